@@ -1,0 +1,55 @@
+# Prerequisites: Linux, Python >= 3.11 with venv, make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
+
+.PHONY: demo test setup setup-dev chromium check format test-slow clean
+
+demo: setup ## run the whole way once, then serve the dashboard; ARGS="--no-serve" to stop before
+	$(BIN)/dcpm demo $(ARGS)
+
+test: setup-dev chromium ## everything that CI runs
+	$(MAKE) check
+	$(BIN)/python -m pytest
+	$(BIN)/python tests/check_wheel.py
+
+check:
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format:
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test-slow: setup-dev chromium ## the longer checks, marked `slow`
+	$(BIN)/python -m pytest -m slow
+
+setup: $(VENV)/.installed-runtime ## install what the demo needs
+
+setup-dev: $(VENV)/.installed-dev
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, got " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-runtime: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[runtime,dashboard,kahypar]'
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@ $(VENV)/.installed-runtime
+
+chromium: ## the browser of the browser tests; without root the tests say what to install
+ifeq ($(CHROMIUM),)
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
+	else echo "Chromium is missing: browser tests will be skipped. Install it: apt-get install chromium"; fi
+endif
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache

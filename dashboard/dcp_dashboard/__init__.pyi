@@ -1,0 +1,2 @@
+from .app import create_app
+from .server import DashboardError, serve

@@ -1,0 +1,11 @@
+"""Masks as text: parse, check, bind to samples, compile to exact block sparsity.
+
+```
+.dcpm text ─parse→ Program ─check→ Spec, Mask ─bind(sample)→ Slabs ─block_sparsity→ BlockSparsity
+```
+This room needs numpy and lark only (pyarrow when a data set is read). Names load on first use.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

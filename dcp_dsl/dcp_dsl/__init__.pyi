@@ -1,0 +1,36 @@
+from .arrays import readonly
+from .blocks import block_sparsity
+from .dataset import Dataset, Sample, read_dataset
+from .diagnostics import Diagnostic
+from .errors import DatasetError, DCPError, SpecError
+from .formatter import format_source
+from .mask import Mask
+from .oracle import dense_mask
+from .parser import Program, parse
+from .sparsity import BatchShape, BlockKind, BlockSparsity, Slabs
+from .spec import Attachment, Spec, check, load
+
+__all__ = [
+    "Attachment",
+    "BatchShape",
+    "BlockKind",
+    "BlockSparsity",
+    "DCPError",
+    "Dataset",
+    "DatasetError",
+    "Diagnostic",
+    "Mask",
+    "Program",
+    "Sample",
+    "Slabs",
+    "Spec",
+    "SpecError",
+    "block_sparsity",
+    "check",
+    "dense_mask",
+    "format_source",
+    "load",
+    "parse",
+    "read_dataset",
+    "readonly",
+]

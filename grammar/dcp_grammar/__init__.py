@@ -1,0 +1,7 @@
+"""The .dcpm language as text: the Lark grammar and, as .dcpm files, the standard library of masks."""
+
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+GRAMMAR: Traversable = files(__name__) / "dcpm.lark"
+MASKS: Traversable = files(__name__) / "masks"

@@ -1,0 +1,10 @@
+"""A plan and tensors in, exact attention out, forward and backward, over several processes.
+
+`DCPDataloader` yields this rank's tokens and a plan, `DCPExecutor` takes the plan, `DCPAttn` computes.
+`run_plan` starts processes of its own, executes a plan on random tensors and verifies the result.
+Names load on first use; torch loads with the first of them.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
