@@ -1,7 +1,11 @@
-from .build import PlanConfig, build_plan
+from .build import assemble, build_plan
 from .cluster import BACKWARD_FLOPS_RATIO, Cluster, ModelShape
+from .config import PlanConfig
+from .errors import PlanError, PlanFileError
+from .fingerprint import digest
 from .hypergraph import Hypergraph, build_hypergraph
-from .placement import PARTITIONERS, Placement, place
+from .partitioning import PARTITIONERS, place
+from .placement import Partitioner, Placement
 from .plan import (
     Attention,
     Blocks,
@@ -18,10 +22,58 @@ from .plan import (
     TransferKind,
     Transfers,
 )
-from .plan_file import PlanFile, PlanFileError, read_plan, write_plan
+from .plan_file import PlanFile, read_plan, write_plan
 from .report import PlanMetrics, measure
 from .schedule import Division, Schedule, make_schedule
 from .simulator import simulate
 from .trace import LANES, Lane, Source, Trace
-from .validation import PlanError, validate
+from .validation import validate
 from .workload import Workload, build_workload
+
+__all__ = [
+    "BACKWARD_FLOPS_RATIO",
+    "LANES",
+    "PARTITIONERS",
+    "Attention",
+    "Blocks",
+    "Cluster",
+    "CommLaunch",
+    "CommWait",
+    "Copy",
+    "DeviceProgram",
+    "Direction",
+    "Division",
+    "Hypergraph",
+    "Instruction",
+    "Lane",
+    "ModelShape",
+    "Partitioner",
+    "Placement",
+    "Plan",
+    "PlanConfig",
+    "PlanError",
+    "PlanFile",
+    "PlanFileError",
+    "PlanMetrics",
+    "Provenance",
+    "Reduction",
+    "Schedule",
+    "Source",
+    "Tiles",
+    "Trace",
+    "TransferKind",
+    "Transfers",
+    "Workload",
+    "assemble",
+    "build_hypergraph",
+    "build_plan",
+    "build_workload",
+    "digest",
+    "make_schedule",
+    "measure",
+    "place",
+    "read_plan",
+    "simulate",
+    "validate",
+    "write_plan",
+]

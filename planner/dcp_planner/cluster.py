@@ -25,7 +25,9 @@ class ModelShape:
     def __post_init__(self) -> None:
         for name in ("q_heads", "kv_heads", "head_dim", "dtype_bytes"):
             if getattr(self, name) < 1:
-                raise ValueError(f"ModelShape.{name}: expected at least 1, got {getattr(self, name)}")
+                raise ValueError(
+                    f"ModelShape.{name}: expected at least 1, got {getattr(self, name)}"
+                )
         if self.q_heads % self.kv_heads:
             raise ValueError(
                 f"ModelShape: q_heads must be a multiple of kv_heads, got {self.q_heads} and "

@@ -215,6 +215,7 @@ class Plan:
         forward, backward: one program per device, in device order.
         partitioner: who placed it, for example ``"kahypar"``.
         provenance: where the mask came from, or ``None``.
+        warnings: caps of the configuration that could not be met, as sentences for people.
         schema: version of this layout.
     """
 
@@ -229,6 +230,7 @@ class Plan:
     backward: tuple[DeviceProgram, ...]
     partitioner: str
     provenance: Provenance | None = None
+    warnings: tuple[str, ...] = ()
     schema: str = field(default=SCHEMA)
 
     def __post_init__(self) -> None:

@@ -45,7 +45,9 @@ class Trace:
 
     def __post_init__(self) -> None:
         if self.source not in get_args(Source):
-            raise ValueError(f"Trace.source: expected one of {get_args(Source)}, got {self.source!r}")
+            raise ValueError(
+                f"Trace.source: expected one of {get_args(Source)}, got {self.source!r}"
+            )
         size = len(self.name)
         for column, dtype in (
             ("start_ns", np.int64), ("end_ns", np.int64), ("device", np.int32), ("lane", np.uint8),
@@ -62,7 +64,9 @@ class Trace:
 
     def seconds(self, *, is_backward: bool | None = None) -> float:
         """Give the time from the first start to the last end, of one direction or of both."""
-        chosen = np.ones(len(self), bool) if is_backward is None else self.is_backward == is_backward
+        chosen = (
+            np.ones(len(self), bool) if is_backward is None else self.is_backward == is_backward
+        )
         if not chosen.any():
             return 0.0
         return float(self.end_ns[chosen].max() - self.start_ns[chosen].min()) / 1e9

@@ -1,0 +1,54 @@
+"""The choices of one planning run."""
+
+from dataclasses import dataclass
+
+from dcp_planner.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True)
+class PlanConfig:
+    """How to place and schedule a batch.
+
+    Attributes:
+        partitioner: a key of `PARTITIONERS`.
+        divisions: most divisions per direction: one of local tiles, the others wait for inputs; at
+            least 2.
+        compute_tolerance: how far above the mean the most loaded device may compute, as a share.
+        token_tolerance: the same for tokens owned.
+        seed: of every random choice; the same input and seed give the same plan.
+        time_limit_s: wall-clock seconds an external partitioner may take in all.
+
+    Raises:
+        PlanError: if a value is out of its range.
+
+    >>> PlanConfig(divisions=1)
+    Traceback (most recent call last):
+    ...
+    dcp_planner.errors.PlanError: PlanConfig.divisions: expected at least 2 (one for local tiles, one \
+that waits for inputs), got 1
+    """
+
+    partitioner: str = "kahypar"
+    divisions: int = 4
+    compute_tolerance: float = 0.1
+    token_tolerance: float = 0.1
+    seed: int = 0
+    time_limit_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.divisions < 2:
+            raise PlanError(
+                "PlanConfig.divisions: expected at least 2 (one for local tiles, one that waits for "
+                f"inputs), got {self.divisions}"
+            )
+        for name in ("compute_tolerance", "token_tolerance"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise PlanError(
+                    f"PlanConfig.{name}: expected at least 0, got {getattr(self, name)}"
+                )
+        if not 0 <= self.seed < 2**31:
+            raise PlanError(f"PlanConfig.seed: expected 0 to 2147483647, got {self.seed}")
+        if not 0 < self.time_limit_s < float("inf"):
+            raise PlanError(
+                f"PlanConfig.time_limit_s: expected more than 0 seconds, got {self.time_limit_s}"
+            )

@@ -1,0 +1,11 @@
+"""What can go wrong in planning, as messages fit to print."""
+
+from dcp_dsl import DCPError
+
+
+class PlanError(DCPError):
+    """A plan that cannot be made, or that breaks one of its invariants."""
+
+
+class PlanFileError(DCPError):
+    """A .dcpplan file that cannot be read or written."""

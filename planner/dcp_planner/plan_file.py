@@ -1,0 +1,235 @@
+"""A plan and its traces in one file: a stored zip of ``meta.json`` and Arrow tables.
+
+The layout is written down in ``docs/dcpplan.md``. Reading trusts nothing: sizes are bounded before
+anything is unpacked, every table has to have its columns, the plan is validated and its digest
+computed anew.
+"""
+
+import json
+import secrets
+import struct
+import zipfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dcp_planner.arrow_tables import TABLES, Columns, decode_table, encode_table
+from dcp_planner.cluster import Cluster, ModelShape
+from dcp_planner.errors import PlanError, PlanFileError
+from dcp_planner.fingerprint import digest
+from dcp_planner.plan import SCHEMA, Plan, Provenance
+from dcp_planner.plan_columns import (
+    columns_of_plan,
+    columns_of_traces,
+    plan_of_columns,
+    traces_of_columns,
+)
+from dcp_planner.report import measure
+from dcp_planner.trace import Trace
+from dcp_planner.validation import validate
+
+LIMIT_BYTES = 1 << 30
+"""Most bytes a plan file, or any one of its tables unpacked, may have."""
+
+_MAX_DEVICES = 1 << 16
+_META = "meta.json"
+_AGAIN = "write it again with `dcpm plan ... --out FILE.dcpplan`"
+_Record = TypeVar("_Record", Cluster, ModelShape)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFile:
+    """What a plan file holds.
+
+    Attributes:
+        plan: validated.
+        traces: in the order they were written, at most one per source.
+        meta: ``meta.json`` as it is; `Any`: a JSON object.
+    """
+
+    plan: Plan
+    traces: tuple[Trace, ...]
+    meta: Mapping[str, Any]
+
+
+def write_plan(path: str | Path, plan: Plan, traces: Sequence[Trace] = ()) -> None:
+    """Write a plan and its traces; the same arguments give the same bytes.
+
+    The file appears under its name only when it is whole; a failure leaves nothing behind and an
+    older file as it was.
+
+    Raises:
+        PlanFileError: if it cannot be written.
+    """
+    path = Path(path)
+    tables = {**columns_of_plan(plan), "events": columns_of_traces(tuple(traces))}
+    meta = {
+        "schema": plan.schema,
+        "digest": digest(plan),
+        "partitioner": plan.partitioner,
+        "warnings": list(plan.warnings),
+        "cluster": asdict(plan.cluster),
+        "shape": asdict(plan.shape),
+        "provenance": asdict(plan.provenance) if plan.provenance else None,
+        "metrics": measure(plan).to_json(),
+        "tables": {name: _num_rows(name, tables[name]) for name in TABLES},
+        "traces": [{"source": t.source, "events": len(t)} for t in traces],
+    }
+    members = {_META: json.dumps(meta, indent=1).encode()}
+    members |= {f"{name}.arrow": encode_table(name, tables[name]) for name in TABLES}
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        _write_members(draft, members)
+        draft.replace(path)
+    except OSError as error:
+        raise PlanFileError(
+            f"cannot write the plan file {path}: {error.strerror or error}; choose a folder that "
+            "exists and is writable"
+        ) from error
+    finally:
+        with suppress(OSError):
+            draft.unlink()
+
+
+def read_plan(path: str | Path, *, limit_bytes: int = LIMIT_BYTES) -> PlanFile:
+    """Read and validate a plan file.
+
+    Args:
+        path: a file that `write_plan` wrote.
+        limit_bytes: most bytes of the file, and of what each table unpacks to.
+
+    Raises:
+        PlanFileError: if it is missing, damaged, of another schema, too large, or breaks an invariant.
+    """
+    path = Path(path)
+    try:
+        members = _read_members(path, limit_bytes)
+        return _read_parts(members, limit_bytes)
+    except PlanFileError as error:
+        raise PlanFileError(f"plan file {path}: {error}") from error
+
+
+def _num_rows(name: str, columns: Columns) -> int:
+    return len(columns[next(iter(TABLES[name]))])
+
+
+def _write_members(path: Path, members: Mapping[str, bytes]) -> None:
+    with path.open("xb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in members.items():
+            archive.writestr(zipfile.ZipInfo(name), data)  # a fixed date: equal plans, equal bytes
+
+
+def _read_members(path: Path, limit_bytes: int) -> dict[str, bytes]:
+    expected = [_META, *(f"{name}.arrow" for name in TABLES)]
+    try:
+        size = path.stat().st_size
+        if size > limit_bytes:
+            raise PlanFileError(f"expected at most {limit_bytes} bytes, got {size}")
+        with zipfile.ZipFile(path) as archive:
+            infos = archive.infolist()
+            _check_members(infos, expected, size)
+            return {
+                info.filename: archive.read(info) for info in infos if info.filename in expected
+            }
+    except FileNotFoundError:
+        raise PlanFileError(f"there is no such file; {_AGAIN}") from None
+    except zipfile.BadZipFile as error:
+        raise PlanFileError(f"expected a whole zip archive, got: {error}; {_AGAIN}") from error
+    except OSError as error:
+        raise PlanFileError(f"cannot be read: {error.strerror or error}") from error
+    except (NotImplementedError, RuntimeError, EOFError, ValueError, OverflowError) as error:
+        # What zipfile raises for encrypted, foreign or damaged headers.
+        raise PlanFileError(f"damaged zip archive: {error}; {_AGAIN}") from error
+    except struct.error as error:
+        raise PlanFileError(f"damaged zip archive: {error}; {_AGAIN}") from error
+
+
+def _check_members(infos: list[zipfile.ZipInfo], expected: list[str], size: int) -> None:
+    names = [info.filename for info in infos]
+    missing = [name for name in expected if name not in names]
+    if missing:
+        raise PlanFileError(
+            f"expected {', '.join(expected)} inside, {missing[0]} is missing; {_AGAIN}"
+        )
+    if len(set(names)) != len(names):
+        raise PlanFileError(f"a name appears twice inside; {_AGAIN}")
+    for info in infos:
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+            raise PlanFileError(f"{info.filename}: expected a stored member, got a compressed one")
+    # Stored members lie side by side, so together they cannot be larger than the file.
+    total = sum(info.file_size for info in infos)
+    if total > size:
+        raise PlanFileError(f"its members declare {total} bytes, the file has {size}")
+
+
+def _read_parts(members: dict[str, bytes], limit_bytes: int) -> PlanFile:
+    meta = _read_meta(members[_META])
+    schema = meta.get("schema")
+    if schema != SCHEMA:
+        raise PlanFileError(f"expected schema {SCHEMA!r}, got {schema!r}; {_AGAIN}")
+    rows = _member(meta, "tables", dict)
+    tables = {}
+    for name in TABLES:
+        count = _member(rows, name, int)
+        tables[name] = decode_table(name, members[f"{name}.arrow"], count, limit_bytes)
+    try:
+        plan = plan_of_columns(
+            tables,
+            cluster=_record(Cluster, _member(meta, "cluster", dict)),
+            shape=_record(ModelShape, _member(meta, "shape", dict)),
+            partitioner=_member(meta, "partitioner", str),
+            provenance=_read_provenance(meta.get("provenance")),
+            warnings=tuple(str(text) for text in _member(meta, "warnings", list)),
+        )
+        sizes = [_member(trace, "events", int) for trace in _member(meta, "traces", list)]
+        traces = traces_of_columns(tables["events"], sizes)
+        validate(plan)
+    except (ValueError, PlanError) as error:
+        raise PlanFileError(f"holds no valid plan: {error}; {_AGAIN}") from error
+    found, expected = digest(plan), _member(meta, "digest", str)
+    if found != expected:
+        raise PlanFileError(f"expected the digest {expected}, its content has {found}; {_AGAIN}")
+    return PlanFile(plan, traces, meta)
+
+
+def _read_meta(data: bytes) -> dict[str, Any]:
+    try:
+        meta = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise PlanFileError(f"{_META}: expected JSON, got: {error}; {_AGAIN}") from error
+    if not isinstance(meta, dict):
+        raise PlanFileError(f"{_META}: expected a JSON object, got {type(meta).__name__}")
+    return meta
+
+
+def _member(values: object, key: str, kind: type) -> Any:  # Any: checked to be a `kind`
+    value = values.get(key) if isinstance(values, dict) else None
+    if not isinstance(value, kind) or (kind is int and (isinstance(value, bool) or value < 0)):
+        raise PlanFileError(f"{_META}: expected {key!r} as {kind.__name__}, got {value!r:.60}")
+    return value
+
+
+def _record(cls: type[_Record], values: dict[str, Any]) -> _Record:
+    """Build a cluster or a shape from its JSON object; every field, each of its type."""
+    kinds = {"int": int, "float": float, "str": str}
+    given = {}
+    for field in fields(cls):
+        kind = kinds[field.type if isinstance(field.type, str) else field.type.__name__]
+        value = values.get(field.name)
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        given[field.name] = _member({field.name: value}, field.name, kind)
+    record = cls(**given)
+    if isinstance(record, Cluster) and record.num_devices > _MAX_DEVICES:
+        raise ValueError(f"expected at most {_MAX_DEVICES} devices, got {record.num_devices}")
+    return record
+
+
+def _read_provenance(values: object) -> Provenance | None:
+    if values is None:
+        return None
+    samples = _member(values, "samples", list)
+    texts = {key: _member(values, key, str) for key in ("spec", "mask", "origin")}
+    return Provenance(samples=tuple(str(sample) for sample in samples), **texts)

@@ -1,0 +1,122 @@
+"""When each tile is computed: local tiles first, the rest as its inputs arrive."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl import readonly
+from dcp_planner.cluster import Cluster
+from dcp_planner.config import PlanConfig
+from dcp_planner.placement import Placement
+from dcp_planner.plan import Direction
+from dcp_planner.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Division:
+    """The tiles that all devices compute between two waits.
+
+    Attributes:
+        direction: of the pass.
+        index: 0 for local tiles.
+        tiles: int64 ``[*]``, rows of the workload, ascending.
+    """
+
+    direction: Direction
+    index: int
+    tiles: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """The division of every tile, forward and backward.
+
+    Attributes:
+        division: int32 ``[W]``, in forward; 0 needs nothing from another device.
+        backward_division: int32 ``[W]``.
+    """
+
+    division: NDArray[np.int32]
+    backward_division: NDArray[np.int32]
+
+    def __post_init__(self) -> None:
+        for name in ("division", "backward_division"):
+            value = readonly(f"Schedule.{name}", getattr(self, name), np.int32, (None,))
+            object.__setattr__(self, name, value)
+
+    @property
+    def num_divisions(self) -> int:
+        """Divisions in use, over both directions; at least 1."""
+        return 1 + int(max(self.division.max(initial=0), self.backward_division.max(initial=0)))
+
+    def divisions(self, direction: Direction) -> tuple[Division, ...]:
+        """Give the divisions of one direction in order."""
+        chosen = self.division if direction == "forward" else self.backward_division
+        return tuple(
+            Division(direction, index, np.flatnonzero(chosen == index))
+            for index in range(self.num_divisions)
+        )
+
+
+def make_schedule(
+    workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig
+) -> Schedule:
+    """Cut each device's tiles into at most ``config.divisions`` divisions; O(W log W).
+
+    Division 0 is everything local. The others split what a device receives into equal bytes: first
+    tiles that wait for keys only, then tiles of remote queries, whose inputs are larger and whose
+    results have to travel home. Backward has its own bytes, so it is cut on its own.
+
+    Source: divisions as in DCP (SOSP'25), Sec. 4.3, without its greedy.
+    """
+    shape, parts = workload.shape, config.divisions - 1
+    return Schedule(
+        _cut(workload, placement, (shape.q_bytes, shape.kv_bytes), parts),
+        _cut(workload, placement, (shape.q_backward_bytes, shape.kv_bytes), parts),
+    )
+
+
+def _cut(
+    workload: Workload, placement: Placement, bytes_per_token: tuple[int, int], parts: int
+) -> NDArray[np.int32]:
+    device, owner = placement.device_of_compute, placement.device_of_data
+    q, kv = workload.compute_q, workload.compute_kv
+    needs_q, needs_kv = owner[q] != device, owner[kv] != device
+    division = np.zeros(workload.num_tiles, np.int32)
+    remote = np.flatnonzero(needs_q | needs_kv)
+    if remote.size == 0:
+        return division
+    # Tiles that share the block they wait for stand together, so that it is waited for once.
+    first, second = np.where(needs_q, q, kv), np.where(needs_q, kv, q)
+    order = remote[np.lexsort((second[remote], first[remote], needs_q[remote], device[remote]))]
+    device = device[order].astype(np.int64)
+    brought = np.zeros(len(order), np.int64)
+    for block, needed, size in zip((q, kv), (needs_q, needs_kv), bytes_per_token, strict=True):
+        chosen = np.flatnonzero(needed[order])
+        blocks = block[order[chosen]]
+        _, arrivals = np.unique(device[chosen] * workload.num_blocks + blocks, return_index=True)
+        brought[chosen[arrivals]] += workload.block_tokens[blocks[arrivals]] * size
+    division[order] = 1 + _equal_parts(device, brought, parts)
+    return division
+
+
+def _equal_parts(
+    device: NDArray[np.int64], brought: NDArray[np.int64], parts: int
+) -> NDArray[np.int64]:
+    """Number the parts 0, 1, ... of each device's run so that each brings about the same bytes.
+
+    Every device's first element brings something, so no part number leaks from the device before.
+    """
+    before = np.cumsum(brought) - brought
+    is_first = np.diff(device, prepend=-1) != 0
+    before -= np.maximum.accumulate(np.where(is_first, before, 0))
+    total = np.bincount(device, weights=brought)[device]
+    # What brings nothing stays with the last arrival before it.
+    middle = np.where(brought > 0, device + (before + brought / 2) / total, 0.0)
+    share = np.maximum.accumulate(middle) - device
+    part = np.minimum((share * parts).astype(np.int64), parts - 1)
+    steps = np.diff(part, prepend=0) != 0
+    steps[is_first] = False  # numbers start at 0: an empty first part would only delay
+    dense = np.cumsum(steps)
+    return dense - np.maximum.accumulate(np.where(is_first, dense, 0))
