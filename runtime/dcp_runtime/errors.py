@@ -1,0 +1,19 @@
+"""What can go wrong while a plan runs, as exceptions whose message is fit to print."""
+
+from dcp_dsl import DCPError
+
+
+class RunError(DCPError):
+    """A plan that cannot be run as asked, or a rank that died, stalled or failed.
+
+    Attributes:
+        rank: the rank that is to blame, or ``None`` if no single one is.
+        division: the division in which it was missed, or ``None``.
+    """
+
+    def __init__(
+        self, message: str, *, rank: int | None = None, division: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.division = division

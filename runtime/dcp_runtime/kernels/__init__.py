@@ -1,0 +1,1 @@
+"""Attention kernels: one protocol, several backends, and the choice between them."""

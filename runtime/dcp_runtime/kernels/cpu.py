@@ -1,0 +1,162 @@
+"""The CPU backend: torch's own flash attention, called per segment on gathered keys.
+
+Each segment takes at most two calls: one without a mask on all its full pieces, one with a mask on
+its partial ones. 16-bit inputs are widened to float32 on the way in: on CPUs without matrix units
+that costs nothing (measured on an EPYC core with avx512_bf16: 74 against 79 GFLOP/s), and partial
+results then carry no rounding of their own.
+
+Traps of the operators, all met here: a row that the mask hides completely returns lse 0 instead of
+-inf; lse -inf makes backward NaN, +inf makes it 0; the mask must have the type of q.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows
+from dcp_runtime.tile_table import PieceKind, TileTable
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of the operator: rows of a segment, runs of keys, and the additive mask if any."""
+
+    rows: slice
+    runs: tuple[slice, ...]
+    bias: torch.Tensor | None
+    blind: torch.Tensor | None  # rows that see none of these keys, bool [rows]
+
+
+class CpuKernel:
+    """Tiled attention through ``aten::_scaled_dot_product_flash_attention_for_cpu``."""
+
+    name = "cpu"
+    segment_rows = 256
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        table: TileTable,
+        scale: float,
+        state: AttentionState,
+    ) -> None:
+        """Merge softmax(scale · q kᵀ) v over the keys of the table into `state`."""
+        dtype = state.out.dtype
+        for call in _calls(table, dtype):
+            k, v = _gather(kv, call.runs, dtype)
+            out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                _heads_first(q[call.rows].to(dtype)), k, v, attn_mask=call.bias, scale=scale
+            )
+            lse = lse[0].T
+            if call.blind is not None:
+                lse = lse.masked_fill(call.blind.unsqueeze(-1), -torch.inf)
+            state.merge(call.rows.start, out[0].transpose(0, 1), lse)
+
+    def backward(
+        self,
+        rows: QueryRows,
+        kv: torch.Tensor,
+        table: TileTable,
+        scale: float,
+        gradients: Gradients,
+    ) -> None:
+        """Add the gradients of the tiles of the table; uses the global lse and delta of `rows`."""
+        dtype = gradients.dq.dtype
+        for call in _calls(table, dtype):
+            k, v = _gather(kv, call.runs, dtype)
+            dout, lse = rows.dout[call.rows].to(dtype), rows.lse[call.rows].to(dtype)
+            out = _any_out_with(rows.delta[call.rows].to(dtype), dout)
+            lse = lse.masked_fill(lse == -torch.inf, torch.inf)
+            dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                _heads_first(dout),
+                _heads_first(rows.q[call.rows].to(dtype)),
+                k,
+                v,
+                _heads_first(out),
+                lse.T.unsqueeze(0),
+                0.0,
+                False,
+                attn_mask=call.bias,
+                scale=scale,
+            )
+            gradients.dq[call.rows] += dq[0].transpose(0, 1)
+            _scatter_add(gradients.dkv, call.runs, dk[0].transpose(0, 1), dv[0].transpose(0, 1))
+
+
+def _heads_first(x: torch.Tensor) -> torch.Tensor:
+    """Show ``[tokens, heads, head_dim]`` as ``[1, heads, tokens, head_dim]``, without a copy."""
+    return x.transpose(0, 1).unsqueeze(0)
+
+
+def _gather(
+    kv: torch.Tensor, runs: tuple[slice, ...], dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = kv[runs[0]] if len(runs) == 1 else torch.cat([kv[run] for run in runs])
+    rows = rows.to(dtype)
+    return _heads_first(rows[:, 0]), _heads_first(rows[:, 1])
+
+
+def _scatter_add(
+    dkv: torch.Tensor, runs: tuple[slice, ...], dk: torch.Tensor, dv: torch.Tensor
+) -> None:
+    at = 0
+    for run in runs:
+        size = run.stop - run.start
+        dkv[run, 0] += dk[at : at + size]
+        dkv[run, 1] += dv[at : at + size]
+        at += size
+
+
+def _any_out_with(delta: torch.Tensor, dout: torch.Tensor) -> torch.Tensor:
+    """Give an out whose row sums of ``dout * out`` are `delta`.
+
+    The operator uses out for nothing else, and out does not travel to remote devices, delta does.
+    The multiple of dout does it; scaling by its largest element first keeps squares from
+    underflowing, and by Cauchy-Schwarz the result is never longer than the true out.
+    """
+    tiny = torch.finfo(dout.dtype).tiny
+    largest = dout.abs().amax(-1, keepdim=True).clamp_min(tiny)
+    unit = dout / largest
+    return unit * (
+        delta.unsqueeze(-1) / largest / unit.square().sum(-1, keepdim=True).clamp_min(tiny)
+    )
+
+
+def _calls(table: TileTable, dtype: torch.dtype) -> Iterator[_Call]:
+    for segment in range(table.num_segments):
+        start, length = int(table.q_start[segment]), int(table.q_len[segment])
+        rows = slice(start, start + length)
+        pieces = np.arange(table.row_ptr[segment], table.row_ptr[segment + 1])
+        is_full = table.kind[pieces] == PieceKind.FULL
+        if is_full.any():
+            yield _Call(rows, _runs(table, pieces[is_full]), None, None)
+        if not is_full.all():
+            yield _masked_call(table, rows, pieces[~is_full], dtype)
+
+
+def _runs(table: TileTable, pieces: NDArray[np.int64]) -> tuple[slice, ...]:
+    starts, sizes = table.kv_start[pieces].tolist(), table.kv_len[pieces].tolist()
+    return tuple(slice(a, a + n) for a, n in zip(starts, sizes, strict=True))
+
+
+def _masked_call(
+    table: TileTable,
+    rows: slice,
+    pieces: NDArray[np.int64],
+    dtype: torch.dtype,
+) -> _Call:
+    length = rows.stop - rows.start
+    parts = [table.piece_mask(int(piece), length) for piece in pieces]
+    seen = torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))
+    bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)
+    blind = ~seen.any(1)
+    return _Call(
+        rows,
+        _runs(table, pieces),
+        bias.view(1, 1, *bias.shape),
+        blind if bool(blind.any()) else None,
+    )

@@ -1,0 +1,120 @@
+"""What every kernel takes and gives, and the state that forward carries from division to division.
+
+Tensors are packed ``[tokens, heads, head_dim]`` (kv ``[tokens, 2, heads, head_dim]``), rows of a
+device's working buffers; a `TileTable` says which queries meet which keys.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from dcp_runtime.tile_table import TileTable
+
+
+def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Give the type that sums are kept in: float64 for float64, else float32.
+
+    >>> accumulator_dtype(torch.bfloat16)
+    torch.float32
+    """
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionState:
+    """Output so far and its log-sum-exp; merging is exact in any order up to rounding.
+
+    Attributes:
+        out: ``[N, Hq, D]``, normalised output over the keys seen so far; 0 where none was.
+        lse: ``[N, Hq]``, natural logarithm of the sum of exponentials; -inf where no key was seen.
+    """
+
+    out: torch.Tensor
+    lse: torch.Tensor
+
+    @classmethod
+    def empty(
+        cls, num_rows: int, q_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> "AttentionState":
+        """Give the state of rows that have seen nothing; `dtype` is that of the sums."""
+        return cls(
+            torch.zeros(num_rows, q_heads, head_dim, dtype=dtype),
+            torch.full((num_rows, q_heads), -torch.inf, dtype=dtype),
+        )
+
+    def merge(self, start: int, out: torch.Tensor, lse: torch.Tensor) -> None:
+        """Merge a partial result over other keys into the rows from `start` on.
+
+        Args:
+            start: first row.
+            out: ``[n, Hq, D]``, normalised over its own keys; must be finite where `lse` is -inf.
+            lse: ``[n, Hq]``.
+
+        Source: FlashAttention-2, Sec. 3.1; DCP (SOSP'25), Sec. 5.
+        """
+        rows = slice(start, start + len(lse))
+        ours, theirs = self.lse[rows], lse.to(self.lse.dtype)
+        total = torch.logaddexp(ours, theirs)
+        # A row that neither side has seen has total -inf; -inf - -inf would be NaN.
+        finite = total.clamp_min(torch.finfo(total.dtype).min)
+        self.out[rows].mul_((ours - finite).exp_().unsqueeze(-1))
+        self.out[rows].addcmul_(out.to(self.out.dtype), (theirs - finite).exp_().unsqueeze(-1))
+        self.lse[rows] = total
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRows:
+    """What backward knows of the queries, all rows of the working buffer.
+
+    Attributes:
+        q, dout: ``[N, Hq, D]``.
+        lse: ``[N, Hq]``, over *all* keys of the row, wherever they are; -inf if it sees none.
+        delta: ``[N, Hq]``, row sum of ``dout * out`` with the final out.
+    """
+
+    q: torch.Tensor
+    dout: torch.Tensor
+    lse: torch.Tensor
+    delta: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Sums that backward adds to.
+
+    Attributes:
+        dq: ``[N, Hq, D]``.
+        dkv: ``[M, 2, Hkv, D]``.
+    """
+
+    dq: torch.Tensor
+    dkv: torch.Tensor
+
+
+class Kernel(Protocol):
+    """A backend: computes the tiles of a table, adding to what is there."""
+
+    name: str
+    segment_rows: int
+    """Query rows per segment that it works best with."""
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        table: TileTable,
+        scale: float,
+        state: AttentionState,
+    ) -> None:
+        """Merge softmax(scale · q kᵀ) v over the keys of the table into `state`."""
+
+    def backward(
+        self,
+        rows: QueryRows,
+        kv: torch.Tensor,
+        table: TileTable,
+        scale: float,
+        gradients: Gradients,
+    ) -> None:
+        """Add the gradients of the tiles of the table; uses the global lse and delta of `rows`."""

@@ -1,0 +1,83 @@
+"""The specification: explicit scores and probabilities, in the type of the sums."""
+
+import torch
+
+from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows
+from dcp_runtime.tile_table import TileTable
+
+
+class ReferenceKernel:
+    """Dense attention inside each piece; slow, exact, on any device."""
+
+    name = "reference"
+    segment_rows = 512
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        table: TileTable,
+        scale: float,
+        state: AttentionState,
+    ) -> None:
+        """Merge softmax(scale · q kᵀ) v over the keys of the table into `state`."""
+        for rows, keys, mask in _pieces(table):
+            q_rows = q[rows].to(state.out.dtype)
+            k, v = _expand(kv[keys], q.shape[1], state.out.dtype)
+            scores = _scores(q_rows, k, mask, scale)
+            lse = torch.logsumexp(scores, dim=-1)  # -inf for a row without keys
+            weights = torch.exp(scores - _finite(lse).unsqueeze(-1))
+            out = torch.einsum("hqk,khd->qhd", weights, v)
+            state.merge(rows.start, out, lse.T)
+
+    def backward(
+        self,
+        rows: QueryRows,
+        kv: torch.Tensor,
+        table: TileTable,
+        scale: float,
+        gradients: Gradients,
+    ) -> None:
+        """Add the gradients of the tiles of the table; uses the global lse and delta of `rows`."""
+        dtype = gradients.dq.dtype
+        for row, keys, mask in _pieces(table):
+            q, dout = rows.q[row].to(dtype), rows.dout[row].to(dtype)
+            k, v = _expand(kv[keys], q.shape[1], dtype)
+            lse = _finite(rows.lse[row].to(dtype)).T.unsqueeze(-1)
+            weights = torch.exp(_scores(q, k, mask, scale) - lse)
+            dweights = torch.einsum("qhd,khd->hqk", dout, v)
+            dscores = weights * (dweights - rows.delta[row].to(dtype).T.unsqueeze(-1)) * scale
+            gradients.dq[row] += torch.einsum("hqk,khd->qhd", dscores, k)
+            dk = torch.einsum("hqk,qhd->khd", dscores, q)
+            dv = torch.einsum("hqk,qhd->khd", weights, dout)
+            groups = (len(k), kv.shape[2], -1, kv.shape[3])  # query heads that share a kv head
+            gradients.dkv[keys, 0] += dk.reshape(groups).sum(2)
+            gradients.dkv[keys, 1] += dv.reshape(groups).sum(2)
+
+
+def _pieces(table: TileTable) -> "list[tuple[slice, slice, torch.Tensor]]":
+    found = []
+    for segment in range(table.num_segments):
+        start, length = int(table.q_start[segment]), int(table.q_len[segment])
+        for piece in range(int(table.row_ptr[segment]), int(table.row_ptr[segment + 1])):
+            first, size = int(table.kv_start[piece]), int(table.kv_len[piece])
+            mask = torch.from_numpy(table.piece_mask(piece, length))
+            found.append((slice(start, start + length), slice(first, first + size), mask))
+    return found
+
+
+def _expand(
+    kv: torch.Tensor, q_heads: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    repeated = kv.to(dtype).repeat_interleave(q_heads // kv.shape[2], dim=2)
+    return repeated[:, 0], repeated[:, 1]
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    return scores.masked_fill(~mask, -torch.inf)
+
+
+def _finite(lse: torch.Tensor) -> torch.Tensor:
+    # exp(-inf - -inf) is NaN; against any finite number it is 0, as a row without keys needs it.
+    return lse.clamp_min(torch.finfo(lse.dtype).min)

@@ -1,0 +1,135 @@
+"""What the tests share: masks drawn as matrices, slabs from them, dense attention."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from dcp_dsl import BatchShape, BlockKind, BlockSparsity, Slabs
+
+
+def slabs_of(dense: np.ndarray) -> Slabs:
+    """Every run of visible keys of every row becomes a slab of one row: slow and obvious."""
+    found = []
+    for q, row in enumerate(dense):
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], row.astype(int), [0]])))
+        found += [(q, q + 1, a, b, 0, 0) for a, b in edges.reshape(-1, 2)]
+    table = np.array(found, np.int64).reshape(-1, 6)
+    return Slabs(len(dense), *table.T)
+
+
+def sparsity_of(masks: list[np.ndarray], block: int) -> BlockSparsity:
+    """Pack square masks one behind the other and cut each into blocks."""
+    batch = BatchShape.of([len(m) for m in masks])
+    cu = batch.cu_seqlens.tolist()
+    dense = np.zeros((cu[-1], cu[-1]), bool)
+    bounds = []
+    for mask, start, end in zip(masks, cu[:-1], cu[1:], strict=True):
+        dense[start:end, start:end] = mask
+        bounds += range(start, end, block)
+    bounds.append(cu[-1])
+    row_ptr, col_idx, kind, pairs = [0], [], [], []
+    for a, b in pairwise(bounds):
+        for j, (c, d) in enumerate(pairwise(bounds)):
+            seen = dense[a:b, c:d]
+            if seen.any():
+                col_idx.append(j)
+                pairs.append(int(seen.sum()))
+                kind.append(BlockKind.FULL if seen.all() else BlockKind.PARTIAL)
+        row_ptr.append(len(col_idx))
+    return BlockSparsity(
+        batch, block, block, bounds, bounds, row_ptr, col_idx, kind, pairs, slabs_of(dense)
+    )
+
+
+def attend(
+    q: torch.Tensor, kv: torch.Tensor, mask: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eager attention in the dtype of q: [T, H, D] and [T, 2, Hkv, D] to out and lse [T, H]."""
+    groups = q.shape[1] // kv.shape[2]
+    k, v = (kv[:, i].repeat_interleave(groups, 1).transpose(0, 1) for i in (0, 1))
+    seen = torch.tensor(mask)
+    scores = q.transpose(0, 1) @ k.transpose(1, 2) * q.shape[-1] ** -0.5
+    scores = scores.masked_fill(~seen, -torch.inf)
+    sees_any = seen.any(1)
+    weights = torch.softmax(scores.masked_fill(~sees_any[:, None], 0.0), -1)
+    out = (weights * sees_any[:, None].to(q.dtype)) @ v
+    return out.transpose(0, 1), torch.logsumexp(scores, -1).T
+
+
+def eager(q, kv, dout, mask) -> dict[str, torch.Tensor]:
+    """out, lse, dq, dkv by autograd, in the dtype of the arguments."""
+    q, kv = q.detach().clone().requires_grad_(), kv.detach().clone().requires_grad_()
+    out, lse = attend(q, kv, mask)
+    dq, dkv = torch.autograd.grad(out, (q, kv), dout)
+    return {"out": out.detach(), "lse": lse.detach(), "dq": dq, "dkv": dkv}
+
+
+def assert_as_exact_as_eager(got: dict[str, torch.Tensor], q, kv, dout, mask) -> None:
+    """Every tensor within twice the error of eager attention of the same dtype, plus rounding."""
+    exact = eager(q.double(), kv.double(), dout.double(), mask)
+    same = eager(q, kv, dout, mask)
+    for name, value in got.items():
+        want = exact[name]
+        seen = torch.isfinite(want)
+        assert (torch.isfinite(value) == seen).all(), f"{name}: NaN or infinite values"
+        scale = max(1.0, float(want[seen].norm())) if seen.any() else 1.0
+        error = float((value.double() - want)[seen].norm()) / scale
+        allowed = 2 * float((same[name].double() - want)[seen].norm()) / scale
+        # In float64 eager attention is the reference itself, whose own rounding counts then.
+        units = 16 if q.dtype == torch.float64 else 1
+        assert error <= allowed + units * torch.finfo(q.dtype).eps, f"{name}: {error} > {allowed}"
+
+
+def random_qkv(seed: int, tokens: int, q_heads: int, kv_heads: int, dim: int, dtype: torch.dtype):
+    """Seeded q, kv and dout."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((tokens, q_heads, dim), (tokens, 2, kv_heads, dim), (tokens, q_heads, dim))
+    return tuple(torch.randn(s, generator=generator, dtype=torch.float64).to(dtype) for s in shapes)
+
+
+def causal(n: int) -> np.ndarray:
+    return np.tril(np.ones((n, n), bool))
+
+
+def streaming(n: int, sink: int = 5, window: int = 12) -> np.ndarray:
+    q, kv = np.ogrid[:n, :n]
+    return (kv <= q) & ((kv < sink) | (q - kv < window))
+
+
+def blind_rows(n: int) -> np.ndarray:
+    mask = causal(n)
+    mask[n // 3 : n // 2] = False
+    mask[-1] = False
+    return mask
+
+
+def scattered(n: int) -> np.ndarray:
+    """Many ranges per row, rows that see nothing, keys that nobody sees."""
+    return np.random.default_rng(n).random((n, n)) < 0.3
+
+
+MASKS: dict[str, Callable[[int], np.ndarray]] = {
+    "causal": causal,
+    "streaming": streaming,
+    "blind_rows": blind_rows,
+    "scattered": scattered,
+    "full": lambda n: np.ones((n, n), bool),
+}
+
+
+@pytest.fixture(scope="session")
+def lab() -> SimpleNamespace:
+    """Give the oracles and makers of this file."""
+    return SimpleNamespace(
+        slabs_of=slabs_of,
+        sparsity_of=sparsity_of,
+        attend=attend,
+        eager=eager,
+        assert_as_exact_as_eager=assert_as_exact_as_eager,
+        random_qkv=random_qkv,
+        masks=MASKS,
+    )

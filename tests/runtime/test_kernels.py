@@ -1,0 +1,214 @@
+"""Kernels and tile tables against dense attention: divisions, permuted buffers, head layouts."""
+
+import numpy as np
+import pytest
+import torch
+
+from dcp_planner import Blocks, Tiles
+from dcp_runtime.errors import RunError
+from dcp_runtime.kernels.choice import KERNELS, choose_kernel
+from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, accumulator_dtype
+from dcp_runtime.tile_table import BlockRows, PieceKind, TableBuilder
+
+HEADS = {"mha": (2, 2), "gqa": (4, 2), "mqa": (3, 1)}
+
+
+def tables_of(sparsity, rng, num_tables, segment_rows):
+    """Blocks in random places of the buffers (with gaps), tiles dealt at random to tables."""
+    bounds = sparsity.q_bounds
+    blocks = Blocks(np.zeros(len(bounds) - 1), bounds[:-1], bounds[1:], np.zeros(len(bounds) - 1))
+    count = len(sparsity.col_idx)
+    division = rng.integers(num_tables, size=count)
+    zeros = np.zeros(count, int)
+    tiles = Tiles(
+        sparsity.row_idx, sparsity.col_idx, sparsity.kind, sparsity.pairs, zeros, division, zeros
+    )
+    places = []
+    for _ in ("q", "kv"):
+        order, at, place = rng.permutation(len(blocks)), 3, {}
+        for block in order.tolist():
+            place[block] = at
+            at += int(blocks.num_tokens[block]) + int(rng.integers(3))
+        places.append((place, at))
+    rows = BlockRows(places[0][0], places[1][0])
+    builder = TableBuilder(blocks, tiles, sparsity.slabs, rows, segment_rows)
+    tables = [builder.build(np.flatnonzero(division == d).tolist()) for d in range(num_tables)]
+    return blocks, rows, (places[0][1], places[1][1]), tables
+
+
+def into_buffer(x, blocks, place, size):
+    buffer = torch.full((size, *x.shape[1:]), torch.nan, dtype=x.dtype)  # untouched rows are poison
+    for block, at in place.items():
+        a, b = int(blocks.start[block]), int(blocks.end[block])
+        buffer[at : at + b - a] = x[a:b]
+    return buffer
+
+
+def out_of_buffer(buffer, blocks, place):
+    parts = [buffer[place[b] : place[b] + int(blocks.num_tokens[b])] for b in range(len(blocks))]
+    return torch.cat(parts)
+
+
+def run_kernel(kernel, sparsity, qkv, seed, num_tables=3, segment_rows=16):
+    q, kv, dout = qkv
+    dtype, scale = accumulator_dtype(q.dtype), q.shape[-1] ** -0.5
+    rng = np.random.default_rng(seed)
+    blocks, rows, (q_size, kv_size), tables = tables_of(sparsity, rng, num_tables, segment_rows)
+    q_buffer = into_buffer(q, blocks, rows.q, q_size)
+    kv_buffer = into_buffer(kv, blocks, rows.kv, kv_size)
+    state = AttentionState.empty(q_size, q.shape[1], q.shape[2], dtype)
+    for table in tables:
+        kernel.forward(q_buffer, kv_buffer, table, scale, state)
+    out = out_of_buffer(state.out, blocks, rows.q).to(q.dtype)
+    lse = out_of_buffer(state.lse, blocks, rows.q)
+    delta = (dout.to(dtype) * out.to(dtype)).sum(-1)
+    query_rows = QueryRows(
+        q_buffer,
+        into_buffer(dout, blocks, rows.q, q_size),
+        into_buffer(lse, blocks, rows.q, q_size),
+        into_buffer(delta, blocks, rows.q, q_size),
+    )
+    sums = Gradients(
+        torch.zeros(q_buffer.shape, dtype=dtype), torch.zeros(kv_buffer.shape, dtype=dtype)
+    )
+    for table in tables:
+        kernel.backward(query_rows, kv_buffer, table, scale, sums)
+    return {
+        "out": out,
+        "lse": lse,
+        "dq": out_of_buffer(sums.dq, blocks, rows.q).to(q.dtype),
+        "dkv": out_of_buffer(sums.dkv, blocks, rows.kv).to(q.dtype),
+    }
+
+
+def dense_of(sparsity):
+    dense = np.zeros((sparsity.batch.num_tokens,) * 2, bool)
+    for q0, q1, k0, k1, a, b in sparsity.slabs.table().tolist():
+        for q in range(q0, q1):
+            dense[q, k0 + a * (q - q0) : k1 + b * (q - q0)] = True
+    return dense
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("mask", ["causal", "streaming", "blind_rows", "scattered", "full"])
+def test_kernel_is_as_exact_as_eager_attention(lab, name, heads, mask):
+    sparsity = lab.sparsity_of([lab.masks[mask](n) for n in (77, 1, 40, 3)], 24)
+    qkv = lab.random_qkv(1, 121, *HEADS[heads], 16, torch.float32)
+    got = run_kernel(choose_kernel(torch.float32, wanted=name).kernel, sparsity, qkv, seed=2)
+    lab.assert_as_exact_as_eager(got, *qkv, dense_of(sparsity))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_kernel_is_as_exact_as_eager_in_every_dtype(lab, name, dtype):
+    sparsity = lab.sparsity_of([lab.masks["streaming"](90), lab.masks["blind_rows"](50)], 32)
+    qkv = lab.random_qkv(3, 140, 4, 2, 32, dtype)
+    got = run_kernel(choose_kernel(dtype, wanted=name).kernel, sparsity, qkv, seed=4)
+    lab.assert_as_exact_as_eager(got, *qkv, dense_of(sparsity))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_rows_that_see_nothing_give_exact_zeros(lab, name):
+    mask = lab.masks["blind_rows"](60)
+    sparsity = lab.sparsity_of([mask], 16)
+    qkv = lab.random_qkv(5, 60, 2, 1, 8, torch.float32)
+    got = run_kernel(choose_kernel(torch.float32, wanted=name).kernel, sparsity, qkv, seed=6)
+    blind = ~mask.any(1)
+    assert blind.sum() > 5
+    assert (got["out"][blind] == 0).all()
+    assert (got["dq"][blind] == 0).all()
+    assert (got["lse"][blind] == -torch.inf).all()
+    unseen = ~mask.any(0)
+    assert (got["dkv"][unseen] == 0).all()
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_backward_survives_tiny_and_zero_gradients(lab, name):
+    sparsity = lab.sparsity_of([lab.masks["causal"](48)], 16)
+    q, kv, dout = lab.random_qkv(7, 48, 2, 1, 8, torch.float32)
+    dout = dout * 1e-25  # squares of these underflow in float32
+    dout[::5] = 0
+    got = run_kernel(choose_kernel(torch.float32, wanted=name).kernel, sparsity, (q, kv, dout), 8)
+    want = lab.eager(q.double(), kv.double(), dout.double(), lab.masks["causal"](48))
+    for tensor in ("dq", "dkv"):
+        error = (got[tensor].double() - want[tensor]).norm() / want[tensor].norm()
+        assert error < 1e-5
+
+
+@pytest.mark.parametrize("segment_rows", [1, 7, 16, 1000])
+@pytest.mark.parametrize("mask", ["causal", "streaming", "blind_rows", "scattered", "full"])
+def test_tables_hold_exactly_the_dense_mask(lab, mask, segment_rows):
+    sparsity = lab.sparsity_of([lab.masks[mask](n) for n in (50, 1, 33)], 16)
+    rng = np.random.default_rng(9)
+    blocks, rows, (q_size, kv_size), tables = tables_of(sparsity, rng, 2, segment_rows)
+    found = np.zeros((q_size, kv_size), int)
+    for table in tables:
+        for s in range(table.num_segments):
+            a, n = int(table.q_start[s]), int(table.q_len[s])
+            for p in range(int(table.row_ptr[s]), int(table.row_ptr[s + 1])):
+                c, m = int(table.kv_start[p]), int(table.kv_len[p])
+                found[a : a + n, c : c + m] += table.piece_mask(p, n)
+    q_at = torch.arange(q_size)
+    columns = out_of_buffer(torch.arange(kv_size), blocks, rows.kv).numpy()
+    lines = out_of_buffer(q_at, blocks, rows.q).numpy()
+    assert (found[np.ix_(lines, columns)] == dense_of(sparsity)).all()
+    assert found.sum() == sparsity.num_pairs == sum(t.pairs for t in tables)
+
+
+def test_a_sink_and_a_window_are_ranges_and_scattered_keys_are_bits(lab):
+    rng = np.random.default_rng(0)
+    kinds = {}
+    for mask in ("streaming", "scattered"):
+        sparsity = lab.sparsity_of([lab.masks[mask](64)], 64)
+        *_, (table,) = tables_of(sparsity, rng, 1, 64)
+        kinds[mask] = set(table.kind.tolist())
+    assert kinds == {"streaming": {PieceKind.RANGES}, "scattered": {PieceKind.BITS}}
+
+
+def test_keys_outside_a_narrow_window_are_trimmed(lab):
+    sparsity = lab.sparsity_of([lab.masks["streaming"](256)], 256)
+    *_, (table,) = tables_of(sparsity, np.random.default_rng(0), 1, 32)
+    # 5 + 12 of 256 keys per row: a segment needs its own 32 keys, the window before and the sink.
+    area = sum(
+        int(table.q_len[s]) * int(table.kv_len[table.row_ptr[s] : table.row_ptr[s + 1]].sum())
+        for s in range(table.num_segments)
+    )
+    assert area < 0.7 * 256 * 256
+
+
+def test_wrong_pair_count_in_a_plan_is_refused(lab):
+    sparsity = lab.sparsity_of([lab.masks["causal"](32)], 16)
+    object.__setattr__(sparsity, "pairs", sparsity.pairs + 1)
+    with pytest.raises(RunError, match="visible pairs"):
+        tables_of(sparsity, np.random.default_rng(0), 1, 16)
+
+
+def test_choice_gives_the_reason_against_each_other_kernel():
+    assert dict(choose_kernel(torch.float32).refused) == {"reference": "'cpu' is faster"}
+    assert choose_kernel(torch.bfloat16, wanted="reference").kernel.name == "reference"
+    with pytest.raises(RunError, match=r"cpu \(needs tensors on the CPU, got meta\)"):
+        choose_kernel(torch.float32, "meta", wanted="cpu")
+    with pytest.raises(RunError, match="expected a kernel out of cpu, reference, got 'flash'"):
+        choose_kernel(torch.float32, wanted="flash")
+    with pytest.raises(RunError, match="needs floating-point"):
+        choose_kernel(torch.int64)
+
+
+def test_merge_order_does_not_matter_beyond_rounding():
+    generator = torch.Generator().manual_seed(0)
+    parts = [
+        (torch.randn(6, 2, 4, generator=generator), 20 * torch.randn(6, 2, generator=generator))
+        for _ in range(4)
+    ]
+    parts[1][1][2] = -torch.inf
+    results = []
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+        state = AttentionState.empty(6, 2, 4, torch.float32)
+        for i in order:
+            state.merge(0, *parts[i])
+        results.append(state)
+    weights = torch.softmax(torch.stack([lse for _, lse in parts]).double(), 0)
+    want = sum(w[..., None] * out for w, (out, _) in zip(weights, parts, strict=True))
+    for state in results:
+        assert torch.allclose(state.out.double(), want, atol=1e-6)
