@@ -1,24 +1,260 @@
-"""placeholder"""
+"""KaHyPar as a partitioner: nodes first, then the devices of each node, in a process of its own.
 
-from dataclasses import dataclass
+KaHyPar knows one int32 weight per vertex, we have two constraints. A block weighs ``M * tokens``, a
+tile its share of the pairs in small integers, and a part may hold ``M * T + C`` where T are the tokens
+that an LPT packing gives it and C the compute cap. ``M > C`` makes one token more than T outweigh all
+the compute a part may have, so the token targets are met exactly and the compute cap as well; M and
+the integers are chosen so that the sum stays far below 2^31 and even a short last block keeps its
+weight. Where exact targets leave the search no way (few, ragged blocks), a second encoding without
+token targets wins, because owners are chosen anew afterwards in any case; the cheaper result is taken.
+
+Source: two levels and one hyperedge per block as in DCP (SOSP'25), Sec. 4.2; Schlag et al.,
+High-Quality Hypergraph Partitioning (2022).
+"""
+
+import importlib.util
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
 from dcp_planner.cluster import Cluster
 from dcp_planner.config import PlanConfig
+from dcp_planner.errors import PlanError
+from dcp_planner.hypergraph import Hypergraph, build_hypergraph
+from dcp_planner.packing import cap_of, loads_of, pack_largest_first
 from dcp_planner.placement import Placement
-from dcp_planner.static_layout import StaticLayout
+from dcp_planner.repair import Board, caps_of, repair
 from dcp_planner.workload import Workload
+
+_INSTALL = (
+    "install it with `pip install 'dcp-dsl[kahypar]'`, or choose partitioner='static:zigzag'"
+)
+_WEIGHT_LIMIT = 2**30  # of the sum; KaHyPar adds tolerances on top and computes in int32
+_UNITS_PER_TILE = 16  # mean weight of a tile below which token units are made coarser
+_ENCODINGS = (True, False)  # with and without token targets
+"""Mark of a vertex: the tiles of a part and, for blocks that other parts own, none."""
 
 
 @dataclass(frozen=True, slots=True)
 class KaHyPar:
-    """Thin."""
+    """Adapter for the optional package `kahypar` (GPL-3)."""
 
-    name: str = "kahypar"
-    is_fixed: bool = False
+    @property
+    def name(self) -> str:
+        """Key in the registry."""
+        return "kahypar"
+
+    @property
+    def is_fixed(self) -> bool:
+        """Its result is repaired to the caps."""
+        return False
 
     def unavailable(self) -> str | None:
-        """Thin."""
+        """Look for the package without importing it."""
+        if importlib.util.find_spec("kahypar") is None:
+            return f"the package kahypar is not installed; {_INSTALL}"
         return None
 
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
-        """Thin."""
-        return StaticLayout("zigzag").place(workload, cluster, config)
+        """Partition into nodes, then each node into devices; the same seed gives the same result.
+
+        Raises:
+            PlanError: if the process fails or exceeds ``config.time_limit_s``.
+        """
+        deadline = time.monotonic() + config.time_limit_s
+        nodes = _place_on_nodes(workload, cluster, config, deadline)
+        placements = _place_on_devices(nodes, workload, cluster, config, deadline)
+        repaired = [repair(found, workload, cluster, config) for found in placements]
+        caps = caps_of(workload, cluster.num_devices, config)
+
+        def quality(found: Placement) -> tuple[float, float]:
+            board = Board(workload, cluster, found)
+            return max(0.0, float(board.load.max() - caps.pairs)), board.cost()
+
+        return min(repaired, key=quality)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Problem:
+    """One call of KaHyPar: a hypergraph in int32 and the largest weight of each part."""
+
+    hypergraph: Hypergraph
+    vertex_weight: NDArray[np.int64]
+    target: NDArray[np.int64]
+
+
+def _place_on_nodes(
+    workload: Workload, cluster: Cluster, config: PlanConfig, deadline: float
+) -> list[Placement]:
+    """Give a placement on nodes per encoding, repaired to half the compute tolerance."""
+    if cluster.nodes == 1:
+        here = np.zeros(workload.num_blocks, np.int32)
+        return [Placement(here, np.zeros(workload.num_tiles, np.int32))] * len(_ENCODINGS)
+    hypergraph = _both_directions(workload)
+    level = replace(config, compute_tolerance=config.compute_tolerance / 2)
+    cap = cap_of(workload.compute_pairs, cluster.nodes, level.compute_tolerance)
+    problems = [
+        _encode(hypergraph, workload.num_tiles, cluster.nodes, cap, has_targets=has_targets)
+        for has_targets in _ENCODINGS
+    ]
+    flat = replace(cluster, nodes=1, devices_per_node=cluster.nodes)
+    return [
+        repair(
+            Placement(part[workload.num_tiles :], part[: workload.num_tiles]), workload, flat, level
+        )
+        for part in _solve(problems, config, deadline)
+    ]
+
+
+def _place_on_devices(
+    nodes: Sequence[Placement],
+    workload: Workload,
+    cluster: Cluster,
+    config: PlanConfig,
+    deadline: float,
+) -> list[Placement]:
+    per_node = cluster.devices_per_node
+    hypergraph = _both_directions(workload)
+    cap = cap_of(workload.compute_pairs, cluster.num_devices, config.compute_tolerance)
+    ratio = max(1.0, cluster.intra_bytes_per_s / cluster.inter_bytes_per_s)
+    problems, places = [], []
+    results = [np.zeros(hypergraph.num_vertices, np.int32) for _ in nodes]
+    for index, (found, has_targets) in enumerate(zip(nodes, _ENCODINGS, strict=True)):
+        node = np.concatenate([found.device_of_compute, found.device_of_data])
+        for number in range(cluster.nodes):
+            vertices = np.flatnonzero(node == number)
+            results[index][vertices] = number * per_node
+            num_tiles = int((vertices < workload.num_tiles).sum())
+            if num_tiles and per_node > 1:
+                part = _restrict(hypergraph, vertices, workload.num_tiles, ratio)
+                problems.append(_encode(part, num_tiles, per_node, cap, has_targets=has_targets))
+                places.append((index, vertices))
+            else:
+                tokens = hypergraph.vertex_weight[vertices, 1]
+                results[index][vertices] += pack_largest_first(tokens, per_node)
+    for (index, vertices), part_of in zip(
+        places, _solve(problems, config, deadline), strict=True
+    ):
+        results[index][vertices] += part_of
+    tiles = workload.num_tiles
+    return [Placement(part[tiles:], part[:tiles]) for part in results]
+
+
+def _both_directions(workload: Workload) -> Hypergraph:
+    """Give the hypergraph whose cost is the bytes of a forward and a backward pass."""
+    forward, backward = (build_hypergraph(workload, d) for d in ("forward", "backward"))
+    return replace(forward, edge_weight=forward.edge_weight + backward.edge_weight)
+
+
+def _restrict(
+    hypergraph: Hypergraph, vertices: NDArray[np.int64], num_tiles: int, ratio: float
+) -> Hypergraph:
+    """Keep some vertices; a hyperedge whose block lies elsewhere pays the price between nodes."""
+    new = np.full(hypergraph.num_vertices, -1, np.int64)
+    new[vertices] = np.arange(len(vertices))
+    edges = len(hypergraph.edge_weight)
+    edge = np.repeat(np.arange(edges), np.diff(hypergraph.pin_ptr))
+    kept = new[hypergraph.pins] >= 0
+    sizes = np.bincount(edge[kept], minlength=edges)
+    has_owner = new[num_tiles + np.arange(edges) % (edges // 2)] >= 0
+    used = sizes > 1
+    weight = hypergraph.edge_weight * np.where(has_owner, 1.0, ratio)
+    return Hypergraph(
+        vertex_weight=hypergraph.vertex_weight[vertices],
+        pin_ptr=np.append(0, np.cumsum(sizes[used])),
+        pins=new[hypergraph.pins[kept & used[edge]]].astype(np.int32),
+        edge_weight=weight[used].astype(np.int64),
+    )
+
+
+def _encode(
+    hypergraph: Hypergraph, num_tiles: int, parts: int, cap_pairs: int, *, has_targets: bool
+) -> _Problem:
+    """Write pairs and tokens into one int32 weight per vertex; see the module's docstring."""
+    pairs, tokens = hypergraph.vertex_weight[:num_tiles, 0], hypergraph.vertex_weight[num_tiles:, 1]
+    share = max(cap_pairs / pairs.sum(), 1.0 / parts)  # of all compute that one part may have
+    units = tokens if has_targets else np.zeros_like(tokens)
+    step = max(1, int(np.gcd.reduce(units, initial=0)))
+    budget = _compute_budget(units, step, share)
+    while has_targets and budget < _UNITS_PER_TILE * num_tiles and step < tokens.max():
+        step *= 2
+        budget = _compute_budget(units, step, share)
+    units = np.maximum(np.rint(units / step).astype(np.int64), int(has_targets))
+    weight = np.maximum(1, np.rint(pairs * (min(budget, 1e6 * num_tiles) / pairs.sum()))).astype(np.int64)
+    # One tile of slack keeps the cap attainable after rounding.
+    cap = int(np.ceil(share * weight.sum())) + int(weight.max()) // 16
+    scale = cap + 1 if has_targets else 0
+    blocks = np.maximum(scale * units, 1 if not has_targets else 0)
+    packed = loads_of(pack_largest_first(units, parts), units, parts)
+    target = scale * packed + cap + (0 if has_targets else len(units))
+    return _Problem(hypergraph, np.concatenate([weight, blocks]), target)
+
+
+def _compute_budget(units: NDArray[np.int64], step: int, share: float) -> float:
+    """Give the largest sum of tile weights that keeps the whole sum under the limit."""
+    total = float(np.rint(units / step).sum())
+    return (_WEIGHT_LIMIT - 2 * total) / (share * total + 1)
+
+
+def _solve(
+    problems: Sequence[_Problem], config: PlanConfig, deadline: float
+) -> list[NDArray[np.int32]]:
+    """Run the worker on all problems; gives the part of every vertex of each."""
+    if not problems:
+        return []
+    arrays: dict[str, NDArray[np.generic]] = {
+        "count": np.array(len(problems)),
+        "seed": np.array(config.seed),
+    }
+    for index, problem in enumerate(problems):
+        arrays[f"{index}_pin_ptr"] = problem.hypergraph.pin_ptr
+        arrays[f"{index}_pins"] = problem.hypergraph.pins
+        arrays[f"{index}_vertex_weight"] = problem.vertex_weight
+        arrays[f"{index}_edge_weight"] = _to_int32(problem.hypergraph.edge_weight)
+        arrays[f"{index}_target"] = problem.target
+    with tempfile.TemporaryDirectory(prefix="dcp-kahypar-") as folder:
+        source, target = Path(folder, "in.npz"), Path(folder, "out.npz")
+        np.savez(source, **arrays)
+        _run_worker(source, target, config, deadline)
+        try:
+            with np.load(target, allow_pickle=False) as found:
+                return [found[f"{index}_part"] for index in range(len(problems))]
+        except (OSError, ValueError, KeyError) as error:
+            raise PlanError(f"KaHyPar's process left no result: {error}; {_INSTALL}") from error
+
+
+def _to_int32(edge_weight: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Divide by what all weights share, then scale until the sum fits."""
+    weight = edge_weight // max(1, int(np.gcd.reduce(edge_weight, initial=0)))
+    excess = float(weight.sum()) / _WEIGHT_LIMIT
+    return np.maximum(1, np.rint(weight / excess)).astype(np.int64) if excess > 1 else weight
+
+
+def _run_worker(source: Path, target: Path, config: PlanConfig, deadline: float) -> None:
+    command = [sys.executable, "-m", "dcp_planner.kahypar_worker", str(source), str(target)]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=max(0.001, deadline - time.monotonic()),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise PlanError(
+            f"KaHyPar took longer than the time limit of {config.time_limit_s:g} s; use larger blocks, "
+            "a larger time_limit_s, or partitioner='static:zigzag'"
+        ) from None
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise PlanError(
+            f"KaHyPar's process ended with status {done.returncode}: "
+            f"{said[-1] if said else 'no message'}; {_INSTALL}"
+        )

@@ -1,0 +1,61 @@
+"""The process that KaHyPar runs in: ``python -m dcp_planner.kahypar_worker IN.npz OUT.npz``.
+
+KaHyPar is GPL, prints from C++ and ends the process on bad input; here none of that reaches the
+planner. `IN` holds ``count``, ``seed`` and, for each problem i, ``i_pin_ptr``, ``i_pins``,
+``i_vertex_weight``, ``i_edge_weight`` and ``i_target`` (largest weight of each part), all int64. `OUT`
+gets ``i_part``, int32, for each. Exit status 3: KaHyPar is not installed.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+NOT_INSTALLED = 3
+_INI = Path(__file__).with_name("kahypar.ini")
+
+
+def main(source: str, target: str) -> int:
+    """Solve all problems of a file; gives the exit status."""
+    try:
+        import kahypar  # noqa: PLC0415 - only here, and optional
+    except ImportError as error:
+        print(error, file=sys.stderr)
+        return NOT_INSTALLED
+    _silence_stdout()
+    parts: dict[str, NDArray[np.int32]] = {}
+    with np.load(source, allow_pickle=False) as problems:
+        for index in range(int(problems["count"])):
+            pointers, pins, vertices, edges, targets = (
+                problems[f"{index}_{name}"].tolist()
+                for name in ("pin_ptr", "pins", "vertex_weight", "edge_weight", "target")
+            )
+            hypergraph = kahypar.Hypergraph(
+                len(vertices), len(edges), pointers, pins, len(targets), edges, vertices
+            )
+            context = kahypar.Context()
+            context.loadINIconfiguration(str(_INI))
+            context.setK(len(targets))
+            context.setCustomTargetBlockWeights(targets)
+            context.setEpsilon(0.0)  # the targets are caps already
+            context.setSeed(int(problems["seed"]))
+            context.suppressOutput(True)
+            kahypar.partition(hypergraph, context)
+            found = [hypergraph.blockID(vertex) for vertex in range(len(vertices))]
+            parts[f"{index}_part"] = np.array(found, np.int32)
+    with open(target, "wb") as file:  # noqa: PTH123 - savez would add a suffix to a path
+        np.savez(file, **parts)
+    return 0
+
+
+def _silence_stdout() -> None:
+    """Send what C++ prints nowhere; Python's own stdout is unused here."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,57 @@
+"""How evenly whole blocks can be shared out: the caps that a placement is held to."""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """Most that any part may hold.
+
+    Attributes:
+        pairs: visible pairs to compute.
+        tokens: tokens to own.
+    """
+
+    pairs: int
+    tokens: int
+
+
+def pack_largest_first(sizes: NDArray[np.int64], parts: int) -> NDArray[np.int32]:
+    """Give each item, largest first, to the part that holds least so far (LPT); O(n log n).
+
+    Returns:
+        int32 ``[n]``, part of each item. The fullest part is at most 4/3 of the best possible.
+
+    Source: Graham, Bounds on Multiprocessing Timing Anomalies (1969).
+
+    >>> pack_largest_first(np.array([2, 3, 5]), 2).tolist()
+    [1, 1, 0]
+    """
+    part = np.zeros(len(sizes), np.int32)
+    heap = [(0, p) for p in range(parts)]
+    for item in np.argsort(-sizes, kind="stable").tolist():
+        load, lightest = heap[0]
+        part[item] = lightest
+        heapq.heapreplace(heap, (load + int(sizes[item]), lightest))
+    return part
+
+
+def cap_of(sizes: NDArray[np.int64], parts: int, tolerance: float) -> int:
+    """Give the most a part may hold: the tolerance over the mean, or what LPT needs if that is more."""
+    level = int((1 + tolerance) * int(sizes.sum()) / parts)
+    packed = loads_of(pack_largest_first(sizes, parts), sizes, parts)
+    return max(level, int(packed.max(initial=0)))
+
+
+def loads_of(
+    part: NDArray[np.int32], sizes: NDArray[np.int64] | Sequence[int], parts: int
+) -> NDArray[np.int64]:
+    """Add up the sizes in each part, int64 ``[parts]``."""
+    loads = np.zeros(parts, np.int64)
+    np.add.at(loads, part, sizes)
+    return loads
