@@ -29,7 +29,10 @@ def sparsity_of(workload: dict[str, Any], block: int) -> BlockSparsity:
     table = np.array(sorted(rows), np.int64)
     slabs = Slabs(batch.num_tokens, *table.T)
     bounds = np.concatenate(
-        [np.arange(a, b, block) for a, b in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False)]
+        [
+            np.arange(a, b, block)
+            for a, b in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False)
+        ]
         + [[batch.num_tokens]]
     )
     q, kv, pairs = count_pairs(slabs, bounds)

@@ -57,8 +57,8 @@ def encode_table(name: str, columns: Columns) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def _list_array(pointers: Column, values: Column) -> pa.Array:
-    offsets = pa.array(np.asarray(pointers).astype(np.int32))
+def _list_array(pointers: Column, values: Column) -> Any:  # Any: the stubs miss list arrays
+    offsets = pa.array(np.asarray(pointers), pa.int32())
     return pa.ListArray.from_arrays(offsets, pa.array(values, pa.int32()))
 
 
@@ -109,7 +109,8 @@ def _read_batches(
             return
         if message.type != "record batch":
             raise PlanFileError(f"table {name}: expected record batches, got a {message.type}")
-        length, size = _declared_sizes(message.metadata.to_pybytes(), message.body)
+        body = message.body or pa.py_buffer(b"")
+        length, size = _declared_sizes(message.metadata.to_pybytes(), body)
         left_rows, left_bytes = left_rows - length, left_bytes - size
         if length < 0 or left_rows < 0 or left_bytes < 0:
             raise PlanFileError(
@@ -124,8 +125,8 @@ def _read_batches(
 def _declared_sizes(metadata: bytes, body: pa.Buffer) -> tuple[int, int]:
     """Give the rows of a record batch and the bytes its buffers claim to unpack to.
 
-    Reads the flatbuffer of Arrow's Message.fbs by hand, because pyarrow unpacks before it tells. Each
-    compressed buffer begins with its unpacked size as int64, -1 if it is stored as it is.
+    Reads the flatbuffer of Arrow's Message.fbs by hand, because pyarrow unpacks before it tells.
+    Each compressed buffer begins with its unpacked size as int64, -1 if it is stored as it is.
     """
     message = _Flat(metadata, struct.unpack_from("<I", metadata)[0])
     batch = message.table(2)
@@ -175,7 +176,7 @@ class _Flat:
         return start + 4, struct.unpack_from("<I", self.data, start)[0]
 
 
-def _column(table: str, key: str, column: pa.ChunkedArray) -> Column:
+def _column(table: str, key: str, column: Any) -> Column:  # Any: the stubs miss list arrays
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # no batch at all
         array = pa.array([], column.type)

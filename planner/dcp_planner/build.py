@@ -22,8 +22,8 @@ def build_plan(
 ) -> Plan:
     """Place, schedule and emit one batch, and validate the result.
 
-    The same arguments give the same plan, byte for byte; `digest` shows it. What the caps of `config`
-    could not be held to is said in ``Plan.warnings``.
+    The same arguments give the same plan, byte for byte; `digest` shows it. What the caps of
+    `config` could not be held to is said in ``Plan.warnings``.
 
     Raises:
         PlanError: if the partitioner is unknown, missing, fails or takes too long.
@@ -37,7 +37,7 @@ def build_plan(
     return plan
 
 
-def assemble(  # noqa: PLR0913 - one argument per stage before it
+def assemble(
     workload: Workload,
     cluster: Cluster,
     placement: Placement,

@@ -51,17 +51,17 @@ class ModelShape:
 
     @property
     def q_backward_bytes(self) -> int:
-        """Bytes per token that a device needs of a remote query row in backward: q, dout, lse, delta."""
+        """Bytes per token of a remote query row in backward: q, dout, lse, delta."""
         return 2 * self.q_bytes + 8 * self.q_heads
 
     @property
     def flops_per_pair(self) -> int:
-        """Forward FLOPs of one visible pair over all heads: two products of ``2 * head_dim`` each."""
+        """Forward FLOPs of one visible pair, all heads: two products of ``2 * head_dim`` each."""
         return 4 * self.q_heads * self.head_dim
 
 
 BACKWARD_FLOPS_RATIO = 2.5
-"""Backward FLOPs per forward FLOP: five products of the tile against two (FlashAttention-2, Sec. 3)."""
+"""Backward FLOPs per forward FLOP: five products a tile, not two (FlashAttention-2, Sec. 3)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ class PlanConfig:
     >>> PlanConfig(divisions=1)
     Traceback (most recent call last):
     ...
-    dcp_planner.errors.PlanError: PlanConfig.divisions: expected at least 2 (one for local tiles, one \
-that waits for inputs), got 1
+    dcp_planner.errors.PlanError: PlanConfig.divisions: expected at least 2 ..., got 1
     """
 
     partitioner: str = "kahypar"
@@ -38,8 +37,8 @@ that waits for inputs), got 1
     def __post_init__(self) -> None:
         if self.divisions < 2:
             raise PlanError(
-                "PlanConfig.divisions: expected at least 2 (one for local tiles, one that waits for "
-                f"inputs), got {self.divisions}"
+                "PlanConfig.divisions: expected at least 2 (one for local tiles, one that waits "
+                f"for inputs), got {self.divisions}"
             )
         for name in ("compute_tolerance", "token_tolerance"):
             if not 0 <= getattr(self, name) < float("inf"):

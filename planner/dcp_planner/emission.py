@@ -6,8 +6,8 @@ Per device and direction, with D divisions::
     for d = 1 .. D-1:  Wait(in d) · Launch(in d+1) · Attention(d) · Launch(out d)
     Wait(out 0) .. Wait(out D-1) · Reduction
 
-Inputs of division d have key d, results key D + d. Empty launches, waits and attentions are left out.
-The order of launches is the same on every device, so no two programs can wait for each other.
+Inputs of division d have key d, results key D + d. Empty launches, waits and attentions are left
+out. The order of launches is the same on every device, so no two programs can wait for each other.
 """
 
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ def emit_transfers(workload: Workload, placement: Placement, schedule: Schedule)
     )
 
 
-def _transfers_of(  # noqa: PLR0913 - three choose the kind, three are the stages so far
+def _transfers_of(
     kind: TransferKind,
     block: NDArray[np.int32],
     is_backward: bool,

@@ -14,8 +14,9 @@ from dcp_planner.program_table import tabulate_programs
 def digest(plan: Plan) -> str:
     """Give the sha256 over what the devices execute, as 64 hex digits.
 
-    Covers schema, numbers of cluster and shape, sequences, all tables, the mask and the programs; not
-    provenance, the partitioner's name, warnings, or names and sources of the cluster's constants.
+    Covers schema, numbers of cluster and shape, sequences, all tables, the mask and the programs;
+    not provenance, the partitioner's name, warnings, or names and sources of the cluster's
+    constants.
     """
     cluster = {k: v for k, v in asdict(plan.cluster).items() if k not in ("name", "source")}
     head = {"schema": plan.schema, "cluster": cluster, "shape": asdict(plan.shape)}

@@ -1,12 +1,13 @@
 """KaHyPar as a partitioner: nodes first, then the devices of each node, in a process of its own.
 
 KaHyPar knows one int32 weight per vertex, we have two constraints. A block weighs ``M * tokens``, a
-tile its share of the pairs in small integers, and a part may hold ``M * T + C`` where T are the tokens
-that an LPT packing gives it and C the compute cap. ``M > C`` makes one token more than T outweigh all
-the compute a part may have, so the token targets are met exactly and the compute cap as well; M and
-the integers are chosen so that the sum stays far below 2^31 and even a short last block keeps its
-weight. Where exact targets leave the search no way (few, ragged blocks), a second encoding without
-token targets wins, because owners are chosen anew afterwards in any case; the cheaper result is taken.
+tile its share of the pairs in small integers, and a part may hold ``M * T + C`` where T are the
+tokens that an LPT packing gives it and C the compute cap. ``M > C`` makes one token more than T
+outweigh all the compute a part may have, so the token targets are met exactly and the compute cap
+as well; M and the integers are chosen so that the sum stays far below 2^31 and even a short last
+block keeps its weight. Where exact targets leave the search no way (few, ragged blocks), a second
+encoding without token targets wins, because owners are chosen anew afterwards in any case; the
+cheaper result is taken.
 
 Source: two levels and one hyperedge per block as in DCP (SOSP'25), Sec. 4.2; Schlag et al.,
 High-Quality Hypergraph Partitioning (2022).
@@ -20,6 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,16 +32,14 @@ from dcp_planner.errors import PlanError
 from dcp_planner.hypergraph import Hypergraph, build_hypergraph
 from dcp_planner.packing import cap_of, loads_of, pack_largest_first
 from dcp_planner.placement import Placement
-from dcp_planner.repair import Board, caps_of, repair
+from dcp_planner.repair import Board, caps_of, price_between_nodes, repair
 from dcp_planner.workload import Workload
 
-_INSTALL = (
-    "install it with `pip install 'dcp-dsl[kahypar]'`, or choose partitioner='static:zigzag'"
-)
+_INSTALL = "install it with `pip install 'dcp-dsl[kahypar]'`, or choose partitioner='static:zigzag'"
 _WEIGHT_LIMIT = 2**30  # of the sum; KaHyPar adds tolerances on top and computes in int32
 _UNITS_PER_TILE = 16  # mean weight of a tile below which token units are made coarser
+_MOST_PER_TILE = 1e6  # mean weight of a tile: more would be precision that nobody asked for
 _ENCODINGS = (True, False)  # with and without token targets
-"""Mark of a vertex: the tiles of a part and, for blocks that other parts own, none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def _place_on_devices(
     per_node = cluster.devices_per_node
     hypergraph = _both_directions(workload)
     cap = cap_of(workload.compute_pairs, cluster.num_devices, config.compute_tolerance)
-    ratio = max(1.0, cluster.intra_bytes_per_s / cluster.inter_bytes_per_s)
+    ratio = price_between_nodes(cluster)
     problems, places = [], []
     results = [np.zeros(hypergraph.num_vertices, np.int32) for _ in nodes]
     for index, (found, has_targets) in enumerate(zip(nodes, _ENCODINGS, strict=True)):
@@ -139,9 +139,7 @@ def _place_on_devices(
             else:
                 tokens = hypergraph.vertex_weight[vertices, 1]
                 results[index][vertices] += pack_largest_first(tokens, per_node)
-    for (index, vertices), part_of in zip(
-        places, _solve(problems, config, deadline), strict=True
-    ):
+    for (index, vertices), part_of in zip(places, _solve(problems, config, deadline), strict=True):
         results[index][vertices] += part_of
     tiles = workload.num_tiles
     return [Placement(part[tiles:], part[:tiles]) for part in results]
@@ -187,11 +185,12 @@ def _encode(
         step *= 2
         budget = _compute_budget(units, step, share)
     units = np.maximum(np.rint(units / step).astype(np.int64), int(has_targets))
-    weight = np.maximum(1, np.rint(pairs * (min(budget, 1e6 * num_tiles) / pairs.sum()))).astype(np.int64)
-    # One tile of slack keeps the cap attainable after rounding.
+    exact = pairs * (min(budget, _MOST_PER_TILE * num_tiles) / pairs.sum())
+    weight = np.maximum(1, np.rint(exact)).astype(np.int64)
+    # A little slack keeps the cap attainable after rounding.
     cap = int(np.ceil(share * weight.sum())) + int(weight.max()) // 16
     scale = cap + 1 if has_targets else 0
-    blocks = np.maximum(scale * units, 1 if not has_targets else 0)
+    blocks = scale * units if has_targets else np.ones_like(units)
     packed = loads_of(pack_largest_first(units, parts), units, parts)
     target = scale * packed + cap + (0 if has_targets else len(units))
     return _Problem(hypergraph, np.concatenate([weight, blocks]), target)
@@ -209,7 +208,7 @@ def _solve(
     """Run the worker on all problems; gives the part of every vertex of each."""
     if not problems:
         return []
-    arrays: dict[str, NDArray[np.generic]] = {
+    arrays: dict[str, Any] = {  # Any: numpy has a keyword of another type in savez
         "count": np.array(len(problems)),
         "seed": np.array(config.seed),
     }
@@ -249,8 +248,8 @@ def _run_worker(source: Path, target: Path, config: PlanConfig, deadline: float)
         )
     except subprocess.TimeoutExpired:
         raise PlanError(
-            f"KaHyPar took longer than the time limit of {config.time_limit_s:g} s; use larger blocks, "
-            "a larger time_limit_s, or partitioner='static:zigzag'"
+            f"KaHyPar took longer than the time limit of {config.time_limit_s:g} s; use larger "
+            "blocks, a larger time_limit_s, or partitioner='static:zigzag'"
         ) from None
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()

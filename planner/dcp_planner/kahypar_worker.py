@@ -2,16 +2,16 @@
 
 KaHyPar is GPL, prints from C++ and ends the process on bad input; here none of that reaches the
 planner. `IN` holds ``count``, ``seed`` and, for each problem i, ``i_pin_ptr``, ``i_pins``,
-``i_vertex_weight``, ``i_edge_weight`` and ``i_target`` (largest weight of each part), all int64. `OUT`
-gets ``i_part``, int32, for each. Exit status 3: KaHyPar is not installed.
+``i_vertex_weight``, ``i_edge_weight`` and ``i_target`` (largest weight of each part), all int64.
+`OUT` gets ``i_part``, int32, for each. Exit status 3: KaHyPar is not installed.
 """
 
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 NOT_INSTALLED = 3
 _INI = Path(__file__).with_name("kahypar.ini")
@@ -20,12 +20,12 @@ _INI = Path(__file__).with_name("kahypar.ini")
 def main(source: str, target: str) -> int:
     """Solve all problems of a file; gives the exit status."""
     try:
-        import kahypar  # noqa: PLC0415 - only here, and optional
+        import kahypar
     except ImportError as error:
         print(error, file=sys.stderr)
         return NOT_INSTALLED
     _silence_stdout()
-    parts: dict[str, NDArray[np.int32]] = {}
+    parts: dict[str, Any] = {}  # Any: numpy has a keyword of another type in savez
     with np.load(source, allow_pickle=False) as problems:
         for index in range(int(problems["count"])):
             pointers, pins, vertices, edges, targets = (
@@ -45,7 +45,7 @@ def main(source: str, target: str) -> int:
             kahypar.partition(hypergraph, context)
             found = [hypergraph.blockID(vertex) for vertex in range(len(vertices))]
             parts[f"{index}_part"] = np.array(found, np.int32)
-    with open(target, "wb") as file:  # noqa: PTH123 - savez would add a suffix to a path
+    with open(target, "wb") as file:
         np.savez(file, **parts)
     return 0
 

@@ -15,8 +15,9 @@ def choose_owners(
 ) -> Parts:
     """Give every block an owner that is cheap and keeps every part's tokens under the cap.
 
-    Blocks that lose most by their second choice choose first. If that strands a block, blocks choose
-    largest first; if that fails too, the owners found so far or, at last, an LPT packing are taken.
+    Blocks that lose most by their second choice choose first. If that strands a block, blocks
+    choose largest first; if that fails too, the owners found so far or, at last, an LPT packing are
+    taken.
 
     Args:
         cost: float64 ``[D, P]``, cost of each block at each part.

@@ -42,7 +42,7 @@ def pack_largest_first(sizes: NDArray[np.int64], parts: int) -> NDArray[np.int32
 
 
 def cap_of(sizes: NDArray[np.int64], parts: int, tolerance: float) -> int:
-    """Give the most a part may hold: the tolerance over the mean, or what LPT needs if that is more."""
+    """Give the most a part may hold: what is tolerated, or what LPT needs if that is more."""
     level = int((1 + tolerance) * int(sizes.sum()) / parts)
     packed = loads_of(pack_largest_first(sizes, parts), sizes, parts)
     return max(level, int(packed.max(initial=0)))

@@ -16,8 +16,8 @@ def count_pairs(slabs: Slabs, bounds: Ints) -> tuple[Ints, Ints, Ints]:
         bounds: int64 ``[D+1]``, borders of the token blocks, for queries and keys alike.
 
     Returns:
-        ``q_block``, ``kv_block``, ``pairs``, each int64 ``[W]``, sorted by (q_block, kv_block). O(N + W)
-        up to the sort, for N slabs cut into W pieces.
+        ``q_block``, ``kv_block``, ``pairs``, each int64 ``[W]``, sorted by (q_block, kv_block). O(N
+        + W) up to the sort, for N slabs cut into W pieces.
 
     >>> q, kv, pairs = count_pairs(Slabs(4, [0], [4], [0], [1], [0], [1]), np.array([0, 2, 4]))
     >>> list(zip(q.tolist(), kv.tolist(), pairs.tolist()))
@@ -31,8 +31,9 @@ def count_pairs(slabs: Slabs, bounds: Ints) -> tuple[Ints, Ints, Ints]:
     rows = np.minimum(slabs.q_end[slab], bounds[row + 1]) - first
     start_slope = slabs.start_slope[slab].astype(np.int64)
     end_slope = slabs.end_slope[slab].astype(np.int64)
-    start = slabs.kv_start[slab] + start_slope * (first - slabs.q_start[slab])
-    end = slabs.kv_end[slab] + end_slope * (first - slabs.q_start[slab])
+    down: Ints = (first - slabs.q_start[slab]).astype(np.int64)
+    start: Ints = (slabs.kv_start[slab] + start_slope * down).astype(np.int64)
+    end: Ints = (slabs.kv_end[slab] + end_slope * down).astype(np.int64)
     piece, column = _ranges(
         np.searchsorted(bounds, start, side="right") - 1,
         np.searchsorted(bounds, end + end_slope * (rows - 1), side="left"),

@@ -37,7 +37,8 @@ class Partitioner(Protocol):
 
     Attributes:
         name: its key in the registry.
-        is_fixed: whether it is a layout taken as it is (a baseline); others are repaired to the caps.
+        is_fixed: whether it is a layout taken as it is (a baseline); others are repaired to the
+        caps.
     """
 
     @property

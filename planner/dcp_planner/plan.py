@@ -256,7 +256,7 @@ class Plan:
         return np.flatnonzero(self.blocks.owner == device)
 
     def local_tokens(self, device: int) -> NDArray[np.int64]:
-        """Give the packed positions of the tokens that `device` owns, in local order, ``[T_local]``."""
+        """Give packed positions of the tokens that `device` owns, in its order, ``[T_local]``."""
         blocks = self.local_blocks(device)
         spans = zip(self.blocks.start[blocks], self.blocks.end[blocks], strict=True)
         return np.concatenate([np.empty(0, np.int64), *(np.arange(a, b) for a, b in spans)])

@@ -49,7 +49,7 @@ def columns_of_traces(traces: tuple[Trace, ...]) -> Columns:
     return columns
 
 
-def plan_of_columns(  # noqa: PLR0913 - what meta.json holds beside the tables
+def plan_of_columns(
     tables: dict[str, Columns],
     cluster: Cluster,
     shape: ModelShape,

@@ -101,7 +101,8 @@ def read_plan(path: str | Path, *, limit_bytes: int = LIMIT_BYTES) -> PlanFile:
         limit_bytes: most bytes of the file, and of what each table unpacks to.
 
     Raises:
-        PlanFileError: if it is missing, damaged, of another schema, too large, or breaks an invariant.
+        PlanFileError: if it is missing, damaged, of another schema, too large, or breaks an
+        invariant.
     """
     path = Path(path)
     try:
@@ -206,7 +207,10 @@ def _read_meta(data: bytes) -> dict[str, Any]:
 
 def _member(values: object, key: str, kind: type) -> Any:  # Any: checked to be a `kind`
     value = values.get(key) if isinstance(values, dict) else None
-    if not isinstance(value, kind) or (kind is int and (isinstance(value, bool) or value < 0)):
+    is_wrong_number = (
+        isinstance(value, int) and kind is int and (isinstance(value, bool) or value < 0)
+    )
+    if not isinstance(value, kind) or is_wrong_number:
         raise PlanFileError(f"{_META}: expected {key!r} as {kind.__name__}, got {value!r:.60}")
     return value
 

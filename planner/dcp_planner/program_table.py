@@ -112,7 +112,7 @@ def restore_programs(
     place = np.lexsort((table.position, table.device, table.is_backward))
     if not np.array_equal(place, np.arange(len(table))):
         raise ValueError("instructions: expected rows sorted by direction, device and position")
-    if len(table) and not (0 <= table.device.min() and table.device.max() < num_devices):
+    if len(table) and not (table.device.min() >= 0 and table.device.max() < num_devices):
         raise ValueError(f"instructions: expected devices 0 to {num_devices - 1}")
     programs: dict[tuple[bool, int], list[Instruction]] = {}
     for (is_backward, device, position), step in zip(

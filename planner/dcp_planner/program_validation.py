@@ -52,7 +52,7 @@ class _Places:
         self.transfers = np.flatnonzero(table.is_backward == (direction == "backward"))
         self.is_result = table.kind >= TransferKind.OUT
         self.tile_position = np.full(len(plan.tiles), -1, np.int64)
-        # Per transfer and end (0 source, 1 target): position and place in it of launch; of the wait.
+        # Per end (0 source, 1 target) and transfer: the launch, its place in it, the wait.
         self.launch = np.full((2, len(table)), -1, np.int64)
         self.rank = np.full((2, len(table)), -1, np.int64)
         self.wait = np.full((2, len(table)), -1, np.int64)
@@ -73,36 +73,27 @@ class _Places:
 
     def _read(self, program: DeviceProgram) -> None:
         device, steps = program.device, program.instructions
-        copies = [s for s in steps if isinstance(s, Copy)]
         owned = tuple(self.plan.local_blocks(device).tolist())
-        if len(copies) != 1 or steps[0] != copies[0] or copies[0].blocks != owned:
+        if sum(isinstance(s, Copy) for s in steps) != 1 or steps[0] != Copy(owned):
             raise self.fail(f"device {device} first copies exactly the blocks it owns, once")
-        if sum(isinstance(s, Reduction) for s in steps) != 1 or not isinstance(
-            steps[-1], Reduction
-        ):
+        if sum(isinstance(s, Reduction) for s in steps) != 1:
             raise self.fail(f"device {device} ends with its one reduction")
-        launched: dict[int, tuple[int, tuple[int, ...]]] = {}
+        launched: dict[int, tuple[int, ...]] = {}
         for position, step in enumerate(steps):
             match step:
                 case Attention():
                     self._read_attention(device, position, step)
                 case CommLaunch():
                     if step.key in launched:
-                        raise self.fail(f"device {device} launches key {step.key} once: twice")
-                    launched[step.key] = (position, step.transfers)
+                        raise self.fail(f"device {device} launches each key once: {step.key} twice")
+                    launched[step.key] = step.transfers
                     self._read_launch(device, position, step)
                 case CommWait():
-                    if step.key not in launched:
-                        raise self.fail(
-                            f"device {device} waits only for what it has launched: key {step.key} at "
-                            f"instruction {position} is not under way"
-                        )
-                    self._read_wait(device, position, launched.pop(step.key)[1])
-                    launched[step.key] = (position, ())
+                    self._read_wait(device, position, step, launched)
                 case Reduction():
                     self._read_reduction(device, position, step)
-                case Copy():
-                    pass
+        if not isinstance(steps[-1], Reduction):
+            raise self.fail(f"device {device} ends with its one reduction")
 
     def _read_attention(self, device: int, position: int, step: Attention) -> None:
         for tile in step.tiles:
@@ -112,9 +103,9 @@ class _Places:
                 raise self.fail(f"every tile is computed exactly once: tile {tile} is twice")
             if self.plan.tiles.device[tile] != device or self.division[tile] != step.division:
                 raise self.fail(
-                    f"every tile is computed where and when the table says: tile {tile} is on device "
-                    f"{self.plan.tiles.device[tile]} in division {self.division[tile]}, but device "
-                    f"{device} computes it in division {step.division}"
+                    f"every tile is computed where and when the table says: tile {tile} is on "
+                    f"device {self.plan.tiles.device[tile]} in division {self.division[tile]}, but "
+                    f"device {device} computes it in division {step.division}"
                 )
             self.tile_position[tile] = position
 
@@ -135,8 +126,8 @@ class _Places:
             end = self._ends(device, transfer)
             if self.launch[end, transfer] >= 0:
                 raise self.fail(
-                    f"every transfer is launched exactly once by both ends: {self.told(transfer)} is "
-                    f"launched twice by device {device}"
+                    "every transfer is launched exactly once by both ends: "
+                    f"{self.told(transfer)} is launched twice by device {device}"
                 )
             if table.is_backward[transfer] != (self.direction == "backward"):
                 raise self.fail(f"{self.told(transfer)} belongs to the other direction")
@@ -147,9 +138,17 @@ class _Places:
                 )
             self.launch[end, transfer], self.rank[end, transfer] = position, rank
 
-    def _read_wait(self, device: int, position: int, transfers: tuple[int, ...]) -> None:
-        for transfer in transfers:
+    def _read_wait(
+        self, device: int, position: int, step: CommWait, launched: dict[int, tuple[int, ...]]
+    ) -> None:
+        if step.key not in launched:
+            raise self.fail(
+                f"device {device} waits only for what it has launched: key {step.key} at "
+                f"instruction {position} is not under way"
+            )
+        for transfer in launched[step.key]:
             self.wait[self._ends(device, transfer), transfer] = position
+        launched[step.key] = ()  # a second wait changes nothing
 
     def _read_reduction(self, device: int, position: int, step: Reduction) -> None:
         for transfer in step.transfers:
@@ -180,7 +179,7 @@ class _Places:
     def check_times(self) -> None:
         """Inputs arrive before, and results leave after, the tiles they belong to."""
         table, tiles = self.plan.transfers, self.plan.tiles
-        # Position of the first and last tile of a block on a device: (is query block, block, device).
+        # First and last position of the tiles of (is query block, block, device).
         first: dict[tuple[bool, int, int], int] = {}
         last: dict[tuple[bool, int, int], int] = {}
         rows = zip(

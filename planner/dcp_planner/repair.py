@@ -1,7 +1,7 @@
 """Hold any placement to the caps: owners chosen anew, tiles moved off overloaded parts.
 
-Works on parts, which are devices in the end and nodes on the way there. What crosses nodes is priced
-at the ratio of the two bandwidths, so that both kinds of bytes count as seconds.
+Works on parts, which are devices in the end and nodes on the way there. What crosses nodes is
+priced higher, at the ratio of the two bandwidths up to a limit.
 """
 
 import numpy as np
@@ -15,6 +15,7 @@ from dcp_planner.placement import Placement
 from dcp_planner.workload import Workload
 
 _SWEEPS = 3
+_MOST_PRICE = 8.0  # both links work at once, so their seconds do not add up; see LOG.md
 
 
 def repair(found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
@@ -33,6 +34,12 @@ def repair(found: Placement, workload: Workload, cluster: Cluster, config: PlanC
         if not moved:
             break
     return board.placement(found.warnings)
+
+
+def price_between_nodes(cluster: Cluster) -> float:
+    """Give what a byte between nodes counts, in bytes inside a node."""
+    ratio = cluster.intra_bytes_per_s / cluster.inter_bytes_per_s
+    return min(max(1.0, ratio), _MOST_PRICE)
 
 
 def caps_of(workload: Workload, parts: int, config: PlanConfig) -> Caps:
@@ -81,14 +88,17 @@ class Board:
         shape, tokens = workload.shape, workload.block_tokens
         self.workload, self.parts = workload, cluster.num_devices
         self.node = np.arange(self.parts) // cluster.devices_per_node
-        self.ratio = max(1.0, cluster.intra_bytes_per_s / cluster.inter_bytes_per_s)
+        self.ratio = price_between_nodes(cluster)
         self.owner = found.device_of_data.copy()
         self.device = found.device_of_compute.copy()
         self.pairs, self.tokens = workload.compute_pairs, tokens
         both_ways = shape.q_bytes * 2 + shape.out_bytes + shape.q_backward_bytes
         # [0] rows, [1] columns: block of each tile, bytes of each block, tiles of it on each part.
         self.block = (workload.compute_q, workload.compute_kv)
-        self.size = ((tokens * both_ways).astype(float), (tokens * shape.kv_bytes * 3).astype(float))
+        self.size = (
+            (tokens * both_ways).astype(float),
+            (tokens * shape.kv_bytes * 3).astype(float),
+        )
         self.count = tuple(np.zeros((len(tokens), self.parts), np.int32) for _ in range(2))
         for count, block in zip(self.count, self.block, strict=True):
             np.add.at(count, (block, self.device), 1)
@@ -113,7 +123,7 @@ class Board:
             self.owner = chosen
 
     def level(self, cap: int) -> None:
-        """Move the tiles that cost least per pair off overloaded parts until none is left or helps."""
+        """Move the tiles cheapest per pair off overloaded parts until none is left or helps."""
         while True:
             source = int(np.argmax(self.load))
             excess = int(self.load[source]) - cap
@@ -135,8 +145,10 @@ class Board:
         """Move each tile once to where it saves most under the cap; gives the number of moves."""
         cap = max(cap, int(self.load.max(initial=0)))
         moved = 0
-        for tile in np.flatnonzero(self._cost_of_moves(np.arange(len(self.device))).min(axis=1) < 0):
-            cost = self._cost_of_moves(tile[None])[0]
+        for tile in np.flatnonzero(
+            self._cost_of_moves(np.arange(len(self.device))).min(axis=1) < 0
+        ):
+            cost = self._cost_of_moves(np.array([tile]))[0]
             cost[self.load + self.pairs[tile] > cap] = np.inf
             target = int(np.argmin(cost))
             if cost[target] < 0:
@@ -161,16 +173,15 @@ class Board:
 
     def _cost_of_owners(self) -> NDArray[np.float64]:
         """Give what each block would move if each part owned it, ``[D, P]``."""
-        read = sum(
-            size[:, None] * (count > 0) for size, count in zip(self.size, self.count, strict=True)
-        )
-        read = np.asarray(read, np.float64).reshape(len(self.owner), self.parts)
+        read = np.zeros((len(self.owner), self.parts))
+        for size, count in zip(self.size, self.count, strict=True):
+            read += size[:, None] * (count > 0)
         in_node = np.add.reduceat(read, np.flatnonzero(np.diff(self.node, prepend=-1)), axis=1)
         total = read.sum(axis=1, keepdims=True)
         return np.asarray(self.ratio * total - (self.ratio - 1) * in_node[:, self.node] - read)
 
     def _cost_of_moves(self, tiles: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Give what moving each tile to each part adds, ``[n, P]``; infinite where it is already."""
+        """Give what moving each tile to each part adds, ``[n, P]``; infinite where it is now."""
         rows = np.arange(len(tiles))
         source = self.device[tiles]
         change = np.zeros((len(tiles), self.parts))

@@ -125,8 +125,9 @@ def _per_device(
     return total
 
 
-def _imbalance(load: NDArray[np.float64]) -> float:
-    return float(load.max() / load.mean()) if load.any() else 1.0
+def _imbalance(load: NDArray[np.generic]) -> float:
+    loads = load.astype(np.float64)
+    return float(loads.max() / loads.mean()) if loads.any() else 1.0
 
 
 def _ratio(part: int, whole: int) -> float:

@@ -90,14 +90,14 @@ def _cut(
     # Tiles that share the block they wait for stand together, so that it is waited for once.
     first, second = np.where(needs_q, q, kv), np.where(needs_q, kv, q)
     order = remote[np.lexsort((second[remote], first[remote], needs_q[remote], device[remote]))]
-    device = device[order].astype(np.int64)
+    runs = device[order].astype(np.int64)
     brought = np.zeros(len(order), np.int64)
     for block, needed, size in zip((q, kv), (needs_q, needs_kv), bytes_per_token, strict=True):
         chosen = np.flatnonzero(needed[order])
         blocks = block[order[chosen]]
-        _, arrivals = np.unique(device[chosen] * workload.num_blocks + blocks, return_index=True)
+        _, arrivals = np.unique(runs[chosen] * workload.num_blocks + blocks, return_index=True)
         brought[chosen[arrivals]] += workload.block_tokens[blocks[arrivals]] * size
-    division[order] = 1 + _equal_parts(device, brought, parts)
+    division[order] = 1 + _equal_parts(runs, brought, parts)
     return division
 
 

@@ -1,12 +1,13 @@
 """Run a plan's programs against a cluster model instead of a cluster.
 
 The model, per device: one compute lane, which stands still at a `CommWait`; and for each link class
-(inside the node, between nodes) one port that sends and one that receives, independent of each other.
-A message starts once both ends have launched it and both ports are free, occupies both for
+(inside the node, between nodes) one port that sends and one that receives, independent of each
+other. A message starts once both ends have launched it and both ports are free, occupies both for
 ``size / bandwidth`` and arrives ``latency`` later. Messages between two devices keep the order in
 which they were launched; a free port takes the lowest transfer id it can serve. Attention takes
 ``FLOPs / flops_per_s``; copies and reductions, bound by memory bandwidth, count as free. Backward
-starts when the slowest device has finished forward. Times are whole nanoseconds, durations rounded up.
+starts when the slowest device has finished forward. Times are whole nanoseconds, durations rounded
+up.
 """
 
 import math
@@ -132,10 +133,9 @@ class _Pass:
         program = self.programs[device]
         while self.step[device] < len(program):
             instruction = program[self.step[device]]
-            if isinstance(instruction, CommWait):
-                if self.open.get((device, instruction.key), 0):
-                    self.blocked[device] = (instruction.key, instruction.division, now)
-                    return
+            if isinstance(instruction, CommWait) and self.open.get((device, instruction.key)):
+                self.blocked[device] = (instruction.key, instruction.division, now)
+                return
             self.step[device] += 1
             if isinstance(instruction, CommLaunch):
                 self._launch(now, device, instruction)
@@ -223,7 +223,7 @@ class _Pass:
         state = self.blocked[device]
         if state is None or state[0] != place[1] or self.open[place]:
             return
-        key, division, since = state
+        _, division, since = state
         self.blocked[device] = None
         if now > since:
             what = "results" if TransferKind(self.kind[transfer]).is_result else "inputs"

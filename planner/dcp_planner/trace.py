@@ -17,8 +17,8 @@ LANES: tuple[str, ...] = get_args(Lane)
 class Trace:
     """Events of all devices on one clock, sorted by (device, lane, start).
 
-    The lanes of a device: `compute` (attention, reduction, copy), `send` and `receive` (one event per
-    message in flight), `wait` (the device stands still: exposed communication).
+    The lanes of a device: `compute` (attention, reduction, copy), `send` and `receive` (one event
+    per message in flight), `wait` (the device stands still: exposed communication).
 
     Attributes:
         source: who made it.
@@ -72,7 +72,9 @@ class Trace:
         return float(self.end_ns[chosen].max() - self.start_ns[chosen].min()) / 1e9
 
     def lane_seconds(self, lane: Lane, num_devices: int) -> NDArray[np.float64]:
-        """Give the seconds each device spends in a lane (overlapping messages count twice), ``[R]``."""
+        """Give each device's seconds in a lane, ``[R]``; overlapping messages count twice."""
         chosen = self.lane == LANES.index(lane)
         spent = (self.end_ns[chosen] - self.start_ns[chosen]) / 1e9
-        return np.bincount(self.device[chosen], weights=spent, minlength=num_devices)
+        seconds = np.zeros(num_devices)
+        np.add.at(seconds, self.device[chosen], spent)
+        return seconds

@@ -1,9 +1,11 @@
 """What makes a plan right, checked from the tables alone, without trusting who made them.
 
-The tables are checked here, in this order: blocks tile the batch; tiles are exactly the visible part
-of the mask, counted anew from the slabs; transfers are exactly what the placement needs, at the sizes
-of the byte model. `program_validation` checks what devices do with them.
+The tables are checked here, in this order: blocks tile the batch; tiles are exactly the visible
+part of the mask, counted anew from the slabs; transfers are exactly what the placement needs, at
+the sizes of the byte model. `program_validation` checks what devices do with them.
 """
+
+from collections import Counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,8 +169,7 @@ def _check_transfers(plan: Plan) -> None:
     have = list(rows)
     need = _needed_transfers(plan)
     if len(set(have)) != len(have):
-        seen: set[tuple[bool, int, int, int, int]] = set()
-        double = next(row for row in have if row in seen or seen.add(row))
+        double = min(row for row, times in Counter(have).items() if times > 1)
         raise PlanError(f"no transfer is listed twice: {_told(double)} is")
     for wrong, text in (
         (need - set(have), "every remote input and result has a transfer: {} has none"),

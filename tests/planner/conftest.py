@@ -1,6 +1,7 @@
 """Block sparsity made by brute force from dense masks: shares nothing with the mask compiler."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -29,8 +30,8 @@ def dense_to_sparsity(masks: Sequence[Dense], block: int) -> BlockSparsity:
         dense[start : start + len(mask), start : start + len(mask)] = mask
         bounds += [start + min(end, len(mask)) for end in range(block, len(mask) + block, block)]
     row_ptr, col, kind, pairs = [0], [], [], []
-    for q0, q1 in zip(bounds, bounds[1:], strict=False):
-        for j, (k0, k1) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for q0, q1 in pairwise(bounds):
+        for j, (k0, k1) in enumerate(pairwise(bounds)):
             part = dense[q0:q1, k0:k1]
             if part.any():
                 col.append(j)
