@@ -1,0 +1,223 @@
+// What the canvases share: pixels, a range that zooms and pans, a tooltip, units, wheel and keys.
+// Dash loads these files in alphabetical order, so this one comes before those that use it.
+"use strict";
+
+window.dcp = window.dcp || {};
+
+window.dcp.canvas = (() => {
+  // "#rrggbb" -> the number that a little-endian Uint32 pixel buffer wants, opaque.
+  function pixel(hex) {
+    const rgb = parseInt(hex.slice(1), 16);
+    return (0xff000000 | ((rgb & 0xff) << 16) | (rgb & 0xff00) | (rgb >> 16)) >>> 0;
+  }
+
+  // `steps` pixels from the background to a colour: entry i is i/(steps-1) of the way.
+  function blend(background, colour, steps) {
+    const table = new Uint32Array(steps);
+    for (let i = 0; i < steps; i++) {
+      const t = i / (steps - 1);
+      let mixed = 0xff000000;
+      for (const shift of [0, 8, 16]) {
+        const from = (background >>> shift) & 255;
+        const to = (colour >>> shift) & 255;
+        mixed |= Math.round(from + (to - from) * t) << shift;
+      }
+      table[i] = mixed >>> 0;
+    }
+    return table;
+  }
+
+  // A custom property of style.css as "#rrggbb".
+  function themeColour(name) {
+    return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  }
+
+  // A half-open range inside [0, full) that zooms around a point and never leaves it.
+  class Range {
+    constructor(full, smallest) {
+      this.full = Math.max(full, 1e-9);
+      this.smallest = Math.min(smallest, this.full);
+      this.reset();
+    }
+
+    get span() { return this.end - this.start; }
+
+    get isWhole() { return this.span >= this.full * (1 - 1e-9); }
+
+    reset() { this.start = 0; this.end = this.full; }
+
+    zoom(factor, fraction) {
+      const fixed = this.start + this.span * fraction;
+      const span = Math.min(this.full, Math.max(this.smallest, this.span * factor));
+      this.place(fixed - span * fraction, span);
+    }
+
+    pan(fraction) { this.place(this.start + this.span * fraction, this.span); }
+
+    place(start, span) {
+      this.start = Math.max(0, Math.min(this.full - span, start));
+      this.end = this.start + span;
+    }
+  }
+
+  // Steps of 1, 2 or 5 times a power of ten that put about `count` ticks on a range.
+  function ticks(start, end, count) {
+    const raw = (end - start) / Math.max(1, count);
+    const power = 10 ** Math.floor(Math.log10(raw));
+    const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw);
+    const found = [];
+    for (let i = Math.ceil(start / step); i * step <= end; i++) found.push(i * step);
+    return { step, values: found };
+  }
+
+  function digits(value) {
+    if (value === 0) return "0";
+    const decimals = Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value))));
+    return String(Number(value.toFixed(Math.min(decimals, 12))));
+  }
+
+  function scaled(value, units) {
+    const [unit, factor] = units.find(([, f]) => Math.abs(value) >= f) || units[units.length - 1];
+    return `${digits(value / factor)} ${unit}`;
+  }
+
+  const duration = (ns) => scaled(ns, [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]]);
+  const size = (bytes) => scaled(bytes, [["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["B", 1]]);
+  const count = (n) => n.toLocaleString("en-US");
+
+  // One tooltip per canvas; text only, never markup.
+  class Tooltip {
+    constructor(parent) {
+      this.box = document.createElement("div");
+      this.box.className = "dcp-tooltip";
+      this.box.hidden = true;
+      parent.append(this.box);
+      this.parent = parent;
+    }
+
+    show(x, y, lines) {
+      this.box.replaceChildren(...lines.map((line, i) => {
+        const row = document.createElement(i ? "div" : "strong");
+        row.textContent = line;
+        return row;
+      }));
+      this.box.hidden = false;
+      const roomRight = this.parent.clientWidth - x - 16;
+      const left = roomRight > this.box.offsetWidth ? x + 14 : Math.max(0, x - 14 - this.box.offsetWidth);
+      const roomBelow = this.parent.clientHeight - y - 16;
+      const top = roomBelow > this.box.offsetHeight ? y + 14 : y - 14 - this.box.offsetHeight;
+      this.box.style.transform = `translate(${Math.round(left)}px, ${Math.round(top)}px)`;
+    }
+
+    hide() { this.box.hidden = true; }
+  }
+
+  // A pixel canvas and, above it, a canvas for text and lines; both sharp on dense screens.
+  class Layers {
+    constructor(host, label) {
+      host.classList.add("dcp-canvas-host");
+      this.host = host;
+      this.pixels = document.createElement("canvas");
+      this.marks = document.createElement("canvas");
+      this.pixels.className = "dcp-pixels";
+      this.marks.className = "dcp-marks";
+      this.marks.tabIndex = 0;
+      this.marks.setAttribute("role", "img");
+      this.marks.setAttribute("aria-label", label);
+      host.append(this.pixels, this.marks);
+    }
+
+    // Sizes both layers; `area` is the rectangle of the pixel canvas in CSS pixels.
+    resize(width, height, area) {
+      const ratio = window.devicePixelRatio || 1;
+      this.ratio = ratio;
+      this.area = area;
+      this.host.style.height = `${height}px`;
+      this.marks.width = Math.round(width * ratio);
+      this.marks.height = Math.round(height * ratio);
+      this.marks.style.width = `${width}px`;
+      this.marks.style.height = `${height}px`;
+      this.pixels.width = Math.max(1, Math.round(area.width * ratio));
+      this.pixels.height = Math.max(1, Math.round(area.height * ratio));
+      Object.assign(this.pixels.style, {
+        left: `${area.left}px`, top: `${area.top}px`, width: `${area.width}px`, height: `${area.height}px`,
+      });
+      this.image = new ImageData(this.pixels.width, this.pixels.height);
+      this.buffer = new Uint32Array(this.image.data.buffer);
+    }
+
+    put() { this.pixels.getContext("2d").putImageData(this.image, 0, 0); }
+
+    // The 2D context of the marks, cleared, in CSS pixels.
+    pen() {
+      const context = this.marks.getContext("2d");
+      context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
+      context.clearRect(0, 0, this.marks.width, this.marks.height);
+      context.font = `11px ${getComputedStyle(this.host).fontFamily}`;
+      return context;
+    }
+  }
+
+  // Wheel, drag, keys and hover for an object with `ranges()`, `fractions(event)`, `redraw()`, `hover(event)`,
+  // `leave()`. `ranges()` gives [horizontal, vertical]; null where an axis does not move.
+  function control(target, view) {
+    let drag = null;
+    let frame = 0;
+    const redraw = () => {
+      if (!frame) frame = requestAnimationFrame(() => { frame = 0; view.redraw(); });
+    };
+    const apply = (change) => {
+      view.ranges().forEach((range, axis) => { if (range) change(range, axis); });
+      redraw();
+    };
+    target.addEventListener("wheel", (event) => {
+      // Zooming out of the whole picture scrolls the page on.
+      if (event.deltaY >= 0 && view.ranges().every((range) => !range || range.isWhole)) return;
+      event.preventDefault();
+      const at = view.fractions(event);
+      const factor = Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.004);
+      apply((range, axis) => range.zoom(factor, at[axis]));
+      view.leave();
+    }, { passive: false });
+    target.addEventListener("pointerdown", (event) => {
+      drag = view.fractions(event);
+      target.setPointerCapture(event.pointerId);
+    });
+    target.addEventListener("pointermove", (event) => {
+      if (!drag) { view.hover(event); return; }
+      const at = view.fractions(event);
+      const before = drag;
+      apply((range, axis) => range.pan(before[axis] - at[axis]));
+      drag = at;
+      view.leave();
+    });
+    for (const name of ["pointerup", "pointercancel"]) {
+      target.addEventListener(name, () => { drag = null; });
+    }
+    target.addEventListener("pointerleave", () => view.leave());
+    target.addEventListener("dblclick", () => apply((range) => range.reset()));
+    target.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      const action = KEYS[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+      if (!action) return;
+      event.preventDefault();
+      view.leave();
+      apply(action);
+    });
+  }
+
+  const zoomBy = (factor) => (range) => range.zoom(factor, 0.5);
+  const panAlong = (axis, by) => (range, along) => { if (along === axis) range.pan(by); };
+  const KEYS = {
+    "0": (range) => range.reset(),
+    Escape: (range) => range.reset(),
+    "+": zoomBy(0.7), "=": zoomBy(0.7), w: zoomBy(0.7),
+    "-": zoomBy(1 / 0.7), s: zoomBy(1 / 0.7),
+    a: panAlong(0, -0.15), ArrowLeft: panAlong(0, -0.15),
+    d: panAlong(0, 0.15), ArrowRight: panAlong(0, 0.15),
+    ArrowUp: panAlong(1, -0.15),
+    ArrowDown: panAlong(1, 0.15),
+  };
+
+  return { pixel, blend, themeColour, Range, ticks, digits, duration, size, count, Tooltip, Layers, control };
+})();

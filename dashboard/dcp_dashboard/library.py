@@ -1,0 +1,167 @@
+"""Plans of the served folder, parsed once per content of a file: two bounded caches.
+
+A parsed plan (tables, traces, numbers) is kept for the few plans somebody looks at, a row of
+numbers for every file of the list. Both are keyed by path, size and modification time, so an
+overwritten file is read anew at the next request.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from dcp_dashboard.folder import SUFFIX, DashboardError, PlanEntry, find, scan
+from dcp_dashboard.summary import DeviceTotals, PlanSummary, device_totals, summarise
+from dcp_dsl import DCPError
+from dcp_planner import Plan, Source, Trace, measure, read_plan, simulate
+
+MAX_FILE_BYTES = 2 * 10**9
+LIST_BUDGET_S = 5.0
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedPlan:
+    """A parsed plan file and what is computed from it once.
+
+    Attributes:
+        entry: the file.
+        plan: its plan.
+        traces: by source; `simulated` is always there, computed if the file does not carry it.
+        meta: what the file's writer noted beside the plan.  (Any: JSON values.)
+        totals, summary: the plan in numbers, per device and as a whole.
+    """
+
+    entry: PlanEntry
+    plan: Plan
+    traces: Mapping[Source, Trace]
+    meta: Mapping[str, Any]
+    totals: DeviceTotals
+    summary: PlanSummary
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """One line of the list: numbers, or the reason why there are none.
+
+    Attributes:
+        entry: the file.
+        summary: its numbers, ``None`` if it could not be read.
+        is_verified: what the writer noted, ``None`` if nothing.
+        error: message for people, empty if all is well.
+    """
+
+    entry: PlanEntry
+    summary: PlanSummary | None
+    is_verified: bool | None
+    error: str = ""
+
+
+class BoundedCache(Generic[Value]):
+    """A mapping that forgets the entry used longest ago; safe to use from several threads.
+
+    >>> cache = BoundedCache[int](1)
+    >>> cache.get("a", lambda: 1), cache.get("b", lambda: 2), cache.get("a", lambda: 3)
+    (1, 2, 3)
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._values: OrderedDict[Hashable, Value] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """Give the value of `key`, made by `make` if unknown; makers run one at a time."""
+        with self._lock:
+            if key not in self._values:
+                self._values[key] = make()
+            self._values.move_to_end(key)
+            while len(self._values) > self._capacity:
+                self._values.popitem(last=False)
+            return self._values[key]
+
+    def holds(self, key: Hashable) -> bool:
+        """Whether `get` would answer without making the value."""
+        with self._lock:
+            return key in self._values
+
+
+class PlanLibrary:
+    """Everything the pages and the data API read; the only place that opens plan files."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._plans = BoundedCache[LoadedPlan](8)
+        self._rows = BoundedCache[PlanRow](4_096)
+        self._payloads = BoundedCache[bytes](32)
+
+    def rows(self) -> tuple[tuple[PlanRow, ...], bool]:
+        """Give a row for every plan file, and whether the scan of the folder was complete.
+
+        Files are read for at most `LIST_BUDGET_S`; the rest say that they are not read yet.
+        """
+        found = scan(self.root)
+        deadline = time.monotonic() + LIST_BUDGET_S
+        rows = []
+        for entry in found.entries:
+            if self._rows.holds(_content(entry)) or time.monotonic() < deadline:
+                rows.append(self._rows.get(_content(entry), partial(self._row, entry)))
+            else:
+                rows.append(PlanRow(entry, None, None, "not read yet; reload the page to go on"))
+        return tuple(rows), found.is_complete
+
+    def load(self, key: str) -> LoadedPlan:
+        """Give the parsed plan with this key.
+
+        Raises:
+            DashboardError: if no file has this key.
+            DCPError: if the file is no readable plan.
+        """
+        entry = find(self.root, key)
+        if entry is None:
+            raise DashboardError(
+                f"expected the key of a {SUFFIX} file below {self.root}, got {key[:40]!r}; the "
+                "file may have been moved or deleted, the list shows what is there"
+            )
+        return self._plans.get(_content(entry), lambda: _read(entry))
+
+    def payload(self, loaded: LoadedPlan, name: str, make: Callable[[LoadedPlan], bytes]) -> bytes:
+        """Give bytes made from a plan, from the cache if this content was asked for before."""
+        return self._payloads.get((_content(loaded.entry), name), lambda: make(loaded))
+
+    def _row(self, entry: PlanEntry) -> PlanRow:
+        try:
+            loaded = self._plans.get(_content(entry), lambda: _read(entry))
+        except DCPError as error:
+            return PlanRow(entry, None, None, str(error))
+        return PlanRow(entry, loaded.summary, loaded.meta.get("verified"))
+
+
+def _content(entry: PlanEntry) -> tuple[str, int, int]:
+    return str(entry.path), entry.size_bytes, entry.mtime_ns
+
+
+def _read(entry: PlanEntry) -> LoadedPlan:
+    if entry.size_bytes > MAX_FILE_BYTES:
+        raise DashboardError(
+            f"{entry.relative}: expected at most {MAX_FILE_BYTES:,} bytes, got "
+            f"{entry.size_bytes:,}; plan fewer tokens or larger blocks"
+        )
+    file = read_plan(entry.path)
+    traces: dict[Source, Trace] = {trace.source: trace for trace in file.traces}
+    if "simulated" not in traces:
+        traces = {"simulated": simulate(file.plan), **traces}
+    metrics = measure(file.plan)
+    return LoadedPlan(
+        entry=entry,
+        plan=file.plan,
+        traces=traces,
+        meta=file.meta,
+        totals=device_totals(file.plan, metrics),
+        summary=summarise(file.plan, metrics, traces),
+    )

@@ -1,0 +1,94 @@
+"""What stands between the served folder and anybody else: hosts, origin, token, headers.
+
+A page from another site may point a browser at this server, so loopback alone protects nothing: the
+`Host` header must name the server, a state-free POST must come from our own page, and a server that
+listens beyond loopback wants a token that only the person at the terminal has seen.
+"""
+
+import hmac
+from collections.abc import Sequence
+from urllib.parse import urlencode, urlsplit
+
+from dash import Dash
+from flask import Flask, Response, abort, make_response, redirect, request
+from werkzeug.wrappers import Response as WSGIResponse
+
+COOKIE = "dcp_token"
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+MAX_BODY_BYTES = 1_000_000
+
+TOKEN_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><title>dcp-dsl</title></head>
+<body><h1>A token is needed</h1>
+<p>Open the full address that <code>dcpm dashboard</code> printed, with <code>?token=...</code>.</p>
+</body></html>
+"""
+
+
+def protect(app: Dash, hosts: Sequence[str] | None, token: str | None) -> None:
+    """Install the checks and headers on the application's server; call once all layouts are set.
+
+    Args:
+        app: the application.
+        hosts: names that the `Host` header may carry; ``None`` takes any, for use with a token.
+        token: secret that the first request must bring as ``?token=``; ``None`` asks for none.
+    """
+    server: Flask = app.server
+    server.config["TRUSTED_HOSTS"] = list(hosts) if hosts is not None else None
+    server.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
+    policy = content_security_policy(app.csp_hashes())
+
+    @server.before_request
+    def check() -> WSGIResponse | None:
+        origin = request.headers.get("Origin")
+        if origin is not None and urlsplit(origin).netloc != request.host:
+            abort(403, "this address takes requests from its own pages only")
+        return None if token is None else _check_token(token)
+
+    @server.after_request
+    def add_headers(response: Response) -> Response:
+        response.headers["Content-Security-Policy"] = policy
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["X-Frame-Options"] = "DENY"
+        response.headers["Referrer-Policy"] = "no-referrer"
+        response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
+        response.headers["Cross-Origin-Opener-Policy"] = "same-origin"
+        return response
+
+
+def content_security_policy(script_hashes: Sequence[str]) -> str:
+    """Give the policy: everything from this server, no frames, no plug-ins, no other origin.
+
+    Styles may be inline because React and Plotly set `style` attributes; scripts may not, apart
+    from Dash's one line that starts its renderer. Plotly turns SVG into `data:` and `blob:` images.
+
+    >>> "unsafe-eval" in content_security_policy(["'sha256-x'"])
+    False
+    """
+    return "; ".join(
+        (
+            "default-src 'self'",
+            f"script-src 'self' {' '.join(script_hashes)}",
+            "style-src 'self' 'unsafe-inline'",
+            "img-src 'self' data: blob:",
+            "font-src 'self'",
+            "connect-src 'self'",
+            "object-src 'none'",
+            "base-uri 'none'",
+            "form-action 'self'",
+            "frame-ancestors 'none'",
+        )
+    )
+
+
+def _check_token(token: str) -> WSGIResponse | None:
+    given = request.args.get("token")
+    if given is not None and hmac.compare_digest(given.encode(), token.encode()):
+        rest = urlencode([(key, value) for key, value in request.args.items() if key != "token"])
+        response = redirect(request.path + (f"?{rest}" if rest else ""), code=303)
+        response.set_cookie(COOKIE, token, httponly=True, samesite="Strict")
+        return response
+    cookie = request.cookies.get(COOKIE, "")
+    if hmac.compare_digest(cookie.encode(), token.encode()):
+        return None
+    return make_response(TOKEN_PAGE, 401)

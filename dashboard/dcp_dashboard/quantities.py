@@ -1,0 +1,78 @@
+"""Numbers as people read them: three significant digits and a unit, the same on every page."""
+
+import math
+
+
+def count(value: float) -> str:
+    """Write a whole number with separators, from one million on with a unit.
+
+    >>> count(131072), count(4_294_967_296)
+    ('131,072', '4.29 G')
+    """
+    if value < 1e6:
+        return f"{value:,.0f}"
+    return _scaled(value, (("M", 1e6), ("G", 1e9), ("T", 1e12)))
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun in singular or plural.
+
+    >>> counted(1, "node"), counted(4, "node")
+    ('1 node', '4 nodes')
+    """
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def size(size_bytes: float) -> str:
+    """Write bytes in decimal units.
+
+    >>> size(0), size(1536), size(2.5e9)
+    ('0 B', '1.54 kB', '2.5 GB')
+    """
+    if size_bytes < 1000:
+        return f"{size_bytes:.0f} B"
+    return _scaled(size_bytes, (("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12)))
+
+
+def duration(seconds: float) -> str:
+    """Write a time in ns, µs, ms or s.
+
+    >>> duration(0.0019), duration(12.34), duration(4.2e-8)
+    ('1.9 ms', '12.3 s', '42 ns')
+    """
+    if seconds < 1e-6:
+        return f"{seconds * 1e9:.0f} ns"
+    return _scaled(seconds, (("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)))
+
+
+def percent(fraction: float) -> str:
+    """Write a fraction as per cent.
+
+    >>> percent(0.1234), percent(0.00042), percent(0)
+    ('12.3 %', '0.042 %', '0 %')
+    """
+    return f"{_digits(100 * fraction)} %"
+
+
+def ratio(value: float) -> str:
+    """Write max/mean and the like with two decimals.
+
+    >>> ratio(1.0849)
+    '1.08'
+    """
+    return f"{value:.2f}"
+
+
+def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:
+    unit, factor = next(
+        ((unit, factor) for unit, factor in reversed(units) if value >= factor), units[0]
+    )
+    return f"{_digits(value / factor)} {unit}"
+
+
+def _digits(value: float) -> str:
+    if value == 0:
+        return "0"
+    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,0 +1,152 @@
+"""Serving the application: waitress, one process, eight threads, loopback unless told otherwise."""
+
+import errno
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dcp_dashboard.folder import DashboardError
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8050
+PORTS_TRIED = 50
+THREADS = 8
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A dashboard that is being served from a thread of this process.
+
+    Attributes:
+        url: address to open, with the token if there is one.
+    """
+
+    url: str
+    _stop: Callable[[], None]
+
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        self._stop()
+
+    def __enter__(self) -> "RunningServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def serve(
+    folder: str | Path,
+    host: str = DEFAULT_HOST,
+    port: int | None = None,
+    *,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve the plans of a folder until interrupted.
+
+    Args:
+        folder: where the `.dcpplan` files are.
+        host: address to bind. Beyond loopback, a random token must be in the first URL.
+        port: port to bind; ``None`` takes 8050 or the next free one.
+        on_ready: called with the URL once the port is bound; left out, it is printed.
+
+    Raises:
+        DashboardError: if the folder is missing, the port is taken or a library is not installed.
+    """
+    server, url = _make_server(folder, host, port)
+    (on_ready or _print_url)(url)
+    try:
+        server.run()  # waitress turns KeyboardInterrupt into a clean end
+    finally:
+        server.close()
+
+
+def start_server(folder: str | Path, host: str = DEFAULT_HOST, port: int = 0) -> RunningServer:
+    """Serve the plans of a folder from a thread; port 0 takes any free one.
+
+    Raises:
+        DashboardError: as `serve`.
+    """
+    server, url = _make_server(folder, host, port)
+    thread = threading.Thread(target=server.run, name="dcp-dashboard", daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        # Closing from outside the loop would pull the sockets from under its select call.
+        server.trigger.pull_trigger(server.close)
+        thread.join(timeout=5)
+        server.task_dispatcher.shutdown()
+
+    return RunningServer(url, stop)
+
+
+def _print_url(url: str) -> None:
+    print(url, flush=True)  # the command's data: the address, on standard output
+    print("Press Ctrl-C to stop.", file=sys.stderr, flush=True)
+
+
+def _make_server(folder: str | Path, host: str, port: int | None) -> tuple[Any, str]:
+    """Bind the port and make the server; Any: waitress ships no types."""
+    try:
+        from waitress.server import create_server
+
+        from dcp_dashboard.app import create_app
+        from dcp_dashboard.protection import LOOPBACK_HOSTS, protect
+    except ImportError as error:
+        raise DashboardError(
+            f"the dashboard needs the library {error.name!r}, which is not installed; "
+            "install it with: pip install 'dcp-dsl[dashboard]'"
+        ) from error
+    app = create_app(folder)
+    is_local = host in LOOPBACK
+    token = None if is_local else secrets.token_urlsafe(24)
+    protect(app, LOOPBACK_HOSTS if is_local else None, token)
+    bound = _bind(host, port)
+    address = bound.getsockname()
+    server = create_server(
+        app.server, sockets=[bound], threads=THREADS, ident="dcp-dsl", max_request_body_size=2**20,
+        channel_timeout=30, connection_limit=200,
+    )  # fmt: skip
+    shown = f"[{host}]" if ":" in host else host
+    if host in ("0.0.0.0", "::"):  # every interface: show a name that other machines can open
+        shown = socket.gethostname()
+    query = f"?token={token}" if token else ""
+    return server, f"http://{shown}:{address[1]}/{query}"
+
+
+def _bind(host: str, port: int | None) -> socket.socket:
+    first = DEFAULT_PORT if port is None else port
+    tried = range(first, first + (PORTS_TRIED if port is None else 1))
+    for candidate in tried:
+        try:
+            return _listen(host, candidate)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or port is not None:
+                raise DashboardError(
+                    f"cannot listen on {host} port {candidate}: {error.strerror or error}; choose "
+                    "another one with --port, or leave --port out to take the next free one"
+                ) from error
+    raise DashboardError(
+        f"expected a free port on {host}, got none from {tried[0]} to {tried[-1]}; choose one with "
+        "--port"
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
