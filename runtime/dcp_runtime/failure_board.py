@@ -1,0 +1,147 @@
+"""Finds out which rank is to blame when a run breaks, and tells the same to every rank.
+
+Any rank that cannot go on writes why: it raised an error, or it waits for a peer. Who waits for a
+rank that waits itself is led on to that rank's peer; the chain ends at a rank that raised, or at
+one that writes nothing, because it is dead or stalled. The first rank to know writes the verdict,
+all others adopt it. Nothing is written while all is well.
+"""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from torch._C._distributed_c10d import Store  # torch.distributed.Store, with its type
+
+from dcp_planner import Direction
+from dcp_runtime.errors import RunError
+
+GRACE_S = 1.5
+"""Seconds that a living rank gets to write its status before its silence counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Why a rank cannot go on.
+
+    Attributes:
+        kind: ``"waiting"`` for a message of `peer`, or ``"raised"`` an error.
+        peer: rank that is waited for, or -1.
+        direction, division: where.
+        text: the low-level error, if there is one.
+    """
+
+    kind: Literal["waiting", "raised"]
+    peer: int
+    direction: Direction
+    division: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Which rank is to blame for what."""
+
+    rank: int
+    division: int
+    message: str
+
+
+class FailureBoard:
+    """A few keys in the store of a process group.
+
+    Args:
+        store: store that all ranks reach; keys are its own.
+        rank: this rank.
+    """
+
+    def __init__(self, store: Store, rank: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._is_reachable = True
+
+    def is_marked(self) -> bool:
+        """Whether some rank wrote why it cannot go on."""
+        return self._read("marked") is not None
+
+    def post(self, status: Status) -> None:
+        """Write this rank's status; a store that is gone is not an error of its own."""
+        self._write(f"status/{self._rank}", json.dumps(asdict(status)))
+        self._write("marked", "1")
+
+    def settle(self, own: Status) -> RunError:
+        """Write the own status, wait for the others', and give the error that all ranks raise."""
+        self.post(own)
+        deadline = time.monotonic() + GRACE_S
+        while True:
+            if (known := self._read("verdict")) is not None:
+                return _error(Verdict(**json.loads(known)))
+            verdict = self._follow(own, is_over=time.monotonic() > deadline)
+            if verdict is not None:
+                return _error(self._publish(verdict))
+            time.sleep(0.02)
+
+    def _follow(self, own: Status, *, is_over: bool) -> Verdict | None:
+        """Follow the chain of waiting ranks; give a verdict as soon as its end is certain."""
+        waiting, status, chain = self._rank, own, [self._rank]
+        while True:
+            peer = status.peer
+            if peer in chain:
+                circle = ", ".join(map(str, chain[chain.index(peer) :]))
+                text = f"ranks {circle} wait for each other in {_place(status)}"
+                return Verdict(peer, status.division, text) if is_over else None
+            chain.append(peer)
+            found = self._read(f"status/{peer}")
+            if found is None:
+                low = f" ({status.text.splitlines()[0]})" if status.text else ""
+                text = (
+                    f"rank {peer} is dead or stalled: rank {waiting} waited for it in "
+                    f"{_place(status)}{low}"
+                )
+                return Verdict(peer, status.division, text) if is_over else None
+            waiting, status = peer, Status(**json.loads(found))
+            if status.kind == "raised":
+                text = f"rank {peer} failed in {_place(status)}: {status.text}"
+                return Verdict(peer, status.division, text)
+
+    def _publish(self, verdict: Verdict) -> Verdict:
+        """Write the verdict unless another rank was first; give the one that counts."""
+        if not self._is_reachable:
+            return verdict
+        try:
+            is_first = self._store.add("verdicts", 1) == 1
+        except RuntimeError:
+            return verdict
+        if is_first:
+            self._write("verdict", json.dumps(asdict(verdict)))
+            return verdict
+        deadline = time.monotonic() + GRACE_S
+        while time.monotonic() < deadline:
+            if (known := self._read("verdict")) is not None:
+                return Verdict(**json.loads(known))
+            time.sleep(0.02)
+        return verdict
+
+    def _read(self, key: str) -> str | None:
+        try:
+            found: str | None = None
+            if self._is_reachable and self._store.check([key]):
+                found = self._store.get(key).decode()
+        except RuntimeError:  # the process that serves the store is gone
+            self._is_reachable = False
+        return found
+
+    def _write(self, key: str, value: str) -> None:
+        try:
+            if self._is_reachable:
+                self._store.set(key, value)
+        except RuntimeError:
+            self._is_reachable = False
+
+
+def _place(status: Status) -> str:
+    return f"division {status.division} of {status.direction}"
+
+
+def _error(verdict: Verdict) -> RunError:
+    return RunError(verdict.message, rank=verdict.rank, division=verdict.division)

@@ -1,0 +1,71 @@
+"""What happens on this rank, when: filled while a plan runs, read as a `Trace`."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from dcp_planner import LANES, Lane, Trace
+
+
+class Event(NamedTuple):
+    """One event on this process's monotonic clock; the columns of a `Trace`."""
+
+    lane: Lane
+    start_ns: int
+    end_ns: int
+    is_backward: bool
+    division: int
+    name: str
+    peer: int = -1
+    size_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Recorder:
+    """The events of one prepared plan on one rank; several layers follow one another."""
+
+    device: int
+    events: list[Event] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        """Append an event; list appends are atomic, so any thread may call this."""
+        self.events.append(event)
+
+    def table(self) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], tuple[str, ...]]:
+        """Give the events as int64 ``[E, 8]`` (columns of `Trace` but the name) and their names."""
+        rows = [
+            (
+                e.start_ns,
+                e.end_ns,
+                self.device,
+                LANES.index(e.lane),
+                e.is_backward,
+                e.division,
+                e.peer,
+                e.size_bytes,
+            )
+            for e in self.events
+        ]
+        return np.array(rows, np.int64).reshape(-1, 8), tuple(e.name for e in self.events)
+
+
+def make_trace(
+    table: np.ndarray[tuple[int, int], np.dtype[np.int64]], names: tuple[str, ...]
+) -> Trace:
+    """Sort rows of `Recorder.table`, of one rank or of all, and count time from the first event."""
+    order = np.lexsort((table[:, 0], table[:, 3], table[:, 2]))
+    start, end, device, lane, is_backward, division, peer, size = table[order].T
+    first = start.min() if len(start) else 0
+    return Trace(
+        source="measured",
+        start_ns=start - first,
+        end_ns=end - first,
+        device=device.astype(np.int32),
+        lane=lane.astype(np.uint8),
+        is_backward=is_backward.astype(np.bool_),
+        division=division.astype(np.int32),
+        peer=peer.astype(np.int32),
+        size_bytes=size,
+        name=tuple(names[i] for i in order.tolist()),
+    )
