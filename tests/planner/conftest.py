@@ -1,13 +1,26 @@
 """Block sparsity made by brute force from dense masks: shares nothing with the mask compiler."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dcp_dsl import BatchShape, BlockKind, BlockSparsity, Slabs
+from dcp_planner import (
+    Cluster,
+    ModelShape,
+    Placement,
+    Plan,
+    PlanConfig,
+    assemble,
+    build_workload,
+    make_schedule,
+    validate,
+)
 
 Dense = NDArray[np.bool_]
 
@@ -81,11 +94,89 @@ MASKS: dict[str, list[Dense]] = {
 }
 
 
-@pytest.fixture
-def sparsity_of() -> Callable[[Sequence[Dense], int], BlockSparsity]:
-    return dense_to_sparsity
-
-
 @pytest.fixture(params=sorted(MASKS))
 def sparsity(request: pytest.FixtureRequest) -> BlockSparsity:
     return dense_to_sparsity(MASKS[request.param], 8)
+
+
+@st.composite
+def sparsities(draw: st.DrawFn) -> BlockSparsity:
+    """Packed batches of one to four short sequences with any mask, cut into blocks of any size."""
+    masks = []
+    for _ in range(draw(st.integers(1, 4))):
+        length = draw(st.integers(1, 24))
+        kind = draw(st.sampled_from(["causal", "window", "noise", "full", "nothing"]))
+        if kind == "window":
+            masks.append(sliding_window(length, draw(st.integers(1, length))))
+        elif kind == "noise":
+            rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+            masks.append(rng.random((length, length)) < draw(st.floats(0.02, 0.9)))
+        else:
+            square = np.full((length, length), kind == "full")
+            masks.append(causal(length) if kind == "causal" else square)
+    return dense_to_sparsity(masks, draw(st.integers(1, 9)))
+
+
+@st.composite
+def placements(draw: st.DrawFn, blocks: int, tiles: int, devices: int) -> Placement:
+    """Any placement at all, however bad."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    return Placement(rng.integers(0, devices, blocks), rng.integers(0, devices, tiles))
+
+
+@st.composite
+def placed_plans(draw: st.DrawFn) -> Plan:
+    """Plans of any placement on up to nine devices, not validated."""
+    sparsity, cluster = draw(sparsities()), draw(clusters())
+    workload = build_workload(sparsity, draw(st.sampled_from(SHAPES)))
+    placement = draw(placements(workload.num_blocks, workload.num_tiles, cluster.num_devices))
+    config = PlanConfig(divisions=draw(st.integers(2, 6)))
+    schedule = make_schedule(workload, placement, cluster, config)
+    return assemble(workload, cluster, placement, schedule, "any")
+
+
+def clusters() -> st.SearchStrategy[Cluster]:
+    return st.builds(
+        lambda nodes, devices: Cluster(nodes=nodes, devices_per_node=devices),
+        st.integers(1, 3),
+        st.integers(1, 3),
+    )
+
+
+SHAPES = (ModelShape(), ModelShape(3, 1, 5, 4), ModelShape(32, 8, 128, 2))
+
+
+@pytest.fixture(scope="session")
+def masks() -> SimpleNamespace:
+    """Dense masks and how to pack them; a fixture, because test files cannot import each other."""
+    return SimpleNamespace(
+        causal=causal,
+        sliding_window=sliding_window,
+        shared_question=shared_question,
+        unseen_row=unseen_row,
+        pack=dense_to_sparsity,
+        slabs=dense_to_slabs,
+    )
+
+
+@pytest.fixture(scope="session")
+def strategies() -> SimpleNamespace:
+    return SimpleNamespace(
+        sparsities=sparsities, placements=placements, placed_plans=placed_plans, clusters=clusters
+    )
+
+
+@pytest.fixture(scope="session")
+def plan() -> Plan:
+    """A valid plan with every kind of transfer, on two nodes of two devices."""
+    sparsity = dense_to_sparsity([causal(40), shared_question(5, [9, 9]), causal(3)], 8)
+    workload = build_workload(sparsity, ModelShape())
+    cluster = Cluster(nodes=2, devices_per_node=2)
+    rng = np.random.default_rng(7)
+    placement = Placement(
+        rng.integers(0, 4, workload.num_blocks), rng.integers(0, 4, workload.num_tiles)
+    )
+    schedule = make_schedule(workload, placement, cluster, PlanConfig())
+    made = assemble(workload, cluster, placement, schedule, "any")
+    validate(made)
+    return made

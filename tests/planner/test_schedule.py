@@ -1,0 +1,76 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcp_planner import (
+    Cluster,
+    ModelShape,
+    Placement,
+    PlanConfig,
+    build_workload,
+    make_schedule,
+)
+
+
+def scheduled(data, strategies, divisions):
+    workload = build_workload(data.draw(strategies.sparsities()), ModelShape())
+    cluster = data.draw(strategies.clusters())
+    placed = data.draw(
+        strategies.placements(workload.num_blocks, workload.num_tiles, cluster.num_devices)
+    )
+    schedule = make_schedule(workload, placed, cluster, PlanConfig(divisions=divisions))
+    return workload, placed, schedule
+
+
+@given(st.data(), st.integers(2, 7))
+def test_division_0_is_exactly_the_local_tiles(strategies, data, divisions):
+    workload, placed, schedule = scheduled(data, strategies, divisions)
+    owner, device = placed.device_of_data, placed.device_of_compute
+    is_local = (owner[workload.compute_q] == device) & (owner[workload.compute_kv] == device)
+    for division in (schedule.division, schedule.backward_division):
+        assert ((division == 0) == is_local).all()
+        assert division.max(initial=0) < divisions
+
+
+@given(st.data(), st.integers(2, 7))
+def test_a_device_leaves_out_no_division(strategies, data, divisions):
+    _, placed, schedule = scheduled(data, strategies, divisions)
+    for division in (schedule.division, schedule.backward_division):
+        for device in set(placed.device_of_compute.tolist()):
+            found = set(division[placed.device_of_compute == device].tolist()) - {0}
+            assert found == set(range(1, len(found) + 1))
+
+
+@given(st.data(), st.integers(2, 7))
+def test_tiles_that_wait_for_keys_only_come_before_tiles_of_remote_queries(
+    strategies, data, divisions
+):
+    workload, placed, schedule = scheduled(data, strategies, divisions)
+    needs_q = placed.device_of_data[workload.compute_q] != placed.device_of_compute
+    for device in set(placed.device_of_compute.tolist()):
+        here = (placed.device_of_compute == device) & (schedule.division > 0)
+        keys_only, rows = schedule.division[here & ~needs_q], schedule.division[here & needs_q]
+        assert keys_only.max(initial=0) <= rows.min(initial=divisions)
+
+
+def test_divisions_bring_equal_bytes(masks):
+    # One device computes everything, the other owns everything: 12 key blocks arrive.
+    workload = build_workload(masks.pack([np.ones((24, 24), bool)], 2), ModelShape())
+    owner = np.ones(workload.num_blocks, np.int32)
+    first_row = workload.compute_q == 0
+    owner[0] = 0
+    placed = Placement(owner, np.where(first_row, 0, 1))
+    schedule = make_schedule(workload, placed, Cluster(1, 2), PlanConfig(divisions=4))
+    arrivals = schedule.division[first_row & (workload.compute_kv > 0)]
+    assert np.bincount(arrivals).tolist() in ([0, 4, 4, 3], [0, 4, 3, 4], [0, 3, 4, 4])
+
+
+def test_divisions_partition_the_tiles(masks):
+    workload = build_workload(masks.pack([masks.causal(40)], 4), ModelShape())
+    placed = Placement(np.arange(10) % 4, workload.compute_kv % 4)
+    schedule = make_schedule(workload, placed, Cluster(1, 4), PlanConfig(divisions=3))
+    for direction in ("forward", "backward"):
+        parts = schedule.divisions(direction)
+        assert [part.index for part in parts] == list(range(schedule.num_divisions))
+        together = np.concatenate([part.tiles for part in parts])
+        assert sorted(together.tolist()) == list(range(workload.num_tiles))

@@ -1,0 +1,57 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_workload, place
+from dcp_planner.static_layout import chunk_of_blocks
+
+
+def owners(sparsity, devices, partitioner):
+    workload = build_workload(sparsity, ModelShape())
+    config = PlanConfig(partitioner=partitioner)
+    return workload, place(workload, Cluster(1, devices), config)
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "expected"),
+    [
+        ("static:contiguous", [0, 0, 1, 1, 2, 2, 3, 3]),
+        ("static:zigzag", [0, 1, 2, 3, 3, 2, 1, 0]),
+    ],
+)
+def test_eight_equal_blocks_lie_like_this(masks, partitioner, expected):
+    _, found = owners(masks.pack([masks.causal(32)], 4), 4, partitioner)
+    assert found.device_of_data.tolist() == expected
+
+
+def test_a_tile_is_computed_by_the_owner_of_its_queries(masks):
+    for partitioner in ("static:contiguous", "static:zigzag"):
+        workload, found = owners(masks.pack([masks.causal(40)], 4), 3, partitioner)
+        owner = found.device_of_data
+        assert found.device_of_compute.tolist() == owner[workload.compute_q].tolist()
+
+
+def test_zigzag_levels_a_causal_document(masks):
+    workload, found = owners(masks.pack([masks.causal(64)], 4), 4, "static:zigzag")
+    load = np.bincount(found.device_of_compute, weights=workload.compute_pairs)
+    assert load.max() == load.min()
+
+
+def test_a_static_layout_says_which_tolerance_it_misses(masks):
+    _, found = owners(masks.pack([masks.causal(64)], 4), 4, "static:contiguous")
+    assert len(found.warnings) == 1
+    assert found.warnings[0].startswith("compute: the fullest device has 1.7")
+
+
+@given(st.data())
+def test_every_chunk_border_is_the_nearest_block_border(strategies, data):
+    workload = build_workload(data.draw(strategies.sparsities()), ModelShape())
+    chunks = data.draw(st.integers(1, 12))
+    chunk = chunk_of_blocks(workload, chunks)
+    assert (np.diff(chunk) >= 0).all()
+    bounds = [*workload.block_start.tolist(), int(workload.block_end[-1])]
+    for number in range(1, chunks):
+        ideal = number * bounds[-1] / chunks
+        border = bounds[int((chunk < number).sum())]  # where the chunks below `number` end
+        assert abs(border - ideal) == min(abs(b - ideal) for b in bounds)
