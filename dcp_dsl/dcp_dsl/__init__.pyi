@@ -1,12 +1,14 @@
 from .arrays import readonly
 from .blocks import block_sparsity
-from .dataset import Dataset, Sample, read_dataset
+from .dataset import Dataset, read_dataset
 from .diagnostics import Diagnostic
 from .errors import DatasetError, DCPError, SpecError
 from .formatter import format_source
 from .mask import Mask
 from .oracle import dense_mask
+from .packing import pack
 from .parser import Program, parse
+from .sample import Sample
 from .sparsity import BatchShape, BlockKind, BlockSparsity, Slabs
 from .spec import Attachment, Spec, check, load
 
@@ -30,6 +32,7 @@ __all__ = [
     "dense_mask",
     "format_source",
     "load",
+    "pack",
     "parse",
     "read_dataset",
     "readonly",

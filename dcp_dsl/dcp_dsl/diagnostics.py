@@ -1,0 +1,139 @@
+"""What the compiler tells a person: code, message, place, hint; and how it looks in a terminal."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Literal, TypeAlias
+
+from dcp_dsl.ast import Span
+
+Severity: TypeAlias = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One finding.
+
+    Attributes:
+        code: stable, documented in ``docs/diagnostics.md``; errors begin with E or C, warnings with W.
+        severity: an error keeps the text from being used, a warning does not.
+        message: one line, in the words of the language.
+        line, column: where it starts, both from 1.
+        end_column: where it ends on that line, exclusive.
+        source_line: the text of that line.
+        name: file name, or what stands for it.
+        hint: the way out, or an empty text.
+        label: what the caret says, or an empty text.
+        start, end: the same place in characters of the whole text.
+    """
+
+    code: str
+    severity: Severity
+    message: str
+    line: int
+    column: int
+    end_column: int
+    source_line: str
+    name: str
+    hint: str = ""
+    label: str = ""
+    start: int = 0
+    end: int = 0
+
+    def render(self) -> str:
+        """Give the long form: message, place, source line with caret, hint.
+
+        >>> print(make_diagnostic("E101", "unknown name `kk`", "mask a = kk", Span(9, 11)).render())
+        error[E101]: unknown name `kk`
+          --> <text>:1:10
+           |
+         1 | mask a = kk
+           |          ^^
+        """
+        shown, first, last = _window(self.source_line, self.column - 1, self.end_column - 1)
+        gutter = " " * len(str(self.line))
+        caret = " " * first + "^" * max(1, last - first)
+        if self.label:
+            caret += f" {self.label}"
+        lines = [
+            f"{self.severity}[{self.code}]: {self.message}",
+            f" {gutter}--> {self.name}:{self.line}:{self.column}",
+            f" {gutter} |",
+            f" {self.line} | {shown}".rstrip(),
+            f" {gutter} | {caret}",
+        ]
+        if self.hint:
+            lines.append(f" {gutter} = help: {self.hint}")
+        return "\n".join(lines)
+
+    def concise(self) -> str:
+        """Give one line: ``name:line:column: code message``.
+
+        >>> make_diagnostic("E101", "unknown name `kk`", "mask a = kk", Span(9, 11)).concise()
+        '<text>:1:10: E101 unknown name `kk`'
+        """
+        return f"{self.name}:{self.line}:{self.column}: {self.code} {self.message}"
+
+    def to_json(self) -> dict[str, Any]:  # Any: texts and numbers, ready for json.dumps
+        """Give the fields that tools need, as JSON values."""
+        return {
+            "code": self.code,
+            "severity": self.severity,
+            "message": self.message,
+            "hint": self.hint,
+            "file": self.name,
+            "line": self.line,
+            "column": self.column,
+            "end_column": self.end_column,
+        }
+
+
+def make_diagnostic(
+    code: str,
+    message: str,
+    text: str,
+    span: Span,
+    *,
+    name: str = "<text>",
+    hint: str = "",
+    label: str = "",
+) -> Diagnostic:
+    """Place a message at a span of a text; a span of several lines is shown on its first line."""
+    starts = [0, *(i + 1 for i, c in enumerate(text) if c == "\n")]
+    start = min(span.start, len(text))
+    row = bisect_right(starts, start) - 1
+    line_end = starts[row + 1] - 1 if row + 1 < len(starts) else len(text)
+    return Diagnostic(
+        code=code,
+        severity="warning" if code.startswith("W") else "error",
+        message=message,
+        line=row + 1,
+        column=start - starts[row] + 1,
+        end_column=max(start + 1, min(span.end, line_end)) - starts[row] + 1,
+        source_line=text[starts[row] : line_end].rstrip("\r"),
+        name=name,
+        hint=hint,
+        label=label,
+        start=span.start,
+        end=span.end,
+    )
+
+
+def did_you_mean(word: str, known: "list[str] | tuple[str, ...] | frozenset[str]") -> str:
+    """Give ``did you mean `x`?`` for the closest known word, or an empty text.
+
+    >>> did_you_mean("casual", ["causal", "full"])
+    'did you mean `causal`?'
+    """
+    close = get_close_matches(word, sorted(known), n=1, cutoff=0.6)
+    return f"did you mean `{close[0]}`?" if close else ""
+
+
+def _window(line: str, start: int, end: int, width: int = 120) -> tuple[str, int, int]:
+    """Cut a long line around the caret and replace tabs, so that the caret stays below its place."""
+    line = "".join(c if c.isprintable() else " " for c in line)
+    if len(line) <= width:
+        return line, start, min(end, len(line) + 1)
+    left = max(0, min(start - width // 3, len(line) - width))
+    shown = line[left : left + width]
+    return shown, start - left, min(end - left, width)

@@ -1,0 +1,214 @@
+"""Integer functions of one position, affine by pieces: `q // c`, `k.doc`, `clamp(q, 4, 9)`.
+
+Both sides of every comparison become one function of q plus one of k. A function knows where it is
+defined: `k.doc` is nothing outside all documents.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+MAX_VALUE = 2**50  # sums and products of two such values would not fit into int64 with ease
+
+
+class ValueTooLarge(Exception):
+    """A value left the range in which int64 arithmetic is safe."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piecewise:
+    """A function on positions ``0..num_tokens-1``.
+
+    Attributes:
+        num_tokens: number of positions, at least 1.
+        starts: int64 ``[P]``, first position of each piece; begins with 0, rises.
+        values: int64 ``[P]``, value there.
+        slopes: int64 ``[P]``, change per position.
+        is_defined: bool ``[P]``.
+    """
+
+    num_tokens: int
+    starts: Ints
+    values: Ints
+    slopes: Ints
+    is_defined: Bools
+
+    def __post_init__(self) -> None:
+        if len(self.starts) and np.abs(self.values).max() + np.abs(
+            self.slopes
+        ).max() * self.num_tokens > (MAX_VALUE):
+            raise ValueTooLarge
+
+    @classmethod
+    def position(cls, num_tokens: int) -> "Piecewise":
+        """Give the identity."""
+        return cls.affine(num_tokens, 0, 1)
+
+    @classmethod
+    def constant(cls, num_tokens: int, value: int) -> "Piecewise":
+        """Give a constant."""
+        return cls.affine(num_tokens, value, 0)
+
+    @classmethod
+    def affine(cls, num_tokens: int, value: int, slope: int) -> "Piecewise":
+        """Give ``value + slope * position``."""
+        if abs(value) > MAX_VALUE or abs(slope) > MAX_VALUE:
+            raise ValueTooLarge
+        one = np.ones(1, np.int64)
+        return cls(num_tokens, 0 * one, value * one, slope * one, np.ones(1, np.bool_))
+
+    @classmethod
+    def from_tokens(cls, values: Ints) -> "Piecewise":
+        """Give the function with these values, one per position; equal neighbours share a piece."""
+        starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+        return cls(
+            len(values), starts, values[starts], np.zeros(len(starts), np.int64),
+            np.ones(len(starts), np.bool_),
+        )  # fmt: skip
+
+    @property
+    def lengths(self) -> Ints:
+        """Positions in each piece, int64 ``[P]``."""
+        return np.diff(self.starts, append=self.num_tokens)
+
+    @property
+    def last_values(self) -> Ints:
+        """Value at the last position of each piece, int64 ``[P]``."""
+        return self.values + self.slopes * (self.lengths - 1)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it has one value, everywhere."""
+        is_flat = not self.slopes.any() and (self.values == self.values[0]).all()
+        return bool(is_flat and self.is_defined.all())
+
+    def cut(self, knots: Ints) -> "Piecewise":
+        """Give the same function with pieces that begin at `knots` too (rising, inside)."""
+        starts = np.union1d(self.starts, knots)
+        if len(starts) == len(self.starts):
+            return self
+        piece = np.searchsorted(self.starts, starts, side="right") - 1
+        values = self.values[piece] + self.slopes[piece] * (starts - self.starts[piece])
+        return Piecewise(
+            self.num_tokens, starts, values, self.slopes[piece], self.is_defined[piece]
+        )
+
+    def __add__(self, other: "Piecewise") -> "Piecewise":
+        a, b = self.cut(other.starts), other.cut(self.starts)
+        return Piecewise(
+            self.num_tokens, a.starts, a.values + b.values, a.slopes + b.slopes,
+            a.is_defined & b.is_defined,
+        )  # fmt: skip
+
+    def scale(self, factor: int) -> "Piecewise":
+        """Give ``factor`` times the function."""
+        if abs(factor) > MAX_VALUE or int(np.abs(self.values).max(initial=0)) * abs(factor) > MAX_VALUE:
+            raise ValueTooLarge
+        if int(np.abs(self.slopes).max(initial=0)) * abs(factor) > MAX_VALUE:
+            raise ValueTooLarge
+        return Piecewise(
+            self.num_tokens, self.starts, self.values * factor, self.slopes * factor,
+            self.is_defined,
+        )  # fmt: skip
+
+    def shift(self, amount: int) -> "Piecewise":
+        """Give the function plus a constant."""
+        if abs(amount) > MAX_VALUE:
+            raise ValueTooLarge
+        return Piecewise(
+            self.num_tokens, self.starts, self.values + amount, self.slopes, self.is_defined
+        )
+
+    def floor_divide(self, divisor: int) -> "Piecewise":
+        """Give the function divided by a positive constant, rounded down.
+
+        A piece of slope s becomes one of slope ``s // divisor`` plus steps of one; a step every
+        ``divisor / (s % divisor)`` positions.
+        """
+        whole, part = self.slopes // divisor, self.slopes % divisor
+        first = self.values
+        last = first + part * (self.lengths - 1)  # without the whole part, which divides exactly
+        steps = last // divisor - first // divisor
+        piece = np.repeat(np.arange(len(steps)), steps + 1)
+        index = np.arange(len(piece)) - np.repeat(np.cumsum(steps + 1) - (steps + 1), steps + 1)
+        level = first[piece] // divisor + index
+        # First position of the piece where the level is reached: ceil((level * divisor - first) / part).
+        gap = np.maximum(level * divisor - first[piece], 0)
+        offset = -(-gap // np.maximum(part[piece], 1))
+        starts = self.starts[piece] + offset
+        values = level + whole[piece] * offset
+        return Piecewise(self.num_tokens, starts, values, whole[piece], self.is_defined[piece])
+
+    def modulo(self, divisor: int) -> "Piecewise":
+        """Give the remainder of dividing by a positive constant, never negative."""
+        return self + self.floor_divide(divisor).scale(-divisor)
+
+    def maximum(self, other: "Piecewise") -> "Piecewise":
+        """Give the larger of two functions at each position."""
+        a, b = self.cut(other.starts), other.cut(self.starts)
+        gap, growth, lengths = a.values - b.values, a.slopes - b.slopes, a.lengths
+        after = gap + growth * (lengths - 1)
+        is_crossing = (np.sign(gap) * np.sign(after)) < 0
+        steps = -(-np.abs(gap) // np.maximum(np.abs(growth), 1))  # first offset at or past the crossing
+        knots = (a.starts + steps)[is_crossing]
+        a, b = a.cut(knots), b.cut(knots)
+        gap = a.values - b.values
+        gap = np.where(gap == 0, a.slopes - b.slopes, gap)
+        chosen = [np.where(gap >= 0, x, y) for x, y in ((a.values, b.values), (a.slopes, b.slopes))]
+        return Piecewise(self.num_tokens, a.starts, *chosen, a.is_defined & b.is_defined)
+
+    def solve(self, op: str, bound: int = 0) -> tuple[Ints, Ints]:
+        """Give the ranges of positions where the function is defined and compares true with `bound`.
+
+        Returns:
+            Starts and ends, int64 ``[M]``, rising; ranges neither overlap nor touch.
+        """
+        if op in ("==", "!="):
+            low, high = self.solve("<=", bound - 1), self.solve(">=", bound + 1)
+            unequal = _join_ranges(*(np.concatenate(p) for p in zip(low, high, strict=True)))
+            if op == "!=":
+                return unequal
+            return _subtract_ranges(self.defined_ranges(), unequal)
+        function, limit = (self, bound) if op in ("<", "<=") else (self.scale(-1), -bound)
+        limit -= op in ("<", ">")
+        room = limit - function.values  # slope * offset <= room
+        slope, length = function.slopes, function.lengths
+        reach = np.where(slope == 0, np.where(room >= 0, length, 0), 0)
+        up, down = slope > 0, slope < 0
+        reach = np.where(up, np.clip(room // np.where(up, slope, 1) + 1, 0, length), reach)
+        begin = np.where(down, np.clip(-(room // np.where(down, -slope, 1)), 0, length), 0)
+        end = np.where(down, length, reach)
+        kept = (begin < end) & self.is_defined
+        return _join_ranges((self.starts + begin)[kept], (self.starts + end)[kept])
+
+    def defined_ranges(self) -> tuple[Ints, Ints]:
+        """Give the ranges of positions where the function is defined."""
+        return _join_ranges(
+            self.starts[self.is_defined], (self.starts + self.lengths)[self.is_defined]
+        )
+
+
+def _join_ranges(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Sort disjoint ranges and join those that touch."""
+    order = np.argsort(starts, kind="stable")
+    starts, ends = starts[order], ends[order]
+    if len(starts) == 0:
+        return starts, ends
+    is_new = np.concatenate([[True], starts[1:] != ends[:-1]])
+    return starts[is_new], ends[np.append(is_new[1:], True)]
+
+
+def _subtract_ranges(whole: tuple[Ints, Ints], part: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
+    """Give the positions of `whole` that are not in `part`, a subset of it."""
+    marks = np.concatenate([whole[0], part[1], part[0], whole[1]])
+    change = np.repeat([1, 1, -1, -1], [len(x) for x in (whole[0], part[1], part[0], whole[1])])
+    order = np.argsort(marks, kind="stable")
+    marks, cover = marks[order], np.cumsum(change[order])
+    is_final = np.append(marks[1:] != marks[:-1], True) if len(marks) else np.empty(0, np.bool_)
+    marks, is_in = marks[is_final], cover[is_final] > 0
+    was_in = np.concatenate([[False], is_in[:-1]])[: len(is_in)]
+    return marks[is_in & ~was_in], marks[was_in & ~is_in]

@@ -1,0 +1,100 @@
+"""Which name means what: the definitions of one text, and the standard library behind it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from dcp_grammar import MASKS
+
+from dcp_dsl import ast
+from dcp_dsl.ast import Program
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scope:
+    """Definitions of a text by name; of doubled names the first one counts.
+
+    Attributes:
+        program: the text they come from.
+        masks, stacks, samples, tokens: statements by their name.
+        segments: segment statements by their own name and by the names of the parts inside.
+    """
+
+    program: Program
+    masks: Mapping[str, ast.MaskDef]
+    stacks: Mapping[str, ast.Stack]
+    samples: Mapping[str, ast.SampleDef]
+    tokens: Mapping[str, ast.Token]
+    segments: Mapping[str, ast.Segment]
+
+    @classmethod
+    def of(cls, program: Program) -> "Scope":
+        """Collect the definitions of a program."""
+        masks: dict[str, ast.MaskDef] = {}
+        stacks: dict[str, ast.Stack] = {}
+        samples: dict[str, ast.SampleDef] = {}
+        tokens: dict[str, ast.Token] = {}
+        segments: dict[str, ast.Segment] = {}
+        for statement in program.statements:
+            match statement:
+                case ast.MaskDef():
+                    masks.setdefault(statement.name.text, statement)
+                case ast.Stack():
+                    stacks.setdefault(statement.name.text, statement)
+                case ast.SampleDef():
+                    samples.setdefault(statement.name.text, statement)
+                case ast.Token():
+                    tokens.setdefault(statement.name.text, statement)
+                case ast.Segment():
+                    for name in segment_names(statement):
+                        segments.setdefault(name.text, statement)
+        return cls(program, masks, stacks, samples, tokens, segments)
+
+    def find_mask(self, name: str) -> "tuple[ast.MaskDef, Scope] | None":
+        """Give the mask of this name and the scope its body is read in; own masks come first."""
+        if name in self.masks:
+            return self.masks[name], self
+        library = find_library_scope(name)
+        return None if library is None else (library.masks[name], library)
+
+    def statements_of(self, kind: type[ast.Statement]) -> "list[ast.Statement]":
+        """Give the statements of one kind, in order."""
+        return [s for s in self.program.statements if isinstance(s, kind)]
+
+
+def segment_names(segment: ast.Segment) -> Iterator[ast.Ident]:
+    """Give every name a segment statement defines: its own, those of its parts, those after `as`."""
+    yield segment.name
+    match segment.source:
+        case ast.Layout(parts):
+            yield from part_names(parts)
+        case ast.Columns(names=names):
+            yield from names
+
+
+def part_names(parts: tuple[ast.Leaf | ast.Group, ...]) -> Iterator[ast.Ident]:
+    """Give the names inside a layout, from left to right."""
+    for part in parts:
+        if part.name is not None:
+            yield part.name
+        if isinstance(part, ast.Group):
+            yield from part_names(part.parts)
+
+
+@cache
+def library_names() -> tuple[str, ...]:
+    """Give the names of the standard library's masks, sorted; each lives in a file of its name."""
+    names = (entry.name for entry in MASKS.iterdir())
+    return tuple(sorted(n.removesuffix(".dcpm") for n in names if n.endswith(".dcpm")))
+
+
+@cache
+def find_library_scope(name: str) -> Scope | None:
+    """Read the standard library's file that defines a mask, or give None."""
+    from dcp_dsl.parser import parse  # here: only this function needs the parser
+
+    if name not in library_names():
+        return None
+    file = f"{name}.dcpm"
+    text = (MASKS / file).read_text(encoding="utf-8")
+    return Scope.of(parse(text, f"<library>/{file}"))
