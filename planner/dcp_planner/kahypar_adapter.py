@@ -36,7 +36,7 @@ from dcp_planner.repair import Board, caps_of, price_between_nodes, repair
 from dcp_planner.workload import Workload
 
 _INSTALL = "install it with `pip install 'dcp-dsl[kahypar]'`, or choose partitioner='static:zigzag'"
-_WEIGHT_LIMIT = 2**30  # of the sum; KaHyPar adds tolerances on top and computes in int32
+_WEIGHT_LIMIT = 10**9  # of the sum, about; KaHyPar adds tolerances on top and computes in int32
 _UNITS_PER_TILE = 16  # mean weight of a tile below which token units are made coarser
 _MOST_PER_TILE = 1e6  # mean weight of a tile: more would be precision that nobody asked for
 _ENCODINGS = (True, False)  # with and without token targets

@@ -55,6 +55,35 @@ def count_pairs(slabs: Slabs, bounds: Ints) -> tuple[Ints, Ints, Ints]:
     return found // (len(bounds) - 1), found % (len(bounds) - 1), totals
 
 
+def find_overlap(slabs: Slabs) -> int | None:
+    """Give a slab that shares a pair with another, or ``None``.
+
+    Between two rows where any slab begins or ends, ends are straight lines, so slabs are disjoint on
+    all rows if they lie in the same order, side by side, on the first and on the last.
+
+    >>> find_overlap(Slabs(4, [0, 2], [4, 3], [0, 1], [1, 4], [0, 0], [1, 0]))
+    1
+    """
+    edges = np.unique(np.concatenate([slabs.q_start, slabs.q_end]))
+    slab, band = _ranges(np.searchsorted(edges, slabs.q_start), np.searchsorted(edges, slabs.q_end))
+    spans = []
+    for row in (edges[band], edges[band + 1] - 1):
+        down = row - slabs.q_start[slab]
+        spans.append(
+            (
+                slabs.kv_start[slab] + slabs.start_slope[slab] * down,
+                slabs.kv_end[slab] + slabs.end_slope[slab] * down,
+            )
+        )
+    order = np.lexsort((spans[0][0], band))
+    follows = np.diff(band[order]) == 0
+    for start, end in spans:
+        crossed = np.flatnonzero(follows & (end[order][:-1] > start[order][1:]))
+        if crossed.size:
+            return int(slab[order][crossed[0] + 1])
+    return None
+
+
 def _ranges(first: Ints, last: Ints) -> tuple[Ints, Ints]:
     """Give (i, v) for every v in ``first[i]..last[i]-1``, for all i."""
     sizes = np.maximum(last - first, 0)

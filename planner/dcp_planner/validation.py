@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl import BlockKind
 from dcp_planner.errors import PlanError
-from dcp_planner.pair_count import count_pairs
+from dcp_planner.pair_count import count_pairs, find_overlap
 from dcp_planner.plan import SCHEMA, Plan, TransferKind
 from dcp_planner.program_validation import check_programs
 
@@ -119,6 +119,9 @@ def _check_mask(plan: Plan) -> None:
             f"the mask covers the batch: slabs of {slabs.num_tokens} tokens, batch of "
             f"{plan.num_tokens}"
         )
+    overlap = find_overlap(slabs)
+    if overlap is not None:
+        raise PlanError(f"slabs are disjoint: slab {overlap} shares a pair with another")
     bounds = np.append(0, blocks.end)
     q_block, kv_block, pairs = count_pairs(slabs, bounds)
     have = set(zip(tiles.q_block.tolist(), tiles.kv_block.tolist(), strict=True))

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_dsl import Slabs
-from dcp_planner.pair_count import count_pairs
+from dcp_planner.pair_count import count_pairs, find_overlap
 
 
 def to_dense(slabs: Slabs) -> np.ndarray:
@@ -49,3 +49,11 @@ def test_pairs_of_any_slabs_match_the_dense_mask(data):
 def test_no_slab_has_no_tile():
     q, kv, pairs = count_pairs(Slabs(4, *np.zeros((6, 0), np.int64)), np.array([0, 2, 4]))
     assert (len(q), len(kv), len(pairs)) == (0, 0, 0)
+
+
+@given(st.data())
+def test_an_overlap_is_found_if_and_only_if_a_pair_is_covered_twice(data):
+    tokens = data.draw(st.integers(1, 12))
+    rows = data.draw(st.lists(one_slab(tokens), max_size=4))
+    slabs = Slabs(tokens, *np.array(sorted(rows), np.int64).reshape(-1, 6).T)
+    assert (find_overlap(slabs) is not None) == bool((to_dense(slabs) > 1).any())

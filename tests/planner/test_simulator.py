@@ -1,0 +1,160 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcp_planner import (
+    LANES,
+    Cluster,
+    ModelShape,
+    Placement,
+    PlanConfig,
+    assemble,
+    build_plan,
+    build_workload,
+    make_schedule,
+    simulate,
+)
+
+TINY = ModelShape(
+    q_heads=1, kv_heads=1, head_dim=1, dtype_bytes=1
+)  # 4 FLOPs a pair, kv 2 B a token
+
+
+def rows(trace):
+    return [
+        (
+            int(trace.device[i]), LANES[trace.lane[i]], trace.name[i], int(trace.start_ns[i]),
+            int(trace.end_ns[i]), int(trace.peer[i]), int(trace.size_bytes[i]),
+            bool(trace.is_backward[i]), int(trace.division[i]),
+        )
+        for i in range(len(trace))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        Cluster(1, 2, intra_bytes_per_s=1e9, inter_bytes_per_s=1, latency_s=1e-7, flops_per_s=1e9),
+        Cluster(2, 1, intra_bytes_per_s=1, inter_bytes_per_s=1e9, latency_s=1e-7, flops_per_s=1e9),
+    ],
+    ids=["inside a node", "between nodes"],
+)
+def test_two_devices_and_two_causal_blocks_take_these_nanoseconds(masks, cluster):
+    # Blocks of 4: tiles (0,0) 10 pairs on device 0; (1,0) 16 and (1,1) 10 pairs on device 1.
+    # 1 ns a FLOP and a byte, 100 ns latency; keys of block 0 travel: 4 tokens * 2 B = 8 ns.
+    sparsity = masks.pack([masks.causal(8)], 4)
+    plan = build_plan(sparsity, TINY, cluster, PlanConfig(partitioner="static:contiguous"))
+    assert rows(simulate(plan)) == [
+        (0, "compute", "attention", 0, 40, -1, 0, False, 0),
+        (0, "compute", "attention", 172, 272, -1, 0, True, 0),  # forward ended at 172
+        (0, "send", "kv 0", 0, 8, 1, 8, False, 1),
+        (0, "send", "kv 0", 172, 180, 1, 8, True, 1),
+        (0, "receive", "dkv 0", 540, 548, 1, 8, True, 1),
+        (0, "wait", "wait for results 1", 272, 548, -1, 0, True, 1),
+        (1, "compute", "attention", 0, 40, -1, 0, False, 0),
+        (1, "compute", "attention", 108, 172, -1, 0, False, 1),
+        (1, "compute", "attention", 172, 272, -1, 0, True, 0),
+        (1, "compute", "attention", 280, 440, -1, 0, True, 1),
+        (1, "send", "dkv 0", 440, 448, 0, 8, True, 1),
+        (1, "receive", "kv 0", 100, 108, 0, 8, False, 1),
+        (1, "receive", "kv 0", 272, 280, 0, 8, True, 1),
+        (1, "wait", "wait for inputs 1", 40, 108, -1, 0, False, 1),
+        (1, "wait", "wait for inputs 1", 272, 280, -1, 0, True, 1),
+        (1, "wait", "wait for results 1", 440, 448, -1, 0, True, 1),
+    ]
+
+
+def test_messages_through_one_port_follow_each_other_and_ports_work_at_once(masks):
+    # Device 0 owns all keys that 1 (same node) and 2 (other node) need; each lane has its own port.
+    sparsity = masks.pack([np.ones((12, 12), bool)], 4)
+    workload = build_workload(sparsity, TINY)
+    cluster = Cluster(
+        2, 2, intra_bytes_per_s=1e9, inter_bytes_per_s=5e8, latency_s=0, flops_per_s=1e9
+    )
+    placed = Placement(np.array([0, 1, 2]), np.array([0, 1, 2])[workload.compute_q])
+    schedule = make_schedule(workload, placed, cluster, PlanConfig(divisions=2))
+    trace = simulate(assemble(workload, cluster, placed, schedule, "by hand"))
+    sends = [r for r in rows(trace) if r[1] == "send" and not r[7]]
+    # kv 0: 0->1 inside, 8 ns; 0->2 between, 16 ns, at once. kv 1 likewise; kv 2 leaves 2's one
+    # network port twice, and what enters 2 from 0 and from 1 shares its network port.
+    assert {(r[0], r[5], r[2]): (r[3], r[4]) for r in sends} == {
+        (0, 1, "kv 0"): (0, 8),
+        (0, 2, "kv 0"): (0, 16),
+        (1, 0, "kv 1"): (0, 8),
+        (1, 2, "kv 1"): (16, 32),
+        (2, 0, "kv 2"): (0, 16),
+        (2, 1, "kv 2"): (16, 32),
+    }
+
+
+@given(st.data())
+def test_no_plan_is_faster_than_its_compute_or_its_busiest_link(strategies, data):
+    plan = data.draw(strategies.placed_plans())
+    trace, table, cluster = simulate(plan), plan.transfers, plan.cluster
+    for is_backward, ratio in ((False, 1.0), (True, 2.5)):
+        seconds = trace.seconds(is_backward=is_backward)
+        flops = np.bincount(plan.tiles.device, weights=plan.tiles.pairs, minlength=plan.num_devices)
+        flops = flops * 4 * plan.shape.q_heads * plan.shape.head_dim * ratio
+        assert seconds >= flops.max() / cluster.flops_per_s - 1e-15
+        per_node = cluster.devices_per_node
+        is_inter = table.source // per_node != table.target // per_node
+        for crosses, rate in (
+            (False, cluster.intra_bytes_per_s),
+            (True, cluster.inter_bytes_per_s),
+        ):
+            chosen = (table.is_backward == is_backward) & (is_inter == crosses)
+            for ends in (table.source, table.target):
+                sizes = np.bincount(ends[chosen], weights=table.size_bytes[chosen])
+                assert seconds >= sizes.max(initial=0) / rate - 1e-15
+
+
+@given(st.data())
+def test_every_transfer_is_sent_and_received_once_with_its_latency(strategies, data):
+    plan = data.draw(strategies.placed_plans())
+    table, events = plan.transfers, rows(simulate(plan))
+    latency = round(plan.cluster.latency_s * 1e9)
+    sent = sorted((r[0], r[5], r[2], r[6], r[7], r[3], r[4]) for r in events if r[1] == "send")
+    received = sorted(
+        (r[5], r[0], r[2], r[6], r[7], r[3] - latency, r[4] - latency)
+        for r in events
+        if r[1] == "receive"
+    )
+    assert sent == received
+    assert sorted(s[:2] + s[3:5] for s in sent) == sorted(
+        zip(
+            table.source.tolist(), table.target.tolist(), table.size_bytes.tolist(),
+            table.is_backward.tolist(), strict=True,
+        )
+    )  # fmt: skip
+
+
+@given(st.data())
+def test_no_lane_of_a_device_does_two_things_at_once(strategies, data):
+    plan = data.draw(strategies.placed_plans())
+    busy = {}
+    per_node = plan.cluster.devices_per_node
+    for device, lane, _, start, end, peer, *_ in rows(simulate(plan)):
+        port = peer >= 0 and peer // per_node != device // per_node
+        busy.setdefault((device, lane, port), []).append((start, end))
+    for device in range(plan.num_devices):  # a device computes or waits
+        both = busy.get((device, "compute", False), []) + busy.pop((device, "wait", False), [])
+        busy[device, "compute", False] = both
+    for spans in busy.values():
+        spans.sort()
+        assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+
+
+def test_waits_and_compute_fill_the_time_of_the_slowest_device(plan):
+    trace = simulate(plan)
+    for is_backward in (False, True):
+        chosen = trace.is_backward == is_backward
+        start = trace.start_ns[chosen].min()
+        stands = chosen & np.isin(trace.lane, [LANES.index("compute"), LANES.index("wait")])
+        spent = np.bincount(trace.device[stands], (trace.end_ns - trace.start_ns)[stands])
+        ends = [trace.end_ns[stands & (trace.device == d)].max() for d in range(4)]
+        assert spent.tolist() == [end - start for end in ends]
+
+
+def test_the_same_plan_gives_the_same_trace(plan):
+    assert rows(simulate(plan)) == rows(simulate(plan))

@@ -1,0 +1,291 @@
+"""Break a valid plan in every way and see the invariant named."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from dcp_dsl import Slabs
+from dcp_planner import (
+    Attention,
+    Cluster,
+    CommLaunch,
+    CommWait,
+    Copy,
+    DeviceProgram,
+    ModelShape,
+    Plan,
+    PlanConfig,
+    PlanError,
+    Reduction,
+    TransferKind,
+    build_plan,
+    simulate,
+    validate,
+)
+
+
+def with_cell(plan: Plan, table: str, column: str, row: int, value: int) -> Plan:
+    old = getattr(plan, table)
+    values = getattr(old, column).copy()
+    values[row] = value
+    return replace(plan, **{table: replace(old, **{column: values})})
+
+
+def without_row(plan: Plan, table: str, row: int) -> Plan:
+    old = getattr(plan, table)
+    columns = {f.name: np.delete(getattr(old, f.name), row) for f in fields(old)}
+    return replace(plan, **{table: replace(old, **columns)})
+
+
+def with_program(plan: Plan, device: int, instructions: list, direction: str = "forward") -> Plan:
+    programs = list(getattr(plan, direction))
+    programs[device] = DeviceProgram(device, tuple(instructions))
+    return replace(plan, **{direction: tuple(programs)})
+
+
+def find(plan: Plan, kind: type, where: Callable = lambda step: True) -> tuple[int, int]:
+    """Give (device, position) of the first fitting instruction in forward."""
+    for program in plan.forward:
+        for position, step in enumerate(program.instructions):
+            if isinstance(step, kind) and where(step):
+                return program.device, position
+    raise AssertionError(f"the plan has no such {kind.__name__}")
+
+
+def edited(plan: Plan, place: tuple[int, int], *steps: object) -> Plan:
+    """Put steps in the place of one instruction."""
+    device, position = place
+    program = list(plan.forward[device].instructions)
+    program[position : position + 1] = steps
+    return with_program(plan, device, program)
+
+
+def step_at(plan: Plan, place: tuple[int, int]) -> object:
+    return plan.forward[place[0]].instructions[place[1]]
+
+
+def moved(plan: Plan, place: tuple[int, int], position: int) -> Plan:
+    device, old = place
+    program = list(plan.forward[device].instructions)
+    step = program.pop(old)
+    program.insert(position, step)
+    return with_program(plan, device, program)
+
+
+def is_input_launch(plan: Plan) -> Callable:
+    return lambda step: (
+        plan.transfers.kind[step.transfers[0]] < TransferKind.OUT and len(step.transfers) > 1
+    )
+
+
+def is_result_launch(plan: Plan) -> Callable:
+    return lambda step: plan.transfers.kind[step.transfers[0]] >= TransferKind.OUT
+
+
+def drop_slab(plan: Plan) -> Plan:
+    return replace(plan, slabs=Slabs(plan.num_tokens, *plan.slabs.table()[:-1].T))
+
+
+def swap_in_launch(plan: Plan) -> Plan:
+    """Turn the order of two transfers between the same devices round on one end."""
+    table = plan.transfers
+    for program in plan.forward:
+        for position, step in enumerate(program.instructions):
+            if not isinstance(step, CommLaunch):
+                continue
+            ends = {}
+            for place, x in enumerate(step.transfers):
+                pair = (int(table.source[x]), int(table.target[x]))
+                if pair in ends:
+                    items = list(step.transfers)
+                    items[ends[pair]], items[place] = items[place], items[ends[pair]]
+                    changed = replace(step, transfers=tuple(items))
+                    return edited(plan, (program.device, position), changed)
+                ends[pair] = place
+    raise AssertionError("no two transfers of one launch share their ends")
+
+
+def late_input(plan: Plan) -> Plan:
+    """Wait for inputs after the attention that needs them."""
+    place = find(plan, CommWait, lambda step: step.key < 4)
+    program = plan.forward[place[0]].instructions
+    after = next(i for i in range(place[1], len(program)) if isinstance(program[i], Attention))
+    return moved(plan, place, after)
+
+
+def early_result(plan: Plan) -> Plan:
+    """Send a result before the attention that makes it."""
+    place = find(
+        plan,
+        CommLaunch,
+        lambda step: (
+            is_result_launch(plan)(step)
+            and any(plan.transfers.source[x] == d for d in range(1) for x in step.transfers)
+        ),
+    )
+    program = plan.forward[place[0]].instructions
+    before = max(i for i in range(place[1]) if isinstance(program[i], Attention))
+    return moved(plan, place, before)
+
+
+def late_wait(plan: Plan) -> Plan:
+    """Reduce before the results have arrived."""
+    table = plan.transfers
+    device = int(table.target[(table.kind == TransferKind.OUT) & ~table.is_backward][0])
+    program = list(plan.forward[device].instructions)
+    waits = [s for s in program if isinstance(s, CommWait)]
+    return with_program(plan, device, [s for s in program if s is not waits[-1]] + [waits[-1]])
+
+
+def deadlock(plan: Plan) -> Plan:
+    """Wait for the inputs of division 1 before launching division 1 and 2 on two devices' ends."""
+    device, at = find(plan, CommWait, lambda step: step.key == 1)
+    program = list(plan.forward[device].instructions)
+    wait = program.pop(at)
+    launch = next(i for i, s in enumerate(program) if isinstance(s, CommLaunch) and s.key == 2)
+    # This device waits for key 2 before it launches what others wait for under key 1.
+    first = next(i for i, s in enumerate(program) if isinstance(s, CommLaunch) and s.key == 1)
+    second_wait = next(i for i, s in enumerate(program) if isinstance(s, CommWait) and s.key == 2)
+    steps = [program[0], program[launch], program[second_wait], program[first], wait]
+    steps += [s for s in program[1:] if s not in steps]
+    return with_program(plan, device, steps)
+
+
+CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
+    "schema": (lambda p: replace(p, schema="dcp.plan/0"), "expected schema 'dcp.plan/1'"),
+    "owner": (lambda p: with_cell(p, "blocks", "owner", 2, 4), "every owner is a device 0 to 3: broken at block 2 \\(owner 4"),
+    "owner moved": (
+        lambda p: with_cell(p, "blocks", "owner", 0, (int(p.blocks.owner[0]) + 1) % 4),
+        "has a transfer|is needed by a tile",
+    ),
+    "gap": (lambda p: with_cell(p, "blocks", "start", 1, 9), "blocks tile the batch in order: broken at block 1"),
+    "empty block": (lambda p: with_cell(p, "blocks", "end", 1, 8), "blocks tile the batch in order: broken at block 1"),
+    "short": (lambda p: without_row(p, "blocks", len(p.blocks) - 1), "blocks tile the batch in order: they end at"),
+    "sequence": (lambda p: with_cell(p, "blocks", "sequence", 0, 1), "no block crosses the border of its sequence: broken at block 0"),
+    "no sequence": (lambda p: with_cell(p, "blocks", "sequence", 0, 3), "no block crosses the border"),
+    "cu_seqlens": (lambda p: replace(p, cu_seqlens=p.cu_seqlens[::-1].copy()), "cu_seqlens does not rise"),
+    "q_block": (lambda p: with_cell(p, "tiles", "q_block", 3, 99), "every tile's q_block is a block"),
+    "kv_block": (lambda p: with_cell(p, "tiles", "kv_block", 3, -1), "every tile's kv_block is a block"),
+    "tile order": (lambda p: with_cell(p, "tiles", "kv_block", 1, 1), "tiles are sorted|none twice"),
+    "tile device": (lambda p: with_cell(p, "tiles", "device", 1, 4), "every tile's device is 0 to 3"),
+    "division": (lambda p: with_cell(p, "tiles", "division", 1, -1), "every tile's division is at least 0"),
+    "division moved": (lambda p: with_cell(p, "tiles", "division", 1, int(p.tiles.division[1]) + 1), "every tile is computed where and when the table says: tile 1"),
+    "pairs": (lambda p: with_cell(p, "tiles", "pairs", 4, 1), "tiles cover every visible pair exactly once: broken at tile 4 \\(pairs 1, visible"),
+    "kind": (lambda p: with_cell(p, "tiles", "kind", 0, 2), "a tile is full if and only if .* broken at tile 0"),
+    "tile missing": (lambda p: without_row(p, "tiles", 0), "the tile of q_block 0, kv_block 0 is missing"),
+    "mask smaller": (drop_slab, "visible pair exactly once"),
+    "mask of other size": (lambda p: replace(p, slabs=Slabs(3, [0], [3], [0], [1], [0], [1])), "the mask covers the batch"),
+    "transfer block": (lambda p: with_cell(p, "transfers", "block", 0, 99), "every transfer's block is 0 to"),
+    "transfer kind": (lambda p: with_cell(p, "transfers", "kind", 0, 7), "every transfer's kind is known"),
+    "transfer source": (lambda p: with_cell(p, "transfers", "source", 0, -1), "every transfer's source is a device"),
+    "transfer missing": (lambda p: without_row(p, "transfers", 0), "every remote input and result has a transfer: forward"),
+    "transfer twice": (lambda p: twice(p), "no transfer is listed twice"),
+    "transfer unneeded": (lambda p: unneeded(p), "every transfer is needed by a tile"),
+    "size": (lambda p: with_cell(p, "transfers", "size_bytes", 0, 5), "a transfer's size follows from its tokens .* broken at transfer 0 \\(size_bytes 5"),
+    "transfer division": (lambda p: with_cell(p, "transfers", "division", 0, 3), "a transfer is launched in its division: transfer 0"),
+    "programs missing": (lambda p: replace(p, forward=p.forward[:-1]), "forward: there is one program per device"),
+    "programs swapped": (lambda p: replace(p, backward=p.backward[::-1]), "backward: there is one program per device"),
+    "no copy": (lambda p: edited(p, (0, 0)), "device 0 first copies exactly the blocks it owns"),
+    "copy of another block": (lambda p: edited(p, (0, 0), Copy((0, 1, 2))), "device 0 first copies exactly the blocks it owns"),
+    "no reduction": (lambda p: edited(p, find(p, Reduction)), "ends with its one reduction"),
+    "reduction first": (lambda p: moved(p, find(p, Reduction), 1), "ends with its one reduction|a result arrives before its reduction"),
+    "result not reduced": (lambda p: shorter_reduction(p), "every result is reduced exactly once"),
+    "tile twice": (lambda p: edited(p, find(p, Attention), *[step_at(p, find(p, Attention))] * 2), "every tile is computed exactly once: tile . is twice"),
+    "tile never": (lambda p: edited(p, find(p, Attention)), "every tile is computed exactly once: tile . is never"),
+    "tile unknown": (lambda p: edited(p, find(p, Attention), Attention(0, (999,))), "computes tile 999, which does not exist"),
+    "launch never": (lambda p: shorter_launch(p), "every transfer is launched exactly once by both ends: .* is never by its"),
+    "launch twice": (lambda p: doubled_launch(p), "every transfer is launched exactly once by both ends: .* is launched twice"),
+    "key twice": (lambda p: edited(p, find(p, CommLaunch), *[step_at(p, find(p, CommLaunch))] * 2), "launches each key once"),
+    "launch by a stranger": (lambda p: stranger(p), "is no end of transfer"),
+    "launch unknown": (lambda p: edited(p, find(p, CommLaunch), CommLaunch(1, 1, (99999,))), "names transfer 99999, which does not exist"),
+    "other direction": (lambda p: replace(p, forward=p.backward), "belongs to the other direction|computed where and when|launched in its division"),
+    "wait never": (lambda p: edited(p, find(p, CommWait)), "every transfer is waited for exactly once by both ends"),
+    "wait unknown": (lambda p: edited(p, find(p, CommWait), CommWait(77, 1)), "waits only for what it has launched: key 77"),
+    "late input": (late_input, "an input arrives before the tiles that need it"),
+    "early result": (early_result, "a result leaves after its last tile"),
+    "late wait": (late_wait, "ends with its one reduction|a result arrives before its reduction"),
+    "order": (swap_in_launch, "both ends launch transfers in the same order"),
+    "deadlock": (deadlock, "no two programs wait for each other"),
+}  # fmt: skip
+
+
+def twice(plan: Plan) -> Plan:
+    old = plan.transfers
+    columns = {
+        f.name: np.append(getattr(old, f.name), getattr(old, f.name)[:1]) for f in fields(old)
+    }
+    return replace(plan, transfers=replace(old, **columns))
+
+
+def unneeded(plan: Plan) -> Plan:
+    old = plan.transfers
+    columns = {
+        f.name: np.append(getattr(old, f.name), getattr(old, f.name)[:1]) for f in fields(old)
+    }
+    columns["source"][-1], columns["target"][-1] = columns["target"][-1], columns["source"][-1]
+    return replace(plan, transfers=replace(old, **columns))
+
+
+def shorter_reduction(plan: Plan) -> Plan:
+    place = find(plan, Reduction, lambda step: len(step.transfers) > 0)
+    step = step_at(plan, place)
+    return edited(plan, place, Reduction(step.division, step.transfers[1:]))
+
+
+def shorter_launch(plan: Plan) -> Plan:
+    place = find(plan, CommLaunch, is_input_launch(plan))
+    step = step_at(plan, place)
+    return edited(plan, place, replace(step, transfers=step.transfers[1:]))
+
+
+def doubled_launch(plan: Plan) -> Plan:
+    place = find(plan, CommLaunch)
+    step = step_at(plan, place)
+    return edited(plan, place, replace(step, transfers=step.transfers + step.transfers[:1]))
+
+
+def stranger(plan: Plan) -> Plan:
+    table = plan.transfers
+    place = find(plan, CommLaunch)
+    step = step_at(plan, place)
+    away = ~table.is_backward & (table.source != place[0]) & (table.target != place[0])
+    other = int(np.flatnonzero(away)[0])
+    return edited(plan, place, replace(step, transfers=(*step.transfers, other)))
+
+
+def test_the_plan_under_test_has_every_kind_of_transfer(plan):
+    assert set(plan.transfers.kind.tolist()) == set(TransferKind)
+    validate(plan)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_broken_plan_is_refused_by_name(plan, name):
+    break_it, message = CASES[name]
+    with pytest.raises(PlanError, match=message):
+        validate(break_it(plan))
+
+
+def test_the_simulator_refuses_programs_that_wait_for_each_other(plan):
+    with pytest.raises(PlanError, match="wait for each other for ever"):
+        simulate(deadlock(plan))
+
+
+def test_build_plan_names_an_unknown_partitioner(sparsity):
+    with pytest.raises(
+        PlanError, match=r"unknown partitioner 'metis'; expected one of kahypar, st"
+    ):
+        build_plan(sparsity, ModelShape(), Cluster(1, 2), PlanConfig(partitioner="metis"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("divisions", 1), ("compute_tolerance", -0.1), ("token_tolerance", float("nan")),
+        ("seed", -1), ("time_limit_s", 0.0),
+    ],
+)  # fmt: skip
+def test_a_config_out_of_range_is_refused(field, value):
+    with pytest.raises(PlanError, match=f"PlanConfig.{field}: expected"):
+        PlanConfig(**{field: value})
