@@ -401,6 +401,6 @@ _RULES: dict[str, Callable[[Sequence[Built], Span], Built]] = {
     "check_property": _claim, "on": _on, "or_": _or, "and_": _and, "not_": _not, "per": _per,
     "in_": _in, "not_in": _not_in, "chain": _chain, "sum": _binary, "product": _binary,
     "sign": _sign, "attribute": _attribute, "number": _number, "name": _name, "call": _call,
-    "arguments": _tuple, "argument": _argument, "paren": _paren, "expression": _first, "true_": _true, "false_": _false,
+    "arguments": _tuple, "argument": _argument, "paren": _paren, "expression": _first, "default": _first, "true_": _true, "false_": _false,
     "rules": _rules, "rule": _rule, "target": _target, "causally": _rest, "within": _first,
 }  # fmt: skip

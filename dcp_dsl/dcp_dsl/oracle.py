@@ -1,0 +1,514 @@
+"""The slow, obvious meaning of a mask: its syntax tree evaluated pair by pair with numpy.
+
+Everything that claims to be exact is tested against this. It shares with the compiler the syntax tree
+and the lookup of names, nothing else: layouts are laid out token by token here, and every expression
+is an array over queries and keys.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl import ast
+from dcp_dsl.ast import Program, Span
+from dcp_dsl.diagnostics import make_diagnostic
+from dcp_dsl.errors import DatasetError, SpecError
+from dcp_dsl.mask import Mask
+from dcp_dsl.sample import Sample
+from dcp_dsl.scope import Scope
+
+Bools = NDArray[np.bool_]
+
+PAIRS_AT_ONCE = 2**21  # rows are evaluated in bunches of about so many pairs, to bound memory
+
+
+def dense_mask(mask: Mask, sample: Sample) -> Bools:
+    """Evaluate a mask on every pair of a sample.
+
+    The reference for all other forms; O(n^2) time and result.
+
+    Args:
+        mask: any mask of a spec.
+        sample: its columns and length n.
+
+    Returns:
+        bool ``[n, n]``: entry (q, k) says whether query q sees key k.
+
+    Raises:
+        DatasetError: if the sample lacks a column or its layout does not fill it.
+        SpecError: for constructs that have no meaning yet (E190).
+
+    >>> from dcp_dsl import Spec
+    >>> band = Spec.from_text("mask band = causal and q - k < 2").mask("band")
+    >>> dense_mask(band, Sample(length=3)).astype(int).tolist()
+    [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    """
+    missing = sorted(mask.columns - sample.columns.keys())
+    if missing:
+        raise DatasetError(f"mask `{mask.name}` needs the column `{missing[0]}`")
+    env = _Env(mask.scope, mask.program, {})
+    return evaluate(mask.expression, env, sample.columns, sample.length)
+
+
+def evaluate(
+    value: ast.Expr, env: "_Env", columns: Mapping[str, Any], length: int  # Any: see Sample
+) -> Bools:
+    """Evaluate a mask expression on all pairs, some rows at a time."""
+    result = np.zeros((length, length), np.bool_)
+    step = max(1, PAIRS_AT_ONCE // max(1, length))
+    cache: dict[tuple[int, str], list[_Instance]] = {}
+    for begin in range(0, length, step):
+        rows = np.arange(begin, min(begin + step, length))
+        result[rows] = _Oracle(length, rows, columns, True, cache).mask(value, env)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Env:
+    scope: Scope
+    program: Program
+    names: Mapping[str, "_Local"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Thunk:
+    value: "ast.Expr | ast.Every | ast.BindFunction"
+    env: _Env
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Number:
+    """Values over queries and keys (broadcastable to [rows, n]) and where they are defined."""
+
+    values: Any  # Any: int64 array or Python integer, as broadcasting wants
+    is_defined: Any  # Any: bool array or bool
+
+
+_Local: TypeAlias = _Thunk | _Number
+
+
+@dataclass(frozen=True, slots=True)
+class _Instance:
+    start: int
+    end: int
+    number: int
+    total: int
+
+
+@dataclass(slots=True)
+class _Node:
+    """A part of a layout laid out on a sample."""
+
+    name: str | None
+    length: int
+    children: list["_Node"] = field(default_factory=list)
+
+
+_COMPARISONS = {
+    "<=": np.less_equal, ">=": np.greater_equal, "==": np.equal, "!=": np.not_equal,
+    "<": np.less, ">": np.greater,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Oracle:
+    """Evaluates expressions for some query rows against all keys of a sample (or `per` instance)."""
+
+    n: int
+    rows: NDArray[np.int64]
+    columns: Mapping[str, Any]  # Any: see Sample
+    is_whole: bool
+    cache: dict[tuple[int, str], list[_Instance]]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.rows), self.n
+
+    def mask(self, value: ast.Expr, env: _Env) -> Bools:
+        """Evaluate a mask to bool ``[rows, n]``."""
+        match value:
+            case ast.Bool(flag):
+                return np.full(self.shape, flag)
+            case ast.Not(inner):
+                return ~self.mask(inner, env)
+            case ast.And(items):
+                return np.logical_and.reduce([self.mask(item, env) for item in items])
+            case ast.Or(items):
+                return np.logical_or.reduce([self.mask(item, env) for item in items])
+            case ast.Minus(left, right):
+                return self.mask(left, env) & ~self.mask(right, env)
+            case ast.Compare(operands, ops):
+                numbers = [self.number(operand, env) for operand in operands]
+                result = np.ones(self.shape, np.bool_)
+                for a, op, b in zip(numbers, ops, numbers[1:], strict=False):
+                    truth = _COMPARISONS[op](a.values, b.values)
+                    result &= truth & a.is_defined & b.is_defined
+                return result
+            case ast.In(item, container, negated):
+                inside = self.lookup(self.inside(self.instances(container, env)), item, env).values
+                return np.broadcast_to(inside != negated, self.shape)
+            case ast.Per(inner, segment):
+                return self.per(inner, self.segment(segment, env), env)
+            case ast.Rules(rules):
+                return np.logical_or.reduce([self.rule(rule, env) for rule in rules])
+            case ast.Name() | ast.Call():
+                return self.named(value, env)
+        raise AssertionError(f"no mask: {type(value).__name__}")
+
+    def named(self, value: ast.Name | ast.Call, env: _Env) -> Bools:
+        name = value.text if isinstance(value, ast.Name) else value.name.text
+        arguments = value.arguments if isinstance(value, ast.Call) else ()
+        if name == "same" and arguments:
+            return self.same(self.instances(arguments[0].value, env))
+        if name in env.names:
+            local = env.names[name]
+            assert isinstance(local, _Thunk), f"{name} is no mask"
+            if isinstance(local.value, ast.BindFunction):
+                return self.mask(local.value.value, self.function_env(local, arguments, env))
+            assert not isinstance(local.value, ast.Every), f"{name} is no mask"
+            return self.mask(local.value, local.env)
+        found = env.scope.find_mask(name)
+        assert found is not None, f"unknown mask {name}"
+        definition, scope = found
+        return self.mask(definition.value, self.mask_env(definition, scope, arguments, env))
+
+    def mask_env(
+        self, definition: ast.MaskDef, scope: Scope, arguments: tuple[ast.Argument, ...], env: _Env
+    ) -> _Env:
+        names: dict[str, _Local] = {}
+        inner = _Env(scope, scope.program, names)
+        for index, param in enumerate(definition.params):
+            chosen, at = param.default, inner
+            for position, argument in enumerate(arguments):
+                if (argument.name is None and position == index) or (
+                    argument.name is not None and argument.name.text == param.name.text
+                ):
+                    chosen, at = argument.value, env
+            assert chosen is not None, f"no value for {param.name.text}"
+            if param.type.text in ("mask", "bool"):
+                names[param.name.text] = _Thunk(chosen, at)
+            else:
+                names[param.name.text] = self.number(chosen, at)
+        for binding in definition.bindings:
+            match binding:
+                case ast.BindSegment(name=name, source=source):
+                    names[name.text] = _Thunk(source, inner)
+                case ast.BindValue(name=name, value=bound):
+                    names[name.text] = _Thunk(bound, inner)
+                case ast.BindFunction(name=name):
+                    names[name.text] = _Thunk(binding, inner)
+        return inner
+
+    def function_env(self, local: _Thunk, arguments: tuple[ast.Argument, ...], env: _Env) -> _Env:
+        assert isinstance(local.value, ast.BindFunction), "only functions have parameters"
+        names = dict(local.env.names)
+        for param, argument in zip(local.value.params, arguments, strict=True):
+            names[param.text] = self.number(argument.value, env)
+        return _Env(local.env.scope, local.env.program, names)
+
+    def same(self, instances: list[_Instance]) -> Bools:
+        which = self.per_token(instances, range(len(instances)), -1)
+        at_q, at_k = which[self.rows][:, None], which[None, :]
+        return (at_q == at_k) & (at_q >= 0)
+
+    def rule(self, rule: ast.Rule, env: _Env) -> Bools:
+        subject = self.segment(rule.subject, env)
+        q, k = self.rows[:, None], np.arange(self.n)[None, :]
+        result = np.zeros(self.shape, np.bool_)
+        for target in rule.targets:
+            if target.name.text == "all":
+                seen = np.ones(self.shape, np.bool_)
+            elif target.name.text == "self":
+                seen = self.same(subject)
+            else:
+                inside = self.inside(self.segment(target.name, env))
+                seen = np.broadcast_to(inside[None, :], self.shape)
+            if target.is_causal:
+                seen = seen & (k <= q)
+            if target.within is not None:
+                seen = seen & (abs(q - k) < self.constant(target.within, env))
+            result |= seen
+        return result & self.inside(subject)[self.rows][:, None]
+
+    def per(self, inner: ast.Expr, instances: list[_Instance], env: _Env) -> Bools:
+        result = np.zeros(self.shape, np.bool_)
+        for instance in instances:
+            mine = np.flatnonzero((self.rows >= instance.start) & (self.rows < instance.end))
+            if len(mine):
+                rows = self.rows[mine] - instance.start
+                part = _Oracle(instance.end - instance.start, rows, self.columns, False, {})
+                result[mine, instance.start : instance.end] = part.mask(inner, env)
+        return result
+
+    # ---- numbers ----
+
+    def number(self, value: ast.Expr, env: _Env) -> _Number:
+        """Evaluate a number to arrays that broadcast to ``[rows, n]``."""
+        match value:
+            case ast.Number(number):
+                return _Number(number, True)
+            case ast.Name(name):
+                return self.named_number(name, env)
+            case ast.Sign(op, inner):
+                number = self.number(inner, env)
+                return number if op == "+" else _Number(-number.values, number.is_defined)
+            case ast.Binary():
+                return self.arithmetic(value, env)
+            case ast.Attribute():
+                return self.attribute(value, env)
+            case ast.Call(name, arguments):
+                if name.text in env.names:
+                    local = env.names[name.text]
+                    assert isinstance(local, _Thunk), f"{name.text} is no function"
+                    assert isinstance(local.value, ast.BindFunction), f"{name.text} is no function"
+                    inner_env = self.function_env(local, arguments, env)
+                    return self.number(local.value.value, inner_env)
+                return self.builtin(name.text, [self.number(a.value, env) for a in arguments])
+        raise AssertionError(f"no number: {type(value).__name__}")
+
+    def named_number(self, name: str, env: _Env) -> _Number:
+        if name in env.names:
+            local = env.names[name]
+            if isinstance(local, _Number):
+                return local
+            assert not isinstance(local.value, ast.Every | ast.BindFunction), f"{name} is no number"
+            return self.number(local.value, local.env)
+        known: dict[str, Any] = {  # Any: arrays and an integer
+            "q": self.rows[:, None], "k": np.arange(self.n)[None, :], "len": self.n,
+        }  # fmt: skip
+        return _Number(known[name], True)
+
+    def arithmetic(self, value: ast.Binary, env: _Env) -> _Number:
+        a, b = self.number(value.left, env), self.number(value.right, env)
+        is_defined = np.logical_and(a.is_defined, b.is_defined)
+        match value.op:
+            case "+":
+                return _Number(a.values + b.values, is_defined)
+            case "-":
+                return _Number(a.values - b.values, is_defined)
+            case "*":
+                return _Number(a.values * b.values, is_defined)
+        if np.any(np.asarray(b.values) < 1):
+            self.fail("E111", "this divides by a number below 1", env, value.right.span)
+        if value.op == "//":
+            return _Number(a.values // b.values, is_defined)
+        return _Number(a.values % b.values, is_defined)
+
+    def builtin(self, name: str, numbers: list[_Number]) -> _Number:
+        values = [number.values for number in numbers]
+        is_defined = np.logical_and.reduce(np.broadcast_arrays(*(n.is_defined for n in numbers)))
+        if name == "abs":
+            return _Number(abs(values[0]), is_defined)
+        if name == "clamp":
+            return _Number(np.minimum(np.maximum(values[0], values[1]), values[2]), is_defined)
+        result = values[0]
+        for other in values[1:]:
+            result = np.maximum(result, other) if name == "max" else np.minimum(result, other)
+        return _Number(result, is_defined)
+
+    def constant(self, value: ast.Expr, env: _Env) -> int:
+        return int(self.number(value, env).values)
+
+    def attribute(self, value: ast.Attribute, env: _Env) -> _Number:
+        name, inner = value.name.text, value.value
+        if inner == ast.Name("row"):
+            return _Number(int(self.columns[name]), True)
+        if isinstance(inner, ast.Attribute):
+            instances = self.segment(inner.name, env)
+            numbers = {
+                "start": [i.start for i in instances], "end": [i.end for i in instances],
+                "len": [i.end - i.start for i in instances], "pos": [i.start for i in instances],
+            }[name]  # fmt: skip
+            labels = self.per_token(instances, numbers, 0)
+            if name == "pos":
+                labels = np.arange(self.n) - labels
+            return self.lookup(labels, inner.value, env, self.inside(instances))
+        if name == "count" and isinstance(inner, ast.Name) and inner.text not in ("q", "k"):
+            return _Number(len(self.segment(ast.Ident(inner.text), env)), True)
+        if name not in env.names and name not in env.scope.segments:
+            column = self.columns[env.scope.tokens[name].column.text]
+            return self.lookup(np.asarray(column, np.int64), inner, env)
+        instances = self.segment(value.name, env)
+        labels = self.per_token(instances, [i.number for i in instances], 0)
+        return self.lookup(labels, inner, env, self.inside(instances))
+
+    def lookup(
+        self, labels: NDArray[Any], item: ast.Expr, env: _Env, is_defined: Bools | None = None
+    ) -> _Number:
+        """Read a value per token at the position that `item` says."""
+        position = self.number(item, env)
+        at = np.clip(position.values, 0, self.n - 1)
+        is_inside = (position.values >= 0) & (position.values < self.n) & position.is_defined
+        if is_defined is None:
+            return _Number(labels[at], is_inside)
+        return _Number(labels[at], is_inside & is_defined[at])
+
+    # ---- segments ----
+
+    def per_token(self, instances: list[_Instance], numbers: Any, default: int) -> NDArray[np.int64]:
+        """Write one number per instance on all its tokens."""
+        labels = np.full(self.n, default, np.int64)
+        for instance, number in zip(instances, numbers, strict=True):
+            for token in range(instance.start, instance.end):
+                labels[token] = number
+        return labels
+
+    def inside(self, instances: list[_Instance]) -> Bools:
+        return self.per_token(instances, [1] * len(instances), 0) == 1
+
+    def instances(self, value: ast.Expr, env: _Env) -> list[_Instance]:
+        if isinstance(value, ast.Name):
+            return self.segment(ast.Ident(value.text, span=value.span), env)
+        assert isinstance(value, ast.Call), "a segment is a name or a call"
+        instances = self.instances(value.arguments[0].value, env)
+        how_many = self.constant(value.arguments[1].value, env) if len(value.arguments) > 1 else 1
+        if value.name.text == "first":
+            return [i for i in instances if i.number < how_many]
+        return [i for i in instances if i.number >= i.total - how_many]
+
+    def segment(self, name: ast.Ident, env: _Env) -> list[_Instance]:
+        local = env.names.get(name.text)
+        if isinstance(local, _Thunk) and isinstance(local.value, ast.Every):
+            return self.tiles(local.value, local.env)
+        statement = env.scope.segments[name.text]
+        if isinstance(statement.source, ast.Every):
+            return self.tiles(statement.source, _Env(env.scope, env.scope.program, {}))
+        if isinstance(statement.source, ast.Columns) or not self.is_whole:
+            self.fail("E190", f"not supported yet: `{name.text}` here", env, name.span)
+        key = (id(env.scope), name.text)
+        if key not in self.cache:
+            self.cache[key] = self.laid_out(statement, statement.source, name.text)
+        return self.cache[key]
+
+    def tiles(self, every: ast.Every, env: _Env) -> list[_Instance]:
+        size = self.constant(every.size, env)
+        if size < 1:
+            self.fail("E111", f"`every {size}` makes no tiles", env, every.size.span)
+        parents = [(0, self.n)]
+        if every.parent is not None:
+            parents = [(i.start, i.end) for i in self.segment(every.parent, env)]
+        found = []
+        for start, end in parents:
+            starts = list(range(start, end, size))
+            for number, at in enumerate(starts):
+                found.append(_Instance(at, min(at + size, end), number, len(starts)))
+        return found
+
+    def laid_out(self, statement: ast.Segment, layout: ast.Layout, name: str) -> list[_Instance]:
+        """Give the instances of one name of a layout by laying the whole layout out."""
+        top = _Node(None, 0)
+        for part in layout.parts:
+            top.children += self.expand(part, self.columns)
+        _give_rest(top, self.n)
+        if _size(top) != self.n:
+            raise DatasetError(
+                f"segment `{statement.name.text}`: the layout has {_size(top)} tokens, the sample {self.n}"
+            )
+        if name == statement.name.text:
+            for child in top.children:
+                child.name = name
+                child.children = []
+        return _numbered(top, name)
+
+    def expand(self, part: ast.Leaf | ast.Group, row: Mapping[str, Any]) -> list[_Node]:
+        """Repeat a part as often as its columns say; -1 marks the remaining tokens."""
+        if isinstance(part, ast.Leaf):
+            name = part.name.text if part.name else None
+            if part.length is None:
+                return [_Node(name, -1)]
+            if part.is_repeated:
+                assert isinstance(part.length, ast.Name), "a repeated part has a column"
+                return [_Node(name, int(n)) for n in row[part.length.text]]
+            return [_Node(name, self.length(part.length, row))]
+        name = part.name.text if part.name else None
+        rows = [row]
+        if part.is_repeated:
+            lists = {c: row[c] for c in _columns_below(part)}
+            rows = [{**row, **dict(zip(lists, values, strict=True))}
+                    for values in zip(*lists.values(), strict=True)]  # fmt: skip
+        nodes = []
+        for inner in rows:
+            node = _Node(name, 0)
+            for child in part.parts:
+                node.children += self.expand(child, inner)
+            node.length = _size(node)
+            nodes.append(node)
+        return nodes
+
+    def length(self, value: ast.Expr, row: Mapping[str, Any]) -> int:
+        match value:
+            case ast.Number(number):
+                return number
+            case ast.Name("len"):
+                return self.n
+            case ast.Name(name):
+                return int(row[name])
+            case ast.Sign(op, inner):
+                return self.length(inner, row) * (-1 if op == "-" else 1)
+            case ast.Binary(op, left, right):
+                a, b = self.length(left, row), self.length(right, row)
+                return int({"+": a + b, "-": a - b, "*": a * b}[op]) if op in "+-*" else (
+                    a // b if op == "//" else a % b)  # fmt: skip
+        raise AssertionError(f"no length: {type(value).__name__}")
+
+    def fail(self, code: str, message: str, env: _Env, span: Span) -> NoReturn:
+        program = env.program
+        raise SpecError((make_diagnostic(code, message, program.text, span, name=program.name),))
+
+
+def _columns_below(part: ast.Leaf | ast.Group) -> list[str]:
+    if isinstance(part, ast.Group):
+        return [name for child in part.parts for name in _columns_below(child)]
+    names: list[str] = []
+    pending: list[ast.Expr | None] = [part.length]
+    while pending:
+        match pending.pop():
+            case ast.Name(name) if name != "len":
+                names.append(name)
+            case ast.Binary(_, left, right):
+                pending += [left, right]
+            case ast.Sign(_, inner):
+                pending.append(inner)
+    return names
+
+
+def _size(node: _Node) -> int:
+    if not node.children:
+        return max(0, node.length)
+    return sum(_size(child) for child in node.children)
+
+
+def _give_rest(top: _Node, length: int) -> None:
+    for child in top.children:
+        if child.length == -1:
+            child.length = 0
+            child.length = length - _size(top)
+
+
+def _numbered(top: _Node, name: str) -> list[_Instance]:
+    """Number all nodes of a name among those with the same nearest named ancestor."""
+    spans: list[tuple[int, int, int]] = []  # start, end, ancestor
+
+    def visit(node: _Node, at: int, ancestor: int) -> int:
+        for child in node.children:
+            end = at + _size(child)
+            if child.name == name:
+                spans.append((at, end, ancestor))
+            visit(child, at, id(child) if child.name is not None else ancestor)
+            at = end
+        return at
+
+    visit(top, 0, id(top))
+    counts: dict[int, int] = {}
+    for _, _, ancestor in spans:
+        counts[ancestor] = counts.get(ancestor, 0) + 1
+    numbers: dict[int, int] = {}
+    found = []
+    for start, end, ancestor in spans:
+        number = numbers.get(ancestor, 0)
+        numbers[ancestor] = number + 1
+        found.append(_Instance(start, end, number, counts[ancestor]))
+    return found
