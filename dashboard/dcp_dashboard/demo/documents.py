@@ -118,9 +118,9 @@ def write_datasets(documents: Sequence[Document], paths: Sequence[Path], seed: i
 def choose_batch(lengths: Sequence[int], num_tokens: int) -> tuple[int, ...]:
     """Choose samples whose lengths add up to exactly `num_tokens`, or to as much as possible.
 
-    Takes samples in order, as a packing data loader would, until half is
-    filled; the rest is a subset sum over the samples that follow, kept as one big integer whose bit n
-    says that n tokens can be reached. O(samples * num_tokens / 64).
+    Takes samples in order, as a packing data loader would, until half is filled; the rest is a
+    subset sum over the samples that follow, kept as one big integer whose bit n says that n tokens
+    can be reached. O(samples * num_tokens / 64).
 
     Gives indices in ascending order; empty if no sample fits.
 

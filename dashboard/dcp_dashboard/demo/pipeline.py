@@ -1,0 +1,253 @@
+"""The whole way once: documents, masks, block sparsity, placement, plan, run, verification."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from dcp_dashboard.demo.documents import choose_batch, read_documents, write_datasets
+from dcp_dashboard.demo.report import (
+    BatchReport,
+    DemoReport,
+    MaskReport,
+    MethodReport,
+)
+from dcp_dsl import (
+    Attachment,
+    BlockKind,
+    BlockSparsity,
+    Dataset,
+    DatasetError,
+    Spec,
+    block_sparsity,
+    load,
+    read_dataset,
+)
+from dcp_planner import (
+    Cluster,
+    ModelShape,
+    Plan,
+    PlanConfig,
+    Provenance,
+    Trace,
+    build_plan,
+    measure,
+    simulate,
+    write_plan,
+)
+from dcp_runtime import ProcessWorld, RunConfig, open_world, run_plan
+
+Progress: TypeAlias = Callable[[str], None]
+
+DATASETS = ("pretrain", "long_chat", "examples", "answers")
+METHODS = ("kahypar", "static:zigzag", "static:contiguous")
+
+
+@dataclass(frozen=True, slots=True)
+class DemoConfig:
+    """What the demonstration runs.
+
+    Attributes:
+        out: folder for data and plans; made if missing.
+        ranks: processes of the real run.
+        tokens: of the batch that is run and verified.
+        seed: of the deal of documents, of KaHyPar and of the tensors.
+    """
+
+    out: Path
+    ranks: int = 4
+    tokens: int = 8192
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How large a batch is, how it is cut, and what it is planned for."""
+
+    tokens: int
+    block_size: int
+    shape: ModelShape
+    cluster: Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Chosen samples of one data set, compiled to block sparsity."""
+
+    sparsity: BlockSparsity
+    provenance: Provenance
+    compile_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A batch placed by every method, the first of which is saved under `file`."""
+
+    batch: Batch
+    plans: tuple[Plan, ...]
+    traces: tuple[Trace, ...]
+    file: Path
+
+
+# The paper's micro-benchmark: 4 p4de nodes, 131,072 tokens, 8 query and 2 key/value heads of 128.
+PLANNED = Setting(131_072, 1024, ModelShape(8, 2, 128, 2), Cluster(nodes=4, devices_per_node=8))
+
+
+def executed_setting(config: DemoConfig) -> Setting:
+    """Give the batch that is run: small enough for dense fp64 attention on one process."""
+    blocks_per_rank = 8
+    block_size = max(16, min(512, config.tokens // (blocks_per_rank * config.ranks)))
+    cluster = Cluster(
+        nodes=1,
+        devices_per_node=config.ranks,
+        intra_bytes_per_s=1e9,
+        inter_bytes_per_s=1e9,
+        latency_s=200e-6,
+        flops_per_s=20e9,
+        memory_bytes=4 * 10**9,
+        name="cpu-gloo",
+        source="order of magnitude of gloo over loopback and of one CPU core; not calibrated",
+    )
+    return Setting(config.tokens, block_size, ModelShape(4, 2, 64, 4), cluster)
+
+
+def demo_spec() -> Path:
+    """Give the path of `demo.dcpm`: in the installed package, or in the checkout's examples."""
+    packaged = Path(__file__).with_name("demo.dcpm")
+    return packaged if packaged.exists() else Path(__file__).parents[3] / "examples" / "demo.dcpm"
+
+
+def run_demo(config: DemoConfig, progress: Progress) -> DemoReport:
+    """Walk the whole way; writes ``data/*.parquet`` and ``plans/*.dcpplan`` below ``config.out``.
+
+    Raises:
+        DCPError: if a stage fails; the message says what to do.
+    """
+    start_s = time.perf_counter()
+    progress("reading the source files of the standard library")
+    documents = list(read_documents())
+    paths = [config.out / "data" / f"{name}.parquet" for name in DATASETS]
+    write_datasets(documents, paths, config.seed)
+    spec = load(demo_spec())
+    (config.out / "plans").mkdir(parents=True, exist_ok=True)
+    with open_world(config.ranks) as world:
+        masks = tuple(_run_mask(spec, path, config, world, progress) for path in paths)
+    return DemoReport(
+        folder=str(config.out / "plans"),
+        ranks=config.ranks,
+        documents=len(documents),
+        seconds=time.perf_counter() - start_s,
+        masks=masks,
+    )
+
+
+def _run_mask(
+    spec: Spec, path: Path, config: DemoConfig, world: ProcessWorld, progress: Progress
+) -> MaskReport:
+    dataset = read_dataset(path)
+    attachment = spec.attachment(path.as_posix(), dataset.columns)
+    mask = attachment.mask
+    folder = config.out / "plans"
+
+    def placed(setting: Setting) -> Placed:
+        progress(f"{mask.call}: compiling {setting.tokens:,} tokens")
+        batch = compile_batch(spec, dataset, attachment, setting)
+        plans = []
+        for method in METHODS:
+            devices = setting.cluster.num_devices
+            progress(f"{mask.call}: placing {setting.tokens:,} tokens on {devices}, {method}")
+            plans.append(_plan(batch, setting, method, config.seed))
+        file = folder / f"{mask.name}-{batch.sparsity.batch.num_tokens}.dcpplan"
+        return Placed(batch, tuple(plans), tuple(map(simulate, plans)), file)
+
+    large, small = placed(PLANNED), placed(executed_setting(config))
+    write_plan(large.file, large.plans[0], large.traces[:1])
+    progress(f"{mask.call}: running on {config.ranks} processes, forward and backward")
+    run_config = RunConfig(ranks=config.ranks, seed=config.seed, verify=True)
+    result = run_plan(small.plans[0], run_config, world)
+    write_plan(small.file, small.plans[0], (small.traces[0], result.trace))
+    return MaskReport(
+        mask=mask.call,
+        dataset=path.name,
+        planned=_batch_report(large),
+        executed=_batch_report(small),
+        verified=bool(result.verified),
+        errors=result.errors,
+        measured_s=result.seconds,
+        exposed_s=result.exposed_s,
+    )
+
+
+def _plan(batch: Batch, setting: Setting, method: str, seed: int) -> Plan:
+    return build_plan(
+        batch.sparsity,
+        setting.shape,
+        setting.cluster,
+        PlanConfig(partitioner=method, seed=seed),
+        provenance=batch.provenance,
+    )
+
+
+def compile_batch(spec: Spec, dataset: Dataset, attachment: Attachment, setting: Setting) -> Batch:
+    """Choose samples that fill the setting's tokens and compile their masks.
+
+    Raises:
+        DatasetError: if no sample is short enough.
+    """
+    chosen = choose_batch([int(n) for n in dataset.lengths], setting.tokens)
+    if not chosen:
+        raise DatasetError(
+            f"no document of {dataset.path} has {setting.tokens} tokens or fewer, the shortest has "
+            f"{dataset.lengths.min()}; ask for more with --tokens"
+        )
+    samples = [attachment.sample(dataset[i]) for i in chosen]
+    start_s = time.perf_counter()
+    slabs = [attachment.mask.bind(sample) for sample in samples]
+    sparsity = block_sparsity(slabs, setting.block_size, setting.block_size)
+    compile_s = time.perf_counter() - start_s
+    provenance = Provenance(
+        spec=spec.source,
+        mask=attachment.mask.call,
+        samples=tuple(sample.to_json() for sample in samples),
+        origin=f"{Path(dataset.path).name}, rows {', '.join(map(str, chosen))}",
+    )
+    return Batch(sparsity, provenance, compile_s)
+
+
+def _batch_report(placed: Placed) -> BatchReport:
+    sparsity, cluster = placed.batch.sparsity, placed.plans[0].cluster
+    lengths = np.diff(sparsity.batch.cu_seqlens).astype(np.int64)
+    blocks_per_sequence = -(-lengths // sparsity.block_q)
+    full = int((sparsity.kind == BlockKind.FULL).sum())
+    return BatchReport(
+        plan=placed.file.name,
+        tokens=sparsity.batch.num_tokens,
+        sequences=sparsity.batch.num_sequences,
+        block_size=sparsity.block_q,
+        nodes=cluster.nodes,
+        devices=cluster.num_devices,
+        pairs=sparsity.num_pairs,
+        density=sparsity.num_pairs / int((lengths * (lengths + 1) // 2).sum()),
+        sparsity=1 - sparsity.num_pairs / int((lengths**2).sum()),
+        full_blocks=full,
+        partial_blocks=sparsity.num_blocks - full,
+        empty_blocks=int((blocks_per_sequence**2).sum()) - sparsity.num_blocks,
+        compile_s=placed.batch.compile_s,
+        methods=tuple(map(_method_report, placed.plans, placed.traces)),
+    )
+
+
+def _method_report(plan: Plan, trace: Trace) -> MethodReport:
+    metrics = measure(plan)
+    return MethodReport(
+        method=plan.partitioner,
+        bytes_forward=metrics.forward.total_bytes,
+        bytes_backward=metrics.backward.total_bytes,
+        bytes_between_nodes=metrics.forward.inter_node_bytes + metrics.backward.inter_node_bytes,
+        compute_imbalance=metrics.compute_imbalance,
+        token_imbalance=metrics.token_imbalance,
+        predicted_s=trace.seconds(),
+    )

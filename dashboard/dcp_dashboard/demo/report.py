@@ -1,0 +1,112 @@
+"""What the demonstration found, as values: printed as tables for people, as JSON for programs."""
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # importing it would import torch
+    from dcp_runtime import TensorError
+
+SCHEMA = "dcp.demo/1"
+
+
+@dataclass(frozen=True, slots=True)
+class MethodReport:
+    """One placement of one batch.
+
+    Attributes:
+        method: name of the partitioner.
+        bytes_forward, bytes_backward: sent between devices.
+        bytes_between_nodes: the part of both that crosses the network.
+        compute_imbalance, token_imbalance: max/mean over devices; 1 is perfect.
+        predicted_s: simulated seconds of forward and backward.
+    """
+
+    method: str
+    bytes_forward: int
+    bytes_backward: int
+    bytes_between_nodes: int
+    compute_imbalance: float
+    token_imbalance: float
+    predicted_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """One packed batch: its block sparsity, and how each method placed it.
+
+    Attributes:
+        plan: file name of the KaHyPar plan.
+        tokens, sequences, block_size, devices, nodes: of the batch and of its cluster.
+        pairs: visible (query, key) pairs.
+        density: `pairs` as a share of what a causal mask would leave visible.
+        sparsity: share of all pairs within sequences that is not visible.
+        full_blocks, partial_blocks, empty_blocks: of all blocks within sequences.
+        compile_s: seconds from samples to block sparsity.
+        methods: KaHyPar first.
+    """
+
+    plan: str
+    tokens: int
+    sequences: int
+    block_size: int
+    nodes: int
+    devices: int
+    pairs: int
+    density: float
+    sparsity: float
+    full_blocks: int
+    partial_blocks: int
+    empty_blocks: int
+    compile_s: float
+    methods: tuple[MethodReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MaskReport:
+    """One mask: a large batch planned, a small one planned, run and verified.
+
+    Attributes:
+        mask: its call. `dataset`: file it is attached to.
+        planned, executed: the two batches.
+        verified: whether every error is within twice that of eager attention.
+        errors: of out, dq, dk and dv, beside those of eager attention of the same dtype.
+        measured_s: seconds of forward and backward on real processes.
+        exposed_s: the part of them that the rank which waited longest stood still.
+    """
+
+    mask: str
+    dataset: str
+    planned: BatchReport
+    executed: BatchReport
+    verified: bool
+    errors: "tuple[TensorError, ...]"
+    measured_s: float
+    exposed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DemoReport:
+    """All masks.
+
+    Attributes:
+        folder: where plans and data lie.
+        ranks: real processes.
+        documents: files of the standard library that became the data set.
+        seconds: of the whole demonstration.
+        masks: in the order of the spec.
+    """
+
+    folder: str
+    ranks: int
+    documents: int
+    seconds: float
+    masks: tuple[MaskReport, ...]
+
+    @property
+    def verified(self) -> bool:
+        """Whether every mask was verified."""
+        return all(mask.verified for mask in self.masks)
+
+    def to_json(self, url: str | None) -> dict[str, Any]:  # Any: a JSON document
+        """Give the report as a JSON document; `url` is the dashboard's, if served."""
+        return {"schema": SCHEMA, "verified": self.verified, "url": url, **asdict(self)}

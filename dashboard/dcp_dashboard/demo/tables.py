@@ -1,0 +1,82 @@
+"""The demonstration's report in the terminal."""
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from dcp_dashboard.demo.report import DemoReport, MaskReport
+
+_LABELS = {
+    "kahypar": "KaHyPar",
+    "static:zigzag": "static zigzag",
+    "static:contiguous": "static contiguous",
+}
+
+
+def print_report(report: DemoReport, console: Console) -> None:
+    """Print one table per mask."""
+    for mask in report.masks:
+        heading = Text.assemble((mask.mask, "bold"), f"  on {mask.dataset}")
+        console.print(Group(heading, _sparsity(mask), _placements(mask), _errors(mask), Text("")))
+
+
+def _sparsity(mask: MaskReport) -> Table:
+    table = _table(
+        "batch", "documents", "pairs", "of causal", "full", "partial", "empty", "compiled"
+    )
+    for batch in (mask.planned, mask.executed):
+        table.add_row(
+            f"{batch.tokens:,} tokens",
+            f"{batch.sequences}",
+            f"{batch.pairs:,}",
+            f"{batch.density:.1%}",
+            f"{batch.full_blocks:,}",
+            f"{batch.partial_blocks:,}",
+            f"{batch.empty_blocks:,}",
+            _seconds(batch.compile_s),
+        )
+    return table
+
+
+def _placements(mask: MaskReport) -> Table:
+    table = _table(
+        "placement", "moved", "over network", "compute", "tokens", "predicted", "measured"
+    )
+    table.add_row("", "", "", *[Text("max/mean", style="dim")] * 2)
+    for batch in (mask.planned, mask.executed):
+        is_run = batch is mask.executed
+        on = f"{batch.devices} processes" if is_run else f"{batch.devices} GPUs"
+        table.add_row(Text(f"{batch.tokens:,} on {on}", style="dim"))
+        for number, method in enumerate(batch.methods):
+            table.add_row(
+                f"  {_LABELS.get(method.method, method.method)}",
+                _bytes(method.bytes_forward + method.bytes_backward),
+                _bytes(method.bytes_between_nodes) if batch.nodes > 1 else "-",
+                f"{method.compute_imbalance:.2f}",
+                f"{method.token_imbalance:.2f}",
+                _seconds(method.predicted_s),
+                _seconds(mask.measured_s) if is_run and number == 0 else "",
+            )
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _errors(mask: MaskReport) -> Text:
+    verdict = ("verified", "bold green") if mask.verified else ("NOT VERIFIED", "bold red")
+    parts = [f"{e.tensor} {e.relative:.1e} (eager {e.eager:.1e})" for e in mask.errors]
+    return Text.assemble(verdict, " against dense fp64 attention: " + ", ".join(parts))
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.1f} ms"
