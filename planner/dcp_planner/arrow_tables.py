@@ -81,20 +81,26 @@ def decode_table(name: str, data: bytes, rows: int, limit_bytes: int) -> Columns
         raise PlanFileError(f"table {name}: expected an Arrow IPC file, got {data[:8]!r}")
     try:
         batches = list(_read_batches(name, pa.py_buffer(data)[len(_MAGIC) :], rows, limit_bytes))
-    except (pa.ArrowException, OSError, struct.error, IndexError) as error:
+        table = pa.Table.from_batches(batches, schema=pa.schema(list(TABLES[name].items())))
+        columns = {key: _column(name, key, table.column(key)) for key in TABLES[name]}
+    except (pa.ArrowException, OSError, struct.error, IndexError, ValueError) as error:
+        # IndexError and struct.error: metadata that points outside; ValueError: text that is no UTF-8.
         raise PlanFileError(f"table {name}: Arrow cannot read it: {error}") from error
-    found = sum(batch.num_rows for batch in batches)
-    if found != rows:
-        raise PlanFileError(f"table {name}: expected {rows} rows as in meta.json, got {found}")
-    table = pa.Table.from_batches(batches).combine_chunks()
-    return {key: _column(name, key, table.column(key)) for key in TABLES[name]}
+    if table.num_rows != rows:
+        raise PlanFileError(
+            f"table {name}: expected {rows} rows as in meta.json, got {table.num_rows}"
+        )
+    return columns
 
 
 def _read_batches(
     name: str, buffer: pa.Buffer, rows: int, limit_bytes: int
 ) -> Iterator[pa.RecordBatch]:
     reader = pa.ipc.MessageReader.open_stream(buffer)
-    schema = pa.ipc.read_schema(reader.read_next_message())
+    try:
+        schema = pa.ipc.read_schema(reader.read_next_message())
+    except StopIteration:
+        raise PlanFileError(f"table {name}: expected an Arrow schema, got the end") from None
     expected = [(key, kind) for key, kind in TABLES[name].items()]
     if [(field.name, field.type) for field in schema] != expected:
         raise PlanFileError(

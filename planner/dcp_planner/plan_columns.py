@@ -1,5 +1,8 @@
 """A plan and its traces as the columns of a plan file's tables, and back."""
 
+from collections.abc import Sequence
+from typing import cast, get_args
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -8,7 +11,7 @@ from dcp_planner.arrow_tables import Columns
 from dcp_planner.cluster import Cluster, ModelShape
 from dcp_planner.plan import Blocks, Plan, Provenance, Tiles, Transfers
 from dcp_planner.program_table import OPS, ProgramTable, restore_programs, tabulate_programs
-from dcp_planner.trace import LANES, Trace
+from dcp_planner.trace import LANES, Source, Trace
 
 _DIRECTIONS = ("forward", "backward")
 _SLABS = ("q_start", "q_end", "kv_start", "kv_end", "start_slope", "end_slope")
@@ -89,8 +92,10 @@ def plan_of_columns(
     )
 
 
-def traces_of_columns(events: Columns, sizes: list[int]) -> tuple[Trace, ...]:
-    """Cut the `events` table into traces of the given numbers of events.
+def traces_of_columns(
+    events: Columns, sources: Sequence[str], sizes: Sequence[int]
+) -> tuple[Trace, ...]:
+    """Cut the `events` table into traces of the given sources and numbers of events.
 
     Raises:
         ValueError: if the sizes do not add up, or a source or lane is unknown.
@@ -99,20 +104,23 @@ def traces_of_columns(events: Columns, sizes: list[int]) -> tuple[Trace, ...]:
         raise ValueError(f"events: expected {sum(sizes)} rows in all traces, got fewer or more")
     ends = np.cumsum(sizes, dtype=np.int64).tolist()
     return tuple(
-        _trace(events, slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)
+        _trace(events, source, slice(end - size, end))
+        for source, size, end in zip(sources, sizes, ends, strict=True)
     )
 
 
-def _trace(events: Columns, part: slice) -> Trace:
-    sources = set(events["source"][part])
-    if len(sources) > 1:
-        raise ValueError(f"events: a trace has one source, got {sorted(sources)}")
+def _trace(events: Columns, source: str, part: slice) -> Trace:
+    others = set(events["source"][part]) - {source}
+    if others:
+        raise ValueError(f"events: expected the source {source!r}, got {min(others)!r}")
+    if source not in get_args(Source):
+        raise ValueError(f"events: expected a source of {get_args(Source)}, got {source!r}")
     lanes = events["lane"][part]
     unknown = set(lanes) - set(LANES)
     if unknown:
         raise ValueError(f"events.lane: expected one of {LANES}, got {min(unknown)!r}")
     return Trace(
-        source=sources.pop() if sources else "simulated",
+        source=cast("Source", source),
         lane=np.array([LANES.index(lane) for lane in lanes], np.uint8),
         name=tuple(events["name"][part]),
         **{name: events[name][part] for name in _NUMBERS},

@@ -184,8 +184,10 @@ def _read_parts(members: dict[str, bytes], limit_bytes: int) -> PlanFile:
             provenance=_read_provenance(meta.get("provenance")),
             warnings=tuple(str(text) for text in _member(meta, "warnings", list)),
         )
-        sizes = [_member(trace, "events", int) for trace in _member(meta, "traces", list)]
-        traces = traces_of_columns(tables["events"], sizes)
+        kept = _member(meta, "traces", list)
+        sizes = [_member(trace, "events", int) for trace in kept]
+        sources = [_member(trace, "source", str) for trace in kept]
+        traces = traces_of_columns(tables["events"], sources, sizes)
         validate(plan)
     except (ValueError, PlanError) as error:
         raise PlanFileError(f"holds no valid plan: {error}; {_AGAIN}") from error

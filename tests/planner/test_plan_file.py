@@ -1,0 +1,352 @@
+import json
+import os
+import struct
+import zipfile
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dcp_planner import (
+    ModelShape,
+    PlanConfig,
+    PlanFileError,
+    Provenance,
+    Trace,
+    build_plan,
+    digest,
+    read_plan,
+    simulate,
+    write_plan,
+)
+from dcp_planner.arrow_tables import TABLES, encode_table
+from dcp_planner.cluster import Cluster
+from dcp_planner.plan_columns import columns_of_plan
+
+PROVENANCE = Provenance("mask m { allow true }\n", "m", ('{"len": 3}',), "a file, batch 0")
+
+
+def equal_traces(one, two):
+    names = [n for n in Trace.__slots__ if n not in ("source", "name")]
+    return (one.source, one.name) == (two.source, two.name) and all(
+        np.array_equal(getattr(one, n), getattr(two, n)) for n in names
+    )
+
+
+@pytest.fixture(scope="module")
+def written(plan, tmp_path_factory):
+    """A plan file as bytes, with the plan and trace it was written from."""
+    path = tmp_path_factory.mktemp("plan") / "x.dcpplan"
+    trace, plan = simulate(plan), replace(plan, provenance=PROVENANCE, warnings=("a: b",))
+    write_plan(path, plan, [trace])
+    return path.read_bytes(), plan, trace
+
+
+def members_of(data, path):
+    path.write_bytes(data)
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def rewrite(path, members, compression=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in members.items():
+            archive.writestr(zipfile.ZipInfo(name), content, compression)
+
+
+def test_every_plan_and_trace_comes_back_as_it_was(sparsity, tmp_path):
+    plan = build_plan(
+        sparsity, ModelShape(), Cluster(2, 2), PlanConfig(partitioner="static:zigzag"),
+        provenance=PROVENANCE,
+    )  # fmt: skip
+    trace = simulate(plan)
+    measured = replace(trace, source="measured")
+    write_plan(tmp_path / "a.dcpplan", plan, [trace, measured])
+    found = read_plan(tmp_path / "a.dcpplan")
+    assert digest(found.plan) == digest(plan) == found.meta["digest"]
+    assert (found.plan.forward, found.plan.backward) == (plan.forward, plan.backward)
+    assert (found.plan.cluster, found.plan.shape) == (plan.cluster, plan.shape)
+    assert found.plan.provenance == PROVENANCE
+    assert (found.plan.partitioner, found.plan.warnings) == ("static:zigzag", plan.warnings)
+    assert [t.source for t in found.traces] == ["simulated", "measured"]
+    assert equal_traces(found.traces[0], trace)
+    assert equal_traces(found.traces[1], measured)
+
+
+def test_the_same_plan_gives_the_same_bytes(plan, tmp_path):
+    for name in ("a", "b"):
+        write_plan(tmp_path / name, plan, [simulate(plan)])
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_the_layout_is_the_documented_one(written, tmp_path):
+    members = members_of(written[0], tmp_path / "x")
+    assert list(members) == ["meta.json", *(f"{name}.arrow" for name in TABLES)]
+    meta = json.loads(members["meta.json"])
+    assert meta["schema"] == "dcp.plan/1"
+    for name, columns in TABLES.items():
+        table = pa.ipc.open_file(members[f"{name}.arrow"]).read_all()
+        assert table.column_names == list(columns)
+        assert table.num_rows == meta["tables"][name]
+    events = pa.ipc.open_file(members["events.arrow"]).read_all().to_pylist()
+    assert {e["lane"] for e in events} == {"compute", "send", "receive", "wait"}
+    tiles = pa.ipc.open_file(members["tiles.arrow"]).read_all().to_pydict()
+    assert tiles["pairs"] == written[1].tiles.pairs.tolist()
+
+
+def test_every_documented_column_is_in_the_documentation(request):
+    text = (request.config.rootpath / "docs" / "dcpplan.md").read_text()
+    for name, columns in TABLES.items():
+        section = text.split(f"### `{name}`")[1].split("\n### ")[0]
+        for column, kind in columns.items():
+            kind_text = str(kind).replace("item: ", "")
+            assert f"| `{column}` | {kind_text} |" in section
+
+
+def test_a_failed_write_leaves_nothing_and_keeps_the_older_file(plan, tmp_path, monkeypatch):
+    target = tmp_path / "x.dcpplan"
+    target.write_text("older")
+
+    def full_disk(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(zipfile.ZipFile, "writestr", full_disk)
+    with pytest.raises(PlanFileError, match="cannot write the plan file .*No space left"):
+        write_plan(target, plan)
+    assert [p.name for p in tmp_path.iterdir()] == ["x.dcpplan"]
+    assert target.read_text() == "older"
+
+
+def test_a_folder_that_is_missing_is_refused(plan, tmp_path):
+    with pytest.raises(PlanFileError, match="choose a folder that exists and is writable"):
+        write_plan(tmp_path / "no" / "x.dcpplan", plan)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "there is no such file; write it again with `dcpm plan"),
+        (lambda path: path.mkdir(), "cannot be read: Is a directory"),
+        (lambda path: path.write_bytes(b""), "expected a whole zip archive"),
+        (lambda path: path.write_text("hello"), "expected a whole zip archive"),
+        (lambda path: rewrite(path, {"a": b"b"}), "meta.json is missing"),
+    ],
+)
+def test_what_is_no_plan_file_is_refused(tmp_path, make, message):
+    path = tmp_path / "x.dcpplan"
+    make(path)
+    with pytest.raises(PlanFileError, match=f"plan file .*x.dcpplan: .*{message}"):
+        read_plan(path)
+
+
+def edited_meta(**changes):
+    def edit(members):
+        meta = json.loads(members["meta.json"])
+        for key, value in changes.items():
+            *parents, last = key.split("__")
+            place = meta
+            for parent in parents:
+                place = place[parent]
+            place[last] = value
+        return members | {"meta.json": json.dumps(meta).encode()}
+
+    return edit
+
+
+def edited_table(name, **changes):
+    """Change cells of a table, keeping everything else, the digest included."""
+
+    def edit(members):
+        table = pa.ipc.open_file(members[f"{name}.arrow"]).read_all()
+        rows = table.to_pylist()
+        for column, value in changes.items():
+            rows[0][column] = value
+        changed = pa.RecordBatch.from_pylist(rows, schema=table.schema)
+        return members | {f"{name}.arrow": arrow_file(changed)}
+
+    return edit
+
+
+def arrow_file(batch, **options):
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def replaced(name, content):
+    return lambda members: members | {name: content}
+
+
+CASES = {
+    "other schema": (edited_meta(schema="dcp.plan/9"), "expected schema 'dcp.plan/1', got 'dcp.plan/9'"),
+    "no schema": (edited_meta(schema=None), "expected schema 'dcp.plan/1', got None"),
+    "digest": (edited_meta(digest="0" * 64), "expected the digest 0000"),
+    "digest type": (edited_meta(digest=3), "expected 'digest' as str, got 3"),
+    "meta list": (replaced("meta.json", b"[]"), "expected a JSON object, got list"),
+    "meta text": (replaced("meta.json", b"{"), "expected JSON"),
+    "meta binary": (replaced("meta.json", b"\xff\xfe\x00"), "expected JSON"),
+    "meta deep": (replaced("meta.json", b"[" * 100_000), "expected JSON"),
+    "cluster": (edited_meta(cluster={"nodes": 2}), "expected 'devices_per_node' as int, got None"),
+    "nodes text": (edited_meta(cluster__nodes="2"), "expected 'nodes' as int, got '2'"),
+    "nodes true": (edited_meta(cluster__nodes=True), "expected 'nodes' as int, got True"),
+    "nodes zero": (edited_meta(cluster__nodes=0), "Cluster.nodes: expected more than 0"),
+    "nodes absurd": (edited_meta(cluster__nodes=10**12), "expected at most 65536 devices"),
+    "heads": (edited_meta(shape__kv_heads=3), "q_heads must be a multiple of kv_heads"),
+    "other heads": (edited_meta(shape__head_dim=64), "a transfer's size follows from"),
+    "rate": (edited_meta(cluster__flops_per_s=1e12), "expected the digest"),
+    "rows": (edited_meta(tables__tiles=1), "table tiles: declares more than the 1 rows"),
+    "fewer rows": (edited_meta(tables__tiles=10**6), "table tiles: expected 1000000 rows"),
+    "negative rows": (edited_meta(tables__tiles=-1), "expected 'tiles' as int, got -1"),
+    "trace rows": (edited_meta(traces=[]), "events: expected 0 rows in all traces"),
+    "trace source": (edited_meta(traces=[{"source": "dreamt", "events": 0}]), "events: expected 0 rows"),
+    "trace form": (edited_meta(traces=[3]), "expected 'events' as int"),
+    "provenance": (edited_meta(provenance={"spec": 1}), "expected 'samples' as list"),
+    "warnings": (edited_meta(warnings="x"), "expected 'warnings' as list"),
+    "no arrow": (replaced("tiles.arrow", b"hello"), "table tiles: expected an Arrow IPC file"),
+    "half arrow": (lambda m: m | {"tiles.arrow": m["tiles.arrow"][:300]}, "table tiles: Arrow cannot read it"),
+    "other table": (lambda m: m | {"tiles.arrow": m["blocks.arrow"]}, "table tiles: expected columns q_block"),
+    "owner": (edited_table("blocks", owner=4), "every owner is a device 0 to 3"),
+    "block": (edited_table("blocks", block=4), "blocks.block: expected 0, 1, 2"),
+    "tile": (edited_table("tiles", q_block=2**31 - 1), "every tile's q_block is a block"),
+    "tile kind": (edited_table("tiles", kind=9), "Tiles.kind: expected 1 or 2"),
+    "slab": (edited_table("slabs", kv_end=10**12), "Slabs: expected non-empty slabs inside"),
+    "op": (edited_table("instructions", op="jump"), "instructions.op: expected one of"),
+    "direction": (edited_table("instructions", direction="up"), "instructions.direction: expected"),
+    "device": (edited_table("instructions", device=-1), "instructions: expected"),
+    "position": (edited_table("instructions", position=7), "instructions: expected rows sorted"),
+    "items": (edited_table("instructions", items=[-5]), "device 0 first copies exactly"),
+    "null": (edited_table("tiles", device=None), "table tiles: column device has nulls"),
+    "lane": (edited_table("events", lane="up"), "events.lane: expected one of"),
+    "source": (edited_table("events", source="dreamt"), "events: expected the source 'simulated', got 'dreamt'"),
+    "event end": (edited_table("events", end_ns=-5), "Trace: an event ends before it starts"),
+    "sequence": (edited_table("sequences", start=1), "sequences: expected each start"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_wrong_part_is_refused_by_name(written, tmp_path, name):
+    edit, message = CASES[name]
+    path = tmp_path / "x.dcpplan"
+    rewrite(path, edit(members_of(written[0], tmp_path / "old")))
+    with pytest.raises(PlanFileError) as caught:
+        read_plan(path)
+    assert message in str(caught.value)
+
+
+def test_compressed_members_are_refused(written, tmp_path):
+    path = tmp_path / "x.dcpplan"
+    rewrite(path, members_of(written[0], tmp_path / "old"), zipfile.ZIP_DEFLATED)
+    with pytest.raises(PlanFileError, match=r"meta.json: expected a stored member"):
+        read_plan(path)
+
+
+def test_a_name_that_appears_twice_is_refused(written, tmp_path):
+    path = tmp_path / "x.dcpplan"
+    path.write_bytes(written[0])
+    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("meta.json", b"{}")
+    with pytest.raises(PlanFileError, match="a name appears twice"):
+        read_plan(path)
+
+
+def test_a_file_over_the_limit_is_refused_unread(written, tmp_path):
+    path = tmp_path / "x.dcpplan"
+    path.write_bytes(written[0])
+    with pytest.raises(PlanFileError, match="expected at most 1000 bytes"):
+        read_plan(path, limit_bytes=1000)
+
+
+def test_a_table_that_unpacks_to_more_than_the_limit_is_refused_before_unpacking(written, tmp_path):
+    rows = 20_000_000  # 140 MB of zeros in a few kilobytes
+    columns = {k: np.zeros(rows, np.uint8) for k in TABLES["tiles"]}
+    bomb = encode_table("tiles", columns)
+    assert len(bomb) < 200_000
+    path = tmp_path / "x.dcpplan"
+    members = edited_meta(tables__tiles=rows)(members_of(written[0], tmp_path / "old"))
+    rewrite(path, members | {"tiles.arrow": bomb})
+    before = pa.total_allocated_bytes()
+    with pytest.raises(PlanFileError, match="table tiles: declares more .* unpacks to more than"):
+        read_plan(path, limit_bytes=10_000_000)
+    assert pa.total_allocated_bytes() - before < 10_000_000
+
+
+def test_a_buffer_that_declares_an_absurd_size_is_refused(written, tmp_path):
+    members = members_of(written[0], tmp_path / "old")
+    data = members["tiles.arrow"]
+    rows = len(written[1].tiles)
+    plain = struct.pack("<q", 4 * rows)  # what an int32 column unpacks to
+    assert plain in data
+    for absurd in (2**62, -3):
+        changed = data.replace(plain, struct.pack("<q", absurd), 1)
+        rewrite(tmp_path / "x", members | {"tiles.arrow": changed})
+        with pytest.raises(PlanFileError, match="table tiles: .*(declares|bytes)"):
+            read_plan(tmp_path / "x")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_file_cut_short_anywhere_is_refused(written, tmp_path_factory, data):
+    content, _, _ = written
+    path = tmp_path_factory.getbasetemp() / "cut.dcpplan"
+    path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
+    with pytest.raises(PlanFileError):
+        read_plan(path)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_flipped_byte_is_refused_or_changes_nothing(written, tmp_path_factory, data):
+    content, plan, trace = written
+    damaged = bytearray(content)
+    # Headers lie between the members and at the end; half of the flips go there.
+    names = [i for i in range(len(content)) if content.startswith(b"PK", i)]
+    near_header = st.sampled_from(names).flatmap(lambda at: st.integers(at, at + 80))
+    anywhere = st.integers(0, len(content) - 1)
+    at = min(data.draw(anywhere | near_header), len(content) - 1)
+    damaged[at] ^= data.draw(st.integers(1, 255))
+    path = tmp_path_factory.getbasetemp() / "flipped.dcpplan"
+    path.write_bytes(bytes(damaged))
+    _refused_or_the_same(path, plan, trace)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_flipped_byte_under_a_right_checksum_is_refused_or_changes_no_work(
+    written, tmp_path_factory, data
+):
+    content, plan, _ = written
+    folder = tmp_path_factory.getbasetemp()
+    members = members_of(content, folder / "whole")
+    name = data.draw(st.sampled_from(sorted(members)))
+    damaged = bytearray(members[name])
+    damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
+    rewrite(folder / "crafted", members | {name: bytes(damaged)})
+    try:
+        found = read_plan(folder / "crafted")
+    except PlanFileError:
+        return
+    assert digest(found.plan) == digest(plan)
+
+
+def _refused_or_the_same(path, plan, trace):
+    try:
+        found = read_plan(path)
+    except PlanFileError:
+        return
+    assert digest(found.plan) == digest(plan)
+    assert (found.plan.provenance, found.plan.warnings) == (plan.provenance, plan.warnings)
+    assert equal_traces(found.traces[0], trace)
+
+
+def test_columns_of_a_plan_are_all_of_its_tables(plan):
+    found = {name: list(columns) for name, columns in columns_of_plan(plan).items()}
+    assert found == {name: list(TABLES[name]) for name in TABLES if name != "events"}
+
+
+def test_no_temporary_file_is_left(plan, tmp_path):
+    write_plan(tmp_path / "x.dcpplan", plan)
+    assert os.listdir(tmp_path) == ["x.dcpplan"]
