@@ -27,7 +27,9 @@ class BuildError(Exception):
         super().__init__(message)
 
 
-def build_statement(tree: Any, offset: int) -> ast.Statement:  # Any: lark.Tree; lark stays in the parser
+def build_statement(
+    tree: Any, offset: int
+) -> ast.Statement:  # Any: lark.Tree; lark stays in the parser
     """Turn the tree of one statement into a node.
 
     Args:
@@ -326,7 +328,9 @@ def _not_in(children: Sequence[Built], span: Span) -> ast.In:
 
 def _chain(children: Sequence[Built], span: Span) -> ast.Compare:
     ops = tuple(word.text for word in children[1::2])
-    return ast.Compare(tuple(children[::2]), cast("Any", ops), span=span)  # Any: a Literal from the lexer
+    return ast.Compare(
+        tuple(children[::2]), cast("Any", ops), span=span
+    )  # Any: a Literal from the lexer
 
 
 def _binary(children: Sequence[Built], span: Span) -> ast.Binary:
@@ -383,7 +387,10 @@ def _target(children: Sequence[Built], span: Span) -> ast.Target:
     within = [value for value in qualifiers if value is not None]
     if len(within) > 1 or len(qualifiers) - len(within) > 1:
         raise BuildError(
-            "E010", "a qualifier is written twice", span, "`causally` and `within N` at most once each"
+            "E010",
+            "a qualifier is written twice",
+            span,
+            "`causally` and `within N` at most once each",
         )
     is_causal = len(qualifiers) > len(within)
     return ast.Target(_ident(name), is_causal, within[0] if within else None, span=span)

@@ -58,11 +58,17 @@ def _rising_runs(function: Piecewise) -> list[_Run]:
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         low, high = np.searchsorted(function.starts, [start, end])
         piece = slice(low, high)
-        values, slopes, last = function.values[piece], function.slopes[piece], function.last_values[piece]
+        values, slopes, last = (
+            function.values[piece],
+            function.slopes[piece],
+            function.last_values[piece],
+        )
         jumps = values[1:] - last[:-1]
         for sign in (1, -1):
             if (sign * slopes >= 0).all() and (sign * jumps >= 0).all():
-                runs.append(_Run(start, end, sign, function.starts[piece], sign * values, sign * slopes))
+                runs.append(
+                    _Run(start, end, sign, function.starts[piece], sign * values, sign * slopes)
+                )
                 break
         else:
             runs += _split_runs(function, int(low), int(high), jumps < 0, slopes < 0)

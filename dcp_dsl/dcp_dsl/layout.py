@@ -19,7 +19,9 @@ Ints = NDArray[np.int64]
 
 MAX_INSTANCES = 1_000_000
 
-Column: TypeAlias = Any  # Any: an integer, a list of integers or a list of such lists; checked on use
+Column: TypeAlias = (
+    Any  # Any: an integer, a list of integers or a list of such lists; checked on use
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

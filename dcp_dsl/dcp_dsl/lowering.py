@@ -169,7 +169,10 @@ class _Lowering:
         if name in env.names:
             return self.local_mask(env.names[name], arguments, env)
         found = env.scope.find_mask(name)
-        assert found is not None, f"checked: mask {name} exists"
+        if found is None:
+            self.unsupported(
+                f"`{name}`, which is imported", env, value.span, "copy it into the file"
+            )
         definition, scope = found
         return self.mask(definition.value, self.call_env(definition, scope, arguments, env))
 
@@ -212,11 +215,9 @@ class _Lowering:
     def argument(self, value: ast.Expr, param: ast.Param, env: Env) -> Value:
         if param.type.text in ("mask", "bool"):
             return Closure(value, env)
-        return self.constant(value, env)
+        return self.number(value, env) if param.type.text == "pos" else self.constant(value, env)
 
-    def function_env(
-        self, function: Closure, arguments: tuple[ast.Argument, ...], env: Env
-    ) -> Env:
+    def function_env(self, function: Closure, arguments: tuple[ast.Argument, ...], env: Env) -> Env:
         assert isinstance(function.value, ast.BindFunction), "only functions have parameters"
         values = [self.number(a.value, env) for a in arguments]
         params = [p.text for p in function.value.params]
@@ -298,9 +299,7 @@ class _Lowering:
 
     def near(self, env: Env, low: int, high: int | None) -> Region:
         """Give the pairs with ``low <= q - k <= high``."""
-        distance = Term(
-            Piecewise.position(self.n), Piecewise.position(self.n).scale(-1)
-        )
+        distance = Term(Piecewise.position(self.n), Piecewise.position(self.n).scale(-1))
         result = compare_numbers(distance, low, ">=", self.n)
         return result if high is None else result & compare_numbers(distance, high, "<=", self.n)
 
@@ -362,7 +361,11 @@ class _Lowering:
             self.unsupported("dividing by a position", env, value.right.span, "")
         if right < 1:
             self.fail(
-                "E111", f"this divides by {right}", env, value.right.span, "the divisor is at least 1"
+                "E111",
+                f"this divides by {right}",
+                env,
+                value.right.span,
+                "the divisor is at least 1",
             )
         if isinstance(left, int):
             return left // right if value.op == "//" else left % right
@@ -423,7 +426,9 @@ class _Lowering:
         from dcp_dsl.errors import DatasetError
 
         if name not in self.frame.columns:
-            raise DatasetError(f"the mask reads `row.{name}`, but the sample has no column `{name}`")
+            raise DatasetError(
+                f"the mask reads `row.{name}`, but the sample has no column `{name}`"
+            )
         value = self.frame.columns[name]
         if not isinstance(value, int):
             raise DatasetError(f"`row.{name}`: expected one integer, got {str(value)[:60]}")
@@ -442,7 +447,9 @@ class _Lowering:
                 f"shape {values.shape}"
             )
         if values.max() > MAX_VALUE or values.min() < -MAX_VALUE:
-            raise DatasetError(f"token column `{column}`: values beyond {MAX_VALUE} are not supported")
+            raise DatasetError(
+                f"token column `{column}`: values beyond {MAX_VALUE} are not supported"
+            )
         return Piecewise.from_tokens(values.astype(np.int64))
 
     def function(self, value: ast.Call, env: Env) -> Number:

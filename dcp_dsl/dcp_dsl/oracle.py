@@ -54,7 +54,10 @@ def dense_mask(mask: Mask, sample: Sample) -> Bools:
 
 
 def evaluate(
-    value: ast.Expr, env: "_Env", columns: Mapping[str, Any], length: int  # Any: see Sample
+    value: ast.Expr,
+    env: "_Env",
+    columns: Mapping[str, Any],
+    length: int,  # Any: see Sample
 ) -> Bools:
     """Evaluate a mask expression on all pairs, some rows at a time."""
     result = np.zeros((length, length), np.bool_)
@@ -348,7 +351,9 @@ class _Oracle:
 
     # ---- segments ----
 
-    def per_token(self, instances: list[_Instance], numbers: Any, default: int) -> NDArray[np.int64]:
+    def per_token(
+        self, instances: list[_Instance], numbers: Any, default: int
+    ) -> NDArray[np.int64]:
         """Write one number per instance on all its tokens."""
         labels = np.full(self.n, default, np.int64)
         for instance, number in zip(instances, numbers, strict=True):

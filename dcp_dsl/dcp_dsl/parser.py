@@ -147,7 +147,9 @@ def _parse_group(text: str, group: list[RawToken], index: int) -> ast.Statement:
     return statement
 
 
-def _run(text: str, tokens: list[RawToken], start: str) -> Any:  # Any: lark.Tree, or a Token at a leaf
+def _run(
+    text: str, tokens: list[RawToken], start: str
+) -> Any:  # Any: lark.Tree, or a Token at a leaf
     if not tokens:
         raise BuildError("E005", MESSAGES["E005"].message, Span(0, 0), MESSAGES["E005"].hint)
     offset, end = tokens[0].span.start, tokens[-1].span.end
@@ -191,7 +193,9 @@ def _explain(error: lark.UnexpectedInput, text: str, tokens: list[RawToken]) -> 
         reserved = f"`{place.text}` is a word of the language and cannot be a name here"
     if code is None:
         found = f"`{place.text}`" if place.text else "the end of the statement"
-        raise BuildError("E002", f"{found} does not fit here", place.span, reserved or _expected(error))
+        raise BuildError(
+            "E002", f"{found} does not fit here", place.span, reserved or _expected(error)
+        )
     mistake = MESSAGES[code]
     raise BuildError(code, mistake.message, place.span, reserved or mistake.hint)
 
@@ -210,7 +214,9 @@ def _fail_unknown_character(place: RawToken, tokens: list[RawToken]) -> None:
     if place.kind == "unknown" and place.text in "&|~!^":
         words = {"&": "and", "|": "or", "~": "not", "!": "not", "^": "minus"}
         word = words[place.text]
-        raise BuildError("E003", f"`{place.text}` is not an operator", place.span, f"write `{word}`")
+        raise BuildError(
+            "E003", f"`{place.text}` is not an operator", place.span, f"write `{word}`"
+        )
     if place.kind == "string" and (place.text.count('"') < 2):
         raise BuildError("E018", "this text has no closing quote", place.span, 'close it with `"`')
     if place.kind == "unknown":
@@ -234,7 +240,10 @@ def _fail_unbalanced(tokens: list[RawToken]) -> None:
         elif token.text in _OPENING.values():
             if not open_ or _OPENING[open_[-1].text] != token.text:
                 raise BuildError(
-                    "E006", f"`{token.text}` closes nothing", token.span, "remove it or open it before"
+                    "E006",
+                    f"`{token.text}` closes nothing",
+                    token.span,
+                    "remove it or open it before",
                 )
             open_.pop()
     if open_:

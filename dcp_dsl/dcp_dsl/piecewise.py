@@ -106,7 +106,10 @@ class Piecewise:
 
     def scale(self, factor: int) -> "Piecewise":
         """Give ``factor`` times the function."""
-        if abs(factor) > MAX_VALUE or int(np.abs(self.values).max(initial=0)) * abs(factor) > MAX_VALUE:
+        if (
+            abs(factor) > MAX_VALUE
+            or int(np.abs(self.values).max(initial=0)) * abs(factor) > MAX_VALUE
+        ):
             raise ValueTooLarge
         if int(np.abs(self.slopes).max(initial=0)) * abs(factor) > MAX_VALUE:
             raise ValueTooLarge
@@ -153,7 +156,9 @@ class Piecewise:
         gap, growth, lengths = a.values - b.values, a.slopes - b.slopes, a.lengths
         after = gap + growth * (lengths - 1)
         is_crossing = (np.sign(gap) * np.sign(after)) < 0
-        steps = -(-np.abs(gap) // np.maximum(np.abs(growth), 1))  # first offset at or past the crossing
+        steps = -(
+            -np.abs(gap) // np.maximum(np.abs(growth), 1)
+        )  # first offset at or past the crossing
         knots = (a.starts + steps)[is_crossing]
         a, b = a.cut(knots), b.cut(knots)
         gap = a.values - b.values

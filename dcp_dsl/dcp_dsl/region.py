@@ -72,7 +72,8 @@ class Region:
         q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
         rows = q_end - q_start
         is_empty = (rows <= 0) | (
-            (kv_start >= kv_end) & (kv_start + start_slope * (rows - 1) >= kv_end + end_slope * (rows - 1))
+            (kv_start >= kv_end)
+            & (kv_start + start_slope * (rows - 1) >= kv_end + end_slope * (rows - 1))
         )
         kept = tuple(c[~is_empty] for c in columns)
         return _sweep(num_tokens, kept, np.ones(len(kept[0]), np.int64), _MINUS)
@@ -129,9 +130,7 @@ def _sweep(
     was_seen = np.concatenate([[False], is_seen[:-1]])  # a cell ends uncovered, so cells do not mix
     starts, ends = keys[is_seen & ~was_seen], keys[was_seen & ~is_seen]
     rows, low, high = starts // base, starts % base, ends % base
-    return _glue(
-        num_tokens, (knots[rows], knots[rows + 1], low >> 1, high >> 1, low & 1, high & 1)
-    )
+    return _glue(num_tokens, (knots[rows], knots[rows + 1], low >> 1, high >> 1, low & 1, high & 1))
 
 
 def _cells(knots: Ints, q_start: Ints, q_end: Ints) -> tuple[Ints, Ints]:
@@ -150,7 +149,9 @@ def _ends(knots: Ints, columns: tuple[Ints, ...], slab: Ints, cell: Ints) -> tup
     """Give both ends on the first row of each cell, packed as ``2 * value + slope``."""
     q_start, _, kv_start, kv_end, start_slope, end_slope = (c[slab] for c in columns)
     down = knots[cell] - q_start
-    is_tall = knots[cell + 1] - knots[cell] > 1  # the slope of a single row means nothing: call it 0
+    is_tall = (
+        knots[cell + 1] - knots[cell] > 1
+    )  # the slope of a single row means nothing: call it 0
     first = 2 * (kv_start + start_slope * down) + (start_slope & is_tall)
     last = 2 * (kv_end + end_slope * down) + (end_slope & is_tall)
     return first, last

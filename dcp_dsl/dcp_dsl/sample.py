@@ -25,7 +25,9 @@ class Sample:
     '{"answer_lens": [3, 1], "question_len": 2, "len": 6}'
     """
 
-    columns: Mapping[str, Any] = field(default_factory=dict)  # Any: integers or nested lists of them
+    columns: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # Any: integers or nested lists of them
     length: int = 0
 
     def __post_init__(self) -> None:

@@ -111,7 +111,9 @@ class Slabs:
             & (self.kv_start >= 0)
             & (np.maximum(self.kv_end, last_end) <= self.num_tokens)
         )
-        if not (inside & (rows > 0) & (self.kv_start < self.kv_end) & (last_start < last_end)).all():
+        if not (
+            inside & (rows > 0) & (self.kv_start < self.kv_end) & (last_start < last_end)
+        ).all():
             raise ValueError(
                 f"Slabs: expected non-empty slabs inside {self.num_tokens} tokens, got {self.table()}"
             )
@@ -181,7 +183,9 @@ class BlockSparsity:
             value = readonly(f"BlockSparsity.{name}", getattr(self, name), dtype, (length,))
             object.__setattr__(self, name, value)
         if self.row_ptr[-1] != size:
-            raise ValueError(f"BlockSparsity: row_ptr ends at {self.row_ptr[-1]}, {size} blocks given")
+            raise ValueError(
+                f"BlockSparsity: row_ptr ends at {self.row_ptr[-1]}, {size} blocks given"
+            )
         if self.slabs.num_tokens != self.batch.num_tokens:
             raise ValueError(
                 f"BlockSparsity: slabs of {self.slabs.num_tokens} tokens, batch of "

@@ -9,12 +9,13 @@ from typing import Any
 from dcp_dsl import ast
 from dcp_dsl.checker import check_expression, check_program
 from dcp_dsl.columns import needed_columns
-from dcp_dsl.diagnostics import Diagnostic, did_you_mean
+from dcp_dsl.diagnostics import Diagnostic, did_you_mean, make_diagnostic
 from dcp_dsl.errors import DatasetError, SpecError
 from dcp_dsl.mask import Mask
-from dcp_dsl.parser import MAX_CHARACTERS, parse_all, parse_expression
+from dcp_dsl.parser import parse_all, parse_expression
 from dcp_dsl.sample import Sample
-from dcp_dsl.scope import Scope, library_names
+from dcp_dsl.scope import Scope
+from dcp_dsl.text_file import SpecFileError, decode_text, read_text
 from dcp_dsl.unparse import unparse
 
 
@@ -33,48 +34,6 @@ def check(text: str, name: str = "<text>") -> tuple[Diagnostic, ...]:
 
         found += check_claims(parsed.program)
     return tuple(sorted(found, key=lambda d: (d.line, d.column, d.code)))
-
-
-def read_text(path: str | Path) -> str:
-    """Read a .dcpm file.
-
-    Raises:
-        SpecFileError: if it is missing, a folder, too large, or no UTF-8 text.
-    """
-    path = Path(path)
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise SpecFileError(f"{path}: no such file; expected a .dcpm file") from None
-    except IsADirectoryError:
-        hint = f"name the files in it, for example {path}/*.dcpm"
-        raise SpecFileError(f"{path}: expected a .dcpm file, got a folder; {hint}") from None
-    except OSError as error:
-        raise SpecFileError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if len(data) > 4 * MAX_CHARACTERS:
-        raise SpecFileError(
-            f"{path}: {len(data):_} bytes; a .dcpm file has at most {MAX_CHARACTERS:_} characters"
-        )
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise SpecFileError(
-            f"{path}: expected UTF-8 text, got a byte {data[error.start]:#04x} at {error.start}; "
-            f"is this a .dcpm file?"
-        ) from None
-    if "\0" in text:
-        raise SpecFileError(f"{path}: expected text, got a binary file (it holds NUL bytes)")
-    return text
-
-
-class SpecFileError(SpecError):
-    """A .dcpm file that cannot be read at all; wrong input, so exit status 2."""
-
-    exit_code = 2
-
-    def __init__(self, message: str) -> None:
-        super().__init__(())
-        self.args = (message,)
 
 
 def load(path: str | Path) -> "Spec":
@@ -206,13 +165,19 @@ class Spec:
         tried = ", ".join(f'"{s.pattern.text}"' for s in statements) or "none at all"
         raise DatasetError(
             f"{self.name}: no `for` statement matches the data set {path} with the columns "
-            f"{', '.join(sorted(columns))}; tried {tried}; add `for \"*\" use causal`"
+            f'{", ".join(sorted(columns))}; tried {tried}; add `for "*" use causal`'
         )
 
-    def _attach(
-        self, statement: ast.Attach, path: str, columns: Collection[str]
-    ) -> "Attachment":
-        mask = self._mask(statement.value, self.scope.program)
+    def _attach(self, statement: ast.Attach, path: str, columns: Collection[str]) -> "Attachment":
+        value = statement.value
+        if isinstance(value, ast.Name) and value.text in self.scope.stacks:
+            raise SpecError(
+                (make_diagnostic(
+                    "E190", f"not supported yet: attaching the stack `{value.text}`", self.source,
+                    value.span, name=self.name, hint="attach one mask",
+                ),)
+            )  # fmt: skip
+        mask = self._mask(value, self.scope.program)
         renames = {r.new.text: r.column.text for r in statement.renames}
         for column in sorted(mask.columns):
             source = renames.get(column, column)
@@ -257,4 +222,4 @@ def _matches(pattern: str, path: str) -> bool:
     return any(fnmatchcase("/".join(parts[i:]), pattern) for i in range(len(parts)))
 
 
-__all__ = ["Attachment", "Spec", "SpecFileError", "check", "library_names", "load", "read_text"]
+__all__ = ["Attachment", "Spec", "SpecFileError", "check", "decode_text", "load", "read_text"]

@@ -72,7 +72,9 @@ def _logic(value: ast.Expr) -> tuple[str, int]:
             rest = [_at_least(item, _NOT) for item in items[1:]]
             return " and ".join([head, *rest]), _AND
         case ast.Minus(left, right):
-            head = _text(left)[0] if isinstance(left, ast.And | ast.Minus) else _at_least(left, _NOT)
+            head = (
+                _text(left)[0] if isinstance(left, ast.And | ast.Minus) else _at_least(left, _NOT)
+            )
             return f"{head} minus {_at_least(right, _NOT)}", _AND
         case ast.Or(items):
             return " or ".join(_at_least(item, _AND) for item in items), _OR

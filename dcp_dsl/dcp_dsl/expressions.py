@@ -1,0 +1,448 @@
+"""Check expressions: are the names known, do the kinds fit, do calls have the right arguments?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from dcp_dsl import ast
+from dcp_dsl.ast import Program, Span
+from dcp_dsl.diagnostics import Diagnostic, did_you_mean, make_diagnostic
+from dcp_dsl.kinds import INT, MASK, SEGMENT, UNKNOWN, Kind, are_comparable, combine, param_kind
+from dcp_dsl.scope import Scope, library_names
+
+NOT_YET = "this parses and checks; compiling it is not supported yet"
+
+_BUILTINS = {"abs": (1, 1), "min": (2, 9), "max": (2, 9), "clamp": (3, 3)}
+_SEGMENT_FUNCTIONS = {"same": (1, 1), "first": (1, 2), "last": (1, 2)}
+_PLACES = {"start": "pos", "end": "pos", "len": "tokens", "pos": "tokens"}
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A `where` function with the names its body sees."""
+
+    definition: ast.BindFunction
+    names: "Names"
+
+
+Names: TypeAlias = Mapping[str, Kind | Function]
+
+
+@dataclass(slots=True)
+class ExpressionChecker:
+    """Collects diagnostics about expressions of one text.
+
+    Attributes:
+        scope: definitions.
+        program: the text that spans point into.
+        lost: names that broken statements would have defined.
+        columns: names that may stand for columns (arguments of `for ... use`).
+        found: diagnostics so far.
+    """
+
+    scope: Scope
+    program: Program
+    lost: frozenset[str] = frozenset()
+    columns: frozenset[str] = frozenset()
+    found: list[Diagnostic] = field(default_factory=list)
+    depth: int = 0
+
+    def report(self, code: str, message: str, span: Span, hint: str = "", label: str = "") -> None:
+        """Add a diagnostic, once per place and code."""
+        if any(d.code == code and (d.start, d.end) == (span.start, span.end) for d in self.found):
+            return
+        self.found.append(
+            make_diagnostic(
+                code, message, self.program.text, span,
+                name=self.program.name, hint=hint, label=label,
+            )
+        )  # fmt: skip
+
+    # ---- expectations ----
+
+    def mask(self, value: ast.Expr, names: Names) -> None:
+        """Check an expression that must be a mask."""
+        kind = self.kind(value, names)
+        if kind.name not in ("mask", "unknown"):
+            hint = {
+                "segment": "write `k in segment`, `q in segment` or `same(segment)`",
+            }.get(kind.name, "compare it: `q - k < 4`")
+            self.report("E103", f"expected a mask, got {kind.described()}", value.span, hint)
+
+    def number(self, value: ast.Expr, names: Names) -> Kind:
+        """Check an expression that must be a number."""
+        kind = self.kind(value, names)
+        if kind.is_number:
+            return kind
+        hint = "masks are joined with `and`, `or`, `not`, `minus`"
+        if kind.name == "segment":
+            word = value.text if isinstance(value, ast.Name) else "S"
+            hint = f"its number at a token is `q.{word}` or `k.{word}`"
+        self.report("E103", f"expected a number, got {kind.described()}", value.span, hint)
+        return UNKNOWN
+
+    def constant(self, value: ast.Expr, names: Names, *, at_least: int | None = None) -> None:
+        """Check a number that may not depend on a position."""
+        kind = self.number(value, names)
+        if kind.depends:
+            self.report("E107", "this number may not depend on a position", value.span)
+        elif at_least is not None and isinstance(value, ast.Number) and value.value < at_least:
+            self.report(
+                "E111", f"expected at least {at_least}, got {value.value}", value.span,
+                "sizes and divisors are positive",
+            )  # fmt: skip
+
+    def segment(self, value: ast.Expr, names: Names) -> str:
+        """Check an expression that must be a segment; give its name."""
+        if isinstance(value, ast.Call) and value.name.text in ("first", "last"):
+            self.call(value, names)
+            inner = value.arguments[0].value if value.arguments else value
+            return inner.text if isinstance(inner, ast.Name) else ""
+        if isinstance(value, ast.Name):
+            return self.segment_name(ast.Ident(value.text, span=value.span), names)
+        self.report(
+            "E103", "expected a segment", value.span,
+            "write its name, `first(segment)` or `last(segment)`",
+        )  # fmt: skip
+        return ""
+
+    def segment_name(self, ident: ast.Ident, names: Names) -> str:
+        """Check a bare word that must name a segment."""
+        kind = names.get(ident.text)
+        if kind in (SEGMENT, UNKNOWN) or (kind is None and self._is_known_segment(ident.text)):
+            return ident.text
+        if kind is not None or self._names_something_else(ident.text):
+            self.report("E103", f"expected a segment, `{ident.text}` is none", ident.span)
+        else:
+            known = [*self.scope.segments, *(n for n, k in names.items() if k == SEGMENT)]
+            hint = (
+                did_you_mean(ident.text, known)
+                or "segments are defined by `segment` or `where b = every 256`"
+            )
+            self.report("E101", f"unknown segment `{ident.text}`", ident.span, hint)
+        return ""
+
+    def _is_known_segment(self, name: str) -> bool:
+        return name in self.scope.segments or name in self.lost
+
+    def _names_something_else(self, name: str) -> bool:
+        return name in ("q", "k", "len") or self.scope.find_mask(name) is not None
+
+    # ---- kinds ----
+
+    def kind(self, value: ast.Expr, names: Names) -> Kind:
+        """Give the kind of an expression, reporting what is wrong inside."""
+        match value:
+            case ast.Number():
+                return INT
+            case ast.Bool():
+                return MASK
+            case ast.Name():
+                return self.name(value, names)
+            case ast.Attribute():
+                return self.attribute(value, names)
+            case ast.Call():
+                return self.call(value, names)
+            case ast.Sign(op, inner):
+                kind = self.number(inner, names)
+                return kind if op == "+" or kind.is_plain else Kind("int", depends=kind.depends)
+            case ast.Binary():
+                return self.binary(value, names)
+        self.logic(value, names)
+        return MASK
+
+    def logic(self, value: ast.Expr, names: Names) -> None:
+        """Check a node whose result is a mask."""
+        match value:
+            case ast.Not(inner):
+                self.mask(inner, names)
+            case ast.And(items) | ast.Or(items):
+                for item in items:
+                    self.mask(item, names)
+            case ast.Minus(left, right):
+                self.mask(left, names)
+                self.mask(right, names)
+            case ast.Compare():
+                self.compare(value, names)
+            case ast.In(item, container):
+                kind = self.number(item, names)
+                if kind.name not in ("pos", "unknown"):
+                    message = f"`in` asks about a position, got {kind.described()}"
+                    self.report("E103", message, item.span, "write `q in ...` or `k in ...`")
+                elif not isinstance(item, ast.Name):
+                    self.report("W290", NOT_YET, item.span, "`in` compiles for `q` and `k` alone")
+                self.segment(container, names)
+            case ast.Per(inner, segment):
+                self.mask(inner, names)
+                self.segment_name(segment, names)
+            case ast.Rules(rules):
+                for rule in rules:
+                    self.rule(rule, names)
+
+    def name(self, value: ast.Name, names: Names) -> Kind:
+        """Give the kind of a name."""
+        text = value.text
+        if text in names:
+            known = names[text]
+            if isinstance(known, Function):
+                self.report("E106", f"`{text}` is a function; give it arguments", value.span)
+                return UNKNOWN
+            return known
+        if text in ("q", "k"):
+            return Kind("pos", depends=frozenset(text))
+        if text == "len":
+            return Kind("tokens")
+        if text in self.scope.segments:
+            return SEGMENT
+        if (found := self.scope.find_mask(text)) is not None:
+            self.arguments(found[0], (), value.span, names)
+            return MASK
+        if text in self.scope.stacks:
+            self.report(
+                "E103", f"expected a mask, `{text}` is a stack of masks", value.span,
+                "a stack can only be attached with `for ... use`",
+            )  # fmt: skip
+            return UNKNOWN
+        if text in self.lost:
+            return UNKNOWN
+        if text in self.columns:
+            self.report("W290", NOT_YET, value.span, "a column as an argument")
+            return UNKNOWN
+        self.unknown(text, value.span, names)
+        return UNKNOWN
+
+    def unknown(self, text: str, span: Span, names: Names) -> None:
+        """Report an unknown name with the closest known one."""
+        known = {*names, *self.scope.masks, *self.scope.segments, *library_names(), "q", "k", "len"}
+        known |= {*_BUILTINS, *_SEGMENT_FUNCTIONS}
+        hint = did_you_mean(text, sorted(known))
+        if not hint and text in self.scope.tokens:
+            hint = f"a token column is read as `q.{text}` or `k.{text}`"
+        if not hint:
+            hint = "columns are read as `row.column`; masks and segments must be defined"
+        self.report("E101", f"unknown name `{text}`", span, hint)
+
+    def attribute(self, value: ast.Attribute, names: Names) -> Kind:
+        """Give the kind of `row.col`, `S.count`, `q.S`, `q.S.start`, `q.token`."""
+        inner, name = value.value, value.name
+        if inner == ast.Name("row"):
+            return INT
+        if isinstance(inner, ast.Name) and self._is_segment(inner.text, names):
+            if name.text != "count":
+                self.report(
+                    "E102", f"a segment has no `.{name.text}`", name.span,
+                    f"`{inner.text}.count`, or of a token's instance `q.{inner.text}.{name.text}`",
+                )  # fmt: skip
+            return INT
+        kind = self.number(inner, names)
+        if kind.name == "index":
+            if name.text not in _PLACES:
+                hint = (
+                    did_you_mean(name.text, tuple(_PLACES)) or "`.start`, `.end`, `.len` or `.pos`"
+                )
+                self.report("E102", f"an instance has no `.{name.text}`", name.span, hint)
+                return UNKNOWN
+            return Kind("pos" if _PLACES[name.text] == "pos" else "tokens", depends=kind.depends)
+        if kind.name == "unknown":
+            return Kind("unknown", depends=kind.depends)
+        if kind.name != "pos":
+            self.report("E102", f"{kind.described()} has no `.{name.text}`", name.span)
+            return UNKNOWN
+        if self._is_segment(name.text, names) or name.text in self.lost:
+            return Kind("index", name.text, kind.depends)
+        if name.text in self.scope.tokens:
+            return Kind("int", depends=kind.depends)
+        hint = did_you_mean(name.text, [*self.scope.segments, *self.scope.tokens, *names])
+        self.report("E102", f"a position has no `.{name.text}`", name.span, hint)
+        return Kind("unknown", depends=kind.depends)
+
+    def _is_segment(self, name: str, names: Names) -> bool:
+        return names[name] == SEGMENT if name in names else name in self.scope.segments
+
+    def binary(self, value: ast.Binary, names: Names) -> Kind:
+        """Give the kind of arithmetic."""
+        left, right = self.number(value.left, names), self.number(value.right, names)
+        if value.op in ("//", "%"):
+            if isinstance(value.right, ast.Number) and value.right.value < 1:
+                self.report(
+                    "E111", "this divides by zero", value.right.span, "divide by at least 1"
+                )
+            if right.depends or len(left.depends) > 1:
+                self.report(
+                    "W290", NOT_YET, value.span, "dividing compiles for one position by a constant"
+                )
+        if value.op == "*" and left.depends and right.depends:
+            self.report("W290", NOT_YET, value.span, "the product of two positions")
+        kind = combine(value.op, left, right)
+        if kind is None:
+            verb = {"+": "adds", "-": "subtracts"}[value.op]
+            self.report(
+                "E105", f"this {verb} {left.described()} and {right.described()}", value.span,
+                "a distance is `q - k`; a position plus a number of tokens is a position",
+            )  # fmt: skip
+            return Kind("unknown", depends=left.depends | right.depends)
+        return kind
+
+    def compare(self, value: ast.Compare, names: Names) -> None:
+        """Check that neighbours of a chain of comparisons can be compared."""
+        kinds = [self.number(operand, names) for operand in value.operands]
+        spans = [operand.span for operand in value.operands]
+        for i, (left, right) in enumerate(zip(kinds, kinds[1:], strict=False)):
+            if are_comparable(left, right):
+                continue
+            index, at = (left, i) if left.name == "index" else (right, i + 1)
+            other = right if at == i else left
+            segment = index.segment
+            self.report(
+                "E104", f"this compares {other.described()} with a `{segment}` number", spans[at],
+                f"for token positions use `.{segment}.start`, `.{segment}.end` or `same({segment})`",
+                f"`.{segment}` counts segments",
+            )  # fmt: skip
+
+    def rule(self, rule: ast.Rule, names: Names) -> None:
+        """Check one rule of a rule block."""
+        self.segment_name(rule.subject, names)
+        for target in rule.targets:
+            if target.name.text not in ("self", "all"):
+                self.segment_name(target.name, names)
+            if target.within is not None:
+                self.constant(target.within, names, at_least=1)
+
+    # ---- calls ----
+
+    def call(self, value: ast.Call, names: Names) -> Kind:
+        """Give the kind of a call."""
+        text = value.name.text
+        if text in _SEGMENT_FUNCTIONS:
+            return self.segment_function(value, names)
+        known = names.get(text)
+        if isinstance(known, Function):
+            return self.function(value, known, names)
+        if known is not None:
+            if known != UNKNOWN:
+                self.report("E106", f"`{text}` takes no arguments", value.span)
+            return known
+        if text in _BUILTINS:
+            return self.builtin(value, names)
+        found = self.scope.find_mask(text)
+        if found is not None:
+            self.arguments(found[0], value.arguments, value.name.span, names)
+            return MASK
+        for argument in value.arguments:
+            self.kind(argument.value, names)
+        if text in self.lost:
+            return UNKNOWN
+        if text in self.scope.segments:
+            self.report("E103", f"`{text}` is a segment and cannot be called", value.name.span)
+        else:
+            self.unknown(text, value.name.span, names)
+        return UNKNOWN
+
+    def _count(self, value: ast.Call, low: int, high: int) -> bool:
+        """Check the number of arguments, all by position."""
+        for argument in value.arguments:
+            if argument.name is not None:
+                self.report("E106", f"`{value.name.text}` has no named arguments", argument.span)
+                return False
+        if low <= len(value.arguments) <= high:
+            return True
+        wanted = str(low) if low == high else f"{low} to {high}"
+        self.report(
+            "E106", f"`{value.name.text}` takes {wanted} arguments, got {len(value.arguments)}",
+            value.span,
+        )  # fmt: skip
+        return False
+
+    def segment_function(self, value: ast.Call, names: Names) -> Kind:
+        """Check `same(S)`, `first(S, m)`, `last(S, m)`."""
+        kind = MASK if value.name.text == "same" else SEGMENT
+        if self._count(value, *_SEGMENT_FUNCTIONS[value.name.text]):
+            self.segment(value.arguments[0].value, names)
+            for argument in value.arguments[1:]:
+                self.constant(argument.value, names, at_least=0)
+        return kind
+
+    def builtin(self, value: ast.Call, names: Names) -> Kind:
+        """Give the kind of `abs`, `min`, `max`, `clamp`."""
+        kinds = [self.number(a.value, names) for a in value.arguments]
+        if not self._count(value, *_BUILTINS[value.name.text]):
+            return UNKNOWN
+        result = kinds[0]
+        for other, argument in zip(kinds[1:], value.arguments[1:], strict=True):
+            if not are_comparable(result, other):
+                self.report(
+                    "E104", f"this compares {result.described()} with {other.described()}",
+                    argument.span, "use values of one kind",
+                )  # fmt: skip
+            is_vague = result.name == "int"
+            result = replace(other if is_vague else result, depends=result.depends | other.depends)
+        return result
+
+    def function(self, value: ast.Call, function: Function, names: Names) -> Kind:
+        """Give the kind of a call of a `where` function, by checking its body with these arguments."""
+        kinds = [self.kind(a.value, names) for a in value.arguments]
+        params = function.definition.params
+        if not self._count(value, len(params), len(params)) or self.depth > 20:
+            return UNKNOWN
+        inner = {**function.names, **dict(zip((p.text for p in params), kinds, strict=True))}
+        self.depth += 1
+        kind = self.kind(function.definition.value, inner)
+        self.depth -= 1
+        return kind
+
+    def arguments(
+        self, mask: ast.MaskDef, given: tuple[ast.Argument, ...], span: Span, names: Names
+    ) -> None:
+        """Check the arguments of a mask against its parameters."""
+        params = {p.name.text: p for p in mask.params}
+        order = list(params)
+        taken: set[str] = set()
+        for index, argument in enumerate(given):
+            name = argument.name.text if argument.name is not None else None
+            if name is None and index >= len(order):
+                self.report(
+                    "E106", f"`{mask.name.text}` takes {len(order)} arguments, got {len(given)}",
+                    argument.span,
+                )  # fmt: skip
+                return
+            if name is None and any(a.name is not None for a in given[:index]):
+                self.report("E106", "an argument by position follows one by name", argument.span)
+                return
+            name = order[index] if name is None else name
+            if name not in params:
+                hint = did_you_mean(name, order) or f"parameters: {', '.join(order) or 'none'}"
+                self.report(
+                    "E106", f"`{mask.name.text}` has no parameter `{name}`", argument.span, hint
+                )
+                continue
+            if name in taken:
+                self.report("E106", f"parameter `{name}` is given twice", argument.span)
+            taken.add(name)
+            self.argument(argument.value, params[name], names)
+        missing = [
+            p.name.text for p in mask.params if p.default is None and p.name.text not in taken
+        ]
+        if missing:
+            shown = ", ".join(f"`{m}`" for m in missing)
+            self.report(
+                "E106", f"`{mask.name.text}` needs a value for {shown}", span,
+                f"write `{mask.name.text}({missing[0]} = ...)`",
+            )  # fmt: skip
+
+    def argument(self, value: ast.Expr, param: ast.Param, names: Names) -> None:
+        """Check one argument (or default) against its parameter."""
+        wanted, kind = param_kind(param.type.text), self.kind(value, names)
+        if UNKNOWN in (wanted, replace(kind, depends=frozenset())):
+            return
+        fits = kind.is_plain if wanted.is_plain else kind.name == wanted.name
+        if wanted.name == "pos" and kind.is_plain:
+            fits = True
+        if not fits:
+            self.report(
+                "E107", f"parameter `{param.name.text}` is {wanted.described()}, got {kind.described()}",
+                value.span,
+            )  # fmt: skip
+        elif kind.depends and wanted.is_plain:
+            self.report(
+                "E107", f"parameter `{param.name.text}` may not depend on a position", value.span
+            )
