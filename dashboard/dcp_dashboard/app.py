@@ -11,7 +11,7 @@ from dcp_dashboard.api import data_api
 from dcp_dashboard.folder import open_folder
 from dcp_dashboard.library import PlanLibrary
 from dcp_dashboard.plan_list_page import plan_list_page
-from dcp_dashboard.plan_page import plan_page
+from dcp_dashboard.plan_page import charts, plan_page
 from dcp_dashboard.shell import INDEX, message, shell
 from dcp_dsl import DCPError
 
@@ -64,6 +64,13 @@ def _add_callbacks(app: Dash, library: PlanLibrary) -> None:
     @app.callback(Output("page", "children"), Input("url", "pathname"), Input("url", "search"))
     def show_page(path: str | None, query: str | None) -> Component:
         return render_page(library, path or "/", query or "")
+
+    @app.callback(
+        Output("balance-slot", "children"), Output("traffic-slot", "children"),
+        Input("plan-key", "data"),
+    )  # fmt: skip
+    def show_charts(key: str) -> tuple[Component, Component]:
+        return charts(library.load(key))
 
     same = ClientsideFunction("dcp", "same")
     connect: Any = app.clientside_callback  # Any: Dash leaves it untyped

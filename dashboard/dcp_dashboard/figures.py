@@ -26,6 +26,8 @@ GRAPH_CONFIG: Any = {  # Any: Dash has a type of its own for it
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
 
+_BORDER = {"width": 1, "dash": "dot", "color": NEUTRAL}
+
 
 def balance_figure(totals: DeviceTotals, devices_per_node: int) -> go.Figure:
     """Draw computed pairs, owned tokens, bytes sent and received per device, one row each.
@@ -43,8 +45,11 @@ def balance_figure(totals: DeviceTotals, devices_per_node: int) -> go.Figure:
     for row, (title, values, colour, text) in enumerate(rows, start=1):
         _add_bars(figure, row, devices, values, colour, [f"{title}: {text(v)}" for v in values])
         _label_row(figure, row, title, values, text(float(values.mean()) if len(values) else 0))
-    for border in range(devices_per_node, len(devices), devices_per_node):
-        figure.add_vline(border - 0.5, line={"width": 1, "dash": "dot", "color": NEUTRAL})
+    lines = [
+        {"x0": x, "x1": x, "xref": "x", "y0": 0, "y1": 1, "yref": "paper", "line": _BORDER}
+        for x in _node_borders(len(devices), devices_per_node)
+    ]
+    figure.update_layout(shapes=[*figure.layout.shapes, *lines])
     figure.update_xaxes(**_device_axis(len(devices)))
     figure.update_xaxes(title_text="device", title_standoff=4, row=len(rows), col=1)
     figure.update_yaxes(
@@ -77,12 +82,13 @@ def traffic_figure(totals: DeviceTotals, devices_per_node: int) -> go.Figure:
             },
         )
     )  # fmt: skip
-    devices = np.arange(len(traffic))
-    for border in range(devices_per_node, len(traffic), devices_per_node):
-        line = {"width": 1, "color": NEUTRAL}
-        figure.add_vline(border - 0.5, line=line)
-        figure.add_hline(border - 0.5, line=line)
-    axis = _device_axis(len(devices)) | {"constrain": "domain", "title_standoff": 4}
+    borders = _node_borders(len(traffic), devices_per_node)
+    span = {"x0": -0.5, "x1": len(traffic) - 0.5, "y0": -0.5, "y1": len(traffic) - 0.5}
+    figure.update_layout(
+        shapes=[span | {"x0": at, "x1": at, "line": _BORDER} for at in borders]
+        + [span | {"y0": at, "y1": at, "line": _BORDER} for at in borders]
+    )
+    axis = _device_axis(len(traffic)) | {"constrain": "domain", "title_standoff": 4}
     figure.update_xaxes(title_text="to device", **axis)
     figure.update_yaxes(
         title_text="from device", scaleanchor="x", **axis | {"range": axis["range"][::-1]}
@@ -126,6 +132,10 @@ def _label_row(
     figure.add_annotation(text=f"<b>{title}</b>", x=0, xanchor="left", **place)
     claim = f"max/mean <b>{ratio(imbalance(values))}</b> · mean {mean}"
     figure.add_annotation(text=claim, x=1, xanchor="right", **place)
+
+
+def _node_borders(num_devices: int, devices_per_node: int) -> list[float]:
+    return [at - 0.5 for at in range(devices_per_node, num_devices, devices_per_node)]
 
 
 def _device_axis(num_devices: int) -> dict[str, Any]:  # Any: plotly takes texts and numbers

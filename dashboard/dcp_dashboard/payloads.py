@@ -1,10 +1,11 @@
 """What the two canvases draw, as payloads of the wire format in `dcp_dashboard.columns`.
 
 `dcp.timeline/1`: one row per event, sorted by (device, lane, start). Header: `source`,
-`num_devices`, `devices_per_node`, `base_ns`, `unit_ns`, `kinds` and `colours` (by code), `names` (distinct texts).
-Columns: `start`, `end` (u4, in `unit_ns` after `base_ns`), `device`, `lane` (index into
-`dcp_planner.LANES`), `kind` (index into `kinds`), `backward` (0 or 1), `division`, `peer` (i4, -1:
-none), `bytes`, `name` (index into `names`). `unit_ns` is 1 up to 4.29 s, then a power of ten.
+`num_devices`, `devices_per_node`, `base_ns`, `unit_ns`, `kinds` and `colours` (by code), `names`
+(distinct texts). Columns: `start`, `end` (u4, in `unit_ns` after `base_ns`), `device`, `lane`
+(index into `dcp_planner.LANES`), `kind` (index into `kinds`), `backward` (0 or 1), `division`,
+`peer` (i4, -1: none), `bytes`, `name` (index into `names`). `unit_ns` is 1 up to 4.29 s, then a
+power of ten.
 
 `dcp.mask/1`: one row per block and one per tile. Header: `num_tokens`, `num_devices`,
 `devices_per_node`, `cu_seqlens`, `device_colours`, and `modes`, the ways to colour a tile, each

@@ -32,12 +32,16 @@ def plan_page(loaded: LoadedPlan) -> Component:
             _metrics(summary),
             _findings(loaded),
             html.Div(
-                [_mask_panel(loaded, key), _balance_panel(loaded)],
+                [_mask_panel(loaded, key), _chart_panel("Balance", "balance")],
                 className="dcp-columns",
             ),
             _timeline_panel(loaded, key),
-            html.Div([_traffic_panel(loaded), _device_panel(loaded)], className="dcp-columns"),
+            html.Div(
+                [_chart_panel("Traffic between devices", "traffic"), _device_panel(loaded)],
+                className="dcp-columns",
+            ),
             _definitions(),
+            dcc.Store(id="plan-key", data=key),
         ],
         **attributes(data_title=f"{summary.mask} · {loaded.entry.relative}"),
     )
@@ -168,11 +172,6 @@ def _mask_panel(loaded: LoadedPlan, key: str) -> Component:
     return panel("Mask and placement", [canvas, html.P(hint, className="dcp-hint")], tools=tools)
 
 
-def _balance_panel(loaded: LoadedPlan) -> Component:
-    figure = balance_figure(loaded.totals, loaded.plan.cluster.devices_per_node)
-    return panel("Balance", [_graph("balance", figure)], name="dcp-balance")
-
-
 def _timeline_panel(loaded: LoadedPlan, key: str) -> Component:
     sources: list[Source] = [source for source in SOURCE_LABELS if source in loaded.traces]
     choices = [{"label": SOURCE_LABELS[source], "value": source} for source in sources]
@@ -212,9 +211,22 @@ def _timeline_view(loaded: LoadedPlan, key: str, source: Source) -> Component:
     return html.Div([heading, canvas], className=f"dcp-view dcp-view-{source}")
 
 
-def _traffic_panel(loaded: LoadedPlan) -> Component:
-    figure = traffic_figure(loaded.totals, loaded.plan.cluster.devices_per_node)
-    return panel("Traffic between devices", [_graph("traffic", figure)], name="dcp-traffic")
+def _chart_panel(title: str, name: str) -> Component:
+    return panel(title, [html.Div(id=f"{name}-slot", className="dcp-slot")], name=f"dcp-{name}")
+
+
+def charts(loaded: LoadedPlan) -> tuple[Component, Component]:
+    """Give the charts of the balance and of the traffic.
+
+    They come after the page: Plotly is 5 MB of script, and the canvases need none of it.
+    """
+    per_node = loaded.plan.cluster.devices_per_node
+    figures = (balance_figure(loaded.totals, per_node), traffic_figure(loaded.totals, per_node))
+    balance, traffic = (
+        dcc.Graph(id=name, figure=figure, config=GRAPH_CONFIG, className="dcp-graph")
+        for name, figure in zip(("balance", "traffic"), figures, strict=True)
+    )
+    return balance, traffic
 
 
 def _device_panel(loaded: LoadedPlan) -> Component:
@@ -246,7 +258,3 @@ def _device_panel(loaded: LoadedPlan) -> Component:
     return panel(
         "Every device in numbers", [html.Div(table, className="dcp-scroll dcp-tall", tabIndex=0)]
     )
-
-
-def _graph(name: str, figure: Any) -> Component:  # Any: plotly ships no types
-    return dcc.Graph(id=name, figure=figure, config=GRAPH_CONFIG, className="dcp-graph")

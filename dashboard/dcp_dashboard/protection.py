@@ -14,7 +14,7 @@ from flask import Flask, Response, abort, make_response, redirect, request
 from werkzeug.wrappers import Response as WSGIResponse
 
 COOKIE = "dcp_token"
-LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 MAX_BODY_BYTES = 1_000_000
 
 TOKEN_PAGE = """<!DOCTYPE html>
@@ -34,12 +34,13 @@ def protect(app: Dash, hosts: Sequence[str] | None, token: str | None) -> None:
         token: secret that the first request must bring as ``?token=``; ``None`` asks for none.
     """
     server: Flask = app.server
-    server.config["TRUSTED_HOSTS"] = list(hosts) if hosts is not None else None
     server.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
     policy = content_security_policy(app.csp_hashes())
 
     @server.before_request
     def check() -> WSGIResponse | None:
+        if hosts is not None and host_name(request.headers.get("Host", "")) not in hosts:
+            abort(400, f"this server answers to {', '.join(hosts)} only")
         origin = request.headers.get("Origin")
         if origin is not None and urlsplit(origin).netloc != request.host:
             abort(403, "this address takes requests from its own pages only")
@@ -54,6 +55,20 @@ def protect(app: Dash, hosts: Sequence[str] | None, token: str | None) -> None:
         response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
         response.headers["Cross-Origin-Opener-Policy"] = "same-origin"
         return response
+
+
+def host_name(header: str) -> str | None:
+    """Give the name in a `Host` header without its port, ``None`` if it is malformed.
+
+    >>> host_name("[::1]:8050"), host_name("localhost"), host_name("a@b:1"), host_name("[")
+    ('::1', 'localhost', None, None)
+    """
+    if "@" in header:
+        return None
+    try:
+        return urlsplit(f"//{header}").hostname
+    except ValueError:
+        return None
 
 
 def content_security_policy(script_hashes: Sequence[str]) -> str:

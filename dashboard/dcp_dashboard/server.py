@@ -62,9 +62,9 @@ def serve(
     server, url = _make_server(folder, host, port)
     (on_ready or _print_url)(url)
     try:
-        server.run()  # waitress turns KeyboardInterrupt into a clean end
+        server.run()  # waitress takes KeyboardInterrupt as the wish to end
     finally:
-        server.close()
+        server.close_all()
 
 
 def start_server(folder: str | Path, host: str = DEFAULT_HOST, port: int = 0) -> RunningServer:
@@ -78,12 +78,32 @@ def start_server(folder: str | Path, host: str = DEFAULT_HOST, port: int = 0) ->
     thread.start()
 
     def stop() -> None:
-        # Closing from outside the loop would pull the sockets from under its select call.
-        server.trigger.pull_trigger(server.close)
+        server.wake(server.close_all)  # in its own loop: nothing may close sockets under its feet
         thread.join(timeout=5)
-        server.task_dispatcher.shutdown()
 
     return RunningServer(url, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waitress:
+    """A waitress server and the sockets of its loop; Any: waitress ships no types."""
+
+    server: Any
+    sockets: dict[int, Any]
+
+    def run(self) -> None:
+        self.server.run()
+        self.server.task_dispatcher.shutdown()
+
+    def wake(self, action: Callable[[], None]) -> None:
+        self.server.trigger.pull_trigger(action)
+
+    def close_all(self) -> None:
+        from waitress import wasyncore
+
+        wasyncore.close_all(
+            self.sockets, ignore_all=True
+        )  # open connections too, then the loop ends
 
 
 def _print_url(url: str) -> None:
@@ -91,8 +111,7 @@ def _print_url(url: str) -> None:
     print("Press Ctrl-C to stop.", file=sys.stderr, flush=True)
 
 
-def _make_server(folder: str | Path, host: str, port: int | None) -> tuple[Any, str]:
-    """Bind the port and make the server; Any: waitress ships no types."""
+def _make_server(folder: str | Path, host: str, port: int | None) -> tuple[_Waitress, str]:
     try:
         from waitress.server import create_server
 
@@ -109,15 +128,21 @@ def _make_server(folder: str | Path, host: str, port: int | None) -> tuple[Any, 
     protect(app, LOOPBACK_HOSTS if is_local else None, token)
     bound = _bind(host, port)
     address = bound.getsockname()
+    sockets: dict[int, Any] = {}
     server = create_server(
-        app.server, sockets=[bound], threads=THREADS, ident="dcp-dsl", max_request_body_size=2**20,
-        channel_timeout=30, connection_limit=200,
-    )  # fmt: skip
+        app.server,
+        map=sockets,
+        sockets=[bound],
+        threads=THREADS,
+        ident="dcp-dsl",
+        max_request_body_size=2**20,
+        connection_limit=200,
+    )
     shown = f"[{host}]" if ":" in host else host
     if host in ("0.0.0.0", "::"):  # every interface: show a name that other machines can open
         shown = socket.gethostname()
     query = f"?token={token}" if token else ""
-    return server, f"http://{shown}:{address[1]}/{query}"
+    return _Waitress(server, sockets), f"http://{shown}:{address[1]}/{query}"
 
 
 def _bind(host: str, port: int | None) -> socket.socket:

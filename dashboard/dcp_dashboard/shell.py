@@ -16,7 +16,7 @@ INDEX = """<!DOCTYPE html>
     <meta name="viewport" content="width=device-width, initial-scale=1">
     <meta name="color-scheme" content="light dark">
     <title>{%title%}</title>
-    {%favicon%}
+    <link rel="icon" type="image/svg+xml" href="/assets/favicon.svg">
     {%css%}
   </head>
   <body>

@@ -1,0 +1,99 @@
+"""Plans and traces small enough to check by hand, and one of the size that people have."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dcp_dsl import BatchShape, BlockSparsity, Slabs
+from dcp_planner import (
+    Cluster,
+    ModelShape,
+    Plan,
+    PlanConfig,
+    Provenance,
+    Trace,
+    build_plan,
+    simulate,
+    write_plan,
+)
+
+
+def causal_sparsity(lengths: list[int], block: int) -> BlockSparsity:
+    """Cut causal masks of whole sequences into blocks, pair counts by counting rows."""
+    batch = BatchShape.of(lengths)
+    cu = batch.cu_seqlens.astype(np.int64)
+    bounds = [0]
+    for begin, end in pairwise(cu):
+        bounds += [*range(begin + block, end, block), end]
+    cuts = np.array(bounds)
+    sequence = np.searchsorted(cu, cuts[:-1], side="right") - 1
+    row_ptr, columns, pairs = [0], [], []
+    for row in range(len(cuts) - 1):
+        queries = np.arange(cuts[row], cuts[row + 1])
+        for column in np.flatnonzero(sequence[: row + 1] == sequence[row]):
+            last_key = np.minimum(queries + 1, cuts[column + 1])
+            columns.append(int(column))
+            pairs.append(int((last_key - cuts[column]).clip(0).sum()))
+        row_ptr.append(len(columns))
+    rows = np.repeat(np.arange(len(cuts) - 1), np.diff(row_ptr))
+    area = np.diff(cuts)[rows] * np.diff(cuts)[columns]
+    zero, one = np.zeros(len(lengths), np.uint8), np.ones(len(lengths), np.uint8)
+    slabs = Slabs(batch.num_tokens, cu[:-1], cu[1:], cu[:-1], cu[:-1] + 1, zero, one)
+    kind = np.where(area == pairs, 2, 1)
+    return BlockSparsity(batch, block, block, cuts, cuts, row_ptr, columns, kind, pairs, slabs)
+
+
+def causal_plan(lengths: list[int], block: int, cluster: Cluster) -> Plan:
+    provenance = Provenance(
+        "mask m = causal", "causal", tuple(f'{{"len": {n}}}' for n in lengths), "by hand"
+    )
+    return build_plan(
+        causal_sparsity(lengths, block),
+        ModelShape(q_heads=4, kv_heads=2, head_dim=64),
+        cluster,
+        PlanConfig(partitioner="static:zigzag", divisions=3),
+        provenance=provenance,
+    )
+
+
+def as_measured(trace: Trace) -> Trace:
+    """The same events, a quarter slower: a trace that a run could have recorded."""
+    return Trace(
+        "measured", trace.start_ns * 5 // 4, trace.end_ns * 5 // 4, trace.device, trace.lane,
+        trace.is_backward, trace.division, trace.peer, trace.size_bytes, trace.name,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def small_plan() -> Plan:
+    return causal_plan([1000, 560, 488], 128, Cluster(nodes=2, devices_per_node=2))
+
+
+@pytest.fixture(scope="session")
+def small_trace(small_plan: Plan) -> Trace:
+    return simulate(small_plan)
+
+
+@pytest.fixture(scope="session")
+def large_plan() -> Plan:
+    return causal_plan([131_072], 1024, Cluster(nodes=4, devices_per_node=8))
+
+
+@pytest.fixture(scope="session")
+def served_folder(
+    tmp_path_factory: pytest.TempPathFactory,
+    small_plan: Plan,
+    small_trace: Trace,
+    large_plan: Plan,
+) -> Path:
+    """Two good plans, one of them run, and a file cut short."""
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "deep").mkdir()
+    write_plan(folder / "small.dcpplan", small_plan, (small_trace, as_measured(small_trace)))
+    write_plan(folder / "deep" / "large.dcpplan", large_plan)
+    whole = (folder / "small.dcpplan").read_bytes()
+    (folder / "cut.dcpplan").write_bytes(whole[: len(whole) // 2])
+    (folder / "notes.txt").write_text("not a plan")
+    return folder

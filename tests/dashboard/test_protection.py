@@ -1,0 +1,96 @@
+import pytest
+
+from dcp_dashboard import create_app
+from dcp_dashboard.protection import COOKIE, LOOPBACK_HOSTS, protect
+
+LOCAL = "http://127.0.0.1:8050"
+
+
+@pytest.fixture
+def client(served_folder):
+    app = create_app(served_folder)
+    protect(app, LOOPBACK_HOSTS, None)
+    return app.server.test_client()
+
+
+@pytest.fixture
+def guarded(served_folder):
+    app = create_app(served_folder)
+    protect(app, None, "s3cret")
+    return app.server.test_client()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8050", "localhost:8050", "localhost", "[::1]:8050"])
+def test_our_own_names_are_served(client, host):
+    assert client.get("/", base_url=f"http://{host}").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil", "evil:8050", "127.0.0.1.evil.example", "localhost.evil", "127.0.0.1@evil", "[", ""],
+)
+@pytest.mark.parametrize("path", ["/", "/_dash-layout", "/api/plan/0123456789abcdef/mask"])
+def test_another_host_name_is_refused(client, host, path):
+    assert client.get(path, environ_overrides={"HTTP_HOST": host}).status_code == 400
+
+
+def test_a_request_from_another_site_is_refused(client):
+    def post(origin):
+        return client.post(
+            "/_dash-update-component", base_url=LOCAL, json={}, headers={"Origin": origin}
+        ).status_code
+
+    assert post("http://evil.example") == 403
+    assert post("null") == 403
+    assert post(LOCAL) != 403
+
+
+def test_a_large_body_is_refused(client):
+    body = b'"' + b"x" * 2_000_000 + b'"'
+    answer = client.post(
+        "/_dash-update-component", base_url=LOCAL, data=body, content_type="application/json"
+    )
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("path", ["/", "/api/plan/0123456789abcdef/mask", "/assets/style.css"])
+def test_every_answer_carries_the_headers(client, path):
+    with client.get(path, base_url=LOCAL) as answer:
+        headers = answer.headers
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["X-Frame-Options"] == "DENY"
+    assert headers["Referrer-Policy"] == "no-referrer"
+    policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
+    assert policy["default-src"] == "'self'"
+    assert policy["frame-ancestors"] == "'none'"
+    assert "unsafe" not in policy["script-src"]
+    assert "http" not in headers["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize("path", ["/", "/api/plan/0123456789abcdef/mask", "/assets/style.css"])
+def test_without_the_token_nothing_is_served(guarded, path):
+    assert guarded.get(path).status_code == 401
+    assert guarded.get(path, query_string={"token": "wrong"}).status_code == 401
+    guarded.set_cookie(COOKIE, "wröng")
+    assert guarded.get(path).status_code == 401
+
+
+def test_the_token_is_asked_for_once_and_leaves_the_url(guarded):
+    first = guarded.get("/", query_string={"sort": "tokens", "token": "s3cret"})
+    assert (first.status_code, first.headers["Location"]) == (303, "/?sort=tokens")
+    assert "HttpOnly" in first.headers["Set-Cookie"]
+    assert "SameSite=Strict" in first.headers["Set-Cookie"]
+    assert guarded.get("/").status_code == 200
+
+
+def test_the_debugger_and_other_doors_are_shut(client):
+    for path in (
+        "/_mcp",
+        "/_reload-hash",
+        "/console",
+        "/assets/../app.py",
+        "/assets/%2e%2e/app.py",
+    ):
+        answer = client.get(path, base_url=LOCAL)
+        assert b"create_app" not in answer.data
+        assert answer.status_code in (200, 404)  # unknown paths are Dash's shell, which has no data

@@ -1,0 +1,113 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import closing
+
+import pytest
+from click.testing import CliRunner
+
+from dcp_dashboard import DashboardError, serve, start_server
+from dcp_dashboard import server as server_module
+from dcp_dashboard.commands import dashboard
+
+
+def get(url, host=None):
+    request = urllib.request.Request(url, headers={"Host": host} if host else {})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def test_a_started_server_answers_until_it_is_closed(served_folder):
+    server = start_server(served_folder)
+    assert server.url.startswith("http://127.0.0.1:")
+    status, body = get(server.url)
+    assert status == 200
+    assert b'<html lang="en">' in body
+    assert get(server.url, host="evil")[0] == 400
+    server.close()
+    with pytest.raises(urllib.error.URLError):
+        get(server.url)
+
+
+def test_many_servers_live_in_one_process(served_folder, tmp_path):
+    with start_server(served_folder) as one, start_server(tmp_path) as two:
+        assert one.url != two.url
+        assert get(one.url)[0] == get(two.url)[0] == 200
+
+
+def test_beyond_loopback_the_url_carries_a_token(served_folder):
+    with start_server(served_folder, host="0.0.0.0") as server:
+        address, token = server.url.split("?token=")
+        port = address.rstrip("/").rsplit(":", 1)[1]
+        assert len(token) >= 32
+        assert get(f"http://127.0.0.1:{port}/")[0] == 401
+
+
+def busy_port():
+    taken = socket.socket()
+    taken.bind(("127.0.0.1", 0))
+    taken.listen()
+    return taken
+
+
+def test_a_busy_port_that_was_asked_for_is_an_error(served_folder):
+    with closing(busy_port()) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            DashboardError, match=rf"port {port}: .* choose another one with --port"
+        ):
+            start_server(served_folder, port=port)
+
+
+def test_a_busy_default_port_moves_on_to_the_next(monkeypatch):
+    with closing(busy_port()) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(server_module, "DEFAULT_PORT", port)
+        with closing(server_module._bind("127.0.0.1", None)) as bound:
+            assert port < bound.getsockname()[1] < port + server_module.PORTS_TRIED
+
+
+def test_an_address_that_is_not_ours_is_an_error(served_folder):
+    with pytest.raises(DashboardError, match=r"cannot listen on 192\.0\.2\.1 port"):
+        start_server(served_folder, host="192.0.2.1")
+    with pytest.raises(DashboardError, match=r"cannot listen on no\.such\.host\.invalid port"):
+        start_server(served_folder, host="no.such.host.invalid")
+
+
+def test_a_missing_library_names_the_extra(served_folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "waitress.server", None)
+    with pytest.raises(DashboardError, match=r"pip install 'dcp-dsl\[dashboard\]'"):
+        serve(served_folder)
+
+
+def test_the_command_reports_a_missing_folder(tmp_path):
+    result = CliRunner().invoke(dashboard, [str(tmp_path / "nowhere")])
+    assert isinstance(result.exception, DashboardError)
+
+
+def test_the_command_prints_the_address_alone_and_ends_quietly_at_ctrl_c(served_folder):
+    code = "from dcp_dashboard.commands import dashboard; dashboard()"
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", code, str(served_folder)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    try:
+        url = process.stdout.readline()
+        assert url.startswith("http://127.0.0.1:")
+        assert get(url.strip())[0] == 200
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert rest == ""
+    assert errors == "Press Ctrl-C to stop.\n"
