@@ -1,6 +1,7 @@
 """The command `dcpm run`."""
 
 import json
+import math
 import sys
 from typing import TYPE_CHECKING
 
@@ -89,10 +90,10 @@ def to_json(config: "RunConfig", result: "RunResult") -> dict[str, object]:
         "mask_source": result.mask_source,
         "errors": {
             e.tensor: {
-                "relative": e.relative,
-                "eager": e.eager,
-                "relative_max": e.relative_max,
-                "eager_max": e.eager_max,
+                "relative": _finite(e.relative),
+                "eager": _finite(e.eager),
+                "relative_max": _finite(e.relative_max),
+                "eager_max": _finite(e.eager_max),
                 "ok": e.ok,
             }
             for e in result.errors
@@ -105,6 +106,11 @@ def to_json(config: "RunConfig", result: "RunResult") -> dict[str, object]:
         "bytes": result.sent_bytes,
         "clock_uncertainty_s": result.clock_uncertainty_s,
     }
+
+
+def _finite(value: float) -> float | None:
+    """Give ``None`` for NaN and infinity, which JSON cannot say."""
+    return value if math.isfinite(value) else None
 
 
 def to_text(config: "RunConfig", result: "RunResult") -> str:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-CHUNK_BYTES = 128 * 1024**2
+CHUNK_BYTES = 32 * 1024**2
 """Largest matrix of scores; about six of them are alive at once."""
+CHUNK_BYTES_16_BIT = 128 * 1024**2
+"""The same for 16-bit types: 8,192 tokens in one chunk, whose gradients are rounded once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +46,32 @@ class HeadResults:
 
 
 @dataclass(frozen=True, slots=True)
+class SummedTerms:
+    """Length, per row, of the terms that are summed into a gradient: what rounding is relative to.
+
+    The root of the sum of the squares of ``scale * p * |dout| * |v| * |k|`` over the keys of a
+    query for dq, and the same with ``|q|`` over the queries of a key for dk. Where terms cancel, as
+    in a row that sees a single key and has dq = 0, the gradient itself is no measure of rounding.
+
+    Attributes:
+        dq: ``[G, n]``.
+        dk: ``[n]``.
+    """
+
+    dq: torch.Tensor
+    dk: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Rows that see something, the keys that some of them sees, and who sees which."""
+    """Rows that see something, the keys that some of them sees, and which pairs are hidden."""
 
     rows: torch.Tensor
     keys: torch.Tensor
-    mask: torch.Tensor
+    hidden: torch.Tensor
 
 
-def exact(head: HeadTensors, mask: torch.Tensor) -> HeadResults:
+def exact(head: HeadTensors, mask: torch.Tensor) -> tuple[HeadResults, SummedTerms]:
     """Compute attention and its gradients in float64, formula by formula.
 
     Args:
@@ -63,35 +82,40 @@ def exact(head: HeadTensors, mask: torch.Tensor) -> HeadResults:
     scale = wide.q.shape[-1] ** -0.5
     out, dq = torch.zeros_like(wide.q), torch.zeros_like(wide.q)
     dk, dv = torch.zeros_like(wide.k), torch.zeros_like(wide.v)
+    dq_terms, dk_terms = torch.zeros_like(dq[..., 0]), torch.zeros_like(dk[:, 0])
     for chunk in _chunks(mask, torch.float64):
         k, v = wide.k[chunk.keys], wide.v[chunk.keys]
         for g in range(len(wide.q)):
             q, dout = wide.q[g, chunk.rows], wide.dout[g, chunk.rows]
-            scores = (q @ k.T * scale).masked_fill_(~chunk.mask, -torch.inf)
-            weights = (scores - scores.amax(1, keepdim=True)).exp_()
-            weights /= weights.sum(1, keepdim=True)
+            scores = ((q * scale) @ k.T).masked_fill_(chunk.hidden, -torch.inf)
+            weights = torch.softmax(scores, -1)
             out_rows = weights @ v
-            dscores = (dout @ v.T).sub_((dout * out_rows).sum(1, keepdim=True))
-            dscores.mul_(weights).mul_(scale)
+            dscores = (dout @ v.T).sub_((dout * out_rows).sum(1, keepdim=True)).mul_(weights)
             out[g, chunk.rows] = out_rows
-            dq[g, chunk.rows] = dscores @ k
-            dk[chunk.keys] += dscores.T @ q
+            dq[g, chunk.rows] = (dscores @ k) * scale
+            dk[chunk.keys] += dscores.T @ (q * scale)
             dv[chunk.keys] += weights.T @ dout
-    return HeadResults(out, dq, dk, dv)
+            squares, v_squares = weights.square_(), v.square().sum(1)
+            dout_squares = dout.square().sum(1)
+            dq_terms[g, chunk.rows] = (squares @ (v_squares * k.square().sum(1))) * dout_squares
+            dk_terms[chunk.keys] += ((dout_squares * q.square().sum(1)) @ squares) * v_squares
+    terms = SummedTerms(dq_terms.sqrt_().mul_(scale), dk_terms.sqrt_().mul_(scale))
+    return HeadResults(out, dq, dk, dv), terms
 
 
 def eager(head: HeadTensors, mask: torch.Tensor) -> HeadResults:
     """Compute ``softmax(q kᵀ / sqrt(D) + mask) v`` and its gradients as torch does, by autograd.
 
     In the dtype of the arguments. Gradients of k and v that several chunks or query heads share are
-    added in float32 and rounded once, so that chunks add no error.
+    added in float32.
     """
     dtype, scale = head.q.dtype, head.q.shape[-1] ** -0.5
     out, dq = torch.zeros_like(head.q), torch.zeros_like(head.q)
     sums = torch.promote_types(dtype, torch.float32)
     dk, dv = torch.zeros_like(head.k, dtype=sums), torch.zeros_like(head.v, dtype=sums)
     for chunk in _chunks(mask, dtype):
-        bias = torch.zeros(chunk.mask.shape, dtype=dtype).masked_fill_(~chunk.mask, -torch.inf)
+        bias = torch.zeros(chunk.hidden.shape, dtype=dtype)
+        bias.masked_fill_(chunk.hidden, -torch.inf)
         for g in range(len(head.q)):
             q, k, v = (
                 t.clone().requires_grad_()
@@ -107,10 +131,11 @@ def eager(head: HeadTensors, mask: torch.Tensor) -> HeadResults:
 
 
 def _chunks(mask: torch.Tensor, dtype: torch.dtype) -> Iterator[_Chunk]:
-    row_bytes = max(1, mask.shape[1] * torch.finfo(dtype).bits // 8)
-    step = max(1, CHUNK_BYTES // row_bytes)
+    bits = torch.finfo(dtype).bits
+    limit = CHUNK_BYTES_16_BIT if bits == 16 else CHUNK_BYTES
+    step = max(1, limit // max(1, mask.shape[1] * bits // 8))
     for first in range(0, len(mask), step):
         part = mask[first : first + step]
         rows, keys = part.any(1).nonzero().squeeze(1), part.any(0).nonzero().squeeze(1)
         if len(rows):
-            yield _Chunk(rows + first, keys, part[rows][:, keys])
+            yield _Chunk(rows + first, keys, ~part[rows][:, keys])

@@ -93,10 +93,10 @@ class FailureBoard:
             chain.append(peer)
             found = self._read(f"status/{peer}")
             if found is None:
-                low = f" ({status.text.splitlines()[0]})" if status.text else ""
+                how = f", {status.text}" if status.text else ""
                 text = (
                     f"rank {peer} is dead or stalled: rank {waiting} waited for it in "
-                    f"{_place(status)}{low}"
+                    f"{_place(status)}{how}"
                 )
                 return Verdict(peer, status.division, text) if is_over else None
             waiting, status = peer, Status(**json.loads(found))

@@ -80,7 +80,6 @@ class TorchTransport:
         self._board = FailureBoard(store, self.rank)
         self._queues: list[queue.SimpleQueue[tuple[Parcel, dist.Work] | None]] = []
         self._threads: list[threading.Thread] = []
-        self._failure: str | None = None
 
     def _new_group(self) -> dist.ProcessGroup:
         made = dist.new_group(
@@ -138,9 +137,8 @@ class TorchTransport:
         self._board.post(Status("raised", -1, direction, division, text))
 
     def _give_up(self, parcel: Parcel, direction: Direction) -> None:
-        status = Status(
-            "waiting", parcel.transfer.peer, direction, parcel.division, parcel.error or ""
-        )
+        text = _explain(parcel.error, self._timeout_s) if parcel.error else ""
+        status = Status("waiting", parcel.transfer.peer, direction, parcel.division, text)
         raise self._board.settle(status)
 
     def _start_threads(self) -> None:
@@ -170,3 +168,12 @@ class TorchTransport:
         for thread in self._threads:
             thread.join(timeout=1)
         self._queues, self._threads = [], []
+
+
+def _explain(error: str, timeout_s: float) -> str:
+    """Say in words what gloo says with source lines; anything unknown stays as it is."""
+    if "Timed out" in error or "timeout" in error:
+        return f"{timeout_s:g} s long"
+    if "onnection" in error:
+        return "until its connection broke"
+    return error.splitlines()[0]

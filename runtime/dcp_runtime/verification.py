@@ -1,13 +1,20 @@
 """Compares a run with dense attention in float64, and its error with that of eager attention.
 
-A run is verified if, for each of out, dq, dk and dv, its relative error against float64, by norm
-and at the worst element, is at most twice that of eager attention in the run's own dtype plus one
-rounding unit of that dtype (sixteen for float64, where eager attention is the reference itself and
-both carry rounding).
+A run is verified if the error of each of out, dq, dk and dv against float64, by norm and at the
+worst element, is at most the sum of
+
+- twice the error of eager attention in the run's own dtype,
+- one rounding unit of that dtype, relative to the exact tensor,
+- for dq and dk one rounding unit of float32, in which sums are kept, relative to the terms that are
+  summed (`SummedTerms`); it matters only where these cancel, as for sequences of one token.
+
+In float64 eager attention is the reference itself, both carry rounding, and units count sixteen
+times.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
@@ -19,6 +26,7 @@ from dcp_planner import Plan, Provenance
 from dcp_runtime.dense_attention import HeadResults, HeadTensors, eager, exact
 from dcp_runtime.errors import RunError
 from dcp_runtime.inputs import Inputs
+from dcp_runtime.kernels.kernel import accumulator_dtype
 
 MaskSource: TypeAlias = Literal["provenance", "slabs"]
 TENSORS = ("out", "dq", "dk", "dv")
@@ -62,42 +70,77 @@ class Verification:
         return all(error.ok for error in self.errors)
 
 
+@dataclass(frozen=True, slots=True)
+class _Rounding:
+    """Rounding units: relative to the exact tensor, and to the terms that are summed."""
+
+    tensor: float
+    terms: float
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> "_Rounding":
+        units = 16 if dtype == torch.float64 else 1
+        sums = accumulator_dtype(dtype)
+        return cls(units * torch.finfo(dtype).eps, units * torch.finfo(sums).eps)
+
+
+@dataclass(slots=True)
+class _Measure:
+    """A norm and a largest element, over everything that was added."""
+
+    square: float = 0.0
+    largest: float = 0.0
+
+    def add(self, values: torch.Tensor) -> None:
+        if values.numel():
+            self.square += float(values.square().sum())
+            self.largest = max(self.largest, float(values.abs().max()))
+
+    @property
+    def norm(self) -> float:
+        return math.sqrt(self.square)
+
+
 @dataclass(slots=True)
 class _Tally:
     """Sums over sequences and heads behind one `TensorError`."""
 
-    square: float = 0.0
-    eager_square: float = 0.0
-    exact_square: float = 0.0
-    bound_square: float = 0.0
-    largest: float = 0.0
-    eager_largest: float = 0.0
-    exact_largest: float = 0.0
-    bound_largest: float = 0.0
+    error: _Measure = field(default_factory=_Measure)
+    eager: _Measure = field(default_factory=_Measure)
+    exact: _Measure = field(default_factory=_Measure)
+    terms: _Measure = field(default_factory=_Measure)
 
-    def add(self, got: torch.Tensor, same: torch.Tensor, want: torch.Tensor, bound: float) -> None:
-        """Count one tensor; `bound` is the largest length that a row of it could have."""
-        error, eager_error = got.double() - want, same.double() - want
-        self.square += float(error.square().sum())
-        self.eager_square += float(eager_error.square().sum())
-        self.exact_square += float(want.square().sum())
-        self.bound_square += bound**2 * (want.numel() // want.shape[-1])
-        self.largest = max(self.largest, _largest(error))
-        self.eager_largest = max(self.eager_largest, _largest(eager_error))
-        self.exact_largest = max(self.exact_largest, _largest(want))
-        self.bound_largest = max(self.bound_largest, bound)
+    def add(
+        self,
+        got: torch.Tensor,
+        same: torch.Tensor,
+        want: torch.Tensor,
+        terms: torch.Tensor | None,
+    ) -> None:
+        """Count one tensor; `terms` are lengths of rows."""
+        self.error.add(got.double() - want)
+        self.eager.add(same.double() - want)
+        self.exact.add(want)
+        if terms is not None:
+            self.terms.add(terms)
 
-    def finish(self, tensor: str, rounding: float) -> TensorError:
+    def finish(self, tensor: str, rounding: _Rounding, head_dim: int) -> TensorError:
         """Turn the sums into relative errors."""
-        norm, peak = self.exact_square**0.5, self.exact_largest
-        # Terms that cancel exactly (one visible key: dq = dk = 0) leave nothing to relate an error
-        # to; the size of the terms is then the measure.
-        if norm <= 1e-9 * self.bound_square**0.5:
-            norm, peak = self.bound_square**0.5 or 1.0, self.bound_largest or 1.0
-        relative, eager_relative = self.square**0.5 / norm, self.eager_square**0.5 / norm
-        relative_max, eager_max = self.largest / peak, self.eager_largest / peak
-        ok = relative <= 2 * eager_relative + rounding and relative_max <= 2 * eager_max + rounding
-        return TensorError(tensor, relative, eager_relative, relative_max, eager_max, ok)
+        # A tensor that is zero but for rounding is measured against its terms instead.
+        is_zero = self.exact.norm <= 1e-9 * self.terms.norm
+        size = self.terms if is_zero else self.exact
+        norm, peak = size.norm or 1.0, size.largest or 1.0
+        terms, peak_terms = self.terms.norm, self.terms.largest / math.sqrt(head_dim)
+        allowed = 2 * self.eager.norm + rounding.tensor * norm + rounding.terms * terms
+        allowed_peak = 2 * self.eager.largest + rounding.tensor * peak + rounding.terms * peak_terms
+        return TensorError(
+            tensor,
+            relative=self.error.norm / norm,
+            eager=self.eager.norm / norm,
+            relative_max=self.error.largest / peak,
+            eager_max=self.eager.largest / peak,
+            ok=self.error.norm <= allowed and self.error.largest <= allowed_peak,
+        )
 
 
 def verify(
@@ -105,7 +148,8 @@ def verify(
 ) -> Verification:
     """Compare layers of a run with dense attention, sequence by sequence and head by head.
 
-    O(visible pairs) time at best, as much memory as about six matrices of 128 MiB.
+    Takes time for the pairs of a dense mask at worst, of the visible ones at best, and memory for
+    the mask of one sequence and about six matrices of 128 MiB.
 
     Args:
         plan: the plan that was run.
@@ -123,9 +167,9 @@ def verify(
             for kv_head in range(plan.shape.kv_heads):
                 head, got = _head(inputs, results, span, kv_head)
                 _count(tallies, head, got, mask)
-    rounding = torch.finfo(dtype).eps * (16 if dtype == torch.float64 else 1)
+    rounding, head_dim = _Rounding.of(dtype), plan.shape.head_dim
     return Verification(
-        tuple(tally.finish(tensor, rounding) for tensor, tally in tallies.items()),
+        tuple(tally.finish(tensor, rounding, head_dim) for tensor, tally in tallies.items()),
         "slabs" if plan.provenance is None else "provenance",
     )
 
@@ -133,17 +177,12 @@ def verify(
 def _count(
     tallies: Mapping[str, _Tally], head: HeadTensors, got: HeadResults, mask: torch.Tensor
 ) -> None:
-    want, same = exact(head, mask), eager(head, mask)
-    scale = head.q.shape[-1] ** -0.5
-    q, k, v, dout = (float(t.double().norm(dim=-1).max()) for t in _all(head))
-    bounds = {"out": v, "dq": scale * dout * v * k, "dk": scale * dout * v * q, "dv": dout}
-    for tensor, tally in tallies.items():
-        parts = [getattr(results, tensor) for results in (got, same, want)]
-        tally.add(parts[0], parts[1], parts[2], bounds[tensor])
-
-
-def _all(head: HeadTensors) -> tuple[torch.Tensor, ...]:
-    return head.q, head.k, head.v, head.dout
+    want, terms = exact(head, mask)
+    same = eager(head, mask)
+    tallies["out"].add(got.out, same.out, want.out, None)
+    tallies["dq"].add(got.dq, same.dq, want.dq, terms.dq)
+    tallies["dk"].add(got.dk, same.dk, want.dk, terms.dk)
+    tallies["dv"].add(got.dv, same.dv, want.dv, None)
 
 
 def _head(
@@ -159,10 +198,6 @@ def _head(
     head = HeadTensors(of_q(inputs.q), k, v, of_q(inputs.dout))
     dkv = results["dkv"][span, :, kv_head]
     return head, HeadResults(of_q(results["out"]), of_q(results["dq"]), dkv[:, 0], dkv[:, 1])
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def _masks(plan: Plan) -> Iterator[tuple[int, int, torch.Tensor]]:

@@ -156,13 +156,20 @@ class ProcessWorld:
                 now = time.monotonic()
                 if any(self._has_failed(m, now) for m in self._members):
                     give_up_s = min(give_up_s, now + GRACE_S)
-                if now > give_up_s:
+                if now > give_up_s or self._is_explained():
                     return
 
     def _has_failed(self, member: _Rank, now: float) -> bool:
         if member.reply is not None:
             return bool(member.reply["kind"] == "failed")
         return member.has_ended or self._is_silent(member, now)
+
+    def _is_explained(self) -> bool:
+        """Whether nobody but the ranks that others blame has yet to reply."""
+        replies = [m.reply for m in self._members if m.reply is not None]
+        blamed = {reply["rank"] for reply in replies if reply.get("rank") is not None}
+        open_ranks = {m.number for m in self._members if m.reply is None and not m.has_ended}
+        return bool(blamed) and open_ranks <= blamed
 
     def _is_silent(self, member: _Rank, now: float) -> bool:
         allowed = self.timeout_s + (0.0 if member.is_started else STARTUP_S)

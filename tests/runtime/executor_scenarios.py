@@ -1,0 +1,185 @@
+"""One rank of the executor's tests: ``python executor_scenarios.py FOLDER RANK SIZE``.
+
+Runs every scenario on one process group and prints a JSON object: scenario to "ok" or an error.
+"""
+
+import json
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
+
+sys.path.insert(0, str(Path(__file__).parent))
+from conftest import MASKS, assert_as_exact_as_eager, random_qkv, sparsity_of
+
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_runtime import DCPAttn, DCPExecutor, RunError
+from dcp_runtime.kernels.cpu import CpuKernel
+
+SHAPE = ModelShape(4, 2, 8, 4)
+
+
+def make(mask, seed, ranks, partitioner="static:zigzag"):
+    masks = MASKS[mask](100)
+    sparsity = sparsity_of([masks], 16)
+    config = PlanConfig(partitioner=partitioner)
+    plan = build_plan(sparsity, SHAPE, Cluster(devices_per_node=ranks), config)
+    return plan, random_qkv(seed, 100, 4, 2, 8, torch.float32), masks
+
+
+def gather(plan, local, like):
+    """Every rank's rows, in packed order, on every rank."""
+    whole = torch.zeros(like.shape, dtype=local.dtype)
+    whole[torch.tensor(plan.local_tokens(dist.get_rank()))] = local.detach()
+    dist.all_reduce(whole)
+    return whole
+
+
+def leaves(plan, q, kv):
+    rows = torch.tensor(plan.local_tokens(dist.get_rank()))
+    return q[rows].requires_grad_(), kv[rows].requires_grad_(), rows
+
+
+def check(plan, qkv, mask, out, mine):
+    q, kv, dout = qkv
+    got = {"out": gather(plan, out, q), "dq": gather(plan, mine[0].grad, q)}
+    got["dkv"] = gather(plan, mine[1].grad, kv)
+    assert_as_exact_as_eager(got, q, kv, dout, mask)
+
+
+def two_layers_before_backward(executor, ranks):
+    plan, qkv, mask = make("streaming", 0, ranks)
+    executor.prepare(plan)
+    first, second = (leaves(plan, *qkv[:2]) for _ in range(2))
+    outs = [DCPAttn.apply(executor, *mine[:2]) for mine in (first, second)]
+    for out, mine in zip(outs, (first, second), strict=True):
+        out.backward(qkv[2][mine[2]])
+        check(plan, qkv, mask, out, mine)
+    trace = executor.trace()
+    assert trace.source == "measured"
+    assert set(trace.device.tolist()) == {dist.get_rank()}
+
+
+def another_plan_before_backward(executor, ranks):
+    cases = [make("causal", 1, ranks), make("blind_rows", 2, ranks, "static:contiguous")]
+    open_calls = []
+    for plan, qkv, _ in cases:
+        executor.prepare(plan)
+        mine = leaves(plan, *qkv[:2])
+        open_calls.append((DCPAttn.apply(executor, *mine[:2]), mine))
+    for (plan, qkv, mask), (out, mine) in zip(cases, open_calls, strict=True):
+        out.backward(qkv[2][mine[2]])
+        check(plan, qkv, mask, out, mine)
+
+
+def activation_checkpointing(executor, ranks):
+    plan, qkv, mask = make("causal", 3, ranks)
+    executor.prepare(plan)
+    mine = leaves(plan, *qkv[:2])
+    out = checkpoint(
+        lambda q, kv: DCPAttn.apply(executor, q, kv), mine[0], mine[1], use_reentrant=False
+    )
+    out.backward(qkv[2][mine[2]])
+    check(plan, qkv, mask, out, mine)
+
+
+def gathered_timeline_holds_all_ranks(executor, ranks):
+    plan, qkv, _ = make("causal", 4, ranks)
+    executor.prepare(plan)
+    mine = leaves(plan, *qkv[:2])
+    DCPAttn.apply(executor, *mine[:2]).backward(qkv[2][mine[2]])
+    timeline = executor.gather_timeline()
+    if dist.get_rank() != 0:
+        assert timeline is None
+        return
+    trace = timeline.trace
+    assert set(trace.device.tolist()) == set(range(ranks))
+    assert trace.start_ns.min() == 0
+    assert 0 <= timeline.uncertainty_s < 1
+    # On one clock, nothing arrives before its sender has started to send it.
+    sends = {
+        (trace.name[i], trace.device[i], trace.peer[i], trace.is_backward[i]): trace.start_ns[i]
+        for i in range(len(trace))
+        if trace.lane[i] == 1
+    }
+    received = [i for i in range(len(trace)) if trace.lane[i] == 2]
+    assert len(received) == len(sends) > 0
+    for i in received:
+        sent = sends[trace.name[i], trace.peer[i], trace.device[i], trace.is_backward[i]]
+        assert trace.end_ns[i] + 2e9 * timeline.uncertainty_s >= sent
+
+
+def wrong_world_size_is_refused(executor, ranks):
+    plan, *_ = make("causal", 5, ranks + 1)
+    says = f"for {ranks + 1} devices, the process group has {ranks} ranks"
+    with pytest.raises(RunError, match=says):
+        executor.prepare(plan)
+
+
+def unknown_kernel_is_refused(executor, ranks):
+    with pytest.raises(RunError, match="expected a kernel out of cpu, reference, got 'flesh'"):
+        DCPExecutor(kernel="flesh")
+
+
+def error_on_one_rank_is_named_on_all(executor, ranks):
+    """Last: it breaks the groups."""
+    plan, qkv, _ = make("full", 6, ranks)
+    executor.prepare(plan)
+    mine = leaves(plan, *qkv[:2])
+    if dist.get_rank() == 1:
+
+        def fail(*arguments):
+            raise ValueError("the kernel met a bad value")
+
+        CpuKernel.forward = fail
+        with pytest.raises(ValueError, match="bad value"):
+            DCPAttn.apply(executor, *mine[:2])
+        return
+    says = "rank 1 failed in division 0 of forward: ValueError: the kernel met"
+    with pytest.raises(RunError, match=says) as caught:
+        DCPAttn.apply(executor, *mine[:2])
+    assert (caught.value.rank, caught.value.division) == (1, 0)
+
+
+SCENARIOS = (
+    two_layers_before_backward,
+    another_plan_before_backward,
+    activation_checkpointing,
+    gathered_timeline_holds_all_ranks,
+    wrong_world_size_is_refused,
+    unknown_kernel_is_refused,
+    error_on_one_rank_is_named_on_all,
+)
+
+
+def main():
+    folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    results = {}
+    with pytest.raises(RunError, match="init_process_group"):
+        DCPExecutor()
+    results["missing_process_group_is_explained"] = "ok"
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(str(folder / "store"), size),
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=30),
+    )
+    executor = DCPExecutor(timeout_s=20)
+    for scenario in SCENARIOS:
+        try:
+            scenario(executor, size)
+            results[scenario.__name__] = "ok"
+        except Exception:
+            results[scenario.__name__] = traceback.format_exc()
+    (folder / f"result-{rank}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""`DCPExecutor` and `DCPAttn` on three real gloo processes, as a training script uses them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RANKS = 3
+SCRIPT = Path(__file__).with_name("executor_scenarios.py")
+SCENARIOS = (
+    "missing_process_group_is_explained",
+    "two_layers_before_backward",
+    "another_plan_before_backward",
+    "activation_checkpointing",
+    "gathered_timeline_holds_all_ranks",
+    "wrong_world_size_is_refused",
+    "unknown_kernel_is_refused",
+    "error_on_one_rank_is_named_on_all",
+)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Run all scenarios once; spawning costs seconds."""
+    folder = tmp_path_factory.mktemp("ranks")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", str(SCRIPT), str(folder), str(rank), str(RANKS)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        logs = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    files = [folder / f"result-{rank}.json" for rank in range(RANKS)]
+    assert all(file.exists() for file in files), logs
+    return [json.loads(file.read_text()) for file in files]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_executor(results, scenario):
+    assert [result[scenario] for result in results] == ["ok"] * RANKS
+
+
+@pytest.mark.dist
+def test_every_scenario_is_asserted(results):
+    assert set(results[0]) == set(SCENARIOS)

@@ -1,0 +1,139 @@
+"""Programs of real plans, all ranks as threads: exact for every mask, placement and rank count."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_runtime.device_plan import prepare_device
+from dcp_runtime.errors import RunError
+
+SHAPE = ModelShape(4, 2, 8, 4)
+
+
+def plan_of(lab, masks, block, ranks, partitioner, shape=SHAPE):
+    sparsity = lab.sparsity_of(masks, block)
+    config = PlanConfig(partitioner=partitioner)
+    return build_plan(sparsity, shape, Cluster(devices_per_node=ranks), config)
+
+
+def block_diagonal(masks):
+    size = sum(map(len, masks))
+    dense, at = np.zeros((size, size), bool), 0
+    for mask in masks:
+        dense[at : at + len(mask), at : at + len(mask)] = mask
+        at += len(mask)
+    return dense
+
+
+@pytest.mark.parametrize("partitioner", ["static:zigzag", "static:contiguous", "kahypar"])
+@pytest.mark.parametrize("mask", ["causal", "streaming", "blind_rows", "scattered", "full"])
+def test_every_mask_and_placement_is_exact(lab, mask, partitioner):
+    masks = [lab.masks[mask](n) for n in (90, 1, 41)]
+    plan = plan_of(lab, masks, 16, 3, partitioner)
+    qkv = lab.random_qkv(0, 132, 4, 2, 8, torch.float32)
+    got, _ = lab.run_in_threads(plan, *qkv)
+    lab.assert_as_exact_as_eager(got, *qkv, block_diagonal(masks))
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2), (4, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_every_head_layout_and_dtype_is_exact(lab, heads, dtype):
+    masks = [lab.masks["streaming"](70), lab.masks["blind_rows"](30)]
+    plan = plan_of(lab, masks, 16, 4, "static:zigzag", ModelShape(*heads, 16, 4))
+    qkv = lab.random_qkv(1, 100, *heads, 16, dtype)
+    for kernel in ("cpu", "reference"):
+        got, _ = lab.run_in_threads(plan, *qkv, kernel=kernel)
+        lab.assert_as_exact_as_eager(got, *qkv, block_diagonal(masks))
+
+
+def test_result_does_not_depend_on_the_number_of_ranks(lab):
+    masks = [lab.masks["streaming"](100), lab.masks["causal"](28)]
+    qkv = lab.random_qkv(2, 128, 4, 2, 8, torch.float64)
+    results = [
+        lab.run_in_threads(plan_of(lab, masks, 16, ranks, "static:zigzag"), *qkv)[0]
+        for ranks in (1, 2, 5, 8)
+    ]
+    for other in results[1:]:
+        for name, value in results[0].items():
+            torch.testing.assert_close(other[name], value, rtol=1e-12, atol=1e-13)
+
+
+def test_ranks_that_own_nothing_take_part(lab):
+    masks = [lab.masks["causal"](20)]
+    plan = plan_of(lab, masks, 16, 6, "static:contiguous")
+    assert min(len(plan.local_tokens(r)) for r in range(6)) == 0
+    qkv = lab.random_qkv(3, 20, 4, 2, 8, torch.float32)
+    got, _ = lab.run_in_threads(plan, *qkv)
+    lab.assert_as_exact_as_eager(got, *qkv, masks[0])
+
+
+def test_layers_before_backward_share_a_prepared_plan(lab):
+    masks = [lab.masks["causal"](64)]
+    plan = plan_of(lab, masks, 16, 3, "static:zigzag")
+    qkv = lab.random_qkv(4, 64, 4, 2, 8, torch.float32)
+    got, recorders = lab.run_in_threads(plan, *qkv, layers=3)
+    lab.assert_as_exact_as_eager(got, *qkv, masks[0])
+    attentions = [e for r in recorders for e in r.events if e.name == "attention"]
+    once = [e for r in lab.run_in_threads(plan, *qkv)[1] for e in r.events if e.name == "attention"]
+    assert len(attentions) == 3 * len([e for e in once if not e.is_backward]) + 3 * len(
+        [e for e in once if e.is_backward]
+    )
+
+
+def test_bytes_on_the_wire_are_the_bytes_of_the_plan(lab):
+    masks = [lab.masks["causal"](150)]
+    plan = plan_of(lab, masks, 16, 4, "kahypar")
+    qkv = lab.random_qkv(5, 150, 4, 2, 8, torch.float32)
+    _, recorders = lab.run_in_threads(plan, *qkv)
+    table = plan.transfers
+    for lane, end in (("send", table.source), ("receive", table.target)):
+        for rank, recorder in enumerate(recorders):
+            seen = sorted(
+                (e.is_backward, e.name, e.peer, e.size_bytes)
+                for e in recorder.events
+                if e.lane == lane
+            )
+            prepared = prepare_device(plan, rank, 16)
+            mine = [prepared.transfers[int(i)] for i in np.flatnonzero(end == rank)]
+            assert seen == sorted(
+                (bool(table.is_backward[t.index]), t.name, t.peer, t.planned_bytes) for t in mine
+            )
+
+
+def test_tensors_that_do_not_fit_the_plan_are_refused(lab):
+    plan = plan_of(lab, [lab.masks["causal"](32)], 16, 1, "static:contiguous")
+    q, kv, dout = lab.random_qkv(6, 32, 4, 2, 8, torch.float32)
+    with pytest.raises(
+        RunError, match=r"expected q \[32, 4, 8\] and kv \[32, 2, 2, 8\], got \[32, 3"
+    ):
+        lab.run_in_threads(plan, q[:, :3], kv, dout)
+    with pytest.raises(RunError, match="share dtype and device"):
+        lab.run_in_threads(plan, q, kv.double(), dout)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    mask=st.sampled_from(["causal", "streaming", "blind_rows", "scattered", "full"]),
+    block=st.sampled_from([3, 8, 16]),
+    ranks=st.integers(1, 4),
+    partitioner=st.sampled_from(["static:zigzag", "static:contiguous"]),
+    divisions=st.integers(2, 5),
+    seed=st.integers(0, 2**16),
+)
+def test_random_batches_are_exact(  # noqa: PLR0913 - what Hypothesis draws
+    lab, lengths, mask, block, ranks, partitioner, divisions, seed
+):
+    masks = [lab.masks[mask](n) for n in lengths]
+    dense = block_diagonal(masks)
+    if not dense.any():
+        return
+    sparsity = lab.sparsity_of(masks, block)
+    config = PlanConfig(partitioner=partitioner, divisions=divisions)
+    plan = build_plan(sparsity, SHAPE, Cluster(devices_per_node=ranks), config)
+    qkv = lab.random_qkv(seed, len(dense), 4, 2, 8, torch.float32)
+    got, _ = lab.run_in_threads(plan, *qkv)
+    lab.assert_as_exact_as_eager(got, *qkv, dense)
