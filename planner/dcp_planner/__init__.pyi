@@ -26,6 +26,7 @@ from .plan_file import PlanFile, read_plan, write_plan
 from .report import PlanMetrics, measure
 from .schedule import Division, Schedule, make_schedule
 from .simulator import simulate
+from .timing import Timings, measure_trace
 from .trace import LANES, Lane, Source, Trace
 from .validation import validate
 from .workload import Workload, build_workload
@@ -60,6 +61,7 @@ __all__ = [
     "Schedule",
     "Source",
     "Tiles",
+    "Timings",
     "Trace",
     "TransferKind",
     "Transfers",
@@ -71,6 +73,7 @@ __all__ = [
     "digest",
     "make_schedule",
     "measure",
+    "measure_trace",
     "place",
     "read_plan",
     "simulate",

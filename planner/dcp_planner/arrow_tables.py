@@ -84,7 +84,7 @@ def decode_table(name: str, data: bytes, rows: int, limit_bytes: int) -> Columns
         table = pa.Table.from_batches(batches, schema=pa.schema(list(TABLES[name].items())))
         columns = {key: _column(name, key, table.column(key)) for key in TABLES[name]}
     except (pa.ArrowException, OSError, struct.error, IndexError, ValueError) as error:
-        # IndexError and struct.error: metadata that points outside; ValueError: text that is no UTF-8.
+        # IndexError and struct.error: metadata that points outside; ValueError: no UTF-8.
         raise PlanFileError(f"table {name}: Arrow cannot read it: {error}") from error
     if table.num_rows != rows:
         raise PlanFileError(

@@ -58,8 +58,8 @@ def count_pairs(slabs: Slabs, bounds: Ints) -> tuple[Ints, Ints, Ints]:
 def find_overlap(slabs: Slabs) -> int | None:
     """Give a slab that shares a pair with another, or ``None``.
 
-    Between two rows where any slab begins or ends, ends are straight lines, so slabs are disjoint on
-    all rows if they lie in the same order, side by side, on the first and on the last.
+    Between two rows where any slab begins or ends, ends are straight lines, so slabs are disjoint
+    on all rows if they lie in the same order, side by side, on the first and on the last.
 
     >>> find_overlap(Slabs(4, [0, 2], [4, 3], [0, 1], [1, 4], [0, 0], [1, 0]))
     1

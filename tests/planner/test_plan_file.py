@@ -1,3 +1,7 @@
+"""Plan files come back as they were; damaged and crafted ones are refused."""
+
+# ruff: noqa: E501 - a case is one line of the table
+
 import json
 import os
 import struct
@@ -114,7 +118,7 @@ def test_a_failed_write_leaves_nothing_and_keeps_the_older_file(plan, tmp_path, 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(zipfile.ZipFile, "writestr", full_disk)
-    with pytest.raises(PlanFileError, match="cannot write the plan file .*No space left"):
+    with pytest.raises(PlanFileError, match=r"cannot write the plan file .*No space left"):
         write_plan(target, plan)
     assert [p.name for p in tmp_path.iterdir()] == ["x.dcpplan"]
     assert target.read_text() == "older"
@@ -269,7 +273,7 @@ def test_a_table_that_unpacks_to_more_than_the_limit_is_refused_before_unpacking
     members = edited_meta(tables__tiles=rows)(members_of(written[0], tmp_path / "old"))
     rewrite(path, members | {"tiles.arrow": bomb})
     before = pa.total_allocated_bytes()
-    with pytest.raises(PlanFileError, match="table tiles: declares more .* unpacks to more than"):
+    with pytest.raises(PlanFileError, match=r"table tiles: declares more .* unpacks to more than"):
         read_plan(path, limit_bytes=10_000_000)
     assert pa.total_allocated_bytes() - before < 10_000_000
 
@@ -283,7 +287,7 @@ def test_a_buffer_that_declares_an_absurd_size_is_refused(written, tmp_path):
     for absurd in (2**62, -3):
         changed = data.replace(plain, struct.pack("<q", absurd), 1)
         rewrite(tmp_path / "x", members | {"tiles.arrow": changed})
-        with pytest.raises(PlanFileError, match="table tiles: .*(declares|bytes)"):
+        with pytest.raises(PlanFileError, match=r"table tiles: .*(declares|bytes)"):
             read_plan(tmp_path / "x")
 
 

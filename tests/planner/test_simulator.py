@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -142,7 +144,7 @@ def test_no_lane_of_a_device_does_two_things_at_once(strategies, data):
         busy[device, "compute", False] = both
     for spans in busy.values():
         spans.sort()
-        assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+        assert all(a[1] <= b[0] for a, b in pairwise(spans))
 
 
 def test_waits_and_compute_fill_the_time_of_the_slowest_device(plan):
