@@ -28,177 +28,164 @@ class Span:
         return source[self.start : self.end]
 
 
-def _span() -> Span:
-    return field(compare=False, repr=False, kw_only=True, default=Span(0, 0))
+NO_SPAN = Span(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Ident:
+class Node:
+    """Base of all nodes: where it stands in the text."""
+
+    span: Span = field(compare=False, repr=False, kw_only=True, default=NO_SPAN)
+
+
+@dataclass(frozen=True, slots=True)
+class Ident(Node):
     """A name where it is defined or used as a bare word."""
 
     text: str
-    span: Span = _span()
 
 
 # ---- expressions ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class Number(Node):
     """An integer; ``4k`` and ``4096`` are equal."""
 
     value: int
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Bool:
+class Bool(Node):
     """`true` or `false`."""
 
     value: bool
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class Name(Node):
     """A name used as a value: `q`, `k`, `len`, a parameter, a mask, a segment, a column."""
 
     text: str
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Attribute:
+class Attribute(Node):
     """``value.name``, for example ``q.doc`` or ``q.doc.start``."""
 
     value: "Expr"
     name: Ident
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(Node):
     """One argument of a call, by position (`name` is None) or by name."""
 
     name: Ident | None
     value: "Expr"
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Call(Node):
     """``name(arguments)``: a mask, a function or a builtin."""
 
     name: Ident
     arguments: tuple[Argument, ...]
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class Sign(Node):
     """``-value`` or ``+value``."""
 
     op: Literal["+", "-"]
     value: "Expr"
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Binary:
+class Binary(Node):
     """Arithmetic on two numbers."""
 
     op: Arithmetic
     left: "Expr"
     right: "Expr"
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Compare:
+class Compare(Node):
     """A chain ``operands[0] ops[0] operands[1] ...``: all neighbours must compare true."""
 
     operands: tuple["Expr", ...]
     ops: tuple[Comparison, ...]
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class In:
+class In(Node):
     """``item in container`` or ``item not in container``."""
 
     item: "Expr"
     container: "Expr"
     negated: bool
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Not:
+class Not(Node):
     """``not value``."""
 
     value: "Expr"
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class And:
+class And(Node):
     """``a and b and ...``."""
 
     items: tuple["Expr", ...]
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Or:
+class Or(Node):
     """``a or b or ...``."""
 
     items: tuple["Expr", ...]
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Minus:
+class Minus(Node):
     """``left minus right``: pairs of the one that are not in the other."""
 
     left: "Expr"
     right: "Expr"
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Per:
+class Per(Node):
     """``value per segment``: `value` in the coordinates of each instance of the segment."""
 
     value: "Expr"
     segment: Ident
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """What a rule's queries see: a segment, `self` or `all`, perhaps causally or within a distance."""
+class Target(Node):
+    """What a rule's queries see: a segment, `self` or `all`, causally or within a distance."""
 
     name: Ident
     is_causal: bool
     within: "Expr | None"
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Node):
     """``subject sees target, target``."""
 
     subject: Ident
     targets: tuple[Target, ...]
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Node):
     """``{ rule rule }``: a pair is visible if any rule allows it."""
 
     rules: tuple[Rule, ...]
-    span: Span = _span()
 
 
 Expr: TypeAlias = (
@@ -211,128 +198,116 @@ Expr: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
-    """``name[length]``, ``name[column]*`` or ``name[..]``; `length` is None for the remaining tokens."""
+class Leaf(Node):
+    """``name[length]``, ``name[column]*`` or ``name[..]`` (the rest: `length` is None)."""
 
     name: Ident | None
     length: "Expr | None"
     is_repeated: bool
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Group(Node):
     """``name(parts)`` or ``name(parts)*``: parts that repeat together."""
 
     name: Ident | None
     parts: tuple["Leaf | Group", ...]
     is_repeated: bool
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Node):
     """Parts that fill a sample from left to right."""
 
     parts: tuple[Leaf | Group, ...]
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Every:
+class Every(Node):
     """``every size`` or ``every size in parent``: fixed tiles."""
 
     size: "Expr"
     parent: Ident | None
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(Node):
     """``ids(column) as a, b``: segments that a column of the data set spells out."""
 
     kind: Ident
     column: Ident
     names: tuple[Ident, ...]
-    span: Span = _span()
 
 
 SegmentSource: TypeAlias = Layout | Every | Columns
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Node):
     """``segment name = source``."""
 
     name: Ident
     source: SegmentSource
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class Token(Node):
     """``token name = column``: one integer per token."""
 
     name: Ident
     column: Ident
-    span: Span = _span()
 
 
 # ---- masks ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Decorator:
+class Decorator(Node):
     """``@ahead``, ``@ahead(segment)``, ``@partial``."""
 
     name: Ident
     arguments: tuple[Ident, ...]
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Param:
+class Param(Node):
     """``name: type = default``."""
 
     name: Ident
     type: Ident
     default: Expr | None
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class BindSegment:
+class BindSegment(Node):
     """``where name = every ...``."""
 
     name: Ident
     source: Every
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class BindValue:
+class BindValue(Node):
     """``where name = expr``."""
 
     name: Ident
     value: Expr
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class BindFunction:
+class BindFunction(Node):
     """``where name(a, b) = expr``."""
 
     name: Ident
     params: tuple[Ident, ...]
     value: Expr
-    span: Span = _span()
 
 
 Binding: TypeAlias = BindSegment | BindValue | BindFunction
 
 
 @dataclass(frozen=True, slots=True)
-class MaskDef:
+class MaskDef(Node):
     """``mask name(params) = value where bindings``."""
 
     name: Ident
@@ -340,108 +315,97 @@ class MaskDef:
     value: Expr
     bindings: tuple[Binding, ...]
     decorators: tuple[Decorator, ...]
-    span: Span = _span()
 
 
 # ---- models, data sets, tests --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class HeadGroup:
+class HeadGroup(Node):
     """KV heads ``first..last``; both None for the rest."""
 
     first: int | None
     last: int | None
     value: Expr
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(Node):
     """``count of mask`` or ``heads {...}``: one entry of a layer cycle."""
 
     count: int
     value: Expr | None
     heads: tuple[HeadGroup, ...]
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class Stack(Node):
     """``stack name = layer, layer``."""
 
     name: Ident
     layers: tuple[Layer, ...]
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Rename:
+class Rename(Node):
     """``new = column``."""
 
     new: Ident
     column: Ident
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Attach:
+class Attach(Node):
     """``for pattern having columns use value with renames``."""
 
     pattern: Ident
     having: tuple[Ident, ...]
     value: Expr
     renames: tuple[Rename, ...]
-    span: Span = _span()
 
 
 Literals: TypeAlias = int | bool | tuple["Literals", ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class Field(Node):
     """``column = value`` of a sample; lists are tuples."""
 
     name: Ident
     value: Literals
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class SampleDef:
+class SampleDef(Node):
     """``sample name(fields)``."""
 
     name: Ident
     fields: tuple[Field, ...]
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Check(Node):
     """``check left implies right`` (or `equals`), ``check left total`` (or `lookback`)."""
 
     left: Expr
     claim: Literal["implies", "equals", "total", "lookback"]
     right: Expr | None
     sample: Ident | None
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Import:
+class Import(Node):
     """``import a, b from "file.dcpm"``."""
 
     names: tuple[Ident, ...]
     path: Ident
-    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class Version(Node):
     """``dcpm 1``."""
 
     number: int
-    span: Span = _span()
 
 
 Statement: TypeAlias = (

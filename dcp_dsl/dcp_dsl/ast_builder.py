@@ -1,8 +1,8 @@
 """From the parser's tree to our syntax tree, bottom-up and without recursion.
 
 One small function per grammar rule, found by the rule's name. Walking with a stack keeps deeply
-nested input from exhausting Python's; the depth of the result is limited instead, because everything
-behind this module walks the tree recursively.
+nested input from exhausting Python's; the depth of the result is limited instead, because
+everything behind this module walks the tree recursively.
 """
 
 from collections.abc import Callable, Sequence
@@ -408,6 +408,7 @@ _RULES: dict[str, Callable[[Sequence[Built], Span], Built]] = {
     "check_property": _claim, "on": _on, "or_": _or, "and_": _and, "not_": _not, "per": _per,
     "in_": _in, "not_in": _not_in, "chain": _chain, "sum": _binary, "product": _binary,
     "sign": _sign, "attribute": _attribute, "number": _number, "name": _name, "call": _call,
-    "arguments": _tuple, "argument": _argument, "paren": _paren, "expression": _first, "default": _first, "true_": _true, "false_": _false,
+    "arguments": _tuple, "argument": _argument, "paren": _paren, "expression": _first,
+    "default": _first, "true_": _true, "false_": _false,
     "rules": _rules, "rule": _rule, "target": _target, "causally": _rest, "within": _first,
 }  # fmt: skip

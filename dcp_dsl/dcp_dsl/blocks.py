@@ -69,13 +69,18 @@ def _pack(sequences: Sequence[Slabs], batch: BatchShape) -> Slabs:
     offsets = batch.cu_seqlens[:-1].astype(np.int64)
     shift = np.repeat(offsets, [len(s) for s in sequences])
 
-    def join(name: str) -> NDArray[np.int64]:
-        return np.concatenate([np.empty(0, np.int64), *(getattr(s, name) for s in sequences)])
+    def join(name: str) -> Ints:
+        parts = [np.empty(0, np.int64), *(getattr(s, name) for s in sequences)]
+        return np.concatenate(parts).astype(np.int64)
 
     return Slabs(
         batch.num_tokens,
-        *(join(name) + shift for name in ("q_start", "q_end", "kv_start", "kv_end")),
-        *(join(name) for name in ("start_slope", "end_slope")),  # type: ignore[arg-type]  # narrowed there
+        join("q_start") + shift,
+        join("q_end") + shift,
+        join("kv_start") + shift,
+        join("kv_end") + shift,
+        join("start_slope").astype(np.uint8),
+        join("end_slope").astype(np.uint8),
     )
 
 
@@ -109,7 +114,7 @@ def _count(slabs: Slabs, q_bounds: Ints, kv_bounds: Ints) -> tuple[Ints, Ints, I
 
 
 def _pieces(slabs: Slabs, q_bounds: Ints) -> tuple[Ints, ...]:
-    """Cut slabs at the query borders: (block, rows, first key, end key, both slopes) of each piece."""
+    """Cut slabs at the query borders; (block, rows, first key, end key, slopes) of each piece."""
     low = np.searchsorted(q_bounds, slabs.q_start, side="right") - 1
     high = np.searchsorted(q_bounds, slabs.q_end, side="left")
     counts = high - low
@@ -131,7 +136,8 @@ def _pairs_below(border: Ints, end: Ints, slope: Ints, rows: Ints) -> Ints:
     moving = np.clip(border - end, 0, rows)
     still = np.where(end < border, rows, 0)
     inside = np.where(slope == 1, moving, still)
-    return inside * end + slope * (inside * (inside - 1) // 2) + (rows - inside) * border
+    below: Ints = inside * end + slope * (inside * (inside - 1) // 2) + (rows - inside) * border
+    return below
 
 
 def _merge(row: Ints, col: Ints, pairs: Ints, base: int) -> tuple[Ints, Ints, Ints]:

@@ -7,7 +7,7 @@ from dcp_dsl.ast import Program
 from dcp_dsl.columns import mentioned_names, needed_columns, walk
 from dcp_dsl.diagnostics import Diagnostic, did_you_mean
 from dcp_dsl.expressions import NOT_YET, ExpressionChecker, Function, Names
-from dcp_dsl.kinds import MASK, PARAM_TYPES, SEGMENT, UNKNOWN, Kind, param_kind
+from dcp_dsl.kinds import PARAM_TYPES, SEGMENT, UNKNOWN, Kind, param_kind
 from dcp_dsl.layout_checker import check_layout
 from dcp_dsl.scope import Scope, segment_names
 from dcp_dsl.tokens import RESERVED
@@ -132,7 +132,8 @@ def _measure(
     if size.depth > MAX_EXPANDED_DEPTH or size.nodes > MAX_EXPANDED_NODES:
         checker.report(
             "E116", f"mask `{name}` is too large with everything it calls written out",
-            mask.name.span, f"at most {MAX_EXPANDED_NODES:_} parts, {MAX_EXPANDED_DEPTH} levels deep",
+            mask.name.span,
+            f"at most {MAX_EXPANDED_NODES:_} parts, {MAX_EXPANDED_DEPTH} levels deep",
         )  # fmt: skip
     return size
 
@@ -147,8 +148,8 @@ def _depth(node: object) -> int:
         if isinstance(current, tuple):
             stack.extend((item, depth) for item in current)
         elif hasattr(current, "__dataclass_fields__"):
-            for name in current.__dataclass_fields__:
-                stack.append((getattr(current, name), depth + 1))
+            fields = current.__dataclass_fields__
+            stack.extend((getattr(current, name), depth + 1) for name in fields)
     return deepest
 
 
@@ -203,18 +204,9 @@ def _check_mask(mask: ast.MaskDef, checker: ExpressionChecker) -> None:
 
 def _local_names(mask: ast.MaskDef, checker: ExpressionChecker) -> Names:
     """Give the kinds of parameters and bindings, checking them on the way."""
+    _check_local_definitions(mask, checker)
     names: dict[str, Kind | Function] = {}
-    seen: set[str] = set()
-
-    def define(ident: ast.Ident) -> None:
-        if ident.text in RESERVED:
-            checker.report("E109", f"`{ident.text}` is a word of the language", ident.span)
-        if ident.text in seen:
-            checker.report("E108", f"`{ident.text}` is defined twice in this mask", ident.span)
-        seen.add(ident.text)
-
     for param in mask.params:
-        define(param.name)
         if param.type.text not in PARAM_TYPES:
             hint = did_you_mean(param.type.text, PARAM_TYPES) or f"types: {', '.join(PARAM_TYPES)}"
             checker.report("E118", f"unknown type `{param.type.text}`", param.type.span, hint)
@@ -222,7 +214,6 @@ def _local_names(mask: ast.MaskDef, checker: ExpressionChecker) -> Names:
             checker.argument(param.default, param, dict(names))
         names[param.name.text] = param_kind(param.type.text)
     for binding in mask.bindings:
-        define(binding.name)
         names[binding.name.text] = SEGMENT if isinstance(binding, ast.BindSegment) else UNKNOWN
     cyclic = _cyclic_bindings(mask)
     for binding in mask.bindings:
@@ -235,6 +226,17 @@ def _local_names(mask: ast.MaskDef, checker: ExpressionChecker) -> Names:
         if isinstance(binding, ast.BindValue) and binding.name.text not in cyclic:
             names[binding.name.text] = checker.kind(binding.value, names)
     return names
+
+
+def _check_local_definitions(mask: ast.MaskDef, checker: ExpressionChecker) -> None:
+    """Report reserved and doubled names among the parameters and bindings of a mask."""
+    seen: set[str] = set()
+    for ident in (d.name for d in (*mask.params, *mask.bindings)):
+        if ident.text in RESERVED:
+            checker.report("E109", f"`{ident.text}` is a word of the language", ident.span)
+        if ident.text in seen:
+            checker.report("E108", f"`{ident.text}` is defined twice in this mask", ident.span)
+        seen.add(ident.text)
 
 
 def _dependencies(mask: ast.MaskDef) -> dict[str, set[str]]:

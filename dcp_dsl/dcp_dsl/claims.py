@@ -17,7 +17,6 @@ from dcp_dsl.ast import Program
 from dcp_dsl.columns import needed_columns
 from dcp_dsl.diagnostics import Diagnostic, make_diagnostic
 from dcp_dsl.errors import DatasetError, SpecError
-from dcp_dsl.expressions import NOT_YET
 from dcp_dsl.layout import Column, layout_columns
 from dcp_dsl.mask import Mask
 from dcp_dsl.oracle import dense_mask
@@ -35,8 +34,8 @@ def check_claims(program: Program) -> tuple[Diagnostic, ...]:
     """Test every `check` statement of a text without errors.
 
     Returns:
-        C401-C404 for claims that fail, E117 for samples that do not fit their layout, W290 where the
-        claim cannot be evaluated yet.
+        C401-C404 for claims that fail, E117 for samples that do not fit their layout, W290 where
+        the claim cannot be evaluated yet.
     """
     scope = Scope.of(program)
     return tuple(
@@ -119,7 +118,7 @@ def _describe(check: ast.Check, failure: _Failure, program: Program) -> Diagnost
 
 
 def _samples(check: ast.Check, columns: frozenset[str], scope: Scope) -> Iterator[Sample]:
-    """Give the samples to test on, small ones first: the named one, or all that fit and generated."""
+    """Give the samples to test on: the named one, or generated ones and all that fit."""
     if check.sample is not None:
         yield _declared(scope.samples[check.sample.text], columns, scope)
         return
@@ -141,7 +140,8 @@ def _declared(definition: ast.SampleDef, columns: frozenset[str], scope: Scope) 
     sample = Sample(values, _natural_length(values, columns, scope) if length is None else length)
     if sample.length > MAX_SAMPLE_TOKENS:
         raise DatasetError(
-            f"sample `{definition.name.text}` has {sample.length} tokens; checks test samples of at "
+            f"sample `{definition.name.text}` has {sample.length} tokens; checks test samples "
+            f"of at "
             f"most {MAX_SAMPLE_TOKENS}"
         )
     return sample

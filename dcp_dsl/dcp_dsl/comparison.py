@@ -1,9 +1,9 @@
 """From ``f(q) + g(k) <= 0`` and its five sisters to slabs.
 
-On a stretch of keys where g rises, the keys with ``g(k) <= t`` are a prefix whose end is a function of
-t with slopes 0 and 1; putting ``t = -f(q)`` gives an end of a slab for each piece of f. Where the end
-would move otherwise than by 0 or 1 key per row, the piece falls apart into single rows: still exact,
-only longer.
+On a stretch of keys where g rises, the keys with ``g(k) <= t`` are a prefix whose end is a function
+of t with slopes 0 and 1; putting ``t = -f(q)`` gives an end of a slab for each piece of f. Where
+the end would move otherwise than by 0 or 1 key per row, the piece falls apart into single rows:
+still exact, only longer.
 """
 
 from dataclasses import dataclass
@@ -210,4 +210,5 @@ def _cut_rows(starts: Ints, lengths: Ints, values: Ints, slopes: Ints, knots: In
     slope, value = slopes[piece], values[piece]
     up = -(-(knot - value) // np.where(slope > 0, slope, 1))
     down = (value - knot) // np.where(slope < 0, -slope, 1) + 1
-    return starts[piece] + np.where(slope > 0, up, down)
+    rows: Ints = starts[piece] + np.where(slope > 0, up, down)
+    return rows

@@ -62,7 +62,8 @@ class Dataset:
             found[TOKEN_COLUMN] = self._token_counts()
         if not found:
             raise DatasetError(
-                f"{self.path}: rows need their length: a column `len`, `length` or `{TOKEN_COLUMN}`; "
+                f"{self.path}: rows need their length: a column `len`, `length` or "
+                f"`{TOKEN_COLUMN}`; "
                 f"this data set has {_join(self.columns)}"
             )
         (name, lengths), *others = found.items()
@@ -145,10 +146,12 @@ class Dataset:
             counts = pc.list_value_length(column)
         else:
             raise DatasetError(
-                f"{self.path}: expected column `{TOKEN_COLUMN}` to hold lists of integers or bytes, "
+                f"{self.path}: expected column `{TOKEN_COLUMN}` to hold lists of integers or "
+                f"bytes, "
                 f"got {kind}"
             )
-        return counts.to_numpy().astype(np.int64)
+        result: NDArray[np.int64] = counts.to_numpy().astype(np.int64)
+        return result
 
     def _no_nulls(self, name: str) -> None:
         column = self.table.column(name)
@@ -225,7 +228,7 @@ def _read_jsonl(path: Path) -> "pa.Table":
 
 
 def _explain_jsonl(path: Path) -> None:
-    """Raise for the first line that is no JSON object, or whose types differ from the lines before."""
+    """Raise for the first line that is no JSON object or changes the type of a column."""
     import json
 
     kinds: dict[str, tuple[str, int]] = {}
@@ -246,7 +249,8 @@ def _explain_jsonl(path: Path) -> None:
                 known, first = kinds.setdefault(name, (kind, number)) if kind else (kind, number)
                 if kind != known:
                     raise DatasetError(
-                        f"{path}: line {number}: column `{name}` is {kind}, but {known} in line {first}"
+                        f"{path}: line {number}: column `{name}` is {kind}, but {known} in line "
+                        f"{first}"
                     )
 
 
@@ -257,7 +261,9 @@ def _json_kind(value: Any) -> str:  # Any: a JSON value
         return "a bool"
     if isinstance(value, int | float):
         return "a number"
-    return {str: "a text", list: "a list", dict: "an object"}[type(value)]
+    if isinstance(value, str):
+        return "a text"
+    return "a list" if isinstance(value, list) else "an object"
 
 
 def _concatenate(path: Path, files: list[Path], tables: "list[pa.Table]") -> "pa.Table":
@@ -266,7 +272,8 @@ def _concatenate(path: Path, files: list[Path], tables: "list[pa.Table]") -> "pa
     for file, table in zip(files, tables, strict=True):
         if set(table.column_names) != set(tables[0].column_names):
             raise DatasetError(
-                f"{path}: {file.name} has the columns {_join(table.column_names)}, {files[0].name} has "
+                f"{path}: {file.name} has the columns {_join(table.column_names)}, "
+                f"{files[0].name} has "
                 f"{_join(tables[0].column_names)}; files of one folder need the same columns"
             )
     try:

@@ -15,7 +15,8 @@ class Diagnostic:
     """One finding.
 
     Attributes:
-        code: stable, documented in ``docs/diagnostics.md``; errors begin with E or C, warnings with W.
+        code: stable, documented in ``docs/diagnostics.md``; errors begin with E or C, warnings
+            with W.
         severity: an error keeps the text from being used, a warning does not.
         message: one line, in the words of the language.
         line, column: where it starts, both from 1.
@@ -130,7 +131,7 @@ def did_you_mean(word: str, known: "list[str] | tuple[str, ...] | frozenset[str]
 
 
 def _window(line: str, start: int, end: int, width: int = 120) -> tuple[str, int, int]:
-    """Cut a long line around the caret and replace tabs, so that the caret stays below its place."""
+    """Cut a long line around the caret and replace tabs, so that the caret keeps its place."""
     line = "".join(c if c.isprintable() else " " for c in line)
     if len(line) <= width:
         return line, start, min(end, len(line) + 1)

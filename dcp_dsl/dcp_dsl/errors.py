@@ -6,7 +6,8 @@ DCPError                a message with what was expected, what was found, where,
 ├── DatasetError        a data set that cannot be read or lacks a column
 └── (planner, runtime and dashboard derive their own)
 ```
-The command line prints a `DCPError` as one message and exits with `exit_code`; anything else is a bug.
+The command line prints a `DCPError` as one message and exits with `exit_code`; anything else is
+a bug.
 """
 
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ class DCPError(Exception):
 
 
 class SpecError(DCPError):
-    """A .dcpm text with errors: `diagnostics` holds all of them, `source` the text they point into."""
+    """A .dcpm text with errors: `diagnostics` holds all of them."""
 
     exit_code = 1
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TypeAlias
 
 from dcp_dsl import ast
@@ -164,20 +165,13 @@ class ExpressionChecker:
                 self.mask(right, names)
             case ast.Compare():
                 self.compare(value, names)
-            case ast.In(item, container):
-                kind = self.number(item, names)
-                if kind.name not in ("pos", "unknown"):
-                    message = f"`in` asks about a position, got {kind.described()}"
-                    self.report("E103", message, item.span, "write `q in ...` or `k in ...`")
-                elif not isinstance(item, ast.Name):
-                    self.report("W290", NOT_YET, item.span, "`in` compiles for `q` and `k` alone")
-                self.segment(container, names)
+            case ast.In():
+                self.membership(value, names)
             case ast.Per(inner, segment):
                 self.mask(inner, names)
                 self.segment_name(segment, names)
-            case ast.Rules(rules):
-                for rule in rules:
-                    self.rule(rule, names)
+            case ast.Rules():
+                self.rules(value, names)
 
     def name(self, value: ast.Name, names: Names) -> Kind:
         """Give the kind of a name."""
@@ -287,7 +281,7 @@ class ExpressionChecker:
         """Check that neighbours of a chain of comparisons can be compared."""
         kinds = [self.number(operand, names) for operand in value.operands]
         spans = [operand.span for operand in value.operands]
-        for i, (left, right) in enumerate(zip(kinds, kinds[1:], strict=False)):
+        for i, (left, right) in enumerate(pairwise(kinds)):
             if are_comparable(left, right):
                 continue
             index, at = (left, i) if left.name == "index" else (right, i + 1)
@@ -295,18 +289,30 @@ class ExpressionChecker:
             segment = index.segment
             self.report(
                 "E104", f"this compares {other.described()} with a `{segment}` number", spans[at],
-                f"for token positions use `.{segment}.start`, `.{segment}.end` or `same({segment})`",
+                f"for token positions use `.{segment}.start`, `.{segment}.end` or "
+                f"`same({segment})`",
                 f"`.{segment}` counts segments",
             )  # fmt: skip
 
-    def rule(self, rule: ast.Rule, names: Names) -> None:
-        """Check one rule of a rule block."""
-        self.segment_name(rule.subject, names)
-        for target in rule.targets:
-            if target.name.text not in ("self", "all"):
-                self.segment_name(target.name, names)
-            if target.within is not None:
-                self.constant(target.within, names, at_least=1)
+    def membership(self, value: ast.In, names: Names) -> None:
+        """Check that `in` asks for a position in a segment."""
+        kind = self.number(value.item, names)
+        if kind.name not in ("pos", "unknown"):
+            message = f"`in` asks about a position, got {kind.described()}"
+            self.report("E103", message, value.item.span, "write `q in ...` or `k in ...`")
+        elif not isinstance(value.item, ast.Name):
+            self.report("W290", NOT_YET, value.item.span, "`in` compiles for `q` and `k` alone")
+        self.segment(value.container, names)
+
+    def rules(self, value: ast.Rules, names: Names) -> None:
+        """Check the rules of a rule block."""
+        for rule in value.rules:
+            self.segment_name(rule.subject, names)
+            for target in rule.targets:
+                if target.name.text not in ("self", "all"):
+                    self.segment_name(target.name, names)
+                if target.within is not None:
+                    self.constant(target.within, names, at_least=1)
 
     # ---- calls ----
 
@@ -379,7 +385,7 @@ class ExpressionChecker:
         return result
 
     def function(self, value: ast.Call, function: Function, names: Names) -> Kind:
-        """Give the kind of a call of a `where` function, by checking its body with these arguments."""
+        """Give the kind of a call of a `where` function: check its body with these arguments."""
         kinds = [self.kind(a.value, names) for a in value.arguments]
         params = function.definition.params
         if not self._count(value, len(params), len(params)) or self.depth > 20:
@@ -439,7 +445,8 @@ class ExpressionChecker:
             fits = True
         if not fits:
             self.report(
-                "E107", f"parameter `{param.name.text}` is {wanted.described()}, got {kind.described()}",
+                "E107",
+                f"parameter `{param.name.text}` is {wanted.described()}, got {kind.described()}",
                 value.span,
             )  # fmt: skip
         elif kind.depends and wanted.is_plain:

@@ -33,8 +33,8 @@ _OPERATORS = {
     ":",
 }
 _WORD_OPERATORS = {
-    "and", "or", "not", "minus", "in", "where", "use", "every", "within", "implies", "equals", "check",
-    "of", "per", "sees", "on",
+    "and", "or", "not", "minus", "in", "where", "use", "every", "within", "implies", "equals",
+    "check", "of", "per", "sees", "on",
 }  # fmt: skip
 
 

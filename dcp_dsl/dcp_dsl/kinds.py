@@ -1,7 +1,7 @@
 """Kinds of values and what arithmetic and comparisons do with them.
 
-`pos` is a token's position, `tokens` a length, `index` the number of a segment's instance, `int` any
-other integer. `unknown` stands for something already reported and fits everywhere.
+`pos` is a token's position, `tokens` a length, `index` the number of a segment's instance, `int`
+any other integer. `unknown` stands for something already reported and fits everywhere.
 """
 
 from dataclasses import dataclass
@@ -74,12 +74,16 @@ def combine(op: str, left: Kind, right: Kind) -> Kind | None:
         plain = left.is_plain and right.is_plain
         return Kind("tokens" if plain and "tokens" in names else "int", depends=depends)
     if op in ("//", "%"):
-        is_length = names == ("tokens", "int") or op == "%"
-        if not right.is_plain:
-            return Kind("int", depends=depends)
-        return Kind("tokens" if is_length and left.name == "tokens" else "int", depends=depends)
+        is_length = left.name == "tokens" and right.is_plain and (op == "%" or right == INT)
+        return Kind("tokens" if is_length else "int", depends=depends)
     if left.is_plain and right.is_plain:
         return Kind("tokens" if "tokens" in names else "int", depends=depends)
+    return _add_places(op, left, right)
+
+
+def _add_places(op: str, left: Kind, right: Kind) -> Kind | None:
+    """Give the kind of a sum or difference with a position or a segment's number."""
+    depends = left.depends | right.depends
     if left.name == "pos":
         if right.name == "pos":
             return Kind("tokens", depends=depends) if op == "-" else None

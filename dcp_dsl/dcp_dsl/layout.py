@@ -56,7 +56,7 @@ class Instances:
         return self.select(self.end > self.start)
 
     def function(self, num_tokens: int, values: Ints, slope: int = 0) -> Piecewise:
-        """Give the function with ``values[i] + slope * (t - start[i])`` on instance i, else undefined."""
+        """Give ``values[i] + slope * (t - start[i])`` on instance i, undefined between them."""
         has_tokens = self.end > self.start
         start, end, values = self.start[has_tokens], self.end[has_tokens], values[has_tokens]
         before = np.concatenate([[0], end])  # a gap may follow each instance and precede the first
@@ -246,7 +246,7 @@ class _LayoutBinder:
         return borders
 
     def flat_lengths(self, group: ast.Group, row: Mapping[str, Column], count: int) -> Ints | None:
-        """Give ``[repetitions, parts]`` lengths of a group of plain leaves, or None if it is none."""
+        """Give the lengths ``[repetitions, parts]`` of a group of plain leaves, else None."""
         columns = []
         for part in group.parts:
             if not isinstance(part, ast.Leaf) or part.is_repeated:
@@ -313,7 +313,8 @@ class _LayoutBinder:
             )
         if array.size and int(array.max()) > self.length:
             raise DatasetError(
-                f"segment `{self.segment}`: column `{name}` has a part of {array.max()} tokens, the "
+                f"segment `{self.segment}`: column `{name}` has a part of {array.max()} "
+                f"tokens, the "
                 f"sample only {self.length}"
             )
         return array.astype(np.int64)
@@ -338,7 +339,8 @@ class _LayoutBinder:
                 found = self.column(name, row)
                 if isinstance(found, bool) or not isinstance(found, int | np.integer):
                     raise DatasetError(
-                        f"segment `{self.segment}`: expected column `{name}` to be one integer, got "
+                        f"segment `{self.segment}`: expected column `{name}` to be one "
+                        f"integer, got "
                         f"{_shorten(found)}; a list of lengths needs a `*` behind its part"
                     )
                 return int(found)
@@ -363,7 +365,8 @@ class _LayoutBinder:
             value = self.column(name, row)
             if isinstance(value, int | np.integer | str | bytes) or not hasattr(value, "__len__"):
                 raise DatasetError(
-                    f"segment `{self.segment}`: column `{name}` stands in a repeated group, so it needs "
+                    f"segment `{self.segment}`: column `{name}` stands in a repeated group, "
+                    f"so it needs "
                     f"one element per repetition, got {_shorten(value)}"
                 )
             sizes[name] = len(value)

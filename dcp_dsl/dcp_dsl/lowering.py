@@ -1,12 +1,13 @@
 """Evaluate the syntax tree of a mask on one sample, symbolically: expressions become regions.
 
-Names are looked up in three steps: parameters and `where` bindings, then the text, then the standard
-library. Bindings are evaluated where they are used, in the coordinates of that place, which is what
-`per` needs.
+Names are looked up in three steps: parameters and `where` bindings, then the text, then the
+standard library. Bindings are evaluated where they are used, in the coordinates of that place,
+which is what `per` needs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import NoReturn, TypeAlias
 
 import numpy as np
@@ -18,7 +19,14 @@ from dcp_dsl.piecewise import MAX_VALUE, Piecewise, ValueTooLarge
 from dcp_dsl.region import Region, TooManyPieces
 from dcp_dsl.scope import Scope
 from dcp_dsl.terms import (
-    Extreme, NotSeparable, Number, Term, add, compare_numbers, extreme, scale,
+    Extreme,
+    NotSeparable,
+    Number,
+    Term,
+    add,
+    compare_numbers,
+    extreme,
+    scale,
 )  # fmt: skip
 
 
@@ -125,39 +133,31 @@ class _Lowering:
 
     def _mask(self, value: ast.Expr, env: Env) -> Region:
         match value:
+            case ast.Not(inner):
+                return ~self.mask(inner, env)
+            case ast.And(items):
+                return reduce(Region.__and__, [self.mask(item, env) for item in items])
+            case ast.Or(items):
+                return reduce(Region.__or__, [self.mask(item, env) for item in items])
+            case ast.Minus(left, right):
+                return self.mask(left, env) - self.mask(right, env)
+            case ast.Per():
+                return self.per(value, env)
+            case ast.Rules(rules):
+                return reduce(Region.__or__, [self.rule(rule, env) for rule in rules])
+        return self.atom(value, env)
+
+    def atom(self, value: ast.Expr, env: Env) -> Region:
+        match value:
             case ast.Bool(flag):
                 return Region.full(self.n) if flag else Region.empty(self.n)
             case ast.Name() | ast.Call():
                 return self.named_mask(value, env)
-            case ast.Not(inner):
-                return ~self.mask(inner, env)
-            case ast.And(items):
-                return self.fold(items, env, Region.__and__)
-            case ast.Or(items):
-                return self.fold(items, env, Region.__or__)
-            case ast.Minus(left, right):
-                return self.mask(left, env) - self.mask(right, env)
             case ast.Compare():
                 return self.comparison(value, env)
             case ast.In():
                 return self.membership(value, env)
-            case ast.Per():
-                return self.per(value, env)
-            case ast.Rules(rules):
-                regions = [self.rule(rule, env) for rule in rules]
-                result = regions[0]
-                for region in regions[1:]:
-                    result = result | region
-                return result
         raise AssertionError(f"checked: {type(value).__name__} is no mask")
-
-    def fold(
-        self, items: tuple[ast.Expr, ...], env: Env, op: Callable[[Region, Region], Region]
-    ) -> Region:
-        result = self.mask(items[0], env)
-        for item in items[1:]:
-            result = op(result, self.mask(item, env))
-        return result
 
     def named_mask(self, value: ast.Name | ast.Call, env: Env) -> Region:
         """Evaluate a mask by name: a parameter, a binding, `same`, or a definition."""
@@ -443,7 +443,8 @@ class _Lowering:
         values = np.asarray(self.frame.columns.get(column, ()))
         if values.shape != (self.n,) or values.dtype.kind not in "iu":
             raise DatasetError(
-                f"token column `{column}`: expected {self.n} integers, one per token, got an array of "
+                f"token column `{column}`: expected {self.n} integers, one per token, got an "
+                f"array of "
                 f"shape {values.shape}"
             )
         if values.max() > MAX_VALUE or values.min() < -MAX_VALUE:

@@ -1,8 +1,8 @@
 """The slow, obvious meaning of a mask: its syntax tree evaluated pair by pair with numpy.
 
-Everything that claims to be exact is tested against this. It shares with the compiler the syntax tree
-and the lookup of names, nothing else: layouts are laid out token by token here, and every expression
-is an array over queries and keys.
+Everything that claims to be exact is tested against this. It shares with the compiler the syntax
+tree and the lookup of names, nothing else: layouts are laid out token by token here, and every
+expression is an array over queries and keys.
 """
 
 from collections.abc import Mapping
@@ -118,7 +118,7 @@ _COMPARISONS = {
 
 @dataclass(frozen=True, slots=True)
 class _Oracle:
-    """Evaluates expressions for some query rows against all keys of a sample (or `per` instance)."""
+    """Evaluates expressions for some rows against all keys of a sample (or `per` instance)."""
 
     n: int
     rows: NDArray[np.int64]
@@ -138,11 +138,20 @@ class _Oracle:
             case ast.Not(inner):
                 return ~self.mask(inner, env)
             case ast.And(items):
-                return np.logical_and.reduce([self.mask(item, env) for item in items])
+                return _all([self.mask(item, env) for item in items])
             case ast.Or(items):
-                return np.logical_or.reduce([self.mask(item, env) for item in items])
+                return _any([self.mask(item, env) for item in items])
             case ast.Minus(left, right):
                 return self.mask(left, env) & ~self.mask(right, env)
+            case ast.Per(inner, segment):
+                return self.per(inner, self.segment(segment, env), env)
+            case ast.Rules(rules):
+                return _any([self.rule(rule, env) for rule in rules])
+        return self.atom(value, env)
+
+    def atom(self, value: ast.Expr, env: _Env) -> Bools:
+        """Evaluate a comparison, a membership or a mask by name."""
+        match value:
             case ast.Compare(operands, ops):
                 numbers = [self.number(operand, env) for operand in operands]
                 result = np.ones(self.shape, np.bool_)
@@ -153,10 +162,6 @@ class _Oracle:
             case ast.In(item, container, negated):
                 inside = self.lookup(self.inside(self.instances(container, env)), item, env).values
                 return np.broadcast_to(inside != negated, self.shape)
-            case ast.Per(inner, segment):
-                return self.per(inner, self.segment(segment, env), env)
-            case ast.Rules(rules):
-                return np.logical_or.reduce([self.rule(rule, env) for rule in rules])
             case ast.Name() | ast.Call():
                 return self.named(value, env)
         raise AssertionError(f"no mask: {type(value).__name__}")
@@ -215,7 +220,8 @@ class _Oracle:
     def same(self, instances: list[_Instance]) -> Bools:
         which = self.per_token(instances, range(len(instances)), -1)
         at_q, at_k = which[self.rows][:, None], which[None, :]
-        return (at_q == at_k) & (at_q >= 0)
+        is_same: Bools = (at_q == at_k) & (at_q >= 0)
+        return is_same
 
     def rule(self, rule: ast.Rule, env: _Env) -> Bools:
         subject = self.segment(rule.subject, env)
@@ -251,8 +257,8 @@ class _Oracle:
     def number(self, value: ast.Expr, env: _Env) -> _Number:
         """Evaluate a number to arrays that broadcast to ``[rows, n]``."""
         match value:
-            case ast.Number(number):
-                return _Number(number, True)
+            case ast.Number(constant):
+                return _Number(constant, True)
             case ast.Name(name):
                 return self.named_number(name, env)
             case ast.Sign(op, inner):
@@ -362,7 +368,8 @@ class _Oracle:
         return labels
 
     def inside(self, instances: list[_Instance]) -> Bools:
-        return self.per_token(instances, [1] * len(instances), 0) == 1
+        is_inside: Bools = self.per_token(instances, [1] * len(instances), 0) == 1
+        return is_inside
 
     def instances(self, value: ast.Expr, env: _Env) -> list[_Instance]:
         if isinstance(value, ast.Name):
@@ -410,7 +417,8 @@ class _Oracle:
         _give_rest(top, self.n)
         if _size(top) != self.n:
             raise DatasetError(
-                f"segment `{statement.name.text}`: the layout has {_size(top)} tokens, the sample {self.n}"
+                f"segment `{statement.name.text}`: the layout has {_size(top)} tokens, the "
+                f"sample {self.n}"
             )
         if name == statement.name.text:
             for child in top.children:
@@ -462,6 +470,16 @@ class _Oracle:
     def fail(self, code: str, message: str, env: _Env, span: Span) -> NoReturn:
         program = env.program
         raise SpecError((make_diagnostic(code, message, program.text, span, name=program.name),))
+
+
+def _all(masks: list[Bools]) -> Bools:
+    result: Bools = np.logical_and.reduce(masks)
+    return result
+
+
+def _any(masks: list[Bools]) -> Bools:
+    result: Bools = np.logical_or.reduce(masks)
+    return result
 
 
 def _columns_below(part: ast.Leaf | ast.Group) -> list[str]:

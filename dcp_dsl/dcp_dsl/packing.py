@@ -19,9 +19,9 @@ def pack(
     Args:
         lengths: tokens of each sample.
         token_budget: most tokens of a batch.
-        order: ``"in_order"`` fills a batch until the next sample does not fit and keeps the order of
-            the data set; ``"decreasing"`` takes the longest sample first and puts it into the first
-            batch with room (fewer batches, at most 11/9 of the best number).
+        order: ``"in_order"`` fills a batch until the next sample does not fit and keeps the order
+            of the data set; ``"decreasing"`` takes the longest sample first and puts it into the
+            first batch with room (fewer batches, at most 11/9 of the best number).
 
     Returns:
         Indices of the samples of each batch; every sample is in exactly one.

@@ -1,7 +1,7 @@
 """From text to syntax tree, collecting every syntax error in one pass.
 
-Each statement is parsed on its own (`tokens.split_statements` finds where they begin), so an error in
-one never hides the next. This is the only module that knows Lark.
+Each statement is parsed on its own (`tokens.split_statements` finds where they begin), so an error
+in one never hides the next. This is the only module that knows Lark.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any, NoReturn
 
 import lark
-from dcp_grammar import GRAMMAR
 
 from dcp_dsl import ast
 from dcp_dsl.ast import Program, Span
@@ -18,6 +17,7 @@ from dcp_dsl.diagnostics import Diagnostic, did_you_mean, make_diagnostic
 from dcp_dsl.errors import SpecError
 from dcp_dsl.syntax_errors import MESSAGES, MISTAKES
 from dcp_dsl.tokens import KEYWORDS, RESERVED, STATEMENT_KEYWORDS, RawToken, split_statements
+from dcp_grammar import GRAMMAR
 
 __all__ = ["MAX_CHARACTERS", "Parsed", "Program", "parse", "parse_all", "parse_expression"]
 
@@ -99,10 +99,11 @@ def parse_expression(text: str, name: str = "<expression>") -> ast.Expr:
     Raises:
         SpecError: with the one diagnostic.
     """
+    if len(text) > MAX_CHARACTERS:
+        shown = make_diagnostic("E016", "this expression is too long", text[:200], Span(0, 1))
+        raise SpecError((shown,))
     tokens = [token for group in split_statements(text) for token in group]
     try:
-        if len(text) > MAX_CHARACTERS:
-            raise BuildError("E016", "this expression is too long", Span(0, 1))
         return build_expression(_run(text, tokens, "expression"), 0)
     except BuildError as error:
         raise SpecError((_diagnose(error, text, name),)) from None
@@ -298,7 +299,7 @@ def _expected(error: lark.UnexpectedInput) -> str:
 
 
 def _defined_names(group: list[RawToken]) -> set[str]:
-    """Guess what a broken statement defines: its own name and, for a segment, those of its parts."""
+    """Guess what a broken statement defines: its name and, for a segment, those of its parts."""
     names = {token.text for token in group[:8] if token.kind == "name"}
     if group[0].text == "segment":
         names.update(token.text for token in group if token.kind == "name")

@@ -139,7 +139,7 @@ class Piecewise:
         piece = np.repeat(np.arange(len(steps)), steps + 1)
         index = np.arange(len(piece)) - np.repeat(np.cumsum(steps + 1) - (steps + 1), steps + 1)
         level = first[piece] // divisor + index
-        # First position of the piece where the level is reached: ceil((level * divisor - first) / part).
+        # The level is reached at ceil((level * divisor - first) / part) positions in.
         gap = np.maximum(level * divisor - first[piece], 0)
         offset = -(-gap // np.maximum(part[piece], 1))
         starts = self.starts[piece] + offset
@@ -164,10 +164,12 @@ class Piecewise:
         gap = a.values - b.values
         gap = np.where(gap == 0, a.slopes - b.slopes, gap)
         chosen = [np.where(gap >= 0, x, y) for x, y in ((a.values, b.values), (a.slopes, b.slopes))]
-        return Piecewise(self.num_tokens, a.starts, *chosen, a.is_defined & b.is_defined)
+        return Piecewise(
+            self.num_tokens, a.starts, chosen[0], chosen[1], a.is_defined & b.is_defined
+        )
 
     def solve(self, op: str, bound: int = 0) -> tuple[Ints, Ints]:
-        """Give the ranges of positions where the function is defined and compares true with `bound`.
+        """Give the ranges of positions where the function is defined and ``f op bound`` holds.
 
         Returns:
             Starts and ends, int64 ``[M]``, rising; ranges neither overlap nor touch.

@@ -1,11 +1,11 @@
 """The algebra of slabs: sets of (query, key) pairs closed under and, or, minus and not.
 
-A region is a set of slabs in normal form. To combine two of them, cut the rows of both at all common
-borders into cells. Inside a cell two ends of slope 0 and 1 meet at most once; cutting out the row
-where they meet leaves cells in which the order of all ends is the same on every row, so sorting them
-on the first row (packed as ``2 * value + slope``) and sweeping once decides the whole cell. Gluing
-the cells together again gives maximal slabs, which depend on the set of pairs only: equal sets have
-equal arrays. No step looks at single tokens.
+A region is a set of slabs in normal form. To combine two of them, cut the rows of both at all
+common borders into cells. Inside a cell two ends of slope 0 and 1 meet at most once; cutting out
+the row where they meet leaves cells in which the order of all ends is the same on every row, so
+sorting them on the first row (packed as ``2 * value + slope``) and sweeping once decides the whole
+cell. Gluing the cells together again gives maximal slabs, which depend on the set of pairs only:
+equal sets have equal arrays. No step looks at single tokens.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class TooManyPieces(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """Slabs in normal form over `num_tokens` rows and keys; columns as in `Slabs`, all int64 ``[N]``."""
+    """Slabs in normal form over `num_tokens` rows and keys; all columns int64 ``[N]``."""
 
     num_tokens: int
     q_start: Ints
@@ -98,7 +98,8 @@ class Region:
 
     def to_slabs(self) -> Slabs:
         """Give the public value."""
-        return Slabs(self.num_tokens, *self.columns())  # type: ignore[arg-type]  # slopes are narrowed and checked there
+        slopes = self.start_slope.astype(np.uint8), self.end_slope.astype(np.uint8)
+        return Slabs(self.num_tokens, self.q_start, self.q_end, self.kv_start, self.kv_end, *slopes)
 
     def _combine(self, other: "Region", truth: NDArray[np.bool_]) -> "Region":
         pairs = zip(self.columns(), other.columns(), strict=True)
@@ -183,15 +184,15 @@ def _meetings(knots: Ints, columns: tuple[Ints, ...], num_tokens: int) -> Ints:
     which = np.repeat(np.arange(len(moving)), counts)
     met = still[np.arange(total) - np.repeat(np.cumsum(counts) - counts - low, counts)]
     row = knots[at[which]] + met - moving[which]
-    cuts = np.concatenate([row, row + 1])
-    return cuts[cuts < knots[-1]]
+    cuts: Ints = np.concatenate([row, row + 1])
+    return np.compress(cuts < knots[-1], cuts)
 
 
 def _sorted_unique(values: Ints) -> Ints:
     values = np.sort(values)
     if len(values) < 2:
         return values
-    return values[np.concatenate([[True], values[1:] != values[:-1]])]
+    return np.compress(np.concatenate([[True], values[1:] != values[:-1]]), values)
 
 
 # ---- gluing --------------------------------------------------------------------------------------

@@ -90,7 +90,8 @@ def row_length(row: Mapping[str, Any]) -> int:
         tokens = row["tokens"]
         if not hasattr(tokens, "__len__") or isinstance(tokens, str):
             raise DatasetError(
-                f"column `tokens`: expected a list of integers or bytes, got {type(tokens).__name__}"
+                f"column `tokens`: expected a list of integers or bytes, got "
+                f"{type(tokens).__name__}"
             )
         found["tokens"] = len(tokens)
     if not found:

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from dcp_grammar import MASKS
-
 from dcp_dsl import ast
 from dcp_dsl.ast import Program
+from dcp_grammar import MASKS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +62,7 @@ class Scope:
 
 
 def segment_names(segment: ast.Segment) -> Iterator[ast.Ident]:
-    """Give every name a segment statement defines: its own, those of its parts, those after `as`."""
+    """Give every name a segment statement defines: its own, its parts', those after `as`."""
     yield segment.name
     match segment.source:
         case ast.Layout(parts):

@@ -59,8 +59,8 @@ class Slabs:
     """The normal form of a mask on a sample or a packed batch: a set of disjoint slabs.
 
     A slab is a run of query rows whose visible keys lie between two ends that each either stand
-    still or move by one key per row. Row ``q`` of slab ``s`` sees the keys
-    ``[kv_start[s] + start_slope[s] * (q - q_start[s]), kv_end[s] + end_slope[s] * (q - q_start[s]))``.
+    still or move by one key per row. With ``r = q - q_start[s]``, row ``q`` of slab ``s`` sees the
+    keys ``[kv_start[s] + start_slope[s] * r, kv_end[s] + end_slope[s] * r)``.
     Slabs are disjoint, never empty on any of their rows, and sorted by ``(q_start, kv_start)``.
 
     Attributes:
@@ -115,7 +115,8 @@ class Slabs:
             inside & (rows > 0) & (self.kv_start < self.kv_end) & (last_start < last_end)
         ).all():
             raise ValueError(
-                f"Slabs: expected non-empty slabs inside {self.num_tokens} tokens, got {self.table()}"
+                f"Slabs: expected non-empty slabs inside {self.num_tokens} tokens, got "
+                f"{self.table()}"
             )
 
     def __len__(self) -> int:

@@ -20,7 +20,7 @@ from dcp_dsl.unparse import unparse
 
 
 def check(text: str, name: str = "<text>") -> tuple[Diagnostic, ...]:
-    """Find everything wrong with a text: syntax, names, types, layouts, claims of `check` statements.
+    """Find everything wrong with a text: syntax, names, kinds, layouts, failing `check`s.
 
     Never raises for a bad text. Diagnostics are in the order of the text.
 
@@ -185,7 +185,8 @@ class Spec:
                 hint = did_you_mean(source, list(columns))
                 have = ", ".join(sorted(columns)) or "none"
                 raise DatasetError(
-                    f"{self.name}: mask `{mask.name}` needs the column `{source}`, which {path} does "
+                    f"{self.name}: mask `{mask.name}` needs the column `{source}`, which "
+                    f"{path} does "
                     f"not have{'; ' + hint if hint else ''} (columns: {have}); rename one with "
                     f"`with {column} = its_name`"
                 )
@@ -205,7 +206,7 @@ class Attachment:
     renames: Mapping[str, str]
 
     def sample(self, row: Mapping[str, Any]) -> Sample:  # Any: whatever the file format gives
-        """Give the sample of a row: the columns the mask needs under the mask's names, and the length.
+        """Give the sample of a row: its length, and the columns the mask needs by its names.
 
         Raises:
             DatasetError: if the row lacks one of them.

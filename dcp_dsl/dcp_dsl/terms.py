@@ -1,4 +1,4 @@
-"""Numbers that depend on q and k: a function of q plus a function of k, or the larger of two such."""
+"""Numbers that depend on q and k: a function of q plus one of k, or the larger of such sums."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -157,7 +157,7 @@ def compare_numbers(a: Number, b: Number, op: str, num_tokens: int) -> Region:
 
 
 def _compare_extreme(value: Extreme, op: str) -> Region:
-    """``max(a, b) <= 0`` is ``a <= 0 and b <= 0``; ``max(a, b) >= 0`` is ``or``; min the other way."""
+    """``max(a, b) <= 0`` is `and`, ``max(a, b) >= 0`` is `or`; min the other way round."""
     if op == "==":
         return _compare_extreme(value, "<=") & _compare_extreme(value, ">=")
     if op == "!=":

@@ -17,8 +17,9 @@ STATEMENT_KEYWORDS = frozenset(
     {"dcpm", "import", "segment", "token", "mask", "stack", "for", "sample", "check"}
 )
 KEYWORDS = STATEMENT_KEYWORDS | {
-    "from", "as", "every", "in", "where", "or", "and", "minus", "not", "per", "true", "false", "sees",
-    "causally", "within", "of", "heads", "rest", "having", "use", "with", "on", "implies", "equals",
+    "from", "as", "every", "in", "where", "or", "and", "minus", "not", "per", "true", "false",
+    "sees", "causally", "within", "of", "heads", "rest", "having", "use", "with", "on",
+    "implies", "equals",
     "total", "lookback",
 }  # fmt: skip
 RESERVED = KEYWORDS | {
@@ -60,8 +61,8 @@ def scan(text: str) -> Iterator[RawToken]:
 def split_statements(text: str) -> list[list[RawToken]]:
     """Group the tokens (without comments) by statement: each group begins at a statement keyword.
 
-    A keyword behind a colon is a type (``m: mask``) and begins nothing; decorators belong to the mask
-    behind them. Text in front of the first keyword makes a group of its own.
+    A keyword behind a colon is a type (``m: mask``) and begins nothing; decorators belong to the
+    mask behind them. Text in front of the first keyword makes a group of its own.
 
     >>> [len(group) for group in split_statements("mask a(m: mask) = m @ahead mask b = full")]
     [9, 6]

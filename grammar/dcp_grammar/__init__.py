@@ -1,4 +1,4 @@
-"""The .dcpm language as text: the Lark grammar and, as .dcpm files, the standard library of masks."""
+"""The .dcpm language as text: the Lark grammar and the standard library of masks."""
 
 from importlib.resources import files
 from importlib.resources.abc import Traversable
