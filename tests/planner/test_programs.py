@@ -104,17 +104,23 @@ def test_programs_have_the_documented_shape(strategies, data):
             assert list(program.instructions) == expected
 
 
-def _expected_program(plan, device, is_backward, column, divisions):
+def _rows(plan):
     table = plan.transfers
+    columns = (table.is_backward, table.kind, table.division, table.source, table.target)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _expected_program(plan, device, is_backward, column, divisions):
+    rows = _rows(plan)
 
     def ids(is_result, division):
         return tuple(
             x
-            for x in range(len(table))
-            if table.is_backward[x] == is_backward
-            and (table.kind[x] >= TransferKind.OUT) == is_result
-            and table.division[x] == division
-            and device in (table.source[x], table.target[x])
+            for x, (backward, kind, at, source, target) in enumerate(rows)
+            if backward == is_backward
+            and (kind >= TransferKind.OUT) == is_result
+            and at == division
+            and device in (source, target)
         )
 
     program = [Copy(tuple(plan.local_blocks(device).tolist()))]
@@ -131,7 +137,7 @@ def _expected_program(plan, device, is_backward, column, divisions):
         if ids(True, d):
             program.append(CommLaunch(divisions + d, d, ids(True, d)))
     program += [CommWait(divisions + d, d) for d in range(divisions) if ids(True, d)]
-    home = [x for d in range(divisions) for x in ids(True, d) if table.target[x] == device]
+    home = [x for d in range(divisions) for x in ids(True, d) if rows[x][-1] == device]
     return [*program, Reduction(divisions - 1, tuple(home))]
 
 
