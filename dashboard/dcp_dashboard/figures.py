@@ -46,8 +46,17 @@ def balance_figure(totals: DeviceTotals, devices_per_node: int) -> go.Figure:
         _add_bars(figure, row, devices, values, colour, [f"{title}: {text(v)}" for v in values])
         _label_row(figure, row, title, values, text(float(values.mean()) if len(values) else 0))
     lines = [
-        {"x0": x, "x1": x, "xref": "x", "y0": 0, "y1": 1, "yref": "paper", "line": _BORDER}
+        {
+            "x0": x,
+            "x1": x,
+            "y0": 0,
+            "y1": 1,
+            "xref": f"x{n}",
+            "yref": f"y{n} domain",
+            "line": _BORDER,
+        }
         for x in _node_borders(len(devices), devices_per_node)
+        for n in ("", "2", "3", "4")
     ]
     figure.update_layout(shapes=[*figure.layout.shapes, *lines])
     figure.update_xaxes(**_device_axis(len(devices)))

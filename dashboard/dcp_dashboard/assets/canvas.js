@@ -124,7 +124,10 @@ window.dcp.canvas = (() => {
       this.marks.tabIndex = 0;
       this.marks.setAttribute("role", "img");
       this.marks.setAttribute("aria-label", label);
-      host.append(this.pixels, this.marks);
+      this.frame = document.createElement("div");
+      this.frame.className = "dcp-outline";
+      this.frame.hidden = true;
+      host.append(this.pixels, this.marks, this.frame);
     }
 
     // Sizes both layers; `area` is the rectangle of the pixel canvas in CSS pixels.
@@ -144,6 +147,15 @@ window.dcp.canvas = (() => {
       });
       this.image = new ImageData(this.pixels.width, this.pixels.height);
       this.buffer = new Uint32Array(this.image.data.buffer);
+    }
+
+    // A frame around what is hovered, an element so that hovering draws nothing; null takes it away.
+    outline(box) {
+      this.frame.hidden = !box;
+      if (!box) return;
+      this.frame.style.transform = `translate(${box.x - 1}px, ${box.y - 1}px)`;
+      this.frame.style.width = `${Math.max(2, box.width) + 2}px`;
+      this.frame.style.height = `${Math.max(2, box.height) + 2}px`;
     }
 
     put() { this.pixels.getContext("2d").putImageData(this.image, 0, 0); }

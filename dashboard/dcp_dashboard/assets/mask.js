@@ -119,7 +119,6 @@ window.dcp.Mask = (() => {
       pen.lineWidth = 1;
       pen.strokeRect(left - 0.5, 0.5, width, height - 1);
       this.drawAxes(pen, ink);
-      if (this.marked !== undefined) this.outline(pen, this.marked);
     }
 
     drawOwners(pen) {
@@ -154,7 +153,7 @@ window.dcp.Mask = (() => {
       pen.fillText("queries", left - GAP - STRIP - 4, height - 6);
     }
 
-    outline(pen, tile) {
+    boxOf(tile) {
       const { block_start: start, block_end: end, tile_q: rows, tile_kv: cols } = this.columns;
       const { left, width, height } = this.layers.area;
       const clip = (value) => Math.max(0, Math.min(1, value));
@@ -162,9 +161,7 @@ window.dcp.Mask = (() => {
       const toY = (token) => clip((token - this.down.start) / this.down.span) * height;
       const x = toX(start[cols[tile]]);
       const y = toY(start[rows[tile]]);
-      pen.strokeStyle = view.themeColour("--ink");
-      pen.lineWidth = 1.5;
-      pen.strokeRect(x, y, Math.max(2, toX(end[cols[tile]]) - x), Math.max(2, toY(end[rows[tile]]) - y));
+      return { x, y, width: toX(end[cols[tile]]) - x, height: toY(end[rows[tile]]) - y };
     }
 
     hover(event) {
@@ -177,16 +174,17 @@ window.dcp.Mask = (() => {
       const { width: columns, height: rows } = this.layers.pixels;
       const at = Math.min(rows - 1, Math.floor(fy * rows)) * columns + Math.min(columns - 1, Math.floor(fx * columns));
       const tile = isInside && this.tiles[at] >= 0 ? this.tiles[at] : undefined;
-      if (tile !== this.marked) { this.marked = tile; this.drawMarks(); }
-      if (tile === undefined) this.tooltip.hide();
-      else this.tooltip.show(x, y, this.describe(tile));
+      if (tile === undefined) { this.leave(); return; }
+      if (tile !== this.marked) this.layers.outline(this.boxOf(tile));
+      this.marked = tile;
+      this.tooltip.show(x, y, this.describe(tile));
     }
 
     leave() {
       if (this.marked === undefined) return;
       this.marked = undefined;
       this.tooltip.hide();
-      this.drawMarks();
+      this.layers.outline(null);
     }
 
     describe(tile) {

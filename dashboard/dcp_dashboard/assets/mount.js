@@ -28,6 +28,7 @@ window.dash_clientside.dcp = { same: (value) => value };
       record.width = host.clientWidth;
       record.sizes.observe(host);
       host.dataset.state = "drawn";
+      performance.mark(`dcp drawn: ${label}`);
     } catch (error) {
       if (error.name === "AbortError") return;
       host.dataset.state = "failed";

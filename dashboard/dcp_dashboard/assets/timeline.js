@@ -28,6 +28,8 @@ window.dcp.Timeline = (() => {
       this.header = payload.header;
       this.events = payload.columns;
       this.kinds = this.header.kinds.length;
+      this.shadeOf = Uint8Array.from({ length: STEPS + 1 }, (_, i) => (
+        Math.round((PALEST + (1 - PALEST) * (i / STEPS)) * (STEPS - 1))));
       this.tracks = index(this.events, this.header.num_devices);
       this.time = new view.Range(Math.max(1, last(this.events.end)), 20);
       this.phases = phases(this.events);
@@ -91,25 +93,25 @@ window.dcp.Timeline = (() => {
       }
     }
 
+    // All rows of a lane are alike: the first is coloured over what is there, the others copy it.
     drawLane(device, lane, cover) {
-      const width = this.layers.pixels.width;
+      const { pixels: { width }, buffer } = this.layers;
       const [top, bottom] = this.laneRows(device, lane);
       cover.fill(0);
       if (!this.sumCover(this.tracks[device * 4 + lane], cover)) return;
-      const { buffer } = this.layers;
-      for (let x = 0; x < width; x++) {
+      const line = buffer.subarray(top * width, (top + 1) * width);
+      const { kinds } = this;
+      for (let x = 0, at = 0; x < width; x++, at += kinds) {
         let total = 0;
         let most = 0;
-        for (let kind = 0; kind < this.kinds; kind++) {
-          const covered = cover[x * this.kinds + kind];
+        for (let kind = 0; kind < kinds; kind++) {
+          const covered = cover[at + kind];
           total += covered;
-          if (covered > cover[x * this.kinds + most]) most = kind;
+          if (covered > cover[at + most]) most = kind;
         }
-        if (total <= 0) continue;
-        const shade = PALEST + (1 - PALEST) * Math.min(1, total);
-        const colour = this.shades[most][Math.round(shade * (STEPS - 1))];
-        for (let y = top; y < bottom; y++) buffer[y * width + x] = colour;
+        if (total > 0) line[x] = this.shades[most][this.shadeOf[Math.min(STEPS, Math.round(total * STEPS))]];
       }
+      for (let y = top + 1; y < bottom; y++) buffer.copyWithin(y * width, top * width, (top + 1) * width);
     }
 
     // First and one-past-last pixel row of a lane, in device pixels.
@@ -162,7 +164,6 @@ window.dcp.Timeline = (() => {
       pen.textAlign = "left";
       pen.textBaseline = "alphabetic";
       pen.fillText("device", 0, top - 6);
-      if (this.marked !== undefined) this.outline(pen, this.marked);
     }
 
     drawAxis(pen, left, top, width, ink, line) {
@@ -191,13 +192,6 @@ window.dcp.Timeline = (() => {
       }
     }
 
-    outline(pen, e) {
-      const box = this.boxOf(e);
-      pen.strokeStyle = view.themeColour("--ink");
-      pen.lineWidth = 1.5;
-      pen.strokeRect(box.x, box.y, Math.max(2, box.width), box.height);
-    }
-
     boxOf(e) {
       const { left, top, width } = this.layers.area;
       const lane = this.events.lane[e];
@@ -212,18 +206,17 @@ window.dcp.Timeline = (() => {
       const x = event.clientX - box.left;
       const y = event.clientY - box.top;
       const e = this.eventAt(x, y);
-      if (e === this.marked) { if (e !== undefined) this.tooltip.show(x, y, this.describe(e)); return; }
+      if (e === undefined) { this.leave(); return; }
+      if (e !== this.marked) this.layers.outline(this.boxOf(e));
       this.marked = e;
-      this.drawMarks();
-      if (e === undefined) this.tooltip.hide();
-      else this.tooltip.show(x, y, this.describe(e));
+      this.tooltip.show(x, y, this.describe(e));
     }
 
     leave() {
       if (this.marked === undefined) return;
       this.marked = undefined;
       this.tooltip.hide();
-      this.drawMarks();
+      this.layers.outline(null);
     }
 
     // The event under a point: one that covers it, started last; else the nearest within two pixels.
