@@ -1,4 +1,5 @@
-from .build import assemble, build_plan
+from .assembly import assemble
+from .build import build_plan
 from .cluster import BACKWARD_FLOPS_RATIO, Cluster, ModelShape
 from .config import PlanConfig
 from .errors import PlanError, PlanFileError

@@ -7,36 +7,32 @@ outweigh all the compute a part may have, so the token targets are met exactly a
 as well; M and the integers are chosen so that the sum stays far below 2^31 and even a short last
 block keeps its weight. Where exact targets leave the search no way (few, ragged blocks), a second
 encoding without token targets wins, because owners are chosen anew afterwards in any case; the
-cheaper result is taken.
+result with the shorter predicted time is taken.
 
 Source: two levels and one hyperedge per block as in DCP (SOSP'25), Sec. 4.2; Schlag et al.,
 High-Quality Hypergraph Partitioning (2022).
 """
 
 import importlib.util
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_planner.assembly import assemble
 from dcp_planner.cluster import Cluster
 from dcp_planner.config import PlanConfig
-from dcp_planner.errors import PlanError
 from dcp_planner.hypergraph import Hypergraph, build_hypergraph
+from dcp_planner.kahypar_process import INSTALL, WEIGHT_LIMIT, Problem, solve_problems
 from dcp_planner.packing import cap_of, loads_of, pack_largest_first
 from dcp_planner.placement import Placement
-from dcp_planner.repair import Board, caps_of, price_between_nodes, repair
+from dcp_planner.repair import caps_of, price_between_nodes, repair
+from dcp_planner.schedule import make_schedule
+from dcp_planner.simulator import simulate
 from dcp_planner.workload import Workload
 
-_INSTALL = "install it with `pip install 'dcp-dsl[kahypar]'`, or choose partitioner='static:zigzag'"
-_WEIGHT_LIMIT = 10**9  # of the sum, about; KaHyPar adds tolerances on top and computes in int32
 _UNITS_PER_TILE = 16  # mean weight of a tile below which token units are made coarser
 _MOST_PER_TILE = 1e6  # mean weight of a tile: more would be precision that nobody asked for
 _ENCODINGS = (True, False)  # with and without token targets
@@ -59,7 +55,7 @@ class KaHyPar:
     def unavailable(self) -> str | None:
         """Look for the package without importing it."""
         if importlib.util.find_spec("kahypar") is None:
-            return f"the package kahypar is not installed; {_INSTALL}"
+            return f"the package kahypar is not installed; {INSTALL}"
         return None
 
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
@@ -72,22 +68,18 @@ class KaHyPar:
         nodes = _place_on_nodes(workload, cluster, config, deadline)
         placements = _place_on_devices(nodes, workload, cluster, config, deadline)
         repaired = [repair(found, workload, cluster, config) for found in placements]
-        caps = caps_of(workload, cluster.num_devices, config)
-
-        def quality(found: Placement) -> tuple[float, float]:
-            board = Board(workload, cluster, found)
-            return max(0.0, float(board.load.max() - caps.pairs)), board.cost()
-
-        return min(repaired, key=quality)
+        return min(repaired, key=lambda found: _quality(found, workload, cluster, config))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Problem:
-    """One call of KaHyPar: a hypergraph in int32 and the largest weight of each part."""
-
-    hypergraph: Hypergraph
-    vertex_weight: NDArray[np.int64]
-    target: NDArray[np.int64]
+def _quality(
+    found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig
+) -> tuple[int, float]:
+    """Give the pairs above the cap, then the predicted seconds: less is better."""
+    load = loads_of(found.device_of_compute, workload.compute_pairs, cluster.num_devices)
+    excess = max(0, int(load.max()) - caps_of(workload, cluster.num_devices, config).pairs)
+    schedule = make_schedule(workload, found, cluster, config)
+    plan = assemble(workload, cluster, found, schedule, "candidate")
+    return excess, simulate(plan).seconds()
 
 
 def _place_on_nodes(
@@ -109,7 +101,7 @@ def _place_on_nodes(
         repair(
             Placement(part[workload.num_tiles :], part[: workload.num_tiles]), workload, flat, level
         )
-        for part in _solve(problems, config, deadline)
+        for part in solve_problems(problems, config, deadline)
     ]
 
 
@@ -139,7 +131,8 @@ def _place_on_devices(
             else:
                 tokens = hypergraph.vertex_weight[vertices, 1]
                 results[index][vertices] += pack_largest_first(tokens, per_node)
-    for (index, vertices), part_of in zip(places, _solve(problems, config, deadline), strict=True):
+    solved = solve_problems(problems, config, deadline)
+    for (index, vertices), part_of in zip(places, solved, strict=True):
         results[index][vertices] += part_of
     tiles = workload.num_tiles
     return [Placement(part[tiles:], part[:tiles]) for part in results]
@@ -174,7 +167,7 @@ def _restrict(
 
 def _encode(
     hypergraph: Hypergraph, num_tiles: int, parts: int, cap_pairs: int, *, has_targets: bool
-) -> _Problem:
+) -> Problem:
     """Write pairs and tokens into one int32 weight per vertex; see the module's docstring."""
     pairs, tokens = hypergraph.vertex_weight[:num_tiles, 0], hypergraph.vertex_weight[num_tiles:, 1]
     share = max(cap_pairs / pairs.sum(), 1.0 / parts)  # of all compute that one part may have
@@ -193,67 +186,10 @@ def _encode(
     blocks = scale * units if has_targets else np.ones_like(units)
     packed = loads_of(pack_largest_first(units, parts), units, parts)
     target = scale * packed + cap + (0 if has_targets else len(units))
-    return _Problem(hypergraph, np.concatenate([weight, blocks]), target)
+    return Problem(hypergraph, np.concatenate([weight, blocks]), target)
 
 
 def _compute_budget(units: NDArray[np.int64], step: int, share: float) -> float:
     """Give the largest sum of tile weights that keeps the whole sum under the limit."""
     total = float(np.rint(units / step).sum())
-    return (_WEIGHT_LIMIT - 2 * total) / (share * total + 1)
-
-
-def _solve(
-    problems: Sequence[_Problem], config: PlanConfig, deadline: float
-) -> list[NDArray[np.int32]]:
-    """Run the worker on all problems; gives the part of every vertex of each."""
-    if not problems:
-        return []
-    arrays: dict[str, Any] = {  # Any: numpy has a keyword of another type in savez
-        "count": np.array(len(problems)),
-        "seed": np.array(config.seed),
-    }
-    for index, problem in enumerate(problems):
-        arrays[f"{index}_pin_ptr"] = problem.hypergraph.pin_ptr
-        arrays[f"{index}_pins"] = problem.hypergraph.pins
-        arrays[f"{index}_vertex_weight"] = problem.vertex_weight
-        arrays[f"{index}_edge_weight"] = _to_int32(problem.hypergraph.edge_weight)
-        arrays[f"{index}_target"] = problem.target
-    with tempfile.TemporaryDirectory(prefix="dcp-kahypar-") as folder:
-        source, target = Path(folder, "in.npz"), Path(folder, "out.npz")
-        np.savez(source, **arrays)
-        _run_worker(source, target, config, deadline)
-        try:
-            with np.load(target, allow_pickle=False) as found:
-                return [found[f"{index}_part"] for index in range(len(problems))]
-        except (OSError, ValueError, KeyError) as error:
-            raise PlanError(f"KaHyPar's process left no result: {error}; {_INSTALL}") from error
-
-
-def _to_int32(edge_weight: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Divide by what all weights share, then scale until the sum fits."""
-    weight = edge_weight // max(1, int(np.gcd.reduce(edge_weight, initial=0)))
-    excess = float(weight.sum()) / _WEIGHT_LIMIT
-    return np.maximum(1, np.rint(weight / excess)).astype(np.int64) if excess > 1 else weight
-
-
-def _run_worker(source: Path, target: Path, config: PlanConfig, deadline: float) -> None:
-    command = [sys.executable, "-m", "dcp_planner.kahypar_worker", str(source), str(target)]
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=max(0.001, deadline - time.monotonic()),
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise PlanError(
-            f"KaHyPar took longer than the time limit of {config.time_limit_s:g} s; use larger "
-            "blocks, a larger time_limit_s, or partitioner='static:zigzag'"
-        ) from None
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise PlanError(
-            f"KaHyPar's process ended with status {done.returncode}: "
-            f"{said[-1] if said else 'no message'}; {_INSTALL}"
-        )
+    return (WEIGHT_LIMIT - 2 * total) / (share * total + 1)
