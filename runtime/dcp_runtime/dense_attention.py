@@ -47,19 +47,22 @@ class HeadResults:
 
 @dataclass(frozen=True, slots=True)
 class SummedTerms:
-    """Length, per row, of the terms that are summed into a gradient: what rounding is relative to.
+    """Length, per row, of the terms that are summed into a result: what rounding is relative to.
 
-    The root of the sum of the squares of ``scale * p * |dout| * |v| * |k|`` over the keys of a
-    query for dq, and the same with ``|q|`` over the queries of a key for dk. Where terms cancel, as
-    in a row that sees a single key and has dq = 0, the gradient itself is no measure of rounding.
+    The root of the sum of squares of ``p * |v|`` for out, ``p * |dout|`` for dv, and
+    ``scale * p * dp`` times ``|k|`` for dq, times ``|q|`` for dk, where ``dp = dout · v`` counts
+    with its typical size ``|dout| * |v| / sqrt(D)``. Where terms cancel, as in a row that sees a
+    single key and has dq = 0, the result itself is no measure of rounding.
 
     Attributes:
-        dq: ``[G, n]``.
-        dk: ``[n]``.
+        out, dq: ``[G, n]``.
+        dk, dv: ``[n]``.
     """
 
+    out: torch.Tensor
     dq: torch.Tensor
     dk: torch.Tensor
+    dv: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ def exact(head: HeadTensors, mask: torch.Tensor) -> tuple[HeadResults, SummedTer
     scale = wide.q.shape[-1] ** -0.5
     out, dq = torch.zeros_like(wide.q), torch.zeros_like(wide.q)
     dk, dv = torch.zeros_like(wide.k), torch.zeros_like(wide.v)
-    dq_terms, dk_terms = torch.zeros_like(dq[..., 0]), torch.zeros_like(dk[:, 0])
+    q_terms, kv_terms = wide.q.new_zeros(2, *wide.q.shape[:2]), wide.k.new_zeros(2, len(wide.k))
     for chunk in _chunks(mask, torch.float64):
         k, v = wide.k[chunk.keys], wide.v[chunk.keys]
         for g in range(len(wide.q)):
@@ -95,11 +98,19 @@ def exact(head: HeadTensors, mask: torch.Tensor) -> tuple[HeadResults, SummedTer
             dq[g, chunk.rows] = (dscores @ k) * scale
             dk[chunk.keys] += dscores.T @ (q * scale)
             dv[chunk.keys] += weights.T @ dout
-            squares, v_squares = weights.square_(), v.square().sum(1)
-            dout_squares = dout.square().sum(1)
-            dq_terms[g, chunk.rows] = (squares @ (v_squares * k.square().sum(1))) * dout_squares
-            dk_terms[chunk.keys] += ((dout_squares * q.square().sum(1)) @ squares) * v_squares
-    terms = SummedTerms(dq_terms.sqrt_().mul_(scale), dk_terms.sqrt_().mul_(scale))
+            squares = weights.square_()
+            q2, k2, v2, dout2 = (t.square().sum(1) for t in (q, k, v, dout))
+            row_terms = (squares @ torch.stack([v2, k2 * v2], 1)).T
+            q_terms[0, g, chunk.rows], q_terms[1, g, chunk.rows] = (
+                row_terms[0],
+                row_terms[1] * dout2,
+            )
+            key_terms = torch.stack([q2 * dout2, dout2]) @ squares
+            kv_terms[0, chunk.keys] += key_terms[0] * v2
+            kv_terms[1, chunk.keys] += key_terms[1]
+    (out_terms, dq_terms), (dk_terms, dv_terms) = q_terms.sqrt(), kv_terms.sqrt()
+    size = scale * wide.q.shape[-1] ** -0.5
+    terms = SummedTerms(out_terms, dq_terms * size, dk_terms * size, dv_terms)
     return HeadResults(out, dq, dk, dv), terms
 
 

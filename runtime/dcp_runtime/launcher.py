@@ -123,7 +123,7 @@ def run_plan(plan: Plan, config: RunConfig, world: ProcessWorld | None = None) -
             return run_plan(plan, config, started)
     if world.ranks != config.ranks:
         raise RunError(f"the world has {world.ranks} ranks, {config.ranks} were asked for")
-    name = f"job-{len(list(world.folder.iterdir()))}"
+    name = world.next_job()
     write_plan(world.folder / f"{name}.dcpplan", plan)
     replies = world.run(
         {
@@ -136,7 +136,7 @@ def run_plan(plan: Plan, config: RunConfig, world: ProcessWorld | None = None) -
     )
     verification = _verify(plan, config, world, name) if config.verify else None
     trace = read_plan(world.folder / f"{name}-trace.dcpplan").traces[0]
-    for file in world.folder.glob(f"{name}-*"):
+    for file in world.folder.glob(f"{name}[-.]*"):
         file.unlink()
     return RunResult(
         verified=verification.is_ok if verification else None,

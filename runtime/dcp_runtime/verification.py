@@ -5,8 +5,9 @@ worst element, is at most the sum of
 
 - twice the error of eager attention in the run's own dtype,
 - one rounding unit of that dtype, relative to the exact tensor,
-- for dq and dk one rounding unit of float32, in which sums are kept, relative to the terms that are
-  summed (`SummedTerms`); it matters only where these cancel, as for sequences of one token.
+- rounding units of float32, in which sums are kept, relative to the terms that are summed
+  (`SummedTerms`), one for each factor that is rounded: p for out and dv; p, dp, delta and the
+  product for dq and dk. They weigh where terms cancel, as for sequences of one token.
 
 In float64 eager attention is the reference itself, both carry rounding, and units count sixteen
 times.
@@ -29,7 +30,8 @@ from dcp_runtime.inputs import Inputs
 from dcp_runtime.kernels.kernel import accumulator_dtype
 
 MaskSource: TypeAlias = Literal["provenance", "slabs"]
-TENSORS = ("out", "dq", "dk", "dv")
+ROUNDED_FACTORS = {"out": 1, "dq": 4, "dk": 4, "dv": 1}
+"""Rounding units of the sums that each tensor is allowed; the keys are all tensors compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,24 +117,23 @@ class _Tally:
         got: torch.Tensor,
         same: torch.Tensor,
         want: torch.Tensor,
-        terms: torch.Tensor | None,
+        terms: torch.Tensor,
     ) -> None:
         """Count one tensor; `terms` are lengths of rows."""
         self.error.add(got.double() - want)
         self.eager.add(same.double() - want)
         self.exact.add(want)
-        if terms is not None:
-            self.terms.add(terms)
+        self.terms.add(terms)
 
-    def finish(self, tensor: str, rounding: _Rounding, head_dim: int) -> TensorError:
+    def finish(self, tensor: str, rounding: _Rounding) -> TensorError:
         """Turn the sums into relative errors."""
         # A tensor that is zero but for rounding is measured against its terms instead.
         is_zero = self.exact.norm <= 1e-9 * self.terms.norm
         size = self.terms if is_zero else self.exact
         norm, peak = size.norm or 1.0, size.largest or 1.0
-        terms, peak_terms = self.terms.norm, self.terms.largest / math.sqrt(head_dim)
-        allowed = 2 * self.eager.norm + rounding.tensor * norm + rounding.terms * terms
-        allowed_peak = 2 * self.eager.largest + rounding.tensor * peak + rounding.terms * peak_terms
+        units = rounding.terms * ROUNDED_FACTORS[tensor]
+        allowed = 2 * self.eager.norm + rounding.tensor * norm + units * self.terms.norm
+        allowed_peak = 2 * self.eager.largest + rounding.tensor * peak + units * self.terms.largest
         return TensorError(
             tensor,
             relative=self.error.norm / norm,
@@ -160,16 +161,16 @@ def verify(
     Raises:
         RunError: if the plan's provenance does not fit its sequences.
     """
-    tallies = {tensor: _Tally() for tensor in TENSORS}
+    tallies = {tensor: _Tally() for tensor in ROUNDED_FACTORS}
     for start, end, mask in _masks(plan):
         span = slice(start, end)
         for inputs, results in layers:
             for kv_head in range(plan.shape.kv_heads):
                 head, got = _head(inputs, results, span, kv_head)
                 _count(tallies, head, got, mask)
-    rounding, head_dim = _Rounding.of(dtype), plan.shape.head_dim
+    rounding = _Rounding.of(dtype)
     return Verification(
-        tuple(tally.finish(tensor, rounding, head_dim) for tensor, tally in tallies.items()),
+        tuple(tally.finish(tensor, rounding) for tensor, tally in tallies.items()),
         "slabs" if plan.provenance is None else "provenance",
     )
 
@@ -179,10 +180,10 @@ def _count(
 ) -> None:
     want, terms = exact(head, mask)
     same = eager(head, mask)
-    tallies["out"].add(got.out, same.out, want.out, None)
+    tallies["out"].add(got.out, same.out, want.out, terms.out)
     tallies["dq"].add(got.dq, same.dq, want.dq, terms.dq)
     tallies["dk"].add(got.dk, same.dk, want.dk, terms.dk)
-    tallies["dv"].add(got.dv, same.dv, want.dv, None)
+    tallies["dv"].add(got.dv, same.dv, want.dv, terms.dv)
 
 
 def _head(

@@ -63,6 +63,7 @@ class ProcessWorld:
     timeout_s: float
     _members: list[_Rank] = field(default_factory=list)
     _folder: "tempfile.TemporaryDirectory[str] | None" = None
+    _jobs: int = 0
 
     def __enter__(self) -> "ProcessWorld":
         self._folder = tempfile.TemporaryDirectory(prefix="dcp-run-")
@@ -114,14 +115,23 @@ class ProcessWorld:
             )
         return _Rank(rank, process, log)
 
+    def next_job(self) -> str:
+        """Give a name that no job of this world has had.
+
+        Raises:
+            RunError: if the processes have ended.
+        """
+        if not self._members:
+            raise RunError("the processes of this world have ended; open a new one")
+        self._jobs += 1
+        return f"job-{self._jobs}"
+
     def run(self, job: Mapping[str, object]) -> list[dict[str, Any]]:
         """Send a job to all ranks and give their replies in rank order.
 
         Raises:
             RunError: names the rank that died, stalled or failed; all processes have ended then.
         """
-        if not self._members:
-            raise RunError("the processes of this world have ended; open a new one")
         line = (json.dumps(job) + "\n").encode()
         now = time.monotonic()
         for member in self._members:

@@ -85,7 +85,8 @@ def summed_terms(q, kv, dout, mask) -> dict[str, float]:
     p = torch.softmax(scores.masked_fill(~torch.tensor(mask), -torch.inf), -1).nan_to_num(0.0)
     weighted = p * dout.norm(dim=-1).T[..., None] * v[:, None] * q.shape[-1] ** -0.5
     dq, dk = (weighted * k[:, None]).norm(), (weighted * q.norm(dim=-1).T[..., None]).norm()
-    return {"out": 0.0, "lse": float(len(q)) ** 0.5, "dq": float(dq), "dkv": float(dk)}
+    out, dv = (p * v[:, None]).norm(), (p * dout.norm(dim=-1).T[..., None]).norm()
+    return {"out": float(out), "lse": float(len(q)) ** 0.5, "dq": float(dq), "dkv": float(dk + dv)}
 
 
 def assert_as_exact_as_eager(got: dict[str, torch.Tensor], q, kv, dout, mask) -> None:

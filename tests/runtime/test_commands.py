@@ -1,0 +1,82 @@
+"""`dcpm run`: its document, its messages, its exit status."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from dcp_dsl.cli import dcpm
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, read_plan, write_plan
+from dcp_runtime import RunError
+
+
+@pytest.fixture
+def plan_file(lab, tmp_path):
+    sparsity = lab.sparsity_of([lab.masks["causal"](60)], 16)
+    config = PlanConfig(partitioner="static:zigzag")
+    plan = build_plan(sparsity, ModelShape(2, 1, 8, 4), Cluster(devices_per_node=2), config)
+    path = tmp_path / "small.dcpplan"
+    write_plan(path, plan)
+    return path
+
+
+@pytest.mark.dist
+def test_run_prints_one_document_and_writes_the_trace(plan_file, tmp_path):
+    out = tmp_path / "measured.dcpplan"
+    arguments = ["run", str(plan_file), "--ranks", "2", "--verify", "--json", "--trace", str(out)]
+    result = CliRunner().invoke(dcpm, arguments, catch_exceptions=False)
+    document = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert document["schema"] == "dcp.run/1"
+    assert document["verified"] is True
+    assert set(document["errors"]) == {"out", "dq", "dk", "dv"}
+    assert document["seconds"] > 0 <= document["exposed_s"]
+    (trace,) = read_plan(out).traces
+    assert trace.source == "measured"
+    assert trace.size_bytes.sum() == 2 * document["bytes"]  # once sent, once received
+
+
+def test_failed_verification_is_exit_status_1_with_the_numbers(plan_file, monkeypatch):
+    import dcp_runtime.launcher as launcher
+    from dcp_runtime.verification import TensorError
+
+    plan = read_plan(plan_file).plan
+    bad = TensorError("dq", 1e-2, 1e-7, float("nan"), 2e-7, ok=False)
+    from dcp_planner import simulate
+
+    result = launcher.RunResult(
+        False, (bad,), "slabs", 1.0, 0.4, 0.6, 0.1, 100, 0.01, 1e-6, simulate(plan)
+    )
+    monkeypatch.setattr(launcher, "run_plan", lambda *_: result)
+    shown = CliRunner().invoke(dcpm, ["run", str(plan_file)], catch_exceptions=False)
+    assert shown.exit_code == 1
+    assert "dq   error 1.00e-02 (eager 1.00e-07)" in shown.stdout
+    assert "NOT VERIFIED" in shown.stdout
+    shown = CliRunner().invoke(dcpm, ["run", str(plan_file), "--json"], catch_exceptions=False)
+    assert shown.exit_code == 1
+    assert json.loads(shown.stdout)["errors"]["dq"]["relative_max"] is None
+
+
+def test_ranks_that_differ_from_the_plan_are_refused(plan_file):
+    result = CliRunner().invoke(dcpm, ["run", str(plan_file), "--ranks", "3"])
+    assert isinstance(result.exception, RunError)
+    assert "plan is for 2 devices, 3 ranks were asked for" in str(result.exception)
+
+
+def test_missing_torch_names_the_extra(plan_file, monkeypatch):
+    import dcp_runtime.launcher as launcher
+
+    monkeypatch.setattr(launcher, "find_spec", lambda _: None)
+    result = CliRunner().invoke(dcpm, ["run", str(plan_file)])
+    assert isinstance(result.exception, RunError)
+    assert "pip install 'dcp-dsl[runtime]'" in str(result.exception)
+
+
+def test_help_and_the_face_load_no_torch():
+    code = (
+        "import sys, dcp_runtime, dcp_runtime.commands, dcp_runtime.launcher;"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,106 @@
+"""`DCPDataloader`: every sample once, labels across block borders, all ranks one plan."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dcp_dsl import DatasetError, Spec
+from dcp_planner import Cluster, ModelShape, PlanConfig, digest
+from dcp_runtime import DCPDataloader
+from dcp_runtime.dataloader import IGNORE_LABEL
+
+SPEC = Spec.from_text("mask band(w: tokens = 20) = causal and q - k < w\nmask whole = causal")
+RANKS = 3
+OPTIONS = {
+    "token_budget": 64,
+    "block_size": 8,
+    "cluster": Cluster(devices_per_node=RANKS),
+    "shape": ModelShape(2, 1, 8, 4),
+    "config": PlanConfig(partitioner="static:zigzag"),
+}
+
+
+def rows_of(lengths):
+    """Tokens that say which row and position they are."""
+    return [{"tokens": [1000 * row + i for i in range(n)]} for row, n in enumerate(lengths)]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 64), min_size=1, max_size=12),
+    order=st.sampled_from(["in_order", "decreasing"]),
+)
+def test_every_token_is_on_exactly_one_rank_of_one_batch(lengths, order):
+    loaders = [
+        DCPDataloader(rows_of(lengths), SPEC.mask("band"), rank=rank, order=order, **OPTIONS)
+        for rank in range(RANKS)
+    ]
+    seen, targets, expected_targets = [], [], []
+    for parts in zip(*loaders, strict=True):
+        assert len({digest(plan) for _, plan in parts}) == 1
+        assert len({data.rows for data, _ in parts}) == 1
+        stated = {data.num_targets for data, _ in parts}
+        assert stated == {sum(int(data.loss_mask.sum()) for data, _ in parts)}
+        for data, _ in parts:
+            seen += data.tokens.tolist()
+            targets += data.labels[data.loss_mask].tolist()
+            assert (data.labels[~data.loss_mask] == IGNORE_LABEL).all()
+            row = torch.tensor(data.rows)[data.sequence_ids]
+            assert torch.equal(data.tokens, 1000 * row + data.position_ids)
+            # The next token of the same sequence, on whichever rank it lives.
+            assert torch.equal(data.labels[data.loss_mask], data.tokens[data.loss_mask] + 1)
+    for row in rows_of(lengths):
+        expected_targets += row["tokens"][1:]
+    assert sorted(seen) == sorted(t for row in rows_of(lengths) for t in row["tokens"])
+    assert sorted(targets) == sorted(expected_targets)
+
+
+def test_iterating_again_gives_the_same_batches():
+    loader = DCPDataloader(rows_of([20, 30, 40, 5]), SPEC.mask("band"), rank=0, **OPTIONS)
+    first, again = ([data.rows for data, _ in loader] for _ in range(2))
+    assert first == again
+    assert len(loader) == len(first)
+
+
+def test_mask_may_depend_on_the_row():
+    masks = {"band": SPEC.mask("band(w = 2)"), "all": SPEC.mask("whole")}
+    rows = [{"tokens": list(range(30)), "kind": kind} for kind in ("band", "all")]
+    loader = DCPDataloader(rows, lambda row: masks[row["kind"]], rank=0, **OPTIONS)
+    ((_, plan),) = loader
+    assert int(plan.tiles.pairs.sum()) == (2 * 30 - 1) + 30 * 31 // 2
+    assert plan.provenance is None
+
+
+def test_spec_finds_its_mask_by_path():
+    spec = Spec.from_text('mask band = causal and q - k < 3\nfor "chat/*.jsonl" use band')
+    rows = [{"tokens": bytes(range(40))}]
+    ((data, plan),) = DCPDataloader(rows, spec, rank=0, path="chat/a.jsonl", **OPTIONS)
+    assert plan.provenance is not None
+    assert plan.provenance.mask == "band"
+    assert len(data.tokens) == len(plan.local_tokens(0)) > 0
+    with pytest.raises(DatasetError):
+        DCPDataloader(rows, spec, rank=0, path="code/a.jsonl", **OPTIONS)
+
+
+def test_bad_rows_are_refused():
+    mask = SPEC.mask("band")
+    with pytest.raises(DatasetError, match="row 1 has no column `tokens`"):
+        DCPDataloader([{"tokens": [1]}, {"text": "a"}], mask, rank=0, **OPTIONS)
+    with pytest.raises(DatasetError, match="65"):
+        DCPDataloader(rows_of([65]), mask, rank=0, **OPTIONS)
+    loader = DCPDataloader(rows_of([5]), lambda row: "causal", rank=0, **OPTIONS)
+    with pytest.raises(DatasetError, match="must give a Mask"):
+        next(iter(loader))
+
+
+def test_labels_do_not_cross_sequences():
+    ((data, plan),) = DCPDataloader(
+        rows_of([3, 1, 2]), SPEC.mask("band"), rank=0, **{**OPTIONS, "cluster": Cluster(1, 1)}
+    )
+    assert plan.num_devices == 1
+    assert data.labels.tolist() == [1, 2, -100, -100, 2001, -100]
+    assert data.position_ids.tolist() == [0, 1, 2, 0, 0, 1]
+    assert data.sequence_ids.tolist() == [0, 0, 0, 1, 2, 2]
+    assert np.array_equal(data.loss_mask, [1, 1, 0, 0, 1, 0])

@@ -1,0 +1,116 @@
+"""Dense attention against autograd, and a verdict that a small fault changes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from dcp_dsl import Sample, Spec, block_sparsity
+from dcp_planner import Cluster, ModelShape, PlanConfig, Provenance, build_plan
+from dcp_runtime import dense_attention
+from dcp_runtime.dense_attention import HeadTensors, eager, exact
+from dcp_runtime.errors import RunError
+from dcp_runtime.inputs import Inputs, random_inputs
+from dcp_runtime.verification import verify
+
+SPEC = "mask band(w: tokens = 20) = causal and q - k < w"
+
+
+def head_of(q, kv, dout, head):
+    groups = q.shape[1] // kv.shape[2]
+    mine = slice(head * groups, (head + 1) * groups)
+    return HeadTensors(
+        q[:, mine].transpose(0, 1), kv[:, 0, head], kv[:, 1, head], dout[:, mine].transpose(0, 1)
+    )
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 20_000, 2**30])
+@pytest.mark.parametrize("mask", ["causal", "blind_rows", "scattered"])
+def test_dense_attention_equals_autograd(lab, monkeypatch, mask, chunk_bytes):
+    monkeypatch.setattr(dense_attention, "CHUNK_BYTES", chunk_bytes)
+    q, kv, dout = lab.random_qkv(0, 60, 4, 2, 8, torch.float64)
+    dense = lab.masks[mask](60)
+    want = lab.eager(q, kv, dout, dense)
+    for head in (0, 1):
+        part, seen = head_of(q, kv, dout, head), torch.tensor(dense)
+        for got in (exact(part, seen)[0], eager(part, seen)):
+            rows = slice(2 * head, 2 * head + 2)
+            torch.testing.assert_close(got.out, want["out"][:, rows].transpose(0, 1))
+            torch.testing.assert_close(got.dq, want["dq"][:, rows].transpose(0, 1))
+            torch.testing.assert_close(got.dk, want["dkv"][:, 0, head])
+            torch.testing.assert_close(got.dv, want["dkv"][:, 1, head])
+
+
+def case(lab, lengths, provenance=True, dtype=torch.float32):
+    spec = Spec.from_text(SPEC)
+    mask = spec.mask("band")
+    samples = [Sample(length=n) for n in lengths]
+    sparsity = block_sparsity([mask.bind(s) for s in samples], 16, 16)
+    origin = Provenance(spec.source, mask.call, tuple(s.to_json() for s in samples))
+    plan = build_plan(
+        sparsity,
+        ModelShape(4, 2, 8, 4),
+        Cluster(devices_per_node=2),
+        PlanConfig(partitioner="static:zigzag"),
+        provenance=origin if provenance else None,
+    )
+    inputs = random_inputs(plan, list(range(len(plan.blocks))), 0, 0, dtype)
+    results, _ = lab.run_in_threads(plan, inputs.q, inputs.kv, inputs.dout)
+    return plan, inputs, results
+
+
+@pytest.mark.parametrize("provenance", [True, False])
+@pytest.mark.parametrize("lengths", [(70, 1, 25), (1, 1, 1)])
+def test_right_results_are_verified(lab, lengths, provenance):
+    plan, inputs, results = case(lab, lengths, provenance)
+    verdict = verify(plan, [(inputs, results)], torch.float32)
+    assert verdict.is_ok, verdict.errors
+    assert verdict.mask_source == ("provenance" if provenance else "slabs")
+
+
+@pytest.mark.parametrize("tensor", ["out", "dq", "dk", "dv"])
+@pytest.mark.parametrize("fault", ["scaled", "one element", "nan"])
+def test_a_fault_in_one_tensor_is_found(lab, tensor, fault):
+    plan, inputs, results = case(lab, (70, 1, 25))
+    wrong = {name: value.clone() for name, value in results.items()}
+    target = wrong["dkv"][:, ["dk", "dv"].index(tensor)] if tensor[1] in "kv" else wrong[tensor]
+    match fault:
+        case "scaled":
+            target *= 1 + 1e-5
+        case "one element":
+            target[33, 0, 3] += 3e-5
+        case "nan":
+            target[33, 0, 3] = torch.nan
+    verdict = verify(plan, [(inputs, wrong)], torch.float32)
+    assert [e.tensor for e in verdict.errors if not e.ok] == [tensor]
+
+
+def test_a_mask_that_is_off_by_one_key_is_found(lab):
+    plan, inputs, results = case(lab, (70, 25))
+    other = dataclasses.replace(plan.provenance, mask="band(w = 21)")
+    verdict = verify(
+        dataclasses.replace(plan, provenance=other), [(inputs, results)], torch.float32
+    )
+    assert not verdict.is_ok
+
+
+def test_provenance_that_does_not_fit_is_refused(lab):
+    plan, inputs, results = case(lab, (70, 25))
+    for change, says in (
+        ({"samples": ('{"len": 70}', '{"len": 24}')}, "samples of .70, 24. tokens"),
+        ({"mask": "bend"}, "cannot be rebuilt from the spec"),
+        ({"spec": "mask band ="}, "cannot be rebuilt from the spec"),
+    ):
+        other = dataclasses.replace(plan.provenance, **change)
+        with pytest.raises(RunError, match=says):
+            verify(dataclasses.replace(plan, provenance=other), [(inputs, results)], torch.float32)
+
+
+def test_inputs_of_a_block_do_not_depend_on_its_neighbours(lab):
+    plan, whole, _ = case(lab, (70, 25))
+    start, end = int(plan.blocks.start[3]), int(plan.blocks.end[3])
+    alone: Inputs = random_inputs(plan, [3], 0, 0, torch.float32)
+    assert torch.equal(alone.q, whole.q[start:end])
+    assert torch.equal(alone.kv, whole.kv[start:end])
+    assert not np.allclose(alone.q, random_inputs(plan, [3], 1, 0, torch.float32).q)

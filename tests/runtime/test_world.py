@@ -1,0 +1,126 @@
+"""`run_plan` on real processes: verified results, and ranks that die, stop or break."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from dcp_planner import LANES, Cluster, ModelShape, PlanConfig, build_plan
+from dcp_runtime import RunConfig, RunError, open_world, run_plan
+
+pytestmark = pytest.mark.dist
+RANKS = 3
+
+
+def plan_of(lab, masks, ranks=RANKS, partitioner="static:zigzag", shape=None):
+    sparsity = lab.sparsity_of(masks, 16)
+    config = PlanConfig(partitioner=partitioner)
+    shape = shape or ModelShape(4, 2, 16, 4)
+    return build_plan(sparsity, shape, Cluster(devices_per_node=ranks), config)
+
+
+@pytest.fixture(scope="module")
+def world():
+    with open_world(RANKS, timeout_s=30) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("mask", "partitioner", "options"),
+    [
+        ("causal", "kahypar", {}),
+        ("streaming", "static:zigzag", {"layers": 2}),
+        ("blind_rows", "static:contiguous", {"dtype": "bfloat16"}),
+        ("scattered", "kahypar", {"kernel": "reference"}),
+        ("full", "static:zigzag", {"dtype": "float64"}),
+    ],
+)
+def test_run_is_verified(lab, world, mask, partitioner, options):
+    plan = plan_of(lab, [lab.masks[mask](n) for n in (90, 1, 50)], partitioner=partitioner)
+    result = run_plan(plan, RunConfig(RANKS, verify=True, **options), world)
+    assert result.verified, result.errors
+    assert [e.tensor for e in result.errors] == ["out", "dq", "dk", "dv"]
+    assert result.mask_source == "slabs"  # the plan names no spec
+    trace = result.trace
+    assert trace.source == "measured"
+    assert set(trace.device.tolist()) == set(range(RANKS))
+    size = {"bfloat16": 2, "float64": 8}.get(options.get("dtype"), 4)
+    if size == 4:
+        sent = int(plan.transfers.size_bytes.sum()) * options.get("layers", 1)
+        assert result.sent_bytes == sent
+    received = trace.size_bytes[trace.lane == LANES.index("receive")].sum()
+    assert received == result.sent_bytes
+    assert 0 <= result.exposed_s <= result.seconds
+    # A rank may begin backward while another one still computes forward.
+    assert max(result.forward_s, result.backward_s) <= result.seconds
+
+
+def test_same_seed_gives_the_same_errors_and_another_one_does_not(lab, world):
+    plan = plan_of(lab, [lab.masks["causal"](80)])
+    first, again, other = (
+        run_plan(plan, RunConfig(RANKS, verify=True, seed=seed), world).errors for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+def test_local_error_of_all_ranks_is_one_message_and_the_next_world_works(lab):
+    plan = plan_of(lab, [lab.masks["causal"](80)], ranks=2)
+    with open_world(2, timeout_s=20) as broken:
+        with pytest.raises(RunError, match="expected a kernel out of cpu, reference, got 'flesh'"):
+            run_plan(plan, RunConfig(2, kernel="flesh"), broken)
+        with pytest.raises(RunError, match="open a new one"):
+            run_plan(plan, RunConfig(2), broken)
+
+
+def test_wrong_number_of_ranks_is_refused(lab):
+    with pytest.raises(RunError, match="plan is for 3 devices, 2 ranks were asked for"):
+        run_plan(plan_of(lab, [lab.masks["causal"](40)]), RunConfig(2))
+
+
+def all_gone(pids, within_s=5.0):
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("number", "delay_s", "says"),
+    [
+        (signal.SIGKILL, 0.0, "was killed by SIGKILL"),
+        (signal.SIGKILL, 0.8, "was killed by SIGKILL"),
+        (signal.SIGSTOP, 0.8, "dead or stalled|no sign of life"),
+    ],
+)
+def test_lost_rank_is_named_and_no_process_is_left(lab, number, delay_s, says):
+    small = plan_of(lab, [lab.masks["causal"](64)])
+    plan = plan_of(lab, [lab.masks["causal"](900)])
+    with open_world(RANKS, timeout_s=4) as world:
+        run_plan(small, RunConfig(RANKS), world)  # started and connected
+        pids = world.pids
+        timer = threading.Timer(delay_s, os.kill, (pids[1], number))
+        timer.start()
+        start_s = time.monotonic()
+        with pytest.raises(RunError, match=says) as caught:
+            run_plan(plan, RunConfig(RANKS, layers=60), world)
+        assert time.monotonic() - start_s < 20
+        assert caught.value.rank == 1
+        assert "rank 1" in str(caught.value)
+        if delay_s:  # every other rank saw it too, and said in which division
+            assert caught.value.division is not None
+            assert "division" in str(caught.value)
+        timer.join()
+    assert all_gone(pids)
+
+
+def test_processes_end_when_the_world_is_left_by_an_error(lab):
+    world = open_world(2, timeout_s=20)
+    pids = world.__enter__().pids
+    # As a with statement does when Ctrl-C arrives inside it.
+    with pytest.raises(KeyboardInterrupt):
+        world.gen.throw(KeyboardInterrupt)
+    assert all_gone(pids)
