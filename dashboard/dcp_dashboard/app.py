@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from dash import ClientsideFunction, Dash, Input, Output
+from dash import ClientsideFunction, Dash, Input, Output, html
 from dash.development.base_component import Component
 
 from dcp_dashboard.api import data_api
@@ -70,7 +70,10 @@ def _add_callbacks(app: Dash, library: PlanLibrary) -> None:
         Input("plan-key", "data"),
     )  # fmt: skip
     def show_charts(key: str) -> tuple[Component, Component]:
-        return charts(library.load(key))
+        try:
+            return charts(library.load(key))
+        except DCPError as error:  # the file changed or went away since the page was made
+            return html.Div(str(error), role="alert"), html.Div()
 
     same = ClientsideFunction("dcp", "same")
     connect: Any = app.clientside_callback  # Any: Dash leaves it untyped

@@ -1,6 +1,5 @@
 """`dcpm dashboard`: serve a folder of plans; `dcpm demo`: the whole way once."""
 
-import webbrowser
 from pathlib import Path
 
 import click
@@ -27,6 +26,8 @@ def dashboard(folder: Path, host: str, port: int | None, *, opens: bool) -> None
     Prints the address on standard output. Only files below DIR are ever opened; nothing leaves this
     machine.
     """
+    import webbrowser
+
     from dcp_dashboard import serve
 
     def ready(url: str) -> None:

@@ -25,7 +25,8 @@ from dcp_dashboard.palette import KIND_COLOURS, KINDS, device_colours, oklch, ra
 from dcp_planner import LANES, Plan, Trace
 
 FETCHES = ("nothing", "keys and values", "queries", "both")
-FETCH_COLOURS = (oklch(0.82, 0.02, 250), "#56b4e9", "#cc79a7", "#d55e00")
+FETCH_TONES = ((0.74, 0.10, 300), (0.58, 0.16, 345), (0.45, 0.14, 300))
+FETCH_COLOURS = (oklch(0.85, 0.02, 250), *(oklch(*c) for c in FETCH_TONES))
 DENSITY_STEPS = 16
 
 

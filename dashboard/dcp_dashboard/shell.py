@@ -95,7 +95,11 @@ def panel(title: str, children: Sequence[Any], *, tools: Any = None, name: str =
 def message(title: str, text: str, *, is_error: bool = False) -> Component:
     """Give a page that holds one message, keeping its line breaks."""
     return html.Div(
-        [html.H1(title), html.Pre(text, className="dcp-message-text")],
+        [
+            html.H1(title),
+            html.Pre(text, className="dcp-message-text"),
+            dcc.Link("To the list of plans", href="/"),
+        ],
         className="dcp-message dcp-message-error" if is_error else "dcp-message",
         role="alert" if is_error else "status",
     )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dcp_planner import Plan
 
 SIDE = 64
-COLOUR = (0x2F, 0x6F, 0xB0)
+COLOUR = (0x3A, 0x7F, 0xC6)
 
 
 def thumbnail(plan: Plan) -> bytes:
@@ -22,7 +22,7 @@ def thumbnail(plan: Plan) -> bytes:
     whose pairs are all visible.
     """
     shares = pair_shares(plan)
-    alpha = np.where(shares > 0, 70 + np.round(185 * np.minimum(1.0, shares)), 0)
+    alpha = np.where(shares > 0, 110 + np.round(145 * np.minimum(1.0, shares)), 0)
     return png(alpha.astype(np.uint8))
 
 

@@ -183,6 +183,24 @@ def test_the_mask_shows_every_tile_in_its_devices_colour(visit, large_plan):
     assert page.eval_on_selector(".dcp-mask .dcp-pixels", DISTINCT) == 32 + 1
 
 
+def test_a_zoomed_mask_shows_the_tiles_of_its_range(visit, large_plan):
+    page = visit.open_plan("deep/large.dcpplan")
+    page.focus(".dcp-mask .dcp-marks")
+    whole = digest(page, ".dcp-mask")
+    for _ in range(3):
+        page.keyboard.press("w")  # shows the middle 0.7 of what was shown
+    digest(page, ".dcp-mask")
+    begin, span = (1 - 0.7**3) / 2, 0.7**3
+    moved = [((x - begin) / span, (y - begin) / span) for x, y in tile_centres(large_plan)]
+    inside = [tile for tile, at in enumerate(moved) if min(at) > 0.01 and max(at) < 0.99]
+    colours = device_colours(4, 8)
+    shown = colours_at(page, ".dcp-mask", [moved[tile] for tile in inside])
+    assert len(inside) > 500
+    assert shown == [colours[large_plan.tiles.device[tile]] for tile in inside]
+    page.keyboard.press("Escape")
+    assert digest(page, ".dcp-mask") == whole
+
+
 def test_other_colourings_use_their_own_palette_and_legend(visit):
     page = visit.open_plan("small.dcpplan")
     before = digest(page, ".dcp-mask")

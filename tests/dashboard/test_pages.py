@@ -109,7 +109,7 @@ def test_thumbnails_show_the_mask(large_plan):
     below, above = np.tril_indices(SIDE, -1), np.triu_indices(SIDE, 1)
     assert (alpha[below] == 255).all()
     assert (alpha[above] == 0).all()
-    assert ((alpha.diagonal() > 70) & (alpha.diagonal() < 255)).all()
+    assert ((alpha.diagonal() > 110) & (alpha.diagonal() < 255)).all()
 
 
 def test_thumbnails_show_where_sequences_end(small_plan):

@@ -112,9 +112,11 @@ window.dcp.Mask = (() => {
       for (const border of this.header.cu_seqlens.slice(1, -1)) {
         const x = left + ((border - this.across.start) / this.across.span) * width;
         const y = ((border - this.down.start) / this.down.span) * height;
+        pen.globalAlpha = 0.5;
         if (x > left && x < left + width) dashed(pen, x, 0, 0, height);
         if (y > 0 && y < height) dashed(pen, left, y, width, 0);
       }
+      pen.globalAlpha = 1;
       pen.strokeStyle = line;
       pen.lineWidth = 1;
       pen.strokeRect(left - 0.5, 0.5, width, height - 1);

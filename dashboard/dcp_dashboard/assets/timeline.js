@@ -170,6 +170,7 @@ window.dcp.Timeline = (() => {
       const { start, end } = this.time;
       const unit = this.header.unit_ns;
       const { values, step } = this.ticks;
+      const shown = axisUnit(end * unit, step);
       const toX = (ns) => left + ((ns / unit - start) / (end - start)) * width;
       pen.textAlign = "center";
       pen.textBaseline = "alphabetic";
@@ -179,7 +180,7 @@ window.dcp.Timeline = (() => {
         pen.fillRect(x, top - 4, 1, 4);
         pen.fillStyle = ink;
         const half = 22;
-        if (x - half > left - 20 && x + half < left + width + 6) pen.fillText(axisLabel(ns, step), x, top - 7);
+        if (x - half > left - 20 && x + half < left + width + 6) pen.fillText(axisLabel(ns, step, shown), x, top - 7);
       }
       for (const phase of this.phases) {
         const x0 = Math.max(left, toX(phase.start * unit));
@@ -298,10 +299,12 @@ window.dcp.Timeline = (() => {
     return found.filter((phase) => phase.end > phase.start);
   }
 
-  // All labels of an axis in the unit of its steps, so that they can be compared at a glance.
-  function axisLabel(ns, step) {
-    const [unit, factor] = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]]
-      .find(([, f]) => Math.max(step * 2, Math.abs(ns)) >= f && step >= f / 1000) || ["ns", 1];
+  // The unit of an axis: one for all its labels, so that they can be compared at a glance.
+  function axisUnit(end, step) {
+    return [["s", 1e9], ["ms", 1e6], ["µs", 1e3]].find(([, f]) => end >= f && step >= f / 1000) || ["ns", 1];
+  }
+
+  function axisLabel(ns, step, [unit, factor]) {
     const decimals = Math.max(0, -Math.floor(Math.log10(step / factor) + 1e-9));
     return `${(ns / factor).toFixed(decimals)} ${unit}`;
   }
