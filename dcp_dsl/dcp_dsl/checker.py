@@ -114,13 +114,14 @@ def _measure(
     if name in sizes:
         return sizes[name]
     mask = scope.masks[name]
-    if name in path or len(path) > MAX_EXPANDED_DEPTH:
-        cycle = " -> ".join((*path[path.index(name) if name in path else 0 :], name))
-        checker.report(
-            "E110", f"mask `{name}` calls itself", mask.name.span, cycle if len(cycle) < 100 else ""
-        )
-        sizes[name] = _Size(1, 1)
-        return sizes[name]
+    if name in path:
+        cycle = " -> ".join((*path[path.index(name) :], name))
+        hint = cycle if len(cycle) < 100 else ""
+        checker.report("E110", f"mask `{name}` calls itself", mask.name.span, hint)
+        return sizes.setdefault(name, _Size(1, 1))
+    if len(path) > MAX_EXPANDED_DEPTH:
+        _report_size(mask, checker)
+        return sizes.setdefault(name, _Size(1, 1))
     own = [node for node in walk(mask) if hasattr(node, "span")]
     depth, nodes = _depth(mask), len(own)
     deepest = 0
@@ -130,12 +131,16 @@ def _measure(
             deepest, nodes = max(deepest, inner.depth), nodes + inner.nodes
     size = sizes.setdefault(name, _Size(depth + deepest, nodes))
     if size.depth > MAX_EXPANDED_DEPTH or size.nodes > MAX_EXPANDED_NODES:
-        checker.report(
-            "E116", f"mask `{name}` is too large with everything it calls written out",
-            mask.name.span,
-            f"at most {MAX_EXPANDED_NODES:_} parts, {MAX_EXPANDED_DEPTH} levels deep",
-        )  # fmt: skip
+        _report_size(mask, checker)
     return size
+
+
+def _report_size(mask: ast.MaskDef, checker: ExpressionChecker) -> None:
+    checker.report(
+        "E116", f"mask `{mask.name.text}` is too large with everything it calls written out",
+        mask.name.span,
+        f"at most {MAX_EXPANDED_NODES:_} parts, {MAX_EXPANDED_DEPTH} levels deep",
+    )  # fmt: skip
 
 
 def _depth(node: object) -> int:

@@ -118,7 +118,12 @@ def _cut_by_keyword(
 ) -> BuildError | None:
     """Say so when a statement ended early only because a keyword was used as a name in it."""
     end = group[-1].span.end
-    if follower is None or error.span.start < end or "\n" in text[end : follower.span.start]:
+    if (
+        group[0].text == "@"
+        or follower is None
+        or error.span.start < end
+        or "\n" in text[end : follower.span.start]
+    ):
         return None
     return BuildError(
         "E024", f"`{follower.text}` begins a statement and cannot be a name", follower.span,
@@ -190,12 +195,13 @@ def _explain(error: lark.UnexpectedInput, text: str, tokens: list[RawToken]) -> 
     kind = error.token.type if isinstance(error, lark.UnexpectedToken) else ""
     code = _lookup(_position(error), kind)
     reserved = ""
-    if place.kind == "name" and place.text in RESERVED:
+    expected = set(getattr(error, "expected", None) or getattr(error, "allowed", None) or ())
+    if place.kind == "name" and place.text in RESERVED and "NAME" in expected:
         reserved = f"`{place.text}` is a word of the language and cannot be a name here"
     if code is None:
         found = f"`{place.text}`" if place.text else "the end of the statement"
         raise BuildError(
-            "E002", f"{found} does not fit here", place.span, reserved or _expected(error)
+            "E002", f"{found} does not fit here", place.span, reserved or _expected(expected)
         )
     mistake = MESSAGES[code]
     raise BuildError(code, mistake.message, place.span, reserved or mistake.hint)
@@ -283,19 +289,34 @@ def _lookup(position: Any, kind: str) -> str | None:  # Any: as above
     table = _mistake_table()
     if (position, kind) in table:
         return table[position, kind]
-    codes = {code for (state, _), code in table.items() if state == position}
+    role = _role(kind)
+    codes = {c for (state, k), c in table.items() if state == position and _role(k) == role}
     return codes.pop() if len(codes) == 1 else None
 
 
-def _expected(error: lark.UnexpectedInput) -> str:
-    names = getattr(error, "expected", None) or getattr(error, "allowed", None) or ()
+def _role(kind: str) -> str:
+    """Give what a token does in an expression: begins an operand, ends the text, or joins."""
+    if kind in ("NAME", "INT", "SCALED", "LPAR", "LBRACE", "TRUE", "FALSE", "NOT"):
+        return "operand"
+    return "end" if kind == "$END" else "other"
+
+
+_WORDS = {"NAME": "a name", "INT": "a number", "STRING": 'a text in `"`', "ADD": "`-`"}
+
+
+def _expected(names: set[str]) -> str:
+    """List what could have stood at the place of an error."""
     patterns = {terminal.name: terminal.pattern for terminal in _lark().terminals}
-    shown = sorted(
-        f"`{patterns[n].value}`" if n in patterns and patterns[n].type == "str" else n.lower()
-        for n in names
-        if n != "$END"
-    )
-    return f"expected one of {', '.join(shown)}" if shown else ""
+    shown = {
+        _WORDS.get(name) or f"`{patterns[name].value}`"
+        for name in names
+        if name in _WORDS or (name in patterns and patterns[name].type == "str")
+    }
+    starts = {f"`{word}`" for word in (*STATEMENT_KEYWORDS, "@")}
+    if len(shown & starts) > 1:
+        shown = (shown - starts) | {"the next statement"}
+    few = sorted(shown)[:8]
+    return f"expected {' or '.join(few)}" if few else ""
 
 
 def _defined_names(group: list[RawToken]) -> set[str]:

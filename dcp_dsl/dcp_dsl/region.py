@@ -17,7 +17,7 @@ from dcp_dsl.sparsity import Slabs
 
 Ints = NDArray[np.int64]
 
-MAX_CELLS = 6_000_000
+MAX_CELLS = 2**22
 
 # Which coverages (left + 2 * right) are visible.
 _AND = np.array([False, False, False, True])

@@ -28,7 +28,8 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake(
         "E005", "an operand is missing here", "an operator stands between two operands",
         ("mask a =", "mask a = and b", "mask a = b and", "mask a = b or", "mask a = not",
-         "mask a = q <", "mask a = q < <", "mask a = q +", "mask a = q + *", "mask a = q *",
+         "mask a = q <", "mask a = q <= k <=",
+         "mask a = f(,)", "mask a = q < <", "mask a = q +", "mask a = q + *", "mask a = q *",
          "mask a = -", "mask a = ()", "mask a = b minus", "mask a = k in", "mask a = k not in",
          "mask a = q.", "mask a = b per", "check a implies", "mask a = b where",
          "mask a = b where c =",
@@ -52,7 +53,7 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake(
         "E009", "two expressions stand side by side", "join them with `and`, `or` or `minus`",
         ("mask a = b c", "mask a = (b c)", "mask a = q < 3 k", "mask a = 3 4",
-         "mask a = f(b c)", "mask a = b 3", "mask a = f(b) c", "mask a = q.b c",
+         "mask a = f(b c)", "mask a = f(1 2)", "mask a = b 3", "mask a = f(b) c", "mask a = q.b c",
          "mask a = not b c", "mask a = q + 1 k", "mask a = q * 2 k", "mask a = b true",
          "mask a = b and c d", "mask a = b or c d", "mask a = k in b c", "mask a = b {c sees d}",
          "mask a = (q + 1 k)", "mask a = b not c"),

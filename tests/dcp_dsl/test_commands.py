@@ -1,0 +1,128 @@
+"""`dcpm check` and `dcpm fmt` as a person runs them."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dcp_dsl.commands import check, fmt
+
+SPECS = sorted((Path(__file__).parents[1] / "fixtures" / "specs").glob("*.dcpm"))
+
+
+@pytest.fixture
+def run():
+    runner = CliRunner()
+    return lambda command, *arguments, **more: runner.invoke(
+        command, [*map(str, arguments)], **more
+    )
+
+
+def test_all_specs_pass(run):
+    result = run(check, *SPECS)
+    assert result.exit_code == 0, result.output
+    assert "19 files checked, 0 errors" in result.stderr
+
+
+def test_findings_are_printed_and_exit_with_one(run, tmp_path):
+    bad = tmp_path / "bad.dcpm"
+    bad.write_text("mask a = casual\n")
+    result = run(check, bad, "--output-format", "concise")
+    assert result.exit_code == 1
+    assert result.stdout == f"{bad}:1:10: E101 unknown name `casual`\n"
+    assert result.stderr == "1 file checked, 1 error, 0 warnings\n"
+
+
+def test_json_has_a_schema_and_every_finding(run, tmp_path):
+    bad = tmp_path / "bad.dcpm"
+    bad.write_text("mask a = casual\nstack s = a\n")
+    for arguments in (["--json"], ["--output-format", "json"]):
+        document = json.loads(run(check, bad, *arguments).stdout)
+        assert (document["schema"], document["errors"], document["warnings"]) == (
+            "dcp.check/1",
+            1,
+            1,
+        )
+        assert [f["code"] for f in document["findings"]] == ["E101", "W290"]
+        assert document["findings"][0]["line"] == 1
+
+
+def test_unreadable_files_exit_with_two_and_the_others_are_still_checked(run, tmp_path):
+    binary = tmp_path / "data.bin"
+    binary.write_bytes(b"\x93NUMPY\x00\xff\xfe")
+    nul = tmp_path / "nul.dcpm"
+    nul.write_bytes(b"mask a = causal\x00")
+    good = tmp_path / "good.dcpm"
+    good.write_text("mask a = causal\n")
+    result = run(check, tmp_path / "missing.dcpm", binary, nul, tmp_path, good)
+    assert result.exit_code == 2
+    assert "no such file" in result.stderr
+    assert "expected UTF-8 text" in result.stderr
+    assert "NUL bytes" in result.stderr
+    assert "got a folder" in result.stderr
+    assert "1 file checked, 0 errors, 0 warnings, 4 not readable" in result.stderr
+
+
+def test_standard_input_is_checked_and_formatted(run):
+    assert run(check, "-", input="mask a = causal").exit_code == 0
+    result = run(fmt, "-", input="mask a=causal")
+    assert (result.stdout, result.exit_code) == ("mask a = causal\n", 0)
+
+
+def test_fmt_rewrites_once_and_keeps_the_mode(run, tmp_path):
+    path = tmp_path / "a.dcpm"
+    path.write_text("mask a=causal   # why\n\n\n\nmask b =a")
+    path.chmod(0o640)
+    assert run(fmt, path).exit_code == 0
+    assert path.read_text() == "mask a = causal  # why\n\nmask b = a\n"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert os.listdir(tmp_path) == ["a.dcpm"], "no temporary file is left"
+    assert run(fmt, path).stderr == "0 of 1 files changed\n"
+
+
+def test_fmt_check_and_diff_write_nothing(run, tmp_path):
+    path = tmp_path / "a.dcpm"
+    path.write_text("mask a=causal\n")
+    assert run(fmt, "--check", path).exit_code == 1
+    result = run(fmt, "--diff", path)
+    assert result.exit_code == 1
+    assert "-mask a=causal\n+mask a = causal\n" in result.stdout
+    assert path.read_text() == "mask a=causal\n"
+
+
+def test_fmt_leaves_a_broken_file_alone(run, tmp_path):
+    path = tmp_path / "a.dcpm"
+    path.write_text("mask a=\n")
+    result = run(fmt, path)
+    assert result.exit_code == 2
+    assert f"{path}:1:8" in result.stderr
+    assert path.read_text() == "mask a=\n"
+
+
+def test_fmt_follows_a_link_instead_of_replacing_it(run, tmp_path):
+    real = tmp_path / "real.dcpm"
+    real.write_text("mask a=causal\n")
+    link = tmp_path / "link.dcpm"
+    link.symlink_to(real)
+    assert run(fmt, link).exit_code == 0
+    assert link.is_symlink()
+    assert real.read_text() == "mask a = causal\n"
+
+
+def test_importing_the_commands_loads_nothing_heavy():
+    code = (
+        "import sys, dcp_dsl.commands\n"
+        "print(sorted({'numpy', 'lark', 'pyarrow', 'torch'} & set(sys.modules)))"
+    )
+    started = time.monotonic()
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert found.stdout.strip() == "[]"
+    assert time.monotonic() - started < 60

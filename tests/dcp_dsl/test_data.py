@@ -1,0 +1,147 @@
+"""Reading data sets and packing samples into batches."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dcp_dsl import DatasetError, pack, read_dataset
+
+ROWS = [
+    {"len": 3, "answer_lens": [1, 2], "tokens": [5, 6, 7]},
+    {"len": 0, "answer_lens": [], "tokens": []},
+    {"len": 2, "answer_lens": [2], "tokens": [8, 9]},
+]
+
+
+@pytest.fixture(params=["parquet", "jsonl", "folder"])
+def stored(request, tmp_path):
+    if request.param == "jsonl":
+        path = tmp_path / "rows.jsonl"
+        path.write_text("\n".join(map(json.dumps, ROWS)) + "\n")
+        return path
+    if request.param == "parquet":
+        path = tmp_path / "rows.parquet"
+        pq.write_table(pa.Table.from_pylist(ROWS), path)
+        return path
+    pq.write_table(pa.Table.from_pylist(ROWS[:2]), tmp_path / "a.parquet")
+    (tmp_path / "b.jsonl").write_text(json.dumps(ROWS[2]))
+    (tmp_path / "README.md").write_text("not data")
+    return tmp_path
+
+
+def test_rows_lengths_and_tokens_are_read(stored):
+    dataset = read_dataset(stored)
+    assert (len(dataset), set(dataset.columns)) == (3, {"len", "answer_lens", "tokens"})
+    assert [dataset[i] for i in range(3)] == ROWS
+    assert dataset[-1] == ROWS[2]
+    assert dataset.lengths.tolist() == [3, 0, 2]
+    assert dataset.tokens(2).tolist() == [8, 9]
+    with pytest.raises(IndexError):
+        dataset[3]
+
+
+def test_bytes_are_tokens(tmp_path):
+    pq.write_table(pa.table({"tokens": [b"abc", b""]}), tmp_path / "a.parquet")
+    dataset = read_dataset(tmp_path / "a.parquet")
+    assert dataset.lengths.tolist() == [3, 0]
+    assert dataset.tokens(0).tolist() == [97, 98, 99]
+
+
+def test_a_row_longer_than_a_block_of_the_reader_is_read(tmp_path):
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"tokens": [7] * 1_000_000}) + "\n" + json.dumps({"tokens": [1]}))
+    assert read_dataset(path).lengths.tolist() == [1_000_000, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.jsonl", b"", "empty"),
+        ("a.jsonl", b'{"len": 3}\n{"len": 4\n', "line 2 is not JSON"),
+        ("a.jsonl", b'{"len": 3}\n[1]\n', "line 2: expected a JSON object, got list"),
+        ("a.jsonl", b'{"len": 3}\n{"len": "x"}\n', "line 2: column `len` is a text, but a number"),
+        ("a.jsonl", b"\xff\xfe\x00", "line 1 is not JSON"),
+        ("a.parquet", b"PAR1 and then nothing", "cannot be read"),
+        ("a.parquet", b"", "cannot be read"),
+        ("a.csv", b"len\n3\n", "expected a .parquet or .jsonl file"),
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_one_clear_message(tmp_path, name, content, says):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DatasetError, match=says) as raised:
+        read_dataset(path)
+    assert str(path) in str(raised.value)
+
+
+def test_a_missing_file_names_the_closest_one(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"len": 1}')
+    with pytest.raises(DatasetError, match=r"did you mean `train\.jsonl`"):
+        read_dataset(tmp_path / "trian.jsonl")
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    with pytest.raises(DatasetError, match="holds no"):
+        read_dataset(tmp_path)
+
+
+def test_files_of_a_folder_need_the_same_columns(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"len": 1}')
+    (tmp_path / "b.jsonl").write_text('{"length": 1}')
+    with pytest.raises(DatasetError, match=r"b\.jsonl has the columns `length`"):
+        read_dataset(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([{"a": 1}], "rows need their length"),
+        ([{"len": 3, "tokens": [1, 2]}], "row 0: `len` says 3 tokens, `tokens` has 2"),
+        ([{"len": 1, "length": 1}, {"len": 1, "length": 2}], "row 1: `len` says 1"),
+        ([{"len": -1}], "row 0 has the negative length -1"),
+        ([{"len": 1}, {"len": None}], "row 1 has no value in column `len`"),
+        ([{"len": 1.5}], "expected column `len` to hold integers"),
+        ([{"tokens": "abc"}], "to hold lists of integers or bytes"),
+    ],
+)
+def test_lengths_that_do_not_add_up_are_refused(tmp_path, rows, says):
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    with pytest.raises(DatasetError, match=says):
+        _ = read_dataset(tmp_path / "a.parquet").lengths
+
+
+def test_a_data_set_without_tokens_says_so(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"len": 1}')
+    dataset = read_dataset(tmp_path / "a.jsonl")
+    with pytest.raises(DatasetError, match="no column `tokens`"):
+        dataset.tokens(0)
+    with pytest.raises(DatasetError, match="did you mean `len`"):
+        dataset.require(["lenn"])
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    lengths=st.lists(st.integers(0, 20), max_size=30),
+    budget=st.integers(20, 60),
+    order=st.sampled_from(["in_order", "decreasing"]),
+)
+def test_every_sample_lands_in_exactly_one_batch_within_the_budget(lengths, budget, order):
+    batches = pack(lengths, budget, order=order)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    assert all(batch for batch in batches)
+    assert all(sum(lengths[i] for i in batch) <= budget for batch in batches)
+    if order == "in_order":
+        assert [i for batch in batches for i in batch] == list(range(len(lengths)))
+    elif lengths:
+        half_full = [b for b in batches if 2 * sum(lengths[i] for i in b) <= budget]
+        assert len(half_full) <= 1, "first fit leaves at most one batch half empty"
+
+
+def test_a_sample_longer_than_the_budget_is_refused():
+    with pytest.raises(DatasetError, match="sample 1 has 9 tokens, the token budget is 8"):
+        pack(np.array([3, 9]), 8)

@@ -1,0 +1,134 @@
+"""Every code: documented, and raised by exactly its own bad example."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from dcp_dsl import Sample, Spec, SpecError, check, parse
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "diagnostics.md").read_text(encoding="utf-8")
+SECTIONS = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
+BLOCK = re.compile(r"```dcpm (bad|good)([^\n]*)\n(.*?)```", re.DOTALL)
+
+
+def examples(kind):
+    for section in SECTIONS:
+        code = section.split()[0]
+        for found, options, text in BLOCK.findall(section):
+            if found == kind:
+                chosen = dict(option.split("=") for option in options.split())
+                yield pytest.param(code, chosen, text * int(chosen.get("times", 1)), id=code)
+
+
+@pytest.mark.parametrize(("code", "options", "text"), list(examples("bad")))
+def test_the_bad_example_raises_exactly_its_code(code, options, text):
+    found = check(text)
+    if "bind" in options:
+        assert all(d.severity == "warning" for d in found)
+        mask = Spec.from_text(text).mask("a")
+        with pytest.raises(SpecError) as raised:
+            mask.bind(Sample(length=int(options["bind"])))
+        found = raised.value.diagnostics
+    assert {d.code for d in found} == {code}
+
+
+@pytest.mark.parametrize(("code", "options", "text"), list(examples("good")))
+def test_the_good_example_has_no_errors(code, options, text):
+    assert [d.render() for d in check(text) if d.severity == "error"] == []
+
+
+def test_every_code_in_the_source_has_a_section_with_both_examples():
+    source = "".join(p.read_text() for p in (ROOT / "dcp_dsl" / "dcp_dsl").glob("*.py"))
+    used = set(re.findall(r'"([EWC]\d{3})"', source))
+    documented = {s.split()[0] for s in SECTIONS}
+    assert used == documented
+    for section in SECTIONS:
+        assert {kind for kind, _, _ in BLOCK.findall(section)} == {"bad", "good"}, section[:40]
+
+
+def test_all_errors_of_a_file_are_found_in_one_pass():
+    text = "mask a = casual\nmask b = q <\nsegment s = [..]*\nmask c = a and b and unknown\n"
+    assert [(d.line, d.code) for d in check(text)] == [
+        (1, "E101"), (2, "E005"), (3, "E113"), (4, "E101"),
+    ]  # fmt: skip
+
+
+def test_names_of_broken_statements_are_not_reported_as_unknown():
+    assert [d.code for d in check("mask a = q <\nmask b = a and causal")] == ["E005"]
+
+
+def test_the_caret_stands_below_the_mistake():
+    text = "segment doc = [doc_lens]*\nmask a = causal and k <= q.doc\n"
+    (found,) = check(text, "train.dcpm")
+    assert found.render() == (
+        "error[E104]: this compares a position with a `doc` number\n"
+        "  --> train.dcpm:2:26\n"
+        "   |\n"
+        " 2 | mask a = causal and k <= q.doc\n"
+        "   |                          ^^^^^ `.doc` counts segments\n"
+        "   = help: for token positions use `.doc.start`, `.doc.end` or `same(doc)`"
+    )
+
+
+def test_a_mistake_far_to_the_right_is_shown_in_a_window():
+    (found,) = check("mask a = " + "causal and " * 100 + "casual")
+    caret = found.render().splitlines()[-2]
+    shown = found.render().splitlines()[-3]
+    assert max(len(shown), len(caret)) < 140
+    assert shown[caret.index("^") : caret.rindex("^") + 1] == "casual"
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("mask a = casual", "did you mean `causal`?"),
+        ("mask a(window: tokens) = q - k < windw", "did you mean `window`?"),
+        ("maks a = causal", "did you mean `mask`?"),
+        ("segment doc = [d]*\nmask a = same(dok)", "did you mean `doc`?"),
+        ("mask a = streaming(sinc = 3)", "did you mean `sink`?"),
+        ("mask a = causal\nfor \"*\" use aa", "did you mean `a`?"),
+    ],
+)  # fmt: skip
+def test_the_hint_names_the_closest_word(text, hint):
+    assert hint in [d.hint for d in check(text)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["(" * 100_000, "mask a = " + "(" * 30_000 + "q" + ")" * 30_000, "mask a = " + "not " * 30_000,
+     "mask a = " + "q - " * 30_000 + "k < 1", "mask a = " + "-" * 100_000, "\x00\x01",
+     "\ufeff", "é" * 9,
+     "mask a = " + "9" * 100_000, "mask " * 20_000, "segment a = " + "b(" * 40_000, '"' * 1001,
+     "mask a = q" + ".b" * 50_000, "sample s(a = " + "[" * 60_000, "@a " * 40_000,
+     "check " * 20_000],
+    ids=range(16),
+)  # fmt: skip
+def test_a_hostile_text_ends_in_a_diagnostic(text):
+    found = check(text)
+    assert found or text == "\ufeff"
+    for diagnostic in found:
+        assert len(diagnostic.render()) < 2000
+        json.dumps(diagnostic.to_json())
+
+
+def test_a_chain_of_masks_too_deep_to_write_out_is_refused():
+    chain = (
+        "\n".join(f"mask m{i} = m{i + 1} and causal" for i in range(1500)) + "\nmask m1500 = full"
+    )
+    assert "E116" in {d.code for d in check(chain)}
+
+
+def test_a_cycle_of_a_thousand_masks_is_refused():
+    chain = "\n".join(f"mask m{i} = m{(i + 1) % 1000}" for i in range(1000))
+    assert {d.code for d in check(chain)} <= {"E110", "E116"}
+    assert check(chain)
+
+
+def test_parse_raises_with_every_syntax_error():
+    with pytest.raises(SpecError) as raised:
+        parse("mask a = q <\nmask b = causal full\n", "two.dcpm")
+    assert [d.code for d in raised.value.diagnostics] == ["E005", "E009"]
+    assert "two.dcpm:2:17" in str(raised.value)

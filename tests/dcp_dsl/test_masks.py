@@ -1,0 +1,240 @@
+"""Masks in practice against formulas written down independently with plain numpy."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dcp_dsl import DatasetError, Sample, Spec, SpecError, block_sparsity, dense_mask, load
+
+SPECS = Path(__file__).parents[1] / "fixtures" / "specs"
+
+
+def from_ranges(length, ranges_of):
+    """Build a dense mask from the half-open key ranges of each row."""
+    dense = np.zeros((length, length), bool)
+    for i in range(length):
+        for start, end in ranges_of(i):
+            dense[i, start:end] = True
+    return dense
+
+
+def causal(i):
+    return [(0, i + 1)]
+
+
+def lambda_(i, sinks=64, window=4096):
+    return [(0, min(sinks, i + 1)), (max(0, i - window + 1), i + 1)]
+
+
+def blockwise(i, length, size=256, local=2):
+    block, count = i // size, -(-length // size)
+    if block == 0:
+        return [(0, i + 1)]
+    if block == count - 1:
+        return [(0, (block - 1) * size), ((block - 1) * size, i + 1)]
+    return [(0, size), (max(size, i - local * size), i + 1)]
+
+
+def shared_question(i, length, answers=4):
+    question = int(length * 0.2)
+    size = (length - question) // answers
+    if i < question:
+        return [(0, i + 1)]
+    start = question + min((i - question) // size, answers - 1) * size
+    return [(0, question), (start, i + 1)]
+
+
+def question_columns(length, answers=4):
+    question = int(length * 0.2)
+    size = (length - question) // answers
+    lens = [size] * (answers - 1)
+    return {"question_len": question, "answer_lens": [*lens, length - question - sum(lens)]}
+
+
+@pytest.fixture(scope="module")
+def paper():
+    return load(SPECS / "00_paper4.dcpm")
+
+
+@pytest.mark.parametrize("length", [5, 255, 256, 257, 513, 1500])
+def test_the_four_masks_of_the_paper_are_bit_exact(paper, paint, length):
+    columns = question_columns(length)
+    masks = {
+        "dcp_causal": causal,
+        "dcp_blockwise": lambda i: blockwise(i, length),
+        "dcp_shared_question": lambda i: shared_question(i, length),
+    }
+    for name, ranges in masks.items():
+        mask = paper.mask(name)
+        slabs = mask.bind(Sample({c: columns[c] for c in mask.columns}, length))
+        assert np.array_equal(paint(slabs), from_ranges(length, ranges)), name
+    small = paper.mask("streaming(sink = 7, window = 100)").bind(Sample(length=length))
+    assert np.array_equal(paint(small), from_ranges(length, lambda i: lambda_(i, 7, 100)))
+
+
+def test_the_lambda_mask_of_the_paper_is_exact_beyond_its_window(paper):
+    length = 6000
+    slabs = paper.mask("dcp_lambda").bind(Sample(length=length))
+    pairs = sum(
+        len({*range(0, min(64, i + 1))} | {*range(max(0, i - 4095), i + 1)})
+        for i in range(0, length, 500)
+    )
+    rows = np.zeros(length, int)
+    for q0, q1, k0, k1, a, b in slabs.table().tolist():
+        rows[q0:q1] += (k1 - k0) + (b - a) * np.arange(q1 - q0)
+    assert rows[::500].sum() == pairs
+    assert slabs.num_pairs == rows.sum()
+
+
+def test_the_masks_of_the_paper_bind_at_full_length(paper):
+    length, block = 131_072, 512
+    columns = question_columns(length)
+    for name in ("dcp_causal", "dcp_lambda", "dcp_blockwise", "dcp_shared_question"):
+        mask = paper.mask(name)
+        slabs = mask.bind(Sample({c: columns[c] for c in mask.columns}, length))
+        blocks = block_sparsity([slabs], block, block)
+        assert blocks.num_pairs == slabs.num_pairs
+        assert len(slabs) < 20, "the normal form grows with segments, not with tokens"
+
+
+def test_window_definitions_of_other_libraries(paint):
+    spec = Spec.from_text(
+        "mask hf(w: tokens) = k <= q and k > q - w\n"
+        "mask flash(left: tokens) = causal and q - k <= left\n"
+        "mask both(w: tokens) = abs(q - k) < w"
+    )
+    q, k = np.arange(40)[:, None], np.arange(40)[None, :]
+    sample = Sample(length=40)
+    assert np.array_equal(paint(spec.mask("hf(5)").bind(sample)), (k <= q) & (k > q - 5))
+    assert np.array_equal(paint(spec.mask("sliding(5)").bind(sample)), (k <= q) & (q - k < 5))
+    assert np.array_equal(paint(spec.mask("flash(4)").bind(sample)), (k <= q) & (q - k < 5))
+    assert np.array_equal(paint(spec.mask("both(5)").bind(sample)), abs(q - k) < 5)
+
+
+def test_multimodal_images_see_themselves_both_ways(paint):
+    mask = load(SPECS / "11_multimodal.dcpm").mask("multimodal")
+    slabs = mask.bind(Sample({"text_lens": [3, 2, 1], "image_lens": [3, 0, 2]}, 11))
+    q, k = np.arange(11)[:, None], np.arange(11)[None, :]
+    image = np.array([-1, -1, -1, 0, 0, 0, -1, -1, -1, 1, 1])
+    expected = (k <= q) | ((image[q] == image[k]) & (image[q] >= 0))
+    assert np.array_equal(paint(slabs), expected)
+
+
+def test_grpo_rollouts_see_their_own_prompt_only(paint):
+    mask = load(SPECS / "12_grpo.dcpm").mask("grpo")
+    slabs = mask.bind(Sample({"prompt_lens": [2, 1], "rollout_lens": [[2, 1], [3]]}, 9))
+    picture = """
+    1.........
+    11.......
+    111......
+    1111.....
+    11..1....
+    .....1...
+    .....11..
+    .....111.
+    .....1111
+    """
+    expected = np.array([[c == "1" for c in line[:9]] for line in picture.split()])
+    assert np.array_equal(paint(slabs), expected)
+
+
+def test_natten_sees_a_square_around_each_pixel(paint):
+    width, height, radius = 8, 6, 2
+    mask = load(SPECS / "19_natten.dcpm").mask(f"natten({width}, {height}, {radius})")
+    y, x = np.divmod(np.arange(width * height), width)
+    cy, cx = np.clip(y, radius, height - 1 - radius), np.clip(x, radius, width - 1 - radius)
+    expected = (abs(cy[:, None] - y[None]) <= radius) & (abs(cx[:, None] - x[None]) <= radius)
+    assert np.array_equal(paint(mask.bind(Sample(length=width * height))), expected)
+
+
+def test_every_mask_of_the_specs_equals_its_dense_form_or_is_refused(paint):
+    columns = {
+        "question_len": 4, "answer_lens": [3, 0, 1, 2], "demo_lens": [3, 4, 3],
+        "doc_lens": [5, 1, 0, 4], "prefix_len": 3, "text_lens": [3, 1, 0], "image_lens": [2, 0, 4],
+        "prompt_lens": [2, 1], "rollout_lens": [[2, 3], [0, 2]], "prompt_len": 2, "chosen_len": 5,
+        "rejected_len": 3, "passage_lens": [2, 5], "system_len": 3, "chat_lens": [4, 3],
+        "evict": [3, 5, 9, 4, 5, 9, 8, 10, 10, 10],
+    }  # fmt: skip
+    refused = []
+    for path in sorted(SPECS.glob("*.dcpm")):
+        spec = load(path)
+        for name in spec.masks:
+            mask = spec.mask(name)
+            sample = Sample({c: columns[c] for c in mask.columns}, 10)
+            try:
+                slabs = mask.bind(sample)
+            except SpecError as error:
+                refused.append((name, error.diagnostics[0].code))
+                continue
+            assert np.array_equal(paint(slabs), dense_mask(mask, sample)), name
+    assert refused == [("dilated_window", "E190")]
+
+
+@pytest.mark.parametrize(
+    ("columns", "length", "says"),
+    [
+        ({"question_len": 4}, 4, "needs the column `answer_lens`"),
+        ({"question_len": 4, "answer_lens": [3]}, 8, "the layout has 7 tokens, the sample 8"),
+        ({"question_len": [4], "answer_lens": [3]}, 7, "`question_len` to be one integer"),
+        ({"question_len": 4, "answer_lens": 3}, 7, "expected column `answer_lens` to be a list"),
+        ({"question_len": 4, "answer_lens": [-1, 4]}, 7, "negative length -1"),
+        ({"question_len": -4, "answer_lens": [11]}, 7, "a part would have -4 tokens"),
+        ({"question_len": 4, "answer_lens": [[3]]}, 7, "to be a list of integers"),
+        ({"question_len": 2**40, "answer_lens": [3]}, 7, "a part would have"),
+    ],
+)  # fmt: skip
+def test_a_sample_that_does_not_fit_the_layout_is_refused(paper, columns, length, says):
+    with pytest.raises(DatasetError, match=says):
+        paper.mask("dcp_shared_question").bind(Sample(columns, length))
+
+
+def test_columns_of_a_repeated_group_need_equal_sizes():
+    mask = load(SPECS / "11_multimodal.dcpm").mask("multimodal")
+    with pytest.raises(
+        DatasetError, match="equally many elements, got `text_lens` 2, `image_lens` 1"
+    ):
+        mask.bind(Sample({"text_lens": [1, 2], "image_lens": [3]}, 6))
+
+
+def test_remaining_tokens_can_be_none_but_not_fewer():
+    mask = load(SPECS / "09_prefix_lm.dcpm").mask("prefix_lm")
+    assert mask.bind(Sample({"prefix_len": 4}, 4)).num_pairs == 16
+    with pytest.raises(DatasetError, match="a part would have 5 tokens, the sample has 4"):
+        mask.bind(Sample({"prefix_len": 5}, 4))
+
+
+def test_an_empty_sample_has_no_pairs():
+    assert len(Spec.from_text("").mask("causal").bind(Sample(length=0))) == 0
+
+
+def test_the_call_of_a_mask_gives_the_same_mask_again(paper):
+    for call in ("causal", "dcp_blockwise(128)", "streaming(window = 8, sink = 2)", "not causal",
+                 "dcp_lambda and (q - k < 4k or k in question)", "sliding(4k)"):  # fmt: skip
+        mask = paper.mask(call)
+        again = paper.mask(mask.call)
+        assert (again.name, again.call, again.columns) == (mask.name, mask.call, mask.columns)
+    assert paper.mask("dcp_blockwise(local = 2, block = 4k)").call == "dcp_blockwise(block = 4k)"
+    assert paper.mask("streaming(64, 4096)").call == "streaming"
+
+
+def test_a_mask_can_be_a_parameter(paint):
+    spec = Spec.from_text(
+        "mask either(m: mask, o: mask = sliding(2)) = m or o\n"
+        "mask a = either(k in first(b)) where b = every 3"
+    )
+    q, k = np.arange(9)[:, None], np.arange(9)[None, :]
+    expected = (k < 3) | ((k <= q) & (q - k < 2))
+    assert np.array_equal(paint(spec.mask("a").bind(Sample(length=9))), expected)
+
+
+def test_the_declared_workloads_of_a_tiny_sample_are_drawn_right(paper, paint):
+    tiny = Sample.from_json(json.dumps({"question_len": 2, "answer_lens": [2, 1], "len": 5}))
+    assert paint(paper.mask("dcp_shared_question").bind(tiny)).astype(int).tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 0],
+        [1, 1, 0, 0, 1],
+    ]

@@ -1,0 +1,154 @@
+"""Specs as values: loading, names, attachments to data sets, samples."""
+
+from pathlib import Path
+
+import pytest
+
+from dcp_dsl import DatasetError, Sample, Spec, SpecError, check, load
+
+SPECS = Path(__file__).parents[1] / "fixtures" / "specs"
+
+
+@pytest.mark.parametrize("path", sorted(SPECS.glob("*.dcpm")), ids=lambda p: p.stem)
+def test_every_spec_checks_without_errors(path):
+    found = check(path.read_text(encoding="utf-8"), path.name)
+    assert [d.render() for d in found if d.severity == "error"] == []
+
+
+def test_only_what_is_not_compiled_yet_is_warned_about():
+    warned = {
+        path.stem: {d.code for d in check(path.read_text(encoding="utf-8"))}
+        for path in SPECS.glob("*.dcpm")
+    }
+    assert {name for name, codes in warned.items() if codes} == {"06_gemma", "18_dilated"}
+    assert set().union(*warned.values()) == {"W290"}
+
+
+def test_a_spec_lists_its_masks_and_samples_in_order():
+    spec = load(SPECS / "04_shared_question.dcpm")
+    assert (spec.masks, spec.samples) == (("shared_question", "as_rules"), ("tiny",))
+    assert "shared_question" in repr(spec)
+    assert spec.source.startswith("# Wang")
+
+
+@pytest.mark.parametrize(
+    ("path", "having", "expected"),
+    [
+        ("longalign/train.parquet", ["prompt_tokens", "answer_lens"], "dcp_shared_question"),
+        ("/data/longalign/train.parquet", ["prompt_tokens", "answer_lens"], "dcp_shared_question"),
+        ("longalign/train.parquet", ["text"], "dcp_causal"),
+        ("other.jsonl", ["prompt_tokens", "answer_lens"], "dcp_causal"),
+    ],
+)
+def test_the_first_matching_for_wins(path, having, expected):
+    attachment = load(SPECS / "00_paper4.dcpm").attachment(path, having)
+    assert attachment.mask.name == expected
+
+
+def test_an_attachment_renames_columns_and_takes_the_length():
+    attachment = load(SPECS / "00_paper4.dcpm").attachment(
+        "longalign/a.parquet", ["prompt_tokens", "answer_lens", "len"]
+    )
+    row = {"prompt_tokens": 4, "answer_lens": [3, 2], "len": 9, "text": "x"}
+    assert attachment.sample(row) == Sample({"question_len": 4, "answer_lens": [3, 2]}, 9)
+    assert attachment.renames == {"question_len": "prompt_tokens"}
+
+
+def test_a_data_set_without_the_column_names_the_closest_one():
+    spec = load(SPECS / "00_paper4.dcpm")
+    with pytest.raises(DatasetError, match="did you mean `prompt_token`"):
+        spec.attachment("longalign/a.parquet", ["prompt_token", "answer_lens"])
+
+
+def test_a_data_set_that_no_for_matches_is_refused():
+    with pytest.raises(DatasetError, match="no `for` statement matches"):
+        Spec.from_text('for "x/*" use causal').attachment("y/a.jsonl", ["len"])
+
+
+def test_a_stack_is_attached_by_a_clear_refusal():
+    with pytest.raises(SpecError) as raised:
+        load(SPECS / "06_gemma.dcpm").attachment("a.jsonl", ["len"])
+    assert raised.value.diagnostics[0].code == "E190"
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [("casual", "E101"), ("sliding", "E106"), ("question", "E103"), ("causal and", "E005"),
+    ("", "E005"),
+     ("sliding(q)", "E107"), ("causal full", "E009"), ("causal mask b = full", "E002"),
+     ("(causal", "E006")],
+)  # fmt: skip
+def test_a_wrong_call_is_explained(call, code):
+    spec = load(SPECS / "00_paper4.dcpm")
+    with pytest.raises(SpecError) as raised:
+        spec.mask(call)
+    assert [d.code for d in raised.value.diagnostics] == [code]
+
+
+def test_what_is_imported_is_refused_when_bound():
+    text = 'import far from "lib.dcpm"\nmask a = far and causal'
+    assert {d.code for d in check(text)} == {"W290"}
+    with pytest.raises(SpecError) as raised:
+        Spec.from_text(text).mask("a").bind(Sample(length=4))
+    assert raised.value.diagnostics[0].code == "E190"
+
+
+def test_an_own_mask_hides_that_of_the_library():
+    spec = Spec.from_text("mask causal = k < q\nmask a = causal\nmask b = sliding(3)")
+    assert spec.mask("a").bind(Sample(length=4)).num_pairs == 6
+    assert spec.mask("b").bind(Sample(length=4)).num_pairs == 9, "the library keeps its own causal"
+
+
+def test_samples_survive_json():
+    sample = Sample({"b": [[1, 2], []], "a": 3}, 12)
+    assert Sample.from_json(sample.to_json()) == sample
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("", "not JSON"), ("[1]", "expected a JSON object"), ("{}", "with `len`"),
+     ('{"len": -1}', "between 0"), ('{"len": "4"}', "to be an integer"), ('{"len": true}',
+     "to be an integer"),
+     ('{"len": 4, "a": "x"}', "expected integers"), ('{"len": 4, "a": [1.5]}', "expected integers"),
+     ("[" * 100_000, "JSON")],
+)  # fmt: skip
+def test_bad_json_samples_are_refused(text, says):
+    with pytest.raises(DatasetError, match=says):
+        Sample.from_json(text)
+
+
+def test_a_row_without_length_or_with_two_is_refused():
+    mask = Spec.from_text("").mask("causal")
+    with pytest.raises(DatasetError, match="needs its length"):
+        Sample.of({"a": 3}, mask)
+    with pytest.raises(DatasetError, match="`len` says 3, `tokens` says 2"):
+        Sample.of({"len": 3, "tokens": [1, 2]}, mask)
+    assert Sample.of({"tokens": b"abc"}, mask).length == 3
+
+
+@pytest.mark.parametrize("name", ["nope.dcpm", "."])
+def test_a_file_that_cannot_be_read_is_one_clear_message(name):
+    with pytest.raises(SpecError, match=r"no such file|a folder") as raised:
+        load(name)
+    assert raised.value.exit_code == 2
+
+
+def test_claims_are_tested_on_samples_of_the_file_and_small_ones():
+    text = (
+        "segment part = question[question_len] answer[answer_lens]*\n"
+        "mask a = causal and (k in question or same(answer))\n"
+        "mask leaky = a or (k in last(answer) and q in question)\n"
+        "check a lookback\ncheck leaky lookback\ncheck a implies leaky\ncheck leaky equals a\n"
+    )
+    assert [(d.line, d.code) for d in check(text)] == [(5, "C404"), (7, "C402")]
+    (first, _) = check(text)
+    sample = Sample.from_json(first.hint.split("of the sample ")[1])
+    assert sample.length <= 6, "the counter-example is small"
+
+
+def test_a_named_sample_is_the_only_one_tested():
+    text = (
+        "sample short(len = 2)\nsample long(len = 9)\n"
+        "check causal implies sliding(3) on short\ncheck causal implies sliding(3) on long"
+    )
+    assert [(d.line, d.code) for d in check(text)] == [(4, "C401")]

@@ -1,0 +1,151 @@
+"""The grammar: all specs parse, the formatter and the parser agree, the library is sound."""
+
+import importlib.util
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from dcp_dsl import SpecError, check, format_source, load, parse
+from dcp_dsl.parser import parse_expression
+from dcp_dsl.syntax_errors import MISTAKES
+from dcp_dsl.tokens import KEYWORDS
+from dcp_dsl.unparse import unparse
+from dcp_grammar import GRAMMAR, MASKS
+
+TESTS = Path(__file__).parents[1]
+SPECS = sorted((TESTS / "fixtures" / "specs").glob("*.dcpm"))
+LIBRARY = sorted(Path(str(MASKS)).glob("*.dcpm"))
+
+_spec = importlib.util.spec_from_file_location(
+    "mask_strategies", TESTS / "dcp_dsl" / "mask_strategies.py"
+)
+assert _spec is not None
+assert _spec.loader is not None
+drawn = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(drawn)
+
+quick = settings(
+    max_examples=120, deadline=None, derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [*SPECS, *LIBRARY], ids=lambda p: p.stem)
+def test_formatting_changes_no_meaning_and_is_done_after_one_pass(path):
+    text = path.read_text(encoding="utf-8")
+    once = format_source(text)
+    assert parse(once) == parse(text)
+    assert format_source(once) == once
+    comments = [line.split("#", 1)[1].strip() for line in text.splitlines() if "#" in line]
+    assert [line.split("#", 1)[1].strip() for line in once.splitlines() if "#" in line] == comments
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda p: p.stem)
+def test_a_library_file_defines_its_mask_cites_a_source_and_passes_its_checks(path):
+    text = path.read_text(encoding="utf-8")
+    spec = load(path)
+    assert spec.masks == (path.stem,)
+    assert "# Source: " in text
+    assert "check " in text
+    assert format_source(text) == text
+    assert check(text) == ()
+
+
+# What separates tokens, for a text that keeps its meaning however it is spaced.
+gaps = st.sampled_from([" ", "  ", "\n", "\n\n\n", " # a comment\n", "\t", "\n  # one\n# two\n\n"])
+
+
+@quick
+@given(text=drawn.masks, gap=gaps)
+def test_formatting_a_random_mask_keeps_its_tree(text, gap):
+    source = gap.join(["mask", "m", "=", *text.split(" ")]) + gap + f"check{gap}m total"
+    once = format_source(source)
+    assert parse(once) == parse(source)
+    assert format_source(once) == once
+    assert once.count("#") == source.count("#")
+
+
+@quick
+@given(text=drawn.masks)
+@example("a and b minus c and d or not e per f")
+@example("a minus (b minus c) minus d and (e and f)")
+@example("(not a) per b or (a or b) per c")
+@example("(q - k) - (q - 1) - -k < (2 + 3) * 4 // (5 * 6) // 7 % 2")
+@example("not (not a)")
+@example("(a and b) and c and (d or e)")
+@example("f(p = (a or b), -3) and q.b.start in first(last(b, 2), 1)")
+@example("{ a sees b causally within 3 + 4, self  c sees all }")
+@example("+q < -(-k) and (q < k) == true")
+def test_an_expression_written_out_parses_to_the_same_tree(text):
+    try:
+        tree = parse_expression(text)
+    except SpecError:
+        assert "== true" in text
+        return
+    assert parse_expression(unparse(tree)) == tree
+
+
+@quick
+@given(
+    st.lists(
+        st.sampled_from(
+            [*sorted(KEYWORDS), "=", "==", *"()[]{},:.@*-<?&", "..", "//", "<=", "q", "k", "len", "a",
+             "b", "3", "4k", '"x"', "#", "self"]
+        ),
+        max_size=25,
+    )
+)  # fmt: skip
+def test_any_soup_of_tokens_ends_in_a_tree_or_in_diagnostics(tokens):
+    for diagnostic in check(" ".join(tokens)):
+        assert diagnostic.message
+        assert diagnostic.render()
+
+
+@quick
+@given(path=st.sampled_from(SPECS), data=st.data())
+def test_a_spec_with_a_piece_cut_out_ends_in_a_tree_or_in_diagnostics(path, data):
+    text = path.read_text(encoding="utf-8")
+    start = data.draw(st.integers(0, len(text) - 1))
+    end = data.draw(st.integers(start, min(len(text), start + 12)))
+    for diagnostic in check(text[:start] + text[end:]):
+        assert diagnostic.render()
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.code)
+def test_every_example_of_a_mistake_gets_its_own_message(mistake):
+    for text in mistake.examples:
+        with pytest.raises(SpecError) as raised:
+            parse(text)
+        assert raised.value.diagnostics[0].code == mistake.code, text
+
+
+def test_the_grammar_has_no_conflicts(caplog):
+    lark = pytest.importorskip("lark")
+    lark.logger.setLevel(logging.DEBUG)
+    with caplog.at_level(logging.DEBUG, logger="lark"):
+        lark.Lark(
+            GRAMMAR.read_text(), parser="lalr", lexer="basic", debug=True,
+            start=["start", "statement", "version", "expression"],
+        )  # fmt: skip
+    assert [r.message for r in caplog.records if "conflict" in r.message.lower()] == []
+
+
+def test_the_grammar_is_strict():
+    lark = pytest.importorskip("lark")
+    pytest.importorskip("interegular", reason="Lark's strict mode needs interegular")
+    parser = lark.Lark(
+        GRAMMAR.read_text(), parser="lalr", lexer="basic", strict=True, start=["start"]
+    )
+    for path in SPECS:
+        parser.parse(path.read_text(encoding="utf-8"))
+
+
+def test_lark_is_known_to_the_parser_alone():
+    package = Path(str(GRAMMAR)).parents[2] / "dcp_dsl" / "dcp_dsl"
+    users = [p.name for p in package.glob("*.py") if "import lark" in p.read_text()]
+    assert users == ["parser.py"]
+    assert "lark" in sys.modules, "the tests above used it"
