@@ -31,7 +31,9 @@ def main() -> None:
         wheel = build(folder)
         inspect(wheel)
         use(wheel, folder)
-    print(f"{wheel.name}: built from the sdist, top-level names and data as expected, works installed")
+    print(
+        f"{wheel.name}: built from the sdist, top-level names and data as expected, works installed"
+    )
 
 
 def build(folder: Path) -> Path:
@@ -69,7 +71,17 @@ def use(wheel: Path, folder: Path) -> None:
     outer = next(p for p in map(Path, sys.path) if p.name == "site-packages")
     (site / "outer.pth").write_text(f"{outer}\n")
     subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site), str(wheel)],
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--target",
+            str(site),
+            str(wheel),
+        ],
         check=True,
     )
     code = (

@@ -21,9 +21,7 @@ def print_report(report: DemoReport, console: Console) -> None:
 
 
 def _sparsity(mask: MaskReport) -> Table:
-    table = _table(
-        "batch", "documents", "pairs", "of causal", "full", "partial", "empty", "compiled"
-    )
+    table = _table("batch", "docs", "pairs", "of causal", "full", "partial", "empty", "compiled")
     for batch in (mask.planned, mask.executed):
         table.add_row(
             f"{batch.tokens:,} tokens",
@@ -39,9 +37,7 @@ def _sparsity(mask: MaskReport) -> Table:
 
 
 def _placements(mask: MaskReport) -> Table:
-    table = _table(
-        "placement", "moved", "over network", "compute", "tokens", "predicted", "measured"
-    )
+    table = _table("placement", "moved", "network", "compute", "tokens", "predicted", "measured")
     table.add_row("", "", "", *[Text("max/mean", style="dim")] * 2)
     for batch in (mask.planned, mask.executed):
         is_run = batch is mask.executed
@@ -70,8 +66,8 @@ def _table(first: str, *others: str) -> Table:
 
 def _errors(mask: MaskReport) -> Text:
     verdict = ("verified", "bold green") if mask.verified else ("NOT VERIFIED", "bold red")
-    parts = [f"{e.tensor} {e.relative:.1e} (eager {e.eager:.1e})" for e in mask.errors]
-    return Text.assemble(verdict, " against dense fp64 attention: " + ", ".join(parts))
+    parts = [f"{e.tensor} {e.relative:.1e} ({e.eager:.1e})" for e in mask.errors]
+    return Text.assemble(verdict, " against fp64; error (eager's): " + ", ".join(parts))
 
 
 def _bytes(count: int) -> str:
