@@ -6,12 +6,14 @@ nothing heavier than click, so that help and completion stay quick.
 
 import sys
 from importlib.metadata import EntryPoint, entry_points
+from typing import NoReturn
 
 import click
 
 from dcp_dsl.errors import DCPError
 
 GROUP = "dcpm.commands"
+INTERRUPTED = 130  # what a shell gives for a process ended by Ctrl-C
 
 
 class EntryPointGroup(click.Group):
@@ -41,9 +43,23 @@ def dcpm() -> None:
 
 
 def main() -> None:
-    """Run `dcpm`; a `DCPError` becomes one message on standard error and its exit status."""
+    """Run `dcpm`; what a person can mend becomes one message and an exit status."""
     try:
-        dcpm(prog_name="dcpm")
+        status = dcpm.main(prog_name="dcpm", standalone_mode=False)
     except DCPError as error:
-        click.echo(f"dcpm: {error}", err=True)
+        _fail(f"dcpm: {error}", error.exit_code)
+    except click.ClickException as error:
+        error.show()
         sys.exit(error.exit_code)
+    except click.Abort:  # Ctrl-C
+        _fail("dcpm: interrupted", INTERRUPTED)
+    except OSError as error:
+        if error.filename is None:  # not about a file that somebody named: a bug
+            raise
+        _fail(f"dcpm: {error.filename}: {error.strerror}", DCPError.exit_code)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    click.echo(message, err=True)
+    sys.exit(status)
