@@ -93,8 +93,8 @@ def test_an_expression_written_out_parses_to_the_same_tree(text):
 @given(
     st.lists(
         st.sampled_from(
-            [*sorted(KEYWORDS), "=", "==", *"()[]{},:.@*-<?&", "..", "//", "<=", "q", "k", "len", "a",
-             "b", "3", "4k", '"x"', "#", "self"]
+            [*sorted(KEYWORDS), "=", "==", *"()[]{},:.@*-<?&", "..", "//", "<=", "q", "k", "len",
+             "a", "b", "3", "4k", '"x"', "#", "self"]
         ),
         max_size=25,
     )
