@@ -23,7 +23,7 @@ from dcp_runtime.errors import RunError
 
 STARTUP_S = 60.0
 """Extra seconds that a silent process gets before its first sign of life: it imports torch."""
-GRACE_S = 5.0
+GRACE_S = 3.0
 """Seconds that the other ranks get to say what they know after a first failure."""
 LOG_LINES = 15
 
