@@ -193,6 +193,9 @@ def _check_mask(mask: ast.MaskDef, checker: ExpressionChecker) -> None:
             checker.report("E101", message, decorator.name.span, hint)
         for argument in decorator.arguments:
             checker.segment_name(argument, {})
+    if _expanded_bindings(mask) > MAX_EXPANDED_NODES:
+        _report_size(mask, checker)
+        return
     names = _local_names(mask, checker)
     for binding in mask.bindings:
         match binding:
@@ -266,6 +269,19 @@ def _cyclic_bindings(mask: ast.MaskDef) -> set[str]:
             return set(alive)
         for name in done:
             del alive[name]
+
+
+def _expanded_bindings(mask: ast.MaskDef) -> int:
+    """Give the size of a mask's body with all its bindings written out."""
+    sizes: dict[str, int] = dict.fromkeys(_cyclic_bindings(mask), 1)
+    for binding in _in_order(mask):
+        sizes[binding.name.text] = _expanded(binding, sizes)
+    return _expanded(mask.value, sizes)
+
+
+def _expanded(node: object, sizes: dict[str, int]) -> int:
+    own = sum(1 for inner in walk(node) if hasattr(inner, "span"))
+    return own + sum(sizes.get(name, 0) for name, _ in mentioned_names(node))
 
 
 def _in_order(mask: ast.MaskDef) -> list[ast.Binding]:

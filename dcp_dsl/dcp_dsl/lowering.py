@@ -108,6 +108,8 @@ class _Lowering:
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
         self.n = frame.num_tokens
+        # Arguments and bindings already evaluated, by identity; kept alive with their closures.
+        self.masks: dict[int, tuple[Closure, Region]] = {}
 
     # ---- masks ----
 
@@ -183,7 +185,9 @@ class _Lowering:
         if isinstance(local.value, ast.BindFunction):
             return self.mask(local.value.value, self.function_env(local, arguments, env))
         assert not isinstance(local.value, ast.Every), "checked: a segment is no mask"
-        return self.mask(local.value, local.env)
+        if id(local) not in self.masks:  # once per frame: masks that double their argument nest
+            self.masks[id(local)] = local, self.mask(local.value, local.env)
+        return self.masks[id(local)][1]
 
     def call_env(
         self, definition: ast.MaskDef, scope: Scope, arguments: tuple[ast.Argument, ...], env: Env
@@ -329,6 +333,9 @@ class _Lowering:
                 assert not isinstance(local.value, ast.Every | ast.BindFunction), "checked"
                 return self.number(local.value, local.env)
             assert not isinstance(local, bool), "checked: a bool is no number"
+            if _num_tokens(local) not in (None, self.n):
+                what = f"`{value.text}`, a position from outside, inside `per`"
+                self.unsupported(what, env, value.span, "")
             return local
         match value.text:
             case "q":
@@ -528,3 +535,11 @@ class _Lowering:
 
     def unsupported(self, what: str, env: Env, span: Span, hint: str) -> NoReturn:
         self.fail("E190", f"not supported yet: {what}", env, span, hint)
+
+
+def _num_tokens(value: Number) -> int | None:
+    """Give the size of the frame that a number was evaluated in, None for constants."""
+    if isinstance(value, int):
+        return None
+    term = value.terms[0] if isinstance(value, Extreme) else value
+    return term.on_q.num_tokens

@@ -6,7 +6,7 @@ expression is an array over queries and keys.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -22,6 +22,7 @@ from dcp_dsl.scope import Scope
 
 Bools = NDArray[np.bool_]
 
+_NOWHERE = Span(0, 0)
 PAIRS_AT_ONCE = 2**21  # rows are evaluated in bunches of about so many pairs, to bound memory
 
 
@@ -88,6 +89,7 @@ class _Number:
 
     values: Any  # Any: int64 array or Python integer, as broadcasting wants
     is_defined: Any  # Any: bool array or bool
+    home: object = None  # the frame of an argument: arrays mean nothing in another one
 
 
 _Local: TypeAlias = _Thunk | _Number
@@ -125,6 +127,8 @@ class _Oracle:
     columns: Mapping[str, Any]  # Any: see Sample
     is_whole: bool
     cache: dict[tuple[int, str], list[_Instance]]
+    # Arguments already evaluated in this frame, by identity (and kept alive).
+    seen: dict[int, tuple[_Thunk, Bools]] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -177,7 +181,9 @@ class _Oracle:
             if isinstance(local.value, ast.BindFunction):
                 return self.mask(local.value.value, self.function_env(local, arguments, env))
             assert not isinstance(local.value, ast.Every), f"{name} is no mask"
-            return self.mask(local.value, local.env)
+            if id(local) not in self.seen:
+                self.seen[id(local)] = local, self.mask(local.value, local.env)
+            return self.seen[id(local)][1]
         found = env.scope.find_mask(name)
         assert found is not None, f"unknown mask {name}"
         definition, scope = found
@@ -199,7 +205,7 @@ class _Oracle:
             if param.type.text in ("mask", "bool"):
                 names[param.name.text] = _Thunk(chosen, at)
             else:
-                names[param.name.text] = self.number(chosen, at)
+                names[param.name.text] = replace(self.number(chosen, at), home=self)
         for binding in definition.bindings:
             match binding:
                 case ast.BindSegment(name=name, source=source):
@@ -214,7 +220,7 @@ class _Oracle:
         assert isinstance(local.value, ast.BindFunction), "only functions have parameters"
         names = dict(local.env.names)
         for param, argument in zip(local.value.params, arguments, strict=True):
-            names[param.text] = self.number(argument.value, env)
+            names[param.text] = replace(self.number(argument.value, env), home=self)
         return _Env(local.env.scope, local.env.program, names)
 
     def same(self, instances: list[_Instance]) -> Bools:
@@ -282,6 +288,8 @@ class _Oracle:
         if name in env.names:
             local = env.names[name]
             if isinstance(local, _Number):
+                if isinstance(local.values, np.ndarray) and local.home is not self:
+                    self.fail("E190", f"not supported yet: `{name}` inside `per`", env, _NOWHERE)
                 return local
             assert not isinstance(local.value, ast.Every | ast.BindFunction), f"{name} is no number"
             return self.number(local.value, local.env)

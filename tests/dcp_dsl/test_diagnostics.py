@@ -132,3 +132,23 @@ def test_parse_raises_with_every_syntax_error():
         parse("mask a = q <\nmask b = causal full\n", "two.dcpm")
     assert [d.code for d in raised.value.diagnostics] == ["E005", "E009"]
     assert "two.dcpm:2:17" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mask a = x40(q) < 3 where x0(t) = t, "
+        + ", ".join(f"x{i + 1}(t) = x{i}(t) - x{i}(t)" for i in range(40)),
+        "mask a = x40 < 3 where x0 = q - k, "
+        + ", ".join(f"x{i + 1} = x{i} + x{i}" for i in range(40)),
+    ],
+    ids=["functions", "values"],
+)
+def test_bindings_that_double_forty_times_are_refused(text):
+    assert {d.code for d in check(text)} == {"E116"}
+
+
+def test_masks_that_double_their_argument_are_evaluated_once():
+    text = f"mask twice(m: mask) = m or m\nmask a = {'twice(' * 18}causal{')' * 18}"
+    assert Spec.from_text(text).mask("a").bind(Sample(length=4)).num_pairs == 10
+    assert check(f"{text}\ncheck a equals causal") == ()

@@ -238,3 +238,37 @@ def test_the_declared_workloads_of_a_tiny_sample_are_drawn_right(paper, paint):
         [1, 1, 1, 1, 0],
         [1, 1, 0, 0, 1],
     ]
+
+
+def test_positions_can_be_parameters_and_functions_can_be_masks(paint):
+    spec = Spec.from_text(
+        "mask after(p: pos, w: tokens) = near(p) and k <= q where near(t) = t - k < w\n"
+        "mask a = after(q, 3) or after(k + 5, 2)"
+    )
+    q, k = np.arange(12)[:, None], np.arange(12)[None, :]
+    slabs = spec.mask("a").bind(Sample(length=12))
+    assert np.array_equal(paint(slabs), (k <= q) & (q - k < 3))
+
+
+def test_a_position_from_outside_is_refused_inside_per():
+    spec = Spec.from_text(
+        "segment doc = [doc_lens]*\nmask low(p: pos) = (p < 2) per doc\nmask a = low(q)\n"
+        "mask b = f(q) where f(t) = (t < 2) per doc"
+    )
+    sample = Sample({"doc_lens": [3, 3]}, 6)
+    for name in ("a", "b"):
+        for run in (lambda m: m.bind(sample), lambda m: dense_mask(m, sample)):
+            with pytest.raises(SpecError) as raised:
+                run(spec.mask(name))
+            assert raised.value.diagnostics[0].code == "E190"
+
+
+def test_the_largest_masks_that_check_also_bind():
+    chain = (
+        "\n".join(f"mask m{i} = not (m{i + 1} and causal)" for i in range(24)) + "\nmask m24 = full"
+    )
+    nested = f"mask deep = {'not (' * 28}causal{')' * 28}"
+    spec = Spec.from_text(f"{chain}\n{nested}")
+    for name in ("m0", "deep"):
+        mask = spec.mask(name)
+        assert mask.bind(Sample(length=9)).num_pairs == dense_mask(mask, Sample(length=9)).sum()
