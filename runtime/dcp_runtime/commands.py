@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from dcp_runtime.launcher import RunConfig, RunResult
 
 SCHEMA = "dcp.run/1"
+MAX_DEFAULT_RANKS = 16
+"""Processes that are started without being asked for by number."""
 
 
 @click.command()
@@ -57,9 +59,16 @@ def run(  # noqa: PLR0913 - one argument per option
     Tensors are random. Every rank is one process with one thread; blocks travel over gloo.
     """
     from dcp_planner import read_plan, write_plan
+    from dcp_runtime.errors import RunError
     from dcp_runtime.launcher import RunConfig, run_plan
 
     content = read_plan(plan)
+    if ranks is None and content.plan.num_devices > MAX_DEFAULT_RANKS:
+        raise RunError(
+            f"{plan} is for {content.plan.num_devices} devices, each a process with some 400 MB of "
+            f"its own; say --ranks {content.plan.num_devices} if this machine holds them, or plan "
+            "for fewer devices"
+        )
     config = RunConfig(
         ranks=ranks or content.plan.num_devices,
         kernel=kernel,

@@ -17,6 +17,9 @@ if TYPE_CHECKING:  # torch takes seconds to load; a run without verification lea
 
     from dcp_runtime.verification import MaskSource, TensorError, Verification
 
+MAX_DENSE_TOKENS = 16_384
+"""Longest sequence that is verified: its mask takes 256 MiB, its float64 attention minutes."""
+
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
 
 
@@ -110,13 +113,19 @@ def run_plan(plan: Plan, config: RunConfig, world: ProcessWorld | None = None) -
         Times, bytes and the measured trace, and with ``config.verify`` the errors against float64.
 
     Raises:
-        RunError: if the plan is for another number of devices, or a rank died, stalled or failed;
-            every process has ended then.
+        RunError: if the plan is for another number of devices or too long to verify, or a rank
+            died, stalled or failed; every process has ended then.
     """
     if plan.num_devices != config.ranks:
         raise RunError(
             f"the plan is for {plan.num_devices} devices, {config.ranks} ranks were asked for; run "
             f"it on {plan.num_devices} ranks, or plan for a cluster of {config.ranks} devices"
+        )
+    longest = int(np.diff(plan.cu_seqlens).max(initial=0))
+    if config.verify and longest > MAX_DENSE_TOKENS:
+        raise RunError(
+            f"verification computes dense attention of sequences up to {MAX_DENSE_TOKENS} tokens, "
+            f"this plan has one of {longest}; verify a smaller batch, or run without verification"
         )
     if world is None:
         with open_world(config.ranks, config.timeout_s) as started:

@@ -221,3 +221,12 @@ def lab() -> SimpleNamespace:
         masks=MASKS,
         run_in_threads=run_in_threads,
     )
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_thread():
+    """Small tensors, and ranks as threads: more threads inside torch only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -80,3 +80,14 @@ def test_help_and_the_face_load_no_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_many_processes_start_only_when_asked_for_by_number(lab, tmp_path):
+    sparsity = lab.sparsity_of([lab.masks["causal"](60)], 16)
+    config = PlanConfig(partitioner="static:contiguous")
+    plan = build_plan(sparsity, ModelShape(2, 1, 8, 4), Cluster(3, 8), config)
+    write_plan(tmp_path / "wide.dcpplan", plan)
+    result = CliRunner().invoke(dcpm, ["run", str(tmp_path / "wide.dcpplan")])
+    assert isinstance(result.exception, RunError)
+    assert "is for 24 devices" in str(result.exception)
+    assert "say --ranks 24" in str(result.exception)

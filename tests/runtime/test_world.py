@@ -124,3 +124,10 @@ def test_processes_end_when_the_world_is_left_by_an_error(lab):
     with pytest.raises(KeyboardInterrupt):
         world.gen.throw(KeyboardInterrupt)
     assert all_gone(pids)
+
+
+def test_sequence_too_long_for_dense_attention_is_refused(lab, monkeypatch):
+    monkeypatch.setattr("dcp_runtime.launcher.MAX_DENSE_TOKENS", 39)
+    plan = plan_of(lab, [lab.masks["causal"](20), lab.masks["causal"](40)])
+    with pytest.raises(RunError, match="up to 39 tokens, this plan has one of 40"):
+        run_plan(plan, RunConfig(RANKS, verify=True))
