@@ -1,13 +1,13 @@
 """Compares a run with dense attention in float64, and its error with that of eager attention.
 
-A run is verified if the error of each of out, dq, dk and dv against float64, by norm and at the
-worst element, is at most the sum of
+A run is verified if, for each of out, dq, dk and dv, its error against float64 is small
 
-- twice the error of eager attention in the run's own dtype,
-- one rounding unit of that dtype, relative to the exact tensor,
-- rounding units of float32, in which sums are kept, relative to the terms that are summed
-  (`SummedTerms`), one for each factor that is rounded: p for out and dv; p, dp, delta and the
-  product for dq and dk. They weigh where terms cancel, as for sequences of one token.
+- by norm: at most twice that of eager attention in the run's own dtype, plus one rounding unit of
+  that dtype;
+- at the worst element: the same, plus rounding units of float32, in which sums are kept, relative
+  to the terms that are summed (`SummedTerms`): one for each factor that is rounded, p for out and
+  dv; p, dp, delta and the product for dq and dk. Single elements need it where terms cancel, as in
+  a row that sees one key. The norm gets it only if the whole tensor cancels to zero.
 
 In float64 eager attention is the reference itself, both carry rounding, and units count sixteen
 times.
@@ -132,7 +132,9 @@ class _Tally:
         size = self.terms if is_zero else self.exact
         norm, peak = size.norm or 1.0, size.largest or 1.0
         units = rounding.terms * ROUNDED_FACTORS[tensor]
-        allowed = 2 * self.eager.norm + rounding.tensor * norm + units * self.terms.norm
+        allowed = 2 * self.eager.norm + rounding.tensor * norm
+        if is_zero:
+            allowed += units * self.terms.norm
         allowed_peak = 2 * self.eager.largest + rounding.tensor * peak + units * self.terms.largest
         return TensorError(
             tensor,
