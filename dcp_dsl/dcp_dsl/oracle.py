@@ -17,6 +17,7 @@ from dcp_dsl.ast import Program, Span
 from dcp_dsl.diagnostics import make_diagnostic
 from dcp_dsl.errors import DatasetError, SpecError
 from dcp_dsl.mask import Mask
+from dcp_dsl.oracle_layout import Instance, lay_out
 from dcp_dsl.sample import Sample
 from dcp_dsl.scope import Scope
 
@@ -63,7 +64,7 @@ def evaluate(
     """Evaluate a mask expression on all pairs, some rows at a time."""
     result = np.zeros((length, length), np.bool_)
     step = max(1, PAIRS_AT_ONCE // max(1, length))
-    cache: dict[tuple[int, str], list[_Instance]] = {}
+    cache: dict[tuple[int, str], list[Instance]] = {}
     for begin in range(0, length, step):
         rows = np.arange(begin, min(begin + step, length))
         result[rows] = _Oracle(length, rows, columns, True, cache).mask(value, env)
@@ -95,23 +96,6 @@ class _Number:
 _Local: TypeAlias = _Thunk | _Number
 
 
-@dataclass(frozen=True, slots=True)
-class _Instance:
-    start: int
-    end: int
-    number: int
-    total: int
-
-
-@dataclass(slots=True)
-class _Node:
-    """A part of a layout laid out on a sample."""
-
-    name: str | None
-    length: int
-    children: list["_Node"] = field(default_factory=list)
-
-
 _COMPARISONS = {
     "<=": np.less_equal, ">=": np.greater_equal, "==": np.equal, "!=": np.not_equal,
     "<": np.less, ">": np.greater,
@@ -126,7 +110,7 @@ class _Oracle:
     rows: NDArray[np.int64]
     columns: Mapping[str, Any]  # Any: see Sample
     is_whole: bool
-    cache: dict[tuple[int, str], list[_Instance]]
+    cache: dict[tuple[int, str], list[Instance]]
     # Arguments already evaluated in this frame, by identity (and kept alive).
     seen: dict[int, tuple[_Thunk, Bools]] = field(default_factory=dict)
 
@@ -223,7 +207,7 @@ class _Oracle:
             names[param.text] = replace(self.number(argument.value, env), home=self)
         return _Env(local.env.scope, local.env.program, names)
 
-    def same(self, instances: list[_Instance]) -> Bools:
+    def same(self, instances: list[Instance]) -> Bools:
         which = self.per_token(instances, range(len(instances)), -1)
         at_q, at_k = which[self.rows][:, None], which[None, :]
         is_same: Bools = (at_q == at_k) & (at_q >= 0)
@@ -248,7 +232,7 @@ class _Oracle:
             result |= seen
         return result & self.inside(subject)[self.rows][:, None]
 
-    def per(self, inner: ast.Expr, instances: list[_Instance], env: _Env) -> Bools:
+    def per(self, inner: ast.Expr, instances: list[Instance], env: _Env) -> Bools:
         result = np.zeros(self.shape, np.bool_)
         for instance in instances:
             mine = np.flatnonzero((self.rows >= instance.start) & (self.rows < instance.end))
@@ -332,7 +316,9 @@ class _Oracle:
     def attribute(self, value: ast.Attribute, env: _Env) -> _Number:
         name, inner = value.name.text, value.value
         if inner == ast.Name("row"):
-            return _Number(int(self.columns[name]), True)
+            if not isinstance(self.columns[name], int):
+                raise DatasetError(f"`row.{name}`: expected one integer")
+            return _Number(self.columns[name], True)
         if isinstance(inner, ast.Attribute):
             instances = self.segment(inner.name, env)
             numbers = {
@@ -347,6 +333,8 @@ class _Oracle:
             return _Number(len(self.segment(ast.Ident(inner.text), env)), True)
         if name not in env.names and name not in env.scope.segments:
             column = self.columns[env.scope.tokens[name].column.text]
+            if not isinstance(column, list) or len(column) != self.n or not self.is_whole:
+                raise DatasetError(f"token column `{name}`: expected {self.n} integers")
             return self.lookup(np.asarray(column, np.int64), inner, env)
         instances = self.segment(value.name, env)
         labels = self.per_token(instances, [i.number for i in instances], 0)
@@ -365,9 +353,7 @@ class _Oracle:
 
     # ---- segments ----
 
-    def per_token(
-        self, instances: list[_Instance], numbers: Any, default: int
-    ) -> NDArray[np.int64]:
+    def per_token(self, instances: list[Instance], numbers: Any, default: int) -> NDArray[np.int64]:
         """Write one number per instance on all its tokens."""
         labels = np.full(self.n, default, np.int64)
         for instance, number in zip(instances, numbers, strict=True):
@@ -375,11 +361,11 @@ class _Oracle:
                 labels[token] = number
         return labels
 
-    def inside(self, instances: list[_Instance]) -> Bools:
+    def inside(self, instances: list[Instance]) -> Bools:
         is_inside: Bools = self.per_token(instances, [1] * len(instances), 0) == 1
         return is_inside
 
-    def instances(self, value: ast.Expr, env: _Env) -> list[_Instance]:
+    def instances(self, value: ast.Expr, env: _Env) -> list[Instance]:
         if isinstance(value, ast.Name):
             return self.segment(ast.Ident(value.text, span=value.span), env)
         assert isinstance(value, ast.Call), "a segment is a name or a call"
@@ -389,7 +375,7 @@ class _Oracle:
             return [i for i in instances if i.number < how_many]
         return [i for i in instances if i.number >= i.total - how_many]
 
-    def segment(self, name: ast.Ident, env: _Env) -> list[_Instance]:
+    def segment(self, name: ast.Ident, env: _Env) -> list[Instance]:
         local = env.names.get(name.text)
         if isinstance(local, _Thunk) and isinstance(local.value, ast.Every):
             return self.tiles(local.value, local.env)
@@ -400,10 +386,10 @@ class _Oracle:
             self.fail("E190", f"not supported yet: `{name.text}` here", env, name.span)
         key = (id(env.scope), name.text)
         if key not in self.cache:
-            self.cache[key] = self.laid_out(statement, statement.source, name.text)
+            self.cache[key] = lay_out(statement, statement.source, name.text, self.columns, self.n)
         return self.cache[key]
 
-    def tiles(self, every: ast.Every, env: _Env) -> list[_Instance]:
+    def tiles(self, every: ast.Every, env: _Env) -> list[Instance]:
         size = self.constant(every.size, env)
         if size < 1:
             self.fail("E111", f"`every {size}` makes no tiles", env, every.size.span)
@@ -414,66 +400,8 @@ class _Oracle:
         for start, end in parents:
             starts = list(range(start, end, size))
             for number, at in enumerate(starts):
-                found.append(_Instance(at, min(at + size, end), number, len(starts)))
+                found.append(Instance(at, min(at + size, end), number, len(starts)))
         return found
-
-    def laid_out(self, statement: ast.Segment, layout: ast.Layout, name: str) -> list[_Instance]:
-        """Give the instances of one name of a layout by laying the whole layout out."""
-        top = _Node(None, 0)
-        for part in layout.parts:
-            top.children += self.expand(part, self.columns)
-        _give_rest(top, self.n)
-        if _size(top) != self.n:
-            raise DatasetError(
-                f"segment `{statement.name.text}`: the layout has {_size(top)} tokens, the "
-                f"sample {self.n}"
-            )
-        if name == statement.name.text:
-            for child in top.children:
-                child.name = name
-                child.children = []
-        return _numbered(top, name)
-
-    def expand(self, part: ast.Leaf | ast.Group, row: Mapping[str, Any]) -> list[_Node]:
-        """Repeat a part as often as its columns say; -1 marks the remaining tokens."""
-        if isinstance(part, ast.Leaf):
-            name = part.name.text if part.name else None
-            if part.length is None:
-                return [_Node(name, -1)]
-            if part.is_repeated:
-                assert isinstance(part.length, ast.Name), "a repeated part has a column"
-                return [_Node(name, int(n)) for n in row[part.length.text]]
-            return [_Node(name, self.length(part.length, row))]
-        name = part.name.text if part.name else None
-        rows = [row]
-        if part.is_repeated:
-            lists = {c: row[c] for c in _columns_below(part)}
-            rows = [{**row, **dict(zip(lists, values, strict=True))}
-                    for values in zip(*lists.values(), strict=True)]  # fmt: skip
-        nodes = []
-        for inner in rows:
-            node = _Node(name, 0)
-            for child in part.parts:
-                node.children += self.expand(child, inner)
-            node.length = _size(node)
-            nodes.append(node)
-        return nodes
-
-    def length(self, value: ast.Expr, row: Mapping[str, Any]) -> int:
-        match value:
-            case ast.Number(number):
-                return number
-            case ast.Name("len"):
-                return self.n
-            case ast.Name(name):
-                return int(row[name])
-            case ast.Sign(op, inner):
-                return self.length(inner, row) * (-1 if op == "-" else 1)
-            case ast.Binary(op, left, right):
-                a, b = self.length(left, row), self.length(right, row)
-                return int({"+": a + b, "-": a - b, "*": a * b}[op]) if op in "+-*" else (
-                    a // b if op == "//" else a % b)  # fmt: skip
-        raise AssertionError(f"no length: {type(value).__name__}")
 
     def fail(self, code: str, message: str, env: _Env, span: Span) -> NoReturn:
         program = env.program
@@ -488,58 +416,3 @@ def _all(masks: list[Bools]) -> Bools:
 def _any(masks: list[Bools]) -> Bools:
     result: Bools = np.logical_or.reduce(masks)
     return result
-
-
-def _columns_below(part: ast.Leaf | ast.Group) -> list[str]:
-    if isinstance(part, ast.Group):
-        return [name for child in part.parts for name in _columns_below(child)]
-    names: list[str] = []
-    pending: list[ast.Expr | None] = [part.length]
-    while pending:
-        match pending.pop():
-            case ast.Name(name) if name != "len":
-                names.append(name)
-            case ast.Binary(_, left, right):
-                pending += [left, right]
-            case ast.Sign(_, inner):
-                pending.append(inner)
-    return names
-
-
-def _size(node: _Node) -> int:
-    if not node.children:
-        return max(0, node.length)
-    return sum(_size(child) for child in node.children)
-
-
-def _give_rest(top: _Node, length: int) -> None:
-    for child in top.children:
-        if child.length == -1:
-            child.length = 0
-            child.length = length - _size(top)
-
-
-def _numbered(top: _Node, name: str) -> list[_Instance]:
-    """Number all nodes of a name among those with the same nearest named ancestor."""
-    spans: list[tuple[int, int, int]] = []  # start, end, ancestor
-
-    def visit(node: _Node, at: int, ancestor: int) -> int:
-        for child in node.children:
-            end = at + _size(child)
-            if child.name == name:
-                spans.append((at, end, ancestor))
-            visit(child, at, id(child) if child.name is not None else ancestor)
-            at = end
-        return at
-
-    visit(top, 0, id(top))
-    counts: dict[int, int] = {}
-    for _, _, ancestor in spans:
-        counts[ancestor] = counts.get(ancestor, 0) + 1
-    numbers: dict[int, int] = {}
-    found = []
-    for start, end, ancestor in spans:
-        number = numbers.get(ancestor, 0)
-        numbers[ancestor] = number + 1
-        found.append(_Instance(start, end, number, counts[ancestor]))
-    return found

@@ -188,6 +188,8 @@ def test_every_mask_of_the_specs_equals_its_dense_form_or_is_refused(paint):
 def test_a_sample_that_does_not_fit_the_layout_is_refused(paper, columns, length, says):
     with pytest.raises(DatasetError, match=says):
         paper.mask("dcp_shared_question").bind(Sample(columns, length))
+    with pytest.raises(DatasetError):
+        dense_mask(paper.mask("dcp_shared_question"), Sample(columns, length))
 
 
 def test_columns_of_a_repeated_group_need_equal_sizes():

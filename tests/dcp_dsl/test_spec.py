@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dcp_dsl import DatasetError, Sample, Spec, SpecError, check, load
+from dcp_dsl import DatasetError, Sample, Spec, SpecError, check, dense_mask, load
 
 SPECS = Path(__file__).parents[1] / "fixtures" / "specs"
 
@@ -152,3 +152,33 @@ def test_a_named_sample_is_the_only_one_tested():
         "check causal implies sliding(3) on short\ncheck causal implies sliding(3) on long"
     )
     assert [(d.line, d.code) for d in check(text)] == [(4, "C401")]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    ["question_len = [4], answer_lens = 3", "question_len = 4, answer_lens = [[3]]",
+     "question_len = true",
+     "question_len = 4, answer_lens = [3], len = 4k",
+     "question_len = 4, answer_lens = [3], len = [2]"],
+)  # fmt: skip
+def test_a_sample_of_the_wrong_shape_is_a_finding_not_a_crash(fields):
+    text = (
+        "segment part = question[question_len] answer[answer_lens]*\n"
+        f"mask a = causal and (k in question or same(answer))\nsample s({fields})\n"
+        "check a total on s"
+    )
+    assert [d.code for d in check(text)] == ["E117"]
+
+
+@pytest.mark.parametrize(
+    ("mask", "columns"),
+    [("q < k.mark", {"mark": [1, 2]}), ("q < k.mark", {"mark": 3}),
+     ("q < row.limit", {"limit": [1]}),
+     ("same(s)", {"n": 0, "m": [4]})],
+)  # fmt: skip
+def test_columns_of_the_wrong_shape_are_refused_in_both_forms(mask, columns):
+    spec = Spec.from_text(f"token mark\nsegment s = x[len // n] y[..]\nmask a = {mask}")
+    sample = Sample(columns, 4)
+    for run in (spec.mask("a").bind, lambda s: dense_mask(spec.mask("a"), s)):
+        with pytest.raises(DatasetError):
+            run(sample)
