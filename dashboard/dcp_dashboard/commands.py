@@ -76,7 +76,7 @@ def demo(*, out: Path, ranks: int, tokens: int, seed: int, serves: bool, as_json
 
     from rich.console import Console
 
-    from dcp_dashboard import serve
+    from dcp_dashboard import DashboardError, serve
     from dcp_dashboard.demo import DemoConfig, print_report, run_demo
 
     err = Console(stderr=True)
@@ -99,7 +99,11 @@ def demo(*, out: Path, ranks: int, tokens: int, seed: int, serves: bool, as_json
         click.echo(f"{report.seconds:.0f} s. Plans are in {report.folder}. See them: {where}")
 
     if serves and report.verified:
-        serve(report.folder, on_ready=show)
+        try:
+            serve(report.folder, on_ready=show)
+        except DashboardError:
+            show(None)  # what was found must not be lost with the page
+            raise
     else:
         show(None)
     if not report.verified:
