@@ -65,9 +65,7 @@ class Row:
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--only", default="", help="Batches whose name contains this.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def main(
-    block_size: int, cluster: str, repeats: int, seed: int, only: str, as_json: bool
-) -> None:
+def main(block_size: int, cluster: str, repeats: int, seed: int, only: str, as_json: bool) -> None:
     """Run the benchmark."""
     workloads = json.loads((DATA / "workloads.json").read_text())["workloads"]
     peers = json.loads((DATA / "peers.json").read_text())["peers"]

@@ -35,12 +35,12 @@ def place(workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement
     if partitioner is None:
         known = ", ".join(PARTITIONERS)
         raise PlanError(f"unknown partitioner {config.partitioner!r}; expected one of {known}")
-    reason = partitioner.unavailable()
-    if reason:
-        raise PlanError(f"partitioner {partitioner.name!r} cannot run: {reason}")
     if workload.num_tiles == 0 or cluster.num_devices == 1:
         # Nothing to search for; KaHyPar refuses one part and empty hypergraphs.
         partitioner = PARTITIONERS["static:contiguous"]
+    reason = partitioner.unavailable()
+    if reason:
+        raise PlanError(f"partitioner {partitioner.name!r} cannot run: {reason}")
     found = partitioner.place(workload, cluster, config)
     if not partitioner.is_fixed:
         found = repair(found, workload, cluster, config)

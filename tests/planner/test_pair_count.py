@@ -57,3 +57,10 @@ def test_an_overlap_is_found_if_and_only_if_a_pair_is_covered_twice(data):
     rows = data.draw(st.lists(one_slab(tokens), max_size=4))
     slabs = Slabs(tokens, *np.array(sorted(rows), np.int64).reshape(-1, 6).T)
     assert (find_overlap(slabs) is not None) == bool((to_dense(slabs) > 1).any())
+
+
+def test_slabs_that_cross_after_their_first_row_overlap():
+    # A diagonal from key 0 runs into the column of key 2 at row 2.
+    slabs = Slabs(4, [0, 0], [4, 4], [0, 2], [1, 3], [1, 0], [1, 0])
+    assert (to_dense(slabs) > 1).sum() == 1
+    assert find_overlap(slabs) == 1

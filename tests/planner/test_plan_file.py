@@ -257,6 +257,17 @@ def test_a_name_that_appears_twice_is_refused(written, tmp_path):
         read_plan(path)
 
 
+def test_members_that_declare_more_than_the_file_has_are_refused(written, tmp_path):
+    path = tmp_path / "x.dcpplan"
+    path.write_bytes(written[0])
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("extra", b"x")
+        info = archive.getinfo("extra")
+        info.file_size = info.compress_size = 2**31
+    with pytest.raises(PlanFileError, match=r"its members declare \d+ bytes, the file has"):
+        read_plan(path)
+
+
 def test_a_file_over_the_limit_is_refused_unread(written, tmp_path):
     path = tmp_path / "x.dcpplan"
     path.write_bytes(written[0])

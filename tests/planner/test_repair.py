@@ -126,3 +126,9 @@ def test_largest_first_packing_meets_its_bound_on_tiny_cases():
         best = min(max(loads(choice, sizes, 3)) for choice in itertools.product(range(3), repeat=7))
         found = max(loads(pack_largest_first(sizes, 3), sizes, 3))
         assert best <= found <= 4 / 3 * best
+
+
+def test_who_loses_most_by_the_second_choice_chooses_first():
+    cost = np.array([[0.0, 1.0], [0.0, 10.0]])
+    owner = choose_owners(cost, np.array([4, 4]), 4, np.zeros(2, np.int32))
+    assert owner.tolist() == [1, 0]

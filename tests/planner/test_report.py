@@ -123,3 +123,11 @@ def test_overlap_is_the_covered_part_of_the_message_time():
     assert timings.hidden_s == pytest.approx((10e-9, 0.0))  # 5 to 10 and 20 to 25
     assert timings.wait_s == pytest.approx((10e-9, 0.0))
     assert timings.overlap == pytest.approx(10 / 25)
+
+
+def test_a_message_inside_another_counts_once():
+    send, receive = 1, 2
+    timings = measure_trace(
+        trace_of((0, send, 0, 20), (0, receive, 5, 10), (0, receive, 12, 25)), 1
+    )
+    assert timings.message_s == pytest.approx((25e-9,))
