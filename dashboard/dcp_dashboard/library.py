@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from dcp_dashboard.folder import SUFFIX, DashboardError, PlanEntry, find, scan
 from dcp_dashboard.summary import DeviceTotals, PlanSummary, device_totals, summarise
@@ -33,14 +33,14 @@ class LoadedPlan:
         entry: the file.
         plan: its plan.
         traces: by source; `simulated` is always there, computed if the file does not carry it.
-        meta: what the file's writer noted beside the plan.  (Any: JSON values.)
+        verified: whether the measured run was exact, ``None`` if it was not compared.
         totals, summary: the plan in numbers, per device and as a whole.
     """
 
     entry: PlanEntry
     plan: Plan
     traces: Mapping[Source, Trace]
-    meta: Mapping[str, Any]
+    verified: bool | None
     totals: DeviceTotals
     summary: PlanSummary
 
@@ -139,7 +139,7 @@ class PlanLibrary:
             loaded = self._plans.get(_content(entry), lambda: _read(entry))
         except DCPError as error:
             return PlanRow(entry, None, None, str(error))
-        return PlanRow(entry, loaded.summary, loaded.meta.get("verified"))
+        return PlanRow(entry, loaded.summary, loaded.verified)
 
 
 def _content(entry: PlanEntry) -> tuple[str, int, int]:
@@ -161,7 +161,7 @@ def _read(entry: PlanEntry) -> LoadedPlan:
         entry=entry,
         plan=file.plan,
         traces=traces,
-        meta=file.meta,
+        verified=file.verified,
         totals=device_totals(file.plan, metrics),
         summary=summarise(file.plan, metrics, traces),
     )

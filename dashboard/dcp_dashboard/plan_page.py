@@ -103,7 +103,7 @@ def _title(loaded: LoadedPlan) -> Component:
         [
             dcc.Link("Plans", href="/", className="dcp-crumb"),
             html.H1(summary.mask),
-            run_badge(summary, is_verified=loaded.meta.get("verified")),
+            run_badge(summary, is_verified=loaded.verified),
             html.Span(" · ".join(facts), className="dcp-muted dcp-facts"),
         ],
         className="dcp-title",

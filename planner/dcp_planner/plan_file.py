@@ -47,18 +47,23 @@ class PlanFile:
         plan: validated.
         traces: in the order they were written, at most one per source.
         meta: ``meta.json`` as it is; `Any`: a JSON object.
+        verified: whether the measured run was compared with dense attention and exact, ``None`` if
+            it was not compared.
     """
 
     plan: Plan
     traces: tuple[Trace, ...]
     meta: Mapping[str, Any]
+    verified: bool | None = None
 
 
-def write_plan(path: str | Path, plan: Plan, traces: Sequence[Trace] = ()) -> None:
+def write_plan(
+    path: str | Path, plan: Plan, traces: Sequence[Trace] = (), *, verified: bool | None = None
+) -> None:
     """Write a plan and its traces; the same arguments give the same bytes.
 
     The file appears under its name only when it is whole; a failure leaves nothing behind and an
-    older file as it was.
+    older file as it was. `verified` is the verdict on the measured run among the traces.
 
     Raises:
         PlanFileError: if it cannot be written.
@@ -76,6 +81,7 @@ def write_plan(path: str | Path, plan: Plan, traces: Sequence[Trace] = ()) -> No
         "metrics": measure(plan).to_json(),
         "tables": {name: _num_rows(name, tables[name]) for name in TABLES},
         "traces": [{"source": t.source, "events": len(t)} for t in traces],
+        "verified": verified,
     }
     members = {_META: json.dumps(meta, indent=1).encode()}
     members |= {f"{name}.arrow": encode_table(name, tables[name]) for name in TABLES}
@@ -194,7 +200,8 @@ def _read_parts(members: dict[str, bytes], limit_bytes: int) -> PlanFile:
     found, expected = digest(plan), _member(meta, "digest", str)
     if found != expected:
         raise PlanFileError(f"expected the digest {expected}, its content has {found}; {_AGAIN}")
-    return PlanFile(plan, traces, meta)
+    verified = None if meta.get("verified") is None else _member(meta, "verified", bool)
+    return PlanFile(plan, traces, meta, verified)
 
 
 def _read_meta(data: bytes) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def run(  # noqa: PLR0913 - one argument per option
     result = run_plan(content.plan, config)
     if trace is not None:
         others = tuple(t for t in content.traces if t.source != "measured")
-        write_plan(trace, content.plan, (*others, result.trace))
+        write_plan(trace, content.plan, (*others, result.trace), verified=result.verified)
         click.echo(f"wrote {trace}", err=True)
     click.echo(json.dumps(to_json(config, result)) if as_json else to_text(config, result))
     if result.verified is False:

@@ -1,6 +1,7 @@
 import json
 import struct
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from dcp_dashboard.library import PlanLibrary
 from dcp_dashboard.palette import KIND_COLOURS, device_colours, ramp
 from dcp_dashboard.plan_list_page import COLUMNS, sort_rows
 from dcp_dashboard.thumbnail import SIDE, thumbnail
+from dcp_planner import simulate, write_plan
 
 
 def texts(component):
@@ -41,6 +43,17 @@ def test_the_list_shows_numbers_and_errors(served_folder):
     assert "131,072" in page
     assert any("cut.dcpplan" in text and "expected" in text for text in page)
     assert any(text.endswith("1 of them unreadable") for text in page)
+
+
+@pytest.mark.parametrize(
+    ("verified", "badge"), [(True, "✓ verified"), (False, "✗ failed"), (None, "run")]
+)
+def test_the_list_and_the_page_show_the_verdict_on_a_run(small_plan, tmp_path, verified, badge):
+    measured = replace(simulate(small_plan), source="measured")
+    write_plan(tmp_path / "x.dcpplan", small_plan, [measured], verified=verified)
+    library = PlanLibrary(tmp_path)
+    assert badge in texts(render_page(library, "/", ""))
+    assert badge in texts(render_page(library, f"/plan/{plan_key('x.dcpplan')}", ""))
 
 
 def test_rows_sort_by_every_column_with_the_unreadable_last(served_folder):

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -22,10 +21,6 @@ from dcp_planner import (
     make_schedule,
     validate,
 )
-
-# Seeded, and without deadlines: the machine may be busy.
-settings.register_profile("planner", deadline=None, derandomize=True, max_examples=80)
-settings.load_profile("planner")
 
 Dense = NDArray[np.bool_]
 

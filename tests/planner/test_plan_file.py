@@ -68,8 +68,9 @@ def test_every_plan_and_trace_comes_back_as_it_was(sparsity, tmp_path):
     )  # fmt: skip
     trace = simulate(plan)
     measured = replace(trace, source="measured")
-    write_plan(tmp_path / "a.dcpplan", plan, [trace, measured])
+    write_plan(tmp_path / "a.dcpplan", plan, [trace, measured], verified=True)
     found = read_plan(tmp_path / "a.dcpplan")
+    assert found.verified is True
     assert digest(found.plan) == digest(plan) == found.meta["digest"]
     assert (found.plan.forward, found.plan.backward) == (plan.forward, plan.backward)
     assert (found.plan.cluster, found.plan.shape) == (plan.cluster, plan.shape)
@@ -78,6 +79,16 @@ def test_every_plan_and_trace_comes_back_as_it_was(sparsity, tmp_path):
     assert [t.source for t in found.traces] == ["simulated", "measured"]
     assert equal_traces(found.traces[0], trace)
     assert equal_traces(found.traces[1], measured)
+
+
+def test_a_verdict_that_is_none_is_refused(written, tmp_path):
+    members = members_of(written[0], tmp_path / "x")
+    meta = json.loads(members["meta.json"])
+    assert meta["verified"] is None
+    members["meta.json"] = json.dumps({**meta, "verified": "yes"}).encode()
+    rewrite(tmp_path / "x", members)
+    with pytest.raises(PlanFileError, match="expected 'verified' as bool, got 'yes'"):
+        read_plan(tmp_path / "x")
 
 
 def test_the_same_plan_gives_the_same_bytes(plan, tmp_path):

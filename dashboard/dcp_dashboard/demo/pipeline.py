@@ -168,7 +168,8 @@ def _run_mask(
     progress(f"{mask.call}: running on {config.ranks} processes, forward and backward")
     run_config = RunConfig(ranks=config.ranks, seed=config.seed, verify=True)
     result = run_plan(small.plans[0], run_config, world)
-    write_plan(small.file, small.plans[0], (small.traces[0], result.trace))
+    traces = (small.traces[0], result.trace)
+    write_plan(small.file, small.plans[0], traces, verified=result.verified)
     return MaskReport(
         mask=mask.call,
         dataset=path.name,
