@@ -71,7 +71,9 @@ def _errors(mask: MaskReport) -> Text:
 
 
 def _bytes(count: int) -> str:
-    return f"{count / 1e6:,.0f} MB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
+    if count >= 1e9:
+        return f"{count / 1e9:.2f} GB"
+    return f"{count / 1e6:.0f} MB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
 def _seconds(seconds: float) -> str:
