@@ -48,7 +48,8 @@ chromium: ## the browser of the browser tests; without root the tests say what t
 ifeq ($(CHROMIUM),)
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
-	else echo "Chromium is missing: browser tests will be skipped. Install it: apt-get install chromium"; fi
+	fi; command -v chromium >/dev/null \
+	|| echo "Chromium is missing: browser tests will be skipped. Install it: apt-get install chromium"
 endif
 
 clean:

@@ -40,7 +40,9 @@ def table(report: dict[str, Any]) -> str:  # Any: a JSON document
                 f"| {method['compute_imbalance']:.2f} | {method['token_imbalance']:.2f} "
                 f"| {method['predicted_s'] * 1e3:.1f} ms |"
             )
-    lines += ["", "| mask | tokens | out | dq | dk | dv | predicted | measured |"]
+    ranks = report["ranks"]
+    lines += ["", f"Then the batches that really ran, on {ranks} processes:", ""]
+    lines += ["| mask | tokens | out | dq | dk | dv | predicted | measured |"]
     lines += ["|---|--:|--:|--:|--:|--:|--:|--:|"]
     for mask in report["masks"]:
         errors = " | ".join(f"{e['relative']:.1e} ({e['eager']:.1e})" for e in mask["errors"])

@@ -1,0 +1,86 @@
+"""What the documents tell a reader to type does what they say."""
+
+import doctest
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dcp_dsl import check
+
+ROOT = Path(__file__).resolve().parent.parent
+TRAINING = """
+import torch, torch.distributed as dist
+from dcp_dsl import Spec
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+process_group = dist.group.WORLD
+spec = Spec.from_text('for "*" use causal')
+dataset = [{"tokens": list(range(n))} for n in (700, 900)]
+def model(local_data, executor):
+    q = torch.randn(len(local_data.tokens), 8, 128, requires_grad=True)
+    kv = torch.randn(len(local_data.tokens), 2, 2, 128, requires_grad=True)
+    return DCPAttn.apply(executor, q, kv).square().mean()
+"""
+
+
+def blocks(path: str, language: str) -> list[str]:
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def run(code: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        input="\n",
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_ten_lines_of_the_first_readme_run(tmp_path: Path):
+    planning, _ = blocks("README.md", "python")
+    imbalance, seconds = map(float, run(planning, tmp_path).split())
+    assert 1 <= imbalance <= 1.1
+    assert 0 < seconds < 1
+
+
+def test_training_loop_of_the_first_readme_runs(tmp_path: Path):
+    imports, training = blocks("README.md", "python")[1].split("\n\n", 1)
+    checks = "\nassert loss.isfinite()\nexecutor.close()\ndist.destroy_process_group()\n"
+    run("\n".join([imports, TRAINING, training, checks]), tmp_path)
+
+
+def test_mask_of_the_first_readme_is_right():
+    (spec,) = [b for b in blocks("README.md", "") if b.startswith("# train.dcpm")]
+    assert check(spec, "train.dcpm") == ()
+
+
+def test_planner_readme_runs_and_so_do_those_that_read_its_plan(tmp_path: Path):
+    (tmp_path / "runs").mkdir()
+    (planning,) = blocks("planner/README.md", "python")
+    run(planning, tmp_path)
+    plan = tmp_path / "local.dcpplan"
+    plan.rename(tmp_path / "runs" / "local.dcpplan")
+    (serving,) = blocks("dashboard/README.md", "python")
+    assert "http://127.0.0.1:" in run(serving, tmp_path)
+    (tmp_path / "demo.dcpplan").write_bytes((tmp_path / "runs" / "local.dcpplan").read_bytes())
+    (reading,) = blocks("docs/dcpplan.md", "python")
+    run(reading, tmp_path)
+
+
+@pytest.mark.parametrize("path", ["dcp_dsl/README.md", "grammar/README.md"])
+def test_sessions_of_a_room_readme_are_true(path: str):
+    results = doctest.testfile(str(ROOT / path), module_relative=False)
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+def test_table_of_the_first_readme_is_generated_from_its_json():
+    subprocess.run([sys.executable, "docs/generate_readme.py", "--check"], cwd=ROOT, check=True)
