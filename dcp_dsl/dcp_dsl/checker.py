@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 from dcp_dsl import ast
 from dcp_dsl.ast import Program
-from dcp_dsl.columns import mentioned_names, needed_columns, walk
+from dcp_dsl.columns import needed_columns
 from dcp_dsl.diagnostics import Diagnostic, did_you_mean
 from dcp_dsl.expressions import NOT_YET, ExpressionChecker, Function, Names
 from dcp_dsl.kinds import PARAM_TYPES, SEGMENT, UNKNOWN, Kind, param_kind
 from dcp_dsl.layout_checker import check_layout
 from dcp_dsl.scope import Scope, segment_names
 from dcp_dsl.tokens import RESERVED
+from dcp_dsl.walk import mentioned_names, walk
 
 MAX_EXPANDED_DEPTH = 128
 MAX_EXPANDED_NODES = 20_000

@@ -6,28 +6,25 @@ holds here is tested, not proved.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from random import Random
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcp_dsl import ast
 from dcp_dsl.ast import Program
+from dcp_dsl.budget import Budget, OverBudget
+from dcp_dsl.claim_samples import claim_samples
 from dcp_dsl.columns import needed_columns
 from dcp_dsl.diagnostics import Diagnostic, make_diagnostic
 from dcp_dsl.errors import DatasetError, SpecError
-from dcp_dsl.layout import Column, layout_columns
 from dcp_dsl.mask import Mask
 from dcp_dsl.oracle import dense_mask
 from dcp_dsl.sample import Sample
+from dcp_dsl.sample_statement import NoLengthError, declared_sample
 from dcp_dsl.scope import Scope
 from dcp_dsl.unparse import unparse
 
-MAX_SAMPLE_TOKENS = 256
-GENERATED = 24
-
-Bools = NDArray[np.bool_]
+MAX_STEPS = 2**29  # of numpy on one pair; about a second
+MAX_FINDINGS = 100
 
 
 def check_claims(program: Program) -> tuple[Diagnostic, ...]:
@@ -35,39 +32,85 @@ def check_claims(program: Program) -> tuple[Diagnostic, ...]:
 
     Returns:
         C401-C404 for claims that fail, E117 for samples that do not fit their layout, W290 where
-        the claim cannot be evaluated yet.
+        the claim cannot be evaluated yet, W291 where there is nothing to test it on or testing it
+        would take too long.
     """
     scope = Scope.of(program)
-    return tuple(
-        found
-        for statement in program.statements
-        if isinstance(statement, ast.Check)
-        for found in _check_claim(statement, scope)
-    )
+    found, broken = _check_samples(scope)
+    budget = Budget(MAX_STEPS)
+    for statement in program.statements:
+        if isinstance(statement, ast.Check) and len(found) < MAX_FINDINGS:
+            found += _check_claim(statement, scope, broken, budget)
+    return tuple(found)
 
 
-def _check_claim(check: ast.Check, scope: Scope) -> Iterator[Diagnostic]:
+def _check_samples(scope: Scope) -> tuple[list[Diagnostic], frozenset[str]]:
+    """Find the samples that do not fit the layouts; those that claims name are errors there."""
+    found: list[Diagnostic] = []
+    broken: set[str] = set()
+    program = scope.program
+    checks = [s for s in program.statements if isinstance(s, ast.Check)]
+    asked = {check.sample.text for check in checks if check.sample is not None}
+    for name, definition in scope.samples.items():
+        try:
+            declared_sample(definition, scope)
+        except NoLengthError:  # it may still show what the columns look like
+            continue
+        except DatasetError as error:
+            broken.add(name)
+            if name not in asked and len(found) < MAX_FINDINGS:
+                found.append(
+                    make_diagnostic(
+                        "W292", str(error), program.text, definition.span, name=program.name,
+                        hint="mend the sample so that its layout fills it",
+                    )
+                )  # fmt: skip
+    return found, frozenset(broken)
+
+
+def _check_claim(
+    check: ast.Check, scope: Scope, broken: frozenset[str], budget: Budget
+) -> Iterator[Diagnostic]:
     left = _mask(check.left, scope)
     right = None if check.right is None else _mask(check.right, scope)
     columns = left.columns | (right.columns if right is not None else frozenset())
-    program = scope.program
+    is_tested = False
     try:
-        for sample in _samples(check, columns, scope):
-            failure = _test(check, left, right, sample)
+        for sample in claim_samples(check, columns, scope, broken):
+            try:
+                failure = _test(check, left, right, sample, budget)
+            except DatasetError:
+                if check.sample is not None:
+                    raise
+                continue  # a generated sample that a layout with `len` cannot take
+            is_tested = True
             if failure is not None:
-                yield _describe(check, failure, program)
+                yield _describe(check, failure, scope.program)
                 return
     except SpecError as error:
-        yield make_diagnostic(
-            "W290", f"this check cannot be tested yet: {error.diagnostics[0].message}",
-            program.text, check.span, name=program.name,
+        what = error.diagnostics[0].message
+        yield _note(check, scope, "W290", f"this check cannot be tested yet: {what}", "")
+    except OverBudget:
+        yield _note(
+            check, scope, "W291", "this check is not tested: it takes too long",
+            "test smaller masks, on shorter samples",
         )  # fmt: skip
     except DatasetError as error:
-        yield make_diagnostic(
-            "E117", str(error), program.text,
-            check.sample.span if check.sample else check.span, name=program.name,
-            hint="mend the sample so that its layout fills it",
-        )  # fmt: skip
+        hint = "mend the sample so that its layout fills it"
+        yield _note(check, scope, "E117", str(error), hint)
+    else:
+        if not is_tested:
+            wanted = ", ".join(f"{column} = ..." for column in sorted(columns))
+            yield _note(
+                check, scope, "W291", "this check is not tested: no sample has its columns",
+                f"add `sample tiny({wanted}, len = ...)`",
+            )  # fmt: skip
+
+
+def _note(check: ast.Check, scope: Scope, code: str, message: str, hint: str) -> Diagnostic:
+    span = check.sample.span if check.sample is not None and code == "E117" else check.span
+    program = scope.program
+    return make_diagnostic(code, message, program.text, span, name=program.name, hint=hint)
 
 
 def _mask(expression: ast.Expr, scope: Scope) -> Mask:
@@ -85,8 +128,10 @@ class _Failure:
     k: int | None
 
 
-def _test(check: ast.Check, left: Mask, right: Mask | None, sample: Sample) -> _Failure | None:
-    seen = dense_mask(left, sample)
+def _test(
+    check: ast.Check, left: Mask, right: Mask | None, sample: Sample, budget: Budget
+) -> _Failure | None:
+    seen = dense_mask(left, sample, budget=budget)
     if check.claim == "total":
         blind = np.flatnonzero(~seen.any(axis=1))
         return _Failure(sample, int(blind[0]), None) if len(blind) else None
@@ -94,7 +139,7 @@ def _test(check: ast.Check, left: Mask, right: Mask | None, sample: Sample) -> _
         wrong = np.triu(seen, k=1)
     else:
         assert right is not None, "the grammar gives implies and equals a right side"
-        other = dense_mask(right, sample)
+        other = dense_mask(right, sample, budget=budget)
         wrong = seen & ~other if check.claim == "implies" else seen != other
     pairs = np.argwhere(wrong)
     return _Failure(sample, *pairs[0].tolist()) if len(pairs) else None
@@ -112,108 +157,3 @@ def _describe(check: ast.Check, failure: _Failure, program: Program) -> Diagnost
         code, f"this check fails: {what}", program.text, check.span, name=program.name,
         hint=f"at {place} of the sample {failure.sample.to_json()}",
     )  # fmt: skip
-
-
-# ---- samples -------------------------------------------------------------------------------------
-
-
-def _samples(check: ast.Check, columns: frozenset[str], scope: Scope) -> Iterator[Sample]:
-    """Give the samples to test on: the named one, or generated ones and all that fit."""
-    if check.sample is not None:
-        yield _declared(scope.samples[check.sample.text], columns, scope)
-        return
-    yield from sorted(_generate(columns, scope), key=lambda s: s.length)
-    for definition in scope.samples.values():
-        given = {entry.name.text for entry in definition.fields}
-        if columns <= given | {"len"}:
-            yield _declared(definition, columns, scope)
-
-
-def _declared(definition: ast.SampleDef, columns: frozenset[str], scope: Scope) -> Sample:
-    """Turn a `sample` statement into a sample; without `len` the layout says the length."""
-    values: dict[str, Any] = {e.name.text: _lists(e.value) for e in definition.fields}
-    length = values.pop("len", None)
-    missing = sorted(columns - values.keys())
-    if missing:
-        raise DatasetError(f"sample `{definition.name.text}` has no column `{missing[0]}`")
-    values = {name: values[name] for name in columns}
-    sample = Sample(values, _natural_length(values, columns, scope) if length is None else length)
-    if sample.length > MAX_SAMPLE_TOKENS:
-        raise DatasetError(
-            f"sample `{definition.name.text}` has {sample.length} tokens; checks test samples "
-            f"of at "
-            f"most {MAX_SAMPLE_TOKENS}"
-        )
-    return sample
-
-
-def _lists(value: ast.Literals) -> Column:
-    return [_lists(v) for v in value] if isinstance(value, tuple) else value
-
-
-def _layouts(columns: frozenset[str], scope: Scope) -> list[ast.Layout]:
-    """Give the layouts that read these columns, of the text and of the library masks it uses."""
-    scopes = [scope]
-    for statement in scope.program.statements:
-        if isinstance(statement, ast.Check):
-            for node in (statement.left, statement.right):
-                name = node.text if isinstance(node, ast.Name) else None
-                if isinstance(node, ast.Call):
-                    name = node.name.text
-                found = scope.find_mask(name) if name is not None else None
-                if found is not None:
-                    scopes.append(found[1])
-    segments = [s for each in scopes for s in each.program.statements if isinstance(s, ast.Segment)]
-    layouts = [s.source for s in segments if isinstance(s.source, ast.Layout)]
-    return [x for x in layouts if columns & set(layout_columns(x))]
-
-
-def _natural_length(values: dict[str, Any], columns: frozenset[str], scope: Scope) -> int:
-    """Give the tokens of a layout's columns, plus some for `[..]`; 12 without any layout."""
-    totals = []
-    for layout in _layouts(columns, scope):
-        known = [c for c in layout_columns(layout) if c in values]
-        has_rest = any(isinstance(p, ast.Leaf) and p.length is None for p in layout.parts)
-        totals.append(sum(_sum(values[c]) for c in known) + (3 if has_rest else 0))
-    return max(totals, default=12)
-
-
-def _sum(value: Column) -> int:
-    return sum(map(_sum, value)) if isinstance(value, list) else int(value)
-
-
-def _generate(columns: frozenset[str], scope: Scope) -> Iterator[Sample]:
-    """Give small samples whose columns fit the layouts; always the same ones."""
-    layouts = _layouts(columns, scope)
-    shapes: dict[str, int] = {}
-    for layout in layouts:
-        _collect_shapes(layout.parts, 0, shapes)
-    rng = Random(0)  # the same samples every time
-    for index in range(GENERATED):
-        if not shapes:
-            if columns - shapes.keys():
-                return  # token columns: only declared samples know sensible values
-            yield Sample({}, index + 1)
-            continue
-        count = 1 + index % 3
-        values = {name: _value(depth, count, rng) for name, depth in shapes.items()}
-        if columns <= values.keys():
-            yield Sample({c: values[c] for c in columns}, _natural_length(values, columns, scope))
-
-
-def _collect_shapes(
-    parts: tuple[ast.Leaf | ast.Group, ...], depth: int, shapes: dict[str, int]
-) -> None:
-    """Note for every column how deeply its lists are nested."""
-    for part in parts:
-        if isinstance(part, ast.Group):
-            _collect_shapes(part.parts, depth + part.is_repeated, shapes)
-        elif part.length is not None:
-            for name in layout_columns(ast.Layout((part,))):
-                shapes[name] = depth + part.is_repeated
-
-
-def _value(depth: int, count: int, rng: Random) -> Column:
-    if depth == 0:
-        return rng.randint(1, 4)
-    return [_value(depth - 1, count, rng) for _ in range(count)]

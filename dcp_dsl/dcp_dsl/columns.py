@@ -1,10 +1,8 @@
-"""Which columns of a sample a mask needs: found by following every name it mentions."""
-
-from collections.abc import Iterator
+"""Which columns of a sample a layout and a mask need."""
 
 from dcp_dsl import ast
-from dcp_dsl.layout import layout_columns
 from dcp_dsl.scope import Scope
+from dcp_dsl.walk import mentioned_names, walk
 
 
 def needed_columns(expression: ast.Expr, scope: Scope) -> frozenset[str]:
@@ -36,36 +34,18 @@ def needed_columns(expression: ast.Expr, scope: Scope) -> frozenset[str]:
     return frozenset(found)
 
 
-def mentioned_names(node: object) -> Iterator[tuple[str, bool]]:
-    """Give every name in a tree, with whether it stands behind a dot."""
-    for inner in walk(node):
-        match inner:
-            case ast.Name(text):
-                yield text, False
-            case ast.Call(name):
-                yield name.text, False
-            case ast.Attribute(_, name):
-                yield name.text, True
-            case ast.Per(_, segment):
-                yield segment.text, False
-            case ast.Every(_, parent) if parent is not None:
-                yield parent.text, False
-            case ast.Rule(subject):
-                yield subject.text, False
-            case ast.Target(name):
-                yield name.text, False
+def reads_length(layout: ast.Layout) -> bool:
+    """Whether a layout depends on the sample's length: by `len` or by `[..]`."""
+    return any(
+        isinstance(node, ast.Leaf) and (node.length is None or ast.Name("len") in walk(node.length))
+        for node in walk(layout)
+    )
 
 
-def walk(node: object) -> Iterator[object]:
-    """Give a node of a syntax tree and all nodes below it; no recursion."""
-    stack = [node]
-    while stack:
-        current = stack.pop()
-        if isinstance(current, tuple):
-            stack.extend(reversed(current))
-        elif hasattr(current, "__dataclass_fields__"):
-            yield current
-            stack.extend(getattr(current, name) for name in reversed(current.__dataclass_fields__))
+def layout_columns(layout: ast.Layout | ast.Group) -> list[str]:
+    """Give the columns that a layout, or a group of one, reads; in the order of the text."""
+    names = (node.text for node in walk(layout.parts) if isinstance(node, ast.Name))
+    return list(dict.fromkeys(name for name in names if name != "len"))
 
 
 def _row_columns(node: object) -> set[str]:

@@ -12,8 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import ast
+from dcp_dsl.columns import layout_columns, reads_length
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.piecewise import Piecewise
+from dcp_dsl.sample import MAX_TOKENS
+from dcp_dsl.scope import part_names
 
 Ints = NDArray[np.int64]
 
@@ -120,36 +123,21 @@ def bind_layout(
     return {name: _join(parts) for name, parts in binder.found.items()}
 
 
-def layout_columns(layout: ast.Layout) -> list[str]:
-    """Give the columns that a layout reads, in the order of the text."""
-    found: list[str] = []
-    _collect_columns(layout.parts, found)
-    return found
+def natural_length(
+    segment: ast.Segment, layout: ast.Layout, columns: Mapping[str, Column]
+) -> int | None:
+    """Give the tokens that the columns add up to; None if the layout asks for the sample's length.
 
-
-def _collect_columns(parts: tuple[ast.Leaf | ast.Group, ...], found: list[str]) -> None:
-    for part in parts:
-        if isinstance(part, ast.Group):
-            _collect_columns(part.parts, found)
-        elif part.length is not None:
-            found += [name for name in expression_names(part.length) if name not in found]
-
-
-def expression_names(value: ast.Expr) -> list[str]:
-    """Give the columns in the arithmetic of a length (all names but `len`)."""
-    match value:
-        case ast.Name(text):
-            return [] if text == "len" else [text]
-        case ast.Binary(_, left, right):
-            return expression_names(left) + expression_names(right)
-        case ast.Sign(_, inner):
-            return expression_names(inner)
-    return []
+    Raises:
+        DatasetError: if a column is missing or has the wrong shape.
+    """
+    if reads_length(layout):
+        return None
+    binder = _LayoutBinder(segment.name.text, columns, MAX_TOKENS)
+    return binder.walk(layout.parts, 0, columns, _Parent())
 
 
 def _names(parts: tuple[ast.Leaf | ast.Group, ...]) -> list[ast.Ident]:
-    from dcp_dsl.scope import part_names
-
     return list(part_names(parts))
 
 
@@ -234,8 +222,9 @@ class _LayoutBinder:
         if matrix is not None:
             return self.place_flat(group, at, matrix, parent)
         bounds = [at]
+        names = layout_columns(group) if group.is_repeated else []
         for index in range(count):
-            inner_row = self.element(group, row, index) if group.is_repeated else row
+            inner_row = {**row, **{name: row[name][index] for name in names}}
             inner = parent if group.name is None else _Parent()
             bounds.append(self.walk(group.parts, bounds[-1], inner_row, inner))
             if group.name is not None:
@@ -358,10 +347,8 @@ class _LayoutBinder:
 
     def repetitions(self, group: ast.Group, row: Mapping[str, Column]) -> int:
         """Give how often a group repeats: all its columns have one element per repetition."""
-        names: list[str] = []
-        _collect_columns(group.parts, names)
         sizes: dict[str, int] = {}
-        for name in names:
+        for name in layout_columns(group):
             value = self.column(name, row)
             if isinstance(value, int | np.integer | str | bytes) or not hasattr(value, "__len__"):
                 raise DatasetError(
@@ -377,13 +364,6 @@ class _LayoutBinder:
                 f"elements, got {shown}"
             )
         return next(iter(sizes.values()), 0)
-
-    def element(
-        self, group: ast.Group, row: Mapping[str, Column], index: int
-    ) -> Mapping[str, Column]:
-        names: list[str] = []
-        _collect_columns(group.parts, names)
-        return {**row, **{name: row[name][index] for name in names}}
 
 
 def _is_ragged(value: Column) -> bool:

@@ -1,9 +1,9 @@
 """Check that a layout can be laid out: remaining tokens once, a column behind every repetition."""
 
 from dcp_dsl import ast
-from dcp_dsl.columns import walk
+from dcp_dsl.columns import layout_columns
 from dcp_dsl.expressions import ExpressionChecker
-from dcp_dsl.layout import layout_columns
+from dcp_dsl.walk import walk
 
 
 def check_layout(layout: ast.Layout, checker: ExpressionChecker) -> None:
@@ -28,7 +28,7 @@ def _check_part(
 ) -> None:
     """Check one part inside `depth` repetitions; `nesting` remembers the depth of each column."""
     if isinstance(part, ast.Group):
-        if part.is_repeated and not layout_columns(ast.Layout(part.parts)):
+        if part.is_repeated and not layout_columns(part):
             checker.report(
                 "E113", "nothing says how often this group repeats", part.span,
                 "give one of its parts a column",

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl import ast
 from dcp_dsl.ast import Program, Span
+from dcp_dsl.budget import Budget
 from dcp_dsl.diagnostics import make_diagnostic
 from dcp_dsl.errors import DatasetError, SpecError
 from dcp_dsl.mask import Mask
@@ -24,10 +25,12 @@ from dcp_dsl.scope import Scope
 Bools = NDArray[np.bool_]
 
 _NOWHERE = Span(0, 0)
+MAX_TOKENS = 2**15  # 1 GiB of pairs
+STEPS_PER_NODE = 2**13  # what visiting a node costs beside its pairs
 PAIRS_AT_ONCE = 2**21  # rows are evaluated in bunches of about so many pairs, to bound memory
 
 
-def dense_mask(mask: Mask, sample: Sample) -> Bools:
+def dense_mask(mask: Mask, sample: Sample, *, budget: Budget | None = None) -> Bools:
     """Evaluate a mask on every pair of a sample.
 
     The reference for all other forms; O(n^2) time and result.
@@ -35,13 +38,16 @@ def dense_mask(mask: Mask, sample: Sample) -> Bools:
     Args:
         mask: any mask of a spec.
         sample: its columns and length n.
+        budget: most steps (one numpy operation on one pair) to take; without it, any number.
 
     Returns:
         bool ``[n, n]``: entry (q, k) says whether query q sees key k.
 
     Raises:
-        DatasetError: if the sample lacks a column or its layout does not fill it.
+        DatasetError: if the sample lacks a column, its layout does not fill it, or it is longer
+            than `MAX_TOKENS`.
         SpecError: for constructs that have no meaning yet (E190).
+        OverBudget: if the budget is used up.
 
     >>> from dcp_dsl import Spec
     >>> band = Spec.from_text("mask band = causal and q - k < 2").mask("band")
@@ -51,15 +57,21 @@ def dense_mask(mask: Mask, sample: Sample) -> Bools:
     missing = sorted(mask.columns - sample.columns.keys())
     if missing:
         raise DatasetError(f"mask `{mask.name}` needs the column `{missing[0]}`")
+    if sample.length > MAX_TOKENS:
+        raise DatasetError(
+            f"a dense mask of {sample.length:_} tokens is too large; expected at most "
+            f"{MAX_TOKENS:_}, or use `mask.bind(sample)`"
+        )
     env = _Env(mask.scope, mask.program, {})
-    return evaluate(mask.expression, env, sample.columns, sample.length)
+    return evaluate(mask.expression, env, sample.columns, sample.length, budget)
 
 
 def evaluate(
     value: ast.Expr,
     env: "_Env",
-    columns: Mapping[str, Any],
-    length: int,  # Any: see Sample
+    columns: Mapping[str, Any],  # Any: see Sample
+    length: int,
+    budget: Budget | None = None,
 ) -> Bools:
     """Evaluate a mask expression on all pairs, some rows at a time."""
     result = np.zeros((length, length), np.bool_)
@@ -67,7 +79,7 @@ def evaluate(
     cache: dict[tuple[int, str], list[Instance]] = {}
     for begin in range(0, length, step):
         rows = np.arange(begin, min(begin + step, length))
-        result[rows] = _Oracle(length, rows, columns, True, cache).mask(value, env)
+        result[rows] = _Oracle(length, rows, columns, True, cache, budget).mask(value, env)
     return result
 
 
@@ -111,6 +123,7 @@ class _Oracle:
     columns: Mapping[str, Any]  # Any: see Sample
     is_whole: bool
     cache: dict[tuple[int, str], list[Instance]]
+    budget: Budget | None
     # Arguments already evaluated in this frame, by identity (and kept alive).
     seen: dict[int, tuple[_Thunk, Bools]] = field(default_factory=dict)
 
@@ -118,8 +131,13 @@ class _Oracle:
     def shape(self) -> tuple[int, int]:
         return len(self.rows), self.n
 
+    def spend(self) -> None:
+        if self.budget is not None:
+            self.budget.spend(STEPS_PER_NODE + len(self.rows) * self.n)
+
     def mask(self, value: ast.Expr, env: _Env) -> Bools:
         """Evaluate a mask to bool ``[rows, n]``."""
+        self.spend()
         match value:
             case ast.Bool(flag):
                 return np.full(self.shape, flag)
@@ -238,7 +256,8 @@ class _Oracle:
             mine = np.flatnonzero((self.rows >= instance.start) & (self.rows < instance.end))
             if len(mine):
                 rows = self.rows[mine] - instance.start
-                part = _Oracle(instance.end - instance.start, rows, self.columns, False, {})
+                size = instance.end - instance.start
+                part = _Oracle(size, rows, self.columns, False, {}, self.budget)
                 result[mine, instance.start : instance.end] = part.mask(inner, env)
         return result
 
@@ -246,6 +265,7 @@ class _Oracle:
 
     def number(self, value: ast.Expr, env: _Env) -> _Number:
         """Evaluate a number to arrays that broadcast to ``[rows, n]``."""
+        self.spend()
         match value:
             case ast.Number(constant):
                 return _Number(constant, True)

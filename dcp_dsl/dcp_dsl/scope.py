@@ -56,9 +56,10 @@ class Scope:
         library = find_library_scope(name)
         return None if library is None else (library.masks[name], library)
 
-    def statements_of(self, kind: type[ast.Statement]) -> "list[ast.Statement]":
-        """Give the statements of one kind, in order."""
-        return [s for s in self.program.statements if isinstance(s, kind)]
+    def layouts(self) -> "list[tuple[ast.Segment, ast.Layout]]":
+        """Give the segment statements whose source is a layout, each with its layout."""
+        segments = [s for s in self.program.statements if isinstance(s, ast.Segment)]
+        return [(s, s.source) for s in segments if isinstance(s.source, ast.Layout)]
 
 
 def segment_names(segment: ast.Segment) -> Iterator[ast.Ident]:
@@ -97,3 +98,11 @@ def find_library_scope(name: str) -> Scope | None:
     file = f"{name}.dcpm"
     text = (MASKS / file).read_text(encoding="utf-8")
     return Scope.of(parse(text, f"<library>/{file}"))
+
+
+def library_scopes() -> Iterator[Scope]:
+    """Give the definitions of every file of the standard library."""
+    for name in library_names():
+        scope = find_library_scope(name)
+        assert scope is not None, f"{name} is a file of the library"
+        yield scope

@@ -14,6 +14,7 @@ from dcp_dsl.errors import DatasetError, SpecError
 from dcp_dsl.mask import Mask
 from dcp_dsl.parser import parse_all, parse_expression
 from dcp_dsl.sample import Sample
+from dcp_dsl.sample_statement import declared_sample
 from dcp_dsl.scope import Scope
 from dcp_dsl.text_file import SpecFileError, decode_text, read_text
 from dcp_dsl.unparse import unparse
@@ -108,6 +109,31 @@ class Spec:
         program = ast.Program((), call, name)
         return self._mask(expression, program)
 
+    def sample(self, name: str) -> Sample:
+        """Give the sample that a `sample` statement of the text declares.
+
+        Its length is its `len`, else what the layouts say whose columns it has.
+
+        Raises:
+            DatasetError: if there is no such sample, nothing says its length, or its columns do
+                not fit the layouts.
+
+        >>> spec = Spec.from_text("segment doc = [lens]*  sample tiny(lens = [3, 4])")
+        >>> spec.sample("tiny")
+        Sample(columns={'lens': [3, 4]}, length=7)
+        """
+        if name not in self.scope.samples:
+            have = ", ".join(f"`{known}`" for known in self.samples) or "none"
+            hint = did_you_mean(name, list(self.samples))
+            raise DatasetError(
+                f"{self.name}: no sample `{name}`{'; ' + hint if hint else ''} (samples: {have}); "
+                f"add one with `sample {name}(column = ..., len = ...)`"
+            )
+        try:
+            return declared_sample(self.scope.samples[name], self.scope)
+        except DatasetError as error:
+            raise DatasetError(f"{self.name}: {error}") from None
+
     def _mask(self, expression: ast.Expr, program: ast.Program) -> Mask:
         errors = check_expression(expression, self.scope, program)
         if errors:
@@ -147,8 +173,10 @@ class Spec:
     def attachment(self, dataset_path: str | Path, columns: Collection[str]) -> "Attachment":
         """Give what the first matching `for` statement attaches to a data set.
 
-        A pattern matches the path as a whole or any of its tails behind a ``/``; `having` asks for
-        columns.
+        A pattern matches the path as it is given, or any part of it that begins behind a ``/``;
+        ``*`` stands for any characters, ``/`` among them. A ``*/`` in front asks for a folder only
+        where the path has one: ``*/rows.parquet`` and ``rows.parquet`` both match
+        ``rows.parquet`` and ``/data/rows.parquet``. `having` asks for columns.
 
         Raises:
             DatasetError: if no statement matches, or the data set lacks a column the mask needs.
@@ -220,7 +248,9 @@ class Attachment:
 
 def _matches(pattern: str, path: str) -> bool:
     parts = path.split("/")
-    return any(fnmatchcase("/".join(parts[i:]), pattern) for i in range(len(parts)))
+    tails = ["/".join(parts[i:]) for i in range(len(parts))]
+    patterns = {pattern, pattern.removeprefix("*/"), pattern.removeprefix("**/")}
+    return any(fnmatchcase(tail, each) for tail in tails for each in patterns)
 
 
 __all__ = ["Attachment", "Spec", "SpecFileError", "check", "decode_text", "load", "read_text"]

@@ -1,0 +1,137 @@
+"""The samples a claim is tested on: the one it names, else small ones and all that fit."""
+
+from collections.abc import Iterator, Mapping
+from random import Random
+
+from dcp_dsl import ast
+from dcp_dsl.columns import layout_columns
+from dcp_dsl.errors import DatasetError
+from dcp_dsl.layout import Column
+from dcp_dsl.sample import Sample
+from dcp_dsl.sample_statement import declared_sample, layout_lengths
+from dcp_dsl.scope import Scope
+from dcp_dsl.walk import mentioned_names
+
+MAX_SAMPLE_TOKENS = 256
+GENERATED = 24
+TRIES = 50 * GENERATED  # columns of several layouts fit together only by chance
+REST_TOKENS = 3  # what a generated sample has beyond its columns, for `[..]`
+
+
+def claim_samples(
+    check: ast.Check, columns: frozenset[str], scope: Scope, broken: frozenset[str]
+) -> Iterator[Sample]:
+    """Give the samples to test a claim on that reads these columns, small ones first.
+
+    Args:
+        check: the claim.
+        columns: what its masks read.
+        scope: the text's definitions.
+        broken: samples of the text that fit no layout.
+
+    Raises:
+        DatasetError: if the sample that the claim names has no length, is too long or lacks a
+            column.
+    """
+    if check.sample is not None:
+        yield _named(scope.samples[check.sample.text], columns, scope)
+        return
+    yield from sorted(_generate(check, columns, scope), key=lambda s: s.length)
+    for name, definition in scope.samples.items():
+        if name not in broken:
+            try:
+                sample = _named(definition, columns, scope)
+            except DatasetError:  # not asked for: a sample of other masks, or a long one
+                continue
+            yield sample
+
+
+def _named(definition: ast.SampleDef, columns: frozenset[str], scope: Scope) -> Sample:
+    sample = declared_sample(definition, scope)
+    name = definition.name.text
+    missing = sorted(columns - sample.columns.keys())
+    if missing:
+        raise DatasetError(f"sample `{name}` has no column `{missing[0]}`")
+    if sample.length > MAX_SAMPLE_TOKENS:
+        raise DatasetError(
+            f"sample `{name}` has {sample.length} tokens; checks test samples of at most "
+            f"{MAX_SAMPLE_TOKENS}"
+        )
+    return Sample({column: sample.columns[column] for column in columns}, sample.length)
+
+
+def _generate(check: ast.Check, columns: frozenset[str], scope: Scope) -> Iterator[Sample]:
+    """Give small samples whose columns fit the layouts; always the same ones."""
+    if not columns:
+        for length in range(1, GENERATED + 1):
+            yield Sample({}, length)
+        return
+    scopes = _read_scopes(check, scope)
+    shapes: dict[str, int] = {}
+    for each in scopes:
+        for _, layout in each.layouts():
+            if columns & set(layout_columns(layout)):
+                _collect_shapes(layout.parts, 0, shapes)
+    if columns - shapes.keys():
+        return  # token columns: only declared samples know sensible values
+    rng = Random(0)  # the same samples every time
+    found = 0
+    for index in range(TRIES):
+        values = {name: _value(shapes[name], 1 + index % 3, rng) for name in sorted(columns)}
+        total = _length(values, scopes)
+        if total is not None:
+            yield Sample(values, total)
+            found += 1
+        if found == GENERATED:
+            return
+
+
+def _length(values: Mapping[str, Column], scopes: list[Scope]) -> int | None:
+    """Give the tokens of a generated sample, None if its columns do not fit together."""
+    try:
+        lengths = {length for _, length in layout_lengths(values, scopes)}
+    except DatasetError:  # a length below 0, say, by `a - b`
+        return None
+    if lengths:
+        return lengths.pop() if len(lengths) == 1 else None
+    return _sum(list(values.values())) + REST_TOKENS
+
+
+def _sum(value: Column) -> int:
+    return sum(map(_sum, value)) if isinstance(value, list) else int(value)
+
+
+def _read_scopes(check: ast.Check, scope: Scope) -> list[Scope]:
+    """Give the text and the library's files that the claim's masks come from."""
+    scopes = [scope]
+    seen: set[tuple[int, str]] = set()
+    todo: list[tuple[object, Scope]] = [(check, scope)]
+    while todo:
+        node, at = todo.pop()
+        for name, is_attribute in mentioned_names(node):
+            found = None if is_attribute else at.find_mask(name)
+            if found is None or (id(at), name) in seen:
+                continue
+            seen.add((id(at), name))
+            todo.append(found)
+            if found[1] not in scopes:
+                scopes.append(found[1])
+    return scopes
+
+
+def _collect_shapes(
+    parts: tuple[ast.Leaf | ast.Group, ...], depth: int, shapes: dict[str, int]
+) -> None:
+    """Note for every column how deeply its lists are nested."""
+    for part in parts:
+        if isinstance(part, ast.Group):
+            _collect_shapes(part.parts, depth + part.is_repeated, shapes)
+        elif part.length is not None:
+            for name in layout_columns(ast.Layout((part,))):
+                shapes[name] = depth + part.is_repeated
+
+
+def _value(depth: int, count: int, rng: Random) -> Column:
+    if depth == 0:
+        return rng.randint(1, 4)
+    return [_value(depth - 1, count, rng) for _ in range(count)]

@@ -1,0 +1,94 @@
+"""`sample` statements as samples, and the samples that claims are tested on."""
+
+from pathlib import Path
+
+import pytest
+
+from dcp_dsl import DatasetError, Sample, Spec, check, load
+from dcp_grammar import MASKS
+
+LIBRARY = sorted(Path(str(MASKS)).glob("*.dcpm"))
+PART = "segment part = question[question_len] answer[answer_lens]*\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        (f"{PART}sample s(question_len = 4, answer_lens = [3, 3, 2])", 12),
+        ("segment doc = [lens]* tail[..]\nsample s(lens = [3], len = 9)", 9),
+        ("segment a = x[2 * n] y[n // 2]\nsample s(n = 5)", 12),
+        ("segment a = (x[ns] y[ms]*)*\nsample s(ns = [1, 2], ms = [[3], []])", 6),
+        ("sample s(doc_lens = [3, 1, 4])", 8),
+        ("token evict = e\nsample s(e = [3, 1, 2])", 3),
+        ("sample s(len = 0)", 0),
+        ("segment doc = [lens]*\nsample s(lens = [], other = 3)", 0),
+    ],
+    ids=["layout", "len", "arithmetic", "nested", "library", "token column", "empty", "no parts"],
+)  # fmt: skip
+def test_a_declared_sample_has_the_length_that_its_columns_imply(text, length):
+    assert Spec.from_text(text).sample("s").length == length
+
+
+def test_a_declared_sample_keeps_all_its_columns():
+    sample = load(Path(__file__).parents[1] / "fixtures/specs/00_paper4.dcpm").sample("tiny")
+    assert sample == Sample({"question_len": 4, "answer_lens": [3, 3, 2]}, 12)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sample tiny(len = 3)", r"no sample `s` \(samples: `tiny`\)"),
+        ("sample st(len = 3)", "did you mean `st`"),
+        ("", r"no sample `s` \(samples: none\); add one with `sample s\("),
+        ("sample s(a = 3)", r"sample `s`: nothing says how many tokens it has; add `len = \.\.\."),
+        ("segment p = x[n] y[..]\nsample s(n = 3)", "nothing says how many tokens"),
+        (f"{PART}segment doc = [lens]*\nsample s(question_len = 1, answer_lens = [2], lens = [4])",
+         "`part` says 3, `doc` says 4"),
+        ("segment doc = [lens]*\nsample s(lens = [4], len = 5)", "`doc` says 4, `len` says 5"),
+        ("segment doc = [lens]*\nsample s(lens = 4)", "column `lens` to be a list"),
+        ("sample s(a = true, len = 3)", "expected integers"),
+        ("sample s(len = [3])", "expected its length to be an integer"),
+        ("sample s(len = 1_000_000M)", "number is larger|a length between 0"),
+    ],
+)  # fmt: skip
+def test_a_sample_that_is_missing_or_does_not_fit_is_explained(text, says):
+    with pytest.raises(DatasetError, match=says) as raised:
+        Spec.from_text(text, "train.dcpm").sample("s")
+    assert str(raised.value).startswith("train.dcpm: ")
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda p: p.stem)
+def test_the_sample_of_a_library_mask_binds(path):
+    spec = load(path)
+    needs_a_number = path.stem in ("chunked", "local", "sliding")
+    mask = spec.mask(f"{path.stem}(3)" if needs_a_number else path.stem)
+    assert mask.bind(spec.sample("tiny")).num_pairs > 0
+
+
+# ---- claims --------------------------------------------------------------------------------------
+
+
+def test_claims_over_two_layouts_are_tested_on_samples_that_fit_both():
+    text = f"{PART}segment doc = [lens]*\nmask a = causal and same(doc) and k in question\n"
+    assert [d.code for d in check(f"{text}check a implies causal\ncheck a total")] == ["C403"]
+
+
+def test_claims_over_layouts_with_arithmetic_are_tested():
+    text = "segment s = a[2 * n] b[n + 1]\nmask m = causal and same(s)\n"
+    assert check(f"{text}check m total\ncheck m implies causal") == ()
+
+
+def test_claims_over_layouts_of_the_library_behind_other_operators_are_tested():
+    assert check("check document and causal equals causal and document") == ()
+    assert [d.code for d in check("check not document implies causal")] == ["C401"]
+
+
+def test_a_claim_that_nothing_can_be_tested_on_is_a_warning():
+    text = "token e\nmask a = causal and q < k.e\ncheck a implies full"
+    assert [d.code for d in check(text)] == ["W291"]
+    assert check(f"{text}\nsample tiny(e = [1, 2])") == ()
+
+
+def test_a_declared_sample_that_does_not_fit_is_found_without_any_check():
+    found = check("segment doc = [lens]*\nsample s(lens = [4], len = 5)\nsample t(other = 3)")
+    assert [(d.line, d.code) for d in found] == [(2, "W292")]
