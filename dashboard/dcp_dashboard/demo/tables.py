@@ -64,10 +64,18 @@ def _table(first: str, *others: str) -> Table:
     return table
 
 
-def _errors(mask: MaskReport) -> Text:
+def _errors(mask: MaskReport) -> Table:
     verdict = ("verified", "bold green") if mask.verified else ("NOT VERIFIED", "bold red")
-    parts = [f"{e.tensor} {e.relative:.1e} ({e.eager:.1e})" for e in mask.errors]
-    return Text.assemble(verdict, " against fp64; error (eager's): " + ", ".join(parts))
+    table = _table("against dense fp64", *(error.tensor for error in mask.errors), "")
+    for label, field in (
+        ("error", "relative"),
+        ("  of eager attention", "eager"),
+        ("worst element", "relative_max"),
+        ("  of eager attention", "eager_max"),
+    ):
+        errors = (f"{getattr(error, field):.1e}" for error in mask.errors)
+        table.add_row(label, *errors, Text.assemble(verdict) if field == "relative" else "")
+    return table
 
 
 def _bytes(count: int) -> str:
