@@ -26,8 +26,8 @@ def _option(name: str, default: Any, text: str, kind: Any = _COUNT) -> Callable[
     "--sample",
     "samples",
     multiple=True,
-    metavar="JSON",
-    help="Sample as a JSON object, for example '{\"len\": 4096}'; repeat to pack several.",
+    metavar="JSON|NAME",
+    help="JSON object such as '{\"len\": 4096}', or a sample of SPEC; repeat to pack several.",
 )
 @click.option(
     "--mask", metavar="CALL", help="Mask by name or call.  [default: what `for ... use` says]"
@@ -179,5 +179,8 @@ def _batch(path: str, options: dict[str, Any]) -> "Batch":
             known = ", ".join(spec.masks) or "none of its own"
             raise click.UsageError(f"choose a mask with --mask; {path} has {known}")
         call = spec.masks[0]
-    samples = [Sample.from_json(text) for text in options["samples"]]
+    samples = [
+        Sample.from_json(text) if text.lstrip().startswith("{") else spec.sample(text)
+        for text in options["samples"]
+    ]
     return batch_of_samples(spec, spec.mask(call), samples, block_size)

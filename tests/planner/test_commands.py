@@ -22,6 +22,8 @@ from dcp_planner import commands as room
 SPEC = """dcpm 1
 mask local(width: tokens = 8) = causal and q - k < width
 for "*/rows.jsonl" use local(width = 5)
+segment doc = [doc_lens]*
+sample tiny(doc_lens = [20, 30])
 """
 SMALL = ("--block-size", "8", "--nodes", "1", "--devices-per-node", "2")
 
@@ -127,9 +129,16 @@ def test_wrong_usage_exits_2_with_one_message(folder, arguments, message):
     assert not out.exists()
 
 
+def test_plan_takes_samples_of_the_spec_by_name(folder):
+    result, out = planned(folder, "--sample", "tiny", "--sample", '{"len": 7}')
+    assert result.exit_code == 0, result.output
+    assert read_plan(out).plan.cu_seqlens.tolist() == [0, 50, 57]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("a.dcpm", "--sample", "tny"), "tny"),
         (("no.dcpm", "--sample", '{"len": 3}'), "no.dcpm"),
         (("a.dcpm", "--sample", "{"), "not JSON"),
         (("a.dcpm", "--sample", '{"len": 3}', "--mask", "locl"), "locl"),
