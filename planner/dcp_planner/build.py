@@ -2,8 +2,9 @@
 
 from dcp_dsl import BlockSparsity
 from dcp_planner.assembly import assemble
-from dcp_planner.cluster import Cluster, ModelShape
+from dcp_planner.cluster import MOST_DEVICES, Cluster, ModelShape
 from dcp_planner.config import PlanConfig
+from dcp_planner.errors import PlanError
 from dcp_planner.partitioning import place
 from dcp_planner.plan import Plan, Provenance
 from dcp_planner.schedule import make_schedule
@@ -25,9 +26,15 @@ def build_plan(
     `config` could not be held to is said in ``Plan.warnings``.
 
     Raises:
-        PlanError: if the partitioner is unknown, missing, fails or takes too long.
+        PlanError: if the cluster is too large, or the partitioner is unknown, missing, fails or
+            takes too long.
         ValueError: if queries and keys are cut at different places.
     """
+    if cluster.num_devices > MOST_DEVICES:
+        raise PlanError(
+            f"expected a cluster of at most {MOST_DEVICES} devices, got {cluster.nodes} nodes of "
+            f"{cluster.devices_per_node}; plan for the devices that share one batch"
+        )
     workload = build_workload(sparsity, shape)
     placement = place(workload, cluster, config)
     schedule = make_schedule(workload, placement, cluster, config)

@@ -1,6 +1,12 @@
 """The machine a plan is made for, and the shape of the attention it runs."""
 
+import math
 from dataclasses import dataclass
+
+MOST_DEVICES = 1 << 16
+"""Devices that a plan may be for."""
+MOST_BYTES_PER_TOKEN = 1 << 24
+"""Bytes of q, or of k, that one token may have: byte counts of a batch stay within int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,11 @@ class ModelShape:
             raise ValueError(
                 f"ModelShape: q_heads must be a multiple of kv_heads, got {self.q_heads} and "
                 f"{self.kv_heads}"
+            )
+        if self.q_bytes > MOST_BYTES_PER_TOKEN:
+            raise ValueError(
+                "ModelShape: q_heads * head_dim * dtype_bytes, the bytes of a token, must be at "
+                f"most {MOST_BYTES_PER_TOKEN}, got {self.q_bytes}"
             )
 
     @property
@@ -97,9 +108,9 @@ class Cluster:
             "nodes", "devices_per_node", "intra_bytes_per_s", "inter_bytes_per_s", "flops_per_s",
             "memory_bytes",
         ):  # fmt: skip
-            if getattr(self, name) <= 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"Cluster.{name}: expected more than 0, got {getattr(self, name)}")
-        if self.latency_s < 0:
+        if not 0 <= self.latency_s < math.inf:
             raise ValueError(f"Cluster.latency_s: expected at least 0, got {self.latency_s}")
 
     @property

@@ -4,6 +4,11 @@ from dataclasses import dataclass
 
 from dcp_planner.errors import PlanError
 
+MOST_TOLERANCE = 1e6
+"""Largest tolerance: one below the number of devices already forbids nothing."""
+MOST_SECONDS = 86_400.0
+"""Longest time limit, a day."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
@@ -13,10 +18,11 @@ class PlanConfig:
         partitioner: a key of `PARTITIONERS`.
         divisions: most divisions per direction: one of local tiles, the others wait for inputs; at
             least 2.
-        compute_tolerance: how far above the mean the most loaded device may compute, as a share.
+        compute_tolerance: how far above the mean the most loaded device may compute, as a share; at
+            most `MOST_TOLERANCE`.
         token_tolerance: the same for tokens owned.
         seed: of every random choice; the same input and seed give the same plan.
-        time_limit_s: wall-clock seconds an external partitioner may take in all.
+        time_limit_s: wall-clock seconds an external partitioner may take in all, at most a day.
 
     Raises:
         PlanError: if a value is out of its range.
@@ -41,13 +47,15 @@ class PlanConfig:
                 f"for inputs), got {self.divisions}"
             )
         for name in ("compute_tolerance", "token_tolerance"):
-            if not 0 <= getattr(self, name) < float("inf"):
+            if not 0 <= getattr(self, name) <= MOST_TOLERANCE:
                 raise PlanError(
-                    f"PlanConfig.{name}: expected at least 0, got {getattr(self, name)}"
+                    f"PlanConfig.{name}: expected 0 to {MOST_TOLERANCE:g}, got "
+                    f"{getattr(self, name)}"
                 )
         if not 0 <= self.seed < 2**31:
             raise PlanError(f"PlanConfig.seed: expected 0 to 2147483647, got {self.seed}")
-        if not 0 < self.time_limit_s < float("inf"):
+        if not 0 < self.time_limit_s <= MOST_SECONDS:
             raise PlanError(
-                f"PlanConfig.time_limit_s: expected more than 0 seconds, got {self.time_limit_s}"
+                "PlanConfig.time_limit_s: expected more than 0 and at most "
+                f"{MOST_SECONDS:g} seconds, got {self.time_limit_s}"
             )

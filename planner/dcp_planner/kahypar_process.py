@@ -1,6 +1,7 @@
 """Hand problems to KaHyPar's worker processes and take the parts back, within a time limit."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -53,8 +54,21 @@ def solve_problems(
         Part of every vertex, per problem.
 
     Raises:
-        PlanError: if a process fails or the deadline passes; all others are ended then.
+        PlanError: if a process fails, the deadline passes or the temporary folder cannot take the
+            problems; all processes are ended then.
     """
+    try:
+        return _solve(problems, config, deadline)
+    except OSError as error:
+        raise PlanError(
+            f"cannot hand a problem to KaHyPar by way of the folder {tempfile.gettempdir()}: "
+            f"{error.strerror or error}; make room there, or point TMPDIR at another folder"
+        ) from error
+
+
+def _solve(
+    problems: Sequence[Problem], config: PlanConfig, deadline: float
+) -> list[NDArray[np.int32]]:
     count = min(len(problems), len(os.sched_getaffinity(0)), _MOST_PROCESSES)
     # Large and small problems are dealt out in turn.
     order = sorted(range(len(problems)), key=lambda i: -len(problems[i].hypergraph.pins))
@@ -98,8 +112,9 @@ def _to_int32(edge_weight: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _start(source: Path, target: Path) -> "subprocess.Popen[bytes]":
+    paths = [str(source), str(target)]
     return subprocess.Popen(
-        [sys.executable, "-m", "dcp_planner.kahypar_worker", str(source), str(target)],
+        [sys.executable, "-m", "dcp_planner.kahypar_worker", *paths, str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -114,6 +129,12 @@ def _await(process: "subprocess.Popen[bytes]", config: PlanConfig, deadline: flo
             f"KaHyPar took longer than the time limit of {config.time_limit_s:g} s; use larger "
             "blocks, a larger time_limit_s, or partitioner='static:zigzag'"
         ) from None
+    if process.returncode < 0:
+        name = signal.Signals(-process.returncode).name
+        raise PlanError(
+            f"KaHyPar's process was ended by {name}, as happens when memory runs out; use larger "
+            "blocks, or partitioner='static:zigzag'"
+        )
     if process.returncode:
         lines = said[-_MESSAGE_BYTES:].decode(errors="replace").strip().splitlines()
         raise PlanError(

@@ -1,12 +1,15 @@
-"""The process that KaHyPar runs in: ``python -m dcp_planner.kahypar_worker IN.npz OUT.npz``.
+"""The process that KaHyPar runs in: ``python -m dcp_planner.kahypar_worker IN.npz OUT.npz PARENT``.
 
 KaHyPar is GPL, prints from C++ and ends the process on bad input; here none of that reaches the
 planner. `IN` holds ``count``, ``seed`` and, for each problem i, ``i_pin_ptr``, ``i_pins``,
 ``i_vertex_weight``, ``i_edge_weight`` and ``i_target`` (largest weight of each part), all int64.
-`OUT` gets ``i_part``, int32, for each. Exit status 3: KaHyPar is not installed.
+`OUT` gets ``i_part``, int32, for each. `PARENT` is the process that waits; when it dies, so does
+this one. Exit status 3: KaHyPar is not installed.
 """
 
+import ctypes
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,16 @@ from typing import Any
 import numpy as np
 
 NOT_INSTALLED = 3
+_ORPHANED = 4
+_PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 _INI = Path(__file__).with_name("kahypar.ini")
 
 
-def main(source: str, target: str) -> int:
+def main(source: str, target: str, parent: str) -> int:
     """Solve all problems of a file; gives the exit status."""
+    _end_with_parent()
+    if os.getppid() != int(parent):  # it died before the kernel was told
+        return _ORPHANED
     try:
         import kahypar
     except ImportError as error:
@@ -48,6 +56,15 @@ def main(source: str, target: str) -> int:
     with open(target, "wb") as file:
         np.savez(file, **parts)
     return 0
+
+
+def _end_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies.
+
+    A thread that watches a pipe would not do: KaHyPar holds Python's lock while it searches.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _silence_stdout() -> None:

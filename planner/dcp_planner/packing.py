@@ -43,7 +43,8 @@ def pack_largest_first(sizes: NDArray[np.int64], parts: int) -> NDArray[np.int32
 
 def cap_of(sizes: NDArray[np.int64], parts: int, tolerance: float) -> int:
     """Give the most a part may hold: what is tolerated, or what LPT needs if that is more."""
-    level = int((1 + tolerance) * int(sizes.sum()) / parts)
+    total = int(sizes.sum())
+    level = min(total, int((1 + tolerance) * total / parts))
     packed = loads_of(pack_largest_first(sizes, parts), sizes, parts)
     return max(level, int(packed.max(initial=0)))
 

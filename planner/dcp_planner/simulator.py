@@ -23,6 +23,7 @@ from dcp_planner.plan import Attention, CommLaunch, CommWait, Plan, TransferKind
 from dcp_planner.trace import LANES, Lane, Trace
 
 Port = tuple[int, bool]  # device, whether it leads out of the node
+_END_OF_TIME_NS = 1 << 62  # 146 years; traces keep int64
 
 
 def simulate(plan: Plan) -> Trace:
@@ -31,7 +32,7 @@ def simulate(plan: Plan) -> Trace:
     Discrete events, O(E log E + E R) for E messages and instructions on R devices.
 
     Raises:
-        PlanError: if the programs wait for each other for ever.
+        PlanError: if the programs wait for each other for ever, or run for a century.
     """
     events = _Events()
     start_ns = 0
@@ -145,7 +146,7 @@ class _Pass:
 
     def _compute(self, now: int, device: int, instruction: Attention) -> None:
         flops = math.fsum(self.flops[tile] for tile in instruction.tiles)
-        end = now + math.ceil(flops / self.cluster.flops_per_s * 1e9)
+        end = _later(now, flops / self.cluster.flops_per_s)
         self.events.add(
             "compute", device, now, end, "attention", self.is_backward, instruction.division
         )
@@ -184,8 +185,8 @@ class _Pass:
         self.busy |= {(False, out), (True, into)}
         rate = self.cluster.inter_bytes_per_s if out[1] else self.cluster.intra_bytes_per_s
         size, division = self.size[transfer], self.division[transfer]
-        end = now + max(1, math.ceil(size / rate * 1e9))
-        latency = math.ceil(self.cluster.latency_s * 1e9)
+        end = max(now + 1, _later(now, size / rate))
+        latency = _later(end, self.cluster.latency_s) - end
         name = f"{TransferKind(self.kind[transfer]).name.lower()} {self.block[transfer]}"
         add, backward = self.events.add, self.is_backward
         add("send", out[0], now, end, name, backward, division, into[0], size)
@@ -230,3 +231,13 @@ class _Pass:
             name = f"wait for {what} {division}"
             self.events.add("wait", device, since, now, name, self.is_backward, division)
         self._resume(now, device)
+
+
+def _later(now: int, seconds: float) -> int:
+    """Give the time that long after `now`, rounded up."""
+    if now + seconds * 1e9 >= _END_OF_TIME_NS:
+        raise PlanError(
+            f"expected a predicted time below {_END_OF_TIME_NS / 1e9:.0f} s, got more; give the "
+            "cluster's rates in bytes and FLOPs per second, its latency in seconds"
+        )
+    return now + math.ceil(seconds * 1e9)

@@ -2,6 +2,7 @@
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from dcp_planner.plan import Plan
 from dcp_planner.report import PlanMetrics
@@ -13,7 +14,7 @@ def show_plan(plan: Plan, metrics: PlanMetrics, timings: Timings, path: str) -> 
     console = Console()
     console.print(_summary(plan, metrics, timings))
     _print_warnings(console, metrics)
-    console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+    console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
 
 
 def show_simulation(plan: Plan, metrics: PlanMetrics, timings: Timings) -> None:
@@ -26,7 +27,7 @@ def show_simulation(plan: Plan, metrics: PlanMetrics, timings: Timings) -> None:
 
 def _print_warnings(console: Console, metrics: PlanMetrics) -> None:
     for text in metrics.warnings:
-        console.print(f"warning: {text}", style="yellow", highlight=False)
+        console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)
 
 
 def _summary(plan: Plan, metrics: PlanMetrics, timings: Timings) -> Table:
@@ -58,7 +59,7 @@ def _summary(plan: Plan, metrics: PlanMetrics, timings: Timings) -> Table:
         ("exposed wait, mean and worst", f"{_time(_mean(waits))} {_time(max(waits))}"),
         ("communication hidden", f"{timings.overlap:.1%}"),
     ):
-        table.add_row(name, value)
+        table.add_row(name, Text(value))  # a plan file may hold any text: no markup
     return table
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import subprocess
 import sys
@@ -5,7 +6,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from dcp_dsl import Sample, block_sparsity, load
+from dcp_dsl import DatasetError, Sample, block_sparsity, load
 from dcp_planner import (
     PARTITIONERS,
     Cluster,
@@ -16,6 +17,7 @@ from dcp_planner import (
     measure,
     read_plan,
     simulate,
+    write_plan,
 )
 from dcp_planner import commands as room
 
@@ -50,7 +52,7 @@ def run(command, *arguments):
 
 def planned(folder, *arguments):
     out = folder / "x.dcpplan"
-    result = run(room.plan, folder / "a.dcpm", *arguments, *SMALL, "--out", out)
+    result = run(room.plan, folder / "a.dcpm", *SMALL, *arguments, "--out", out)
     return result, out
 
 
@@ -156,6 +158,45 @@ def test_bad_input_ends_with_one_message_and_no_file(folder, arguments, message)
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     assert sorted(p.name for p in folder.iterdir()) == ["a.dcpm", "rows.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"len": 30}, {"len": 20, "parts": None}], "rows.jsonl: row 1: column `parts`: expected"),
+        ([{"len": 5, "parts": 9}], "rows.jsonl: row 0: segment `s`: a part would have 9 tokens"),
+        ([{"len": 0, "parts": 0}], "rows.jsonl: expected rows with tokens, got 1 rows without"),
+        ([{"len": 99, "parts": 0}], "no row has 1 to 60 tokens, the shortest has 99; raise"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_named(tmp_path, rows, message):
+    (tmp_path / "a.dcpm").write_text("segment s = part[parts] tail[..]\nmask m = same(part)\n")
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"parts": 1} | row) for row in rows))
+    result = run(
+        room.plan, tmp_path / "a.dcpm", "--dataset", tmp_path / "rows.jsonl", "--mask", "m",
+        "--tokens", 60, *SMALL, "--out", tmp_path / "x.dcpplan",
+    )  # fmt: skip
+    assert isinstance(result.exception, DatasetError)
+    assert message in str(result.exception)
+
+
+def test_a_batch_of_more_tokens_than_int32_counts_is_refused(folder):
+    sample = ("--sample", '{"len": 2147483647}')
+    result, out = planned(folder, *sample, *sample, "--block-size", 2**31)
+    assert isinstance(result.exception, DatasetError)
+    assert "at most 2147483647 tokens, got 4294967294" in str(result.exception)
+    assert not out.exists()
+
+
+def test_texts_of_a_plan_are_printed_as_they_are(folder):
+    _, out = planned(folder, "--sample", '{"len": 50}')
+    plan = read_plan(out).plan
+    cluster = dataclasses.replace(plan.cluster, name="a [bold]b[/x]")
+    write_plan(out, dataclasses.replace(plan, cluster=cluster, warnings=("less [/y]",)))
+    result = run(room.simulate, out)
+    assert result.exit_code == 0, result.output
+    assert "(a [bold]b[/x])" in result.stdout
+    assert "warning: less [/y]" in result.stdout
 
 
 def test_simulate_refuses_what_is_no_plan(folder):

@@ -1,9 +1,13 @@
 """KaHyPar through its adapter; brute force says what the best is on tiny cases."""
 
+import errno
 import importlib.util
 import itertools
+import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -161,11 +165,72 @@ def test_a_package_that_does_not_load_is_refused(workload, monkeypatch, tmp_path
         place(workload, Cluster(1, 2), PlanConfig())
 
 
-def test_a_crash_is_refused(workload, monkeypatch, tmp_path):
-    (tmp_path / "kahypar.py").write_text("import os\nos.abort()")
+@pytest.mark.parametrize("name", ["SIGABRT", "SIGKILL"])
+def test_a_crash_is_refused(workload, monkeypatch, tmp_path, name):
+    code = f"import os, signal\nos.kill(os.getpid(), signal.{name})"
+    (tmp_path / "kahypar.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(PlanError, match="KaHyPar's process ended with status -6"):
+    with pytest.raises(PlanError, match=f"ended by {name}, as happens when memory runs out"):
         place(workload, Cluster(1, 2), PlanConfig())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux is asked for it")
+def test_a_process_does_not_outlive_the_planner(tmp_path):
+    note = tmp_path / "pid"
+    (tmp_path / "kahypar.py").write_text(
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(note)!r}).write_text(str(os.getpid()) + '.')\n"
+        "time.sleep(60)"
+    )
+    code = (
+        "import time, numpy as np\n"
+        "from dcp_planner import Hypergraph, PlanConfig\n"
+        "from dcp_planner.kahypar_process import Problem, solve_problems\n"
+        "graph = Hypergraph(np.ones((2, 2)), np.array([0, 2]), np.array([0, 1]), np.array([1]))\n"
+        "problem = Problem(graph, np.array([1, 1]), np.array([1, 1]))\n"
+        "solve_problems([problem], PlanConfig(), time.monotonic() + 60)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment) as planner:
+        deadline = time.monotonic() + 30
+        while not (note.exists() and note.read_text().endswith(".")):
+            assert planner.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        planner.kill()
+    status = Path("/proc", note.read_text()[:-1], "stat")
+    while status.exists() and status.read_text().split(") ")[1][0] != "Z":
+        assert time.monotonic() < deadline, "the process of KaHyPar is still there"
+        time.sleep(0.05)
+
+
+def test_a_full_temporary_folder_is_said(workload, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", fail)
+    with pytest.raises(PlanError, match="No space left on device; make room there, or point TMPDI"):
+        place(workload, Cluster(1, 2), PlanConfig())
+
+
+@pytest.mark.parametrize("name", ["compute_tolerance", "token_tolerance", "time_limit_s"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300, -1])
+def test_a_config_out_of_range_is_refused(name, value):
+    with pytest.raises(PlanError, match=f"PlanConfig.{name}: expected"):
+        PlanConfig(**{name: value})
+
+
+def test_the_largest_tolerances_forbid_nothing(workload):
+    config = PlanConfig(compute_tolerance=1e6, token_tolerance=1e6, time_limit_s=86_400)
+    assert place(workload, Cluster(1, 2), config).warnings == ()
+
+
+def test_what_no_plan_file_may_hold_is_not_planned(masks):
+    sparsity = masks.pack([masks.causal(8)], 4)
+    with pytest.raises(PlanError, match="at most 65536 devices, got 4096 nodes of 64"):
+        build_plan(sparsity, ModelShape(), Cluster(4096, 64))
+    with pytest.raises(ValueError, match="the bytes of a token, must be at most 16777216"):
+        ModelShape(q_heads=2**31, kv_heads=1)
 
 
 def test_a_result_that_is_missing_is_refused(workload, monkeypatch, tmp_path):

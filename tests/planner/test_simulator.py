@@ -11,6 +11,7 @@ from dcp_planner import (
     ModelShape,
     Placement,
     PlanConfig,
+    PlanError,
     assemble,
     build_plan,
     build_workload,
@@ -160,3 +161,21 @@ def test_waits_and_compute_fill_the_time_of_the_slowest_device(plan):
 
 def test_the_same_plan_gives_the_same_trace(plan):
     assert rows(simulate(plan)) == rows(simulate(plan))
+
+
+@pytest.mark.parametrize(
+    "constant", [{"flops_per_s": 1e-300}, {"intra_bytes_per_s": 1e-300}, {"latency_s": 1e300}]
+)
+def test_a_cluster_too_slow_for_any_clock_is_refused(masks, constant):
+    sparsity = masks.pack([masks.causal(8)], 4)
+    config = PlanConfig(partitioner="static:contiguous")
+    plan = build_plan(sparsity, TINY, Cluster(1, 2, **constant), config)
+    with pytest.raises(PlanError, match="expected a predicted time below 4611686018 s"):
+        simulate(plan)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("name", ["intra_bytes_per_s", "flops_per_s", "latency_s"])
+def test_a_cluster_takes_finite_constants_only(name, value):
+    with pytest.raises(ValueError, match=f"Cluster.{name}: expected"):
+        Cluster(1, 2, **{name: value})
