@@ -97,6 +97,8 @@ def demo(*, out: Path, ranks: int, tokens: int, seed: int, serves: bool, as_json
         print_report(report, Console())
         where = url or f"dcpm dashboard {report.folder}"
         click.echo(f"{report.seconds:.0f} s. Plans are in {report.folder}. See them: {where}")
+        if url:
+            click.echo("Press Ctrl-C to stop.", err=True)
 
     if serves and report.verified:
         try:
