@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -30,10 +32,16 @@ MAX_DEFAULT_RANKS = 16
 @click.option(
     "--verify", is_flag=True, help="Compare with dense fp64 attention; exit 1 if it fails."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the random tensors.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Of the random tensors.",
+)
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=click.FloatRange(0, 86_400, min_open=True),
     default=60.0,
     show_default=True,
     metavar="S",
@@ -62,6 +70,8 @@ def run(  # noqa: PLR0913 - one argument per option
     from dcp_runtime.errors import RunError
     from dcp_runtime.launcher import RunConfig, run_plan
 
+    if trace is not None:
+        _check_target(trace)
     content = read_plan(plan)
     if ranks is None and content.plan.num_devices > MAX_DEFAULT_RANKS:
         raise RunError(
@@ -86,6 +96,18 @@ def run(  # noqa: PLR0913 - one argument per option
     click.echo(json.dumps(to_json(config, result)) if as_json else to_text(config, result))
     if result.verified is False:
         sys.exit(1)
+
+
+def _check_target(trace: str) -> None:
+    """Refuse before the run what cannot be written after it."""
+    folder = Path(trace).absolute().parent
+    is_other = os.path.exists(trace) and not os.path.isfile(trace)  # a device, a pipe
+    if not Path(trace).name or is_other or not os.access(folder, os.W_OK | os.X_OK):
+        raise click.BadParameter(
+            f"expected a file in a folder that exists and is writable, got {trace!r}; choose "
+            "another one",
+            param_hint="--trace",
+        )
 
 
 def to_json(config: "RunConfig", result: "RunResult") -> dict[str, object]:

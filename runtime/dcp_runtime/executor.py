@@ -16,6 +16,7 @@ from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import QueryRows, accumulator_dtype
 from dcp_runtime.recorder import Recorder, make_trace
 from dcp_runtime.transport import TorchTransport, Transport
+from dcp_runtime.waiting import check_timeout
 
 DEFAULT_TIMEOUT_S = 600.0
 
@@ -65,6 +66,9 @@ class PreparedPlan:
 
 
 def _check_tensors(part: DevicePlan, q: torch.Tensor, kv: torch.Tensor) -> None:
+    for name, value in (("q", q), ("kv", kv)):
+        if not isinstance(value, torch.Tensor):
+            raise RunError(f"expected {name} to be a tensor, got {type(value).__name__}")
     shape, tokens = part.plan.shape, part.num_local
     want_q = (tokens, shape.q_heads, shape.head_dim)
     want_kv = (tokens, 2, shape.kv_heads, shape.head_dim)
@@ -93,7 +97,8 @@ class DCPExecutor:
         timeout_s: how long a rank may keep another one waiting before it counts as stalled.
 
     Raises:
-        RunError: if ``torch.distributed`` is not initialised.
+        RunError: if ``torch.distributed`` is not initialised, this rank is none of the group's, or
+            the timeout is not above 0 and at most a day.
     """
 
     def __init__(
@@ -107,6 +112,7 @@ class DCPExecutor:
                 "DCPExecutor needs a process group: call torch.distributed.init_process_group "
                 "first (torchrun sets what it needs), also for a single process"
             )
+        check_timeout(timeout_s)
         if kernel is not None:
             choose_kernel(
                 torch.float32, wanted=kernel
@@ -124,8 +130,13 @@ class DCPExecutor:
         """Make a plan ready; the following layers run it. Local: no communication.
 
         Raises:
-            RunError: if the plan is for another number of devices than the group has ranks.
+            RunError: if it is no plan, or for another number of devices than the group has ranks.
         """
+        if not isinstance(plan, Plan):
+            raise RunError(
+                f"expected a Plan, got {type(plan).__name__}; a file gives one by "
+                "read_plan(path).plan"
+            )
         if plan.num_devices != self._transport.size:
             raise RunError(
                 f"the plan is for {plan.num_devices} devices, the process group has "

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from dcp_planner import LANES, Plan, Trace, read_plan, write_plan
 from dcp_runtime.errors import RunError
+from dcp_runtime.waiting import check_timeout
 from dcp_runtime.world import ProcessWorld
 
 if TYPE_CHECKING:  # torch takes seconds to load; a run without verification leaves it to the ranks
@@ -31,9 +32,10 @@ class RunConfig:
         ranks: processes; the plan must be for as many devices.
         kernel: ``"cpu"``, ``"reference"``, or ``None`` for the fastest.
         dtype: element type of q, k, v and their gradients.
-        seed: of the random tensors.
+        seed: of the random tensors, at least 0.
         verify: compare with dense attention in float64.
-        timeout_s: how long a rank may keep the others waiting before it counts as stalled.
+        timeout_s: how long a rank may keep the others waiting before it counts as stalled; at most
+            a day.
         layers: attention layers; all run forward, then all backward.
     """
 
@@ -46,10 +48,15 @@ class RunConfig:
     layers: int = 1
 
     def __post_init__(self) -> None:
-        if self.ranks < 1 or self.layers < 1 or self.timeout_s <= 0:
+        check_timeout(self.timeout_s)
+        if self.ranks < 1 or self.layers < 1:
             raise RunError(
-                f"expected at least 1 rank, 1 layer and a timeout above 0 s, got {self.ranks}, "
-                f"{self.layers} and {self.timeout_s:g}"
+                f"expected at least 1 rank and 1 layer, got {self.ranks} and {self.layers}"
+            )
+        if self.dtype not in get_args(DtypeName) or self.seed < 0:
+            raise RunError(
+                f"expected a dtype out of {', '.join(get_args(DtypeName))} and a seed of at least "
+                f"0, got {self.dtype!r} and {self.seed}"
             )
 
 
@@ -90,8 +97,9 @@ def open_world(ranks: int, timeout_s: float = 60.0) -> Iterator[ProcessWorld]:
     Starting costs seconds, because every rank loads torch; running costs what the plan costs.
 
     Raises:
-        RunError: if torch is not installed.
+        RunError: if torch is not installed, or the timeout is none.
     """
+    check_timeout(timeout_s)
     if find_spec("torch") is None:
         raise RunError(
             "running a plan needs PyTorch, which is not installed; install it: "

@@ -18,7 +18,9 @@ import torch.distributed as dist
 
 from dcp_planner import Direction
 from dcp_runtime.device_plan import Transfer
+from dcp_runtime.errors import RunError
 from dcp_runtime.failure_board import FailureBoard, Status
+from dcp_runtime.waiting import explain
 
 POLL_S = 0.25
 """Seconds between looks at the failure board while waiting for a message."""
@@ -72,6 +74,11 @@ class TorchTransport:
 
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
         self._ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        if dist.get_rank() not in self._ranks:
+            raise RunError(
+                f"rank {dist.get_rank()} is none of the group's ranks {self._ranks[:8]}; make the "
+                "executor on these alone"
+            )
         self.rank = self._ranks.index(dist.get_rank())
         self.size = len(self._ranks)
         self._timeout_s = timeout_s
@@ -137,7 +144,7 @@ class TorchTransport:
         self._board.post(Status("raised", -1, direction, division, text))
 
     def _give_up(self, parcel: Parcel, direction: Direction) -> None:
-        text = _explain(parcel.error, self._timeout_s) if parcel.error else ""
+        text = explain(parcel.error, self._timeout_s) if parcel.error else ""
         status = Status("waiting", parcel.transfer.peer, direction, parcel.division, text)
         raise self._board.settle(status)
 
@@ -168,12 +175,3 @@ class TorchTransport:
         for thread in self._threads:
             thread.join(timeout=1)
         self._queues, self._threads = [], []
-
-
-def _explain(error: str, timeout_s: float) -> str:
-    """Say in words what gloo says with source lines; anything unknown stays as it is."""
-    if "Timed out" in error or "timeout" in error:
-        return f"{timeout_s:g} s long"
-    if "onnection" in error:
-        return "until its connection broke"
-    return error.splitlines()[0]

@@ -2,12 +2,14 @@
 
 Jobs come as JSON lines on standard input, replies leave as JSON lines on standard output, tensors
 go through files in the folder. The end of standard input ends the process at once, whatever it is
-doing: a rank never outlives the process that started it.
+doing, and takes the folder with it: neither outlives the process that made them.
 """
 
 import json
 import os
 import queue
+import shutil
+import signal
 import sys
 import threading
 import time
@@ -30,6 +32,7 @@ from dcp_runtime.attention import attend
 from dcp_runtime.errors import RunError
 from dcp_runtime.executor import DCPExecutor
 from dcp_runtime.inputs import DTYPES, Inputs, random_inputs
+from dcp_runtime.waiting import explain
 
 HEARTBEAT_S = 0.5
 
@@ -74,34 +77,38 @@ class _Replies:
             time.sleep(HEARTBEAT_S)
 
 
-def _read_jobs(jobs: "queue.SimpleQueue[Job]") -> None:
+def _read_jobs(jobs: "queue.SimpleQueue[Job]", folder: Path) -> None:
     for line in sys.stdin:
         jobs.put(Job(**json.loads(line)))
-    os._exit(0)  # the parent is gone or done; a message in flight must not hold this process back
+    # The parent is gone: one that is done kills its ranks instead. Nothing may hold this one back.
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
 
 
 @contextmanager
-def _collective(what: str) -> Iterator[None]:
+def _collective(what: str, timeout_s: float) -> Iterator[None]:
     """Turn the loss of contact during a collective into an error that blames nobody."""
     try:
         yield
     except RuntimeError as error:
-        raise RunError(f"lost contact with another rank while {what}: {error}") from error
+        raise RunError(
+            f"lost contact with another rank while {what}: {explain(str(error), timeout_s)}"
+        ) from error
 
 
 def _run(job: Job, folder: Path, rank: int, timeout_s: float) -> dict[str, Any]:
     plan = read_plan(folder / f"{job.name}.dcpplan").plan
-    with _collective("making the process groups"):
+    with _collective("making the process groups", timeout_s):
         executor = DCPExecutor(kernel=job.kernel, timeout_s=timeout_s)
     start_s = time.perf_counter()
     executor.prepare(plan)
     prepare_s = time.perf_counter() - start_s
     blocks, dtype = plan.local_blocks(rank).tolist(), DTYPES[job.dtype]
     layers = [random_inputs(plan, blocks, n, job.seed, dtype) for n in range(job.layers)]
-    with _collective("meeting before the first layer"):
+    with _collective("meeting before the first layer", timeout_s):
         dist.barrier()
     _save(folder / f"{job.name}-{rank}.npz", _attend(executor, layers))
-    with _collective("gathering the trace"):
+    with _collective("gathering the trace", timeout_s):
         timeline = executor.gather_timeline()
     executor.close()
     if timeline is None:
@@ -154,7 +161,7 @@ def _serve(job: Job, folder: Path, rank: int, size: int, timeout_s: float) -> di
 
 
 def _join(folder: Path, rank: int, size: int, timeout_s: float) -> None:
-    with _collective("starting"):
+    with _collective("starting", timeout_s):
         dist.init_process_group(
             "gloo",
             store=FileStore(str(folder / "store"), size),
@@ -171,9 +178,10 @@ def main() -> None:
     """Serve jobs until standard input ends."""
     folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     timeout_s = float(sys.argv[4])
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends at once and says no more than its name
     replies = _Replies()
     jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    threading.Thread(target=_read_jobs, args=(jobs,), name="jobs", daemon=True).start()
+    threading.Thread(target=_read_jobs, args=(jobs, folder), name="jobs", daemon=True).start()
     torch.set_num_threads(1)
     while True:
         job = jobs.get()

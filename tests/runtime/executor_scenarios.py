@@ -126,6 +126,28 @@ def unknown_kernel_is_refused(executor, ranks):
         DCPExecutor(kernel="flesh")
 
 
+def what_is_no_plan_tensor_or_timeout_is_refused(executor, ranks):
+    plan, (q, kv, _), _ = make("full", 6, ranks)
+    with pytest.raises(RunError, match=r"expected a Plan, got str; a file gives one by read_plan"):
+        executor.prepare("x.dcpplan")
+    executor.prepare(plan)
+    with pytest.raises(RunError, match="expected q to be a tensor, got ndarray"):
+        DCPAttn.apply(executor, q.numpy(), kv)
+    with pytest.raises(RunError, match="expected kv to be a tensor, got NoneType"):
+        DCPAttn.apply(executor, q, None)
+    with pytest.raises(RunError, match="at most 86400 s, got nan s"):
+        DCPExecutor(timeout_s=float("nan"))
+
+
+def a_rank_outside_the_group_is_refused(executor, ranks):
+    group = dist.new_group([0])
+    if dist.get_rank() == 0:
+        DCPExecutor(group).close()
+        return
+    with pytest.raises(RunError, match=f"rank {dist.get_rank()} is none of the group's ranks"):
+        DCPExecutor(group)
+
+
 def error_on_one_rank_is_named_on_all(executor, ranks):
     """Last: it breaks the groups."""
     plan, qkv, _ = make("full", 6, ranks)
@@ -153,6 +175,8 @@ SCENARIOS = (
     gathered_timeline_holds_all_ranks,
     wrong_world_size_is_refused,
     unknown_kernel_is_refused,
+    what_is_no_plan_tensor_or_timeout_is_refused,
+    a_rank_outside_the_group_is_refused,
     error_on_one_rank_is_named_on_all,
 )
 

@@ -1,6 +1,7 @@
 """`dcpm run`: its document, its messages, its exit status."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -63,6 +64,27 @@ def test_ranks_that_differ_from_the_plan_are_refused(plan_file):
     result = CliRunner().invoke(dcpm, ["run", str(plan_file), "--ranks", "3"])
     assert isinstance(result.exception, RunError)
     assert "plan is for 2 devices, 3 ranks were asked for" in str(result.exception)
+
+
+@pytest.mark.parametrize("target", ["", "missing/x.dcpplan", "pipe"])
+def test_a_trace_that_cannot_be_written_is_refused_before_the_run(
+    plan_file, tmp_path, monkeypatch, target
+):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    result = CliRunner().invoke(dcpm, ["run", str(plan_file), "--trace", target])
+    assert result.exit_code == 2
+    assert "--trace: expected a file in a folder that exists and is writable" in result.stderr
+    assert "running" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "option", [("--seed", "-1"), ("--timeout", "nan"), ("--timeout", "inf"), ("--timeout", "1e9")]
+)
+def test_numbers_out_of_range_are_refused(plan_file, option):
+    result = CliRunner().invoke(dcpm, ["run", str(plan_file), *option])
+    assert result.exit_code == 2 or isinstance(result.exception, RunError)
+    assert isinstance(result.exception, SystemExit | RunError)
 
 
 def test_missing_torch_names_the_extra(plan_file, monkeypatch):

@@ -17,6 +17,8 @@ SCENARIOS = (
     "gathered_timeline_holds_all_ranks",
     "wrong_world_size_is_refused",
     "unknown_kernel_is_refused",
+    "what_is_no_plan_tensor_or_timeout_is_refused",
+    "a_rank_outside_the_group_is_refused",
     "error_on_one_rank_is_named_on_all",
 )
 

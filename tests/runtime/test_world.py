@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -93,6 +95,7 @@ def all_gone(pids, within_s=5.0):
     [
         (signal.SIGKILL, 0.0, "was killed by SIGKILL"),
         (signal.SIGKILL, 0.8, "was killed by SIGKILL"),
+        (signal.SIGINT, 0.8, "was killed by SIGINT"),
         (signal.SIGSTOP, 0.8, "dead or stalled|no sign of life"),
     ],
 )
@@ -110,6 +113,7 @@ def test_lost_rank_is_named_and_no_process_is_left(lab, number, delay_s, says):
         assert time.monotonic() - start_s < 20
         assert caught.value.rank == 1
         assert "rank 1" in str(caught.value)
+        assert "Traceback" not in str(caught.value)
         if delay_s:  # every other rank saw it too, and said in which division
             assert caught.value.division is not None
             assert "division" in str(caught.value)
@@ -124,6 +128,51 @@ def test_processes_end_when_the_world_is_left_by_an_error(lab):
     with pytest.raises(KeyboardInterrupt):
         world.gen.throw(KeyboardInterrupt)
     assert all_gone(pids)
+
+
+def test_nothing_is_left_of_a_parent_that_was_killed(tmp_path):
+    code = (
+        "import time\n"
+        "from dcp_runtime import open_world\n"
+        "with open_world(2) as world:\n"
+        "    print(*world.pids, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        parent.kill()
+    assert len(pids) == 2
+    assert all_gone(pids, within_s=30)  # a rank that starts up looks later
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"timeout_s": float("nan")}, "a timeout above 0 and at most 86400 s, got nan s"),
+        ({"timeout_s": 1e10}, "a timeout above 0 and at most 86400 s, got 1e"),
+        ({"timeout_s": 0}, "a timeout above 0 and at most 86400 s, got 0 s"),
+        ({"seed": -1}, "a seed of at least 0, got 'float32' and -1"),
+        ({"dtype": "float8"}, "a dtype out of float32, bfloat16, float16, float64 and"),
+        ({"layers": 0}, "at least 1 rank and 1 layer, got 3 and 0"),
+    ],
+)
+def test_a_run_that_cannot_start_is_refused(options, message):
+    with pytest.raises(RunError, match=message):
+        RunConfig(RANKS, **options)
+
+
+def test_a_world_refuses_a_timeout_that_no_clock_takes():
+    with pytest.raises(RunError, match="got inf s"), open_world(2, float("inf")):
+        pass
+
+
+def test_too_short_a_timeout_is_said_in_words(lab):
+    plan = plan_of(lab, [lab.masks["causal"](80)], ranks=2)
+    with pytest.raises(RunError, match=r"^lost contact .* 0\.001 s long$"):
+        run_plan(plan, RunConfig(2, timeout_s=0.001))
 
 
 def test_sequence_too_long_for_dense_attention_is_refused(lab, monkeypatch):
