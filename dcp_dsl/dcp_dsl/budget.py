@@ -22,6 +22,11 @@ class Budget:
 
     left: int
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether a step was refused."""
+        return self.left < 0
+
     def spend(self, steps: int) -> None:
         """Use steps up.
 

@@ -15,6 +15,7 @@ from dcp_dsl.walk import mentioned_names, walk
 
 MAX_EXPANDED_DEPTH = 128
 MAX_EXPANDED_NODES = 20_000
+MAX_BINDINGS = 256  # they are checked in the order of their dependencies, round by round
 
 _DECORATORS = ("ahead", "partial")
 
@@ -194,7 +195,7 @@ def _check_mask(mask: ast.MaskDef, checker: ExpressionChecker) -> None:
             checker.report("E101", message, decorator.name.span, hint)
         for argument in decorator.arguments:
             checker.segment_name(argument, {})
-    if _expanded_bindings(mask) > MAX_EXPANDED_NODES:
+    if len(mask.bindings) > MAX_BINDINGS or _expanded_bindings(mask) > MAX_EXPANDED_NODES:
         _report_size(mask, checker)
         return
     names = _local_names(mask, checker)

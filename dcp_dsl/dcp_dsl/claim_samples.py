@@ -4,22 +4,28 @@ from collections.abc import Iterator, Mapping
 from random import Random
 
 from dcp_dsl import ast
+from dcp_dsl.budget import Budget
 from dcp_dsl.columns import layout_columns
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.layout import Column
 from dcp_dsl.sample import Sample
 from dcp_dsl.sample_statement import declared_sample, layout_lengths
 from dcp_dsl.scope import Scope
-from dcp_dsl.walk import mentioned_names
+from dcp_dsl.walk import mentioned_names, walk
 
 MAX_SAMPLE_TOKENS = 256
 GENERATED = 24
 TRIES = 50 * GENERATED  # columns of several layouts fit together only by chance
+STEPS_PER_PART = 2**14  # what adding up the lengths of one part of a layout costs
 REST_TOKENS = 3  # what a generated sample has beyond its columns, for `[..]`
 
 
 def claim_samples(
-    check: ast.Check, columns: frozenset[str], scope: Scope, broken: frozenset[str]
+    check: ast.Check,
+    columns: frozenset[str],
+    scope: Scope,
+    broken: frozenset[str],
+    budget: Budget,
 ) -> Iterator[Sample]:
     """Give the samples to test a claim on that reads these columns, small ones first.
 
@@ -28,17 +34,21 @@ def claim_samples(
         columns: what its masks read.
         scope: the text's definitions.
         broken: samples of the text that fit no layout.
+        budget: shared by all claims of the text.
 
     Raises:
+        OverBudget: if the text holds too much to test.
         DatasetError: if the sample that the claim names has no length, is too long or lacks a
             column.
     """
     if check.sample is not None:
         yield _named(scope.samples[check.sample.text], columns, scope)
         return
-    yield from sorted(_generate(check, columns, scope), key=lambda s: s.length)
+    yield from sorted(_generate(check, columns, scope, budget), key=lambda s: s.length)
+    size = sum(count_parts(layout) for _, layout in scope.layouts())
     for name, definition in scope.samples.items():
         if name not in broken:
+            budget.spend(STEPS_PER_PART * (size + 4))
             try:
                 sample = _named(definition, columns, scope)
             except DatasetError:  # not asked for: a sample of other masks, or a long one
@@ -60,7 +70,9 @@ def _named(definition: ast.SampleDef, columns: frozenset[str], scope: Scope) -> 
     return Sample({column: sample.columns[column] for column in columns}, sample.length)
 
 
-def _generate(check: ast.Check, columns: frozenset[str], scope: Scope) -> Iterator[Sample]:
+def _generate(
+    check: ast.Check, columns: frozenset[str], scope: Scope, budget: Budget
+) -> Iterator[Sample]:
     """Give small samples whose columns fit the layouts; always the same ones."""
     if not columns:
         for length in range(1, GENERATED + 1):
@@ -68,15 +80,17 @@ def _generate(check: ast.Check, columns: frozenset[str], scope: Scope) -> Iterat
         return
     scopes = _read_scopes(check, scope)
     shapes: dict[str, int] = {}
-    for each in scopes:
-        for _, layout in each.layouts():
-            if columns & set(layout_columns(layout)):
-                _collect_shapes(layout.parts, 0, shapes)
+    layouts = [layout for each in scopes for _, layout in each.layouts()]
+    for layout in layouts:
+        if columns & set(layout_columns(layout)):
+            _collect_shapes(layout.parts, 0, shapes)
     if columns - shapes.keys():
         return  # token columns: only declared samples know sensible values
+    size = sum(map(count_parts, layouts))
     rng = Random(0)  # the same samples every time
     found = 0
     for index in range(TRIES):
+        budget.spend(STEPS_PER_PART * size)
         values = {name: _value(shapes[name], 1 + index % 3, rng) for name in sorted(columns)}
         total = _length(values, scopes)
         if total is not None:
@@ -84,6 +98,11 @@ def _generate(check: ast.Check, columns: frozenset[str], scope: Scope) -> Iterat
             found += 1
         if found == GENERATED:
             return
+
+
+def count_parts(layout: ast.Layout) -> int:
+    """Give the number of parts and groups of a layout."""
+    return sum(isinstance(node, ast.Leaf | ast.Group) for node in walk(layout))
 
 
 def _length(values: Mapping[str, Column], scopes: list[Scope]) -> int | None:

@@ -12,9 +12,9 @@ import numpy as np
 from dcp_dsl import ast
 from dcp_dsl.ast import Program
 from dcp_dsl.budget import Budget, OverBudget
-from dcp_dsl.claim_samples import claim_samples
+from dcp_dsl.claim_samples import STEPS_PER_PART, claim_samples, count_parts
 from dcp_dsl.columns import needed_columns
-from dcp_dsl.diagnostics import Diagnostic, make_diagnostic
+from dcp_dsl.diagnostics import MAX_FINDINGS, Diagnostic, make_diagnostic
 from dcp_dsl.errors import DatasetError, SpecError
 from dcp_dsl.mask import Mask
 from dcp_dsl.oracle import dense_mask
@@ -23,12 +23,16 @@ from dcp_dsl.sample_statement import NoLengthError, declared_sample
 from dcp_dsl.scope import Scope
 from dcp_dsl.unparse import unparse
 
-MAX_STEPS = 2**29  # of numpy on one pair; about a second
-MAX_FINDINGS = 100
+STEPS_PER_STATEMENT = 2**10  # what looking through the text for samples and layouts costs
+MAX_STEPS = 2**28  # of numpy on one pair; about half a second
+
+_TOO_LONG = "this check is not tested: it takes too long", "test smaller masks, on shorter samples"
 
 
 def check_claims(program: Program) -> tuple[Diagnostic, ...]:
     """Test every `check` statement of a text without errors.
+
+    A text with very much to test is tested in part; W291 says which checks are not.
 
     Returns:
         C401-C404 for claims that fail, E117 for samples that do not fit their layout, W290 where
@@ -36,24 +40,31 @@ def check_claims(program: Program) -> tuple[Diagnostic, ...]:
         would take too long.
     """
     scope = Scope.of(program)
-    found, broken = _check_samples(scope)
     budget = Budget(MAX_STEPS)
+    found, broken = _check_samples(scope, budget)
     for statement in program.statements:
         if isinstance(statement, ast.Check) and len(found) < MAX_FINDINGS:
-            found += _check_claim(statement, scope, broken, budget)
+            if budget.is_spent:
+                found.append(_note(statement, scope, "W291", *_TOO_LONG))
+            else:
+                found += _check_claim(statement, scope, broken, budget)
     return tuple(found)
 
 
-def _check_samples(scope: Scope) -> tuple[list[Diagnostic], frozenset[str]]:
+def _check_samples(scope: Scope, budget: Budget) -> tuple[list[Diagnostic], frozenset[str]]:
     """Find the samples that do not fit the layouts; those that claims name are errors there."""
     found: list[Diagnostic] = []
     broken: set[str] = set()
     program = scope.program
     checks = [s for s in program.statements if isinstance(s, ast.Check)]
+    size = sum(count_parts(layout) for _, layout in scope.layouts())
     asked = {check.sample.text for check in checks if check.sample is not None}
     for name, definition in scope.samples.items():
         try:
+            budget.spend(STEPS_PER_PART * size)
             declared_sample(definition, scope)
+        except OverBudget:
+            break
         except NoLengthError:  # it may still show what the columns look like
             continue
         except DatasetError as error:
@@ -76,7 +87,8 @@ def _check_claim(
     columns = left.columns | (right.columns if right is not None else frozenset())
     is_tested = False
     try:
-        for sample in claim_samples(check, columns, scope, broken):
+        budget.spend(STEPS_PER_STATEMENT * len(scope.program.statements))
+        for sample in claim_samples(check, columns, scope, broken, budget):
             try:
                 failure = _test(check, left, right, sample, budget)
             except DatasetError:
@@ -91,10 +103,7 @@ def _check_claim(
         what = error.diagnostics[0].message
         yield _note(check, scope, "W290", f"this check cannot be tested yet: {what}", "")
     except OverBudget:
-        yield _note(
-            check, scope, "W291", "this check is not tested: it takes too long",
-            "test smaller masks, on shorter samples",
-        )  # fmt: skip
+        yield _note(check, scope, "W291", *_TOO_LONG)
     except DatasetError as error:
         hint = "mend the sample so that its layout fills it"
         yield _note(check, scope, "E117", str(error), hint)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcp_dsl.piecewise import Bools, Ints, Piecewise
-from dcp_dsl.region import MAX_CELLS, Region, TooManyPieces
+from dcp_dsl.piecewise import Bools, Ints, Piecewise, TooManyPieces, sorted_unique
+from dcp_dsl.region import MAX_CELLS, Region
 
 _MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "==", "!=": "!="}
 
@@ -29,9 +29,7 @@ def compare(on_q: Piecewise, on_k: Piecewise, op: str) -> Region:
     if on_q.is_constant:
         starts, ends = on_k.solve(op, -int(on_q.values[0]))
         return Region.rectangles(n, np.zeros_like(starts), np.full_like(ends, n), starts, ends)
-    runs = _rising_runs(on_k)
-    if len(runs) * len(on_q.starts) > MAX_CELLS // 4:
-        raise TooManyPieces
+    runs = _rising_runs(on_k, at_most=MAX_CELLS // 4 // len(on_q.starts))
     parts = [part for run in runs for part in _compare_run(on_q, run, op)]
     if not parts:
         return Region.empty(n)
@@ -51,8 +49,12 @@ class _Run:
     slopes: Ints
 
 
-def _rising_runs(function: Piecewise) -> list[_Run]:
-    """Cut a function into stretches where it is defined and rises, or else falls."""
+def _rising_runs(function: Piecewise, at_most: int) -> list[_Run]:
+    """Cut a function into stretches where it is defined and rises, or else falls.
+
+    Raises:
+        TooManyPieces: if there are more than `at_most`.
+    """
     starts, ends = function.defined_ranges()
     runs: list[_Run] = []
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
@@ -71,17 +73,23 @@ def _rising_runs(function: Piecewise) -> list[_Run]:
                 )
                 break
         else:
-            runs += _split_runs(function, int(low), int(high), jumps < 0, slopes < 0)
+            runs += _split_runs(
+                function, int(low), int(high), jumps < 0, slopes < 0, at_most - len(runs)
+            )
+        if len(runs) > at_most:
+            raise TooManyPieces
     return runs
 
 
 def _split_runs(
-    function: Piecewise, low: int, high: int, falls: Bools, is_falling: Bools
+    function: Piecewise, low: int, high: int, falls: Bools, is_falling: Bools, at_most: int
 ) -> list[_Run]:
     """Cut pieces ``[low, high)`` before every fall; a falling piece stands alone."""
     is_new = np.ones(high - low, np.bool_)
     is_new[1:] = falls | is_falling[1:] | is_falling[:-1]
     begin = np.flatnonzero(is_new)
+    if len(begin) > at_most:
+        raise TooManyPieces
     bounds = np.append(function.starts, function.num_tokens)
     runs = []
     for a, b in zip((begin + low).tolist(), np.append(begin[1:] + low, high).tolist(), strict=True):
@@ -175,7 +183,7 @@ def _row_pieces(target: Piecewise, count: _Count, shifts: list[int]) -> _Rows:
     starts, values, slopes = target.starts[kept], target.values[kept], target.slopes[kept]
     lengths = target.lengths[kept]
     cuts = [_cut_rows(starts, lengths, values, slopes, count.knots - s) for s in shifts]
-    cut = target.cut(np.unique(np.concatenate(cuts)))
+    cut = target.cut(sorted_unique(np.concatenate(cuts)))
     rows = _defined_rows(cut)
     for shift in shifts:
         _, slope = count.end_on(rows, shift)

@@ -7,6 +7,9 @@ from typing import Any, Literal, TypeAlias
 
 from dcp_dsl.ast import Span
 
+MAX_FINDINGS = 100  # nobody reads more at once, and looking for the places of all of them is slow
+MAX_CANDIDATES = 300
+
 Severity: TypeAlias = Literal["error", "warning"]
 
 
@@ -126,7 +129,9 @@ def did_you_mean(word: str, known: "list[str] | tuple[str, ...] | frozenset[str]
     >>> did_you_mean("casual", ["causal", "full"])
     'did you mean `causal`?'
     """
-    close = get_close_matches(word, sorted(known), n=1, cutoff=0.6)
+    # Comparing is slow for long words, and a word of another length is not close.
+    near = [k for k in sorted(known) if abs(len(k) - len(word)) <= 8][:MAX_CANDIDATES]
+    close = get_close_matches(word, near, n=1, cutoff=0.6) if len(word) < 64 else []
     return f"did you mean `{close[0]}`?" if close else ""
 
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from dcp_dsl import ast
 from dcp_dsl.ast import Program, Span
-from dcp_dsl.diagnostics import Diagnostic, did_you_mean, make_diagnostic
+from dcp_dsl.diagnostics import MAX_FINDINGS, Diagnostic, did_you_mean, make_diagnostic
 from dcp_dsl.kinds import INT, MASK, SEGMENT, UNKNOWN, Kind, are_comparable, combine, param_kind
 from dcp_dsl.scope import Scope, library_names
 
@@ -46,12 +46,19 @@ class ExpressionChecker:
     lost: frozenset[str] = frozenset()
     columns: frozenset[str] = frozenset()
     found: list[Diagnostic] = field(default_factory=list)
+    places: set[tuple[str, Span]] = field(default_factory=set)
     depth: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much was found that nothing more is reported."""
+        return len(self.found) >= MAX_FINDINGS
 
     def report(self, code: str, message: str, span: Span, hint: str = "", label: str = "") -> None:
         """Add a diagnostic, once per place and code."""
-        if any(d.code == code and (d.start, d.end) == (span.start, span.end) for d in self.found):
+        if self.is_full or (code, span) in self.places:
             return
+        self.places.add((code, span))
         self.found.append(
             make_diagnostic(
                 code, message, self.program.text, span,
@@ -207,6 +214,8 @@ class ExpressionChecker:
 
     def unknown(self, text: str, span: Span, names: Names) -> None:
         """Report an unknown name with the closest known one."""
+        if self.is_full:  # finding the closest name is slow
+            return
         known = {*names, *self.scope.masks, *self.scope.segments, *library_names(), "q", "k", "len"}
         known |= {*_BUILTINS, *_SEGMENT_FUNCTIONS}
         hint = did_you_mean(text, sorted(known))

@@ -21,6 +21,7 @@ from dcp_dsl.scope import part_names
 Ints = NDArray[np.int64]
 
 MAX_INSTANCES = 1_000_000
+MAX_GROUPS = 2**16  # repetitions of groups with groups or lists inside; each is laid out alone
 
 Column: TypeAlias = (
     Any  # Any: an integer, a list of integers or a list of such lists; checked on use
@@ -174,6 +175,7 @@ class _LayoutBinder:
     columns: Mapping[str, Column]
     length: int
     rest: int = 0
+    groups: int = 0
     found: dict[str, list[Instances]] = field(default_factory=dict)
 
     def find_rest(self, parts: tuple[ast.Leaf | ast.Group, ...]) -> int:
@@ -182,6 +184,7 @@ class _LayoutBinder:
             return 0
         used = self.walk(parts, 0, self.columns, _Parent(), is_top=True)
         self.found.clear()
+        self.groups = 0
         if used > self.length:
             raise DatasetError(
                 f"segment `{self.segment}`: the parts before `[..]` have {used} tokens, the sample "
@@ -221,6 +224,12 @@ class _LayoutBinder:
         matrix = self.flat_lengths(group, row, count) if group.is_repeated else None
         if matrix is not None:
             return self.place_flat(group, at, matrix, parent)
+        self.groups += count
+        if self.groups > MAX_GROUPS:
+            raise DatasetError(
+                f"segment `{self.segment}`: nested groups repeat more than {MAX_GROUPS:_} times; "
+                f"split the sample"
+            )
         bounds = [at]
         names = layout_columns(group) if group.is_repeated else []
         for index in range(count):
@@ -243,7 +252,8 @@ class _LayoutBinder:
             if isinstance(part.length, ast.Name) and part.length.text != "len":
                 columns.append(self.lengths(part.length.text, self.column(part.length.text, row)))
             elif isinstance(part.length, ast.Number):
-                columns.append(np.full(count, part.length.value))
+                length = self.arithmetic(part.length, row) if count else 0
+                columns.append(np.full(count, length))
             else:
                 return None
         return np.column_stack(columns)

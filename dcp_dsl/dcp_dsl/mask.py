@@ -44,11 +44,9 @@ class Mask:
             DatasetError: if the sample lacks a column or its layout does not fill it.
             SpecError: for constructs that are not supported yet (E190) and for sizes out of range.
         """
-        from dcp_dsl.lowering import (
-            Env,
-            LoweringError,
-            lower,
-        )  # numpy's half of the room, loaded on use
+        # numpy's half of the room, loaded on use
+        from dcp_dsl.environment import Env, LoweringError
+        from dcp_dsl.lowering import lower
 
         missing = sorted(self.columns - sample.columns.keys())
         if missing:

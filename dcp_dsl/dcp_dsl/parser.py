@@ -13,7 +13,7 @@ import lark
 from dcp_dsl import ast
 from dcp_dsl.ast import Program, Span
 from dcp_dsl.ast_builder import BuildError, build_expression, build_statement
-from dcp_dsl.diagnostics import Diagnostic, did_you_mean, make_diagnostic
+from dcp_dsl.diagnostics import MAX_FINDINGS, Diagnostic, did_you_mean, make_diagnostic
 from dcp_dsl.errors import SpecError
 from dcp_dsl.syntax_errors import MESSAGES, MISTAKES
 from dcp_dsl.tokens import KEYWORDS, RESERVED, STATEMENT_KEYWORDS, RawToken, split_statements
@@ -21,8 +21,7 @@ from dcp_grammar import GRAMMAR
 
 __all__ = ["MAX_CHARACTERS", "Parsed", "Program", "parse", "parse_all", "parse_expression"]
 
-MAX_CHARACTERS = 2**17
-MAX_ERRORS = 100
+MAX_CHARACTERS = 2**16
 LANGUAGE_VERSION = 1
 
 _OPENING = {"(": ")", "[": "]", "{": "}"}
@@ -88,7 +87,7 @@ def parse_all(text: str, name: str = "<text>") -> Parsed:
             was_cut = cut is not None
         else:
             was_cut = False
-        if len(errors) >= MAX_ERRORS:
+        if len(errors) >= MAX_FINDINGS:
             break
     return Parsed(Program(tuple(statements), text, name), tuple(errors), frozenset(lost))
 

@@ -15,6 +15,13 @@ Bools = NDArray[np.bool_]
 MAX_VALUE = 2**50  # sums and products of two such values would not fit into int64 with ease
 
 
+MAX_PIECES = 2**21
+
+
+class TooManyPieces(Exception):
+    """The exact answer falls into more pieces than can be handled in about a second."""
+
+
 class ValueTooLarge(Exception):
     """A value left the range in which int64 arithmetic is safe."""
 
@@ -38,9 +45,9 @@ class Piecewise:
     is_defined: Bools
 
     def __post_init__(self) -> None:
-        if len(self.starts) and np.abs(self.values).max() + np.abs(
-            self.slopes
-        ).max() * self.num_tokens > (MAX_VALUE):
+        largest = int(np.abs(self.values).max(initial=0))
+        steepest = int(np.abs(self.slopes).max(initial=0))
+        if largest + steepest * self.num_tokens > MAX_VALUE:  # Python's integers: no overflow
             raise ValueTooLarge
 
     @classmethod
@@ -88,7 +95,9 @@ class Piecewise:
 
     def cut(self, knots: Ints) -> "Piecewise":
         """Give the same function with pieces that begin at `knots` too (rising, inside)."""
-        starts = np.union1d(self.starts, knots)
+        if len(knots) == 1 and knots[0] == 0:
+            return self
+        starts = sorted_unique(np.concatenate([self.starts, knots]))
         if len(starts) == len(self.starts):
             return self
         piece = np.searchsorted(self.starts, starts, side="right") - 1
@@ -136,6 +145,8 @@ class Piecewise:
         first = self.values
         last = first + part * (self.lengths - 1)  # without the whole part, which divides exactly
         steps = last // divisor - first // divisor
+        if int(steps.sum()) > MAX_PIECES:
+            raise TooManyPieces
         piece = np.repeat(np.arange(len(steps)), steps + 1)
         index = np.arange(len(piece)) - np.repeat(np.cumsum(steps + 1) - (steps + 1), steps + 1)
         level = first[piece] // divisor + index
@@ -197,6 +208,14 @@ class Piecewise:
         return _join_ranges(
             self.starts[self.is_defined], (self.starts + self.lengths)[self.is_defined]
         )
+
+
+def sorted_unique(values: Ints) -> Ints:
+    """Give the distinct values, rising; the stable sort makes use of runs that rise already."""
+    values = np.sort(values, kind="stable")
+    if len(values) < 2:
+        return values
+    return np.compress(np.concatenate([[True], values[1:] != values[:-1]]), values)
 
 
 def _join_ranges(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:

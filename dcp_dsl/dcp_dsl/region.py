@@ -13,20 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.piecewise import TooManyPieces, sorted_unique
 from dcp_dsl.sparsity import Slabs
 
 Ints = NDArray[np.int64]
 
-MAX_CELLS = 2**22
+MAX_CELLS = 2**21
 
 # Which coverages (left + 2 * right) are visible.
 _AND = np.array([False, False, False, True])
 _OR = np.array([False, True, True, True])
 _MINUS = np.array([False, True, False, False])
-
-
-class TooManyPieces(Exception):
-    """The normal form would need more pieces than `MAX_CELLS`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,10 +112,10 @@ def _sweep(
     q_start, q_end = columns[:2]
     if len(q_start) == 0:
         return Region.empty(num_tokens)
-    knots = _sorted_unique(np.concatenate([q_start, q_end]))
+    knots = sorted_unique(np.concatenate([q_start, q_end]))
     cuts = _meetings(knots, columns, num_tokens)
     if len(cuts):
-        knots = _sorted_unique(np.concatenate([knots, cuts]))
+        knots = sorted_unique(np.concatenate([knots, cuts]))
     slab, cell = _cells(knots, q_start, q_end)
     first, last = _ends(knots, columns, slab, cell)
     base = 2 * (num_tokens + 2)
@@ -170,8 +167,8 @@ def _meetings(knots: Ints, columns: tuple[Ints, ...], num_tokens: int) -> Ints:
     is_still = (packed & 1 == 0) & (rows > 1)
     is_moving = packed & 1 == 1
     base = num_tokens + 2
-    still = _sorted_unique(cells[is_still] * base + (packed[is_still] >> 1))
-    moving = _sorted_unique(cells[is_moving] * base + (packed[is_moving] >> 1))
+    still = sorted_unique(cells[is_still] * base + (packed[is_still] >> 1))
+    moving = sorted_unique(cells[is_moving] * base + (packed[is_moving] >> 1))
     if not len(still) or not len(moving):
         return np.empty(0, np.int64)
     at = moving // base
@@ -186,13 +183,6 @@ def _meetings(knots: Ints, columns: tuple[Ints, ...], num_tokens: int) -> Ints:
     row = knots[at[which]] + met - moving[which]
     cuts: Ints = np.concatenate([row, row + 1])
     return np.compress(cuts < knots[-1], cuts)
-
-
-def _sorted_unique(values: Ints) -> Ints:
-    values = np.sort(values)
-    if len(values) < 2:
-        return values
-    return np.compress(np.concatenate([[True], values[1:] != values[:-1]]), values)
 
 
 # ---- gluing --------------------------------------------------------------------------------------

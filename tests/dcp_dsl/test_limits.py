@@ -1,0 +1,146 @@
+"""Hostile texts and samples end in a diagnostic, not in a crash and not in a long wait."""
+
+import numpy as np
+import pytest
+
+from dcp_dsl import DatasetError, Sample, Spec, SpecError, check, dense_mask
+from dcp_dsl.parser import MAX_CHARACTERS
+
+LONGEST = 2**31 - 1
+
+
+def fill(line, head=""):
+    """Repeat a line, with its number in place of `#`, until the text is as long as is read."""
+    size = MAX_CHARACTERS - len(head) - 100
+    lines, used = [head], 0
+    while used < size:
+        lines.append(line.replace("#", str(len(lines))))
+        used += len(lines[-1]) + 1
+    return "\n".join(lines[:-1])
+
+
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [
+        (fill("mask a = b"), {"E108"}),
+        (fill("mask abcdefghijkl# = abcdefghijklm#"), {"E101"}),
+        (fill("check causal total"), {"W291"}),
+        (fill("check document total"), {"W291"}),
+        (fill("check full lookback"), {"C404", "W291"}),
+        (fill("sample s#(lens = [4], len = 3)", "segment d = [lens]*"), {"W292"}),
+        (fill("segment s# = [c]*", "sample s(c = [1])"), set()),
+        (f"segment s = {'a[c] ' * 9000}\nmask m = same(s)\ncheck m total", {"E108"}),
+        ("mask a = b2000(q) < 0 where b0(t) = t, "
+         + ", ".join(f"b{i + 1}(t) = b{i}(t)" for i in range(2000)), {"E116"}),
+        ("mask a = q < b0 where b3000 = 1, "
+         + ", ".join(f"b{i} = b{i + 1}" for i in range(3000)), {"E116"}),
+        ("mask a = " + " or ".join(["same(s)"] * 1000)
+         + "\nsegment s = x[c]*\n" + "check a total\n" * 100, {"W291"}),
+    ],
+    ids=range(11),
+)  # fmt: skip
+@pytest.mark.timeout(30)  # each takes about a second; without limits they took minutes
+def test_a_long_text_is_checked_in_bounded_time_and_with_few_findings(text, codes):
+    found = check(text)
+    assert {d.code for d in found} == codes
+    assert len(found) <= 200
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "length"),
+    [
+        ("mask a = q // 2 == k // 2", {}, LONGEST),
+        ("mask a = q % 2 == 1", {}, LONGEST),
+        ("mask a = q % 2 == k % 2", {}, 1_000_000),
+        ("segment s = x[c]*\nmask a = (q % 2 == 1) per x", {"c": [LONGEST]}, LONGEST),
+    ],
+)  # fmt: skip
+@pytest.mark.timeout(60)
+def test_a_mask_of_too_many_pieces_is_refused_before_memory_runs_out(text, columns, length):
+    with pytest.raises(SpecError) as raised:
+        Spec.from_text(text).mask("a").bind(Sample(columns, length))
+    assert raised.value.diagnostics[0].code == "E191"
+
+
+def test_documents_of_very_many_lengths_use_up_the_budget(monkeypatch):
+    monkeypatch.setattr("dcp_dsl.lowering.MAX_STEPS", 2**18)
+    lengths = list(range(1, 6000))
+    mask = Spec.from_text("mask a = streaming(4, 8) per x\nsegment s = x[c]*").mask("a")
+    with pytest.raises(SpecError) as raised:
+        mask.bind(Sample({"c": lengths}, sum(lengths)))
+    assert raised.value.diagnostics[0].code == "E191"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["mask a = q // row.c < 2", "mask a = q % row.c < 2", "mask a = q < row.c",
+     "mask a = q - k < -row.c", "segment b = every row.c\nmask a = same(b)",
+     "mask a = k in first(b, row.c) where b = every 2", "token e = t\nmask a = q < k.e"],
+)  # fmt: skip
+@pytest.mark.parametrize("value", [2**51, 2**63 - 1, 2**63, -(2**63), 2**80])
+def test_a_number_beyond_the_range_is_refused(text, value):
+    sample = Sample({"c": value, "t": [value, 1, 1]}, 3)
+    with pytest.raises((DatasetError, SpecError), match="beyond"):
+        Spec.from_text(text).mask("a").bind(sample)
+
+
+def test_a_slope_that_overflows_is_refused_instead_of_wrapping_round():
+    with pytest.raises(SpecError, match="grows beyond"):
+        Spec.from_text("mask a = 1_000_000_000_000 * q < k").mask("a").bind(
+            Sample(length=2**26)  # the product is 0 modulo 2**38
+        )
+
+
+def test_a_constant_length_in_a_group_cannot_overflow_the_sum():
+    spec = Spec.from_text("segment s = (a[1_000_000_000_000] b[c])*\nmask m = same(b)")
+    with pytest.raises(DatasetError, match="a part would have 1000000000000 tokens"):
+        spec.mask("m").bind(Sample({"c": [0] * 10_000_000}, 15))
+    assert spec.mask("m").bind(Sample({"c": []}, 0)).num_pairs == 0
+
+
+def test_very_many_nested_groups_are_refused():
+    spec = Spec.from_text("segment s = d(h[c] b[e]*)*\nmask m = same(d)")
+    with pytest.raises(DatasetError, match="nested groups repeat more than"):
+        spec.mask("m").bind(Sample({"c": [1] * 100_000, "e": [[1]] * 100_000}, 200_000))
+
+
+def test_a_dense_mask_too_large_for_memory_is_refused():
+    with pytest.raises(DatasetError, match=r"expected at most 32_768.*mask\.bind"):
+        dense_mask(Spec.from_text("").mask("causal"), Sample(length=200_000))
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 7])
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("sliding(-5)", {}), ("sliding(0)", {}), ("sliding(1M)", {}), ("streaming(0, 0)", {}),
+        ("streaming(1M, 1M)", {}), ("local(-3)", {}), ("chunked(1M)", {}),
+        ("wide(0)", {}), ("wide(3 - 5)", {}), ("wide(1M)", {}),
+        ("same(x)", {"c": [0, 0]}), ("same(y)", {"c": []}), ("q in x or k in last(x)", {"c": [0]}),
+        ("first_of(-3)", {}), ("last_of(-3)", {}), ("last_of(0)", {}),
+        ("last_of(1_000_000_000_000)", {}), ("tiles(1_000_000_000_000)", {}),
+        ("q // 1_000_000_000_000 == k", {}), ("(k - 5) // 3 <= q % 4 - 7", {}),
+        ("(5 - k) // 3 <= (7 - 2 * q) % 4", {}), ("q < x.count", {"c": [0, 0]}),
+        ("causal per x or causal per y", {"c": [0, 0]}), ("max(q, -k) - min(k, 3) < 2", {}),
+    ],
+)  # fmt: skip
+def test_extreme_arguments_mean_the_same_in_both_forms(text, columns, length, paint):
+    spec = Spec.from_text(
+        "segment s = x[c]* y[..]\n"
+        "mask wide(w: int) = { x sees all within w  y sees all within w }\n"
+        "mask first_of(m: int) = k in first(b, m) where b = every 2\n"
+        "mask last_of(m: int) = k in last(b, m) where b = every 2\n"
+        "mask tiles(m: tokens) = same(b) where b = every m\n"
+    )
+    mask = spec.mask(text)
+    sample = Sample(columns or {"c": []}, length)
+    assert np.array_equal(paint(mask.bind(sample)), dense_mask(mask, sample))
+
+
+@pytest.mark.timeout(60)
+def test_a_deep_recursion_of_parameters_is_refused_or_bound():
+    layers = "\n".join(
+        f"mask b{i}(m: mask) = a(a(m)) or {f'b{i - 1}(m)' if i else 'm'}" for i in range(30)
+    )
+    text = f"mask a(m: mask) = m or m\n{layers}\ncheck b29(causal) total"
+    assert {d.code for d in check(text)} == {"E116"}
