@@ -62,16 +62,16 @@ def render_page(library: PlanLibrary, path: str, query: str) -> Component:
 
 def _add_callbacks(app: Dash, library: PlanLibrary) -> None:
     @app.callback(Output("page", "children"), Input("url", "pathname"), Input("url", "search"))
-    def show_page(path: str | None, query: str | None) -> Component:
-        return render_page(library, path or "/", query or "")
+    def show_page(path: object, query: object) -> Component:  # a client may send anything
+        return render_page(library, str(path or "/"), str(query or ""))
 
     @app.callback(
         Output("balance-slot", "children"), Output("traffic-slot", "children"),
         Input("plan-key", "data"),
     )  # fmt: skip
-    def show_charts(key: str) -> tuple[Component, Component]:
+    def show_charts(key: object) -> tuple[Component, Component]:
         try:
-            return charts(library.load(key))
+            return charts(library.load(str(key)))
         except DCPError as error:  # the file changed or went away since the page was made
             return html.Div(str(error), role="alert"), html.Div()
 

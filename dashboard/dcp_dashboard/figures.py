@@ -77,7 +77,7 @@ def traffic_figure(totals: DeviceTotals, devices_per_node: int) -> go.Figure:
     figure = go.Figure(
         go.Heatmap(
             z=shown,
-            customdata=[[size(value) for value in row] for row in traffic.tolist()],
+            customdata=[[size(v) if v else "" for v in row] for row in traffic.tolist()],
             hovertemplate="device %{y} sends device %{x}<br>%{customdata}<extra></extra>",
             hoverongaps=False,
             colorscale=scale,

@@ -20,6 +20,8 @@ from dcp_dsl import DCPError
 from dcp_planner import Plan, Source, Trace, measure, read_plan, simulate
 
 MAX_FILE_BYTES = 2 * 10**9
+MAX_DEVICES = 1024
+"""Devices of a plan that is shown: traffic is a cell for every two of them."""
 LIST_BUDGET_S = 5.0
 
 Value = TypeVar("Value")
@@ -153,6 +155,11 @@ def _read(entry: PlanEntry) -> LoadedPlan:
             f"{entry.size_bytes:,}; plan fewer tokens or larger blocks"
         )
     file = read_plan(entry.path)
+    if file.plan.num_devices > MAX_DEVICES:
+        raise DashboardError(
+            f"{entry.relative}: expected a plan for at most {MAX_DEVICES:,} devices, got "
+            f"{file.plan.num_devices:,}; see its numbers with: dcpm simulate {entry.relative}"
+        )
     traces: dict[Source, Trace] = {trace.source: trace for trace in file.traces}
     if "simulated" not in traces:
         traces = {"simulated": simulate(file.plan), **traces}

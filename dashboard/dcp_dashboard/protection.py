@@ -13,6 +13,8 @@ from dash import Dash
 from flask import Flask, Response, abort, make_response, redirect, request
 from werkzeug.wrappers import Response as WSGIResponse
 
+from dcp_dashboard.requests_to_dash import refuse_malformed
+
 COOKIE = "dcp_token"
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 MAX_BODY_BYTES = 1_000_000
@@ -42,9 +44,11 @@ def protect(app: Dash, hosts: Sequence[str] | None, token: str | None) -> None:
         if hosts is not None and host_name(request.headers.get("Host", "")) not in hosts:
             abort(400, f"this server answers to {', '.join(hosts)} only")
         origin = request.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc != request.host:
+        if origin is not None and _net_location(origin) != request.host:
             abort(403, "this address takes requests from its own pages only")
         return None if token is None else _check_token(token)
+
+    refuse_malformed(app)  # after the checks above: first who asks, then what
 
     @server.after_request
     def add_headers(response: Response) -> Response:
@@ -67,6 +71,13 @@ def host_name(header: str) -> str | None:
         return None
     try:
         return urlsplit(f"//{header}").hostname
+    except ValueError:
+        return None
+
+
+def _net_location(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
     except ValueError:
         return None
 

@@ -1,6 +1,7 @@
 """Serving the application: waitress, one process, eight threads, loopback unless told otherwise."""
 
 import errno
+import logging
 import secrets
 import socket
 import sys
@@ -126,6 +127,8 @@ def _make_server(folder: str | Path, host: str, port: int | None) -> tuple[_Wait
     is_local = host in LOOPBACK
     token = None if is_local else secrets.token_urlsafe(24)
     protect(app, LOOPBACK_HOSTS if is_local else None, token)
+    # Waitress warns of every request that has to wait for a thread, as the pictures of a list do.
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)
     bound = _bind(host, port)
     address = bound.getsockname()
     sockets: dict[int, Any] = {}

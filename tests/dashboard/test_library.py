@@ -65,6 +65,12 @@ def test_a_file_too_large_is_refused_before_it_is_read(served_folder, monkeypatc
         PlanLibrary(served_folder).load(plan_key("small.dcpplan"))
 
 
+def test_a_plan_for_too_many_devices_is_refused(served_folder, monkeypatch):
+    monkeypatch.setattr(library_module, "MAX_DEVICES", 31)
+    with pytest.raises(DashboardError, match="at most 31 devices, got 32; see its numbers with"):
+        PlanLibrary(served_folder).load(plan_key("deep/large.dcpplan"))
+
+
 def test_a_list_that_takes_too_long_shows_the_rest_as_not_read(served_folder, monkeypatch):
     monkeypatch.setattr(library_module, "LIST_BUDGET_S", -1.0)
     rows, _ = PlanLibrary(served_folder).rows()

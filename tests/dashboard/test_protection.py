@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from dcp_dashboard import create_app
@@ -42,6 +44,7 @@ def test_a_request_from_another_site_is_refused(client):
 
     assert post("http://evil.example") == 403
     assert post("null") == 403
+    assert post("http://[") == 403
     assert post(LOCAL) != 403
 
 
@@ -94,3 +97,60 @@ def test_the_debugger_and_other_doors_are_shut(client):
         answer = client.get(path, base_url=LOCAL)
         assert b"create_app" not in answer.data
         assert answer.status_code in (200, 404)  # unknown paths are Dash's shell, which has no data
+
+
+PAGE = {
+    "output": "page.children",
+    "outputs": {"id": "page", "property": "children"},
+    "inputs": [
+        {"id": "url", "property": "pathname", "value": "/"},
+        {"id": "url", "property": "search", "value": ""},
+    ],
+    "changedPropIds": ["url.pathname"],
+}
+
+
+def call(client, body):
+    data = body if isinstance(body, bytes) else json.dumps(body)
+    return client.post(
+        "/_dash-update-component", base_url=LOCAL, data=data, content_type="application/json"
+    )
+
+
+def test_the_call_of_our_page_is_answered(client):
+    assert call(client, PAGE).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[" * 100_000, None, [], {}, "a",
+        PAGE | {"output": "x.y"}, PAGE | {"output": ["page.children"]},
+        PAGE | {"output": "mask.data-mode"}, PAGE | {"outputs": {"id": "page"}},
+        PAGE | {"outputs": []}, PAGE | {"outputs": 3}, PAGE | {"inputs": []}, PAGE | {"inputs": 3},
+        PAGE | {"inputs": PAGE["inputs"][::-1]}, PAGE | {"inputs": [None, 3]},
+        PAGE | {"changedPropIds": 3}, PAGE | {"changedPropIds": [[]]}, PAGE | {"state": [3]},
+    ],
+)  # fmt: skip
+def test_a_call_that_no_page_makes_is_a_bad_request(client, body):
+    assert call(client, body).status_code == 400
+
+
+@pytest.mark.parametrize("value", [None, 3, [], {"a": 1}, "/plan/x", "\ud800"])
+def test_any_value_of_an_input_is_a_page(client, value):
+    inputs = [part | {"value": value} for part in PAGE["inputs"]]
+    assert call(client, PAGE | {"inputs": inputs}).status_code == 200
+    charts = {
+        "output": "..balance-slot.children...traffic-slot.children..",
+        "outputs": [
+            {"id": name, "property": "children"} for name in ("balance-slot", "traffic-slot")
+        ],
+        "inputs": [{"id": "plan-key", "property": "data", "value": value}],
+    }
+    answer = call(client, charts)
+    assert answer.status_code == 200
+    assert "expected the key of a .dcpplan file" in answer.text
+
+
+def test_a_script_that_is_not_there_is_not_found(client):
+    assert client.get("/_dash-component-suites/dash/../x", base_url=LOCAL).status_code == 404

@@ -1,3 +1,4 @@
+import logging
 import os
 import signal
 import socket
@@ -35,6 +36,12 @@ def test_a_started_server_answers_until_it_is_closed(served_folder):
     server.close()
     with pytest.raises(urllib.error.URLError):
         get(server.url)
+
+
+def test_requests_that_wait_for_a_thread_are_no_news(served_folder, caplog):
+    with start_server(served_folder):
+        logging.getLogger("waitress.queue").warning("Task queue depth is 1")
+    assert caplog.records == []
 
 
 def test_many_servers_live_in_one_process(served_folder, tmp_path):
