@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -35,9 +36,10 @@ def check(files: tuple[str, ...], output_format: str, as_json: bool) -> None:
     findings: list[Diagnostic] = []
     unreadable: list[dict[str, str]] = []
     for name in files:
-        text = _read(name, unreadable)
-        if text is None:
+        data = _read(name, unreadable)
+        if data is None:
             continue
+        text, _ = data
         found = check_text(text, name)
         findings += found
         if output_format != "json":
@@ -59,12 +61,13 @@ def check(files: tuple[str, ...], output_format: str, as_json: bool) -> None:
     sys.exit(2 if unreadable else int(errors > 0))
 
 
-def _read(name: str, unreadable: list[dict[str, str]]) -> str | None:
-    """Read a file or standard input; say why not, and remember it."""
-    from dcp_dsl.spec import SpecFileError, decode_text, read_text
+def _read(name: str, unreadable: list[dict[str, str]]) -> tuple[str, bytes] | None:
+    """Read a file or standard input as text and bytes; say why not, and remember it."""
+    from dcp_dsl.text_file import MAX_BYTES, SpecFileError, decode_text, read_bytes
 
     try:
-        return decode_text("-", sys.stdin.buffer.read()) if name == "-" else read_text(name)
+        data = sys.stdin.buffer.read(MAX_BYTES + 1) if name == "-" else read_bytes(name)
+        return decode_text(name, data), data
     except SpecFileError as error:
         click.echo(f"dcpm: {error}", err=True)
         unreadable.append({"file": name, "message": str(error)})
@@ -93,53 +96,82 @@ def fmt(files: tuple[str, ...], only_check: bool, show_diff: bool, as_json: bool
     `-` formats standard input to standard output. Exit status: 0, 1 if --check or --diff found
     something to change, 2 if a file cannot be read or does not parse (it is left as it is).
     """
-    from dcp_dsl.errors import SpecError
-    from dcp_dsl.formatter import format_source
-
     changed: list[str] = []
     unreadable: list[dict[str, str]] = []
-    for name in files:
-        text = _read(name, unreadable)
-        if text is None:
-            continue
-        try:
-            result = format_source(text)
-        except SpecError as error:
-            click.echo(_with_name(error, name), err=True)
-            unreadable.append({"file": name, "message": "does not parse"})
-            continue
-        if result != text:
-            changed.append(name)
-        if show_diff:
-            click.echo(_diff(name, text, result), nl=False)
-        elif name == "-" and not only_check:
-            click.echo(result, nl=False)
-        elif result != text and not only_check:
-            from dcp_dsl.text_file import replace_text
-
-            replace_text(name, result)
+    diffs: dict[str, str] = {}
     writes = not only_check and not show_diff
+    for name in files:
+        formatted = _format(name, unreadable)
+        if formatted is None:
+            continue
+        if formatted.after != formatted.before:
+            changed.append(name)
+            diffs[name] = formatted.diff(name)
+        if show_diff and not as_json:
+            click.echo(diffs.get(name, ""), nl=False)
+        if writes:
+            _write(name, formatted, unreadable, is_quiet=as_json)
     if as_json:
         document = {
             "schema": SCHEMA_FMT, "changed": changed, "written": writes, "unreadable": unreadable,
         }  # fmt: skip
-        click.echo(json.dumps(document, indent=2))
+        click.echo(json.dumps(document | ({"diffs": diffs} if show_diff else {}), indent=2))
     verb = "changed" if writes else "would change"
     click.echo(f"{len(changed)} of {len(files)} files {verb}", err=True)
     sys.exit(2 if unreadable else int(bool(changed) and not writes))
 
 
+@dataclass(frozen=True, slots=True)
+class _Formatted:
+    """The bytes of a file before and after; equal if there is nothing to do."""
+
+    before: bytes
+    after: bytes
+
+    def diff(self, name: str) -> str:
+        from difflib import unified_diff
+
+        texts = [data.decode("utf-8") for data in (self.before, self.after)]
+        before, after = (text.splitlines(keepends=True) for text in texts)
+        lines = unified_diff(before, after, name, f"{name} (formatted)")
+        return "".join(line if line.endswith("\n") else line + "\n" for line in lines)
+
+
+def _format(name: str, unreadable: list[dict[str, str]]) -> _Formatted | None:
+    """Format a file or standard input in memory; say why not, and remember it."""
+    from dcp_dsl.errors import SpecError
+    from dcp_dsl.formatter import format_source
+    from dcp_dsl.text_file import encode_text
+
+    given = _read(name, unreadable)
+    if given is None:
+        return None
+    text, data = given
+    try:
+        result = format_source(text)
+    except SpecError as error:
+        click.echo(_with_name(error, name), err=True)
+        unreadable.append({"file": name, "message": "does not parse"})
+        return None
+    return _Formatted(data, encode_text(result, data))
+
+
+def _write(
+    name: str, formatted: _Formatted, unreadable: list[dict[str, str]], *, is_quiet: bool
+) -> None:
+    """Put a formatted text where it came from; say why not, and remember it."""
+    from dcp_dsl.text_file import SpecFileError, replace_bytes
+
+    if name == "-":
+        if not is_quiet:
+            click.echo(formatted.after, nl=False)
+    elif formatted.after != formatted.before:
+        try:
+            replace_bytes(name, formatted.after)
+        except SpecFileError as error:
+            click.echo(f"dcpm: {error}", err=True)
+            unreadable.append({"file": name, "message": str(error)})
+
+
 def _with_name(error: Exception, name: str) -> str:
     return str(error).replace("--> <text>:", f"--> {name}:")
-
-
-def _diff(name: str, before: str, after: str) -> str:
-    from difflib import unified_diff
-
-    lines = unified_diff(
-        before.splitlines(keepends=True),
-        after.splitlines(keepends=True),
-        name,
-        f"{name} (formatted)",
-    )
-    return "".join(line if line.endswith("\n") else line + "\n" for line in lines)

@@ -16,7 +16,7 @@ from dcp_dsl.parser import parse_all, parse_expression
 from dcp_dsl.sample import Sample
 from dcp_dsl.sample_statement import declared_sample
 from dcp_dsl.scope import Scope
-from dcp_dsl.text_file import SpecFileError, decode_text, read_text
+from dcp_dsl.text_file import read_text
 from dcp_dsl.unparse import unparse
 
 
@@ -251,6 +251,3 @@ def _matches(pattern: str, path: str) -> bool:
     tails = ["/".join(parts[i:]) for i in range(len(parts))]
     patterns = {pattern, pattern.removeprefix("*/"), pattern.removeprefix("**/")}
     return any(fnmatchcase(tail, each) for tail in tails for each in patterns)
-
-
-__all__ = ["Attachment", "Spec", "SpecFileError", "check", "decode_text", "load", "read_text"]

@@ -1,12 +1,14 @@
 """Read and replace .dcpm files, with messages that fit a person."""
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
 from dcp_dsl.errors import SpecError
 
 MAX_BYTES = 2**19
+_DESCRIPTORS = (("/", "dev"), ("/", "proc"))  # where shells put the pipes of `<(command)`
 
 
 class SpecFileError(SpecError):
@@ -25,10 +27,21 @@ def read_text(path: str | Path) -> str:
     Raises:
         SpecFileError: if it is missing, a folder, too large, or no UTF-8 text.
     """
+    return decode_text(str(path), read_bytes(path))
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """Read the bytes of a .dcpm file, one more than allowed at most.
+
+    Raises:
+        SpecFileError: if it is missing, a folder or a pipe.
+    """
     path = Path(path)
     try:
+        if stat.S_ISFIFO(path.stat().st_mode) and path.parts[:2] not in _DESCRIPTORS:
+            raise SpecFileError(f"{path}: expected a .dcpm file, got a pipe; pass it as `-`")
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise SpecFileError(f"{path}: no such file; expected a .dcpm file") from None
     except IsADirectoryError:
@@ -36,7 +49,6 @@ def read_text(path: str | Path) -> str:
         raise SpecFileError(f"{path}: expected a .dcpm file, got a folder; {hint}") from None
     except (OSError, ValueError) as error:
         raise SpecFileError(f"{path}: cannot be read: {_reason(error)}") from None
-    return decode_text(str(path), data)
 
 
 def decode_text(name: str, data: bytes) -> str:
@@ -57,23 +69,36 @@ def decode_text(name: str, data: bytes) -> str:
         ) from None
     if "\0" in text:
         raise SpecFileError(f"{name}: expected text, got a binary file (it holds NUL bytes)")
-    return text.replace("\r\n", "\n")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def replace_text(path: str | Path, text: str) -> None:
+def encode_text(text: str, like: bytes) -> bytes:
+    r"""Turn text into the bytes of a .dcpm file with the line ends of `like`, by its first line.
+
+    >>> encode_text("a\nb\n", like=b"x\r\ny")
+    b'a\r\nb\r\n'
+    """
+    first, end, _ = like.partition(b"\n")
+    has_crlf = end and first.endswith(b"\r")
+    return text.replace("\n", "\r\n" if has_crlf else "\n").encode()
+
+
+def replace_bytes(path: str | Path, data: bytes) -> None:
     """Replace the contents of a file at once: written beside it, then renamed over it.
 
     Raises:
         SpecFileError: if it cannot be written; the file is then as it was.
     """
-    target = Path(path).resolve()  # a link keeps pointing at the file
     temporary = ""
     try:
-        mode = target.stat().st_mode & 0o777
+        target = Path(path).resolve()  # a link keeps pointing at the file
+        mode = target.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise SpecFileError(f"{path}: cannot be written: it is no regular file")
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.chmod(temporary, mode)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, mode & 0o777)
         os.replace(temporary, target)
     except OSError as error:
         if temporary:

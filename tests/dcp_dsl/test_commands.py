@@ -126,3 +126,78 @@ def test_importing_the_commands_loads_nothing_heavy():
     )  # fmt: skip
     assert found.stdout.strip() == "[]"
     assert time.monotonic() - started < 60
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (b"mask a=causal  # x\r\n\r\n\r\nmask b = a\r\n",
+         b"mask a = causal  # x\r\n\r\nmask b = a\r\n"),
+        (b"mask a = causal\r\n", b"mask a = causal\r\n"),
+        (b"\xef\xbb\xbfmask a = causal\n", b"mask a = causal\n"),
+        (b"mask a = causal # x\rmask b=a\r", b"mask a = causal  # x\nmask b = a\n"),
+        (b"mask a = causal\nmask b = a\r\n", b"mask a = causal\nmask b = a\n"),
+        (b"", b""), (b" \n\n", b""), (b"# a\n\n\n# b", b"# a\n\n# b\n"),
+    ],
+    ids=["crlf", "crlf and nothing to do", "bom", "cr", "mixed", "empty", "blank", "comments"],
+)  # fmt: skip
+def test_fmt_keeps_the_line_ends_and_settles_after_one_pass(run, tmp_path, given, expected):
+    path = tmp_path / "a.dcpm"
+    path.write_bytes(given)
+    assert run(fmt, "--check", path).exit_code == int(given != expected)
+    assert run(fmt, path).exit_code == 0
+    assert path.read_bytes() == expected
+    assert run(fmt, path).stderr == "0 of 1 files changed\n"
+    assert run(fmt, "-", input=given).stdout_bytes == expected
+
+
+def test_a_line_end_of_old_ends_a_comment(run, tmp_path):
+    path = tmp_path / "a.dcpm"
+    path.write_bytes(b"mask a = causal # x\rmask b = casual\r")
+    assert f"{path}:2:10: E101" in run(check, path, "--output-format", "concise").stdout
+
+
+def test_links_that_loop_and_pipes_nobody_writes_to_are_refused(run, tmp_path):
+    (tmp_path / "a.dcpm").symlink_to("b.dcpm")
+    (tmp_path / "b.dcpm").symlink_to("a.dcpm")
+    os.mkfifo(tmp_path / "pipe.dcpm")
+    for command in (check, fmt):
+        result = run(command, tmp_path / "a.dcpm", tmp_path / "pipe.dcpm")
+        assert result.exit_code == 2
+        assert "a.dcpm: cannot be read: Too many levels" in result.stderr
+        assert "got a pipe; pass it as `-`" in result.stderr
+
+
+def test_fmt_goes_on_behind_a_file_it_cannot_write(run, tmp_path, monkeypatch):
+    first, second = tmp_path / "a.dcpm", tmp_path / "b.dcpm"
+    for path in (first, second):
+        path.write_text("mask a=causal")
+
+    def refuse(source, target, real=os.replace):
+        if Path(target) == first:
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    result = run(fmt, "--json", first, second)
+    assert result.exit_code == 2
+    assert "a.dcpm: cannot be written: No space left on device" in result.stderr
+    assert [u["file"] for u in json.loads(result.stdout)["unreadable"]] == [str(first)]
+    assert (first.read_text(), second.read_text()) == ("mask a=causal", "mask a = causal\n")
+    assert sorted(os.listdir(tmp_path)) == ["a.dcpm", "b.dcpm"]
+
+
+def test_json_of_fmt_is_one_document_even_with_a_diff(run):
+    document = json.loads(run(fmt, "--json", "--diff", "-", input="mask a=causal").stdout)
+    assert document["diffs"]["-"].endswith("-mask a=causal\n+mask a = causal\n")
+    assert json.loads(run(fmt, "--json", "-", input="mask a=causal").stdout)["changed"] == ["-"]
+
+
+def test_the_keys_of_both_documents_are_the_documented_ones(run):
+    readme = (Path(__file__).parents[2] / "dcp_dsl" / "README.md").read_text()
+    document = json.loads(run(check, "--json", "-", input="mask a = casual").stdout)
+    keys = {*document, *document["findings"][0]}
+    keys |= {*json.loads(run(fmt, "--json", "--diff", "-", input="").stdout)}
+    assert [key for key in sorted(keys) if f"`{key}`" not in readme] == []
+    for schema in ("dcp.check/1", "dcp.fmt/1"):
+        assert schema in readme
