@@ -154,6 +154,12 @@ def _serve(job: Job, folder: Path, rank: int, size: int, timeout_s: float) -> di
         }
     except DCPError as error:
         return {"kind": "failed", "message": str(error), "is_own": True}
+    except OSError as error:
+        message = (
+            f"rank {rank} cannot work in the folder {folder}: {error.strerror or error}; make room "
+            "there, or point TMPDIR at another folder"
+        )
+        return {"kind": "failed", "message": message, "is_own": True}
     except Exception as error:  # a bug: the parent shows the log
         traceback.print_exc()
         text = f"{type(error).__name__}: {error}"

@@ -1,0 +1,40 @@
+"""What a rank replies when its job fails."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from dcp_runtime import worker
+
+JOB = worker.Job("job-1", None, "float32", 0, 1)
+
+
+@pytest.fixture
+def reply_to(monkeypatch):
+    monkeypatch.setattr(worker.dist, "is_initialized", lambda: True)
+
+    def reply(error):
+        def fail(*_):
+            raise error
+
+        monkeypatch.setattr(worker, "_run", fail)
+        return worker._serve(JOB, Path("/somewhere"), 2, 4, 1.0)
+
+    return reply
+
+
+def test_a_full_folder_is_said_with_the_way_out(reply_to):
+    reply = reply_to(OSError(errno.ENOSPC, "No space left on device"))
+    assert reply["is_own"]
+    assert reply["message"] == (
+        "rank 2 cannot work in the folder /somewhere: No space left on device; make room there, or "
+        "point TMPDIR at another folder"
+    )
+
+
+def test_a_bug_keeps_its_name_and_leaves_its_trace_in_the_log(reply_to, capsys):
+    reply = reply_to(ZeroDivisionError("by nought"))
+    assert reply["is_bug"]
+    assert reply["message"] == "ZeroDivisionError: by nought"
+    assert "Traceback" in capsys.readouterr().err
