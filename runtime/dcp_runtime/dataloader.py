@@ -23,6 +23,7 @@ from dcp_dsl import (
     pack,
 )
 from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, Provenance, build_plan
+from dcp_runtime.errors import RunError
 
 IGNORE_LABEL = -100
 """Label of a token whose successor is no target, as ``torch.nn.CrossEntropyLoss`` ignores it."""
@@ -76,6 +77,7 @@ class DCPDataloader:
 
     Raises:
         DatasetError: if a row is longer than the budget, has no tokens, or lacks a column.
+        RunError: if the rank is none of the cluster's devices.
     """
 
     def __init__(  # noqa: PLR0913 - one keyword per choice of the user; all but two have defaults
@@ -100,6 +102,12 @@ class DCPDataloader:
         self._shape = shape or ModelShape()
         self._config = config or PlanConfig()
         self._rank = _own_rank() if rank is None else rank
+        if not 0 <= self._rank < self._cluster.num_devices:
+            raise RunError(
+                f"expected a rank from 0 to {self._cluster.num_devices - 1}, the devices of the "
+                f"cluster, got {self._rank}; give the cluster of all ranks that share a batch, and "
+                "the rank among these"
+            )
         self._batches = pack(_lengths(dataset), token_budget, order=order)
 
     def __len__(self) -> int:
@@ -114,8 +122,14 @@ class DCPDataloader:
             yield take_local(tokens, plan, self._rank, rows), plan
 
     def _plan(self, rows: tuple[int, ...]) -> Plan:
-        resolved = [self._resolve(self._dataset[row]) for row in rows]
-        slabs = [mask.bind(sample) for mask, sample in resolved]
+        resolved, slabs = [], []
+        for row in rows:
+            try:
+                mask, sample = self._resolve(self._dataset[row])
+                slabs.append(mask.bind(sample))
+            except DatasetError as error:
+                raise DatasetError(f"row {row}: {error}") from error
+            resolved.append((mask, sample))
         sparsity = block_sparsity(slabs, self._block_size, self._block_size)
         provenance = None
         calls = {mask.call for mask, _ in resolved}
@@ -172,6 +186,11 @@ def _resolver(dataset: Dataset | Sequence[Row], mask_fn: MaskFunction, path: str
     if isinstance(mask_fn, Mask):
         mask = mask_fn
         return lambda row: (mask, Sample.of(row, mask))
+    if not callable(mask_fn):
+        raise DatasetError(
+            "expected mask_fn to be a loaded spec, a mask or a function from a row to a mask, got "
+            f"{mask_fn!r:.60}; load(path) gives a spec, spec.mask(call) a mask"
+        )
     choose = mask_fn
 
     def resolve(row: Row) -> tuple[Mask, Sample]:
@@ -192,13 +211,31 @@ def _lengths(dataset: Dataset | Sequence[Row]) -> list[int]:
 def _tokens(dataset: Dataset | Sequence[Row], row: int) -> NDArray[np.int64]:
     if isinstance(dataset, Dataset):
         return np.asarray(dataset.tokens(row)).astype(np.int64)
-    values = dataset[row].get("tokens")
+    columns = dataset[row]
+    if not isinstance(columns, Mapping):
+        raise DatasetError(
+            f"row {row}: expected columns by name, got {type(columns).__name__}; read_dataset(path)"
+            " gives the rows of a file"
+        )
+    values = columns.get("tokens")
     if values is None:
-        have = ", ".join(sorted(dataset[row])) or "none"
+        have = ", ".join(sorted(columns)) or "none"
         raise DatasetError(f"row {row} has no column `tokens`; its columns are: {have}")
     if isinstance(values, bytes | bytearray):
         return np.frombuffer(bytes(values), np.uint8).astype(np.int64)
-    return np.asarray(values, dtype=np.int64)
+    return _integers(values, row)
+
+
+def _integers(values: Any, row: int) -> NDArray[np.int64]:  # Any: what a user's row holds
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of several lengths
+        array = np.empty((), object)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise DatasetError(
+            f"row {row}: expected `tokens` to be integers or bytes, got {str(values)[:60]!r}"
+        )
+    return array.astype(np.int64)
 
 
 def _world_size() -> int:

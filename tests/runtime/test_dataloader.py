@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dcp_dsl import DatasetError, Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig, digest
-from dcp_runtime import DCPDataloader
+from dcp_runtime import DCPDataloader, RunError
 from dcp_runtime.dataloader import IGNORE_LABEL
 
 SPEC = Spec.from_text("mask band(w: tokens = 20) = causal and q - k < w\nmask whole = causal")
@@ -92,6 +92,50 @@ def test_bad_rows_are_refused():
         DCPDataloader(rows_of([65]), mask, rank=0, **OPTIONS)
     loader = DCPDataloader(rows_of([5]), lambda row: "causal", rank=0, **OPTIONS)
     with pytest.raises(DatasetError, match="must give a Mask"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    "tokens", [[1.5, 2.5], "abc", [[1, 2], [3, 4]], [[1], [2, 3]], [2**70], 5, [True]]
+)
+def test_tokens_that_are_no_integers_are_refused(tokens):
+    rows = [{"tokens": [1]}, {"tokens": tokens}]
+    with pytest.raises(DatasetError, match="row 1: expected `tokens` to be integers or bytes, got"):
+        DCPDataloader(rows, SPEC.mask("whole"), rank=0, **OPTIONS)
+
+
+@pytest.mark.parametrize("tokens", [b"\x01\x02", np.array([1, 2], np.uint8), torch.tensor([1, 2])])
+def test_tokens_may_be_bytes_or_arrays(tokens):
+    rows, found = [{"tokens": tokens}], []
+    for rank in range(RANKS):
+        loader = DCPDataloader(rows, SPEC.mask("whole"), rank=rank, **OPTIONS)
+        found += [token for data, _ in loader for token in data.tokens.tolist()]
+    assert found == [1, 2]
+
+
+@pytest.mark.parametrize("rows", [[[1, 2]], "path", ["a"]])
+def test_rows_without_names_are_refused(rows):
+    with pytest.raises(DatasetError, match="row 0: expected columns by name, got"):
+        DCPDataloader(rows, SPEC.mask("whole"), rank=0, **OPTIONS)
+
+
+@pytest.mark.parametrize("rank", [-1, RANKS])
+def test_a_rank_that_is_no_device_is_refused(rank):
+    with pytest.raises(RunError, match=f"expected a rank from 0 to 2, .* got {rank}; give"):
+        DCPDataloader(rows_of([5]), SPEC.mask("whole"), rank=rank, **OPTIONS)
+
+
+@pytest.mark.parametrize("mask_fn", [None, "whole", 3])
+def test_what_gives_no_mask_is_refused(mask_fn):
+    with pytest.raises(DatasetError, match="expected mask_fn to be a loaded spec, a mask or a fun"):
+        DCPDataloader(rows_of([5]), mask_fn, rank=0, **OPTIONS)
+
+
+def test_a_row_that_does_not_fit_its_mask_is_named():
+    spec = Spec.from_text("segment s = part[parts] tail[..]\nmask m = same(part)")
+    rows = [{"tokens": [1, 2], "parts": 1}, {"tokens": [1, 2], "parts": 9}]
+    loader = DCPDataloader(rows, spec.mask("m"), rank=0, **OPTIONS)
+    with pytest.raises(DatasetError, match=r"^row 1: segment `s`"):
         next(iter(loader))
 
 
