@@ -1,5 +1,6 @@
 """Read a user's data set: Parquet or JSON lines, one file or a folder of them."""
 
+import reprlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,7 @@ PARQUET_SUFFIXES = (".parquet", ".pq")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 TOKEN_COLUMN = "tokens"
 LENGTH_COLUMNS = ("len", "length")
+MAX_JSON_NESTING = 500
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -40,10 +42,15 @@ class Dataset:
         return int(self.table.num_rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:  # Any: whatever the columns hold
+        """Give one row: texts, numbers and bytes as they are, lists of integers as numpy arrays.
+
+        Lists are views of the table where they can be; nothing is turned into Python objects but
+        what the row's other columns hold.
+        """
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         row = index % len(self)
-        return {name: self.table.column(name)[row].as_py() for name in self.columns}
+        return {name: self._value(name, row) for name in self.columns}
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -90,19 +97,38 @@ class Dataset:
             raise DatasetError(
                 f"{self.path} has no column `{TOKEN_COLUMN}`; it has {_join(self.columns)}"
             )
-        value = self.table.column(TOKEN_COLUMN)[index]
-        if not value.is_valid:
+        value = self._value(TOKEN_COLUMN, index)
+        if value is None:
             raise DatasetError(f"{self.path}: row {index} has no tokens")
-        plain = value.as_py()
-        if isinstance(plain, bytes):
-            return np.frombuffer(plain, np.uint8).astype(np.int64)
-        array = np.asarray(plain if isinstance(plain, list) else None)
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        if isinstance(value, bytes):
+            return np.frombuffer(value, np.uint8).astype(np.int64)
+        if not isinstance(value, np.ndarray):
             raise DatasetError(
                 f"{self.path}: row {index}: expected `{TOKEN_COLUMN}` to be integers or bytes, got "
-                f"{str(plain)[:60]!r}"
+                f"{reprlib.repr(value)}"
             )
-        return array.astype(np.int64)
+        tokens = value.astype(np.int64)
+        if not np.array_equal(tokens, value):
+            raise DatasetError(f"{self.path}: row {index}: a token does not fit into int64")
+        return tokens
+
+    def _value(self, name: str, row: int) -> Any:  # Any: as in a row
+        import pyarrow as pa
+
+        scalar = self.table.column(name)[row]
+        if scalar.is_valid and isinstance(scalar, pa.ListScalar):  # or a large, or a fixed-size one
+            values = scalar.values
+            assert values is not None, "a valid list has values"
+            if pa.types.is_integer(values.type) and not values.null_count:
+                return values.to_numpy(zero_copy_only=False)
+            if not len(values):
+                return np.empty(0, np.int64)
+        try:
+            return scalar.as_py()
+        except (ValueError, OverflowError) as error:  # no UTF-8, a date beyond Python's
+            raise DatasetError(
+                f"{self.path}: row {row}, column `{name}` cannot be read: {error}"
+            ) from None
 
     def require(self, columns: Collection[str]) -> None:
         """Check that the data set has columns.
@@ -168,22 +194,36 @@ def read_dataset(path: str | Path) -> Dataset:
             together; for JSON lines the message names the line.
     """
     path = Path(path)
+    try:
+        files = _find_files(path)
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be read: {error.strerror}") from None
+    tables = [_read_file(file) for file in files]
+    return Dataset(str(path), _concatenate(path, files, tables))
+
+
+def _find_files(path: Path) -> list[Path]:
+    """Give the files of a data set."""
     if not path.exists():
-        near = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
+        near = (
+            [p.name for p in path.parent.iterdir() if p.name != path.name]
+            if path.parent.is_dir()
+            else []
+        )
         hint = did_you_mean(path.name, near)
         raise DatasetError(f"{path}: no such file or folder{'; ' + hint if hint else ''}")
     if path.is_dir():
         files = sorted(p for p in path.iterdir() if _kind(p) is not None and p.is_file())
         if not files:
             raise DatasetError(f"{path}: the folder holds no .parquet or .jsonl file")
-    elif _kind(path) is not None:
-        files = [path]
-    else:
+        return files
+    if _kind(path) is None:
         raise DatasetError(
             f"{path}: expected a .parquet or .jsonl file, got {path.suffix or 'no suffix'}"
         )
-    tables = [_read_file(file) for file in files]
-    return Dataset(str(path), _concatenate(path, files, tables))
+    if not path.is_file():
+        raise DatasetError(f"{path}: expected a file, got a pipe or a device")
+    return [path]
 
 
 def _kind(path: Path) -> str | None:
@@ -198,11 +238,12 @@ def _read_file(path: Path) -> "pa.Table":
 
     try:
         table = _read_parquet(path) if _kind(path) == "parquet" else _read_jsonl(path)
-    except (pa.ArrowException, OSError) as error:
+        names = table.column_names
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DatasetError(f"{path}: cannot be read: {reason}") from None
-    if len(set(table.column_names)) != len(table.column_names):
-        raise DatasetError(f"{path}: two columns have the same name: {_join(table.column_names)}")
+    if len(set(names)) != len(names):
+        raise DatasetError(f"{path}: two columns have the same name: {_join(names)}")
     return table
 
 
@@ -218,6 +259,7 @@ def _read_jsonl(path: Path) -> "pa.Table":
 
     if path.stat().st_size == 0:
         raise DatasetError(f"{path}: the file is empty; expected one JSON object per line")
+    _refuse_deep_lines(path)
     # A row can be longer than Arrow's default block of 1 MiB.
     options = pyarrow.json.ReadOptions(block_size=max(2**20, min(path.stat().st_size + 1, 2**30)))
     try:
@@ -225,6 +267,26 @@ def _read_jsonl(path: Path) -> "pa.Table":
     except pa.ArrowException as error:
         _explain_jsonl(path)  # Arrow does not say which line
         raise DatasetError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def _refuse_deep_lines(path: Path) -> None:
+    """Raise for a line that nests so deeply that Arrow's parser would run out of stack and die."""
+    import json
+
+    opening, closing = np.zeros((2, 256), np.int8)
+    opening[[ord("["), ord("{")]], closing[[ord("]"), ord("}")]] = 1, 1
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.count(b"[") + line.count(b"{") <= MAX_JSON_NESTING:
+                continue
+            codes = np.frombuffer(line, np.uint8)
+            if np.cumsum((opening - closing)[codes], dtype=np.int64).max() > MAX_JSON_NESTING:
+                try:
+                    json.loads(line)  # brackets in texts do not nest
+                except RecursionError:
+                    raise DatasetError(f"{path}: line {number} is nested too deeply") from None
+                except ValueError as error:
+                    raise DatasetError(f"{path}: line {number} is not JSON: {error}") from None
 
 
 def _explain_jsonl(path: Path) -> None:

@@ -1,6 +1,7 @@
 """One sample: the columns its layout is made of and its length in tokens."""
 
 import json
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from dcp_dsl.mask import Mask
 
 MAX_TOKENS = 2**31 - 1
+MAX_NESTING = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +107,20 @@ def row_length(row: Mapping[str, Any]) -> int:
     return next(iter(found.values()))
 
 
-def _plain(name: str, value: Any) -> Any:  # Any: whatever a file format gives; the result is plain
+def _plain(
+    name: str, value: Any, depth: int = 0
+) -> Any:  # Any: whatever a file format gives; the result is plain
     """Turn numpy and tuple values into integers and lists; refuse everything else."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list | tuple):
         if all(type(item) is int for item in value):  # the common case, without a call per item
             return list(value)
-        return [_plain(name, item) for item in value]
+        if depth < MAX_NESTING:
+            return [_plain(name, item, depth + 1) for item in value]
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     raise DatasetError(
-        f"column `{name}`: expected integers or lists of integers, got {str(value)[:60]!r} "
+        f"column `{name}`: expected integers or lists of integers, got {reprlib.repr(value)} "
         f"({type(value).__name__})"
     )

@@ -1,6 +1,8 @@
 """Reading data sets and packing samples into batches."""
 
 import json
+import os
+import random
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcp_dsl import DatasetError, pack, read_dataset
+from dcp_dsl import DatasetError, Sample, Spec, pack, read_dataset
 
 ROWS = [
     {"len": 3, "answer_lens": [1, 2], "tokens": [5, 6, 7]},
@@ -34,11 +36,15 @@ def stored(request, tmp_path):
     return tmp_path
 
 
+def plain(row):
+    return {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in row.items()}
+
+
 def test_rows_lengths_and_tokens_are_read(stored):
     dataset = read_dataset(stored)
     assert (len(dataset), set(dataset.columns)) == (3, {"len", "answer_lens", "tokens"})
-    assert [dataset[i] for i in range(3)] == ROWS
-    assert dataset[-1] == ROWS[2]
+    assert [plain(dataset[i]) for i in range(3)] == ROWS
+    assert plain(dataset[-1]) == ROWS[2]
     assert dataset.lengths.tolist() == [3, 0, 2]
     assert dataset.tokens(2).tolist() == [8, 9]
     with pytest.raises(IndexError):
@@ -66,6 +72,8 @@ def test_a_row_longer_than_a_block_of_the_reader_is_read(tmp_path):
         ("a.jsonl", b'{"len": 3}\n[1]\n', "line 2: expected a JSON object, got list"),
         ("a.jsonl", b'{"len": 3}\n{"len": "x"}\n', "line 2: column `len` is a text, but a number"),
         ("a.jsonl", b"\xff\xfe\x00", "line 1 is not JSON"),
+        ("a.jsonl", b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "line 1 is nested too"),
+        ("a.jsonl", b'{"a": 1}\n{"a": "' + b"[" * 1000, "line 2 is not JSON"),
         ("a.parquet", b"PAR1 and then nothing", "cannot be read"),
         ("a.parquet", b"", "cannot be read"),
         ("a.csv", b"len\n3\n", "expected a .parquet or .jsonl file"),
@@ -77,6 +85,91 @@ def test_a_damaged_file_is_one_clear_message(tmp_path, name, content, says):
     with pytest.raises(DatasetError, match=says) as raised:
         read_dataset(path)
     assert str(path) in str(raised.value)
+
+
+def test_brackets_in_a_text_do_not_nest(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"len": 1, "text": "[{" * 5000}))
+    assert read_dataset(tmp_path / "a.jsonl")[0]["text"] == "[{" * 5000
+
+
+def test_list_columns_are_arrays_and_other_values_stay_what_they_are(tmp_path):
+    row = {"tokens": [1, 2, 3], "lens": [[1], [2]], "raw": b"ab", "text": "x", "n": 3,
+           "empty": [], "holes": [1, None], "none": None}  # fmt: skip
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+    (got,) = [read_dataset(tmp_path / "a.parquet")[0]]
+    assert [type(got[name]) for name in ("tokens", "empty")] == [np.ndarray] * 2
+    assert {name: got[name] for name in row if name not in ("tokens", "empty")} == {
+        name: row[name] for name in row if name not in ("tokens", "empty")
+    }
+    mask = Spec.from_text("segment d = [tokens]*").mask("same(d)")
+    assert Sample.of(got | {"tokens": got["tokens"], "len": 3}, mask).columns == {
+        "tokens": [1, 2, 3]
+    }
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.int32()), pa.large_list(pa.uint16()), pa.list_(pa.int64(), 2)], ids=str
+)
+def test_every_kind_of_list_is_read(tmp_path, kind):
+    pq.write_table(pa.table({"tokens": pa.array([[1, 2], [3, 4]], kind)}), tmp_path / "a.parquet")
+    dataset = read_dataset(tmp_path / "a.parquet")
+    assert (dataset.lengths.tolist(), dataset.tokens(1).tolist()) == ([2, 2], [3, 4])
+    assert isinstance(dataset[0]["tokens"], np.ndarray)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "says"),
+    [
+        (pa.array([[2**64 - 1]], pa.list_(pa.uint64())), "does not fit into int64"),
+        (pa.array([[1.5]]), "to be integers or bytes, got"),
+        (pa.array([[1, None]]), "to be integers or bytes, got"),
+        (pa.array([None], pa.list_(pa.int64())), "row 0 has no tokens"),
+    ],
+)  # fmt: skip
+def test_tokens_that_are_no_integers_are_refused(tmp_path, tokens, says):
+    pq.write_table(pa.table({"tokens": tokens}), tmp_path / "a.parquet")
+    with pytest.raises(DatasetError, match=says):
+        read_dataset(tmp_path / "a.parquet").tokens(0)
+
+
+def test_a_text_that_is_no_utf8_names_row_and_column(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"len": 1, "text": "\xff"}')
+    dataset = read_dataset(tmp_path / "a.jsonl")
+    assert dataset.lengths.tolist() == [1]
+    with pytest.raises(DatasetError, match="row 0, column `text` cannot be read"):
+        dataset[0]
+
+
+def test_a_parquet_file_with_any_byte_changed_is_read_or_refused(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"tokens": [[1, 2], [3]] * 50, "naïve": ["é", "x"] * 50}), path)
+    whole, rng, refused = path.read_bytes(), random.Random(0), 0
+    for _ in range(400):
+        damaged = bytearray(whole)
+        damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        path.write_bytes(damaged[: rng.randrange(len(damaged))] if rng.random() < 0.1 else damaged)
+        try:
+            dataset = read_dataset(path)
+            _ = dataset.lengths, dataset[0], dataset.tokens(0)
+        except DatasetError:
+            refused += 1
+    assert refused > 100
+
+
+def test_paths_that_are_no_files_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
+    for name, says in (("pipe.jsonl", "got a pipe"), ("loop.jsonl", "no such file"),
+                       ("x" * 300 + ".jsonl", "File name too long")):  # fmt: skip
+        with pytest.raises(DatasetError, match=says):
+            read_dataset(tmp_path / name)
+
+
+def test_a_sample_of_endless_lists_is_refused():
+    endless = []
+    endless.append(endless)
+    with pytest.raises(DatasetError, match="expected integers or lists"):
+        Sample({"a": endless}, 3)
 
 
 def test_a_missing_file_names_the_closest_one(tmp_path):
