@@ -190,7 +190,7 @@ def test_a_process_does_not_outlive_the_planner(tmp_path):
         "problem = Problem(graph, np.array([1, 1]), np.array([1, 1]))\n"
         "solve_problems([problem], PlanConfig(), time.monotonic() + 60)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as planner:
         deadline = time.monotonic() + 30
         while not (note.exists() and note.read_text().endswith(".")):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dcp_runtime import worker
+from dcp_runtime import RunError, worker
 
 JOB = worker.Job("job-1", None, "float32", 0, 1)
 
@@ -38,3 +38,19 @@ def test_a_bug_keeps_its_name_and_leaves_its_trace_in_the_log(reply_to, capsys):
     assert reply["is_bug"]
     assert reply["message"] == "ZeroDivisionError: by nought"
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gloo", "said"),
+    [
+        ("[/src/buffer.cc:78] Timed out waiting 1ms for recv operation", "0.5 s long"),
+        ("[/src/pair.cc:5] Connection closed by peer", "until its connection broke"),
+        ("something\nelse", "something"),
+    ],
+)
+def test_a_collective_that_fails_is_said_in_words(gloo, said):
+    with (
+        pytest.raises(RunError, match=f"^lost contact with another rank while starting: {said}$"),
+        worker._collective("starting", 0.5),
+    ):
+        raise RuntimeError(gloo)
