@@ -1,32 +1,30 @@
 """Check expressions: are the names known, do the kinds fit, do calls have the right arguments?"""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TypeAlias
 
 from dcp_dsl import ast
 from dcp_dsl.ast import Program, Span
+from dcp_dsl.calls import check_arguments, check_call
 from dcp_dsl.diagnostics import MAX_FINDINGS, Diagnostic, did_you_mean, make_diagnostic
-from dcp_dsl.kinds import INT, MASK, SEGMENT, UNKNOWN, Kind, are_comparable, combine, param_kind
+from dcp_dsl.kinds import (
+    BUILTINS,
+    INT,
+    MASK,
+    SEGMENT,
+    SEGMENT_FUNCTIONS,
+    UNKNOWN,
+    Function,
+    Kind,
+    Names,
+    are_comparable,
+    combine,
+)  # fmt: skip
 from dcp_dsl.scope import Scope, library_names
 
 NOT_YET = "this parses and checks; compiling it is not supported yet"
 
-_BUILTINS = {"abs": (1, 1), "min": (2, 9), "max": (2, 9), "clamp": (3, 3)}
-_SEGMENT_FUNCTIONS = {"same": (1, 1), "first": (1, 2), "last": (1, 2)}
 _PLACES = {"start": "pos", "end": "pos", "len": "tokens", "pos": "tokens"}
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A `where` function with the names its body sees."""
-
-    definition: ast.BindFunction
-    names: "Names"
-
-
-Names: TypeAlias = Mapping[str, Kind | Function]
 
 
 @dataclass(slots=True)
@@ -103,7 +101,7 @@ class ExpressionChecker:
     def segment(self, value: ast.Expr, names: Names) -> str:
         """Check an expression that must be a segment; give its name."""
         if isinstance(value, ast.Call) and value.name.text in ("first", "last"):
-            self.call(value, names)
+            check_call(value, names, self)
             inner = value.arguments[0].value if value.arguments else value
             return inner.text if isinstance(inner, ast.Name) else ""
         if isinstance(value, ast.Name):
@@ -150,7 +148,7 @@ class ExpressionChecker:
             case ast.Attribute():
                 return self.attribute(value, names)
             case ast.Call():
-                return self.call(value, names)
+                return check_call(value, names, self)
             case ast.Sign(op, inner):
                 kind = self.number(inner, names)
                 return kind if op == "+" or kind.is_plain else Kind("int", depends=kind.depends)
@@ -196,7 +194,7 @@ class ExpressionChecker:
         if text in self.scope.segments:
             return SEGMENT
         if (found := self.scope.find_mask(text)) is not None:
-            self.arguments(found[0], (), value.span, names)
+            check_arguments(found[0], (), value.span, names, self)
             return MASK
         if text in self.scope.stacks:
             self.report(
@@ -217,7 +215,7 @@ class ExpressionChecker:
         if self.is_full:  # finding the closest name is slow
             return
         known = {*names, *self.scope.masks, *self.scope.segments, *library_names(), "q", "k", "len"}
-        known |= {*_BUILTINS, *_SEGMENT_FUNCTIONS}
+        known |= {*BUILTINS, *SEGMENT_FUNCTIONS}
         hint = did_you_mean(text, sorted(known))
         if not hint and text in self.scope.tokens:
             hint = f"a token column is read as `q.{text}` or `k.{text}`"
@@ -322,143 +320,3 @@ class ExpressionChecker:
                     self.segment_name(target.name, names)
                 if target.within is not None:
                     self.constant(target.within, names, at_least=1)
-
-    # ---- calls ----
-
-    def call(self, value: ast.Call, names: Names) -> Kind:
-        """Give the kind of a call."""
-        text = value.name.text
-        if text in _SEGMENT_FUNCTIONS:
-            return self.segment_function(value, names)
-        known = names.get(text)
-        if isinstance(known, Function):
-            return self.function(value, known, names)
-        if known is not None:
-            if known != UNKNOWN:
-                self.report("E106", f"`{text}` takes no arguments", value.span)
-            return known
-        if text in _BUILTINS:
-            return self.builtin(value, names)
-        found = self.scope.find_mask(text)
-        if found is not None:
-            self.arguments(found[0], value.arguments, value.name.span, names)
-            return MASK
-        for argument in value.arguments:
-            self.kind(argument.value, names)
-        if text in self.lost:
-            return UNKNOWN
-        if text in self.scope.segments:
-            self.report("E103", f"`{text}` is a segment and cannot be called", value.name.span)
-        else:
-            self.unknown(text, value.name.span, names)
-        return UNKNOWN
-
-    def _count(self, value: ast.Call, low: int, high: int) -> bool:
-        """Check the number of arguments, all by position."""
-        for argument in value.arguments:
-            if argument.name is not None:
-                self.report("E106", f"`{value.name.text}` has no named arguments", argument.span)
-                return False
-        if low <= len(value.arguments) <= high:
-            return True
-        wanted = str(low) if low == high else f"{low} to {high}"
-        self.report(
-            "E106", f"`{value.name.text}` takes {wanted} arguments, got {len(value.arguments)}",
-            value.span,
-        )  # fmt: skip
-        return False
-
-    def segment_function(self, value: ast.Call, names: Names) -> Kind:
-        """Check `same(S)`, `first(S, m)`, `last(S, m)`."""
-        kind = MASK if value.name.text == "same" else SEGMENT
-        if self._count(value, *_SEGMENT_FUNCTIONS[value.name.text]):
-            self.segment(value.arguments[0].value, names)
-            for argument in value.arguments[1:]:
-                self.constant(argument.value, names, at_least=0)
-        return kind
-
-    def builtin(self, value: ast.Call, names: Names) -> Kind:
-        """Give the kind of `abs`, `min`, `max`, `clamp`."""
-        kinds = [self.number(a.value, names) for a in value.arguments]
-        if not self._count(value, *_BUILTINS[value.name.text]):
-            return UNKNOWN
-        result = kinds[0]
-        for other, argument in zip(kinds[1:], value.arguments[1:], strict=True):
-            if not are_comparable(result, other):
-                self.report(
-                    "E104", f"this compares {result.described()} with {other.described()}",
-                    argument.span, "use values of one kind",
-                )  # fmt: skip
-            is_vague = result.name == "int"
-            result = replace(other if is_vague else result, depends=result.depends | other.depends)
-        return result
-
-    def function(self, value: ast.Call, function: Function, names: Names) -> Kind:
-        """Give the kind of a call of a `where` function: check its body with these arguments."""
-        kinds = [self.kind(a.value, names) for a in value.arguments]
-        params = function.definition.params
-        if not self._count(value, len(params), len(params)) or self.depth > 20:
-            return UNKNOWN
-        inner = {**function.names, **dict(zip((p.text for p in params), kinds, strict=True))}
-        self.depth += 1
-        kind = self.kind(function.definition.value, inner)
-        self.depth -= 1
-        return kind
-
-    def arguments(
-        self, mask: ast.MaskDef, given: tuple[ast.Argument, ...], span: Span, names: Names
-    ) -> None:
-        """Check the arguments of a mask against its parameters."""
-        params = {p.name.text: p for p in mask.params}
-        order = list(params)
-        taken: set[str] = set()
-        for index, argument in enumerate(given):
-            name = argument.name.text if argument.name is not None else None
-            if name is None and index >= len(order):
-                self.report(
-                    "E106", f"`{mask.name.text}` takes {len(order)} arguments, got {len(given)}",
-                    argument.span,
-                )  # fmt: skip
-                return
-            if name is None and any(a.name is not None for a in given[:index]):
-                self.report("E106", "an argument by position follows one by name", argument.span)
-                return
-            name = order[index] if name is None else name
-            if name not in params:
-                hint = did_you_mean(name, order) or f"parameters: {', '.join(order) or 'none'}"
-                self.report(
-                    "E106", f"`{mask.name.text}` has no parameter `{name}`", argument.span, hint
-                )
-                continue
-            if name in taken:
-                self.report("E106", f"parameter `{name}` is given twice", argument.span)
-            taken.add(name)
-            self.argument(argument.value, params[name], names)
-        missing = [
-            p.name.text for p in mask.params if p.default is None and p.name.text not in taken
-        ]
-        if missing:
-            shown = ", ".join(f"`{m}`" for m in missing)
-            self.report(
-                "E106", f"`{mask.name.text}` needs a value for {shown}", span,
-                f"write `{mask.name.text}({missing[0]} = ...)`",
-            )  # fmt: skip
-
-    def argument(self, value: ast.Expr, param: ast.Param, names: Names) -> None:
-        """Check one argument (or default) against its parameter."""
-        wanted, kind = param_kind(param.type.text), self.kind(value, names)
-        if UNKNOWN in (wanted, replace(kind, depends=frozenset())):
-            return
-        fits = kind.is_plain if wanted.is_plain else kind.name == wanted.name
-        if wanted.name == "pos" and kind.is_plain:
-            fits = True
-        if not fits:
-            self.report(
-                "E107",
-                f"parameter `{param.name.text}` is {wanted.described()}, got {kind.described()}",
-                value.span,
-            )  # fmt: skip
-        elif kind.depends and wanted.is_plain:
-            self.report(
-                "E107", f"parameter `{param.name.text}` may not depend on a position", value.span
-            )

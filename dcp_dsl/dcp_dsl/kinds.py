@@ -4,10 +4,17 @@
 any other integer. `unknown` stands for something already reported and fits everywhere.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from dcp_dsl import ast
+
 KindName: TypeAlias = Literal["pos", "tokens", "int", "index", "mask", "segment", "unknown"]
+
+# Functions of the language, with the fewest and the most arguments they take.
+BUILTINS = {"abs": (1, 1), "min": (2, 9), "max": (2, 9), "clamp": (3, 3)}
+SEGMENT_FUNCTIONS = {"same": (1, 1), "first": (1, 2), "last": (1, 2)}
 
 PARAM_TYPES = ("tokens", "int", "bool", "pos", "mask")
 
@@ -110,3 +117,14 @@ def are_comparable(left: Kind, right: Kind) -> bool:
     if "index" in names:
         return names == {"index", "int"}
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A `where` function with the names its body sees."""
+
+    definition: ast.BindFunction
+    names: "Names"
+
+
+Names: TypeAlias = Mapping[str, Kind | Function]

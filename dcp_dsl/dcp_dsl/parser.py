@@ -12,10 +12,11 @@ import lark
 
 from dcp_dsl import ast
 from dcp_dsl.ast import Program, Span
-from dcp_dsl.ast_builder import BuildError, build_expression, build_statement
+from dcp_dsl.ast_builder import build_expression, build_statement
 from dcp_dsl.diagnostics import MAX_FINDINGS, Diagnostic, did_you_mean, make_diagnostic
 from dcp_dsl.errors import SpecError
 from dcp_dsl.syntax_errors import MESSAGES, MISTAKES
+from dcp_dsl.syntax_words import BuildError
 from dcp_dsl.tokens import KEYWORDS, RESERVED, STATEMENT_KEYWORDS, RawToken, split_statements
 from dcp_grammar import GRAMMAR
 
