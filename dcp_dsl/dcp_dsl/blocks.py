@@ -100,17 +100,31 @@ def _count(slabs: Slabs, q_bounds: Ints, kv_bounds: Ints) -> tuple[Ints, Ints, I
     touched_from = np.searchsorted(kv_bounds, first, side="right") - 1
     touched_to = np.searchsorted(kv_bounds, last + high * (rows - 1), side="left")
     counts = touched_to - touched_from
+    begin = np.cumsum(counts) - counts
     piece = np.repeat(np.arange(len(counts)), counts)
-    col = np.arange(len(piece)) - np.repeat(np.cumsum(counts) - counts - touched_from, counts)
-    # Consecutive entries of a piece share a border, so each border is evaluated once and reused.
-    right = kv_bounds[col + 1]
-    upto = _pairs_below(right, last[piece], high[piece], rows[piece])
-    upto -= _pairs_below(right, first[piece], low[piece], rows[piece])
-    is_first = np.ones(len(piece), np.bool_)
-    is_first[1:] = piece[1:] != piece[:-1]
-    # Nothing of a piece lies left of its first block.
-    pairs = upto - np.where(is_first, 0, np.concatenate([[0], upto[:-1]]))
-    return _merge(piece_block[piece], col, pairs, len(kv_bounds))
+    col = np.arange(len(piece)) - np.repeat(begin - touched_from, counts)
+    pairs = np.repeat(rows, counts) * np.diff(kv_bounds)[col]  # as if both ends lay outside
+    # Few blocks are cut by an end: those left of where the start comes to rest, and those right
+    # of where the end sets out.
+    full_from = np.searchsorted(kv_bounds, first + low * (rows - 1), side="left")
+    full_to = np.searchsorted(kv_bounds, last, side="right") - 1
+    full_from = np.minimum(full_from, touched_to)
+    full_to = np.maximum(full_to, full_from)
+    cut = _entries(begin, full_from - touched_from)
+    cut = np.concatenate([cut, _entries(begin + full_to - touched_from, touched_to - full_to)])
+    at = piece[cut]
+    pairs[cut] = sum(
+        sign * (_pairs_below(border, last[at], high[at], rows[at])
+                - _pairs_below(border, first[at], low[at], rows[at]))
+        for sign, border in ((1, kv_bounds[col[cut] + 1]), (-1, kv_bounds[col[cut]]))
+    )  # fmt: skip
+    return _merge(np.repeat(piece_block, counts), col, pairs, len(kv_bounds))
+
+
+def _entries(begin: Ints, counts: Ints) -> Ints:
+    """Give ``begin[i], begin[i] + 1, ...``, ``counts[i]`` of them, for every i."""
+    ends = np.cumsum(counts)
+    return np.arange(int(counts.sum())) + np.repeat(begin - ends + counts, counts)
 
 
 def _pieces(slabs: Slabs, q_bounds: Ints) -> tuple[Ints, ...]:
@@ -143,7 +157,10 @@ def _pairs_below(border: Ints, end: Ints, slope: Ints, rows: Ints) -> Ints:
 def _merge(row: Ints, col: Ints, pairs: Ints, base: int) -> tuple[Ints, Ints, Ints]:
     """Add up the entries of the same block and sort by (row, col)."""
     key = row * base + col
-    if not (key[1:] > key[:-1]).all():
+    is_rising = key[1:] > key[:-1]
+    if is_rising.all():
+        return row, col, pairs
+    if not (key[1:] >= key[:-1]).all():
         order = np.argsort(key, kind="stable")
         key, pairs = key[order], pairs[order]
     is_first = np.ones(len(key), np.bool_)

@@ -4,8 +4,12 @@ Only the command that was typed is imported with what it needs; a room's `comman
 nothing heavier than click, so that help and completion stay quick.
 """
 
+import errno
+import os
+import signal
 import sys
 from importlib.metadata import EntryPoint, entry_points
+from io import TextIOWrapper
 from typing import NoReturn
 
 import click
@@ -44,8 +48,14 @@ def dcpm() -> None:
 
 def main() -> None:
     """Run `dcpm`; what a person can mend becomes one message and an exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may know ASCII only
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
     try:
         status = dcpm.main(prog_name="dcpm", standalone_mode=False)
+        sys.stdout.flush()  # what cannot be written shows now
     except DCPError as error:
         _fail(f"dcpm: {error}", error.exit_code)
     except click.ClickException as error:
@@ -54,10 +64,23 @@ def main() -> None:
     except click.Abort:  # Ctrl-C
         _fail("dcpm: interrupted", INTERRUPTED)
     except OSError as error:
-        if error.filename is None:  # not about a file that somebody named: a bug
-            raise
-        _fail(f"dcpm: {error.filename}: {error.strerror}", DCPError.exit_code)
+        _fail(f"dcpm: {_told(error)}", DCPError.exit_code)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _told(error: OSError) -> str:
+    """Say what the machine refused; raise what is no matter of files and disks again."""
+    if error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    if error.errno not in (errno.ENOSPC, errno.EPIPE):
+        raise error
+    # Otherwise the interpreter tries, and fails, to flush once more at its end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return f"cannot write the output: {error.strerror}"
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)  # as a shell counts, after everything has cleaned up behind itself
 
 
 def _fail(message: str, status: int) -> NoReturn:
