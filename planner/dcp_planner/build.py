@@ -9,7 +9,10 @@ from dcp_planner.partitioning import place
 from dcp_planner.plan import Plan, Provenance
 from dcp_planner.schedule import make_schedule
 from dcp_planner.validation import validate
-from dcp_planner.workload import build_workload
+from dcp_planner.workload import Workload, build_workload
+
+MOST_TILES = 1 << 22
+"""Tiles that still take minutes, not hours."""
 
 
 def build_plan(
@@ -26,18 +29,27 @@ def build_plan(
     `config` could not be held to is said in ``Plan.warnings``.
 
     Raises:
-        PlanError: if the cluster is too large, or the partitioner is unknown, missing, fails or
-            takes too long.
+        PlanError: if the cluster or the number of tiles is too large, or the partitioner is
+            unknown, missing, fails or takes too long.
         ValueError: if queries and keys are cut at different places.
     """
-    if cluster.num_devices > MOST_DEVICES:
-        raise PlanError(
-            f"expected a cluster of at most {MOST_DEVICES} devices, got {cluster.nodes} nodes of "
-            f"{cluster.devices_per_node}; plan for the devices that share one batch"
-        )
     workload = build_workload(sparsity, shape)
+    _check_size(workload, cluster)
     placement = place(workload, cluster, config)
     schedule = make_schedule(workload, placement, cluster, config)
     plan = assemble(workload, cluster, placement, schedule, config.partitioner, provenance)
     validate(plan)
     return plan
+
+
+def _check_size(workload: Workload, cluster: Cluster) -> None:
+    if cluster.num_devices > MOST_DEVICES:
+        raise PlanError(
+            f"expected a cluster of at most {MOST_DEVICES} devices, got {cluster.nodes} nodes of "
+            f"{cluster.devices_per_node}; plan for the devices that share one batch"
+        )
+    if workload.num_tiles > MOST_TILES:
+        raise PlanError(
+            f"expected at most {MOST_TILES:,} tiles, got {workload.num_tiles:,} from "
+            f"{workload.num_blocks:,} blocks; use larger blocks"
+        )

@@ -7,6 +7,7 @@ computed anew.
 
 import json
 import secrets
+import stat
 import struct
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dcp_planner.arrow_tables import TABLES, Columns, decode_table, encode_table
-from dcp_planner.cluster import Cluster, ModelShape
+from dcp_planner.cluster import MOST_DEVICES, Cluster, ModelShape
 from dcp_planner.errors import PlanError, PlanFileError
 from dcp_planner.fingerprint import digest
 from dcp_planner.plan import SCHEMA, Plan, Provenance
@@ -33,7 +34,6 @@ from dcp_planner.validation import validate
 LIMIT_BYTES = 1 << 30
 """Most bytes a plan file, or any one of its tables unpacked, may have."""
 
-_MAX_DEVICES = 1 << 16
 _META = "meta.json"
 _AGAIN = "write it again with `dcpm plan ... --out FILE.dcpplan`"
 _Record = TypeVar("_Record", Cluster, ModelShape)
@@ -69,6 +69,7 @@ def write_plan(
         PlanFileError: if it cannot be written.
     """
     path = Path(path)
+    _check_target(path)
     tables = {**columns_of_plan(plan), "events": columns_of_traces(tuple(traces))}
     meta = {
         "schema": plan.schema,
@@ -118,6 +119,17 @@ def read_plan(path: str | Path, *, limit_bytes: int = LIMIT_BYTES) -> PlanFile:
         raise PlanFileError(f"plan file {path}: {error}") from error
 
 
+def _check_target(path: Path) -> None:
+    if not path.name:
+        raise PlanFileError("expected the name of a plan file to write, got an empty one")
+    # Renaming over a device or a pipe would replace it by a file.
+    if path.exists() and not path.is_file():
+        raise PlanFileError(
+            f"cannot write the plan file {path}: it is there already and no regular file; choose "
+            "another name"
+        )
+
+
 def _num_rows(name: str, columns: Columns) -> int:
     return len(columns[next(iter(TABLES[name]))])
 
@@ -131,6 +143,8 @@ def _write_members(path: Path, members: Mapping[str, bytes]) -> None:
 def _read_members(path: Path, limit_bytes: int) -> dict[str, bytes]:
     expected = [_META, *(f"{name}.arrow" for name in TABLES)]
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would never end
+            raise PlanFileError(f"expected a regular file, got something else; {_AGAIN}")
         size = path.stat().st_size
         if size > limit_bytes:
             raise PlanFileError(f"expected at most {limit_bytes} bytes, got {size}")
@@ -235,8 +249,8 @@ def _record(cls: type[_Record], values: dict[str, Any]) -> _Record:
             value = float(value)
         given[field.name] = _member({field.name: value}, field.name, kind)
     record = cls(**given)
-    if isinstance(record, Cluster) and record.num_devices > _MAX_DEVICES:
-        raise ValueError(f"expected at most {_MAX_DEVICES} devices, got {record.num_devices}")
+    if isinstance(record, Cluster) and record.num_devices > MOST_DEVICES:
+        raise ValueError(f"expected at most {MOST_DEVICES} devices, got {record.num_devices}")
     return record
 
 

@@ -38,6 +38,11 @@ class Parcel:
     error: str | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
+    def finish(self, error: str | None) -> None:
+        """Note that it has arrived or left, or why it never will."""
+        self.error, self.end_ns = error, time.perf_counter_ns()
+        self.done.set()
+
 
 class Transport(Protocol):
     """What an execution needs of the world outside its process."""
@@ -104,28 +109,23 @@ class TorchTransport:
         return self._groups[0]
 
     def start(self, parcels: Sequence[Parcel]) -> None:
-        """Start all parcels in order, without waiting."""
+        """Start all parcels in order, without waiting; a peer that is gone shows at the wait."""
         if not self._queues:
             self._start_threads()
-        operations, lanes = [], []
         for parcel in parcels:
             transfer = parcel.transfer
             is_result = int(transfer.kind.is_result)
-            operations.append(
-                dist.P2POp(
-                    dist.isend if transfer.is_send else dist.irecv,
-                    parcel.tensor,
-                    self._ranks[transfer.peer],
-                    self._groups[is_result],
-                    tag=transfer.index,
-                )
-            )
-            lanes.append(self._queues[2 * is_result + int(transfer.is_send)])
-        now = time.perf_counter_ns()
-        works = dist.batch_isend_irecv(operations) if operations else []
-        for parcel, lane, work in zip(parcels, lanes, works, strict=True):
-            parcel.start_ns = now
-            lane.put((parcel, work))
+            # One by one, as a batch does on gloo as well: it would not say which peer is gone.
+            post = dist.isend if transfer.is_send else dist.irecv
+            group, peer = self._groups[is_result], self._ranks[transfer.peer]
+            parcel.start_ns = time.perf_counter_ns()
+            try:
+                work = post(parcel.tensor, peer, group=group, tag=transfer.index)
+            except RuntimeError as error:  # the connection is gone already
+                parcel.finish(str(error))
+                continue
+            assert work is not None, "this rank is a member of its groups"
+            self._queues[2 * is_result + int(transfer.is_send)].put((parcel, work))
 
     def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
         """Wait until every parcel has arrived or left."""
@@ -161,12 +161,12 @@ class TorchTransport:
         timeout = timedelta(seconds=self._timeout_s)
         while (item := lane.get()) is not None:
             parcel, work = item
+            error = None
             try:
                 work.wait(timeout)
-            except RuntimeError as error:  # gloo: timeout, or the connection is gone
-                parcel.error = str(error)
-            parcel.end_ns = time.perf_counter_ns()
-            parcel.done.set()
+            except RuntimeError as failure:  # gloo: timeout, or the connection is gone
+                error = str(failure)
+            parcel.finish(error)
 
     def close(self) -> None:
         """End the waiting threads; the process groups end with ``destroy_process_group``."""

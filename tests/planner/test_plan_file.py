@@ -144,7 +144,7 @@ def test_a_folder_that_is_missing_is_refused(plan, tmp_path):
     ("make", "message"),
     [
         (lambda path: None, "there is no such file; write it again with `dcpm plan"),
-        (lambda path: path.mkdir(), "cannot be read: Is a directory"),
+        (lambda path: path.mkdir(), "expected a regular file"),
         (lambda path: path.write_bytes(b""), "expected a whole zip archive"),
         (lambda path: path.write_text("hello"), "expected a whole zip archive"),
         (lambda path: rewrite(path, {"a": b"b"}), "meta.json is missing"),
@@ -376,3 +376,18 @@ def test_columns_of_a_plan_are_all_of_its_tables(plan):
 def test_no_temporary_file_is_left(plan, tmp_path):
     write_plan(tmp_path / "x.dcpplan", plan)
     assert os.listdir(tmp_path) == ["x.dcpplan"]
+
+
+def test_nothing_but_a_regular_file_is_replaced(plan, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PlanFileError, match="it is there already and no regular file"):
+        write_plan(tmp_path / "pipe", plan)
+    assert (tmp_path / "pipe").is_fifo()
+    with pytest.raises(PlanFileError, match="expected the name of a plan file to write"):
+        write_plan("", plan)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PlanFileError, match="expected a regular file"):
+        read_plan(tmp_path / "pipe")

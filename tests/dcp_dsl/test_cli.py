@@ -1,0 +1,70 @@
+"""The edges of the command line: full disks, closed pipes, signals, ASCII terminals."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DCPM = [sys.executable, "-c", "from dcp_dsl.cli import main; main()"]
+
+
+def test_full_disk_behind_standard_output_is_one_message():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*DCPM, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr == "dcpm: cannot write the output: No space left on device\n"
+
+
+def test_reader_that_leaves_early_causes_no_traceback():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        done = subprocess.run(
+            [*DCPM, "--help"], stdout=closed, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+
+
+def test_names_print_on_a_terminal_that_knows_ascii_only(tmp_path: Path):
+    (tmp_path / "ö.dcpm").write_text("mask a = casual")
+    done = subprocess.run(
+        [*DCPM, "check", "ö.dcpm"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert ".dcpm:1:10" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_terminated_command_cleans_up_and_says_so_in_its_status(number: signal.Signals):
+    code = (
+        "import sys, time, click\n"
+        "from dcp_dsl import cli\n"
+        "@click.command()\n"
+        "def sleep():\n"
+        "    try:\n        print('asleep', flush=True); time.sleep(60)\n"
+        "    finally:\n        print('cleaned up', flush=True)\n"
+        "cli.dcpm.add_command(sleep)\n"
+        "cli.EntryPointGroup.get_command = lambda self, ctx, name: sleep\n"
+        "sys.argv = ['dcpm', 'sleep']\n"
+        "cli.main()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "asleep\n"
+        process.send_signal(number)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (128 + number, "cleaned up\n", "")
