@@ -1,19 +1,16 @@
-"""Write the results table of README.md from the JSON of a demonstration.
+"""The results table of README.md, from the JSON of a demonstration.
 
 ```
 dcpm demo --no-serve --json > docs/demo.json
-python docs/generate_readme.py            # --check: fail if README.md is not in step
+python docs/generate_tables.py
 ```
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).resolve().parent
-README = DOCS.parent / "README.md"
-START, END = "<!-- from docs/demo.json -->\n", "<!-- end -->\n"
 LABELS = {
     "kahypar": "KaHyPar",
     "static:zigzag": "static zigzag",
@@ -55,19 +52,7 @@ def table(report: dict[str, Any]) -> str:  # Any: a JSON document
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    """Rewrite the table between the two marks, or with ``--check`` only compare."""
-    text = README.read_text(encoding="utf-8")
-    before, rest = text.split(START)
-    _, after = rest.split(END)
-    report = json.loads((DOCS / "demo.json").read_text(encoding="utf-8"))
-    wanted = before + START + table(report) + END + after
-    if "--check" in sys.argv[1:]:
-        if wanted != text:
-            sys.exit("README.md is not in step with docs/demo.json: python docs/generate_readme.py")
-        return
-    README.write_text(wanted, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--table", type=Path, required=True, metavar="JSON")
+    print(table(json.loads(parser.parse_args().table.read_text(encoding="utf-8"))), end="")

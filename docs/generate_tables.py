@@ -1,0 +1,74 @@
+"""Fill in every table of the documents that comes from a JSON file of results.
+
+A table stands between two marks, the first of which says which script prints it from which JSON:
+
+```
+<!-- generated: planner/benchmarks/bench_plan.py planner/benchmarks/results/plan.json -->
+<!-- /generated -->
+```
+
+The script is called with ``--table JSON`` and prints Markdown.
+
+```
+python docs/generate_tables.py            # --check: fail if a document is not in step
+```
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("grammar", "dcp_dsl", "planner", "runtime", "dashboard", "docs")
+TABLE = re.compile(
+    r"^<!-- generated: (?P<script>\S+) (?P<results>\S+) -->\n"
+    r"(?P<table>(?:(?!<!-- generated:).*\n)*?)<!-- /generated -->$",
+    re.MULTILINE,
+)
+OPEN = re.compile(r"^<!-- generated:", re.MULTILINE)
+
+
+def documents() -> list[Path]:
+    """Give the Markdown files of the project, the caches and environments left out."""
+    found = list(ROOT.glob("*.md"))
+    for room in ROOMS:
+        found += (ROOT / room).rglob("*.md")
+    return sorted(found)
+
+
+def printed(found: re.Match[str]) -> str:
+    """Give one marked part with the table that its script prints."""
+    script, results = found["script"], found["results"]
+    done = subprocess.run(
+        [sys.executable, script, "--table", results],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        sys.exit(f"{script} --table {results}: exit status {done.returncode}\n{done.stderr}")
+    return f"<!-- generated: {script} {results} -->\n{done.stdout.rstrip()}\n<!-- /generated -->"
+
+
+def main() -> None:
+    """Rewrite the documents, or with ``--check`` only compare."""
+    only_check = "--check" in sys.argv[1:]
+    stale = []
+    for path in documents():
+        text = path.read_text(encoding="utf-8")
+        fences = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)  # examples of the marks
+        if len(OPEN.findall(fences.sub("", text))) != len(TABLE.findall(fences.sub("", text))):
+            sys.exit(f"{path.relative_to(ROOT)}: a `generated` mark without its end")
+        wanted = TABLE.sub(printed, text)
+        if wanted != text:
+            stale.append(str(path.relative_to(ROOT)))
+            if not only_check:
+                path.write_text(wanted, encoding="utf-8")
+    if only_check and stale:
+        sys.exit(f"not in step with their JSON: {', '.join(stale)}; python docs/generate_tables.py")
+
+
+if __name__ == "__main__":
+    main()
