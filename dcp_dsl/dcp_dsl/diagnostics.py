@@ -1,7 +1,7 @@
 """What the compiler tells a person: code, message, place, hint; and how it looks in a terminal."""
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias
 
@@ -11,6 +11,28 @@ MAX_FINDINGS = 100  # nobody reads more at once, and looking for the places of a
 MAX_CANDIDATES = 300
 
 Severity: TypeAlias = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Replace the characters ``[start, end)`` of the whole text by `text`."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """A change that certainly mends a finding, so a machine may make it.
+
+    Attributes:
+        title: what it does, for a menu: "replace `=` by `==`".
+        edits: in the order of the text, not overlapping.
+    """
+
+    title: str
+    edits: tuple[Edit, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +51,7 @@ class Diagnostic:
         hint: the way out, or an empty text.
         label: what the caret says, or an empty text.
         start, end: the same place in characters of the whole text.
+        fix: a change that certainly mends it, or None; ``dcpm check --fix`` makes it.
     """
 
     code: str
@@ -43,6 +66,7 @@ class Diagnostic:
     label: str = ""
     start: int = 0
     end: int = 0
+    fix: Fix | None = None
 
     def render(self) -> str:
         """Give the long form: message, place, source line with caret, hint.
@@ -89,10 +113,11 @@ class Diagnostic:
             "line": self.line,
             "column": self.column,
             "end_column": self.end_column,
+            "fix": None if self.fix is None else asdict(self.fix),
         }
 
 
-def make_diagnostic(
+def make_diagnostic(  # noqa: PLR0913  # all but four are keywords that most callers leave out
     code: str,
     message: str,
     text: str,
@@ -101,6 +126,7 @@ def make_diagnostic(
     name: str = "<text>",
     hint: str = "",
     label: str = "",
+    fix: Fix | None = None,
 ) -> Diagnostic:
     """Place a message at a span of a text; a span of several lines is shown on its first line."""
     starts = [0, *(i + 1 for i, c in enumerate(text) if c == "\n")]
@@ -120,6 +146,7 @@ def make_diagnostic(
         label=label,
         start=span.start,
         end=span.end,
+        fix=fix,
     )
 
 
