@@ -1,8 +1,9 @@
 from .assembly import assemble
 from .build import build_plan
-from .cluster import BACKWARD_FLOPS_RATIO, Cluster, ModelShape
+from .cluster import BACKWARD_FLOPS_RATIO, Cluster, Link, ModelShape
 from .config import PlanConfig
-from .errors import PlanError, PlanFileError
+from .cost_model import link_seconds, reduction_seconds, tile_seconds, workload_seconds
+from .errors import ClusterError, PlanError, PlanFileError
 from .fingerprint import digest
 from .hypergraph import Hypergraph, build_hypergraph
 from .partitioning import PARTITIONERS, place
@@ -39,6 +40,7 @@ __all__ = [
     "Attention",
     "Blocks",
     "Cluster",
+    "ClusterError",
     "CommLaunch",
     "CommWait",
     "Copy",
@@ -48,6 +50,7 @@ __all__ = [
     "Hypergraph",
     "Instruction",
     "Lane",
+    "Link",
     "ModelShape",
     "Partitioner",
     "Placement",
@@ -72,12 +75,16 @@ __all__ = [
     "build_plan",
     "build_workload",
     "digest",
+    "link_seconds",
     "make_schedule",
     "measure",
     "measure_trace",
     "place",
     "read_plan",
+    "reduction_seconds",
     "simulate",
+    "tile_seconds",
     "validate",
+    "workload_seconds",
     "write_plan",
 ]

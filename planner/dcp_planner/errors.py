@@ -9,3 +9,7 @@ class PlanError(DCPError):
 
 class PlanFileError(DCPError):
     """A .dcpplan file that cannot be read or written."""
+
+
+class ClusterError(PlanError, ValueError):
+    """A cluster whose constants, file or name make no sense."""

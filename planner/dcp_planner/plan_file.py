@@ -240,11 +240,13 @@ def _member(values: object, key: str, kind: type) -> Any:  # Any: checked to be 
 
 def _record(cls: type[_Record], values: dict[str, Any]) -> _Record:
     """Build a cluster or a shape from its JSON object; every field, each of its type."""
-    kinds = {"int": int, "float": float, "str": str}
-    given = {}
+    kinds: dict[object, type] = {int: int, float: float, str: str, float | None: float}
+    given: dict[str, Any] = {}
     for field in fields(cls):
-        kind = kinds[field.type if isinstance(field.type, str) else field.type.__name__]
-        value = values.get(field.name)
+        kind, value = kinds[field.type], values.get(field.name)
+        if value is None and field.default is None:
+            given[field.name] = None
+            continue
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         given[field.name] = _member({field.name: value}, field.name, kind)

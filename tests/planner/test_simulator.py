@@ -163,9 +163,7 @@ def test_the_same_plan_gives_the_same_trace(plan):
     assert rows(simulate(plan)) == rows(simulate(plan))
 
 
-@pytest.mark.parametrize(
-    "constant", [{"flops_per_s": 1e-300}, {"intra_bytes_per_s": 1e-300}, {"latency_s": 1e300}]
-)
+@pytest.mark.parametrize("constant", [{"flops_per_s": 1e-300}, {"intra_bytes_per_s": 1e-300}])
 def test_a_cluster_too_slow_for_any_clock_is_refused(masks, constant):
     sparsity = masks.pack([masks.causal(8)], 4)
     config = PlanConfig(partitioner="static:contiguous")
