@@ -1,7 +1,7 @@
 from .arrays import readonly
 from .blocks import block_sparsity
 from .dataset import Dataset, read_dataset
-from .diagnostics import Diagnostic
+from .diagnostics import Diagnostic, Edit, Fix
 from .errors import DatasetError, DCPError, SpecError
 from .formatter import format_source
 from .mask import Mask
@@ -21,6 +21,8 @@ __all__ = [
     "Dataset",
     "DatasetError",
     "Diagnostic",
+    "Edit",
+    "Fix",
     "Mask",
     "Program",
     "Sample",

@@ -130,7 +130,8 @@ def check_arguments(
             known = ", ".join(params) or "none"
             hint = did_you_mean(name, list(params)) or f"parameters: {known}"
             message = f"`{mask.name.text}` has no parameter `{name}`"
-            checker.report("E106", message, argument.span, hint)
+            at = argument.span if argument.name is None else argument.name.span
+            checker.report("E106", message, at, hint)
             continue
         if name in taken:
             checker.report("E106", f"parameter `{name}` is given twice", argument.span)

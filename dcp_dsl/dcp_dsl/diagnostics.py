@@ -1,14 +1,18 @@
 """What the compiler tells a person: code, message, place, hint; and how it looks in a terminal."""
 
+import re
 from bisect import bisect_right
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any, Literal, TypeAlias
 
 from dcp_dsl.ast import Span
 
 MAX_FINDINGS = 100  # nobody reads more at once, and looking for the places of all of them is slow
 MAX_CANDIDATES = 300
+CERTAIN = 0.75  # how alike two words are before one is put in place of the other
+
+_MEANT = re.compile(r"did you mean `(\w+)`\?$")
 
 Severity: TypeAlias = Literal["error", "warning"]
 
@@ -128,7 +132,11 @@ def make_diagnostic(  # noqa: PLR0913  # all but four are keywords that most cal
     label: str = "",
     fix: Fix | None = None,
 ) -> Diagnostic:
-    """Place a message at a span of a text; a span of several lines is shown on its first line."""
+    """Place a message at a span of a text; a span of several lines is shown on its first line.
+
+    A hint that begins with ``did you mean `word`?`` becomes a fix where the span is one word and
+    the two are very close.
+    """
     starts = [0, *(i + 1 for i, c in enumerate(text) if c == "\n")]
     start = min(span.start, len(text))
     row = bisect_right(starts, start) - 1
@@ -146,8 +154,26 @@ def make_diagnostic(  # noqa: PLR0913  # all but four are keywords that most cal
         label=label,
         start=span.start,
         end=span.end,
-        fix=fix,
+        fix=fix or _word_fix(text, span, hint),
     )
+
+
+def _word_fix(text: str, span: Span, hint: str) -> Fix | None:
+    """Give the change that a `did_you_mean` hint stands for, if it is certain enough to make."""
+    meant = _MEANT.match(hint)
+    given = span.text(text)
+    if meant is None or not given.isidentifier():
+        return None
+    if SequenceMatcher(None, given, meant[1]).ratio() < CERTAIN:
+        return None
+    return replace_span(span, meant[1], text)
+
+
+def replace_span(span: Span, word: str, text: str) -> Fix:
+    """Give the fix that puts `word` in place of a span of a text."""
+    given = span.text(text)
+    title = f"replace `{given}` by `{word.strip()}`" if given else f"insert `{word.strip()}`"
+    return Fix(title, (Edit(span.start, span.end, word),))
 
 
 def did_you_mean(word: str, known: "list[str] | tuple[str, ...] | frozenset[str]") -> str:

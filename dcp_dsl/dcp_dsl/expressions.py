@@ -120,7 +120,8 @@ class ExpressionChecker:
         if kind is not None or self._names_something_else(ident.text):
             self.report("E103", f"expected a segment, `{ident.text}` is none", ident.span)
         else:
-            known = [*self.scope.segments, *(n for n, k in names.items() if k == SEGMENT)]
+            known = [*self.scope.segments, *self.lost]
+            known += [n for n, k in names.items() if k == SEGMENT]
             hint = (
                 did_you_mean(ident.text, known)
                 or "segments are defined by `segment` or `where b = every 256`"
@@ -215,7 +216,7 @@ class ExpressionChecker:
         if self.is_full:  # finding the closest name is slow
             return
         known = {*names, *self.scope.masks, *self.scope.segments, *library_names(), "q", "k", "len"}
-        known |= {*BUILTINS, *SEGMENT_FUNCTIONS}
+        known |= {*BUILTINS, *SEGMENT_FUNCTIONS, *self.lost}
         hint = did_you_mean(text, sorted(known))
         if not hint and text in self.scope.tokens:
             hint = f"a token column is read as `q.{text}` or `k.{text}`"
@@ -253,7 +254,8 @@ class ExpressionChecker:
             return Kind("index", name.text, kind.depends)
         if name.text in self.scope.tokens:
             return Kind("int", depends=kind.depends)
-        hint = did_you_mean(name.text, [*self.scope.segments, *self.scope.tokens, *names])
+        known = [*self.scope.segments, *self.scope.tokens, *names, *self.lost]
+        hint = did_you_mean(name.text, known)
         self.report("E102", f"a position has no `.{name.text}`", name.span, hint)
         return Kind("unknown", depends=kind.depends)
 

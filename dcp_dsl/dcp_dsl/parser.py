@@ -13,7 +13,13 @@ import lark
 from dcp_dsl import ast
 from dcp_dsl.ast import Program, Span
 from dcp_dsl.ast_builder import build_expression, build_statement
-from dcp_dsl.diagnostics import MAX_FINDINGS, Diagnostic, did_you_mean, make_diagnostic
+from dcp_dsl.diagnostics import (
+    MAX_FINDINGS,
+    Diagnostic,
+    did_you_mean,
+    make_diagnostic,
+    replace_span,
+)
 from dcp_dsl.errors import SpecError
 from dcp_dsl.syntax_errors import MESSAGES, MISTAKES
 from dcp_dsl.syntax_words import BuildError
@@ -110,7 +116,10 @@ def parse_expression(text: str, name: str = "<expression>") -> ast.Expr:
 
 
 def _diagnose(error: BuildError, text: str, name: str) -> Diagnostic:
-    return make_diagnostic(error.code, error.message, text, error.span, name=name, hint=error.hint)
+    fix = None if error.fix is None else replace_span(error.span, error.fix, text)
+    return make_diagnostic(
+        error.code, error.message, text, error.span, name=name, hint=error.hint, fix=fix
+    )
 
 
 def _cut_by_keyword(
@@ -184,7 +193,8 @@ def _lark() -> lark.Lark:
 def _explain(error: lark.UnexpectedInput, text: str, tokens: list[RawToken]) -> NoReturn:
     """Raise the most telling message for an error of the parser."""
     place = _place(error, tokens)
-    _fail_unknown_character(place, tokens)
+    _fail_foreign_operator(place, text)
+    _fail_unknown_character(place)
     _fail_unbalanced(tokens)
     at = next((i for i, t in enumerate(tokens) if t.span == place.span), len(tokens))
     is_first_on_line = "\n" in text[tokens[at - 1].span.end : place.span.start] if at else True
@@ -204,7 +214,8 @@ def _explain(error: lark.UnexpectedInput, text: str, tokens: list[RawToken]) -> 
             "E002", f"{found} does not fit here", place.span, reserved or _expected(expected)
         )
     mistake = MESSAGES[code]
-    raise BuildError(code, mistake.message, place.span, reserved or mistake.hint)
+    fix = "==" if code == "E004" and place.text == "=" else None
+    raise BuildError(code, mistake.message, place.span, reserved or mistake.hint, fix)
 
 
 def _place(error: lark.UnexpectedInput, tokens: list[RawToken]) -> RawToken:
@@ -217,13 +228,24 @@ def _place(error: lark.UnexpectedInput, tokens: list[RawToken]) -> RawToken:
     return next((t for t in tokens if t.span.start <= position < t.span.end), behind)
 
 
-def _fail_unknown_character(place: RawToken, tokens: list[RawToken]) -> None:
-    if place.kind == "unknown" and place.text in "&|~!^":
-        words = {"&": "and", "|": "or", "~": "not", "!": "not", "^": "minus"}
-        word = words[place.text]
-        raise BuildError(
-            "E003", f"`{place.text}` is not an operator", place.span, f"write `{word}`"
-        )
+_FOREIGN = {"&": "and", "|": "or", "~": "not", "!": "not", "^": "minus"}
+
+
+def _fail_foreign_operator(place: RawToken, text: str) -> None:
+    """Raise for `&`, `||`, `!`: operators that are words here."""
+    if place.kind != "unknown" or place.text not in _FOREIGN:
+        return
+    word, span = _FOREIGN[place.text], place.span
+    if text[span.end : span.end + 1] == place.text:  # `&&`
+        span = Span(span.start, span.end + 1)
+    before, behind = text[span.start - 1 : span.start], text[span.end : span.end + 1]
+    fix = f"{'' if before.isspace() else ' '}{word}{'' if behind.isspace() else ' '}"
+    raise BuildError(
+        "E003", f"`{span.text(text)}` is not an operator", span, f"write `{word}`", fix
+    )
+
+
+def _fail_unknown_character(place: RawToken) -> None:
     if place.kind == "string" and (place.text.count('"') < 2):
         raise BuildError("E018", "this text has no closing quote", place.span, 'close it with `"`')
     if place.kind == "unknown":

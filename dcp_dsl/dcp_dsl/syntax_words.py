@@ -14,8 +14,11 @@ Built: TypeAlias = Any  # Any: a node, a word, None or a tuple of them; each rul
 class BuildError(Exception):
     """What the grammar allows and the language does not; becomes a diagnostic in the parser."""
 
-    def __init__(self, code: str, message: str, span: Span, hint: str = "") -> None:
+    def __init__(
+        self, code: str, message: str, span: Span, hint: str = "", fix: str | None = None
+    ) -> None:
         self.code, self.message, self.span, self.hint = code, message, span, hint
+        self.fix = fix  # what certainly belongs in place of the span
         super().__init__(message)
 
 
