@@ -29,15 +29,24 @@ def declared_sample(definition: ast.SampleDef, scope: Scope) -> Sample:
             something else than integers.
     """
     columns = {entry.name.text: _lists(entry.value) for entry in definition.fields}
-    name = definition.name.text
-    given = columns.pop("len", None)
+    return complete_sample(columns, scope, definition.name.text)
+
+
+def complete_sample(given: Mapping[str, Column], scope: Scope, name: str) -> Sample:
+    """Make a sample of columns and perhaps `len`; find the length as for a `sample` statement.
+
+    Raises:
+        DatasetError: as `declared_sample`; `name` is how the message calls the sample.
+    """
+    columns = {column: value for column, value in given.items() if column != "len"}
+    length = given.get("len")
     try:
-        sample = Sample(columns, 0 if given is None else given)
+        sample = Sample(columns, 0 if length is None else length)
         found = dict(layout_lengths(sample.columns, [scope]))
-        if given is None:
+        if length is None:
             found = found or _other_lengths(sample.columns, scope)
         else:
-            found["len"] = given
+            found["len"] = length
     except DatasetError as error:
         raise DatasetError(f"sample `{name}`: {str(error).removeprefix('sample: ')}") from None
     if not found:
