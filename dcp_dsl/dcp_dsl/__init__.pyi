@@ -8,6 +8,8 @@ from .mask import Mask
 from .oracle import dense_mask
 from .packing import pack
 from .parser import Program, parse
+from .pictures.picture import Picture
+from .pictures.preview import preview
 from .sample import Sample
 from .sparsity import BatchShape, BlockKind, BlockSparsity, Slabs
 from .spec import Attachment, Spec, check, load
@@ -24,6 +26,7 @@ __all__ = [
     "Edit",
     "Fix",
     "Mask",
+    "Picture",
     "Program",
     "Sample",
     "Slabs",
@@ -36,6 +39,7 @@ __all__ = [
     "load",
     "pack",
     "parse",
+    "preview",
     "read_dataset",
     "readonly",
 ]

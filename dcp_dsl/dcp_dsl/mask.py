@@ -65,3 +65,10 @@ class Mask:
                 ),)
             ) from None  # fmt: skip
         return region.to_slabs()
+
+    def _repr_svg_(self) -> str | None:
+        """Draw the mask on a sample of its text, for notebooks; None if there is no sample."""
+        from dcp_dsl.pictures.preview import preview
+
+        picture = preview(self)
+        return None if picture is None else picture.svg()

@@ -138,6 +138,12 @@ class Slabs:
         growth = self.end_slope.astype(np.int64) - self.start_slope.astype(np.int64)
         return int((rows * (self.kv_end - self.kv_start) + growth * (rows * (rows - 1) // 2)).sum())
 
+    def _repr_svg_(self) -> str:
+        """Draw the visible pairs, for notebooks."""
+        from dcp_dsl.pictures.picture import Picture
+
+        return Picture(f"{len(self):,} slabs", self).svg()
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockSparsity:

@@ -1,0 +1,129 @@
+"""The options by which `show` and `explain` are told a mask and a sample."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from dcp_dsl.ast import Literals
+    from dcp_dsl.layout import Column
+    from dcp_dsl.mask import Mask
+    from dcp_dsl.sample import Sample
+    from dcp_dsl.spec import Spec
+
+mask_option = click.option(
+    "--mask", "call", metavar="MASK", help="A mask by name or call, or any mask expression."
+)
+sample_option = click.option(
+    "--sample",
+    metavar="SAMPLE",
+    help="A sample of the file by name, or its columns: 'doc_lens = [3, 4]' or JSON.",
+)
+length_option = click.option(
+    "--len", "length", metavar="TOKENS", help="Length of the sample; 4k is 4096, 1M is 1048576."
+)
+
+
+def load_spec(path: str | None) -> "Spec":
+    """Read a spec; without a path there is the standard library alone."""
+    from dcp_dsl.spec import Spec, load
+
+    return Spec.from_text("", "<library>") if path is None else load(path)
+
+
+def choose_mask(spec: "Spec", call: str | None) -> "Mask":
+    """Give the mask that was asked for, or the only one of the file."""
+    if call is not None:
+        return spec.mask(call)
+    if len(spec.masks) == 1:
+        return spec.mask(spec.masks[0])
+    have = ", ".join(spec.masks) or "none; the standard library is always there"
+    raise click.UsageError(f"name a mask with --mask (masks of {spec.name}: {have})")
+
+
+def choose_sample(spec: "Spec", mask: "Mask", given: str | None, length: str | None) -> "Sample":
+    """Give the sample that was asked for, or the first declared one that fits the mask."""
+    from dcp_dsl.pictures.preview import preview_sample
+    from dcp_dsl.sample import Sample
+
+    fixed = None if length is None else _read_length(length)
+    if given is None:
+        if fixed is not None and not mask.columns:
+            return Sample(length=fixed)
+        found = None if fixed is not None else preview_sample(mask)
+        if found is None:
+            wanted = ", ".join(f"{column} = ..." for column in sorted(mask.columns))
+            raise click.UsageError(
+                f"mask {mask.name} needs a sample: --sample '{wanted}' or the name of one"
+            )
+        return found
+    if given in spec.samples:
+        sample = spec.sample(given)
+    elif given.lstrip().startswith("{"):
+        sample = _read_json(given, fixed, spec)
+    elif given.replace("_", "").isalnum():
+        return spec.sample(given)  # says which samples there are
+    else:
+        sample = _read_fields(given, fixed, spec)
+    missing = mask.columns - sample.columns.keys()
+    kept = {c: v for c, v in sample.columns.items() if c in mask.columns}
+    # A wrong sample is refused by `bind`, which names what is missing.
+    return sample if missing else Sample(kept, sample.length)
+
+
+def _read_length(text: str) -> int:
+    from dcp_dsl.ast import Number
+    from dcp_dsl.errors import SpecError
+    from dcp_dsl.parser import parse_expression
+
+    try:
+        value = parse_expression(text)
+    except SpecError:
+        value = None
+    if not isinstance(value, Number):
+        raise click.UsageError(f"--len: expected a number of tokens such as 4096 or 4k, got {text}")
+    return value.value
+
+
+def _read_fields(text: str, length: int | None, spec: "Spec") -> "Sample":
+    """Read columns as they stand in a `sample` statement."""
+    from dcp_dsl.ast import Field, Ident, SampleDef
+    from dcp_dsl.parser import parse
+    from dcp_dsl.sample_statement import declared_sample
+
+    (statement,) = parse(f"sample given({text})", "--sample").statements
+    assert isinstance(statement, SampleDef), "the text says so"
+    fields = statement.fields
+    if length is not None:
+        fields = (*(f for f in fields if f.name.text != "len"), Field(Ident("len"), length))
+    return declared_sample(SampleDef(statement.name, fields), spec.scope)
+
+
+def _read_json(text: str, length: int | None, spec: "Spec") -> "Sample":
+    import json
+
+    from dcp_dsl.ast import Field, Ident, SampleDef
+    from dcp_dsl.errors import DatasetError
+    from dcp_dsl.sample import Sample
+    from dcp_dsl.sample_statement import declared_sample
+
+    try:
+        columns = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"--sample: not JSON: {error}") from None
+    if not isinstance(columns, dict):
+        raise DatasetError(f"--sample: expected a JSON object, got {text[:60]}")
+    if length is not None:
+        columns["len"] = length
+    if "len" in columns:
+        return Sample.from_json(json.dumps(columns))
+    plain = Sample(columns).columns  # refuses what is no integer and no list of them
+    fields = tuple(Field(Ident(name), _tuples(value)) for name, value in plain.items())
+    return declared_sample(SampleDef(Ident("given"), fields), spec.scope)
+
+
+def _tuples(value: "Column") -> "Literals":
+    if isinstance(value, list):
+        return tuple(map(_tuples, value))
+    assert isinstance(value, int), "a sample holds integers and lists of them"
+    return value

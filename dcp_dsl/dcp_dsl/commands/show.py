@@ -1,0 +1,101 @@
+"""`dcpm show`."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dcp_dsl.commands.choosing import (
+    choose_mask,
+    choose_sample,
+    length_option,
+    load_spec,
+    mask_option,
+    sample_option,
+)
+
+if TYPE_CHECKING:
+    from dcp_dsl.pictures.picture import Picture
+
+SCHEMA_SHOW = "dcp.show/1"
+MAX_COLUMNS = 96
+
+
+@click.command()
+@click.argument("spec", required=False)
+@mask_option
+@sample_option
+@length_option
+@click.option("--svg", metavar="FILE", help="Draw into an SVG file, `-` for standard output.")
+@click.option("--png", metavar="FILE", help="Draw into a PNG file.")
+@click.option("--width", type=click.IntRange(8, 1000), help="Widest matrix, in characters.")
+@click.option("--json", "as_json", is_flag=True, help="Print tokens, pairs and slabs instead.")
+def show(
+    spec: str | None,
+    call: str | None,
+    sample: str | None,
+    length: str | None,
+    **options: str | int | bool | None,
+) -> None:
+    """Draw a mask on a sample: queries downwards, keys to the right.
+
+    SPEC is a .dcpm file; without one the masks of the standard library are there:
+    `dcpm show --mask "streaming(4, 16)" --len 64`. Without --sample the first one of the file that
+    fits is drawn.
+    """
+    from dcp_dsl.pictures.picture import Picture
+
+    loaded = load_spec(spec)
+    mask = choose_mask(loaded, call)
+    picture = Picture.of(mask, choose_sample(loaded, mask, sample, length))
+    svg, png = options["svg"], options["png"]
+    if isinstance(svg, str):
+        _write(svg, picture.svg().encode() + b"\n")
+    if isinstance(png, str):
+        _write(png, picture.png())
+    if options["as_json"]:
+        click.echo(json.dumps(_document(picture)))
+    elif svg is None and png is None:
+        width = options["width"]
+        click.echo(_draw(picture, width if isinstance(width, int) else None))
+
+
+def _draw(picture: "Picture", width: int | None) -> str:
+    """Draw for the terminal at hand: its width, its letters, its colours."""
+    from os import environ
+    from shutil import get_terminal_size
+
+    if width is None:
+        width = min(MAX_COLUMNS, max(8, get_terminal_size().columns - 6))
+    encoding = sys.stdout.encoding or "ascii"
+    try:
+        "▀░".encode(encoding)
+        is_ascii = False
+    except UnicodeEncodeError:
+        is_ascii = True
+    has_colour = sys.stdout.isatty() and not environ.get("NO_COLOR")
+    return picture.text(width, is_ascii=is_ascii, has_colour=has_colour)
+
+
+def _write(name: str, data: bytes) -> None:
+    if name == "-":
+        click.echo(data, nl=False)
+        return
+    Path(name).write_bytes(data)
+    click.echo(f"wrote {name} ({len(data):,} bytes)", err=True)
+
+
+def _document(picture: "Picture") -> dict[str, object]:
+    return {
+        "schema": SCHEMA_SHOW,
+        "mask": picture.title,
+        "tokens": picture.slabs.num_tokens,
+        "pairs": picture.slabs.num_pairs,
+        "slabs": picture.slabs.table().tolist(),
+        "stripes": [
+            {"kind": s.kind, "start": s.start, "end": s.end, "number": s.number}
+            for s in picture.stripes
+        ],
+    }

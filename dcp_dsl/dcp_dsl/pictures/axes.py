@@ -1,0 +1,107 @@
+"""Which kind of token stands where: the coloured stripes along both axes of a picture."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dcp_dsl import ast
+from dcp_dsl.columns import layout_columns
+from dcp_dsl.layout import bind_layout
+from dcp_dsl.mask import Mask
+from dcp_dsl.sample import Sample
+from dcp_dsl.scope import Scope
+from dcp_dsl.walk import mentioned_names
+
+
+@dataclass(frozen=True, slots=True)
+class Stripe:
+    """One instance of a segment: the tokens ``[start, end)`` are of this kind.
+
+    Attributes:
+        kind: name of the segment.
+        start, end: tokens.
+        number: counts the instances of the kind from 0, so that neighbours can be told apart.
+    """
+
+    kind: str
+    start: int
+    end: int
+    number: int
+
+
+def read_scopes(expression: object, scope: Scope) -> Iterator[Scope]:
+    """Give the texts whose names an expression uses, through all masks it calls; its own first."""
+    yield scope
+    seen: set[tuple[int, str]] = set()
+    given = [scope]
+    todo: list[tuple[object, Scope]] = [(expression, scope)]
+    while todo:
+        node, at = todo.pop()
+        for name, is_attribute in mentioned_names(node):
+            found = None if is_attribute else at.find_mask(name)
+            if found is None or (id(at), name) in seen:
+                continue
+            seen.add((id(at), name))
+            todo.append(found)
+            if found[1] not in given:
+                given.append(found[1])
+                yield found[1]
+
+
+def find_stripes(mask: Mask, sample: Sample) -> tuple[Stripe, ...]:
+    """Give the parts of the first layout that lays the sample out, in the order of the tokens.
+
+    Empty if the mask has no layout. Parts without tokens are left out.
+
+    Raises:
+        DatasetError: if the layout does not fit the sample.
+    """
+    for scope in read_scopes(mask.expression, mask.scope):
+        for segment, layout in scope.layouts():
+            needed = set(layout_columns(layout))
+            if needed & mask.columns and needed <= sample.columns.keys():
+                return _lay_out(segment, layout, sample)
+    return ()
+
+
+def _lay_out(segment: ast.Segment, layout: ast.Layout, sample: Sample) -> tuple[Stripe, ...]:
+    instances = bind_layout(segment, layout, sample.columns, sample.length)
+    leaves = dict.fromkeys(_leaf_names(layout.parts)) or {segment.name.text: None}
+    found = []
+    for name in leaves:
+        spans = zip(instances[name].start.tolist(), instances[name].end.tolist(), strict=True)
+        found += [Stripe(name, a, b, i) for i, (a, b) in enumerate(spans) if b > a]
+    return tuple(sorted(found, key=lambda stripe: stripe.start))
+
+
+def _leaf_names(parts: tuple[ast.Leaf | ast.Group, ...]) -> Iterator[str]:
+    for part in parts:
+        if isinstance(part, ast.Group):
+            yield from _leaf_names(part.parts)
+        elif part.name is not None:
+            yield part.name.text
+
+
+def condense(stripes: Sequence[Stripe], num_tokens: int, limit: int) -> tuple[Stripe, ...]:
+    """Give at most `limit` stripes: where there are more, each shows the kind in its middle.
+
+    >>> many = [Stripe("ab"[i % 2], i, i + 1, 0) for i in range(6)]
+    >>> [(s.kind, s.start, s.end) for s in condense(many, 6, 2)]
+    [('b', 0, 3), ('a', 3, 6)]
+    """
+    if len(stripes) <= limit:
+        return tuple(stripes)
+    ends = [stripe.end for stripe in stripes]
+    bins: list[Stripe] = []
+    for index in range(limit):
+        start, end = index * num_tokens // limit, (index + 1) * num_tokens // limit
+        at = bisect_right(ends, (start + end) // 2)
+        if at == len(stripes) or stripes[at].start > (start + end) // 2 or start == end:
+            continue
+        bins.append(Stripe(stripes[at].kind, start, end, stripes[at].number))
+    return tuple(bins)
+
+
+def kinds(stripes: Sequence[Stripe]) -> tuple[str, ...]:
+    """Give the kinds in the order of their first token."""
+    return tuple(dict.fromkeys(stripe.kind for stripe in stripes))
