@@ -1,6 +1,15 @@
 from .assembly import assemble
 from .build import build_plan
 from .cluster import BACKWARD_FLOPS_RATIO, Cluster, Link, ModelShape
+from .cluster_file import (
+    PRESETS,
+    ClusterFile,
+    find_cluster,
+    preset,
+    preset_file,
+    read_cluster,
+    write_cluster,
+)
 from .config import PlanConfig
 from .cost_model import link_seconds, reduction_seconds, tile_seconds, workload_seconds
 from .errors import ClusterError, PlanError, PlanFileError
@@ -37,10 +46,12 @@ __all__ = [
     "BACKWARD_FLOPS_RATIO",
     "LANES",
     "PARTITIONERS",
+    "PRESETS",
     "Attention",
     "Blocks",
     "Cluster",
     "ClusterError",
+    "ClusterFile",
     "CommLaunch",
     "CommWait",
     "Copy",
@@ -75,16 +86,21 @@ __all__ = [
     "build_plan",
     "build_workload",
     "digest",
+    "find_cluster",
     "link_seconds",
     "make_schedule",
     "measure",
     "measure_trace",
     "place",
+    "preset",
+    "preset_file",
+    "read_cluster",
     "read_plan",
     "reduction_seconds",
     "simulate",
     "tile_seconds",
     "validate",
     "workload_seconds",
+    "write_cluster",
     "write_plan",
 ]

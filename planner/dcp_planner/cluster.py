@@ -176,12 +176,13 @@ class Cluster:
             _check_count(name, getattr(self, name), int(most.get(name, MOST_NODES)))
         for name in ("intra_bytes_per_s", "inter_bytes_per_s", "flops_per_s"):
             _check_rate(name, getattr(self, name))
+        for name in ("latency_s", "kernel_launch_s", "message_launch_s"):
+            _check_overhead(name, getattr(self, name))
         for name in ("backward_flops_per_s", "copy_bytes_per_s"):
             if getattr(self, name) is not None:
                 _check_rate(name, getattr(self, name))
-        for name in ("latency_s", "inter_latency_s", "kernel_launch_s", "message_launch_s"):
-            if getattr(self, name) is not None:
-                _check_overhead(name, getattr(self, name))
+        if self.inter_latency_s is not None:
+            _check_overhead("inter_latency_s", self.inter_latency_s)
 
     @property
     def num_devices(self) -> int:
@@ -230,21 +231,24 @@ class Cluster:
 
 def _check_count(name: str, value: object, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise ClusterError(f"Cluster.{name}: expected a whole number 1 to {most}, got {value!r}")
+        raise ClusterError(
+            f"Cluster.{name}: expected a whole number 1 to {most}, got {value!r}", name
+        )
 
 
 def _check_rate(name: str, value: object) -> None:
     if not _is_number(value) or not 0 < value <= MOST_RATE:
         raise ClusterError(
             f"Cluster.{name}: expected more than 0 and at most {MOST_RATE:g} per second, got "
-            f"{value!r}"
+            f"{value!r}",
+            name,
         )
 
 
 def _check_overhead(name: str, value: object) -> None:
     if not _is_number(value) or not 0 <= value <= MOST_OVERHEAD_S:
         raise ClusterError(
-            f"Cluster.{name}: expected 0 to {MOST_OVERHEAD_S:g} seconds, got {value!r}"
+            f"Cluster.{name}: expected 0 to {MOST_OVERHEAD_S:g} seconds, got {value!r}", name
         )
 
 

@@ -103,4 +103,4 @@ def reduction_seconds(size_bytes: ArrayLike, cluster: Cluster) -> NDArray[np.flo
     size = np.asarray(size_bytes, np.float64)
     if cluster.copy_bytes_per_s is None:
         return np.zeros_like(size)
-    return size * (REDUCTION_ACCESSES / cluster.copy_bytes_per_s)
+    return size * REDUCTION_ACCESSES / cluster.copy_bytes_per_s

@@ -12,4 +12,8 @@ class PlanFileError(DCPError):
 
 
 class ClusterError(PlanError, ValueError):
-    """A cluster whose constants, file or name make no sense."""
+    """A cluster whose constants, file or name make no sense; `key`: the constant, if it is one."""
+
+    def __init__(self, text: str, key: str = "") -> None:
+        self.key = key
+        super().__init__(text)
