@@ -1,5 +1,8 @@
 from .attention import DCPAttn
-from .dataloader import DCPDataloader, LocalData
+from .data.local_data import LocalData
+from .data.look_ahead import PlanningMetrics
+from .data.screening import Screening
+from .dataloader import DCPDataloader
 from .errors import RunError
 from .executor import DCPExecutor
 from .kernels.choice import KernelChoice, choose_kernel
@@ -13,10 +16,12 @@ __all__ = [
     "DCPExecutor",
     "KernelChoice",
     "LocalData",
+    "PlanningMetrics",
     "ProcessWorld",
     "RunConfig",
     "RunError",
     "RunResult",
+    "Screening",
     "TensorError",
     "choose_kernel",
     "open_world",

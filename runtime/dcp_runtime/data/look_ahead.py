@@ -1,0 +1,110 @@
+"""Plans before they are needed: the next batches are planned while this one trains."""
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TypeAlias
+
+from dcp_planner import Plan
+from dcp_runtime.data.plan_request import PlanRequest
+from dcp_runtime.data.planner_pool import PlannerLostError, PlannerPool
+
+MAX_CACHED_PLANS = 32
+
+OwnPlanner: TypeAlias = Callable[[], Plan]
+"""Makes the same plan in this process."""
+
+
+@dataclass(slots=True)
+class PlanningMetrics:
+    """What planning cost so far.
+
+    Attributes:
+        plans: plans handed out.
+        plan_s: seconds that planning them took, wherever it happened.
+        waited_s: seconds that the training loop waited for them.
+        cached: plans that had been made before.
+        lost: planner processes that died or took too long; their plans were made again.
+        queued: batches under way when the latest plan was handed out.
+    """
+
+    plans: int = 0
+    plan_s: float = 0.0
+    waited_s: float = 0.0
+    cached: int = 0
+    lost: int = 0
+    queued: int = 0
+
+    @property
+    def hidden_share(self) -> float:
+        """Share of the planning time that the training loop did not wait for, 0 to 1."""
+        return 1 - min(1.0, self.waited_s / self.plan_s) if self.plan_s else 1.0
+
+
+@dataclass(slots=True)
+class PendingPlan:
+    """A plan that is being made; `LookAhead.take` waits for it."""
+
+    request: PlanRequest
+    in_own_process: OwnPlanner
+    future: "Future[tuple[Plan, float]] | None"
+
+
+@dataclass(slots=True)
+class LookAhead:
+    """Starts plans and hands them out.
+
+    A plan whose process is lost is made again in this process: the same plan, since planning is
+    deterministic, so that ranks that plan for themselves stay in step.
+
+    Attributes:
+        pool: planner processes; ``None`` plans in this process when a plan is taken.
+        metrics: what it cost.
+    """
+
+    pool: PlannerPool | None
+    metrics: PlanningMetrics = field(default_factory=PlanningMetrics)
+    _cache: "OrderedDict[str, Plan]" = field(default_factory=OrderedDict)
+
+    def start(self, request: PlanRequest, in_own_process: OwnPlanner) -> PendingPlan:
+        """Begin with a plan if there are processes to make it."""
+        if self.pool is None or request.key in self._cache:
+            return PendingPlan(request, in_own_process, None)
+        return PendingPlan(request, in_own_process, self.pool.submit(request))
+
+    def take(self, pending: PendingPlan, queued: int) -> Plan:
+        """Wait for a plan, or make it.
+
+        Raises:
+            DCPError: if the batch cannot be planned.
+        """
+        started = perf_counter()
+        plan, seconds = self._result(pending)
+        waited = perf_counter() - started
+        self.metrics.plans += 1
+        self.metrics.plan_s += waited if seconds is None else seconds
+        self.metrics.waited_s += waited
+        self.metrics.queued = queued
+        self._cache[pending.request.key] = plan
+        self._cache.move_to_end(pending.request.key)
+        if len(self._cache) > MAX_CACHED_PLANS:
+            self._cache.popitem(last=False)
+        return plan
+
+    def _result(self, pending: PendingPlan) -> tuple[Plan, float | None]:
+        """Give the plan and how long making it took, ``None`` if it was made while waiting."""
+        known = self._cache.get(pending.request.key)
+        if known is not None and pending.future is None:
+            self.metrics.cached += 1
+            return known, 0.0
+        if pending.future is None:
+            return pending.in_own_process(), None
+        try:
+            return pending.future.result()
+        except PlannerLostError as error:
+            self.metrics.lost += 1
+            warnings.warn(f"{error}; the batch is planned again here", RuntimeWarning, stacklevel=4)
+            return pending.in_own_process(), None

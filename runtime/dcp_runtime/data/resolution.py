@@ -1,0 +1,77 @@
+"""What a user gives as data set and mask function, as rows and a way to each row's mask."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from dcp_dsl import Dataset, DatasetError, Mask, Sample, Spec
+from dcp_runtime.data.batches import Resolver
+from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows, TokenColumn
+
+MaskFunction: TypeAlias = Spec | Mask | Callable[[Row], Mask]
+
+
+def open_rows(dataset: Any, tokens: TokenColumn) -> IndexedRows | StreamedRows:  # Any: a user's
+    """Wrap a data set by what it can do: give rows by number, or one behind the other.
+
+    Raises:
+        DatasetError: if it can do neither.
+    """
+    if isinstance(dataset, str | bytes | Path):
+        raise DatasetError(
+            f"expected a data set, got {dataset!r:.60}; read_dataset(path) reads a file or folder"
+        )
+    if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+        return IndexedRows(dataset, tokens)
+    if hasattr(dataset, "__iter__"):
+        return StreamedRows.of(dataset, tokens)
+    raise DatasetError(
+        f"expected a data set of rows, got {type(dataset).__name__}; it needs rows by number (len "
+        "and []) or to be iterable"
+    )
+
+
+def make_resolver(
+    rows: IndexedRows | StreamedRows, dataset: object, mask_fn: MaskFunction, path: str
+) -> Resolver:
+    """Give the function that finds mask and sample of a row.
+
+    Raises:
+        DatasetError: if `mask_fn` is nothing that gives masks, or no ``for`` of a spec matches.
+    """
+    if isinstance(mask_fn, Spec):
+        return _attached(rows, dataset, mask_fn, path)
+    if isinstance(mask_fn, Mask):
+        mask = mask_fn
+        return lambda row: (mask, Sample.of(row, mask))
+    if not callable(mask_fn):
+        raise DatasetError(
+            "expected mask_fn to be a loaded spec, a mask or a function from a row to a mask, got "
+            f"{mask_fn!r:.60}; load(path) gives a spec, spec.mask(call) a mask"
+        )
+    choose = mask_fn
+
+    def resolve(row: Row) -> tuple[Mask, Sample]:
+        chosen = choose(row)
+        if not isinstance(chosen, Mask):
+            raise DatasetError(f"mask_fn must give a Mask for each row, got {chosen!r}")
+        return chosen, Sample.of(row, chosen)
+
+    return resolve
+
+
+def _attached(rows: IndexedRows | StreamedRows, dataset: object, spec: Spec, path: str) -> Resolver:
+    """Resolve through the spec's ``for`` statements: once, or for a stream by its first row."""
+    if isinstance(rows, IndexedRows):
+        where = str(dataset.path) if isinstance(dataset, Dataset) else path
+        attachment = spec.attachment(where, rows.columns)
+        return lambda row: (attachment.mask, attachment.sample(row))
+    found: dict[frozenset[str], Any] = {}  # Any: attachments
+
+    def resolve(row: Row) -> tuple[Mask, Sample]:
+        columns = frozenset(row)
+        if columns not in found:
+            found[columns] = spec.attachment(path, columns)
+        return found[columns].mask, found[columns].sample(row)
+
+    return resolve

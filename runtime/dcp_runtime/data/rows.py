@@ -1,0 +1,168 @@
+"""Rows of a data set, whatever holds it: ours, Hugging Face's, a list of dictionaries, a stream."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl import Dataset, DatasetError
+
+Row: TypeAlias = Mapping[str, Any]  # Any: integers, lists of them, or bytes, by column
+Tokens: TypeAlias = NDArray[np.int64]
+
+TOKEN_COLUMNS = ("tokens", "input_ids")
+"""Where tokens are looked for, in this order, unless a column is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenColumn:
+    """Which column holds the tokens of a row; ``None`` for the first of `TOKEN_COLUMNS`."""
+
+    name: str | None = None
+
+    def read(self, row: Row, index: int) -> Tokens:
+        """Give the tokens of a row, int64 ``[length]``; bytes count as one token each.
+
+        Raises:
+            DatasetError: if the row has none, or they are no integers.
+        """
+        if not isinstance(row, Mapping):
+            raise DatasetError(
+                f"row {index}: expected columns by name, got {type(row).__name__}; "
+                "read_dataset(path) gives the rows of a file"
+            )
+        names = TOKEN_COLUMNS if self.name is None else (self.name,)
+        found = [row[name] for name in names if row.get(name) is not None]
+        if not found:
+            have = ", ".join(sorted(row)) or "none"
+            raise DatasetError(
+                f"row {index} has no column `{names[0]}`; its columns are: {have}; "
+                "token_column= names another one"
+            )
+        value = found[0]
+        if isinstance(value, bytes | bytearray):
+            return np.frombuffer(bytes(value), np.uint8).astype(np.int64)
+        return _integers(value, index, next(n for n in names if row.get(n) is not None))
+
+
+def _integers(values: Any, row: int, column: str) -> Tokens:  # Any: what a user's row holds
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of several lengths
+        array = np.empty((), object)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise DatasetError(
+            f"row {row}: expected `{column}` to be integers or bytes, got {str(values)[:60]!r}"
+        )
+    return array.astype(np.int64)
+
+
+class IndexedRows:
+    """A data set whose rows have numbers: `read_dataset`'s, Hugging Face's, or a sequence of rows.
+
+    Args:
+        dataset: has ``len`` and gives a row by number.
+        tokens: which column holds them.
+
+    Raises:
+        DatasetError: if a row has no tokens.
+    """
+
+    def __init__(self, dataset: Dataset | Sequence[Row], tokens: TokenColumn) -> None:
+        self._dataset = dataset
+        self._tokens = tokens
+        self._lengths: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Names of the columns; of a sequence of rows, those of its first row."""
+        if isinstance(self._dataset, Dataset):
+            return frozenset(self._dataset.columns)
+        names = getattr(self._dataset, "column_names", None)  # Hugging Face's
+        if names is not None:
+            return frozenset(names)
+        return frozenset(self._dataset[0]) if len(self._dataset) else frozenset()
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of every row, int64 ``[N]``; reads all rows where the data set does not say."""
+        if self._lengths is None:
+            if isinstance(self._dataset, Dataset) and self._tokens.name is None:
+                found = self._dataset.lengths
+            else:
+                counts = [len(self.tokens(index)) for index in range(len(self))]
+                found = np.asarray(counts, np.int64)
+            self._lengths = found
+        return self._lengths
+
+    def row(self, index: int) -> Row:
+        """Give one row.
+
+        Raises:
+            DatasetError: if the data set has fewer rows than when its lengths were read.
+        """
+        try:
+            return self._dataset[index]
+        except IndexError as error:
+            raise DatasetError(
+                f"row {index} is gone: the data set had {len(self.lengths)} rows when the loader "
+                f"was made and has {len(self._dataset)} now; make a new loader"
+            ) from error
+
+    def tokens(self, index: int) -> Tokens:
+        """Give the tokens of one row.
+
+        Raises:
+            DatasetError: if there are none, or not as many as when the lengths were read.
+        """
+        row = self.row(index)
+        if isinstance(self._dataset, Dataset) and self._tokens.name is None:
+            found = np.asarray(self._dataset.tokens(index)).astype(np.int64)
+        else:
+            found = self._tokens.read(row, index)
+        if self._lengths is not None and len(found) != self._lengths[index]:
+            raise DatasetError(
+                f"row {index} had {self._lengths[index]} tokens when the loader was made and has "
+                f"{len(found)} now; make a new loader"
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedRows:
+    """An iterable data set: rows come one behind the other, their number is not known.
+
+    Attributes:
+        open: gives an iterator from the first row on, always the same rows in the same order.
+        tokens: which column holds them.
+    """
+
+    open: Callable[[], Iterator[Row]]
+    tokens: TokenColumn
+
+    @classmethod
+    def of(cls, dataset: Iterable[Row], tokens: TokenColumn) -> "StreamedRows":
+        """Wrap an iterable that can be iterated again, such as a Hugging Face stream."""
+        return cls(lambda: iter(dataset), tokens)
+
+    def rows_from(self, index: int) -> Iterator[tuple[int, Row, Tokens]]:
+        """Give number, row and tokens of every row from `index` on; those before are passed over.
+
+        Raises:
+            DatasetError: if the stream ends before `index`.
+        """
+        rows = self.open()
+        passed = sum(1 for _ in islice(rows, index))
+        if passed < index:
+            raise DatasetError(
+                f"the stream ended after {passed} rows, the saved state is behind row {index}; "
+                "resume with the data set the state was saved with"
+            )
+        for number, row in enumerate(rows, start=index):
+            yield number, row, self.tokens.read(row, number)

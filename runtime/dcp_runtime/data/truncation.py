@@ -1,0 +1,35 @@
+"""The mask of the first tokens of a sample."""
+
+import numpy as np
+
+from dcp_dsl import Slabs
+
+
+def truncate_slabs(slabs: Slabs, num_tokens: int) -> Slabs:
+    """Restrict a mask to its first rows and keys.
+
+    A slab whose moving end passes the border is cut where it does; O(slabs).
+
+    >>> causal = Slabs(4, [0], [4], [0], [1], [0], [1])
+    >>> truncate_slabs(causal, 3).num_pairs
+    6
+    """
+    parts = []
+    for q0, q1, k0, k1, a, b in slabs.table().tolist():
+        stop = min(q1, num_tokens)
+        if a:  # rows whose first key is inside
+            stop = min(stop, q0 + max(0, num_tokens - k0))
+        if stop <= q0 or k0 >= num_tokens:
+            continue
+        inside = stop if k1 + b * (stop - 1 - q0) <= num_tokens else q0
+        if b and inside == q0:
+            inside = q0 + max(0, num_tokens - k1 + 1)
+        inside = min(max(inside, q0), stop)
+        if inside > q0:
+            parts.append((q0, inside, k0, k1, a, b))
+        if inside < stop:  # from here on the last key is the border
+            parts.append((inside, stop, k0 + a * (inside - q0), num_tokens, a, 0))
+    parts.sort(key=lambda slab: (slab[0], slab[2]))
+    table = np.asarray(parts, np.int64).reshape(-1, 6)
+    ends, slopes = table[:, :4].T, table[:, 4:].T.astype(np.uint8)
+    return Slabs(num_tokens, *ends, *slopes)

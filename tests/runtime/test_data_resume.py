@@ -1,0 +1,273 @@
+"""Epochs, shuffles, streams, policies and resuming: no row is lost, repeated or dropped unseen."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dcp_dsl import DatasetError, Sample, Slabs, Spec, dense_mask
+from dcp_planner import Cluster, ModelShape, PlanConfig
+from dcp_runtime import DCPDataloader, RunError
+from dcp_runtime.data.truncation import truncate_slabs
+
+SPEC = Spec.from_text(
+    "segment s = part[parts]*\n"
+    "mask band(w: tokens = 20) = causal and q - k < w\n"
+    "mask own = same(part)\n"
+    "mask ahead_too = q - k < 3 and k - q < 5\n"
+)
+RANKS = 3
+OPTIONS = {
+    "token_budget": 40,
+    "block_size": 8,
+    "cluster": Cluster(devices_per_node=RANKS),
+    "shape": ModelShape(2, 1, 8, 4),
+    "config": PlanConfig(partitioner="static:zigzag"),
+    "rank": 0,
+}
+
+
+def rows_of(lengths):
+    return [{"tokens": [1000 * row + i for i in range(n)]} for row, n in enumerate(lengths)]
+
+
+def loader_of(dataset, **options):
+    mask = options.pop("mask", SPEC.mask("band"))
+    return DCPDataloader(dataset, mask, **{**OPTIONS, **options})
+
+
+class Stream:
+    """Rows that can be iterated again and have neither length nor numbers."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=15)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=LENGTHS,
+    order=st.sampled_from(["in_order", "decreasing"]),
+    shuffle=st.booleans(),
+    seed=st.integers(0, 3),
+    stop=st.integers(0, 20),
+    rank=st.integers(0, RANKS - 1),
+)
+def test_resuming_anywhere_gives_the_batches_of_an_undisturbed_run(
+    lengths, order, shuffle, seed, stop, rank
+):
+    def make():
+        return loader_of(rows_of(lengths), order=order, shuffle=shuffle, seed=seed, rank=rank)
+
+    def batch(data):
+        return data.rows, tuple(data.tokens.tolist())
+
+    undisturbed = make()
+    wanted = [batch(data) for _ in range(2) for data, _ in undisturbed]
+    first, seen = make(), []
+    for _ in range(2):
+        for data, _plan in first:
+            if len(seen) == stop:
+                break
+            seen.append(batch(data))
+        if len(seen) == stop:
+            break
+    # The batch at which the loop broke off was yielded, so it counts as done.
+    broke_off = len(seen) < len(wanted) and stop < len(wanted)
+    state = json.loads(json.dumps(first.state_dict()))
+    again = make()
+    again.load_state_dict(state)
+    done = stop + 1 if broke_off else len(wanted)
+    rest = [batch(data) for data, _ in again]
+    epoch_end = len(wanted) // 2 if done < len(wanted) // 2 else len(wanted)
+    if done in (len(wanted) // 2, len(wanted)) and broke_off:
+        assert rest == []  # that was the last batch of its epoch
+    elif broke_off:
+        assert rest == wanted[done:epoch_end]
+    for epoch in (wanted[: len(wanted) // 2], wanted[len(wanted) // 2 :]):
+        assert Counter(row for rows, _ in epoch for row in rows) == Counter(range(len(lengths)))
+
+
+@settings(max_examples=25, deadline=None)
+@given(lengths=LENGTHS, stop=st.integers(1, 10), look_ahead=st.integers(0, 3))
+def test_a_stream_gives_the_same_batches_and_resumes(lengths, stop, look_ahead):
+    rows = rows_of(lengths)
+    wanted = [data.rows for data, _ in loader_of(rows)]
+    stream = loader_of(Stream(rows), look_ahead=look_ahead)
+    seen = []
+    for data, _ in stream:
+        seen.append(data.rows)
+        if len(seen) == stop:
+            break
+    assert seen == wanted[:stop]
+    again = loader_of(Stream(rows), look_ahead=look_ahead)
+    again.load_state_dict(stream.state_dict())
+    if stop <= len(wanted):
+        assert [data.rows for data, _ in again] == wanted[stop:]
+
+
+def test_shuffling_orders_every_epoch_anew_and_depends_on_the_seed_alone():
+    def epochs(seed):
+        loader = loader_of(rows_of([10] * 30), shuffle=True, seed=seed)
+        return [[data.rows for data, _ in loader] for _ in range(2)]
+
+    one, two = epochs(1)
+    assert one != two
+    assert epochs(1) == [one, two]
+    assert epochs(2)[0] != one
+
+
+def test_the_last_batch_can_be_left_out():
+    assert [d.rows for d, _ in loader_of(rows_of([30, 30, 5]), drop_last=True)] == [(0,)]
+    assert [d.rows for d, _ in loader_of(Stream(rows_of([30, 30, 5])), drop_last=True)] == [(0,)]
+
+
+def test_batches_may_be_given():
+    loader = loader_of(rows_of([10, 20, 30]), batches=[[2], [1, 0]])
+    assert len(loader) == 2
+    assert [data.rows for data, _ in loader] == [(2,), (1, 0)]
+    with pytest.raises(DatasetError, match=r"batches\[0\] names row 3; the data set has 3 rows"):
+        loader_of(rows_of([10, 20, 30]), batches=[[3]])
+    with pytest.raises(DatasetError, match=r"batches\[1\] has 50 tokens, the token budget is 40"):
+        loader_of(rows_of([10, 20, 30]), batches=[[0], [1, 2]])
+
+
+def test_bad_rows_are_skipped_and_counted():
+    rows = rows_of([10, 0, 50, 8, 12])
+    for row, parts in zip(rows, ([10], [], [50], [9], [5, 7]), strict=True):
+        row["parts"] = parts
+    loader = loader_of(rows, mask=SPEC.mask("own"), policy="skip")
+    for _ in range(2):  # rows are counted once, however often they are met
+        assert [data.rows for data, _ in loader] == [(0, 4)]
+        assert loader.screening.counts == {"empty": 1, "too_long": 1, "unfit": 1}
+    assert loader.screening.examples[0] == "row 1 has no tokens"
+    with pytest.raises(DatasetError, match="row 1 has no tokens; policy='skip'"):
+        loader_of(rows, mask=SPEC.mask("own"))
+    with pytest.raises(DatasetError, match="row 0 has 50 tokens, the token budget is 40; raise"):
+        loader_of(rows[2:3], mask=SPEC.mask("own"))
+    with pytest.raises(DatasetError, match=r"row 0: segment `s`.*policy='skip'"):
+        next(iter(loader_of(rows[3:4], mask=SPEC.mask("own"))))
+    with pytest.raises(DatasetError, match="expected policy to be one of error, skip, truncate"):
+        loader_of(rows, policy="drop")
+
+
+@pytest.mark.parametrize("name", ["band", "own", "ahead_too"])
+def test_a_truncated_row_keeps_the_mask_of_its_first_tokens(name):
+    rows = [{**rows_of([50])[0], "parts": [20, 30]}]
+    mask = SPEC.mask(name)
+    ((data, plan),) = loader_of(rows, mask=mask, policy="truncate", cluster=Cluster(1, 1))
+    assert data.tokens.tolist() == list(range(40))
+    assert plan.provenance is None
+    dense = dense_mask(mask, Sample({"parts": [20, 30]}, 50))[:40, :40]
+    assert int(plan.tiles.pairs.sum()) == dense.sum()
+
+
+@given(data=st.data())
+def test_truncated_slabs_are_the_corner_of_the_mask(data):
+    n = data.draw(st.integers(1, 12))
+    slabs, row = [], 0
+    while row < n:
+        end = data.draw(st.integers(row + 1, n))
+        a, b = data.draw(st.integers(0, 1)), data.draw(st.integers(0, 1))
+        first = data.draw(st.integers(0, n - 1))
+        last = data.draw(st.integers(first + 1, n))
+        rows = end - row
+        shrinks = a > b and first + rows - 1 >= last
+        if last + b * (rows - 1) <= n and first + a * (rows - 1) < n and not shrinks:
+            slabs.append((row, end, first, last, a, b))
+        row = end
+    table = np.asarray(slabs, np.int64).reshape(-1, 6).T
+    whole = Slabs(n, *table[:4], *table[4:].astype(np.uint8))
+    keep = data.draw(st.integers(0, n))
+    assert np.array_equal(dense_of(truncate_slabs(whole, keep)), dense_of(whole)[:keep, :keep])
+
+
+def dense_of(slabs):
+    dense = np.zeros((slabs.num_tokens, slabs.num_tokens), bool)
+    for q0, q1, k0, k1, a, b in slabs.table():
+        for q in range(q0, q1):
+            assert not dense[q, k0 + a * (q - q0) : k1 + b * (q - q0)].any()
+            dense[q, k0 + a * (q - q0) : k1 + b * (q - q0)] = True
+    return dense
+
+
+def test_a_state_of_another_data_set_or_packing_is_refused():
+    state = loader_of(rows_of([10, 20])).state_dict()
+    for other in (
+        loader_of(rows_of([10])),  # it shrank
+        loader_of(rows_of([10, 20]), token_budget=30),
+        loader_of(rows_of([10, 20]), shuffle=True),
+    ):
+        with pytest.raises(RunError, match="saved with other rows, token_budget, order"):
+            other.load_state_dict(state)
+    for bad in ({}, None, {**state, "schema": "x"}):
+        with pytest.raises(RunError, match=r"expected a state of schema 'dcp.dataloader/1'"):
+            loader_of(rows_of([10, 20])).load_state_dict(bad)
+    with pytest.raises(RunError, match="expected epoch, batch and row of the state to be counts"):
+        loader_of(rows_of([10, 20])).load_state_dict({**state, "batch": -1})
+    stream = loader_of(Stream(rows_of([30, 30])))
+    list(stream)
+    short = loader_of(Stream(rows_of([30])))
+    short.load_state_dict({**stream.state_dict(), "epoch": 0, "row": 2})
+    with pytest.raises(DatasetError, match="the stream ended after 1 rows, the saved state is beh"):
+        next(iter(short))
+
+
+def test_a_data_set_that_changes_under_the_loader_is_named():
+    rows = rows_of([10, 20, 30])
+    loader = loader_of(rows)
+    del rows[2]
+    with pytest.raises(DatasetError, match="row 2 is gone: the data set had 3 rows"):
+        list(loader)
+    rows = rows_of([10, 20])
+    loader = loader_of(rows)
+    rows[1]["tokens"].append(5)
+    with pytest.raises(DatasetError, match="row 1 had 20 tokens when the loader was made and has"):
+        list(loader)
+
+
+def test_a_loss_column_says_which_tokens_are_targets():
+    rows = [
+        {"input_ids": [5, 6, 7, 8], "mask": [0, 0, 1, 1]},
+        {"input_ids": [9, 3], "mask": [1, 1]},
+    ]
+    ((data, _),) = loader_of(rows, loss_column="mask", cluster=Cluster(1, 1))
+    assert data.labels.tolist() == [-100, 7, 8, -100, 3, -100]
+    assert data.num_targets == 3
+    with pytest.raises(DatasetError, match="row 0: no column `loss` for the loss; there are `inp"):
+        next(iter(loader_of(rows, loss_column="loss")))
+    rows[1]["mask"] = [1]
+    with pytest.raises(DatasetError, match="row 1: column `mask`: expected 2 values 0 or 1"):
+        next(iter(loader_of(rows, loss_column="mask")))
+
+
+def test_tokens_may_lie_in_any_column():
+    ((data, _),) = loader_of([{"text": b"abc"}], token_column="text", cluster=Cluster(1, 1))
+    assert data.tokens.tolist() == [97, 98, 99]
+    with pytest.raises(DatasetError, match="row 0 has no column `txt`; its columns are: text; tok"):
+        loader_of([{"text": b"abc"}], token_column="txt")
+    with pytest.raises(DatasetError, match="row 0: column `length` says 4 tokens, the row has 3"):
+        next(iter(loader_of([{"text": b"abc", "length": 4}], token_column="text")))
+
+
+def test_options_that_contradict_each_other_are_refused():
+    with pytest.raises(RunError, match="a stream of rows is packed in order"):
+        loader_of(Stream(rows_of([3])), shuffle=True)
+    with pytest.raises(RunError, match="expected token_budget to be at least 1, got 0"):
+        loader_of(rows_of([3]), token_budget=0)
+    with pytest.raises(RunError, match="expected planners to be at least 0, got -1"):
+        loader_of(rows_of([3]), planners=-1)
+    with pytest.raises(DatasetError, match=r"expected a data set, got 'a.jsonl'; read_dataset"):
+        loader_of("a.jsonl")
+    with pytest.raises(DatasetError, match="expected a data set of rows, got int"):
+        loader_of(3)
+    with pytest.raises(TypeError, match="a stream of rows has no length"):
+        len(loader_of(Stream(rows_of([3]))))

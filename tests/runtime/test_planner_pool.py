@@ -1,0 +1,143 @@
+"""Plans made ahead in processes of their own: the same plans, whatever happens to a process."""
+
+import os
+import signal
+import time
+from concurrent import futures
+
+import pytest
+
+from dcp_dsl import DCPError, Spec
+from dcp_planner import Cluster, ModelShape, PlanConfig, digest
+from dcp_runtime import DCPDataloader, RunError
+from dcp_runtime.data.plan_request import PlanRequest
+from dcp_runtime.data.planner_pool import PlannerLostError, PlannerPool
+
+pytestmark = pytest.mark.dist
+
+SPEC = Spec.from_text('mask band(w: tokens = 20) = causal and q - k < w\nfor "*" use band(w = 30)')
+ROWS = [{"tokens": list(range(n))} for n in (60, 50, 40, 30, 64)]
+OPTIONS = {
+    "token_budget": 64,
+    "block_size": 8,
+    "cluster": Cluster(devices_per_node=2),
+    "shape": ModelShape(2, 1, 8, 4),
+    "config": PlanConfig(partitioner="static:zigzag"),
+    "rank": 0,
+}
+
+
+@pytest.fixture
+def pool():
+    pool = PlannerPool(1, time_limit_s=60)
+    yield pool
+    pool.close()
+    assert all(not os.path.exists(f"/proc/{pid}") for pid in pool.processes)
+
+
+def request_of(row: int = 0) -> PlanRequest:
+    """Catch the request that a loader makes for its first batch."""
+    loader = DCPDataloader(ROWS[row : row + 1], SPEC, **OPTIONS)
+    return next(iter(loader._coming())).pending.request
+
+
+def test_plans_of_a_process_are_those_of_this_one():
+    own = [digest(plan) for _, plan in DCPDataloader(ROWS, SPEC, **OPTIONS)]
+    loader = DCPDataloader(ROWS, SPEC, planners=2, look_ahead=3, **OPTIONS)
+    try:
+        plans = [plan for _, plan in loader]
+        assert [digest(plan) for plan in plans] == own
+        assert all(plan.provenance is not None for plan in plans)
+        assert loader.metrics.plans == len(own)
+        assert loader.metrics.lost == 0
+        assert [digest(plan) for _, plan in loader] == own
+        assert loader.metrics.cached == len(own)  # the second epoch has the same batches
+    finally:
+        loader.close()
+
+
+def test_planning_is_hidden_behind_the_step():
+    loader = DCPDataloader(ROWS, SPEC, planners=1, look_ahead=4, **OPTIONS)
+    try:
+        for number, _ in enumerate(loader):
+            if number == 0:
+                waited = loader.metrics.waited_s
+                under_way = [batch.pending.future for batch in loader._waiting]
+                futures.wait(under_way, timeout=60)  # a long training step
+        assert loader.metrics.waited_s - waited < waited  # only the first plan was waited for
+        assert len(under_way) == 4
+        assert 0 <= loader.metrics.hidden_share <= 1
+        assert loader.metrics.queued == 0
+    finally:
+        loader.close()
+
+
+def test_a_killed_process_is_replaced_and_its_batch_planned_here():
+    own = [digest(plan) for _, plan in DCPDataloader(ROWS, SPEC, **OPTIONS)]
+    loader = DCPDataloader(ROWS, SPEC, planners=1, look_ahead=2, **OPTIONS)
+    try:
+        batches, found = iter(loader), []
+        found.append(digest(next(batches)[1]))
+        for pid in loader._plans.pool.processes:
+            os.kill(pid, signal.SIGKILL)
+        with pytest.warns(RuntimeWarning, match="ended with status -9; the batch is planned again"):
+            found += [digest(plan) for _, plan in batches]
+        assert found == own
+        assert loader.metrics.lost >= 1
+    finally:
+        loader.close()
+
+
+def test_a_plan_that_takes_too_long_ends_its_process():
+    pool = PlannerPool(1, time_limit_s=0.01)  # no interpreter starts that fast
+    try:
+        with pytest.raises(PlannerLostError, match=r"a plan took longer than 0\.01 s"):
+            pool.submit(request_of()).result(timeout=60)
+    finally:
+        pool.close()
+
+
+def test_what_the_planner_refuses_is_said(pool):
+    request = request_of()
+    sequence = request.sequences[0]
+    bad = PlanRequest(
+        (type(sequence)(sequence.spec, "a.dcpm", "nonsense", sequence.sample, 60),),
+        *(getattr(request, name) for name in list(PlanRequest.__slots__)[1:]),
+    )
+    with pytest.raises(RunError, match="nonsense"):
+        pool.submit(bad).result(timeout=120)
+    plan, seconds = pool.submit(request).result(timeout=120)  # the process goes on
+    assert seconds > 0
+    assert plan.num_devices == 2
+
+
+def test_a_batch_that_cannot_be_planned_is_refused_as_without_processes():
+    options = {**OPTIONS, "config": PlanConfig(partitioner="none")}
+    messages = []
+    for planners in (0, 1):
+        loader = DCPDataloader(ROWS, SPEC, planners=planners, **options)
+        try:
+            with pytest.raises(DCPError) as caught:
+                next(iter(loader))
+            messages.append(str(caught.value))
+        finally:
+            loader.close()
+    assert messages[0] == messages[1]
+
+
+def test_closing_ends_processes_that_are_planning():
+    pool = PlannerPool(1, time_limit_s=60)
+    pending = pool.submit(request_of())
+    while not pool.processes:
+        time.sleep(0.01)
+    (pid,) = pool.processes
+    pool.close()
+    assert not os.path.exists(f"/proc/{pid}")
+    with pytest.raises(PlannerLostError):
+        pending.result(timeout=10)
+
+
+def test_requests_survive_json():
+    request = request_of()
+    assert PlanRequest.from_json(request.to_json()) == request
+    assert PlanRequest.from_json(request.to_json()).key == request.key != request_of(1).key
