@@ -97,7 +97,7 @@ class BackwardPass:
 
     def _place(self, transfer: Transfer) -> slice:
         is_kv = transfer.kind in (TransferKind.KV, TransferKind.DKV)
-        start = (self._part.rows.kv if is_kv else self._part.rows.q)[transfer.block]
+        start = int((self._part.rows.kv if is_kv else self._part.rows.q)[transfer.block])
         return slice(start, start + transfer.num_tokens)
 
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dcp_planner import Attention, Direction, Instruction, Plan, TransferKind
 from dcp_runtime.errors import RunError
+from dcp_runtime.tile_pieces import cut_pieces
 from dcp_runtime.tile_table import BlockRows, TableBuilder, TileTable
 
 Step: TypeAlias = tuple[Instruction, TileTable | None]
@@ -93,14 +95,16 @@ def prepare_device(plan: Plan, device: int, segment_rows: int) -> DevicePlan:
     q_rows, num_q = _lay_out(plan, [*local, *q_blocks])
     kv_rows, num_kv = _lay_out(plan, [*local, *kv_blocks])
     rows = BlockRows(q_rows, kv_rows)
-    builder = TableBuilder(plan.blocks, plan.tiles, plan.slabs, rows, segment_rows)
+    tiles = np.flatnonzero(plan.tiles.device == device)
+    _check_blocks(plan, tiles, rows, device)
+    pieces = cut_pieces(plan.blocks, plan.tiles, plan.slabs, tiles, segment_rows)
+    builder = TableBuilder(plan.blocks, plan.tiles, pieces, rows)
     tables: dict[tuple[int, ...], TileTable] = {}  # forward and backward often agree
 
     def step(instruction: Instruction) -> Step:
         if not isinstance(instruction, Attention):
             return instruction, None
         if instruction.tiles not in tables:
-            _check_blocks(plan, instruction, rows, device)
             tables[instruction.tiles] = builder.build(instruction.tiles)
         return instruction, tables[instruction.tiles]
 
@@ -135,26 +139,23 @@ def _device_transfers(plan: Plan, device: int) -> dict[int, Transfer]:
     return found
 
 
-def _lay_out(plan: Plan, blocks: list[int]) -> tuple[dict[int, int], int]:
+def _lay_out(plan: Plan, blocks: list[int]) -> tuple[NDArray[np.int64], int]:
     """Place blocks one behind the other, each once; gives the first rows and their total."""
-    rows: dict[int, int] = {}
-    at = 0
-    for block in blocks:
-        if block not in rows:
-            rows[block] = at
-            at += int(plan.blocks.num_tokens[block])
-    return rows, at
+    order = np.array(list(dict.fromkeys(blocks)), np.int64)
+    tokens = plan.blocks.num_tokens[order]
+    rows = np.full(len(plan.blocks), -1, np.int64)
+    rows[order] = np.cumsum(tokens) - tokens
+    return rows, int(tokens.sum())
 
 
-def _check_blocks(plan: Plan, attention: Attention, rows: BlockRows, device: int) -> None:
-    tiles = np.asarray(attention.tiles, np.int64)
+def _check_blocks(plan: Plan, tiles: NDArray[np.int64], rows: BlockRows, device: int) -> None:
     for what, needed, known in (
         ("q", plan.tiles.q_block[tiles], rows.q),
         ("kv", plan.tiles.kv_block[tiles], rows.kv),
     ):
-        missing = set(needed.tolist()) - set(known)
-        if missing:
+        missing = needed[known[needed] < 0]
+        if missing.size:
             raise RunError(
-                f"device {device} computes with {what} block {min(missing)} in division "
-                f"{attention.division}, but neither owns nor receives it; build the plan again"
+                f"device {device} computes with {what} block {missing.min()}, but neither owns nor "
+                "receives it; build the plan again"
             )

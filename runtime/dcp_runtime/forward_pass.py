@@ -74,5 +74,5 @@ class ForwardPass:
 
     def _rows(self, transfer: Transfer) -> slice:
         known = self._part.rows.kv if transfer.kind == TransferKind.KV else self._part.rows.q
-        start = known[transfer.block]
+        start = int(known[transfer.block])
         return slice(start, start + transfer.num_tokens)

@@ -8,7 +8,8 @@ from dcp_planner import Blocks, Tiles
 from dcp_runtime.errors import RunError
 from dcp_runtime.kernels.choice import KERNELS, choose_kernel
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, accumulator_dtype
-from dcp_runtime.tile_table import BlockRows, PieceKind, TableBuilder
+from dcp_runtime.tile_pieces import PieceKind, cut_pieces
+from dcp_runtime.tile_table import BlockRows, TableBuilder
 
 HEADS = {"mha": (2, 2), "gqa": (4, 2), "mqa": (3, 1)}
 
@@ -25,20 +26,23 @@ def tables_of(sparsity, rng, num_tables, segment_rows):
     )
     places = []
     for _ in ("q", "kv"):
-        order, at, place = rng.permutation(len(blocks)), 3, {}
+        order, at, place = rng.permutation(len(blocks)), 3, np.zeros(len(blocks), np.int64)
         for block in order.tolist():
             place[block] = at
             at += int(blocks.num_tokens[block]) + int(rng.integers(3))
         places.append((place, at))
     rows = BlockRows(places[0][0], places[1][0])
-    builder = TableBuilder(blocks, tiles, sparsity.slabs, rows, segment_rows)
-    tables = [builder.build(np.flatnonzero(division == d).tolist()) for d in range(num_tables)]
+    pieces = cut_pieces(blocks, tiles, sparsity.slabs, np.arange(count), segment_rows)
+    builder = TableBuilder(blocks, tiles, pieces, rows)
+    tables = [
+        builder.build(tuple(np.flatnonzero(division == d).tolist())) for d in range(num_tables)
+    ]
     return blocks, rows, (places[0][1], places[1][1]), tables
 
 
 def into_buffer(x, blocks, place, size):
     buffer = torch.full((size, *x.shape[1:]), torch.nan, dtype=x.dtype)  # untouched rows are poison
-    for block, at in place.items():
+    for block, at in enumerate(place.tolist()):
         a, b = int(blocks.start[block]), int(blocks.end[block])
         buffer[at : at + b - a] = x[a:b]
     return buffer

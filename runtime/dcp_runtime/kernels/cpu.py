@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows
-from dcp_runtime.tile_table import PieceKind, TileTable
+from dcp_runtime.tile_pieces import PieceKind
+from dcp_runtime.tile_table import TileTable
 
 
 @dataclass(frozen=True, slots=True)
