@@ -10,21 +10,13 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from dcp_dsl.ast import Span
+from dcp_grammar import words_of
 
 TokenKind: TypeAlias = Literal["name", "number", "string", "comment", "symbol", "unknown"]
 
-STATEMENT_KEYWORDS = frozenset(
-    {"dcpm", "import", "segment", "token", "mask", "stack", "for", "sample", "check"}
-)
-KEYWORDS = STATEMENT_KEYWORDS | {
-    "from", "as", "every", "in", "where", "or", "and", "minus", "not", "per", "true", "false",
-    "sees", "causally", "within", "of", "heads", "rest", "having", "use", "with", "on",
-    "implies", "equals",
-    "total", "lookback",
-}  # fmt: skip
-RESERVED = KEYWORDS | {
-    "q", "k", "len", "row", "self", "all", "first", "last", "same", "abs", "min", "max", "clamp",
-}  # fmt: skip
+STATEMENT_KEYWORDS = frozenset(words_of("statement"))
+KEYWORDS = frozenset(words_of("statement", "clause", "operator", "constant"))
+RESERVED = KEYWORDS | {*words_of("variable", "function")}
 
 _PATTERN = re.compile(
     r"""(?P<comment>\#[^\n]*)

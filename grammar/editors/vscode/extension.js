@@ -1,0 +1,31 @@
+// Starts `dcpm lsp` and lets VS Code talk to it; everything else is done by the server.
+"use strict";
+
+const vscode = require("vscode");
+const { LanguageClient } = require("vscode-languageclient/node");
+
+let client;
+
+async function activate() {
+  const [command, ...args] = vscode.workspace.getConfiguration("dcpm").get("command");
+  client = new LanguageClient(
+    "dcpm",
+    "dcpm masks",
+    { command, args },
+    { documentSelector: [{ language: "dcpm" }], markdown: { supportHtml: true } },
+  );
+  try {
+    await client.start();
+  } catch (error) {
+    vscode.window.showErrorMessage(
+      `dcpm: cannot start \`${[command, ...args].join(" ")}\`: ${error.message}. ` +
+        "Install it with `pip install dcp-dsl[lsp]` or set dcpm.command.",
+    );
+  }
+}
+
+function deactivate() {
+  return client ? client.stop() : undefined;
+}
+
+module.exports = { activate, deactivate };

@@ -1,0 +1,119 @@
+"""Colouring is made from one table of words, and that table is the grammar's."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from pygments import lexers
+from pygments.token import Comment, Error, Keyword, Name, Number, Operator, Text, Token
+
+from dcp_dsl.kinds import BUILTINS, PARAM_TYPES
+from dcp_dsl.tokens import scan
+from dcp_grammar import GRAMMAR, MASKS, WORDS, words_of
+from dcp_grammar.pygments_lexer import DcpmLexer
+from dcp_grammar.textmate import textmate_grammar
+
+ROOT = Path(__file__).parents[2]
+VSCODE = ROOT / "grammar" / "editors" / "vscode"
+SPECS = sorted((ROOT / "tests" / "fixtures" / "specs").glob("*.dcpm"))
+LIBRARY = sorted(Path(str(MASKS)).glob("*.dcpm"))
+
+
+def test_the_words_are_exactly_the_keywords_of_the_grammar():
+    lines = [
+        line.split("//")[0] if '"//"' not in line else line
+        for line in GRAMMAR.read_text().splitlines()
+    ]
+    quoted = set(re.findall(r'"([a-z]+)"', "\n".join(lines)))
+    assert quoted == {*words_of("statement", "clause", "operator", "constant")}
+
+
+def test_every_word_stands_in_the_table_once_with_its_meaning():
+    texts = [word.text for word in WORDS]
+    assert len(texts) == len(set(texts))
+    for word in WORDS:
+        assert word.text in word.form
+        assert word.meaning
+
+
+def test_functions_and_types_are_those_of_the_checker():
+    assert set(words_of("function")) == {*BUILTINS, "first", "last", "same"}
+    assert {*words_of("type"), "mask"} == {*PARAM_TYPES}
+
+
+def test_the_textmate_grammar_of_the_extension_is_the_one_the_table_gives():
+    stored = json.loads((VSCODE / "syntaxes" / "dcpm.tmLanguage.json").read_text())
+    assert stored == textmate_grammar(), "write it anew: python -m dcp_grammar.textmate"
+
+
+def textmate_scopes(line):
+    """Colour one line as an editor does: at every place the first pattern that matches."""
+    rules = [(re.compile(r["match"]), r) for r in textmate_grammar()["patterns"]]
+    at, scopes = 0, []
+    while at < len(line):
+        found = [(m, r) for p, r in rules if (m := p.search(line, at)) and m.end() > m.start()]
+        if not found:
+            break
+        match, rule = min(found, key=lambda pair: pair[0].start())
+        if "name" in rule:
+            scopes.append((match.group(), rule["name"]))
+        else:
+            scopes += [(match[int(g)], c["name"]) for g, c in rule["captures"].items()]
+        at = match.end()
+    return scopes
+
+
+def test_textmate_colours_what_it_should():
+    line = "@ahead(b) mask a(m: mask, w: tokens = 4k) = m and q.doc.start <= 12 or same(b) # why"
+    assert textmate_scopes(line) == [
+        ("@ahead", "storage.modifier.dcpm"), ("(", "punctuation.dcpm"),
+        ("b", "variable.other.dcpm"), (")", "punctuation.dcpm"),
+        ("mask", "keyword.control.dcpm"), ("a", "entity.name.function.dcpm"),
+        ("(", "punctuation.dcpm"), ("m", "variable.other.dcpm"),
+        (":", "punctuation.separator.dcpm"), ("mask", "support.type.dcpm"),
+        (",", "punctuation.dcpm"), ("w", "variable.other.dcpm"),
+        (":", "punctuation.separator.dcpm"), ("tokens", "support.type.dcpm"),
+        ("=", "keyword.operator.dcpm"), ("4k", "constant.numeric.dcpm"),
+        (")", "punctuation.dcpm"), ("=", "keyword.operator.dcpm"), ("m", "variable.other.dcpm"),
+        ("and", "keyword.operator.word.dcpm"), ("q", "variable.language.dcpm"),
+        (".", "punctuation.accessor.dcpm"), ("doc", "variable.other.property.dcpm"),
+        (".", "punctuation.accessor.dcpm"), ("start", "variable.other.property.dcpm"),
+        ("<=", "keyword.operator.dcpm"), ("12", "constant.numeric.dcpm"),
+        ("or", "keyword.operator.word.dcpm"), ("same", "support.function.dcpm"),
+        ("(", "punctuation.dcpm"), ("b", "variable.other.dcpm"), (")", "punctuation.dcpm"),
+        ("# why", "comment.line.number-sign.dcpm"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [*SPECS, *LIBRARY], ids=lambda p: p.stem)
+def test_the_lexer_sees_the_tokens_the_compiler_sees(path):
+    text = path.read_text()
+    lexed = list(DcpmLexer().get_tokens(text))
+    assert "".join(value for _, value in lexed).rstrip("\n") == text.rstrip("\n")
+    assert not [value for kind, value in lexed if kind in Error]
+    seen = [(k, v) for k, v in lexed if v.strip() and k not in Text.Whitespace]
+    kinds = {
+        "comment": [Comment], "number": [Number], "string": [Token.Literal.String],
+        "symbol": [Operator, Token.Punctuation], "name": [Name, Keyword, Operator.Word],
+    }  # fmt: skip
+    given = [t for t in scan(text) if t.text != "@"]
+    assert [t.text for t in given] == [v.removeprefix("@") for k, v in seen]
+    for token, (kind, _) in zip(given, seen, strict=True):
+        assert any(kind in each for each in kinds[token.kind]), (token, kind)
+
+
+def test_pygments_finds_the_lexer_by_its_alias():
+    assert lexers.get_lexer_by_name("dcpm").name == "dcpm"
+    assert lexers.get_lexer_for_filename("train.dcpm").name == "dcpm"
+
+
+def test_the_extension_names_files_that_are_there():
+    package = json.loads((VSCODE / "package.json").read_text())
+    (language,) = package["contributes"]["languages"]
+    (grammar,) = package["contributes"]["grammars"]
+    assert grammar["scopeName"] == textmate_grammar()["scopeName"]
+    for name in (package["main"], language["configuration"], grammar["path"], "README.md"):
+        assert (VSCODE / name).is_file(), name
+    command = package["contributes"]["configuration"]["properties"]["dcpm.command"]["default"]
+    assert command == ["dcpm", "lsp"]
