@@ -2,8 +2,14 @@ from .arrays import readonly
 from .blocks import block_sparsity
 from .dataset import Dataset, read_dataset
 from .diagnostics import Diagnostic, Edit, Fix
-from .errors import DatasetError, DCPError, SpecError
+from .errors import DatasetError, DCPError, ExchangeError, SpecError
 from .formatter import format_source
+from .interchange.difference import MaskDifference, find_difference
+from .interchange.export import Export, ExportConfig
+from .interchange.export_file import read_export, write_export
+from .interchange.formats import export_mask, import_mask
+from .interchange.mask_mod import MaskMod
+from .interchange.varlen import VarlenCall, varlen_calls
 from .mask import Mask
 from .oracle import dense_mask
 from .packing import pack
@@ -11,6 +17,7 @@ from .parser import Program, parse
 from .pictures.picture import Picture
 from .pictures.preview import preview
 from .sample import Sample
+from .sample_argument import sample_from_argument
 from .sparsity import BatchShape, BlockKind, BlockSparsity, Slabs
 from .spec import Attachment, Spec, check, load
 
@@ -24,22 +31,35 @@ __all__ = [
     "DatasetError",
     "Diagnostic",
     "Edit",
+    "ExchangeError",
+    "Export",
+    "ExportConfig",
     "Fix",
     "Mask",
+    "MaskDifference",
+    "MaskMod",
     "Picture",
     "Program",
     "Sample",
     "Slabs",
     "Spec",
     "SpecError",
+    "VarlenCall",
     "block_sparsity",
     "check",
     "dense_mask",
+    "export_mask",
+    "find_difference",
     "format_source",
+    "import_mask",
     "load",
     "pack",
     "parse",
     "preview",
     "read_dataset",
+    "read_export",
     "readonly",
+    "sample_from_argument",
+    "varlen_calls",
+    "write_export",
 ]

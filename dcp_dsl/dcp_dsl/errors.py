@@ -4,6 +4,7 @@
 DCPError                a message with what was expected, what was found, where, and the way out
 ├── SpecError           a .dcpm text that does not parse or check; carries its diagnostics
 ├── DatasetError        a data set that cannot be read or lacks a column
+├── ExchangeError       a mask that a kernel's format cannot hold, or arrays that are no such mask
 └── (planner, runtime and dashboard derive their own)
 ```
 The command line prints a `DCPError` as one message and exits with `exit_code`; anything else is
@@ -34,3 +35,20 @@ class SpecError(DCPError):
 
 class DatasetError(DCPError):
     """A data set or sample that cannot be read, or whose columns do not fit the mask."""
+
+
+class ExchangeError(DCPError):
+    """A mask that a format cannot hold (with a code, X3xx), or arrays that are no mask (without).
+
+    Attributes:
+        code: ``"X301"`` and so on, explained in ``docs/diagnostics.md``; empty for wrong input.
+    """
+
+    def __init__(self, message: str, code: str = "") -> None:
+        self.code = code
+        super().__init__(f"error[{code}]: {message}" if code else message)
+
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]  # a refusal is a finding, bad input is not
+        """Give 1 for a refusal, 2 for wrong input."""
+        return 1 if self.code else 2

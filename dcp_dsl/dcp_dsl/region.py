@@ -75,6 +75,21 @@ class Region:
         kept = tuple(c[~is_empty] for c in columns)
         return _sweep(num_tokens, kept, np.ones(len(kept[0]), np.int64), _MINUS)
 
+    @classmethod
+    def covered(cls, num_tokens: int, columns: tuple[Ints, ...]) -> tuple["Region", "Region"]:
+        """Give what slabs that may overlap cover at least once, and what at least twice.
+
+        Args:
+            num_tokens: rows and keys.
+            columns: six arrays as in `Slabs`, every slab non-empty on each of its rows.
+        """
+        once = np.ones(len(columns[0]), np.int64)
+        times = np.arange(len(once) + 1)
+        return (
+            _sweep(num_tokens, columns, once, times >= 1),
+            _sweep(num_tokens, columns, once, times >= 2),
+        )
+
     def __and__(self, other: "Region") -> "Region":
         return self._combine(other, _AND)
 

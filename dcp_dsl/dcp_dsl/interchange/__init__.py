@@ -1,0 +1,1 @@
+"""One bound mask in the formats of other attention kernels, and back."""

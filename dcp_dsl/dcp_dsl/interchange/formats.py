@@ -1,0 +1,72 @@
+"""All formats by name: which are written, which are read back."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from dcp_dsl.errors import ExchangeError
+from dcp_dsl.interchange.dcp_ranges import from_dcp, to_dcp
+from dcp_dsl.interchange.dense import from_dense, to_dense
+from dcp_dsl.interchange.export import FORMATS, Export, ExportConfig
+from dcp_dsl.interchange.flash4 import to_flash4
+from dcp_dsl.interchange.flashmask import from_flashmask, to_flashmask
+from dcp_dsl.interchange.flex import to_flex
+from dcp_dsl.interchange.magi import from_magi, to_magi
+from dcp_dsl.interchange.varlen import to_varlen
+from dcp_dsl.sparsity import Slabs
+
+WRITERS: Mapping[str, Callable[[Slabs, ExportConfig], Export]] = MappingProxyType(
+    {
+        "dense": lambda slabs, _: to_dense(slabs),
+        "dcp": lambda slabs, _: to_dcp(slabs),
+        "flashmask": lambda slabs, _: to_flashmask(slabs),
+        "magi": lambda slabs, _: to_magi(slabs),
+        "varlen": lambda slabs, _: to_varlen(slabs),
+        "flex": to_flex,
+        "flash4": to_flash4,
+    }
+)
+READERS: Mapping[str, Callable[[Export], Slabs]] = MappingProxyType(
+    {"dense": from_dense, "dcp": from_dcp, "flashmask": from_flashmask, "magi": from_magi}
+)
+
+
+def export_mask(slabs: Slabs, format: str, config: ExportConfig | None = None) -> Export:
+    """Write a bound mask in the format of an attention kernel.
+
+    Args:
+        slabs: the mask, of one sequence or of a packed batch (`BlockSparsity.slabs`).
+        format: ``dense``, ``dcp``, ``flashmask``, ``magi``, ``varlen``, ``flex`` or ``flash4``.
+        config: block sizes and a title, for the formats that have them.
+
+    Raises:
+        ExchangeError: with a code X3xx if the format cannot hold the mask, naming the first row or
+            key that needs more; without one for an unknown format.
+
+    >>> causal = Slabs(3, [0], [3], [0], [1], [0], [1])
+    >>> export_mask(causal, "magi").arrays["attn_type_map"].tolist()
+    [1]
+    >>> export_mask(causal, "flashmask").arrays["startend_row_indices"].ravel().tolist()
+    [3, 3, 3]
+    """
+    if format not in WRITERS:
+        raise ExchangeError(f"expected a format out of {', '.join(FORMATS)}, got {format!r}")
+    return WRITERS[format](slabs, config or ExportConfig())
+
+
+def import_mask(export: Export) -> Slabs:
+    """Read a mask back to its normal form; cost grows with rows and runs, for dense with pairs.
+
+    Args:
+        export: ``dense``, ``dcp``, ``flashmask`` or ``magi``; the arrays may come from anywhere.
+
+    Raises:
+        ExchangeError: if arrays are missing or make no sense; X303 if Magi slices overlap.
+
+    >>> import_mask(Export("dcp", 2, {"attn_mask": [[0, 1], [0, 2]]})).table().tolist()
+    [[0, 2, 0, 1, 0, 1]]
+    """
+    if export.format not in READERS:
+        raise ExchangeError(
+            f"{export.format}: can be written but not read; expected one of {', '.join(READERS)}"
+        )
+    return READERS[export.format](export)

@@ -1,0 +1,100 @@
+"""One pair of a mask as an expression: what block-sparse kernels ask inside partial blocks.
+
+A few slabs become a closed form; otherwise tables of ranges per row, or per key where that takes
+fewer ranges; masks with many ranges both ways become bits. The expression is the same text for
+FlexAttention (tensors) and FlashAttention-4 (scalars): comparisons joined by ``&`` and ``|``.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl.errors import ExchangeError
+from dcp_dsl.interchange.dense import MAX_TOKENS, to_dense
+from dcp_dsl.interchange.runs import Runs, key_runs, row_runs
+from dcp_dsl.sparsity import Slabs
+
+MAX_TERMS = 6
+MAX_RANGES = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskMod:
+    """The predicate of a mask, and the tables that it reads.
+
+    Attributes:
+        form: ``"closed"`` reads no table, ``"rows"`` and ``"keys"`` read ranges per row or key,
+            ``"bits"`` reads one bit.
+        expression: Python text over ``q``, ``k`` and the names of `tables`; true where q sees k.
+        tables: int32; ``lo0``, ``hi0``, ... are ``[n]``, ``bits`` is ``[n * words]``: the pair is
+            bit ``k % 32`` of word ``q * words + k // 32``.
+    """
+
+    form: Literal["closed", "rows", "keys", "bits"]
+    expression: str
+    tables: dict[str, NDArray[Any]]  # Any: int32, which numpy's stubs lose on the way
+
+
+def mask_mod(slabs: Slabs) -> MaskMod:
+    """Choose the cheapest exact predicate of a mask.
+
+    Raises:
+        ExchangeError: X304 if it takes more than `MAX_RANGES` ranges per row and per key, and has
+            too many tokens for bits.
+
+    >>> mask_mod(Slabs(4, [0], [4], [0], [1], [0], [1])).expression
+    '((q >= 0) & (q < 4) & (k >= 0) & (k < q + 1))'
+    """
+    if len(slabs) <= MAX_TERMS:
+        terms = [_term(*row) for row in slabs.table().tolist()]
+        # Kernels want a value of the type of a comparison even where nothing is visible.
+        return MaskMod("closed", " | ".join(terms) or "(q < 0)", {})
+    by_row, by_key = row_runs(slabs), key_runs(slabs)
+    most_row, most_key = (int(r.per_line().max(initial=0)) for r in (by_row, by_key))
+    if min(most_row, most_key) > MAX_RANGES:
+        return _bits(slabs, by_row, min(most_row, most_key))
+    if most_row <= most_key:
+        return _ranges("rows", by_row, most_row)
+    return _ranges("keys", by_key, most_key)
+
+
+def _term(q0: int, q1: int, k0: int, k1: int, a: int, b: int) -> str:
+    def end(value: int, slope: int) -> str:
+        shift = value - q0
+        moving = "q" if shift == 0 else f"q {'+' if shift > 0 else '-'} {abs(shift)}"
+        return moving if slope else str(value)
+
+    return f"((q >= {q0}) & (q < {q1}) & (k >= {end(k0, a)}) & (k < {end(k1, b)}))"
+
+
+def _ranges(form: Literal["rows", "keys"], runs: Runs, most: int) -> MaskMod:
+    line, place = ("q", "k") if form == "rows" else ("k", "q")
+    tables: dict[str, NDArray[Any]] = {}  # Any: as in MaskMod
+    terms, rank = [], runs.rank()
+    for i in range(most):
+        chosen = rank == i
+        lo, hi = np.zeros((2, runs.num_lines), np.int32)
+        lo[runs.line[chosen]], hi[runs.line[chosen]] = runs.lo[chosen], runs.hi[chosen]
+        tables |= {f"lo{i}": lo, f"hi{i}": hi}
+        terms.append(f"(({place} >= lo{i}[{line}]) & ({place} < hi{i}[{line}]))")
+    return MaskMod(form, " | ".join(terms), tables)
+
+
+def _bits(slabs: Slabs, by_row: Runs, least: int) -> MaskMod:
+    n = slabs.num_tokens
+    if n > MAX_TOKENS:
+        row = int(np.argmax(by_row.per_line() > MAX_RANGES))
+        raise ExchangeError(
+            f"mask_mod: row {row} sees {by_row.per_line()[row]} ranges of keys, and keys need "
+            f"{least} ranges or more as well; beyond {MAX_RANGES} ranges a bit per pair is stored, "
+            f"for at most {MAX_TOKENS:_} tokens, got {n:_}",
+            "X304",
+        )
+    words = -(-n // 32)
+    dense = np.zeros((n, words * 32), bool)
+    dense[:, :n] = to_dense(slabs).arrays["mask"]
+    packed = np.packbits(dense, axis=1, bitorder="little").view("<i4").astype(np.int32)
+    expression = f"(((bits[q * {words} + k // 32] >> (k % 32)) & 1) != 0)"
+    return MaskMod("bits", expression, {"bits": packed.reshape(-1)})
