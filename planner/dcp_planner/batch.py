@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from dcp_dsl import (
     Attachment,
@@ -39,7 +40,13 @@ class Batch:
     notes: tuple[str, ...] = ()
 
 
-def batch_of_samples(spec: Spec, mask: Mask, samples: Sequence[Sample], block_size: int) -> Batch:
+BlockSize: TypeAlias = int | Callable[[Sequence[Slabs]], int]
+"""Tokens per block, or who chooses them from the bound masks of a batch's sequences."""
+
+
+def batch_of_samples(
+    spec: Spec, mask: Mask, samples: Sequence[Sample], block_size: BlockSize
+) -> Batch:
     """Pack samples one behind the other.
 
     Raises:
@@ -53,31 +60,60 @@ def batch_of_samples(spec: Spec, mask: Mask, samples: Sequence[Sample], block_si
     return _compile(spec, mask, samples, slabs, block_size, origin)
 
 
-def batch_of_dataset(
-    spec: Spec,
-    path: str,
-    mask_call: str | None,
-    *,
-    tokens: int,
-    index: int,
-    block_size: int,
-    say: Callable[[str], None],
-) -> Batch:
-    """Pack a data set in its order and compile one of the batches.
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedDataset:
+    """A data set with its mask, packed in its order into batches.
+
+    Attributes:
+        spec: the masks.
+        dataset: the rows.
+        attached: the mask and how a row becomes a sample.
+        tokens: most tokens of a batch.
+        rows: of each batch.
+        notes: what was left out, as sentences for people.
+    """
+
+    spec: Spec
+    dataset: Dataset
+    attached: Attachment
+    tokens: int
+    rows: tuple[tuple[int, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, index: int, block_size: BlockSize) -> Batch:
+        """Compile one batch.
+
+        Raises:
+            DatasetError: if there is no such batch, or a row does not fit the mask.
+        """
+        path = self.dataset.path
+        if index >= len(self):
+            raise DatasetError(f"{path}: {_no_batch(self.dataset, len(self), index, self.tokens)}")
+        rows, samples, slabs = self.rows[index], [], []
+        for row in rows:
+            with _naming(f"{path}: row {row}"):
+                samples.append(self.attached.sample(self.dataset[row]))
+                slabs.append(self.attached.mask.bind(samples[-1]))
+        origin = f"{path}, batch {index} of {len(self)} (rows {rows[0]} to {rows[-1]})"
+        found = _compile(self.spec, self.attached.mask, samples, slabs, block_size, origin)
+        return replace(found, notes=self.notes)
+
+
+def pack_dataset(spec: Spec, path: str, mask_call: str | None, tokens: int) -> PackedDataset:
+    """Read a data set and pack its rows in their order.
 
     Args:
         spec: the masks.
         path: of the data set.
         mask_call: a mask by name or call; ``None`` takes what the first matching `for` uses.
         tokens: most tokens of a batch; longer rows are left out.
-        index: which batch, from 0.
-        block_size: tokens per block.
-        say: told what is being done.
 
     Raises:
-        DatasetError: if the data set cannot be read, lacks a column, or has no such batch.
+        DatasetError: if the data set cannot be read or lacks a column.
     """
-    say(f"reading {path}")
     dataset = read_dataset(path)
     if mask_call is None:
         attached = spec.attachment(Path(path).absolute(), dataset.columns)  # patterns name folders
@@ -85,20 +121,16 @@ def batch_of_dataset(
         attached = Attachment(spec.mask(mask_call), {})
     short = [row for row, length in enumerate(dataset.lengths.tolist()) if 0 < length <= tokens]
     batches = pack([int(dataset.lengths[row]) for row in short], tokens)
-    if index >= len(batches):
-        raise DatasetError(f"{path}: {_no_batch(dataset, len(batches), index, tokens)}")
-    rows = [short[place] for place in batches[index]]
-    say(f"compiling mask {attached.mask.call} for {len(rows)} samples")
-    samples, slabs = [], []
-    for row in rows:
-        with _naming(f"{path}: row {row}"):
-            samples.append(attached.sample(dataset[row]))
-            slabs.append(attached.mask.bind(samples[-1]))
-    origin = f"{path}, batch {index} of {len(batches)} (rows {rows[0]} to {rows[-1]})"
     left_out = len(dataset) - len(short)
     notes = (f"{left_out} of {len(dataset)} rows are empty or longer than {tokens} tokens",)
-    found = _compile(spec, attached.mask, samples, slabs, block_size, origin)
-    return replace(found, notes=notes if left_out else ())
+    return PackedDataset(
+        spec=spec,
+        dataset=dataset,
+        attached=attached,
+        tokens=tokens,
+        rows=tuple(tuple(short[place] for place in batch) for batch in batches),
+        notes=notes if left_out else (),
+    )
 
 
 def _no_batch(dataset: Dataset, count: int, index: int, tokens: int) -> str:
@@ -128,12 +160,13 @@ def _compile(
     mask: Mask,
     samples: Sequence[Sample],
     slabs: Sequence[Slabs],
-    block_size: int,
+    block_size: BlockSize,
     origin: str,
 ) -> Batch:
     total = sum(sample.length for sample in samples)
     if total > MOST_TOKENS:
         raise DatasetError(f"expected a batch of at most {MOST_TOKENS} tokens, got {total}")
-    sparsity = block_sparsity(slabs, block_size, block_size)
+    size = block_size if isinstance(block_size, int) else block_size(slabs)
+    sparsity = block_sparsity(slabs, size, size)
     texts = tuple(sample.to_json() for sample in samples)
     return Batch(sparsity, Provenance(spec.source, mask.call, texts, origin))

@@ -1,20 +1,75 @@
-"""What `dcpm plan` and `dcpm simulate` print for people."""
+"""What `dcpm plan`, `dcpm simulate` and `dcpm compare` print for people."""
+
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dcp_planner.batch_report import distribution_of, speedups_over
+from dcp_planner.comparison import Difference
 from dcp_planner.plan import Plan
-from dcp_planner.report import PlanMetrics
-from dcp_planner.timing import Timings
+from dcp_planner.planning import BatchRow
+from dcp_planner.report import PlanMetrics, measure
+from dcp_planner.timing import Timings, measure_trace
+from dcp_planner.trace import Trace
 
 
-def show_plan(plan: Plan, metrics: PlanMetrics, timings: Timings, path: str) -> None:
-    """Print a plan's figures to standard output."""
+def show_plan(plan: Plan, trace: Trace, row: BatchRow) -> None:
+    """Print the figures of one planned batch to standard output."""
     console = Console()
-    console.print(_summary(plan, metrics, timings))
+    metrics = measure(plan)
+    summary = _summary(plan, metrics, measure_trace(trace, plan.num_devices))
+    if row.figures.plan_s is not None:
+        summary.add_row("planned in", _time(row.figures.plan_s))
+    for name, theirs in row.others.items():
+        times = theirs.predicted_s / row.figures.predicted_s if row.figures.predicted_s else 1.0
+        summary.add_row(f"against {name}", f"{times:.2f} x faster")
+    console.print(summary)
     _print_warnings(console, metrics)
-    console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
+    if row.file:
+        console.print(f"wrote {row.file}", markup=False, highlight=False, soft_wrap=True)
+
+
+def show_batches(rows: Sequence[BatchRow]) -> None:
+    """Print the distribution of figures over batches to standard output."""
+    console = Console()
+    figures = [row.figures for row in rows]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in (f"{len(rows)} batches", "least", "median", "mean", "most"):
+        table.add_column(name, justify="left" if "batches" in name else "right")
+    for name, spread in distribution_of(figures).items():
+        shown = (_figure(name, value) for value in spread.to_json().values())
+        told = "planning time" if name == "plan_s" else name.replace("_", " ").removesuffix(" s")
+        table.add_row(told, *shown)
+    others = {name: [row.others[name] for row in rows] for name in rows[0].others}
+    for name, spread in speedups_over(figures, others).items():
+        table.add_row(f"times faster than {name}", *(f"{v:.2f}" for v in spread.to_json().values()))
+    console.print(table)
+    warned = sum(bool(row.warnings) for row in rows)
+    if warned:
+        console.print(f"warning: {warned} batches miss a cap; --json says which", style="yellow")
+
+
+def show_comparison(first: str, second: str, differences: Sequence[Difference]) -> None:
+    """Print the figures of two plans side by side to standard output."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for name in (first, second, "change"):
+        table.add_column(Text(name), justify="right")  # a file name is no markup
+    for d in differences:
+        change = "" if d.change is None else f"{d.change:+.1%}"
+        shown = (_figure(d.name, value) for value in (d.first, d.second))
+        table.add_row(d.name.replace("_", " "), *shown, change)
+    Console().print(table)
+
+
+def _figure(name: str, value: float) -> str:
+    if name.endswith("bytes"):
+        return _size(value)
+    if name.endswith("_s") or name == "makespan":
+        return _time(value)
+    return f"{value:.3f}" if name.endswith("imbalance") else f"{value:,.0f}"
 
 
 def show_simulation(plan: Plan, metrics: PlanMetrics, timings: Timings) -> None:
@@ -89,5 +144,5 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e3:.3f} ms"
 
 
-def _size(size_bytes: int) -> str:
+def _size(size_bytes: float) -> str:
     return f"{size_bytes / 1e6:.1f} MB"

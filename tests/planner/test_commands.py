@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 
@@ -9,17 +10,21 @@ from click.testing import CliRunner
 from dcp_dsl import DatasetError, Sample, block_sparsity, load
 from dcp_planner import (
     PARTITIONERS,
-    Cluster,
     ModelShape,
     PlanConfig,
+    PlanError,
     build_plan,
     digest,
-    measure,
+    preset,
     read_plan,
     simulate,
+    write_cluster,
     write_plan,
 )
-from dcp_planner import commands as room
+from dcp_planner.commands.compare import compare
+from dcp_planner.commands.plan import plan as plan_command
+from dcp_planner.commands.simulate import simulate as simulate_command
+from dcp_planner.commands.validate import validate as validate_command
 
 SPEC = """dcpm 1
 mask local(width: tokens = 8) = causal and q - k < width
@@ -52,7 +57,7 @@ def run(command, *arguments):
 
 def planned(folder, *arguments):
     out = folder / "x.dcpplan"
-    result = run(room.plan, folder / "a.dcpm", *SMALL, *arguments, "--out", out)
+    result = run(plan_command, folder / "a.dcpm", *SMALL, *arguments, "--out", out)
     return result, out
 
 
@@ -61,7 +66,7 @@ def test_plan_writes_the_plan_that_build_plan_makes(folder):
     assert result.exit_code == 0, result.output
     mask = load(folder / "a.dcpm").mask("local(width = 9)")
     sparsity = block_sparsity([mask.bind(Sample({}, 50))], 8, 8)
-    expected = build_plan(sparsity, ModelShape(), Cluster(1, 2), PlanConfig())
+    expected = build_plan(sparsity, ModelShape(), preset("a100-p4de", 1, 2), PlanConfig())
     found = read_plan(out)
     assert digest(found.plan) == digest(expected)
     assert found.plan.provenance.mask == "local(width = 9)"
@@ -81,9 +86,81 @@ def test_plan_packs_the_chosen_batch_with_the_mask_of_the_data_set(folder):
     ]  # 30 + 20 | 25 | 40; 400 and 0 left out
     assert "2 of 6 rows are empty or longer than 60 tokens" in result.stderr
     document = json.loads(result.stdout)
-    assert document["schema"] == "dcp.plan_report/1"
-    assert document["digest"] == digest(read_plan(out).plan)
-    assert document["metrics"] == json.loads(json.dumps(measure(read_plan(out).plan).to_json()))
+    assert document["schema"] == "dcp.plan_report/2"
+    (batch,) = document["batches"]
+    assert batch["digest"] == digest(read_plan(out).plan)
+    assert batch["file"] == str(out)
+    assert (batch["tokens"], batch["sequences"], batch["devices"]) == (25, 1, 2)
+    assert document["notes"] == ["2 of 6 rows are empty or longer than 60 tokens"]
+
+
+def test_a_batch_in_json_is_what_its_plan_shows(folder):
+    result, out = planned(folder, "--sample", '{"len": 50}', "--json")
+    (batch,) = json.loads(result.stdout)["batches"]
+    made = read_plan(out).plan
+    table, crosses = made.transfers, 0
+    for is_backward, side in ((False, "forward"), (True, "backward")):
+        sizes = table.size_bytes[table.is_backward == is_backward]
+        assert batch[f"{side}_bytes"] == sizes.sum() > 0
+        assert batch[f"{side}_inter_bytes"] == crosses  # one node
+    sent = [int(table.size_bytes[table.source == d].sum()) for d in (0, 1)]
+    received = [int(table.size_bytes[table.target == d].sum()) for d in (0, 1)]
+    assert (batch["max_send_bytes"], batch["max_recv_bytes"]) == (max(sent), max(received))
+    work = [int(made.tiles.pairs[made.tiles.device == d].sum()) for d in (0, 1)]
+    assert batch["compute_imbalance"] == pytest.approx(max(work) / (sum(work) / 2))
+    trace = simulate(made)
+    assert batch["predicted_forward_s"] == trace.seconds(is_backward=False)
+    assert batch["predicted_backward_s"] == trace.seconds(is_backward=True)
+    assert batch["backend"] == made.partitioner
+    assert batch["plan_s"] > 0
+    assert batch["bound_ratios"]["compute"] >= 1
+
+
+def test_several_batches_become_a_folder_of_plans_and_a_distribution(folder):
+    arguments = (
+        folder / "a.dcpm", "--dataset", folder / "rows.jsonl", "--tokens", 60, "--batches", 9,
+        "--cluster", "1x2", "--block", 8, "--backend", "static:zigzag", "--against", "static",
+        "--out", folder / "plans",
+    )  # fmt: skip
+    result = run(plan_command, *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert [b["tokens"] for b in document["batches"]] == [50, 25, 40]
+    files = [f"batch-{i:05d}.dcpplan" for i in range(3)]
+    assert sorted(os.listdir(folder / "plans")) == files
+    for batch, name in zip(document["batches"], files, strict=True):
+        assert batch["digest"] == digest(read_plan(folder / "plans" / name).plan)
+    assert document["distribution"]["tokens"] == {
+        "least": 25, "median": 40, "mean": pytest.approx(115 / 3), "most": 50,
+    }  # fmt: skip
+    static = {name for name in PARTITIONERS if name.startswith("static:")}
+    assert set(document["speedup"]) == static
+    assert document["speedup"]["static:zigzag"]["least"] == 1.0
+    assert "only batches 0 to 2 exist" in result.stderr
+    table = run(plan_command, *arguments).stdout
+    assert "3 batches" in table
+    assert "times faster than static:contiguous" in table
+
+
+def test_plan_needs_no_file(folder):
+    result = run(
+        plan_command, folder / "a.dcpm", *SMALL, "--sample", "tiny", "--backend", "static:zigzag"
+    )
+    assert result.exit_code == 0, result.output
+    assert "wrote" not in result.stdout
+
+
+def test_heads_and_cluster_reach_the_plan(folder):
+    write_cluster(folder / "mine.toml", preset("h100-dgx", 1, 2), {})
+    result = run(
+        plan_command, folder / "a.dcpm", "--sample", "tiny", "--cluster", folder / "mine.toml",
+        "--heads", "4/2/64", "--dtype-bytes", 4, "--block", 8, "--out", folder / "x.dcpplan",
+        "--backend", "static:zigzag",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    made = read_plan(folder / "x.dcpplan").plan
+    assert made.shape == ModelShape(4, 2, 64, 4)
+    assert made.cluster == preset("h100-dgx", 1, 2)
 
 
 def test_plan_prints_a_table_and_keeps_progress_off_it(folder):
@@ -96,19 +173,102 @@ def test_plan_prints_a_table_and_keeps_progress_off_it(folder):
 
 def test_simulate_predicts_what_simulate_gives(folder):
     _, out = planned(folder, "--sample", '{"len": 50}')
-    result = run(room.simulate, out, "--json")
+    result = run(simulate_command, out, "--json")
     document = json.loads(result.stdout)
     trace = simulate(read_plan(out).plan)
     assert document["schema"] == "dcp.simulate/1"
     assert document["predicted"]["forward_s"] == trace.seconds(is_backward=False)
     assert document["predicted"]["wait_s"] == trace.lane_seconds("wait", 2).tolist()
-    table = run(room.simulate, out).stdout
+    table = run(simulate_command, out).stdout
     assert "communication hidden" in table
     assert "peak buffer" in table
 
 
-def test_the_command_knows_every_partitioner():
-    assert tuple(PARTITIONERS) == room._PARTITIONERS
+def test_simulate_takes_the_constants_of_another_machine(folder):
+    _, out = planned(folder, "--sample", '{"len": 50}')
+    made = read_plan(out).plan
+    slow = dataclasses.replace(preset("cpu-gloo"), nodes=1, devices_per_node=2)
+    document = json.loads(run(simulate_command, out, "--cluster", "cpu-gloo", "--json").stdout)
+    expected = simulate(dataclasses.replace(made, cluster=slow)).seconds(is_backward=False)
+    assert document["predicted"]["forward_s"] == expected
+    assert document["cluster"]["name"] == "cpu-gloo"
+
+
+@pytest.fixture
+def pair(folder):
+    """Two plans of one batch: contiguous and zigzag."""
+    for name in ("contiguous", "zigzag"):
+        result = run(
+            plan_command, folder / "a.dcpm", "--sample", '{"len": 400}', *SMALL, "--mask", "causal",
+            "--backend", f"static:{name}", "--out", folder / f"{name}.dcpplan",
+        )  # fmt: skip
+        assert result.exit_code == 0, result.output
+    return folder / "contiguous.dcpplan", folder / "zigzag.dcpplan"
+
+
+def test_compare_puts_two_plans_side_by_side(pair):
+    document = json.loads(run(compare, *pair, "--json").stdout)
+    plans = [read_plan(path).plan for path in pair]
+    times = [simulate(plan) for plan in plans]
+    makespan = document["figures"]["makespan"]
+    seconds = [t.seconds(is_backward=False) + t.seconds(is_backward=True) for t in times]
+    assert [makespan["first"], makespan["second"]] == seconds
+    assert makespan["change"] == pytest.approx(seconds[1] / seconds[0] - 1)
+    assert document["same_lengths"] is True
+    assert document["failed"] == []
+    table = run(compare, *pair).stdout
+    assert "compute imbalance" in table
+    assert "%" in table
+
+
+@pytest.mark.parametrize(
+    ("condition", "status"),
+    [
+        ("makespan>+0%", 0), ("compute_imbalance<-10%", 1), ("compute_imbalance > 1.4", 0),
+        ("compute_imbalance<1.4", 1), ("forward_inter_bytes>+5%", 0), ("forward_bytes>-100%", 1),
+    ],
+)  # fmt: skip
+def test_compare_fails_if_a_condition_holds(pair, condition, status):
+    result = run(compare, *pair, "--fail-if", condition, "--json")
+    assert result.exit_code == status, result.output
+    assert json.loads(result.stdout)["failed"] == ([condition] if status else [])
+
+
+@pytest.mark.parametrize("condition", ["makespan", "makespan>", "speed>1", "makespan>1;", ">2"])
+def test_a_condition_that_is_none_is_refused(pair, condition):
+    result = run(compare, *pair, "--fail-if", condition)
+    assert isinstance(result.exception, PlanError)
+    assert condition in str(result.exception)
+
+
+def test_validate_says_that_a_plan_keeps_every_invariant(pair):
+    result = run(validate_command, *pair, "--json")
+    assert result.exit_code == 0
+    files = json.loads(result.stdout)["files"]
+    assert [f["status"] for f in files] == ["valid", "valid"]
+
+
+def test_validate_names_the_broken_invariant_and_where(pair, folder):
+    made = read_plan(pair[0]).plan
+    device = made.tiles.device.copy()
+    device[3] = 77
+    broken = dataclasses.replace(made, tiles=dataclasses.replace(made.tiles, device=device))
+    write_plan(folder / "broken.dcpplan", broken)
+    done = run_process(folder, "validate", "broken.dcpplan", "contiguous.dcpplan", "--json")
+    assert done.returncode == 1, done.stderr
+    first, second = json.loads(done.stdout)["files"]
+    assert first["invariant"] == "every tile's device is 0 to 1"
+    assert first["where"] == "tile 3 (device 77)"
+    assert second["status"] == "valid"
+    text = run_process(folder, "validate", "broken.dcpplan").stdout
+    assert text == "broken.dcpplan: broken: every tile's device is 0 to 1; at tile 3 (device 77)\n"
+
+
+def test_validate_tells_what_is_no_plan_from_a_broken_one(pair, folder):
+    done = run_process(folder, "validate", "a.dcpm", "gone.dcpplan")
+    assert done.returncode == 2
+    assert "a.dcpm: expected a whole zip archive" in done.stdout
+    assert "gone.dcpplan: there is no such file" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -121,7 +281,10 @@ def test_the_command_knows_every_partitioner():
             "must be a multiple",
         ),
         (("--sample", '{"len": 3}', "--divisions", "1"), "1 is not in the range"),
-        (("--sample", '{"len": 3}', "--partitioner", "x"), "'x' is not one of"),
+        (("--sample", '{"len": 3}', "--block", "0"), "expected 1 to 4294967296 tokens or auto"),
+        (("--sample", '{"len": 3}', "--heads", "8/2"), "three numbers such as 8/2/128, got '8/2'"),
+        (("--sample", '{"len": 3}', "--heads", "8/3/4"), "must be a multiple"),
+        (("--sample", '{"len": 3}', "--batches", "2"), "--sample gives one batch"),
     ],
 )
 def test_wrong_usage_exits_2_with_one_message(folder, arguments, message):
@@ -148,6 +311,9 @@ def test_plan_takes_samples_of_the_spec_by_name(folder):
         (("a.dcpm", "--dataset", "rows.jsonl", "--batch", "9"), "expected a batch 0 to "),
         (("a.dcpm", "--dataset", "rows.jsonl", "--tokens", "3"), "no row has 1 to 3 tokens"),
         (("a.dcpm", "--sample", '{"len": 3}', "--out", "no/x"), "is no folder"),
+        (("a.dcpm", "--sample", '{"len": 3}', "--backend", "x"), "unknown partitioner 'x'"),
+        (("a.dcpm", "--sample", '{"len": 3}', "--cluster", "h100"), "did you mean 'h100-dgx'"),
+        (("a.dcpm", "--sample", '{"len": 3}', "--nodes", "99999999"), "Cluster.nodes: expected"),
         (("a.dcpm", "--sample", '{"len": 9000}', "--time-limit", "0.001"), "time limit"),
     ],
 )
@@ -173,7 +339,7 @@ def test_a_row_that_does_not_fit_is_named(tmp_path, rows, message):
     (tmp_path / "a.dcpm").write_text("segment s = part[parts] tail[..]\nmask m = same(part)\n")
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"parts": 1} | row) for row in rows))
     result = run(
-        room.plan, tmp_path / "a.dcpm", "--dataset", tmp_path / "rows.jsonl", "--mask", "m",
+        plan_command, tmp_path / "a.dcpm", "--dataset", tmp_path / "rows.jsonl", "--mask", "m",
         "--tokens", 60, *SMALL, "--out", tmp_path / "x.dcpplan",
     )  # fmt: skip
     assert isinstance(result.exception, DatasetError)
@@ -193,7 +359,7 @@ def test_texts_of_a_plan_are_printed_as_they_are(folder):
     plan = read_plan(out).plan
     cluster = dataclasses.replace(plan.cluster, name="a [bold]b[/x]")
     write_plan(out, dataclasses.replace(plan, cluster=cluster, warnings=("less [/y]",)))
-    result = run(room.simulate, out)
+    result = run(simulate_command, out)
     assert result.exit_code == 0, result.output
     assert "(a [bold]b[/x])" in result.stdout
     assert "warning: less [/y]" in result.stdout
@@ -207,7 +373,8 @@ def test_simulate_refuses_what_is_no_plan(folder):
 
 def test_the_commands_import_nothing_heavy():
     code = (
-        "import sys, dcp_planner.commands\n"
+        "import sys\n"
+        "from dcp_planner.commands import compare, plan, simulate, validate\n"
         "heavy = {'numpy', 'pyarrow', 'rich', 'kahypar', 'lark', 'torch'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )

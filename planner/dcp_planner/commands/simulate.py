@@ -1,0 +1,53 @@
+"""The command `dcpm simulate`."""
+
+import click
+
+from dcp_planner.commands.output import print_json
+
+
+@click.command()
+@click.argument("plan", type=click.Path(dir_okay=False))
+@click.option(
+    "--cluster",
+    metavar="NxD|PRESET|FILE",
+    help="Constants to predict with, on the plan's own nodes and devices.  [default: the plan's]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def simulate(plan: str, cluster: str | None, as_json: bool) -> None:
+    """Predict how long PLAN, a .dcpplan file, takes on its cluster, device by device.
+
+    `--cluster` gives other constants, for example of another machine or of `dcpm calibrate`.
+    """
+    from dataclasses import asdict, replace
+
+    from dcp_planner.cluster_file import find_cluster
+    from dcp_planner.fingerprint import digest
+    from dcp_planner.plan_file import read_plan
+    from dcp_planner.report import measure
+    from dcp_planner.simulator import simulate as run_simulation
+    from dcp_planner.tables import show_simulation
+    from dcp_planner.timing import measure_trace
+
+    made = read_plan(plan).plan
+    if cluster is not None:
+        own = made.cluster
+        constants = find_cluster(cluster)
+        made = replace(
+            made,
+            cluster=replace(constants, nodes=own.nodes, devices_per_node=own.devices_per_node),
+        )
+    timings = measure_trace(run_simulation(made), made.num_devices)
+    metrics = measure(made)
+    if not as_json:
+        show_simulation(made, metrics, timings)
+        return
+    print_json(
+        {
+            "schema": "dcp.simulate/1",
+            "file": plan,
+            "digest": digest(made),
+            "cluster": asdict(made.cluster),
+            "predicted": timings.to_json(),
+            "metrics": metrics.to_json(),
+        }
+    )

@@ -1,0 +1,145 @@
+"""Batch in, plan, figures and file out: what `dcpm plan` does with each batch."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dcp_planner.batch import Batch, BlockSize
+from dcp_planner.batch_report import BatchFigures, figures_of
+from dcp_planner.build import build_plan
+from dcp_planner.cluster import Cluster, ModelShape
+from dcp_planner.config import PlanConfig
+from dcp_planner.fingerprint import digest
+from dcp_planner.partitioning import PARTITIONERS
+from dcp_planner.plan import Plan
+from dcp_planner.plan_file import write_plan
+from dcp_planner.simulator import simulate
+from dcp_planner.trace import Trace
+
+STATIC = "static"
+"""Stands for every static layout in `Planning.against`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planning:
+    """How batches are planned.
+
+    Attributes:
+        shape, cluster, config: as `build_plan` takes them.
+        block_size: tokens per block, or who chooses them.
+        against: backends to compare with; `STATIC` for every static layout.
+    """
+
+    shape: ModelShape
+    cluster: Cluster
+    config: PlanConfig
+    block_size: BlockSize
+    against: tuple[str, ...] = ()
+
+    def others(self) -> tuple[str, ...]:
+        """Give the backends to compare with, by name, each once."""
+        static = [name for name in PARTITIONERS if name.startswith(f"{STATIC}:")]
+        named = (static if name == STATIC else [name] for name in self.against)
+        return tuple(dict.fromkeys(name for names in named for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """What is told of one planned batch.
+
+    Attributes:
+        figures: of its plan.
+        mask, origin: what was planned.
+        digest: of the plan.
+        others: figures of the other backends, by name.
+        notes, warnings: as sentences for people.
+        file: where the plan was written, or ``None``.
+    """
+
+    figures: BatchFigures
+    mask: str
+    origin: str
+    digest: str
+    others: Mapping[str, BatchFigures]
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    file: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Give a JSON object; `Any`: what JSON holds."""
+        others = {
+            name: {
+                "predicted_forward_s": theirs.predicted_forward_s,
+                "predicted_backward_s": theirs.predicted_backward_s,
+                "plan_s": theirs.plan_s,
+            }
+            for name, theirs in self.others.items()
+        }
+        return self.figures.to_json() | {
+            "mask": self.mask,
+            "origin": self.origin,
+            "digest": self.digest,
+            "file": self.file,
+            "warnings": list(self.warnings),
+            "against": others,
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedBatch:
+    """One batch, planned and predicted.
+
+    Attributes:
+        plan, trace: the plan and its predicted timeline.
+        row: what is told of it.
+    """
+
+    plan: Plan
+    trace: Trace
+    row: BatchRow
+
+    def written(self, path: Path) -> "PlannedBatch":
+        """Write plan and trace and remember where.
+
+        Raises:
+            PlanFileError: if the file cannot be written.
+        """
+        write_plan(path, self.plan, [self.trace])
+        return replace(self, row=replace(self.row, file=str(path)))
+
+
+def plan_batch(batch: Batch, planning: Planning) -> PlannedBatch:
+    """Plan one batch with the chosen backend and with those it is compared with.
+
+    Raises:
+        PlanError: as `build_plan`.
+    """
+    plan, trace, figures = _planned(batch, planning, planning.config)
+    others = {
+        name: _planned(batch, planning, replace(planning.config, partitioner=name))[2]
+        for name in planning.others()
+    }
+    row = BatchRow(
+        figures=figures,
+        mask=batch.provenance.mask,
+        origin=batch.provenance.origin,
+        digest=digest(plan),
+        others=others,
+        notes=batch.notes,
+        warnings=plan.warnings,
+    )
+    return PlannedBatch(plan, trace, row)
+
+
+def _planned(
+    batch: Batch, planning: Planning, config: PlanConfig
+) -> tuple[Plan, Trace, BatchFigures]:
+    start = time.perf_counter()
+    plan = build_plan(
+        batch.sparsity, planning.shape, planning.cluster, config, provenance=batch.provenance
+    )
+    plan_s = time.perf_counter() - start
+    trace = simulate(plan)
+    return plan, trace, figures_of(plan, trace, plan_s)
