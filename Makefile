@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: demo test setup setup-dev chromium check format test-slow clean
+.PHONY: demo test loss-parity setup setup-dev chromium check format test-slow clean
 
 demo: setup ## run the whole way once, then serve the dashboard; ARGS="--no-serve" to stop before
 	$(BIN)/dcpm demo $(ARGS)
@@ -27,6 +27,11 @@ format:
 
 test-slow: setup-dev chromium ## the longer checks, marked `slow`
 	$(BIN)/python -m pytest -m slow
+
+STEPS ?= 200
+OUT ?= docs/loss_parity.json
+loss-parity: setup-dev ## train under DCP and densely, compare the losses: STEPS=200 OUT=FILE
+	$(BIN)/python examples/loss_parity.py --steps $(STEPS) --out $(OUT)
 
 setup: $(VENV)/.installed-runtime ## install what the demo needs
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch.distributed as dist
 
-from dcp_dsl import Dataset, DatasetError, Spec
+from dcp_dsl import Dataset, DatasetError
 from dcp_planner import Cluster, ModelShape, Plan, PlanConfig
 from dcp_runtime.data.batches import PackedSequence, RowReader
 from dcp_runtime.data.epochs import EpochConfig, PackingOrder, pack_epoch
@@ -124,7 +124,6 @@ class DCPDataloader:
         self._block_size = block_size
         self._shape = shape or ModelShape()
         self._config = config or PlanConfig()
-        self._has_spec = isinstance(mask_fn, Spec)
         self._rows = open_rows(dataset, TokenColumn(token_column))
         resolve = make_resolver(self._rows, dataset, mask_fn, path)
         self.screening = Screening(policy)
@@ -265,7 +264,6 @@ class DCPDataloader:
             self._shape,
             self._cluster,
             self._config,
-            self._has_spec,
             f"rows {rows}",
         )
         slabs = [sequence.slabs for sequence in sequences]

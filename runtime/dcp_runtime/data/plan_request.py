@@ -49,7 +49,6 @@ class PlanRequest:
         shape: heads of the attention layer on one rank.
         cluster: devices.
         config: how to plan.
-        has_spec: whether the plan keeps spec and samples, for verification and the dashboard.
         origin: rows of the batch, in words.
     """
 
@@ -58,7 +57,6 @@ class PlanRequest:
     shape: ModelShape
     cluster: Cluster
     config: PlanConfig
-    has_spec: bool
     origin: str
 
     def to_json(self) -> str:
@@ -123,7 +121,7 @@ def _provenance(request: PlanRequest) -> Provenance | None:
         for sequence, sample in zip(request.sequences, samples, strict=True)
     )
     calls = {(sequence.spec, sequence.call) for sequence in request.sequences}
-    if not request.has_spec or not is_whole or len(calls) != 1:
+    if not is_whole or len(calls) != 1:
         return None
     spec, call = calls.pop()
     texts = tuple(sequence.sample for sequence in request.sequences)
