@@ -208,7 +208,7 @@ def test_files_and_json_are_written(run, tmp_path):
         ([], "name a mask with --mask (masks of"),
         (["--mask", "shared", "--len", "9"], "mask shared needs a sample: --sample 'answer_lens ="),
         (["--mask", "causal", "--len", "x"], "--len: expected a number of tokens"),
-        (["--mask", "shared", "--sample", "tony"], "did you mean `tiny`?"),
+        (["--mask", "shared", "--sample", "tony"], "no sample `tony` (samples: `tiny`)"),
         (["--mask", "shared", "--sample", "answer_lens = [3], len = 3"], "needs the column"),
         (["--mask", "shared", "--sample", "{"], "--sample: not JSON"),
         (["--mask", "shared", "--sample", "len = "], "E0"),

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import click
@@ -10,61 +11,155 @@ from dcp_dsl.commands.reading import read_source
 
 if TYPE_CHECKING:
     from dcp_dsl.diagnostics import Diagnostic
+    from dcp_dsl.fixes import FixedText
 
 SCHEMA_CHECK = "dcp.check/1"
+FORMATS = ("full", "concise", "json", "github", "sarif")
+
+
+@dataclass(slots=True)
+class _Checked:
+    """What was found in all files so far."""
+
+    findings: "list[Diagnostic]" = field(default_factory=list)
+    unreadable: list[dict[str, str]] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
+    fixed: "dict[str, tuple[Diagnostic, ...]]" = field(default_factory=dict)
+
+    @property
+    def errors(self) -> int:
+        return sum(d.severity == "error" for d in self.findings)
+
+    @property
+    def num_fixed(self) -> int:
+        return sum(map(len, self.fixed.values()))
 
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILES...")
 @click.option(
     "--output-format",
-    type=click.Choice(["full", "concise", "json"]),
+    type=click.Choice(FORMATS),
     default="full",
     show_default=True,
-    help="full shows the source, concise one line per finding, json one document.",
+    help="full shows the source, concise one line per finding, json and sarif one document, "
+    "github annotations for Actions.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --output-format json.")
-def check(files: tuple[str, ...], output_format: str, as_json: bool) -> None:
+@click.option("--fix", "fixes", is_flag=True, help="Make the changes that certainly mend.")
+@click.option("--diff", "diffs", is_flag=True, help="Show what --fix would change; write nothing.")
+def check(
+    files: tuple[str, ...], output_format: str, as_json: bool, fixes: bool, diffs: bool
+) -> None:
     """Find what is wrong with .dcpm files: syntax, names, kinds, layouts, failed checks.
 
-    `-` reads standard input. Exit status: 0 without errors (warnings may be shown), 1 with errors,
-    2 if a file cannot be read.
+    `-` reads standard input; with --fix the mended text goes to standard output and the findings
+    to standard error. Exit status: 0 without errors (warnings may be shown), 1 with errors or if
+    --diff has something to show, 2 if a file cannot be read or written.
     """
+    output_format = "json" if as_json else output_format
+    checked = _Checked()
+    for name in files:
+        _check_file(name, checked, fixes=fixes, diffs=diffs)
+    if diffs:
+        verb = "would be fixed"
+    else:
+        _print(checked, files, output_format, to_stderr=fixes and "-" in files)
+        verb = "fixed"
+    _summarise(len(files), checked, verb if fixes or diffs else "")
+    has_findings = checked.num_fixed > 0 if diffs else checked.errors > 0
+    sys.exit(2 if checked.unreadable else int(has_findings))
+
+
+def _check_file(name: str, checked: _Checked, *, fixes: bool, diffs: bool) -> None:
+    """Check one file, and mend it or show how."""
     from dcp_dsl.spec import check as check_text
 
-    output_format = "json" if as_json else output_format
-    findings: list[Diagnostic] = []
-    unreadable: list[dict[str, str]] = []
-    for name in files:
-        data = read_source(name, unreadable)
-        if data is None:
-            continue
-        text, _ = data
-        found = check_text(text, name)
-        findings += found
-        if output_format != "json":
-            for diagnostic in found:
-                full = output_format == "full"
-                click.echo(diagnostic.render() + "\n" if full else diagnostic.concise())
-    errors = sum(d.severity == "error" for d in findings)
-    if output_format == "json":
-        document = {
-            "schema": SCHEMA_CHECK,
-            "files": list(files),
-            "errors": errors,
-            "warnings": len(findings) - errors,
-            "unreadable": unreadable,
-            "findings": [d.to_json() for d in findings],
-        }
-        click.echo(json.dumps(document, indent=2))
-    _summarise(len(files), len(unreadable), errors, len(findings) - errors)
-    sys.exit(2 if unreadable else int(errors > 0))
+    given = read_source(name, checked.unreadable)
+    if given is None:
+        return
+    text, data = given
+    if not fixes and not diffs:
+        checked.texts[name] = text
+        checked.findings += check_text(text, name)
+        return
+    from dcp_dsl.fixes import fix_text
+
+    mended = fix_text(text, name, check_text)
+    checked.texts[name] = mended.text
+    checked.findings += mended.remaining
+    checked.fixed[name] = mended.fixed
+    if diffs:
+        click.echo(_diff(text, mended.text, name), nl=False)
+    else:
+        _write(name, mended, data, checked)
 
 
-def _summarise(files: int, unreadable: int, errors: int, warnings: int) -> None:
+def _write(name: str, mended: "FixedText", data: bytes, checked: _Checked) -> None:
+    from dcp_dsl.text_file import SpecFileError, encode_text, replace_bytes
+
+    if name == "-":
+        click.echo(encode_text(mended.text, data), nl=False)
+    elif mended.fixed:
+        try:
+            replace_bytes(name, encode_text(mended.text, data))
+        except SpecFileError as error:
+            click.echo(f"dcpm: {error}", err=True)
+            checked.unreadable.append({"file": name, "message": str(error)})
+
+
+def _diff(before: str, after: str, name: str) -> str:
+    from difflib import unified_diff
+
+    old, new = (text.splitlines(keepends=True) for text in (before, after))
+    shown = unified_diff(old, new, name, f"{name} (fixed)")
+    return "".join(line if line.endswith("\n") else line + "\n" for line in shown)
+
+
+def _print(checked: _Checked, files: tuple[str, ...], form: str, *, to_stderr: bool) -> None:
+    """Print the findings in one of the `FORMATS`."""
+    if form in ("full", "concise"):
+        for found in checked.findings:
+            shown = found.render() + "\n" if form == "full" else found.concise()
+            click.echo(shown, err=to_stderr)
+    elif form == "github":
+        from dcp_dsl.diagnostic_formats import format_github
+
+        for found in checked.findings:
+            click.echo(format_github(found), err=to_stderr)
+    else:
+        document = _sarif(checked) if form == "sarif" else _document(checked, files)
+        click.echo(json.dumps(document, indent=2), err=to_stderr)
+
+
+def _document(checked: _Checked, files: tuple[str, ...]) -> dict[str, object]:
+    return {
+        "schema": SCHEMA_CHECK,
+        "files": list(files),
+        "errors": checked.errors,
+        "warnings": len(checked.findings) - checked.errors,
+        "unreadable": checked.unreadable,
+        "findings": [d.to_json() for d in checked.findings],
+        "fixed": [d.to_json() for found in checked.fixed.values() for d in found],
+    }
+
+
+def _sarif(checked: _Checked) -> dict[str, object]:
+    from importlib.metadata import version
+
+    from dcp_dsl.diagnostic_formats import format_sarif
+
+    return format_sarif(checked.findings, checked.texts, version("dcp-dsl"))
+
+
+def _summarise(files: int, checked: _Checked, verb: str) -> None:
+    unreadable, errors = len(checked.unreadable), checked.errors
+    warnings = len(checked.findings) - errors
     read = f"{files - unreadable} file{'s' if files - unreadable != 1 else ''} checked"
     parts = [read, f"{errors} error{'s' if errors != 1 else ''}"]
     parts.append(f"{warnings} warning{'s' if warnings != 1 else ''}")
+    if verb:
+        parts.append(f"{checked.num_fixed} {verb}")
     if unreadable:
         parts.append(f"{unreadable} not readable")
     click.echo(", ".join(parts), err=True)

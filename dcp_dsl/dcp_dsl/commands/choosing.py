@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from dcp_dsl.ast import Literals
-    from dcp_dsl.layout import Column
     from dcp_dsl.mask import Mask
     from dcp_dsl.sample import Sample
     from dcp_dsl.spec import Spec
@@ -17,7 +15,7 @@ mask_option = click.option(
 sample_option = click.option(
     "--sample",
     metavar="SAMPLE",
-    help="A sample of the file by name, or its columns: 'doc_lens = [3, 4]' or JSON.",
+    help="A sample of the file by name, or its columns: 'doc_lens = [3, 4]', JSON or a JSON file.",
 )
 length_option = click.option(
     "--len", "length", metavar="TOKENS", help="Length of the sample; 4k is 4096, 1M is 1048576."
@@ -45,6 +43,7 @@ def choose_sample(spec: "Spec", mask: "Mask", given: str | None, length: str | N
     """Give the sample that was asked for, or the first declared one that fits the mask."""
     from dcp_dsl.pictures.preview import preview_sample
     from dcp_dsl.sample import Sample
+    from dcp_dsl.sample_argument import sample_from_argument
 
     fixed = None if length is None else _read_length(length)
     if given is None:
@@ -57,18 +56,14 @@ def choose_sample(spec: "Spec", mask: "Mask", given: str | None, length: str | N
                 f"mask {mask.name} needs a sample: --sample '{wanted}' or the name of one"
             )
         return found
-    if given in spec.samples:
-        sample = spec.sample(given)
-    elif given.lstrip().startswith("{"):
-        sample = _read_json(given, fixed, spec)
-    elif given.replace("_", "").isalnum():
-        return spec.sample(given)  # says which samples there are
-    else:
+    if "=" in given and not given.lstrip().startswith("{"):
         sample = _read_fields(given, fixed, spec)
+    else:
+        sample = sample_from_argument(spec, given)
     missing = mask.columns - sample.columns.keys()
     kept = {c: v for c, v in sample.columns.items() if c in mask.columns}
     # A wrong sample is refused by `bind`, which names what is missing.
-    return sample if missing else Sample(kept, sample.length)
+    return sample if missing else Sample(kept, sample.length if fixed is None else fixed)
 
 
 def _read_length(text: str) -> int:
@@ -97,33 +92,3 @@ def _read_fields(text: str, length: int | None, spec: "Spec") -> "Sample":
     if length is not None:
         fields = (*(f for f in fields if f.name.text != "len"), Field(Ident("len"), length))
     return declared_sample(SampleDef(statement.name, fields), spec.scope)
-
-
-def _read_json(text: str, length: int | None, spec: "Spec") -> "Sample":
-    import json
-
-    from dcp_dsl.ast import Field, Ident, SampleDef
-    from dcp_dsl.errors import DatasetError
-    from dcp_dsl.sample import Sample
-    from dcp_dsl.sample_statement import declared_sample
-
-    try:
-        columns = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(f"--sample: not JSON: {error}") from None
-    if not isinstance(columns, dict):
-        raise DatasetError(f"--sample: expected a JSON object, got {text[:60]}")
-    if length is not None:
-        columns["len"] = length
-    if "len" in columns:
-        return Sample.from_json(json.dumps(columns))
-    plain = Sample(columns).columns  # refuses what is no integer and no list of them
-    fields = tuple(Field(Ident(name), _tuples(value)) for name, value in plain.items())
-    return declared_sample(SampleDef(Ident("given"), fields), spec.scope)
-
-
-def _tuples(value: "Column") -> "Literals":
-    if isinstance(value, list):
-        return tuple(map(_tuples, value))
-    assert isinstance(value, int), "a sample holds integers and lists of them"
-    return value

@@ -1,0 +1,148 @@
+"""`dcpm explain`."""
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import click
+
+from dcp_dsl.commands.choosing import (
+    choose_mask,
+    choose_sample,
+    length_option,
+    load_spec,
+    mask_option,
+    sample_option,
+)
+
+if TYPE_CHECKING:
+    from dcp_dsl.explanations import Explanation
+    from dcp_dsl.mask import Mask
+    from dcp_dsl.mask_report import MaskReport
+    from dcp_dsl.sample import Sample
+
+SCHEMA_CODE = "dcp.code/1"
+SCHEMA_MASK = "dcp.mask/1"
+_CODE = re.compile(r"[A-Za-z]\d{3}")
+MAX_SLABS = 12
+
+
+@click.command()
+@click.argument("topic", required=False, metavar="[CODE | SPEC]")
+@mask_option
+@sample_option
+@length_option
+@click.option("--block", type=click.IntRange(1), default=128, show_default=True, metavar="TOKENS",
+              help="Tokens per block of the counts.")  # fmt: skip
+@click.option("--head-dim", type=click.IntRange(1), default=128, show_default=True,
+              help="Size of a head, for the flops.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def explain(
+    topic: str | None,
+    call: str | None,
+    sample: str | None,
+    length: str | None,
+    as_json: bool,
+    **counts: int,
+) -> None:
+    """Explain a code, such as E104, or a mask: its form, slabs, pairs, blocks and cost.
+
+    `dcpm explain E104` prints the documentation of a message. `dcpm explain SPEC --mask M` binds a
+    mask of a .dcpm file to a sample and counts; without SPEC the standard library is there.
+    """
+    if topic is not None and call is None and _CODE.fullmatch(topic):
+        _explain_code(topic, as_json=as_json)
+        return
+    if topic is None and call is None:
+        raise click.UsageError("name a code (dcpm explain E104), or a mask with --mask")
+    from dcp_dsl.mask_report import report_mask
+
+    spec = load_spec(topic)
+    mask = choose_mask(spec, call)
+    chosen = choose_sample(spec, mask, sample, length)
+    report = report_mask(mask, chosen, counts["block"], counts["head_dim"])
+    if as_json:
+        document = {"schema": SCHEMA_MASK, **report.to_json()}
+        click.echo(json.dumps({**document, "table": mask.bind(chosen).table().tolist()}))
+    else:
+        click.echo("\n".join([*_facts(report, chosen), *_slab_table(mask, chosen)]))
+
+
+def _explain_code(code: str, *, as_json: bool) -> None:
+    from dcp_dsl.explanations import explain_code
+
+    found = explain_code(code)
+    if as_json:
+        fields = {"code": found.code, "title": found.title, "body": found.body}
+        click.echo(json.dumps({"schema": SCHEMA_CODE, **fields}))
+    else:
+        click.echo(_render(found))
+
+
+def _render(found: "Explanation") -> str:
+    """Lay Markdown out for a terminal: examples indented, under what they are."""
+    lines = [f"{found.code}: {found.title}", ""]
+    is_code = False
+    for line in found.body.splitlines():
+        if line.startswith("```"):
+            is_code = not is_code
+            if is_code:
+                words = line.removeprefix("```").split()
+                verdict = {"bad": "wrong:", "good": "right:"}.get(words[1] if words[1:] else "", "")
+                lines += ([""] if lines[-1] else []) + ([f"  {verdict}"] if verdict else [])
+            continue
+        lines.append(f"    {line}" if is_code and line else line)
+    return "\n".join(lines)
+
+
+def _facts(report: "MaskReport", sample: "Sample") -> list[str]:
+    shapes = ", ".join(f"{count:,} {name}" for name, count in report.shapes.items())
+    visited = report.full_blocks + report.partial_blocks
+    facts = {
+        "mask": report.mask,
+        "columns": ", ".join(report.columns) or "none",
+        "sample": _shorten(sample.to_json()),
+        "form": f"{report.form}: {report.slabs:,}" + (f" ({shapes})" if shapes else ""),
+        "pairs": f"{report.pairs:,} of {report.tokens**2:,}, {_percent(report.density)}; "
+        f"{_percent(report.of_causal)} of causal",
+        "rows": f"a query sees at most {report.widest_row:,} keys",
+        "blocks": f"{visited:,} of {report.blocks:,} blocks of {report.block} tokens are visited: "
+        f"{report.full_blocks:,} full, {report.partial_blocks:,} partial; "
+        f"{_percent(report.fill)} of their pairs are visible",
+        "cost": f"{_amount(report.flops_per_head)}FLOP forward for each query head of "
+        f"{report.head_dim}, {_amount(round(2.5 * report.flops_per_head))}FLOP backward",
+    }
+    return [f"{name:8} {value}" for name, value in facts.items()]
+
+
+def _slab_table(mask: "Mask", sample: "Sample") -> list[str]:
+    """List the first slabs in words."""
+    from dcp_dsl.mask_report import SLOPES
+
+    table = mask.bind(sample).table()
+    lines = [""] if len(table) else []
+    if len(table):
+        lines.append(f"{'queries':>21}  {'keys of the first':>21}  shape")
+    for q0, q1, k0, k1, a, b in table[:MAX_SLABS].tolist():
+        rows, keys = f"{q0:,} to {q1 - 1:,}", f"{k0:,} to {k1 - 1:,}"
+        lines.append(f"{rows:>21}  {keys:>21}  {SLOPES[a, b]}")
+    if len(table) > MAX_SLABS:
+        lines.append(f"{'...':>21}  {len(table) - MAX_SLABS:,} more")
+    return lines
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.3g} %"
+
+
+def _amount(value: int) -> str:
+    """Give a number with a prefix of a thousand: 12.3 G, say."""
+    size, prefixes = float(value), iter(" kMGTPE")
+    prefix = next(prefixes)
+    while size >= 1000 and prefix != "E":
+        size, prefix = size / 1000, next(prefixes)
+    return f"{size:.3g} {prefix.strip()}"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 100 else text[:97] + "..."
