@@ -5,6 +5,7 @@ from .data.screening import Screening
 from .dataloader import DCPDataloader
 from .errors import RunError
 from .executor import DCPExecutor
+from .huggingface import LayerPlans, register_dcp
 from .kernels.choice import KernelChoice, choose_kernel
 from .launcher import RunConfig, RunResult, open_world, run_plan
 from .verification import TensorError
@@ -15,6 +16,7 @@ __all__ = [
     "DCPDataloader",
     "DCPExecutor",
     "KernelChoice",
+    "LayerPlans",
     "LocalData",
     "PlanningMetrics",
     "ProcessWorld",
@@ -25,5 +27,6 @@ __all__ = [
     "TensorError",
     "choose_kernel",
     "open_world",
+    "register_dcp",
     "run_plan",
 ]

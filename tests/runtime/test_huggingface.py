@@ -1,0 +1,219 @@
+"""A Hugging Face model under DCP computes what it computes with dense masks, or refuses."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, LlamaConfig
+
+from dcp_dsl import Sample, Spec, block_sparsity, dense_mask
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_runtime import DCPExecutor, RunError
+from dcp_runtime.huggingface import LayerPlans, look_back, register_dcp
+
+SPEC = Spec.from_text(
+    "segment s = question[question] answer[answers]*\n"
+    "mask shared = causal and (k in question or same(answer))\n"
+    "mask local = causal and q - k < 8\n"
+)
+SAMPLES = [
+    Sample({"question": 10, "answers": [12, 9]}, 31),
+    Sample({"question": 3, "answers": [14]}, 17),
+]
+TOKENS = sum(sample.length for sample in SAMPLES)
+LLAMA = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 50, "attention_dropout": 0.0,
+}  # fmt: skip
+
+
+def llama():
+    return LlamaConfig(**LLAMA)
+
+
+def gemma():
+    return Gemma3TextConfig(
+        **{**LLAMA, "num_hidden_layers": 3}, head_dim=8, sliding_window=8, query_pre_attn_scalar=5,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    )  # fmt: skip
+
+
+@pytest.fixture
+def executor():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    executor = DCPExecutor()
+    yield executor
+    executor.close()
+    dist.destroy_process_group()
+
+
+def plan_of(mask: str, config):
+    bound = [SPEC.mask(mask).bind(sample) for sample in SAMPLES]
+    head_dim = getattr(config, "head_dim", 8) or 8
+    shape = ModelShape(config.num_attention_heads, config.num_key_value_heads, head_dim, 4)
+    return build_plan(
+        block_sparsity(bound, 8, 8), shape, Cluster(1, 1), PlanConfig("static:contiguous")
+    )
+
+
+def model_of(config, implementation):
+    register_dcp()
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
+
+
+def dense_bias(mask: str):
+    """Additive mask ``[1, 1, T, T]`` of the packed batch, pair by pair."""
+    seen = np.zeros((TOKENS, TOKENS), bool)
+    at = 0
+    for sample in SAMPLES:
+        end = at + sample.length
+        seen[at:end, at:end] = dense_mask(SPEC.mask(mask), sample)
+        at = end
+    return torch.zeros(TOKENS, TOKENS).masked_fill(~torch.from_numpy(seen), -torch.inf)[None, None]
+
+
+def inputs():
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 50, (1, TOKENS), generator=generator)
+    return tokens, torch.cat([torch.arange(sample.length) for sample in SAMPLES])[None]
+
+
+def results(model, **arguments):
+    tokens, positions = inputs()
+    logits = model(tokens, position_ids=positions, use_cache=False, **arguments).logits
+    logits.square().mean().backward()
+    return [logits.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+def assert_close(found, wanted):
+    for one, other in zip(found, wanted, strict=True):
+        assert (one - other).norm() <= 1e-5 * max(float(other.norm()), 1e-3)
+
+
+def test_llama_gives_the_logits_and_gradients_of_dense_masks(executor):
+    config = llama()
+    layers = LayerPlans.prepare(executor, plan_of("shared", config))
+    found = results(model_of(config, "dcp"), dcp=layers)
+    wanted = results(model_of(config, "eager"), attention_mask=dense_bias("shared"))
+    assert_close(found, wanted)
+    other = results(model_of(config, "eager"), attention_mask=dense_bias("causal"))
+    assert (found[0] - other[0]).norm() > 1e-3 * other[0].norm()  # the mask matters
+
+
+def test_gemma_runs_local_and_global_layers_under_their_own_masks(executor):
+    config = gemma()
+    plans = [plan_of("local", config), plan_of("causal", config)]
+    layers = LayerPlans.prepare(executor, plans, (0, 1))
+    found = results(model_of(config, "dcp"), dcp=layers)
+    masks = {"sliding_attention": dense_bias("local"), "full_attention": dense_bias("causal")}
+    wanted = results(model_of(config, "eager"), attention_mask=masks)
+    assert_close(found, wanted)
+
+
+def test_a_window_of_the_model_that_the_plan_ignores_is_refused(executor):
+    config = gemma()
+    layers = LayerPlans.prepare(executor, plan_of("causal", config))
+    match = r"layer 0 \(Gemma3Attention\): the model has a window of 8 tokens, the plan's mask lets"
+    with pytest.raises(RunError, match=match):
+        results(model_of(config, "dcp"), dcp=layers)
+
+
+def test_what_the_plan_does_not_do_is_refused(executor):
+    config = llama()
+    layers = LayerPlans.prepare(executor, plan_of("causal", config))
+    model = model_of(config, "dcp")
+    tokens, positions = inputs()
+    with pytest.raises(RunError, match="needs the plans of the batch; call the model with dcp="):
+        model(tokens, position_ids=positions)
+    padding = torch.ones(1, TOKENS, dtype=torch.long)
+    model(tokens, position_ids=positions, attention_mask=padding, use_cache=False, dcp=layers)
+    padding[0, -3:] = 0
+    with pytest.raises(RunError, match="given an attention_mask that hides tokens"):
+        model(tokens, position_ids=positions, attention_mask=padding, use_cache=False, dcp=layers)
+    with pytest.raises(RunError, match="the model built an attention mask of shape"):
+        model(tokens, position_ids=positions, attention_mask=dense_bias("causal"), dcp=layers)
+    with pytest.raises(RunError, match="expected a batch of 1"):
+        model(tokens.repeat(2, 1), position_ids=positions.repeat(2, 1), dcp=layers)
+    dropping = model_of(LlamaConfig(**{**LLAMA, "attention_dropout": 0.1}), "dcp").train()
+    with pytest.raises(RunError, match=r"expected attention dropout 0, got 0\.1"):
+        dropping(tokens, position_ids=positions, use_cache=False, dcp=layers)
+    with pytest.raises(RunError, match="owns 48 tokens of this plan: expected q"):
+        model(tokens[:, :9], position_ids=positions[:, :9], use_cache=False, dcp=layers)
+
+
+def test_a_model_with_dropout_by_default_is_refused(executor):
+    config = GPT2Config(n_embd=32, n_head=4, n_layer=1, vocab_size=50)
+    layers = LayerPlans.prepare(executor, plan_of("causal", llama()))
+    tokens, _ = inputs()
+    with pytest.raises(RunError, match="expected attention dropout 0"):
+        model_of(config, "dcp").train()(tokens, use_cache=False, dcp=layers)
+
+
+def test_a_stack_whose_plans_place_tokens_differently_is_refused(executor):
+    config = llama()
+    short = block_sparsity([SPEC.mask("causal").bind(Sample(length=9))], 8, 8)
+    other = build_plan(
+        short, ModelShape(4, 2, 8, 4), Cluster(1, 1), PlanConfig("static:contiguous")
+    )
+    with pytest.raises(RunError, match="the plans of a stack place tokens on different ranks"):
+        LayerPlans.prepare(executor, [plan_of("causal", config), other], (0, 1))
+    with pytest.raises(RunError, match=r"expected a cycle over 1 plans, got \(0, 1\)"):
+        LayerPlans.prepare(executor, plan_of("causal", config), (0, 1))
+
+
+@pytest.mark.parametrize(("mask", "window"), [("local", 8), ("causal", 31), ("shared", 31)])
+def test_the_look_back_of_a_plan_is_the_window_that_contains_it(mask, window):
+    assert look_back(plan_of(mask, llama())) == window
+
+
+@pytest.mark.dist
+def test_two_ranks_give_the_logits_of_one(tmp_path):
+    script = tmp_path / "two_ranks.py"
+    script.write_text(TWO_RANKS.replace("HERE", repr(str(Path(__file__)))), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("equal") == 2
+
+
+TWO_RANKS = """
+import importlib.util
+import torch, torch.distributed as dist
+spec = importlib.util.spec_from_file_location("here", HERE)
+here = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(here)
+dist.init_process_group("gloo")
+executor = here.DCPExecutor()
+bound = [here.SPEC.mask("shared").bind(sample) for sample in here.SAMPLES]
+plan = here.build_plan(
+    here.block_sparsity(bound, 8, 8), here.ModelShape(4, 2, 8, 4),
+    here.Cluster(devices_per_node=2), here.PlanConfig("static:zigzag"),
+)
+local = torch.from_numpy(plan.local_tokens(executor.rank).copy())
+assert 0 < len(local) < here.TOKENS
+tokens, positions = here.inputs()
+model = here.model_of(here.llama(), "dcp")
+layers = here.LayerPlans.prepare(executor, plan)
+own = {"position_ids": positions[:, local], "use_cache": False, "dcp": layers}
+found = model(tokens[:, local], **own).logits
+(found.square().sum() / here.TOKENS / 50).backward()
+gradients = [parameter.grad for parameter in model.parameters()]
+for gradient in gradients:
+    dist.all_reduce(gradient)
+dense = here.model_of(here.llama(), "eager")
+wanted = here.results(dense, attention_mask=here.dense_bias("shared"))
+here.assert_close([found.detach(), *gradients], [wanted[0][:, local], *wanted[1:]])
+print("equal", flush=True)
+executor.close()
+dist.destroy_process_group()
+"""
