@@ -1,55 +1,33 @@
 """The four masks of the recorded workloads as slabs, straight from their definition."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from dcp_dsl import BatchShape, BlockKind, BlockSparsity, Slabs
-from dcp_planner.pair_count import count_pairs
+from dcp_dsl import Slabs
 
 Row = tuple[int, int, int, int, int, int]
 
 
-def sparsity_of(workload: dict[str, Any], block: int) -> BlockSparsity:
-    """Give the block sparsity of a recorded workload (`Any`: its JSON object)."""
-    lengths = workload["seqlens"]
-    batch = BatchShape.of(lengths)
-    slab_rows = {
-        "causal": _causal,
-        "lambda": _streaming,
-        "causal_blockwise": _blockwise,
-        "shared_question": _shared_question,
-    }[workload["mask"]]
-    rows = [
-        (q0 + at, q1 + at, k0 + at, k1 + at, a, b)
-        for at, length in zip(batch.cu_seqlens.tolist(), lengths, strict=False)
-        for q0, q1, k0, k1, a, b in slab_rows(length, **workload["mask_params"])
-        if q0 < q1 and k0 < k1
-    ]
-    table = np.array(sorted(rows), np.int64)
-    slabs = Slabs(batch.num_tokens, *table.T)
-    bounds = np.concatenate(
-        [
-            np.arange(a, b, block)
-            for a, b in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False)
-        ]
-        + [[batch.num_tokens]]
-    )
-    q, kv, pairs = count_pairs(slabs, bounds)
-    sizes = np.diff(bounds)
-    kind = np.where(pairs == sizes[q] * sizes[kv], BlockKind.FULL, BlockKind.PARTIAL)
-    return BlockSparsity(
-        batch=batch,
-        block_q=block,
-        block_kv=block,
-        q_bounds=bounds,
-        kv_bounds=bounds,
-        row_ptr=np.append(0, np.cumsum(np.bincount(q, minlength=len(sizes)))),
-        col_idx=kv.astype(np.int32),
-        kind=kind.astype(np.uint8),
-        pairs=pairs,
-        slabs=slabs,
-    )
+def sequences_of(workload: Mapping[str, Any]) -> list[Slabs]:
+    """Give the mask of each sequence of a recorded workload (`Any`: its JSON object).
+
+    Raises:
+        ValueError: if the mask is not one of the four.
+    """
+    rows_of = MASKS.get(workload["mask"])
+    if rows_of is None:
+        raise ValueError(
+            f"workload {workload['id']}: unknown mask {workload['mask']!r}; expected one of "
+            f"{', '.join(MASKS)}"
+        )
+    found = []
+    for length in workload["seqlens"]:
+        rows = [r for r in rows_of(length, **workload["mask_params"]) if r[0] < r[1]]
+        table = np.array(sorted(r for r in rows if r[2] < r[3]), np.int64).reshape(-1, 6)
+        found.append(Slabs(length, *table.T))
+    return found
 
 
 def _causal(length: int) -> list[Row]:
@@ -88,3 +66,12 @@ def _shared_question(length: int, question_proportion: float, n_answers: int) ->
         end = length if index == n_answers - 1 else start + answer
         rows.append((start, end, start, start + 1, 0, 1))
     return rows
+
+
+MASKS: Mapping[str, Callable[..., list[Row]]] = {
+    "causal": _causal,
+    "lambda": _streaming,
+    "causal_blockwise": _blockwise,
+    "shared_question": _shared_question,
+}
+"""Slab rows of a mask by its name in the workloads, given the length and its parameters."""

@@ -1,0 +1,265 @@
+"""Planners side by side on recorded batches, the figures recorded of DCP in the same table.
+
+    python planner/benchmarks/bench_plan.py --clusters 4x8,8x8 --heads tp4 --json OUT
+    python planner/benchmarks/bench_plan.py --table OUT
+
+Rows `dcp-recorded` are what the DCP artifact did on the same batches elsewhere, at the block size
+with the fewest forward bytes between nodes; they have no predicted times, and their `plan_s` are
+CPU seconds of another machine. Every other method runs here, one after the other in this process
+(KaHyPar in one of its own), on the same blocks. `plan_s` is `build_plan` as a whole, validation
+included, warm: the median of the repeats. External partitioners run once: they take seconds.
+
+Geometric means take workloads where both sides have a figure; a ratio below 0.01 counts as 0.01, so
+that a batch without bytes between nodes does not decide everything.
+"""
+
+import json
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+sys.path.insert(0, str(Path(__file__).parent))
+from plan_summary import EXTERNAL, RECORDED, by_workload_table, geomeans_of, summary_table
+from recorded_masks import sequences_of
+from recording import Row, machine, write
+
+from dcp_dsl import BlockSparsity, DCPError, block_sparsity
+from dcp_planner import (
+    PARTITIONERS,
+    Cluster,
+    ModelShape,
+    Plan,
+    PlanConfig,
+    build_plan,
+    find_cluster,
+    measure,
+    simulate,
+)
+
+DATA = Path(__file__).parent / "data"
+SCHEMA = "dcp.bench_plan/1"
+DEFAULT_BLOCK = 1024
+BUDGETS = ("fast", "balanced", "best")
+BETWEEN_NODES_PRICE = 8
+"""What a byte between nodes counts in `weighted_bytes`: see planner/LOG.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One run of the benchmark.
+
+    Attributes:
+        workloads: JSON objects, `Any`.
+        recorded: figures by ``workload|cluster|heads``.
+        clusters: as the command line names them.
+        shape, heads: the model and its name.
+        methods: to run.
+        block: tokens per block, ``None``: chosen by the planner.
+        repeats: timed runs of our own methods.
+        seed: of every random choice.
+        time_limit_s: of external partitioners.
+    """
+
+    workloads: list[dict[str, Any]]
+    recorded: dict[str, Any]
+    clusters: tuple[str, ...]
+    shape: ModelShape
+    heads: str
+    methods: tuple[str, ...]
+    block: int | None
+    repeats: int
+    seed: int
+    time_limit_s: float
+
+
+@click.command()
+@click.option("--workloads", type=click.Path(exists=True), default=str(DATA / "workloads.json"))
+@click.option("--peers", type=click.Path(exists=True), default=str(DATA / "peers.json"))
+@click.option("--clusters", default="4x8,8x8", show_default=True)
+@click.option("--heads", default="tp4", show_default=True, help="Key of `heads` in the workloads.")
+@click.option("--methods", default="", help="Comma list.  [default: all that run here]")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first N workloads.")
+@click.option("--only", default="", help="Only workloads whose id contains this.")
+@click.option("--block", default="auto", show_default=True, help="Tokens per block, or auto.")
+@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--time-limit", type=float, default=60.0, show_default=True)
+@click.option("--json", "out", type=click.Path(dir_okay=False), help="File to write.")
+@click.option("--table", type=click.Path(exists=True), help="Print the table of such a file.")
+@click.option("--by-workload", is_flag=True, help="With --table: one line for each row.")
+def main(out: str | None, table: str | None, by_workload: bool, **options: Any) -> None:
+    """Run the benchmark, or print a table of its results."""
+    if table is not None:
+        document = json.loads(Path(table).read_text())
+        click.echo(by_workload_table(document) if by_workload else summary_table(document))
+        return
+    document = run(read_setting(options), None if out is None else Path(out))
+    click.echo(summary_table(document))
+
+
+def read_setting(options: dict[str, Any]) -> Setting:
+    """Read the files and choices of the command line (`Any`: click's values)."""
+    text = json.loads(Path(options["workloads"]).read_text())
+    chosen = [w for w in text["workloads"] if options["only"] in w["id"]][: options["limit"]]
+    heads = text["heads"].get(options["heads"])
+    if heads is None:
+        raise click.UsageError(f"--heads: expected one of {', '.join(text['heads'])}")
+    sizes = {"bf16": 2, "fp16": 2, "fp32": 4}
+    methods = tuple(m for m in options["methods"].split(",") if m) or all_methods()
+    known = all_methods()
+    if not set(methods) <= set(known):
+        raise click.UsageError(f"--methods: expected some of {', '.join(known)}")
+    peers = json.loads(Path(options["peers"]).read_text())
+    return Setting(
+        workloads=chosen,
+        recorded=peers.get("peers", peers),
+        clusters=tuple(options["clusters"].split(",")),
+        shape=ModelShape(
+            heads["q_heads"], heads["kv_heads"], heads["head_dim"], sizes[heads["dtype"]]
+        ),
+        heads=options["heads"],
+        methods=methods,
+        block=None if options["block"] == "auto" else int(options["block"]),
+        repeats=options["repeats"],
+        seed=options["seed"],
+        time_limit_s=options["time_limit"],
+    )
+
+
+def all_methods() -> tuple[str, ...]:
+    """Give the methods that can run here: registry names, those with budgets once for each."""
+    found: list[str] = []
+    for name, partitioner in PARTITIONERS.items():
+        if partitioner.unavailable() is None:
+            budgets = BUDGETS if name == "native" else ()
+            found += [f"{name}:{budget}" for budget in budgets] or [name]
+    return (*found, RECORDED)
+
+
+def run(setting: Setting, out: Path | None) -> dict[str, Any]:
+    """Measure everything; the file is written anew after every workload (`Any`: JSON)."""
+    document: dict[str, Any] = {
+        "schema": SCHEMA, "machine": machine(), "heads": setting.heads,
+        "block": setting.block or "auto", "repeats": setting.repeats, "seed": setting.seed,
+        "methods": list(setting.methods), "rows": [], "geomeans": {},
+    }  # fmt: skip
+    rows: list[Row] = document["rows"]
+    for name in setting.clusters:
+        warm_up(setting, find_cluster(name))
+        for workload in setting.workloads:
+            click.echo(f"{name} {workload['id']}", err=True)
+            rows += measure_workload(setting, workload, name)
+            document["geomeans"] = geomeans_of(rows)
+            if out is not None:
+                write(out, document)
+    return document
+
+
+def warm_up(setting: Setting, cluster: Cluster) -> None:
+    """Let everything that is compiled or imported on first use happen before the clock runs."""
+    sequences = sequences_of(setting.workloads[0])[:1]
+    sparsity = block_sparsity(sequences, 1024, 1024)
+    for method in setting.methods:
+        if method != RECORDED and method not in EXTERNAL:
+            build_plan(sparsity, setting.shape, cluster, config_of(method, setting))
+
+
+def measure_workload(setting: Setting, workload: dict[str, Any], cluster_name: str) -> list[Row]:
+    """Run every method on one workload and cluster (`Any`: its JSON object)."""
+    cluster = find_cluster(cluster_name)
+    sparsity = compile_batch(setting, workload, cluster)
+    rows = []
+    for method in setting.methods:
+        head = {"workload": workload["id"], "cluster": cluster_name, "method": method}
+        if method == RECORDED:
+            key = f"{workload['id']}|{cluster_name}"
+            found = setting.recorded.get(f"{key}|{setting.heads}", setting.recorded.get(key))
+            rows += [head | recorded_row(found["dcp"])] if found and found.get("dcp") else []
+            continue
+        try:
+            rows.append(head | measured_row(setting, sparsity, cluster, method))
+        except DCPError as error:
+            click.echo(f"  {method}: {error}", err=True)
+            rows.append(head | {"backend": method, "error": str(error)})
+    return rows
+
+
+def compile_batch(setting: Setting, workload: dict[str, Any], cluster: Cluster) -> BlockSparsity:
+    """Give the block sparsity of one workload at the benchmark's block size (`Any`: JSON)."""
+    sequences = sequences_of(workload)
+    size = setting.block or DEFAULT_BLOCK
+    return block_sparsity(sequences, size, size)
+
+
+def config_of(method: str, setting: Setting) -> PlanConfig:
+    """Give the configuration of a method: a registry name, or one with ``:budget`` behind it."""
+    name, _, budget = method.rpartition(":")
+    common: dict[str, Any] = {"seed": setting.seed, "time_limit_s": setting.time_limit_s}
+    if method in PARTITIONERS:
+        return PlanConfig(partitioner=method, **common)
+    return PlanConfig(partitioner=name, budget=budget, **common)
+
+
+def measured_row(setting: Setting, sparsity: BlockSparsity, cluster: Cluster, method: str) -> Row:
+    """Plan, time and simulate one batch with one method."""
+    config, seconds = config_of(method, setting), []
+    for _ in range(1 if method in EXTERNAL else setting.repeats):
+        start = time.perf_counter()
+        plan = build_plan(sparsity, setting.shape, cluster, config)
+        seconds.append(time.perf_counter() - start)
+    return figures_row(plan) | {
+        "plan_s": statistics.median(seconds),
+        "plan_spread_s": max(seconds) - min(seconds),
+    }
+
+
+def figures_row(plan: Plan) -> Row:
+    """Give the figures of a plan."""
+    found, trace = measure(plan), simulate(plan)
+    sides = (found.forward, found.backward)
+    return {
+        "backend": plan.partitioner,
+        "blocks": found.blocks,
+        "tiles": found.tiles,
+        "compute_imbalance": found.compute_imbalance,
+        "token_imbalance": found.token_imbalance,
+        "forward_bytes": found.forward.total_bytes,
+        "forward_inter_bytes": found.forward.inter_node_bytes,
+        "backward_bytes": found.backward.total_bytes,
+        "backward_inter_bytes": found.backward.inter_node_bytes,
+        "weighted_bytes": sum(
+            s.total_bytes + (BETWEEN_NODES_PRICE - 1) * s.inter_node_bytes for s in sides
+        ),
+        "predicted_forward_s": trace.seconds(is_backward=False),
+        "predicted_backward_s": trace.seconds(is_backward=True),
+        "warnings": list(plan.warnings),
+    }
+
+
+def recorded_row(by_block: dict[str, dict[str, float]]) -> Row:
+    """Give the recorded figures at the block size with the fewest forward bytes between nodes."""
+    block, best = min(by_block.items(), key=lambda item: item[1]["fw_inter"])
+    return {
+        "backend": RECORDED,
+        "block": int(block),
+        "compute_imbalance": best["comp_imb"],
+        "token_imbalance": best["mem_imb"],
+        "forward_bytes": best["fw_total"],
+        "forward_inter_bytes": best["fw_inter"],
+        "backward_bytes": best["bw_total"],
+        "backward_inter_bytes": best["bw_inter"],
+        "weighted_bytes": best["fw_total"] + best["bw_total"]
+        + (BETWEEN_NODES_PRICE - 1) * (best["fw_inter"] + best["bw_inter"]),
+        "plan_s": best["cpu_plan_total"],
+        "predicted_forward_s": None,
+        "predicted_backward_s": None,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

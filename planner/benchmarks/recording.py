@@ -1,0 +1,84 @@
+"""What every benchmark of this room records: machine, versions, commit; and how it is written."""
+
+import json
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+"""One measured line; `Any`: what JSON holds."""
+PACKAGES = ("dcp-dsl", "numpy", "numba", "kahypar", "mtkahypar")
+
+
+def machine() -> dict[str, Any]:
+    """Say where figures come from: processor, cores, versions, commit (`Any`: texts, a number)."""
+    return {
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "commit": _commit(),
+        **{name: _version(name) for name in PACKAGES},
+    }
+
+
+def write(path: Path, document: dict[str, Any]) -> None:
+    """Write the JSON of a benchmark, whole or not at all (`Any`: what JSON holds)."""
+    draft = path.with_name(f".{path.name}.tmp")
+    draft.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    draft.replace(path)
+
+
+def geomean(ratios: Iterable[float]) -> float | None:
+    """Give the geometric mean, ``None`` of nothing.
+
+    >>> geomean([1, 4])
+    2.0
+    """
+    logs = [math.log(ratio) for ratio in ratios]
+    return math.exp(math.fsum(logs) / len(logs)) if logs else None
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Give a Markdown table: the first column to the left, the others to the right."""
+    lines = [header, ["---", *("---:" for _ in header[1:])], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def shown(value: float | None, form: str = ".2f", scale: float = 1.0) -> str:
+    """Give a number for a table, a dash for ``None``."""
+    return "-" if value is None else format(value * scale, form)
+
+
+def provenance(document: dict[str, Any], text: str = "") -> str:
+    """Give the line below a table that says where its figures come from (`Any`: JSON)."""
+    where = document["machine"]
+    before = f"{text}; " if text else ""
+    return f"\n{before}{where['processor']}, {where['cores']} cores, commit {where['commit']}."
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.stdout.strip() or "unknown"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

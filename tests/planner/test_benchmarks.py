@@ -1,0 +1,153 @@
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dcp_dsl import block_sparsity
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "planner" / "benchmarks"
+
+
+def run(script, *arguments):
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / script, *map(str, arguments)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def plan_results(tmp_path_factory):
+    out = tmp_path_factory.mktemp("bench") / "plan.json"
+    run(
+        "bench_plan.py", "--limit", 1, "--clusters", "2x4", "--block", 4096, "--repeats", 1,
+        "--methods", "static:zigzag,static:contiguous,dcp-recorded", "--peers", recorded(out),
+        "--json", out,
+    )  # fmt: skip
+    return out
+
+
+def recorded(out):
+    names = ("fw_total", "fw_inter", "bw_total", "bw_inter", "comp_imb", "mem_imb")
+    figures = {
+        "1024": dict(zip((*names, "cpu_plan_total"), (9, 5, 20, 11, 1.5, 1.1, 7.0), strict=True)),
+        "512": dict(zip((*names, "cpu_plan_total"), (8, 4, 21, 12, 1.6, 1.2, 70.0), strict=True)),
+    }
+    path = out.with_name("peers.json")
+    path.write_text(json.dumps({"longalign_like_msl131072_b0_causal|2x4|tp4": {"dcp": figures}}))
+    return path
+
+
+def test_bench_plan_gives_one_row_for_each_workload_cluster_and_method(plan_results):
+    document = json.loads(plan_results.read_text())
+    assert [(r["workload"], r["cluster"], r["method"]) for r in document["rows"]] == [
+        ("longalign_like_msl131072_b0_causal", "2x4", method)
+        for method in ("static:zigzag", "static:contiguous", "dcp-recorded")
+    ]
+    for row in document["rows"]:
+        for key in (
+            "backend", "compute_imbalance", "token_imbalance", "forward_bytes", "plan_s",
+            "forward_inter_bytes", "backward_bytes", "backward_inter_bytes",
+        ):  # fmt: skip
+            assert row[key], key
+        is_recorded = row["method"] == "dcp-recorded"
+        assert (row["predicted_forward_s"] is None) == is_recorded
+        assert (row["predicted_backward_s"] is None) == is_recorded
+    assert {"platform", "commit", "numpy", "cores"} <= set(document["machine"])
+
+
+def test_bench_plan_takes_the_recorded_block_size_with_the_fewest_bytes(plan_results):
+    row = json.loads(plan_results.read_text())["rows"][2]
+    assert (row["block"], row["forward_inter_bytes"], row["backward_inter_bytes"]) == (512, 4, 12)
+    assert row["plan_s"] == 70.0
+
+
+def test_bench_plan_takes_the_geometric_mean_of_ratios(plan_results):
+    document = json.loads(plan_results.read_text())
+    zigzag, contiguous, dcp = document["rows"]
+    found = document["geomeans"]["2x4"]["static:zigzag"]
+    key = "forward_inter_bytes"
+    assert math.isclose(found[f"{key}_vs_dcp"], zigzag[key] / dcp[key])
+    seconds = [r["predicted_forward_s"] + r["predicted_backward_s"] for r in (zigzag, contiguous)]
+    assert math.isclose(found["speedup_vs_best_static"], min(seconds) / seconds[0])
+    assert found["workloads"] == 1
+
+
+def test_bench_plan_prints_its_table(plan_results):
+    table = run("bench_plan.py", "--table", plan_results)
+    assert "| static:zigzag |" in table
+    assert "| dcp-recorded | 1.60 (1.60) | 1.20 (1.20) | 1.00 | 1.00 |" in table
+    long = run("bench_plan.py", "--table", plan_results, "--by-workload")
+    assert long.count("longalign_like_msl131072_b0_causal") == 3
+
+
+def test_bench_plan_refuses_methods_that_do_not_run_here():
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "bench_plan.py", "--methods", "metis"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "--methods: expected some of" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def recorded_masks():
+    sys.path.insert(0, str(BENCHMARKS))
+    yield __import__("recorded_masks")
+    sys.path.remove(str(BENCHMARKS))
+
+
+def ranges_of(mask, length, i, p):
+    """The definition beside the workloads: key ranges of query i of a sequence."""
+    if mask == "causal":
+        return [(0, i + 1)]
+    if mask == "lambda":
+        return [(0, min(p["n_starting"], i + 1)), (max(0, i - p["l_pretrain"] + 1), i + 1)]
+    if mask == "causal_blockwise":
+        size = p["block_size"]
+        b, last = i // size, -(-length // size) - 1
+        if b == 0:
+            return [(0, i + 1)]
+        if b == last:
+            return [(0, i + 1)]
+        return [(0, size), (max(size, i - p["k_local"] * size), i + 1)]
+    question = int(length * p["question_proportion"])
+    answer = (length - question) // p["n_answers"]
+    if i < question:
+        return [(0, i + 1)]
+    start = question + min((i - question) // answer, p["n_answers"] - 1) * answer
+    return [(0, question), (start, i + 1)]
+
+
+@pytest.mark.parametrize(
+    ("mask", "parameters"),
+    [
+        ("causal", {}),
+        ("lambda", {"n_starting": 3, "l_pretrain": 9}),
+        ("causal_blockwise", {"block_size": 4, "k_local": 2}),
+        ("shared_question", {"question_proportion": 0.2, "n_answers": 4}),
+    ],
+)
+@pytest.mark.parametrize("length", [1, 5, 30, 64])
+def test_recorded_masks_are_what_the_workloads_define(recorded_masks, mask, parameters, length):
+    if mask == "shared_question" and length < 5:
+        length = 7  # fewer tokens than answers are not defined
+    workload = {"id": "x", "mask": mask, "mask_params": parameters, "seqlens": [length]}
+    (slabs,) = recorded_masks.sequences_of(workload)
+    pairs = {
+        (i, j)
+        for i in range(length)
+        for start, end in ranges_of(mask, length, i, parameters)
+        for j in range(start, end)
+    }
+    sparsity = block_sparsity([slabs], 1, 1)
+    assert set(zip(sparsity.row_idx.tolist(), sparsity.col_idx.tolist(), strict=True)) == pairs
+
+
+def test_an_unknown_recorded_mask_is_named(recorded_masks):
+    with pytest.raises(ValueError, match="workload x: unknown mask 'tree'; expected one of causal"):
+        recorded_masks.sequences_of({"id": "x", "mask": "tree", "seqlens": [4], "mask_params": {}})
