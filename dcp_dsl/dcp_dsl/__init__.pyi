@@ -1,9 +1,11 @@
 from .arrays import readonly
+from .attachment import Attachment
 from .blocks import block_sparsity
 from .dataset import Dataset, read_dataset
 from .diagnostics import Diagnostic, Edit, Fix
 from .errors import DatasetError, DCPError, ExchangeError, SpecError
 from .formatter import format_source
+from .guard import Guard
 from .interchange.difference import MaskDifference, find_difference
 from .interchange.export import Export, ExportConfig
 from .interchange.export_file import read_export, write_export
@@ -19,7 +21,8 @@ from .pictures.preview import preview
 from .sample import Sample
 from .sample_argument import sample_from_argument
 from .sparsity import BatchShape, BlockKind, BlockSparsity, Slabs
-from .spec import Attachment, Spec, check, load
+from .spec import Spec, check, load
+from .stack import HeadMask, Stack, StackLayer
 
 __all__ = [
     "Attachment",
@@ -35,6 +38,8 @@ __all__ = [
     "Export",
     "ExportConfig",
     "Fix",
+    "Guard",
+    "HeadMask",
     "Mask",
     "MaskDifference",
     "MaskMod",
@@ -44,6 +49,8 @@ __all__ = [
     "Slabs",
     "Spec",
     "SpecError",
+    "Stack",
+    "StackLayer",
     "VarlenCall",
     "block_sparsity",
     "check",

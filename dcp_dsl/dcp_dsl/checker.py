@@ -10,24 +10,18 @@ from dcp_dsl.mask_checker import check_every, check_mask
 from dcp_dsl.scope import Scope
 
 
-def check_program(program: Program, lost: frozenset[str] = frozenset()) -> tuple[Diagnostic, ...]:
+def check_scope(scope: Scope, lost: frozenset[str] = frozenset()) -> tuple[Diagnostic, ...]:
     """Find what is wrong with the names, kinds and layouts of a parsed text.
 
     Args:
-        program: the statements that parsed.
+        scope: what the statements that parsed define and import.
         lost: names that statements with syntax errors would have defined.
 
     Returns:
         Errors, and W290 for what is well-formed but cannot be compiled yet.
     """
-    imported = {
-        name.text
-        for statement in program.statements
-        if isinstance(statement, ast.Import)
-        for name in statement.names
-    }
-    scope = Scope.of(program)
-    checker = ExpressionChecker(scope, program, lost | imported)
+    program = scope.program
+    checker = ExpressionChecker(scope, program, lost | _missing_imports(scope))
     check_definitions(program, checker)
     check_recursion(scope, checker)
     for statement in program.statements:
@@ -44,6 +38,18 @@ def check_expression(
     if not checker.found:
         checker.mask(expression, {})
     return tuple(d for d in checker.found if d.severity == "error")
+
+
+def _missing_imports(scope: Scope) -> frozenset[str]:
+    """Give the imported names that could not be found; their `import` is reported already."""
+    names = {
+        name.text
+        for statement in scope.program.statements
+        if isinstance(statement, ast.Import)
+        for name in statement.names
+    }
+    known = {*scope.imported.masks, *scope.imported.stacks, *scope.imported.segments}
+    return frozenset(names - known - scope.imported.tokens.keys())
 
 
 # ---- statements ----------------------------------------------------------------------------------
@@ -63,8 +69,6 @@ def _check_statement(statement: ast.Statement, checker: ExpressionChecker) -> No
             _check_sample(statement, checker)
         case ast.Check():
             _check_check(statement, checker)
-        case ast.Import():
-            checker.report("W290", NOT_YET, statement.span, "copy the masks into this file")
 
 
 def _check_segment(segment: ast.Segment, checker: ExpressionChecker) -> None:
@@ -81,19 +85,40 @@ def _check_segment(segment: ast.Segment, checker: ExpressionChecker) -> None:
 
 def _check_stack(stack: ast.Stack, checker: ExpressionChecker) -> None:
     for layer in stack.layers:
+        if layer.count < 1:
+            checker.report("E111", "a stack repeats a layer at least once", layer.span)
         if layer.value is not None:
             checker.mask(layer.value, {})
-        for head in layer.heads:
-            checker.mask(head.value, {})
-            if head.first is not None and head.last is not None and head.last < head.first:
-                checker.report("E111", "this range of heads is empty", head.span)
-    checker.report("W290", NOT_YET, stack.name.span, "attach one mask at a time")
+        _check_heads(layer, checker)
+
+
+def _check_heads(layer: ast.Layer, checker: ExpressionChecker) -> None:
+    """Check the head groups of a layer: ranges that are empty or overlap, `rest` once and last."""
+    taken: list[tuple[int, int]] = []
+    for index, group in enumerate(layer.heads):
+        checker.mask(group.value, {})
+        if group.first is None or group.last is None:
+            if index != len(layer.heads) - 1:
+                message = "`rest` stands for the heads that nothing else names, so it comes last"
+                checker.report("E123", message, group.span)
+            continue
+        if group.last < group.first:
+            checker.report("E111", "this range of heads is empty", group.span)
+        elif any(group.first <= last and first <= group.last for first, last in taken):
+            checker.report("E123", "these heads already have a mask in this layer", group.span)
+        taken.append((group.first, group.last))
+    if taken and layer.heads[-1].first is not None:
+        ends = [0, *(last + 1 for _, last in sorted(taken))]
+        gaps = [end for end, (first, _) in zip(ends, sorted(taken), strict=False) if first > end]
+        if gaps:
+            message, hint = f"head {gaps[0]} has no mask", "name it, or end with `rest: causal`"
+            checker.report("E123", message, layer.span, hint)
 
 
 def _check_attach(attach: ast.Attach, checker: ExpressionChecker) -> None:
     value = attach.value
-    if isinstance(value, ast.Name) and value.text in checker.scope.stacks:
-        return  # the stack itself is reported
+    if isinstance(value, ast.Name) and checker.scope.find_stack(value.text) is not None:
+        return  # its masks are checked where it is defined
     checker.columns = frozenset(c.text for c in attach.having)
     checker.mask(value, {})
     checker.columns = frozenset()

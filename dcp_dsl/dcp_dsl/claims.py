@@ -29,7 +29,7 @@ MAX_STEPS = 2**28  # of numpy on one pair; about half a second
 _TOO_LONG = "this check is not tested: it takes too long", "test smaller masks, on shorter samples"
 
 
-def check_claims(program: Program) -> tuple[Diagnostic, ...]:
+def check_claims(scope: Scope) -> tuple[Diagnostic, ...]:
     """Test every `check` statement of a text without errors.
 
     A text with very much to test is tested in part; W291 says which checks are not.
@@ -39,10 +39,9 @@ def check_claims(program: Program) -> tuple[Diagnostic, ...]:
         the claim cannot be evaluated yet, W291 where there is nothing to test it on or testing it
         would take too long.
     """
-    scope = Scope.of(program)
     budget = Budget(MAX_STEPS)
     found, broken = _check_samples(scope, budget)
-    for statement in program.statements:
+    for statement in scope.program.statements:
         if isinstance(statement, ast.Check) and len(found) < MAX_FINDINGS:
             if budget.is_spent:
                 found.append(_note(statement, scope, "W291", *_TOO_LONG))

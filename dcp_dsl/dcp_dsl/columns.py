@@ -1,5 +1,7 @@
 """Which columns of a sample a layout and a mask need."""
 
+from collections.abc import Iterator
+
 from dcp_dsl import ast
 from dcp_dsl.scope import Scope
 from dcp_dsl.walk import mentioned_names, walk
@@ -8,30 +10,44 @@ from dcp_dsl.walk import mentioned_names, walk
 def needed_columns(expression: ast.Expr, scope: Scope) -> frozenset[str]:
     """Give the columns that evaluating a mask expression reads, through everything it calls."""
     found: set[str] = set()
+    for node, at in reached(expression, scope):
+        if isinstance(node, ast.Segment):
+            if isinstance(node.source, ast.Layout):
+                found.update(layout_columns(node.source))
+            elif isinstance(node.source, ast.Columns):
+                found.add(node.source.column.text)
+        else:
+            found.update(_row_columns(node))
+            for name, is_attribute in mentioned_names(node):
+                if is_attribute and name in at.tokens and name not in at.segments:
+                    found.add(at.tokens[name].column.text)
+    return frozenset(found)
+
+
+def needed_segments(expression: ast.Expr, scope: Scope) -> list[ast.Segment]:
+    """Give the segment statements that evaluating a mask expression lays out."""
+    return [node for node, _ in reached(expression, scope) if isinstance(node, ast.Segment)]
+
+
+def reached(expression: ast.Expr, scope: Scope) -> Iterator[tuple[object, Scope]]:
+    """Give an expression and all masks and segments it comes to, each with its scope, once."""
     seen: set[tuple[int, str]] = set()
+    statements: set[int] = set()
     pending: list[tuple[object, Scope]] = [(expression, scope)]
     while pending:
         node, at = pending.pop()
+        yield node, at
         for name, is_attribute in mentioned_names(node):
             if (id(at), name) in seen:
                 continue
-            if is_attribute:
-                if name in at.tokens and name not in at.segments:
-                    found.add(at.tokens[name].column.text)
-            elif (mask := at.find_mask(name)) is not None:
+            if not is_attribute and (mask := at.find_mask(name)) is not None:
                 seen.add((id(at), name))
                 pending.append(mask)
             if name in at.segments:
                 seen.add((id(at), name))
-                source = at.segments[name].source
-                if isinstance(source, ast.Layout):
-                    found.update(layout_columns(source))
-                elif isinstance(source, ast.Columns):
-                    found.add(source.column.text)
-                else:
-                    pending.append((source, at))
-        found.update(_row_columns(node))
-    return frozenset(found)
+                if id(at.segments[name]) not in statements:
+                    statements.add(id(at.segments[name]))
+                    pending.append((at.segments[name], at))
 
 
 def reads_length(layout: ast.Layout) -> bool:

@@ -1,6 +1,7 @@
 """Check what a text defines: reserved and doubled names, recursion, size when written out."""
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from dcp_dsl import ast
 from dcp_dsl.ast import Program
@@ -54,39 +55,41 @@ class _Size:
 
 def check_recursion(scope: Scope, checker: ExpressionChecker) -> None:
     """Report masks that call themselves, and masks too large when written out."""
-    sizes: dict[str, _Size] = {}
+    sizes: _Sizes = {}
     for name in scope.masks:
         _measure(name, scope, checker, sizes, ())
 
 
+_Sizes: TypeAlias = dict[tuple[int, str], _Size]  # by scope and name
+
+
 def _measure(
-    name: str,
-    scope: Scope,
-    checker: ExpressionChecker,
-    sizes: dict[str, _Size],
-    path: tuple[str, ...],
+    name: str, scope: Scope, checker: ExpressionChecker, sizes: _Sizes, path: tuple[str, ...]
 ) -> _Size:
-    """Give the size of an own mask; `path` holds the masks being measured."""
-    if name in sizes:
-        return sizes[name]
+    """Give the size of a mask of a scope; `path` holds the masks being measured."""
+    key = id(scope), name
+    if key in sizes:
+        return sizes[key]
     mask = scope.masks[name]
-    if name in path:
+    if name in path and scope is checker.scope:
         cycle = " -> ".join((*path[path.index(name) :], name))
         hint = cycle if len(cycle) < 100 else ""
         checker.report("E110", f"mask `{name}` calls itself", mask.name.span, hint)
-        return sizes.setdefault(name, _Size(1, 1))
+        return sizes.setdefault(key, _Size(1, 1))
     if len(path) > MAX_EXPANDED_DEPTH:
         report_size(mask, checker)
-        return sizes.setdefault(name, _Size(1, 1))
+        return sizes.setdefault(key, _Size(1, 1))
     own = [node for node in walk(mask) if hasattr(node, "span")]
     depth, nodes = _depth(mask), len(own)
     deepest = 0
     for called, is_attribute in mentioned_names(mask):
-        if not is_attribute and called in scope.masks:
-            inner = _measure(called, scope, checker, sizes, (*path, name))
+        found = None if is_attribute else scope.own_mask(called)
+        if found is not None:
+            inner = _measure(found[0].name.text, found[1], checker, sizes, (*path, name))
             deepest, nodes = max(deepest, inner.depth), nodes + inner.nodes
-    size = sizes.setdefault(name, _Size(depth + deepest, nodes))
-    if size.depth > MAX_EXPANDED_DEPTH or size.nodes > MAX_EXPANDED_NODES:
+    size = sizes.setdefault(key, _Size(depth + deepest, nodes))
+    is_large = size.depth > MAX_EXPANDED_DEPTH or size.nodes > MAX_EXPANDED_NODES
+    if is_large and scope is checker.scope:
         report_size(mask, checker)
     return size
 

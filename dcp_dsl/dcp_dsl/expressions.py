@@ -197,7 +197,7 @@ class ExpressionChecker:
         if (found := self.scope.find_mask(text)) is not None:
             check_arguments(found[0], (), value.span, names, self)
             return MASK
-        if text in self.scope.stacks:
+        if self.scope.find_stack(text) is not None:
             self.report(
                 "E103", f"expected a mask, `{text}` is a stack of masks", value.span,
                 "a stack can only be attached with `for ... use`",
@@ -206,8 +206,7 @@ class ExpressionChecker:
         if text in self.lost:
             return UNKNOWN
         if text in self.columns:
-            self.report("W290", NOT_YET, value.span, "a column as an argument")
-            return UNKNOWN
+            return INT  # one integer per sample
         self.unknown(text, value.span, names)
         return UNKNOWN
 
@@ -215,7 +214,16 @@ class ExpressionChecker:
         """Report an unknown name with the closest known one."""
         if self.is_full:  # finding the closest name is slow
             return
-        known = {*names, *self.scope.masks, *self.scope.segments, *library_names(), "q", "k", "len"}
+        known = {
+            *names,
+            *self.scope.masks,
+            *self.scope.imported.masks,
+            *self.scope.segments,
+            *library_names(),
+            "q",
+            "k",
+            "len",
+        }
         known |= {*BUILTINS, *SEGMENT_FUNCTIONS, *self.lost}
         hint = did_you_mean(text, sorted(known))
         if not hint and text in self.scope.tokens:

@@ -1,6 +1,7 @@
 """A checked mask, ready to be bound to samples."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from dcp_dsl import ast
 from dcp_dsl.diagnostics import make_diagnostic
@@ -8,6 +9,9 @@ from dcp_dsl.errors import DatasetError, SpecError
 from dcp_dsl.sample import Sample
 from dcp_dsl.scope import Scope
 from dcp_dsl.sparsity import Slabs
+
+if TYPE_CHECKING:
+    from dcp_dsl.guard import Guard
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +38,12 @@ class Mask:
     expression: ast.Expr = field(repr=False)
     scope: Scope = field(repr=False)
     program: ast.Program = field(repr=False)
+
+    def guard(self) -> "Guard":
+        """Give what refuses samples on which the mask leaks or a token sees nothing."""
+        from dcp_dsl.guard import Guard  # a guard is made of masks
+
+        return Guard.of((self,))
 
     def bind(self, sample: Sample) -> Slabs:
         """Give the exact normal form of the mask on one sample.

@@ -2,7 +2,7 @@
 
 import json
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -49,13 +49,23 @@ class Sample:
         Raises:
             DatasetError: if a needed column or the length is missing.
         """
-        missing = sorted(name for name in mask.columns if name not in row)
+        return cls.of_columns(row, mask.columns, mask.name)
+
+    @classmethod
+    def of_columns(
+        cls,
+        row: Mapping[str, Any],  # Any: whatever a file format gives
+        columns: Collection[str],
+        mask_name: str,
+    ) -> "Sample":
+        """Take from a row its length and these columns; `mask_name` is who needs them."""
+        missing = sorted(name for name in columns if name not in row)
         if missing:
             have = ", ".join(f"`{name}`" for name in sorted(row)) or "no columns"
             raise DatasetError(
-                f"mask `{mask.name}` needs the column `{missing[0]}`; the row has {have}"
+                f"mask `{mask_name}` needs the column `{missing[0]}`; the row has {have}"
             )
-        return cls({name: row[name] for name in sorted(mask.columns)}, row_length(row))
+        return cls({name: row[name] for name in sorted(columns)}, row_length(row))
 
     @classmethod
     def from_json(cls, text: str) -> "Sample":

@@ -1,12 +1,22 @@
 """Which name means what: the definitions of one text, and the standard library behind it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from dcp_dsl import ast
 from dcp_dsl.ast import Program
 from dcp_grammar import MASKS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Imported:
+    """What `import` statements bring into a text, by name, each with the scope it is read in."""
+
+    masks: "dict[str, tuple[ast.MaskDef, Scope]]" = field(default_factory=dict)
+    stacks: "dict[str, tuple[ast.Stack, Scope]]" = field(default_factory=dict)
+    segments: dict[str, ast.Segment] = field(default_factory=dict)
+    tokens: dict[str, ast.Token] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -16,7 +26,9 @@ class Scope:
     Attributes:
         program: the text they come from.
         masks, stacks, samples, tokens: statements by their name.
-        segments: segment statements by their own name and by the names of the parts inside.
+        segments: segment statements by their own name and by the names of the parts inside;
+            imported ones too, as imported tokens are among `tokens`.
+        imported: masks and stacks from other files.
     """
 
     program: Program
@@ -25,10 +37,11 @@ class Scope:
     samples: Mapping[str, ast.SampleDef]
     tokens: Mapping[str, ast.Token]
     segments: Mapping[str, ast.Segment]
+    imported: Imported = field(default_factory=Imported)
 
     @classmethod
-    def of(cls, program: Program) -> "Scope":
-        """Collect the definitions of a program."""
+    def of(cls, program: Program, imported: Imported | None = None) -> "Scope":
+        """Collect the definitions of a program and what it imports."""
         masks: dict[str, ast.MaskDef] = {}
         stacks: dict[str, ast.Stack] = {}
         samples: dict[str, ast.SampleDef] = {}
@@ -47,18 +60,34 @@ class Scope:
                 case ast.Segment():
                     for name in segment_names(statement):
                         segments.setdefault(name.text, statement)
-        return cls(program, masks, stacks, samples, tokens, segments)
+        imported = imported or Imported()
+        segments = {**imported.segments, **segments}
+        tokens = {**imported.tokens, **tokens}
+        return cls(program, masks, stacks, samples, tokens, segments, imported)
 
     def find_mask(self, name: str) -> "tuple[ast.MaskDef, Scope] | None":
-        """Give the mask of this name and the scope its body is read in; own masks come first."""
-        if name in self.masks:
-            return self.masks[name], self
+        """Give the mask of this name and the scope its body is read in.
+
+        Own masks come first, then imported ones, then the standard library.
+        """
+        if (own := self.own_mask(name)) is not None:
+            return own
         library = find_library_scope(name)
         return None if library is None else (library.masks[name], library)
 
+    def own_mask(self, name: str) -> "tuple[ast.MaskDef, Scope] | None":
+        """Give a mask of the text or one it imports, and the scope its body is read in."""
+        return (self.masks[name], self) if name in self.masks else self.imported.masks.get(name)
+
+    def find_stack(self, name: str) -> "tuple[ast.Stack, Scope] | None":
+        """Give a stack of the text or one it imports, and the scope its masks are read in."""
+        return (self.stacks[name], self) if name in self.stacks else self.imported.stacks.get(name)
+
     def layouts(self) -> "list[tuple[ast.Segment, ast.Layout]]":
-        """Give the segment statements whose source is a layout, each with its layout."""
-        segments = [s for s in self.program.statements if isinstance(s, ast.Segment)]
+        """Give the segment statements, own and imported, that are layouts, each with its layout."""
+        own = [s for s in self.program.statements if isinstance(s, ast.Segment)]
+        brought = {id(s): s for s in self.imported.segments.values()}
+        segments = [*own, *brought.values()]
         return [(s, s.source) for s in segments if isinstance(s.source, ast.Layout)]
 
 
