@@ -87,10 +87,10 @@ class Guard:
 
     >>> from dcp_dsl import Spec
     >>> mask = Spec.from_text("token evict  mask kept = causal and q < k.evict").mask("kept")
-    >>> Guard.of([mask]).check(Sample({"evict": [3, 2, 2]}, 3))
+    >>> Guard.of([mask]).check(Sample({"evict": [2, 2, 2]}, 3))
     Traceback (most recent call last):
     ...
-    dcp_dsl.errors.DatasetError: mask `kept`: token 2 sees ... with evict = [3, 2, 2]; ...
+    dcp_dsl.errors.DatasetError: mask `kept`: token 2 sees ... with evict = [2, 2, 2]; ...
     """
 
     rules: tuple[MaskRule, ...]

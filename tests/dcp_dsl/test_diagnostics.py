@@ -14,18 +14,34 @@ SECTIONS = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
 BLOCK = re.compile(r"```dcpm (bad|good)([^\n]*)\n(.*?)```", re.DOTALL)
 
 
+FILE = re.compile(r"```dcpm file=(\S+)\n(.*?)```", re.DOTALL)
+
+
 def examples(kind):
     for section in SECTIONS:
         code = section.split()[0]
+        files = dict(FILE.findall(section))
         for found, options, text in BLOCK.findall(section):
             if found == kind:
                 chosen = dict(option.split("=") for option in options.split())
-                yield pytest.param(code, chosen, text * int(chosen.get("times", 1)), id=code)
+                repeated = text * int(chosen.get("times", 1))
+                yield pytest.param(code, chosen, repeated, files, id=code)
 
 
-@pytest.mark.parametrize(("code", "options", "text"), list(examples("bad")))
-def test_the_bad_example_raises_exactly_its_code(code, options, text):
-    found = check(text)
+def check_example(text, options, files, folder):
+    """Check a text, as a file beside the other files of its section if it has a name."""
+    if "main" not in options:
+        return check(text)
+    for name, other in files.items():
+        (folder / name).write_text(other)
+    main = folder / options["main"]
+    main.write_text(text)
+    return check(text, str(main))
+
+
+@pytest.mark.parametrize(("code", "options", "text", "files"), list(examples("bad")))
+def test_the_bad_example_raises_exactly_its_code(code, options, text, files, tmp_path):
+    found = check_example(text, options, files, tmp_path)
     if "bind" in options:
         assert all(d.severity == "warning" for d in found)
         mask = Spec.from_text(text).mask("a")
@@ -35,9 +51,10 @@ def test_the_bad_example_raises_exactly_its_code(code, options, text):
     assert {d.code for d in found} == {code}
 
 
-@pytest.mark.parametrize(("code", "options", "text"), list(examples("good")))
-def test_the_good_example_has_no_errors(code, options, text):
-    assert [d.render() for d in check(text) if d.severity == "error"] == []
+@pytest.mark.parametrize(("code", "options", "text", "files"), list(examples("good")))
+def test_the_good_example_has_no_errors(code, options, text, files, tmp_path):
+    found = check_example(text, options, files, tmp_path)
+    assert [d.render() for d in found if d.severity == "error"] == []
 
 
 def test_every_code_in_the_source_has_a_section_with_both_examples():

@@ -1,0 +1,115 @@
+"""Imports: what another file brings, and everything that can be wrong with it."""
+
+import numpy as np
+import pytest
+
+from dcp_dsl import Sample, SpecError, check, dense_mask, load
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def write(**files):
+        for name, text in files.items():
+            path = tmp_path / f"{name.replace('__', '/')}.dcpm"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        return tmp_path
+
+    return write
+
+
+LIBRARY = """
+segment doc = [doc_lens]*
+token evict
+mask packed(window: tokens = 4) = near(window) per doc
+mask near(window: tokens) = sliding(window)
+stack two = packed, causal
+"""
+
+
+def test_an_imported_mask_keeps_the_names_of_its_own_file(folder):
+    path = folder(
+        lib=LIBRARY, main='import packed from "lib.dcpm"\nmask near = causal\nmask a = packed(2)'
+    )
+    spec = load(path / "main.dcpm")
+    sample = Sample({"doc_lens": [3, 2]}, 5)
+    assert spec.mask("a").columns == {"doc_lens"}
+    assert spec.mask("packed(2)").bind(sample).num_pairs == 5 + 3
+    assert np.array_equal(
+        dense_mask(spec.mask("a"), sample), dense_mask(spec.mask("packed(2)"), sample)
+    )
+
+
+def test_segments_tokens_and_stacks_can_be_imported(folder):
+    path = folder(
+        lib=LIBRARY,
+        main='import doc, evict, two from "lib.dcpm"\nmask a = causal and same(doc) and q < k.evict'
+        '\nsample s(doc_lens = [2, 1], evict = [3, 3, 3])\ncheck a total on s\nfor "*" use two',
+    )
+    spec = load(path / "main.dcpm")
+    assert check((path / "main.dcpm").read_text(), str(path / "main.dcpm")) == ()
+    assert spec.mask("a").columns == {"doc_lens", "evict"}
+    assert [mask.name for mask in spec.stack("two").masks] == ["packed", "causal"]
+    assert spec.attachment("x", ["doc_lens", "len"]).stack.period == 2
+
+
+def test_imports_pass_through_files_in_folders_below(folder):
+    path = folder(
+        sub__b="mask b = sliding(2)",
+        sub__c='import b from "b.dcpm"\nmask c = b or causal',
+        main='import c from "sub/c.dcpm"\nmask a = c',
+    )
+    assert load(path / "main.dcpm").mask("a").bind(Sample(length=3)).num_pairs == 6
+
+
+@pytest.mark.parametrize(
+    ("main", "code", "said"),
+    [
+        ('import x from "lib.dcpm"', "E131", "does not define `x`"),
+        ('import x from "none.dcpm"', "E130", "no such file"),
+        ('import x from "/etc/lib.dcpm"', "E130", "is no relative path"),
+        ('import x from "../lib.dcpm"', "E130", "lies outside"),
+        ('import x from "C:/lib.dcpm"', "E130", "is no relative path"),
+        ('import x from "lib.txt"', "E130", "is no .dcpm file"),
+        ('import x from ""', "E130", "is no .dcpm file"),
+        ('import a from "bad.dcpm"', "E133", "E101 unknown name `casual`"),
+        ('import a from "broken.dcpm"', "E133", "E005"),
+        ('import x from "main.dcpm"', "E132", "imports this file in turn"),
+        ('import c from "cycle.dcpm"', "E132", "imports this file in turn"),
+        ('import packed from "lib.dcpm"\nmask packed = causal', "E108", "defined twice"),
+        ('import packed, packed from "lib.dcpm"', "E108", "defined twice"),
+        ('import tiles from "tiles.dcpm"', "E131", "define these tiles here"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_an_import_has_a_code(folder, main, code, said):
+    path = folder(
+        lib=LIBRARY, bad="mask a = casual", broken="mask a =", main=main,
+        cycle='import x from "main.dcpm"\nmask c = causal',
+        tiles="segment doc = [doc_lens]*\nsegment tiles = every 4 in doc",
+    )  # fmt: skip
+    found = check(main, str(path / "main.dcpm"))
+    assert [d.code for d in found] == [code]
+    assert said in found[0].message
+    with pytest.raises(SpecError):
+        load(path / "main.dcpm")
+
+
+def test_a_text_that_is_no_file_cannot_import():
+    for name in ("<text>", "-"):
+        assert [d.code for d in check('import a from "lib.dcpm"', name)] == ["E130"]
+
+
+def test_a_link_out_of_the_folder_is_not_followed(folder, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("outside") / "far.dcpm"
+    outside.write_text("mask far = causal")
+    path = folder(main='import far from "far.dcpm"')
+    (path / "far.dcpm").symlink_to(outside)
+    (found,) = check('import far from "far.dcpm"', str(path / "main.dcpm"))
+    assert (found.code, "lies outside" in found.message) == ("E130", True)
+
+
+def test_very_many_files_are_refused(folder):
+    files = {f"f{i}": "mask m = causal" for i in range(70)}
+    path = folder(**files)
+    main = "\n".join(f'import m from "f{i}.dcpm"' for i in range(70))
+    assert "E130" in {d.code for d in check(main, str(path / "main.dcpm"))}
