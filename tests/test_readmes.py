@@ -27,7 +27,8 @@ def model(local_data, executor):
 
 def blocks(path: str, language: str) -> list[str]:
     text = (ROOT / path).read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    fences = re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    return [code for found, code in fences if found == language]
 
 
 def run(code: str, folder: Path) -> str:
@@ -55,6 +56,44 @@ def test_training_loop_of_the_first_readme_runs(tmp_path: Path):
     imports, training = blocks("README.md", "python")[1].split("\n\n", 1)
     checks = "\nassert loss.isfinite()\nexecutor.close()\ndist.destroy_process_group()\n"
     run("\n".join([imports, TRAINING, training, checks]), tmp_path)
+
+
+TRAINING_PAGE = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+row = {"question_len": 300, "answer_lens": [200, 200]}
+dataset = [{"tokens": [n % 50 for n in range(700)], **row} for _ in range(5)]
+def project(tokens, positions):
+    assert tokens.shape == positions.shape
+    q = torch.randn(len(tokens), 8, 128, requires_grad=True)
+    return q, torch.randn(len(tokens), 2, 2, 128, requires_grad=True)
+def loss_sum(out, labels):
+    return out[labels >= 0].square().sum()
+"""
+RESUMING = """
+def make_loader():
+    return DCPDataloader(dataset, load("train.dcpm"), token_budget=2048, block_size=128)
+loader = make_loader()
+first = next(iter(loader))
+"""
+HUGGING_FACE = """
+from transformers import AutoModelForCausalLM, LlamaConfig
+config = LlamaConfig(hidden_size=64, intermediate_size=64, num_hidden_layers=1, vocab_size=50,
+                     num_attention_heads=8, num_key_value_heads=2, head_dim=128)
+loader = make_loader()
+"""
+
+
+def test_code_of_the_training_page_runs(tmp_path: Path):
+    (spec,) = [b for b in blocks("docs/training.md", "") if b.startswith("segment part")]
+    assert check(spec) == ()
+    (tmp_path / "train.dcpm").write_text(spec, encoding="utf-8")
+    training, resuming, hugging_face = blocks("docs/training.md", "python")
+    checks = "assert loss.isfinite()\n"
+    rest = "assert [d.rows for d, _ in loader] == [(2, 3), (4,)]\n"
+    logits = "assert logits.isfinite().all()\nexecutor.close()\ndist.destroy_process_group()\n"
+    parts = [training, checks, RESUMING, resuming, rest, HUGGING_FACE, hugging_face, logits]
+    run("\n".join([TRAINING_PAGE, *parts]), tmp_path)
 
 
 def test_mask_of_the_first_readme_is_right():
