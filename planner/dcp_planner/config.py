@@ -1,11 +1,15 @@
 """The choices of one planning run."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from dcp_planner.errors import PlanError
 
 MOST_TOLERANCE = 1e6
 """Largest tolerance: one below the number of devices already forbids nothing."""
+Budget = Literal["fast", "balanced", "best"]
+BUDGETS: tuple[Budget, ...] = ("fast", "balanced", "best")
+"""How much a search may do, least first."""
 MOST_SECONDS = 86_400.0
 """Longest time limit, a day."""
 
@@ -21,6 +25,8 @@ class PlanConfig:
         compute_tolerance: how far above the mean the most loaded device may compute, as a share; at
             most `MOST_TOLERANCE`.
         token_tolerance: the same for tokens owned.
+        budget: how much the native search may do, in work, not in time: the same input gives the
+            same plan on a slow machine.
         seed: of every random choice; the same input and seed give the same plan.
         time_limit_s: wall-clock seconds an external partitioner may take in all, at most a day.
 
@@ -37,6 +43,7 @@ class PlanConfig:
     divisions: int = 4
     compute_tolerance: float = 0.1
     token_tolerance: float = 0.1
+    budget: Budget = "balanced"
     seed: int = 0
     time_limit_s: float = 60.0
 
@@ -45,6 +52,10 @@ class PlanConfig:
             raise PlanError(
                 "PlanConfig.divisions: expected at least 2 (one for local tiles, one that waits "
                 f"for inputs), got {self.divisions}"
+            )
+        if self.budget not in BUDGETS:
+            raise PlanError(
+                f"PlanConfig.budget: expected one of {', '.join(BUDGETS)}, got {self.budget!r}"
             )
         for name in ("compute_tolerance", "token_tolerance"):
             if not 0 <= getattr(self, name) <= MOST_TOLERANCE:

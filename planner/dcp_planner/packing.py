@@ -45,6 +45,8 @@ def cap_of(sizes: NDArray[np.int64], parts: int, tolerance: float) -> int:
     """Give the most a part may hold: what is tolerated, or what LPT needs if that is more."""
     total = int(sizes.sum())
     level = min(total, int((1 + tolerance) * total / parts))
+    if total + parts * int(sizes.max(initial=0)) <= parts * level:
+        return level  # LPT ends at most one item above the mean
     packed = loads_of(pack_largest_first(sizes, parts), sizes, parts)
     return max(level, int(packed.max(initial=0)))
 

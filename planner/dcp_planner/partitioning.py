@@ -7,12 +7,14 @@ from dcp_planner.cluster import Cluster
 from dcp_planner.config import PlanConfig
 from dcp_planner.errors import PlanError
 from dcp_planner.kahypar_adapter import KaHyPar
+from dcp_planner.native_partitioner import Native
 from dcp_planner.placement import Partitioner, Placement
 from dcp_planner.repair import find_shortfalls, repair
 from dcp_planner.static_layout import StaticLayout
 from dcp_planner.workload import Workload
 
 _ADAPTERS: tuple[Partitioner, ...] = (
+    Native(),
     KaHyPar(),
     StaticLayout("zigzag"),
     StaticLayout("contiguous"),

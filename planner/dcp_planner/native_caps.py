@@ -1,0 +1,234 @@
+"""Hold a board to its caps: tiles leave overloaded parts, owners are chosen anew under the limit.
+
+Given where the tiles are, what an owner costs is known for each block and part apart from all
+other blocks, so choosing owners is an assignment under a capacity: moves and swaps of blocks.
+"""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from dcp_planner.native_kernel import Board, pin, price_net, reset
+from dcp_planner.packing import pack_largest_first
+
+Ints = NDArray[np.int64]
+Indices = NDArray[np.int32]
+Floats = NDArray[np.float64]
+
+
+def hold_caps(board: Board, sweeps: int) -> None:
+    """Move tiles and owners until no cap is exceeded, or nothing helps; then improve the owners.
+
+    Where owners cannot be mended by moves and swaps, the blocks are packed anew, largest first.
+    """
+    level_work(board)
+    cost = owner_costs(board)
+    owner, limit = board.owner.copy(), board.limits[1].copy()
+    if not shed_tokens(cost, owner, board.tokens, limit, board.topology):
+        owner = _pack(board, owner, limit)
+    improve_owners(cost, owner, board.tokens, limit, board.topology, sweeps)
+    set_owners(board, owner)
+
+
+def _pack(board: Board, owner: Indices, limit: Floats) -> Indices:
+    """Pack the blocks largest first if that is more level; limits rise to what is reached."""
+    parts = len(limit)
+    owned = np.flatnonzero(owner >= 0)
+    packed = owner.copy()
+    packed[owned] = pack_largest_first(board.tokens[owned], parts)
+    loads = [
+        np.bincount(found[owned], weights=board.tokens[owned], minlength=parts)
+        for found in (owner, packed)
+    ]
+    better = int(loads[1].max(initial=0) < loads[0].max(initial=0))
+    np.maximum(limit, loads[better].max(initial=0), out=limit)
+    return (owner, packed)[better]
+
+
+@njit(cache=True)
+def level_work(board: Board) -> None:  # noqa: C901 - one loop nest
+    """Move the tiles that are cheapest per unit of work off overloaded parts.
+
+    A target must stay under its limit; if there is none, it must stay below the source. O(moves *
+    tiles of the part * K).
+    """
+    blocks, parts = len(board.tokens), board.topology.shape[1]
+    part, work, count, weight = board.part, board.work, board.counts, board.weight
+    topology, change, loads, limits = board.topology, board.change, board.loads, board.limits
+    for _ in range(len(part) + 1):
+        source, excess = -1, 0.0
+        for here in range(parts):
+            if loads[0, here] - limits[0, here] > excess:
+                source, excess = here, loads[0, here] - limits[0, here]
+        if source < 0:
+            return
+        best, goal, least, is_allowed = -1, -1, np.inf, False
+        for tile in range(len(part)):
+            if part[tile] != source:
+                continue
+            reset(source, topology, change)
+            price_net(board.tile_q[tile], 1, source, weight, count, topology, change)
+            column = blocks + board.tile_kv[tile]
+            price_net(column, 1, source, weight, count, topology, change)
+            shed = min(max(work[tile], 1.0), excess)
+            for target in range(topology[1, source], topology[2, source]):
+                after = loads[0, target] + work[tile]
+                fits = after <= limits[0, target]
+                if target == source or (is_allowed and not fits) or after >= loads[0, source]:
+                    continue
+                price = change[target] + change[parts]
+                if topology[0, target] != topology[0, source]:
+                    price += change[parts + 1]
+                if price / shed < least or (fits and not is_allowed):
+                    best, goal, least, is_allowed = tile, target, price / shed, fits
+        if best < 0:
+            return
+        pin(board.tile_q[best], 1, source, goal, count, topology)
+        pin(blocks + board.tile_kv[best], 1, source, goal, count, topology)
+        loads[0, source] -= work[best]
+        loads[0, goal] += work[best]
+        part[best] = goal
+
+
+@njit(cache=True)
+def owner_costs(board: Board) -> Floats:
+    """Give what each block would send if each part owned it, float64 ``[D, K]``."""
+    blocks, parts = len(board.tokens), board.topology.shape[1]
+    far, group = board.weight[len(board.weight) - 1], board.topology[0]
+    cost = np.zeros((blocks, parts))
+    for block in range(blocks):
+        here = board.owner[block]
+        for net in (block, blocks + block):
+            pins = 0
+            for target in range(parts):
+                pins += board.counts[net, target]
+            if here < 0 or pins <= 1:
+                continue
+            for target in range(parts):
+                near = board.counts[net, target] - (target == here)
+                around = board.counts[net, parts + group[target]] - (group[target] == group[here])
+                if near == 0:
+                    cost[block, target] += board.weight[net]
+                if around == 0:
+                    cost[block, target] += far * board.weight[net]
+    return cost
+
+
+@njit(cache=True)
+def _held(owner: Indices, tokens: Ints, parts: int) -> Floats:
+    held = np.zeros(parts)
+    for block in range(len(owner)):
+        if owner[block] >= 0:
+            held[owner[block]] += tokens[block]
+    return held
+
+
+@njit(cache=True)
+def shed_tokens(  # noqa: C901 - one loop nest
+    cost: Floats, owner: Indices, tokens: Ints, limit: Floats, topology: Ints
+) -> bool:
+    """Move and swap blocks off parts above their limit, cheapest per token first; says if it did.
+
+    A swap gives a block away for a shorter one of a part that stays under its limit.
+    """
+    blocks, parts = cost.shape
+    held = _held(owner, tokens, parts)
+    for _ in range(4 * blocks + 1):
+        source, excess = -1, 0.0
+        for here in range(parts):
+            if held[here] - limit[here] > excess:
+                source, excess = here, held[here] - limit[here]
+        if source < 0:
+            return True
+        best, goal, other, least = -1, -1, -1, np.inf
+        for block in range(blocks):
+            if owner[block] != source:
+                continue
+            size = tokens[block]
+            for target in range(topology[1, source], topology[2, source]):
+                if target != source and held[target] + size <= limit[target]:
+                    price = (cost[block, target] - cost[block, source]) / min(size, excess)
+                    if price < least:
+                        best, goal, other, least = block, target, -1, price
+            for peer in range(blocks):
+                target = owner[peer]
+                if target < topology[1, source] or target >= topology[2, source]:
+                    continue
+                shed = size - tokens[peer]
+                if target == source or shed <= 0 or held[target] + shed > limit[target]:
+                    continue
+                price = cost[block, target] - cost[block, source]
+                price += cost[peer, source] - cost[peer, target]
+                price /= min(shed, excess)
+                if price < least:
+                    best, goal, other, least = block, target, peer, price
+        if best < 0:
+            return False
+        moved = tokens[best]
+        owner[best] = goal
+        if other >= 0:
+            owner[other] = source
+            moved -= tokens[other]
+        held[source] -= moved
+        held[goal] += moved
+    return False
+
+
+@njit(cache=True)
+def improve_owners(  # noqa: C901 - one loop nest
+    cost: Floats, owner: Indices, tokens: Ints, limit: Floats, topology: Ints, sweeps: int
+) -> None:
+    """Move and swap blocks while that saves bytes, never above a limit."""
+    blocks, parts = cost.shape
+    held = _held(owner, tokens, parts)
+    for _ in range(sweeps):
+        moves = 0
+        for block in range(blocks):
+            here = owner[block]
+            if here < 0:
+                continue
+            size = tokens[block]
+            goal, other, least = -1, -1, -0.5
+            for target in range(topology[1, here], topology[2, here]):
+                price = cost[block, target] - cost[block, here]
+                if price < least and target != here and held[target] + size <= limit[target]:
+                    goal, least = target, price
+            for peer in range(blocks):
+                target = owner[peer]
+                if target < topology[1, here] or target >= topology[2, here] or target == here:
+                    continue
+                price = cost[block, target] - cost[block, here]
+                price += cost[peer, here] - cost[peer, target]
+                more = size - tokens[peer]
+                if (
+                    price < least
+                    and held[target] + more <= limit[target]
+                    and held[here] - more <= limit[here]
+                ):
+                    goal, other, least = target, peer, price
+            if goal < 0:
+                continue
+            moved = size
+            owner[block] = goal
+            if other >= 0:
+                owner[other] = here
+                moved -= tokens[other]
+            held[here] -= moved
+            held[goal] += moved
+            moves += 1
+        if moves == 0:
+            return
+
+
+@njit(cache=True)
+def set_owners(board: Board, owner: Indices) -> None:
+    """Put owners on the board."""
+    blocks = len(owner)
+    for block in range(blocks):
+        here, target = board.owner[block], owner[block]
+        if here >= 0 and here != target:
+            pin(block, 1, here, target, board.counts, board.topology)
+            pin(blocks + block, 1, here, target, board.counts, board.topology)
+            board.loads[1, here] -= board.tokens[block]
+            board.loads[1, target] += board.tokens[block]
+            board.owner[block] = target

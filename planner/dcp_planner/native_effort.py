@@ -1,0 +1,43 @@
+"""How much the native partitioner searches: counted in work, never in time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Work that one search may do.
+
+    Attributes:
+        starts: seeds to start from, the cheapest ones.
+        runs: searches per level on the coarsest picture, dealt over the starts.
+        sweeps: of all moves, in each run.
+        noise: at the beginning of a run, in bytes of a middling row.
+        coarse_tiles: tiles per part of the coarsest picture.
+        fine_sweeps, fine_noise: after each refinement of the picture.
+        polish_sweeps: most sweeps on all devices together.
+        polish_work: most tiles times parts looked at there.
+        longest: longest range of rows that moves together, in blocks.
+    """
+
+    starts: int
+    runs: int
+    sweeps: int
+    noise: float
+    coarse_tiles: int
+    fine_sweeps: int
+    fine_noise: float
+    polish_sweeps: int
+    polish_work: int
+    longest: int
+
+
+EFFORTS: Mapping[str, Effort] = MappingProxyType(
+    {
+        "fast": Effort(1, 1, 16, 3.0, 48, 3, 0.5, 2, 1_000_000, 8),
+        "balanced": Effort(2, 4, 60, 3.0, 64, 10, 1.0, 12, 20_000_000, 8),
+        "best": Effort(4, 12, 200, 3.0, 64, 30, 1.0, 40, 100_000_000, 16),
+    }
+)
+"""Presets by the name that ``PlanConfig.budget`` takes."""

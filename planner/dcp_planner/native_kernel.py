@@ -1,0 +1,439 @@
+"""Compiled inner loops of the native partitioner: noisy descent over tiles, ranges and owners.
+
+A board has K parts in G groups (nodes). Every token block b has two nets: its row net, index b,
+whose pins are the tiles that have it as queries, and its column net, index D + b, for keys; the
+owner of the block is one more pin in both. A net costs ``weight * (parts touched - 1)`` and, times
+``far``, ``weight * (groups touched - 1)``: what the routed plan sends. What exceeds a cap costs
+``price`` per unit, so caps may be crossed on the way but not in the end.
+
+Moves: one tile; one owner; the tiles of a range of neighbouring rows (or columns) that stand on one
+part, with or without the owners among them. Every move is priced for all admissible parts at once,
+O(K) per net, since each tile lies in exactly two nets. A move is taken if its change, less a random
+amount below ``noise``, is the least; the noise falls to nothing. Randomness is an xorshift and all
+sums are of integers in float64, so results are the same bits everywhere.
+
+Board's arrays are passed one by one to the innermost functions: taking a field out of the tuple
+counts references, which took more time than the work (measured: 2.5 times in all).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Indices = NDArray[np.int32]
+Floats = NDArray[np.float64]
+
+
+class Board(NamedTuple):
+    """One level of the problem, changed in place.
+
+    Attributes:
+        tile_q, tile_kv: int32 ``[W]``, block of each tile's queries and keys.
+        work: float64 ``[W]``, whole numbers.
+        part: int32 ``[W]``, part of each tile.
+        owner: int32 ``[D]``, part that owns each block; -1: owned elsewhere.
+        tokens: int64 ``[D]``; 0 where the owner is elsewhere.
+        sequence: int32 ``[D]``.
+        pointer: int64 ``[2, D+1]``, CSR of the tiles of each row (0) and column (1).
+        members: int64 ``[2, W]``, tiles of the rows, of the columns.
+        weight: float64 ``[2D+1]``, bytes of each net; the last entry is ``far``.
+        counts: int32 ``[2D, K+G]``, pins of each net on each part, then in each group.
+        topology: int64 ``[3, K]``, group of each part; first part and end of those that what
+            stands on it may move to.
+        loads: float64 ``[2, K]``, work and tokens of each part.
+        limits: float64 ``[2, K]``, most work and most tokens of each part.
+        prices: float64 ``[2]``, cost of a unit of work, and of a token, above the limit.
+        change, tiles, blocks, pins, nets: scratch.
+        random: uint64 ``[1]``.
+    """
+
+    tile_q: Indices
+    tile_kv: Indices
+    work: Floats
+    part: Indices
+    owner: Indices
+    tokens: Ints
+    sequence: Indices
+    pointer: Ints
+    members: Ints
+    weight: Floats
+    counts: Indices
+    topology: Ints
+    loads: Floats
+    limits: Floats
+    prices: Floats
+    change: Floats
+    tiles: Ints
+    blocks: Ints
+    pins: Ints
+    nets: Ints
+    random: NDArray[np.uint64]
+
+
+@njit(cache=True)
+def _draw(random: NDArray[np.uint64]) -> float:
+    """Give a number in [0, 1) of 24 bits."""
+    x = random[0]
+    x ^= x << np.uint64(13)
+    x ^= x >> np.uint64(7)
+    x ^= x << np.uint64(17)
+    random[0] = x
+    return np.float64(x >> np.uint64(40)) / 16777216.0
+
+
+@njit(cache=True)
+def _shuffle(order: Ints, random: NDArray[np.uint64]) -> None:
+    for i in range(len(order) - 1, 0, -1):
+        j = int(_draw(random) * (i + 1))
+        order[i], order[j] = order[j], order[i]
+
+
+@njit(cache=True)
+def reset(part: int, topology: Ints, change: Floats) -> None:
+    """Forget what moving off a part would change."""
+    parts = topology.shape[1]
+    for target in range(topology[1, part], topology[2, part]):
+        change[target] = 0.0
+    change[parts] = 0.0
+    change[parts + 1] = 0.0
+
+
+@njit(cache=True)
+def price_net(
+    net: int,
+    moved: int,
+    part: int,
+    weight: Floats,
+    count: Indices,
+    topology: Ints,
+    change: Floats,
+) -> None:
+    """Add what moving some pins of a net off a part changes, per target.
+
+    ``change[K]`` takes what leaving the part saves, ``change[K+1]`` what leaving its group saves.
+    """
+    cost = weight[net]
+    parts = topology.shape[1]
+    first, end = topology[1, part], topology[2, part]
+    if count[net, part] == moved:
+        change[parts] -= cost
+    for target in range(first, end):
+        if count[net, target] == 0:
+            change[target] += cost
+    far = weight[len(weight) - 1]
+    if far == 0.0:
+        return
+    cost *= far
+    here = topology[0, part]
+    if count[net, parts + here] == moved:
+        change[parts + 1] -= cost
+    before = -1
+    is_new = False
+    for target in range(first, end):
+        group = topology[0, target]
+        if group != before:
+            before = group
+            is_new = group != here and count[net, parts + group] == 0
+        if is_new:
+            change[target] += cost
+
+
+@njit(cache=True)
+def pin(net: int, moved: int, part: int, target: int, count: Indices, topology: Ints) -> None:
+    """Move some pins of a net from a part to another."""
+    parts = topology.shape[1]
+    count[net, part] -= moved
+    count[net, target] += moved
+    count[net, parts + topology[0, part]] -= moved
+    count[net, parts + topology[0, target]] += moved
+
+
+@njit(cache=True)
+def _excess(load: float, limit: float) -> float:
+    return load - limit if load > limit else 0.0
+
+
+@njit(cache=True)
+def _choose(  # noqa: PLR0913 - arrays one by one, see above
+    part: int,
+    work: float,
+    size: float,
+    noise: float,
+    topology: Ints,
+    change: Floats,
+    loads: Floats,
+    limits: Floats,
+    prices: Floats,
+    random: NDArray[np.uint64],
+) -> int:
+    """Give the target of the least change less noise; the part itself if staying is least."""
+    parts = topology.shape[1]
+    best = part
+    least = -noise * _draw(random) if noise > 0.0 else -0.5
+    near = change[parts]
+    near += prices[0] * (
+        _excess(loads[0, part] - work, limits[0, part]) - _excess(loads[0, part], limits[0, part])
+    )
+    near += prices[1] * (
+        _excess(loads[1, part] - size, limits[1, part]) - _excess(loads[1, part], limits[1, part])
+    )
+    away = near + change[parts + 1]
+    here = topology[0, part]
+    for target in range(topology[1, part], topology[2, part]):
+        if target == part:
+            continue
+        found = change[target] + (near if topology[0, target] == here else away)
+        if found >= least + noise:
+            continue
+        found += prices[0] * (
+            _excess(loads[0, target] + work, limits[0, target])
+            - _excess(loads[0, target], limits[0, target])
+        )
+        found += prices[1] * (
+            _excess(loads[1, target] + size, limits[1, target])
+            - _excess(loads[1, target], limits[1, target])
+        )
+        if noise > 0.0:
+            found -= noise * _draw(random)
+        if found < least:
+            least = found
+            best = target
+    return best
+
+
+@njit(cache=True)
+def _sweep_tiles(board: Board, order: Ints, noise: float) -> int:
+    """Offer every tile a move; gives how many moved."""
+    moves, blocks = 0, len(board.tokens)
+    part, tile_q, tile_kv, work = board.part, board.tile_q, board.tile_kv, board.work
+    count, weight, topology, change = board.counts, board.weight, board.topology, board.change
+    loads, limits, prices, random = board.loads, board.limits, board.prices, board.random
+    for tile in order:
+        here = part[tile]
+        row, column = tile_q[tile], blocks + tile_kv[tile]
+        if (
+            noise == 0.0
+            and count[row, here] > 1
+            and count[column, here] > 1
+            and loads[0, here] <= limits[0, here]
+        ):
+            continue  # it saves nothing anywhere
+        reset(here, topology, change)
+        price_net(row, 1, here, weight, count, topology, change)
+        price_net(column, 1, here, weight, count, topology, change)
+        target = _choose(
+            here, work[tile], 0.0, noise, topology, change, loads, limits, prices, random
+        )
+        if target != here:
+            pin(row, 1, here, target, count, topology)
+            pin(column, 1, here, target, count, topology)
+            loads[0, here] -= work[tile]
+            loads[0, target] += work[tile]
+            part[tile] = target
+            moves += 1
+    return moves
+
+
+@njit(cache=True)
+def _sweep_owners(board: Board, order: Ints, noise: float) -> int:
+    """Offer every block another owner; gives how many moved."""
+    moves, blocks = 0, len(board.tokens)
+    owner, tokens = board.owner, board.tokens
+    count, weight, topology, change = board.counts, board.weight, board.topology, board.change
+    loads, limits, prices, random = board.loads, board.limits, board.prices, board.random
+    for block in order:
+        here = owner[block]
+        if here < 0:
+            continue
+        reset(here, topology, change)
+        price_net(block, 1, here, weight, count, topology, change)
+        price_net(blocks + block, 1, here, weight, count, topology, change)
+        size = float(tokens[block])
+        target = _choose(here, 0.0, size, noise, topology, change, loads, limits, prices, random)
+        if target != here:
+            pin(block, 1, here, target, count, topology)
+            pin(blocks + block, 1, here, target, count, topology)
+            loads[1, here] -= size
+            loads[1, target] += size
+            owner[block] = target
+            moves += 1
+    return moves
+
+
+@njit(cache=True)
+def _touch(pins: Ints, nets: Ints, net: int, known: int) -> int:
+    if pins[net] == 0:
+        nets[known] = net
+        known += 1
+    pins[net] += 1
+    return known
+
+
+@njit(cache=True)
+def _try_set(board: Board, here: int, num_tiles: int, num_owned: int, noise: float) -> int:
+    """Offer the tiles and owned blocks in scratch one move together; gives 1 if they moved."""
+    blocks = len(board.tokens)
+    part, tile_q, tile_kv, work = board.part, board.tile_q, board.tile_kv, board.work
+    count, weight, topology, change = board.counts, board.weight, board.topology, board.change
+    pins, nets, tiles, owned, loads = board.pins, board.nets, board.tiles, board.blocks, board.loads
+    total, size, known = 0.0, 0.0, 0
+    for x in range(num_tiles):
+        tile = tiles[x]
+        total += work[tile]
+        known = _touch(pins, nets, tile_q[tile], known)
+        known = _touch(pins, nets, blocks + tile_kv[tile], known)
+    for x in range(num_owned):
+        block = owned[x]
+        size += board.tokens[block]
+        known = _touch(pins, nets, block, known)
+        known = _touch(pins, nets, blocks + block, known)
+    reset(here, topology, change)
+    for x in range(known):
+        price_net(nets[x], pins[nets[x]], here, weight, count, topology, change)
+    target = _choose(
+        here, total, size, noise, topology, change, loads, board.limits, board.prices, board.random
+    )
+    for x in range(known):
+        if target != here:
+            pin(nets[x], pins[nets[x]], here, target, count, topology)
+        pins[nets[x]] = 0
+    if target == here:
+        return 0
+    for x in range(num_tiles):
+        part[tiles[x]] = target
+    for x in range(num_owned):
+        board.owner[owned[x]] = target
+    loads[0, here] -= total
+    loads[0, target] += total
+    loads[1, here] -= size
+    loads[1, target] += size
+    return 1
+
+
+@njit(cache=True)
+def _sweep_ranges(  # noqa: C901 - one loop nest
+    board: Board, side: int, length: int, offset: int, noise: float
+) -> int:
+    """Offer the tiles of each range of rows (0) or columns (1) on each part a move together.
+
+    Ranges are `length` neighbouring blocks of one sequence, whole sequences if it is 0.
+    """
+    moves, blocks, parts = 0, len(board.tokens), board.topology.shape[1]
+    sequence, count, owner, part = board.sequence, board.counts, board.owner, board.part
+    pointer, index, tiles, owned = board.pointer, board.members, board.tiles, board.blocks
+    first = 0
+    while first < blocks:
+        end = first + 1
+        while (
+            end < blocks
+            and sequence[end] == sequence[first]
+            and (length == 0 or (end + offset) % length != 0)
+        ):
+            end += 1
+        for here in range(parts):
+            num_tiles, num_owned = 0, 0
+            for block in range(first, end):
+                if owner[block] == here:
+                    owned[num_owned] = block
+                    num_owned += 1
+                if count[side * blocks + block, here] > 0:
+                    for x in range(pointer[side, block], pointer[side, block + 1]):
+                        tile = index[side, x]
+                        if part[tile] == here:
+                            tiles[num_tiles] = tile
+                            num_tiles += 1
+            if num_tiles == 0:
+                continue
+            if num_owned > 0 and _try_set(board, here, num_tiles, num_owned, noise):
+                moves += 1
+            else:
+                moves += _try_set(board, here, num_tiles, 0, noise)
+        first = end
+    return moves
+
+
+@njit(cache=True)
+def fill(board: Board) -> None:
+    """Count pins and loads of the placement on the board; O(W + D (K + G))."""
+    blocks, parts = len(board.tokens), board.topology.shape[1]
+    count, loads, group = board.counts, board.loads, board.topology[0]
+    count[:] = 0
+    loads[:] = 0.0
+    for tile in range(len(board.part)):
+        here = board.part[tile]
+        count[board.tile_q[tile], here] += 1
+        count[blocks + board.tile_kv[tile], here] += 1
+        loads[0, here] += board.work[tile]
+    for block in range(blocks):
+        here = board.owner[block]
+        if here >= 0:
+            count[block, here] += 1
+            count[blocks + block, here] += 1
+            loads[1, here] += board.tokens[block]
+    for net in range(2 * blocks):
+        for here in range(parts):
+            count[net, parts + group[here]] += count[net, here]
+
+
+@njit(cache=True)
+def bytes_of(board: Board) -> float:
+    """Give the cost of all nets, without what exceeds caps."""
+    parts = board.topology.shape[1]
+    far = board.weight[len(board.weight) - 1]
+    total = 0.0
+    for net in range(len(board.weight) - 1):
+        touched, groups = 0, 0
+        for here in range(parts):
+            touched += board.counts[net, here] > 0
+        for here in range(parts, board.counts.shape[1]):
+            groups += board.counts[net, here] > 0
+        if touched > 0:
+            total += board.weight[net] * (touched - 1 + far * (groups - 1))
+    return total
+
+
+@njit(cache=True)
+def excess_of(board: Board) -> float:
+    """Give the cost of what exceeds the caps."""
+    total = 0.0
+    for kind in range(2):
+        for here in range(board.topology.shape[1]):
+            total += board.prices[kind] * _excess(board.loads[kind, here], board.limits[kind, here])
+    return total
+
+
+@njit(cache=True)
+def descend(board: Board, sweeps: int, noise: float, longest: int) -> None:
+    """Run sweeps of all moves while the noise falls to nothing over the first four fifths.
+
+    Args:
+        board: filled.
+        sweeps: at most; ends earlier once nothing moves without noise.
+        noise: largest at the beginning, cost units.
+        longest: longest range of rows or columns before whole sequences; 1: single ones only.
+    """
+    tiles, blocks = np.arange(len(board.part)), np.arange(len(board.tokens))
+    length, still = 2, 0
+    for sweep in range(sweeps):
+        left = 1.0 - (sweep + 1.0) / (0.8 * sweeps)
+        now = noise * left * left if left > 0.0 else 0.0
+        moves = _sweep_ranges(board, 0, 1, 0, now) + _sweep_ranges(board, 1, 1, 0, now)
+        if longest > 1:
+            offset = int(_draw(board.random) * length)
+            moves += _sweep_ranges(board, 0, length, offset, now)
+            moves += _sweep_ranges(board, 1, length, offset, now)
+            length *= 2
+            if length == 0:
+                length = 2
+            elif length > longest:
+                length = 0
+        _shuffle(blocks, board.random)
+        moves += _sweep_owners(board, blocks, now)
+        _shuffle(tiles, board.random)
+        moves += _sweep_tiles(board, tiles, now)
+        still = still + 1 if now == 0.0 and moves == 0 else 0
+        if still == 3:
+            break

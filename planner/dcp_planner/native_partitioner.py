@@ -1,0 +1,38 @@
+"""The adapter that offers the native search under its name; compiled on first use, then cached."""
+
+from dataclasses import dataclass
+
+from dcp_planner.cluster import Cluster
+from dcp_planner.config import PlanConfig
+from dcp_planner.native_effort import EFFORTS
+from dcp_planner.placement import Placement
+from dcp_planner.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """Search written for this problem; see `native`."""
+
+    @property
+    def name(self) -> str:
+        """Key in the registry."""
+        return "native"
+
+    @property
+    def is_fixed(self) -> bool:
+        """It holds the caps on its own."""
+        return True
+
+    def unavailable(self) -> str | None:
+        """Needs nothing that is optional."""
+        return None
+
+    def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
+        """Search with the effort that ``config.budget`` names; the same seed, the same result."""
+        # numba takes half a second to import: only who searches pays for it.
+        from dcp_planner.native import ground_of, search
+        from dcp_planner.native_problem import problem_of
+
+        ground = ground_of(workload, cluster, config, EFFORTS[config.budget])
+        split = search(problem_of(workload), cluster, ground)
+        return Placement(split.owner, split.part)

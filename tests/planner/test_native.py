@@ -1,0 +1,254 @@
+"""The native partitioner against brute force, sets and its own promises."""
+
+import hashlib
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_workload, place
+from dcp_planner.native import Ground, level_sizes, search
+from dcp_planner.native_effort import EFFORTS
+from dcp_planner.native_kernel import bytes_of, descend, fill
+from dcp_planner.native_problem import Split, coarsen, make_board, problem_of, restrict
+from dcp_planner.packing import Caps
+
+
+def config(**choices):
+    return PlanConfig(partitioner="native", **choices)
+
+
+def sent_bytes(workload, placement, devices_per_node=1):
+    """Count with sets what crosses nodes (or devices) in a forward and a backward pass."""
+    shape, total = workload.shape, 0
+    row = 2 * shape.q_bytes + shape.out_bytes + shape.q_backward_bytes
+    for block, size in ((workload.compute_q, row), (workload.compute_kv, 3 * shape.kv_bytes)):
+        places = {
+            (b, d // devices_per_node)
+            for b, d in zip(block.tolist(), placement.device_of_compute.tolist(), strict=True)
+        }
+        for b, place_of in places:
+            if placement.device_of_data[b] // devices_per_node != place_of:
+                total += int(workload.block_tokens[b]) * size
+    return total
+
+
+def best_bytes(workload, tolerances):
+    """Try every placement on two devices under the caps, which are no tighter than possible."""
+
+    def under(sizes, tolerance):
+        choices = [np.array(c, np.int32) for c in itertools.product((0, 1), repeat=len(sizes))]
+        fullest = [np.bincount(choice, weights=sizes).max() for choice in choices]
+        cap = max(sizes.sum() * (1 + tolerance) / 2, min(fullest))
+        return [c for c, load in zip(choices, fullest, strict=True) if load <= cap]
+
+    owners = under(workload.block_tokens, tolerances[1])
+    return min(
+        sent_bytes(workload, SimplePlacement(owner, device))
+        for device in under(workload.compute_pairs, tolerances[0])
+        for owner in owners
+    )
+
+
+class SimplePlacement:
+    def __init__(self, owner, device):
+        self.device_of_data, self.device_of_compute = owner, device
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "packed", "ragged"])
+def test_tiny_cases_are_placed_at_the_best_cost(masks, name):
+    batch = {
+        "causal": [masks.causal(12)],
+        "window": [masks.sliding_window(16, 5)],
+        "packed": [masks.causal(8), masks.causal(8)],
+        "ragged": [masks.causal(7), masks.causal(6)],
+    }[name]
+    workload = build_workload(masks.pack(batch, 4), ModelShape())
+    assert workload.num_tiles <= 10
+    found = place(workload, Cluster(1, 2), config(compute_tolerance=0.3, token_tolerance=0.1))
+    assert sent_bytes(workload, found) == best_bytes(workload, (0.3, 0.1))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_the_cost_on_the_board_is_what_sets_count(strategies, data):
+    sparsity, cluster = data.draw(strategies.sparsities()), data.draw(strategies.clusters())
+    workload = build_workload(sparsity, ModelShape())
+    found = data.draw(
+        strategies.placements(workload.num_blocks, workload.num_tiles, cluster.num_devices)
+    )
+    devices = cluster.num_devices
+    group = np.arange(devices) // cluster.devices_per_node
+    board = make_board(
+        problem_of(workload),
+        Split(found.device_of_compute, found.device_of_data),
+        np.full((2, devices), float(workload.compute_pairs.sum() + workload.block_tokens.sum())),
+        np.ones(2),
+        np.array([group, np.zeros(devices), np.full(devices, devices)]),
+        3.0,
+        data.draw(st.integers(0, 9)),
+    )
+
+    def counted():
+        now = SimplePlacement(board.owner, board.part)
+        return sent_bytes(workload, now) + 3 * sent_bytes(workload, now, cluster.devices_per_node)
+
+    assert bytes_of(board) == counted()
+    before = bytes_of(board)
+    descend(board, 3, 0.0, 4)
+    assert bytes_of(board) == counted() <= before
+    descend(board, 4, 1e6, 4)
+    assert bytes_of(board) == counted()
+    kept = [array.copy() for array in (board.counts, board.loads)]
+    fill(board)
+    for array, again in zip(kept, (board.counts, board.loads), strict=True):
+        assert np.array_equal(array, again)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_any_mask_on_any_cluster_is_placed_under_the_caps(strategies, data):
+    sparsity, cluster = data.draw(strategies.sparsities()), data.draw(strategies.clusters())
+    workload = build_workload(sparsity, ModelShape())
+    found = place(workload, cluster, config(budget="fast"))
+    devices = cluster.num_devices
+    for part, sizes in (
+        (found.device_of_compute, workload.compute_pairs),
+        (found.device_of_data, workload.block_tokens),
+    ):
+        assert part.min(initial=0) >= 0
+        if workload.num_tiles:
+            load = np.bincount(part, weights=sizes, minlength=devices)
+            mean = sizes.sum() / devices
+            assert load.max() <= max(1.1 * mean, mean + sizes.max())
+
+
+@pytest.mark.parametrize(
+    ("lengths", "block", "shape"),
+    [
+        ([1], 4, (1, 4)),  # one token, more devices than blocks
+        ([9, 1, 1, 2], 16, (3, 5)),
+        ([512], 4, (4, 4)),  # one long sequence
+        ([40] * 20, 8, (2, 17)),  # more devices than one level takes
+        ([64, 32, 16, 8, 4, 2, 1], 2, (2, 4)),
+    ],
+)
+def test_hard_shapes_are_placed(masks, lengths, block, shape):
+    workload = build_workload(masks.pack([masks.causal(n) for n in lengths], block), ModelShape())
+    cluster = Cluster(*shape)
+    found = place(workload, cluster, config())
+    assert found.device_of_compute.max() < cluster.num_devices
+    assert found.device_of_data.max() < cluster.num_devices
+    load = np.bincount(
+        found.device_of_compute, weights=workload.compute_pairs, minlength=cluster.num_devices
+    )
+    assert load.max() <= max(1.1 * load.mean(), load.mean() + workload.compute_pairs.max())
+
+
+def test_caps_hold_where_blocks_are_fine_enough(masks):
+    batch = [masks.causal(256), masks.causal(131), masks.shared_question(16, [60, 50])]
+    workload = build_workload(masks.pack(batch, 8), ModelShape())
+    for shape in ((1, 4), (2, 4), (3, 2)):
+        found = place(workload, Cluster(*shape), config(budget="fast"))
+        assert found.warnings == ()
+
+
+def test_whole_documents_stay_on_one_node(masks):
+    workload = build_workload(masks.pack([masks.causal(32)] * 8, 8), ModelShape())
+    found = place(workload, Cluster(4, 2), config())
+    assert sent_bytes(workload, found, devices_per_node=2) == 0
+
+
+def test_every_part_of_a_level_is_at_most_sixteen_wide():
+    for nodes in (1, 2, 7, 16, 17, 24, 64, 128, 1000):
+        for per_node in (1, 8, 72):
+            sizes = level_sizes(Cluster(nodes, per_node))
+            assert np.prod(sizes) == nodes * per_node
+            assert all(n <= 16 or n in (17, 125) for n in sizes)
+
+
+def test_coarsening_keeps_work_tokens_and_bytes(masks):
+    problem = problem_of(
+        build_workload(masks.pack([masks.causal(50), masks.causal(23)], 4), ModelShape())
+    )
+    coarse, tile, block = coarsen(problem)
+    assert coarse.num_blocks < problem.num_blocks
+    assert coarse.work.sum() == problem.work.sum()
+    assert coarse.tokens.sum() == problem.tokens.sum()
+    assert coarse.weight.sum() == problem.weight.sum()
+    assert np.array_equal(coarse.tile_q[tile], block[problem.tile_q])
+    assert np.array_equal(coarse.sequence[block], problem.sequence)
+
+
+def test_parts_of_a_split_hold_every_tile_once_and_every_block_at_its_owner(masks):
+    problem = problem_of(build_workload(masks.pack([masks.causal(48)], 4), ModelShape()))
+    rng = np.random.default_rng(3)
+    split = Split(
+        rng.integers(0, 3, problem.num_tiles, np.int32),
+        rng.integers(0, 3, problem.num_blocks, np.int32),
+    )
+    seen, owned = [], []
+    for part in range(3):
+        inner, tiles, blocks = restrict(problem, split, part)
+        assert np.array_equal(blocks[inner.tile_q], problem.tile_q[tiles])
+        assert np.array_equal(blocks[inner.tile_kv], problem.tile_kv[tiles])
+        seen += tiles.tolist()
+        owned += blocks[inner.is_owned].tolist()
+    assert sorted(seen) == list(range(problem.num_tiles))
+    assert sorted(owned) == list(range(problem.num_blocks))
+
+
+@pytest.fixture
+def packed(masks):
+    batch = [masks.causal(200), masks.causal(90), masks.sliding_window(150, 30)]
+    return build_workload(masks.pack(batch, 8), ModelShape())
+
+
+def test_another_process_finds_the_same(packed):
+    code = (
+        "import hashlib, numpy as np, sys\n"
+        "from dcp_dsl import BatchShape\n"
+        "from dcp_planner.native import Ground, search\n"
+        "from dcp_planner.native_effort import EFFORTS\n"
+        "from dcp_planner.native_problem import Problem\n"
+        "from dcp_planner.packing import Caps\n"
+        "from dcp_planner import Cluster\n"
+        "n = 30\n"
+        "q, k = (a.astype(np.int32) for a in np.nonzero(np.tri(n)))\n"
+        "size = np.arange(n) % 7 + 1\n"
+        "problem = Problem(q, k, size[q] * size[k], np.zeros(n, np.int32), size,\n"
+        "    np.ones(n, bool), np.stack([size * 10.0, size * 3.0]))\n"
+        "ground = Ground(EFFORTS['balanced'], Caps(1100, 20), 1000.0, 18.0, 5)\n"
+        "split = search(problem, Cluster(2, 4), ground)\n"
+        "print(hashlib.sha256(split.part.tobytes() + split.owner.tobytes()).hexdigest())\n"
+    )
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(runs) == 1
+    assert len(runs.pop().strip()) == 64
+
+
+def test_the_same_seed_gives_the_same_bytes_and_leaves_the_workload_alone(packed):
+    before = hashlib.sha256(packed.compute_q.tobytes() + packed.block_tokens.tobytes()).digest()
+    first, second = (place(packed, Cluster(2, 3), config(seed=4)) for _ in range(2))
+    assert first.device_of_data.tobytes() == second.device_of_data.tobytes()
+    assert first.device_of_compute.tobytes() == second.device_of_compute.tobytes()
+    after = hashlib.sha256(packed.compute_q.tobytes() + packed.block_tokens.tobytes()).digest()
+    assert after == before
+
+
+def test_an_impossible_cap_is_met_as_nearly_as_whole_tiles_allow(packed):
+    problem = problem_of(packed)
+    mean = problem.work.sum() / 6
+    ground = Ground(EFFORTS["fast"], Caps(1, 1), mean, problem.tokens.sum() / 6, 0)
+    split = search(problem, Cluster(2, 3), ground)
+    load = np.bincount(split.part, weights=problem.work, minlength=6)
+    assert load.max() <= mean + problem.work.max()
