@@ -3,17 +3,17 @@
 import torch
 
 from dcp_planner import Direction, TransferKind
+from dcp_runtime.buffers import rows_of, working_buffer
 from dcp_runtime.device_plan import DevicePlan, Transfer
 from dcp_runtime.kernels.kernel import Gradients, Kernel, QueryRows, accumulator_dtype
 from dcp_runtime.tile_table import TileTable
-from dcp_runtime.wire import join, room_for, split
 
 
 class BackwardPass:
     """Buffers of one backward call.
 
-    Queries travel as the bundle lse, delta, q, dout. Gradients are summed in float32 (float64 for
-    float64) and travel home in the dtype of q, the size that plans count with.
+    Queries travel as lse, delta, q, dout. Gradients are summed in float32 (float64 for float64) and
+    travel home in the dtype of q, the size that plans count with.
 
     Args:
         part: the device's part of the plan.
@@ -24,82 +24,82 @@ class BackwardPass:
     direction: Direction = "backward"
 
     def __init__(self, part: DevicePlan, rows: QueryRows, kv: torch.Tensor) -> None:
-        self._part = part
-        self._local_rows, self._local_kv = rows, kv
-        size = part.num_q
+        self._plan, self._num_local = part.backward, part.num_local
+        received = part.backward.receive_rows
+        queries = received[TransferKind.Q]
+        self._local = (*_tensors(rows), kv)
         self._rows = QueryRows(
-            q=rows.q.new_empty(size, *rows.q.shape[1:]),
-            dout=rows.dout.new_empty(size, *rows.dout.shape[1:]),
-            lse=rows.lse.new_empty(size, *rows.lse.shape[1:]),
-            delta=rows.delta.new_empty(size, *rows.delta.shape[1:]),
+            q=working_buffer(rows.q, queries),
+            dout=working_buffer(rows.dout, queries),
+            lse=working_buffer(rows.lse, queries),
+            delta=working_buffer(rows.delta, queries),
         )
-        self._kv = kv.new_empty(part.num_kv, *kv.shape[1:])
+        self._kv = working_buffer(kv, received[TransferKind.KV])
         self._scale = rows.q.shape[-1] ** -0.5
         sums = accumulator_dtype(kv.dtype)
         self._sums = Gradients(
-            torch.zeros(self._rows.q.shape, dtype=sums), torch.zeros(self._kv.shape, dtype=sums)
+            torch.zeros(self._rows.q.shape, dtype=sums, device=kv.device),
+            torch.zeros(self._kv.shape, dtype=sums, device=kv.device),
         )
+        self._dq = rows.q.new_empty(received[TransferKind.DQ], *rows.q.shape[1:])
+        self._dkv = kv.new_empty(received[TransferKind.DKV], *kv.shape[1:])
+
+    @property
+    def receive_bytes(self) -> int:
+        """Bytes of the receive buffers, as ``receive_buffer_bytes`` of the planner counts them."""
+        arriving = (tensor[self._num_local :] for tensor in (*_tensors(self._rows), self._kv))
+        return sum(tensor.nbytes for tensor in (*arriving, self._dq, self._dkv))
 
     def result(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Give dq ``[T_local, Hq, D]`` and dkv ``[T_local, 2, Hkv, D]`` in the dtype of q."""
-        local = slice(self._part.num_local)
-        return self._sums.dq[local].to(self._kv.dtype), self._sums.dkv[local].to(self._kv.dtype)
+        dq, dkv = (
+            sums[: self._num_local].to(self._kv.dtype) for sums in (self._sums.dq, self._sums.dkv)
+        )
+        # Copies: gradients live on and must not keep the rows of remote blocks.
+        is_whole = len(self._kv) == len(self._rows.q) == self._num_local
+        return (dq, dkv) if is_whole else (dq.clone(), dkv.clone())
 
     def copy(self) -> None:
         """Bring the own blocks into the working buffers."""
-        local = slice(self._part.num_local)
-        for buffer, own in zip(self._bundle(local), _tensors(self._local_rows), strict=True):
-            buffer.copy_(own)
-        self._kv[local] = self._local_kv
+        for buffer, own in zip((*_tensors(self._rows), self._kv), self._local, strict=True):
+            if buffer is not own:
+                buffer[: len(own)] = own
 
     def attend(self, kernel: Kernel, table: TileTable) -> None:
         """Add the gradients of the tiles of a table."""
         kernel.backward(self._rows, self._kv, table, self._scale, self._sums)
 
-    def outgoing(self, transfer: Transfer) -> torch.Tensor:
-        """Give kv as it lies in the buffer, a packed bundle, or a sum in the dtype of q."""
-        place = self._place(transfer)
-        match transfer.kind:
-            case TransferKind.KV:
-                return self._kv[place]
-            case TransferKind.Q:
-                return join(*self._bundle(place))
-            case _:
-                return self._sum(transfer)[place].to(self._kv.dtype)
+    def outgoing(self, transfer: Transfer) -> tuple[torch.Tensor, ...]:
+        """Give inputs as they lie in the buffers, or a sum so far in the dtype of q."""
+        if transfer.kind.is_result:
+            return (self._sum(transfer)[rows_of(self._plan, transfer)].to(self._kv.dtype),)
+        return self._inputs(transfer)
 
-    def incoming(self, transfer: Transfer) -> torch.Tensor:
-        """Give the place in the buffer, room for a bundle, or room for a partial sum."""
-        place = self._place(transfer)
-        match transfer.kind:
-            case TransferKind.KV:
-                return self._kv[place]
-            case TransferKind.Q:
-                return room_for(*self._bundle(place))
-            case _:
-                return torch.empty_like(self._sum(transfer)[place], dtype=self._kv.dtype)
+    def incoming(self, transfer: Transfer) -> tuple[torch.Tensor, ...]:
+        """Give the place where it arrives; a block's sums start anew."""
+        if transfer.kind.is_result:
+            return (self._partial(transfer),)
+        sums = self._sums.dkv if transfer.kind == TransferKind.KV else self._sums.dq
+        sums[rows_of(self._plan, transfer)] = 0
+        return self._inputs(transfer)
 
-    def arrive(self, transfer: Transfer, tensor: torch.Tensor) -> None:
-        """Unpack a bundle; kv was received in place."""
-        if transfer.kind == TransferKind.Q:
-            bundle = self._bundle(self._place(transfer))
-            for buffer, arrived in zip(bundle, split(tensor, *bundle), strict=True):
-                buffer.copy_(arrived)
-
-    def reduce(self, transfer: Transfer, tensor: torch.Tensor) -> None:
+    def reduce(self, transfer: Transfer) -> None:
         """Add a partial sum."""
-        self._sum(transfer)[self._place(transfer)] += tensor
+        self._sum(transfer)[rows_of(self._plan, transfer)] += self._partial(transfer)
+
+    def _inputs(self, transfer: Transfer) -> tuple[torch.Tensor, ...]:
+        rows = rows_of(self._plan, transfer)
+        if transfer.kind == TransferKind.KV:
+            return (self._kv[rows],)
+        return tuple(tensor[rows] for tensor in _tensors(self._rows))
+
+    def _partial(self, transfer: Transfer) -> torch.Tensor:
+        buffer = self._dkv if transfer.kind == TransferKind.DKV else self._dq
+        return buffer[transfer.slot : transfer.slot + transfer.num_tokens]
 
     def _sum(self, transfer: Transfer) -> torch.Tensor:
         return self._sums.dkv if transfer.kind == TransferKind.DKV else self._sums.dq
 
-    def _bundle(self, place: slice) -> tuple[torch.Tensor, ...]:
-        return tuple(tensor[place] for tensor in _tensors(self._rows))
-
-    def _place(self, transfer: Transfer) -> slice:
-        is_kv = transfer.kind in (TransferKind.KV, TransferKind.DKV)
-        start = int((self._part.rows.kv if is_kv else self._part.rows.q)[transfer.block])
-        return slice(start, start + transfer.num_tokens)
-
 
 def _tensors(rows: QueryRows) -> tuple[torch.Tensor, ...]:
-    return rows.lse, rows.delta, rows.q, rows.dout  # the widest type first, as `join` wants it
+    return rows.lse, rows.delta, rows.q, rows.dout

@@ -7,6 +7,7 @@ clocks agree anyway and the offsets only show how small the error is.
 
 import io
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from dcp_planner import Trace
-from dcp_runtime.recorder import Recorder, make_trace
+from dcp_runtime.recorder import EventTable, Recorder, make_trace
 
 PINGS = 8
 
@@ -40,11 +41,16 @@ def gather_timeline(group: dist.ProcessGroup, recorder: Recorder) -> Timeline | 
     gathered = _gather(group, _pack(table, names))
     if dist.get_rank(group) != 0:
         return None
-    parts = [_unpack(part) for part in gathered]
-    trace = make_trace(
-        np.concatenate([t for t, _ in parts]), tuple(name for _, names in parts for name in names)
-    )
-    return Timeline(trace, uncertainty_ns / 1e9)
+    return merge_timelines([_unpack(part) for part in gathered], uncertainty_ns / 1e9)
+
+
+def merge_timelines(
+    parts: Sequence[tuple[EventTable, tuple[str, ...]]], uncertainty_s: float
+) -> Timeline:
+    """Make one trace of the tables of all ranks (`Recorder.table`), which are on one clock."""
+    table = np.concatenate([table for table, _ in parts])
+    names = tuple(name for _, names in parts for name in names)
+    return Timeline(make_trace(table, names), uncertainty_s)
 
 
 def _align(group: dist.ProcessGroup) -> tuple[int, int]:
@@ -82,7 +88,7 @@ def _answer(group: dist.ProcessGroup) -> None:
         dist.send(torch.tensor([time.perf_counter_ns()]), to, group)
 
 
-def _pack(table: np.ndarray[tuple[int, int], np.dtype[np.int64]], names: tuple[str, ...]) -> bytes:
+def _pack(table: EventTable, names: tuple[str, ...]) -> bytes:
     data = io.BytesIO()
     np.savez(data, table=table, names=np.array(names, dtype=np.str_))
     return data.getvalue()
@@ -90,7 +96,7 @@ def _pack(table: np.ndarray[tuple[int, int], np.dtype[np.int64]], names: tuple[s
 
 def _unpack(
     data: bytes,
-) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], tuple[str, ...]]:
+) -> tuple[EventTable, tuple[str, ...]]:
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         return arrays["table"], tuple(arrays["names"].tolist())
 

@@ -1,7 +1,8 @@
 """One device's part of a plan, made ready once: where blocks lie, and a tile table per instruction.
 
-The working buffers of a device hold its own tokens first, in local order, then the remote blocks
-that some transfer brings, each with a place of its own.
+The working buffers of a device hold its own tokens first, in local order, then its receive buffers.
+Remote blocks lie where the plan says (`Transfers.slot`), for as long as they are needed; rows are
+used again.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from dcp_planner import Attention, Direction, Instruction, Plan, TransferKind
 from dcp_runtime.errors import RunError
-from dcp_runtime.tile_pieces import cut_pieces
+from dcp_runtime.tile_pieces import TilePieces, cut_pieces
 from dcp_runtime.tile_table import BlockRows, TableBuilder, TileTable
 
 Step: TypeAlias = tuple[Instruction, TileTable | None]
@@ -30,6 +31,8 @@ class Transfer:
         num_tokens: tokens of the block.
         peer: the other device.
         is_send: whether this device is the source.
+        slot: first row in the receive buffer of its kind, at the target.
+        brought_by: transfer that brings the block to this device before it forwards it, or -1.
         planned_bytes: size that the plan states, for the plan's element size.
     """
 
@@ -39,6 +42,8 @@ class Transfer:
     num_tokens: int
     peer: int
     is_send: bool
+    slot: int
+    brought_by: int
     planned_bytes: int
 
     @property
@@ -48,31 +53,41 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DirectionPlan:
+    """What one device does in one direction.
+
+    Attributes:
+        rows: first row of each block in the working buffers of queries and of keys.
+        receive_rows: rows of the receive buffer of each kind.
+        steps: the program with its tile tables.
+    """
+
+    rows: BlockRows
+    receive_rows: dict[TransferKind, int]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DevicePlan:
     """What one device needs to run a plan, forward and backward.
 
     Attributes:
         plan: the whole plan.
         device: whose part this is.
-        rows: first row of each block in the working buffers.
-        num_local: tokens that the device owns; they are the first rows of both buffers.
-        num_q, num_kv: rows of the buffers of queries and of keys.
-        forward, backward: the program with its tile tables.
+        num_local: tokens that the device owns; they are the first rows of the working buffers.
+        forward, backward: buffers and programs.
         transfers: by row of the plan's table.
     """
 
     plan: Plan
     device: int
-    rows: BlockRows
     num_local: int
-    num_q: int
-    num_kv: int
-    forward: tuple[Step, ...]
-    backward: tuple[Step, ...]
+    forward: DirectionPlan
+    backward: DirectionPlan
     transfers: dict[int, Transfer]
 
-    def steps(self, direction: Direction) -> tuple[Step, ...]:
-        """Give the program of one direction."""
+    def of(self, direction: Direction) -> DirectionPlan:
+        """Give one direction."""
         return self.forward if direction == "forward" else self.backward
 
 
@@ -87,71 +102,135 @@ def prepare_device(plan: Plan, device: int, segment_rows: int) -> DevicePlan:
     Raises:
         RunError: if the tiles need a block that no transfer brings.
     """
-    transfers = _device_transfers(plan, device)
-    local = [int(block) for block in plan.local_blocks(device)]
-    arriving = [t for t in transfers.values() if not t.is_send]
-    q_blocks = [t.block for t in arriving if t.kind == TransferKind.Q]
-    kv_blocks = [t.block for t in arriving if t.kind == TransferKind.KV]
-    q_rows, num_q = _lay_out(plan, [*local, *q_blocks])
-    kv_rows, num_kv = _lay_out(plan, [*local, *kv_blocks])
-    rows = BlockRows(q_rows, kv_rows)
     tiles = np.flatnonzero(plan.tiles.device == device)
-    _check_blocks(plan, tiles, rows, device)
     pieces = cut_pieces(plan.blocks, plan.tiles, plan.slabs, tiles, segment_rows)
-    builder = TableBuilder(plan.blocks, plan.tiles, pieces, rows)
-    tables: dict[tuple[int, ...], TileTable] = {}  # forward and backward often agree
-
-    def step(instruction: Instruction) -> Step:
-        if not isinstance(instruction, Attention):
-            return instruction, None
-        if instruction.tiles not in tables:
-            tables[instruction.tiles] = builder.build(instruction.tiles)
-        return instruction, tables[instruction.tiles]
-
+    columns = _Columns.of(plan, device)
+    local = plan.local_blocks(device)
     return DevicePlan(
         plan=plan,
         device=device,
-        rows=rows,
         num_local=int(plan.blocks.num_tokens[local].sum()),
-        num_q=num_q,
-        num_kv=num_kv,
-        forward=tuple(step(i) for i in plan.forward[device].instructions),
-        backward=tuple(step(i) for i in plan.backward[device].instructions),
-        transfers=transfers,
+        forward=_direction_plan(plan, device, "forward", columns, pieces),
+        backward=_direction_plan(plan, device, "backward", columns, pieces),
+        transfers=columns.transfers(plan, device),
     )
 
 
-def _device_transfers(plan: Plan, device: int) -> dict[int, Transfer]:
-    table = plan.transfers
-    mine = np.flatnonzero((table.source == device) | (table.target == device))
-    found = {}
-    for index in mine.tolist():
-        is_send, block = int(table.source[index]) == device, int(table.block[index])
-        found[index] = Transfer(
-            index=index,
-            kind=TransferKind(int(table.kind[index])),
-            block=block,
-            num_tokens=int(plan.blocks.num_tokens[block]),
-            peer=int(table.target[index] if is_send else table.source[index]),
-            is_send=is_send,
-            planned_bytes=int(table.size_bytes[index]),
+@dataclass(frozen=True, slots=True, eq=False)
+class _Columns:
+    """The transfers that leave or reach a device, as columns."""
+
+    index: NDArray[np.int64]
+    is_backward: NDArray[np.bool_]
+    kind: NDArray[np.uint8]
+    block: NDArray[np.int32]
+    is_send: NDArray[np.bool_]
+    peer: NDArray[np.int32]
+    slot: NDArray[np.int32]
+    hop: NDArray[np.uint8]
+    size_bytes: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, plan: Plan, device: int) -> "_Columns":
+        table = plan.transfers
+        mine = np.flatnonzero((table.source == device) | (table.target == device))
+        source, target = table.source[mine], table.target[mine]
+        is_send = source == device
+        slot, hop = _slots(plan)
+        return cls(
+            mine, table.is_backward[mine], table.kind[mine], table.block[mine], is_send,
+            np.where(is_send, target, source), slot[mine], hop[mine],
+            table.size_bytes[mine],
+        )  # fmt: skip
+
+    def receives(self, kind: TransferKind, *, is_backward: bool) -> NDArray[np.int64]:
+        """Give the places of what arrives of a kind."""
+        return np.flatnonzero(
+            (self.kind == kind) & (self.is_backward == is_backward) & ~self.is_send
         )
-    return found
+
+    def transfers(self, plan: Plan, device: int) -> dict[int, Transfer]:
+        """Give the rows as values."""
+        keys = list(
+            zip(self.is_backward.tolist(), self.kind.tolist(), self.block.tolist(), strict=True)
+        )
+        is_send, index = self.is_send.tolist(), self.index.tolist()
+        brings = {key: i for key, i, out in zip(keys, index, is_send, strict=True) if not out}
+        tokens = plan.blocks.num_tokens[self.block].tolist()
+        rest = zip(
+            self.peer.tolist(), self.slot.tolist(), self.hop.tolist(), self.size_bytes.tolist(),
+            strict=True,
+        )  # fmt: skip
+        found = {}
+        for i, key, out, size, (peer, slot, hop, planned) in zip(
+            index, keys, is_send, tokens, rest, strict=True
+        ):
+            kind, brought_by = TransferKind(key[1]), -1
+            if out and hop and not kind.is_result:
+                brought_by = brings.get(key, -1)
+                if brought_by < 0:
+                    raise RunError(
+                        f"device {device} forwards {kind.name} of block {key[2]}, but nothing "
+                        "brings it there; build the plan again"
+                    )
+            found[i] = Transfer(i, kind, key[2], size, peer, out, slot, brought_by, planned)
+        return found
 
 
-def _lay_out(plan: Plan, blocks: list[int]) -> tuple[NDArray[np.int64], int]:
-    """Place blocks one behind the other, each once; gives the first rows and their total."""
-    order = np.array(list(dict.fromkeys(blocks)), np.int64)
-    tokens = plan.blocks.num_tokens[order]
+def _slots(plan: Plan) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+    table = plan.transfers
+    known = [getattr(table, name, None) for name in ("slot", "hop")]
+    if known[0] is not None and known[1] is not None:
+        return known[0], known[1]
+    slot = np.zeros(len(table), np.int32)
+    at: dict[tuple[int, int, int], int] = {}
+    for i in range(len(table)):
+        key = int(table.is_backward[i]), int(table.kind[i]), int(table.target[i])
+        slot[i] = at.get(key, 0)
+        at[key] = int(slot[i] + plan.blocks.num_tokens[table.block[i]])
+    return slot, np.zeros(len(table), np.uint8)
+
+
+def _direction_plan(
+    plan: Plan, device: int, direction: Direction, columns: _Columns, pieces: TilePieces
+) -> DirectionPlan:
+    is_backward = direction == "backward"
+    receive_rows, places = {}, {}
+    for kind in TransferKind:
+        chosen = columns.receives(kind, is_backward=is_backward)
+        blocks, slots = columns.block[chosen], columns.slot[chosen]
+        ends = slots + plan.blocks.num_tokens[blocks]
+        receive_rows[kind] = int(ends.max(initial=0))
+        places[kind] = blocks, slots
+    rows = BlockRows(
+        _rows_of(plan, device, *places[TransferKind.Q]),
+        _rows_of(plan, device, *places[TransferKind.KV]),
+    )
+    _check_blocks(plan, pieces, rows, device)
+    builder = TableBuilder(plan.blocks, plan.tiles, pieces, rows)
+    steps = tuple(
+        (step, builder.build(step.tiles) if isinstance(step, Attention) else None)
+        for step in plan.programs(direction)[device].instructions
+    )
+    return DirectionPlan(rows, receive_rows, steps)
+
+
+def _rows_of(
+    plan: Plan, device: int, blocks: NDArray[np.int32], slots: NDArray[np.int32]
+) -> NDArray[np.int64]:
+    """Give the first row of every block: own ones in order, then slots."""
+    local = plan.local_blocks(device)
+    tokens = plan.blocks.num_tokens[local]
     rows = np.full(len(plan.blocks), -1, np.int64)
-    rows[order] = np.cumsum(tokens) - tokens
-    return rows, int(tokens.sum())
+    rows[local] = np.cumsum(tokens) - tokens
+    rows[blocks] = int(tokens.sum()) + slots
+    return rows
 
 
-def _check_blocks(plan: Plan, tiles: NDArray[np.int64], rows: BlockRows, device: int) -> None:
+def _check_blocks(plan: Plan, pieces: TilePieces, rows: BlockRows, device: int) -> None:
     for what, needed, known in (
-        ("q", plan.tiles.q_block[tiles], rows.q),
-        ("kv", plan.tiles.kv_block[tiles], rows.kv),
+        ("q", plan.tiles.q_block[pieces.tile], rows.q),
+        ("kv", plan.tiles.kv_block[pieces.tile], rows.kv),
     ):
         missing = needed[known[needed] < 0]
         if missing.size:

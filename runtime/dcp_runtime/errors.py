@@ -17,3 +17,7 @@ class RunError(DCPError):
         super().__init__(message)
         self.rank = rank
         self.division = division
+
+
+class PeerError(RunError):
+    """Another rank died, stalled or failed; every rank of the world raises the same message."""

@@ -1,24 +1,37 @@
 """`DCPExecutor`: the ranks of a process group, a kernel, and the plan that they run next."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
-from dcp_planner import Plan, Trace
+from dcp_planner import Direction, Plan, Trace, digest
+from dcp_runtime.agreement import agree
 from dcp_runtime.backward_pass import BackwardPass
-from dcp_runtime.clock import Timeline, gather_timeline
+from dcp_runtime.clock import Timeline
 from dcp_runtime.device_plan import DevicePlan, prepare_device
 from dcp_runtime.errors import RunError
+from dcp_runtime.finite_guard import check_result
 from dcp_runtime.forward_pass import ForwardPass
 from dcp_runtime.interpreter import Interpreter
 from dcp_runtime.kernels.choice import choose_kernel
-from dcp_runtime.kernels.kernel import QueryRows, accumulator_dtype
+from dcp_runtime.kernels.kernel import Kernel, QueryRows, accumulator_dtype
 from dcp_runtime.recorder import Recorder, make_trace
-from dcp_runtime.transport import TorchTransport, Transport
+from dcp_runtime.tensor_checks import check_gradient, check_tensors
+from dcp_runtime.torch_transport import make_transport
+from dcp_runtime.transport import Transport
 from dcp_runtime.waiting import check_timeout
 
 DEFAULT_TIMEOUT_S = 600.0
+
+
+@dataclass(slots=True)
+class _Agreed:
+    """What the first layer of a plan settled for all others."""
+
+    kind: str | None = None
+    kernel: Kernel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +41,24 @@ class PreparedPlan:
     part: DevicePlan
     transport: Transport
     recorder: Recorder
-    wanted_kernel: str | None
+    wanted_kernel: str | None = None
+    check_finite: bool = False
+    _agreed: _Agreed = field(default_factory=_Agreed)
 
     def forward(self, q: torch.Tensor, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Give out ``[T_local, Hq, D]`` and lse ``[T_local, Hq]`` of this rank's tokens.
 
+        The first layer compares dtype and device with those of the other ranks.
+
         Raises:
             RunError: if the tensors do not fit the plan, or another rank fails.
         """
-        _check_tensors(self.part, q, kv)
+        self._check_tensors(q, kv)
         current = ForwardPass(self.part, q, kv)
-        self._interpreter(q).run(current)
-        return current.result()
+        self._interpreter().run(current)
+        out, lse = current.result()
+        self._check("forward", out=out)
+        return out, lse
 
     def backward(
         self,
@@ -52,49 +71,72 @@ class PreparedPlan:
         """Give dq and dkv of this rank's tokens, from what forward took and gave.
 
         Raises:
-            RunError: if another rank fails.
+            RunError: if dout does not fit out, or another rank fails.
         """
+        try:
+            check_gradient(self.part, out, dout)
+        except RunError as error:
+            self.transport.report("backward", 0, error)
+            raise
         sums = accumulator_dtype(q.dtype)
         delta = (dout.to(sums) * out.to(sums)).sum(-1)
         current = BackwardPass(self.part, QueryRows(q, dout, lse, delta), kv)
-        self._interpreter(q).run(current)
-        return current.result()
+        self._interpreter().run(current)
+        dq, dkv = current.result()
+        self._check("backward", dq=dq, dkv=dkv)
+        return dq, dkv
 
-    def _interpreter(self, q: torch.Tensor) -> Interpreter:
-        kernel = choose_kernel(q.dtype, q.device, self.wanted_kernel).kernel
-        return Interpreter(self.part, kernel, self.transport, self.recorder)
+    def _check_tensors(self, q: torch.Tensor, kv: torch.Tensor) -> None:
+        def find() -> str:
+            check_tensors(self.part, q, kv)
+            kind = f"{q.dtype} on {q.device.type}"
+            if self._agreed.kind not in (None, kind):
+                raise RunError(
+                    f"all layers of a prepared plan share dtype and device: expected "
+                    f"{self._agreed.kind}, got {kind}; prepare the plan again for other tensors"
+                )
+            self._agreed.kernel = choose_kernel(q.dtype, q.device, self.wanted_kernel).kernel
+            return kind
 
+        if self._agreed.kind is None:
+            agree(self.transport, "kind of tensors", "the first layer", find)
+            self._agreed.kind = find()
+            return
+        try:
+            find()
+        except RunError as error:
+            self.transport.report("forward", 0, error)
+            raise
 
-def _check_tensors(part: DevicePlan, q: torch.Tensor, kv: torch.Tensor) -> None:
-    for name, value in (("q", q), ("kv", kv)):
-        if not isinstance(value, torch.Tensor):
-            raise RunError(f"expected {name} to be a tensor, got {type(value).__name__}")
-    shape, tokens = part.plan.shape, part.num_local
-    want_q = (tokens, shape.q_heads, shape.head_dim)
-    want_kv = (tokens, 2, shape.kv_heads, shape.head_dim)
-    if tuple(q.shape) != want_q or tuple(kv.shape) != want_kv:
-        raise RunError(
-            f"rank {part.device} owns {tokens} tokens of this plan: expected q {list(want_q)} and "
-            f"kv {list(want_kv)}, got {list(q.shape)} and {list(kv.shape)}; take the rows "
-            "plan.local_tokens(rank) of the packed batch"
+    def _interpreter(self) -> Interpreter:
+        assert self._agreed.kernel is not None, "the first forward chose it"
+        return Interpreter(
+            self.part, self._agreed.kernel, self.transport, self.recorder, self.check_finite
         )
-    if q.dtype != kv.dtype or q.device != kv.device:
-        raise RunError(
-            f"q and kv must share dtype and device, got {q.dtype} on {q.device} and {kv.dtype} on "
-            f"{kv.device}"
-        )
+
+    def _check(self, direction: Direction, **results: torch.Tensor) -> None:
+        if not self.check_finite:
+            return
+        try:
+            check_result(self.part.device, direction, **results)
+        except RunError as error:
+            self.transport.report(direction, 0, error)
+            raise
 
 
 class DCPExecutor:
     """Runs plans on the ranks of a process group; rank r is device r of the plan.
 
     Making one is collective: every rank of the group makes its executor at the same time, and
-    afterwards all ranks run the same layers in the same order.
+    afterwards all ranks prepare the same plans and run the same layers in the same order.
 
     Args:
-        group: ranks that share the attention, ``None`` for all.
+        group: ranks that share the attention, a group or a `DeviceMesh` of one dim; ``None`` for
+            all. Messages travel over gloo, or over NCCL if the group's backend is NCCL.
         kernel: name of the kernel, ``None`` for the fastest that can compute.
         timeout_s: how long a rank may keep another one waiting before it counts as stalled.
+        check_finite: raise if a tensor that arrives or results is not finite; costs a pass over it.
+        transport: moves messages instead of one of the group's own.
 
     Raises:
         RunError: if ``torch.distributed`` is not initialised, this rank is none of the group's, or
@@ -103,22 +145,21 @@ class DCPExecutor:
 
     def __init__(
         self,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | DeviceMesh | None = None,
         kernel: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        *,
+        check_finite: bool = False,
+        transport: Transport | None = None,
     ) -> None:
-        if not dist.is_initialized():
-            raise RunError(
-                "DCPExecutor needs a process group: call torch.distributed.init_process_group "
-                "first (torchrun sets what it needs), also for a single process"
-            )
         check_timeout(timeout_s)
         if kernel is not None:
             choose_kernel(
                 torch.float32, wanted=kernel
             )  # a misspelt name fails here, not in forward
         self._kernel = kernel
-        self._transport = TorchTransport(group, timeout_s)
+        self._check_finite = check_finite
+        self._transport = transport or make_transport(_group_of(group), timeout_s)
         self._prepared: PreparedPlan | None = None
 
     @property
@@ -127,11 +168,29 @@ class DCPExecutor:
         return self._transport.rank
 
     def prepare(self, plan: Plan) -> PreparedPlan:
-        """Make a plan ready; the following layers run it. Local: no communication.
+        """Make a plan ready; the following layers run it.
+
+        Collective: compares digests, so that no rank runs another plan than the others.
 
         Raises:
-            RunError: if it is no plan, or for another number of devices than the group has ranks.
+            RunError: if it is no plan, for another number of devices than the group has ranks, or
+                not the one that the other ranks have; names the rank that differs.
         """
+        parts: list[DevicePlan] = []
+
+        def find() -> str:
+            self._check_plan(plan)
+            segment_rows = choose_kernel(torch.float32, wanted=self._kernel).kernel.segment_rows
+            parts.append(prepare_device(plan, self.rank, segment_rows))
+            return digest(plan)
+
+        agree(self._transport, "plan digest", "prepare", find)
+        self._prepared = PreparedPlan(
+            parts[0], self._transport, Recorder(self.rank), self._kernel, self._check_finite
+        )
+        return self._prepared
+
+    def _check_plan(self, plan: Plan) -> None:
         if not isinstance(plan, Plan):
             raise RunError(
                 f"expected a Plan, got {type(plan).__name__}; a file gives one by "
@@ -143,14 +202,6 @@ class DCPExecutor:
                 f"{self._transport.size} ranks; start {plan.num_devices} ranks, or plan for a "
                 f"cluster of {self._transport.size} devices"
             )
-        segment_rows = choose_kernel(torch.float32, wanted=self._kernel).kernel.segment_rows
-        self._prepared = PreparedPlan(
-            prepare_device(plan, self.rank, segment_rows),
-            self._transport,
-            Recorder(self.rank),
-            self._kernel,
-        )
-        return self._prepared
 
     @property
     def prepared(self) -> PreparedPlan:
@@ -174,8 +225,24 @@ class DCPExecutor:
 
         Collective; ``None`` on every rank but 0.
         """
-        return gather_timeline(self._transport.control_group, self.prepared.recorder)
+        return self._transport.gather_timeline(self.prepared.recorder)
 
     def close(self) -> None:
         """End the threads that watch messages; the executor cannot run after that."""
         self._transport.close()
+
+
+def _group_of(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
+    if not dist.is_initialized():
+        raise RunError(
+            "DCPExecutor needs a process group: call torch.distributed.init_process_group first "
+            "(torchrun sets what it needs), also for a single process"
+        )
+    if not isinstance(group, DeviceMesh):
+        return group
+    if group.ndim != 1:
+        raise RunError(
+            f"expected a DeviceMesh of one dim, got {group.ndim} dims {group.mesh_dim_names}; pass "
+            "the one whose ranks share the attention, for example mesh['cp']"
+        )
+    return group.get_group()

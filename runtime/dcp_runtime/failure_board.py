@@ -13,8 +13,8 @@ from typing import Literal
 
 from torch._C._distributed_c10d import Store  # torch.distributed.Store, with its type
 
-from dcp_planner import Direction
-from dcp_runtime.errors import RunError
+from dcp_dsl import DCPError
+from dcp_runtime.errors import PeerError
 
 GRACE_S = 1.5
 """Seconds that a living rank gets to write its status before its silence counts."""
@@ -27,13 +27,14 @@ class Status:
     Attributes:
         kind: ``"waiting"`` for a message of `peer`, or ``"raised"`` an error.
         peer: rank that is waited for, or -1.
-        direction, division: where.
+        place: where: ``"forward"``, ``"backward"``, or a step such as ``"prepare"``.
+        division: of the direction, or -1.
         text: the low-level error, if there is one.
     """
 
     kind: Literal["waiting", "raised"]
     peer: int
-    direction: Direction
+    place: str
     division: int
     text: str
 
@@ -69,7 +70,12 @@ class FailureBoard:
         self._write(f"status/{self._rank}", json.dumps(asdict(status)))
         self._write("marked", "1")
 
-    def settle(self, own: Status) -> RunError:
+    def raised(self, place: str, division: int, error: Exception) -> None:
+        """Write that this rank raised an error."""
+        kind = "" if isinstance(error, DCPError) else f"{type(error).__name__}: "
+        self.post(Status("raised", -1, place, division, f"{kind}{error}"))
+
+    def settle(self, own: Status) -> PeerError:
         """Write the own status, wait for the others', and give the error that all ranks raise."""
         self.post(own)
         deadline = time.monotonic() + GRACE_S
@@ -140,8 +146,9 @@ class FailureBoard:
 
 
 def _place(status: Status) -> str:
-    return f"division {status.division} of {status.direction}"
+    return status.place if status.division < 0 else f"division {status.division} of {status.place}"
 
 
-def _error(verdict: Verdict) -> RunError:
-    return RunError(verdict.message, rank=verdict.rank, division=verdict.division)
+def _error(verdict: Verdict) -> PeerError:
+    division = None if verdict.division < 0 else verdict.division
+    return PeerError(verdict.message, rank=verdict.rank, division=division)

@@ -3,14 +3,14 @@
 import torch
 
 from dcp_planner import Direction, TransferKind
+from dcp_runtime.buffers import rows_of, working_buffer
 from dcp_runtime.device_plan import DevicePlan, Transfer
 from dcp_runtime.kernels.kernel import AttentionState, Kernel, accumulator_dtype
 from dcp_runtime.tile_table import TileTable
-from dcp_runtime.wire import join, room_for, split
 
 
 class ForwardPass:
-    """Buffers of one forward call; kv and q are sent from them and received into them.
+    """Buffers of one forward call; everything is sent from them and received into them.
 
     A partial result travels as lse, in the type of the sums, and out, in that of q.
 
@@ -23,56 +23,72 @@ class ForwardPass:
     direction: Direction = "forward"
 
     def __init__(self, part: DevicePlan, q: torch.Tensor, kv: torch.Tensor) -> None:
-        self._part = part
+        self._plan, self._num_local = part.forward, part.num_local
+        received = part.forward.receive_rows
         self._local = q, kv
-        self._q = q.new_empty(part.num_q, *q.shape[1:])
-        self._kv = kv.new_empty(part.num_kv, *kv.shape[1:])
+        self._q = working_buffer(q, received[TransferKind.Q])
+        self._kv = working_buffer(kv, received[TransferKind.KV])
         self._scale = q.shape[-1] ** -0.5
         sums = accumulator_dtype(q.dtype)
-        self._state = AttentionState.empty(part.num_q, q.shape[1], q.shape[2], sums)
+        self._state = AttentionState.empty(
+            len(self._q), q.shape[1], q.shape[2], sums, device=q.device
+        )
+        partials = received[TransferKind.OUT]
+        self._out = q.new_empty(partials, *q.shape[1:])
+        self._lse = q.new_empty(partials, q.shape[1], dtype=sums)
+
+    @property
+    def receive_bytes(self) -> int:
+        """Bytes of the receive buffers, as ``receive_buffer_bytes`` of the planner counts them."""
+        arriving = self._q[self._num_local :], self._kv[self._num_local :]
+        return sum(tensor.nbytes for tensor in (*arriving, self._out, self._lse))
 
     def result(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Give out ``[T_local, Hq, D]`` in the dtype of q and lse ``[T_local, Hq]``."""
-        local = slice(self._part.num_local)
-        return self._state.out[local].to(self._q.dtype), self._state.lse[local].contiguous()
+        local = slice(self._num_local)
+        out = self._state.out[local].to(self._q.dtype)
+        # A copy: layers keep their result, which must not keep the rows of remote queries.
+        is_whole = len(self._q) == self._num_local
+        return (out, self._state.lse) if is_whole else (out.clone(), self._state.lse[local].clone())
 
     def copy(self) -> None:
         """Bring the own blocks into the working buffers."""
-        q, kv = self._local
-        self._q[: len(q)] = q
-        self._kv[: len(kv)] = kv
+        for buffer, own in zip((self._q, self._kv), self._local, strict=True):
+            if buffer is not own:
+                buffer[: len(own)] = own
 
     def attend(self, kernel: Kernel, table: TileTable) -> None:
         """Merge the tiles of a table into the state."""
         kernel.forward(self._q, self._kv, table, self._scale, self._state)
 
-    def outgoing(self, transfer: Transfer) -> torch.Tensor:
-        """Give kv or q as they lie in the buffer, or a packed partial result."""
+    def outgoing(self, transfer: Transfer) -> tuple[torch.Tensor, ...]:
+        """Give kv or q as they lie in the buffer, or lse and out so far."""
+        rows = self._rows(transfer)
         if transfer.kind.is_result:
-            rows = self._rows(transfer)
-            return join(self._state.lse[rows], self._state.out[rows].to(self._q.dtype))
-        return self._input(transfer)
+            return self._state.lse[rows], self._state.out[rows].to(self._q.dtype)
+        return (self._input(transfer.kind)[rows],)
 
-    def incoming(self, transfer: Transfer) -> torch.Tensor:
-        """Give the place in the buffer, or room for a packed partial result."""
-        return room_for(*self._like(transfer)) if transfer.kind.is_result else self._input(transfer)
+    def incoming(self, transfer: Transfer) -> tuple[torch.Tensor, ...]:
+        """Give the place where it arrives; a query's state starts anew."""
+        if transfer.kind.is_result:
+            return self._partial(transfer)
+        rows = self._rows(transfer)
+        if transfer.kind == TransferKind.Q:
+            self._state.out[rows] = 0
+            self._state.lse[rows] = -torch.inf
+        return (self._input(transfer.kind)[rows],)
 
-    def arrive(self, transfer: Transfer, tensor: torch.Tensor) -> None:
-        """Nothing to do: inputs were received in place."""
-
-    def reduce(self, transfer: Transfer, tensor: torch.Tensor) -> None:
+    def reduce(self, transfer: Transfer) -> None:
         """Merge a partial result by log-sum-exp."""
-        lse, out = split(tensor, *self._like(transfer))
+        lse, out = self._partial(transfer)
         self._state.merge(self._rows(transfer).start, out, lse)
 
-    def _input(self, transfer: Transfer) -> torch.Tensor:
-        return (self._kv if transfer.kind == TransferKind.KV else self._q)[self._rows(transfer)]
+    def _input(self, kind: TransferKind) -> torch.Tensor:
+        return self._kv if kind == TransferKind.KV else self._q
 
-    def _like(self, transfer: Transfer) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = self._rows(transfer)
-        return self._state.lse[rows], self._q[rows]
+    def _partial(self, transfer: Transfer) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = slice(transfer.slot, transfer.slot + transfer.num_tokens)
+        return self._lse[rows], self._out[rows]
 
     def _rows(self, transfer: Transfer) -> slice:
-        known = self._part.rows.kv if transfer.kind == TransferKind.KV else self._part.rows.q
-        start = int(known[transfer.block])
-        return slice(start, start + transfer.num_tokens)
+        return rows_of(self._plan, transfer)

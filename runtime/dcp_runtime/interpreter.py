@@ -7,13 +7,15 @@ stand between their forward and their backward at once.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
 
-from dcp_planner import Attention, CommLaunch, CommWait, Copy, Direction, Reduction
+from dcp_planner import Attention, CommLaunch, CommWait, Copy, Direction, Instruction, Reduction
 from dcp_runtime.device_plan import DevicePlan, Transfer
-from dcp_runtime.errors import RunError
+from dcp_runtime.errors import PeerError
+from dcp_runtime.finite_guard import check_arrived, poison
 from dcp_runtime.kernels.kernel import Kernel
 from dcp_runtime.recorder import Event, Recorder
 from dcp_runtime.tile_table import TileTable
@@ -31,25 +33,22 @@ class Pass(Protocol):
     def attend(self, kernel: Kernel, table: TileTable) -> None:
         """Compute the tiles of a table."""
 
-    def outgoing(self, transfer: Transfer) -> torch.Tensor:
-        """Give the contiguous tensor to send."""
+    def outgoing(self, transfer: Transfer) -> tuple[torch.Tensor, ...]:
+        """Give the contiguous tensors to send."""
 
-    def incoming(self, transfer: Transfer) -> torch.Tensor:
-        """Give the contiguous tensor to receive into."""
+    def incoming(self, transfer: Transfer) -> tuple[torch.Tensor, ...]:
+        """Give the contiguous tensors to receive into."""
 
-    def arrive(self, transfer: Transfer, tensor: torch.Tensor) -> None:
-        """Put an input that has arrived where attention finds it."""
-
-    def reduce(self, transfer: Transfer, tensor: torch.Tensor) -> None:
+    def reduce(self, transfer: Transfer) -> None:
         """Merge a partial result that has arrived."""
 
 
 @dataclass(slots=True)
 class _Flight:
-    """Messages of one call: under which key they fly, and results that wait to be merged."""
+    """Messages of one call: under which key they fly, and which of them bring what."""
 
     by_key: dict[int, list[Parcel]] = field(default_factory=dict)
-    results: dict[int, torch.Tensor] = field(default_factory=dict)
+    arriving: dict[int, Parcel] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +59,7 @@ class Interpreter:
     kernel: Kernel
     transport: Transport
     recorder: Recorder
+    guard: bool = False
 
     def run(self, current: Pass) -> None:
         """Execute the program of the direction of `current`.
@@ -69,51 +69,65 @@ class Interpreter:
         """
         flight, division = _Flight(), 0
         try:
-            for instruction, table in self.part.steps(current.direction):
+            for instruction, table in self.part.of(current.direction).steps:
                 if not isinstance(instruction, Copy):
                     division = instruction.division
-                match instruction:
-                    case Copy():
-                        self._timed(current, "copy", 0, current.copy)
-                    case CommLaunch():
-                        self._launch(current, instruction, flight)
-                    case CommWait():
-                        self._wait(current, instruction, flight)
-                    case Attention():
-                        assert table is not None, "every attention instruction has a table"
-                        self._timed(current, "attention", division, self._attend, current, table)
-                    case Reduction() if instruction.transfers:
-                        arguments = current, instruction, flight
-                        self._timed(current, "reduction", division, self._reduce, *arguments)
-        except RunError:
+                what = type(instruction).__name__.lower()
+                self.recorder.begin(f"{what} in division {division} of {current.direction}")
+                self._execute(current, instruction, table, flight)
+        except PeerError:
             raise
         except Exception as error:
             self.transport.report(current.direction, division, error)
             raise
+        finally:
+            self.recorder.begin(None)
+
+    def _execute(
+        self, current: Pass, instruction: Instruction, table: TileTable | None, flight: _Flight
+    ) -> None:
+        match instruction:
+            case Copy():
+                self._timed(current, "copy", 0, current.copy)
+            case CommLaunch():
+                self._launch(current, instruction, flight)
+            case CommWait():
+                self._wait(current, instruction, flight)
+            case Attention():
+                assert table is not None, "every attention instruction has a table"
+                attend = partial(current.attend, self.kernel, table)
+                self._timed(current, "attention", instruction.division, attend)
+            case Reduction() if instruction.transfers:
+                reduce = partial(self._reduce, current, instruction)
+                self._timed(current, "reduction", instruction.division, reduce)
 
     def _timed(
         self,
         current: Pass,
         name: str,
         division: int,
-        work: Callable[..., None],
-        *arguments: object,
+        work: Callable[[], None],
     ) -> None:
         start_ns = time.perf_counter_ns()
-        work(*arguments)
+        work()
         end_ns = time.perf_counter_ns()
         is_backward = current.direction == "backward"
         self.recorder.add(Event("compute", start_ns, end_ns, is_backward, division, name))
-
-    def _attend(self, current: Pass, table: TileTable) -> None:
-        current.attend(self.kernel, table)
 
     def _launch(self, current: Pass, launch: CommLaunch, flight: _Flight) -> None:
         parcels = []
         for index in launch.transfers:
             transfer = self.part.transfers[index]
-            tensor = current.outgoing(transfer) if transfer.is_send else current.incoming(transfer)
-            parcels.append(Parcel(transfer, tensor, launch.division))
+            if transfer.is_send:
+                after = flight.arriving.get(transfer.brought_by)
+                tensors = current.outgoing(transfer)
+                parcels.append(Parcel(transfer, tensors, launch.division, after))
+            else:
+                parcel = Parcel(transfer, current.incoming(transfer), launch.division)
+                if self.guard:
+                    poison(parcel.tensors)  # whoever reads too early is found out
+                flight.arriving[index] = parcel
+                parcels.append(parcel)
         flight.by_key.setdefault(launch.key, []).extend(parcels)
         self.transport.start(parcels)
 
@@ -130,11 +144,8 @@ class Interpreter:
         self.recorder.add(Event("wait", start_ns, end_ns, is_backward, wait.division, name))
         for parcel in parcels:
             self._record(parcel, is_backward=is_backward)
-            transfer, tensor = parcel.transfer, parcel.tensor
-            if not transfer.is_send and transfer.kind.is_result:
-                flight.results[transfer.index] = tensor
-            elif not transfer.is_send:
-                current.arrive(transfer, tensor)
+            if self.guard and not parcel.transfer.is_send:
+                check_arrived(parcel, current.direction)
 
     def _record(self, parcel: Parcel, *, is_backward: bool) -> None:
         transfer = parcel.transfer
@@ -147,10 +158,10 @@ class Interpreter:
                 parcel.division,
                 transfer.name,
                 transfer.peer,
-                parcel.tensor.nbytes,
+                parcel.size_bytes,
             )
         )
 
-    def _reduce(self, current: Pass, reduction: Reduction, flight: _Flight) -> None:
+    def _reduce(self, current: Pass, reduction: Reduction) -> None:
         for index in reduction.transfers:
-            current.reduce(self.part.transfers[index], flight.results.pop(index))
+            current.reduce(self.part.transfers[index])

@@ -1,11 +1,14 @@
 """What happens on this rank, when: filled while a plan runs, read as a `Trace`."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from dcp_planner import LANES, Lane, Trace
+
+EventTable: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int64]]
+"""Events as int64 ``[E, 8]``: the columns of `Trace` but the name."""
 
 
 class Event(NamedTuple):
@@ -23,16 +26,30 @@ class Event(NamedTuple):
 
 @dataclass(slots=True)
 class Recorder:
-    """The events of one prepared plan on one rank; several layers follow one another."""
+    """The events of one prepared plan on one rank; several layers follow one another.
+
+    Attributes:
+        device: the rank.
+        events: what has ended, in the order of its ends.
+        doing: what the rank does now, in words; ``None`` between calls.
+        steps: instructions begun so far: a watcher sees by it whether the rank moves.
+    """
 
     device: int
     events: list[Event] = field(default_factory=list)
+    doing: str | None = None
+    steps: int = 0
+
+    def begin(self, doing: str | None) -> None:
+        """Note what the rank does from now on."""
+        self.doing = doing
+        self.steps += 1
 
     def add(self, event: Event) -> None:
         """Append an event; list appends are atomic, so any thread may call this."""
         self.events.append(event)
 
-    def table(self) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], tuple[str, ...]]:
+    def table(self) -> tuple[EventTable, tuple[str, ...]]:
         """Give the events as int64 ``[E, 8]`` (columns of `Trace` but the name) and their names."""
         rows = [
             (
@@ -50,9 +67,7 @@ class Recorder:
         return np.array(rows, np.int64).reshape(-1, 8), tuple(e.name for e in self.events)
 
 
-def make_trace(
-    table: np.ndarray[tuple[int, int], np.dtype[np.int64]], names: tuple[str, ...]
-) -> Trace:
+def make_trace(table: EventTable, names: tuple[str, ...]) -> Trace:
     """Sort rows of `Recorder.table`, of one rank or of all, and count time from the first event."""
     order = np.lexsort((table[:, 0], table[:, 3], table[:, 2]))
     start, end, device, lane, is_backward, division, peer, size = table[order].T

@@ -133,7 +133,7 @@ class TableBuilder:
             q_len=self._pieces.q_len[chosen[segment]].astype(np.int32),
             row_ptr=np.append(np.cumsum(opens)[segment] - 1, len(first)).astype(np.int32),
             kv_start=kv_row[first].astype(np.int32),
-            kv_len=np.add.reduceat(kv_len, first).astype(np.int32) if len(first) else kv_len,
+            kv_len=(np.add.reduceat(kv_len, first) if len(first) else kv_len).astype(np.int32),
             kind=kind[first],
             mask_start=self._pieces.mask_start[chosen[first]],
             row_lo=masks.row_lo,

@@ -1,10 +1,6 @@
 """What the tests share: masks drawn as matrices, slabs from them, dense attention."""
 
-import queue
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -13,8 +9,8 @@ import pytest
 import torch
 
 from dcp_dsl import BatchShape, BlockKind, BlockSparsity, Slabs
-from dcp_runtime.device_plan import prepare_device
-from dcp_runtime.executor import PreparedPlan
+from dcp_runtime.executor import DCPExecutor
+from dcp_runtime.loopback import LoopbackWorld
 from dcp_runtime.recorder import Recorder
 
 
@@ -145,60 +141,25 @@ MASKS: dict[str, Callable[[int], np.ndarray]] = {
 }
 
 
-class LoopbackTransport:
-    """Ranks as threads of one process: a message is a copy through a queue per (tag, target)."""
-
-    def __init__(self, rank: int, size: int, mail: dict, lock: threading.Lock) -> None:
-        self.rank, self.size, self._mail, self._lock = rank, size, mail, lock
-
-    def _box(self, transfer: int) -> queue.SimpleQueue:
-        with self._lock:
-            return self._mail.setdefault(transfer, queue.SimpleQueue())
-
-    def start(self, parcels) -> None:
-        for parcel in parcels:
-            parcel.start_ns = time.perf_counter_ns()
-            if parcel.transfer.is_send:
-                assert parcel.tensor.is_contiguous()
-                self._box(parcel.transfer.index).put(parcel.tensor.clone())
-                parcel.end_ns = time.perf_counter_ns()
-            elif parcel.tensor.is_floating_point():
-                parcel.tensor.fill_(torch.nan)  # whoever reads too early is found out
-
-    def wait(self, parcels, direction) -> None:
-        for parcel in parcels:
-            if not parcel.transfer.is_send:
-                arrived = self._box(parcel.transfer.index).get(timeout=20)
-                assert arrived.nbytes == parcel.tensor.nbytes
-                parcel.tensor.copy_(arrived)
-                parcel.end_ns = time.perf_counter_ns()
-
-    def report(self, direction, division, error) -> None:
-        pass
-
-
 def run_in_threads(
     plan, q, kv, dout, kernel=None, layers=1
 ) -> tuple[dict[str, torch.Tensor], list[Recorder]]:
-    """Run all ranks of a plan in this process: all layers forward, then all backward."""
-    size, mail, lock = plan.num_devices, {}, threading.Lock()
+    """Run all ranks of a plan in this process: all layers forward, then all backward.
 
-    def run_rank(rank: int):
-        rows = torch.tensor(plan.local_tokens(rank))
-        prepared = PreparedPlan(
-            prepare_device(plan, rank, 16),
-            LoopbackTransport(rank, size, mail, lock),
-            Recorder(rank),
-            kernel,
-        )
+    Receive buffers are poisoned, and whatever is not finite ends the run.
+    """
+
+    def run_rank(transport):
+        executor = DCPExecutor(kernel=kernel, transport=transport, check_finite=True)
+        prepared = executor.prepare(plan)
+        rows = torch.tensor(plan.local_tokens(transport.rank))
         mine = q[rows], kv[rows]
         results = [prepared.forward(*mine) for _ in range(layers)]
         for out, lse in results:
             dq, dkv = prepared.backward(*mine, out, lse, dout[rows])
         return rows, {"out": out, "lse": lse, "dq": dq, "dkv": dkv}, prepared.recorder
 
-    with ThreadPoolExecutor(size) as pool:
-        parts = list(pool.map(run_rank, range(size)))
+    parts = LoopbackWorld(plan.num_devices, timeout_s=20).run(run_rank)
     whole = {}
     for name in ("out", "lse", "dq", "dkv"):
         first = parts[0][1][name]

@@ -35,12 +35,17 @@ class AttentionState:
 
     @classmethod
     def empty(
-        cls, num_rows: int, q_heads: int, head_dim: int, dtype: torch.dtype
+        cls,
+        num_rows: int,
+        q_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
     ) -> "AttentionState":
         """Give the state of rows that have seen nothing; `dtype` is that of the sums."""
         return cls(
-            torch.zeros(num_rows, q_heads, head_dim, dtype=dtype),
-            torch.full((num_rows, q_heads), -torch.inf, dtype=dtype),
+            torch.zeros(num_rows, q_heads, head_dim, dtype=dtype, device=device),
+            torch.full((num_rows, q_heads), -torch.inf, dtype=dtype, device=device),
         )
 
     def merge(self, start: int, out: torch.Tensor, lse: torch.Tensor) -> None:

@@ -1,0 +1,44 @@
+"""Refuses tensors that do not fit a plan, with what was expected, what came, and the way out."""
+
+import torch
+
+from dcp_runtime.device_plan import DevicePlan
+from dcp_runtime.errors import RunError
+
+
+def check_tensors(part: DevicePlan, q: torch.Tensor, kv: torch.Tensor) -> None:
+    """Check q and kv of a forward call. Any strides will do; so will a mixed ``requires_grad``.
+
+    Raises:
+        RunError: if a shape is not that of this rank's tokens, or dtype or device differ.
+    """
+    for name, value in (("q", q), ("kv", kv)):
+        if not isinstance(value, torch.Tensor):
+            raise RunError(f"expected {name} to be a tensor, got {type(value).__name__}")
+    shape, tokens = part.plan.shape, part.num_local
+    want_q = (tokens, shape.q_heads, shape.head_dim)
+    want_kv = (tokens, 2, shape.kv_heads, shape.head_dim)
+    if tuple(q.shape) != want_q or tuple(kv.shape) != want_kv:
+        raise RunError(
+            f"rank {part.device} owns {tokens} tokens of this plan: expected q {list(want_q)} and "
+            f"kv {list(want_kv)}, got {list(q.shape)} and {list(kv.shape)}; take the rows "
+            "plan.local_tokens(rank) of the packed batch"
+        )
+    if q.dtype != kv.dtype or q.device != kv.device:
+        raise RunError(
+            f"q and kv must share dtype and device, got {q.dtype} on {q.device} and {kv.dtype} on "
+            f"{kv.device}; convert one of them"
+        )
+
+
+def check_gradient(part: DevicePlan, out: torch.Tensor, dout: torch.Tensor) -> None:
+    """Check the gradient of a backward call against the output of its forward.
+
+    Raises:
+        RunError: if shape, dtype or device differ.
+    """
+    if (dout.shape, dout.dtype, dout.device) != (out.shape, out.dtype, out.device):
+        raise RunError(
+            f"rank {part.device}: expected dout as out, {list(out.shape)} {out.dtype} on "
+            f"{out.device}, got {list(dout.shape)} {dout.dtype} on {dout.device}"
+        )
