@@ -6,11 +6,12 @@ from .diagnostics import Diagnostic, Edit, Fix
 from .errors import DatasetError, DCPError, ExchangeError, SpecError
 from .formatter import format_source
 from .guard import Guard
+from .interchange.block_tables import BlockTables, build_block_tables
 from .interchange.difference import MaskDifference, find_difference
 from .interchange.export import Export, ExportConfig
 from .interchange.export_file import read_export, write_export
 from .interchange.formats import export_mask, import_mask
-from .interchange.mask_mod import MaskMod
+from .interchange.mask_mod import MaskMod, build_mask_mod
 from .interchange.varlen import VarlenCall, varlen_calls
 from .mask import Mask
 from .oracle import dense_mask
@@ -29,6 +30,7 @@ __all__ = [
     "BatchShape",
     "BlockKind",
     "BlockSparsity",
+    "BlockTables",
     "DCPError",
     "Dataset",
     "DatasetError",
@@ -53,6 +55,8 @@ __all__ = [
     "StackLayer",
     "VarlenCall",
     "block_sparsity",
+    "build_block_tables",
+    "build_mask_mod",
     "check",
     "dense_mask",
     "export_mask",

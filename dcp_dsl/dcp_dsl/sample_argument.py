@@ -12,7 +12,7 @@ from dcp_dsl.spec import Spec
 MAX_BYTES = 2**28
 
 
-def sample_from_argument(spec: Spec, text: str) -> Sample:
+def sample_from_argument(spec: Spec, text: str, length: int | None = None) -> Sample:
     """Read a sample that a command was given.
 
     Args:
@@ -20,6 +20,7 @@ def sample_from_argument(spec: Spec, text: str) -> Sample:
         text: an inline JSON object of columns with an optional ``len``, else the name of a `sample`
             statement of the text, else a file with such an object. Without ``len`` the layouts
             whose columns are there say the length.
+        length: tokens, instead of what JSON says.
 
     Raises:
         DatasetError: if it is none of them, or nothing says the length.
@@ -31,7 +32,7 @@ def sample_from_argument(spec: Spec, text: str) -> Sample:
     5
     """
     if text.lstrip().startswith("{"):
-        return complete_sample(_columns(text, "--sample"), spec.scope, "--sample")
+        return complete_sample(_columns(text, "--sample", length), spec.scope, "--sample")
     if text in spec.samples:
         return spec.sample(text)
     path = Path(text)
@@ -47,10 +48,10 @@ def sample_from_argument(spec: Spec, text: str) -> Sample:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DatasetError(f"{text}: cannot be read as JSON: {error}") from None
-    return complete_sample(_columns(content, text), spec.scope, text)
+    return complete_sample(_columns(content, text, length), spec.scope, text)
 
 
-def _columns(text: str, name: str) -> dict[str, Any]:  # Any: see Sample
+def _columns(text: str, name: str, length: int | None) -> dict[str, Any]:  # Any: see Sample
     try:
         columns = json.loads(text)
     except ValueError as error:
@@ -59,4 +60,4 @@ def _columns(text: str, name: str) -> dict[str, Any]:  # Any: see Sample
         raise DatasetError(f"{name}: the JSON is nested too deeply") from None
     if not isinstance(columns, dict):
         raise DatasetError(f"{name}: expected a JSON object of columns, got {text[:80]!r}")
-    return columns
+    return columns if length is None else columns | {"len": length}

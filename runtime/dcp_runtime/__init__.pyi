@@ -5,6 +5,7 @@ from .data.screening import Screening
 from .dataloader import DCPDataloader
 from .errors import RunError
 from .executor import DCPExecutor
+from .flex_mask import flex_block_mask, flex_mask_mod
 from .huggingface import LayerPlans, register_dcp
 from .kernels.choice import KernelChoice, choose_kernel
 from .launcher import RunConfig, RunResult, open_world, run_plan
@@ -26,6 +27,8 @@ __all__ = [
     "Screening",
     "TensorError",
     "choose_kernel",
+    "flex_block_mask",
+    "flex_mask_mod",
     "open_world",
     "register_dcp",
     "run_plan",

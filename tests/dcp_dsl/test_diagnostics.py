@@ -4,9 +4,20 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from dcp_dsl import Sample, Spec, SpecError, check, parse
+from dcp_dsl import (
+    ExchangeError,
+    Export,
+    Sample,
+    Spec,
+    SpecError,
+    check,
+    export_mask,
+    import_mask,
+    parse,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "diagnostics.md").read_text(encoding="utf-8")
@@ -48,18 +59,38 @@ def test_the_bad_example_raises_exactly_its_code(code, options, text, files, tmp
         with pytest.raises(SpecError) as raised:
             mask.bind(Sample(length=int(options["bind"])))
         found = raised.value.diagnostics
+    if "len" in options:
+        assert not any(d.severity == "error" for d in found)
+        with pytest.raises(ExchangeError) as refused:
+            exchange(text, options)
+        found = (refused.value,)
     assert {d.code for d in found} == {code}
+
+
+def exchange(text, options):
+    """Export mask `a`, or import the joined exports of `a` and `b`."""
+    length = int(options["len"])
+    bound = {m: Spec.from_text(text).mask(m) for m in ("a", "b") if f"mask {m} " in text}
+    bound = {name: mask.bind(Sample(length=length)) for name, mask in bound.items()}
+    if "export" in options:
+        return export_mask(bound["a"], options["export"])
+    parts = [export_mask(slabs, options["join"]) for slabs in bound.values()]
+    names = parts[0].arrays
+    joined = {name: np.concatenate([part.arrays[name] for part in parts]) for name in names}
+    return import_mask(Export(options["join"], length, joined))
 
 
 @pytest.mark.parametrize(("code", "options", "text", "files"), list(examples("good")))
 def test_the_good_example_has_no_errors(code, options, text, files, tmp_path):
     found = check_example(text, options, files, tmp_path)
     assert [d.render() for d in found if d.severity == "error"] == []
+    if "len" in options:
+        exchange(text, options)
 
 
 def test_every_code_in_the_source_has_a_section_with_both_examples():
-    source = "".join(p.read_text() for p in (ROOT / "dcp_dsl" / "dcp_dsl").glob("*.py"))
-    used = set(re.findall(r'"([EWC]\d{3})"', source))
+    source = "".join(p.read_text() for p in (ROOT / "dcp_dsl" / "dcp_dsl").rglob("*.py"))
+    used = set(re.findall(r'"([EWCX]\d{3})"', source))
     documented = {s.split()[0] for s in SECTIONS}
     assert used == documented
     for section in SECTIONS:
@@ -106,23 +137,35 @@ def test_a_mistake_far_to_the_right_is_shown_in_a_window():
         ("maks a = causal", "did you mean `mask`?"),
         ("segment doc = [d]*\nmask a = same(dok)", "did you mean `doc`?"),
         ("mask a = streaming(sinc = 3)", "did you mean `sink`?"),
-        ("mask a = causal\nfor \"*\" use aa", "did you mean `a`?"),
+        ('mask a = causal\nfor "*" use aa', "did you mean `a`?"),
     ],
-)  # fmt: skip
+)
 def test_the_hint_names_the_closest_word(text, hint):
     assert hint in [d.hint for d in check(text)]
 
 
 @pytest.mark.parametrize(
     "text",
-    ["(" * 100_000, "mask a = " + "(" * 30_000 + "q" + ")" * 30_000, "mask a = " + "not " * 30_000,
-     "mask a = " + "q - " * 30_000 + "k < 1", "mask a = " + "-" * 100_000, "\x00\x01",
-     "\ufeff", "é" * 9,
-     "mask a = " + "9" * 100_000, "mask " * 20_000, "segment a = " + "b(" * 40_000, '"' * 1001,
-     "mask a = q" + ".b" * 50_000, "sample s(a = " + "[" * 60_000, "@a " * 40_000,
-     "check " * 20_000],
+    [
+        "(" * 100_000,
+        "mask a = " + "(" * 30_000 + "q" + ")" * 30_000,
+        "mask a = " + "not " * 30_000,
+        "mask a = " + "q - " * 30_000 + "k < 1",
+        "mask a = " + "-" * 100_000,
+        "\x00\x01",
+        "\ufeff",
+        "é" * 9,
+        "mask a = " + "9" * 100_000,
+        "mask " * 20_000,
+        "segment a = " + "b(" * 40_000,
+        '"' * 1001,
+        "mask a = q" + ".b" * 50_000,
+        "sample s(a = " + "[" * 60_000,
+        "@a " * 40_000,
+        "check " * 20_000,
+    ],
     ids=range(16),
-)  # fmt: skip
+)
 def test_a_hostile_text_ends_in_a_diagnostic(text):
     found = check(text)
     assert found or text == "\ufeff"

@@ -28,16 +28,10 @@ class BlockTables:
     full_num: Ints32
     full_idx: Ints32
 
-    def arrays(self, prefix: str = "", partial: str = "partial") -> dict[str, Ints32]:
-        """Name the arrays and give them batch and head dims of 1."""
-        found = {
-            f"{prefix}{partial}_num": self.partial_num, f"{prefix}{partial}_idx": self.partial_idx,
-            f"{prefix}full_num": self.full_num, f"{prefix}full_idx": self.full_idx,
-        }  # fmt: skip
-        return {name: value[None, None] for name, value in found.items()}
 
-
-def block_tables(slabs: Slabs, block_q: int, block_kv: int) -> tuple[BlockTables, BlockTables]:
+def build_block_tables(
+    slabs: Slabs, block_q: int, block_kv: int
+) -> tuple[BlockTables, BlockTables]:
     """Give the key blocks of every query block, and the query blocks of every key block.
 
     No pair is evaluated: the blocks come from the exact block sparsity. The last block row and

@@ -10,10 +10,10 @@ Source: flash-attn-4, flash_attn.cute.block_sparsity and the signature of its `m
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.interchange.block_tables import BlockTables, block_tables
+from dcp_dsl.interchange.block_tables import BlockTables, build_block_tables
 from dcp_dsl.interchange.export import Export, ExportConfig
 from dcp_dsl.interchange.flex import captured, plain_title
-from dcp_dsl.interchange.mask_mod import mask_mod
+from dcp_dsl.interchange.mask_mod import build_mask_mod
 from dcp_dsl.sparsity import Slabs
 
 _TEMPLATE = '''"""FlashAttention-4 mask `{title}` on {tokens} tokens, batch of 1.
@@ -41,7 +41,10 @@ CAPTURED = {names}
 def mask_mod(batch, head, q_idx, kv_idx, seqlen_info, aux_tensors):
 {captured}    q = utils.ssa_to_scalar(q_idx)
     k = utils.ssa_to_scalar(kv_idx)
-    return utils.scalar_to_ssa({expression}, cutlass.Boolean)
+    seen = (
+        {expression}
+    )
+    return utils.scalar_to_ssa(seen, cutlass.Boolean)
 
 
 def load_tables(device="cuda"):
@@ -73,8 +76,8 @@ def to_flash4(slabs: Slabs, config: ExportConfig) -> Export:
     Raises:
         ExchangeError: X304 if the tables become too large.
     """
-    forward, backward = block_tables(slabs, config.block_q, config.block_kv)
-    predicate = mask_mod(slabs)
+    forward, backward = build_block_tables(slabs, config.block_q, config.block_kv)
+    predicate = build_mask_mod(slabs)
     names = list(predicate.tables)
     places = {name: i for i, name in enumerate(names)}
     lines = captured(predicate, "{!r}")

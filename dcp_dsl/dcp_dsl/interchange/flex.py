@@ -5,9 +5,9 @@ Source: documentation of torch.nn.attention.flex_attention.BlockMask.
 
 from textwrap import indent
 
-from dcp_dsl.interchange.block_tables import block_tables
+from dcp_dsl.interchange.block_tables import build_block_tables
 from dcp_dsl.interchange.export import Export, ExportConfig
-from dcp_dsl.interchange.mask_mod import MaskMod, mask_mod
+from dcp_dsl.interchange.mask_mod import MaskMod, build_mask_mod
 from dcp_dsl.sparsity import Slabs
 
 _TEMPLATE = '''"""FlexAttention mask `{title}` on {tokens} tokens.
@@ -36,7 +36,9 @@ def load_tables(device="cpu"):
 
 def make_mask_mod(tables):
 {captured}    def mask_mod(b, h, q, k):
-        return {expression}
+        return (
+            {expression}
+        )
 
     return mask_mod
 
@@ -61,8 +63,8 @@ def to_flex(slabs: Slabs, config: ExportConfig) -> Export:
     Raises:
         ExchangeError: X304 if the tables become too large.
     """
-    forward, _ = block_tables(slabs, config.block_q, config.block_kv)
-    predicate = mask_mod(slabs)
+    forward, _ = build_block_tables(slabs, config.block_q, config.block_kv)
+    predicate = build_mask_mod(slabs)
     arrays = {
         "kv_num_blocks": forward.partial_num[None, None],
         "kv_indices": forward.partial_idx[None, None],
@@ -76,7 +78,7 @@ def to_flex(slabs: Slabs, config: ExportConfig) -> Export:
         block_q=config.block_q,
         block_kv=config.block_kv,
         captured=captured(predicate, "tables[{!r}]"),
-        expression=predicate.expression,
+        expression=predicate.expression.replace("\n", "\n    "),
     )
     values = {"block_q": config.block_q, "block_kv": config.block_kv, "form": predicate.form}
     return Export("flex", slabs.num_tokens, arrays, values, source)

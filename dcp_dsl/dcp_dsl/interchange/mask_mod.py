@@ -18,6 +18,7 @@ from dcp_dsl.sparsity import Slabs
 
 MAX_TERMS = 6
 MAX_RANGES = 8
+JOIN = "\n        | "  # as the files have it that hold the expression
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,27 +31,30 @@ class MaskMod:
         expression: Python text over ``q``, ``k`` and the names of `tables`; true where q sees k.
         tables: int32; ``lo0``, ``hi0``, ... are ``[n]``, ``bits`` is ``[n * words]``: the pair is
             bit ``k % 32`` of word ``q * words + k // 32``.
+        slabs: the closed form as rows of `Slabs.table`.
     """
 
     form: Literal["closed", "rows", "keys", "bits"]
     expression: str
     tables: dict[str, NDArray[Any]]  # Any: int32, which numpy's stubs lose on the way
+    slabs: tuple[tuple[int, ...], ...] = ()
 
 
-def mask_mod(slabs: Slabs) -> MaskMod:
+def build_mask_mod(slabs: Slabs) -> MaskMod:
     """Choose the cheapest exact predicate of a mask.
 
     Raises:
         ExchangeError: X304 if it takes more than `MAX_RANGES` ranges per row and per key, and has
             too many tokens for bits.
 
-    >>> mask_mod(Slabs(4, [0], [4], [0], [1], [0], [1])).expression
-    '((q >= 0) & (q < 4) & (k >= 0) & (k < q + 1))'
+    >>> build_mask_mod(Slabs(4, [0], [4], [0], [1], [0], [1])).expression
+    '(k < q + 1)'
     """
     if len(slabs) <= MAX_TERMS:
-        terms = [_term(*row) for row in slabs.table().tolist()]
+        rows = [tuple(row) for row in slabs.table().tolist()]
+        terms = [_term(slabs.num_tokens, *row) for row in rows]
         # Kernels want a value of the type of a comparison even where nothing is visible.
-        return MaskMod("closed", " | ".join(terms) or "(q < 0)", {})
+        return MaskMod("closed", JOIN.join(terms) or "(q < 0)", {}, tuple(rows))
     by_row, by_key = row_runs(slabs), key_runs(slabs)
     most_row, most_key = (int(r.per_line().max(initial=0)) for r in (by_row, by_key))
     if min(most_row, most_key) > MAX_RANGES:
@@ -60,13 +64,22 @@ def mask_mod(slabs: Slabs) -> MaskMod:
     return _ranges("keys", by_key, most_key)
 
 
-def _term(q0: int, q1: int, k0: int, k1: int, a: int, b: int) -> str:
+def _term(n: int, q0: int, q1: int, k0: int, k1: int, a: int, b: int) -> str:
+    """Write a slab without the comparisons that hold for every token."""
+
     def end(value: int, slope: int) -> str:
         shift = value - q0
         moving = "q" if shift == 0 else f"q {'+' if shift > 0 else '-'} {abs(shift)}"
         return moving if slope else str(value)
 
-    return f"((q >= {q0}) & (q < {q1}) & (k >= {end(k0, a)}) & (k < {end(k1, b)}))"
+    parts = [
+        f"(q >= {q0})" if q0 > 0 else "",
+        f"(q < {q1})" if q1 < n else "",
+        f"(k >= {end(k0, a)})" if a or k0 > 0 else "",
+        f"(k < {end(k1, b)})" if b or k1 < n else "",
+    ]
+    kept = [part for part in parts if part]
+    return f"({' & '.join(kept)})" if len(kept) > 1 else (kept or ["(q >= 0)"])[0]
 
 
 def _ranges(form: Literal["rows", "keys"], runs: Runs, most: int) -> MaskMod:
@@ -79,7 +92,7 @@ def _ranges(form: Literal["rows", "keys"], runs: Runs, most: int) -> MaskMod:
         lo[runs.line[chosen]], hi[runs.line[chosen]] = runs.lo[chosen], runs.hi[chosen]
         tables |= {f"lo{i}": lo, f"hi{i}": hi}
         terms.append(f"(({place} >= lo{i}[{line}]) & ({place} < hi{i}[{line}]))")
-    return MaskMod(form, " | ".join(terms), tables)
+    return MaskMod(form, JOIN.join(terms), tables)
 
 
 def _bits(slabs: Slabs, by_row: Runs, least: int) -> MaskMod:

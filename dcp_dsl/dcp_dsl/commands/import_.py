@@ -1,0 +1,118 @@
+"""`dcpm import`."""
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from dcp_dsl.commands.choosing import (
+    choose_mask,
+    choose_sample,
+    length_option,
+    load_spec,
+    mask_option,
+    sample_option,
+)
+from dcp_dsl.commands.format_names import READABLE
+
+if TYPE_CHECKING:
+    from dcp_dsl.interchange.difference import MaskDifference
+    from dcp_dsl.sparsity import Slabs
+
+SCHEMA = "dcp.import/1"
+
+
+@click.command("import")
+@click.argument("file")
+@click.option(
+    "--format", "name", type=click.Choice(READABLE), help="Needed where the file does not say."
+)
+@click.option("--equals", "spec", metavar="SPEC", help="Compare with a mask of this .dcpm file.")
+@mask_option
+@sample_option
+@length_option
+@click.option("--svg", metavar="FILE", help="Draw the mask into an SVG file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def import_(  # noqa: PLR0913 - one argument per option
+    file: str,
+    name: str | None,
+    spec: str | None,
+    call: str | None,
+    sample: str | None,
+    length: str | None,
+    svg: str | None,
+    as_json: bool,
+) -> None:
+    """Read a mask from a kernel's format, draw it, and compare it with a .dcpm mask.
+
+    FILE is an .npz or .json that `dcpm export` wrote, or an .npy or .npz with the arrays of the
+    format. With --equals or --mask the exit status is 1 if the masks differ.
+    """
+    from dcp_dsl.interchange.difference import find_difference
+    from dcp_dsl.interchange.export_file import read_export
+    from dcp_dsl.interchange.formats import import_mask
+    from dcp_dsl.pictures.picture import Picture
+
+    export = read_export(file, name)
+    found = import_mask(export)
+    picture = Picture(f"{file} ({export.format})", found)
+    if svg is not None:
+        _write(svg, picture.svg())
+    difference, other = None, None
+    if spec is not None or call is not None:
+        loaded = load_spec(spec)
+        mask = choose_mask(loaded, call)
+        bound = mask.bind(choose_sample(loaded, mask, sample, length))
+        difference, other = find_difference(found, bound), mask.call
+    if as_json:
+        click.echo(json.dumps(_document(file, export.format, found, other, difference)))
+    else:
+        if svg is None:
+            click.echo(picture.text(is_ascii=not _knows_blocks()))
+        if other is not None:
+            click.echo(_verdict(other, difference))
+    sys.exit(0 if difference is None else 1)
+
+
+def _verdict(other: str, difference: "MaskDifference | None") -> str:
+    if difference is None:
+        return f"equal: the same pairs as {other}"
+    d = difference
+    side = "only the file" if d.is_left else f"only {other}"
+    return (
+        f"different: {d.only_left:,} pairs only in the file, {d.only_right:,} only in {other}; "
+        f"first: {side} lets query {d.query} see key {d.key}"
+    )
+
+
+def _document(
+    file: str, name: str, found: "Slabs", other: str | None, difference: "MaskDifference | None"
+) -> dict[str, object]:
+    document: dict[str, object] = {
+        "schema": SCHEMA, "file": file, "format": name, "tokens": found.num_tokens,
+        "pairs": found.num_pairs, "slabs": found.table().tolist(),
+    }  # fmt: skip
+    if other is not None:
+        document |= {"mask": other, "equal": difference is None}
+    if difference is not None:
+        document["difference"] = {
+            "only_file": difference.only_left, "only_mask": difference.only_right,
+            "query": difference.query, "key": difference.key,
+        }  # fmt: skip
+    return document
+
+
+def _write(name: str, text: str) -> None:
+    from pathlib import Path
+
+    Path(name).write_text(text + "\n", encoding="utf-8")
+    click.echo(f"wrote {name}", err=True)
+
+
+def _knows_blocks() -> bool:
+    try:
+        "▀░".encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,123 @@
+"""FlexAttention exports, executed by torch and compared with the dense mask."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
+
+from dcp_dsl import ExportConfig, Sample, Spec, dense_mask, export_mask, write_export
+from dcp_runtime import flex_block_mask, flex_mask_mod
+
+LAYOUTS = "segment part = question[q_len] answer[a_lens]*  segment d = [d_lens]*  token evict"
+N = 96
+COLUMNS = {
+    "q_len": 30, "a_lens": [20, 20, 26], "d_lens": [10, 1, 33, 2, 3, 5, 9, 30, 3],
+    "evict": [(37 * i) % (N + 5) for i in range(N)],
+}  # fmt: skip
+MASKS = (
+    "causal", "full", "streaming(4, 20)", "causal and (k in question or same(answer))",
+    "causal per d", "same(d)", "sliding(7)", "q // 16 == k // 16 or k < 3",
+    "causal and k % 3 != 1", "false",
+)  # fmt: skip
+
+
+def bind(call, n=N):
+    mask = Spec.from_text(LAYOUTS).mask(call)
+    sample = Sample({c: COLUMNS[c] for c in mask.columns}, n)
+    return mask.bind(sample), torch.from_numpy(dense_mask(mask, sample))
+
+
+def attend(q, k, v, dense):
+    scores = (q @ k.transpose(-1, -2)) / q.shape[-1] ** 0.5
+    weights = torch.softmax(scores.masked_fill(~dense, -torch.inf), -1)
+    return torch.nan_to_num(weights) @ v
+
+
+def module_of(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("call", MASKS)
+def test_torch_computes_attention_under_the_exported_mask(call):
+    slabs, dense = bind(call)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, N, 16, generator=generator) for _ in range(3))
+    block_mask = flex_block_mask(slabs, ExportConfig(32, 16))
+    out = flex_attention(q, k, v, block_mask=block_mask)
+    assert torch.allclose(out, attend(q, k, v, dense), atol=1e-5)
+
+
+@pytest.mark.parametrize("call", MASKS)
+@pytest.mark.parametrize("n", [N, 100])
+def test_blocks_are_those_that_torch_finds_by_asking_every_pair(call, n):
+    if n != N and Spec.from_text(LAYOUTS).mask(call).columns:
+        n = N
+    slabs, dense = bind(call, n)
+    ours = flex_block_mask(slabs, ExportConfig(32, 32))
+    theirs = create_block_mask(
+        lambda b, h, q, k: dense[q, k], None, None, n, n, device="cpu", BLOCK_SIZE=32
+    )
+    assert ours.shape == theirs.shape
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+    for kind in ("kv", "full_kv", "q", "full_q"):
+        index, wanted = (getattr(m, f"{kind}_indices") for m in (ours, theirs))
+        count = getattr(ours, f"{kind}_num_blocks")
+        for line in range(index.shape[2]):
+            used = int(count[0, 0, line])
+            assert torch.equal(index[0, 0, line, :used], wanted[0, 0, line, :used])
+
+
+@pytest.mark.parametrize("call", MASKS)
+def test_the_predicate_is_the_mask_on_every_pair(call):
+    slabs, dense = bind(call)
+    assert torch.equal(create_mask(flex_mask_mod(slabs), None, None, N, N, "cpu")[0, 0], dense)
+
+
+@pytest.mark.parametrize("call", MASKS)
+def test_a_written_file_gives_the_same_mask(tmp_path, call):
+    slabs, dense = bind(call)
+    write_export(tmp_path / "exported.py", export_mask(slabs, "flex", ExportConfig(32, 32, call)))
+    module = module_of(tmp_path / "exported.py")
+    block_mask = module.make_block_mask()
+    assert torch.equal(create_mask(block_mask.mask_mod, None, None, N, N, "cpu")[0, 0], dense)
+    ours = flex_block_mask(slabs, ExportConfig(32, 32))
+    assert torch.equal(block_mask.to_dense(), ours.to_dense())
+
+
+def test_a_packed_batch_has_a_mask_per_sequence():
+    from dcp_dsl import block_sparsity
+
+    parts = [bind("causal", 50), bind("full", 30)]
+    packed = block_sparsity([slabs for slabs, _ in parts], 16, 16).slabs
+    dense = torch.block_diag(*(d.int() for _, d in parts)).bool()
+    found = create_mask(flex_mask_mod(packed), None, None, 80, 80, "cpu")[0, 0]
+    assert torch.equal(found, dense)
+
+
+def test_tables_of_a_million_tokens_are_made_without_asking_pairs():
+    slabs = Spec.from_text("").mask("streaming(64, 4k)").bind(Sample(length=2**20))
+    block_mask = flex_block_mask(slabs, ExportConfig(1024, 1024))
+    assert int(block_mask.kv_num_blocks.sum() + block_mask.full_kv_num_blocks.sum()) < 8 * 1024
+    q, k = torch.tensor(5_000), torch.tensor([63, 64, 904, 905, 5_000, 5_001])
+    seen = block_mask.mask_mod(torch.tensor(0), torch.tensor(0), q, k)
+    assert seen.tolist() == [True, False, False, True, True, False]
+    assert np.isclose(block_mask.sparsity(), 100 * (1 - slabs.num_pairs / 2**40), atol=1)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # inductor's own
+@pytest.mark.parametrize("call", ["streaming(4, 20)", "causal per d", "causal and k % 3 != 1"])
+def test_the_compiled_kernel_walks_the_exported_blocks(call):
+    slabs, dense = bind(call)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, N, 32, generator=generator) for _ in range(3))
+    block_mask = flex_block_mask(slabs, ExportConfig(32, 32))
+    out = torch.compile(flex_attention)(q, k, v, block_mask=block_mask)
+    assert torch.allclose(out, attend(q, k, v, dense), atol=1e-5)
