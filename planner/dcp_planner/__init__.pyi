@@ -1,4 +1,5 @@
 from .assembly import assemble
+from .buffers import accumulator_bytes, receive_buffer_bytes, receive_rows
 from .build import build_plan
 from .cluster import BACKWARD_FLOPS_RATIO, Cluster, Link, ModelShape
 from .cluster_file import (
@@ -36,7 +37,7 @@ from .plan import (
 from .plan_file import PlanFile, read_plan, write_plan
 from .report import PlanMetrics, measure
 from .schedule import Division, Schedule, make_schedule
-from .simulator import simulate
+from .simulator import Prediction, predict, simulate
 from .timing import Timings, measure_trace
 from .trace import LANES, Lane, Source, Trace
 from .validation import validate
@@ -71,6 +72,7 @@ __all__ = [
     "PlanFile",
     "PlanFileError",
     "PlanMetrics",
+    "Prediction",
     "Provenance",
     "Reduction",
     "Schedule",
@@ -81,6 +83,7 @@ __all__ = [
     "TransferKind",
     "Transfers",
     "Workload",
+    "accumulator_bytes",
     "assemble",
     "build_hypergraph",
     "build_plan",
@@ -92,10 +95,13 @@ __all__ = [
     "measure",
     "measure_trace",
     "place",
+    "predict",
     "preset",
     "preset_file",
     "read_cluster",
     "read_plan",
+    "receive_buffer_bytes",
+    "receive_rows",
     "reduction_seconds",
     "simulate",
     "tile_seconds",

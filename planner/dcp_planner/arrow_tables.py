@@ -23,7 +23,7 @@ TABLES: Mapping[str, Mapping[str, pa.DataType]] = {
     },
     "transfers": {
         "transfer": _I32, "is_backward": _BOOL, "kind": _U8, "block": _I32, "source": _I32,
-        "target": _I32, "division": _I32, "size_bytes": _I64,
+        "target": _I32, "division": _I32, "size_bytes": _I64, "hop": _U8, "slot": _I32,
     },
     "instructions": {
         "direction": _TEXT, "device": _I32, "position": _I32, "op": _TEXT, "key": _I32,

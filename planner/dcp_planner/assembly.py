@@ -1,9 +1,15 @@
 """The last stage before checking: a placed and scheduled workload becomes a plan."""
 
+from dataclasses import fields, replace
+
+import numpy as np
+
 from dcp_planner.cluster import Cluster
-from dcp_planner.emission import emit_programs, emit_transfers
+from dcp_planner.emission import Emission, emit
 from dcp_planner.placement import Placement
-from dcp_planner.plan import Blocks, Plan, Provenance, Tiles
+from dcp_planner.plan import Blocks, Plan, Provenance, Tiles, Transfers
+from dcp_planner.program_table import LAUNCH, REDUCTION, Programs, ProgramTable
+from dcp_planner.routing import find_needs
 from dcp_planner.schedule import Schedule
 from dcp_planner.workload import Workload
 
@@ -17,11 +23,10 @@ def assemble(
     provenance: Provenance | None = None,
 ) -> Plan:
     """Emit the plan of a placed and scheduled workload, without validating it."""
-    transfers = emit_transfers(workload, placement, schedule)
-    forward, backward = (
-        emit_programs(direction, placement, schedule, transfers, cluster.num_devices)
-        for direction in ("forward", "backward")
-    )
+    needs = find_needs(workload, placement, cluster, schedule.routing)
+    devices = cluster.num_devices
+    forward = emit("forward", workload, placement, schedule, needs, devices)
+    backward = emit("backward", workload, placement, schedule, needs, devices)
     return Plan(
         cluster=cluster,
         shape=workload.shape,
@@ -41,11 +46,24 @@ def assemble(
             schedule.division,
             schedule.backward_division,
         ),
-        transfers=transfers,
+        transfers=_joined(forward, backward),
         slabs=workload.slabs,
-        forward=forward,
-        backward=backward,
+        forward=Programs(forward.programs, devices),
+        backward=Programs(_shifted(backward.programs, len(forward.transfers)), devices),
         partitioner=partitioner,
         provenance=provenance,
         warnings=placement.warnings,
     )
+
+
+def _joined(forward: Emission, backward: Emission) -> Transfers:
+    columns = (f.name for f in fields(Transfers))
+    both = (forward.transfers, backward.transfers)
+    return Transfers(*(np.concatenate([getattr(t, name) for t in both]) for name in columns))
+
+
+def _shifted(programs: ProgramTable, by: int) -> ProgramTable:
+    """Let the transfers of a program follow `by` others."""
+    names_transfers = np.isin(programs.op, (LAUNCH, REDUCTION))
+    items = programs.items + by * names_transfers[programs.row_of_item()]
+    return replace(programs, items=items)

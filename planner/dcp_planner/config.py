@@ -1,9 +1,12 @@
 """The choices of one planning run."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias, get_args
 
 from dcp_planner.errors import PlanError
+
+Routing: TypeAlias = Literal["direct", "node"]
+"""Which way blocks travel: straight from and to the owner, or once per node and on from there."""
 
 MOST_TOLERANCE = 1e6
 """Largest tolerance: one below the number of devices already forbids nothing."""
@@ -28,6 +31,7 @@ class PlanConfig:
         budget: how much the native search may do, in work, not in time: the same input gives the
             same plan on a slow machine.
         seed: of every random choice; the same input and seed give the same plan.
+        routing: ``"direct"``: from and to the owner; ``"node"``: once per node, on from there.
         time_limit_s: wall-clock seconds an external partitioner may take in all, at most a day.
 
     Raises:
@@ -46,6 +50,7 @@ class PlanConfig:
     budget: Budget = "balanced"
     seed: int = 0
     time_limit_s: float = 60.0
+    routing: Routing = "direct"
 
     def __post_init__(self) -> None:
         if self.divisions < 2:
@@ -63,6 +68,10 @@ class PlanConfig:
                     f"PlanConfig.{name}: expected 0 to {MOST_TOLERANCE:g}, got "
                     f"{getattr(self, name)}"
                 )
+        if self.routing not in get_args(Routing):
+            raise PlanError(
+                f"PlanConfig.routing: expected one of {get_args(Routing)}, got {self.routing!r}"
+            )
         if not 0 <= self.seed < 2**31:
             raise PlanError(f"PlanConfig.seed: expected 0 to 2147483647, got {self.seed}")
         if not 0 < self.time_limit_s <= MOST_SECONDS:

@@ -1,36 +1,25 @@
 """From placement and schedule to transfers and one program per device.
 
-Per device and direction, with D divisions::
-
-    Copy · Launch(in 1) · Attention(0) · Launch(out 0)
-    for d = 1 .. D-1:  Wait(in d) · Launch(in d+1) · Attention(d) · Launch(out d)
-    Wait(out 0) .. Wait(out D-1) · Reduction
-
-Inputs of division d have key d, results key D + d. Empty launches, waits and attentions are left
-out. The order of launches is the same on every device, so no two programs can wait for each other.
+`routing` says which way blocks travel, `stages` in which order everybody acts, `slots` where
+arriving blocks lie. What nobody needs is left out: empty launches, waits, attentions, reductions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dcp_planner.cluster import ModelShape
 from dcp_planner.placement import Placement
-from dcp_planner.plan import (
-    Attention,
-    CommLaunch,
-    CommWait,
-    Copy,
-    DeviceProgram,
-    Direction,
-    Instruction,
-    Reduction,
-    TransferKind,
-    Transfers,
-)
+from dcp_planner.plan import Direction, TransferKind, Transfers
+from dcp_planner.program_table import ProgramTable
+from dcp_planner.routing import Needs
 from dcp_planner.schedule import Schedule
+from dcp_planner.slots import allocate_rows
+from dcp_planner.stages import Stages
 from dcp_planner.workload import Workload
+
+Ints = NDArray[np.int64]
 
 
 def bytes_per_token(shape: ModelShape, kind: TransferKind, *, is_backward: bool) -> int:
@@ -46,154 +35,210 @@ def bytes_per_token(shape: ModelShape, kind: TransferKind, *, is_backward: bool)
     return shape.q_backward_bytes if kind is TransferKind.Q and is_backward else shape.q_bytes
 
 
-def emit_transfers(workload: Workload, placement: Placement, schedule: Schedule) -> Transfers:
-    """List what has to travel; O(W log W).
+@dataclass(frozen=True, slots=True, eq=False)
+class Emission:
+    """Everything that one direction of a plan consists of.
 
-    An input is listed under the first division of its target that needs it, a result under the last
-    division of its source that adds to it. Sorted by direction, inputs before results, division,
-    block, source, target, kind.
+    Attributes:
+        transfers: of this direction, sorted: inputs before results, division, hop, block, source,
+            target, kind.
+        programs: instructions of all devices; their transfers are rows of `transfers`.
     """
-    q, kv = workload.compute_q, workload.compute_kv
-    parts = [
-        _transfers_of(kind, block, is_backward, workload, placement, schedule)
-        for kind, block, is_backward in (
-            (TransferKind.KV, kv, False), (TransferKind.Q, q, False), (TransferKind.OUT, q, False),
-            (TransferKind.KV, kv, True), (TransferKind.Q, q, True), (TransferKind.DQ, q, True),
-            (TransferKind.DKV, kv, True),
-        )
-    ]  # fmt: skip
-    table = np.concatenate(parts)
-    is_backward, kind, block, source, target, division, size = table.T
-    is_result = kind >= TransferKind.OUT
-    order = np.lexsort((kind, target, source, block, division, is_result, is_backward))
-    return Transfers(
-        is_backward=is_backward[order].astype(np.bool_),
-        kind=kind[order].astype(np.uint8),
-        block=block[order].astype(np.int32),
-        source=source[order].astype(np.int32),
-        target=target[order].astype(np.int32),
-        division=division[order].astype(np.int32),
-        size_bytes=size[order],
-    )
+
+    transfers: Transfers
+    programs: ProgramTable
 
 
-def _transfers_of(
-    kind: TransferKind,
-    block: NDArray[np.int32],
-    is_backward: bool,
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Transfers in the making, with the span of divisions in which their rows are taken."""
+
+    kind: Ints
+    block: Ints
+    source: Ints
+    target: Ints
+    division: Ints
+    hop: Ints
+    taken: Ints
+    freed: Ints
+
+    @classmethod
+    def joined(cls, parts: "list[_Rows]") -> "_Rows":
+        return cls(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(cls)))
+
+    def sorted(self, num_blocks: int, num_devices: int) -> "_Rows":
+        """Bring the rows into the order of a plan's table."""
+        is_result = self.kind >= TransferKind.OUT
+        span = int(self.division.max(initial=0)) + 1
+        first = ((is_result * span + self.division) * 256 + self.hop) * num_blocks + self.block
+        order = np.lexsort(((self.source * num_devices + self.target) * 8 + self.kind, first))
+        return _Rows(*(getattr(self, f.name)[order] for f in fields(self)))
+
+
+def emit(
+    direction: Direction,
     workload: Workload,
     placement: Placement,
     schedule: Schedule,
-) -> NDArray[np.int64]:
-    """Give the rows (is_backward, kind, block, source, target, division, size) of one kind."""
-    owner = placement.device_of_data
-    remote = np.flatnonzero(owner[block] != placement.device_of_compute)
-    blocks = block[remote].astype(np.int64)
-    device = placement.device_of_compute[remote].astype(np.int64)
-    division = (schedule.backward_division if is_backward else schedule.division)[remote]
-    order = np.lexsort((-division if kind.is_result else division, blocks, device))
-    blocks, device, division = blocks[order], device[order], division[order]
-    is_new = (np.diff(blocks, prepend=-1) != 0) | (np.diff(device, prepend=-1) != 0)
-    blocks, device, division = blocks[is_new], device[is_new], division[is_new]
-    home = owner[blocks].astype(np.int64)
-    size = workload.block_tokens[blocks] * bytes_per_token(
-        workload.shape, kind, is_backward=is_backward
-    )
-    source, target = (device, home) if kind.is_result else (home, device)
-    full = np.full(len(blocks), 0, np.int64)
-    return np.column_stack(
-        [full + is_backward, full + int(kind), blocks, source, target, division, size]
-    ).astype(np.int64)
-
-
-def emit_programs(
-    direction: Direction,
-    placement: Placement,
-    schedule: Schedule,
-    transfers: Transfers,
+    needs: tuple[Needs, Needs],
     num_devices: int,
-) -> tuple[DeviceProgram, ...]:
-    """Write one program per device; O((W + X) log)."""
-    parts = _Parts.of(direction, placement, schedule, transfers)
-    return tuple(
-        DeviceProgram(device, _program(device, parts, schedule.num_divisions))
-        for device in range(num_devices)
+) -> Emission:
+    """Write transfers and programs of one direction; O((W + X) log).
+
+    An input is listed under the first division that needs it at its target or behind it, a result
+    under the last division that adds to it at its source or behind it.
+    """
+    is_backward = direction == "backward"
+    division = schedule.backward_division if is_backward else schedule.division
+    rows = _Rows.joined(
+        [
+            part
+            for side, need in zip(("q", "kv"), needs, strict=True)
+            for part in _rows_of(side, need, division, is_backward, schedule.is_frugal)
+        ]
+    ).sorted(workload.num_blocks, num_devices)
+    tokens = workload.block_tokens[rows.block]
+    sizes = np.array(
+        [bytes_per_token(workload.shape, k, is_backward=is_backward) for k in TransferKind]
     )
+    group = rows.target * len(TransferKind) + rows.kind
+    transfers = Transfers(
+        is_backward=np.full(len(rows.kind), is_backward),
+        kind=rows.kind.astype(np.uint8),
+        block=rows.block.astype(np.int32),
+        source=rows.source.astype(np.int32),
+        target=rows.target.astype(np.int32),
+        division=rows.division.astype(np.int32),
+        size_bytes=tokens * sizes[rows.kind],
+        hop=rows.hop.astype(np.uint8),
+        slot=allocate_rows(group, rows.taken, rows.freed, tokens).astype(np.int32),
+    )
+    programs = _tabulate(
+        rows, division, placement, num_devices, is_backward=is_backward,
+        is_frugal=schedule.is_frugal,
+    )  # fmt: skip
+    return Emission(transfers, programs)
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """What the instructions of one direction are made of, as ascending tuples by their place."""
-
-    blocks: dict[tuple[int, ...], tuple[int, ...]]  # device
-    tiles: dict[tuple[int, ...], tuple[int, ...]]  # device, division
-    launches: dict[tuple[int, ...], tuple[int, ...]]  # device, is_result, division
-    reductions: dict[tuple[int, ...], tuple[int, ...]]  # device
-
-    @classmethod
-    def of(
-        cls,
-        direction: Direction,
-        placement: Placement,
-        schedule: Schedule,
-        transfers: Transfers,
-    ) -> "_Parts":
-        is_backward = direction == "backward"
-        division = schedule.backward_division if is_backward else schedule.division
-        chosen = np.flatnonzero(transfers.is_backward == is_backward)
-        is_result = transfers.kind[chosen] >= TransferKind.OUT
-        ends = np.concatenate([transfers.source[chosen], transfers.target[chosen]])
-        return cls(
-            blocks=_grouped(np.arange(len(placement.device_of_data)), placement.device_of_data),
-            tiles=_grouped(np.arange(len(division)), placement.device_of_compute, division),
-            launches=_grouped(
-                np.tile(chosen, 2),
-                ends,
-                np.tile(is_result, 2),
-                np.tile(transfers.division[chosen], 2),
-            ),
-            reductions=_grouped(chosen[is_result], transfers.target[chosen[is_result]]),
-        )
-
-
-def _grouped(
-    items: NDArray[np.int64], *keys: NDArray[np.generic]
-) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """Group items by their keys, ascending within a group."""
-    order = np.lexsort((items, *reversed(keys)))
-    if order.size == 0:
-        return {}
-    columns = np.column_stack([key[order].astype(np.int64) for key in keys])
-    starts = np.flatnonzero(np.append(True, (np.diff(columns, axis=0) != 0).any(axis=1)))
-    runs = np.split(items[order], starts[1:])
-    return {
-        tuple(key): tuple(run.tolist())
-        for key, run in zip(columns[starts].tolist(), runs, strict=True)
-    }
+def _rows_of(
+    side: str, needs: Needs, division: NDArray[np.int32], is_backward: bool, is_frugal: bool
+) -> list[_Rows]:
+    """List inputs and results of one side of the tiles."""
+    first, last = _first_and_last(needs, division)
+    starts = np.flatnonzero(needs.head == np.arange(len(needs)))
+    run = np.cumsum(needs.head == np.arange(len(needs))) - 1
+    arrives = np.where(needs.is_gateway, _reduced(np.minimum, first, starts)[run], first)
+    leaves = np.where(needs.is_gateway, _reduced(np.maximum, last, starts)[run], last)
+    forever = int(division.max(initial=0)) + 8
+    has_result = side == "q" or is_backward
+    out_hop = needs.is_gateway.astype(np.int64)
+    sent_on = _reduced(np.maximum, arrives, starts)[run] + 1 if is_frugal else forever
+    freed = np.where(needs.is_gateway, np.maximum(last + 1, sent_on), last + 1)
+    if has_result:
+        freed = np.maximum(freed, leaves + out_hop + 2 if is_frugal else forever)
+    inputs = _Rows(
+        kind=np.full(len(needs), TransferKind.Q if side == "q" else TransferKind.KV, np.int64),
+        block=needs.block,
+        source=needs.peer,
+        target=needs.device,
+        division=arrives,
+        hop=needs.is_routed.astype(np.int64),
+        taken=arrives - 1,
+        freed=freed,
+    )
+    if not has_result:
+        return [inputs]
+    kind = (TransferKind.DQ if is_backward else TransferKind.OUT) if side == "q" else (
+        TransferKind.DKV
+    )  # fmt: skip
+    is_held = ~needs.is_routed & (not is_frugal)  # came home, merged at the end
+    results = _Rows(
+        kind=np.full(len(needs), kind, np.int64),
+        block=needs.block,
+        source=needs.device,
+        target=needs.peer,
+        division=leaves,
+        hop=out_hop,
+        taken=leaves + out_hop,
+        freed=np.where(is_held, forever + 8, leaves + out_hop + 2),
+    )
+    return [inputs, results]
 
 
-def _program(device: int, parts: _Parts, num_divisions: int) -> tuple[Instruction, ...]:
-    program: list[Instruction] = [Copy(parts.blocks.get((device,), ()))]
+def _first_and_last(needs: Needs, division: NDArray[np.int32]) -> tuple[Ints, Ints]:
+    """Give the first and the last division that computes with each need."""
+    remote = np.flatnonzero(needs.need_of_tile >= 0)
+    of, at = needs.need_of_tile[remote], division[remote].astype(np.int64)
+    first, last = np.full(len(needs), np.iinfo(np.int64).max), np.zeros(len(needs), np.int64)
+    np.minimum.at(first, of, at)
+    np.maximum.at(last, of, at)
+    return first, last
 
-    def launch(is_result: bool, division: int) -> None:
-        items = parts.launches.get((device, int(is_result), division))
-        if items:
-            key = division + num_divisions * is_result
-            program.append(CommLaunch(key, division, items))
 
-    def wait(is_result: bool, division: int) -> None:
-        if (device, int(is_result), division) in parts.launches:
-            program.append(CommWait(division + num_divisions * is_result, division))
+def _reduced(function: np.ufunc, values: Ints, starts: Ints) -> Ints:
+    return np.asarray(function.reduceat(values, starts)) if len(values) else values
 
-    for division in range(num_divisions):
-        if division:
-            wait(False, division)
-        launch(False, division + 1)
-        tiles = parts.tiles.get((device, division))
-        if tiles:
-            program.append(Attention(division, tiles))
-        launch(True, division)
-    for division in range(num_divisions):
-        wait(True, division)
-    program.append(Reduction(num_divisions - 1, parts.reductions.get((device,), ())))
-    return tuple(program)
+
+def _tabulate(
+    rows: _Rows,
+    division: NDArray[np.int32],
+    placement: Placement,
+    num_devices: int,
+    *,
+    is_backward: bool,
+    is_frugal: bool,
+) -> ProgramTable:
+    """Sort what has to be done by device and stage."""
+    into = rows.kind < TransferKind.OUT
+    home = ~into & (rows.target == placement.device_of_data[rows.block])
+    out = ~into & ~home
+    hops = [int(rows.hop[chosen].max(initial=0)) + 1 for chosen in (into, ~into)]
+    stages = Stages(int(division.max(initial=0)) + 1, hops[0], hops[1], is_frugal)
+    transfer, blocks = np.arange(len(rows.kind)), np.arange(len(placement.device_of_data))
+    parts: list[tuple[NDArray[np.integer], ...]] = [
+        (placement.device_of_data, np.zeros(len(blocks), np.int64), blocks)
+    ]
+    parts.append(
+        (placement.device_of_compute, stages.attention[division], np.arange(len(division)))
+    )
+    for chosen, device, stage in (
+        (into, rows.target, stages.take_in), (into, rows.source, stages.send_in),
+        (out, rows.target, stages.take_out), (out, rows.source, stages.send_out),
+        (home, rows.target, stages.take_home), (home, rows.source, stages.send_home),
+        (out, rows.target, stages.merge_out), (home, rows.target, stages.merge_home),
+    ):  # fmt: skip
+        x = transfer[chosen]
+        parts.append((device[x], stage[rows.division[x], rows.hop[x]], x))
+    device, stage, item = (np.concatenate([p[n] for p in parts]).astype(np.int64) for n in range(3))
+    return _table_of(device * len(stages) + stage, item, stages, num_devices, is_backward)
+
+
+def _table_of(
+    place: Ints, item: Ints, stages: Stages, num_devices: int, is_backward: bool
+) -> ProgramTable:
+    """Make instructions of items; `place` is device and stage in one number."""
+    width = len(stages)
+    both = np.sort(place << 32 | item)
+    place, item = both >> 32, both & 0xFFFFFFFF
+    starts = np.flatnonzero(np.diff(place, prepend=-1) != 0)
+    held = place[starts]
+    sizes = np.diff(np.append(starts, len(place)))
+    wait_of = np.array(stages.wait_of)[held % width]
+    waits = (held - held % width + wait_of)[wait_of >= 0]
+    copies = np.setdiff1d(np.arange(num_devices) * width, held[held % width == 0])
+    every = np.concatenate([held, waits, copies])
+    counts = np.concatenate([sizes, np.zeros(len(waits) + len(copies), np.int64)])
+    order = np.argsort(every)
+    device, stage = np.divmod(every[order], width)
+    index = np.arange(len(order), dtype=np.int32)
+    is_first = np.diff(device, prepend=-1) != 0
+    return ProgramTable(
+        is_backward=np.full(len(order), is_backward),
+        device=device,
+        position=index - np.maximum.accumulate(np.where(is_first, index, 0)),
+        op=np.array(stages.op)[stage],
+        key=np.array(stages.key)[stage],
+        division=np.array(stages.division)[stage],
+        item_ptr=np.append(0, np.cumsum(counts[order])),
+        items=item.astype(np.int32),
+    )

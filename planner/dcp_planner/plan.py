@@ -4,6 +4,7 @@ A plan is one immutable value made of tables. Indices into a table are called by
 is a row of `Tiles`, a `transfer` a row of `Transfers`. Instructions are the paper's five (Sec. 5).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal, TypeAlias
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from dcp_dsl import BlockKind, Slabs, readonly
 from dcp_planner.cluster import Cluster, ModelShape
 
-SCHEMA = "dcp.plan/1"
+SCHEMA = "dcp.plan/2"
 
 Direction: TypeAlias = Literal["forward", "backward"]
 
@@ -22,9 +23,9 @@ Direction: TypeAlias = Literal["forward", "backward"]
 class TransferKind(IntEnum):
     """What a transfer carries, all heads of one token block.
 
-    `KV` and `Q` are inputs, sent by the block's owner before the division that needs them; `OUT`,
-    `DQ` and `DKV` are partial results, sent to the owner after the division that finished them.
-    In backward, `Q` is the bundle q, dout, lse, delta.
+    `KV` and `Q` are inputs, on their way from the block's owner to the devices that compute with
+    it; `OUT`, `DQ` and `DKV` are partial results, on their way home. In backward, `Q` is the bundle
+    q, dout, lse, delta.
     """
 
     KV = 0
@@ -35,7 +36,7 @@ class TransferKind(IntEnum):
 
     @property
     def is_result(self) -> bool:
-        """Whether it goes home to the owner."""
+        """Whether it is on its way home to the owner."""
         return self >= TransferKind.OUT
 
 
@@ -101,7 +102,11 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transfers:
-    """Block copies between two different devices.
+    """Messages of one block between two different devices.
+
+    The inputs of one direction, kind and block are a tree from the owner to every device that
+    computes with the block; its results the same way back, merged where they meet. Only devices
+    that compute with a block pass it on.
 
     Attributes:
         is_backward: bool ``[X]``.
@@ -111,6 +116,10 @@ class Transfers:
         division: int32 ``[X]``: an input arrives before the target computes this division, a result
             leaves after the source has computed it.
         size_bytes: int64 ``[X]``.
+        hop: uint8 ``[X]``: 0 if the source has the data of its own, else more than the hop of every
+            transfer that brought it what it passes on.
+        slot: int32 ``[X]``, first token row that it takes in the target's receive buffer of its
+            direction and kind.
     """
 
     is_backward: NDArray[np.bool_]
@@ -120,11 +129,13 @@ class Transfers:
     target: NDArray[np.int32]
     division: NDArray[np.int32]
     size_bytes: NDArray[np.int64]
+    hop: NDArray[np.uint8]
+    slot: NDArray[np.int32]
 
     def __post_init__(self) -> None:
         _check_columns(
             self, is_backward=np.bool_, kind=np.uint8, block=np.int32, source=np.int32,
-            target=np.int32, division=np.int32, size_bytes=np.int64,
+            target=np.int32, division=np.int32, size_bytes=np.int64, hop=np.uint8, slot=np.int32,
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -143,7 +154,8 @@ class CommLaunch:
     """Start the given transfers, in this order, without waiting; `key` names them for `CommWait`.
 
     Both ends launch a transfer, each in its own program; between two devices the order of launches
-    of inputs is the same on both ends, and so is the order of results.
+    of inputs is the same on both ends, and so is the order of results. An input that is passed on
+    may be launched while it is still arriving: it leaves when it is there.
     """
 
     key: int
@@ -169,7 +181,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """Merge arrived partial results into the owner's: out by log-sum-exp, dq and dkv by adding."""
+    """Merge arrived partial results into the own: out by log-sum-exp, dq and dkv by adding."""
 
     division: int
     transfers: tuple[int, ...]
@@ -212,7 +224,7 @@ class Plan:
         cu_seqlens: int32 ``[S+1]``, sequences of the packed batch.
         blocks, tiles, transfers: the tables.
         slabs: the exact mask in packed coordinates; a partial tile's mask is `slabs` cut to it.
-        forward, backward: one program per device, in device order.
+        forward, backward: one program per device, in device order; made from a table on demand.
         partitioner: who placed it, for example ``"kahypar"``.
         provenance: where the mask came from, or ``None``.
         warnings: caps of the configuration that could not be met, as sentences for people.
@@ -226,8 +238,8 @@ class Plan:
     tiles: Tiles
     transfers: Transfers
     slabs: Slabs
-    forward: tuple[DeviceProgram, ...]
-    backward: tuple[DeviceProgram, ...]
+    forward: Sequence[DeviceProgram]
+    backward: Sequence[DeviceProgram]
     partitioner: str
     provenance: Provenance | None = None
     warnings: tuple[str, ...] = ()
@@ -247,7 +259,7 @@ class Plan:
         """Devices R of the cluster."""
         return self.cluster.num_devices
 
-    def programs(self, direction: Direction) -> tuple[DeviceProgram, ...]:
+    def programs(self, direction: Direction) -> Sequence[DeviceProgram]:
         """Give the programs of all devices in one direction."""
         return self.forward if direction == "forward" else self.backward
 

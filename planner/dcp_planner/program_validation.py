@@ -7,58 +7,78 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_planner.errors import PlanError
-from dcp_planner.plan import (
-    Attention,
-    CommLaunch,
-    CommWait,
-    Copy,
-    DeviceProgram,
-    Direction,
-    Plan,
-    Reduction,
-    TransferKind,
+from dcp_planner.event_loop import run_events
+from dcp_planner.plan import Direction, Plan, TransferKind
+from dcp_planner.program_table import (
+    ATTENTION,
+    COPY,
+    LAUNCH,
+    REDUCTION,
+    WAIT,
+    Programs,
+    ProgramTable,
+    tabulate_programs,
 )
+from dcp_planner.simulator import find_feeders, launches_of_waits
+from dcp_planner.slots import find_shared_rows
+
+Ints = NDArray[np.int64]
+_NEVER = np.iinfo(np.int64).max
 
 
 def check_programs(plan: Plan) -> None:
-    """Check the programs of both directions.
+    """Check the programs of both directions; O((I + N) log).
 
     Raises:
         PlanError: names the first invariant that is broken, and where.
     """
     for direction in ("forward", "backward"):
-        programs = plan.programs(direction)
-        if [p.device for p in programs] != list(range(plan.num_devices)):
-            raise PlanError(
-                f"{direction}: there is one program per device, in order: expected "
-                f"{plan.num_devices}, got {len(programs)}"
-            )
+        _check_devices(plan, direction)
         places = _Places(plan, direction)
-        places.check_once()
-        places.check_times()
+        places.check_copies()
+        places.check_tiles()
+        places.check_launches()
+        places.check_waits()
+        places.check_reductions()
+        places.check_inputs()
+        places.check_results()
         places.check_order()
-        _check_progress(plan, direction)
+        places.check_slots()
+        places.check_progress()
+
+
+def _check_devices(plan: Plan, direction: Direction) -> None:
+    programs = plan.programs(direction)
+    is_right = len(programs) == plan.num_devices
+    if not isinstance(programs, Programs):
+        is_right &= [p.device for p in programs] == list(range(len(programs)))
+    if not is_right:
+        raise PlanError(
+            f"{direction}: there is one program per device, in order: expected "
+            f"{plan.num_devices}, got {len(programs)}"
+        )
 
 
 class _Places:
-    """Where in the programs of one direction each tile, transfer and key stands."""
+    """Where in the programs of one direction each tile, transfer and key stands.
+
+    A place is a row of the program table; rows of one device are in the order of its program.
+    """
 
     def __init__(self, plan: Plan, direction: Direction) -> None:
         self.plan, self.direction = plan, direction
+        self.is_backward = direction == "backward"
+        self.programs: ProgramTable = tabulate_programs(plan, direction)
+        self.row_of_item = self.programs.row_of_item()
+        self.op_of_item = self.programs.op[self.row_of_item]
         table = plan.transfers
-        self.division = (
-            plan.tiles.backward_division if direction == "backward" else plan.tiles.division
-        )
-        self.transfers = np.flatnonzero(table.is_backward == (direction == "backward"))
         self.is_result = table.kind >= TransferKind.OUT
-        self.tile_position = np.full(len(plan.tiles), -1, np.int64)
-        # Per end (0 source, 1 target) and transfer: the launch, its place in it, the wait.
+        self.chosen = np.flatnonzero(table.is_backward == self.is_backward)
+        # Per end (0 source, 1 target) and transfer: where it is launched and waited for.
         self.launch = np.full((2, len(table)), -1, np.int64)
-        self.rank = np.full((2, len(table)), -1, np.int64)
-        self.wait = np.full((2, len(table)), -1, np.int64)
-        self.reduction = np.full(len(table), -1, np.int64)
-        for program in plan.programs(direction):
-            self._read(program)
+        self.wait = np.full((2, len(table)), _NEVER, np.int64)
+        self.reduction = np.full(len(table), _NEVER, np.int64)
+        self.tile_row = np.full(len(plan.tiles), -1, np.int64)
 
     def fail(self, message: str) -> PlanError:
         return PlanError(f"{self.direction}: {message}")
@@ -71,148 +91,242 @@ class _Places:
             f"{table.source[transfer]} to {table.target[transfer]})"
         )
 
-    def _read(self, program: DeviceProgram) -> None:
-        device, steps = program.device, program.instructions
-        owned = tuple(self.plan.local_blocks(device).tolist())
-        if sum(isinstance(s, Copy) for s in steps) != 1 or steps[0] != Copy(owned):
+    def items_of(self, op: int) -> tuple[Ints, Ints]:
+        """Give the rows and items of all instructions of one kind."""
+        chosen = np.flatnonzero(self.op_of_item == op)
+        return self.row_of_item[chosen], self.programs.items[chosen].astype(np.int64)
+
+    def check_copies(self) -> None:
+        """Every program begins with the copy of exactly the own blocks."""
+        programs, owner = self.programs, self.plan.blocks.owner
+        rows = np.flatnonzero(programs.op == COPY)
+        devices = np.arange(self.plan.num_devices)
+        starts = np.searchsorted(programs.device, devices)
+        wrong: NDArray[np.bool_] = np.bincount(programs.device[rows], minlength=len(devices)) != 1
+        if not wrong.any():
+            owned = np.bincount(owner, minlength=len(devices))
+            wrong = (rows != starts) | (np.diff(programs.item_ptr)[rows] != owned)
+        if not wrong.any():
+            _, items = self.items_of(COPY)
+            blocks = np.argsort(owner, kind="stable")
+            wrong = np.bincount(owner[blocks[items != blocks]], minlength=len(devices)) > 0
+        if wrong.any():
+            device = int(np.flatnonzero(wrong)[0])
             raise self.fail(f"device {device} first copies exactly the blocks it owns, once")
-        if sum(isinstance(s, Reduction) for s in steps) != 1:
-            raise self.fail(f"device {device} ends with its one reduction")
-        launched: dict[int, tuple[int, ...]] = {}
-        for position, step in enumerate(steps):
-            match step:
-                case Attention():
-                    self._read_attention(device, position, step)
-                case CommLaunch():
-                    if step.key in launched:
-                        raise self.fail(f"device {device} launches each key once: {step.key} twice")
-                    launched[step.key] = step.transfers
-                    self._read_launch(device, position, step)
-                case CommWait():
-                    self._read_wait(device, position, step, launched)
-                case Reduction():
-                    self._read_reduction(device, position, step)
-        if not isinstance(steps[-1], Reduction):
-            raise self.fail(f"device {device} ends with its one reduction")
 
-    def _read_attention(self, device: int, position: int, step: Attention) -> None:
-        for tile in step.tiles:
-            if not 0 <= tile < len(self.tile_position):
-                raise self.fail(f"device {device} computes tile {tile}, which does not exist")
-            if self.tile_position[tile] >= 0:
-                raise self.fail(f"every tile is computed exactly once: tile {tile} is twice")
-            if self.plan.tiles.device[tile] != device or self.division[tile] != step.division:
-                raise self.fail(
-                    f"every tile is computed where and when the table says: tile {tile} is on "
-                    f"device {self.plan.tiles.device[tile]} in division {self.division[tile]}, but "
-                    f"device {device} computes it in division {step.division}"
-                )
-            self.tile_position[tile] = position
-
-    def _ends(self, device: int, transfer: int) -> int:
-        """Say which end of a transfer a device is: 0 source, 1 target."""
-        table = self.plan.transfers
-        if not 0 <= transfer < len(table):
-            raise self.fail(f"device {device} names transfer {transfer}, which does not exist")
-        if table.source[transfer] == device:
-            return 0
-        if table.target[transfer] == device:
-            return 1
-        raise self.fail(f"device {device} is no end of {self.told(transfer)}")
-
-    def _read_launch(self, device: int, position: int, step: CommLaunch) -> None:
-        table = self.plan.transfers
-        for rank, transfer in enumerate(step.transfers):
-            end = self._ends(device, transfer)
-            if self.launch[end, transfer] >= 0:
-                raise self.fail(
-                    "every transfer is launched exactly once by both ends: "
-                    f"{self.told(transfer)} is launched twice by device {device}"
-                )
-            if table.is_backward[transfer] != (self.direction == "backward"):
-                raise self.fail(f"{self.told(transfer)} belongs to the other direction")
-            if table.division[transfer] != step.division:
-                raise self.fail(
-                    f"a transfer is launched in its division: {self.told(transfer)} has division "
-                    f"{table.division[transfer]}, the launch {step.division}"
-                )
-            self.launch[end, transfer], self.rank[end, transfer] = position, rank
-
-    def _read_wait(
-        self, device: int, position: int, step: CommWait, launched: dict[int, tuple[int, ...]]
-    ) -> None:
-        if step.key not in launched:
+    def check_tiles(self) -> None:
+        """Every tile is computed once, where and when the table says."""
+        tiles, programs = self.plan.tiles, self.programs
+        rows, items = self.items_of(ATTENTION)
+        self._check_exist("computes tile", rows, items, len(tiles))
+        times = np.bincount(items, minlength=len(tiles))
+        for wrong, text in ((times > 1, "twice"), (times < 1, "never")):
+            if wrong.any():
+                tile = int(np.flatnonzero(wrong)[0])
+                raise self.fail(f"every tile is computed exactly once: tile {tile} is {text}")
+        self.tile_row[items] = rows
+        division = tiles.backward_division if self.is_backward else tiles.division
+        device, at = programs.device[self.tile_row], programs.division[self.tile_row]
+        misplaced = np.flatnonzero((device != tiles.device) | (at != division))
+        if misplaced.size:
+            tile = int(misplaced[0])
             raise self.fail(
-                f"device {device} waits only for what it has launched: key {step.key} at "
-                f"instruction {position} is not under way"
+                f"every tile is computed where and when the table says: tile {tile} is on device "
+                f"{tiles.device[tile]} in division {division[tile]}, but device {device[tile]} "
+                f"computes it in division {at[tile]}"
             )
-        for transfer in launched[step.key]:
-            self.wait[self._ends(device, transfer), transfer] = position
-        launched[step.key] = ()  # a second wait changes nothing
 
-    def _read_reduction(self, device: int, position: int, step: Reduction) -> None:
-        for transfer in step.transfers:
-            if self._ends(device, transfer) != 1 or not self.is_result[transfer]:
-                raise self.fail(f"device {device} reduces {self.told(transfer)}, no result for it")
-            if self.reduction[transfer] >= 0:
-                raise self.fail(f"every result is reduced exactly once: {self.told(transfer)}")
-            self.reduction[transfer] = position
+    def _check_exist(self, what: str, rows: Ints, items: Ints, count: int) -> None:
+        wrong = np.flatnonzero((items < 0) | (items >= count))
+        if wrong.size:
+            device = self.programs.device[rows[wrong[0]]]
+            raise self.fail(f"device {device} {what} {items[wrong[0]]}, which does not exist")
 
-    def check_once(self) -> None:
-        """Nothing is left out."""
-        missing = np.flatnonzero(self.tile_position < 0)
-        if missing.size:
-            raise self.fail(f"every tile is computed exactly once: tile {missing[0]} is never")
-        for end, name in ((0, "source"), (1, "target")):
-            for what, place in (("launched", self.launch), ("waited for", self.wait)):
-                missing = self.transfers[place[end, self.transfers] < 0]
-                if missing.size:
-                    raise self.fail(
-                        f"every transfer is {what} exactly once by both ends: "
-                        f"{self.told(missing[0])} is never by its {name}"
-                    )
-        results = self.transfers[self.is_result[self.transfers]]
-        missing = results[self.reduction[results] < 0]
-        if missing.size:
-            raise self.fail(f"every result is reduced exactly once: {self.told(missing[0])} is not")
-
-    def check_times(self) -> None:
-        """Inputs arrive before, and results leave after, the tiles they belong to."""
-        table, tiles = self.plan.transfers, self.plan.tiles
-        # First and last position of the tiles of (is query block, block, device).
-        first: dict[tuple[bool, int, int], int] = {}
-        last: dict[tuple[bool, int, int], int] = {}
-        rows = zip(
-            tiles.q_block.tolist(), tiles.kv_block.tolist(), tiles.device.tolist(),
-            self.tile_position.tolist(), strict=True,
+    def check_launches(self) -> None:
+        """Both ends launch every transfer once, in its division."""
+        programs, table = self.programs, self.plan.transfers
+        launches = np.flatnonzero(programs.op == LAUNCH)
+        place = programs.device[launches].astype(np.int64) << 32 | programs.key[launches]
+        order = np.argsort(place, kind="stable")
+        double = np.flatnonzero(np.diff(place[order]) == 0)
+        if double.size:
+            row = launches[order[double[0] + 1]]
+            raise self.fail(
+                f"device {programs.device[row]} launches each key once: {programs.key[row]} twice"
+            )
+        rows, items = self.items_of(LAUNCH)
+        self._check_exist("names transfer", rows, items, len(table))
+        device = programs.device[rows]
+        ends = np.where(table.source[items] == device, 0, 1)
+        self._refuse(
+            (ends == 1) & (table.target[items] != device),
+            rows,
+            items,
+            "device {d} is no end of {x}",
+        )
+        self._refuse(
+            table.is_backward[items] != self.is_backward, rows, items,
+            "{x} belongs to the other direction",
         )  # fmt: skip
-        for q, kv, device, position in rows:
-            for place in ((True, q, device), (False, kv, device)):
-                first[place] = min(first.get(place, position), position)
-                last[place] = max(last.get(place, position), position)
-        for x in self.transfers.tolist():
-            kind, block = int(table.kind[x]), int(table.block[x])
-            of_queries = kind in (TransferKind.Q, TransferKind.OUT, TransferKind.DQ)
-            if self.is_result[x]:
-                if self.launch[0, x] <= last[of_queries, block, int(table.source[x])]:
-                    raise self.fail(
-                        f"a result leaves after its last tile: {self.told(x)} is launched too early"
-                    )
-                if self.wait[1, x] >= self.reduction[x]:
-                    raise self.fail(f"a result arrives before its reduction: {self.told(x)}")
-            elif self.wait[1, x] >= first[of_queries, block, int(table.target[x])]:
+        wrong = np.flatnonzero(table.division[items] != programs.division[rows])
+        if wrong.size:
+            x = int(items[wrong[0]])
+            raise self.fail(
+                f"a transfer is launched in its division: {self.told(x)} has division "
+                f"{table.division[x]}, the launch {programs.division[rows[wrong[0]]]}"
+            )
+        both = ends * len(table) + items
+        times = np.bincount(both, minlength=2 * len(table))
+        self._refuse(
+            times[both] > 1, rows, items,
+            "every transfer is launched exactly once by both ends: {x} is launched twice by "
+            "device {d}",
+        )  # fmt: skip
+        self.launch[ends, items] = rows
+        self._check_complete(self.launch < 0, "launched")
+
+    def _refuse(self, wrong: NDArray[np.bool_], rows: Ints, items: Ints, text: str) -> None:
+        found = np.flatnonzero(wrong)
+        if found.size:
+            device, x = self.programs.device[rows[found[0]]], int(items[found[0]])
+            raise self.fail(text.format(d=device, x=self.told(x)))
+
+    def _check_complete(self, missing: NDArray[np.bool_], what: str) -> None:
+        for end, name in ((0, "source"), (1, "target")):
+            found = self.chosen[missing[end, self.chosen]]
+            if found.size:
                 raise self.fail(
-                    f"an input arrives before the tiles that need it: {self.told(x)} is waited for "
-                    "too late"
+                    f"every transfer is {what} exactly once by both ends: "
+                    f"{self.told(int(found[0]))} is never by its {name}"
                 )
+
+    def check_waits(self) -> None:
+        """A wait follows its launch, and every transfer is waited for by both ends."""
+        programs = self.programs
+        waits, launch = np.flatnonzero(programs.op == WAIT), launches_of_waits(programs)
+        wrong = waits[(launch[waits] < 0) | (launch[waits] > waits)]
+        if wrong.size:
+            row = int(wrong[0])
+            raise self.fail(
+                f"device {programs.device[row]} waits only for what it has launched: key "
+                f"{programs.key[row]} at instruction {programs.position[row]} is not under way"
+            )
+        first = np.full(len(programs), _NEVER, np.int64)
+        np.minimum.at(first, launch[waits], waits)
+        under_way = self.launch >= 0
+        self.wait[under_way] = first[self.launch[under_way]]
+        self._check_complete(self.wait == _NEVER, "waited for")
+
+    def check_reductions(self) -> None:
+        """Every result is reduced once, by its target, after it has arrived."""
+        table, programs = self.plan.transfers, self.programs
+        rows, items = self.items_of(REDUCTION)
+        self._check_exist("reduces transfer", rows, items, len(table))
+        is_own = (
+            self.is_result[items]
+            & (table.target[items] == programs.device[rows])
+            & (table.is_backward[items] == self.is_backward)
+        )
+        self._refuse(~is_own, rows, items, "device {d} reduces {x}, no result for it")
+        times = np.bincount(items, minlength=len(table))
+        self._refuse(times[items] > 1, rows, items, "every result is reduced exactly once: {x}")
+        self.reduction[items] = rows
+        results = self.chosen[self.is_result[self.chosen]]
+        self._report(
+            results[self.reduction[results] == _NEVER],
+            "every result is reduced exactly once: {x} is not",
+        )
+        self._report(
+            results[self.wait[1, results] >= self.reduction[results]],
+            "a result arrives before its reduction: {x}",
+        )
+
+    def _report(self, wrong: Ints, text: str) -> None:
+        if wrong.size:
+            raise self.fail(text.format(x=self.told(int(wrong[0]))))
+
+    def _uses(self, of_queries: bool) -> tuple[Ints, Ints, Ints]:
+        """Give (block, device) as one number, and the first and last row that computes with it."""
+        tiles = self.plan.tiles
+        block = tiles.q_block if of_queries else tiles.kv_block
+        place = block.astype(np.int64) * self.plan.num_devices + tiles.device
+        order = np.argsort(place, kind="stable")
+        if order.size == 0:
+            return place, place, place
+        starts = np.flatnonzero(np.diff(place[order], prepend=-1) != 0)
+        row = self.tile_row[order]
+        first, last = np.minimum.reduceat(row, starts), np.maximum.reduceat(row, starts)
+        return place[order][starts], first, last
+
+    def _span_of_use(self, transfers: Ints, device: NDArray[np.int32]) -> tuple[Ints, Ints]:
+        """Give the first and last row in which `device` computes with each transfer's block."""
+        table = self.plan.transfers
+        span = np.zeros((2, len(transfers)), np.int64)
+        is_query = np.isin(
+            table.kind[transfers], (TransferKind.Q, TransferKind.OUT, TransferKind.DQ)
+        )
+        place = table.block[transfers].astype(np.int64) * self.plan.num_devices + device
+        for of_queries in (True, False):
+            chosen = is_query == of_queries
+            known, first, last = self._uses(of_queries)
+            at = np.searchsorted(known, place[chosen])
+            span[:, chosen] = first[at], last[at]
+        return span[0], span[1]
+
+    def check_inputs(self) -> None:
+        """Inputs arrive before the tiles that need them and before they are passed on."""
+        table = self.plan.transfers
+        inputs = self.chosen[~self.is_result[self.chosen]]
+        first, _ = self._span_of_use(inputs, table.target[inputs])
+        self._report(
+            inputs[self.wait[1, inputs] >= first],
+            "an input arrives before the tiles that need it: {x} is waited for too late",
+        )
+        feeder = find_feeders(table)
+        passed = inputs[feeder[inputs] >= 0]
+        self._report(
+            passed[self.launch[1, feeder[passed]] >= self.launch[0, passed]],
+            "an input is passed on after its own launch: {x} is launched too early",
+        )
+
+    def check_results(self) -> None:
+        """Results leave after the last tile that adds to them and after all they merge."""
+        table = self.plan.transfers
+        results = self.chosen[self.is_result[self.chosen]]
+        _, last = self._span_of_use(results, table.source[results])
+        self._report(
+            results[self.launch[0, results] <= last],
+            "a result leaves after its last tile: {x} is launched too early",
+        )
+        merged, into = self.find_merges()
+        self._report(
+            into[self.launch[0, into] <= self.reduction[merged]],
+            "a result leaves after all partials merged into it: {x} is launched too early",
+        )
+
+    def find_merges(self) -> tuple[Ints, Ints]:
+        """Give pairs of results: a partial at a gateway, and what leaves it for the same block."""
+        table = self.plan.transfers
+        results = self.chosen[self.is_result[self.chosen]]
+        place = (table.block.astype(np.int64) * 8 + table.kind) * self.plan.num_devices
+        sent = (place + table.source)[results]
+        order = np.argsort(sent)
+        partial = results[table.target[results] != self.plan.blocks.owner[table.block[results]]]
+        at = np.searchsorted(sent, (place + table.target)[partial], sorter=order)
+        return partial, results[order[at]]
 
     def check_order(self) -> None:
         """Two devices launch what passes between them in the same order."""
-        chosen, table = self.transfers, self.plan.transfers
-        keys = [self.is_result[chosen], table.target[chosen], table.source[chosen]]
-        orders = [
-            np.lexsort((self.rank[end, chosen], self.launch[end, chosen], *keys)) for end in (0, 1)
-        ]
+        chosen, table = self.chosen, self.plan.transfers
+        place = np.zeros(len(self.programs.items), np.int64)
+        place[:] = np.arange(len(place))
+        rows, items = self.items_of(LAUNCH)
+        rank = np.zeros((2, len(table)), np.int64)
+        ends = np.where(table.source[items] == self.programs.device[rows], 0, 1)
+        rank[ends, items] = place[self.op_of_item == LAUNCH]
+        pair = table.target[chosen].astype(np.int64) * self.plan.num_devices + table.source[chosen]
+        pair = pair * 2 + self.is_result[chosen]
+        orders = [np.lexsort((rank[end, chosen], pair)) for end in (0, 1)]
         differs = np.flatnonzero(chosen[orders[0]] != chosen[orders[1]])
         if differs.size:
             raise self.fail(
@@ -220,30 +334,68 @@ class _Places:
                 f"{self.told(int(chosen[orders[0]][differs[0]]))} has another place at its target"
             )
 
-
-def _check_progress(plan: Plan, direction: Direction) -> None:
-    """Run the programs with messages that arrive at once; every device must reach its end."""
-    programs = [p.instructions for p in plan.programs(direction)]
-    ends: NDArray[np.int64] = np.zeros(len(plan.transfers), np.int64)
-    step = [0] * len(programs)
-    under_way: list[dict[int, tuple[int, ...]]] = [{} for _ in programs]
-    moved = True
-    while moved:
-        moved = False
-        for device, program in enumerate(programs):
-            while step[device] < len(program):
-                instruction = program[step[device]]
-                if isinstance(instruction, CommLaunch):
-                    under_way[device][instruction.key] = instruction.transfers
-                    ends[list(instruction.transfers)] += 1
-                elif isinstance(instruction, CommWait):
-                    items = list(under_way[device].get(instruction.key, ()))
-                    if (ends[items] < 2).any():
-                        break
-                step[device] += 1
-                moved = True
-    stuck = [d for d, at in enumerate(step) if at < len(programs[d])]
-    if stuck:
-        raise PlanError(
-            f"{direction}: no two programs wait for each other: devices {stuck[:8]} never end"
+    def check_slots(self) -> None:
+        """No two blocks share rows of a receive buffer while both are in use."""
+        table, chosen = self.plan.transfers, self.chosen
+        wrong = chosen[table.slot[chosen] < 0]
+        self._report(wrong, "receive buffers begin at row 0: {x} has a slot below")
+        freed = self._last_reads()
+        clash = find_shared_rows(
+            table.target[chosen].astype(np.int64) * len(TransferKind) + table.kind[chosen],
+            self.launch[1, chosen],
+            freed[chosen],
+            table.slot[chosen].astype(np.int64),
+            self.plan.blocks.num_tokens[table.block[chosen]],
         )
+        if clash is not None:
+            first, second = (self.told(int(chosen[i])) for i in clash)
+            raise self.fail(
+                f"rows of a receive buffer hold one block at a time: {second} arrives where "
+                f"{first} is still read"
+            )
+
+    def _last_reads(self) -> Ints:
+        """Give the last row that reads what each transfer has brought."""
+        table = self.plan.transfers
+        freed = np.where(self.is_result, self.reduction, -1)
+        inputs = self.chosen[~self.is_result[self.chosen]]
+        freed[inputs] = self._span_of_use(inputs, table.target[inputs])[1]
+        feeder = find_feeders(table)
+        passed = inputs[feeder[inputs] >= 0]
+        np.maximum.at(freed, feeder[passed], self.wait[0, passed])
+        # Sums of a remote block lie at the rows of its input until they have left.
+        results = self.chosen[self.is_result[self.chosen]]
+        of_keys = np.isin(table.kind, (TransferKind.KV, TransferKind.DKV))
+        place = (table.block.astype(np.int64) * 2 + of_keys) * self.plan.num_devices
+        brought = (place + table.target)[inputs]
+        order = np.argsort(brought)
+        at = np.searchsorted(brought, (place + table.source)[results], sorter=order)
+        np.maximum.at(freed, inputs[order[at]], self.wait[0, results])
+        return np.asarray(freed)
+
+    def check_progress(self) -> None:
+        """Run the programs with messages that take no time; every device must reach its end."""
+        programs, table, devices = self.programs, self.plan.transfers, self.plan.num_devices
+        ends = np.stack([table.source, table.target]).astype(np.int64)
+        row_ptr = np.searchsorted(programs.device, np.arange(devices + 1))
+        *_, at, _ = run_events(
+            row_ptr,
+            programs.op,
+            programs.item_ptr,
+            programs.items,
+            np.zeros(len(programs), np.int64),
+            launches_of_waits(programs),
+            table.source,
+            table.target,
+            find_feeders(table),
+            ends,
+            np.zeros(len(table), np.int64),
+            np.zeros(len(table), np.int64),
+            devices,
+            0,
+        )
+        stuck = np.flatnonzero(at < row_ptr[1:])
+        if stuck.size:
+            raise self.fail(
+                f"no two programs wait for each other: devices {stuck[:8].tolist()} never end"
+            )

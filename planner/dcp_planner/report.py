@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_planner.buffers import receive_buffer_bytes
 from dcp_planner.plan import Direction, Plan, TransferKind
 
 
@@ -18,8 +19,7 @@ class DirectionMetrics:
         inter_node_bytes: the part that crosses the network.
         bytes_by_kind: per `TransferKind` in lower case.
         sent_bytes, received_bytes: per device.
-        peak_buffer_bytes: per device, remote inputs, partial results made here and partial results
-            arrived, all held to the end of the pass as the executor does.
+        peak_buffer_bytes: per device, the receive buffers that it allocates.
     """
 
     total_bytes: int
@@ -103,8 +103,7 @@ def _measure_direction(plan: Plan, direction: Direction) -> DirectionMetrics:
     source, target = table.source[chosen], table.target[chosen]
     crosses = source // cluster.devices_per_node != target // cluster.devices_per_node
     sent, received = (_per_device(ends, size, plan.num_devices) for ends in (source, target))
-    results = np.where(kind >= TransferKind.OUT, size, 0)
-    peak = received + _per_device(source, results, plan.num_devices)
+    peak = receive_buffer_bytes(plan)[int(direction == "backward")]
     return DirectionMetrics(
         total_bytes=int(size.sum()),
         inter_node_bytes=int(size[crosses].sum()),

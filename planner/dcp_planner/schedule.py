@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl import readonly
 from dcp_planner.cluster import Cluster
-from dcp_planner.config import PlanConfig
+from dcp_planner.config import PlanConfig, Routing
 from dcp_planner.placement import Placement
 from dcp_planner.plan import Direction
 from dcp_planner.workload import Workload
@@ -35,10 +35,14 @@ class Schedule:
     Attributes:
         division: int32 ``[W]``, in forward; 0 needs nothing from another device.
         backward_division: int32 ``[W]``.
+        routing: which way blocks travel.
+        is_frugal: whether buffers are given back as early as possible, at the price of waits.
     """
 
     division: NDArray[np.int32]
     backward_division: NDArray[np.int32]
+    routing: Routing = "direct"
+    is_frugal: bool = False
 
     def __post_init__(self) -> None:
         for name in ("division", "backward_division"):
@@ -74,6 +78,7 @@ def make_schedule(
     return Schedule(
         _cut(workload, placement, (shape.q_bytes, shape.kv_bytes), parts),
         _cut(workload, placement, (shape.q_backward_bytes, shape.kv_bytes), parts),
+        config.routing,
     )
 
 

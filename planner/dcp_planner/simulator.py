@@ -1,243 +1,330 @@
 """Run a plan's programs against a cluster model instead of a cluster.
 
-The model, per device: one compute lane, which stands still at a `CommWait`; and for each link class
-(inside the node, between nodes) one port that sends and one that receives, independent of each
-other. A message starts once both ends have launched it and both ports are free, occupies both for
-``size / bandwidth`` and arrives ``latency`` later. Messages between two devices keep the order in
-which they were launched; a free port takes the lowest transfer id it can serve. Attention takes
-``FLOPs / flops_per_s``; copies and reductions, bound by memory bandwidth, count as free. Backward
-starts when the slowest device has finished forward. Times are whole nanoseconds, durations rounded
-up.
+The model, per device: one compute lane, which stands still at a `CommWait`; for links inside the
+node one port that sends and one that receives, and for links between nodes the two ports of its
+NIC, all independent of each other. A message starts once both ends have launched it, what it passes
+on has arrived, and both ports are free; it occupies both for ``Link.busy_s`` and arrives the link's
+latency later. A free port takes the lowest transfer id that it can serve. Attention takes
+`tile_seconds`, reductions `reduction_seconds`, each after the launch of its kernel; copying the own
+blocks counts as free. Backward starts when the slowest device has finished forward. Times are whole
+nanoseconds, durations rounded up.
 """
 
-import math
-from collections import deque
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dcp_planner.cluster import BACKWARD_FLOPS_RATIO
+from dcp_planner.cluster import Cluster
+from dcp_planner.cost_model import reduction_seconds, tile_seconds
 from dcp_planner.errors import PlanError
-from dcp_planner.plan import Attention, CommLaunch, CommWait, Plan, TransferKind
-from dcp_planner.trace import LANES, Lane, Trace
+from dcp_planner.event_loop import run_events
+from dcp_planner.plan import Direction, Plan, TransferKind, Transfers
+from dcp_planner.program_table import (
+    ATTENTION,
+    LAUNCH,
+    REDUCTION,
+    WAIT,
+    ProgramTable,
+    tabulate_programs,
+)
+from dcp_planner.routing import nics_of_devices
+from dcp_planner.trace import LANES, Trace
 
-Port = tuple[int, bool]  # device, whether it leads out of the node
+Ints = NDArray[np.int64]
 _END_OF_TIME_NS = 1 << 62  # 146 years; traces keep int64
+
+
+class Prediction(NamedTuple):
+    """Predicted seconds of each direction.
+
+    Attributes:
+        forward_s: until the last device has finished forward.
+        backward_s: from there until the last one has finished backward.
+    """
+
+    forward_s: float
+    backward_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Both directions."""
+        return self.forward_s + self.backward_s
 
 
 def simulate(plan: Plan) -> Trace:
     """Predict the timeline of a plan, forward and then backward.
 
-    Discrete events, O(E log E + E R) for E messages and instructions on R devices.
+    Discrete events, O(E log E) for E messages and instructions.
 
     Raises:
         PlanError: if the programs wait for each other for ever, or run for a century.
     """
-    events = _Events()
-    start_ns = 0
-    for is_backward in (False, True):
-        start_ns = _Pass(plan, is_backward, events).run(start_ns)
-    return events.trace()
+    parts, start_ns = [], 0
+    for direction in ("forward", "backward"):
+        played = _play_direction(plan, direction, start_ns)
+        parts.append(played)
+        start_ns = played.end_ns
+    return _trace_of(plan, parts)
 
 
-@dataclass(slots=True)
-class _Events:
-    rows: list[tuple[int, int, int, int, bool, int, int, int]] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
+def predict(plan: Plan) -> Prediction:
+    """Predict how long each direction takes, without a timeline; what searches minimise.
 
-    def add(  # noqa: PLR0913 - one argument per column
-        self,
-        lane: Lane,
-        device: int,
-        start_ns: int,
-        end_ns: int,
-        name: str,
-        is_backward: bool,
-        division: int,
-        peer: int = -1,
-        size_bytes: int = 0,
-    ) -> None:
-        self.rows.append(
-            (start_ns, end_ns, device, LANES.index(lane), is_backward, division, peer, size_bytes)
-        )
-        self.names.append(name)
-
-    def trace(self) -> Trace:
-        columns = np.array(self.rows, np.int64).reshape(-1, 8)
-        order = np.lexsort((columns[:, 0], columns[:, 3], columns[:, 2]))
-        start, end, device, lane, is_backward, division, peer, size = columns[order].T
-        return Trace(
-            source="simulated",
-            start_ns=start,
-            end_ns=end,
-            device=device.astype(np.int32),
-            lane=lane.astype(np.uint8),
-            is_backward=is_backward.astype(np.bool_),
-            division=division.astype(np.int32),
-            peer=peer.astype(np.int32),
-            size_bytes=size,
-            name=tuple(self.names[i] for i in order),
-        )
+    Raises:
+        PlanError: like `simulate`.
+    """
+    return Prediction(*(_play_direction(plan, d, 0).end_ns / 1e9 for d in ("forward", "backward")))
 
 
-class _Pass:
-    """One direction in flight: the state of every device, port and transfer."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Played:
+    """One direction after its end, all times in ns.
 
-    def __init__(self, plan: Plan, is_backward: bool, events: _Events) -> None:
-        self.cluster, self.is_backward, self.events = plan.cluster, is_backward, events
-        self.programs = [p.instructions for p in (plan.backward if is_backward else plan.forward)]
-        ratio = BACKWARD_FLOPS_RATIO if is_backward else 1.0
-        flops = plan.tiles.pairs.astype(np.float64) * (plan.shape.flops_per_pair * ratio)
-        self.flops = flops.tolist()
-        table = plan.transfers
-        self.kind, self.block = table.kind.tolist(), table.block.tolist()
-        self.source, self.target = table.source.tolist(), table.target.tolist()
-        self.size, self.division = table.size_bytes.tolist(), table.division.tolist()
-        self.step = [0] * plan.num_devices
-        self.blocked: list[tuple[int, int, int] | None] = [None] * plan.num_devices
-        self.open: dict[tuple[int, int], int] = {}  # (device, key): transfers not yet done there
-        self.keys: dict[tuple[int, int], int] = {}  # (device, transfer): key it was launched under
-        self.queues: dict[tuple[int, int], deque[int]] = {}  # (source, target): ready, in order
-        self.sends: dict[Port, dict[int, deque[int]]] = {}  # ready queues that leave by a port
-        self.receives: dict[Port, dict[int, deque[int]]] = {}  # ready queues that enter by it
-        self.busy: set[tuple[bool, Port]] = set()  # (is receiving, port)
-        self.heap: list[tuple[int, int, str, int]] = []
-        self.count = 0
-        self.end_ns = 0
+    Attributes:
+        programs: what was played.
+        transfers: int64 ``[X]``, rows of the plan's table, in order.
+        begun, ended: int64 ``[I]``, of every instruction.
+        started, left, arrived: int64 ``[X]``, of every message.
+        end_ns: of the last event.
+    """
 
-    def run(self, start_ns: int) -> int:
-        """Play all events; gives the time of the last one."""
-        self.end_ns = start_ns
-        for device in range(len(self.programs)):
-            self._at(start_ns, "resume", device)
-        handlers = {
-            "resume": self._resume, "leave": self._leave, "arrive": self._arrive,
-        }  # fmt: skip
-        while self.heap:
-            now, _, what, subject = heappop(self.heap)
-            self.end_ns = max(self.end_ns, now)
-            handlers[what](now, subject)
-        stuck = [d for d, state in enumerate(self.blocked) if state is not None]
-        if stuck:
-            raise PlanError(
-                f"the programs wait for each other for ever: devices {stuck[:8]} never get past a "
-                "CommWait; validate(plan) names the transfer"
-            )
-        return self.end_ns
-
-    def _at(self, time_ns: int, what: str, subject: int) -> None:
-        self.count += 1
-        heappush(self.heap, (time_ns, self.count, what, subject))
-
-    def _resume(self, now: int, device: int) -> None:
-        program = self.programs[device]
-        while self.step[device] < len(program):
-            instruction = program[self.step[device]]
-            if isinstance(instruction, CommWait) and self.open.get((device, instruction.key)):
-                self.blocked[device] = (instruction.key, instruction.division, now)
-                return
-            self.step[device] += 1
-            if isinstance(instruction, CommLaunch):
-                self._launch(now, device, instruction)
-            elif isinstance(instruction, Attention):
-                self._compute(now, device, instruction)
-                return
-
-    def _compute(self, now: int, device: int, instruction: Attention) -> None:
-        flops = math.fsum(self.flops[tile] for tile in instruction.tiles)
-        end = _later(now, flops / self.cluster.flops_per_s)
-        self.events.add(
-            "compute", device, now, end, "attention", self.is_backward, instruction.division
-        )
-        self._at(end, "resume", device)
-
-    def _launch(self, now: int, device: int, instruction: CommLaunch) -> None:
-        place = (device, instruction.key)
-        self.open[place] = self.open.get(place, 0) + len(instruction.transfers)
-        for transfer in instruction.transfers:
-            self.keys[device, transfer] = instruction.key
-            source, target = self.source[transfer], self.target[transfer]
-            if (target if device == source else source, transfer) in self.keys:
-                self._make_ready(now, transfer)
-
-    def _make_ready(self, now: int, transfer: int) -> None:
-        source, target = self.source[transfer], self.target[transfer]
-        queue = self.queues.setdefault((source, target), deque())
-        queue.append(transfer)
-        out, into = self._ports(transfer)
-        self.sends.setdefault(out, {})[target] = queue
-        self.receives.setdefault(into, {})[source] = queue
-        if (False, out) not in self.busy and (True, into) not in self.busy:
-            self._start(now, queue)
-
-    def _ports(self, transfer: int) -> tuple[Port, Port]:
-        source, target = self.source[transfer], self.target[transfer]
-        is_inter = self.cluster.node_of(source) != self.cluster.node_of(target)
-        return (source, is_inter), (target, is_inter)
-
-    def _start(self, now: int, queue: deque[int]) -> None:
-        transfer = queue.popleft()
-        out, into = self._ports(transfer)
-        if not queue:
-            del self.sends[out][into[0]]
-            del self.receives[into][out[0]]
-        self.busy |= {(False, out), (True, into)}
-        rate = self.cluster.inter_bytes_per_s if out[1] else self.cluster.intra_bytes_per_s
-        size, division = self.size[transfer], self.division[transfer]
-        end = max(now + 1, _later(now, size / rate))
-        latency = _later(end, self.cluster.latency_s) - end
-        name = f"{TransferKind(self.kind[transfer]).name.lower()} {self.block[transfer]}"
-        add, backward = self.events.add, self.is_backward
-        add("send", out[0], now, end, name, backward, division, into[0], size)
-        add(
-            "receive", into[0], now + latency, end + latency, name, backward, division, out[0], size
-        )
-        self._at(end, "leave", transfer)
-        self._at(end + latency, "arrive", transfer)
-
-    def _leave(self, now: int, transfer: int) -> None:
-        out, into = self._ports(transfer)
-        self.busy -= {(False, out), (True, into)}
-        self._finish(now, out[0], transfer)
-        if (False, out) not in self.busy:  # finishing may have launched, and started, more
-            self._serve(now, self.sends.get(out), into_side=True, is_inter=out[1])
-        if (True, into) not in self.busy:
-            self._serve(now, self.receives.get(into), into_side=False, is_inter=out[1])
-
-    def _serve(
-        self, now: int, waiting: dict[int, deque[int]] | None, *, into_side: bool, is_inter: bool
-    ) -> None:
-        """Start the lowest transfer of a free port whose other port is free too."""
-        if not waiting:
-            return
-        free = [q for peer, q in waiting.items() if (into_side, (peer, is_inter)) not in self.busy]
-        if free:
-            self._start(now, min(free, key=lambda queue: queue[0]))
-
-    def _arrive(self, now: int, transfer: int) -> None:
-        self._finish(now, self.target[transfer], transfer)
-
-    def _finish(self, now: int, device: int, transfer: int) -> None:
-        place = (device, self.keys[device, transfer])
-        self.open[place] -= 1
-        state = self.blocked[device]
-        if state is None or state[0] != place[1] or self.open[place]:
-            return
-        _, division, since = state
-        self.blocked[device] = None
-        if now > since:
-            what = "results" if TransferKind(self.kind[transfer]).is_result else "inputs"
-            name = f"wait for {what} {division}"
-            self.events.add("wait", device, since, now, name, self.is_backward, division)
-        self._resume(now, device)
+    programs: ProgramTable
+    begun: Ints
+    ended: Ints
+    started: Ints
+    left: Ints
+    arrived: Ints
+    end_ns: int
 
 
-def _later(now: int, seconds: float) -> int:
-    """Give the time that long after `now`, rounded up."""
-    if now + seconds * 1e9 >= _END_OF_TIME_NS:
+def play(
+    programs: ProgramTable,
+    transfers: Transfers,
+    seconds_of_tile: NDArray[np.float64],
+    cluster: Cluster,
+    start_ns: int = 0,
+) -> Played:
+    """Play one direction; the items of `programs` are rows of `transfers` and of the tiles.
+
+    Raises:
+        PlanError: if the programs wait for each other for ever, or run for a century.
+    """
+    row_ptr = np.searchsorted(programs.device, np.arange(cluster.num_devices + 1))
+    is_inter = (
+        transfers.source // cluster.devices_per_node != transfers.target // cluster.devices_per_node
+    )
+    duration = _durations(programs, transfers, seconds_of_tile, cluster)
+    busy, latency = _message_times(transfers.size_bytes, is_inter, cluster)
+    total = float(duration.sum()) + float(busy.sum()) + float(latency.sum())
+    if not total * 1e9 < _END_OF_TIME_NS - start_ns:
         raise PlanError(
             f"expected a predicted time below {_END_OF_TIME_NS / 1e9:.0f} s, got more; give the "
             "cluster's rates in bytes and FLOPs per second, its latency in seconds"
         )
-    return now + math.ceil(seconds * 1e9)
+    busy_ns = np.maximum(_nanoseconds(busy), 1)
+    latency_ns = _nanoseconds(latency)
+    begun, ended, started, at, end_ns = run_events(
+        row_ptr,
+        programs.op,
+        programs.item_ptr,
+        programs.items,
+        _nanoseconds(duration),
+        launches_of_waits(programs),
+        transfers.source,
+        transfers.target,
+        find_feeders(transfers),
+        _ports(transfers, is_inter, cluster),
+        busy_ns,
+        latency_ns,
+        cluster.num_devices + cluster.nodes * cluster.nics_per_node,
+        start_ns,
+    )
+    stuck = np.flatnonzero(at < row_ptr[1:])
+    if stuck.size:
+        raise PlanError(
+            "the programs wait for each other for ever: devices "
+            f"{stuck[:8].tolist()} never get past a CommWait; validate(plan) names the transfer"
+        )
+    left = started + busy_ns
+    return Played(programs, begun, ended, started, left, left + latency_ns, int(end_ns))
+
+
+def find_feeders(transfers: Transfers) -> Ints:
+    """Give the transfer that brings each passed-on input to its source, int64 ``[X]``, or -1."""
+    feeder = np.full(len(transfers), -1, np.int64)
+    is_input = transfers.kind < TransferKind.OUT
+    passed_on = np.flatnonzero(is_input & (transfers.hop > 0))
+    if passed_on.size == 0:
+        return feeder
+    inputs = np.flatnonzero(is_input)
+    span = int(max(transfers.source.max(), transfers.target.max())) + 1
+    place = (transfers.block.astype(np.int64) * 2 + transfers.kind) * 2 + transfers.is_backward
+    brought = place[inputs] * span + transfers.target[inputs]
+    order = np.argsort(brought)
+    wanted = place[passed_on] * span + transfers.source[passed_on]
+    found = np.minimum(np.searchsorted(brought, wanted, sorter=order), len(inputs) - 1)
+    chosen = order[found]
+    feeder[passed_on] = np.where(brought[chosen] == wanted, inputs[chosen], -1)
+    return feeder
+
+
+def launches_of_waits(programs: ProgramTable) -> Ints:
+    """Give the launch that each wait belongs to, int64 ``[I]``; -1 for other instructions."""
+    found = np.full(len(programs), -1, np.int64)
+    span = int(programs.key.max(initial=0)) + 2
+    place = programs.device.astype(np.int64) * span + programs.key
+    launches, waits = (np.flatnonzero(programs.op == op) for op in (LAUNCH, WAIT))
+    if launches.size and waits.size:
+        order = np.argsort(place[launches])
+        where = np.searchsorted(place[launches], place[waits], sorter=order)
+        chosen = launches[order[np.minimum(where, len(launches) - 1)]]
+        found[waits] = np.where(place[chosen] == place[waits], chosen, -1)
+    return found
+
+
+def _durations(
+    programs: ProgramTable,
+    transfers: Transfers,
+    seconds_of_tile: NDArray[np.float64],
+    cluster: Cluster,
+) -> NDArray[np.float64]:
+    """Give the seconds that each instruction takes on the compute lane, ``[I]``."""
+    seconds = np.zeros(len(programs))
+    counts = np.diff(programs.item_ptr)
+    for op, weights in (
+        (ATTENTION, seconds_of_tile),
+        (REDUCTION, reduction_seconds(transfers.size_bytes, cluster)),
+    ):
+        chosen = np.flatnonzero((programs.op == op) & (counts > 0))
+        if chosen.size and len(weights):
+            of_item = np.repeat(programs.op == op, counts)
+            sums = np.add.reduceat(
+                weights[programs.items[of_item]],
+                np.append(0, np.cumsum(counts[chosen]))[:-1],
+            )
+            seconds[chosen] = sums + cluster.kernel_launch_s
+    return seconds
+
+
+def _message_times(
+    size_bytes: Ints, is_inter: NDArray[np.bool_], cluster: Cluster
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    busy, latency = np.zeros(len(size_bytes)), np.zeros(len(size_bytes))
+    for side in (False, True):
+        chosen, link = is_inter == side, cluster.link(is_inter=side)
+        busy[chosen] = link.busy_s(size_bytes[chosen].astype(np.float64))
+        latency[chosen] = link.latency_s
+    return busy, latency
+
+
+def _ports(transfers: Transfers, is_inter: NDArray[np.bool_], cluster: Cluster) -> Ints:
+    """Number the ports: devices, then NICs; ``[2, X]``, leaving and entering."""
+    ends = np.stack([transfers.source, transfers.target]).astype(np.int64)
+    return np.where(is_inter, cluster.num_devices + nics_of_devices(cluster)[ends], ends)
+
+
+def _nanoseconds(seconds: NDArray[np.float64]) -> Ints:
+    return np.ceil(seconds * 1e9).astype(np.int64)
+
+
+def _play_direction(plan: Plan, direction: Direction, start_ns: int) -> Played:
+    tokens, tiles = plan.blocks.num_tokens, plan.tiles
+    seconds = tile_seconds(
+        tiles.pairs,
+        tokens[tiles.q_block],
+        tokens[tiles.kv_block],
+        plan.shape,
+        plan.cluster,
+        is_backward=direction == "backward",
+    )
+    programs = tabulate_programs(plan, direction)
+    return play(programs, plan.transfers, seconds, plan.cluster, start_ns)
+
+
+def _trace_of(plan: Plan, parts: list[Played]) -> Trace:
+    """Write down what happened, sorted by (device, lane, start)."""
+    rows, names = [], []
+    for is_backward, played in zip((False, True), parts, strict=True):
+        for columns, texts in (_compute_events(played), _waits(played, plan.transfers),
+                               _messages(played, plan.transfers)):  # fmt: skip
+            rows.append(np.column_stack([*columns, np.full(len(texts), is_backward)]))
+            names += texts
+    table = np.concatenate(rows).astype(np.int64)
+    order = np.lexsort((table[:, 0], table[:, 3], table[:, 2]))
+    start, end, device, lane, division, peer, size, is_backward = table[order].T
+    return Trace(
+        source="simulated",
+        start_ns=start,
+        end_ns=end,
+        device=device.astype(np.int32),
+        lane=lane.astype(np.uint8),
+        is_backward=is_backward.astype(np.bool_),
+        division=division.astype(np.int32),
+        peer=peer.astype(np.int32),
+        size_bytes=size,
+        name=tuple(names[i] for i in order.tolist()),
+    )
+
+
+_Columns = tuple[NDArray[np.generic], ...]
+
+
+def _compute_events(played: Played) -> tuple[_Columns, list[str]]:
+    """Attentions, and the reductions that take time."""
+    programs = played.programs
+    is_long = (programs.op == REDUCTION) & (played.ended > played.begun)
+    chosen = np.flatnonzero((programs.op == ATTENTION) | is_long)
+    names = ["attention" if op == ATTENTION else "reduction" for op in programs.op[chosen]]
+    return _lane_columns(played, chosen, "compute"), names
+
+
+def _waits(played: Played, transfers: Transfers) -> tuple[_Columns, list[str]]:
+    """Waits that a device stood still for."""
+    programs = played.programs
+    chosen = np.flatnonzero((programs.op == WAIT) & (played.ended > played.begun))
+    launch = launches_of_waits(programs)[chosen]
+    first = programs.items[programs.item_ptr[launch]]
+    names = [
+        f"wait for {'results' if kind >= TransferKind.OUT else 'inputs'} {division}"
+        for kind, division in zip(
+            transfers.kind[first].tolist(), programs.division[chosen].tolist(), strict=True
+        )
+    ]
+    return _lane_columns(played, chosen, "wait"), names
+
+
+def _lane_columns(played: Played, rows: Ints, lane: str) -> _Columns:
+    programs, size = played.programs, len(rows)
+    return (
+        played.begun[rows],
+        played.ended[rows],
+        programs.device[rows],
+        np.full(size, LANES.index(lane)),
+        programs.division[rows],
+        np.full(size, -1),
+        np.zeros(size, np.int64),
+    )
+
+
+def _messages(played: Played, transfers: Transfers) -> tuple[_Columns, list[str]]:
+    """Every message twice: as it is sent, and as it is received."""
+    x = np.flatnonzero(played.started >= 0)
+    labels = [kind.name.lower() for kind in TransferKind]
+    names = [
+        f"{labels[kind]} {block}"
+        for kind, block in zip(transfers.kind[x].tolist(), transfers.block[x].tolist(), strict=True)
+    ]
+    shift = (played.arrived - played.left)[x]
+    size = len(x)
+    both = (
+        np.concatenate([played.started[x], played.started[x] + shift]),
+        np.concatenate([played.left[x], played.arrived[x]]),
+        np.concatenate([transfers.source[x], transfers.target[x]]),
+        np.repeat([LANES.index("send"), LANES.index("receive")], size),
+        np.tile(transfers.division[x], 2),
+        np.concatenate([transfers.target[x], transfers.source[x]]),
+        np.tile(transfers.size_bytes[x], 2),
+    )
+    return both, names * 2

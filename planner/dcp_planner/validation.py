@@ -5,15 +5,13 @@ part of the mask, counted anew from the slabs; transfers are exactly what the pl
 the sizes of the byte model. `program_validation` checks what devices do with them.
 """
 
-from collections import Counter
-
 import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import BlockKind
 from dcp_planner.errors import PlanError
 from dcp_planner.pair_count import count_pairs, find_overlap
-from dcp_planner.plan import SCHEMA, Plan, TransferKind
+from dcp_planner.plan import SCHEMA, Plan, TransferKind, Transfers
 from dcp_planner.program_validation import check_programs
 
 __all__ = ["PlanError", "validate"]
@@ -124,15 +122,16 @@ def _check_mask(plan: Plan) -> None:
         raise PlanError(f"slabs are disjoint: slab {overlap} shares a pair with another")
     bounds = np.append(0, blocks.end)
     q_block, kv_block, pairs = count_pairs(slabs, bounds)
-    have = set(zip(tiles.q_block.tolist(), tiles.kv_block.tolist(), strict=True))
-    need = set(zip(q_block.tolist(), kv_block.tolist(), strict=True))
-    for wrong, text in ((need - have, "is missing"), (have - need, "sees nothing")):
-        if wrong:
-            q, kv = min(wrong)
-            raise PlanError(
-                "tiles cover every visible pair exactly once: the tile of q_block "
-                f"{q}, kv_block {kv} {text}"
-            )
+    have = tiles.q_block.astype(np.int64) * len(blocks) + tiles.kv_block
+    need = q_block * len(blocks) + kv_block
+    if not np.array_equal(have, need):
+        missing, extra = np.setdiff1d(need, have), np.setdiff1d(have, need)
+        wrong, text = (missing, "is missing") if missing.size else (extra, "sees nothing")
+        q, kv = divmod(int(wrong[0]), len(blocks))
+        raise PlanError(
+            "tiles cover every visible pair exactly once: the tile of q_block "
+            f"{q}, kv_block {kv} {text}"
+        )
     require(
         tiles.pairs == pairs,
         "tiles cover every visible pair exactly once",
@@ -165,21 +164,8 @@ def _check_transfers(plan: Plan) -> None:
             f"every transfer's {name} is a device 0 to {plan.num_devices - 1}",
             "transfer", name, column,
         )  # fmt: skip
-    rows = zip(
-        table.is_backward.tolist(), table.kind.tolist(), table.block.tolist(),
-        table.source.tolist(), table.target.tolist(), strict=True,
-    )  # fmt: skip
-    have = list(rows)
-    need = _needed_transfers(plan)
-    if len(set(have)) != len(have):
-        double = min(row for row, times in Counter(have).items() if times > 1)
-        raise PlanError(f"no transfer is listed twice: {_told(double)} is")
-    for wrong, text in (
-        (need - set(have), "every remote input and result has a transfer: {} has none"),
-        (set(have) - need, "every transfer is needed by a tile: {} is not"),
-    ):
-        if wrong:
-            raise PlanError(text.format(_told(min(wrong))))
+    _check_needed(plan)
+    _check_ways(plan)
     size = blocks.num_tokens[table.block] * _bytes_per_token(plan)
     require(
         table.size_bytes == size,
@@ -188,27 +174,83 @@ def _check_transfers(plan: Plan) -> None:
     )  # fmt: skip
 
 
-def _needed_transfers(plan: Plan) -> set[tuple[bool, int, int, int, int]]:
-    """Say tile by tile what has to travel: (is_backward, kind, block, source, target)."""
-    owner = plan.blocks.owner.tolist()
-    tiles = plan.tiles
-    kinds = TransferKind
-    needed: set[tuple[bool, int, int, int, int]] = set()
-    for q, kv, device in set(
-        zip(tiles.q_block.tolist(), tiles.kv_block.tolist(), tiles.device.tolist(), strict=True)
+def _check_needed(plan: Plan) -> None:
+    """Every device gets each remote block that it computes with once, and sends one result home."""
+    have, need = _places(plan.transfers, plan), _needed_places(plan)
+    double = np.flatnonzero(np.diff(np.sort(have)) == 0)
+    if double.size:
+        x = int(np.flatnonzero(have == np.sort(have)[double[0]])[1])
+        raise PlanError(f"no transfer is listed twice: {_told(plan, x)} is")
+    missing = np.setdiff1d(need, have)
+    if missing.size:
+        place, worker = divmod(int(missing[0]), plan.num_devices)
+        kind, rest = place % 8, place // 8
+        direction = "backward" if rest % 2 else "forward"
+        ends = ("from", "for") if kind < TransferKind.OUT else ("for", "from")
+        raise PlanError(
+            f"every remote input and result has a transfer: {direction} {TransferKind(kind).name} "
+            f"of block {rest // 2} {ends[1]} device {worker} has none"
+        )
+    extra = np.flatnonzero(~np.isin(have, need))
+    if extra.size:
+        raise PlanError(f"every transfer is needed by a tile: {_told(plan, int(extra[0]))} is not")
+
+
+def _places(table: Transfers, plan: Plan) -> NDArray[np.int64]:
+    """Number what a transfer does by (block, direction, kind, device that computes), ``[X]``."""
+    worker = np.where(table.kind >= TransferKind.OUT, table.source, table.target)
+    place = (table.block.astype(np.int64) * 2 + table.is_backward) * 8 + table.kind
+    return np.asarray(place * plan.num_devices + worker)
+
+
+def _needed_places(plan: Plan) -> NDArray[np.int64]:
+    """Give the places of all transfers that the tiles need."""
+    owner, tiles, kinds = plan.blocks.owner, plan.tiles, TransferKind
+    places = []
+    for block, wanted in (
+        (tiles.q_block, ((0, kinds.Q), (0, kinds.OUT), (1, kinds.Q), (1, kinds.DQ))),
+        (tiles.kv_block, ((0, kinds.KV), (1, kinds.KV), (1, kinds.DKV))),
     ):
-        home = owner[kv]
-        if home != device:
-            needed.add((False, kinds.KV, kv, home, device))
-            needed.add((True, kinds.KV, kv, home, device))
-            needed.add((True, kinds.DKV, kv, device, home))
-        home = owner[q]
-        if home != device:
-            needed.add((False, kinds.Q, q, home, device))
-            needed.add((True, kinds.Q, q, home, device))
-            needed.add((False, kinds.OUT, q, device, home))
-            needed.add((True, kinds.DQ, q, device, home))
-    return needed
+        remote = np.flatnonzero(owner[block] != tiles.device)
+        pairs = block[remote].astype(np.int64) * plan.num_devices + tiles.device[remote]
+        at, device = np.divmod(np.unique(pairs), plan.num_devices)
+        places += [((at * 2 + way) * 8 + kind) * plan.num_devices + device for way, kind in wanted]
+    return np.concatenate(places)
+
+
+def _check_ways(plan: Plan) -> None:
+    """Inputs come from the owner, or from a device that has them; results go the same way back."""
+    table = plan.transfers
+    place = _places(table, plan) // plan.num_devices * plan.num_devices
+    owner = plan.blocks.owner[table.block]
+    is_result = table.kind >= TransferKind.OUT
+    behind = np.where(is_result, table.target, table.source)  # nearer to the owner
+    order = np.argsort(place + np.where(is_result, table.source, table.target))
+    known = (place + np.where(is_result, table.source, table.target))[order]
+    at = np.minimum(np.searchsorted(known, place + behind), max(0, len(known) - 1))
+    is_home = behind == owner
+    is_member = known[at] == place + behind if len(known) else is_home
+    require(
+        is_home | is_member,
+        "inputs come from, and results go to, the owner or a device that has the block as well",
+        "transfer", "kind", table.kind, "block", table.block, "source", table.source,
+        "target", table.target,
+    )  # fmt: skip
+    other = order[at] if len(known) else at
+    hop, next_hop = table.hop.astype(np.int64), table.hop[other].astype(np.int64)
+    require(
+        is_home | np.where(is_result, hop < next_hop, hop > next_hop),
+        "hops rise along the way of a block",
+        "transfer", "block", table.block, "hop", table.hop, "neighbour's", next_hop,
+    )  # fmt: skip
+    merges = np.zeros(len(table), np.bool_)
+    merges[other[is_result & ~is_home]] = True
+    at_start = np.where(is_result, ~merges, is_home)
+    require(
+        (table.hop == 0) == at_start,
+        "hop 0 is a transfer whose source has the data of its own",
+        "transfer", "block", table.block, "hop", table.hop,
+    )  # fmt: skip
 
 
 def _bytes_per_token(plan: Plan) -> NDArray[np.int64]:
@@ -221,7 +263,10 @@ def _bytes_per_token(plan: Plan) -> NDArray[np.int64]:
     return np.where(table.is_backward, backward[table.kind], forward[table.kind])
 
 
-def _told(row: tuple[bool, int, int, int, int]) -> str:
-    is_backward, kind, block, source, target = row
-    direction = "backward" if is_backward else "forward"
-    return f"{direction} {TransferKind(kind).name} of block {block} from {source} to {target}"
+def _told(plan: Plan, x: int) -> str:
+    table = plan.transfers
+    direction = "backward" if table.is_backward[x] else "forward"
+    return (
+        f"{direction} {TransferKind(int(table.kind[x])).name} of block {table.block[x]} from "
+        f"{table.source[x]} to {table.target[x]}"
+    )

@@ -1,6 +1,7 @@
 """Block sparsity made by brute force from dense masks: shares nothing with the mask compiler."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -130,8 +131,11 @@ def placed_plans(draw: st.DrawFn) -> Plan:
     sparsity, cluster = draw(sparsities()), draw(clusters())
     workload = build_workload(sparsity, draw(st.sampled_from(SHAPES)))
     placement = draw(placements(workload.num_blocks, workload.num_tiles, cluster.num_devices))
-    config = PlanConfig(divisions=draw(st.integers(2, 6)))
+    config = PlanConfig(
+        divisions=draw(st.integers(2, 6)), routing=draw(st.sampled_from(["direct", "node"]))
+    )
     schedule = make_schedule(workload, placement, cluster, config)
+    schedule = replace(schedule, is_frugal=draw(st.booleans()))
     return assemble(workload, cluster, placement, schedule, "any")
 
 

@@ -101,7 +101,7 @@ def test_the_layout_is_the_documented_one(written, tmp_path):
     members = members_of(written[0], tmp_path / "x")
     assert list(members) == ["meta.json", *(f"{name}.arrow" for name in TABLES)]
     meta = json.loads(members["meta.json"])
-    assert meta["schema"] == "dcp.plan/1"
+    assert meta["schema"] == "dcp.plan/2"
     for name, columns in TABLES.items():
         table = pa.ipc.open_file(members[f"{name}.arrow"]).read_all()
         assert table.column_names == list(columns)
@@ -197,8 +197,8 @@ def replaced(name, content):
 
 
 CASES = {
-    "other schema": (edited_meta(schema="dcp.plan/9"), "expected schema 'dcp.plan/1', got 'dcp.plan/9'"),
-    "no schema": (edited_meta(schema=None), "expected schema 'dcp.plan/1', got None"),
+    "other schema": (edited_meta(schema="dcp.plan/9"), "expected schema 'dcp.plan/2', got 'dcp.plan/9'"),
+    "no schema": (edited_meta(schema=None), "expected schema 'dcp.plan/2', got None"),
     "digest": (edited_meta(digest="0" * 64), "expected the digest 0000"),
     "digest type": (edited_meta(digest=3), "expected 'digest' as str, got 3"),
     "meta list": (replaced("meta.json", b"[]"), "expected a JSON object, got list"),

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,12 +10,8 @@ from hypothesis import strategies as st
 from dcp_planner import (
     Attention,
     Cluster,
-    CommLaunch,
-    CommWait,
-    Copy,
     ModelShape,
     PlanConfig,
-    Reduction,
     TransferKind,
     build_plan,
     digest,
@@ -70,75 +67,77 @@ def test_an_input_has_the_first_division_that_needs_it_and_a_result_the_last(str
     for x in range(len(table)):
         kind = TransferKind(int(table.kind[x]))
         column = tiles.q_block if kind.name in ("Q", "OUT", "DQ") else tiles.kv_block
-        worker = table.source[x] if kind.is_result else table.target[x]
         division = tiles.backward_division if table.is_backward[x] else tiles.division
-        divisions = division[(column == table.block[x]) & (tiles.device == worker)]
+        workers = behind(table, x)
+        divisions = division[(column == table.block[x]) & np.isin(tiles.device, list(workers))]
         assert table.division[x] == (divisions.max() if kind.is_result else divisions.min())
-        home = table.target[x] if kind.is_result else table.source[x]
-        assert home == plan.blocks.owner[table.block[x]]
+
+
+def behind(table, x):
+    """Give the devices that a message brings its block to, or whose partials it takes home."""
+    same = (
+        (table.block == table.block[x])
+        & (table.kind == table.kind[x])
+        & (table.is_backward == table.is_backward[x])
+    )
+    is_result = TransferKind(int(table.kind[x])).is_result
+    near, far = (table.target, table.source) if is_result else (table.source, table.target)
+    found = {int(far[x])}
+    while True:
+        more = found | {int(far[y]) for y in np.flatnonzero(same) if int(near[y]) in found}
+        if more == found:
+            return found
+        found = more
+
+
+@given(st.data())
+def test_a_routed_block_crosses_into_each_node_once(strategies, data):
+    plan = data.draw(strategies.placed_plans())
+    table, tiles, per_node = plan.transfers, plan.tiles, plan.cluster.devices_per_node
+    owner = plan.blocks.owner.tolist()
+    needs = {
+        (side, block, device)
+        for q, kv, device in zip(
+            tiles.q_block.tolist(), tiles.kv_block.tolist(), tiles.device.tolist(), strict=True
+        )
+        for side, block in (("q", q), ("kv", kv))
+        if owner[block] != device
+    }
+    for kind, side in ((TransferKind.KV, "kv"), (TransferKind.Q, "q"), (TransferKind.OUT, "q")):
+        chosen = ~table.is_backward & (table.kind == kind)
+        far = table.source if kind.is_result else table.target
+        near = table.target if kind.is_result else table.source
+        crossing = Counter(
+            (block, at // per_node)
+            for block, at, to in zip(
+                table.block[chosen].tolist(), far[chosen].tolist(), near[chosen].tolist(),
+                strict=True,
+            )
+            if at // per_node != to // per_node
+        )  # fmt: skip
+        away = [
+            (block, device // per_node)
+            for s, block, device in needs
+            if s == side and device // per_node != owner[block] // per_node
+        ]
+        is_routed = (table.hop > 0).any()
+        assert crossing == (Counter(set(away)) if is_routed else crossing)
+        assert set(crossing) == set(away)
+        assert chosen.sum() == sum(s == side for s, _, _ in needs)
 
 
 @given(st.data())
 def test_transfers_are_sorted_as_documented(strategies, data):
     table = data.draw(strategies.placed_plans()).transfers
     keys = [
-        (bool(b), k >= TransferKind.OUT, d, block, s, t, k)
-        for b, k, d, block, s, t in zip(
+        (bool(b), k >= TransferKind.OUT, d, hop, block, s, t, k)
+        for b, k, d, hop, block, s, t in zip(
             table.is_backward.tolist(), table.kind.tolist(), table.division.tolist(),
-            table.block.tolist(), table.source.tolist(), table.target.tolist(), strict=True,
+            table.hop.tolist(), table.block.tolist(), table.source.tolist(),
+            table.target.tolist(), strict=True,
         )
     ]  # fmt: skip
     assert keys == sorted(keys)
-
-
-@given(st.data())
-def test_programs_have_the_documented_shape(strategies, data):
-    plan = data.draw(strategies.placed_plans())
-    for direction in ("forward", "backward"):
-        is_backward = direction == "backward"
-        column = plan.tiles.backward_division if is_backward else plan.tiles.division
-        last = max(plan.tiles.division.max(initial=0), plan.tiles.backward_division.max(initial=0))
-        divisions = int(last) + 1
-        for program in plan.programs(direction):
-            expected = _expected_program(plan, program.device, is_backward, column, divisions)
-            assert list(program.instructions) == expected
-
-
-def _rows(plan):
-    table = plan.transfers
-    columns = (table.is_backward, table.kind, table.division, table.source, table.target)
-    return list(zip(*(column.tolist() for column in columns), strict=True))
-
-
-def _expected_program(plan, device, is_backward, column, divisions):
-    rows = _rows(plan)
-
-    def ids(is_result, division):
-        return tuple(
-            x
-            for x, (backward, kind, at, source, target) in enumerate(rows)
-            if backward == is_backward
-            and (kind >= TransferKind.OUT) == is_result
-            and at == division
-            and device in (source, target)
-        )
-
-    program = [Copy(tuple(plan.local_blocks(device).tolist()))]
-    for d in range(divisions):
-        if d and ids(False, d):
-            program.append(CommWait(d, d))
-        if ids(False, d + 1):
-            program.append(CommLaunch(d + 1, d + 1, ids(False, d + 1)))
-        tiles = [
-            t for t in range(len(plan.tiles)) if plan.tiles.device[t] == device and column[t] == d
-        ]
-        if tiles:
-            program.append(Attention(d, tuple(tiles)))
-        if ids(True, d):
-            program.append(CommLaunch(divisions + d, d, ids(True, d)))
-    program += [CommWait(divisions + d, d) for d in range(divisions) if ids(True, d)]
-    home = [x for d in range(divisions) for x in ids(True, d) if rows[x][-1] == device]
-    return [*program, Reduction(divisions - 1, tuple(home))]
 
 
 @given(st.data())

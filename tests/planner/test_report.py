@@ -39,7 +39,11 @@ def test_bytes_of_a_plan_by_hand(by_hand):
     assert found.forward.total_bytes == found.forward.inter_node_bytes == sum(forward.values())
     assert found.forward.sent_bytes == (64 + 64 + 96, 64, 64)
     assert found.forward.received_bytes == (64 + 64, 64, 64 + 96)
-    assert found.forward.peak_buffer_bytes == (64 + 64 + 96, 64, 64 + 96)
+    assert found.forward.peak_buffer_bytes == (
+        64 + 64,
+        64,
+        64 + 96,
+    )  # kv 1 and q 2; kv 0; kv 0, out
 
 
 def test_balance_and_density_of_a_plan_by_hand(by_hand):

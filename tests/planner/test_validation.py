@@ -134,29 +134,37 @@ def early_result(plan: Plan) -> Plan:
 
 def late_wait(plan: Plan) -> Plan:
     """Reduce before the results have arrived."""
-    table = plan.transfers
-    device = int(table.target[(table.kind == TransferKind.OUT) & ~table.is_backward][0])
-    program = list(plan.forward[device].instructions)
-    waits = [s for s in program if isinstance(s, CommWait)]
-    return with_program(plan, device, [s for s in program if s is not waits[-1]] + [waits[-1]])
+    place = find(plan, Reduction)
+    program = plan.forward[place[0]].instructions
+    arrived = {
+        step.key
+        for step in program
+        if isinstance(step, CommLaunch)
+        and set(step.transfers) & set(step_at(plan, place).transfers)
+    }
+    last = max(i for i, s in enumerate(program) if isinstance(s, CommWait) and s.key in arrived)
+    return moved(plan, place, last)
 
 
 def deadlock(plan: Plan) -> Plan:
-    """Wait for the inputs of division 1 before launching division 1 and 2 on two devices' ends."""
-    device, at = find(plan, CommWait, lambda step: step.key == 1)
-    program = list(plan.forward[device].instructions)
-    wait = program.pop(at)
-    launch = next(i for i, s in enumerate(program) if isinstance(s, CommLaunch) and s.key == 2)
-    # This device waits for key 2 before it launches what others wait for under key 1.
-    first = next(i for i, s in enumerate(program) if isinstance(s, CommLaunch) and s.key == 1)
-    second_wait = next(i for i, s in enumerate(program) if isinstance(s, CommWait) and s.key == 2)
-    steps = [program[0], program[launch], program[second_wait], program[first], wait]
-    steps += [s for s in program[1:] if s not in steps]
-    return with_program(plan, device, steps)
+    """Let device 0 send its inputs only after it has got the results that they are needed for."""
+    program = list(plan.forward[0].instructions)
+    table = plan.transfers
+
+    def sends_inputs(step: object) -> bool:
+        return (
+            isinstance(step, CommLaunch)
+            and table.kind[step.transfers[0]] < TransferKind.OUT
+            and table.source[step.transfers[0]] == 0
+        )
+
+    keys = {step.key for step in program if sends_inputs(step)}
+    late = [s for s in program if isinstance(s, CommLaunch | CommWait) and s.key in keys]
+    return with_program(plan, 0, [s for s in program if s not in late] + late)
 
 
 CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
-    "schema": (lambda p: replace(p, schema="dcp.plan/0"), "expected schema 'dcp.plan/1'"),
+    "schema": (lambda p: replace(p, schema="dcp.plan/0"), "expected schema 'dcp.plan/2'"),
     "owner": (lambda p: with_cell(p, "blocks", "owner", 2, 4), "every owner is a device 0 to 3: broken at block 2 \\(owner 4"),
     "owner moved": (
         lambda p: with_cell(p, "blocks", "owner", 0, (int(p.blocks.owner[0]) + 1) % 4),
@@ -191,8 +199,8 @@ CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "programs swapped": (lambda p: replace(p, backward=p.backward[::-1]), "backward: there is one program per device"),
     "no copy": (lambda p: edited(p, (0, 0)), "device 0 first copies exactly the blocks it owns"),
     "copy of another block": (lambda p: edited(p, (0, 0), Copy((0, 1, 2))), "device 0 first copies exactly the blocks it owns"),
-    "no reduction": (lambda p: edited(p, find(p, Reduction)), "ends with its one reduction"),
-    "reduction first": (lambda p: moved(p, find(p, Reduction), 1), "ends with its one reduction|a result arrives before its reduction"),
+    "no reduction": (lambda p: edited(p, find(p, Reduction)), "every result is reduced exactly once"),
+    "reduction first": (lambda p: moved(p, find(p, Reduction), 1), "a result arrives before its reduction"),
     "result not reduced": (lambda p: shorter_reduction(p), "every result is reduced exactly once"),
     "tile twice": (lambda p: edited(p, find(p, Attention), *[step_at(p, find(p, Attention))] * 2), "every tile is computed exactly once: tile . is twice"),
     "tile never": (lambda p: edited(p, find(p, Attention)), "every tile is computed exactly once: tile . is never"),
@@ -207,10 +215,26 @@ CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "wait unknown": (lambda p: edited(p, find(p, CommWait), CommWait(77, 1)), "waits only for what it has launched: key 77"),
     "late input": (late_input, "an input arrives before the tiles that need it"),
     "early result": (early_result, "a result leaves after its last tile"),
-    "late wait": (late_wait, "ends with its one reduction|a result arrives before its reduction"),
+    "late wait": (late_wait, "a result arrives before its reduction"),
+    "slot below 0": (lambda p: with_cell(p, "transfers", "slot", 0, -1), "receive buffers begin at row 0: transfer 0"),
+    "slot shared": (lambda p: shared_slot(p), "rows of a receive buffer hold one block at a time"),
+    "hop of an owner": (lambda p: with_cell(p, "transfers", "hop", 0, 1), "hop 0 is a transfer whose source has the data of its own|hops rise"),
     "order": (swap_in_launch, "both ends launch transfers in the same order"),
     "deadlock": (deadlock, "no two programs wait for each other"),
 }  # fmt: skip
+
+
+def shared_slot(plan: Plan) -> Plan:
+    """Let two inputs of one division arrive in the same rows."""
+    table = plan.transfers
+    for x in range(1, len(table)):
+        for y in range(x):
+            if all(
+                getattr(table, name)[x] == getattr(table, name)[y]
+                for name in ("is_backward", "kind", "target", "division")
+            ):
+                return with_cell(plan, "transfers", "slot", x, int(table.slot[y]))
+    raise AssertionError("no two inputs of a division")
 
 
 def twice(plan: Plan) -> Plan:

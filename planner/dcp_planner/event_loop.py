@@ -1,0 +1,239 @@
+"""The compiled heart of the simulator: programs, ports and messages as arrays, times in whole ns.
+
+An event is a device that may go on, a message that has left, or one that has arrived. Events at the
+same time are handled in the order in which they were made.
+"""
+
+# mypy: disable-error-code="untyped-decorator"
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+_RESUME, _LEAVE, _ARRIVE = 0, 1, 2
+_OP_LAUNCH, _OP_WAIT = 1, 2  # as in program_table.OPS; compiled code takes constants only
+_WAITING, _READY, _STARTED = 0, 1, 2
+
+
+@njit(cache=True)
+def _is_before(a: Ints, b: Ints) -> bool:
+    return bool(a[0] < b[0] or (a[0] == b[0] and a[1] < b[1]))
+
+
+@njit(cache=True)
+def _push(heap: Ints, size: int, time_ns: int, number: int, what: int, subject: int) -> int:
+    """Add an event to a binary heap by (time, number); gives the new size."""
+    i = size
+    while i > 0:
+        up = (i - 1) // 2
+        if heap[up, 0] < time_ns or (heap[up, 0] == time_ns and heap[up, 1] < number):
+            break
+        heap[i] = heap[up]
+        i = up
+    heap[i] = (time_ns, number, what, subject)
+    return size + 1
+
+
+@njit(cache=True)
+def _pop(heap: Ints, size: int) -> int:
+    """Remove the first event; gives the new size."""
+    size -= 1
+    last = heap[size].copy()
+    i = 0
+    while 2 * i + 1 < size:
+        child = 2 * i + 1
+        if child + 1 < size and _is_before(heap[child + 1], heap[child]):
+            child += 1
+        if _is_before(last, heap[child]):
+            break
+        heap[i] = heap[child]
+        i = child
+    heap[i] = last
+    return size
+
+
+@njit(cache=True)
+def run_events(  # noqa: C901, PLR0913 - a compiled kernel
+    row_ptr: Ints,
+    op: NDArray[np.uint8],
+    item_ptr: Ints,
+    items: NDArray[np.int32],
+    duration: Ints,
+    launch_of: Ints,
+    source: NDArray[np.int32],
+    target: NDArray[np.int32],
+    feeder: Ints,
+    ports: Ints,
+    busy: Ints,
+    latency: Ints,
+    num_ports: int,
+    start_ns: int,
+) -> tuple[Ints, Ints, Ints, Ints, int]:
+    """Play one direction to its end; O(E log E), and a scan of a port's waiting messages per start.
+
+    Args:
+        row_ptr: int64 ``[R+1]``, instructions of each device.
+        op: uint8 ``[I]``.
+        item_ptr: int64 ``[I+1]``.
+        items: int32 ``[N]``.
+        duration: int64 ``[I]``, time on the compute lane.
+        launch_of: int64 ``[I]``, launch that a wait belongs to, else -1.
+        source: int32 ``[X]``.
+        target: int32 ``[X]``.
+        feeder: int64 ``[X]``, message that has to arrive before this one can leave, or -1.
+        ports: int64 ``[2, X]``, port that it leaves by and port that it enters by.
+        busy: int64 ``[X]``, time that it occupies both.
+        latency: int64 ``[X]``, between leaving and arriving.
+        num_ports: ports of each direction.
+        start_ns: when all devices begin.
+
+    Returns:
+        Begin and end of every instruction ``[I]``, start of every message ``[X]`` (-1 if never),
+        the instruction each device is at ``[R]``, the time of the last event.
+    """
+    num_devices, num_rows, num_messages = len(row_ptr) - 1, len(op), len(source)
+    begun = np.full(num_rows, -1, np.int64)
+    ended = np.full(num_rows, -1, np.int64)
+    started = np.full(num_messages, -1, np.int64)
+    at = row_ptr[:-1].copy()
+    still_open = np.zeros(num_rows, np.int64)
+    launch_row = np.full((2, num_messages), -1, np.int64)
+    state = np.zeros(num_messages, np.uint8)
+    has_arrived = np.zeros(num_messages, np.bool_)
+    is_busy = np.zeros((2, num_ports), np.bool_)
+    ready_at = np.zeros((2, num_ports), np.int64)  # ready messages by port
+    # Messages by the port they leave by and enter by, by number; and by what feeds them.
+    port_ptr = np.zeros((2, num_ports + 1), np.int64)
+    port_list = np.zeros((2, num_messages), np.int64)
+    for side in range(2):
+        for x in range(num_messages):
+            port_ptr[side, ports[side, x] + 1] += 1
+        for p in range(num_ports):
+            port_ptr[side, p + 1] += port_ptr[side, p]
+        fill = port_ptr[side].copy()
+        for x in range(num_messages):
+            port_list[side, fill[ports[side, x]]] = x
+            fill[ports[side, x]] += 1
+    head = port_ptr[:, :-1].copy()
+    next_fed = np.full(num_messages, -1, np.int64)
+    first_fed = np.full(num_messages, -1, np.int64)
+    for x in range(num_messages - 1, -1, -1):
+        if feeder[x] >= 0:
+            next_fed[x] = first_fed[feeder[x]]
+            first_fed[feeder[x]] = x
+    # A binary heap of (time, number, what, subject).
+    room = num_devices + 2 * num_messages + num_rows + 8
+    heap = np.zeros((room, 4), np.int64)
+    heap_size, count = 0, 0
+    for device in range(num_devices):
+        heap_size = _push(heap, heap_size, start_ns, count, _RESUME, device)
+        count += 1
+    to_start = np.zeros(num_messages + 1, np.int64)
+    end_ns = start_ns
+    while heap_size:
+        now, _, what, subject = heap[0]
+        heap_size = _pop(heap, heap_size)
+        end_ns = max(end_ns, now)
+        starting = 0
+        device = -1
+        freed = False
+        if what == _RESUME:
+            device = subject
+        else:
+            side = 0 if what == _LEAVE else 1
+            if what == _LEAVE:
+                freed = True
+                is_busy[0, ports[0, subject]] = False
+                is_busy[1, ports[1, subject]] = False
+            else:
+                has_arrived[subject] = True
+                x = first_fed[subject]
+                while x >= 0:
+                    if launch_row[0, x] >= 0 and launch_row[1, x] >= 0:
+                        to_start[starting] = x
+                        starting += 1
+                    x = next_fed[x]
+            row = launch_row[side, subject]
+            still_open[row] -= 1
+            here = source[subject] if side == 0 else target[subject]
+            row_at = at[here]
+            if (
+                still_open[row] == 0
+                and row_at < row_ptr[here + 1]
+                and op[row_at] == _OP_WAIT
+                and launch_of[row_at] == row
+                and begun[row_at] >= 0
+            ):
+                ended[row_at] = now
+                at[here] += 1
+                device = here
+        if device >= 0:
+            while at[device] < row_ptr[device + 1]:
+                row = at[device]
+                if begun[row] < 0:
+                    begun[row] = now
+                if op[row] == _OP_WAIT:
+                    if launch_of[row] >= 0 and still_open[launch_of[row]] > 0:
+                        break
+                    ended[row] = now
+                elif op[row] == _OP_LAUNCH:
+                    ended[row] = now
+                    for k in range(item_ptr[row], item_ptr[row + 1]):
+                        x = items[k]
+                        side = 0 if source[x] == device else 1
+                        still_open[row] += 1
+                        launch_row[side, x] = row
+                        if launch_row[1 - side, x] >= 0 and (
+                            feeder[x] < 0 or has_arrived[feeder[x]]
+                        ):
+                            to_start[starting] = x
+                            starting += 1
+                else:
+                    ended[row] = now + duration[row]
+                    if duration[row] > 0:
+                        at[device] += 1
+                        heap_size = _push(heap, heap_size, ended[row], count, _RESUME, device)
+                        count += 1
+                        break
+                at[device] += 1
+        for n in range(starting):
+            x = to_start[n]
+            state[x] = _READY
+            for side in range(2):
+                ready_at[side, ports[side, x]] += 1
+        # New messages first, then what waited for the ports that have become free.
+        for n in range(starting + 2 * freed):
+            x = -1
+            if n < starting:
+                x = to_start[n]
+                if state[x] != _READY or is_busy[0, ports[0, x]] or is_busy[1, ports[1, x]]:
+                    continue
+            else:
+                side = n - starting
+                port = ports[side, subject]
+                if is_busy[side, port] or ready_at[side, port] == 0:
+                    continue
+                k = head[side, port]
+                while k < port_ptr[side, port + 1] and state[port_list[side, k]] == _STARTED:
+                    k += 1
+                head[side, port] = k
+                while k < port_ptr[side, port + 1]:
+                    y = port_list[side, k]
+                    if state[y] == _READY and not is_busy[1 - side, ports[1 - side, y]]:
+                        x = y
+                        break
+                    k += 1
+                if x < 0:
+                    continue
+            state[x] = _STARTED
+            started[x] = now
+            for side in range(2):
+                is_busy[side, ports[side, x]] = True
+                ready_at[side, ports[side, x]] -= 1
+            for what_next in (_LEAVE, _ARRIVE):
+                when = now + busy[x] + (latency[x] if what_next == _ARRIVE else 0)
+                heap_size = _push(heap, heap_size, when, count, what_next, x)
+                count += 1
+    return begun, ended, started, at, end_ns

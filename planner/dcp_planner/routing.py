@@ -1,0 +1,148 @@
+"""Which way each block travels: straight from and to its owner, or once per node and on from there.
+
+A need is a pair of a token block and a device that computes with it without owning it: every need
+is one input to bring and one partial result to take home. Routed by node, the devices of a foreign
+node that need the same block elect a gateway among themselves: the block crosses the network once,
+to the gateway, which passes it on; partial results meet at the gateway, which sends one sum home.
+So every way is at most two hops, nothing is stored where it is not needed, and the total of bytes
+stays what it is without routing.
+"""
+
+# mypy: disable-error-code="untyped-decorator"
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from dcp_planner.cluster import Cluster
+from dcp_planner.config import Routing
+from dcp_planner.placement import Placement
+from dcp_planner.workload import Workload
+
+Ints: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Needs:
+    """What devices need of blocks that they do not own, for one side of the tiles.
+
+    Attributes:
+        block, device: int64 ``[N]``, sorted by (block, device), no pair twice.
+        need_of_tile: int64 ``[W]``, the need of each tile, -1 if the block is local.
+        is_routed: bool ``[N]``, reached through a gateway.
+        is_gateway: bool ``[N]``, others are reached through it.
+        peer: int64 ``[N]``, whom the device gets the block from and gives its results to: the
+            owner, or its gateway.
+        head: int64 ``[N]``, first need of the same block and node if it crosses the network once
+            for all of them, else the need itself: runs of equal heads travel together.
+    """
+
+    block: Ints
+    device: Ints
+    need_of_tile: Ints
+    is_routed: NDArray[np.bool_]
+    is_gateway: NDArray[np.bool_]
+    peer: Ints
+    head: Ints
+
+    def __len__(self) -> int:
+        return len(self.block)
+
+
+def find_needs(
+    workload: Workload, placement: Placement, cluster: Cluster, routing: Routing
+) -> tuple[Needs, Needs]:
+    """Give the needs of query blocks and of key blocks, with their routes; O(W log W).
+
+    Gateways are elected so that the ports to the network carry equal loads, largest share first in
+    the order of blocks.
+    """
+    load = np.zeros(cluster.num_devices)
+    shape = workload.shape
+    weights = (shape.q_bytes * 2 + shape.out_bytes + shape.q_backward_bytes, shape.kv_bytes * 3)
+    q, kv = (
+        _needs_of(block, weight, workload, placement, cluster, routing, load)
+        for block, weight in zip((workload.compute_q, workload.compute_kv), weights, strict=True)
+    )
+    return q, kv
+
+
+def nics_of_devices(cluster: Cluster) -> Ints:
+    """Give the port to the network that each device uses, int64 ``[R]``."""
+    node, place = np.divmod(np.arange(cluster.num_devices), cluster.devices_per_node)
+    return np.asarray(node * cluster.nics_per_node + place // cluster.devices_per_nic)
+
+
+def _needs_of(
+    block_of_tile: NDArray[np.int32],
+    weight: int,
+    workload: Workload,
+    placement: Placement,
+    cluster: Cluster,
+    routing: Routing,
+    load: NDArray[np.float64],
+) -> Needs:
+    owner = placement.device_of_data.astype(np.int64)
+    device, devices = placement.device_of_compute, cluster.num_devices
+    remote = np.flatnonzero(owner[block_of_tile] != device)
+    place = block_of_tile[remote].astype(np.int64) * devices + device[remote]
+    found, inverse = np.unique(place, return_inverse=True)
+    need_of_tile = np.full(len(block_of_tile), -1, np.int64)
+    need_of_tile[remote] = inverse
+    block, at = found // devices, found % devices
+    peer = owner[block]
+    head = np.arange(len(found))
+    is_routed = np.zeros(len(found), np.bool_)
+    is_gateway = is_routed
+    node = at // cluster.devices_per_node
+    is_away = node != peer // cluster.devices_per_node
+    if routing == "node" and is_away.any():
+        group = block * cluster.nodes + node
+        starts = np.flatnonzero(np.diff(group, prepend=-1) != 0)
+        first = np.repeat(starts, np.diff(np.append(starts, len(group))))
+        head = np.where(is_away, first, head)
+        size = workload.block_tokens[block].astype(np.float64) * weight
+        gateway = _elect(head, at, is_away, size, nics_of_devices(cluster), load)
+        is_routed = is_away & (gateway != at)
+        peer = np.where(is_routed, gateway, peer)
+        is_shared = np.zeros(len(found), np.bool_)
+        is_shared[head[is_routed]] = True
+        is_gateway = is_shared[head] & ~is_routed
+    return Needs(block, at, need_of_tile, is_routed, is_gateway, peer, head)
+
+
+@njit(cache=True)
+def _elect(
+    head: Ints,
+    device: Ints,
+    is_away: NDArray[np.bool_],
+    size: NDArray[np.float64],
+    nic: Ints,
+    load: NDArray[np.float64],
+) -> Ints:
+    """Give every need the device of its run that carries least so far, by port, then by itself."""
+    gateway = device.copy()
+    nic_load = np.zeros(len(load))
+    for d in range(len(load)):
+        nic_load[nic[d]] += load[d]
+    at = 0
+    while at < len(head):
+        end = at + 1
+        while end < len(head) and head[end] == head[at]:
+            end += 1
+        if is_away[at]:
+            best = at
+            for i in range(at + 1, end):
+                a, b = device[i], device[best]
+                mine, other = nic_load[nic[a]], nic_load[nic[b]]
+                if mine < other or (mine == other and load[a] < load[b]):
+                    best = i
+            chosen = device[best]
+            load[chosen] += size[at]
+            nic_load[nic[chosen]] += size[at]
+            gateway[at:end] = chosen
+        at = end
+    return gateway

@@ -1,0 +1,167 @@
+"""Plans run by a slow interpreter that knows the format only from its document.
+
+Messages take as long as they like; a sum is the multiset of tiles that it holds. At the end every
+owner must hold exactly the tiles of each of its blocks.
+"""
+
+import random
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcp_planner import Attention, CommLaunch, CommWait, Copy, Reduction
+
+KV, Q, OUT, DQ, DKV = range(5)
+QUERY = {KV: False, Q: True, OUT: True, DQ: True, DKV: False}  # side of the tiles by kind
+
+
+class Machine:
+    """All devices of one direction."""
+
+    def __init__(self, plan, direction, seed):
+        self.plan, self.random = plan, random.Random(seed)
+        self.is_backward = direction == "backward"
+        self.programs = [p.instructions for p in plan.programs(direction)]
+        self.at = [0] * plan.num_devices
+        table = plan.transfers
+        self.rows = [
+            {
+                n: int(getattr(table, n)[x])
+                for n in ("kind", "block", "source", "target", "hop", "slot")
+            }
+            for x in range(len(table))
+        ]
+        self.tokens = plan.blocks.num_tokens.tolist()
+        self.tiles = list(
+            zip(plan.tiles.q_block.tolist(), plan.tiles.kv_block.tolist(), strict=True)
+        )
+        # Per device: what lies in each row of each buffer, sums by (of queries, block), arrivals.
+        self.buffer = [{} for _ in self.programs]
+        self.sums = [{} for _ in self.programs]
+        self.keys = [{} for _ in self.programs]
+        self.launched, self.payload, self.arrived = {}, {}, set()
+
+    def is_local(self, device, block):
+        return int(self.plan.blocks.owner[block]) == device
+
+    def holds(self, device, kind, block):
+        """Whether the block is the device's own or lies whole where its transfer put it."""
+        if self.is_local(device, block):
+            return True
+        here = [x for x in self.arrived if self.into(x, device, kind, block)]
+        return bool(here) and all(
+            self.buffer[device].get((kind, row)) == block for row in self.span(here[0])
+        )
+
+    def into(self, x, device, kind, block):
+        row = self.rows[x]
+        return (row["target"], row["kind"], row["block"]) == (device, kind, block) and (
+            bool(self.plan.transfers.is_backward[x]) == self.is_backward
+        )
+
+    def span(self, x):
+        row = self.rows[x]
+        return range(row["slot"], row["slot"] + self.tokens[row["block"]])
+
+    def launch(self, device, x):
+        row = self.rows[x]
+        self.launched.setdefault(x, set()).add(device)
+        if row["target"] == device:
+            for place in self.span(x):
+                old = self.buffer[device].get((row["kind"], place))
+                self.buffer[device][row["kind"], place] = ("on its way", x)
+                if row["kind"] in (Q, KV):  # sums that lay here are reset
+                    self.sums[device].pop((QUERY[row["kind"]], old), None)
+        elif row["kind"] >= OUT:
+            self.payload[x] = Counter(self.sums[device].get((QUERY[row["kind"]], row["block"])))
+
+    def can_leave(self, x):
+        row = self.rows[x]
+        if x in self.arrived or self.launched.get(x) != {row["source"], row["target"]}:
+            return False
+        return row["kind"] >= OUT or self.holds(row["source"], row["kind"], row["block"])
+
+    def deliver(self, x):
+        row = self.rows[x]
+        self.arrived.add(x)
+        for place in self.span(x):
+            key = row["kind"], place
+            assert self.buffer[row["target"]][key] == ("on its way", x), "rows taken twice"
+            self.buffer[row["target"]][key] = row["block"]
+
+    def step(self, device):
+        """Execute one instruction if it does not have to wait; say whether it was executed."""
+        instruction = self.programs[device][self.at[device]]
+        match instruction:
+            case CommLaunch():
+                self.keys[device][instruction.key] = instruction.transfers
+                for x in instruction.transfers:
+                    self.launch(device, x)
+            case CommWait():
+                if not set(self.keys[device][instruction.key]) <= self.arrived:
+                    return False
+            case Attention():
+                for tile in instruction.tiles:
+                    self.compute(device, tile)
+            case Reduction():
+                for x in instruction.transfers:
+                    self.merge(device, x)
+            case Copy():
+                owned = [b for b in range(len(self.tokens)) if self.is_local(device, b)]
+                assert list(instruction.blocks) == owned
+        self.at[device] += 1
+        return True
+
+    def compute(self, device, tile):
+        for kind, block in zip((Q, KV), self.tiles[tile], strict=True):
+            assert self.holds(device, kind, block), f"block {block} is not there"
+            self.sums[device].setdefault((QUERY[kind], block), Counter())[tile] += 1
+
+    def merge(self, device, x):
+        row = self.rows[x]
+        assert all(self.buffer[device][row["kind"], p] == row["block"] for p in self.span(x))
+        self.sums[device].setdefault((QUERY[row["kind"]], row["block"]), Counter()).update(
+            self.payload[x]
+        )
+        for place in self.span(x):
+            del self.buffer[device][row["kind"], place]
+
+    def run(self):
+        while True:
+            moves = [d for d in range(len(self.at)) if self.at[d] < len(self.programs[d])]
+            messages = [x for x in self.launched if self.can_leave(x)]
+            if not moves and not messages:
+                return
+            # Whoever can go on does, in any order; messages arrive at any time.
+            choices = [("deliver", x) for x in messages] + [("step", d) for d in moves]
+            self.random.shuffle(choices)
+            assert any(
+                (self.deliver(subject) or True) if what == "deliver" else self.step(subject)
+                for what, subject in choices
+            ), "everybody waits"
+
+
+def check(plan, direction, seed):
+    machine = Machine(plan, direction, seed)
+    machine.run()
+    sides = (True, False) if direction == "backward" else (True,)
+    for of_queries in sides:
+        column = plan.tiles.q_block if of_queries else plan.tiles.kv_block
+        wanted = {}
+        for tile, block in enumerate(column.tolist()):
+            wanted.setdefault(block, Counter())[tile] += 1
+        owner = plan.blocks.owner.tolist()
+        found = {
+            block: machine.sums[owner[block]][of_queries, block]
+            for block in range(len(owner))
+            if (of_queries, block) in machine.sums[owner[block]]
+        }
+        assert found == wanted
+
+
+@given(st.data(), st.integers(0, 2**16), st.sampled_from(["forward", "backward"]))
+def test_every_owner_ends_with_each_tile_of_its_blocks_exactly_once(
+    strategies, data, seed, direction
+):
+    check(data.draw(strategies.placed_plans()), direction, seed)
