@@ -223,7 +223,7 @@ def _literal(value: object) -> str:
     """Give a TOML literal; JSON's texts are TOML's, but for one control character."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
+    return repr(float(value) if isinstance(value, float) else value)  # numpy's say their type
 
 
 def _resized(cluster: Cluster, nodes: int | None, devices_per_node: int | None) -> Cluster:

@@ -2,6 +2,7 @@ import json
 import os
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -179,3 +180,9 @@ def test_a_file_that_cannot_be_written_is_said(tmp_path):
 def test_whole_bytes_may_be_written_as_a_power_of_ten(tmp_path):
     path = written(tmp_path, GOOD.replace("1_000_000", "80e9"))
     assert json.dumps(read_cluster(path).cluster.memory_bytes) == "80000000000"
+
+
+def test_numbers_of_numpy_are_written_as_numbers(tmp_path):
+    cluster = replace(Cluster(), flops_per_s=np.float64(2.5e12))
+    write_cluster(tmp_path / "c.toml", cluster, {})
+    assert read_cluster(tmp_path / "c.toml").cluster.flops_per_s == 2.5e12

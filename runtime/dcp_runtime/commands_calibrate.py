@@ -1,0 +1,51 @@
+"""The command `dcpm calibrate`."""
+
+import json
+
+import click
+
+SCHEMA = "dcp.calibrate/1"
+
+
+@click.command()
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="What computes.",
+)
+@click.option(
+    "--ranks",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Processes that share this machine; with --device cuda as many as there are devices.",
+)
+@click.option("--out", type=click.Path(dir_okay=False), help="Write the cluster file here.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def calibrate(device: str, ranks: int, out: str | None, as_json: bool) -> None:
+    """Measure attention, messages and memory of this machine; write a cluster file.
+
+    The file is what `--cluster FILE` of `dcpm plan` and `dcpm simulate` takes.
+    """
+    from dcp_planner import format_cluster, write_cluster
+    from dcp_runtime.calibration import calibrate_cpu, calibrate_cuda
+
+    def say(text: str) -> None:
+        click.echo(f"measuring {text}", err=True)
+
+    found = calibrate_cpu(ranks, say) if device == "cpu" else calibrate_cuda(say)
+    if out is not None:
+        write_cluster(out, found.cluster, found.sources)
+        click.echo(f"wrote {out}", err=True)
+    if as_json:
+        click.echo(json.dumps({"schema": SCHEMA, "file": out, **found.to_json()}, indent=1))
+    elif out is None:
+        click.echo(format_cluster(found.cluster, found.sources), nl=False)
+    if found.predicted_s is not None and found.measured_s is not None:
+        click.echo(
+            f"check: predicted {found.predicted_s * 1e3:.1f} ms, measured "
+            f"{found.measured_s * 1e3:.1f} ms",
+            err=True,
+        )
