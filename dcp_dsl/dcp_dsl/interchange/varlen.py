@@ -120,7 +120,8 @@ def _segments(slabs: Slabs) -> _Segments:
     # A window's left part ends before the last key of its first row; the right part begins there.
     left_end, right_start = np.where(is_window, k1 - 1, k1), np.where(is_window, k1 - 1, k0)
     last = k1 + b * (rows - 1)
-    bent = ((b == 1) & (rows > 1)).astype(np.int64)
+    # A single row sees all its keys either way; as causal it shares a call with triangles.
+    bent = ((b == 1) | (rows == 1)).astype(np.int64)
     forward = _Segments(q0, rows, right_start, last - right_start, up, bent)
     backward = _Segments(q1 - 1, rows, left_end - 1, left_end - k0, down, left.astype(np.int64))
     return _Segments.join(
