@@ -48,8 +48,16 @@ class _Checked:
 @click.option("--json", "as_json", is_flag=True, help="The same as --output-format json.")
 @click.option("--fix", "fixes", is_flag=True, help="Make the changes that certainly mend.")
 @click.option("--diff", "diffs", is_flag=True, help="Show what --fix would change; write nothing.")
+@click.option("--dataset", metavar="PATH",
+              help="Check the rows of a data set against the `for` statements of the file: Parquet "
+              "or JSON lines, a folder, a saved Hugging Face data set, or hf:NAME.")  # fmt: skip
 def check(
-    files: tuple[str, ...], output_format: str, as_json: bool, fixes: bool, diffs: bool
+    files: tuple[str, ...],
+    output_format: str,
+    as_json: bool,
+    fixes: bool,
+    diffs: bool,
+    dataset: str | None,
 ) -> None:
     """Find what is wrong with .dcpm files: syntax, names, kinds, layouts, failed checks.
 
@@ -58,6 +66,10 @@ def check(
     --diff has something to show, 2 if a file cannot be read or written.
     """
     output_format = "json" if as_json else output_format
+    if dataset is not None:
+        from dcp_dsl.commands.check_dataset import check_dataset_command
+
+        sys.exit(check_dataset_command(files, dataset, as_json=output_format == "json"))
     checked = _Checked()
     for name in files:
         _check_file(name, checked, fixes=fixes, diffs=diffs)

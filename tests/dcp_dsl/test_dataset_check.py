@@ -1,0 +1,343 @@
+"""`dcpm check --dataset`: every row is decided as the dense oracle decides it, alone."""
+
+import json
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dcp_dsl import DatasetError, Mask, Sample, Spec, dense_mask, read_dataset
+from dcp_dsl.commands.check import check
+from dcp_dsl.data import dataset_checker
+from dcp_dsl.data.dataset_checker import check_dataset
+from dcp_dsl.data.distribution import Distribution
+from dcp_dsl.data.nesting import column_depth, flatten_column
+from dcp_dsl.data.sources import find_sources
+
+SHARED = """
+segment part = question[q] answer[a]*
+mask shared = causal and (k in question or same(answer))
+for "*" use shared
+"""
+GROUPS = """
+segment grp = group(prompt[p] rollout[r]*)*
+mask grp_mask = causal and same(group) and (k in prompt or same(rollout))
+for "*" use grp_mask
+"""
+EVICTION = """
+token evict = e
+mask kept = k <= q and q < k.evict
+for "*" use kept
+"""
+REST = """
+segment part = head[q] body[..]
+mask prefix = causal and (k in head or same(body))
+for "*" use prefix
+"""
+ARITHMETIC = """
+segment part = noisy[len // 2] clean[q]
+mask halves = causal and same(part) or q == k
+for "*" use halves
+"""
+
+ints = st.integers(-1, 4)
+ROWS = {
+    SHARED: st.fixed_dictionaries({"q": st.none() | ints, "a": st.lists(ints, max_size=3)}),
+    GROUPS: st.fixed_dictionaries({
+        "p": st.lists(ints, max_size=3),
+        "r": st.lists(st.lists(ints, max_size=2), max_size=3),
+    }),
+    EVICTION: st.fixed_dictionaries({"e": st.lists(st.integers(0, 6), max_size=5)}),
+    REST: st.fixed_dictionaries({"q": ints}),
+    ARITHMETIC: st.fixed_dictionaries({"q": ints}),
+}  # fmt: skip
+
+
+def total(value):
+    return sum(map(total, value)) if isinstance(value, list) else value or 0
+
+
+@st.composite
+def tables(draw):
+    text = draw(st.sampled_from(list(ROWS)))
+    rows = draw(st.lists(ROWS[text], min_size=1, max_size=12))
+    for row in rows:
+        length = len(row["e"]) if "e" in row else total(list(row.values()))
+        row["len"] = max(1, length + draw(st.sampled_from([0, 0, 0, 1, -1, 2])))
+    return text, rows
+
+
+def is_good(spec, row):
+    """Decide one row the slow way: bind it alone to the dense mask and look at every pair."""
+    (name,) = spec.masks
+    mask = spec.mask(name)
+    columns = {column: row[column] for column in mask.columns}
+    if any(v is None for v in columns.values()):
+        return False
+    try:
+        dense = dense_mask(mask, Sample(columns, row["len"]))
+    except DatasetError:
+        return False
+    return not np.triu(dense, 1).any() and bool(dense.any(axis=1).all())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("rows")
+
+
+@settings(max_examples=150)
+@given(drawn=tables())
+def test_rows_are_accepted_exactly_if_the_oracle_finds_nothing_wrong(folder, drawn):
+    text, rows = drawn
+    spec, path = Spec.from_text(text), folder / "rows.parquet"
+    kinds = {"q": pa.int64(), "a": pa.list_(pa.int32()), "p": pa.list_(pa.int16()),
+             "r": pa.large_list(pa.list_(pa.uint8()) if not any(
+                 v < 0 for row in rows for each in row.get("r", []) for v in each
+             ) else pa.list_(pa.int8())), "e": pa.list_(pa.int64()), "len": pa.int32()}  # fmt: skip
+    schema = pa.schema([(name, kinds[name]) for name in rows[0]])
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
+    coverage = check_dataset(spec, str(path))
+    (statement,) = coverage.statements
+    expected = [i for i, row in enumerate(rows) if not is_good(spec, row)]
+    assert [refused.row for refused in statement.refused] == expected
+    assert statement.num_refused == coverage.num_refused == len(expected)
+    assert statement.lengths.count == len(rows) - len(expected)
+    good = [rows[i]["len"] for i in range(len(rows)) if i not in expected]
+    assert statement.lengths.total == sum(good)
+
+
+def write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def test_statements_take_files_by_pattern_and_columns(tmp_path):
+    write(tmp_path / "chat" / "a.parquet", [{"q": 2, "a": [1, 3]}, {"q": 1, "a": [4, 4]}])
+    write(tmp_path / "chat" / "b.jsonl", [{"len": 7}])
+    write(tmp_path / "web" / "c.jsonl", [{"len": 5}, {"len": 6}])
+    write(tmp_path / ".hidden" / "d.jsonl", [{"len": 5}])
+    spec = Spec.from_text(SHARED.replace('for "*"', 'for "chat/*" having q') +
+                          'for "web/*" use causal\n')  # fmt: skip
+    coverage = check_dataset(spec, str(tmp_path))
+    first, second = coverage.statements
+    assert (first.masks, first.num_rows, first.lengths.total) == (("shared",), 2, 15)
+    assert (second.masks, second.num_rows, second.lengths.total) == (("causal",), 2, 11)
+    assert [(name, rows) for name, rows, _ in coverage.unmatched] == [
+        (str(tmp_path / "chat" / "b.jsonl"), 1)
+    ]
+    assert (coverage.num_rows, coverage.num_refused) == (5, 1)
+
+
+def test_renamed_columns_are_read_and_shown_by_the_names_of_the_data(tmp_path):
+    rows = [{"prompt": 2, "a": [1], "length": 3}, {"prompt": 2, "a": [1], "length": 4}]
+    path = write(tmp_path / "a.parquet", rows)
+    spec = Spec.from_text(SHARED.replace("use shared", "use shared with q = prompt"))
+    (statement,) = check_dataset(spec, path).statements
+    (refused,) = statement.refused
+    assert (refused.row, refused.columns) == (1, {"prompt": 2, "a": [1]})
+    assert "`length` says 4, the layout of `part` adds up to 3" in refused.reason
+
+
+def test_the_length_comes_from_tokens_too(tmp_path):
+    rows = [{"q": 2, "a": [1], "input_ids": [5, 6, 7]}, {"q": 2, "a": [1], "input_ids": [5]}]
+    (statement,) = check_dataset(
+        Spec.from_text(SHARED), write(tmp_path / "a.parquet", rows)
+    ).statements
+    assert "`input_ids` says 1, the layout" in statement.refused[0].reason
+    assert statement.lengths.total == 3
+    assert read_dataset(tmp_path / "a.parquet").lengths.tolist() == [3, 1]
+
+
+def test_leaking_rows_are_refused_with_their_columns(tmp_path):
+    path = write(tmp_path / "a.jsonl", [{"e": [3, 3, 3], "len": 3}, {"e": [3, 1, 0], "len": 3}])
+    spec = Spec.from_text('token e\n@partial mask m = q >= k.e\nfor "*" use m')
+    (statement,) = check_dataset(spec, path).statements
+    assert (statement.is_causal_proved, statement.is_total_proved) == (False, True)
+    (refused,) = statement.refused
+    assert (refused.row, refused.columns) == (1, {"e": [3, 1, 0]})
+    assert "token 0 sees the later token 2" in refused.reason
+
+
+def test_equal_rows_are_decided_once(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.jsonl", [{"e": [3, 3, 3], "len": 3}] * 50)
+    bound = []
+    real = Mask.bind
+    monkeypatch.setattr(Mask, "bind", lambda self, sample: bound.append(1) or real(self, sample))
+    monkeypatch.setattr(dataset_checker, "DENSITY_ROWS", 1)
+    check_dataset(Spec.from_text(EVICTION), path)
+    assert len(bound) <= 3
+
+
+def test_columns_of_another_shape_refuse_the_whole_file(tmp_path):
+    path = write(tmp_path / "a.parquet", [{"q": 2, "a": 5, "len": 7}])
+    coverage = check_dataset(Spec.from_text(SHARED), path)
+    (problem,) = coverage.statements[0].problems
+    assert "column `a` holds int64, but segment `part` reads a list of integers per row" in problem
+    assert coverage.num_refused == 1
+    path = write(tmp_path / "b.parquet", [{"q": "x", "a": [5]}])
+    assert "column `q` holds string" in check_dataset(
+        Spec.from_text(SHARED), path).statements[0].problems[0]  # fmt: skip
+    path = write(tmp_path / "c.parquet", [{"qq": 1, "a": [5]}])
+    assert "did you mean `qq`" in check_dataset(
+        Spec.from_text(SHARED), path).statements[0].problems[0]  # fmt: skip
+
+
+def test_rows_without_any_length_are_refused(tmp_path):
+    path = write(tmp_path / "a.jsonl", [{"text": "abc"}])
+    (statement,) = check_dataset(Spec.from_text('for "*" use causal'), path).statements
+    assert "nothing says how many tokens" in statement.refused[0].reason
+
+
+def test_only_the_needed_columns_are_read(tmp_path, monkeypatch):
+    rows = [{"q": 1, "a": [2], "text": "long"}] * 5
+    path = write(tmp_path / "a.parquet", rows)
+    asked = []
+    real = pq.ParquetFile.iter_batches
+    monkeypatch.setattr(
+        pq.ParquetFile, "iter_batches",
+        lambda self, size, columns: asked.append(columns) or real(self, size, columns=columns),
+    )  # fmt: skip
+    check_dataset(Spec.from_text(SHARED), path)
+    assert asked == [["q", "a"]]
+    assert read_dataset(path, ["a"]).columns == ("a",)
+
+
+def test_stacks_measure_each_of_their_masks(tmp_path):
+    path = write(tmp_path / "a.jsonl", [{"len": 8}, {"len": 4}])
+    spec = Spec.from_text('stack s = 2 of sliding(2), causal\nfor "*" use s')
+    (statement,) = check_dataset(spec, path).statements
+    assert set(statement.densities) == set(statement.masks) == {"sliding(window = 2)", "causal"}
+    assert statement.densities["causal"].largest == 10 / 16
+
+
+def test_a_nested_column_is_taken_apart_and_put_together_again():
+    rows = [[[1, 2], []], [], None, [[3], None], [[4, 5, 6]]]
+    column = pa.chunked_array(
+        [pa.array([[[9]], *rows], pa.list_(pa.large_list(pa.int8()))).slice(1)]
+    )
+    flat = flatten_column(column)
+    assert flat.has_null.tolist() == [False, False, True, True, False]
+    assert [flat.row_lists(i) for i in (0, 1, 4)] == [rows[0], rows[1], rows[4]]
+    assert flat.row_sums().tolist() == [3, 0, 0, 3, 15]
+    assert column_depth(column.type) == 2
+    assert column_depth(pa.list_(pa.float32())) is None
+
+
+def test_distributions_count_every_value_once():
+    values = np.random.default_rng(0).integers(1, 10**6, 1000)
+    for is_logarithmic in (False, True):
+        spread = Distribution.of(values, is_logarithmic=is_logarithmic)
+        assert sum(spread.bins) == 1000
+        assert len(spread.bars()) == len(spread.bins) == len(spread.edges) - 1
+        assert (spread.smallest, spread.largest) == (values.min(), values.max())
+    assert Distribution.of(np.array([5, 5])).bins[0] == 2
+    assert Distribution.of(np.array([])).bars() == ""
+
+
+# ---- Hugging Face --------------------------------------------------------------------------------
+
+
+def test_saved_data_sets_are_read_with_their_splits_and_indices(tmp_path):
+    datasets = pytest.importorskip("datasets", exc_type=ImportError)
+    rows = datasets.Dataset.from_list([{"q": i, "a": [i, 1], "t": "x"} for i in range(4)])
+    rows.select([3, 1]).save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"train": rows, "test": rows.select([0])}).save_to_disk(
+        str(tmp_path / "two")
+    )
+    (statement,) = check_dataset(Spec.from_text(SHARED), str(tmp_path / "one")).statements
+    assert (statement.lengths.total, statement.num_refused) == (7 + 3, 0)
+    assert [(s.name, s.num_rows) for s in find_sources(str(tmp_path / "two"))] == [
+        (f"{tmp_path}/two/train", 4), (f"{tmp_path}/two/test", 1),
+    ]  # fmt: skip
+    dataset = read_dataset(tmp_path / "one", ["q"])
+    assert [dataset[i]["q"] for i in range(2)] == [3, 1]
+
+
+def test_data_sets_of_the_hub_are_loaded_by_name_and_split(monkeypatch):
+    datasets = pytest.importorskip("datasets", exc_type=ImportError)
+    rows = datasets.Dataset.from_list([{"len": 4}])
+    calls = []
+
+    def load(name, split):
+        calls.append((name, split))
+        if name == "no/such":
+            raise FileNotFoundError("Dataset 'no/such' doesn't exist on the Hub")
+        return rows if split else datasets.DatasetDict({"train": rows, "test": rows})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert [s.name for s in find_sources("hf:a/b")] == ["hf:a/b/train", "hf:a/b/test"]
+    assert [s.name for s in find_sources("hf:a/b:train")] == ["hf:a/b:train"]
+    assert calls == [("a/b", None), ("a/b", "train")]
+    with pytest.raises(DatasetError, match=r"hf:no/such: `datasets` cannot load it: Dataset 'no"):
+        find_sources("hf:no/such")
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DatasetError, match=r"pip install 'dcp-dsl\[hf\]'"):
+        find_sources("hf:a/b")
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path):
+    spec = tmp_path / "a.dcpm"
+    spec.write_text(SHARED)
+    return lambda *arguments: CliRunner().invoke(check, [str(spec), *map(str, arguments)])
+
+
+def test_the_report_names_statement_rows_lengths_and_refusals(run, tmp_path):
+    path = write(tmp_path / "rows.jsonl", [{"q": 2, "a": [1, 1], "len": 4}] * 9 +
+                 [{"q": 2, "a": [1], "len": 4}])  # fmt: skip
+    result = run("--dataset", path)
+    assert result.exit_code == 1
+    assert 'line 4: for "*" use shared' in result.stdout
+    assert "rows     10 of 1 source, 1 refused" in result.stdout
+    assert "lengths  36 tokens; 4 to 4, median 4" in result.stdout
+    assert "refused  row 9 of" in result.stdout
+    assert "with a = [1], q = 2" in result.stdout
+    assert result.stderr == "9 of 10 rows accepted\n"
+
+
+def test_the_document_holds_everything(run, tmp_path):
+    path = write(tmp_path / "rows.jsonl", [{"q": 2, "a": [1, 1]}] * 3)
+    result = run("--dataset", path, "--json")
+    document = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert (document["schema"], document["rows"], document["refused"]) == ("dcp.dataset/1", 3, 0)
+    (statement,) = document["statements"]
+    dense = dense_mask(Spec.from_text(SHARED).mask("shared"), Sample({"q": 2, "a": [1, 1]}, 4))
+    assert statement["densities"]["shared"]["mean"] == dense.mean()
+    assert statement["proved"] == {"causal": True, "total": True}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--dataset", "missing"], "no such file or folder"),
+        (["b.dcpm", "--dataset", "x"], "takes one spec"),
+    ],
+)
+def test_what_cannot_be_checked_is_one_message(run, arguments, says):
+    result = run(*arguments)
+    assert result.exit_code != 0
+    assert says in result.stderr + str(result.exception)
+
+
+def test_a_spec_without_statements_says_which_one_to_add(tmp_path):
+    spec = tmp_path / "a.dcpm"
+    spec.write_text("mask a = causal")
+    result = CliRunner().invoke(check, [str(spec), "--dataset", "x"])
+    assert 'add `for "*" use MASK` (masks: a)' in result.stderr
