@@ -9,6 +9,7 @@ CPU seconds of another machine. Every other method runs here, one after the othe
 (KaHyPar in one of its own), on the same blocks. `plan_s` is `build_plan` as a whole, validation
 included, warm: the median of the repeats. External partitioners run once: they take seconds.
 
+Static layouts are baselines with our routing and schedule, not what other systems make of them.
 Geometric means take workloads where both sides have a figure; a ratio below 0.01 counts as 0.01, so
 that a batch without bytes between nodes does not decide everything.
 """
@@ -19,7 +20,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -38,7 +39,7 @@ from dcp_planner import (
     build_plan,
     find_cluster,
     measure,
-    simulate,
+    predict,
 )
 
 DATA = Path(__file__).parent / "data"
@@ -61,6 +62,7 @@ class Setting:
         methods: to run.
         block: tokens per block, ``None``: chosen by the planner.
         repeats: timed runs of our own methods.
+        routing: of the plans.
         seed: of every random choice.
         time_limit_s: of external partitioners.
     """
@@ -73,6 +75,7 @@ class Setting:
     methods: tuple[str, ...]
     block: int | None
     repeats: int
+    routing: Literal["direct", "node"]
     seed: int
     time_limit_s: float
 
@@ -87,6 +90,7 @@ class Setting:
 @click.option("--only", default="", help="Only workloads whose id contains this.")
 @click.option("--block", default="auto", show_default=True, help="Tokens per block, or auto.")
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--routing", type=click.Choice(["direct", "node"]), default="node", show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--time-limit", type=float, default=60.0, show_default=True)
 @click.option("--json", "out", type=click.Path(dir_okay=False), help="File to write.")
@@ -126,6 +130,7 @@ def read_setting(options: dict[str, Any]) -> Setting:
         methods=methods,
         block=None if options["block"] == "auto" else int(options["block"]),
         repeats=options["repeats"],
+        routing=options["routing"],
         seed=options["seed"],
         time_limit_s=options["time_limit"],
     )
@@ -145,7 +150,8 @@ def run(setting: Setting, out: Path | None) -> dict[str, Any]:
     """Measure everything; the file is written anew after every workload (`Any`: JSON)."""
     document: dict[str, Any] = {
         "schema": SCHEMA, "machine": machine(), "heads": setting.heads,
-        "block": setting.block or "auto", "repeats": setting.repeats, "seed": setting.seed,
+        "block": setting.block or "auto", "repeats": setting.repeats,
+        "routing": setting.routing, "seed": setting.seed,
         "methods": list(setting.methods), "rows": [], "geomeans": {},
     }  # fmt: skip
     rows: list[Row] = document["rows"]
@@ -199,7 +205,9 @@ def compile_batch(setting: Setting, workload: dict[str, Any], cluster: Cluster) 
 def config_of(method: str, setting: Setting) -> PlanConfig:
     """Give the configuration of a method: a registry name, or one with ``:budget`` behind it."""
     name, _, budget = method.rpartition(":")
-    common: dict[str, Any] = {"seed": setting.seed, "time_limit_s": setting.time_limit_s}
+    common: dict[str, Any] = {
+        "seed": setting.seed, "time_limit_s": setting.time_limit_s, "routing": setting.routing,
+    }  # fmt: skip
     if method in PARTITIONERS:
         return PlanConfig(partitioner=method, **common)
     return PlanConfig(partitioner=name, budget=budget, **common)
@@ -220,7 +228,7 @@ def measured_row(setting: Setting, sparsity: BlockSparsity, cluster: Cluster, me
 
 def figures_row(plan: Plan) -> Row:
     """Give the figures of a plan."""
-    found, trace = measure(plan), simulate(plan)
+    found, predicted = measure(plan), predict(plan)
     sides = (found.forward, found.backward)
     return {
         "backend": plan.partitioner,
@@ -235,8 +243,8 @@ def figures_row(plan: Plan) -> Row:
         "weighted_bytes": sum(
             s.total_bytes + (BETWEEN_NODES_PRICE - 1) * s.inter_node_bytes for s in sides
         ),
-        "predicted_forward_s": trace.seconds(is_backward=False),
-        "predicted_backward_s": trace.seconds(is_backward=True),
+        "predicted_forward_s": predicted.forward_s,
+        "predicted_backward_s": predicted.backward_s,
         "warnings": list(plan.warnings),
     }
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from dcp_planner.plan import Plan
 from dcp_planner.report import measure
-from dcp_planner.simulator import simulate
-from dcp_planner.trace import Trace
+from dcp_planner.simulator import predict
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +59,9 @@ class BatchFigures:
         return values | {"bound_ratios": dict(self.bound_ratios)}
 
 
-def figures_of(plan: Plan, trace: Trace | None = None, plan_s: float | None = None) -> BatchFigures:
-    """Compute the figures of a plan; simulates it unless its predicted trace is given."""
-    trace = trace or simulate(plan)
-    found = measure(plan)
+def figures_of(plan: Plan, plan_s: float | None = None) -> BatchFigures:
+    """Compute the figures of a plan, predicted times included."""
+    found, predicted = measure(plan), predict(plan)
     sides = (found.forward, found.backward)
     sent, received, peak = (
         [getattr(side, name) for side in sides]
@@ -82,8 +80,8 @@ def figures_of(plan: Plan, trace: Trace | None = None, plan_s: float | None = No
         compute_imbalance=found.compute_imbalance,
         token_imbalance=found.token_imbalance,
         peak_buffer_bytes=max(max(device) for device in peak),
-        predicted_forward_s=trace.seconds(is_backward=False),
-        predicted_backward_s=trace.seconds(is_backward=True),
+        predicted_forward_s=predicted.forward_s,
+        predicted_backward_s=predicted.backward_s,
         plan_s=plan_s,
         backend=found.partitioner,
         bound_ratios={"compute": found.compute_imbalance},

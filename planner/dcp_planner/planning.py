@@ -116,9 +116,9 @@ def plan_batch(batch: Batch, planning: Planning) -> PlannedBatch:
     Raises:
         PlanError: as `build_plan`.
     """
-    plan, trace, figures = _planned(batch, planning, planning.config)
+    plan, figures = _planned(batch, planning, planning.config)
     others = {
-        name: _planned(batch, planning, replace(planning.config, partitioner=name))[2]
+        name: _planned(batch, planning, replace(planning.config, partitioner=name))[1]
         for name in planning.others()
     }
     row = BatchRow(
@@ -130,16 +130,13 @@ def plan_batch(batch: Batch, planning: Planning) -> PlannedBatch:
         notes=batch.notes,
         warnings=plan.warnings,
     )
-    return PlannedBatch(plan, trace, row)
+    return PlannedBatch(plan, simulate(plan), row)
 
 
-def _planned(
-    batch: Batch, planning: Planning, config: PlanConfig
-) -> tuple[Plan, Trace, BatchFigures]:
+def _planned(batch: Batch, planning: Planning, config: PlanConfig) -> tuple[Plan, BatchFigures]:
     start = time.perf_counter()
     plan = build_plan(
         batch.sparsity, planning.shape, planning.cluster, config, provenance=batch.provenance
     )
     plan_s = time.perf_counter() - start
-    trace = simulate(plan)
-    return plan, trace, figures_of(plan, trace, plan_s)
+    return plan, figures_of(plan, plan_s)

@@ -81,6 +81,14 @@ def _heads(
 @click.option(
     "--backend", "--partitioner", metavar="NAME", help="Who places the batch, for example kahypar."
 )
+@click.option(
+    "--budget", type=click.Choice(["fast", "balanced", "best"]), default="balanced",
+    show_default=True, help="How much the search may do.",
+)  # fmt: skip
+@click.option(
+    "--routing", type=click.Choice(["direct", "node"]),
+    help="From and to the owner, or once per node and on from there.",
+)  # fmt: skip
 @_option("--divisions", default=4, text="Most divisions per direction.", kind=click.IntRange(2, 64))
 @_option(
     "--compute-tolerance", default=0.1, text="Most compute over the mean.",
@@ -217,6 +225,8 @@ def _planning(options: dict[str, Any]) -> "Planning":
 
     chosen = {
         "partitioner": options["backend"],
+        "budget": options["budget"],
+        "routing": options["routing"],
         "divisions": options["divisions"],
         "compute_tolerance": options["compute_tolerance"],
         "token_tolerance": options["token_tolerance"],
