@@ -50,6 +50,20 @@ MAX_DEFAULT_RANKS = 16
 @click.option(
     "--trace", type=click.Path(dir_okay=False), help="Write the plan and the measured trace here."
 )
+@click.option(
+    "--transport",
+    type=click.Choice(["gloo", "nccl", "loopback"]),
+    default="gloo",
+    show_default=True,
+    help="How blocks travel; loopback: all ranks are threads of one process.",
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cpu; nccl: cuda]")
+@click.option(
+    "--link",
+    type=click.FloatRange(0, min_open=True),
+    metavar="BYTES_PER_S",
+    help="Hold every rank's messages back as a link of this rate would.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def run(  # noqa: PLR0913 - one argument per option
     plan: str,
@@ -60,20 +74,26 @@ def run(  # noqa: PLR0913 - one argument per option
     seed: int,
     timeout: float,
     trace: str | None,
+    transport: str,
+    device: str | None,
+    link: float | None,
     as_json: bool,
 ) -> None:
     """Run PLAN, a .dcpplan file, forward and backward on processes of this machine.
 
-    Tensors are random. Every rank is one process with one thread; blocks travel over gloo.
+    Tensors are random. Every rank is one process with one thread; blocks travel over gloo, or as
+    --transport says.
     """
     from dcp_planner import read_plan, write_plan
     from dcp_runtime.errors import RunError
-    from dcp_runtime.launcher import RunConfig, run_plan
+    from dcp_runtime.launcher import RunConfig, check_ranks, run_plan
+    from dcp_runtime.link import LinkLimit
 
     if trace is not None:
         _check_target(trace)
     content = read_plan(plan)
-    if ranks is None and content.plan.num_devices > MAX_DEFAULT_RANKS:
+    is_many = content.plan.num_devices > MAX_DEFAULT_RANKS
+    if ranks is None and is_many and transport != "loopback":
         raise RunError(
             f"{plan} is for {content.plan.num_devices} devices, each a process with some 400 MB of "
             f"its own; say --ranks {content.plan.num_devices} if this machine holds them, or plan "
@@ -86,8 +106,13 @@ def run(  # noqa: PLR0913 - one argument per option
         seed=seed,
         verify=verify,
         timeout_s=timeout,
+        transport=transport,  # type: ignore[arg-type]
+        device=device or ("cuda" if transport == "nccl" else "cpu"),  # type: ignore[arg-type]
+        link=None if link is None else LinkLimit(link),
     )
-    click.echo(f"running on {config.ranks} processes", err=True)
+    check_ranks(content.plan, config.ranks)
+    where = "threads of one process" if transport == "loopback" else "processes"
+    click.echo(f"running on {config.ranks} {where}", err=True)
     result = run_plan(content.plan, config)
     if trace is not None:
         others = tuple(t for t in content.traces if t.source != "measured")
@@ -115,6 +140,7 @@ def to_json(config: "RunConfig", result: "RunResult") -> dict[str, object]:
     return {
         "schema": SCHEMA,
         "ranks": config.ranks,
+        "transport": config.transport,
         "dtype": config.dtype,
         "seed": config.seed,
         "verified": result.verified,

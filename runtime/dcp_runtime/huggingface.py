@@ -174,7 +174,7 @@ def attention_forward(  # noqa: PLR0913 - the signature is transformers'
         query = query * (scaling * head_dim**0.5)  # DCPAttn divides by the root of D
     q = query[0].transpose(0, 1).contiguous()
     kv = torch.stack([key[0].transpose(0, 1), value[0].transpose(0, 1)], dim=1)
-    out: torch.Tensor = DCPAttn.apply(layer, q, kv)  # type: ignore[no-untyped-call]
+    out: torch.Tensor = DCPAttn.apply(layer, q, kv)
     return out[None], None
 
 

@@ -29,6 +29,10 @@ class Inputs:
     kv: torch.Tensor
     dout: torch.Tensor
 
+    def to(self, device: torch.device) -> "Inputs":
+        """Give the same tensors on another device."""
+        return Inputs(*(tensor.to(device) for tensor in (self.q, self.kv, self.dout)))
+
 
 def random_inputs(
     plan: Plan, blocks: list[int], layer: int, seed: int, dtype: torch.dtype

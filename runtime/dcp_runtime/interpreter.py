@@ -73,7 +73,8 @@ class Interpreter:
                 if not isinstance(instruction, Copy):
                     division = instruction.division
                 what = type(instruction).__name__.lower()
-                self.recorder.begin(f"{what} in division {division} of {current.direction}")
+                place = f"{what} in division {division} of {current.direction}"
+                self.recorder.begin((place, division))
                 self._execute(current, instruction, table, flight)
         except PeerError:
             raise

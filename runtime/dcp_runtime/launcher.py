@@ -10,12 +10,14 @@ import numpy as np
 
 from dcp_planner import LANES, Plan, Trace, read_plan, write_plan
 from dcp_runtime.errors import RunError
+from dcp_runtime.link import LinkLimit
 from dcp_runtime.waiting import check_timeout
 from dcp_runtime.world import ProcessWorld
 
 if TYPE_CHECKING:  # torch takes seconds to load; a run without verification leaves it to the ranks
     import torch
 
+    from dcp_runtime.jobs import TransportName
     from dcp_runtime.verification import MaskSource, TensorError, Verification
 
 MAX_DENSE_TOKENS = 16_384
@@ -37,6 +39,11 @@ class RunConfig:
         timeout_s: how long a rank may keep the others waiting before it counts as stalled; at most
             a day.
         layers: attention layers; all run forward, then all backward.
+        transport: ``"gloo"``, a process per rank; ``"nccl"``, the same on a CUDA device each; or
+            ``"loopback"``, all ranks as threads of one process that compute in turns.
+        device: ``"cpu"`` or ``"cuda"``; NCCL needs the latter.
+        check_finite: raise if a tensor that arrives or results is not finite.
+        link: hold the messages of gloo back as a slower link would.
     """
 
     ranks: int
@@ -46,6 +53,10 @@ class RunConfig:
     verify: bool = False
     timeout_s: float = 60.0
     layers: int = 1
+    transport: "TransportName" = "gloo"
+    device: Literal["cpu", "cuda"] = "cpu"
+    check_finite: bool = False
+    link: LinkLimit | None = None
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout_s)
@@ -58,6 +69,15 @@ class RunConfig:
                 f"expected a dtype out of {', '.join(get_args(DtypeName))} and a seed of at least "
                 f"0, got {self.dtype!r} and {self.seed}"
             )
+        if self.transport not in ("gloo", "nccl", "loopback") or self.device not in ("cpu", "cuda"):
+            raise RunError(
+                "expected a transport out of gloo, nccl, loopback and a device out of cpu, cuda, "
+                f"got {self.transport!r} and {self.device!r}"
+            )
+        if self.transport == "nccl" and self.device != "cuda":
+            raise RunError("transport 'nccl' moves CUDA tensors: say device 'cuda', or use 'gloo'")
+        if self.link is not None and self.transport != "gloo":
+            raise RunError(f"only the links of gloo can be slowed down, not {self.transport!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +111,9 @@ class RunResult:
 
 
 @contextmanager
-def open_world(ranks: int, timeout_s: float = 60.0) -> Iterator[ProcessWorld]:
+def open_world(
+    ranks: int, timeout_s: float = 60.0, transport: "TransportName" = "gloo"
+) -> Iterator[ProcessWorld]:
     """Start processes that can run several plans one after the other.
 
     Starting costs seconds, because every rank loads torch; running costs what the plan costs.
@@ -105,8 +127,21 @@ def open_world(ranks: int, timeout_s: float = 60.0) -> Iterator[ProcessWorld]:
             "running a plan needs PyTorch, which is not installed; install it: "
             "pip install 'dcp-dsl[runtime]'"
         )
-    with ProcessWorld(ranks, timeout_s) as world:
+    with ProcessWorld(ranks, timeout_s, transport) as world:
         yield world
+
+
+def check_ranks(plan: Plan, ranks: int) -> None:
+    """Refuse a number of ranks that the plan is not for.
+
+    Raises:
+        RunError: says both numbers.
+    """
+    if plan.num_devices != ranks:
+        raise RunError(
+            f"the plan is for {plan.num_devices} devices, {ranks} ranks were asked for; run it on "
+            f"{plan.num_devices} ranks, or plan for a cluster of {ranks} devices"
+        )
 
 
 def run_plan(plan: Plan, config: RunConfig, world: ProcessWorld | None = None) -> RunResult:
@@ -124,11 +159,7 @@ def run_plan(plan: Plan, config: RunConfig, world: ProcessWorld | None = None) -
         RunError: if the plan is for another number of devices or too long to verify, or a rank
             died, stalled or failed; every process has ended then.
     """
-    if plan.num_devices != config.ranks:
-        raise RunError(
-            f"the plan is for {plan.num_devices} devices, {config.ranks} ranks were asked for; run "
-            f"it on {plan.num_devices} ranks, or plan for a cluster of {config.ranks} devices"
-        )
+    check_ranks(plan, config.ranks)
     longest = int(np.diff(plan.cu_seqlens).max(initial=0))
     if config.verify and longest > MAX_DENSE_TOKENS:
         raise RunError(
@@ -136,10 +167,13 @@ def run_plan(plan: Plan, config: RunConfig, world: ProcessWorld | None = None) -
             f"this plan has one of {longest}; verify a smaller batch, or run without verification"
         )
     if world is None:
-        with open_world(config.ranks, config.timeout_s) as started:
+        with open_world(config.ranks, config.timeout_s, config.transport) as started:
             return run_plan(plan, config, started)
-    if world.ranks != config.ranks:
-        raise RunError(f"the world has {world.ranks} ranks, {config.ranks} were asked for")
+    if (world.ranks, world.transport) != (config.ranks, config.transport):
+        raise RunError(
+            f"the world has {world.ranks} ranks on {world.transport}, {config.ranks} on "
+            f"{config.transport} were asked for; open another one"
+        )
     name = world.next_job()
     write_plan(world.folder / f"{name}.dcpplan", plan)
     replies = world.run(
@@ -149,6 +183,10 @@ def run_plan(plan: Plan, config: RunConfig, world: ProcessWorld | None = None) -
             "dtype": config.dtype,
             "seed": config.seed,
             "layers": config.layers,
+            "transport": config.transport,
+            "device": config.device,
+            "check_finite": config.check_finite,
+            "link": config.link and (config.link.bytes_per_s, config.link.latency_s),
         }
     )
     verification = _verify(plan, config, world, name) if config.verify else None

@@ -8,18 +8,16 @@ same way, through a store that lives in memory.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch._C._distributed_c10d import HashStore  # torch.distributed.HashStore, with its type
 
 from dcp_planner import Direction
 from dcp_runtime.clock import Timeline, merge_timelines
-from dcp_runtime.errors import RunError
+from dcp_runtime.errors import PeerError, RunError
 from dcp_runtime.failure_board import FailureBoard, Status
 from dcp_runtime.meeting import Meeting
 from dcp_runtime.recorder import Recorder
@@ -28,6 +26,8 @@ from dcp_runtime.waiting import check_timeout
 
 Result = TypeVar("Result")
 POLL_S = 0.05
+GRACE_S = 3.0
+"""Seconds beyond the timeout that ranks get to end after one has failed."""
 
 
 @dataclass(slots=True)
@@ -58,48 +58,35 @@ class LoopbackWorld:
         self.recorders: dict[int, Recorder] = {}
         self._lock = threading.Lock()
         self._boxes: dict[tuple[int, int], _Box] = {}
-        self._turn = threading.Lock() if lockstep else None
+        self.turn = _Turn() if lockstep else None
 
     def run(self, work: Callable[["LoopbackTransport"], Result]) -> list[Result]:
         """Call `work` once per rank, each on a thread, and give the results in rank order.
 
+        A rank that never returns is left behind once the others have failed because of it.
+
         Raises:
             RunError: if a rank failed: what the others say of it, or else what it raised itself.
         """
-        with ThreadPoolExecutor(self.size) as pool:
-            futures = [pool.submit(self._run_rank, work, rank) for rank in range(self.size)]
-        errors = [error for future in futures if (error := future.exception()) is not None]
-        for error in errors:
-            if isinstance(error, RunError) and error.rank is not None:
-                raise error
+        runs = [_RankRun(self, work, rank) for rank in range(self.size)]
+        threads = [
+            threading.Thread(target=run, name=f"rank {run.rank}", daemon=True) for run in runs
+        ]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            if any(run.error is not None for run in runs):
+                deadline = time.monotonic() + self.timeout_s + GRACE_S
+                for thread in threads:
+                    thread.join(max(0.0, deadline - time.monotonic()))
+                break
+            for thread in threads:
+                thread.join(POLL_S)
+        errors = [run.error for run in runs if run.error is not None]
+        told = [e for e in errors if isinstance(e, PeerError)]
         if errors:
-            raise errors[0]
-        return [future.result() for future in futures]
-
-    def _run_rank(self, work: Callable[["LoopbackTransport"], Result], rank: int) -> Result:
-        with self.turn():
-            return work(LoopbackTransport(self, rank))
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Hold the turn to compute, if ranks take turns."""
-        if self._turn is None:
-            yield
-            return
-        with self._turn:
-            yield
-
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Let others compute while this rank waits."""
-        if self._turn is None:
-            yield
-            return
-        self._turn.release()
-        try:
-            yield
-        finally:
-            self._turn.acquire()
+            raise (told or errors)[0]
+        return [run.results[0] for run in runs]
 
     def send(self, parcel: Parcel, source: int) -> None:
         """Hand a parcel over: into the receiver's tensors, or into a copy that waits for it."""
@@ -124,6 +111,49 @@ class LoopbackWorld:
                 return
             tensors = box.sent.popleft()
         _deliver(tensors, parcel, parcel.transfer.peer)
+
+
+class _Turn:
+    """The right to compute: one rank has it at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.holder = -1
+
+    def take(self, rank: int, timeout_s: float) -> bool:
+        """Wait for the turn; say whether it came."""
+        taken = self._lock.acquire(timeout=timeout_s)
+        if taken:
+            self.holder = rank
+        return taken
+
+    def give(self, rank: int) -> None:
+        """Give the turn on, if this rank has it."""
+        if self.holder == rank:
+            self.holder = -1
+            self._lock.release()
+
+
+class _RankRun(Generic[Result]):
+    """One rank's thread: runs the work and keeps what came of it."""
+
+    def __init__(
+        self, world: LoopbackWorld, work: "Callable[[LoopbackTransport], Result]", rank: int
+    ) -> None:
+        self.rank = rank
+        self.results: list[Result] = []
+        self.error: BaseException | None = None
+        self._transport = LoopbackTransport(world, rank)
+        self._work = work
+
+    def __call__(self) -> None:
+        try:
+            self._transport.take_turn("starting", -1)
+            self.results.append(self._work(self._transport))
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._transport.give_turn()
 
 
 def _deliver(tensors: Sequence[torch.Tensor], receiver: Parcel, source: int) -> None:
@@ -169,13 +199,31 @@ class LoopbackTransport:
     def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
         """Wait until every parcel has arrived or left."""
         deadline = time.monotonic() + self._world.timeout_s
-        with self._world.pause():
-            for parcel in parcels:
-                while not parcel.wait(POLL_S):
-                    if self._board.is_marked() or time.monotonic() > deadline:
-                        self._give_up(parcel, direction)
-                if parcel.error is not None:
+        self.give_turn()
+        for parcel in parcels:
+            while not parcel.wait(POLL_S):
+                if self._board.is_marked() or time.monotonic() > deadline:
                     self._give_up(parcel, direction)
+            if parcel.error is not None:
+                self._give_up(parcel, direction)
+        self.take_turn(direction, parcels[0].division if parcels else -1)
+
+    def take_turn(self, place: str, division: int) -> None:
+        """Wait for the right to compute, if ranks take turns.
+
+        Raises:
+            RunError: names the rank that keeps it.
+        """
+        turn = self._world.turn
+        deadline = time.monotonic() + self._world.timeout_s
+        while turn is not None and not turn.take(self.rank, POLL_S):
+            if self._board.is_marked() or time.monotonic() > deadline:
+                raise self._board.settle(Status("waiting", turn.holder, place, division, ""))
+
+    def give_turn(self) -> None:
+        """Let other ranks compute."""
+        if self._world.turn is not None:
+            self._world.turn.give(self.rank)
 
     def _give_up(self, parcel: Parcel, direction: Direction) -> None:
         while parcel.after is not None and (not parcel.after.wait(0) or parcel.after.error):
@@ -190,8 +238,10 @@ class LoopbackTransport:
 
     def meet(self, note: str, place: str) -> list[str]:
         """Give the notes of all ranks in rank order; collective."""
-        with self._world.pause():
-            return self._meeting.meet(note, place)
+        self.give_turn()
+        notes = self._meeting.meet(note, place)
+        self.take_turn(place, -1)
+        return notes
 
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:
         """Give the events of all ranks on one clock to rank 0, ``None`` to others; collective."""

@@ -31,16 +31,17 @@ class Recorder:
     Attributes:
         device: the rank.
         events: what has ended, in the order of its ends.
-        doing: what the rank does now, in words; ``None`` between calls.
+        doing: what the rank does now, as a place in words, and the division; ``None`` between
+            calls.
         steps: instructions begun so far: a watcher sees by it whether the rank moves.
     """
 
     device: int
     events: list[Event] = field(default_factory=list)
-    doing: str | None = None
+    doing: tuple[str, int] | None = None
     steps: int = 0
 
-    def begin(self, doing: str | None) -> None:
+    def begin(self, doing: tuple[str, int] | None) -> None:
         """Note what the rank does from now on."""
         self.doing = doing
         self.steps += 1

@@ -1,4 +1,4 @@
-"""One rank of `ProcessWorld`: ``python -m dcp_runtime.worker FOLDER RANK SIZE TIMEOUT_S``.
+"""One process of `ProcessWorld`: ``python -m dcp_runtime.worker FOLDER RANK SIZE TIMEOUT_S``.
 
 Jobs come as JSON lines on standard input, replies leave as JSON lines on standard output, tensors
 go through files in the folder. The end of standard input ends the process at once, whatever it is
@@ -16,44 +16,47 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore  # torch.distributed.FileStore, with its type
 
 from dcp_dsl import DCPError
-from dcp_planner import read_plan, write_plan
-from dcp_runtime.attention import attend
 from dcp_runtime.errors import RunError
-from dcp_runtime.executor import DCPExecutor
-from dcp_runtime.inputs import DTYPES, Inputs, random_inputs
+from dcp_runtime.jobs import Job, run_job
+from dcp_runtime.recorder import Recorder
 from dcp_runtime.waiting import explain
 
 HEARTBEAT_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What to run; the plan lies in the folder as ``<name>.dcpplan``."""
+@dataclass(slots=True)
+class Progress:
+    """How far the ranks of this process are; a rank that waits for another one does not count."""
 
-    name: str
-    kernel: str | None
-    dtype: str
-    seed: int
-    layers: int
+    recorders: list[Recorder] = field(default_factory=list)
+
+    def state(self) -> dict[str, object]:
+        """Give the instructions begun so far, and what a rank that computes is doing."""
+        state: dict[str, object] = {"steps": sum(r.steps for r in self.recorders), "doing": None}
+        for recorder in self.recorders:
+            if recorder.doing is not None and not recorder.doing[0].startswith("commwait"):
+                place, division = recorder.doing
+                return state | {"doing": place, "division": division, "rank": recorder.device}
+        return state
 
 
 class _Replies:
     """Standard output as a channel for JSON lines; anything else that prints goes to the log."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress) -> None:
         self._stream: TextIO = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
+        self._progress = progress
         self._lock = threading.Lock()
         self._is_busy = threading.Event()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
@@ -73,7 +76,7 @@ class _Replies:
 
     def _beat(self) -> None:
         while self._is_busy.wait():
-            self.send(kind="alive")
+            self.send(kind="alive", **self._progress.state())
             time.sleep(HEARTBEAT_S)
 
 
@@ -83,6 +86,16 @@ def _read_jobs(jobs: "queue.SimpleQueue[Job]", folder: Path) -> None:
     # The parent is gone: one that is done kills its ranks instead. Nothing may hold this one back.
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process stands: its folder, its number, how many there are, how long they wait."""
+
+    folder: Path
+    rank: int
+    size: int
+    timeout_s: float
 
 
 @contextmanager
@@ -96,53 +109,14 @@ def _collective(what: str, timeout_s: float) -> Iterator[None]:
         ) from error
 
 
-def _run(job: Job, folder: Path, rank: int, timeout_s: float) -> dict[str, Any]:
-    plan = read_plan(folder / f"{job.name}.dcpplan").plan
-    with _collective("making the process groups", timeout_s):
-        executor = DCPExecutor(kernel=job.kernel, timeout_s=timeout_s)
-    start_s = time.perf_counter()
-    executor.prepare(plan)
-    prepare_s = time.perf_counter() - start_s
-    blocks, dtype = plan.local_blocks(rank).tolist(), DTYPES[job.dtype]
-    layers = [random_inputs(plan, blocks, n, job.seed, dtype) for n in range(job.layers)]
-    with _collective("meeting before the first layer", timeout_s):
-        dist.barrier()
-    _save(folder / f"{job.name}-{rank}.npz", _attend(executor, layers))
-    with _collective("gathering the trace", timeout_s):
-        timeline = executor.gather_timeline()
-    executor.close()
-    if timeline is None:
-        return {"prepare_s": prepare_s}
-    write_plan(folder / f"{job.name}-trace.dcpplan", plan, (timeline.trace,))
-    return {"prepare_s": prepare_s, "clock_uncertainty_s": timeline.uncertainty_s}
-
-
-def _attend(executor: DCPExecutor, layers: list[Inputs]) -> dict[str, torch.Tensor | None]:
-    """Run all layers forward, then all layers backward, as a model does."""
-    leaves = [(x.q.requires_grad_(), x.kv.requires_grad_()) for x in layers]
-    outs = [attend(executor, q, kv) for q, kv in leaves]
-    for out, inputs in reversed(list(zip(outs, layers, strict=True))):
-        torch.autograd.backward(out, inputs.dout)
-    results: dict[str, torch.Tensor | None] = {}
-    for n, (out, (q, kv)) in enumerate(zip(outs, leaves, strict=True)):
-        results |= {f"out{n}": out.detach(), f"dq{n}": q.grad, f"dkv{n}": kv.grad}
-    return results
-
-
-def _save(path: Path, tensors: dict[str, torch.Tensor | None]) -> None:
-    arrays: dict[str, Any] = {}  # Any: savez mixes arrays with options in its signature
-    for name, tensor in tensors.items():
-        assert tensor is not None, f"backward gave {name}"
-        arrays[name] = (tensor if tensor.dtype == torch.float64 else tensor.float()).numpy()
-    np.savez(path, **arrays)
-
-
-def _serve(job: Job, folder: Path, rank: int, size: int, timeout_s: float) -> dict[str, Any]:
+def _serve(job: Job, place: Place, progress: Progress) -> dict[str, Any]:
     """Run a job; whatever goes wrong becomes a reply, so that the parent can say it."""
     try:
-        if not dist.is_initialized():
-            _join(folder, rank, size, timeout_s)
-        return {"kind": "done", **_run(job, folder, rank, timeout_s)}
+        if job.transport != "loopback" and not dist.is_initialized():
+            _join(job, place)
+        # Errors of the run are settled among the ranks; what is left is lost contact.
+        with _collective("running", place.timeout_s):
+            reply = run_job(job, place.folder, place.rank, place.timeout_s, progress.recorders)
     except RunError as error:
         lost_contact = isinstance(error.__cause__, RuntimeError)
         return {
@@ -156,43 +130,54 @@ def _serve(job: Job, folder: Path, rank: int, size: int, timeout_s: float) -> di
         return {"kind": "failed", "message": str(error), "is_own": True}
     except OSError as error:
         message = (
-            f"rank {rank} cannot work in the folder {folder}: {error.strerror or error}; make room "
-            "there, or point TMPDIR at another folder"
+            f"rank {place.rank} cannot work in the folder {place.folder}: "
+            f"{error.strerror or error}; make room there, or point TMPDIR at another folder"
         )
         return {"kind": "failed", "message": message, "is_own": True}
     except Exception as error:  # a bug: the parent shows the log
         traceback.print_exc()
         text = f"{type(error).__name__}: {error}"
         return {"kind": "failed", "message": text, "is_own": True, "is_bug": True}
+    return {"kind": "done", **reply}
 
 
-def _join(folder: Path, rank: int, size: int, timeout_s: float) -> None:
-    with _collective("starting", timeout_s):
-        dist.init_process_group(
-            "gloo",
-            store=FileStore(str(folder / "store"), size),
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=timeout_s),
+def _join(job: Job, place: Place) -> None:
+    found = torch.cuda.device_count() if dist.is_nccl_available() else 0
+    if job.transport == "nccl" and found < place.size:
+        raise RunError(
+            f"transport 'nccl' needs a CUDA device for each of the {place.size} ranks, torch finds "
+            f"{found}; use transport 'gloo' or 'loopback'"
         )
-    # The first backward of a process loads modules for some 0.3 s, which is no part of a plan.
-    x = torch.zeros(1, requires_grad=True)
-    torch.autograd.backward(x.exp(), torch.ones(1))
+    with _collective("starting", place.timeout_s):
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if job.transport == "nccl" else "gloo",
+            store=FileStore(str(place.folder / "store"), place.size),
+            rank=place.rank,
+            world_size=place.size,
+            timeout=timedelta(seconds=place.timeout_s),
+        )
 
 
 def main() -> None:
     """Serve jobs until standard input ends."""
-    folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    timeout_s = float(sys.argv[4])
+    place = Place(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends at once and says no more than its name
-    replies = _Replies()
+    progress = Progress()
+    replies = _Replies(progress)
     jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    threading.Thread(target=_read_jobs, args=(jobs, folder), name="jobs", daemon=True).start()
+    reader = threading.Thread(
+        target=_read_jobs, args=(jobs, place.folder), name="jobs", daemon=True
+    )
+    reader.start()
     torch.set_num_threads(1)
+    # The first backward of a process loads modules for some 0.3 s, which is no part of a plan.
+    x = torch.zeros(1, requires_grad=True)
+    torch.autograd.backward(x.exp(), torch.ones(1))
     while True:
         job = jobs.get()
+        progress.recorders.clear()
         with replies.heartbeat():
-            reply = _serve(job, folder, rank, size, timeout_s)
+            reply = _serve(job, place, progress)
         replies.send(**reply)
 
 

@@ -17,9 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from dcp_runtime.errors import RunError
+
+if TYPE_CHECKING:
+    from dcp_runtime.jobs import TransportName
 
 STARTUP_S = 60.0
 """Extra seconds that a silent process gets before its first sign of life: it imports torch."""
@@ -38,6 +41,11 @@ class _Rank:
     buffer: bytes = b""
     last_sign_s: float = 0.0
     is_started: bool = False
+    steps: int = -1
+    doing: str | None = None
+    division: int | None = None
+    busy_rank: int = -1
+    last_step_s: float = 0.0
     reply: dict[str, Any] | None = None  # Any: a JSON document
     has_ended: bool = False
 
@@ -55,12 +63,15 @@ class ProcessWorld:
     Attributes:
         ranks: how many processes.
         timeout_s: how long a rank may keep the others waiting before it counts as stalled.
+        transport: ``"gloo"`` or ``"nccl"``, a process per rank; or ``"loopback"``, where all ranks
+            are threads of one process.
 
     A failed job ends the world: its processes are gone and it runs nothing more.
     """
 
     ranks: int
     timeout_s: float
+    transport: "TransportName" = "gloo"
     _members: list[_Rank] = field(default_factory=list)
     _folder: "tempfile.TemporaryDirectory[str] | None" = None
     _jobs: int = 0
@@ -68,7 +79,7 @@ class ProcessWorld:
     def __enter__(self) -> "ProcessWorld":
         self._folder = tempfile.TemporaryDirectory(prefix="dcp-run-")
         try:
-            for rank in range(self.ranks):
+            for rank in range(self._num_processes):
                 self._members.append(self._start(rank))
         except BaseException:
             self.close()
@@ -90,6 +101,10 @@ class ProcessWorld:
         return Path(self._folder.name)
 
     @property
+    def _num_processes(self) -> int:
+        return 1 if self.transport == "loopback" else self.ranks
+
+    @property
     def pids(self) -> tuple[int, ...]:
         """Process of each rank; empty once the world has ended."""
         return tuple(member.process.pid for member in self._members)
@@ -103,7 +118,7 @@ class ProcessWorld:
             "GLOO_SOCKET_IFNAME": "lo",
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
-        arguments = [str(self.folder), str(rank), str(self.ranks), str(self.timeout_s)]
+        arguments = [str(self.folder), str(rank), str(self._num_processes), str(self.timeout_s)]
         with log.open("wb") as stream:
             process = subprocess.Popen(
                 [sys.executable, "-m", "dcp_runtime.worker", *arguments],
@@ -135,7 +150,7 @@ class ProcessWorld:
         line = (json.dumps(job) + "\n").encode()
         now = time.monotonic()
         for member in self._members:
-            member.reply, member.last_sign_s = None, now
+            member.reply, member.last_sign_s, member.doing = None, now, None
             assert member.process.stdin is not None, "started with a pipe"
             try:
                 member.process.stdin.write(line)
@@ -172,7 +187,7 @@ class ProcessWorld:
     def _has_failed(self, member: _Rank, now: float) -> bool:
         if member.reply is not None:
             return bool(member.reply["kind"] == "failed")
-        return member.has_ended or self._is_silent(member, now)
+        return member.has_ended or self._is_silent(member, now) or self._is_stuck(member, now)
 
     def _is_explained(self) -> bool:
         """Whether nobody but the ranks that others blame has yet to reply."""
@@ -184,6 +199,11 @@ class ProcessWorld:
     def _is_silent(self, member: _Rank, now: float) -> bool:
         allowed = self.timeout_s + (0.0 if member.is_started else STARTUP_S)
         return member.reply is None and now - member.last_sign_s > allowed
+
+    def _is_stuck(self, member: _Rank, now: float) -> bool:
+        """Whether a rank that waits for nobody has not come to its next instruction in time."""
+        is_late = now - member.last_step_s > self.timeout_s
+        return member.reply is None and member.doing is not None and is_late
 
     def _find_error(self) -> RunError | None:
         """Give what went wrong, the most certain evidence first."""
@@ -199,6 +219,13 @@ class ProcessWorld:
                 return _own_error(member)
         if verdicts:
             return RunError(verdicts[0]["message"], rank=verdicts[0]["rank"], division=division)
+        if silent and silent[0].doing is not None:
+            return RunError(
+                f"rank {silent[0].busy_rank} stalled: no progress within {self.timeout_s:g} s in "
+                f"{silent[0].doing}",
+                rank=silent[0].busy_rank,
+                division=silent[0].division,
+            )
         if silent:
             return RunError(
                 f"rank {silent[0].number} stalled: no sign of life within {self.timeout_s:g} s",
@@ -237,6 +264,11 @@ def _read(member: _Rank) -> bool:
         message = json.loads(line)
         if message["kind"] != "alive":
             member.reply = message
+        elif (message["steps"], message["doing"]) != (member.steps, member.doing):
+            member.steps, member.doing = message["steps"], message["doing"]
+            member.last_step_s = time.monotonic()
+            if member.doing is not None:
+                member.division, member.busy_rank = message["division"], message["rank"]
     return True
 
 

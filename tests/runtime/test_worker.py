@@ -8,6 +8,7 @@ import pytest
 from dcp_runtime import RunError, worker
 
 JOB = worker.Job("job-1", None, "float32", 0, 1)
+PLACE = worker.Place(Path("/somewhere"), 2, 4, 1.0)
 
 
 @pytest.fixture
@@ -18,8 +19,8 @@ def reply_to(monkeypatch):
         def fail(*_):
             raise error
 
-        monkeypatch.setattr(worker, "_run", fail)
-        return worker._serve(JOB, Path("/somewhere"), 2, 4, 1.0)
+        monkeypatch.setattr(worker, "run_job", fail)
+        return worker._serve(JOB, PLACE, worker.Progress())
 
     return reply
 
