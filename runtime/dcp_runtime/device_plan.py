@@ -136,10 +136,9 @@ class _Columns:
         mine = np.flatnonzero((table.source == device) | (table.target == device))
         source, target = table.source[mine], table.target[mine]
         is_send = source == device
-        slot, hop = _slots(plan)
         return cls(
             mine, table.is_backward[mine], table.kind[mine], table.block[mine], is_send,
-            np.where(is_send, target, source), slot[mine], hop[mine],
+            np.where(is_send, target, source), table.slot[mine], table.hop[mine],
             table.size_bytes[mine],
         )  # fmt: skip
 
@@ -175,20 +174,6 @@ class _Columns:
                     )
             found[i] = Transfer(i, kind, key[2], size, peer, out, slot, brought_by, planned)
         return found
-
-
-def _slots(plan: Plan) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    table = plan.transfers
-    known = [getattr(table, name, None) for name in ("slot", "hop")]
-    if known[0] is not None and known[1] is not None:
-        return known[0], known[1]
-    slot = np.zeros(len(table), np.int32)
-    at: dict[tuple[int, int, int], int] = {}
-    for i in range(len(table)):
-        key = int(table.is_backward[i]), int(table.kind[i]), int(table.target[i])
-        slot[i] = at.get(key, 0)
-        at[key] = int(slot[i] + plan.blocks.num_tokens[table.block[i]])
-    return slot, np.zeros(len(table), np.uint8)
 
 
 def _direction_plan(
