@@ -6,9 +6,19 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_planner import (
+    Cluster,
+    ModelShape,
+    PlanConfig,
+    TransferKind,
+    build_plan,
+    receive_buffer_bytes,
+)
+from dcp_runtime.backward_pass import BackwardPass
 from dcp_runtime.device_plan import prepare_device
 from dcp_runtime.errors import RunError
+from dcp_runtime.forward_pass import ForwardPass
+from dcp_runtime.kernels.kernel import QueryRows
 
 SHAPE = ModelShape(4, 2, 8, 4)
 
@@ -17,6 +27,11 @@ def plan_of(lab, masks, block, ranks, partitioner, shape=SHAPE):
     sparsity = lab.sparsity_of(masks, block)
     config = PlanConfig(partitioner=partitioner)
     return build_plan(sparsity, shape, Cluster(devices_per_node=ranks), config)
+
+
+def routed_plan(lab, masks, nodes, per_node, partitioner, divisions=4):
+    config = PlanConfig(partitioner=partitioner, routing="node", divisions=divisions)
+    return build_plan(lab.sparsity_of(masks, 16), SHAPE, Cluster(nodes, per_node), config)
 
 
 def block_diagonal(masks):
@@ -81,6 +96,45 @@ def test_layers_before_backward_share_a_prepared_plan(lab):
     assert len(attentions) == 3 * len([e for e in once if not e.is_backward]) + 3 * len(
         [e for e in once if e.is_backward]
     )
+
+
+@pytest.mark.parametrize("partitioner", ["static:zigzag", "static:contiguous"])
+@pytest.mark.parametrize("mask", ["causal", "full", "blind_rows", "scattered"])
+def test_blocks_that_travel_once_per_node_give_the_same_result(lab, mask, partitioner):
+    masks = [lab.masks[mask](n) for n in (130, 1, 60)]
+    plan = routed_plan(lab, masks, 2, 3, partitioner)
+    assert plan.transfers.hop.max() > 0  # something is forwarded
+    qkv = lab.random_qkv(11, 191, 4, 2, 8, torch.float32)
+    got, _ = lab.run_in_threads(plan, *qkv, layers=2)
+    lab.assert_as_exact_as_eager(got, *qkv, block_diagonal(masks))
+
+
+def test_receive_buffers_take_the_bytes_that_the_plan_states(lab):
+    masks = [lab.masks["causal"](200), lab.masks["full"](60)]
+    plans = [
+        plan_of(lab, masks, 16, 4, "static:zigzag"),
+        plan_of(lab, masks, 16, 4, "kahypar"),
+        routed_plan(lab, masks, 2, 2, "static:zigzag"),
+    ]
+    for plan in plans:
+        stated = receive_buffer_bytes(plan)
+        q, kv, dout = lab.random_qkv(12, 260, 4, 2, 8, torch.float32)
+        for rank in range(4):
+            part = prepare_device(plan, rank, 16)
+            rows = torch.tensor(plan.local_tokens(rank))
+            forward = ForwardPass(part, q[rows], kv[rows])
+            sums = torch.zeros(len(rows), 4)
+            queries = QueryRows(q[rows], dout[rows], sums, sums)
+            backward = BackwardPass(part, queries, kv[rows])
+            assert (forward.receive_bytes, backward.receive_bytes) == tuple(stated[:, rank])
+
+
+def test_rows_of_receive_buffers_are_used_again(lab):
+    plan = plan_of(lab, [lab.masks["causal"](400)], 16, 4, "static:zigzag")
+    table = plan.transfers
+    arriving = ~table.is_backward & (table.kind == TransferKind.KV) & (table.target == 3)
+    brought = int(plan.blocks.num_tokens[table.block[arriving]].sum())
+    assert prepare_device(plan, 3, 16).forward.receive_rows[TransferKind.KV] < brought
 
 
 def test_bytes_on_the_wire_are_the_bytes_of_the_plan(lab):
