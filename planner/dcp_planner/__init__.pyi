@@ -14,7 +14,9 @@ from .cluster_file import (
 )
 from .config import PlanConfig
 from .cost_model import link_seconds, reduction_seconds, tile_seconds, workload_seconds
-from .errors import ClusterError, PlanError, PlanFileError
+from .cuts import choose_block_size, cut_blocks
+from .divisions import make_schedule, predict_placement
+from .errors import BufferLimitError, ClusterError, PlanError, PlanFileError
 from .fingerprint import digest
 from .hypergraph import Hypergraph, build_hypergraph
 from .partitioning import PARTITIONERS, place
@@ -37,7 +39,7 @@ from .plan import (
 )
 from .plan_file import PlanFile, read_plan, write_plan
 from .report import PlanMetrics, measure
-from .schedule import Division, Schedule, make_schedule
+from .schedule import Division, Schedule
 from .simulator import Prediction, predict, simulate
 from .timing import Timings, measure_trace
 from .trace import LANES, Lane, Source, Trace
@@ -51,6 +53,7 @@ __all__ = [
     "PRESETS",
     "Attention",
     "Blocks",
+    "BufferLimitError",
     "Cluster",
     "ClusterError",
     "ClusterFile",
@@ -89,6 +92,8 @@ __all__ = [
     "build_hypergraph",
     "build_plan",
     "build_workload",
+    "choose_block_size",
+    "cut_blocks",
     "digest",
     "find_cluster",
     "format_cluster",
@@ -98,6 +103,7 @@ __all__ = [
     "measure_trace",
     "place",
     "predict",
+    "predict_placement",
     "preset",
     "preset_file",
     "read_cluster",

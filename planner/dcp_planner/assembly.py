@@ -7,7 +7,7 @@ import numpy as np
 from dcp_planner.cluster import Cluster
 from dcp_planner.emission import Emission, emit
 from dcp_planner.placement import Placement
-from dcp_planner.plan import Blocks, Plan, Provenance, Tiles, Transfers
+from dcp_planner.plan import DIRECTIONS, Blocks, Plan, Provenance, Tiles, Transfers
 from dcp_planner.program_table import LAUNCH, REDUCTION, Programs, ProgramTable
 from dcp_planner.routing import find_needs
 from dcp_planner.schedule import Schedule
@@ -25,8 +25,13 @@ def assemble(
     """Emit the plan of a placed and scheduled workload, without validating it."""
     needs = find_needs(workload, placement, cluster, schedule.routing)
     devices = cluster.num_devices
-    forward = emit("forward", workload, placement, schedule, needs, devices)
-    backward = emit("backward", workload, placement, schedule, needs, devices)
+    forward, backward = (
+        emit(
+            direction, workload, placement, schedule.of(direction), needs, devices,
+            is_frugal=schedule.is_frugal,
+        )
+        for direction in DIRECTIONS
+    )  # fmt: skip
     return Plan(
         cluster=cluster,
         shape=workload.shape,

@@ -1,13 +1,17 @@
 """The whole way: block sparsity and a cluster in, a validated plan out."""
 
+from dataclasses import replace
+
 from dcp_dsl import BlockSparsity
 from dcp_planner.assembly import assemble
 from dcp_planner.cluster import MOST_DEVICES, Cluster, ModelShape
 from dcp_planner.config import PlanConfig
-from dcp_planner.errors import PlanError
-from dcp_planner.partitioning import place
+from dcp_planner.divisions import make_schedule, predict_placement
+from dcp_planner.errors import BufferLimitError, PlanError
+from dcp_planner.partitioning import PARTITIONERS, place
+from dcp_planner.placement import Placement
 from dcp_planner.plan import Plan, Provenance
-from dcp_planner.schedule import make_schedule
+from dcp_planner.schedule import Schedule
 from dcp_planner.validation import validate
 from dcp_planner.workload import Workload, build_workload
 
@@ -28,18 +32,47 @@ def build_plan(
     The same arguments give the same plan, byte for byte; `digest` shows it. What the caps of
     `config` could not be held to is said in ``Plan.warnings``.
 
+    If the plan does not fit ``config.memory_limit_bytes``, buffers are given back earlier and
+    divisions cut finer; if that is not enough, the fastest static layout that fits takes the place
+    of the partitioner, which ``Plan.warnings`` says.
+
     Raises:
+        BufferLimitError: if nothing fits the memory limit.
         PlanError: if the cluster or the number of tiles is too large, or the partitioner is
             unknown, missing, fails or takes too long.
         ValueError: if queries and keys are cut at different places.
     """
     workload = build_workload(sparsity, shape)
     _check_size(workload, cluster)
-    placement = place(workload, cluster, config)
-    schedule = make_schedule(workload, placement, cluster, config)
-    plan = assemble(workload, cluster, placement, schedule, config.partitioner, provenance)
+    placement, schedule, partitioner = _arrange(workload, cluster, config)
+    plan = assemble(workload, cluster, placement, schedule, partitioner, provenance)
     validate(plan)
     return plan
+
+
+def _arrange(
+    workload: Workload, cluster: Cluster, config: PlanConfig
+) -> tuple[Placement, Schedule, str]:
+    """Place and schedule; if memory is short, with the fastest static layout that needs less."""
+    placement = place(workload, cluster, config)
+    try:
+        return placement, make_schedule(workload, placement, cluster, config), config.partitioner
+    except BufferLimitError as error:
+        reason = error
+    fitting = []
+    for name in sorted(n for n in PARTITIONERS if n.startswith("static:")):
+        found = place(workload, cluster, replace(config, partitioner=name))
+        try:
+            schedule = make_schedule(workload, found, cluster, config)
+        except BufferLimitError:
+            continue
+        seconds = predict_placement(workload, found, cluster, config).seconds
+        fitting.append((seconds, name, found, schedule))
+    if not fitting:
+        raise reason
+    _, name, found, schedule = min(fitting, key=lambda entry: entry[:2])
+    warning = f"placed by {name}, because with {config.partitioner} {reason}"
+    return replace(found, warnings=(*found.warnings, warning)), schedule, name
 
 
 def _check_size(workload: Workload, cluster: Cluster) -> None:

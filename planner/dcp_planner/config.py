@@ -13,6 +13,8 @@ MOST_TOLERANCE = 1e6
 Budget = Literal["fast", "balanced", "best"]
 BUDGETS: tuple[Budget, ...] = ("fast", "balanced", "best")
 """How much a search may do, least first."""
+MOST_DIVISIONS = 1024
+"""Most divisions of one direction."""
 MOST_SECONDS = 86_400.0
 """Longest time limit, a day."""
 
@@ -24,7 +26,7 @@ class PlanConfig:
     Attributes:
         partitioner: a key of `PARTITIONERS`.
         divisions: most divisions per direction: one of local tiles, the others wait for inputs; at
-            least 2.
+            least 2. ``"auto"`` takes the number that the simulator finds fastest.
         compute_tolerance: how far above the mean the most loaded device may compute, as a share; at
             most `MOST_TOLERANCE`.
         token_tolerance: the same for tokens owned.
@@ -32,6 +34,8 @@ class PlanConfig:
             same plan on a slow machine.
         seed: of every random choice; the same input and seed give the same plan.
         routing: ``"direct"``: from and to the owner; ``"node"``: once per node, on from there.
+        memory_limit_bytes: most bytes that a device may need for what it receives and for partial
+            results of others' tokens; ``None`` for no limit.
         time_limit_s: wall-clock seconds an external partitioner may take in all, at most a day.
 
     Raises:
@@ -44,19 +48,24 @@ class PlanConfig:
     """
 
     partitioner: str = "kahypar"
-    divisions: int = 4
+    divisions: int | Literal["auto"] = 4
     compute_tolerance: float = 0.1
     token_tolerance: float = 0.1
     budget: Budget = "balanced"
     seed: int = 0
     time_limit_s: float = 60.0
     routing: Routing = "direct"
+    memory_limit_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.divisions < 2:
+        if self.divisions != "auto" and not 2 <= self.divisions <= MOST_DIVISIONS:
             raise PlanError(
                 "PlanConfig.divisions: expected at least 2 (one for local tiles, one that waits "
-                f"for inputs), got {self.divisions}"
+                f"for inputs) and at most {MOST_DIVISIONS}, or 'auto', got {self.divisions}"
+            )
+        if self.memory_limit_bytes is not None and self.memory_limit_bytes < 0:
+            raise PlanError(
+                f"PlanConfig.memory_limit_bytes: expected at least 0, got {self.memory_limit_bytes}"
             )
         if self.budget not in BUDGETS:
             raise PlanError(

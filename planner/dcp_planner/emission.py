@@ -14,7 +14,6 @@ from dcp_planner.placement import Placement
 from dcp_planner.plan import Direction, TransferKind, Transfers
 from dcp_planner.program_table import ProgramTable
 from dcp_planner.routing import Needs
-from dcp_planner.schedule import Schedule
 from dcp_planner.slots import allocate_rows
 from dcp_planner.stages import Stages
 from dcp_planner.workload import Workload
@@ -79,9 +78,11 @@ def emit(
     direction: Direction,
     workload: Workload,
     placement: Placement,
-    schedule: Schedule,
+    division: NDArray[np.int32],
     needs: tuple[Needs, Needs],
     num_devices: int,
+    *,
+    is_frugal: bool,
 ) -> Emission:
     """Write transfers and programs of one direction; O((W + X) log).
 
@@ -89,12 +90,11 @@ def emit(
     under the last division that adds to it at its source or behind it.
     """
     is_backward = direction == "backward"
-    division = schedule.backward_division if is_backward else schedule.division
     rows = _Rows.joined(
         [
             part
             for side, need in zip(("q", "kv"), needs, strict=True)
-            for part in _rows_of(side, need, division, is_backward, schedule.is_frugal)
+            for part in _rows_of(side, need, division, is_backward, is_frugal)
         ]
     ).sorted(workload.num_blocks, num_devices)
     tokens = workload.block_tokens[rows.block]
@@ -115,7 +115,7 @@ def emit(
     )
     programs = _tabulate(
         rows, division, placement, num_devices, is_backward=is_backward,
-        is_frugal=schedule.is_frugal,
+        is_frugal=is_frugal,
     )  # fmt: skip
     return Emission(transfers, programs)
 

@@ -7,6 +7,10 @@ class PlanError(DCPError):
     """A plan that cannot be made, or that breaks one of its invariants."""
 
 
+class BufferLimitError(PlanError):
+    """A plan that needs more memory than it may."""
+
+
 class PlanFileError(DCPError):
     """A .dcpplan file that cannot be read or written."""
 

@@ -21,16 +21,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_planner.assembly import assemble
 from dcp_planner.cluster import Cluster
 from dcp_planner.config import PlanConfig
+from dcp_planner.divisions import predict_placement
 from dcp_planner.hypergraph import Hypergraph, build_hypergraph
 from dcp_planner.kahypar_process import INSTALL, WEIGHT_LIMIT, Problem, solve_problems
 from dcp_planner.packing import cap_of, loads_of, pack_largest_first
 from dcp_planner.placement import Placement
 from dcp_planner.repair import caps_of, price_between_nodes, repair
-from dcp_planner.schedule import make_schedule
-from dcp_planner.simulator import simulate
 from dcp_planner.workload import Workload
 
 _UNITS_PER_TILE = 16  # mean weight of a tile below which token units are made coarser
@@ -77,9 +75,7 @@ def _quality(
     """Give the pairs above the cap, then the predicted seconds: less is better."""
     load = loads_of(found.device_of_compute, workload.compute_pairs, cluster.num_devices)
     excess = max(0, int(load.max()) - caps_of(workload, cluster.num_devices, config).pairs)
-    schedule = make_schedule(workload, found, cluster, config)
-    plan = assemble(workload, cluster, found, schedule, "candidate")
-    return excess, simulate(plan).seconds()
+    return excess, predict_placement(workload, found, cluster, config).seconds
 
 
 def _place_on_nodes(

@@ -18,6 +18,7 @@ from dcp_planner.cluster import Cluster, ModelShape
 SCHEMA = "dcp.plan/2"
 
 Direction: TypeAlias = Literal["forward", "backward"]
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
 class TransferKind(IntEnum):

@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import readonly
-from dcp_planner.cluster import Cluster
-from dcp_planner.config import PlanConfig, Routing
+from dcp_planner.config import Routing
 from dcp_planner.placement import Placement
 from dcp_planner.plan import Direction
 from dcp_planner.workload import Workload
@@ -54,32 +53,36 @@ class Schedule:
         """Divisions in use, over both directions; at least 1."""
         return 1 + int(max(self.division.max(initial=0), self.backward_division.max(initial=0)))
 
+    def of(self, direction: Direction) -> NDArray[np.int32]:
+        """Give the division of every tile in one direction."""
+        return self.division if direction == "forward" else self.backward_division
+
     def divisions(self, direction: Direction) -> tuple[Division, ...]:
         """Give the divisions of one direction in order."""
-        chosen = self.division if direction == "forward" else self.backward_division
+        chosen = self.of(direction)
         return tuple(
             Division(direction, index, np.flatnonzero(chosen == index))
             for index in range(self.num_divisions)
         )
 
 
-def make_schedule(
-    workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig
-) -> Schedule:
-    """Cut each device's tiles into at most ``config.divisions`` divisions; O(W log W).
+def cut_divisions(
+    workload: Workload, placement: Placement, direction: Direction, parts: int
+) -> NDArray[np.int32]:
+    """Cut each device's tiles into divisions: local ones, and at most `parts` more; O(W log W).
 
     Division 0 is everything local. The others split what a device receives into equal bytes: first
     tiles that wait for keys only, then tiles of remote queries, whose inputs are larger and whose
     results have to travel home. Backward has its own bytes, so it is cut on its own.
 
+    Returns:
+        int32 ``[W]``, division of each tile.
+
     Source: divisions as in DCP (SOSP'25), Sec. 4.3, without its greedy.
     """
-    shape, parts = workload.shape, config.divisions - 1
-    return Schedule(
-        _cut(workload, placement, (shape.q_bytes, shape.kv_bytes), parts),
-        _cut(workload, placement, (shape.q_backward_bytes, shape.kv_bytes), parts),
-        config.routing,
-    )
+    shape = workload.shape
+    q_bytes = shape.q_bytes if direction == "forward" else shape.q_backward_bytes
+    return _cut(workload, placement, (q_bytes, shape.kv_bytes), parts)
 
 
 def _cut(

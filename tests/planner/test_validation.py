@@ -299,9 +299,7 @@ def test_the_simulator_refuses_programs_that_wait_for_each_other(plan):
 
 
 def test_build_plan_names_an_unknown_partitioner(sparsity):
-    with pytest.raises(
-        PlanError, match=r"unknown partitioner 'metis'; expected one of kahypar, st"
-    ):
+    with pytest.raises(PlanError, match=r"unknown partitioner 'metis'; expected one of "):
         build_plan(sparsity, ModelShape(), Cluster(1, 2), PlanConfig(partitioner="metis"))
 
 

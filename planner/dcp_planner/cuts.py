@@ -1,0 +1,148 @@
+"""Where a batch is cut into token blocks: at the breakpoints of its masks, and evenly in between.
+
+A block is what is owned, sent and computed with as one, so it should hold tokens that are seen
+together. Where many rows or keys change their mind at once (a document, a sink, a demonstration
+begins), a border costs nothing and saves bytes. Kernels cut blocks again into tiles of their own.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl import BlockKind, BlockSparsity, Slabs, block_sparsity
+from dcp_planner.cluster import Cluster
+from dcp_planner.config import PlanConfig
+from dcp_planner.packing import loads_of, pack_largest_first
+from dcp_planner.pair_count import count_pairs
+
+Ints = NDArray[np.int64]
+
+BLOCKS_PER_DEVICE = (2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
+"""Token blocks per device that are tried, until the tokens pack well and there are tiles enough."""
+FEWEST_TILES, MOST_TILES = 24, 150
+"""Tiles per device: fewer cannot be balanced, more take long to plan for."""
+_SLACK = (1.0, 1.05)  # a little more than an even share leaves room for ragged ones
+_GRAIN = 16  # inside a segment borders are multiples of it: whole rows of a matrix instruction
+_SHORTEST_SHARE = 16  # breakpoints lie at least this share of a block apart
+
+
+def cut_blocks(sequences: Sequence[Slabs], block: int) -> BlockSparsity:
+    """Cut every sequence at the breakpoints of its mask and evenly into at most `block` tokens.
+
+    Args:
+        sequences: the mask of each sequence, in its own coordinates.
+        block: most tokens of a block.
+
+    Returns:
+        Exact block sparsity; queries and keys are cut at the same places. Breakpoints closer than a
+        sixteenth of a block to a stronger one are left out. O(slabs log slabs + tiles).
+
+    >>> cut_blocks([Slabs(8, [0], [8], [0], [3], [0], [0])], 4).q_bounds.tolist()
+    [0, 3, 5, 8]
+    """
+    if block < 1:
+        raise ValueError(f"block: expected at least 1 token, got {block}")
+    batch = _pack(sequences)
+    return _count(batch, _borders(batch, block), block)
+
+
+def choose_block_size(
+    sequences: Sequence[Slabs],
+    cluster: Cluster,
+    config: PlanConfig = PlanConfig(),  # noqa: B008 - frozen
+) -> int:
+    """Choose the largest block with which `cut_blocks` gives blocks that can be placed well.
+
+    That is: whole blocks can be packed so that no device owns more tokens than two thirds of the
+    tolerance above the mean, and every device gets `FEWEST_TILES` tiles; but never more than
+    `MOST_TILES`.
+    """
+    batch = _pack(sequences)
+    devices = cluster.num_devices
+    share = batch.batch.num_tokens / devices
+    chosen = max(1, int(share / BLOCKS_PER_DEVICE[0]))
+    for block in (max(1, int(share / n * slack)) for n in BLOCKS_PER_DEVICE for slack in _SLACK):
+        bounds = _borders(batch, block)
+        tokens = np.diff(bounds)
+        tiles = len(count_pairs(batch.slabs, bounds)[2])
+        if tiles > MOST_TILES * devices and block < chosen:
+            break
+        fullest = loads_of(pack_largest_first(tokens, devices), tokens, devices)
+        is_level = fullest.max(initial=0) <= (1 + config.token_tolerance * 2 / 3) * share
+        if is_level or block < chosen:
+            chosen = block
+        if is_level and tiles >= FEWEST_TILES * devices:
+            break
+    return chosen
+
+
+def _pack(sequences: Sequence[Slabs]) -> BlockSparsity:
+    """Put the sequences one behind the other, each in one block."""
+    longest = max((s.num_tokens for s in sequences), default=0)
+    return block_sparsity(sequences, max(1, longest), max(1, longest))
+
+
+def _borders(batch: BlockSparsity, block: int) -> Ints:
+    """Give the borders of all token blocks, int64 ``[D+1]``."""
+    slabs, ends = batch.slabs, batch.batch.cu_seqlens.astype(np.int64)
+    rows = slabs.q_end - slabs.q_start
+    keys = slabs.kv_end - slabs.kv_start
+    still_start, still_end = slabs.start_slope == 0, slabs.end_slope == 0
+    # A border is worth what it keeps apart: the keys of the rows, the rows of the keys.
+    places = np.concatenate(
+        [slabs.q_start, slabs.q_end, slabs.kv_start[still_start], slabs.kv_end[still_end]]
+    )
+    worth = np.concatenate([keys, keys, rows[still_start], rows[still_end]])
+    points, inverse = np.unique(places, return_inverse=True)
+    strength = np.bincount(inverse, weights=worth, minlength=len(points)).astype(np.float64)
+    kept = _spread(np.unique(ends), points, strength, max(1, block // _SHORTEST_SHARE))
+    return _even(kept, block)
+
+
+def _spread(fixed: Ints, points: Ints, strength: NDArray[np.float64], least: int) -> Ints:
+    """Keep all fixed borders, and the strongest points that are `least` apart from every other."""
+    every = np.union1d(fixed, points)
+    if len(every) < 2 or np.diff(every).min() >= least:
+        return every
+    kept: list[int] = fixed.tolist()
+    for i in np.lexsort((points, -strength)).tolist():
+        point = int(points[i])
+        at = bisect_left(kept, point)
+        is_far = (at == 0 or point - kept[at - 1] >= least) and (
+            at == len(kept) or kept[at] - point >= least
+        )
+        if is_far:
+            insort(kept, point)
+    return np.array(kept, np.int64)
+
+
+def _even(borders: Ints, block: int) -> Ints:
+    """Cut every stretch between two borders into equal parts of at most `block` tokens."""
+    lengths = np.diff(borders)
+    parts = -(-lengths // block)
+    stretch = np.repeat(np.arange(len(lengths)), parts)
+    number = np.arange(len(stretch)) - np.repeat(np.cumsum(parts) - parts, parts)
+    offset = lengths[stretch] * number // np.maximum(parts[stretch], 1)
+    if block >= 8 * _GRAIN:
+        offset = offset // _GRAIN * _GRAIN
+    return np.append(borders[:-1][stretch] + offset, borders[-1:])
+
+
+def _count(batch: BlockSparsity, bounds: Ints, block: int) -> BlockSparsity:
+    row, column, pairs = count_pairs(batch.slabs, bounds)
+    tokens = np.diff(bounds)
+    is_full = pairs == tokens[row] * tokens[column]
+    return BlockSparsity(
+        batch=batch.batch,
+        block_q=block,
+        block_kv=block,
+        q_bounds=bounds,
+        kv_bounds=bounds,
+        row_ptr=np.searchsorted(row, np.arange(len(bounds))),
+        col_idx=column.astype(np.int32),
+        kind=np.where(is_full, BlockKind.FULL, BlockKind.PARTIAL).astype(np.uint8),
+        pairs=pairs,
+        slabs=batch.slabs,
+    )

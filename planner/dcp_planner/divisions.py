@@ -1,0 +1,133 @@
+"""How finely each direction is cut, judged by the simulator and held to a limit of memory.
+
+More divisions hide more communication behind compute, but pay latencies and launches more often;
+frugal ones need less memory and may stand still for it. What is best depends on the plan, so every
+candidate is emitted and played.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_planner.buffers import buffer_bytes
+from dcp_planner.cluster import Cluster
+from dcp_planner.config import PlanConfig
+from dcp_planner.cost_model import workload_seconds
+from dcp_planner.emission import emit
+from dcp_planner.errors import BufferLimitError
+from dcp_planner.placement import Placement
+from dcp_planner.plan import DIRECTIONS, Direction
+from dcp_planner.routing import Needs, find_needs
+from dcp_planner.schedule import Schedule, cut_divisions
+from dcp_planner.simulator import Prediction, play
+from dcp_planner.workload import Workload
+
+PARTS = (1, 2, 4, 8)
+"""Into how many divisions what is not local may be cut, if the simulator chooses."""
+MOST_PARTS = (2, 4, 8, 16, 32)
+"""The same where memory is short."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cut:
+    """One way to cut a direction: seconds that it takes, most bytes that a device needs for it."""
+
+    division: NDArray[np.int32]
+    seconds: float
+    bytes: int
+    device: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Trial:
+    """What all candidates of one placement share."""
+
+    workload: Workload
+    placement: Placement
+    cluster: Cluster
+    needs: tuple[Needs, Needs]
+
+    def cut(self, direction: Direction, parts: int, *, is_frugal: bool) -> _Cut:
+        """Cut one direction, emit and play it."""
+        division = cut_divisions(self.workload, self.placement, direction, parts)
+        emitted = emit(
+            direction, self.workload, self.placement, division, self.needs,
+            self.cluster.num_devices, is_frugal=is_frugal,
+        )  # fmt: skip
+        seconds = workload_seconds(self.workload, self.cluster, is_backward=direction == "backward")
+        played = play(emitted.programs, emitted.transfers, seconds, self.cluster)
+        needed = buffer_bytes(
+            emitted.transfers, self.workload.block_tokens, self.workload.shape, direction,
+            self.cluster.num_devices,
+        )  # fmt: skip
+        device = int(np.argmax(needed))
+        return _Cut(division, played.end_ns / 1e9, int(needed[device]), device)
+
+    def best(self, direction: Direction, parts: Sequence[int], *, is_frugal: bool) -> _Cut:
+        """Give the fastest cut, the coarsest of equals; stops once finer ones are slower."""
+        found = self.cut(direction, parts[0], is_frugal=is_frugal)
+        for more in parts[1:]:
+            cut = self.cut(direction, more, is_frugal=is_frugal)
+            if cut.seconds >= found.seconds:
+                break
+            found = cut
+        return found
+
+
+def make_schedule(
+    workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig
+) -> Schedule:
+    """Say when every tile is computed, forward and backward each in its own divisions.
+
+    With a memory limit, buffers are given back earlier and divisions cut finer until the plan fits.
+
+    Raises:
+        BufferLimitError: if no schedule of this placement fits the limit.
+    """
+    if config.divisions != "auto" and config.memory_limit_bytes is None:
+        cuts = [cut_divisions(workload, placement, d, config.divisions - 1) for d in DIRECTIONS]
+        return Schedule(cuts[0], cuts[1], config.routing)
+    needs = find_needs(workload, placement, cluster, config.routing)
+    trial = _Trial(workload, placement, cluster, needs)
+    limit = config.memory_limit_bytes
+    parts = PARTS if config.divisions == "auto" else (config.divisions - 1,)
+    best = [trial.best(d, parts, is_frugal=False) for d in DIRECTIONS]
+    if limit is None or max(cut.bytes for cut in best) <= limit:
+        return Schedule(best[0].division, best[1].division, config.routing)
+    best = [_smallest(trial, d, limit) for d in DIRECTIONS]
+    worst = max(best, key=lambda cut: cut.bytes)
+    if worst.bytes > limit:
+        raise BufferLimitError(
+            f"memory_limit_bytes: device {worst.device} needs {worst.bytes:,} bytes for what it "
+            f"receives and for partial results in {DIRECTIONS[best.index(worst)]}, more than the "
+            f"{limit:,} allowed; allow more, use smaller blocks, more devices, or another "
+            "partitioner"
+        )
+    return Schedule(best[0].division, best[1].division, config.routing, is_frugal=True)
+
+
+def predict_placement(
+    workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig
+) -> Prediction:
+    """Predict how long a placement takes with the schedule that it would get; no plan is made.
+
+    Some milliseconds for 10,000 tiles: what a search over placements minimises.
+    """
+    needs = find_needs(workload, placement, cluster, config.routing)
+    trial = _Trial(workload, placement, cluster, needs)
+    parts = PARTS if config.divisions == "auto" else (config.divisions - 1,)
+    forward, backward = (trial.best(d, parts, is_frugal=False).seconds for d in DIRECTIONS)
+    return Prediction(forward, backward)
+
+
+def _smallest(trial: _Trial, direction: Direction, limit: int) -> _Cut:
+    """Give the coarsest frugal cut that fits the limit, or the one that needs least."""
+    found = trial.cut(direction, MOST_PARTS[0], is_frugal=True)
+    for parts in MOST_PARTS[1:]:
+        if found.bytes <= limit:
+            return found
+        cut = trial.cut(direction, parts, is_frugal=True)
+        found = min(found, cut, key=lambda c: c.bytes)
+    return found

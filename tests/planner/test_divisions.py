@@ -1,0 +1,136 @@
+"""Divisions chosen by the simulator, and plans held to a limit of memory."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcp_planner import (
+    BufferLimitError,
+    Cluster,
+    ModelShape,
+    PlanConfig,
+    PlanError,
+    accumulator_bytes,
+    assemble,
+    build_plan,
+    build_workload,
+    make_schedule,
+    place,
+    predict,
+    predict_placement,
+    receive_buffer_bytes,
+    simulate,
+    validate,
+)
+
+SLOW = Cluster(2, 2, inter_bytes_per_s=1e6, intra_bytes_per_s=1e7, latency_s=1e-4, flops_per_s=1e9)
+
+
+@pytest.fixture
+def workload(masks):
+    return build_workload(masks.pack([masks.causal(64), masks.causal(40)], 4), ModelShape())
+
+
+@pytest.mark.parametrize("routing", ["direct", "node"])
+def test_the_chosen_divisions_are_no_slower_than_the_coarsest(workload, routing):
+    config = PlanConfig("static:zigzag", divisions="auto", routing=routing)
+    placement = place(workload, SLOW, config)
+
+    def seconds(divisions):
+        schedule = make_schedule(workload, placement, SLOW, replace(config, divisions=divisions))
+        return predict(assemble(workload, SLOW, placement, schedule, "any"))
+
+    chosen, coarsest = seconds("auto"), seconds(2)
+    assert chosen.forward_s <= coarsest.forward_s
+    assert chosen.backward_s <= coarsest.backward_s
+    assert predict_placement(workload, placement, SLOW, config) == chosen
+
+
+@given(st.data())
+def test_predictions_are_the_end_of_the_simulated_timeline(strategies, data):
+    plan = data.draw(strategies.placed_plans())
+    trace, found = simulate(plan), predict(plan)
+    events = trace.end_ns[~trace.is_backward]
+    assert found.forward_s == events.max(initial=0) / 1e9
+    assert found.seconds == pytest.approx(trace.end_ns.max(initial=0) / 1e9, rel=1e-12)
+
+
+def needed(plan):
+    return int((receive_buffer_bytes(plan) + accumulator_bytes(plan)).max())
+
+
+def occupied(plan):
+    """Count rows of the receive buffers, by hand: the end of the last slot of each kind."""
+    table, tokens = plan.transfers, plan.blocks.num_tokens
+    rows = {}
+    for x in range(len(table)):
+        place = bool(table.is_backward[x]), int(table.target[x]), int(table.kind[x])
+        rows[place] = max(rows.get(place, 0), int(table.slot[x] + tokens[table.block[x]]))
+    return rows
+
+
+@given(st.data())
+def test_stated_bytes_are_the_rows_of_the_buffers_by_the_size_of_a_token(strategies, data):
+    plan = data.draw(strategies.placed_plans())
+    shape = plan.shape
+    q = shape.q_heads * shape.head_dim * shape.dtype_bytes
+    kv = 2 * shape.kv_heads * shape.head_dim * shape.dtype_bytes
+    heads = 4 * shape.q_heads
+    sizes = {False: [kv, q, q + heads, 0, 0], True: [kv, 2 * q + 2 * heads, 0, q, kv]}
+    expected = np.zeros((2, plan.num_devices), np.int64)
+    for (is_backward, device, kind), rows in occupied(plan).items():
+        expected[int(is_backward), device] += rows * sizes[is_backward][kind]
+    assert (receive_buffer_bytes(plan) == expected).all()
+
+
+@pytest.mark.parametrize("routing", ["direct", "node"])
+def test_a_memory_limit_is_kept_or_refused(masks, routing):
+    sparsity = masks.pack([masks.causal(96), masks.causal(31)], 4)
+    config = PlanConfig("static:zigzag", routing=routing)
+    free = needed(build_plan(sparsity, ModelShape(), SLOW, config))
+    kept, refusals = 0, []
+    for share in (1.0, 0.9, 0.75, 0.6, 0.5, 0.01):
+        limit = int(free * share)
+        try:
+            plan = build_plan(
+                sparsity, ModelShape(), SLOW, replace(config, memory_limit_bytes=limit)
+            )
+        except BufferLimitError as error:
+            refusals.append(str(error))
+            continue
+        validate(plan)
+        assert needed(plan) <= limit
+        kept += share < 1
+    assert all("allowed; allow more" in text for text in refusals)
+    assert refusals, "a hundredth of the memory was enough"
+    assert kept, "no limit below what is needed without one could be kept"
+
+
+def test_a_limit_that_a_static_layout_keeps_is_kept_with_a_warning(masks):
+    sparsity = masks.pack([masks.sliding_window(96, 5)], 4)
+    config = PlanConfig("static:zigzag", memory_limit_bytes=40_000)
+    limit = needed(build_plan(sparsity, ModelShape(), SLOW, PlanConfig("static:contiguous")))
+    plan = build_plan(sparsity, ModelShape(), SLOW, replace(config, memory_limit_bytes=limit))
+    assert needed(plan) <= limit
+    assert plan.partitioner == "static:contiguous"
+    assert any(
+        "placed by static:contiguous, because with static:zigzag" in w for w in plan.warnings
+    )
+
+
+def test_without_anything_remote_no_memory_is_needed(masks):
+    sparsity = masks.pack([masks.causal(16)], 4)
+    config = PlanConfig("static:contiguous", memory_limit_bytes=0)
+    assert needed(build_plan(sparsity, ModelShape(), Cluster(1, 1), config)) == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("divisions", 1), ("divisions", 2000), ("memory_limit_bytes", -1), ("routing", "ring")],
+)
+def test_choices_out_of_range_are_refused(field, value):
+    with pytest.raises(PlanError, match=f"PlanConfig.{field}: expected"):
+        PlanConfig(**{field: value})
