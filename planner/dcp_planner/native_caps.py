@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from dcp_planner.native_kernel import Board, pin, price_net, reset
+from dcp_planner.native_kernel import Board, inner, pin, price_net, reset
 from dcp_planner.packing import pack_largest_first
 
 Ints = NDArray[np.int64]
@@ -45,7 +45,7 @@ def _pack(board: Board, owner: Indices, limit: Floats) -> Indices:
     return (owner, packed)[better]
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def level_work(board: Board) -> None:  # noqa: C901 - one loop nest
     """Move the tiles that are cheapest per unit of work off overloaded parts.
 
@@ -90,7 +90,7 @@ def level_work(board: Board) -> None:  # noqa: C901 - one loop nest
         part[best] = goal
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def owner_costs(board: Board) -> Floats:
     """Give what each block would send if each part owned it, float64 ``[D, K]``."""
     blocks, parts = len(board.tokens), board.topology.shape[1]
@@ -114,7 +114,7 @@ def owner_costs(board: Board) -> Floats:
     return cost
 
 
-@njit(cache=True)
+@inner
 def _held(owner: Indices, tokens: Ints, parts: int) -> Floats:
     held = np.zeros(parts)
     for block in range(len(owner)):
@@ -123,7 +123,7 @@ def _held(owner: Indices, tokens: Ints, parts: int) -> Floats:
     return held
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def shed_tokens(  # noqa: C901 - one loop nest
     cost: Floats, owner: Indices, tokens: Ints, limit: Floats, topology: Ints
 ) -> bool:
@@ -174,7 +174,7 @@ def shed_tokens(  # noqa: C901 - one loop nest
     return False
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def improve_owners(  # noqa: C901 - one loop nest
     cost: Floats, owner: Indices, tokens: Ints, limit: Floats, topology: Ints, sweeps: int
 ) -> None:
@@ -220,7 +220,7 @@ def improve_owners(  # noqa: C901 - one loop nest
             return
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def set_owners(board: Board, owner: Indices) -> None:
     """Put owners on the board."""
     blocks = len(owner)

@@ -35,9 +35,9 @@ class Effort:
 
 EFFORTS: Mapping[str, Effort] = MappingProxyType(
     {
-        "fast": Effort(1, 1, 16, 3.0, 48, 3, 0.5, 2, 1_000_000, 8),
-        "balanced": Effort(2, 4, 60, 3.0, 64, 10, 1.0, 12, 20_000_000, 8),
-        "best": Effort(4, 12, 200, 3.0, 64, 30, 1.0, 40, 100_000_000, 16),
+        "fast": Effort(2, 2, 8, 1.0, 48, 3, 0.25, 2, 1_000_000, 8),
+        "balanced": Effort(4, 8, 40, 1.0, 64, 10, 0.25, 12, 20_000_000, 8),
+        "best": Effort(4, 24, 120, 1.0, 64, 30, 0.25, 40, 100_000_000, 16),
     }
 )
 """Presets by the name that ``PlanConfig.budget`` takes."""

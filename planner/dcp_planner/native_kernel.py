@@ -27,6 +27,10 @@ Indices = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
 
+inner = njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+"""Compiled for other compiled functions only: taking a board from Python is much code."""
+
+
 class Board(NamedTuple):
     """One level of the problem, changed in place.
 
@@ -73,7 +77,7 @@ class Board(NamedTuple):
     random: NDArray[np.uint64]
 
 
-@njit(cache=True)
+@inner
 def _draw(random: NDArray[np.uint64]) -> float:
     """Give a number in [0, 1) of 24 bits."""
     x = random[0]
@@ -84,14 +88,14 @@ def _draw(random: NDArray[np.uint64]) -> float:
     return np.float64(x >> np.uint64(40)) / 16777216.0
 
 
-@njit(cache=True)
+@inner
 def _shuffle(order: Ints, random: NDArray[np.uint64]) -> None:
     for i in range(len(order) - 1, 0, -1):
         j = int(_draw(random) * (i + 1))
         order[i], order[j] = order[j], order[i]
 
 
-@njit(cache=True)
+@inner
 def reset(part: int, topology: Ints, change: Floats) -> None:
     """Forget what moving off a part would change."""
     parts = topology.shape[1]
@@ -101,7 +105,7 @@ def reset(part: int, topology: Ints, change: Floats) -> None:
     change[parts + 1] = 0.0
 
 
-@njit(cache=True)
+@inner
 def price_net(
     net: int,
     moved: int,
@@ -141,7 +145,7 @@ def price_net(
             change[target] += cost
 
 
-@njit(cache=True)
+@inner
 def pin(net: int, moved: int, part: int, target: int, count: Indices, topology: Ints) -> None:
     """Move some pins of a net from a part to another."""
     parts = topology.shape[1]
@@ -151,12 +155,12 @@ def pin(net: int, moved: int, part: int, target: int, count: Indices, topology: 
     count[net, parts + topology[0, target]] += moved
 
 
-@njit(cache=True)
+@inner
 def _excess(load: float, limit: float) -> float:
     return load - limit if load > limit else 0.0
 
 
-@njit(cache=True)
+@inner
 def _choose(  # noqa: PLR0913 - arrays one by one, see above
     part: int,
     work: float,
@@ -204,7 +208,7 @@ def _choose(  # noqa: PLR0913 - arrays one by one, see above
     return best
 
 
-@njit(cache=True)
+@inner
 def _sweep_tiles(board: Board, order: Ints, noise: float) -> int:
     """Offer every tile a move; gives how many moved."""
     moves, blocks = 0, len(board.tokens)
@@ -237,7 +241,7 @@ def _sweep_tiles(board: Board, order: Ints, noise: float) -> int:
     return moves
 
 
-@njit(cache=True)
+@inner
 def _sweep_owners(board: Board, order: Ints, noise: float) -> int:
     """Offer every block another owner; gives how many moved."""
     moves, blocks = 0, len(board.tokens)
@@ -263,7 +267,7 @@ def _sweep_owners(board: Board, order: Ints, noise: float) -> int:
     return moves
 
 
-@njit(cache=True)
+@inner
 def _touch(pins: Ints, nets: Ints, net: int, known: int) -> int:
     if pins[net] == 0:
         nets[known] = net
@@ -272,7 +276,7 @@ def _touch(pins: Ints, nets: Ints, net: int, known: int) -> int:
     return known
 
 
-@njit(cache=True)
+@inner
 def _try_set(board: Board, here: int, num_tiles: int, num_owned: int, noise: float) -> int:
     """Offer the tiles and owned blocks in scratch one move together; gives 1 if they moved."""
     blocks = len(board.tokens)
@@ -313,7 +317,7 @@ def _try_set(board: Board, here: int, num_tiles: int, num_owned: int, noise: flo
     return 1
 
 
-@njit(cache=True)
+@inner
 def _sweep_ranges(  # noqa: C901 - one loop nest
     board: Board, side: int, length: int, offset: int, noise: float
 ) -> int:
@@ -355,7 +359,7 @@ def _sweep_ranges(  # noqa: C901 - one loop nest
     return moves
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def fill(board: Board) -> None:
     """Count pins and loads of the placement on the board; O(W + D (K + G))."""
     blocks, parts = len(board.tokens), board.topology.shape[1]
@@ -378,7 +382,7 @@ def fill(board: Board) -> None:
             count[net, parts + group[here]] += count[net, here]
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def bytes_of(board: Board) -> float:
     """Give the cost of all nets, without what exceeds caps."""
     parts = board.topology.shape[1]
@@ -395,7 +399,7 @@ def bytes_of(board: Board) -> float:
     return total
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def excess_of(board: Board) -> float:
     """Give the cost of what exceeds the caps."""
     total = 0.0
@@ -405,7 +409,7 @@ def excess_of(board: Board) -> float:
     return total
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def descend(board: Board, sweeps: int, noise: float, longest: int) -> None:
     """Run sweeps of all moves while the noise falls to nothing over the first four fifths.
 
