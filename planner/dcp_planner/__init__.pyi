@@ -19,6 +19,7 @@ from .divisions import make_schedule, predict_placement
 from .errors import BufferLimitError, ClusterError, PlanError, PlanFileError
 from .fingerprint import digest
 from .hypergraph import Hypergraph, build_hypergraph
+from .lower_bounds import Bounds, DirectionBounds, bound_ratios, bounds
 from .partitioning import PARTITIONERS, place
 from .placement import Partitioner, Placement
 from .plan import (
@@ -53,6 +54,7 @@ __all__ = [
     "PRESETS",
     "Attention",
     "Blocks",
+    "Bounds",
     "BufferLimitError",
     "Cluster",
     "ClusterError",
@@ -62,6 +64,7 @@ __all__ = [
     "Copy",
     "DeviceProgram",
     "Direction",
+    "DirectionBounds",
     "Division",
     "Hypergraph",
     "Instruction",
@@ -89,6 +92,8 @@ __all__ = [
     "Workload",
     "accumulator_bytes",
     "assemble",
+    "bound_ratios",
+    "bounds",
     "build_hypergraph",
     "build_plan",
     "build_workload",

@@ -16,7 +16,8 @@ Board's arrays are passed one by one to the innermost functions: taking a field 
 counts references, which took more time than the work (measured: 2.5 times in all).
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numba import njit
@@ -25,10 +26,15 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Indices = NDArray[np.int32]
 Floats = NDArray[np.float64]
+_Function = TypeVar("_Function", bound=Callable[..., Any])  # Any: of any signature
 
 
-inner = njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-"""Compiled for other compiled functions only: taking a board from Python is much code."""
+def inner(function: _Function) -> _Function:
+    """Compile for other compiled functions only: taking a board from Python is much code."""
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    # Any: numba's types know neither of the two options.
+    compiled: Any = njit(cache=True, error_model="numpy", **options)(function)  # type: ignore[call-overload]
+    return cast(_Function, compiled)
 
 
 class Board(NamedTuple):

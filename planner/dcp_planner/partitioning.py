@@ -10,14 +10,13 @@ from dcp_planner.kahypar_adapter import KaHyPar
 from dcp_planner.native_partitioner import Native
 from dcp_planner.placement import Partitioner, Placement
 from dcp_planner.repair import find_shortfalls, repair
-from dcp_planner.static_layout import StaticLayout
+from dcp_planner.static_layout import STATIC_KINDS, StaticLayout
 from dcp_planner.workload import Workload
 
 _ADAPTERS: tuple[Partitioner, ...] = (
     Native(),
     KaHyPar(),
-    StaticLayout("zigzag"),
-    StaticLayout("contiguous"),
+    *(StaticLayout(kind) for kind in STATIC_KINDS),
 )
 PARTITIONERS: Mapping[str, Partitioner] = MappingProxyType({a.name: a for a in _ADAPTERS})
 """Every partitioner by the name that `PlanConfig.partitioner` takes."""

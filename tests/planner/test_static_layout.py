@@ -18,6 +18,9 @@ def owners(sparsity, devices, partitioner):
     [
         ("static:contiguous", [0, 0, 1, 1, 2, 2, 3, 3]),
         ("static:zigzag", [0, 1, 2, 3, 3, 2, 1, 0]),
+        ("static:ring", [0, 1, 2, 3, 3, 2, 1, 0]),
+        ("static:documents", [0, 0, 0, 0, 0, 0, 0, 0]),
+        ("static:grid", [0, 1, 2, 3, 0, 1, 2, 3]),
     ],
 )
 def test_eight_equal_blocks_lie_like_this(masks, partitioner, expected):
@@ -55,3 +58,20 @@ def test_every_chunk_border_is_the_nearest_block_border(strategies, data):
         ideal = number * bounds[-1] / chunks
         border = bounds[int((chunk < number).sum())]  # where the chunks below `number` end
         assert abs(border - ideal) == min(abs(b - ideal) for b in bounds)
+
+
+def test_a_ring_cuts_every_sequence_and_documents_none(masks):
+    sparsity = masks.pack([masks.causal(16), masks.causal(16)], 4)
+    _, ring = owners(sparsity, 2, "static:ring")
+    assert ring.device_of_data.tolist() == [0, 1, 1, 0, 0, 1, 1, 0]
+    _, documents = owners(sparsity, 2, "static:documents")
+    assert documents.device_of_data.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_a_grid_keeps_rows_in_a_node_and_keys_on_a_device(masks):
+    workload = build_workload(masks.pack([masks.causal(64)], 4), ModelShape())
+    found = place(workload, Cluster(2, 4), PlanConfig(partitioner="static:grid"))
+    node = found.device_of_compute // 4
+    assert np.array_equal(node, found.device_of_data[workload.compute_q] // 4)
+    assert np.array_equal(found.device_of_compute % 4, workload.compute_kv % 4)
+    assert sorted(set(found.device_of_data.tolist())) == list(range(8))
