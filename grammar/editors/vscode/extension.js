@@ -12,7 +12,7 @@ async function activate() {
     "dcpm",
     "dcpm masks",
     { command, args },
-    { documentSelector: [{ language: "dcpm" }], markdown: { supportHtml: true } },
+    { documentSelector: [{ language: "dcpm" }], initializationOptions: { pictures: "svg" } },
   );
   try {
     await client.start();

@@ -1,0 +1,192 @@
+"""What could be written next."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+from dcp_dsl import ast
+from dcp_dsl.columns import layout_columns
+from dcp_dsl.language_server.document import Document
+from dcp_dsl.scope import Scope, find_library_scope, library_names
+from dcp_dsl.tokens import STATEMENT_KEYWORDS, RawToken
+from dcp_grammar import WORDS, Role
+
+Kind: TypeAlias = Literal[
+    "keyword", "mask", "segment", "sample", "column", "parameter", "function", "attribute", "type"
+]
+
+_ATTRIBUTES = {
+    "start": "first token of the instance",
+    "end": "one behind its last token",
+    "len": "its tokens",
+    "pos": "place of the token in it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Something that could be written.
+
+    Attributes:
+        text: what is inserted.
+        kind: what it is.
+        detail: one line about it.
+    """
+
+    text: str
+    kind: Kind
+    detail: str = ""
+
+
+def complete(document: Document, offset: int) -> tuple[Proposal, ...]:
+    """Give what could stand at a place, the names of the text first; nothing inside comments."""
+    if document.in_comment(offset):
+        return ()
+    current = document.token_at(offset)
+    # What is being written just now is no context.
+    is_word = current is not None and current.kind == "name" and current.span.start < offset
+    start = current.span.start if is_word and current is not None else offset
+    before = document.before(start)
+    found = {proposal.text: proposal for proposal in reversed(list(_propose(document, before)))}
+    return tuple(reversed(found.values()))
+
+
+def _propose(document: Document, before: list[RawToken]) -> Iterator[Proposal]:
+    scope = document.scope
+    last = before[-1].text if before else ""
+    if last == "@":
+        yield from _words("decorator")
+    elif last == ".":
+        yield from _attributes([t.text for t in before[:-1]], document)
+    elif last == "on":
+        yield from (Proposal(name, "sample") for name in scope.samples)
+    elif _wants_segment([token.text for token in before[-3:]]):
+        yield from _segments(scope)
+    elif last == ":" and _opens_parameters(before):
+        yield from _words("type")
+        yield Proposal("mask", "type", "a mask")
+    elif last == "[" or _statement(before) == "sample" or last == "having":
+        yield from _columns(scope)
+    else:
+        if not before or _begins_line(document, before):
+            yield from _words("statement")
+        yield from _continue(document, before)
+
+
+def _wants_segment(last: list[str]) -> bool:
+    """Whether only a segment fits behind these tokens: `k in`, `M per`, `same(`, `@ahead(`."""
+    if not last:
+        return False
+    is_call = last[-1] == "(" and len(last) > 1 and last[-2] in ("same", "first", "last")
+    return last[-1] in ("per", "in") or is_call or last == ["@", "ahead", "("]
+
+
+def _continue(document: Document, before: list[RawToken]) -> Iterator[Proposal]:
+    """Propose what goes on inside a statement."""
+    scope, statement = document.scope, _statement(before)
+    if statement == "segment":
+        yield from _words("source")
+        yield Proposal("every", "keyword", "fixed tiles")
+        return
+    if statement in ("mask", "stack", "check", "for", "@"):
+        yield from _locals(before)
+        yield from _masks(scope)
+        yield from _segments(scope)
+        yield from _words("variable", "function", "operator", "constant")
+        if statement in ("stack", "for"):
+            yield from (Proposal(name, "mask", "a stack") for name in scope.stacks)
+    yield from _words("clause")
+
+
+def _statement(before: list[RawToken]) -> str:
+    """Give the keyword of the statement that a place belongs to."""
+    for index in range(len(before) - 1, -1, -1):
+        is_type = index > 0 and before[index - 1].text == ":"
+        if before[index].text in STATEMENT_KEYWORDS and not is_type:
+            return before[index].text
+        if before[index].text == "@":
+            return "@"
+    return ""
+
+
+def _begins_line(document: Document, before: list[RawToken]) -> bool:
+    """Whether nothing but spaces stands between the last token and this place's own line."""
+    end = before[-1].span.end
+    rest = document.text[end:]
+    return "\n" in rest[: len(rest) - len(rest.lstrip())] or not rest.strip()
+
+
+def _opens_parameters(before: list[RawToken]) -> bool:
+    return len(before) > 1 and before[-2].kind == "name" and _statement(before[:-2]) == "mask"
+
+
+def _words(*roles: Role) -> Iterator[Proposal]:
+    for word in WORDS:
+        if word.role in roles:
+            is_call = word.role in ("function", "source")
+            kind: Kind = "function" if is_call else "type" if word.role == "type" else "keyword"
+            yield Proposal(word.text, kind, word.meaning)
+
+
+def _masks(scope: Scope) -> Iterator[Proposal]:
+    for name, mask in scope.masks.items():
+        yield Proposal(name, "mask", _signature(mask))
+    for name, (mask, other) in scope.imported.masks.items():
+        yield Proposal(name, "mask", f"{_signature(mask)}, from {other.program.name}")
+    for name in library_names():
+        library = find_library_scope(name)
+        if library is not None:
+            yield Proposal(name, "mask", f"{_signature(library.masks[name])}, standard library")
+
+
+def _signature(mask: ast.MaskDef) -> str:
+    shown = ", ".join(f"{p.name.text}: {p.type.text}" for p in mask.params)
+    return f"{mask.name.text}({shown})" if shown else mask.name.text
+
+
+def _segments(scope: Scope) -> Iterator[Proposal]:
+    for name, segment in scope.segments.items():
+        part = "" if name == segment.name.text else f", part of {segment.name.text}"
+        yield Proposal(name, "segment", f"segment{part}")
+
+
+def _columns(scope: Scope) -> Iterator[Proposal]:
+    names: dict[str, None] = {}
+    for _, layout in scope.layouts():
+        names.update(dict.fromkeys(layout_columns(layout)))
+    names.update(dict.fromkeys(token.column.text for token in scope.tokens.values()))
+    for definition in scope.samples.values():
+        names.update(dict.fromkeys(f.name.text for f in definition.fields))
+    yield from (Proposal(name, "column", "column") for name in names)
+    yield Proposal("len", "keyword", "tokens of the sample")
+
+
+def _locals(before: list[RawToken]) -> Iterator[Proposal]:
+    """Give parameters and bindings of the mask being written, from its tokens: it may not parse."""
+    start = max((i for i, t in enumerate(before) if t.text in ("mask", "check", "stack", "for")
+                 and (i == 0 or before[i - 1].text != ":")), default=0)  # fmt: skip
+    own = before[start:]
+    for name, sign in pairwise(own):
+        if name.kind == "name" and sign.text == ":":
+            yield Proposal(name.text, "parameter", "parameter")
+    for word, name in pairwise(own):
+        if word.text in ("where", ",") and name.kind == "name":
+            after = own[own.index(name) + 1 :]
+            if after and after[0].text in ("=", "("):
+                yield Proposal(name.text, "parameter", "named with `where`")
+
+
+def _attributes(path: list[str], document: Document) -> Iterator[Proposal]:
+    """Propose what may follow a dot."""
+    scope = document.scope
+    head = path[-1] if path else ""
+    if head == "row":
+        yield from _columns(scope)
+    elif head in ("q", "k"):
+        yield from _segments(scope)
+        yield from (Proposal(name, "attribute", "token column") for name in scope.tokens)
+    elif len(path) > 2 and path[-2] == "." and path[-3] in ("q", "k"):
+        yield from (Proposal(name, "attribute", what) for name, what in _ATTRIBUTES.items())
+    elif head in scope.segments:
+        yield Proposal("count", "attribute", "number of instances")

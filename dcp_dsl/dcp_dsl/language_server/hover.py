@@ -1,0 +1,119 @@
+"""What is shown when the pointer rests on a word: its meaning, its definition, a picture."""
+
+from base64 import b64encode
+
+from dcp_dsl import ast
+from dcp_dsl.columns import layout_columns
+from dcp_dsl.errors import DCPError
+from dcp_dsl.language_server.definition import Definition, find_definition
+from dcp_dsl.language_server.document import Document
+from dcp_dsl.mask_building import build_mask
+from dcp_dsl.pictures.picture import Picture
+from dcp_dsl.pictures.preview import preview
+from dcp_dsl.scope import Scope
+from dcp_grammar import WORDS
+
+MAX_TEXT_TOKENS = 40  # a wider picture does not fit a hover
+
+
+def describe(document: Document, offset: int, *, has_images: bool) -> str | None:
+    """Give Markdown about the word at a place, or None if there is nothing to say.
+
+    Args:
+        document: the text.
+        offset: the place.
+        has_images: whether the editor draws images in Markdown; else pictures are made of letters.
+    """
+    token = document.token_at(offset)
+    if token is None or token.kind != "name" or document.in_comment(offset):
+        return None
+    found = find_definition(document, offset)
+    if found is not None:
+        return _describe_definition(found, has_images=has_images)
+    for word in WORDS:
+        if word.text == token.text:
+            return f"`{word.form}`\n\n{word.meaning}"
+    return None
+
+
+def _describe_definition(found: Definition, *, has_images: bool) -> str:
+    shown = _code(found.node.span.text(found.text))
+    match found.node:
+        case ast.MaskDef() as mask:
+            parts = [shown, _comment_above(found), _mask_picture(mask, found.scope, has_images)]
+            return "\n\n".join(part for part in parts if part)
+        case ast.Segment(source=ast.Layout() as layout):
+            columns = ", ".join(f"`{column}`" for column in layout_columns(layout))
+            return f"{shown}\n\nlaid out by {columns or 'no columns'}"
+        case ast.Param() as param:
+            return f"{shown}\n\na parameter: {_types().get(param.type.text, param.type.text)}"
+        case ast.Token() as token:
+            return f"{shown}\n\n`q.{token.name.text}` and `k.{token.name.text}`: one integer each"
+    return shown
+
+
+def _types() -> dict[str, str]:
+    return {word.text: word.meaning for word in WORDS if word.role == "type"} | {"mask": "a mask"}
+
+
+def _code(text: str) -> str:
+    return f"```dcpm\n{text.strip()}\n```"
+
+
+def _comment_above(found: Definition) -> str:
+    """Give the comment lines right above a statement, or at the top of a file of the library."""
+    above = found.text[: found.node.span.start].rstrip(" \t")
+    lines = above.split("\n")[:-1][::-1]
+    block = []
+    for line in lines:
+        if not line.lstrip().startswith("#"):
+            break
+        block.append(line.lstrip("# ").rstrip())
+    if not block and found.scope.program.name.startswith("<library>"):
+        first = [line for line in found.text.split("\n") if line.strip()]
+        for line in first:
+            if not line.startswith("#"):
+                break
+            block.insert(0, line.lstrip("# ").rstrip())
+    return "\n".join(block[::-1])
+
+
+def _mask_picture(mask: ast.MaskDef, scope: Scope, has_images: bool) -> str:
+    """Draw a mask on a small sample; parameters without a default get one."""
+    picture = draw_preview(mask, scope)
+    if picture is None:
+        return ""
+    if has_images:
+        data = b64encode(picture.svg().encode()).decode()
+        return f"![{picture.summary}](data:image/svg+xml;base64,{data})"
+    if picture.slabs.num_tokens > MAX_TEXT_TOKENS:
+        return picture.summary
+    return f"```\n{picture.text(MAX_TEXT_TOKENS)}\n```"
+
+
+def draw_preview(mask: ast.MaskDef, scope: Scope) -> Picture | None:
+    """Draw a mask on a small sample, or give None if that is not possible."""
+    arguments = []
+    for param in mask.params:
+        value = _small_argument(param)
+        if value is not None:
+            arguments.append(ast.Argument(ast.Ident(param.name.text), value))
+    name = ast.Ident(mask.name.text)
+    call = ast.Call(name, tuple(arguments)) if arguments else ast.Name(mask.name.text)
+    try:
+        return preview(build_mask(call, scope, ast.Program((), "", "<hover>")))
+    except DCPError:  # a mask with errors, or one that no sample fits
+        return None
+
+
+def _small_argument(param: ast.Param) -> ast.Expr | None:
+    """Give an argument that can be seen on a small sample; None leaves the default."""
+    size = param.default.value if isinstance(param.default, ast.Number) else 0
+    match param.type.text:
+        case "tokens" | "int" if param.default is None or size > 8:
+            return ast.Number(4 if size <= 8 else max(2, min(8, size // 1024)))
+        case "mask" | "bool" if param.default is None:
+            return ast.Name("causal")
+        case "pos" if param.default is None:
+            return ast.Number(4)
+    return None

@@ -1,0 +1,297 @@
+"""The language server, driven over standard input and output as an editor drives it."""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from base64 import b64decode
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from dcp_dsl import check, format_source
+from dcp_grammar import MASKS
+
+pytest.importorskip("pygls", exc_type=ImportError)
+
+TEXT = """segment part = question[question_len] answer[answer_lens]*
+# Answers see the question and themselves.
+mask shared(w: tokens = 4k) = causal and q - k < w and (k in question or same(answer))
+sample tiny(question_len = 3, answer_lens = [4, 2])
+check shared total on tiny
+"""
+
+
+class Editor:
+    """A client that speaks the protocol, message by message."""
+
+    def __init__(self, root, **initialize):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from dcp_dsl.cli import main; main()", "lsp"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=root,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+        self.received = queue.Queue()
+        self.number = 0
+        self.notes = []
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+        self.abilities = self.ask("initialize", {
+            "processId": os.getpid(), "rootUri": root.as_uri(), "capabilities": {}, **initialize,
+        })["capabilities"]  # fmt: skip
+        self.tell("initialized", {})
+
+    def read(self):
+        stream = self.process.stdout
+        while True:
+            size = None
+            while line := stream.readline().strip():
+                if line.lower().startswith(b"content-length:"):
+                    size = int(line.split(b":")[1])
+            if size is None:
+                return
+            self.received.put(json.loads(stream.read(size)))
+
+    def send(self, message):
+        data = json.dumps({"jsonrpc": "2.0", **message}).encode()
+        self.process.stdin.write(b"Content-Length: %d\r\n\r\n" % len(data) + data)
+        self.process.stdin.flush()
+
+    def tell(self, method, params):
+        self.send({"method": method, "params": params})
+
+    def ask(self, method, params):
+        self.number += 1
+        self.send({"id": self.number, "method": method, "params": params})
+        while True:
+            message = self.received.get(timeout=60)
+            if message.get("id") == self.number:
+                assert "error" not in message, message
+                return message["result"]
+            self.notes.append(message)
+
+    def diagnostics(self, uri):
+        """Wait for the next diagnostics of a document."""
+        while True:
+            message = self.notes.pop(0) if self.notes else self.received.get(timeout=60)
+            if (message.get("method") == "textDocument/publishDiagnostics"
+                    and message["params"]["uri"] == uri):  # fmt: skip
+                return message["params"]["diagnostics"]
+
+    def open(self, uri, text):
+        document = {"uri": uri, "languageId": "dcpm", "version": 1, "text": text}
+        self.tell("textDocument/didOpen", {"textDocument": document})
+        return self.diagnostics(uri)
+
+    def at(self, method, uri, text, word, **more):
+        """Ask about the first place of a word; `|` in it is the place itself."""
+        offset = text.index(word.replace("|", "")) + max(0, word.find("|"))
+        line = text.count("\n", 0, offset)
+        column = len(text[:offset].split("\n")[-1].encode("utf-16-le")) // 2
+        place = {"textDocument": {"uri": uri}, "position": {"line": line, "character": column}}
+        return self.ask(f"textDocument/{method}", {**place, **more})
+
+    def close(self):
+        self.ask("shutdown", None)
+        self.tell("exit", None)
+        status = self.process.wait(timeout=30)
+        self.reader.join(timeout=30)
+        self.process.stdin.close()
+        self.process.stdout.close()
+        assert status == 0
+
+
+@pytest.fixture(scope="module")
+def editor(tmp_path_factory):
+    client = Editor(tmp_path_factory.mktemp("work"))
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def opened(editor, tmp_path):
+    uri = (tmp_path / "train.dcpm").as_uri()
+    assert editor.open(uri, TEXT) == []
+    return uri
+
+
+def cut(text, place):
+    lines = text.split("\n")
+    first, last = place["start"], place["end"]
+    assert first["line"] == last["line"]
+    line = lines[first["line"]].encode("utf-16-le")
+    return line[2 * first["character"] : 2 * last["character"]].decode("utf-16-le")
+
+
+def applied(text, edits):
+    lines = text.split("\n")
+    for edit in sorted(edits, key=lambda e: -e["range"]["start"]["line"] * 10**6
+                       - e["range"]["start"]["character"]):  # fmt: skip
+        first, last = edit["range"]["start"], edit["range"]["end"]
+        head = lines[first["line"]].encode("utf-16-le")[: 2 * first["character"]]
+        tail = lines[last["line"]].encode("utf-16-le")[2 * last["character"] :]
+        new = head.decode("utf-16-le") + edit["newText"] + tail.decode("utf-16-le")
+        lines[first["line"] : last["line"] + 1] = new.split("\n")
+    return "\n".join(lines)
+
+
+def test_the_server_says_what_it_can(editor):
+    for ability in ("hover", "definition", "documentFormatting", "completion", "codeAction",
+                    "documentSymbol"):  # fmt: skip
+        assert editor.abilities[f"{ability}Provider"], ability
+
+
+def test_diagnostics_are_those_of_check_at_their_places(editor, tmp_path):
+    text = "# 🙂 ünï\nmask a = casual  # 🙂\nmask b = a and q = k\n"
+    uri = (tmp_path / "bad.dcpm").as_uri()
+    found = editor.open(uri, text)
+    assert [d["code"] for d in found] == [d.code for d in check(text)] == ["E101", "E004"]
+    assert [cut(text, d["range"]) for d in found] == ["casual", "="]
+    assert "did you mean `causal`?" in found[0]["message"]
+    assert {d["source"] for d in found} == {"dcpm"}
+
+
+def test_changes_are_checked_again_and_closing_clears(editor, opened):
+    place = {"start": {"line": 2, "character": 30}, "end": {"line": 2, "character": 36}}
+    editor.tell("textDocument/didChange", {
+        "textDocument": {"uri": opened, "version": 2},
+        "contentChanges": [{"range": place, "text": "casual"}],
+    })  # fmt: skip
+    (found,) = editor.diagnostics(opened)
+    assert found["code"] == "E101"
+    editor.tell("textDocument/didClose", {"textDocument": {"uri": opened}})
+    assert editor.diagnostics(opened) == []
+
+
+def test_quick_fixes_mend_the_text(editor, tmp_path):
+    text = "mask ä = casual and q = k  # 🙂\nmask b = full"
+    text = text.replace("ä", "a")
+    uri = (tmp_path / "bad.dcpm").as_uri()
+    editor.open(uri, text)
+    whole = {"start": {"line": 0, "character": 0}, "end": {"line": 1, "character": 0}}
+    actions = editor.ask("textDocument/codeAction", {
+        "textDocument": {"uri": uri}, "range": whole, "context": {"diagnostics": []},
+    })  # fmt: skip
+    kinds = [action["kind"] for action in actions]
+    assert kinds.count("source.fixAll") == 1
+    assert "quickfix" in kinds
+    after = applied(text, actions[kinds.index("source.fixAll")]["edit"]["changes"][uri])
+    assert after.startswith("mask a = casual and q == k  # 🙂")
+    (fix,) = [a for a in actions if a["kind"] == "quickfix"]
+    assert fix["diagnostics"][0]["code"] == "E004"
+
+
+def test_hover_shows_definition_comment_and_picture(editor, opened):
+    said = editor.at("hover", opened, TEXT, "sh|ared total")["contents"]
+    assert said["kind"] == "markdown"
+    assert "mask shared(w: tokens = 4k) = causal" in said["value"]
+    assert "Answers see the question and themselves." in said["value"]
+    assert "│█▄" in said["value"]
+    assert "a answer" in said["value"]
+    assert "k <= q" in editor.at("hover", opened, TEXT, "ca|usal")["contents"]["value"]
+    word = editor.at("hover", opened, TEXT, "sa|me")["contents"]["value"]
+    assert "the same instance" in word
+    segment = editor.at("hover", opened, TEXT, "k in quest|ion")["contents"]["value"]
+    assert "`question_len`, `answer_lens`" in segment
+    parameter = editor.at("hover", opened, TEXT, "k < |w")["contents"]["value"]
+    assert "a number of tokens" in parameter
+    assert editor.at("hover", opened, TEXT, "# Answers se|e") is None
+
+
+def test_editors_with_images_get_a_drawn_picture(tmp_path):
+    client = Editor(tmp_path, initializationOptions={"pictures": "svg"})
+    uri = (tmp_path / "a.dcpm").as_uri()
+    client.open(uri, TEXT)
+    value = client.at("hover", uri, TEXT, "sh|ared total")["contents"]["value"]
+    data = value.split("data:image/svg+xml;base64,")[1].split(")")[0]
+    assert ElementTree.fromstring(b64decode(data)).tag.endswith("svg")
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "unexpected"),
+    [
+        ("|", {"mask", "segment", "for", "check"}, {"causal"}),
+        ("segment d = [x]*\nmask m = |", {"causal", "grpo", "d", "same", "not"}, {"x"}),
+        ("segment d = [x]*\nmask m = same(|", {"d"}, {"causal", "and"}),
+        ("segment d = [x]*\nmask m = causal per |", {"d"}, {"causal"}),
+        ("segment d = a[x] b[y]\ntoken e\nmask m = q.|", {"a", "b", "d", "e"}, {"causal", "start"}),
+        ("segment d = [x]*\nmask m = q.d.|", {"start", "end", "len", "pos"}, {"d"}),
+        ("segment d = [x]*\nmask m = d.|", {"count"}, {"start"}),
+        ("mask m(w: |", {"tokens", "int", "mask"}, {"causal"}),
+        ("mask m(window: tokens) = causal and q - k < win|", {"window", "q"}, set()),
+        ("@|", {"ahead", "partial"}, {"mask"}),
+        ("sample tiny(len = 3)\ncheck causal total on |", {"tiny"}, {"causal"}),
+        ("segment d = a[x]\nsegment e = b[|", {"x", "len"}, {"causal"}),
+        ("stack s = 5 of |", {"causal", "sliding"}, {"tiny"}),
+        ("mask m = causal # and |", set(), {"causal"}),
+        ("mask m = causal\nmask n = m an|", {"and", "m", "causal"}, set()),
+    ],
+)
+def test_completion_fits_the_place(editor, tmp_path, text, expected, unexpected):
+    uri = (tmp_path / "c.dcpm").as_uri()
+    at = text.index("|")
+    editor.open(uri, text.replace("|", ""))
+    line = text.count("\n", 0, at)
+    place = {"line": line, "character": at - (text.rfind("\n", 0, at) + 1)}
+    items = editor.ask("textDocument/completion", {"textDocument": {"uri": uri}, "position": place})
+    labels = {item["label"] for item in items}
+    assert expected <= labels
+    assert not unexpected & labels
+
+
+def test_formatting_is_that_of_fmt(editor, tmp_path):
+    text = "mask a=causal   # 🙂\n\n\n\nmask b =a"
+    uri = (tmp_path / "f.dcpm").as_uri()
+    editor.open(uri, text)
+    asked = {"textDocument": {"uri": uri}, "options": {"tabSize": 2, "insertSpaces": True}}
+    edits = editor.ask("textDocument/formatting", asked)
+    assert applied(text, edits) == format_source(text)
+    broken = (tmp_path / "g.dcpm").as_uri()
+    editor.open(broken, "mask a = (")
+    asked["textDocument"]["uri"] = broken
+    assert editor.ask("textDocument/formatting", asked) is None
+
+
+def test_definitions_are_found_in_the_text_the_library_and_imports(editor, opened, tmp_path):
+    def place(word):
+        found = editor.at("definition", opened, TEXT, word)
+        return found["uri"], cut_in(found)
+
+    def cut_in(found):
+        path = Path(found["uri"].removeprefix("file://"))
+        return cut(path.read_text() if path.exists() else TEXT, found["range"])
+
+    assert place("sh|ared total") == (opened, "shared")
+    assert place("k in quest|ion") == (opened, "question")
+    assert place("k < |w") == (opened, "w")
+    assert place("on ti|ny") == (opened, "tiny")
+    library = Path(str(MASKS)) / "causal.dcpm"
+    assert place("ca|usal") == (library.resolve().as_uri(), "causal")
+    (tmp_path / "other.dcpm").write_text("# here\nmask theirs = causal\n")
+    text = 'import theirs from "other.dcpm"\nmask a = theirs\n'
+    uri = (tmp_path / "mine.dcpm").as_uri()
+    assert editor.open(uri, text) == []
+    found = editor.at("definition", uri, text, "a = th|eirs")
+    assert found["uri"] == (tmp_path / "other.dcpm").resolve().as_uri()
+    assert cut_in(found) == "theirs"
+    assert editor.at("definition", uri, text, "a| =") is not None
+    assert editor.at("definition", uri, text, "ma|sk") is None
+
+
+def test_symbols_list_the_statements(editor, opened):
+    symbols = editor.ask("textDocument/documentSymbol", {"textDocument": {"uri": opened}})
+    assert [s["name"] for s in symbols] == ["part", "shared", "tiny"]
+
+
+def test_documents_that_are_no_files_and_odd_texts_are_served(editor):
+    for number, text in enumerate(["", "\r\n\tmask", "\ud83d\ude42", "mask a = q." * 50, "@" * 99]):
+        uri = f"untitled:Untitled-{number}"
+        editor.open(uri, text)
+        for method in ("hover", "definition", "completion"):
+            editor.ask(f"textDocument/{method}", {
+                "textDocument": {"uri": uri}, "position": {"line": 0, "character": 10**6},
+            })  # fmt: skip
