@@ -84,7 +84,7 @@ def _write(name: str, data: bytes) -> None:
         click.echo(data, nl=False)
         return
     Path(name).write_bytes(data)
-    click.echo(f"wrote {name} ({len(data):,} bytes)", err=True)
+    click.echo(f"wrote {name}", err=True)
 
 
 def _document(picture: "Picture") -> dict[str, object]:

@@ -16,7 +16,7 @@ from dcp_dsl.errors import DatasetError, SpecError
 from dcp_dsl.sample import Sample
 from dcp_dsl.spec import Spec
 
-DENSITY_ROWS = 500  # bound to measure densities; a millisecond each
+DENSITY_ROWS = 200  # bound to measure densities; a millisecond each
 MAX_REFUSED = 1000  # kept with their columns
 
 Progress = Callable[[int], None]

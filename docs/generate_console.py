@@ -1,0 +1,88 @@
+"""Fill in what commands print: every ```console block of the documents, run where its files are.
+
+A block holds lines ``$ dcpm ...`` (or ``$ cat FILE``), each followed by what it prints. They run
+in a copy of ``examples/masks``, so a command may write files that the next one reads.
+
+```
+python docs/generate_console.py            # --check: fail if a document is not in step
+```
+"""
+
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from dcp_dsl import DCPError
+from dcp_dsl.cli import dcpm
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = ("docs/commands.md", "docs/datasets.md", "docs/editors.md")
+FILES = ROOT / "examples" / "masks"
+BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@contextmanager
+def example_folder() -> Iterator[None]:
+    """Stand in a copy of the example files."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as name:
+        shutil.copytree(FILES, name, dirs_exist_ok=True)
+        os.chdir(name)
+        try:
+            yield
+        finally:
+            os.chdir(before)
+
+
+def printed(command: str) -> str:
+    """Run one command; give what it prints, standard output first."""
+    words = shlex.split(command)
+    if words[0] == "cat":
+        return Path(words[1]).read_text(encoding="utf-8").rstrip("\n")
+    assert words[0] == "dcpm", f"expected a dcpm command, got {command}"
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(dcpm, words[1:], prog_name="dcpm")
+    shown = result.stdout + result.stderr
+    if isinstance(result.exception, DCPError):
+        shown += f"dcpm: {result.exception}"
+    elif result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return shown.rstrip("\n")
+
+
+def filled(text: str) -> str:
+    """Give a document with every block as its commands print it."""
+
+    def fill(block: re.Match[str]) -> str:
+        commands = [line[2:] for line in block[1].splitlines() if line.startswith("$ ")]
+        shown = "\n\n".join(f"$ {command}\n{printed(command)}".rstrip() for command in commands)
+        return f"```console\n{shown}\n```"
+
+    with example_folder():
+        return BLOCK.sub(fill, text)
+
+
+def main() -> None:
+    """Rewrite the documents, or with ``--check`` only compare."""
+    stale = []
+    for name in DOCUMENTS:
+        path = ROOT / name
+        text = path.read_text(encoding="utf-8")
+        now = filled(text)
+        if now != text:
+            stale.append(name)
+            if "--check" not in sys.argv[1:]:
+                path.write_text(now, encoding="utf-8")
+    print(", ".join(stale) or "all in step")
+    sys.exit(int(bool(stale) and "--check" in sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Documents that show commands: each prints what stands there, and Python examples run."""
+
+import doctest
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+_spec = importlib.util.spec_from_file_location(
+    "generate_console", ROOT / "docs" / "generate_console.py"
+)
+assert _spec is not None
+assert _spec.loader is not None
+console = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(console)
+
+
+@pytest.mark.parametrize("name", console.DOCUMENTS)
+def test_commands_print_what_the_document_shows(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert console.filled(text) == text, "run python docs/generate_console.py"
+
+
+@pytest.mark.parametrize("name", console.DOCUMENTS)
+def test_python_of_the_document_runs(name):
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    results = doctest.testfile(str(ROOT / name), module_relative=False, optionflags=flags)
+    assert results.failed == 0
+    assert results.attempted > 0
+
+
+@pytest.mark.parametrize("name", console.DOCUMENTS)
+def test_links_of_the_document_lead_somewhere(name):
+    path = ROOT / name
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[\w-]+)?\)", path.read_text(encoding="utf-8")):
+        assert (path.parent / target).exists(), target
+
+
+def test_every_command_of_the_language_is_described():
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    entries = (ROOT / "pyproject.toml").read_text().split('"dcpm.commands"]')[1].split("[")[0]
+    names = re.findall(r'^([\w-]+) = "dcp_dsl\.', entries, re.MULTILINE)
+    assert [name for name in names if f"`dcpm {name}`" not in text] == []
