@@ -25,6 +25,8 @@ class PlanConfig:
 
     Attributes:
         partitioner: a key of `PARTITIONERS`.
+        candidates: external partitioners that the portfolio tries as well, for example
+            ``("kahypar",)``; each takes its time, and has to be installed.
         divisions: most divisions per direction: one of local tiles, the others wait for inputs; at
             least 2. ``"auto"`` takes the number that the simulator finds fastest.
         compute_tolerance: how far above the mean the most loaded device may compute, as a share; at
@@ -47,7 +49,7 @@ class PlanConfig:
     dcp_planner.errors.PlanError: PlanConfig.divisions: expected at least 2 ..., got 1
     """
 
-    partitioner: str = "kahypar"
+    partitioner: str = "portfolio"
     divisions: int | Literal["auto"] = 4
     compute_tolerance: float = 0.1
     token_tolerance: float = 0.1
@@ -56,6 +58,7 @@ class PlanConfig:
     time_limit_s: float = 60.0
     routing: Routing = "direct"
     memory_limit_bytes: int | None = None
+    candidates: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.divisions != "auto" and not 2 <= self.divisions <= MOST_DIVISIONS:

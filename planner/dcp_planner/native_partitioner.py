@@ -36,3 +36,14 @@ class Native:
         ground = ground_of(workload, cluster, config, EFFORTS[config.budget])
         split = search(problem_of(workload), cluster, ground)
         return Placement(split.owner, split.part)
+
+
+def refine(found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
+    """Search on from any placement and hold it to the caps."""
+    from dcp_planner.native import ground_of, polish
+    from dcp_planner.native_problem import Split, problem_of
+
+    ground = ground_of(workload, cluster, config, EFFORTS[config.budget])
+    start = Split(found.device_of_compute, found.device_of_data)
+    split = polish(problem_of(workload), start, cluster, ground)
+    return Placement(split.owner, split.part, found.warnings)

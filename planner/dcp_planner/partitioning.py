@@ -7,15 +7,18 @@ from dcp_planner.cluster import Cluster
 from dcp_planner.config import PlanConfig
 from dcp_planner.errors import PlanError
 from dcp_planner.kahypar_adapter import KaHyPar
-from dcp_planner.native_partitioner import Native
+from dcp_planner.native_partitioner import Native, refine
 from dcp_planner.placement import Partitioner, Placement
-from dcp_planner.repair import find_shortfalls, repair
+from dcp_planner.portfolio import Portfolio
+from dcp_planner.repair import find_shortfalls
 from dcp_planner.static_layout import STATIC_KINDS, StaticLayout
 from dcp_planner.workload import Workload
 
+_EXTERNAL: tuple[Partitioner, ...] = (KaHyPar(),)
 _ADAPTERS: tuple[Partitioner, ...] = (
+    Portfolio(_EXTERNAL),
     Native(),
-    KaHyPar(),
+    *_EXTERNAL,
     *(StaticLayout(kind) for kind in STATIC_KINDS),
 )
 PARTITIONERS: Mapping[str, Partitioner] = MappingProxyType({a.name: a for a in _ADAPTERS})
@@ -25,9 +28,9 @@ PARTITIONERS: Mapping[str, Partitioner] = MappingProxyType({a.name: a for a in _
 def place(workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
     """Place a workload with the chosen partitioner and hold the result to the caps.
 
-    A partitioner that searches is repaired afterwards: owners are chosen anew under the token cap,
-    then tiles leave overloaded devices. A static layout is a baseline and stays as it is. Whatever
-    cap is still missed is said in ``Placement.warnings``.
+    What an external partitioner found is held to the caps and searched once more with the moves of
+    `native`. A static layout is a baseline and stays as it is. Whatever cap is still missed is said
+    in ``Placement.warnings``.
 
     Raises:
         PlanError: if the partitioner is unknown, not installed, fails or takes too long.
@@ -44,6 +47,6 @@ def place(workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement
         raise PlanError(f"partitioner {partitioner.name!r} cannot run: {reason}")
     found = partitioner.place(workload, cluster, config)
     if not partitioner.is_fixed:
-        found = repair(found, workload, cluster, config)
+        found = refine(found, workload, cluster, config)
     warnings = found.warnings + find_shortfalls(found, workload, cluster, config)
     return Placement(found.device_of_data, found.device_of_compute, warnings)

@@ -75,7 +75,7 @@ def test_tiny_cases_are_placed_at_the_best_cost(masks, name):
         "ragged": [masks.causal(7), masks.causal(6)],
     }[name]
     workload = build_workload(masks.pack(batch, 4), ModelShape())
-    cluster, config = Cluster(1, 2), PlanConfig(compute_tolerance=0.3)
+    cluster, config = Cluster(1, 2), PlanConfig(partitioner="kahypar", compute_tolerance=0.3)
     assert workload.num_tiles + workload.num_blocks <= 12
     found = place(workload, cluster, config)
     assert Board(workload, cluster, found).cost() == best_cost(workload, cluster, config)
@@ -86,7 +86,7 @@ def test_caps_hold_where_blocks_are_fine_enough(masks, shape):
     sparsity = masks.pack(
         [masks.causal(96), masks.causal(31), masks.shared_question(8, [20, 20])], 4
     )
-    plan = build_plan(sparsity, ModelShape(), Cluster(*shape))
+    plan = build_plan(sparsity, ModelShape(), Cluster(*shape), PlanConfig("kahypar"))
     found = measure(plan)
     assert plan.warnings == ()
     assert found.compute_imbalance <= 1.1
@@ -94,7 +94,9 @@ def test_caps_hold_where_blocks_are_fine_enough(masks, shape):
 
 
 def test_a_tolerance_out_of_reach_is_said(masks):
-    plan = build_plan(masks.pack([masks.causal(8)], 4), ModelShape(), Cluster(1, 4))
+    plan = build_plan(
+        masks.pack([masks.causal(8)], 4), ModelShape(), Cluster(1, 4), PlanConfig("kahypar")
+    )
     assert [text.split(":")[0] for text in plan.warnings] == ["compute", "tokens"]
     assert "whole blocks allow about 2.000" in plan.warnings[1]
 
@@ -103,7 +105,7 @@ def test_it_moves_less_than_zigzag_and_balances_more_than_contiguous(masks):
     sparsity = masks.pack([masks.causal(128)], 4)
     cluster = Cluster(2, 4)
     found = {
-        name: measure(build_plan(sparsity, ModelShape(), cluster, PlanConfig(partitioner=name)))
+        name: measure(build_plan(sparsity, ModelShape(), cluster, PlanConfig(name, routing="node")))
         for name in PARTITIONERS
     }
     best, zigzag = found["kahypar"], found["static:zigzag"]
@@ -115,7 +117,7 @@ def test_it_moves_less_than_zigzag_and_balances_more_than_contiguous(masks):
 @given(st.data())
 def test_any_mask_on_any_cluster_makes_a_valid_plan(strategies, data):
     sparsity, cluster = data.draw(strategies.sparsities()), data.draw(strategies.clusters())
-    plan = build_plan(sparsity, ModelShape(), cluster)
+    plan = build_plan(sparsity, ModelShape(), cluster, PlanConfig("kahypar"))
     validate(plan)
     pairs = plan.tiles.pairs.tolist()
     mean = sum(pairs) / cluster.num_devices
@@ -155,14 +157,14 @@ def test_a_missing_package_is_refused_with_the_way_out(workload, monkeypatch):
     with pytest.raises(
         PlanError, match=r"pip install 'dcp-dsl\[kahypar\]'`, or choose partitioner"
     ):
-        place(workload, Cluster(1, 2), PlanConfig())
+        place(workload, Cluster(1, 2), PlanConfig(partitioner="kahypar"))
 
 
 def test_a_package_that_does_not_load_is_refused(workload, monkeypatch, tmp_path):
     (tmp_path / "kahypar.py").write_text("raise ImportError('libboost.so: cannot open')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(PlanError, match=r"ended with status 3: libboost.so: cannot open; install"):
-        place(workload, Cluster(1, 2), PlanConfig())
+        place(workload, Cluster(1, 2), PlanConfig(partitioner="kahypar"))
 
 
 @pytest.mark.parametrize("name", ["SIGABRT", "SIGKILL"])
@@ -171,7 +173,7 @@ def test_a_crash_is_refused(workload, monkeypatch, tmp_path, name):
     (tmp_path / "kahypar.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(PlanError, match=f"ended by {name}, as happens when memory runs out"):
-        place(workload, Cluster(1, 2), PlanConfig())
+        place(workload, Cluster(1, 2), PlanConfig(partitioner="kahypar"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux is asked for it")
@@ -210,7 +212,7 @@ def test_a_full_temporary_folder_is_said(workload, monkeypatch):
 
     monkeypatch.setattr(np, "savez", fail)
     with pytest.raises(PlanError, match="No space left on device; make room there, or point TMPDI"):
-        place(workload, Cluster(1, 2), PlanConfig())
+        place(workload, Cluster(1, 2), PlanConfig(partitioner="kahypar"))
 
 
 @pytest.mark.parametrize("name", ["compute_tolerance", "token_tolerance", "time_limit_s"])
@@ -237,14 +239,14 @@ def test_a_result_that_is_missing_is_refused(workload, monkeypatch, tmp_path):
     (tmp_path / "kahypar.py").write_text("import os\nos._exit(0)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(PlanError, match="KaHyPar's process left no result"):
-        place(workload, Cluster(1, 2), PlanConfig())
+        place(workload, Cluster(1, 2), PlanConfig(partitioner="kahypar"))
 
 
 def test_a_time_limit_ends_it(workload, monkeypatch, tmp_path):
     (tmp_path / "kahypar.py").write_text("import time\ntime.sleep(60)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(PlanError, match=r"longer than the time limit of 0.5 s; use larger blocks"):
-        place(workload, Cluster(1, 2), PlanConfig(time_limit_s=0.5))
+        place(workload, Cluster(1, 2), PlanConfig("kahypar", time_limit_s=0.5))
 
 
 def test_the_planner_never_imports_kahypar_nor_prints(workload):

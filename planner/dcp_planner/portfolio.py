@@ -1,0 +1,79 @@
+"""The default partitioner: several candidates, the simulator decides.
+
+Candidates are the native search and the static layouts; each is predicted with the schedule that it
+would get, and the fastest wins. A layout whose devices own more tokens than the tolerance allows is
+out, unless nothing else is left. The compute tolerance binds the search, not the choice: what takes
+longer on one device shows in the predicted time already. So among what fits in memory the result is
+never slower in simulation than the best static layout.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from dcp_planner.cluster import Cluster
+from dcp_planner.config import PlanConfig
+from dcp_planner.cost_model import workload_seconds
+from dcp_planner.divisions import predict_placement
+from dcp_planner.native_partitioner import Native
+from dcp_planner.packing import loads_of
+from dcp_planner.placement import Partitioner, Placement
+from dcp_planner.repair import caps_of
+from dcp_planner.static_layout import STATIC_KINDS, StaticLayout
+from dcp_planner.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Portfolio:
+    """Takes the candidate of the shortest predicted time.
+
+    Attributes:
+        others: partitioners by name that ``PlanConfig.candidates`` may add.
+    """
+
+    others: tuple[Partitioner, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Key in the registry."""
+        return "portfolio"
+
+    @property
+    def is_fixed(self) -> bool:
+        """Its candidates hold the caps on their own, or are layouts taken as they are."""
+        return True
+
+    def unavailable(self) -> str | None:
+        """Needs nothing that is optional."""
+        return None
+
+    def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
+        """Try all candidates; the same seed gives the same result."""
+        cap = caps_of(workload, cluster.num_devices, config).tokens
+        seconds = [workload_seconds(workload, cluster, is_backward=b) for b in (False, True)]
+        best: Placement | None = None
+        least = (True, np.inf)  # whether tokens are above the cap, predicted seconds
+        for found in self._candidates(workload, cluster, config):
+            tokens = loads_of(found.device_of_data, workload.block_tokens, cluster.num_devices)
+            is_over = bool(tokens.max(initial=0) > cap)
+            work = sum(
+                np.bincount(found.device_of_compute, s, cluster.num_devices).max() for s in seconds
+            )
+            if (is_over, work) >= least:
+                continue  # its computing alone takes longer
+            quality = is_over, predict_placement(workload, found, cluster, config).seconds
+            if quality < least:
+                best, least = found, quality
+        assert best is not None, "every candidate takes a finite time"
+        return best
+
+    def _candidates(
+        self, workload: Workload, cluster: Cluster, config: PlanConfig
+    ) -> Iterator[Placement]:
+        yield Native().place(workload, cluster, config)
+        for kind in STATIC_KINDS:
+            yield StaticLayout(kind).place(workload, cluster, config)
+        for partitioner in self.others:
+            if partitioner.name in config.candidates:
+                yield partitioner.place(workload, cluster, config)

@@ -1,0 +1,93 @@
+"""The default: the simulator's choice among candidates, and what it may never lose to."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dcp_planner import (
+    PARTITIONERS,
+    Cluster,
+    ModelShape,
+    PlanConfig,
+    PlanError,
+    build_plan,
+    build_workload,
+    place,
+    predict,
+    validate,
+)
+from dcp_planner.packing import loads_of
+from dcp_planner.repair import caps_of
+
+STATIC = [name for name in PARTITIONERS if name.startswith("static:")]
+
+
+def seconds_of(sparsity, cluster, **choices):
+    return predict(build_plan(sparsity, ModelShape(), cluster, PlanConfig(**choices))).seconds
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_it_is_never_slower_than_a_static_layout_that_fits(strategies, data):
+    sparsity, cluster = data.draw(strategies.sparsities()), data.draw(strategies.clusters())
+    workload = build_workload(sparsity, ModelShape())
+    cap = caps_of(workload, cluster.num_devices, PlanConfig()).tokens
+    chosen = seconds_of(sparsity, cluster, budget="fast")
+    for name in STATIC:
+        found = place(workload, cluster, PlanConfig(partitioner=name))
+        tokens = loads_of(found.device_of_data, workload.block_tokens, cluster.num_devices)
+        if tokens.max(initial=0) <= cap:
+            assert chosen <= seconds_of(sparsity, cluster, partitioner=name)
+
+
+@pytest.fixture
+def packed(masks):
+    batch = [masks.causal(160), masks.causal(70), masks.sliding_window(90, 20)]
+    return masks.pack(batch, 8)
+
+
+def test_more_budget_is_never_slower(packed):
+    for cluster in (Cluster(1, 4), Cluster(2, 4)):
+        seconds = [seconds_of(packed, cluster, budget=b) for b in ("fast", "balanced", "best")]
+        assert seconds == sorted(seconds, reverse=True)
+
+
+def test_it_is_the_default_and_its_plans_hold(packed):
+    plan = build_plan(packed, ModelShape(), Cluster(2, 4))
+    validate(plan)
+    assert plan.partitioner == "portfolio"
+
+
+def test_a_layout_above_the_token_cap_is_not_taken(masks):
+    # Two long documents and dust: whole documents would be level in compute, not in tokens.
+    sparsity = masks.pack([masks.causal(64), masks.causal(64), *[masks.causal(4)] * 40], 4)
+    workload = build_workload(sparsity, ModelShape())
+    found = place(workload, Cluster(1, 4), PlanConfig())
+    tokens = loads_of(found.device_of_data, workload.block_tokens, 4)
+    assert tokens.max() <= caps_of(workload, 4, PlanConfig()).tokens
+
+
+def test_candidates_are_tried_if_they_are_named(packed, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "dcp_planner.kahypar_adapter.KaHyPar.place",
+        lambda *_: asked.append(1) or PARTITIONERS["static:zigzag"].place(*_[1:]),
+    )
+    workload = build_workload(packed, ModelShape())
+    place(workload, Cluster(2, 2), PlanConfig(budget="fast"))
+    assert not asked
+    place(workload, Cluster(2, 2), PlanConfig(budget="fast", candidates=("kahypar",)))
+    assert asked
+
+
+def test_unknown_budgets_are_refused():
+    with pytest.raises(PlanError, match="expected one of fast, balanced, best, got 'huge'"):
+        PlanConfig(budget="huge")
+
+
+def test_the_same_seed_gives_the_same_placement(packed):
+    workload = build_workload(packed, ModelShape())
+    first, second = (place(workload, Cluster(2, 3), PlanConfig(seed=3)) for _ in range(2))
+    assert np.array_equal(first.device_of_data, second.device_of_data)
+    assert np.array_equal(first.device_of_compute, second.device_of_compute)
