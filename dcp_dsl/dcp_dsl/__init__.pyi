@@ -19,10 +19,11 @@ from .packing import pack
 from .parser import Program, parse
 from .pictures.picture import Picture
 from .pictures.preview import preview
+from .report import Report, Verdict
 from .sample import Sample
 from .sample_argument import sample_from_argument
 from .sparsity import BatchShape, BlockKind, BlockSparsity, Slabs
-from .spec import Spec, check, load
+from .spec import Spec, check, check_report, load
 from .stack import HeadMask, Stack, StackLayer
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "MaskMod",
     "Picture",
     "Program",
+    "Report",
     "Sample",
     "Slabs",
     "Spec",
@@ -54,10 +56,12 @@ __all__ = [
     "Stack",
     "StackLayer",
     "VarlenCall",
+    "Verdict",
     "block_sparsity",
     "build_block_tables",
     "build_mask_mod",
     "check",
+    "check_report",
     "dense_mask",
     "export_mask",
     "find_difference",

@@ -21,16 +21,18 @@ REST_TOKENS = 3  # what a generated sample has beyond its columns, for `[..]`
 
 
 def claim_samples(
-    check: ast.Check,
+    node: object,
+    asked: ast.Ident | None,
     columns: frozenset[str],
     scope: Scope,
     broken: frozenset[str],
     budget: Budget,
 ) -> Iterator[Sample]:
-    """Give the samples to test a claim on that reads these columns, small ones first.
+    """Give the samples to test a claim or mask on that reads these columns, small ones first.
 
     Args:
-        check: the claim.
+        node: the claim or the expression of the mask.
+        asked: the sample it names, if it does.
         columns: what its masks read.
         scope: the text's definitions.
         broken: samples of the text that fit no layout.
@@ -41,10 +43,10 @@ def claim_samples(
         DatasetError: if the sample that the claim names has no length, is too long or lacks a
             column.
     """
-    if check.sample is not None:
-        yield _named(scope.samples[check.sample.text], columns, scope)
+    if asked is not None:
+        yield _named(scope.samples[asked.text], columns, scope)
         return
-    yield from sorted(_generate(check, columns, scope, budget), key=lambda s: s.length)
+    yield from sorted(_generate(node, columns, scope, budget), key=lambda s: s.length)
     size = sum(count_parts(layout) for _, layout in scope.layouts())
     for name, definition in scope.samples.items():
         if name not in broken:
@@ -71,14 +73,14 @@ def _named(definition: ast.SampleDef, columns: frozenset[str], scope: Scope) -> 
 
 
 def _generate(
-    check: ast.Check, columns: frozenset[str], scope: Scope, budget: Budget
+    node: object, columns: frozenset[str], scope: Scope, budget: Budget
 ) -> Iterator[Sample]:
     """Give small samples whose columns fit the layouts; always the same ones."""
     if not columns:
         for length in range(1, GENERATED + 1):
             yield Sample({}, length)
         return
-    scopes = _read_scopes(check, scope)
+    scopes = _read_scopes(node, scope)
     shapes: dict[str, int] = {}
     layouts = [layout for each in scopes for _, layout in each.layouts()]
     for layout in layouts:
@@ -120,14 +122,14 @@ def _sum(value: Column) -> int:
     return sum(map(_sum, value)) if isinstance(value, list) else int(value)
 
 
-def _read_scopes(check: ast.Check, scope: Scope) -> list[Scope]:
-    """Give the text and the library's files that the claim's masks come from."""
+def _read_scopes(node: object, scope: Scope) -> list[Scope]:
+    """Give the text and the other files that the masks of a claim come from."""
     scopes = [scope]
     seen: set[tuple[int, str]] = set()
-    todo: list[tuple[object, Scope]] = [(check, scope)]
+    todo: list[tuple[object, Scope]] = [(node, scope)]
     while todo:
-        node, at = todo.pop()
-        for name, is_attribute in mentioned_names(node):
+        current, at = todo.pop()
+        for name, is_attribute in mentioned_names(current):
             found = None if is_attribute else at.find_mask(name)
             if found is None or (id(at), name) in seen:
                 continue

@@ -1,23 +1,24 @@
-"""Test what `check` statements claim, on the samples of the text and on small generated ones.
+"""Decide what `check` statements claim: by proof for every sample, else on small samples.
 
-A claim that fails is shown with the smallest sample and the first pair that break it. A claim that
-holds here is tested, not proved.
+A claim that fails is shown with the smallest sample and the first pair that break it. The verdict
+says whether a claim that holds is proved or tested.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dcp_dsl import ast
-from dcp_dsl.ast import Program
 from dcp_dsl.budget import Budget, OverBudget
 from dcp_dsl.claim_samples import STEPS_PER_PART, claim_samples, count_parts
 from dcp_dsl.columns import needed_columns
-from dcp_dsl.diagnostics import MAX_FINDINGS, Diagnostic, make_diagnostic
+from dcp_dsl.diagnostics import MAX_FINDINGS, Diagnostic, Fix, make_diagnostic
 from dcp_dsl.errors import DatasetError, SpecError
 from dcp_dsl.mask import Mask
 from dcp_dsl.oracle import dense_mask
+from dcp_dsl.proof import MAX_TEXT_STEPS, never
+from dcp_dsl.report import Outcome, Verdict
 from dcp_dsl.sample import Sample
 from dcp_dsl.sample_statement import NoLengthError, declared_sample
 from dcp_dsl.scope import Scope
@@ -26,41 +27,81 @@ from dcp_dsl.unparse import unparse
 STEPS_PER_STATEMENT = 2**10  # what looking through the text for samples and layouts costs
 MAX_STEPS = 2**28  # of numpy on one pair; about half a second
 
-_TOO_LONG = "this check is not tested: it takes too long", "test smaller masks, on shorter samples"
+TOO_LONG = "it takes too long", "test smaller masks, on shorter samples"
 
 
-def check_claims(scope: Scope) -> tuple[Diagnostic, ...]:
-    """Test every `check` statement of a text without errors.
+@dataclass(slots=True)
+class Testing:
+    """What the checks of one text share.
+
+    Attributes:
+        scope: the text's definitions.
+        budget: for evaluating masks on samples.
+        proofs: for proving.
+        broken: samples of the text that fit no layout.
+        found, verdicts: results so far.
+    """
+
+    scope: Scope
+    budget: Budget = field(default_factory=lambda: Budget(MAX_STEPS))
+    proofs: Budget = field(default_factory=lambda: Budget(MAX_TEXT_STEPS))
+    broken: frozenset[str] = frozenset()
+    found: list[Diagnostic] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    __test__ = False  # no test class, whatever pytest thinks of the name
+
+    def report(
+        self, code: str, message: str, span: ast.Span, hint: str = "", fix: Fix | None = None
+    ) -> None:
+        """Add a diagnostic."""
+        if len(self.found) < MAX_FINDINGS:
+            program = self.scope.program
+            self.found.append(
+                make_diagnostic(
+                    code, message, program.text, span, name=program.name, hint=hint, fix=fix
+                )
+            )
+
+    def decide(
+        self, what: str, outcome: Outcome, span: ast.Span, samples: int = 0, reason: str = ""
+    ) -> None:
+        """Add a verdict."""
+        line = self.scope.program.text.count("\n", 0, span.start) + 1
+        self.verdicts.append(Verdict(what, outcome, line, samples, reason))
+
+    def read_mask(self, expression: ast.Expr) -> Mask:
+        """Give a checked expression of the text as a mask."""
+        columns = needed_columns(expression, self.scope)
+        text = unparse(expression)
+        return Mask(text, text, columns, expression, self.scope, self.scope.program)
+
+
+def check_claims(testing: Testing) -> None:
+    """Decide every `check` statement of a text without errors.
 
     A text with very much to test is tested in part; W291 says which checks are not.
 
-    Returns:
-        C401-C404 for claims that fail, E117 for samples that do not fit their layout, W290 where
-        the claim cannot be evaluated yet, W291 where there is nothing to test it on or testing it
-        would take too long.
+    Finds C401-C404 for claims that fail, E117 for samples that do not fit their layout, W290 where
+    the claim cannot be evaluated yet, W291 where there is nothing to test it on or testing it
+    would take too long, W292 for samples that no claim names and that do not fit.
     """
-    budget = Budget(MAX_STEPS)
-    found, broken = _check_samples(scope, budget)
-    for statement in scope.program.statements:
-        if isinstance(statement, ast.Check) and len(found) < MAX_FINDINGS:
-            if budget.is_spent:
-                found.append(_note(statement, scope, "W291", *_TOO_LONG))
-            else:
-                found += _check_claim(statement, scope, broken, budget)
-    return tuple(found)
+    _check_samples(testing)
+    for statement in testing.scope.program.statements:
+        if isinstance(statement, ast.Check) and len(testing.found) < MAX_FINDINGS:
+            _check_claim(statement, testing)
 
 
-def _check_samples(scope: Scope, budget: Budget) -> tuple[list[Diagnostic], frozenset[str]]:
+def _check_samples(testing: Testing) -> None:
     """Find the samples that do not fit the layouts; those that claims name are errors there."""
-    found: list[Diagnostic] = []
-    broken: set[str] = set()
-    program = scope.program
-    checks = [s for s in program.statements if isinstance(s, ast.Check)]
+    scope = testing.scope
+    checks = [s for s in scope.program.statements if isinstance(s, ast.Check)]
     size = sum(count_parts(layout) for _, layout in scope.layouts())
     asked = {check.sample.text for check in checks if check.sample is not None}
+    broken: set[str] = set()
     for name, definition in scope.samples.items():
         try:
-            budget.spend(STEPS_PER_PART * size)
+            testing.budget.spend(STEPS_PER_PART * size)
             declared_sample(definition, scope)
         except OverBudget:
             break
@@ -68,100 +109,124 @@ def _check_samples(scope: Scope, budget: Budget) -> tuple[list[Diagnostic], froz
             continue
         except DatasetError as error:
             broken.add(name)
-            if name not in asked and len(found) < MAX_FINDINGS:
-                found.append(
-                    make_diagnostic(
-                        "W292", str(error), program.text, definition.span, name=program.name,
-                        hint="mend the sample so that its layout fills it",
-                    )
-                )  # fmt: skip
-    return found, frozenset(broken)
+            if name not in asked:
+                hint = "mend the sample so that its layout fills it"
+                testing.report("W292", str(error), definition.span, hint)
+    testing.broken = frozenset(broken)
 
 
-def _check_claim(
-    check: ast.Check, scope: Scope, broken: frozenset[str], budget: Budget
-) -> Iterator[Diagnostic]:
-    left = _mask(check.left, scope)
-    right = None if check.right is None else _mask(check.right, scope)
+def _check_claim(check: ast.Check, testing: Testing) -> None:
+    what = f"{unparse(check.left)} {check.claim}"
+    what += "" if check.right is None else f" {unparse(check.right)}"
+    what += "" if check.sample is None else f" on {check.sample.text}"
+    if check.sample is None and _is_proved(check, testing):
+        testing.decide(what, "proved", check.span)
+        return
+    if testing.budget.is_spent:
+        testing.report("W291", f"this check is not tested: {TOO_LONG[0]}", check.span, TOO_LONG[1])
+        testing.decide(what, "untested", check.span, reason=TOO_LONG[0])
+        return
+    _test_claim(check, what, testing)
+
+
+def _is_proved(check: ast.Check, testing: Testing) -> bool:
+    left, right, scope, budget = check.left, check.right, testing.scope, testing.proofs
+    if right is None:
+        if check.claim == "total":
+            return never(ast.Not(left), scope, ("same",), budget)
+        return never(left, scope, ("before",), budget)
+    is_implied = never(ast.Minus(left, right), scope, budget=budget)
+    if check.claim == "implies" or not is_implied:
+        return is_implied
+    return never(ast.Minus(right, left), scope, budget=budget)
+
+
+def _test_claim(check: ast.Check, what: str, testing: Testing) -> None:
+    left = testing.read_mask(check.left)
+    right = None if check.right is None else testing.read_mask(check.right)
     columns = left.columns | (right.columns if right is not None else frozenset())
-    is_tested = False
+    outcome: Outcome = "untested"
+    tested, reason = 0, ""
     try:
-        budget.spend(STEPS_PER_STATEMENT * len(scope.program.statements))
-        for sample in claim_samples(check, columns, scope, broken, budget):
+        testing.budget.spend(STEPS_PER_STATEMENT * len(testing.scope.program.statements))
+        samples = claim_samples(
+            check, check.sample, columns, testing.scope, testing.broken, testing.budget
+        )
+        for sample in samples:
             try:
-                failure = _test(check, left, right, sample, budget)
+                failure = _test(check, left, right, sample, testing.budget)
             except DatasetError:
                 if check.sample is not None:
                     raise
                 continue  # a generated sample that a layout with `len` cannot take
-            is_tested = True
+            tested += 1
             if failure is not None:
-                yield _describe(check, failure, scope.program)
+                _report_failure(check, failure, testing)
+                testing.decide(what, "failed", check.span, tested)
                 return
-    except SpecError as error:
-        what = error.diagnostics[0].message
-        yield _note(check, scope, "W290", f"this check cannot be tested yet: {what}", "")
-    except OverBudget:
-        yield _note(check, scope, "W291", *_TOO_LONG)
-    except DatasetError as error:
-        hint = "mend the sample so that its layout fills it"
-        yield _note(check, scope, "E117", str(error), hint)
-    else:
-        if not is_tested:
+        outcome = "tested" if tested else "untested"
+        if not tested:
+            reason = "no sample has its columns"
             wanted = ", ".join(f"{column} = ..." for column in sorted(columns))
-            yield _note(
-                check, scope, "W291", "this check is not tested: no sample has its columns",
-                f"add `sample tiny({wanted}, len = ...)`",
-            )  # fmt: skip
-
-
-def _note(check: ast.Check, scope: Scope, code: str, message: str, hint: str) -> Diagnostic:
-    span = check.sample.span if check.sample is not None and code == "E117" else check.span
-    program = scope.program
-    return make_diagnostic(code, message, program.text, span, name=program.name, hint=hint)
-
-
-def _mask(expression: ast.Expr, scope: Scope) -> Mask:
-    columns = needed_columns(expression, scope)
-    text = unparse(expression)
-    return Mask(text, text, columns, expression, scope, scope.program)
+            hint = f"add `sample tiny({wanted}, len = ...)`"
+            testing.report("W291", f"this check is not tested: {reason}", check.span, hint)
+    except SpecError as error:
+        reason = error.diagnostics[0].message
+        testing.report("W290", f"this check cannot be tested yet: {reason}", check.span)
+    except OverBudget:
+        reason = TOO_LONG[0]
+        testing.report("W291", f"this check is not tested: {reason}", check.span, TOO_LONG[1])
+    except DatasetError as error:
+        reason = str(error)
+        span = check.span if check.sample is None else check.sample.span
+        testing.report("E117", reason, span, "mend the sample so that its layout fills it")
+    testing.decide(what, outcome, check.span, tested, reason)
 
 
 @dataclass(frozen=True, slots=True)
-class _Failure:
+class Failure:
     """A pair (or a row, when `k` is None) that breaks a claim on a sample."""
 
     sample: Sample
     q: int
     k: int | None
 
+    def described(self) -> str:
+        """Give the place and the sample in words."""
+        place = f"q = {self.q}" + ("" if self.k is None else f", k = {self.k}")
+        return f"at {place} of the sample {self.sample.to_json()}"
+
 
 def _test(
     check: ast.Check, left: Mask, right: Mask | None, sample: Sample, budget: Budget
-) -> _Failure | None:
+) -> Failure | None:
     seen = dense_mask(left, sample, budget=budget)
     if check.claim == "total":
-        blind = np.flatnonzero(~seen.any(axis=1))
-        return _Failure(sample, int(blind[0]), None) if len(blind) else None
+        return first_empty_row(seen, sample)
     if check.claim == "lookback":
-        wrong = np.triu(seen, k=1)
-    else:
-        assert right is not None, "the grammar gives implies and equals a right side"
-        other = dense_mask(right, sample, budget=budget)
-        wrong = seen & ~other if check.claim == "implies" else seen != other
+        return first_pair(np.triu(seen, k=1), sample)
+    assert right is not None, "the grammar gives implies and equals a right side"
+    other = dense_mask(right, sample, budget=budget)
+    return first_pair(seen & ~other if check.claim == "implies" else seen != other, sample)
+
+
+def first_empty_row(seen: NDArray[np.bool_], sample: Sample) -> Failure | None:
+    """Give the first token that sees nothing."""
+    blind = np.flatnonzero(~seen.any(axis=1))
+    return Failure(sample, int(blind[0]), None) if len(blind) else None
+
+
+def first_pair(wrong: NDArray[np.bool_], sample: Sample) -> Failure | None:
+    """Give the first pair of a dense mask."""
     pairs = np.argwhere(wrong)
-    return _Failure(sample, *pairs[0].tolist()) if len(pairs) else None
+    return Failure(sample, *pairs[0].tolist()) if len(pairs) else None
 
 
-def _describe(check: ast.Check, failure: _Failure, program: Program) -> Diagnostic:
+def _report_failure(check: ast.Check, failure: Failure, testing: Testing) -> None:
     code, what = {
         "implies": ("C401", "the left mask sees a pair that the right one does not"),
         "equals": ("C402", "the masks differ"),
         "total": ("C403", "a token sees nothing"),
         "lookback": ("C404", "a token sees a later one"),
     }[check.claim]
-    place = f"q = {failure.q}" + ("" if failure.k is None else f", k = {failure.k}")
-    return make_diagnostic(
-        code, f"this check fails: {what}", program.text, check.span, name=program.name,
-        hint=f"at {place} of the sample {failure.sample.to_json()}",
-    )  # fmt: skip
+    testing.report(code, f"this check fails: {what}", check.span, failure.described())

@@ -24,12 +24,12 @@ def needed_columns(expression: ast.Expr, scope: Scope) -> frozenset[str]:
     return frozenset(found)
 
 
-def needed_segments(expression: ast.Expr, scope: Scope) -> list[ast.Segment]:
-    """Give the segment statements that evaluating a mask expression lays out."""
+def needed_segments(expression: object, scope: Scope) -> list[ast.Segment]:
+    """Give the segment statements that evaluating expressions lays out."""
     return [node for node, _ in reached(expression, scope) if isinstance(node, ast.Segment)]
 
 
-def reached(expression: ast.Expr, scope: Scope) -> Iterator[tuple[object, Scope]]:
+def reached(expression: object, scope: Scope) -> Iterator[tuple[object, Scope]]:
     """Give an expression and all masks and segments it comes to, each with its scope, once."""
     seen: set[tuple[int, str]] = set()
     statements: set[int] = set()

@@ -54,7 +54,7 @@ class MaskRule:
         ahead, segments, is_partial = read_decorators(definition[0] if definition else None)
         leaks = None
         if segments and definition is not None:
-            leaks = _leaks(mask, segments, definition[1])
+            leaks = leaking_pairs(mask, segments, definition[1])
         return cls(
             mask, ahead, is_partial, leaks,
             ahead or prove_causal(mask.expression, mask.scope, leaks),
@@ -166,7 +166,7 @@ def read_decorators(
     return is_anywhere, segments, any(d.name.text == "partial" for d in decorators)
 
 
-def _leaks(mask: Mask, segments: tuple[ast.Ident, ...], scope: Scope) -> Mask:
+def leaking_pairs(mask: Mask, segments: tuple[ast.Ident, ...], scope: Scope) -> Mask:
     """Give the mask of the pairs that look ahead outside one instance of any of the segments."""
     same = [ast.Call(ast.Ident("same"), (ast.Argument(None, ast.Name(s.text)),)) for s in segments]
     allowed = ast.MaskDef(ast.Ident(_SAME), (), ast.Or(tuple(same)), (), ())

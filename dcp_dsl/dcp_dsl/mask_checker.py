@@ -70,7 +70,12 @@ def _local_names(mask: ast.MaskDef, checker: ExpressionChecker) -> Names:
 def _check_local_definitions(mask: ast.MaskDef, checker: ExpressionChecker) -> None:
     """Report reserved and doubled names among the parameters and bindings of a mask."""
     seen: set[str] = set()
+    scope = checker.scope
+    outer = {*scope.masks, *scope.stacks, *scope.segments, *scope.tokens, *scope.imported.masks}
     for ident in (d.name for d in (*mask.params, *mask.bindings)):
+        if ident.text in outer:
+            message = f"`{ident.text}` hides what the file defines by this name"
+            checker.report("E119", message, ident.span, "choose another name for one of them")
         if ident.text in RESERVED:
             checker.report("E109", f"`{ident.text}` is a word of the language", ident.span)
         if ident.text in seen:

@@ -15,12 +15,13 @@ from dcp_dsl.budget import Budget, OverBudget
 from dcp_dsl.columns import needed_segments
 from dcp_dsl.mask import Mask
 from dcp_dsl.proof_evaluation import Evaluation, Names
-from dcp_dsl.proof_formula import Formula, Undecided, has_case
+from dcp_dsl.proof_formula import Undecided, has_case
 from dcp_dsl.proof_numbers import Facts
 from dcp_dsl.proof_worlds import MAX_WORLDS, Relation, count_worlds, worlds
 from dcp_dsl.scope import Scope
 
 MAX_STEPS = 60_000  # nodes evaluated for one statement; about a tenth of a second
+MAX_TEXT_STEPS = 6 * MAX_STEPS  # for all statements of a text together
 
 _ALL: tuple[Relation, ...] = ("same", "behind", "before")
 
@@ -53,25 +54,39 @@ def never(
     scope: Scope,
     relations: Iterable[Relation] = _ALL,
     budget: Budget | None = None,
+    inside: ast.MaskDef | None = None,
 ) -> bool:
-    """Whether a mask has no pair in these relations, in any sample, as far as can be proved."""
-    segments = needed_segments(expression, scope)
+    """Whether a mask has no pair in these relations, in any sample, as far as can be proved.
+
+    Args:
+        expression: the mask.
+        scope: where its names are looked up.
+        relations: how query and key lie to each other.
+        budget: shared with other proofs; at most `MAX_STEPS` of it are spent.
+        inside: the definition that the expression is a part of; its parameters stand for every
+            value.
+    """
+    segments = needed_segments(expression if inside is None else (expression, inside), scope)
     layouts = [s for s in segments if isinstance(s.source, ast.Layout)]
     if count_worlds(layouts) > MAX_WORLDS:
         return False
-    budget = budget or Budget(MAX_STEPS)
-    names = Names(scope)
+    shared = budget or Budget(MAX_STEPS)
+    own = Budget(min(MAX_STEPS, max(0, shared.left)))
+    before = own.left
     try:
         return not any(
-            _has_pair(expression, names, layouts, relation, budget) for relation in relations
+            _has_pair(expression, scope, inside, layouts, relation, own) for relation in relations
         )
     except (Undecided, OverBudget):
         return False
+    finally:
+        shared.left -= before - max(0, own.left)
 
 
 def _has_pair(
     expression: ast.Expr,
-    names: Names,
+    scope: Scope,
+    inside: ast.MaskDef | None,
     layouts: list[ast.Segment],
     relation: Relation,
     budget: Budget,
@@ -79,7 +94,9 @@ def _has_pair(
     """Whether a mask may have a pair in a relation."""
     for world in worlds(layouts, relation):
         facts = Facts(relation)
-        formula: Formula = Evaluation(world, facts, budget).mask(expression, names)
+        evaluation = Evaluation(world, facts, budget)
+        names = Names(scope) if inside is None else evaluation.parameters(inside, scope)
+        formula = evaluation.mask(expression, names)
         if formula is not False and has_case(formula, facts.bounds):
             return True
     return False

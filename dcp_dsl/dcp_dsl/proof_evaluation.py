@@ -135,8 +135,8 @@ class Evaluation:
     def named(self, name: str, arguments: tuple[ast.Argument, ...], names: Names) -> Formula:
         """Evaluate a mask by name: a parameter, a binding or a definition."""
         local = names.local.get(name)
-        if isinstance(local, Var):
-            return local
+        if isinstance(local, Var):  # an unknown mask is another one in other coordinates
+            return Var((local.key, self.frame))
         if isinstance(local, Later):
             if isinstance(local.value, ast.BindFunction):
                 return self.mask(local.value.value, self.function(local, arguments, names))
@@ -188,12 +188,20 @@ class Evaluation:
         bind(definition, local, inner)
         return inner
 
+    def parameters(self, definition: ast.MaskDef, scope: Scope) -> Names:
+        """Give the names inside a mask whose parameters stand for every value."""
+        local = {param.name.text: self.symbol(param) for param in definition.params}
+        inner = Names(scope, local)
+        bind(definition, local, inner)
+        return inner
+
     def symbol(self, param: ast.Param) -> Local:
         """Give what a parameter without a value is: any mask, any number of at least 1."""
         key = ("parameter", param.name.text)
         if param.type.text in ("mask", "bool"):
             return Var(key)
-        return Number(self.facts.add(key, "", (1, INFINITE)))
+        lowest = 1 if param.type.text in ("tokens", "int") else -INFINITE
+        return Number(self.facts.add(key, "", (lowest, INFINITE)))
 
     def rule(self, rule: ast.Rule, names: Names) -> Formula:
         """Evaluate ``subject sees target, target``."""

@@ -13,6 +13,7 @@ from dcp_dsl.imports import build_scope
 from dcp_dsl.mask import Mask
 from dcp_dsl.mask_building import build_mask, build_stack
 from dcp_dsl.parser import parse_all, parse_expression
+from dcp_dsl.report import Report, Verdict
 from dcp_dsl.sample import Sample
 from dcp_dsl.sample_statement import declared_sample
 from dcp_dsl.scope import Scope
@@ -21,21 +22,43 @@ from dcp_dsl.text_file import read_text
 
 
 def check(text: str, name: str = "<text>") -> tuple[Diagnostic, ...]:
-    """Find everything wrong with a text: syntax, names, kinds, layouts, failing `check`s.
+    """Find everything wrong with a text: syntax, names, kinds, layouts, leaks, failing `check`s.
 
     Never raises for a bad text. Diagnostics are in the order of the text.
 
     >>> [d.code for d in check("mask a = casual  mask b = q <")]
     ['E101', 'E005']
     """
+    return check_report(text, name).diagnostics
+
+
+def check_report(text: str, name: str = "<text>") -> Report:
+    """Check a text as `check` does, and say what was proved and what was only tested.
+
+    Masks and claims are looked at once the text is free of errors.
+
+    Args:
+        text: of a .dcpm file.
+        name: its path, from which imports are found, or what stands for it.
+    """
     parsed = parse_all(text, name)
     scope, problems = build_scope(parsed.program)
     found = [*parsed.diagnostics, *problems, *check_scope(scope, parsed.lost_names)]
+    verdicts: tuple[Verdict, ...] = ()
     if not any(d.severity == "error" for d in found):
-        from dcp_dsl.claims import check_claims  # needs numpy; syntax errors do not
+        # numpy's half of the room; syntax errors do not need it
+        from dcp_dsl.claims import Testing, check_claims
+        from dcp_dsl.lints import check_lints
+        from dcp_dsl.static_checks import check_masks
 
-        found += check_claims(scope)
-    return tuple(sorted(found, key=lambda d: (d.line, d.column, d.code)))
+        testing = Testing(scope)
+        check_claims(testing)
+        check_masks(testing)
+        check_lints(testing)
+        found += testing.found
+        verdicts = tuple(testing.verdicts)
+    diagnostics = tuple(sorted(found, key=lambda d: (d.line, d.column, d.code)))
+    return Report(diagnostics, verdicts)
 
 
 def load(path: str | Path) -> "Spec":

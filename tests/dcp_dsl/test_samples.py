@@ -69,7 +69,9 @@ def test_the_sample_of_a_library_mask_binds(path):
 
 
 def test_claims_over_two_layouts_are_tested_on_samples_that_fit_both():
-    text = f"{PART}segment doc = [lens]*\nmask a = causal and same(doc) and k in question\n"
+    text = (
+        f"{PART}segment doc = [lens]*\n@partial mask a = causal and same(doc) and k in question\n"
+    )
     assert [d.code for d in check(f"{text}check a implies causal\ncheck a total")] == ["C403"]
 
 
@@ -84,7 +86,7 @@ def test_claims_over_layouts_of_the_library_behind_other_operators_are_tested():
 
 
 def test_a_claim_that_nothing_can_be_tested_on_is_a_warning():
-    text = "token e\nmask a = causal and q < k.e\ncheck a implies full"
+    text = "token e\nmask a = causal and q < k.e\ncheck a total"
     assert [d.code for d in check(text)] == ["W291"]
     assert check(f"{text}\nsample tiny(e = [1, 2])") == ()
 

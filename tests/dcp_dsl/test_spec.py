@@ -201,7 +201,7 @@ def test_claims_are_tested_on_samples_of_the_file_and_small_ones():
     text = (
         "segment part = question[question_len] answer[answer_lens]*\n"
         "mask a = causal and (k in question or same(answer))\n"
-        "mask leaky = a or (k in last(answer) and q in question)\n"
+        "@ahead mask leaky = a or (k in last(answer) and q in question)\n"
         "check a lookback\ncheck leaky lookback\ncheck a implies leaky\ncheck leaky equals a\n"
     )
     assert [(d.line, d.code) for d in check(text)] == [(5, "C404"), (7, "C402")]

@@ -1,0 +1,134 @@
+"""What is proved holds on every sample: proofs against the dense oracle, and what they can show."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+
+from dcp_dsl import DatasetError, Sample, Spec, SpecError, check_report, dense_mask
+from dcp_dsl.proof import never
+from dcp_dsl.proof_formula import INFINITE, Bound, Var, all_of, any_of, has_case, negate
+
+_spec = importlib.util.spec_from_file_location(
+    "mask_strategies", Path(__file__).parent / "mask_strategies.py"
+)
+drawn = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(drawn)
+
+SPEC = Spec.from_text(drawn.LAYOUTS)
+PER = {"same": np.eye, "behind": lambda n: np.tri(n, k=-1), "before": lambda n: 1 - np.tri(n)}
+
+soundness = settings(
+    max_examples=150, deadline=None, derandomize=True,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)  # fmt: skip
+
+
+def proved(mask):
+    """Give the relations between query and key in which a mask is proved to have no pair."""
+    return [r for r in PER if never(mask.expression, mask.scope, (r,))]
+
+
+@soundness
+@given(text=drawn.masks, drawn_sample=drawn.samples())
+def test_no_sample_contradicts_a_proof(text, drawn_sample):
+    columns, length = drawn_sample
+    for claim in (text, f"not ({text})", f"({text}) per doc", f"causal and not ({text})"):
+        try:
+            mask = SPEC.mask(claim)
+        except SpecError:  # kinds are left to chance
+            assume(False)
+        relations = proved(mask)
+        if not relations:
+            continue
+        try:
+            seen = dense_mask(mask, Sample(columns, length))
+        except (DatasetError, SpecError):
+            continue
+        for relation in relations:
+            assert not (seen & PER[relation](length).astype(bool)).any(), (claim, relation)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    ["answer sees question", "tail sees text, question", "body sees head", "image sees text",
+     "question sees self causally", "answer sees all causally within 4"],
+)  # fmt: skip
+def test_rules_are_causal_by_the_order_of_the_layout_or_by_their_words(claim):
+    layout = (
+        "segment part = question[a] (text[b] image[c])* answer[d] tail[..]\n"
+        "segment pack = doc(head[e] body[f]*)*\n"
+    )
+    mask = Spec.from_text(layout).mask(f"{{ {claim} }}")
+    is_proved = never(mask.expression, mask.scope, ("before",))
+    # A `text` of a later repetition stands behind an `image` of an earlier one.
+    assert is_proved == (claim not in ("image sees text", "body sees head"))
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("sliding(3)", "causal"), ("sliding(3)", "sliding(5)"), ("same(answer)", "same(part)"),
+        ("causal per answer", "causal"), ("causal per doc", "causal and same(doc)"),
+        ("causal and same(doc)", "causal per doc"), ("same(head)", "same(doc)"),
+        ("q // 3 == k // 3", "same(tile)"),
+        ("k.doc == q.doc and k in doc", "k.doc <= q.doc"), ("same(doc)", "q.doc.start <= k"),
+        ("same(doc)", "k < q.doc.end"),
+        ("streaming(2, 3) per doc", "document_like"), ("dpo_like", "causal"),
+        ("twice(causal)", "causal"), ("k in last(answer, 2) and q in question", "q < k"),
+    ],
+)  # fmt: skip
+def test_an_implication_is_proved(left, right):
+    spec = Spec.from_text(
+        drawn.LAYOUTS
+        + "mask document_like = causal and same(doc)\nmask dpo_like = causal minus k in answer\n"
+        "mask twice(m: mask) = m and (m or q < k)\n"
+    )
+    mask = spec.mask(f"({left}) minus ({right})")
+    assert never(mask.expression, mask.scope)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [("causal", "sliding(3)"), ("same(part)", "same(answer)"), ("k < 4", "k < 3"),
+     ("same(doc)", "same(head)"), ("streaming(2, 3) per doc", "sliding(3)"),
+     ("k in last(tile)", "q in last(tile)"), ("causal per doc", "k in head")],
+)  # fmt: skip
+def test_what_is_false_is_not_proved(left, right):
+    mask = SPEC.mask(f"({left}) minus ({right})")
+    assert not never(mask.expression, mask.scope)
+
+
+def test_a_formula_has_a_case_only_if_its_leaves_can_agree():
+    x, y = Bound("x", 3), Var("y")
+    assert has_case(all_of([x, y]), {})
+    assert not has_case(all_of([x, negate(Bound("x", 5))]), {})
+    assert not has_case(all_of([x, y, negate(y)]), {})
+    assert not has_case(x, {"x": (4, INFINITE)})
+    assert has_case(any_of([all_of([y, negate(y)]), negate(x)]), {})
+
+
+def test_the_report_says_what_is_proved_and_what_is_only_tested():
+    report = check_report(
+        "segment part = question[question_len] answer[answer_lens]*\n"
+        "mask a = { question sees self causally  answer sees question, self causally }\n"
+        "token evict\n"
+        "mask b = causal and q < k.evict\n"
+        "check sliding(2) implies q // 2 - k // 2 < 2\n"
+        "check full lookback\n"
+    )
+    found = {(v.line, v.what.split(": ")[-1]): v.outcome for v in report.verdicts}
+    assert found == {
+        (2, "every token sees something"): "proved", (2, "no look-ahead"): "proved",
+        (4, "every token sees something"): "untested", (4, "no look-ahead"): "proved",
+        (5, "sliding(2) implies q // 2 - k // 2 < 2"): "tested", (6, "full lookback"): "failed",
+    }  # fmt: skip
+    assert report.summary() == "6 statements: 3 proved, 1 tested, 1 failed, 1 untested"
+
+
+def test_the_smallest_counter_example_is_shown():
+    (found,) = check_report("mask a = causal or k - q == 3").diagnostics
+    assert found.code == "E120"
+    assert found.message == 'a token sees a later one: at q = 0, k = 3 of the sample {"len": 4}'
