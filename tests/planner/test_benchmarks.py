@@ -94,6 +94,27 @@ def test_bench_plan_refuses_methods_that_do_not_run_here():
     assert "--methods: expected some of" in done.stderr
 
 
+def test_bench_schedule_times_every_stage(tmp_path):
+    out = tmp_path / "schedule.json"
+    run("bench_schedule.py", "--limit", 8192, "--block", 512, "--repeats", 1, "--json", out)
+    document = json.loads(out.read_text())
+    assert document["tiles"] == 16 * 17 // 2
+    assert all(row["median_s"] > 0 for row in document["rows"])
+    table = run("bench_schedule.py", "--table", out)
+    assert "| route and emit |" in table
+    assert "136 tiles" in table
+
+
+def test_bench_scale_plans_the_tokens_it_names(tmp_path):
+    out = tmp_path / "scale.json"
+    run("bench_scale.py", "--limit", 1, "--repeats", 1, "--methods", "static:zigzag", "--json", out)
+    rows = json.loads(out.read_text())["rows"]
+    assert [(r["batch"], r["tokens"], r["devices"]) for r in rows] == [
+        ("documents", 131_072, 64), ("one document", 131_072, 64),
+    ]  # fmt: skip
+    assert "| 131k on 64 | documents | static:zigzag |" in run("bench_scale.py", "--table", out)
+
+
 @pytest.fixture(scope="module")
 def recorded_masks():
     sys.path.insert(0, str(BENCHMARKS))
