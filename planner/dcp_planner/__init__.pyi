@@ -39,6 +39,7 @@ from .plan import (
     Transfers,
 )
 from .plan_file import PlanFile, read_plan, write_plan
+from .plan_part import PlanPart, decode_part, encode_parts
 from .report import PlanMetrics, measure
 from .schedule import Division, Schedule
 from .simulator import Prediction, predict, simulate
@@ -79,6 +80,7 @@ __all__ = [
     "PlanFile",
     "PlanFileError",
     "PlanMetrics",
+    "PlanPart",
     "Prediction",
     "Provenance",
     "Reduction",
@@ -99,7 +101,9 @@ __all__ = [
     "build_workload",
     "choose_block_size",
     "cut_blocks",
+    "decode_part",
     "digest",
+    "encode_parts",
     "find_cluster",
     "format_cluster",
     "link_seconds",

@@ -1,32 +1,36 @@
 """`DCPDataloader`: rows of a data set in, this rank's tokens and the plan of each batch out.
 
-Every rank packs and plans all batches itself; both are deterministic, so all ranks hold the same
-plan without talking to each other.
+Every rank packs all batches itself. It plans them itself too, or the first rank does and sends
+every rank its part; packing and planning are deterministic, so all ranks hold the same either way.
 """
 
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch.distributed as dist
 
 from dcp_dsl import Dataset, DatasetError
-from dcp_planner import Cluster, ModelShape, Plan, PlanConfig
+from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, PlanPart
 from dcp_runtime.data.batches import PackedSequence, RowReader
 from dcp_runtime.data.epochs import EpochConfig, PackingOrder, pack_epoch
 from dcp_runtime.data.local_data import LocalData, take_local
-from dcp_runtime.data.look_ahead import LookAhead, PendingPlan, PlanningMetrics
+from dcp_runtime.data.look_ahead import LookAhead, PendingPlan, PlanningMetrics, PlanSource
+from dcp_runtime.data.plan_exchange import PlanExchange
 from dcp_runtime.data.plan_request import PlanRequest, SequenceRequest, plan_slabs
 from dcp_runtime.data.planner_pool import PlannerPool
 from dcp_runtime.data.resolution import MaskFunction, make_resolver, open_rows
 from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows, TokenColumn
 from dcp_runtime.data.screening import RowPolicy, Screening
+from dcp_runtime.data.shared_plans import SharedPlans
 from dcp_runtime.errors import RunError
 
 State: TypeAlias = dict[str, Any]  # Any: integers and texts, fit for JSON
+
+Planning: TypeAlias = Literal["each", "first"]
 
 SCHEMA = "dcp.dataloader/1"
 PLAN_TIME_LIMIT_S = 120.0
@@ -81,6 +85,9 @@ class DCPDataloader:
         loss_column: column with 0 or 1 per token, 1 where the loss counts it as a target.
         look_ahead: batches that are planned before they are needed.
         planners: processes that plan them; 0 plans in this process, when a batch is needed.
+        planning: ``"each"`` rank makes the same plan itself, or the ``"first"`` of the group makes
+            it and sends every rank its part.
+        group: ranks that share the batches, for ``planning="first"``; ``None`` for all.
 
     Raises:
         DatasetError: if a row is longer than the budget, has no tokens, or lacks a column.
@@ -109,6 +116,8 @@ class DCPDataloader:
         loss_column: str | None = None,
         look_ahead: int = 2,
         planners: int = 0,
+        planning: Planning = "each",
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         self._cluster = cluster or Cluster(devices_per_node=_world_size())
         self._rank = _own_rank() if rank is None else rank
@@ -129,8 +138,7 @@ class DCPDataloader:
         self.screening = Screening(policy)
         self._reader = RowReader(resolve, token_budget, self.screening, loss_column)
         self._look_ahead = look_ahead
-        pool = PlannerPool(planners, PLAN_TIME_LIMIT_S) if planners else None
-        self._plans = LookAhead(pool)
+        self._plans = _plan_source(planning, planners, group, self._cluster)
         self._waiting: deque[_Batch] = deque()
         self._position = _Position()
         self._batches = self._fixed_batches(batches)
@@ -153,7 +161,7 @@ class DCPDataloader:
             raise TypeError("a stream of rows has no length")
         return len(self._batches_of(self._position.epoch))
 
-    def __iter__(self) -> Iterator[tuple[LocalData, Plan]]:
+    def __iter__(self) -> Iterator[tuple[LocalData, Plan | PlanPart]]:
         """Give the rest of the epoch, one batch after the other, with plans made ahead."""
         coming = self._coming()
         waiting = self._waiting
@@ -215,8 +223,7 @@ class DCPDataloader:
 
     def close(self) -> None:
         """End the planner processes, if there are any."""
-        if self._plans.pool is not None:
-            self._plans.pool.close()
+        self._plans.close()
 
     def _coming(self) -> Iterator[_Batch]:
         """Give batches from the present position on, each with its plan under way."""
@@ -269,7 +276,7 @@ class DCPDataloader:
         slabs = [sequence.slabs for sequence in sequences]
         return self._plans.start(request, lambda: plan_slabs(request, slabs))
 
-    def _local(self, sequences: tuple[PackedSequence, ...], plan: Plan) -> LocalData:
+    def _local(self, sequences: tuple[PackedSequence, ...], plan: Plan | PlanPart) -> LocalData:
         return take_local(
             [sequence.tokens for sequence in sequences],
             plan,
@@ -325,6 +332,25 @@ class DCPDataloader:
         if isinstance(self._rows, IndexedRows):
             sha.update(np.ascontiguousarray(self._rows.lengths, "<i8").tobytes())
         return sha.hexdigest()[:16]
+
+
+def _plan_source(
+    planning: Planning, planners: int, group: dist.ProcessGroup | None, cluster: Cluster
+) -> PlanSource:
+    if planning not in get_args(Planning):
+        raise RunError(
+            f"expected planning to be one of {', '.join(get_args(Planning))}, got {planning!r}"
+        )
+    if planning == "each":
+        return LookAhead(PlannerPool(planners, PLAN_TIME_LIMIT_S) if planners else None)
+    exchange = PlanExchange(group, 2 * PLAN_TIME_LIMIT_S)
+    if exchange.size != cluster.num_devices:
+        raise RunError(
+            f"planning='first': the cluster has {cluster.num_devices} devices, the group "
+            f"{exchange.size} ranks; give the group of the ranks that share a batch"
+        )
+    is_planner = planners and exchange.rank == 0
+    return SharedPlans(PlannerPool(planners, PLAN_TIME_LIMIT_S) if is_planner else None, exchange)
 
 
 def _check_counts(least: int = 1, **counts: int) -> None:

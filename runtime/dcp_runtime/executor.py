@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from dcp_planner import Direction, Plan, Trace, digest
+from dcp_planner import Direction, Plan, PlanPart, Trace, digest
 from dcp_runtime.agreement import agree
 from dcp_runtime.backward_pass import BackwardPass
 from dcp_runtime.clock import Timeline
@@ -167,8 +167,8 @@ class DCPExecutor:
         """This rank within the group."""
         return self._transport.rank
 
-    def prepare(self, plan: Plan) -> PreparedPlan:
-        """Make a plan ready; the following layers run it.
+    def prepare(self, plan: Plan | PlanPart) -> PreparedPlan:
+        """Make a plan, or this rank's part of one, ready; the following layers run it.
 
         Collective: compares digests, so that no rank runs another plan than the others.
 
@@ -181,8 +181,9 @@ class DCPExecutor:
         def find() -> str:
             self._check_plan(plan)
             segment_rows = choose_kernel(torch.float32, wanted=self._kernel).kernel.segment_rows
-            parts.append(prepare_device(plan, self.rank, segment_rows))
-            return digest(plan)
+            whole = plan.plan if isinstance(plan, PlanPart) else plan
+            parts.append(prepare_device(whole, self.rank, segment_rows))
+            return plan.digest if isinstance(plan, PlanPart) else digest(plan)
 
         agree(self._transport, "plan digest", "prepare", find)
         self._prepared = PreparedPlan(
@@ -190,8 +191,13 @@ class DCPExecutor:
         )
         return self._prepared
 
-    def _check_plan(self, plan: Plan) -> None:
-        if not isinstance(plan, Plan):
+    def _check_plan(self, plan: Plan | PlanPart) -> None:
+        if isinstance(plan, PlanPart) and plan.device != self.rank:
+            raise RunError(
+                f"expected the part of rank {self.rank}, got that of rank {plan.device}; every "
+                "rank prepares the part that was made for it"
+            )
+        if not isinstance(plan, Plan | PlanPart):
             raise RunError(
                 f"expected a Plan, got {type(plan).__name__}; a file gives one by "
                 "read_plan(path).plan"

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dcp_planner import Plan
+from dcp_planner import Plan, PlanPart
 from dcp_runtime.attention import DCPAttn
 from dcp_runtime.errors import RunError
 from dcp_runtime.executor import DCPExecutor, PreparedPlan
@@ -50,7 +50,10 @@ class LayerPlans:
 
     @classmethod
     def prepare(
-        cls, executor: DCPExecutor, plans: Plan | Sequence[Plan], cycle: Sequence[int] = (0,)
+        cls,
+        executor: DCPExecutor,
+        plans: Plan | PlanPart | Sequence[Plan | PlanPart],
+        cycle: Sequence[int] = (0,),
     ) -> "LayerPlans":
         """Make the plans of a batch ready.
 
@@ -65,7 +68,7 @@ class LayerPlans:
             RunError: if the plans place tokens differently, or the cycle names one that is not
                 there.
         """
-        found = (plans,) if isinstance(plans, Plan) else tuple(plans)
+        found = (plans,) if isinstance(plans, Plan | PlanPart) else tuple(plans)
         if not found or not cycle or not all(0 <= index < len(found) for index in cycle):
             raise RunError(
                 f"expected a cycle over {len(found)} plans, got {tuple(cycle)}; give for each "
@@ -86,9 +89,9 @@ class LayerPlans:
         return self.layers[self.cycle[layer % len(self.cycle)]]
 
 
-def look_back(plan: Plan) -> int:
+def look_back(plan: Plan | PlanPart) -> int:
     """Give the largest ``q - k + 1`` over all visible pairs: the window that contains the mask."""
-    slabs = plan.slabs
+    slabs = plan.plan.slabs if isinstance(plan, PlanPart) else plan.slabs
     if not len(slabs):
         return 0
     rows = slabs.q_end - slabs.q_start - 1

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dcp_planner import Plan
+from dcp_planner import Plan, PlanPart
 from dcp_runtime.data.rows import Tokens
 
 IGNORE_LABEL = -100
@@ -40,7 +40,7 @@ class LocalData:
 
 def take_local(
     tokens: Sequence[Tokens],
-    plan: Plan,
+    plan: Plan | PlanPart,
     rank: int,
     rows: tuple[int, ...],
     is_target: Sequence[NDArray[np.bool_]] | None = None,

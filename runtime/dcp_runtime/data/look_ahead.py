@@ -6,9 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
-from dcp_planner import Plan
+from dcp_planner import Plan, PlanPart
 from dcp_runtime.data.plan_request import PlanRequest
 from dcp_runtime.data.planner_pool import PlannerLostError, PlannerPool
 
@@ -27,7 +27,7 @@ class PlanningMetrics:
         plan_s: seconds that planning them took, wherever it happened.
         waited_s: seconds that the training loop waited for them.
         cached: plans that had been made before.
-        lost: planner processes that died or took too long; their plans were made again.
+        lost: planner processes that died or took too long; their batches were planned anew.
         queued: batches under way when the latest plan was handed out.
     """
 
@@ -46,11 +46,27 @@ class PlanningMetrics:
 
 @dataclass(slots=True)
 class PendingPlan:
-    """A plan that is being made; `LookAhead.take` waits for it."""
+    """A plan that is being made; what started it waits for it."""
 
     request: PlanRequest
     in_own_process: OwnPlanner
-    future: "Future[tuple[Plan, float]] | None"
+    future: "Future[tuple[Plan, float]] | Future[tuple[list[bytes], float]] | None"
+    number: int = 0
+
+
+class PlanSource(Protocol):
+    """Makes plans: starts them early and hands them out when they are needed, in the same order."""
+
+    metrics: PlanningMetrics
+
+    def start(self, request: PlanRequest, in_own_process: OwnPlanner) -> PendingPlan:
+        """Begin with a plan, if something can make it beside the training loop."""
+
+    def take(self, pending: PendingPlan, queued: int) -> Plan | PlanPart:
+        """Wait for a plan, or make it."""
+
+    def close(self) -> None:
+        """End what makes plans."""
 
 
 @dataclass(slots=True)
@@ -74,6 +90,11 @@ class LookAhead:
         if self.pool is None or request.key in self._cache:
             return PendingPlan(request, in_own_process, None)
         return PendingPlan(request, in_own_process, self.pool.submit(request))
+
+    def close(self) -> None:
+        """End the planner processes."""
+        if self.pool is not None:
+            self.pool.close()
 
     def take(self, pending: PendingPlan, queued: int) -> Plan:
         """Wait for a plan, or make it.
@@ -103,8 +124,10 @@ class LookAhead:
         if pending.future is None:
             return pending.in_own_process(), None
         try:
-            return pending.future.result()
+            plan, seconds = pending.future.result()
         except PlannerLostError as error:
             self.metrics.lost += 1
             warnings.warn(f"{error}; the batch is planned again here", RuntimeWarning, stacklevel=4)
             return pending.in_own_process(), None
+        assert isinstance(plan, Plan), "this pool was asked for whole plans"
+        return plan, seconds

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -54,6 +55,13 @@ class PlannerPool:
         """
         return self._threads.submit(self._plan, request)
 
+    def submit_parts(self, request: PlanRequest) -> "Future[tuple[list[bytes], float]]":
+        """Plan a batch and cut the plan into one part per device, for `decode_part`.
+
+        The future raises as that of `submit` does.
+        """
+        return self._threads.submit(self._plan_parts, request)
+
     def close(self) -> None:
         """End the processes, whatever they are doing."""
         with self._lock:
@@ -72,15 +80,31 @@ class PlannerPool:
             return tuple(planner.process.pid for planner in self._all)
 
     def _plan(self, request: PlanRequest) -> tuple[Plan, float]:
+        with self._answer(request, "plan") as (answer, path):
+            return read_plan(path).plan, float(answer["seconds"])
+
+    def _plan_parts(self, request: PlanRequest) -> tuple[list[bytes], float]:
+        with self._answer(request, "parts") as (answer, path):
+            data = path.read_bytes()
+        ends = list(accumulate(answer["sizes"]))
+        starts = [0, *ends[:-1]]
+        parts = [data[start:end] for start, end in zip(starts, ends, strict=True)]
+        return parts, float(answer["seconds"])
+
+    @contextmanager
+    def _answer(
+        self, request: PlanRequest, kind: str
+    ) -> Iterator[tuple[dict[str, Any], Path]]:  # Any: a JSON document
+        """Let a process plan; give what it says and the file that it wrote."""
         with self._lock:
             self._count += 1
-            path = Path(self._folder.name, f"{self._count}.dcpplan")
+            path = Path(self._folder.name, str(self._count))
         with self._planner() as planner:
-            answer = planner.ask({"request": request.to_json(), "path": str(path)})
+            answer = planner.ask({"request": request.to_json(), "path": str(path), "kind": kind})
         if "error" in answer:
             raise RunError(str(answer["error"]))
         try:
-            return read_plan(path).plan, float(answer["seconds"])
+            yield answer, path
         finally:
             path.unlink(missing_ok=True)
 

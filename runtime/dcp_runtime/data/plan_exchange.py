@@ -1,0 +1,85 @@
+"""Parts of plans on their way from the rank that plans to all others, through the group's store."""
+
+import time
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore  # torch.distributed.PrefixStore, with its type
+
+from dcp_planner import PlanPart, decode_part
+from dcp_runtime.errors import RunError
+
+FIRST_NAP_S, LONGEST_NAP_S = 0.0005, 0.02
+
+_PART, _FAILURE = b"p", b"f"
+
+
+class PlanExchange:
+    """Where rank 0 of a group leaves parts of plans and every rank takes its own.
+
+    Making one is collective: the n-th exchange of a rank is the n-th of all others.
+
+    Args:
+        group: ranks that share the batches, ``None`` for all.
+        timeout_s: how long a rank waits for a plan.
+
+    Raises:
+        RunError: if there is no process group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
+        if not dist.is_initialized():
+            raise RunError(
+                "planning='first' sends plans through a process group: call "
+                "torch.distributed.init_process_group first, or choose planning='each'"
+            )
+        found = group or dist.group.WORLD
+        assert found is not None, "torch.distributed is initialised"
+        self.rank, self.size = found.rank(), found.size()
+        store = found.get_group_store()
+        number = store.add(f"dcp-exchanges/{self.rank}", 1)
+        self._store = PrefixStore(f"dcp-plans/{number}", store)
+        self._timeout_s = timeout_s
+
+    def publish(self, number: int, parts: Sequence[bytes]) -> None:
+        """Leave the parts of a plan, in rank order."""
+        for rank, part in enumerate(parts):
+            self._set(number, rank, _PART + part)
+
+    def fail(self, number: int, message: str) -> None:
+        """Tell all ranks that there will be no such plan."""
+        for rank in range(self.size):
+            self._set(number, rank, _FAILURE + message.encode())
+
+    def take(self, number: int) -> PlanPart:
+        """Wait for this rank's part of a plan.
+
+        Raises:
+            RunError: if rank 0 could not plan, ended, or took too long.
+        """
+        key = f"{number}/{self.rank}"
+        deadline, nap_s = time.monotonic() + self._timeout_s, FIRST_NAP_S
+        try:
+            # Not wait(): it keeps the store's client to itself, and others publish through it.
+            while not self._store.check([key]):
+                if time.monotonic() > deadline:
+                    raise self._missing(number)
+                time.sleep(nap_s)
+                nap_s = min(2 * nap_s, LONGEST_NAP_S)
+            message = self._store.get(key)
+            self._store.delete_key(key)
+        except RuntimeError as error:  # the process that serves the store is gone
+            raise self._missing(number) from error
+        if message[:1] == _FAILURE:
+            raise RunError(message[1:].decode(), rank=0)
+        return decode_part(message[1:])
+
+    def _missing(self, number: int) -> RunError:
+        return RunError(
+            f"rank {self.rank} got no plan of batch {number} from rank 0 within "
+            f"{self._timeout_s:g} s; rank 0 may have failed, its message says why",
+            rank=0,
+        )
+
+    def _set(self, number: int, rank: int, message: bytes) -> None:
+        self._store.set(f"{number}/{rank}", message)  # type: ignore[arg-type]  # the stub says str

@@ -1,0 +1,98 @@
+"""Plans that one rank makes for all: only its part travels to each rank."""
+
+import warnings
+from concurrent.futures import Future
+from dataclasses import replace
+from time import perf_counter
+
+from dcp_dsl import DCPError
+from dcp_planner import PlanPart, encode_parts
+from dcp_runtime.data.look_ahead import OwnPlanner, PendingPlan, PlanningMetrics
+from dcp_runtime.data.plan_exchange import PlanExchange
+from dcp_runtime.data.plan_request import PlanRequest, plan_request
+from dcp_runtime.data.planner_pool import PlannerLostError, PlannerPool
+
+FALLBACK = "static:contiguous"
+"""Placement of a batch whose planner was lost: planned in milliseconds, valid, not the fastest."""
+
+
+class SharedPlans:
+    """Rank 0 plans ahead and publishes; every rank, rank 0 among them, takes its part.
+
+    Since one rank decides for all, a planner process that is lost is no reason to wait: its batch
+    gets a static placement.
+
+    Args:
+        pool: planner processes of rank 0; ``None`` plans there when a plan is taken.
+        exchange: how parts travel.
+    """
+
+    def __init__(self, pool: PlannerPool | None, exchange: PlanExchange) -> None:
+        self.metrics = PlanningMetrics()
+        self._pool = pool
+        self._exchange = exchange
+        self._started = 0
+        self._lost: dict[int, str] = {}
+        self._seconds: dict[int, float] = {}
+
+    def start(self, request: PlanRequest, in_own_process: OwnPlanner) -> PendingPlan:
+        """Begin with a plan on rank 0; on other ranks only count it."""
+        pending = PendingPlan(request, in_own_process, None, self._started)
+        self._started += 1
+        if self._pool is not None:
+            pending.future = self._pool.submit_parts(request)
+            number = pending.number
+            pending.future.add_done_callback(lambda done: self._publish(number, request, done))
+        return pending
+
+    def take(self, pending: PendingPlan, queued: int) -> PlanPart:
+        """Wait for this rank's part.
+
+        Raises:
+            RunError: if rank 0 cannot plan the batch, or is gone.
+        """
+        started = perf_counter()
+        if self._exchange.rank == 0 and self._pool is None:
+            self._plan_here(pending)
+        part = self._exchange.take(pending.number)
+        waited = perf_counter() - started
+        lost = self._lost.pop(pending.number, None)
+        if lost is not None:
+            self.metrics.lost += 1
+            message = f"{lost}; the batch is placed by {FALLBACK!r}"
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+        self.metrics.plans += 1
+        self.metrics.plan_s += self._seconds.pop(pending.number, waited)
+        self.metrics.waited_s += waited
+        self.metrics.queued = queued
+        return part
+
+    def close(self) -> None:
+        """End the planner processes."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def _plan_here(self, pending: PendingPlan) -> None:
+        try:
+            self._exchange.publish(pending.number, encode_parts(pending.in_own_process()))
+        except DCPError as error:
+            self._exchange.fail(pending.number, str(error))
+
+    def _publish(
+        self, number: int, request: PlanRequest, done: "Future[tuple[list[bytes], float]]"
+    ) -> None:
+        """Publish what a planner process made, on the thread that waited for it."""
+        if done.cancelled():
+            return
+        started = perf_counter()
+        try:
+            parts, self._seconds[number] = done.result()
+        except PlannerLostError as error:
+            self._lost[number] = str(error)
+            config = replace(request.config, partitioner=FALLBACK)
+            parts = encode_parts(plan_request(replace(request, config=config)))
+            self._seconds[number] = perf_counter() - started
+        except DCPError as error:
+            self._exchange.fail(number, str(error))
+            return
+        self._exchange.publish(number, parts)

@@ -1,0 +1,105 @@
+"""One rank plans for all: every rank gets its part of the same plan, or is told why not."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.dist
+
+SCRIPT = '''
+import os, signal, sys, time, warnings
+import torch, torch.distributed as dist
+from dcp_dsl import DCPError, Spec
+from dcp_planner import Cluster, ModelShape, PlanConfig, PlanPart, digest
+from dcp_runtime import DCPAttn, DCPDataloader, DCPExecutor, RunError
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+MASK = Spec.from_text("mask band = causal and q - k < 30").mask("band")
+ROWS = [{"tokens": list(range(n))} for n in (60, 50, 40, 30, 64)]
+OPTIONS = dict(token_budget=64, block_size=8, shape=ModelShape(2, 1, 8, 4),
+               config=PlanConfig("static:zigzag"))
+
+def attend(executor, loader):
+    """Outputs of all batches, with q, k and v that depend on the tokens alone."""
+    found = []
+    for data, plan in loader:
+        executor.prepare(plan)
+        x = (data.tokens + data.position_ids * 0.5 + data.sequence_ids)[:, None, None].float()
+        q, kv = torch.cos(x * torch.arange(1, 17).view(2, 8)), torch.sin(x * torch.arange(1, 17)
+            .view(2, 1, 8)[:, :, None].flatten(1, 2).view(2, 8)).view(-1, 2, 1, 8)
+        found.append((data.rows, DCPAttn.apply(executor, q, kv), plan.cu_seqlens.tolist()))
+    return found
+
+def alike(executor, planners):
+    each = DCPDataloader(ROWS, MASK, **OPTIONS)
+    digests = [digest(plan) for _, plan in each]
+    first = DCPDataloader(ROWS, MASK, planning="first", planners=planners, **OPTIONS)
+    parts = [plan for _, plan in first]
+    assert all(isinstance(part, PlanPart) and part.device == rank for part in parts)
+    assert [part.digest for part in parts] == digests
+    for one, other in zip(attend(executor, first), attend(executor, each), strict=True):
+        assert one[0] == other[0] and one[2] == other[2]
+        assert torch.equal(one[1], other[1])
+    assert first.metrics.plans == 2 * len(digests) and first.metrics.lost == 0
+    first.close()
+
+def killed(executor):
+    loader = DCPDataloader(ROWS, MASK, planning="first", planners=1, look_ahead=2,
+                           **{**OPTIONS, "config": PlanConfig("static:zigzag", divisions=3)})
+    batches = iter(loader)
+    seen = [next(batches)]
+    if rank == 0:
+        for pid in loader._plans._pool.processes:
+            os.kill(pid, signal.SIGKILL)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        seen += list(batches)
+    digests = [None] * dist.get_world_size()
+    dist.all_gather_object(digests, [part.digest for _, part in seen])
+    assert digests.count(digests[0]) == len(digests)
+    if rank == 0:
+        assert loader.metrics.lost >= 1, loader.metrics
+        assert "the batch is placed by 'static:contiguous'" in str(caught[0].message)
+        assert "static:contiguous" in {part.plan.partitioner for _, part in seen}
+    loader.close()
+
+def refused(executor, planners):
+    loader = DCPDataloader(ROWS, MASK, planning="first", planners=planners,
+                           **{**OPTIONS, "config": PlanConfig("no such thing")})
+    try:
+        next(iter(loader))
+    except DCPError as error:
+        assert "no such thing" in str(error), error
+    else:
+        raise AssertionError("rank 0 cannot plan that")
+    loader.close()
+
+executor = DCPExecutor()
+for scenario in (lambda e: alike(e, 0), lambda e: alike(e, 1), killed,
+                 lambda e: refused(e, 0), lambda e: refused(e, 1)):
+    scenario(executor)
+    dist.barrier()
+try:
+    DCPDataloader(ROWS, MASK, planning="first", cluster=Cluster(devices_per_node=7), **OPTIONS)
+except RunError as error:
+    assert "the cluster has 7 devices, the group 3 ranks" in str(error)
+    print("fine", flush=True)
+executor.close()
+dist.destroy_process_group()
+'''
+
+
+def test_parts_are_those_of_the_plan_every_rank_would_make(tmp_path):
+    script = tmp_path / "shared.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[:6000]
+    assert done.stdout.count("fine") == 3
