@@ -1,9 +1,11 @@
 from .arrays import readonly
 from .attachment import Attachment
 from .blocks import block_sparsity
+from .conversion import as_slabs
 from .dataset import Dataset, read_dataset
 from .diagnostics import Diagnostic, Edit, Fix
 from .errors import DatasetError, DCPError, ExchangeError, SpecError
+from .form import BlockCounts, Form
 from .formatter import format_source
 from .guard import Guard
 from .interchange.block_tables import BlockTables, build_block_tables
@@ -20,18 +22,24 @@ from .parser import Program, parse
 from .pictures.picture import Picture
 from .pictures.preview import preview
 from .report import Report, Verdict
+from .rows import Rows
 from .sample import Sample
 from .sample_argument import sample_from_argument
-from .sparsity import BatchShape, BlockKind, BlockSparsity, Slabs
+from .slabs import Slabs
+from .sparsity import BatchShape, BlockKind, BlockSparsity
 from .spec import Spec, check, check_report, load
 from .stack import HeadMask, Stack, StackLayer
+from .strided import Strided
+from .transposed import Columns
 
 __all__ = [
     "Attachment",
     "BatchShape",
+    "BlockCounts",
     "BlockKind",
     "BlockSparsity",
     "BlockTables",
+    "Columns",
     "DCPError",
     "Dataset",
     "DatasetError",
@@ -41,6 +49,7 @@ __all__ = [
     "Export",
     "ExportConfig",
     "Fix",
+    "Form",
     "Guard",
     "HeadMask",
     "Mask",
@@ -49,14 +58,17 @@ __all__ = [
     "Picture",
     "Program",
     "Report",
+    "Rows",
     "Sample",
     "Slabs",
     "Spec",
     "SpecError",
     "Stack",
     "StackLayer",
+    "Strided",
     "VarlenCall",
     "Verdict",
+    "as_slabs",
     "block_sparsity",
     "build_block_tables",
     "build_mask_mod",

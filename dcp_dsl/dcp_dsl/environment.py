@@ -6,15 +6,23 @@ which is what `per` needs.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn, TypeAlias
+
+import numpy as np
 
 from dcp_dsl import ast
 from dcp_dsl.ast import Program, Span
+from dcp_dsl.bands import Bands, expand
 from dcp_dsl.budget import Budget
-from dcp_dsl.layout import Column, Instances
+from dcp_dsl.comparison import MAX_JOBS, compare
+from dcp_dsl.instances import Instances
+from dcp_dsl.layout import Column
+from dcp_dsl.number_trees import NumberTree
+from dcp_dsl.piecewise import sorted_unique
+from dcp_dsl.region import Region
 from dcp_dsl.scope import Scope
-from dcp_dsl.terms import Number
+from dcp_dsl.terms import Number, Term
 
 
 class LoweringError(Exception):
@@ -36,7 +44,7 @@ class Closure:
     env: "Env"
 
 
-Value: TypeAlias = Number | bool | Closure
+Value: TypeAlias = Number | bool | Closure | NumberTree
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,18 +72,107 @@ class Env:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """The coordinates an expression is evaluated in: a sample, or one instance inside `per`.
+    """The coordinates an expression is evaluated in: a sample, or the instances inside `per`.
+
+    Positions count from the start of their cell: the whole sample, or an instance. Tokens outside
+    all cells have none.
 
     Attributes:
-        num_tokens: tokens, at least 1.
+        num_tokens: tokens of the sample, at least 1.
         columns: of the sample.
         budget: shared by all frames of a sample.
-        is_whole: False inside `per`, where layouts and token columns are not available yet.
-        layouts: instances already bound, by text and statement.
+        cells: the whole sample, or the instances of the innermost `per`; none of them is empty.
+        bands: rows and keys that matter.
+        is_transposed: whether regions have the keys as their rows.
+        max_jobs: how wide a comparison may grow.
+        outer: the frame of the whole sample, None if this is it.
+        segments: instances already found, by text and statement.
     """
 
     num_tokens: int
     columns: Mapping[str, Column]
     budget: Budget
-    is_whole: bool = True
-    layouts: dict[tuple[int, str], dict[str, Instances]] = field(default_factory=dict)
+    cells: Instances
+    bands: Bands
+    is_transposed: bool = False
+    max_jobs: int = MAX_JOBS
+    outer: "Frame | None" = None
+    segments: dict[tuple[int, str], dict[str, Instances]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, num_tokens: int, columns: Mapping[str, Column], budget: Budget, *, is_transposed: bool
+    ) -> "Frame":
+        """Give the frame of a whole sample."""
+        cells = Instances.of(np.zeros(1, np.int64), np.full(1, num_tokens, np.int64))
+        bands = Bands.whole(num_tokens)
+        return cls(num_tokens, columns, budget, cells, bands, is_transposed)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is the whole sample, not inside `per`."""
+        return self.outer is None
+
+    def inside(self, cells: Instances) -> "Frame":
+        """Give the frame of instances, with coordinates of their own."""
+        bands = Bands.square(cells.start, cells.end)
+        return Frame(
+            self.num_tokens, self.columns, self.budget, cells, bands, self.is_transposed,
+            self.max_jobs, self.outer or self,
+        )  # fmt: skip
+
+    def within(self, region: Region) -> "Frame":
+        """Give the same coordinates, looking only at what a region may hold."""
+        return replace(self, bands=hull(region), max_jobs=MAX_JOBS)
+
+    def narrow(self, max_jobs: int) -> "Frame":
+        """Give the same frame with less patience for wide comparisons."""
+        return replace(self, max_jobs=max_jobs)
+
+    def compare(self, term: Term, op: str) -> Region:
+        """Give the pairs with ``term op 0``."""
+        on_rows, on_keys = term.on_q, term.on_k
+        if self.is_transposed:
+            on_rows, on_keys = on_keys, on_rows
+        return compare(on_rows, on_keys, op, self.bands, max_jobs=self.max_jobs)
+
+    def distance(self) -> Term:
+        """Give ``q - k``."""
+        at = self.cells.function(self.num_tokens, np.zeros(len(self.cells), np.int64), slope=1)
+        return Term(at, at.scale(-1))
+
+    def everything(self) -> Region:
+        """Give all pairs of each cell."""
+        start, end = self.cells.start, self.cells.end
+        return Region.rectangles(self.num_tokens, start, end, start, end)
+
+    def unary(self, instances: Instances, *, is_of_k: bool) -> Region:
+        """Give the pairs of a cell whose query (or key) lies in one of the instances."""
+        own = instances.filled()
+        cell = np.searchsorted(self.cells.end, own.start, side="right")
+        whole = self.cells.start[cell], self.cells.end[cell]
+        inside = own.start, own.end
+        of_keys = is_of_k != self.is_transposed
+        return Region.rectangles(
+            self.num_tokens, *((*whole, *inside) if of_keys else (*inside, *whole))
+        )
+
+
+def hull(region: Region) -> Bands:
+    """Give bands that hold a region: for each run of rows the keys between the outermost ones."""
+    if len(region.q_start) == 0:
+        none = np.empty(0, np.int64)
+        return Bands(none, none, none, none)
+    knots = sorted_unique(np.concatenate([region.q_start, region.q_end]))
+    low, high = (np.searchsorted(knots, v) for v in (region.q_start, region.q_end))
+    slab, cell = expand(low, high - low)
+    down = knots[cell] - region.q_start[slab]
+    rows = knots[cell + 1] - knots[cell] - 1
+    first = region.kv_start[slab] + region.start_slope[slab] * down
+    last = region.kv_end[slab] + region.end_slope[slab] * (down + rows)
+    start = np.full(len(knots), region.num_tokens)
+    end = np.zeros(len(knots), np.int64)
+    np.minimum.at(start, cell, first)
+    np.maximum.at(end, cell, last)
+    used = np.flatnonzero(end > start)
+    return Bands(knots[used], knots[used + 1], start[used], end[used])

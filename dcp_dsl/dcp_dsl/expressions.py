@@ -273,17 +273,12 @@ class ExpressionChecker:
     def binary(self, value: ast.Binary, names: Names) -> Kind:
         """Give the kind of arithmetic."""
         left, right = self.number(value.left, names), self.number(value.right, names)
-        if value.op in ("//", "%"):
-            if isinstance(value.right, ast.Number) and value.right.value < 1:
-                self.report(
-                    "E111", "this divides by zero", value.right.span, "divide by at least 1"
-                )
-            if right.depends or len(left.depends) > 1:
-                self.report(
-                    "W290", NOT_YET, value.span, "dividing compiles for one position by a constant"
-                )
-        if value.op == "*" and left.depends and right.depends:
-            self.report("W290", NOT_YET, value.span, "the product of two positions")
+        if (
+            value.op in ("//", "%")
+            and isinstance(value.right, ast.Number)
+            and value.right.value < 1
+        ):
+            self.report("E111", "this divides by zero", value.right.span, "divide by at least 1")
         kind = combine(value.op, left, right)
         if kind is None:
             verb = {"+": "adds", "-": "subtracts"}[value.op]
@@ -317,8 +312,6 @@ class ExpressionChecker:
         if kind.name not in ("pos", "unknown"):
             message = f"`in` asks about a position, got {kind.described()}"
             self.report("E103", message, value.item.span, "write `q in ...` or `k in ...`")
-        elif not isinstance(value.item, ast.Name):
-            self.report("W290", NOT_YET, value.item.span, "`in` compiles for `q` and `k` alone")
         self.segment(value.container, names)
 
     def rules(self, value: ast.Rules, names: Names) -> None:

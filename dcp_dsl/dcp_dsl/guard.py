@@ -16,7 +16,7 @@ from dcp_dsl.errors import DatasetError
 from dcp_dsl.mask import Mask
 from dcp_dsl.sample import Sample
 from dcp_dsl.scope import Imported, Scope
-from dcp_dsl.sparsity import Slabs
+from dcp_dsl.slabs import Slabs
 
 if TYPE_CHECKING:
     from dcp_dsl.layout import Column

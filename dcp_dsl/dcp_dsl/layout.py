@@ -1,7 +1,6 @@
-"""Bind segments to a sample: where each instance of `question`, `answer`, `doc` begins and ends.
+"""Bind layouts to a sample: where each instance of `question`, `answer`, `doc` begins and ends.
 
-A layout becomes arrays of instances, never labels per token. Numbers count within the nearest named
-group around a segment, else within the sample; instances without tokens count too.
+A layout becomes arrays of instances, never labels per token.
 """
 
 from collections.abc import Mapping
@@ -9,86 +8,19 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcp_dsl import ast
 from dcp_dsl.columns import layout_columns, reads_length
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.piecewise import Piecewise
+from dcp_dsl.instances import Instances, Ints, join
 from dcp_dsl.sample import MAX_TOKENS
 from dcp_dsl.scope import part_names
 
-Ints = NDArray[np.int64]
-
-MAX_INSTANCES = 1_000_000
 MAX_GROUPS = 2**16  # repetitions of groups with groups or lists inside; each is laid out alone
 
 Column: TypeAlias = (
     Any  # Any: an integer, a list of integers or a list of such lists; checked on use
 )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Instances:
-    """The instances of one segment, in the order of their tokens; they never overlap.
-
-    Attributes:
-        start, end: int64 ``[I]``, tokens.
-        number: int64 ``[I]``, from 0 within the parent.
-        total: int64 ``[I]``, how many the parent has.
-    """
-
-    start: Ints
-    end: Ints
-    number: Ints
-    total: Ints
-
-    @classmethod
-    def of(cls, start: Ints, end: Ints) -> "Instances":
-        """Number instances that have the whole sample as their parent."""
-        size = len(start)
-        return cls(start, end, np.arange(size), np.full(size, size))
-
-    def select(self, chosen: NDArray[np.bool_]) -> "Instances":
-        """Give some of the instances with their numbers unchanged."""
-        return Instances(
-            self.start[chosen], self.end[chosen], self.number[chosen], self.total[chosen]
-        )
-
-    def filled(self) -> "Instances":
-        """Give the instances that have tokens."""
-        return self.select(self.end > self.start)
-
-    def function(self, num_tokens: int, values: Ints, slope: int = 0) -> Piecewise:
-        """Give ``values[i] + slope * (t - start[i])`` on instance i, undefined between them."""
-        has_tokens = self.end > self.start
-        start, end, values = self.start[has_tokens], self.end[has_tokens], values[has_tokens]
-        before = np.concatenate([[0], end])  # a gap may follow each instance and precede the first
-        has_gap = np.append(start, num_tokens) > before
-        starts = np.concatenate([start, before[has_gap]])
-        gap = np.zeros(int(has_gap.sum()), np.int64)
-        order = np.argsort(starts, kind="stable")
-        return Piecewise(
-            num_tokens,
-            starts[order],
-            np.concatenate([values, gap])[order],
-            np.concatenate([np.full(len(start), slope, np.int64), gap])[order],
-            np.concatenate([np.ones(len(start), np.bool_), np.zeros(len(gap), np.bool_)])[order],
-        )
-
-
-def tile(size: int, parents: Instances) -> Instances:
-    """Cut every parent into tiles of `size` tokens; the last one may be short."""
-    lengths = parents.end - parents.start
-    counts = -(-lengths // size)
-    if counts.sum() > MAX_INSTANCES:
-        raise DatasetError(
-            f"`every {size}` makes {counts.sum():_} tiles; at most {MAX_INSTANCES:_} are supported"
-        )
-    parent = np.repeat(np.arange(len(counts)), counts)
-    number = np.arange(len(parent)) - np.repeat(np.cumsum(counts) - counts, counts)
-    start = parents.start[parent] + number * size
-    return Instances(start, np.minimum(start + size, parents.end[parent]), number, counts[parent])
 
 
 def bind_layout(
@@ -120,8 +52,8 @@ def bind_layout(
         )
     empty = np.empty(0, np.int64)
     for name in (segment.name, *_names(layout.parts)):
-        binder.found.setdefault(name.text, [Instances(empty, empty, empty, empty)])
-    return {name: _join(parts) for name, parts in binder.found.items()}
+        binder.found.setdefault(name.text, [Instances(empty, empty, empty, empty, empty)])
+    return {name: join(parts) for name, parts in binder.found.items()}
 
 
 def natural_length(
@@ -144,11 +76,6 @@ def _names(parts: tuple[ast.Leaf | ast.Group, ...]) -> list[ast.Ident]:
 
 def _list_names(names: list[str]) -> str:
     return ", ".join(f"`{n}`" for n in names) if names else "the layout"
-
-
-def _join(parts: list[Instances]) -> Instances:
-    columns = zip(*((p.start, p.end, p.number, p.total) for p in parts), strict=True)
-    return Instances(*(np.concatenate(c) for c in columns))
 
 
 @dataclass(slots=True)
@@ -220,10 +147,10 @@ class _LayoutBinder:
         self, group: ast.Group, at: int, row: Mapping[str, Column], parent: _Parent
     ) -> Ints:
         """Lay a group out; give the borders of its repetitions."""
-        count = self.repetitions(group, row) if group.is_repeated else 1
+        count, last_parts = self.repetitions(group, row) if group.is_repeated else (1, None)
         matrix = self.flat_lengths(group, row, count) if group.is_repeated else None
         if matrix is not None:
-            return self.place_flat(group, at, matrix, parent)
+            return self.place_flat(group, at, matrix, parent, last_parts)
         self.groups += count
         if self.groups > MAX_GROUPS:
             raise DatasetError(
@@ -233,9 +160,10 @@ class _LayoutBinder:
         bounds = [at]
         names = layout_columns(group) if group.is_repeated else []
         for index in range(count):
-            inner_row = {**row, **{name: row[name][index] for name in names}}
+            parts = group.parts[: last_parts if index == count - 1 else None]
+            own = {name: row[name][index] for name in names if index < len(row[name])}
             inner = parent if group.name is None else _Parent()
-            bounds.append(self.walk(group.parts, bounds[-1], inner_row, inner))
+            bounds.append(self.walk(parts, bounds[-1], {**row, **own}, inner))
             if group.name is not None:
                 inner.close(self.found)
         borders = np.array(bounds, np.int64)
@@ -244,13 +172,17 @@ class _LayoutBinder:
         return borders
 
     def flat_lengths(self, group: ast.Group, row: Mapping[str, Column], count: int) -> Ints | None:
-        """Give the lengths ``[repetitions, parts]`` of a group of plain leaves, else None."""
+        """Give the lengths ``[repetitions, parts]`` of a group of plain leaves, else None.
+
+        A column that lacks the last repetition has length 0 there.
+        """
         columns = []
         for part in group.parts:
             if not isinstance(part, ast.Leaf) or part.is_repeated:
                 return None
             if isinstance(part.length, ast.Name) and part.length.text != "len":
-                columns.append(self.lengths(part.length.text, self.column(part.length.text, row)))
+                lengths = self.lengths(part.length.text, self.column(part.length.text, row))
+                columns.append(np.append(lengths, np.zeros(count - len(lengths), np.int64)))
             elif isinstance(part.length, ast.Number):
                 length = self.arithmetic(part.length, row) if count else 0
                 columns.append(np.full(count, length))
@@ -258,26 +190,31 @@ class _LayoutBinder:
                 return None
         return np.column_stack(columns)
 
-    def place_flat(self, group: ast.Group, at: int, matrix: Ints, parent: _Parent) -> Ints:
+    def place_flat(
+        self, group: ast.Group, at: int, matrix: Ints, parent: _Parent, last_parts: int | None
+    ) -> Ints:
         """Lay all repetitions of a group of plain leaves at once."""
-        bounds = at + np.concatenate([[0], np.cumsum(matrix.ravel())])
         width = matrix.shape[1]
+        present = np.ones(matrix.shape, np.bool_)
+        if last_parts is not None:
+            present[-1, last_parts:] = False
+            matrix = np.where(present, matrix, 0)
+        bounds = at + np.concatenate([[0], np.cumsum(matrix.ravel())])
         starts, ends = bounds[:-1].reshape(matrix.shape), bounds[1:].reshape(matrix.shape)
         if group.name is not None:
             parent.add(group.name.text, bounds[:-1:width], bounds[width::width])
         names = [part.name.text if part.name is not None else None for part in group.parts]
         for name in {n for n in names if n is not None}:
             which = [i for i, other in enumerate(names) if other == name]
-            spans = starts[:, which], ends[:, which]
+            kept = present[:, which]
+            spans = starts[:, which][kept], ends[:, which][kept]
             if group.name is None:
-                parent.add(name, spans[0].ravel(), spans[1].ravel())
+                parent.add(name, *spans)
                 continue
-            number = np.tile(np.arange(len(which)), len(matrix))
-            self.found.setdefault(name, []).append(
-                Instances(
-                    spans[0].ravel(), spans[1].ravel(), number, np.full(len(number), len(which))
-                )
-            )
+            number = (np.cumsum(kept, axis=1) - 1)[kept]
+            total = np.broadcast_to(kept.sum(axis=1, keepdims=True), kept.shape)[kept]
+            repetition = np.broadcast_to(np.arange(len(matrix))[:, None], kept.shape)[kept]
+            self.found.setdefault(name, []).append(Instances(*spans, number, total, repetition))
         return bounds[::width]
 
     # ---- columns ----
@@ -355,8 +292,14 @@ class _LayoutBinder:
         results = {"+": a + b, "-": a - b, "*": a * b}
         return results[op] if op in results else (a // b if op == "//" else a % b)
 
-    def repetitions(self, group: ast.Group, row: Mapping[str, Column]) -> int:
-        """Give how often a group repeats: all its columns have one element per repetition."""
+    def repetitions(self, group: ast.Group, row: Mapping[str, Column]) -> tuple[int, int | None]:
+        """Give how often a group repeats: its columns have one element per repetition.
+
+        The last repetition may end early: the columns of its missing parts are one element short.
+
+        Returns:
+            Repetitions, and how many parts the last one has if it ends early, else None.
+        """
         sizes: dict[str, int] = {}
         for name in layout_columns(group):
             value = self.column(name, row)
@@ -367,13 +310,24 @@ class _LayoutBinder:
                     f"one element per repetition, got {_shorten(value)}"
                 )
             sizes[name] = len(value)
-        if len(set(sizes.values())) > 1:
-            shown = ", ".join(f"`{n}` {s}" for n, s in sizes.items())
-            raise DatasetError(
-                f"segment `{self.segment}`: the columns of a repeated group must have equally many "
-                f"elements, got {shown}"
-            )
-        return next(iter(sizes.values()), 0)
+        count = max(sizes.values(), default=0)
+        if all(size == count for size in sizes.values()):
+            return count, None
+        short = [any(sizes[c] < count for c in _part_columns(part)) for part in group.parts]
+        first = short.index(True)
+        late = [c for part in group.parts[first:] for c in _part_columns(part)]
+        if first and all(sizes[c] == count - 1 for c in late):
+            return count, first
+        shown = ", ".join(f"`{n}` {s}" for n, s in sizes.items())
+        raise DatasetError(
+            f"segment `{self.segment}`: the columns of a repeated group must have equally many "
+            f"elements, got {shown}; only the last repetition may lack its last parts"
+        )
+
+
+def _part_columns(part: ast.Leaf | ast.Group) -> list[str]:
+    """Give the columns that one part reads."""
+    return layout_columns(ast.Layout((part,)))
 
 
 def _is_ragged(value: Column) -> bool:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 from dcp_dsl import ast
 from dcp_dsl.diagnostics import make_diagnostic
 from dcp_dsl.errors import DatasetError, SpecError
+from dcp_dsl.form import Form
 from dcp_dsl.sample import Sample
 from dcp_dsl.scope import Scope
-from dcp_dsl.sparsity import Slabs
+from dcp_dsl.slabs import Slabs
 
 if TYPE_CHECKING:
     from dcp_dsl.guard import Guard
@@ -46,17 +47,38 @@ class Mask:
         return Guard.of((self,))
 
     def bind(self, sample: Sample) -> Slabs:
-        """Give the exact normal form of the mask on one sample.
+        """Give the exact mask of one sample as slabs.
 
-        The cost grows with the number of segments and tiles, not with the number of tokens.
+        What has no short form as slabs is converted, which costs what it has in slabs; `compile`
+        gives such masks in their own form, at any length.
+
+        Raises:
+            DatasetError: if the sample lacks a column, its layout does not fill it, or the mask
+                falls into more than a million slabs.
+            SpecError: for sizes out of range, and for masks too large for every form (E191).
+        """
+        from dcp_dsl.conversion import as_slabs  # numpy's half of the room, loaded on use
+
+        return as_slabs(self.compile(sample))
+
+    def compile(self, sample: Sample) -> Form:
+        """Give the exact mask of one sample in the form that describes it shortest.
+
+        The cost grows with the number of segments and tiles, not with the number of tokens. The
+        form is named by its attribute `form`; see `Form` for what all of them can do.
 
         Raises:
             DatasetError: if the sample lacks a column or its layout does not fill it.
-            SpecError: for constructs that are not supported yet (E190) and for sizes out of range.
+            SpecError: for sizes out of range, and for masks too large for every form (E191).
+
+        >>> from dcp_dsl import Spec
+        >>> mask = Spec.from_text("mask comb = causal and (q - k) % 4 == 0").mask("comb")
+        >>> mask.compile(Sample(length=100_000)).form
+        'strided'
         """
         # numpy's half of the room, loaded on use
+        from dcp_dsl.binding import bind_expression
         from dcp_dsl.environment import Env, LoweringError
-        from dcp_dsl.lowering import lower
 
         missing = sorted(self.columns - sample.columns.keys())
         if missing:
@@ -66,7 +88,7 @@ class Mask:
             )
         try:
             env = Env(self.scope, self.program)
-            region = lower(self.expression, env, sample.columns, sample.length)
+            return bind_expression(self.expression, env, sample.columns, sample.length)
         except LoweringError as error:
             text, name = error.program.text, error.program.name
             raise SpecError(
@@ -74,7 +96,6 @@ class Mask:
                     error.code, error.message, text, error.span, name=name, hint=error.hint
                 ),)
             ) from None  # fmt: skip
-        return region.to_slabs()
 
     def _repr_svg_(self) -> str | None:
         """Draw the mask on a sample of its text, for notebooks; None if there is no sample."""

@@ -8,7 +8,8 @@ import numpy as np
 from dcp_dsl.blocks import block_sparsity
 from dcp_dsl.mask import Mask
 from dcp_dsl.sample import Sample
-from dcp_dsl.sparsity import BlockKind, Slabs
+from dcp_dsl.slabs import Slabs
+from dcp_dsl.sparsity import BlockKind
 
 SLOPES = {(0, 0): "full", (0, 1): "causal", (1, 0): "inverse causal", (1, 1): "band"}
 """Slopes of a slab's two ends -> the shape a kernel knows: MagiAttention's four types."""

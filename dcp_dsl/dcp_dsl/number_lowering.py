@@ -1,30 +1,57 @@
-"""Evaluate the numbers and segments of a mask on one sample: functions of q and k, instances."""
+"""Evaluate the numbers of a mask on one sample: functions of q and k."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from dcp_dsl import ast
-from dcp_dsl.ast import Span
-from dcp_dsl.environment import Closure, Env, Frame
+from dcp_dsl.column_segments import per_token_values
+from dcp_dsl.environment import Closure, Env
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.layout import Instances, bind_layout, tile
-from dcp_dsl.piecewise import MAX_VALUE, Piecewise, ValueTooLarge
-from dcp_dsl.terms import Extreme, NotSeparable, Number, Term, add, extreme, scale
+from dcp_dsl.instances import Instances
+from dcp_dsl.number_trees import NumberTree
+from dcp_dsl.piecewise import MAX_VALUE, Ints, Piecewise, ValueTooLarge
+from dcp_dsl.segment_lowering import SegmentLowering
+from dcp_dsl.terms import (
+    Cyclic,
+    Extreme,
+    NotSeparable,
+    Number,
+    Quotient,
+    Term,
+    add,
+    extreme,
+    scale,
+)  # fmt: skip
 
 STEPS_PER_NODE = 250
 
 
+class VaryingLength(Exception):
+    """A constant depends on `len`, which differs from instance to instance inside `per`."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class NumberLowering:
+class NumberLowering(SegmentLowering):
     """Evaluates numbers and segments in one frame."""
 
-    frame: Frame
+    positions: dict[str, Term] = field(default_factory=dict)  # q and k themselves
 
-    @property
-    def n(self) -> int:
-        """Tokens of the frame."""
-        return self.frame.num_tokens
+    def position_of(self, name: str) -> Term:
+        """Give `q` or `k`, counted from the start of its cell."""
+        if name not in self.positions:
+            cells = self.frame.cells
+            function = cells.function(self.n, np.zeros(len(cells), np.int64), slope=1)
+            self.positions[name] = Term.of_q(function) if name == "q" else Term.of_k(function)
+        return self.positions[name]
+
+    def length(self) -> Number:
+        """Give `len`: of the sample, or of the instance."""
+        cells = self.frame.cells
+        sizes = cells.end - cells.start
+        if (sizes == sizes[0]).all():
+            return int(sizes[0])
+        return Term.of_q(cells.function(self.n, sizes))
 
     def number(self, value: ast.Expr, env: Env) -> Number:
         """Evaluate an expression of kind number."""
@@ -56,18 +83,13 @@ class NumberLowering:
                 assert not isinstance(local.value, ast.Every | ast.BindFunction), "checked"
                 return self.number(local.value, local.env)
             assert not isinstance(local, bool), "checked: a bool is no number"
-            if _num_tokens(local) not in (None, self.n):
-                what = f"`{value.text}`, a position from outside, inside `per`"
-                env.refuse(what, value.span, "")
+            if isinstance(local, NumberTree):
+                raise NotSeparable
             return local
-        match value.text:
-            case "q":
-                return Term.of_q(Piecewise.position(self.n))
-            case "k":
-                return Term.of_k(Piecewise.position(self.n))
-            case "len":
-                return self.n
-        raise AssertionError(f"checked: {value.text} is a number")
+        if value.text == "len":
+            return self.length()
+        assert value.text in ("q", "k"), f"checked: {value.text} is a number"
+        return self.position_of(value.text)
 
     def arithmetic(self, value: ast.Binary, env: Env) -> Number:
         """Evaluate ``left op right``."""
@@ -82,7 +104,7 @@ class NumberLowering:
                     return _bounded(scale(left, right))
                 if isinstance(left, int):
                     return _bounded(scale(right, left))
-                env.refuse("the product of two positions", value.span, "")
+                raise NotSeparable
             case "//" | "%":
                 return self.divide(value, left, right, env)
         raise AssertionError(f"unknown operator {value.op}")
@@ -90,7 +112,7 @@ class NumberLowering:
     def divide(self, value: ast.Binary, left: Number, right: Number, env: Env) -> Number:
         """Evaluate ``left // right`` or ``left % right``; the divisor is a positive constant."""
         if not isinstance(right, int):
-            env.refuse("dividing by a position", value.right.span, "")
+            raise NotSeparable
         if right < 1:
             env.fail(
                 "E111",
@@ -98,17 +120,24 @@ class NumberLowering:
                 value.right.span,
                 "the divisor is at least 1",
             )
-        if isinstance(left, int):
-            return left // right if value.op == "//" else left % right
-        if isinstance(left, Extreme):
-            raise NotSeparable
-        return left.map(value.op, right)
+        match left:
+            case int():
+                return left // right if value.op == "//" else left % right
+            case Extreme():
+                raise NotSeparable
+            case Term():
+                cells = self.frame.cells
+                return left.divide(value.op, right, (cells.start, cells.end))
+            case Cyclic():
+                return left.divide(value.op, right)
+            case Quotient():
+                return left.floor_divide(right) if value.op == "//" else left.modulo(right)
 
     def constant(self, value: ast.Expr, env: Env) -> int:
         """Evaluate a number that depends on no position."""
         number = self.number(value, env)
         if not isinstance(number, int):
-            env.refuse("a number that depends on the position", value.span, "")
+            raise VaryingLength
         return number
 
     def attribute(self, value: ast.Attribute, env: Env) -> Number:
@@ -117,37 +146,82 @@ class NumberLowering:
         inner = value.value
         if isinstance(inner, ast.Name) and inner.text == "row" and "row" not in env.names:
             return self.row_column(name)
-        if isinstance(inner, ast.Attribute):
-            instances = self.segment(inner.name.text, env, inner.name.span)
-            on_q, _ = self.position(inner.value, env)
-            return self.place(instances, name, on_q)
         if name == "count" and isinstance(inner, ast.Name) and inner.text not in ("q", "k"):
             return self.count(inner, env)
-        on_q, _ = self.position(inner, env)
+        return self.at_position(*self.function_of(value, env), env)
+
+    def function_of(self, value: ast.Attribute, env: Env) -> tuple[Piecewise, ast.Expr]:
+        """Give the function of a token that an attribute reads, and the position it reads it at."""
+        name, inner = value.name.text, value.value
+        if isinstance(inner, ast.Attribute):
+            instances = self.segment(inner.name.text, env, inner.name.span)
+            return self.place(instances, name), inner.value
         if name not in env.names and name not in env.scope.segments:
-            function = self.token_column(name, env, value.span)
+            return self.token_column(name, env), inner
+        instances = self.segment(name, env, value.name.span)
+        return instances.function(self.n, instances.number), inner
+
+    def at_position(self, function: Piecewise, position: ast.Expr, env: Env) -> Term:
+        """Evaluate a function of the token that an expression points at."""
+        number = self.number(position, env)
+        if isinstance(number, int):
+            number = Term.constant(self.n, number)
+        if not isinstance(number, Term):
+            raise NotSeparable
+        for name in ("q", "k"):
+            if number is self.positions.get(name):
+                return Term.of_q(function) if name == "q" else Term.of_k(function)
+        where, is_of_k = number.single()
+        at = function.compose(self.absolute(where))
+        return Term.of_k(at) if is_of_k else Term.of_q(at)
+
+    def absolute(self, where: Piecewise) -> Piecewise:
+        """Turn positions counted from the start of a cell into tokens of the sample."""
+        if self.frame.is_whole:
+            return where
+        cells = self.frame.cells
+        zero = np.zeros(len(cells), np.int64)
+        # Inside its cell only: where >= 0 and where < size.
+        sizes = cells.function(self.n, cells.end - cells.start)
+        where = where + cells.function(self.n, zero)
+        for side, op in ((where, ">="), (where + sizes.scale(-1), "<")):
+            where = where + _defined_on(*side.solve(op), self.n)
+        return where + cells.function(self.n, cells.start)
+
+    def place(self, instances: Instances, name: str) -> Piecewise:
+        """Give `.start`, `.end`, `.len` or `.pos` of the instance of each token."""
+        if instances.is_split:
+            raise DatasetError(
+                f"`.{name}` needs instances of one stretch each, but an id comes back after "
+                f"others; use stretches of tokens (`flags`, `spans`, or a name behind `as`)"
+            )
+        own = instances.filled()
+        if not self.frame.is_whole and name in ("start", "end"):
+            cells = self.frame.cells
+            base = cells.start[np.searchsorted(cells.end, own.start, side="right")]
         else:
-            instances = self.segment(name, env, value.name.span)
-            function = instances.function(self.n, instances.number)
-        return Term.of_q(function) if on_q else Term.of_k(function)
-
-    def place(self, instances: Instances, name: str, on_q: bool) -> Number:
-        """Evaluate `.start`, `.end`, `.len` or `.pos` of the instance a token lies in."""
+            base = np.zeros(len(own), np.int64)
         values = {
-            "start": instances.start,
-            "end": instances.end,
-            "len": instances.end - instances.start,
-            "pos": np.zeros_like(instances.start),
+            "start": own.start - base,
+            "end": own.end - base,
+            "len": own.end - own.start,
+            "pos": base,
         }[name]
-        function = instances.function(self.n, values, slope=1 if name == "pos" else 0)
-        return Term.of_q(function) if on_q else Term.of_k(function)
+        return own.function(self.n, values, slope=1 if name == "pos" else 0)
 
-    def count(self, name: ast.Name, env: Env) -> int:
-        """Evaluate `S.count`."""
+    def count(self, name: ast.Name, env: Env) -> Number:
+        """Evaluate `S.count`: instances in the sample, inside `per` in the instance."""
         instances = self.segment(name.text, env, name.span)
-        if len(instances.total) and int(instances.total[0]) != len(instances.total):
-            env.refuse(f"`.count` of `{name.text}`, which is nested", name.span, "")
-        return len(instances.total)
+        if instances.is_named:
+            return int(instances.total.max(initial=0))
+        if self.frame.is_whole:
+            return len(instances)
+        cells = self.frame.cells
+        cell = np.searchsorted(cells.end, instances.start, side="right")
+        counts = np.bincount(cell, minlength=len(cells))
+        if (counts == counts[0]).all():
+            return int(counts[0])
+        return Term.of_q(cells.function(self.n, counts))
 
     def row_column(self, name: str) -> int:
         """Evaluate `row.name`."""
@@ -162,27 +236,13 @@ class NumberLowering:
             raise DatasetError(f"`row.{name}`: values beyond {MAX_VALUE:_} are not supported")
         return value
 
-    def token_column(self, name: str, env: Env, span: Span) -> Piecewise:
+    def token_column(self, name: str, env: Env) -> Piecewise:
         """Evaluate the value of a token column at each position."""
-        if not self.frame.is_whole:
-            env.refuse(f"the token column `{name}` inside `per`", span, "")
         column = env.scope.tokens[name].column.text
-        values = np.asarray(self.frame.columns.get(column, ()))
-        if values.shape == (self.n,) and values.dtype.kind not in "iu":  # integers beyond int64
-            raise DatasetError(
-                f"token column `{column}`: values beyond {MAX_VALUE:_} are not supported"
-            )
-        if values.shape != (self.n,):
-            raise DatasetError(
-                f"token column `{column}`: expected {self.n} integers, one per token, got an "
-                f"array of "
-                f"shape {values.shape}"
-            )
-        if values.max() > MAX_VALUE or values.min() < -MAX_VALUE:
-            raise DatasetError(
-                f"token column `{column}`: values beyond {MAX_VALUE:_} are not supported"
-            )
-        return Piecewise.from_tokens(values.astype(np.int64))
+        where = f"token column `{column}`"
+        if column not in self.frame.columns:
+            raise DatasetError(f"{where}: the sample does not have it")
+        return Piecewise.from_tokens(per_token_values(self.frame.columns[column], self.n, where))
 
     def function(self, value: ast.Call, env: Env) -> Number:
         """Evaluate abs, min, max, clamp or a `where` function."""
@@ -211,72 +271,6 @@ class NumberLowering:
         names = {**function.env.names, **dict(zip(params, values, strict=True))}
         return Env(function.env.scope, function.env.program, names)
 
-    def position(self, value: ast.Expr, env: Env) -> tuple[bool, bool]:
-        """Tell whether an expression is q itself or k itself."""
-        number = self.number(value, env)
-        if isinstance(number, Term):
-            for function, other, answer in (
-                (number.on_q, number.on_k, (True, False)),
-                (number.on_k, number.on_q, (False, True)),
-            ):
-                is_zero = other.is_constant and other.values[0] == 0
-                if is_zero and len(function.starts) == 1 and function.slopes[0] == 1:
-                    if function.values[0] == 0:
-                        return answer
-                    break
-        env.refuse("`in` for other positions than `q` and `k`", value.span, "")
-
-    # ---- segments ----
-
-    def instances(self, value: ast.Expr, env: Env) -> Instances:
-        """Evaluate a segment: by name, or `first(S, m)`, `last(S, m)`."""
-        if isinstance(value, ast.Name):
-            return self.segment(value.text, env, value.span)
-        assert isinstance(value, ast.Call), "checked: a segment is a name or a call"
-        instances = self.instances(value.arguments[0].value, env)
-        how_many = 1 if len(value.arguments) < 2 else self.constant(value.arguments[1].value, env)
-        if value.name.text == "first":
-            return instances.select(instances.number < how_many)
-        return instances.select(instances.number >= instances.total - how_many)
-
-    def segment(self, name: str, env: Env, span: Span) -> Instances:
-        """Give the instances of a segment by name."""
-        local = env.names.get(name)
-        if isinstance(local, Closure):
-            assert isinstance(local.value, ast.Every), "checked: the name is a segment"
-            return self.tiles(local.value, local.env)
-        statement = env.scope.segments[name]
-        match statement.source:
-            case ast.Every() as every:
-                return self.tiles(every, Env(env.scope, env.scope.program))
-            case ast.Columns(kind=kind):
-                env.refuse(f"a segment from `{kind.text}(...)`", span, "")
-            case ast.Layout() as layout:
-                if not self.frame.is_whole:
-                    env.refuse(
-                        f"the layout of `{name}` inside `per`", span,
-                        "inside `per`, use positions and `every`",
-                    )  # fmt: skip
-                key = (id(env.scope), statement.name.text)
-                if key not in self.frame.layouts:
-                    self.frame.layouts[key] = bind_layout(
-                        statement, layout, self.frame.columns, self.n
-                    )
-                return self.frame.layouts[key][name]
-
-    def tiles(self, every: ast.Every, env: Env) -> Instances:
-        """Give the tiles of an `every`."""
-        size = self.constant(every.size, env)
-        if size < 1:
-            env.fail(
-                "E111", f"`every {size}` makes no tiles", every.size.span,
-                "the size of a tile is at least 1 token",
-            )  # fmt: skip
-        if every.parent is None:
-            whole = Instances.of(np.array([0]), np.array([self.n]))
-            return tile(size, whole)
-        return tile(size, self.segment(every.parent.text, env, every.parent.span))
-
 
 def _bounded(value: Number) -> Number:
     if isinstance(value, int) and abs(value) > MAX_VALUE:
@@ -284,17 +278,14 @@ def _bounded(value: Number) -> Number:
     return value
 
 
-def _num_tokens(value: Number) -> int | None:
-    """Give the size of the frame that a number was evaluated in, None for constants."""
-    if isinstance(value, int):
-        return None
-    term = value.terms[0] if isinstance(value, Extreme) else value
-    return term.on_q.num_tokens
+def _defined_on(starts: Ints, ends: Ints, num_tokens: int) -> Piecewise:
+    """Give 0 on ranges of positions, undefined elsewhere."""
+    return Instances.of(starts, ends).function(num_tokens, np.zeros_like(starts))
 
 
 def _num_pieces(value: Number) -> int:
     """Give how many pieces the functions in a number have."""
-    if isinstance(value, int):
+    if not isinstance(value, Term | Extreme):
         return 0
     terms = value.terms if isinstance(value, Extreme) else (value,)
     return sum(len(term.on_q.starts) + len(term.on_k.starts) for term in terms)

@@ -73,7 +73,8 @@ def evaluate(
     cache: dict[tuple[int, str], list[Instance]] = {}
     for begin in range(0, length, step):
         rows = np.arange(begin, min(begin + step, length))
-        result[rows] = _Oracle(length, rows, columns, True, cache, budget).mask(value, env)
+        oracle = _Oracle(length, rows, columns, length, 0, False, cache, budget)
+        result[rows] = oracle.mask(value, env)
     return result
 
 
@@ -178,7 +179,7 @@ class _Oracle(OracleNumbers):
         return inner
 
     def same(self, instances: list[Instance]) -> Bools:
-        which = self.per_token(instances, range(len(instances)), -1)
+        which = self.per_token(instances, [i.name for i in instances], -1)
         at_q, at_k = which[self.rows][:, None], which[None, :]
         is_same: Bools = (at_q == at_k) & (at_q >= 0)
         return is_same
@@ -204,12 +205,15 @@ class _Oracle(OracleNumbers):
 
     def per(self, inner: ast.Expr, instances: list[Instance], env: OracleEnv) -> Bools:
         result = np.zeros(self.shape, np.bool_)
-        for instance in instances:
+        for instance in self.whole_stretches(instances):
             mine = np.flatnonzero((self.rows >= instance.start) & (self.rows < instance.end))
             if len(mine):
                 rows = self.rows[mine] - instance.start
                 size = instance.end - instance.start
-                part = _Oracle(size, rows, self.columns, False, {}, self.budget)
+                offset = self.offset + instance.start
+                part = _Oracle(
+                    size, rows, self.columns, self.length, offset, True, self.cache, self.budget
+                )
                 result[mine, instance.start : instance.end] = part.mask(inner, env)
         return result
 

@@ -5,6 +5,7 @@ Shares nothing with `layout`, which it is there to judge.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import add, floordiv, mod, mul, sub
 from typing import Any
 
@@ -14,12 +15,24 @@ from dcp_dsl.errors import DatasetError
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One instance of a segment: its tokens, its number and how many its parent has."""
+    """One stretch of tokens of a segment.
+
+    Attributes:
+        start, end: its tokens.
+        number: within its parent.
+        total: how many the parent has.
+        parent: tells parents apart.
+        name: tells instances apart; only ids give several stretches one name.
+        is_id: whether the number is an id, which means the same everywhere.
+    """
 
     start: int
     end: int
     number: int
     total: int
+    parent: int = 0
+    name: int = 0
+    is_id: bool = False
 
 
 @dataclass(slots=True)
@@ -64,21 +77,40 @@ def _expand(part: ast.Leaf | ast.Group, row: Mapping[str, Any], total: int) -> l
             return [_Node(name, _not_negative(column, _integer(column, n))) for n in lengths]
         return [_Node(name, _not_negative("a length", _length(part.length, row, total)))]
     name = part.name.text if part.name else None
-    rows = [row]
+    repeats: list[tuple[Mapping[str, Any], int]] = [(row, len(part.parts))]
     if part.is_repeated:
         lists = {c: _list(c, row[c]) for c in _columns_below(part)}
-        if len({len(value) for value in lists.values()}) > 1:
-            raise DatasetError(f"{', '.join(lists)}: expected lists of equal sizes")
-        rows = [{**row, **dict(zip(lists, values, strict=True))}
-                for values in zip(*lists.values(), strict=True)]  # fmt: skip
+        repeats = _repeats(part, row, lists)
     nodes = []
-    for inner in rows:
+    for inner, present in repeats:
         node = _Node(name, 0)
-        for child in part.parts:
+        for child in part.parts[:present]:
             node.children += _expand(child, inner, total)
         node.length = _size(node)
         nodes.append(node)
     return nodes
+
+
+def _repeats(
+    part: ast.Group, row: Mapping[str, Any], lists: Mapping[str, list[Any]]
+) -> list[tuple[Mapping[str, Any], int]]:
+    """Give for each repetition the columns it sees and how many parts it has."""
+    longest = max((len(values) for values in lists.values()), default=0)
+    found: list[tuple[Mapping[str, Any], int]] = []
+    for index in range(longest):
+        here = {name: values[index] for name, values in lists.items() if index < len(values)}
+        present = 0
+        for child in part.parts:
+            if any(name not in here for name in _columns_below(child)):
+                break
+            present += 1
+        late = [name for child in part.parts[present:] for name in _columns_below(child)]
+        if present < len(part.parts):
+            is_last = index == longest - 1
+            if not is_last or present == 0 or any(name in here for name in late):
+                raise DatasetError(f"{', '.join(lists)}: expected lists of equal sizes")
+        found.append(({**row, **here}, present))
+    return found
 
 
 def _length(value: ast.Expr, row: Mapping[str, Any], total: int) -> int:
@@ -160,13 +192,98 @@ def _numbered(top: _Node, name: str) -> list[Instance]:
         return at
 
     visit(top, 0, id(top))
-    counts: dict[int, int] = {}
-    for _, _, ancestor in spans:
-        counts[ancestor] = counts.get(ancestor, 0) + 1
-    numbers: dict[int, int] = {}
+    parents = list(dict.fromkeys(ancestor for _, _, ancestor in spans))
     found = []
-    for start, end, ancestor in spans:
-        number = numbers.get(ancestor, 0)
-        numbers[ancestor] = number + 1
-        found.append(Instance(start, end, number, counts[ancestor]))
+    for index, (start, end, ancestor) in enumerate(spans):
+        siblings = [i for i, span in enumerate(spans) if span[2] == ancestor]
+        number, parent = siblings.index(index), parents.index(ancestor)
+        found.append(Instance(start, end, number, len(siblings), parent, index))
+    return found
+
+
+def spell_out(
+    source: ast.Columns, is_whole_segment: bool, name: str, value: Any, length: int
+) -> list[Instance]:
+    """Give the instances of one name of a segment that a column spells out.
+
+    Args:
+        source: `ids`, `spans`, `flags` or `positions` of a column.
+        is_whole_segment: whether the name is the segment's own, not one behind `as`.
+        name: which one.
+        value: the column.
+        length: tokens of the sample.
+    """
+    values = _list(source.column.text, value)
+    if source.kind.text == "spans":
+        return _spans(values, length)
+    if len(values) != length:
+        raise DatasetError(f"expected {length} values")
+    labels = [_integer("value", v) for v in values]
+    if source.kind.text == "ids":
+        return _named(labels, source, is_whole_segment, name)
+    stretches: list[list[int]] = []
+    for token, label in enumerate(labels):
+        if source.kind.text == "flags":
+            if label not in (0, 1):
+                raise DatasetError("a flag is 0 or 1")
+            if label == 0:
+                continue
+            is_next = bool(stretches) and stretches[-1][-1] == token - 1
+        else:
+            is_next = token > 0 and label == labels[token - 1] + 1
+        if is_next:
+            stretches[-1].append(token)
+        else:
+            stretches.append([token])
+    return [Instance(s[0], s[-1] + 1, i, len(stretches), 0, i) for i, s in enumerate(stretches)]
+
+
+def _spans(values: list[Any], length: int) -> list[Instance]:
+    spans = sorted((_integer("start", a), _integer("end", b)) for a, b in values)
+    if any(start < end for (_, end), (start, _) in pairwise(spans)):
+        raise DatasetError("spans overlap")
+    if any(not 0 <= a <= b <= length for a, b in spans):
+        raise DatasetError("a span leaves the sample")
+    return [Instance(a, b, i, len(spans), 0, i) for i, (a, b) in enumerate(spans)]
+
+
+def _named(
+    labels: list[int], source: ast.Columns, is_whole_segment: bool, name: str
+) -> list[Instance]:
+    """Give the stretches of equal ids."""
+    if any(label < -1 for label in labels):
+        raise DatasetError("an id is -1 or at least 0")
+    if source.names and any(label >= len(source.names) for label in labels):
+        raise DatasetError("an id has no name")
+    total = len(source.names) or max([*labels, -1]) + 1
+    wanted = None if is_whole_segment else [n.text for n in source.names].index(name)
+    found: list[Instance] = []
+    for token, label in enumerate(labels):
+        if label == -1 or (wanted is not None and label != wanted):
+            continue
+        if token > 0 and labels[token - 1] == label:
+            last = found[-1]
+            found[-1] = Instance(last.start, token + 1, label, total, 0, label, True)
+        else:
+            found.append(Instance(token, token + 1, label, total, 0, label, True))
+    if wanted is None:
+        return found
+    return [Instance(f.start, f.end, i, len(found), 0, i) for i, f in enumerate(found)]
+
+
+def cut_to(instances: list[Instance], start: int, end: int) -> list[Instance]:
+    """Give what lies in ``[start, end)``, counted from there, numbered anew unless by ids."""
+    inside = [
+        Instance(max(i.start, start) - start, min(i.end, end) - start, i.number, i.total, i.parent,
+                 i.name, i.is_id)
+        for i in instances
+        if max(i.start, start) < min(i.end, end)
+    ]  # fmt: skip
+    found = []
+    for index, one in enumerate(inside):
+        siblings = [i.number for i in inside if i.parent == one.parent]
+        number = one.number if one.is_id else one.number - min(siblings)
+        total = one.total if one.is_id else len(siblings)
+        name = one.name if one.is_id else index
+        found.append(Instance(one.start, one.end, number, total, one.parent, name, one.is_id))
     return found

@@ -12,12 +12,11 @@ from dcp_dsl.ast import Program, Span
 from dcp_dsl.budget import Budget
 from dcp_dsl.diagnostics import make_diagnostic
 from dcp_dsl.errors import DatasetError, SpecError
-from dcp_dsl.oracle_layout import Instance, lay_out
+from dcp_dsl.oracle_layout import Instance, cut_to, lay_out, spell_out
 from dcp_dsl.scope import Scope
 
 Bools = NDArray[np.bool_]
 
-NOWHERE = Span(0, 0)
 STEPS_PER_NODE = 2**13  # what visiting a node costs beside its pairs
 
 
@@ -57,7 +56,9 @@ class OracleNumbers:
     n: int
     rows: NDArray[np.int64]
     columns: Mapping[str, Any]  # Any: see Sample
-    is_whole: bool
+    length: int  # of the sample
+    offset: int  # of the instance in the sample; 0 outside `per`
+    is_inside_per: bool
     cache: dict[tuple[int, str], list[Instance]]
     budget: Budget | None
 
@@ -101,15 +102,26 @@ class OracleNumbers:
         if name in env.names:
             local = env.names[name]
             if isinstance(local, OracleNumber):
-                if isinstance(local.values, np.ndarray) and local.home is not self:
-                    self.fail("E190", f"not supported yet: `{name}` inside `per`", env, NOWHERE)
-                return local
+                return self.relocated(local)
             assert not isinstance(local.value, ast.Every | ast.BindFunction), f"{name} is no number"
             return self.number(local.value, local.env)
         known: dict[str, Any] = {  # Any: arrays and an integer
             "q": self.rows[:, None], "k": np.arange(self.n)[None, :], "len": self.n,
         }  # fmt: skip
         return OracleNumber(known[name], True)
+
+    def relocated(self, number: OracleNumber) -> OracleNumber:
+        """Give an argument evaluated around a `per` on the pairs inside an instance."""
+        home = number.home
+        if home is None or home is self or not isinstance(home, OracleNumbers):
+            return number
+        rows = np.searchsorted(home.rows, self.rows + self.offset - home.offset)
+        columns = np.arange(self.n) + self.offset - home.offset
+
+        def cut(values: Any) -> Any:  # Any: see OracleNumber
+            return np.broadcast_to(values, home.shape)[np.ix_(rows, columns)]
+
+        return OracleNumber(cut(number.values), cut(number.is_defined))
 
     def arithmetic(self, value: ast.Binary, env: OracleEnv) -> OracleNumber:
         """Evaluate ``left op right``."""
@@ -122,11 +134,13 @@ class OracleNumbers:
                 return OracleNumber(a.values - b.values, is_defined)
             case "*":
                 return OracleNumber(a.values * b.values, is_defined)
-        if np.any(np.asarray(b.values) < 1):
+        if np.ndim(b.values) == 0 and b.values < 1:
             self.fail("E111", "this divides by a number below 1", env, value.right.span)
+        is_defined = np.logical_and(is_defined, b.values != 0)
+        divisor = np.where(b.values == 0, 1, b.values)
         if value.op == "//":
-            return OracleNumber(a.values // b.values, is_defined)
-        return OracleNumber(a.values % b.values, is_defined)
+            return OracleNumber(a.values // divisor, is_defined)
+        return OracleNumber(a.values % divisor, is_defined)
 
     def builtin(self, name: str, numbers: list[OracleNumber]) -> OracleNumber:
         """Evaluate `abs`, `min`, `max`, `clamp`."""
@@ -153,7 +167,7 @@ class OracleNumbers:
                 raise DatasetError(f"`row.{name}`: expected one integer")
             return OracleNumber(self.columns[name], True)
         if isinstance(inner, ast.Attribute):
-            instances = self.segment(inner.name, env)
+            instances = self.whole_stretches(self.segment(inner.name, env))
             numbers = {
                 "start": [i.start for i in instances], "end": [i.end for i in instances],
                 "len": [i.end - i.start for i in instances], "pos": [i.start for i in instances],
@@ -163,12 +177,15 @@ class OracleNumbers:
                 labels = np.arange(self.n) - labels
             return self.lookup(labels, inner.value, env, self.inside(instances))
         if name == "count" and isinstance(inner, ast.Name) and inner.text not in ("q", "k"):
-            return OracleNumber(len(self.segment(ast.Ident(inner.text), env)), True)
+            counted = self.segment(ast.Ident(inner.text), env)
+            number = max([i.total for i in counted if i.is_id], default=len(counted))
+            return OracleNumber(number, True)
         if name not in env.names and name not in env.scope.segments:
             column = self.columns[env.scope.tokens[name].column.text]
-            if not isinstance(column, list) or len(column) != self.n or not self.is_whole:
-                raise DatasetError(f"token column `{name}`: expected {self.n} integers")
-            return self.lookup(np.asarray(column, np.int64), inner, env)
+            if not isinstance(column, list) or len(column) != self.length:
+                raise DatasetError(f"token column `{name}`: expected {self.length} integers")
+            own = column[self.offset : self.offset + self.n]
+            return self.lookup(np.asarray(own, np.int64), inner, env)
         instances = self.segment(value.name, env)
         labels = self.per_token(instances, [i.number for i in instances], 0)
         return self.lookup(labels, inner, env, self.inside(instances))
@@ -228,12 +245,30 @@ class OracleNumbers:
         statement = env.scope.segments[name.text]
         if isinstance(statement.source, ast.Every):
             return self.tiles(statement.source, OracleEnv(env.scope, env.scope.program, {}))
-        if isinstance(statement.source, ast.Columns) or not self.is_whole:
-            self.fail("E190", f"not supported yet: `{name.text}` here", env, name.span)
         key = (id(env.scope), name.text)
         if key not in self.cache:
-            self.cache[key] = lay_out(statement, statement.source, name.text, self.columns, self.n)
-        return self.cache[key]
+            self.cache[key] = self.lay_out(statement, name.text)
+        whole = self.cache[key]
+        is_inside = self.offset != 0 or self.n != self.length or self.is_inside_per
+        return cut_to(whole, self.offset, self.offset + self.n) if is_inside else whole
+
+    def lay_out(self, statement: ast.Segment, name: str) -> list[Instance]:
+        """Give the instances of a name of a statement on the whole sample."""
+        match statement.source:
+            case ast.Layout() as layout:
+                return lay_out(statement, layout, name, self.columns, self.length)
+            case ast.Columns() as source:
+                is_own = name == statement.name.text
+                column = self.columns[source.column.text]
+                return spell_out(source, is_own, name, column, self.length)
+        raise AssertionError("tiles are cut where they are used")
+
+    def whole_stretches(self, instances: list[Instance]) -> list[Instance]:
+        """Refuse ids that come back after others."""
+        filled = [i.name for i in instances if i.end > i.start and i.is_id]
+        if len(set(filled)) < len(filled):
+            raise DatasetError("an id comes back after others")
+        return instances
 
     def tiles(self, every: ast.Every, env: OracleEnv) -> list[Instance]:
         """Cut the sample, or each instance of the parent, into tiles."""
@@ -243,11 +278,12 @@ class OracleNumbers:
         parents = [(0, self.n)]
         if every.parent is not None:
             parents = [(i.start, i.end) for i in self.segment(every.parent, env)]
-        found = []
-        for start, end in parents:
+        found: list[Instance] = []
+        for parent, (start, end) in enumerate(parents):
             starts = list(range(start, end, size))
             for number, at in enumerate(starts):
-                found.append(Instance(at, min(at + size, end), number, len(starts)))
+                tile = Instance(at, min(at + size, end), number, len(starts), parent, len(found))
+                found.append(tile)
         return found
 
     def fail(self, code: str, message: str, env: OracleEnv, span: Span) -> NoReturn:

@@ -93,6 +93,10 @@ class Piecewise:
         is_flat = not self.slopes.any() and (self.values == self.values[0]).all()
         return bool(is_flat and self.is_defined.all())
 
+    def with_values(self, values: Ints, slopes: Ints) -> "Piecewise":
+        """Give a function on the same pieces with other values."""
+        return Piecewise(self.num_tokens, self.starts, values, slopes, self.is_defined)
+
     def cut(self, knots: Ints) -> "Piecewise":
         """Give the same function with pieces that begin at `knots` too (rising, inside)."""
         if len(knots) == 1 and knots[0] == 0:
@@ -178,6 +182,37 @@ class Piecewise:
         return Piecewise(
             self.num_tokens, a.starts, chosen[0], chosen[1], a.is_defined & b.is_defined
         )
+
+    def compose(self, inner: "Piecewise") -> "Piecewise":
+        """Give ``self(inner(t))``, undefined where `inner` leaves the positions of this one.
+
+        Raises:
+            TooManyPieces: if `inner` passes too many borders of pieces.
+        """
+        last = inner.last_values
+        low = np.searchsorted(self.starts, np.minimum(inner.values, last), side="right")
+        borders = np.append(self.starts, self.num_tokens)
+        high = np.searchsorted(borders, np.maximum(inner.values, last), side="right")
+        counts = np.where(inner.slopes != 0, np.maximum(high - low, 0), 0)
+        if int(counts.sum()) > MAX_PIECES:
+            raise TooManyPieces
+        piece = np.repeat(np.arange(len(counts)), counts)
+        border = borders[
+            np.arange(len(piece)) - np.repeat(np.cumsum(counts) - counts - low, counts)
+        ]
+        slope, value = inner.slopes[piece], inner.values[piece]
+        up = -(-(border - value) // np.where(slope > 0, slope, 1))
+        down = (value - border) // np.where(slope < 0, -slope, 1) + 1
+        cuts = inner.starts[piece] + np.where(slope > 0, up, down)
+        inner = inner.cut(sorted_unique(cuts)) if len(cuts) else inner
+        inside = (inner.values >= 0) & (inner.values < self.num_tokens)
+        at = np.searchsorted(self.starts, np.where(inside, inner.values, 0), side="right") - 1
+        values = self.values[at] + self.slopes[at] * (inner.values - self.starts[at])
+        is_defined = inside & inner.is_defined & self.is_defined[at]
+        return Piecewise(
+            inner.num_tokens, inner.starts, np.where(is_defined, values, 0),
+            np.where(is_defined, self.slopes[at] * inner.slopes, 0), is_defined,
+        )  # fmt: skip
 
     def solve(self, op: str, bound: int = 0) -> tuple[Ints, Ints]:
         """Give the ranges of positions where the function is defined and ``f op bound`` holds.

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.piecewise import TooManyPieces, sorted_unique
-from dcp_dsl.sparsity import Slabs
+from dcp_dsl.slabs import Slabs
 
 Ints = NDArray[np.int64]
 
@@ -91,13 +91,13 @@ class Region:
         )
 
     def __and__(self, other: "Region") -> "Region":
-        return self._combine(other, _AND)
+        return self._combine(other, _AND) if isinstance(other, Region) else NotImplemented
 
     def __or__(self, other: "Region") -> "Region":
-        return self._combine(other, _OR)
+        return self._combine(other, _OR) if isinstance(other, Region) else NotImplemented
 
     def __sub__(self, other: "Region") -> "Region":
-        return self._combine(other, _MINUS)
+        return self._combine(other, _MINUS) if isinstance(other, Region) else NotImplemented
 
     def __invert__(self) -> "Region":
         return Region.full(self.num_tokens) - self
@@ -112,6 +112,10 @@ class Region:
         """Give the public value."""
         slopes = self.start_slope.astype(np.uint8), self.end_slope.astype(np.uint8)
         return Slabs(self.num_tokens, self.q_start, self.q_end, self.kv_start, self.kv_end, *slopes)
+
+    def is_equal(self, other: "Region") -> bool:
+        """Whether both hold the same pairs."""
+        return all(map(np.array_equal, self.columns(), other.columns()))
 
     def _combine(self, other: "Region", truth: NDArray[np.bool_]) -> "Region":
         pairs = zip(self.columns(), other.columns(), strict=True)

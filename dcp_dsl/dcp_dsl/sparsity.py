@@ -3,13 +3,19 @@
 Positions are tokens of one packed batch, sequence after sequence; ranges are half-open.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import readonly
+from dcp_dsl.form import Form
+from dcp_dsl.slabs import Slabs
+
+
+def _no_indices() -> NDArray[np.int64]:
+    return np.empty(0, np.int64)
 
 
 class BlockKind(IntEnum):
@@ -55,97 +61,6 @@ class BatchShape:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Slabs:
-    """The normal form of a mask on a sample or a packed batch: a set of disjoint slabs.
-
-    A slab is a run of query rows whose visible keys lie between two ends that each either stand
-    still or move by one key per row. With ``r = q - q_start[s]``, row ``q`` of slab ``s`` sees the
-    keys ``[kv_start[s] + start_slope[s] * r, kv_end[s] + end_slope[s] * r)``.
-    Slabs are disjoint, never empty on any of their rows, and sorted by ``(q_start, kv_start)``.
-
-    Attributes:
-        num_tokens: rows, and keys, of the mask.
-        q_start, q_end: int64 ``[N]``, the rows of each slab.
-        kv_start, kv_end: int64 ``[N]``, its keys at row ``q_start``.
-        start_slope, end_slope: uint8 ``[N]``, 0 or 1: keys that each end moves per row.
-
-    To rebuild the dense mask::
-
-        dense = np.zeros((slabs.num_tokens, slabs.num_tokens), bool)
-        for q0, q1, k0, k1, a, b in slabs.table():
-            for q in range(q0, q1):
-                dense[q, k0 + a * (q - q0) : k1 + b * (q - q0)] = True
-
-    >>> causal = Slabs(4, [0], [4], [0], [1], [0], [1])
-    >>> causal.num_pairs
-    10
-    """
-
-    num_tokens: int
-    q_start: NDArray[np.int64]
-    q_end: NDArray[np.int64]
-    kv_start: NDArray[np.int64]
-    kv_end: NDArray[np.int64]
-    start_slope: NDArray[np.uint8]
-    end_slope: NDArray[np.uint8]
-
-    def __post_init__(self) -> None:
-        size = len(self.q_start)
-        for name in ("q_start", "q_end", "kv_start", "kv_end"):
-            value = readonly(f"Slabs.{name}", getattr(self, name), np.int64, (size,))
-            object.__setattr__(self, name, value)
-        for name in ("start_slope", "end_slope"):
-            value = readonly(f"Slabs.{name}", getattr(self, name), np.uint8, (size,))
-            if (value > 1).any():
-                raise ValueError(f"Slabs.{name}: expected 0 or 1, got {value.max()}")
-            object.__setattr__(self, name, value)
-        self._check()
-
-    def _check(self) -> None:
-        rows = self.q_end - self.q_start
-        last_start = self.kv_start + self.start_slope * (rows - 1)
-        last_end = self.kv_end + self.end_slope * (rows - 1)
-        inside = (
-            (self.q_start >= 0)
-            & (self.q_end <= self.num_tokens)
-            & (self.kv_start >= 0)
-            & (np.maximum(self.kv_end, last_end) <= self.num_tokens)
-        )
-        if not (
-            inside & (rows > 0) & (self.kv_start < self.kv_end) & (last_start < last_end)
-        ).all():
-            raise ValueError(
-                f"Slabs: expected non-empty slabs inside {self.num_tokens} tokens, got "
-                f"{self.table()}"
-            )
-
-    def __len__(self) -> int:
-        return len(self.q_start)
-
-    def table(self) -> NDArray[np.int64]:
-        """Give all slabs as int64 ``[N, 6]``, columns in the order of the attributes."""
-        return np.column_stack(
-            [
-                self.q_start, self.q_end, self.kv_start, self.kv_end,
-                self.start_slope, self.end_slope,
-            ]
-        ).astype(np.int64)  # fmt: skip
-
-    @property
-    def num_pairs(self) -> int:
-        """Number of visible (query, key) pairs; O(N)."""
-        rows = self.q_end - self.q_start
-        growth = self.end_slope.astype(np.int64) - self.start_slope.astype(np.int64)
-        return int((rows * (self.kv_end - self.kv_start) + growth * (rows * (rows - 1) // 2)).sum())
-
-    def _repr_svg_(self) -> str:
-        """Draw the visible pairs, for notebooks."""
-        from dcp_dsl.pictures.picture import Picture
-
-        return Picture(f"{len(self):,} slabs", self).svg()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class BlockSparsity:
     """Which blocks of the attention matrix hold visible pairs, and exactly how many.
 
@@ -161,7 +76,10 @@ class BlockSparsity:
         col_idx: int32 ``[B]``, key block of each non-empty block, ascending in a row.
         kind: uint8 ``[B]``, `BlockKind`.
         pairs: int64 ``[B]``, visible pairs, at least 1.
-        slabs: the exact mask; the mask inside a partial block is `slabs` cut to the block.
+        slabs: the exact masks of the sequences that are slabs, in the coordinates of the batch.
+        forms: the exact mask of each sequence, in its own coordinates.
+        slab_ptr: int64 ``[B+1]``, where the slabs of each block lie in `slab_idx`.
+        slab_idx: int64 ``[P]``, the slabs that touch each block, as indices into `slabs`.
 
     To rebuild the matrix of pair counts::
 
@@ -179,6 +97,9 @@ class BlockSparsity:
     kind: NDArray[np.uint8]
     pairs: NDArray[np.int64]
     slabs: Slabs
+    forms: tuple[Form, ...] = ()
+    slab_ptr: NDArray[np.int64] = field(default_factory=_no_indices)
+    slab_idx: NDArray[np.int64] = field(default_factory=_no_indices)
 
     def __post_init__(self) -> None:
         num_q, size = len(self.q_bounds) - 1, len(self.col_idx)
@@ -186,6 +107,7 @@ class BlockSparsity:
             ("q_bounds", np.int64, None), ("kv_bounds", np.int64, None),
             ("row_ptr", np.int64, num_q + 1), ("col_idx", np.int32, size),
             ("kind", np.uint8, size), ("pairs", np.int64, size),
+            ("slab_ptr", np.int64, None), ("slab_idx", np.int64, None),
         ):  # fmt: skip
             value = readonly(f"BlockSparsity.{name}", getattr(self, name), dtype, (length,))
             object.__setattr__(self, name, value)
@@ -214,3 +136,31 @@ class BlockSparsity:
     def num_pairs(self) -> int:
         """Visible (query, key) pairs of the whole batch."""
         return int(self.pairs.sum())
+
+    @property
+    def has_slabs(self) -> bool:
+        """Whether `slabs` holds the whole mask: every sequence is in that form."""
+        return all(isinstance(form, Slabs) for form in self.forms)
+
+    def slabs_of(self, block: int) -> NDArray[np.int64]:
+        """Give the slabs that touch a block, int64 ``[M, 6]`` as `Slabs.table` has them; O(M)."""
+        own = self.slab_idx[self.slab_ptr[block] : self.slab_ptr[block + 1]]
+        return np.column_stack(
+            [
+                column[own]
+                for column in (
+                    self.slabs.q_start, self.slabs.q_end, self.slabs.kv_start, self.slabs.kv_end,
+                    self.slabs.start_slope, self.slabs.end_slope,
+                )
+            ]
+        ).astype(np.int64)  # fmt: skip
+
+    def tile(self, block: int) -> NDArray[np.bool_]:
+        """Give the exact mask inside a block, bool ``[queries, keys]``, whatever its form."""
+        row = int(np.searchsorted(self.row_ptr, block, side="right")) - 1
+        col = int(self.col_idx[block])
+        q_start, q_end = self.q_bounds[row : row + 2].tolist()
+        kv_start, kv_end = self.kv_bounds[col : col + 2].tolist()
+        which = int(np.searchsorted(self.batch.cu_seqlens, q_start, side="right")) - 1
+        at = int(self.batch.cu_seqlens[which])
+        return self.forms[which].tile(q_start - at, q_end - at, kv_start - at, kv_end - at)

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from dcp_dsl.blocks import block_sparsity
 from dcp_dsl.errors import ExchangeError
-from dcp_dsl.sparsity import BlockKind, Slabs
+from dcp_dsl.slabs import Slabs
+from dcp_dsl.sparsity import BlockKind
 
 Ints32 = NDArray[np.int32]
 MAX_ENTRIES = 2**28

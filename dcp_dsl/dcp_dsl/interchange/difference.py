@@ -6,7 +6,7 @@ import numpy as np
 
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.interchange.runs import region_of
-from dcp_dsl.sparsity import Slabs
+from dcp_dsl.slabs import Slabs
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dcp_dsl.interchange.block_tables import BlockTables, build_block_tables
 from dcp_dsl.interchange.export import Export, ExportConfig
 from dcp_dsl.interchange.flex import captured, plain_title
 from dcp_dsl.interchange.mask_mod import build_mask_mod
-from dcp_dsl.sparsity import Slabs
+from dcp_dsl.slabs import Slabs
 
 _TEMPLATE = '''"""FlashAttention-4 mask `{title}` on {tokens} tokens, batch of 1.
 

@@ -12,7 +12,7 @@ from dcp_dsl.interchange.flashmask import from_flashmask, to_flashmask
 from dcp_dsl.interchange.flex import to_flex
 from dcp_dsl.interchange.magi import from_magi, to_magi
 from dcp_dsl.interchange.varlen import to_varlen
-from dcp_dsl.sparsity import Slabs
+from dcp_dsl.slabs import Slabs
 
 WRITERS: Mapping[str, Callable[[Slabs, ExportConfig], Export]] = MappingProxyType(
     {

@@ -16,7 +16,7 @@ from dcp_dsl.errors import ExchangeError
 from dcp_dsl.interchange.export import Export
 from dcp_dsl.piecewise import TooManyPieces
 from dcp_dsl.region import Region
-from dcp_dsl.sparsity import Slabs
+from dcp_dsl.slabs import Slabs
 
 Ints = NDArray[np.int64]
 

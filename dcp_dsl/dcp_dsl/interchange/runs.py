@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.region import Region
-from dcp_dsl.sparsity import Slabs
+from dcp_dsl.slabs import Slabs
 
 Ints = NDArray[np.int64]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.interchange.export import Export
-from dcp_dsl.sparsity import Slabs
+from dcp_dsl.slabs import Slabs
 
 Ints = NDArray[np.int64]
 MAX_INDICES = 2**28

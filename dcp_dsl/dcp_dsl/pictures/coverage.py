@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl.arrays import readonly
 from dcp_dsl.blocks import block_sparsity
-from dcp_dsl.sparsity import Slabs
+from dcp_dsl.slabs import Slabs
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from dcp_dsl.mask import Mask
 from dcp_dsl.pictures.axes import Stripe, find_stripes
 from dcp_dsl.sample import Sample
-from dcp_dsl.sparsity import Slabs
+from dcp_dsl.slabs import Slabs
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,7 @@ from dcp_dsl.pictures.coverage import measure_coverage
 
 if TYPE_CHECKING:
     from dcp_dsl.pictures.picture import Picture
-    from dcp_dsl.sparsity import Slabs
+    from dcp_dsl.slabs import Slabs
 
 SIDE = 320  # pixels of the matrix
 MARGIN = 12

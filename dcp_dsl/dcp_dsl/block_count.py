@@ -1,0 +1,90 @@
+"""Closed-form counting: how many visible pairs of slabs every block holds.
+
+A slab is cut at the borders of query blocks; on one such piece both ends are straight, so the pairs
+left of any key border have a closed form, and the pairs of a block are a difference of four of
+them. Only blocks that hold pairs are ever looked at.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dcp_dsl.bands import expand
+from dcp_dsl.form import BlockCounts, Ints
+
+if TYPE_CHECKING:
+    from dcp_dsl.slabs import Slabs
+
+
+def count_slab_blocks(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
+    """Count the pairs of every block that slabs touch; O(slabs + blocks)."""
+    slab, block, rows, first, last, low, high = cut_at_rows(slabs, q_bounds)
+    touched_from = np.searchsorted(kv_bounds, first, side="right") - 1
+    touched_to = np.searchsorted(kv_bounds, last + high * (rows - 1), side="left")
+    counts = touched_to - touched_from
+    begin = np.cumsum(counts) - counts
+    piece = np.repeat(np.arange(len(counts)), counts)
+    col = np.arange(len(piece)) - np.repeat(begin - touched_from, counts)
+    pairs = np.repeat(rows, counts) * np.diff(kv_bounds)[col]  # as if both ends lay outside
+    # Few blocks are cut by an end: those left of where the start comes to rest, and those right
+    # of where the end sets out.
+    full_from = np.searchsorted(kv_bounds, first + low * (rows - 1), side="left")
+    full_to = np.searchsorted(kv_bounds, last, side="right") - 1
+    full_from = np.minimum(full_from, touched_to)
+    full_to = np.maximum(full_to, full_from)
+    cut = expand(begin, full_from - touched_from)[1]
+    cut = np.concatenate([cut, expand(begin + full_to - touched_from, touched_to - full_to)[1]])
+    at = piece[cut]
+    pairs[cut] = sum(
+        sign * (_pairs_below(border, last[at], high[at], rows[at])
+                - _pairs_below(border, first[at], low[at], rows[at]))
+        for sign, border in ((1, kv_bounds[col[cut] + 1]), (-1, kv_bounds[col[cut]]))
+    )  # fmt: skip
+    return merge_blocks(np.repeat(block, counts), col, pairs, slab[piece], len(kv_bounds))
+
+
+def cut_at_rows(slabs: "Slabs", q_bounds: Ints) -> tuple[Ints, ...]:
+    """Cut slabs at the query borders.
+
+    Returns:
+        Of each piece: slab, block, rows, first key, end key, slopes of both ends.
+    """
+    low = np.searchsorted(q_bounds, slabs.q_start, side="right") - 1
+    high = np.searchsorted(q_bounds, slabs.q_end, side="left")
+    slab, block = expand(low, high - low)
+    q_start = slabs.q_start[slab]
+    begin: Ints = np.maximum(q_start, q_bounds[block])
+    rows = np.minimum(slabs.q_end[slab], q_bounds[block + 1]) - begin
+    start_slope = slabs.start_slope[slab].astype(np.int64)
+    end_slope = slabs.end_slope[slab].astype(np.int64)
+    down: Ints = begin - q_start
+    first = slabs.kv_start[slab] + start_slope * down
+    last = slabs.kv_end[slab] + end_slope * down
+    return slab, block, rows, first, last, start_slope, end_slope
+
+
+def _pairs_below(border: Ints, end: Ints, slope: Ints, rows: Ints) -> Ints:
+    """Give ``sum over r < rows of min(end + slope * r, border)``."""
+    # Rows on which the end is still left of the border.
+    moving = np.clip(border - end, 0, rows)
+    still = np.where(end < border, rows, 0)
+    inside = np.where(slope == 1, moving, still)
+    below: Ints = inside * end + slope * (inside * (inside - 1) // 2) + (rows - inside) * border
+    return below
+
+
+def merge_blocks(row: Ints, col: Ints, pairs: Ints, slab: Ints, base: int) -> BlockCounts:
+    """Add up the entries of the same block and sort by (row, col)."""
+    key = row * base + col
+    is_new = np.ones(len(key), np.bool_)
+    np.greater(key[1:], key[:-1], out=is_new[1:])
+    if is_new.all():
+        return BlockCounts(row, col, pairs, np.arange(len(key) + 1), slab)
+    if not (key[1:] >= key[:-1]).all():
+        order = np.argsort(key, kind="stable")
+        key, pairs, slab = key[order], pairs[order], slab[order]
+        np.not_equal(key[1:], key[:-1], out=is_new[1:])
+    begin = np.flatnonzero(is_new)
+    total = np.add.reduceat(pairs, begin) if len(begin) < len(key) else pairs
+    row, col = np.divmod(key[begin], base)
+    return BlockCounts(row, col, total, np.append(begin, len(key)), slab)

@@ -1,0 +1,83 @@
+"""From one exact form to another: regions to the shortest form, every form to slabs."""
+
+import numpy as np
+
+from dcp_dsl.classes import Classes, MaskValue
+from dcp_dsl.errors import DatasetError
+from dcp_dsl.form import Form, row_chunks
+from dcp_dsl.piecewise import Ints, TooManyPieces
+from dcp_dsl.region import Region
+from dcp_dsl.rows import Rows
+from dcp_dsl.slabs import Slabs
+from dcp_dsl.strided import Strided, StridedPart
+from dcp_dsl.transposed import Columns
+
+MAX_SLABS = 2**20
+MIN_ROWS_SLABS = 64  # few slabs are never worth another form
+ROWS_PER_SLAB = 1.5  # rows that slabs must have on average to be shorter than ranges per row
+
+
+def to_form(value: MaskValue, *, is_transposed: bool) -> Form:
+    """Give the value in the form that describes it shortest."""
+    if isinstance(value, Classes):
+        assert not is_transposed, "remainders of the distance are found in rows"
+        return _strided(value)
+    rows = int((value.q_end - value.q_start).sum())
+    size = len(value.q_start)
+    is_short = size < MIN_ROWS_SLABS or rows > ROWS_PER_SLAB * size
+    inner = value.to_slabs() if is_short else _rows(value)
+    return Columns(inner) if is_transposed else inner
+
+
+def _strided(value: Classes) -> Strided:
+    parts = []
+    for label, region in enumerate(value.regions):
+        if len(region.q_start):
+            remainders = np.flatnonzero(value.labels == label)
+            parts.append(StridedPart(region.to_slabs(), remainders))
+    return Strided(value.num_tokens, value.period, tuple(parts))
+
+
+def _rows(region: Region) -> Rows:
+    row_ptr, starts, ends = region.to_slabs().row_ranges(0, region.num_tokens)
+    return Rows(region.num_tokens, row_ptr, starts, ends)
+
+
+def as_slabs(form: Form, max_slabs: int = MAX_SLABS) -> Slabs:
+    """Give any exact form as slabs.
+
+    Costs what the form has in row ranges: a strided or transposed mask of some thousand tokens
+    fits, one of a million does not.
+
+    Raises:
+        DatasetError: if there would be more than `max_slabs` slabs.
+    """
+    if isinstance(form, Slabs):
+        return form
+    try:
+        region = _as_region(form, max_slabs)
+    except TooManyPieces:
+        region = None
+    if region is None or len(region.q_start) > max_slabs:
+        raise DatasetError(
+            f"a mask of form `{form.form}` on {form.num_tokens:_} tokens falls into more than "
+            f"{max_slabs:_} slabs; use a shorter sample, or what takes `{form.form}` as it is"
+        )
+    return region.to_slabs()
+
+
+def _as_region(form: Form, max_slabs: int) -> Region | None:
+    """Give a form as a region; None if its row ranges are too many."""
+    most = 4 * max_slabs
+    parts: list[tuple[Ints, Ints, Ints]] = []
+    total = 0
+    for begin, end in row_chunks(form.num_tokens, form.num_tokens):
+        row_ptr, starts, ends = form.row_ranges(begin, end)
+        total += len(starts)
+        if total > most:
+            return None
+        parts.append((begin + np.repeat(np.arange(end - begin), np.diff(row_ptr)), starts, ends))
+    if not parts:
+        return Region.empty(form.num_tokens)
+    row, start, end_ = (np.concatenate(c) for c in zip(*parts, strict=True))
+    return Region.rectangles(form.num_tokens, row, row + 1, start, end_)

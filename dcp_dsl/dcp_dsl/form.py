@@ -1,0 +1,121 @@
+"""What all exact forms of a bound mask have in common.
+
+A mask bound to a sample is one of five values, chosen by what describes it shortest: `Slabs`,
+`Columns` (slabs with queries and keys swapped), `Strided` (slabs by the remainder of the distance),
+`Rows` (key ranges of each row), `Tiles` (a predicate with bounds). All are exact.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+FormName: TypeAlias = Literal["slabs", "cols", "strided", "rows", "tiles"]
+
+# row_ptr int64 [R+1], starts int64 [P], ends int64 [P]: row i sees starts[j] to ends[j] for j in
+# row_ptr[i]:row_ptr[i+1]; ranges are half-open, rising, and neither overlap nor touch.
+RowRanges: TypeAlias = tuple[Ints, Ints, Ints]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockCounts:
+    """Non-empty blocks of one mask, by row and then by column.
+
+    Attributes:
+        row, col: int64 ``[B]``.
+        pairs: int64 ``[B]``, visible pairs, at least 1.
+        piece_ptr: int64 ``[B+1]``, where the slabs of each block lie in `piece_slab`.
+        piece_slab: int64 ``[P]``, the slabs that touch the block; empty for other forms.
+    """
+
+    row: Ints
+    col: Ints
+    pairs: Ints
+    piece_ptr: Ints
+    piece_slab: Ints
+
+    @classmethod
+    def without_slabs(cls, row: Ints, col: Ints, pairs: Ints) -> "BlockCounts":
+        """Give the blocks of a form that has no slabs."""
+        none = np.zeros(len(row) + 1, np.int64)
+        return cls(row, col, pairs, none, np.empty(0, np.int64))
+
+
+class Form(Protocol):
+    """The exact mask of one sample: which query sees which key."""
+
+    @property
+    def form(self) -> FormName:
+        """Which of the five forms it is."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows, and keys, of the mask."""
+
+    @property
+    def num_pairs(self) -> int:
+        """Visible (query, key) pairs."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the value in hex; equal digests mean equal masks."""
+
+    def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
+        """Give the mask of queries ``[q_start, q_end)`` and keys ``[kv_start, kv_end)``."""
+
+    def row_ranges(self, q_start: int, q_end: int) -> RowRanges:
+        """Give the maximal key ranges of rows: ``(row_ptr [R+1], starts [P], ends [P])``."""
+
+    def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
+        """Count the visible pairs of every non-empty block.
+
+        Args:
+            q_bounds: int64 ``[Nq+1]``, rising from 0 to the number of tokens.
+            kv_bounds: int64 ``[Nk+1]``, the same for keys.
+        """
+
+
+def digest_of(form: str, num_tokens: int, *arrays: Ints) -> str:
+    """Give the SHA-256 of a form's arrays, in hex."""
+    digest = sha256(f"dcp.mask/1 {form} {num_tokens}".encode())
+    for array in arrays:
+        digest.update(f" {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array, "<i8").tobytes())
+    return digest.hexdigest()
+
+
+def paint_ranges(ranges: RowRanges, kv_start: int, kv_end: int) -> Bools:
+    """Give bool ``[rows, keys]`` for key ranges per row."""
+    row_ptr, starts, ends = ranges
+    rows, width = len(row_ptr) - 1, kv_end - kv_start
+    row = np.repeat(np.arange(rows), np.diff(row_ptr))
+    low = np.clip(starts - kv_start, 0, width)
+    high = np.clip(ends - kv_start, 0, width)
+    change = np.zeros((rows, width + 1), np.int32)
+    np.add.at(change, (row, low), 1)
+    np.add.at(change, (row, high), -1)
+    seen: Bools = np.cumsum(change, axis=1)[:, :width] > 0
+    return seen
+
+
+def ranges_of_tile(tile: Bools) -> RowRanges:
+    """Give the maximal ranges of ones in each row of a tile."""
+    edge = np.zeros((len(tile), 1), np.int8)
+    step = np.diff(np.concatenate([edge, tile.astype(np.int8), edge], axis=1), axis=1)
+    row, starts = np.nonzero(step == 1)
+    _, ends = np.nonzero(step == -1)
+    row_ptr = np.searchsorted(row, np.arange(len(tile) + 1))
+    return row_ptr, starts.astype(np.int64), ends.astype(np.int64)
+
+
+def row_chunks(num_rows: int, width: int, at_once: int = 2**24) -> Iterator[tuple[int, int]]:
+    """Give bunches of rows that together hold about `at_once` pairs."""
+    step = max(1, at_once // max(1, width))
+    for begin in range(0, num_rows, step):
+        yield begin, min(begin + step, num_rows)

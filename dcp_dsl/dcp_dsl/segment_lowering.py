@@ -1,0 +1,83 @@
+"""Find the instances of the segments that a mask speaks of, in the coordinates of its place."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from dcp_dsl import ast
+from dcp_dsl.ast import Span
+from dcp_dsl.column_segments import bind_columns
+from dcp_dsl.environment import Closure, Env, Frame
+from dcp_dsl.instances import Instances, tile
+from dcp_dsl.layout import bind_layout
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SegmentLowering:
+    """Evaluates segments in one frame."""
+
+    frame: Frame
+
+    @property
+    def n(self) -> int:
+        """Tokens of the sample."""
+        return self.frame.num_tokens
+
+    @abstractmethod
+    def constant(self, value: ast.Expr, env: Env) -> int:
+        """Evaluate a number that depends on no position."""
+
+    def instances(self, value: ast.Expr, env: Env) -> Instances:
+        """Evaluate a segment: by name, or `first(S, m)`, `last(S, m)`."""
+        if isinstance(value, ast.Name):
+            return self.segment(value.text, env, value.span)
+        assert isinstance(value, ast.Call), "checked: a segment is a name or a call"
+        instances = self.instances(value.arguments[0].value, env)
+        how_many = 1 if len(value.arguments) < 2 else self.constant(value.arguments[1].value, env)
+        if value.name.text == "first":
+            return instances.select(instances.number < how_many)
+        return instances.select(instances.number >= instances.total - how_many)
+
+    def segment(self, name: str, env: Env, span: Span) -> Instances:
+        """Give the instances of a segment by name."""
+        local = env.names.get(name)
+        if isinstance(local, Closure):
+            assert isinstance(local.value, ast.Every), "checked: the name is a segment"
+            return self.tiles(local.value, local.env)
+        statement = env.scope.segments[name]
+        if isinstance(statement.source, ast.Every):
+            return self.tiles(statement.source, Env(env.scope, env.scope.program))
+        key = (id(env.scope), statement.name.text)
+        if key not in self.frame.segments:
+            self.frame.segments[key] = self.bind(statement, key)
+        return self.frame.segments[key][name]
+
+    def bind(self, statement: ast.Segment, key: tuple[int, str]) -> dict[str, Instances]:
+        """Find the instances of all names of a statement; inside `per` cut to each instance."""
+        outer = self.frame.outer
+        if outer is not None:
+            if key not in outer.segments:
+                outer.segments[key] = _find(statement, outer)
+            whole = outer.segments[key]
+            return {name: found.clip(self.frame.cells)[0] for name, found in whole.items()}
+        return _find(statement, self.frame)
+
+    def tiles(self, every: ast.Every, env: Env) -> Instances:
+        """Give the tiles of an `every`."""
+        size = self.constant(every.size, env)
+        if size < 1:
+            env.fail(
+                "E111", f"`every {size}` makes no tiles", every.size.span,
+                "the size of a tile is at least 1 token",
+            )  # fmt: skip
+        if every.parent is None:
+            return tile(size, self.frame.cells)
+        return tile(size, self.segment(every.parent.text, env, every.parent.span))
+
+
+def _find(statement: ast.Segment, frame: Frame) -> dict[str, Instances]:
+    match statement.source:
+        case ast.Layout() as layout:
+            return bind_layout(statement, layout, frame.columns, frame.num_tokens)
+        case ast.Columns() as source:
+            return bind_columns(statement, source, frame.columns, frame.num_tokens)
+    raise AssertionError("tiles are found where they are used")
