@@ -4,7 +4,7 @@ from dcp_dsl import ast
 from dcp_dsl.ast import Program
 from dcp_dsl.definitions import check_definitions, check_recursion, check_size
 from dcp_dsl.diagnostics import Diagnostic, did_you_mean
-from dcp_dsl.expressions import NOT_YET, ExpressionChecker
+from dcp_dsl.expressions import ExpressionChecker
 from dcp_dsl.layout_checker import check_layout
 from dcp_dsl.mask_checker import check_every, check_mask
 from dcp_dsl.scope import Scope
@@ -77,8 +77,11 @@ def _check_segment(segment: ast.Segment, checker: ExpressionChecker) -> None:
             check_every(every, {}, checker)
             if every.parent is not None and every.parent.text == segment.name.text:
                 checker.report("E110", f"`{segment.name.text}` tiles itself", every.parent.span)
-        case ast.Columns():
-            checker.report("W290", NOT_YET, segment.source.span, "use a layout where one fits")
+        case ast.Columns(kind=kind, names=names) if names and kind.text != "ids":
+            checker.report(
+                "E113", f"`{kind.text}` makes instances of one kind, so names mean nothing",
+                names[0].span, "`as` names the ids of `ids(column)`",
+            )  # fmt: skip
         case ast.Layout() as layout:
             check_layout(layout, checker)
 

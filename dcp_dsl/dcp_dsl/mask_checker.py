@@ -2,10 +2,9 @@
 
 from dcp_dsl import ast
 from dcp_dsl.calls import check_argument
-from dcp_dsl.columns import needed_columns
 from dcp_dsl.definitions import MAX_EXPANDED_NODES, report_size
 from dcp_dsl.diagnostics import did_you_mean
-from dcp_dsl.expressions import NOT_YET, ExpressionChecker
+from dcp_dsl.expressions import ExpressionChecker
 from dcp_dsl.kinds import PARAM_TYPES, SEGMENT, UNKNOWN, Function, Kind, Names, param_kind
 from dcp_dsl.tokens import RESERVED
 from dcp_dsl.walk import mentioned_names, walk
@@ -35,7 +34,6 @@ def check_mask(mask: ast.MaskDef, checker: ExpressionChecker) -> None:
             case ast.BindFunction(params=params, value=value):
                 checker.kind(value, {**names, **dict.fromkeys((p.text for p in params), UNKNOWN)})
     checker.mask(mask.value, names)
-    _check_supported(mask, checker)
     for node in walk(mask.value):
         if isinstance(node, ast.Rules):
             _check_cover(node, mask, checker)
@@ -132,13 +130,6 @@ def _in_order(mask: ast.MaskDef) -> list[ast.Binding]:
                 order.append(by_name[name])
                 done.add(name)
     return order
-
-
-def _check_supported(mask: ast.MaskDef, checker: ExpressionChecker) -> None:
-    """Say which segments of a mask cannot be compiled yet."""
-    for node in walk(mask):
-        if isinstance(node, ast.Per) and needed_columns(node.value, checker.scope):
-            checker.report("W290", NOT_YET, node.span, "inside `per`, use positions and `every`")
 
 
 def _check_cover(rules: ast.Rules, mask: ast.MaskDef, checker: ExpressionChecker) -> None:

@@ -18,7 +18,7 @@ from dcp_dsl.commands.format_names import READABLE
 
 if TYPE_CHECKING:
     from dcp_dsl.interchange.difference import MaskDifference
-    from dcp_dsl.sparsity import Slabs
+    from dcp_dsl.slabs import Slabs
 
 SCHEMA = "dcp.import/1"
 
