@@ -18,7 +18,7 @@ def check_scope(scope: Scope, lost: frozenset[str] = frozenset()) -> tuple[Diagn
         lost: names that statements with syntax errors would have defined.
 
     Returns:
-        Errors, and W290 for what is well-formed but cannot be compiled yet.
+        Errors and warnings.
     """
     program = scope.program
     checker = ExpressionChecker(scope, program, lost | _missing_imports(scope))

@@ -172,7 +172,7 @@ def _test_claim(check: ast.Check, what: str, testing: Testing) -> None:
             testing.report("W291", f"this check is not tested: {reason}", check.span, hint)
     except SpecError as error:
         reason = error.diagnostics[0].message
-        testing.report("W290", f"this check cannot be tested yet: {reason}", check.span)
+        testing.report("W290", f"this check cannot be evaluated: {reason}", check.span)
     except OverBudget:
         reason = TOO_LONG[0]
         testing.report("W291", f"this check is not tested: {reason}", check.span, TOO_LONG[1])

@@ -63,6 +63,8 @@ def per_token_values(value: Column, length: int, where: str) -> Ints:
         array = np.asarray(value)
     except (ValueError, OverflowError):  # lists of unequal sizes
         array = np.empty(0, object)
+    if array.dtype.kind == "f" and array.shape == (length,):  # integers beyond uint64
+        array = np.array(value, object)
     if array.size == 0 and length == 0:
         return np.empty(0, np.int64)
     if array.shape == (length,) and array.dtype.kind in "iuO" and is_too_large(array):

@@ -26,7 +26,7 @@ from dcp_dsl.terms import Number, Term
 
 
 class LoweringError(Exception):
-    """A mask that cannot be bound: not supported yet, or a constant out of range."""
+    """A mask that cannot be bound: too large for every form, or a constant out of range."""
 
     def __init__(
         self, code: str, message: str, program: Program, span: Span, hint: str = ""
@@ -64,10 +64,6 @@ class Env:
     def fail(self, code: str, message: str, span: Span, hint: str = "") -> NoReturn:
         """Raise for something at this place."""
         raise LoweringError(code, message, self.program, span, hint)
-
-    def refuse(self, what: str, span: Span, hint: str = "") -> NoReturn:
-        """Raise for something that has no normal form yet."""
-        self.fail("E190", f"not supported yet: {what}", span, hint)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,8 +22,6 @@ from dcp_dsl.kinds import (
 )  # fmt: skip
 from dcp_dsl.scope import Scope, library_names
 
-NOT_YET = "this parses and checks; compiling it is not supported yet"
-
 _PLACES = {"start": "pos", "end": "pos", "len": "tokens", "pos": "tokens"}
 
 

@@ -136,8 +136,7 @@ class Lowering:
         if name in env.names:
             return self.local_mask(env.names[name], arguments, env)
         found = env.scope.find_mask(name)
-        if found is None:
-            env.refuse(f"`{name}`, which is imported", value.span, "copy it into the file")
+        assert found is not None, f"checked: {name} is a mask"
         definition, scope = found
         return self.mask(definition.value, self.call_env(definition, scope, arguments, env))
 

@@ -40,7 +40,7 @@ def dense_mask(mask: Mask, sample: Sample, *, budget: Budget | None = None) -> B
     Raises:
         DatasetError: if the sample lacks a column, its layout does not fill it, or it is longer
             than `MAX_TOKENS`.
-        SpecError: for constructs that have no meaning yet (E190).
+        SpecError: for constants out of range (E111).
         OverBudget: if the budget is used up.
 
     >>> from dcp_dsl import Spec

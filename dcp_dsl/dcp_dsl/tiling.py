@@ -116,8 +116,7 @@ class _Tiling:
         if name in env.names:
             return self.local_mask(env.names[name], arguments, env)
         found = env.scope.find_mask(name)
-        if found is None:
-            raise NotSeparable
+        assert found is not None, f"checked: {name} is a mask"
         definition, scope = found
         inner = self.lowering.call_env(definition, scope, arguments, env, self.argument)
         return self.mask(definition.value, inner)
