@@ -12,6 +12,7 @@ from dcp_dsl.commands.reading import read_source
 if TYPE_CHECKING:
     from dcp_dsl.diagnostics import Diagnostic
     from dcp_dsl.fixes import FixedText
+    from dcp_dsl.report import Verdict
 
 SCHEMA_CHECK = "dcp.check/1"
 FORMATS = ("full", "concise", "json", "github", "sarif")
@@ -25,6 +26,7 @@ class _Checked:
     unreadable: list[dict[str, str]] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
     fixed: "dict[str, tuple[Diagnostic, ...]]" = field(default_factory=dict)
+    verdicts: "dict[str, tuple[Verdict, ...]]" = field(default_factory=dict)
 
     @property
     def errors(self) -> int:
@@ -48,6 +50,8 @@ class _Checked:
 @click.option("--json", "as_json", is_flag=True, help="The same as --output-format json.")
 @click.option("--fix", "fixes", is_flag=True, help="Make the changes that certainly mend.")
 @click.option("--diff", "diffs", is_flag=True, help="Show what --fix would change; write nothing.")
+@click.option("--verdicts", "lists", is_flag=True,
+              help="List what was proved for every sample, and what was only tested.")  # fmt: skip
 @click.option("--dataset", metavar="PATH",
               help="Check the rows of a data set against the `for` statements of the file: Parquet "
               "or JSON lines, a folder, a saved Hugging Face data set, or hf:NAME.")  # fmt: skip
@@ -57,6 +61,7 @@ def check(
     as_json: bool,
     fixes: bool,
     diffs: bool,
+    lists: bool,
     dataset: str | None,
 ) -> None:
     """Find what is wrong with .dcpm files: syntax, names, kinds, layouts, failed checks.
@@ -76,7 +81,10 @@ def check(
     if diffs:
         verb = "would be fixed"
     else:
-        _print(checked, files, output_format, to_stderr=fixes and "-" in files)
+        to_stderr = fixes and "-" in files
+        _print(checked, files, output_format, to_stderr=to_stderr)
+        if lists and output_format in ("full", "concise"):
+            _list_verdicts(checked, to_stderr=to_stderr)
         verb = "fixed"
     _summarise(len(files), checked, verb if fixes or diffs else "")
     has_findings = checked.num_fixed > 0 if diffs else checked.errors > 0
@@ -85,7 +93,7 @@ def check(
 
 def _check_file(name: str, checked: _Checked, *, fixes: bool, diffs: bool) -> None:
     """Check one file, and mend it or show how."""
-    from dcp_dsl.spec import check as check_text
+    from dcp_dsl.spec import check_report
 
     given = read_source(name, checked.unreadable)
     if given is None:
@@ -93,11 +101,13 @@ def _check_file(name: str, checked: _Checked, *, fixes: bool, diffs: bool) -> No
     text, data = given
     if not fixes and not diffs:
         checked.texts[name] = text
-        checked.findings += check_text(text, name)
+        report = check_report(text, name)
+        checked.findings += report.diagnostics
+        checked.verdicts[name] = report.verdicts
         return
     from dcp_dsl.fixes import fix_text
 
-    mended = fix_text(text, name, check_text)
+    mended = fix_text(text, name, lambda text, name: check_report(text, name).diagnostics)
     checked.texts[name] = mended.text
     checked.findings += mended.remaining
     checked.fixed[name] = mended.fixed
@@ -153,7 +163,34 @@ def _document(checked: _Checked, files: tuple[str, ...]) -> dict[str, object]:
         "unreadable": checked.unreadable,
         "findings": [d.to_json() for d in checked.findings],
         "fixed": [d.to_json() for found in checked.fixed.values() for d in found],
+        "verdicts": [
+            {"file": name, **verdict.to_json()}
+            for name, verdicts in checked.verdicts.items()
+            for verdict in verdicts
+        ],
     }
+
+
+def _list_verdicts(checked: _Checked, *, to_stderr: bool) -> None:
+    for name, verdicts in checked.verdicts.items():
+        for verdict in verdicts:
+            told = {"tested": f" on {verdict.samples} samples"}.get(verdict.outcome, "")
+            why = f": {verdict.reason}" if verdict.reason else ""
+            place = f"{name}:{verdict.line}"
+            click.echo(f"{place}: {verdict.outcome}{told}  {verdict.what}{why}", err=to_stderr)
+
+
+def _count_verdicts(checked: _Checked) -> str:
+    """Say how many claims there are and how they were decided; empty without any."""
+    outcomes = [v.outcome for verdicts in checked.verdicts.values() for v in verdicts]
+    if not outcomes:
+        return ""
+    counts = [
+        f"{outcomes.count(outcome)} {outcome}"
+        for outcome in ("proved", "tested", "failed", "untested")
+        if outcome in outcomes
+    ]
+    return f"{len(outcomes)} claim{'s' if len(outcomes) != 1 else ''}: {', '.join(counts)}"
 
 
 def _sarif(checked: _Checked) -> dict[str, object]:
@@ -174,4 +211,4 @@ def _summarise(files: int, checked: _Checked, verb: str) -> None:
         parts.append(f"{checked.num_fixed} {verb}")
     if unreadable:
         parts.append(f"{unreadable} not readable")
-    click.echo(", ".join(parts), err=True)
+    click.echo("; ".join(filter(None, [", ".join(parts), _count_verdicts(checked)])), err=True)
