@@ -383,13 +383,15 @@ class Evaluation:
         if local is not None or statement is None:
             raise Undecided
         position = ("position", self.frame)
-        key = (id(statement), name, self.frame)
+        key: tuple[Hashable, ...]
         match statement.source:
             case ast.Every() as every:
                 return self.tiles(every, Names(names.scope))
             case ast.Columns():
+                key = ("columns", id(statement), name, self.frame)
                 return view_columns(key, position, self.facts)
-        placing = self.world.placings[id(statement)]  # the worlds place all that is reached
+        placing = self.world.placing(statement)  # the worlds place all that is reached
+        key = ("layout", self.world.layouts[id(statement)], name, self.frame)
         return view_layout(key, find_level(statement, name), placing, position, self.facts)
 
     def tiles(self, every: ast.Every, names: Names) -> View:

@@ -34,24 +34,37 @@ class Placing:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """How a query and a key lie to each other, and in each layout (by id of its statement)."""
+    """How a query and a key lie to each other, and in each layout.
+
+    Attributes:
+        relation: which one comes first.
+        layouts: number of each layout by the id of its statement; equal statements of several
+            files lay the same columns out, so they are one layout.
+        placings: by number of the layout.
+    """
 
     relation: Relation
-    placings: Mapping[int, Placing]
+    layouts: Mapping[int, int]
+    placings: tuple[Placing, ...]
+
+    def placing(self, statement: ast.Segment) -> Placing:
+        """Give where the tokens lie in a layout."""
+        return self.placings[self.layouts[id(statement)]]
 
 
 def worlds(statements: list[ast.Segment], relation: Relation) -> Iterator[World]:
     """Give every way two tokens in this relation can lie in these layouts."""
-    choices = [list(_placings(s.source, relation)) for s in statements]
+    numbers = {statement: index for index, statement in enumerate(dict.fromkeys(statements))}
+    layouts = {id(statement): numbers[statement] for statement in statements}
+    choices = [list(_placings(statement.source, relation)) for statement in numbers]
     for placings in product(*choices):
-        ids = (id(statement) for statement in statements)
-        yield World(relation, dict(zip(ids, placings, strict=True)))
+        yield World(relation, layouts, placings)
 
 
 def count_worlds(statements: list[ast.Segment]) -> int:
     """Give how many worlds there are at most, without making them."""
     total = 1
-    for statement in statements:
+    for statement in dict.fromkeys(statements):
         leaves = sum(1 for _ in _leaves(_parts(statement.source), ()))
         total *= leaves * leaves * 4
     return total

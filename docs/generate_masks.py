@@ -1,0 +1,77 @@
+"""Write docs/masks.md and one picture per mask of the standard library.
+
+```
+python docs/generate_masks.py            # --check: fail if the page is not in step with the library
+```
+A picture shows the file's sample, with the small arguments that its first check uses.
+"""
+
+import sys
+from pathlib import Path
+
+from dcp_dsl import Mask, Picture, Sample, Spec, load
+from dcp_dsl import ast as tree
+from dcp_dsl.unparse import unparse
+from dcp_dsl.walk import walk
+from dcp_grammar import MASKS
+
+DOCS = Path(__file__).resolve().parent
+PAGE = DOCS / "masks.md"
+PICTURES = DOCS / "masks"
+
+HEAD = DOCS / "masks_head.md"
+
+
+def section(path: Path) -> tuple[str, str]:
+    """Give the Markdown of one mask, and its picture as SVG."""
+    text = path.read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.startswith("#")]
+    said = [line.removeprefix("#").strip() for line in lines]
+    spec = load(path)
+    mask, sample = shown(spec, path.stem)
+    picture = Picture.of(mask, sample)
+    code = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    columns = ", ".join(f"`{name}`" for name in sorted(mask.columns)) or "none"
+    return (
+        f"### {path.stem}\n\n{chr(10).join(said)}\n\n"
+        f"![{mask.call}](masks/{path.stem}.svg)\n\n"
+        f"`{mask.call}` on `{sample.to_json()}`; columns: {columns}.\n\n"
+        f"```dcpm\n{code}\n```\n"
+    ), picture.svg()
+
+
+def shown(spec: Spec, name: str) -> tuple[Mask, Sample]:
+    """Give the call and the sample that show a mask best: those of its file."""
+    calls = [
+        unparse(node)
+        for statement in spec.scope.program.statements
+        if isinstance(statement, tree.Check)
+        for node in walk(statement)
+        if isinstance(node, tree.Call) and node.name.text == name
+    ]
+    mask = spec.mask(calls[0] if calls else name)
+    sample = spec.sample("tiny")
+    return mask, Sample({c: sample.columns[c] for c in mask.columns}, sample.length)
+
+
+def main() -> None:
+    """Write the page and the pictures, or with ``--check`` only compare the page."""
+    sections = {}
+    for path in sorted(Path(str(MASKS)).glob("*.dcpm")):
+        sections[path.stem] = section(path)
+    page = (
+        HEAD.read_text(encoding="utf-8") + "\n" + "\n".join(text for text, _ in sections.values())
+    )
+    if "--check" in sys.argv[1:]:
+        missing = [name for name in sections if not (PICTURES / f"{name}.svg").is_file()]
+        if missing or not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != page:
+            sys.exit("docs/masks.md is not in step: python docs/generate_masks.py")
+        return
+    PICTURES.mkdir(exist_ok=True)
+    for name, (_, svg) in sections.items():
+        (PICTURES / f"{name}.svg").write_text(svg, encoding="utf-8")
+    PAGE.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
