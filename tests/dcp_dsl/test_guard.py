@@ -1,0 +1,87 @@
+"""Guards: samples that leak or have empty rows are refused, exactly those the oracle shows."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dcp_dsl import DatasetError, Sample, Spec, dense_mask, load
+from dcp_dsl.guard import Guard
+
+SPEC = Spec.from_text(
+    "token evict\n"
+    "segment role = ids(role_ids) as text, image\n"
+    "segment part = question[question_len] answer[answer_lens]*\n"
+    "mask kept = causal and q < k.evict\n"
+    "@partial mask dropped = kept\n"
+    "mask ahead = q - k < 2 and k - q < row.reach\n"
+    "@ahead mask free = ahead\n"
+    "@ahead(image) mask images = causal or same(image) and q.evict > 0\n"
+    "@ahead(image) mask leaky = causal or q in image and k.evict > 2\n"
+    "mask shared = causal and (k in question or same(answer))\n"
+)
+RULES = {
+    "kept": (False, True), "dropped": (False, False), "ahead": (False, True),
+    "free": (True, True), "images": ("image", True), "leaky": ("image", True),
+}  # fmt: skip
+
+
+@st.composite
+def samples(draw):
+    length = draw(st.integers(1, 7))
+    values = st.lists(st.integers(0, 8), min_size=length, max_size=length)
+    ids = draw(st.integers(0, length))
+    return {
+        "evict": draw(values), "reach": draw(st.integers(0, 3)),
+        "role_ids": [0] * ids + [1] * (length - ids),
+    }, length  # fmt: skip
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(name=st.sampled_from(sorted(RULES)), drawn=samples())
+def test_a_guard_refuses_exactly_the_samples_that_leak_or_have_empty_rows(name, drawn):
+    columns, length = drawn
+    mask = SPEC.mask(name)
+    sample = Sample({c: columns[c] for c in mask.columns}, length)
+    seen = dense_mask(mask, sample)
+    may_look, must_see = RULES[name]
+    ahead = np.triu(seen, k=1)
+    if may_look == "image":
+        image = np.array(columns["role_ids"]) == 1
+        ahead = ahead & ~(image[:, None] & image[None, :])
+    is_bad = (may_look is not True and ahead.any()) or (must_see and not seen.any(1).all())
+    if is_bad:
+        with pytest.raises(DatasetError, match="sees"):
+            mask.guard().check(sample)
+    else:
+        mask.guard().check(sample)
+
+
+def test_what_is_proved_is_not_decided_again_but_the_layout_still_is(monkeypatch):
+    guard = SPEC.mask("shared").guard()
+    assert (guard.is_causal_proved, guard.is_total_proved) == (True, True)
+    monkeypatch.setattr("dcp_dsl.mask.Mask.bind", None)
+    guard.check(Sample({"question_len": 2, "answer_lens": [3, 1]}, 6))
+    with pytest.raises(DatasetError, match="the layout has 6 tokens, the sample 7"):
+        guard.check(Sample({"question_len": 2, "answer_lens": [3, 1]}, 7))
+    with pytest.raises(DatasetError, match="needs the column `answer_lens`"):
+        guard.check(Sample({"question_len": 2}, 7))
+
+
+def test_a_refusal_names_tokens_and_columns():
+    with pytest.raises(DatasetError, match=r"token 2 sees nothing with evict = \[1, 2, 2\]"):
+        SPEC.mask("kept").guard().check(Sample({"evict": [1, 2, 2]}, 3))
+    with pytest.raises(DatasetError, match=r"token 0 sees the later token 1 with reach = 2"):
+        SPEC.mask("ahead").guard().check(Sample({"reach": 2}, 3))
+
+
+def test_a_guard_of_a_stack_looks_at_every_mask(tmp_path):
+    path = tmp_path / "a.dcpm"
+    path.write_text(
+        'token evict\nmask kept = causal and q < k.evict\nstack s = causal, kept\nfor "*" use s'
+    )
+    attachment = load(path).attachment("x.jsonl", ["len", "evict"])
+    guard = attachment.guard()
+    assert isinstance(guard, Guard)
+    with pytest.raises(DatasetError, match="mask `kept`: token 1 sees nothing"):
+        guard.check(attachment.sample({"len": 2, "evict": [1, 1]}))
