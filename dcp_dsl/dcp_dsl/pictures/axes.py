@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dcp_dsl import ast
-from dcp_dsl.columns import layout_columns
+from dcp_dsl.columns import layout_columns, needed_segments
 from dcp_dsl.layout import bind_layout
 from dcp_dsl.mask import Mask
 from dcp_dsl.sample import Sample
@@ -49,18 +49,17 @@ def read_scopes(expression: object, scope: Scope) -> Iterator[Scope]:
 
 
 def find_stripes(mask: Mask, sample: Sample) -> tuple[Stripe, ...]:
-    """Give the parts of the first layout that lays the sample out, in the order of the tokens.
+    """Give the parts of the first layout that the mask reads, in the order of the tokens.
 
-    Empty if the mask has no layout. Parts without tokens are left out.
+    Empty if it reads none. Parts without tokens are left out.
 
     Raises:
         DatasetError: if the layout does not fit the sample.
     """
-    for scope in read_scopes(mask.expression, mask.scope):
-        for segment, layout in scope.layouts():
-            needed = set(layout_columns(layout))
-            if needed & mask.columns and needed <= sample.columns.keys():
-                return _lay_out(segment, layout, sample)
+    for segment in needed_segments(mask.expression, mask.scope):
+        layout = segment.source
+        if isinstance(layout, ast.Layout) and sample.columns.keys() >= set(layout_columns(layout)):
+            return _lay_out(segment, layout, sample)
     return ()
 
 

@@ -26,7 +26,8 @@ def draw_png(picture: "Picture", side: int) -> bytes:
     top, left = MARGIN + 2 * LINE + 4 + BAR + 4, MARGIN + BAR + 4
     names = kinds(picture.stripes)
     lines = _legend_lines(names, side)
-    size = (left + side + MARGIN, top + side + 8 + LINE * len(lines) + MARGIN)
+    below = top + len(matrix) + 8
+    size = (left + side + MARGIN, below + LINE * len(lines) + MARGIN)
     image = Image.new("RGB", size, palette.PAPER)
     image.paste(Image.fromarray(matrix), (left, top))
     draw = ImageDraw.Draw(image)
@@ -37,7 +38,7 @@ def draw_png(picture: "Picture", side: int) -> bytes:
     _draw_stripes(draw, picture, names, len(matrix), (left, top))
     for line, entries in enumerate(lines):
         for x, index in entries:
-            y = top + side + 8 + LINE * line
+            y = below + LINE * line
             draw.rectangle((MARGIN + x, y + 2, MARGIN + x + 11, y + 13), palette.kind_colour(index))
             draw.text((MARGIN + x + 16, y), names[index], palette.INK, font)
     buffer = BytesIO()
