@@ -1,14 +1,23 @@
 """`DCPAttn`: the attention of a model, as an autograd function over the ranks of an executor."""
 
-from typing import Any, cast
+import sys
+from typing import Any, Protocol, cast
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from dcp_runtime.executor import DCPExecutor
+from dcp_runtime.executor import PreparedPlan
 
 
-class DCPAttn(torch.autograd.Function):
+class Prepared(Protocol):
+    """What has a plan that layers run now: a `DCPExecutor`, or one layer's share of it."""
+
+    @property
+    def prepared(self) -> PreparedPlan:
+        """The plan."""
+
+
+class DCPAttn:
     """Exact attention under the mask of the executor's prepared plan.
 
     ``out = DCPAttn.apply(executor, q, kv)`` with q ``[T_local, Hq, D]``, kv
@@ -22,17 +31,27 @@ class DCPAttn(torch.autograd.Function):
     in the dtype of the arguments. ``torch.compile`` breaks the graph here and compiles around it.
     """
 
-    # Any: torch's base class fixes neither the context nor the arguments.
-    @classmethod
-    def apply(cls, *arguments: Any) -> Any:
-        """Give ``out`` of ``(executor, q, kv)``."""
-        return super().apply(*arguments)  # type: ignore[no-untyped-call]
-
-    # What torch.compiler.disable sets; calling it would import the compiler, which takes a second.
-    apply.__func__._torchdynamo_disable = True  # type: ignore[attr-defined]
-
     @staticmethod
-    def forward(ctx: Any, executor: DCPExecutor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+    def apply(executor: Prepared, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        """Give out of q and kv.
+
+        Raises:
+            RunError: if the tensors do not fit the prepared plan, or another rank fails.
+        """
+        if "torch._dynamo" in sys.modules:  # loading the compiler for its sake would take a second
+            run = torch.compiler.disable(_apply)  # type: ignore[no-untyped-call]
+            return cast(torch.Tensor, run(executor, q, kv))
+        return _apply(executor, q, kv)
+
+
+def _apply(executor: Prepared, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+    return cast(torch.Tensor, _Attention.apply(executor, q, kv))  # type: ignore[no-untyped-call]
+
+
+class _Attention(torch.autograd.Function):
+    # Any: torch's base class fixes neither the context nor the arguments.
+    @staticmethod
+    def forward(ctx: Any, executor: Prepared, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         """Run the forward program of the prepared plan."""
         prepared = executor.prepared
         device = q.device.type if isinstance(q, torch.Tensor) else "cpu"
@@ -60,8 +79,3 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor) or tensor.dtype == torch.float64:
         return tensor
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-
-def attend(executor: DCPExecutor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-    """Call ``DCPAttn.apply`` with types: q ``[T_local, Hq, D]``, kv ``[T_local, 2, Hkv, D]``."""
-    return cast(torch.Tensor, DCPAttn.apply(executor, q, kv))

@@ -64,6 +64,9 @@ MAX_DEFAULT_RANKS = 16
     metavar="BYTES_PER_S",
     help="Hold every rank's messages back as a link of this rate would.",
 )
+@click.option(
+    "--overlap/--no-overlap", default=True, help="Send while computing. [default: overlap]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def run(  # noqa: PLR0913 - one argument per option
     plan: str,
@@ -77,6 +80,7 @@ def run(  # noqa: PLR0913 - one argument per option
     transport: str,
     device: str | None,
     link: float | None,
+    overlap: bool,
     as_json: bool,
 ) -> None:
     """Run PLAN, a .dcpplan file, forward and backward on processes of this machine.
@@ -109,6 +113,7 @@ def run(  # noqa: PLR0913 - one argument per option
         transport=transport,  # type: ignore[arg-type]
         device=device or ("cuda" if transport == "nccl" else "cpu"),  # type: ignore[arg-type]
         link=None if link is None else LinkLimit(link),
+        overlap=overlap,
     )
     check_ranks(content.plan, config.ranks)
     where = "threads of one process" if transport == "loopback" else "processes"

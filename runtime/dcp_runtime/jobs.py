@@ -12,12 +12,13 @@ import numpy as np
 import torch
 
 from dcp_planner import Plan, read_plan, write_plan
-from dcp_runtime.attention import attend
+from dcp_runtime.attention import DCPAttn
 from dcp_runtime.errors import RunError
 from dcp_runtime.executor import DCPExecutor
 from dcp_runtime.inputs import DTYPES, Inputs, random_inputs
 from dcp_runtime.link import LinkLimit
 from dcp_runtime.loopback import LoopbackTransport, LoopbackWorld
+from dcp_runtime.no_overlap import NoOverlapTransport
 from dcp_runtime.recorder import Recorder
 from dcp_runtime.torch_transport import GlooTransport, NcclTransport
 from dcp_runtime.transport import Transport
@@ -36,6 +37,7 @@ class Job:
         device: ``"cpu"`` or ``"cuda"``.
         check_finite: see `DCPExecutor`.
         link: bytes per second and latency of slowed-down links, or ``None``.
+        overlap: send while computing.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Job:
     device: str = "cpu"
     check_finite: bool = False
     link: tuple[float, float] | None = None
+    overlap: bool = True
 
 
 def run_job(
@@ -90,6 +93,8 @@ def _make_transport(job: Job, timeout_s: float) -> Transport:
 def _run_rank(
     transport: Transport, job: Job, plan: Plan, folder: Path, recorders: list[Recorder]
 ) -> dict[str, Any]:
+    if not job.overlap:
+        transport = NoOverlapTransport(transport)
     executor = DCPExecutor(kernel=job.kernel, transport=transport, check_finite=job.check_finite)
     start_s = time.perf_counter()
     recorders.append(executor.prepare(plan).recorder)
@@ -122,7 +127,7 @@ def _device(job: Job, transport: Transport) -> torch.device:
 def _attend(executor: DCPExecutor, layers: list[Inputs]) -> dict[str, torch.Tensor | None]:
     """Run all layers forward, then all layers backward, as a model does."""
     leaves = [(x.q.requires_grad_(), x.kv.requires_grad_()) for x in layers]
-    outs = [attend(executor, q, kv) for q, kv in leaves]
+    outs = [DCPAttn.apply(executor, q, kv) for q, kv in leaves]
     for out, inputs in reversed(list(zip(outs, layers, strict=True))):
         torch.autograd.backward(out, inputs.dout)
     results: dict[str, torch.Tensor | None] = {}

@@ -44,6 +44,7 @@ class RunConfig:
         device: ``"cpu"`` or ``"cuda"``; NCCL needs the latter.
         check_finite: raise if a tensor that arrives or results is not finite.
         link: hold the messages of gloo back as a slower link would.
+        overlap: send while computing; ``False`` shows what that gains.
     """
 
     ranks: int
@@ -57,6 +58,7 @@ class RunConfig:
     device: Literal["cpu", "cuda"] = "cpu"
     check_finite: bool = False
     link: LinkLimit | None = None
+    overlap: bool = True
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout_s)
@@ -186,6 +188,7 @@ def run_plan(plan: Plan, config: RunConfig, world: ProcessWorld | None = None) -
             "transport": config.transport,
             "device": config.device,
             "check_finite": config.check_finite,
+            "overlap": config.overlap,
             "link": config.link and (config.link.bytes_per_s, config.link.latency_s),
         }
     )

@@ -1,0 +1,244 @@
+"""`DCPExecutor` and `DCPAttn` as training loops use them, on loopback worlds."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import model_scenarios
+
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_runtime import DCPAttn, DCPExecutor, RunError
+from dcp_runtime.loopback import LoopbackWorld
+
+RANKS = 3
+SHAPE = ModelShape(4, 2, 8, 4)
+
+
+def make(lab, mask, lengths, seed, shape=SHAPE, dtype=torch.float32, routing="direct"):
+    masks = [lab.masks[mask](n) for n in lengths]
+    config = PlanConfig(partitioner="static:zigzag", routing=routing)
+    plan = build_plan(lab.sparsity_of(masks, 16), shape, Cluster(devices_per_node=RANKS), config)
+    heads = shape.q_heads, shape.kv_heads, shape.head_dim
+    dense = torch.block_diag(*map(torch.tensor, masks)).bool().numpy()
+    return plan, lab.random_qkv(seed, sum(lengths), *heads, dtype), dense
+
+
+@pytest.fixture
+def cases(lab):
+    return [make(lab, "causal", (70, 30), 1), make(lab, "blind_rows", (60, 1, 20), 2)]
+
+
+def check(lab, cases, parts):
+    """Put the ranks' results together, case by case (or layer by layer of the first case)."""
+    count = len(parts[0])
+    for n in range(count):
+        _, qkv, dense = cases[n] if count == len(cases) else cases[0]
+        whole = {}
+        for name in ("out", "dq", "dkv"):
+            like = qkv[1] if name == "dkv" else qkv[0]
+            whole[name] = torch.full(like.shape, torch.nan, dtype=like.dtype)
+            for rank in parts:
+                rows, tensors = rank[n]
+                whole[name][rows] = tensors[name]
+        lab.assert_as_exact_as_eager(whole, *qkv, dense)
+
+
+@pytest.mark.parametrize("name", model_scenarios.SCENARIOS)
+def test_training_loop(lab, cases, name):
+    scenario = model_scenarios.SCENARIOS[name]
+    plans = [(plan, qkv) for plan, qkv, _ in cases]
+    check(lab, cases, LoopbackWorld(RANKS).run(lambda transport: scenario(transport, plans)))
+
+
+# The tracer itself looks at .grad of what it is given.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_compiled_model_breaks_its_graph_and_gives_the_same(lab):
+    # One rank: the compiler's own state is per process, not per thread.
+    masks = [lab.masks["causal"](50)]
+    config = PlanConfig(partitioner="static:zigzag")
+    plan = build_plan(lab.sparsity_of(masks, 16), SHAPE, Cluster(devices_per_node=1), config)
+    qkv = lab.random_qkv(3, 50, 4, 2, 8, torch.float32)
+    ((part,),) = [LoopbackWorld(1).run(lambda t: model_scenarios.compiled_around(t, [(plan, qkv)]))]
+    check(lab, [(plan, qkv, masks[0])], [part])
+
+
+def on_every_rank(case, work):
+    """Run ``work(executor, q, kv, dout)`` on every rank of a prepared plan."""
+    plan, (q, kv, dout), _ = case
+
+    def run(transport):
+        executor = DCPExecutor(transport=transport)
+        executor.prepare(plan)
+        rows = torch.tensor(plan.local_tokens(transport.rank))
+        return work(executor, q[rows], kv[rows], dout[rows])
+
+    return LoopbackWorld(RANKS).run(run)
+
+
+def test_no_grad_gives_the_same_output_and_keeps_nothing(lab):
+    case = make(lab, "streaming", (80,), 4)
+
+    def work(executor, q, kv, dout):
+        with torch.no_grad():
+            out = DCPAttn.apply(executor, q.requires_grad_(), kv)
+        assert out.grad_fn is None
+        assert torch.equal(out, DCPAttn.apply(executor, q, kv).detach())
+
+    on_every_rank(case, work)
+
+
+def test_gradient_of_one_argument_is_enough(lab):
+    case = make(lab, "causal", (100,), 5)
+
+    def work(executor, q, kv, dout):
+        kv_leaf = kv.clone().requires_grad_()
+        DCPAttn.apply(executor, q, kv_leaf).backward(dout)
+        both_q, both_kv = q.clone().requires_grad_(), kv.clone().requires_grad_()
+        DCPAttn.apply(executor, both_q, both_kv).backward(dout)
+        assert q.grad is None
+        assert torch.equal(kv_leaf.grad, both_kv.grad)
+
+    on_every_rank(case, work)
+
+
+@pytest.mark.parametrize("kernel", ["cpu", "reference"])
+def test_autocast_computes_as_on_cast_tensors_and_gives_gradients_in_the_dtype_given(lab, kernel):
+    case = make(lab, "causal", (100,), 6)
+
+    def work(executor, q, kv, dout):
+        q, kv = q.requires_grad_(), kv.requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = DCPAttn.apply(executor, q, kv)
+            out.backward(dout.bfloat16())
+        assert (out.dtype, q.grad.dtype, kv.grad.dtype) == (
+            torch.bfloat16, torch.float32, torch.float32
+        )  # fmt: skip
+        cast = [x.detach().bfloat16().requires_grad_() for x in (q, kv)]
+        executor.prepare(executor.prepared.part.plan)
+        same = DCPAttn.apply(executor, *cast)
+        same.backward(dout.bfloat16())
+        assert torch.equal(out, same)
+        assert torch.equal(q.grad, cast[0].grad.float())
+        assert torch.equal(kv.grad, cast[1].grad.float())
+
+    on_every_rank(case, work)
+
+
+def test_two_runs_give_the_same_bits(lab):
+    case = make(lab, "scattered", (90,), 7)
+
+    def work(executor, q, kv, dout):
+        q, kv = q.requires_grad_(), kv.requires_grad_()
+        out = DCPAttn.apply(executor, q, kv)
+        return [out.detach(), *torch.autograd.grad(out, (q, kv), dout)]
+
+    for first, second in zip(on_every_rank(case, work), on_every_rank(case, work), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda q, kv: (q[:-1], kv), r"expected q \[\d+, 4, 8\] .*take the rows"),
+        (lambda q, kv: (q.double(), kv), "share dtype and device, got torch.float64 on cpu"),
+        (lambda q, kv: (q, kv.to("meta")), "got torch.float32 on cpu and torch.float32 on meta"),
+        (lambda q, kv: (q.int(), kv.int()), "needs floating-point"),
+        (lambda q, kv: (q.double(), kv.double()), "another kind of tensors than rank 0"),
+    ],
+)
+def test_wrong_tensors_on_one_rank_are_an_error_on_all_that_names_it(lab, change, says):
+    plan, (q, kv, _), _ = make(lab, "causal", (100,), 8)
+    raised = {}
+
+    def run(transport):
+        executor = DCPExecutor(transport=transport)
+        executor.prepare(plan)
+        rows = torch.tensor(plan.local_tokens(transport.rank))
+        mine = (q[rows], kv[rows]) if transport.rank != 1 else change(q[rows], kv[rows])
+        with pytest.raises(RunError, match=says) as caught:
+            DCPAttn.apply(executor, *mine)
+        raised[transport.rank] = caught.value
+        # Nothing is under way: with right tensors the same executor goes on.
+        DCPAttn.apply(executor, q[rows], kv[rows])
+
+    LoopbackWorld(RANKS, timeout_s=10).run(run)
+    assert [raised[rank].rank for rank in (0, 2)] == [1, 1]
+
+
+def test_another_plan_on_one_rank_is_an_error_on_all_that_names_it(lab):
+    plan, other = (make(lab, mask, (100,), 9)[0] for mask in ("causal", "full"))
+
+    def run(transport):
+        executor = DCPExecutor(transport=transport)
+        with pytest.raises(RunError, match="rank 2 has another plan digest than rank 0") as caught:
+            executor.prepare(other if transport.rank == 2 else plan)
+        assert caught.value.rank == 2
+        executor.prepare(plan)
+
+    LoopbackWorld(RANKS, timeout_s=10).run(run)
+
+
+def test_wrong_tensors_in_a_later_layer_are_an_error_on_all(lab):
+    plan, (q, kv, _), _ = make(lab, "full", (100,), 10)
+
+    def run(transport):
+        executor = DCPExecutor(transport=transport)
+        executor.prepare(plan)
+        rows = torch.tensor(plan.local_tokens(transport.rank))
+        DCPAttn.apply(executor, q[rows], kv[rows])
+        late = q[rows].double() if transport.rank == 1 else q[rows]
+        DCPAttn.apply(executor, late, kv[rows].to(late.dtype))
+
+    with pytest.raises(RunError, match="rank 1 failed in division 0 of forward: all layers") as e:
+        LoopbackWorld(RANKS, timeout_s=10).run(run)
+    assert (e.value.rank, e.value.division) == (1, 0)
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_a_rank_that_never_ends_is_named_within_the_timeout(lab, lockstep):
+    import threading
+
+    plan, (q, kv, _), _ = make(lab, "full", (100,), 11)
+    never = threading.Event()
+
+    def run(transport):
+        executor = DCPExecutor(transport=transport)
+        executor.prepare(plan)
+        rows = torch.tensor(plan.local_tokens(transport.rank))
+        if transport.rank == 1:
+            never.wait()
+        DCPAttn.apply(executor, q[rows], kv[rows])
+
+    with pytest.raises(RunError, match="rank 1 is dead or stalled") as caught:
+        LoopbackWorld(RANKS, timeout_s=1, lockstep=lockstep).run(run)
+    assert caught.value.rank == 1
+    never.set()
+
+
+def test_nan_is_found_where_it_came_from(lab):
+    plan, (q, kv, _), _ = make(lab, "full", (100,), 12)
+    kv = kv.clone()
+    kv[plan.local_tokens(1)[0]] = torch.nan
+
+    def run(transport):
+        executor = DCPExecutor(transport=transport, check_finite=True)
+        executor.prepare(plan)
+        rows = torch.tensor(plan.local_tokens(transport.rank))
+        DCPAttn.apply(executor, q[rows], kv[rows])
+
+    with pytest.raises(RunError, match=r"rank 1 sent kv|rank 1: out has") as caught:
+        LoopbackWorld(RANKS, timeout_s=10).run(run)
+    assert caught.value.rank is not None
+
+
+def test_one_rank_needs_no_other(lab):
+    masks = [lab.masks["streaming"](64)]
+    plan = build_plan(
+        lab.sparsity_of(masks, 16), SHAPE, Cluster(devices_per_node=1), PlanConfig("static:zigzag")
+    )
+    qkv = lab.random_qkv(13, 64, 4, 2, 8, torch.float32)
+    got, _ = lab.run_in_threads(plan, *qkv)
+    lab.assert_as_exact_as_eager(got, *qkv, masks[0])
