@@ -29,6 +29,7 @@ from dcp_grammar import GRAMMAR
 __all__ = ["MAX_CHARACTERS", "Parsed", "Program", "parse", "parse_all", "parse_expression"]
 
 MAX_CHARACTERS = 2**16
+MAX_MISSPELT = 200  # words that are compared with keywords, which is slow
 LANGUAGE_VERSION = 1
 
 _OPENING = {"(": ")", "[": "]", "{": "}"}
@@ -80,7 +81,7 @@ def parse_all(text: str, name: str = "<text>") -> Parsed:
     statements: list[ast.Statement] = []
     errors: list[Diagnostic] = []
     lost: set[str] = set()
-    groups = split_statements(text)
+    groups = _split_at_misspelt(split_statements(text), text)
     was_cut = False
     for index, group in enumerate(groups):
         try:
@@ -97,6 +98,29 @@ def parse_all(text: str, name: str = "<text>") -> Parsed:
         if len(errors) >= MAX_FINDINGS:
             break
     return Parsed(Program(tuple(statements), text, name), tuple(errors), frozenset(lost))
+
+
+def _split_at_misspelt(groups: list[list[RawToken]], text: str) -> list[list[RawToken]]:
+    """Cut statements where a line begins with what is almost a keyword and a name.
+
+    Two names side by side fit nowhere, so `maks b` behind another statement is one of its own.
+    """
+    result: list[list[RawToken]] = []
+    tries = MAX_MISSPELT
+    for group in groups:
+        begin = 0
+        for at in range(1, len(group) - 1):
+            token, following = group[at], group[at + 1]
+            is_pair = token.kind == "name" and following.kind in ("name", "string")
+            if not is_pair or token.text in KEYWORDS or following.text in KEYWORDS or not tries:
+                continue
+            if "\n" in text[group[at - 1].span.end : token.span.start]:
+                tries -= 1
+                if did_you_mean(token.text, STATEMENT_KEYWORDS):
+                    result.append(group[begin:at])
+                    begin = at
+        result.append(group[begin:])
+    return result
 
 
 def parse_expression(text: str, name: str = "<expression>") -> ast.Expr:

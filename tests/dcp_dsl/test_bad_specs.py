@@ -1,0 +1,47 @@
+"""A folder of wrong specs, each with the codes it raises in its first line."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dcp_dsl.commands.check import check
+
+BAD = sorted((Path(__file__).parents[1] / "fixtures" / "bad").glob("*.dcpm"))
+
+
+def expected(path):
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    return Counter(first.removeprefix("# expects:").split())
+
+
+@pytest.fixture(scope="module")
+def findings():
+    result = CliRunner().invoke(check, [*map(str, BAD), "--json"])
+    assert result.exit_code == 1
+    found = {str(path): [] for path in BAD}
+    for finding in json.loads(result.stdout)["findings"]:
+        found[finding["file"]].append(finding)
+    return found
+
+
+def test_there_are_enough_of_them_and_they_cover_the_codes():
+    codes = {code for path in BAD for code in expected(path)}
+    assert len(BAD) >= 60
+    assert len(codes) >= 55
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda p: p.stem)
+def test_dcpm_check_gives_exactly_the_codes_of_a_bad_spec(path, findings):
+    assert Counter(f["code"] for f in findings[str(path)]) == expected(path)
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda p: p.stem)
+def test_every_finding_points_into_the_text_and_says_something(path, findings):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for finding in findings[str(path)]:
+        assert finding["message"]
+        assert 1 <= finding["line"] <= len(lines)
+        assert 1 <= finding["column"] < finding["end_column"] <= len(lines[finding["line"] - 1]) + 2
