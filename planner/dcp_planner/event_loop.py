@@ -18,39 +18,38 @@ _WAITING, _READY, _STARTED = 0, 1, 2
 
 
 @njit(cache=True)
-def _is_before(a: Ints, b: Ints) -> bool:
-    return bool(a[0] < b[0] or (a[0] == b[0] and a[1] < b[1]))
-
-
-@njit(cache=True)
-def _push(heap: Ints, size: int, time_ns: int, number: int, what: int, subject: int) -> int:
-    """Add an event to a binary heap by (time, number); gives the new size."""
+def _push(times: Ints, numbers: Ints, codes: Ints, size: int, event: tuple[int, int, int]) -> int:
+    """Add an event (time, number, code) to a binary heap by (time, number); gives its size."""
+    time_ns, number, code = event
     i = size
     while i > 0:
-        up = (i - 1) // 2
-        if heap[up, 0] < time_ns or (heap[up, 0] == time_ns and heap[up, 1] < number):
+        up = (i - 1) >> 1
+        if times[up] < time_ns or (times[up] == time_ns and numbers[up] < number):
             break
-        heap[i] = heap[up]
+        times[i], numbers[i], codes[i] = times[up], numbers[up], codes[up]
         i = up
-    heap[i] = (time_ns, number, what, subject)
+    times[i], numbers[i], codes[i] = time_ns, number, code
     return size + 1
 
 
 @njit(cache=True)
-def _pop(heap: Ints, size: int) -> int:
+def _pop(times: Ints, numbers: Ints, codes: Ints, size: int) -> int:
     """Remove the first event; gives the new size."""
     size -= 1
-    last = heap[size].copy()
+    time_ns, number, code = times[size], numbers[size], codes[size]
     i = 0
     while 2 * i + 1 < size:
         child = 2 * i + 1
-        if child + 1 < size and _is_before(heap[child + 1], heap[child]):
+        if child + 1 < size and (
+            times[child + 1] < times[child]
+            or (times[child + 1] == times[child] and numbers[child + 1] < numbers[child])
+        ):
             child += 1
-        if _is_before(last, heap[child]):
+        if time_ns < times[child] or (time_ns == times[child] and number < numbers[child]):
             break
-        heap[i] = heap[child]
+        times[i], numbers[i], codes[i] = times[child], numbers[child], codes[child]
         i = child
-    heap[i] = last
+    times[i], numbers[i], codes[i] = time_ns, number, code
     return size
 
 
@@ -123,18 +122,20 @@ def run_events(  # noqa: C901, PLR0913 - a compiled kernel
         if feeder[x] >= 0:
             next_fed[x] = first_fed[feeder[x]]
             first_fed[feeder[x]] = x
-    # A binary heap of (time, number, what, subject).
     room = num_devices + 2 * num_messages + num_rows + 8
-    heap = np.zeros((room, 4), np.int64)
+    times = np.zeros(room, np.int64)
+    numbers = np.zeros(room, np.int64)
+    codes = np.zeros(room, np.int64)
     heap_size, count = 0, 0
     for device in range(num_devices):
-        heap_size = _push(heap, heap_size, start_ns, count, _RESUME, device)
+        event = (start_ns, count, 3 * device + _RESUME)
+        heap_size = _push(times, numbers, codes, heap_size, event)
         count += 1
     to_start = np.zeros(num_messages + 1, np.int64)
     end_ns = start_ns
     while heap_size:
-        now, _, what, subject = heap[0]
-        heap_size = _pop(heap, heap_size)
+        now, what, subject = times[0], codes[0] % 3, codes[0] // 3
+        heap_size = _pop(times, numbers, codes, heap_size)
         end_ns = max(end_ns, now)
         starting = 0
         device = -1
@@ -194,7 +195,8 @@ def run_events(  # noqa: C901, PLR0913 - a compiled kernel
                     ended[row] = now + duration[row]
                     if duration[row] > 0:
                         at[device] += 1
-                        heap_size = _push(heap, heap_size, ended[row], count, _RESUME, device)
+                        event = (ended[row], count, 3 * device + _RESUME)
+                        heap_size = _push(times, numbers, codes, heap_size, event)
                         count += 1
                         break
                 at[device] += 1
@@ -219,11 +221,14 @@ def run_events(  # noqa: C901, PLR0913 - a compiled kernel
                 while k < port_ptr[side, port + 1] and state[port_list[side, k]] == _STARTED:
                     k += 1
                 head[side, port] = k
-                while k < port_ptr[side, port + 1]:
+                unseen = ready_at[side, port]
+                while unseen > 0:
                     y = port_list[side, k]
-                    if state[y] == _READY and not is_busy[1 - side, ports[1 - side, y]]:
-                        x = y
-                        break
+                    if state[y] == _READY:
+                        unseen -= 1
+                        if not is_busy[1 - side, ports[1 - side, y]]:
+                            x = y
+                            break
                     k += 1
                 if x < 0:
                     continue
@@ -234,6 +239,7 @@ def run_events(  # noqa: C901, PLR0913 - a compiled kernel
                 ready_at[side, ports[side, x]] -= 1
             for what_next in (_LEAVE, _ARRIVE):
                 when = now + busy[x] + (latency[x] if what_next == _ARRIVE else 0)
-                heap_size = _push(heap, heap_size, when, count, what_next, x)
+                event = (when, count, 3 * x + what_next)
+                heap_size = _push(times, numbers, codes, heap_size, event)
                 count += 1
     return begun, ended, started, at, end_ns

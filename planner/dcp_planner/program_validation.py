@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dcp_planner.errors import PlanError
 from dcp_planner.event_loop import run_events
-from dcp_planner.plan import Direction, Plan, TransferKind
+from dcp_planner.plan import DIRECTIONS, Direction, Plan, TransferKind
 from dcp_planner.program_table import (
     ATTENTION,
     COPY,
@@ -32,9 +32,10 @@ def check_programs(plan: Plan) -> None:
     Raises:
         PlanError: names the first invariant that is broken, and where.
     """
-    for direction in ("forward", "backward"):
+    feeder = find_feeders(plan.transfers)
+    for direction in DIRECTIONS:
         _check_devices(plan, direction)
-        places = _Places(plan, direction)
+        places = _Places(plan, direction, feeder)
         places.check_copies()
         places.check_tiles()
         places.check_launches()
@@ -59,16 +60,21 @@ def _check_devices(plan: Plan, direction: Direction) -> None:
         )
 
 
+def _is_of_keys(kind: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    return (kind == TransferKind.KV) | (kind == TransferKind.DKV)
+
+
 class _Places:
     """Where in the programs of one direction each tile, transfer and key stands.
 
     A place is a row of the program table; rows of one device are in the order of its program.
     """
 
-    def __init__(self, plan: Plan, direction: Direction) -> None:
-        self.plan, self.direction = plan, direction
+    def __init__(self, plan: Plan, direction: Direction, feeder: Ints) -> None:
+        self.plan, self.direction, self.feeder = plan, direction, feeder
         self.is_backward = direction == "backward"
         self.programs: ProgramTable = tabulate_programs(plan, direction)
+        self.launch_of = launches_of_waits(self.programs)
         self.row_of_item = self.programs.row_of_item()
         self.op_of_item = self.programs.op[self.row_of_item]
         table = plan.transfers
@@ -79,6 +85,7 @@ class _Places:
         self.wait = np.full((2, len(table)), _NEVER, np.int64)
         self.reduction = np.full(len(table), _NEVER, np.int64)
         self.tile_row = np.full(len(plan.tiles), -1, np.int64)
+        self.uses: dict[bool, tuple[Ints, Ints, Ints]] = {}
 
     def fail(self, message: str) -> PlanError:
         return PlanError(f"{self.direction}: {message}")
@@ -203,7 +210,7 @@ class _Places:
     def check_waits(self) -> None:
         """A wait follows its launch, and every transfer is waited for by both ends."""
         programs = self.programs
-        waits, launch = np.flatnonzero(programs.op == WAIT), launches_of_waits(programs)
+        waits, launch = np.flatnonzero(programs.op == WAIT), self.launch_of
         wrong = waits[(launch[waits] < 0) | (launch[waits] > waits)]
         if wrong.size:
             row = int(wrong[0])
@@ -247,6 +254,11 @@ class _Places:
 
     def _uses(self, of_queries: bool) -> tuple[Ints, Ints, Ints]:
         """Give (block, device) as one number, and the first and last row that computes with it."""
+        if of_queries not in self.uses:
+            self.uses[of_queries] = self._find_uses(of_queries)
+        return self.uses[of_queries]
+
+    def _find_uses(self, of_queries: bool) -> tuple[Ints, Ints, Ints]:
         tiles = self.plan.tiles
         block = tiles.q_block if of_queries else tiles.kv_block
         place = block.astype(np.int64) * self.plan.num_devices + tiles.device
@@ -262,9 +274,7 @@ class _Places:
         """Give the first and last row in which `device` computes with each transfer's block."""
         table = self.plan.transfers
         span = np.zeros((2, len(transfers)), np.int64)
-        is_query = np.isin(
-            table.kind[transfers], (TransferKind.Q, TransferKind.OUT, TransferKind.DQ)
-        )
+        is_query = ~_is_of_keys(table.kind[transfers])
         place = table.block[transfers].astype(np.int64) * self.plan.num_devices + device
         for of_queries in (True, False):
             chosen = is_query == of_queries
@@ -282,7 +292,7 @@ class _Places:
             inputs[self.wait[1, inputs] >= first],
             "an input arrives before the tiles that need it: {x} is waited for too late",
         )
-        feeder = find_feeders(table)
+        feeder = self.feeder
         passed = inputs[feeder[inputs] >= 0]
         self._report(
             passed[self.launch[1, feeder[passed]] >= self.launch[0, passed]],
@@ -360,12 +370,12 @@ class _Places:
         freed = np.where(self.is_result, self.reduction, -1)
         inputs = self.chosen[~self.is_result[self.chosen]]
         freed[inputs] = self._span_of_use(inputs, table.target[inputs])[1]
-        feeder = find_feeders(table)
+        feeder = self.feeder
         passed = inputs[feeder[inputs] >= 0]
         np.maximum.at(freed, feeder[passed], self.wait[0, passed])
         # Sums of a remote block lie at the rows of its input until they have left.
         results = self.chosen[self.is_result[self.chosen]]
-        of_keys = np.isin(table.kind, (TransferKind.KV, TransferKind.DKV))
+        of_keys = _is_of_keys(table.kind)
         place = (table.block.astype(np.int64) * 2 + of_keys) * self.plan.num_devices
         brought = (place + table.target)[inputs]
         order = np.argsort(brought)
@@ -384,10 +394,10 @@ class _Places:
             programs.item_ptr,
             programs.items,
             np.zeros(len(programs), np.int64),
-            launches_of_waits(programs),
+            self.launch_of,
             table.source,
             table.target,
-            find_feeders(table),
+            self.feeder,
             ends,
             np.zeros(len(table), np.int64),
             np.zeros(len(table), np.int64),
