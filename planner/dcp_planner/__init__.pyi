@@ -14,7 +14,7 @@ from .cluster_file import (
 )
 from .config import PlanConfig
 from .cost_model import link_seconds, reduction_seconds, tile_seconds, workload_seconds
-from .cuts import choose_block_size, cut_blocks
+from .cuts import choose_block_size, cut_blocks, cut_stack
 from .divisions import make_schedule, predict_placement
 from .errors import BufferLimitError, ClusterError, PlanError, PlanFileError
 from .fingerprint import digest
@@ -40,6 +40,7 @@ from .plan import (
 )
 from .plan_file import PlanFile, read_plan, write_plan
 from .plan_part import PlanPart, decode_part, encode_parts
+from .plan_stack import PlanStack, build_stack
 from .report import PlanMetrics, measure
 from .schedule import Division, Schedule
 from .simulator import Prediction, predict, simulate
@@ -81,6 +82,7 @@ __all__ = [
     "PlanFileError",
     "PlanMetrics",
     "PlanPart",
+    "PlanStack",
     "Prediction",
     "Provenance",
     "Reduction",
@@ -98,9 +100,11 @@ __all__ = [
     "bounds",
     "build_hypergraph",
     "build_plan",
+    "build_stack",
     "build_workload",
     "choose_block_size",
     "cut_blocks",
+    "cut_stack",
     "decode_part",
     "digest",
     "encode_parts",

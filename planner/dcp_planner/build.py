@@ -62,6 +62,8 @@ def _arrange(
     fitting = []
     for name in sorted(n for n in PARTITIONERS if n.startswith("static:")):
         found = place(workload, cluster, replace(config, partitioner=name))
+        if any(text.startswith("tokens:") for text in found.warnings):
+            continue  # what is saved in buffers, one device would need for tokens of its own
         try:
             schedule = make_schedule(workload, found, cluster, config)
         except BufferLimitError:

@@ -56,7 +56,7 @@ class PlanConfig:
     budget: Budget = "balanced"
     seed: int = 0
     time_limit_s: float = 60.0
-    routing: Routing = "direct"
+    routing: Routing = "node"
     memory_limit_bytes: int | None = None
     candidates: tuple[str, ...] = ()
 

@@ -42,10 +42,31 @@ def cut_blocks(sequences: Sequence[Slabs], block: int) -> BlockSparsity:
     >>> cut_blocks([Slabs(8, [0], [8], [0], [3], [0], [0])], 4).q_bounds.tolist()
     [0, 3, 5, 8]
     """
-    if block < 1:
-        raise ValueError(f"block: expected at least 1 token, got {block}")
+    _check_block(block)
     batch = _pack(sequences)
-    return _count(batch, _borders(batch, block), block)
+    return _count(batch, _borders([batch], block), block)
+
+
+def cut_stack(masks: Sequence[Sequence[Slabs]], block: int) -> tuple[BlockSparsity, ...]:
+    """Cut several masks of the same sequences at the same places, the breakpoints of all of them.
+
+    Args:
+        masks: for each mask, the slabs of every sequence.
+        block: most tokens of a block.
+
+    >>> causal = Slabs(8, [0], [8], [0], [1], [0], [1])
+    >>> first = Slabs(8, [0], [8], [0], [3], [0], [0])
+    >>> [s.q_bounds.tolist() for s in cut_stack([[causal], [first]], 4)]
+    [[0, 3, 5, 8], [0, 3, 5, 8]]
+    """
+    _check_block(block)
+    batches = [_pack(sequences) for sequences in masks]
+    if any(
+        not np.array_equal(b.batch.cu_seqlens, batches[0].batch.cu_seqlens) for b in batches[1:]
+    ):
+        raise ValueError("masks: expected the same lengths of sequences in every mask, got others")
+    bounds = _borders(batches, block)
+    return tuple(_count(batch, bounds, block) for batch in batches)
 
 
 def choose_block_size(
@@ -64,7 +85,7 @@ def choose_block_size(
     share = batch.batch.num_tokens / devices
     chosen = max(1, int(share / BLOCKS_PER_DEVICE[0]))
     for block in (max(1, int(share / n * slack)) for n in BLOCKS_PER_DEVICE for slack in _SLACK):
-        bounds = _borders(batch, block)
+        bounds = _borders([batch], block)
         tokens = np.diff(bounds)
         tiles = len(count_pairs(batch.slabs, bounds)[2])
         if tiles > MOST_TILES * devices and block < chosen:
@@ -78,27 +99,32 @@ def choose_block_size(
     return chosen
 
 
+def _check_block(block: int) -> None:
+    if block < 1:
+        raise ValueError(f"block: expected at least 1 token, got {block}")
+
+
 def _pack(sequences: Sequence[Slabs]) -> BlockSparsity:
     """Put the sequences one behind the other, each in one block."""
     longest = max((s.num_tokens for s in sequences), default=0)
     return block_sparsity(sequences, max(1, longest), max(1, longest))
 
 
-def _borders(batch: BlockSparsity, block: int) -> Ints:
+def _borders(batches: Sequence[BlockSparsity], block: int) -> Ints:
     """Give the borders of all token blocks, int64 ``[D+1]``."""
-    slabs, ends = batch.slabs, batch.batch.cu_seqlens.astype(np.int64)
-    rows = slabs.q_end - slabs.q_start
-    keys = slabs.kv_end - slabs.kv_start
-    still_start, still_end = slabs.start_slope == 0, slabs.end_slope == 0
-    # A border is worth what it keeps apart: the keys of the rows, the rows of the keys.
-    places = np.concatenate(
-        [slabs.q_start, slabs.q_end, slabs.kv_start[still_start], slabs.kv_end[still_end]]
-    )
-    worth = np.concatenate([keys, keys, rows[still_start], rows[still_end]])
-    points, inverse = np.unique(places, return_inverse=True)
-    strength = np.bincount(inverse, weights=worth, minlength=len(points)).astype(np.float64)
-    kept = _spread(np.unique(ends), points, strength, max(1, block // _SHORTEST_SHARE))
-    return _even(kept, block)
+    places, worth = [], []
+    for slabs in (batch.slabs for batch in batches):
+        rows = slabs.q_end - slabs.q_start
+        keys = slabs.kv_end - slabs.kv_start
+        start, end = slabs.start_slope == 0, slabs.end_slope == 0  # key ends that stand still
+        places += [slabs.q_start, slabs.q_end, slabs.kv_start[start], slabs.kv_end[end]]
+        # A border is worth what it keeps apart: the keys of the rows, the rows of the keys.
+        worth += [keys, keys, rows[start], rows[end]]
+    points, inverse = np.unique(np.concatenate(places), return_inverse=True)
+    strength = np.bincount(inverse, weights=np.concatenate(worth), minlength=len(points))
+    ends = np.unique(batches[0].batch.cu_seqlens.astype(np.int64))
+    least = max(1, block // _SHORTEST_SHARE)
+    return _even(_spread(ends, points, strength.astype(np.float64), least), block)
 
 
 def _spread(fixed: Ints, points: Ints, strength: NDArray[np.float64], least: int) -> Ints:

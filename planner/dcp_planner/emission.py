@@ -15,7 +15,7 @@ from dcp_planner.plan import Direction, TransferKind, Transfers
 from dcp_planner.program_table import ProgramTable
 from dcp_planner.routing import Needs
 from dcp_planner.slots import allocate_rows
-from dcp_planner.stages import Stages
+from dcp_planner.stages import Stages, divisions_ahead
 from dcp_planner.workload import Workload
 
 Ints = NDArray[np.int64]
@@ -143,7 +143,7 @@ def _rows_of(
         target=needs.device,
         division=arrives,
         hop=needs.is_routed.astype(np.int64),
-        taken=arrives - 1,
+        taken=np.maximum(arrives - divisions_ahead(is_frugal=is_frugal), 0),
         freed=freed,
     )
     if not has_result:

@@ -61,7 +61,7 @@ def _check_devices(plan: Plan, direction: Direction) -> None:
 
 
 def _is_of_keys(kind: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    return (kind == TransferKind.KV) | (kind == TransferKind.DKV)
+    return np.asarray((kind == TransferKind.KV) | (kind == TransferKind.DKV))
 
 
 class _Places:

@@ -76,7 +76,8 @@ def test_messages_through_one_port_follow_each_other_and_ports_work_at_once(mask
         2, 2, intra_bytes_per_s=1e9, inter_bytes_per_s=5e8, latency_s=0, flops_per_s=1e9
     )
     placed = Placement(np.array([0, 1, 2]), np.array([0, 1, 2])[workload.compute_q])
-    schedule = make_schedule(workload, placed, cluster, PlanConfig(divisions=2))
+    config = PlanConfig(divisions=2, routing="direct")
+    schedule = make_schedule(workload, placed, cluster, config)
     trace = simulate(assemble(workload, cluster, placed, schedule, "by hand"))
     sends = [r for r in rows(trace) if r[1] == "send" and not r[7]]
     # kv 0: 0->1 inside, 8 ns; 0->2 between, 16 ns, at once. kv 1 likewise; kv 2 leaves 2's one

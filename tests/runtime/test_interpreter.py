@@ -1,5 +1,7 @@
 """Programs of real plans, all ranks as threads: exact for every mask, placement and rank count."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,11 @@ from dcp_planner import (
     ModelShape,
     PlanConfig,
     TransferKind,
+    assemble,
     build_plan,
+    build_workload,
+    make_schedule,
+    place,
     receive_buffer_bytes,
 )
 from dcp_runtime.backward_pass import BackwardPass
@@ -130,7 +136,11 @@ def test_receive_buffers_take_the_bytes_that_the_plan_states(lab):
 
 
 def test_rows_of_receive_buffers_are_used_again(lab):
-    plan = plan_of(lab, [lab.masks["causal"](400)], 16, 4, "static:zigzag")
+    workload = build_workload(lab.sparsity_of([lab.masks["causal"](400)], 16), SHAPE)
+    cluster, config = Cluster(devices_per_node=4), PlanConfig("static:zigzag", divisions=5)
+    placement = place(workload, cluster, config)
+    schedule = replace(make_schedule(workload, placement, cluster, config), is_frugal=True)
+    plan = assemble(workload, cluster, placement, schedule, "frugal")
     table = plan.transfers
     arriving = ~table.is_backward & (table.kind == TransferKind.KV) & (table.target == 3)
     brought = int(plan.blocks.num_tokens[table.block[arriving]].sum())

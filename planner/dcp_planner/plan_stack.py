@@ -1,0 +1,169 @@
+"""Several masks, one placement of tokens: the plans of a model whose layers differ in their masks.
+
+Layers with local and with global attention alternate, but tokens cannot move between layers: every
+mask gets tiles, divisions and programs of its own over one and the same ownership. Ownerships are
+searched for all masks together and for each alone; for each of them every mask's tiles are placed
+anew, and what takes least time summed over all layers is kept.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl import BlockKind, BlockSparsity
+from dcp_planner.assembly import assemble
+from dcp_planner.cluster import Cluster, ModelShape
+from dcp_planner.config import PlanConfig
+from dcp_planner.divisions import make_schedule, predict_placement
+from dcp_planner.errors import PlanError
+from dcp_planner.partitioning import place
+from dcp_planner.placement import Placement
+from dcp_planner.plan import Plan
+from dcp_planner.repair import Board, caps_of, find_shortfalls
+from dcp_planner.simulator import predict
+from dcp_planner.validation import validate
+from dcp_planner.workload import Workload, build_workload
+
+_SWEEPS = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanStack:
+    """One plan per distinct mask, all with the same blocks and owners.
+
+    Attributes:
+        plans: validated.
+        layers: how many layers of the model run each plan.
+    """
+
+    plans: tuple[Plan, ...]
+    layers: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.plans) == len(self.layers), "one number of layers per plan"
+        first = self.plans[0].blocks
+        for plan in self.plans[1:]:
+            for name in ("start", "end", "owner"):
+                if not np.array_equal(getattr(plan.blocks, name), getattr(first, name)):
+                    raise PlanError(
+                        f"the plans of a stack share their blocks and owners: {name} differs"
+                    )
+
+    def seconds(self) -> float:
+        """Predict forward and backward of all layers."""
+        return sum(
+            count * predict(plan).seconds
+            for plan, count in zip(self.plans, self.layers, strict=True)
+        )
+
+
+def build_stack(
+    masks: Sequence[tuple[BlockSparsity, int]],
+    shape: ModelShape,
+    cluster: Cluster,
+    config: PlanConfig = PlanConfig(),  # noqa: B008 - frozen
+) -> PlanStack:
+    """Plan a batch for layers with different masks over one ownership of tokens.
+
+    Args:
+        masks: block sparsity and number of layers of each distinct mask; all of the same sequences,
+            cut at the same places (`cut_stack` cuts them so).
+        shape: heads and element size.
+        cluster: the machine.
+        config: as for `build_plan`; the caps hold for every mask.
+
+    Raises:
+        PlanError: if there is no mask, the masks are cut differently, or no placement can be made.
+    """
+    _check(masks)
+    workloads = [build_workload(sparsity, shape) for sparsity, _ in masks]
+    layers = [count for _, count in masks]
+    best: tuple[float, int, list[Placement]] | None = None
+    for number, owner in enumerate(_ownerships(workloads, layers, cluster, config)):
+        placed = [_place_tiles(w, owner, cluster, config) for w in workloads]
+        seconds = sum(
+            count * predict_placement(w, p, cluster, config).seconds
+            for w, p, count in zip(workloads, placed, layers, strict=True)
+        )
+        if best is None or seconds < best[0]:
+            best = seconds, number, placed
+    assert best is not None, "at least the ownership for all masks together was tried"
+    plans = []
+    for workload, placement in zip(workloads, best[2], strict=True):
+        schedule = make_schedule(workload, placement, cluster, config)
+        plan = assemble(workload, cluster, placement, schedule, config.partitioner)
+        validate(plan)
+        plans.append(plan)
+    return PlanStack(tuple(plans), tuple(layers))
+
+
+def _check(masks: Sequence[tuple[BlockSparsity, int]]) -> None:
+    if not masks:
+        raise PlanError("a stack needs at least one mask, got none")
+    first = masks[0][0]
+    for number, (sparsity, layers) in enumerate(masks):
+        if layers < 1:
+            raise PlanError(f"mask {number} of the stack: expected at least 1 layer, got {layers}")
+        if not np.array_equal(sparsity.q_bounds, first.q_bounds):
+            raise PlanError(
+                f"mask {number} of the stack is cut at other places than mask 0; cut them "
+                "together: cut_stack(masks, block)"
+            )
+
+
+def _ownerships(
+    workloads: Sequence[Workload], layers: Sequence[int], cluster: Cluster, config: PlanConfig
+) -> list[NDArray[np.int32]]:
+    """Give owners found for all masks together, then for each alone; no ownership twice."""
+    found: list[NDArray[np.int32]] = []
+    for workload in [_union(workloads, layers), *(workloads if len(workloads) > 1 else ())]:
+        owner = place(workload, cluster, config).device_of_data
+        if not any(np.array_equal(owner, other) for other in found):
+            found.append(owner)
+    return found
+
+
+def _union(workloads: Sequence[Workload], layers: Sequence[int]) -> Workload:
+    """Give a workload of all masks' tiles, each with its pairs in all layers together.
+
+    It is only placed: its tiles are no blocks of its slabs.
+    """
+    first, blocks = workloads[0], workloads[0].num_blocks
+    place_of_tile = np.concatenate(
+        [w.compute_q.astype(np.int64) * blocks + w.compute_kv for w in workloads]
+    )
+    pairs = np.concatenate(
+        [w.compute_pairs * count for w, count in zip(workloads, layers, strict=True)]
+    )
+    found, inverse = np.unique(place_of_tile, return_inverse=True)
+    total = np.zeros(len(found), np.int64)
+    np.add.at(total, inverse, pairs)
+    q, kv = np.divmod(found, max(1, blocks))
+    return replace(
+        first,
+        compute_q=q.astype(np.int32),
+        compute_kv=kv.astype(np.int32),
+        compute_kind=np.full(len(found), BlockKind.PARTIAL, np.uint8),
+        compute_pairs=total,
+    )
+
+
+def _place_tiles(
+    workload: Workload, owner: NDArray[np.int32], cluster: Cluster, config: PlanConfig
+) -> Placement:
+    """Place the tiles of one mask where the tokens are: level first, then cheaper to send."""
+    start = Placement(owner, owner[workload.compute_q])
+    caps = caps_of(workload, cluster.num_devices, config)
+    board = Board(workload, cluster, start)
+    board.level(caps.pairs)
+    for _ in range(_SWEEPS):
+        if not board.sweep(caps.pairs):
+            break
+    levelled = board.placement()
+    candidates = [levelled]
+    if not find_shortfalls(start, workload, cluster, config):
+        candidates.append(start)
+    best = min(candidates, key=lambda p: predict_placement(workload, p, cluster, config).seconds)
+    return replace(best, warnings=find_shortfalls(best, workload, cluster, config))

@@ -1,0 +1,141 @@
+"""Several masks over one ownership of tokens."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dcp_planner import (
+    Cluster,
+    ModelShape,
+    PlanConfig,
+    PlanError,
+    PlanStack,
+    build_plan,
+    build_stack,
+    build_workload,
+    cut_stack,
+    digest,
+    place,
+    predict,
+    validate,
+)
+
+CONFIG = PlanConfig("static:zigzag")
+CLUSTER = Cluster(2, 2)
+
+
+@pytest.fixture
+def cut(masks):
+    lengths = (60, 36)
+    causal = [masks.slabs(masks.causal(n)) for n in lengths]
+    local = [masks.slabs(masks.sliding_window(n, 7)) for n in lengths]
+    return cut_stack([causal, local], 4)
+
+
+def test_every_mask_gets_a_valid_plan_and_all_share_their_owners(cut):
+    stack = build_stack([(cut[0], 1), (cut[1], 5)], ModelShape(), CLUSTER, CONFIG)
+    assert stack.layers == (1, 5)
+    for plan, sparsity in zip(stack.plans, cut, strict=True):
+        validate(plan)
+        assert plan.tiles.pairs.sum() == sparsity.num_pairs
+        assert (plan.blocks.owner == stack.plans[0].blocks.owner).all()
+
+
+def test_a_stack_takes_the_time_of_its_layers(cut):
+    stack = build_stack([(cut[0], 2), (cut[1], 3)], ModelShape(), CLUSTER, CONFIG)
+    assert stack.seconds() == pytest.approx(
+        2 * predict(stack.plans[0]).seconds + 3 * predict(stack.plans[1]).seconds
+    )
+
+
+def test_no_single_ownership_is_faster_than_the_chosen_one(cut):
+    masks = [(cut[0], 1), (cut[1], 7)]
+    config = replace(CONFIG, partitioner="static:contiguous")
+    chosen = build_stack(masks, ModelShape(), CLUSTER, config).seconds()
+    for sparsity, _ in masks:
+        owner = place(build_workload(sparsity, ModelShape()), CLUSTER, config).device_of_data
+        total = sum(count * predict(_at_queries(s, owner)).seconds for s, count in masks)
+        assert chosen <= total * (1 + 1e-9) or _is_overloaded(masks, owner)
+
+
+def _at_queries(sparsity, owner):
+    from dcp_planner import Placement, assemble, make_schedule
+
+    workload = build_workload(sparsity, ModelShape())
+    placement = Placement(owner, owner[workload.compute_q])
+    schedule = make_schedule(workload, placement, CLUSTER, CONFIG)
+    return assemble(workload, CLUSTER, placement, schedule, "queries")
+
+
+def _is_overloaded(masks, owner):
+    """Whether computing where the queries are breaks a cap for one of the masks."""
+    for sparsity, _ in masks:
+        load = np.bincount(owner[sparsity.row_idx], weights=sparsity.pairs, minlength=4)
+        if load.max() > 1.1 * load.mean():
+            return True
+    return False
+
+
+def test_a_stack_of_one_mask_is_no_worse_than_its_plan_where_queries_stay(cut):
+    one = build_stack([(cut[1], 1)], ModelShape(), CLUSTER, CONFIG)
+    alone = build_plan(cut[1], ModelShape(), CLUSTER, CONFIG)
+    assert (one.plans[0].blocks.owner == alone.blocks.owner).all()
+
+
+def test_the_same_stack_gives_the_same_digests(cut):
+    made = [
+        [
+            digest(plan)
+            for plan in build_stack([(cut[0], 1), (cut[1], 2)], ModelShape(), CLUSTER, CONFIG).plans
+        ]
+        for _ in range(2)
+    ]
+    assert made[0] == made[1]
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_any_masks_on_any_cluster_make_valid_plans(strategies, data):
+    sparsity, cluster = data.draw(strategies.sparsities()), data.draw(strategies.clusters())
+    other = replace(
+        sparsity, slabs=sparsity.slabs
+    )  # the same mask twice is two masks for the planner
+    stack = build_stack([(sparsity, 1), (other, 3)], ModelShape(), cluster, CONFIG)
+    for plan in stack.plans:
+        validate(plan)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (lambda cut: [], "at least one mask"),
+        (lambda cut: [(cut[0], 0)], "mask 0 of the stack: expected at least 1 layer, got 0"),
+    ],
+)
+def test_a_stack_of_nothing_is_refused(cut, entries, message):
+    with pytest.raises(PlanError, match=message):
+        build_stack(entries(cut), ModelShape(), CLUSTER, CONFIG)
+
+
+def test_masks_cut_at_different_places_are_refused(masks):
+    dense = masks.causal(24)
+    entries = [(masks.pack([dense], 4), 1), (masks.pack([dense], 5), 1)]
+    with pytest.raises(PlanError, match="mask 1 of the stack is cut at other places"):
+        build_stack(entries, ModelShape(), CLUSTER, CONFIG)
+
+
+def test_masks_of_different_sequences_cannot_be_cut_together(masks):
+    with pytest.raises(ValueError, match="the same lengths of sequences"):
+        cut_stack([[masks.slabs(masks.causal(8))], [masks.slabs(masks.causal(9))]], 4)
+
+
+def test_plans_with_different_owners_are_no_stack(cut):
+    plans = [
+        build_plan(cut[0], ModelShape(), CLUSTER, PlanConfig(name))
+        for name in ("static:zigzag", "static:contiguous")
+    ]
+    with pytest.raises(PlanError, match="share their blocks and owners: owner differs"):
+        PlanStack(tuple(plans), (1, 1))
