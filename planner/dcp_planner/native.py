@@ -7,26 +7,33 @@ searched again with little noise. At last all devices are searched together unde
 kinds of links, and whatever is still above a cap is moved.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dcp_planner.cluster import Cluster
 from dcp_planner.config import PlanConfig
+from dcp_planner.cost_model import workload_seconds
 from dcp_planner.native_caps import hold_caps
 from dcp_planner.native_effort import Effort
-from dcp_planner.native_kernel import Board, bytes_of, descend, excess_of
+from dcp_planner.native_kernel import Board, bytes_of, descend, excess_of, port_loads, set_tolls
 from dcp_planner.native_problem import Problem, Split, coarsen, make_board, restrict
 from dcp_planner.native_seeds import seeds
 from dcp_planner.packing import Caps
 from dcp_planner.repair import caps_of, price_between_nodes
+from dcp_planner.routing import nics_of_devices
 from dcp_planner.workload import Workload
 
 Floats = NDArray[np.float64]
+Judge = Callable[[Split], float]
 
 _MOST_PARTS = 16
 _PRICE = 3.0  # of a unit above a cap, in bytes of the mean unit
+_CROWDED = 1.1  # of the mean load of a port
+_HIDDEN = 0.7  # of the computing time may pass on the network unseen
+_STEP = 0.5  # of a toll, per load above the target
 _MOST_CELLS = 1 << 26  # of the pin counts of one board
 
 
@@ -38,6 +45,7 @@ class Ground:
         effort: work to do.
         caps: most work and tokens of one device.
         mean_work, mean_tokens: of one device.
+        mean_seconds: that one device computes, forward and backward, if all compute as long.
         seed: of the noise.
     """
 
@@ -45,6 +53,7 @@ class Ground:
     caps: Caps
     mean_work: float
     mean_tokens: float
+    mean_seconds: float
     seed: int
 
     def limits(self, parts: int, devices: int, *, is_last: bool) -> Floats:
@@ -66,14 +75,18 @@ def ground_of(workload: Workload, cluster: Cluster, config: PlanConfig, effort: 
         caps_of(workload, devices, config),
         float(workload.compute_pairs.sum()) / devices,
         float(workload.block_tokens.sum()) / devices,
+        sum(
+            float(workload_seconds(workload, cluster, is_backward=b).sum()) / devices
+            for b in (False, True)
+        ),
         config.seed,
     )
 
 
-def search(problem: Problem, cluster: Cluster, ground: Ground) -> Split:
-    """Split a problem over all devices of a cluster; deterministic."""
+def search(problem: Problem, cluster: Cluster, ground: Ground, judge: Judge | None = None) -> Split:
+    """Split a problem over all devices of a cluster; deterministic if the judge is."""
     split = _recurse(problem, level_sizes(cluster), cluster.num_devices, ground)
-    return polish(problem, split, cluster, ground)
+    return polish(problem, split, cluster, ground, judge)
 
 
 def level_sizes(cluster: Cluster) -> list[int]:
@@ -177,10 +190,13 @@ def _flat_board(problem: Problem, split: Split, limits: Floats, seed: int) -> Bo
     return make_board(problem, split, limits, _prices(problem), topology, 0.0, seed)
 
 
-def polish(problem: Problem, split: Split, cluster: Cluster, ground: Ground) -> Split:
+def polish(
+    problem: Problem, split: Split, cluster: Cluster, ground: Ground, judge: Judge | None = None
+) -> Split:
     """Search on all devices together under the cost of both kinds of links, then hold the caps.
 
-    A split made elsewhere may be given; the caps hold afterwards if blocks and tiles allow it.
+    A split made elsewhere may be given; the caps hold afterwards if blocks and tiles allow it. With
+    a judge (seconds, say) traffic is then spread over the network ports as far as it agrees.
     """
     devices, effort = cluster.num_devices, ground.effort
     width = devices + cluster.nodes
@@ -197,9 +213,31 @@ def polish(problem: Problem, split: Split, cluster: Cluster, ground: Ground) -> 
     _, found = _descend(board, sweeps, effort.fine_noise * _unit(problem), effort)
     board = make_board(problem, found, limits, prices, topology, far, ground.seed)
     hold_caps(board, effort.polish_sweeps)
-    return Split(board.part, board.owner)
+    found = Split(board.part.copy(), board.owner.copy())
+    if judge is None or far == 0.0:
+        return found
+    results = [found, *_spread(board, cluster, ground, sweeps)]
+    return min(results, key=judge)
 
 
-def with_seed(ground: Ground, seed: int) -> Ground:
-    """Give the same ground under another seed."""
-    return replace(ground, seed=seed)
+def _spread(board: Board, cluster: Cluster, ground: Ground, sweeps: int) -> Iterator[Split]:
+    """Put tolls on crowded network ports, search on, and give what comes of each round.
+
+    A port is crowded if it carries more than the mean, and more than it could while the devices
+    compute. Tolls are whole sixteenths, so that costs stay exact.
+    """
+    port = nics_of_devices(cluster)
+    ports = cluster.nodes * cluster.nics_per_node
+    # Both ways at once; the bytes are those of both passes, and so are the seconds.
+    hidden = 2 * _HIDDEN * ground.mean_seconds * cluster.inter_bytes_per_s * cluster.devices_per_nic
+    toll = np.zeros(ports)
+    for _ in range(ground.effort.rounds):
+        load = port_loads(board, port, ports)
+        target = max(_CROWDED * float(load.mean()), hidden)
+        if load.max() <= target:
+            return
+        toll = np.maximum(0.0, toll + np.rint(16 * _STEP * np.minimum(load / target - 1, 4)) / 16)
+        set_tolls(board, toll[port])
+        descend(board, max(1, min(sweeps, 3)), 0.0, ground.effort.longest)
+        hold_caps(board, 1)
+        yield Split(board.part.copy(), board.owner.copy())

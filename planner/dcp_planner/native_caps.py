@@ -54,6 +54,7 @@ def level_work(board: Board) -> None:  # noqa: C901 - one loop nest
     """
     blocks, parts = len(board.tokens), board.topology.shape[1]
     part, work, count, weight = board.part, board.work, board.counts, board.weight
+    toll, pull = board.toll, board.pull
     topology, change, loads, limits = board.topology, board.change, board.loads, board.limits
     for _ in range(len(part) + 1):
         source, excess = -1, 0.0
@@ -67,9 +68,9 @@ def level_work(board: Board) -> None:  # noqa: C901 - one loop nest
             if part[tile] != source:
                 continue
             reset(source, topology, change)
-            price_net(board.tile_q[tile], 1, source, weight, count, topology, change)
+            price_net(board.tile_q[tile], 1, source, weight, count, topology, toll, pull, change)
             column = blocks + board.tile_kv[tile]
-            price_net(column, 1, source, weight, count, topology, change)
+            price_net(column, 1, source, weight, count, topology, toll, pull, change)
             shed = min(max(work[tile], 1.0), excess)
             for target in range(topology[1, source], topology[2, source]):
                 after = loads[0, target] + work[tile]

@@ -19,6 +19,7 @@ class Effort:
         polish_sweeps: most sweeps on all devices together.
         polish_work: most tiles times parts looked at there.
         longest: longest range of rows that moves together, in blocks.
+        rounds: of tolls on crowded ports, each judged by the simulator.
     """
 
     starts: int
@@ -31,13 +32,14 @@ class Effort:
     polish_sweeps: int
     polish_work: int
     longest: int
+    rounds: int
 
 
 EFFORTS: Mapping[str, Effort] = MappingProxyType(
     {
-        "fast": Effort(2, 2, 8, 1.0, 48, 3, 0.25, 2, 1_000_000, 8),
-        "balanced": Effort(4, 8, 40, 1.0, 64, 10, 0.25, 12, 20_000_000, 8),
-        "best": Effort(4, 24, 120, 1.0, 64, 30, 0.25, 40, 100_000_000, 16),
+        "fast": Effort(2, 2, 8, 1.0, 48, 3, 0.25, 2, 1_000_000, 8, 2),
+        "balanced": Effort(4, 8, 40, 1.0, 64, 10, 0.25, 12, 20_000_000, 8, 6),
+        "best": Effort(4, 24, 120, 1.0, 64, 30, 0.25, 40, 100_000_000, 16, 16),
     }
 )
 """Presets by the name that ``PlanConfig.budget`` takes."""

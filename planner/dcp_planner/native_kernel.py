@@ -57,6 +57,9 @@ class Board(NamedTuple):
         limits: float64 ``[2, K]``, most work and most tokens of each part.
         prices: float64 ``[2]``, cost of a unit of work, and of a token, above the limit.
         change, tiles, blocks, pins, nets: scratch.
+        toll: float64 ``[K]``, what crossing the port of a part costs on top, as a multiple of
+            ``far`` (of the weight on a board without far).
+        pull: float64 ``[2D]``, one and the toll of the owner of each net.
         random: uint64 ``[1]``.
     """
 
@@ -80,6 +83,8 @@ class Board(NamedTuple):
     blocks: Ints
     pins: Ints
     nets: Ints
+    toll: Floats
+    pull: Floats
     random: NDArray[np.uint64]
 
 
@@ -112,13 +117,15 @@ def reset(part: int, topology: Ints, change: Floats) -> None:
 
 
 @inner
-def price_net(
+def price_net(  # noqa: C901, PLR0913 - arrays one by one, see above
     net: int,
     moved: int,
     part: int,
     weight: Floats,
     count: Indices,
     topology: Ints,
+    toll: Floats,
+    pull: Floats,
     change: Floats,
 ) -> None:
     """Add what moving some pins of a net off a part changes, per target.
@@ -128,18 +135,26 @@ def price_net(
     cost = weight[net]
     parts = topology.shape[1]
     first, end = topology[1, part], topology[2, part]
+    far = weight[len(weight) - 1]
+    if far == 0.0:
+        drawn = cost * pull[net]
+        if count[net, part] == moved:
+            change[parts] -= drawn + cost * toll[part]
+        for target in range(first, end):
+            if count[net, target] == 0:
+                change[target] += drawn + cost * toll[target]
+        return
     if count[net, part] == moved:
         change[parts] -= cost
     for target in range(first, end):
         if count[net, target] == 0:
             change[target] += cost
-    far = weight[len(weight) - 1]
-    if far == 0.0:
-        return
     cost *= far
+    drawn = cost * pull[net]
     here = topology[0, part]
-    if count[net, parts + here] == moved:
-        change[parts + 1] -= cost
+    is_alone = count[net, parts + here] == moved
+    if is_alone:
+        change[parts + 1] -= drawn + cost * toll[part]
     before = -1
     is_new = False
     for target in range(first, end):
@@ -148,7 +163,37 @@ def price_net(
             before = group
             is_new = group != here and count[net, parts + group] == 0
         if is_new:
-            change[target] += cost
+            change[target] += drawn + cost * toll[target]
+        elif is_alone and group == here:
+            change[target] += cost * (toll[target] - toll[part])
+
+
+@inner
+def _price_port(
+    net: int,
+    owner: int,
+    weight: Floats,
+    count: Indices,
+    topology: Ints,
+    toll: Floats,
+    change: Floats,
+) -> None:
+    """Add what sending a net's bytes by the port of another owner changes, per target."""
+    parts = topology.shape[1]
+    far = weight[len(weight) - 1]
+    remote = 0
+    if far > 0.0:
+        for group in range(parts, count.shape[1]):
+            remote += count[net, group] > 0
+    else:
+        far = 1.0
+        for part in range(parts):
+            remote += count[net, part] > 0
+    if remote < 2:
+        return
+    cost = far * weight[net] * (remote - 1)
+    for target in range(topology[1, owner], topology[2, owner]):
+        change[target] += cost * (toll[target] - toll[owner])
 
 
 @inner
@@ -220,6 +265,7 @@ def _sweep_tiles(board: Board, order: Ints, noise: float) -> int:
     moves, blocks = 0, len(board.tokens)
     part, tile_q, tile_kv, work = board.part, board.tile_q, board.tile_kv, board.work
     count, weight, topology, change = board.counts, board.weight, board.topology, board.change
+    toll, pull = board.toll, board.pull
     loads, limits, prices, random = board.loads, board.limits, board.prices, board.random
     for tile in order:
         here = part[tile]
@@ -232,8 +278,8 @@ def _sweep_tiles(board: Board, order: Ints, noise: float) -> int:
         ):
             continue  # it saves nothing anywhere
         reset(here, topology, change)
-        price_net(row, 1, here, weight, count, topology, change)
-        price_net(column, 1, here, weight, count, topology, change)
+        price_net(row, 1, here, weight, count, topology, toll, pull, change)
+        price_net(column, 1, here, weight, count, topology, toll, pull, change)
         target = _choose(
             here, work[tile], 0.0, noise, topology, change, loads, limits, prices, random
         )
@@ -253,14 +299,17 @@ def _sweep_owners(board: Board, order: Ints, noise: float) -> int:
     moves, blocks = 0, len(board.tokens)
     owner, tokens = board.owner, board.tokens
     count, weight, topology, change = board.counts, board.weight, board.topology, board.change
+    toll, pull = board.toll, board.pull
     loads, limits, prices, random = board.loads, board.limits, board.prices, board.random
     for block in order:
         here = owner[block]
         if here < 0:
             continue
         reset(here, topology, change)
-        price_net(block, 1, here, weight, count, topology, change)
-        price_net(blocks + block, 1, here, weight, count, topology, change)
+        price_net(block, 1, here, weight, count, topology, toll, pull, change)
+        price_net(blocks + block, 1, here, weight, count, topology, toll, pull, change)
+        _price_port(block, here, weight, count, topology, toll, change)
+        _price_port(blocks + block, here, weight, count, topology, toll, change)
         size = float(tokens[block])
         target = _choose(here, 0.0, size, noise, topology, change, loads, limits, prices, random)
         if target != here:
@@ -288,6 +337,7 @@ def _try_set(board: Board, here: int, num_tiles: int, num_owned: int, noise: flo
     blocks = len(board.tokens)
     part, tile_q, tile_kv, work = board.part, board.tile_q, board.tile_kv, board.work
     count, weight, topology, change = board.counts, board.weight, board.topology, board.change
+    toll, pull = board.toll, board.pull
     pins, nets, tiles, owned, loads = board.pins, board.nets, board.tiles, board.blocks, board.loads
     total, size, known = 0.0, 0.0, 0
     for x in range(num_tiles):
@@ -302,7 +352,7 @@ def _try_set(board: Board, here: int, num_tiles: int, num_owned: int, noise: flo
         known = _touch(pins, nets, blocks + block, known)
     reset(here, topology, change)
     for x in range(known):
-        price_net(nets[x], pins[nets[x]], here, weight, count, topology, change)
+        price_net(nets[x], pins[nets[x]], here, weight, count, topology, toll, pull, change)
     target = _choose(
         here, total, size, noise, topology, change, loads, board.limits, board.prices, board.random
     )
@@ -386,6 +436,46 @@ def fill(board: Board) -> None:
     for net in range(2 * blocks):
         for here in range(parts):
             count[net, parts + group[here]] += count[net, here]
+
+
+@njit(cache=True, error_model="numpy")
+def port_loads(board: Board, port: Ints, ports: int) -> Floats:
+    """Give the bytes through each port, sent and received, float64 ``[ports]``.
+
+    The owner sends a block once to each group (part, on a board without far) that reads it; there
+    the part behind the emptiest port takes it.
+    """
+    blocks, parts = len(board.tokens), board.topology.shape[1]
+    group, counts, far = board.topology[0], board.counts, board.weight[len(board.weight) - 1]
+    load = np.zeros(ports)
+    for net in range(2 * blocks):
+        owner = board.owner[net % blocks]
+        best, last = -1, -1
+        for part in range(parts + 1):
+            now = -2 if part == parts else (group[part] if far > 0.0 else part)
+            if now != last:
+                if best >= 0:
+                    load[port[best]] += board.weight[net]
+                    if owner >= 0:
+                        load[port[owner]] += board.weight[net]
+                best, last = -1, now
+            if part == parts or counts[net, part] == 0:
+                continue
+            if owner >= 0 and (now == group[owner] if far > 0.0 else part == owner):
+                continue
+            if best < 0 or load[port[part]] < load[port[best]]:
+                best = part
+    return load
+
+
+@njit(cache=True, error_model="numpy")
+def set_tolls(board: Board, toll: Floats) -> None:
+    """Let crossing the port of each part cost so much on top."""
+    blocks = len(board.tokens)
+    board.toll[:] = toll
+    for net in range(2 * blocks):
+        owner = board.owner[net % blocks]
+        board.pull[net] = 1.0 + toll[owner] if owner >= 0 else 1.0
 
 
 @njit(cache=True, error_model="numpy")

@@ -1,12 +1,15 @@
 """The adapter that offers the native search under its name; compiled on first use, then cached."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dcp_planner.cluster import Cluster
 from dcp_planner.config import PlanConfig
+from dcp_planner.divisions import predict_placement
 from dcp_planner.native_effort import EFFORTS
 from dcp_planner.placement import Placement
 from dcp_planner.workload import Workload
+
+_DIVISIONS = 3  # of the schedules by which candidates are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +34,16 @@ class Native:
         """Search with the effort that ``config.budget`` names; the same seed, the same result."""
         # numba takes half a second to import: only who searches pays for it.
         from dcp_planner.native import ground_of, search
-        from dcp_planner.native_problem import problem_of
+        from dcp_planner.native_problem import Split, problem_of
 
         ground = ground_of(workload, cluster, config, EFFORTS[config.budget])
-        split = search(problem_of(workload), cluster, ground)
+
+        def seconds(split: Split) -> float:
+            placement = Placement(split.owner, split.part)
+            return predict_placement(workload, placement, cluster, quick).seconds
+
+        quick = replace(config, divisions=_DIVISIONS)
+        split = search(problem_of(workload), cluster, ground, seconds)
         return Placement(split.owner, split.part)
 
 

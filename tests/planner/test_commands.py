@@ -314,7 +314,18 @@ def test_plan_takes_samples_of_the_spec_by_name(folder):
         (("a.dcpm", "--sample", '{"len": 3}', "--backend", "x"), "unknown partitioner 'x'"),
         (("a.dcpm", "--sample", '{"len": 3}', "--cluster", "h100"), "did you mean 'h100-dgx'"),
         (("a.dcpm", "--sample", '{"len": 3}', "--nodes", "99999999"), "Cluster.nodes: expected"),
-        (("a.dcpm", "--sample", '{"len": 9000}', "--time-limit", "0.001"), "time limit"),
+        (
+            (
+                "a.dcpm",
+                "--sample",
+                '{"len": 9000}',
+                "--backend",
+                "kahypar",
+                "--time-limit",
+                "0.001",
+            ),
+            "time limit",
+        ),
     ],
 )
 def test_bad_input_ends_with_one_message_and_no_file(folder, arguments, message):

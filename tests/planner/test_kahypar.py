@@ -105,11 +105,13 @@ def test_it_moves_less_than_zigzag_and_balances_more_than_contiguous(masks):
     sparsity = masks.pack([masks.causal(128)], 4)
     cluster = Cluster(2, 4)
     found = {
-        name: measure(build_plan(sparsity, ModelShape(), cluster, PlanConfig(name, routing="node")))
+        name: measure(
+            build_plan(sparsity, ModelShape(), cluster, PlanConfig(name, routing="direct"))
+        )
         for name in PARTITIONERS
     }
     best, zigzag = found["kahypar"], found["static:zigzag"]
-    assert best.forward.inter_node_bytes < 0.5 * zigzag.forward.inter_node_bytes
+    assert best.forward.inter_node_bytes < 0.6 * zigzag.forward.inter_node_bytes
     assert best.compute_imbalance < found["static:contiguous"].compute_imbalance - 0.5
 
 
