@@ -18,7 +18,7 @@ from dcp_planner.config import PlanConfig
 from dcp_planner.cost_model import workload_seconds
 from dcp_planner.native_caps import hold_caps
 from dcp_planner.native_effort import Effort
-from dcp_planner.native_kernel import Board, bytes_of, descend, excess_of, port_loads, set_tolls
+from dcp_planner.native_kernel import Board, bytes_of, descend, excess_of, port_loads
 from dcp_planner.native_problem import Problem, Split, coarsen, make_board, restrict
 from dcp_planner.native_seeds import seeds
 from dcp_planner.packing import Caps
@@ -33,7 +33,8 @@ _MOST_PARTS = 16
 _PRICE = 3.0  # of a unit above a cap, in bytes of the mean unit
 _CROWDED = 1.1  # of the mean load of a port
 _HIDDEN = 0.7  # of the computing time may pass on the network unseen
-_STEP = 0.5  # of a toll, per load above the target
+_STEP = 0.5  # toll of a port that carries twice as much, in the first round
+_SWEEPS = 8  # of each round
 _MOST_CELLS = 1 << 26  # of the pin counts of one board
 
 
@@ -216,28 +217,34 @@ def polish(
     found = Split(board.part.copy(), board.owner.copy())
     if judge is None or far == 0.0:
         return found
-    results = [found, *_spread(board, cluster, ground, sweeps)]
+    results = [found, *_spread(board, cluster, ground)]
     return min(results, key=judge)
 
 
-def _spread(board: Board, cluster: Cluster, ground: Ground, sweeps: int) -> Iterator[Split]:
-    """Put tolls on crowded network ports, search on, and give what comes of each round.
+def _spread(board: Board, cluster: Cluster, ground: Ground) -> Iterator[Split]:
+    """Charge tolls at crowded network ports, search on, and give what comes of each round.
 
     A port is crowded if it carries more than the mean, and more than it could while the devices
-    compute. Tolls are whole sixteenths, so that costs stay exact.
+    compute. Every round doubles the toll. Noise lets devices of a node swap local work for remote:
+    without it one device ends up with all that a node does for others.
     """
     port = nics_of_devices(cluster)
-    ports = cluster.nodes * cluster.nics_per_node
+    board.port[:] = port
     # Both ways at once; the bytes are those of both passes, and so are the seconds.
     hidden = 2 * _HIDDEN * ground.mean_seconds * cluster.inter_bytes_per_s * cluster.devices_per_nic
-    toll = np.zeros(ports)
-    for _ in range(ground.effort.rounds):
-        load = port_loads(board, port, ports)
-        target = max(_CROWDED * float(load.mean()), hidden)
+    noise = ground.effort.noise * float(np.median(board.weight[: len(board.tokens)]))
+    limits = board.limits.copy()
+    for number in range(ground.effort.rounds):
+        load = port_loads(board, port, cluster.nodes * cluster.nics_per_node)
+        target = max(_CROWDED * float(load.mean()), hidden, 1.0)
         if load.max() <= target:
             return
-        toll = np.maximum(0.0, toll + np.rint(16 * _STEP * np.minimum(load / target - 1, 4)) / 16)
-        set_tolls(board, toll[port])
-        descend(board, max(1, min(sweeps, 3)), 0.0, ground.effort.longest)
-        hold_caps(board, 1)
+        board.crowd[:] = target, _STEP * 2.0**number
+        # A device that waits for its port should not have to compute as much as the others.
+        over = np.maximum(1.0, load / target)[port]
+        board.limits[0] = np.minimum(limits[0], board.limits[0] / np.sqrt(over))
+        descend(board, _SWEEPS, noise, ground.effort.longest)
+        board.crowd[:] = 0.0
+        board.limits[:] = limits
+        hold_caps(board, 0)
         yield Split(board.part.copy(), board.owner.copy())

@@ -60,6 +60,10 @@ class Board(NamedTuple):
         toll: float64 ``[K]``, what crossing the port of a part costs on top, as a multiple of
             ``far`` (of the weight on a board without far).
         pull: float64 ``[2D]``, one and the toll of the owner of each net.
+        port: int64 ``[K]``, the network port of each part.
+        traffic: float64 ``[ports]``, bytes through each port, sent and received.
+        crowd: float64 ``[2]``, bytes above which a port costs toll (0: none does), and toll of
+            twice as many bytes.
         random: uint64 ``[1]``.
     """
 
@@ -85,6 +89,9 @@ class Board(NamedTuple):
     nets: Ints
     toll: Floats
     pull: Floats
+    port: Ints
+    traffic: Floats
+    crowd: Floats
     random: NDArray[np.uint64]
 
 
@@ -207,6 +214,44 @@ def pin(net: int, moved: int, part: int, target: int, count: Indices, topology: 
 
 
 @inner
+def _toll_of(traffic: float, crowd: Floats) -> float:
+    """Give the toll of a port in whole sixteenths, so that costs stay exact."""
+    if traffic <= crowd[0]:
+        return 0.0
+    return float(np.rint(min(64.0, crowd[1] * (traffic / crowd[0] - 1.0)) * 16.0)) / 16.0
+
+
+@inner
+def _charge(board: Board, part: int, size: float) -> None:
+    """Count bytes at the port of a part and set the tolls of all parts behind it."""
+    port = board.port[part]
+    board.traffic[port] += size
+    toll = _toll_of(board.traffic[port], board.crowd)
+    for other in range(len(board.port)):
+        if board.port[other] == port:
+            board.toll[other] = toll
+
+
+@inner
+def track(board: Board, net: int, moved: int, part: int, target: int) -> None:
+    """Follow what moving pins of a net, not its owner's, changes at the ports; before `pin`."""
+    parts, counts = board.topology.shape[1], board.counts
+    owner, size = board.owner[net % len(board.tokens)], board.weight[net]
+    here, there, home = part, target, owner
+    if board.weight[len(board.weight) - 1] > 0.0:
+        here, there = parts + board.topology[0, part], parts + board.topology[0, target]
+        home = parts + board.topology[0, owner] if owner >= 0 else -1
+    leaves = counts[net, here] == moved and here != home
+    enters = (counts[net, there] == 0 or (leaves and here == there)) and there != home
+    if leaves:
+        _charge(board, part, -size)
+    if enters:
+        _charge(board, target, size)
+    if owner >= 0 and leaves != enters:
+        _charge(board, owner, size if enters else -size)
+
+
+@inner
 def _excess(load: float, limit: float) -> float:
     return load - limit if load > limit else 0.0
 
@@ -284,6 +329,9 @@ def _sweep_tiles(board: Board, order: Ints, noise: float) -> int:
             here, work[tile], 0.0, noise, topology, change, loads, limits, prices, random
         )
         if target != here:
+            if board.crowd[0] > 0.0:
+                track(board, row, 1, here, target)
+                track(board, column, 1, here, target)
             pin(row, 1, here, target, count, topology)
             pin(column, 1, here, target, count, topology)
             loads[0, here] -= work[tile]
@@ -358,6 +406,8 @@ def _try_set(board: Board, here: int, num_tiles: int, num_owned: int, noise: flo
     )
     for x in range(known):
         if target != here:
+            if board.crowd[0] > 0.0:
+                track(board, nets[x], pins[nets[x]], here, target)
             pin(nets[x], pins[nets[x]], here, target, count, topology)
         pins[nets[x]] = 0
     if target == here:
@@ -439,6 +489,33 @@ def fill(board: Board) -> None:
 
 
 @njit(cache=True, error_model="numpy")
+def bytes_of(board: Board) -> float:
+    """Give the cost of all nets, without what exceeds caps."""
+    parts = board.topology.shape[1]
+    far = board.weight[len(board.weight) - 1]
+    total = 0.0
+    for net in range(len(board.weight) - 1):
+        touched, groups = 0, 0
+        for here in range(parts):
+            touched += board.counts[net, here] > 0
+        for here in range(parts, board.counts.shape[1]):
+            groups += board.counts[net, here] > 0
+        if touched > 0:
+            total += board.weight[net] * (touched - 1 + far * (groups - 1))
+    return total
+
+
+@njit(cache=True, error_model="numpy")
+def excess_of(board: Board) -> float:
+    """Give the cost of what exceeds the caps."""
+    total = 0.0
+    for kind in range(2):
+        for here in range(board.topology.shape[1]):
+            total += board.prices[kind] * _excess(board.loads[kind, here], board.limits[kind, here])
+    return total
+
+
+@njit(cache=True, error_model="numpy")
 def port_loads(board: Board, port: Ints, ports: int) -> Floats:
     """Give the bytes through each port, sent and received, float64 ``[ports]``.
 
@@ -468,41 +545,15 @@ def port_loads(board: Board, port: Ints, ports: int) -> Floats:
     return load
 
 
-@njit(cache=True, error_model="numpy")
-def set_tolls(board: Board, toll: Floats) -> None:
-    """Let crossing the port of each part cost so much on top."""
-    blocks = len(board.tokens)
-    board.toll[:] = toll
-    for net in range(2 * blocks):
-        owner = board.owner[net % blocks]
-        board.pull[net] = 1.0 + toll[owner] if owner >= 0 else 1.0
-
-
-@njit(cache=True, error_model="numpy")
-def bytes_of(board: Board) -> float:
-    """Give the cost of all nets, without what exceeds caps."""
-    parts = board.topology.shape[1]
-    far = board.weight[len(board.weight) - 1]
-    total = 0.0
-    for net in range(len(board.weight) - 1):
-        touched, groups = 0, 0
-        for here in range(parts):
-            touched += board.counts[net, here] > 0
-        for here in range(parts, board.counts.shape[1]):
-            groups += board.counts[net, here] > 0
-        if touched > 0:
-            total += board.weight[net] * (touched - 1 + far * (groups - 1))
-    return total
-
-
-@njit(cache=True, error_model="numpy")
-def excess_of(board: Board) -> float:
-    """Give the cost of what exceeds the caps."""
-    total = 0.0
-    for kind in range(2):
-        for here in range(board.topology.shape[1]):
-            total += board.prices[kind] * _excess(board.loads[kind, here], board.limits[kind, here])
-    return total
+@inner
+def _count_traffic(board: Board) -> None:
+    """Count the traffic anew and set all tolls."""
+    board.traffic[:] = port_loads(board, board.port, len(board.traffic))
+    for part in range(len(board.port)):
+        board.toll[part] = _toll_of(board.traffic[board.port[part]], board.crowd)
+    for net in range(len(board.pull)):
+        owner = board.owner[net % len(board.tokens)]
+        board.pull[net] = 1.0 + board.toll[owner] if owner >= 0 else 1.0
 
 
 @njit(cache=True, error_model="numpy")
@@ -520,6 +571,8 @@ def descend(board: Board, sweeps: int, noise: float, longest: int) -> None:
     for sweep in range(sweeps):
         left = 1.0 - (sweep + 1.0) / (0.8 * sweeps)
         now = noise * left * left if left > 0.0 else 0.0
+        if board.crowd[0] > 0.0:
+            _count_traffic(board)
         moves = _sweep_ranges(board, 0, 1, 0, now) + _sweep_ranges(board, 1, 1, 0, now)
         if longest > 1:
             offset = int(_draw(board.random) * length)
