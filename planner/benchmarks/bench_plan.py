@@ -37,6 +37,8 @@ from dcp_planner import (
     Plan,
     PlanConfig,
     build_plan,
+    choose_block_size,
+    cut_blocks,
     find_cluster,
     measure,
     predict,
@@ -44,7 +46,6 @@ from dcp_planner import (
 
 DATA = Path(__file__).parent / "data"
 SCHEMA = "dcp.bench_plan/1"
-DEFAULT_BLOCK = 1024
 BUDGETS = ("fast", "balanced", "best")
 BETWEEN_NODES_PRICE = 8
 """What a byte between nodes counts in `weighted_bytes`: see planner/LOG.md."""
@@ -198,8 +199,9 @@ def measure_workload(setting: Setting, workload: dict[str, Any], cluster_name: s
 def compile_batch(setting: Setting, workload: dict[str, Any], cluster: Cluster) -> BlockSparsity:
     """Give the block sparsity of one workload at the benchmark's block size (`Any`: JSON)."""
     sequences = sequences_of(workload)
-    size = setting.block or DEFAULT_BLOCK
-    return block_sparsity(sequences, size, size)
+    if setting.block is None:
+        return cut_blocks(sequences, choose_block_size(sequences, cluster))
+    return block_sparsity(sequences, setting.block, setting.block)
 
 
 def config_of(method: str, setting: Setting) -> PlanConfig:
@@ -207,10 +209,12 @@ def config_of(method: str, setting: Setting) -> PlanConfig:
     name, _, budget = method.rpartition(":")
     common: dict[str, Any] = {
         "seed": setting.seed, "time_limit_s": setting.time_limit_s, "routing": setting.routing,
+        "divisions": "auto",
     }  # fmt: skip
     if method in PARTITIONERS:
         return PlanConfig(partitioner=method, **common)
-    return PlanConfig(partitioner=name, budget=budget, **common)
+    checked: Any = budget  # by PlanConfig
+    return PlanConfig(partitioner=name, budget=checked, **common)
 
 
 def measured_row(setting: Setting, sparsity: BlockSparsity, cluster: Cluster, method: str) -> Row:

@@ -121,9 +121,7 @@ def _step_seconds(
     """Give the computation of the slowest device at every step, float64 ``[R]``."""
     parts = 2 * devices if setting.is_zigzag else devices
     tokens = np.maximum(1, np.array(lengths, np.float64) / parts)
-    square = tile_seconds(
-        tokens**2, tokens, tokens, shape, cluster, is_backward=is_backward
-    ).sum()
+    square = tile_seconds(tokens**2, tokens, tokens, shape, cluster, is_backward=is_backward).sum()
     diagonal = tile_seconds(
         tokens * (tokens + 1) / 2, tokens, tokens, shape, cluster, is_backward=is_backward
     ).sum()

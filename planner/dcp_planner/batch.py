@@ -40,8 +40,8 @@ class Batch:
     notes: tuple[str, ...] = ()
 
 
-BlockSize: TypeAlias = int | Callable[[Sequence[Slabs]], int]
-"""Tokens per block, or who chooses them from the bound masks of a batch's sequences."""
+BlockSize: TypeAlias = int | Callable[[Sequence[Slabs]], BlockSparsity]
+"""Tokens per block, or who cuts the bound masks of a batch's sequences."""
 
 
 def batch_of_samples(
@@ -166,7 +166,9 @@ def _compile(
     total = sum(sample.length for sample in samples)
     if total > MOST_TOKENS:
         raise DatasetError(f"expected a batch of at most {MOST_TOKENS} tokens, got {total}")
-    size = block_size if isinstance(block_size, int) else block_size(slabs)
-    sparsity = block_sparsity(slabs, size, size)
+    if isinstance(block_size, int):
+        sparsity = block_sparsity(slabs, block_size, block_size)
+    else:
+        sparsity = block_size(slabs)
     texts = tuple(sample.to_json() for sample in samples)
     return Batch(sparsity, Provenance(spec.source, mask.call, texts, origin))

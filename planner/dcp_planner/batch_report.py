@@ -2,10 +2,12 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from dcp_planner.lower_bounds import bound_ratios
 from dcp_planner.plan import Plan
+from dcp_planner.plan_part import encode_parts
 from dcp_planner.report import measure
 from dcp_planner.simulator import predict
 
@@ -26,7 +28,7 @@ class BatchFigures:
         plan_s: seconds that planning took; ``None`` if nobody measured it.
         backend: who placed it.
         bound_ratios: figure over its lower bound, by name; at least 1.
-        plan_bytes_per_rank: most bytes that one rank has to be sent; ``None`` if not counted.
+        plan_bytes_per_rank: most bytes that one rank has to be sent.
     """
 
     tokens: int
@@ -45,8 +47,8 @@ class BatchFigures:
     predicted_backward_s: float
     plan_s: float | None
     backend: str
-    bound_ratios: Mapping[str, float] = field(default_factory=dict)
-    plan_bytes_per_rank: int | None = None
+    bound_ratios: Mapping[str, float]
+    plan_bytes_per_rank: int
 
     @property
     def predicted_s(self) -> float:
@@ -84,7 +86,8 @@ def figures_of(plan: Plan, plan_s: float | None = None) -> BatchFigures:
         predicted_backward_s=predicted.backward_s,
         plan_s=plan_s,
         backend=found.partitioner,
-        bound_ratios={"compute": found.compute_imbalance},
+        bound_ratios=bound_ratios(plan, (predicted.forward_s, predicted.backward_s)),
+        plan_bytes_per_rank=max(map(len, encode_parts(plan))),
     )
 
 

@@ -1,16 +1,18 @@
 """Batch in, plan, figures and file out: what `dcpm plan` does with each batch."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dcp_dsl import BlockSparsity, Slabs
 from dcp_planner.batch import Batch, BlockSize
 from dcp_planner.batch_report import BatchFigures, figures_of
 from dcp_planner.build import build_plan
 from dcp_planner.cluster import Cluster, ModelShape
 from dcp_planner.config import PlanConfig
+from dcp_planner.cuts import choose_block_size, cut_blocks
 from dcp_planner.fingerprint import digest
 from dcp_planner.partitioning import PARTITIONERS
 from dcp_planner.plan import Plan
@@ -28,15 +30,24 @@ class Planning:
 
     Attributes:
         shape, cluster, config: as `build_plan` takes them.
-        block_size: tokens per block, or who chooses them.
+        block: tokens per block; ``None``: cut at the mask's breakpoints into blocks that can be
+            placed well.
         against: backends to compare with; `STATIC` for every static layout.
     """
 
     shape: ModelShape
     cluster: Cluster
     config: PlanConfig
-    block_size: BlockSize
+    block: int | None
     against: tuple[str, ...] = ()
+
+    @property
+    def block_size(self) -> BlockSize:
+        """Give the block size, or who cuts."""
+        return self._cut if self.block is None else self.block
+
+    def _cut(self, sequences: Sequence[Slabs]) -> BlockSparsity:
+        return cut_blocks(sequences, choose_block_size(sequences, self.cluster, self.config))
 
     def others(self) -> tuple[str, ...]:
         """Give the backends to compare with, by name, each once."""

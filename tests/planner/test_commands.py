@@ -15,6 +15,7 @@ from dcp_planner import (
     PlanError,
     build_plan,
     digest,
+    encode_parts,
     preset,
     read_plan,
     simulate,
@@ -32,7 +33,12 @@ for "*/rows.jsonl" use local(width = 5)
 segment doc = [doc_lens]*
 sample tiny(doc_lens = [20, 30])
 """
-SMALL = ("--block-size", "8", "--nodes", "1", "--devices-per-node", "2")
+SMALL = (
+    "--block-size", "8", "--nodes", "1", "--devices-per-node", "2", "--backend", "static:zigzag",
+)  # fmt: skip
+
+
+CONFIG = PlanConfig(partitioner="static:zigzag")
 
 
 @pytest.fixture
@@ -66,7 +72,7 @@ def test_plan_writes_the_plan_that_build_plan_makes(folder):
     assert result.exit_code == 0, result.output
     mask = load(folder / "a.dcpm").mask("local(width = 9)")
     sparsity = block_sparsity([mask.bind(Sample({}, 50))], 8, 8)
-    expected = build_plan(sparsity, ModelShape(), preset("a100-p4de", 1, 2), PlanConfig())
+    expected = build_plan(sparsity, ModelShape(), preset("a100-p4de", 1, 2), CONFIG)
     found = read_plan(out)
     assert digest(found.plan) == digest(expected)
     assert found.plan.provenance.mask == "local(width = 9)"
@@ -113,7 +119,9 @@ def test_a_batch_in_json_is_what_its_plan_shows(folder):
     assert batch["predicted_backward_s"] == trace.seconds(is_backward=True)
     assert batch["backend"] == made.partitioner
     assert batch["plan_s"] > 0
-    assert batch["bound_ratios"]["compute"] >= 1
+    assert batch["bound_ratios"]["compute"] == batch["compute_imbalance"]
+    assert min(batch["bound_ratios"].values()) >= 1
+    assert batch["plan_bytes_per_rank"] == max(len(part) for part in encode_parts(made))
 
 
 def test_several_batches_become_a_folder_of_plans_and_a_distribution(folder):
@@ -280,7 +288,7 @@ def test_validate_tells_what_is_no_plan_from_a_broken_one(pair, folder):
             ("--sample", '{"len": 3}', "--q-heads", "3", "--kv-heads", "2"),
             "must be a multiple",
         ),
-        (("--sample", '{"len": 3}', "--divisions", "1"), "1 is not in the range"),
+        (("--sample", '{"len": 3}', "--divisions", "1"), "expected 2 to 1024 or auto, got '1'"),
         (("--sample", '{"len": 3}', "--block", "0"), "expected 1 to 4294967296 tokens or auto"),
         (("--sample", '{"len": 3}', "--heads", "8/2"), "three numbers such as 8/2/128, got '8/2'"),
         (("--sample", '{"len": 3}', "--heads", "8/3/4"), "must be a multiple"),

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from dcp_planner.cluster import Cluster, ModelShape
     from dcp_planner.planning import BatchRow, PlannedBatch, Planning
 
-DEFAULT_BLOCK = 2048
 MOST_BLOCK = 1 << 32
+MOST_DIVISIONS = 1024
 _COUNT = click.IntRange(min=1)
 
 
@@ -32,6 +32,15 @@ def _block(ctx: click.Context, param: click.Parameter, value: str) -> int | None
         return None
     if not value.isdecimal() or not 1 <= int(value) <= MOST_BLOCK:
         raise click.BadParameter(f"expected 1 to {MOST_BLOCK} tokens or auto, got {value!r}")
+    return int(value)
+
+
+def _divisions(ctx: click.Context, param: click.Parameter, value: str) -> int | str:
+    """Give the number of divisions, or ``auto``."""
+    if value == "auto":
+        return value
+    if not value.isdecimal() or not 2 <= int(value) <= MOST_DIVISIONS:
+        raise click.BadParameter(f"expected 2 to {MOST_DIVISIONS} or auto, got {value!r}")
     return int(value)
 
 
@@ -89,7 +98,14 @@ def _heads(
     "--routing", type=click.Choice(["direct", "node"]),
     help="From and to the owner, or once per node and on from there.",
 )  # fmt: skip
-@_option("--divisions", default=4, text="Most divisions per direction.", kind=click.IntRange(2, 64))
+@click.option(
+    "--divisions", default="4", show_default=True, callback=_divisions, metavar="N|auto",
+    help="Most divisions per direction; auto: as many as are fastest.",
+)  # fmt: skip
+@click.option(
+    "--memory-limit", type=click.IntRange(min=0), metavar="BYTES",
+    help="Most bytes that a device may need for what it receives and for partial results.",
+)  # fmt: skip
 @_option(
     "--compute-tolerance", default=0.1, text="Most compute over the mean.",
     kind=click.FloatRange(min=0),
@@ -232,15 +248,15 @@ def _planning(options: dict[str, Any]) -> "Planning":
         "token_tolerance": options["token_tolerance"],
         "seed": options["seed"],
         "time_limit_s": options["time_limit"],
+        "memory_limit_bytes": options["memory_limit"],
     }
     config = PlanConfig(**{name: value for name, value in chosen.items() if value is not None})
     shape, cluster = _shape(options), _cluster(options)
-    block_size = options["block"]
     return Planning(
         shape=shape,
         cluster=cluster,
         config=config,
-        block_size=DEFAULT_BLOCK if block_size is None else block_size,
+        block=options["block"],
         against=options["against"],
     )
 
