@@ -201,6 +201,14 @@ def test_hover_shows_definition_comment_and_picture(editor, opened):
     assert editor.at("hover", opened, TEXT, "# Answers se|e") is None
 
 
+def test_hover_draws_with_the_arguments_of_the_first_check(editor, tmp_path):
+    text = "mask a = dilated(step = 2)\n"
+    uri = (tmp_path / "d.dcpm").as_uri()
+    editor.open(uri, text)
+    said = editor.at("hover", uri, text, "dil|ated")["contents"]["value"]
+    assert "dilated(window = 6): 12 tokens" in said
+
+
 def test_editors_with_images_get_a_drawn_picture(tmp_path):
     client = Editor(tmp_path, initializationOptions={"pictures": "svg"})
     uri = (tmp_path / "a.dcpm").as_uri()

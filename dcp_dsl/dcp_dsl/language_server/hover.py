@@ -92,18 +92,36 @@ def _mask_picture(mask: ast.MaskDef, scope: Scope, has_images: bool) -> str:
 
 
 def draw_preview(mask: ast.MaskDef, scope: Scope) -> Picture | None:
-    """Draw a mask on a small sample, or give None if that is not possible."""
+    """Draw a mask on a small sample, or give None if that is not possible.
+
+    The arguments are those of the first `check` of the mask in its own text, where it has one: they
+    were chosen for small samples.
+    """
+    call = _checked_call(mask, scope) or _small_call(mask)
+    try:
+        return preview(build_mask(call, scope, ast.Program((), "", "<hover>")))
+    except DCPError:  # a mask with errors, or one that no sample fits
+        return None
+
+
+def _checked_call(mask: ast.MaskDef, scope: Scope) -> ast.Expr | None:
+    for statement in scope.program.statements:
+        if isinstance(statement, ast.Check):
+            match statement.left:
+                case ast.Call(ast.Ident(name)) as call if name == mask.name.text:
+                    return call
+    return None
+
+
+def _small_call(mask: ast.MaskDef) -> ast.Expr:
+    """Give a call whose windows are small enough to be seen."""
     arguments = []
     for param in mask.params:
         value = _small_argument(param)
         if value is not None:
             arguments.append(ast.Argument(ast.Ident(param.name.text), value))
     name = ast.Ident(mask.name.text)
-    call = ast.Call(name, tuple(arguments)) if arguments else ast.Name(mask.name.text)
-    try:
-        return preview(build_mask(call, scope, ast.Program((), "", "<hover>")))
-    except DCPError:  # a mask with errors, or one that no sample fits
-        return None
+    return ast.Call(name, tuple(arguments)) if arguments else ast.Name(mask.name.text)
 
 
 def _small_argument(param: ast.Param) -> ast.Expr | None:
