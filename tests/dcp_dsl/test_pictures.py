@@ -191,6 +191,24 @@ def test_the_standard_library_needs_no_file(run):
     assert result.stdout.startswith("streaming(sink = 1, window = 2): 4 tokens, 9 of 16 pairs")
 
 
+def test_the_masks_of_a_stack_are_drawn_with_their_layers_and_heads(run, tmp_path):
+    invoke, path = run
+    path.write_text("""
+stack gemma = 5 of sliding(2), causal
+stack duo = heads { 0..1: causal  rest: streaming(1, 2) }
+""")
+    shown = invoke(path, "--mask", "gemma", "--len", 4).stdout
+    assert "gemma: 5 of 6 layers\nsliding(window = 2): 4 tokens, 7 of 16 pairs" in shown
+    assert "\n\ngemma: 1 of 6 layers\ncausal: 4 tokens" in shown
+    shown = invoke(path, "--mask", "duo", "--len", 4).stdout
+    assert "duo: 1 of 1 layer, KV heads 0..1\ncausal" in shown
+    assert "KV heads the rest\nstreaming(sink = 1, window = 2)" in shown
+    lines = invoke(path, "--mask", "duo", "--len", 4, "--json").stdout.splitlines()
+    assert [json.loads(line)["mask"] for line in lines][:1] == ["causal"]
+    assert "a file holds one picture" in invoke(path, "--mask", "duo", "--len", 4,
+                                                "--svg", tmp_path / "a.svg").stderr  # fmt: skip
+
+
 def test_files_and_json_are_written(run, tmp_path):
     invoke, path = run
     drawn, painted = tmp_path / "a.svg", tmp_path / "a.png"

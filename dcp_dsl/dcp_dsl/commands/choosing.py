@@ -39,6 +39,28 @@ def choose_mask(spec: "Spec", call: str | None) -> "Mask":
     raise click.UsageError(f"name a mask with --mask (masks of {spec.name}: {have})")
 
 
+def choose_masks(spec: "Spec", call: str | None) -> "list[tuple[str, Mask]]":
+    """Give the mask that was asked for, or those of a stack, each with where the stack uses it."""
+    if call is None and not spec.masks and len(spec.stacks) == 1:
+        call = spec.stacks[0]
+    if call not in spec.stacks:
+        return [("", choose_mask(spec, call))]
+    stack = spec.stack(call)
+    found = []
+    for mask in stack.masks:
+        count = 0
+        heads: list[str] = []
+        for layer in stack.layers:
+            used = [h for h in layer.heads if h.mask.call == mask.call]
+            count += layer.count * bool(used)
+            if len(layer.heads) > 1:
+                heads += ["the rest" if h.first is None else f"{h.first}..{h.last}" for h in used]
+        layers = f"{count} of {stack.period} layer{'s' if stack.period != 1 else ''}"
+        told = f", KV heads {', '.join(dict.fromkeys(heads))}" if heads else ""
+        found.append((f"{stack.name}: {layers}{told}", mask))
+    return found
+
+
 def choose_sample(spec: "Spec", mask: "Mask", given: str | None, length: str | None) -> "Sample":
     """Give the sample that was asked for, or the first declared one that fits the mask."""
     from dcp_dsl.pictures.preview import preview_sample

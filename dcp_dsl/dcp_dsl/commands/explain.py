@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dcp_dsl.commands.choosing import (
-    choose_mask,
+    choose_masks,
     choose_sample,
     length_option,
     load_spec,
@@ -58,13 +58,18 @@ def explain(
     from dcp_dsl.mask_report import report_mask
 
     spec = load_spec(topic)
-    mask = choose_mask(spec, call)
-    chosen = choose_sample(spec, mask, sample, length)
-    report = report_mask(mask, chosen, counts["block"], counts["head_dim"])
-    if as_json:
-        document = {"schema": SCHEMA_MASK, **report.to_json()}
-        click.echo(json.dumps({**document, "table": mask.bind(chosen).table().tolist()}))
-    else:
+    for index, (used, mask) in enumerate(choose_masks(spec, call)):
+        chosen = choose_sample(spec, mask, sample, length)
+        report = report_mask(mask, chosen, counts["block"], counts["head_dim"])
+        if as_json:
+            table = mask.bind(chosen).table().tolist()
+            document = {"schema": SCHEMA_MASK, "used": used, **report.to_json(), "table": table}
+            click.echo(json.dumps(document))
+            continue
+        if index:
+            click.echo()
+        if used:
+            click.echo(used)
         click.echo("\n".join([*_facts(report, chosen), *_slab_table(mask, chosen)]))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dcp_dsl.commands.choosing import (
-    choose_mask,
+    choose_masks,
     choose_sample,
     length_option,
     load_spec,
@@ -31,7 +31,8 @@ MAX_COLUMNS = 96
 @click.option("--svg", metavar="FILE", help="Draw into an SVG file, `-` for standard output.")
 @click.option("--png", metavar="FILE", help="Draw into a PNG file.")
 @click.option("--width", type=click.IntRange(8, 1000), help="Widest matrix, in characters.")
-@click.option("--json", "as_json", is_flag=True, help="Print tokens, pairs and slabs instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print tokens, pairs and slabs; "
+              "a line for each mask of a stack.")  # fmt: skip
 def show(
     spec: str | None,
     call: str | None,
@@ -48,18 +49,34 @@ def show(
     from dcp_dsl.pictures.picture import Picture
 
     loaded = load_spec(spec)
-    mask = choose_mask(loaded, call)
-    picture = Picture.of(mask, choose_sample(loaded, mask, sample, length))
+    chosen = [
+        (used, Picture.of(mask, choose_sample(loaded, mask, sample, length)))
+        for used, mask in choose_masks(loaded, call)
+    ]
     svg, png = options["svg"], options["png"]
+    if (svg or png) and len(chosen) > 1:
+        calls = ", ".join(picture.title for _, picture in chosen)
+        raise click.UsageError(f"a file holds one picture; name one of the stack's masks: {calls}")
+    picture = chosen[0][1]
     if isinstance(svg, str):
         _write(svg, picture.svg().encode() + b"\n")
     if isinstance(png, str):
         _write(png, picture.png())
     if options["as_json"]:
-        click.echo(json.dumps(_document(picture)))
+        documents = [_document(picture, used) for used, picture in chosen]
+        click.echo("\n".join(map(json.dumps, documents)))
     elif svg is None and png is None:
         width = options["width"]
-        click.echo(_draw(picture, width if isinstance(width, int) else None))
+        _print(chosen, width if isinstance(width, int) else None)
+
+
+def _print(chosen: "list[tuple[str, Picture]]", width: int | None) -> None:
+    for index, (used, picture) in enumerate(chosen):
+        if index:
+            click.echo()
+        if used:
+            click.echo(used)
+        click.echo(_draw(picture, width))
 
 
 def _draw(picture: "Picture", width: int | None) -> str:
@@ -87,10 +104,11 @@ def _write(name: str, data: bytes) -> None:
     click.echo(f"wrote {name}", err=True)
 
 
-def _document(picture: "Picture") -> dict[str, object]:
+def _document(picture: "Picture", used: str) -> dict[str, object]:
     return {
         "schema": SCHEMA_SHOW,
         "mask": picture.title,
+        "used": used,
         "tokens": picture.slabs.num_tokens,
         "pairs": picture.slabs.num_pairs,
         "slabs": picture.slabs.table().tolist(),
