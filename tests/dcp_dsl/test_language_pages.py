@@ -1,0 +1,41 @@
+"""The pages of the language: every example checks as it says, every Python example runs."""
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+from dcp_dsl import check
+from dcp_dsl.tokens import STATEMENT_KEYWORDS
+
+FOLDER = Path(__file__).parents[2] / "docs" / "language"
+PAGES = sorted(FOLDER.glob("*.md"))
+BLOCK = re.compile(r"^```dcpm([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def examples():
+    for page in PAGES:
+        for number, (options, text) in enumerate(BLOCK.findall(page.read_text(encoding="utf-8"))):
+            codes = options.strip().removeprefix("finds=").split(",") if options.strip() else []
+            yield pytest.param(text, codes, id=f"{page.stem}-{number}")
+
+
+@pytest.mark.parametrize(("text", "codes"), list(examples()))
+def test_an_example_finds_exactly_what_its_page_says(text, codes):
+    assert [d.code for d in check(text)] == codes, [d.render() for d in check(text)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_python_on_a_page_runs(page):
+    text = page.read_text(encoding="utf-8")
+    test = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
+    assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test).failed == 0
+
+
+def test_every_statement_has_a_page_and_every_page_is_listed():
+    index = (FOLDER / "README.md").read_text(encoding="utf-8")
+    names = {page.stem for page in PAGES}
+    assert STATEMENT_KEYWORDS - {"dcpm"} <= names
+    for name in names - {"README"}:
+        assert f"({name}.md)" in index
