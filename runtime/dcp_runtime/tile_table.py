@@ -15,7 +15,7 @@ from dcp_planner import Blocks, Tiles
 from dcp_runtime.tile_pieces import MAX_RANGES, PieceKind, TilePieces
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class TileTable:
     """Work of one attention instruction: S segments of queries, each with its pieces of keys.
 

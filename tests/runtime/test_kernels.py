@@ -6,11 +6,12 @@ import torch
 
 from dcp_planner import Blocks, Tiles
 from dcp_runtime.errors import RunError
-from dcp_runtime.kernels.choice import KERNELS, choose_kernel
+from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, accumulator_dtype
 from dcp_runtime.tile_pieces import PieceKind, cut_pieces
 from dcp_runtime.tile_table import BlockRows, TableBuilder
 
+KERNELS = ("cpu", "reference")  # `triton_cases.py` has the interpreted ones
 HEADS = {"mha": (2, 2), "gqa": (4, 2), "mqa": (3, 1)}
 
 
@@ -189,14 +190,26 @@ def test_wrong_pair_count_in_a_plan_is_refused(lab):
 
 
 def test_choice_gives_the_reason_against_each_other_kernel():
-    assert dict(choose_kernel(torch.float32).refused) == {"reference": "'cpu' is faster"}
+    assert dict(choose_kernel(torch.float32).refused) == {
+        "triton": "needs tensors on a CUDA device, got cpu", "reference": "'cpu' is faster",
+    }  # fmt: skip
     assert choose_kernel(torch.bfloat16, wanted="reference").kernel.name == "reference"
     with pytest.raises(RunError, match=r"cpu \(needs tensors on the CPU, got meta\)"):
         choose_kernel(torch.float32, "meta", wanted="cpu")
-    with pytest.raises(RunError, match="expected a kernel out of cpu, reference, got 'flash'"):
-        choose_kernel(torch.float32, wanted="flash")
+    with pytest.raises(RunError, match="expected a kernel out of triton, cpu, reference, got 'x'"):
+        choose_kernel(torch.float32, wanted="x")
     with pytest.raises(RunError, match="needs floating-point"):
         choose_kernel(torch.int64)
+
+
+def test_reasons_against_the_cuda_kernel_are_given_before_any_tensor_moves():
+    for arguments, reason in (
+        ((torch.float64, "cuda"), "needs one of .*, got torch.float64"),
+        ((torch.bfloat16, "cuda", "triton", 80), "needs head_dim out of 32, 64, 96, 128, got 80"),
+        ((torch.float32, "cpu", "triton"), "needs tensors on a CUDA device, got cpu"),
+    ):
+        with pytest.raises(RunError, match=rf"triton \({reason}\)"):
+            choose_kernel(*arguments[:2], "triton", *arguments[3:])
 
 
 def test_merge_order_does_not_matter_beyond_rounding():

@@ -1,6 +1,7 @@
 """Which kernel computes, and why the others do not."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -10,7 +11,7 @@ from dcp_runtime.kernels.cpu import CpuKernel
 from dcp_runtime.kernels.kernel import Kernel
 from dcp_runtime.kernels.reference import ReferenceKernel
 
-KernelName: TypeAlias = Literal["cpu", "reference"]
+KernelName: TypeAlias = Literal["triton", "cpu", "reference"]
 KERNELS: tuple[KernelName, ...] = get_args(KernelName)
 """In order of preference."""
 
@@ -31,7 +32,10 @@ class KernelChoice:
 
 
 def choose_kernel(
-    dtype: torch.dtype, device: torch.device | str = "cpu", wanted: str | None = None
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    wanted: str | None = None,
+    head_dim: int | None = None,
 ) -> KernelChoice:
     """Choose the fastest kernel that can compute, or the wanted one.
 
@@ -39,32 +43,47 @@ def choose_kernel(
         dtype: type of q, k and v.
         device: where the tensors live.
         wanted: a name of `KERNELS`, or ``None`` for the fastest.
+        head_dim: size of a head; not looked at if ``None``.
 
     Raises:
         RunError: if the wanted kernel, or every kernel, cannot compute this; lists the reasons.
 
     >>> choose_kernel(torch.float32).kernel.name
     'cpu'
-    >>> choose_kernel(torch.float32, wanted="reference").refused
-    (('cpu', "'reference' was asked for"),)
+    >>> choose_kernel(torch.float32, wanted="reference").refused[1]
+    ('cpu', "'reference' was asked for")
     """
     if wanted is not None and wanted not in KERNELS:
         raise RunError(f"expected a kernel out of {', '.join(KERNELS)}, got {wanted!r}")
-    reasons = {name: _refusal(name, dtype, torch.device(device)) for name in KERNELS}
+    place = torch.device(device)
+    reasons = {name: _refusal(name, dtype, place, head_dim) for name in KERNELS}
     able = [name for name in KERNELS if reasons[name] is None and wanted in (None, name)]
     if not able:
         asked = f"kernel {wanted!r}" if wanted else "any kernel"
         why = ", ".join(f"{name} ({reason})" for name, reason in reasons.items() if reason)
         raise RunError(f"cannot use {asked} for {dtype} on {device}: {why}")
-    chosen = able[0]
+    # Interpreted kernels are for tests: never faster than one that is compiled.
+    chosen = "cpu" if wanted is None and place.type == "cpu" and "cpu" in able else able[0]
     better = f"{chosen!r} was asked for" if wanted else f"{chosen!r} is faster"
     refused = tuple((name, reasons[name] or better) for name in KERNELS if name != chosen)
-    return KernelChoice(CpuKernel() if chosen == "cpu" else ReferenceKernel(), refused)
+    return KernelChoice(_make(chosen), refused)
 
 
-def _refusal(name: KernelName, dtype: torch.dtype, device: torch.device) -> str | None:
+def _make(name: KernelName) -> Kernel:
+    if name == "triton":
+        from dcp_runtime.kernels.triton_kernel import TritonKernel  # triton is an extra
+
+        return TritonKernel()
+    return CpuKernel() if name == "cpu" else ReferenceKernel()
+
+
+def _refusal(
+    name: KernelName, dtype: torch.dtype, device: torch.device, head_dim: int | None
+) -> str | None:
     if not dtype.is_floating_point:
         return f"needs floating-point tensors, got {dtype}"
+    if name == "triton":
+        return _triton_refusal(dtype, device, head_dim)
     if name == "reference":
         return None
     if device.type != "cpu":
@@ -74,3 +93,26 @@ def _refusal(name: KernelName, dtype: torch.dtype, device: torch.device) -> str 
     if not hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"):
         return f"torch {torch.__version__} lacks the CPU flash attention operator"
     return None
+
+
+def _triton_refusal(dtype: torch.dtype, device: torch.device, head_dim: int | None) -> str | None:
+    if find_spec("triton") is None:
+        return "Triton is not installed; pip install 'dcp-dsl[triton]'"
+    if device.type != "cuda" and not (device.type == "cpu" and _is_interpreted()):
+        return f"needs tensors on a CUDA device, got {device}"
+    from dcp_runtime.kernels.triton_kernel import DTYPES, HEAD_DIMS
+
+    if dtype not in DTYPES:
+        return f"needs one of {', '.join(map(str, DTYPES))}, got {dtype}"
+    if head_dim is not None and head_dim not in HEAD_DIMS:
+        return f"needs head_dim out of {', '.join(map(str, HEAD_DIMS))}, got {head_dim}"
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        return "needs a GPU of compute capability 8.0 or newer"
+    return None
+
+
+def _is_interpreted() -> bool:
+    """Say whether Triton runs its kernels on the CPU, which the process decides as it starts."""
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)

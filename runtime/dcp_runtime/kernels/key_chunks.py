@@ -1,0 +1,59 @@
+"""A tile table seen from the keys: which segments and pieces meet each run of key rows.
+
+dk and dv of a key gather from all queries that see it. Cutting the key rows at multiples of a chunk
+gives every row to exactly one program, however the pieces overlap, so sums need no atomics.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl import readonly
+from dcp_runtime.tile_table import TileTable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyChunks:
+    """C runs of key rows, each with the pieces that meet it.
+
+    Attributes:
+        chunk_row: int32 ``[C]``, first row of each chunk, a multiple of the chunk size.
+        chunk_ptr: int32 ``[C+1]``, chunk i has the entries ``chunk_ptr[i]:chunk_ptr[i+1]``.
+        segment, piece: int32 ``[E]``, of the table; ascending within a chunk.
+    """
+
+    chunk_row: NDArray[np.int32]
+    chunk_ptr: NDArray[np.int32]
+    segment: NDArray[np.int32]
+    piece: NDArray[np.int32]
+
+    def __post_init__(self) -> None:
+        entries = len(self.segment)
+        for name, size in (
+            ("chunk_row", None), ("chunk_ptr", len(self.chunk_row) + 1),
+            ("segment", entries), ("piece", entries),
+        ):  # fmt: skip
+            value = readonly(f"KeyChunks.{name}", getattr(self, name), np.int32, (size,))
+            object.__setattr__(self, name, value)
+
+
+def cut_keys(table: TileTable, chunk: int) -> KeyChunks:
+    """List, for every run of `chunk` key rows that a table meets, its segments and pieces.
+
+    Cost: O(pieces + entries).
+    """
+    first = table.kv_start // chunk
+    count = (table.kv_start + table.kv_len - 1) // chunk - first + 1
+    piece = np.repeat(np.arange(len(first)), count)
+    number = first[piece] + np.arange(len(piece)) - np.repeat(np.cumsum(count) - count, count)
+    order = np.argsort(number, kind="stable")
+    number, piece = number[order], piece[order]
+    begins = np.flatnonzero(np.diff(number, prepend=-1))
+    segment = np.searchsorted(table.row_ptr, piece, side="right") - 1
+    return KeyChunks(
+        (number[begins] * chunk).astype(np.int32),
+        np.append(begins, len(number)).astype(np.int32),
+        segment.astype(np.int32),
+        piece.astype(np.int32),
+    )

@@ -1,0 +1,200 @@
+"""The CUDA backend: our own Triton kernels, which carry the softmax from table to table.
+
+A table is moved to the device once, in one transfer, and stays there as long as it lives.
+"""
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dcp_runtime.kernels import triton_source
+from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows
+from dcp_runtime.kernels.key_chunks import KeyChunks, cut_keys
+from dcp_runtime.tile_pieces import PieceKind
+from dcp_runtime.tile_table import TileTable
+
+HEAD_DIMS = (32, 64, 96, 128)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchShape:
+    """How one kernel is launched; chosen so that sm_90 spills no registers.
+
+    Attributes:
+        block_m, block_n: query and key rows per tile.
+        warps, stages: of a program.
+    """
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+
+
+def launch_shape(
+    kernel: str, dtype: torch.dtype, head_dim: int, *, has_bits: bool = False
+) -> LaunchShape:
+    """Give the tile of ``"forward"``, ``"dq"`` or ``"dkv"``.
+
+    >>> launch_shape("forward", torch.bfloat16, 128)
+    LaunchShape(block_m=128, block_n=64, warps=8, stages=2)
+    """
+    if dtype == torch.float32:  # no tensor cores at full precision: small tiles
+        return LaunchShape(32, 32, 8, 1)
+    if kernel == "dkv":  # gathers both dk and dv: 64 rows of 128 spill 56 bytes
+        return LaunchShape(64 if head_dim <= 64 else 32, 64, 8, 2)
+    return LaunchShape(128, 32 if has_bits else 64, 8, 2)
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class _Masks:
+    """The masks that all tables of a device share, on the device."""
+
+    row_lo: torch.Tensor
+    row_hi: torch.Tensor
+    bits: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _DeviceTable:
+    """A tile table, its masks and its key chunks, on the device."""
+
+    longest: int
+    num_segments: int
+    num_chunks: int
+    rows: tuple[torch.Tensor, ...]  # q_start, q_len
+    row_ptr: torch.Tensor
+    pieces: tuple[torch.Tensor, ...]  # kv_start, kv_len, kind, mask_start
+    chunks: tuple[torch.Tensor, ...]  # chunk_row, chunk_ptr, segment, piece
+    masks: _Masks
+    has_bits: bool
+
+
+class TritonKernel:
+    """Tiled attention on CUDA; also on the CPU where Triton interprets its kernels."""
+
+    name = "triton"
+    segment_rows = 128
+
+    def __init__(self) -> None:
+        self._tables: WeakKeyDictionary[TileTable, dict[tuple[str, int], _DeviceTable]] = (
+            WeakKeyDictionary()
+        )
+        self._masks: WeakValueDictionary[tuple[int, str], _Masks] = WeakValueDictionary()
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        table: TileTable,
+        scale: float,
+        state: AttentionState,
+    ) -> None:
+        """Merge softmax(scale · q kᵀ) v over the keys of the table into `state`."""
+        found = self._table(table, q)
+        if not found.num_segments:
+            return
+        shape = launch_shape("forward", q.dtype, q.shape[2], has_bits=found.has_bits)
+        triton_source.forward_kernel[_grid(found, q, shape)](
+            q, kv, state.out, state.lse, *found.rows, found.row_ptr, *found.pieces,
+            *_mask_arguments(found.masks), scale, q.stride(0), kv.stride(0), kv.stride(1),
+            HAS_BITS=found.has_bits, **_constants(q, kv, shape),
+        )  # fmt: skip
+
+    def backward(
+        self,
+        rows: QueryRows,
+        kv: torch.Tensor,
+        table: TileTable,
+        scale: float,
+        gradients: Gradients,
+    ) -> None:
+        """Add the gradients of the tiles of the table; uses the global lse and delta of `rows`."""
+        q, dout = rows.q, rows.dout.to(rows.q.dtype)
+        found = self._table(table, q)
+        if not found.num_segments:
+            return
+        masks = _mask_arguments(found.masks)
+        row_values = (dout, rows.lse, rows.delta)
+        shape = launch_shape("dq", q.dtype, q.shape[2], has_bits=found.has_bits)
+        strides = (q.stride(0), dout.stride(0), kv.stride(0), kv.stride(1))
+        triton_source.dq_kernel[_grid(found, q, shape)](
+            q, kv, *row_values, gradients.dq, *found.rows, found.row_ptr, *found.pieces, *masks,
+            scale, *strides, HAS_BITS=found.has_bits, **_constants(q, kv, shape),
+        )  # fmt: skip
+        shape = launch_shape("dkv", q.dtype, q.shape[2])
+        triton_source.dkv_kernel[(found.num_chunks, kv.shape[2])](
+            q, kv, *row_values, gradients.dkv, *found.chunks, *found.rows, *found.pieces, *masks,
+            scale, len(kv), *strides, HAS_BITS=found.has_bits, **_constants(q, kv, shape),
+        )  # fmt: skip
+
+    def _table(self, table: TileTable, q: torch.Tensor) -> _DeviceTable:
+        """Give a table on the device of `q`; moved on first use."""
+        chunk = launch_shape("dkv", q.dtype, q.shape[2]).block_n
+        known = self._tables.setdefault(table, {})
+        key = str(q.device), chunk
+        if key not in known:
+            known[key] = _move(table, cut_keys(table, chunk), self._shared(table, q.device))
+        return known[key]
+
+    def _shared(self, table: TileTable, device: torch.device) -> _Masks:
+        # The arrays live as long as the table, and the entry as long as a table that uses it, so
+        # an id is never taken for that of another array.
+        key = id(table.row_lo), str(device)
+        masks = self._masks.get(key)
+        if masks is None:
+            lo, hi = _to_device([table.row_lo.ravel(), table.row_hi.ravel()], device)
+            bits = torch.from_numpy(table.bits.copy()).to(device)
+            masks = _Masks(lo.view(table.row_lo.shape), hi.view(table.row_hi.shape), bits)
+            self._masks[key] = masks
+        return masks
+
+
+def _move(table: TileTable, chunks: KeyChunks, masks: _Masks) -> _DeviceTable:
+    device = masks.row_lo.device
+    arrays = [
+        table.q_start, table.q_len, table.row_ptr, table.kv_start, table.kv_len,
+        table.kind.astype(np.int32), chunks.chunk_row, chunks.chunk_ptr, chunks.segment,
+        chunks.piece,
+    ]  # fmt: skip
+    q_start, q_len, row_ptr, kv_start, kv_len, kind, *entries = _to_device(arrays, device)
+    mask_start = torch.from_numpy(table.mask_start.copy()).to(device)
+    return _DeviceTable(
+        longest=int(table.q_len.max(initial=0)),
+        num_segments=table.num_segments,
+        num_chunks=len(chunks.chunk_row),
+        rows=(q_start, q_len),
+        row_ptr=row_ptr,
+        pieces=(kv_start, kv_len, kind, mask_start),
+        chunks=tuple(entries),
+        masks=masks,
+        has_bits=bool((table.kind == PieceKind.BITS).any()),
+    )
+
+
+def _to_device(arrays: list[NDArray[np.int32]], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Move int32 arrays in one transfer; the results are views of one tensor."""
+    joined = torch.from_numpy(np.concatenate(arrays)).to(device)
+    ends = np.cumsum([len(array) for array in arrays]).tolist()
+    return tuple(joined[end - len(array) : end] for end, array in zip(ends, arrays, strict=True))
+
+
+def _grid(table: _DeviceTable, q: torch.Tensor, shape: LaunchShape) -> tuple[int, int, int]:
+    return table.num_segments, q.shape[1], -(-table.longest // shape.block_m)
+
+
+def _mask_arguments(masks: _Masks) -> tuple[torch.Tensor | int, ...]:
+    return masks.row_lo, masks.row_hi, masks.bits, masks.row_lo.shape[1]
+
+
+def _constants(q: torch.Tensor, kv: torch.Tensor, shape: LaunchShape) -> dict[str, int]:
+    heads, dim = q.shape[1:]
+    return {
+        "HEADS": heads, "GROUP": heads // kv.shape[2], "DIM": dim,
+        "DIM_PAD": 1 << (dim - 1).bit_length(), "BLOCK_M": shape.block_m, "BLOCK_N": shape.block_n,
+        "num_warps": shape.warps, "num_stages": shape.stages,
+    }  # fmt: skip

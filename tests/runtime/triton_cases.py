@@ -1,0 +1,71 @@
+"""Our CUDA kernels in Triton's interpreter; run by `test_triton.py` in a process of its own.
+
+The interpreter must be on before the kernels are imported, and its bfloat16 dot products are wrong,
+so float32 and float16 stand for all.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dcp_runtime import choose_kernel
+from dcp_runtime.kernels.triton_kernel import TritonKernel
+
+_path = Path(__file__).with_name("test_kernels.py")
+_spec = importlib.util.spec_from_file_location("kernel_tests", _path)
+kernel_tests = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(kernel_tests)
+
+CASES = [
+    # mask, heads, head_dim, dtype, lengths, plan block, rows per segment
+    ("causal", "gqa", 32, torch.float32, (40, 1, 17), 24, 128),
+    ("streaming", "mha", 64, torch.float32, (70,), 70, 16),
+    ("scattered", "gqa", 32, torch.float32, (33, 20), 33, 128),
+    ("blind_rows", "mqa", 96, torch.float32, (30, 13), 13, 128),
+    ("full", "gqa", 128, torch.float16, (37,), 20, 128),
+    ("scattered", "gqa", 64, torch.float16, (50,), 50, 128),
+    ("causal", "mha", 32, torch.float16, (150,), 150, 256),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernels_are_as_exact_as_eager_attention(lab, case):
+    mask, heads, dim, dtype, lengths, block, rows = case
+    sparsity = lab.sparsity_of([lab.masks[mask](n) for n in lengths], block)
+    q_heads, kv_heads = kernel_tests.HEADS[heads]
+    qkv = lab.random_qkv(1, sum(lengths), q_heads, kv_heads, dim, dtype)
+    got = kernel_tests.run_kernel(TritonKernel(), sparsity, qkv, 2, 2, rows)
+    lab.assert_as_exact_as_eager(got, *qkv, kernel_tests.dense_of(sparsity))
+
+
+def test_two_runs_give_the_same_bits(lab):
+    sparsity = lab.sparsity_of([lab.masks["scattered"](40)], 20)
+    qkv = lab.random_qkv(5, 40, 4, 2, 32, torch.float32)
+    runs = [kernel_tests.run_kernel(TritonKernel(), sparsity, qkv, 3) for _ in range(2)]
+    for name in ("out", "lse", "dq", "dkv"):
+        assert torch.equal(runs[0][name], runs[1][name])
+
+
+def test_rows_that_see_nothing_and_keys_that_nobody_sees_give_exact_zeros(lab):
+    mask = lab.masks["blind_rows"](40)
+    qkv = lab.random_qkv(5, 40, 2, 1, 32, torch.float32)
+    got = kernel_tests.run_kernel(TritonKernel(), lab.sparsity_of([mask], 16), qkv, seed=6)
+    blind, unseen = ~mask.any(1), ~mask.any(0)
+    assert (got["out"][blind] == 0).all()
+    assert (got["dq"][blind] == 0).all()
+    assert (got["lse"][blind] == -torch.inf).all()
+    assert (got["dkv"][unseen] == 0).all()
+
+
+def test_an_empty_table_changes_nothing(lab):
+    sparsity = lab.sparsity_of([np.zeros((8, 8), bool)], 8)
+    qkv = lab.random_qkv(5, 8, 2, 1, 32, torch.float32)
+    got = kernel_tests.run_kernel(TritonKernel(), sparsity, qkv, seed=6)
+    assert all((got[name] == 0).all() for name in ("out", "dq", "dkv"))
+
+
+def test_the_interpreter_can_be_asked_for_by_name():
+    assert choose_kernel(torch.float32, wanted="triton").kernel.name == "triton"
