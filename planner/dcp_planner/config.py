@@ -1,6 +1,7 @@
 """The choices of one planning run."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from dcp_planner.errors import PlanError
@@ -27,6 +28,7 @@ class PlanConfig:
         partitioner: a key of `PARTITIONERS`.
         candidates: external partitioners that the portfolio tries as well, for example
             ``("kahypar",)``; each takes its time, and has to be installed.
+        kahypar_ini: path of a configuration file for KaHyPar instead of the one that comes along.
         divisions: most divisions per direction: one of local tiles, the others wait for inputs; at
             least 2. ``"auto"`` takes the number that the simulator finds fastest.
         compute_tolerance: how far above the mean the most loaded device may compute, as a share; at
@@ -59,6 +61,7 @@ class PlanConfig:
     routing: Routing = "node"
     memory_limit_bytes: int | None = None
     candidates: tuple[str, ...] = ()
+    kahypar_ini: str | None = None
 
     def __post_init__(self) -> None:
         if self.divisions != "auto" and not 2 <= self.divisions <= MOST_DIVISIONS:
@@ -69,6 +72,11 @@ class PlanConfig:
         if self.memory_limit_bytes is not None and self.memory_limit_bytes < 0:
             raise PlanError(
                 f"PlanConfig.memory_limit_bytes: expected at least 0, got {self.memory_limit_bytes}"
+            )
+        if self.kahypar_ini is not None and not Path(self.kahypar_ini).is_file():
+            raise PlanError(
+                "PlanConfig.kahypar_ini: expected a configuration file of KaHyPar, got "
+                f"{self.kahypar_ini!r}, which is no file; leave it out for the one that comes along"
             )
         if self.budget not in BUDGETS:
             raise PlanError(

@@ -25,7 +25,13 @@ from dcp_planner.cluster import Cluster
 from dcp_planner.config import PlanConfig
 from dcp_planner.divisions import predict_placement
 from dcp_planner.hypergraph import Hypergraph, build_hypergraph
-from dcp_planner.kahypar_process import INSTALL, WEIGHT_LIMIT, Problem, solve_problems
+from dcp_planner.kahypar_process import (
+    KAHYPAR,
+    WEIGHT_LIMIT,
+    Problem,
+    Solver,
+    solve_problems,
+)
 from dcp_planner.packing import cap_of, loads_of, pack_largest_first
 from dcp_planner.placement import Placement
 from dcp_planner.repair import caps_of, price_between_nodes, repair
@@ -38,12 +44,18 @@ _ENCODINGS = (True, False)  # with and without token targets
 
 @dataclass(frozen=True, slots=True)
 class KaHyPar:
-    """Adapter for the optional package `kahypar` (GPL-3)."""
+    """Adapter for the optional packages `kahypar` (GPL-3) and `mtkahypar` (MIT).
+
+    Attributes:
+        solver: which of the two.
+    """
+
+    solver: Solver = KAHYPAR
 
     @property
     def name(self) -> str:
         """Key in the registry."""
-        return "kahypar"
+        return self.solver.package
 
     @property
     def is_fixed(self) -> bool:
@@ -52,8 +64,8 @@ class KaHyPar:
 
     def unavailable(self) -> str | None:
         """Look for the package without importing it."""
-        if importlib.util.find_spec("kahypar") is None:
-            return f"the package kahypar is not installed; {INSTALL}"
+        if importlib.util.find_spec(self.solver.package) is None:
+            return f"the package {self.name} is not installed; {self.solver.install}"
         return None
 
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
@@ -63,8 +75,8 @@ class KaHyPar:
             PlanError: if the process fails or exceeds ``config.time_limit_s``.
         """
         deadline = time.monotonic() + config.time_limit_s
-        nodes = _place_on_nodes(workload, cluster, config, deadline)
-        placements = _place_on_devices(nodes, workload, cluster, config, deadline)
+        nodes = _place_on_nodes(workload, cluster, config, deadline, self.solver)
+        placements = _place_on_devices(nodes, workload, cluster, config, deadline, self.solver)
         repaired = [repair(found, workload, cluster, config) for found in placements]
         return min(repaired, key=lambda found: _quality(found, workload, cluster, config))
 
@@ -79,7 +91,7 @@ def _quality(
 
 
 def _place_on_nodes(
-    workload: Workload, cluster: Cluster, config: PlanConfig, deadline: float
+    workload: Workload, cluster: Cluster, config: PlanConfig, deadline: float, solver: Solver
 ) -> list[Placement]:
     """Give a placement on nodes per encoding, repaired to half the compute tolerance."""
     if cluster.nodes == 1:
@@ -97,7 +109,7 @@ def _place_on_nodes(
         repair(
             Placement(part[workload.num_tiles :], part[: workload.num_tiles]), workload, flat, level
         )
-        for part in solve_problems(problems, config, deadline)
+        for part in solve_problems(problems, config, deadline, solver)
     ]
 
 
@@ -107,6 +119,7 @@ def _place_on_devices(
     cluster: Cluster,
     config: PlanConfig,
     deadline: float,
+    solver: Solver,
 ) -> list[Placement]:
     per_node = cluster.devices_per_node
     hypergraph = _both_directions(workload)
@@ -127,7 +140,7 @@ def _place_on_devices(
             else:
                 tokens = hypergraph.vertex_weight[vertices, 1]
                 results[index][vertices] += pack_largest_first(tokens, per_node)
-    solved = solve_problems(problems, config, deadline)
+    solved = solve_problems(problems, config, deadline, solver)
     for (index, vertices), part_of in zip(places, solved, strict=True):
         results[index][vertices] += part_of
     tiles = workload.num_tiles

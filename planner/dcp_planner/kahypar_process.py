@@ -18,11 +18,35 @@ from dcp_planner.config import PlanConfig
 from dcp_planner.errors import PlanError
 from dcp_planner.hypergraph import Hypergraph
 
-INSTALL = "install it with `pip install 'dcp-dsl[kahypar]'`, or choose partitioner='static:zigzag'"
 WEIGHT_LIMIT = 10**9  # of a sum, about; KaHyPar adds tolerances on top and computes in int32
 
 _MOST_PROCESSES = 8
 _MESSAGE_BYTES = 4096  # of a message: what a process says last
+
+
+@dataclass(frozen=True, slots=True)
+class Solver:
+    """An external partitioner that runs in processes of its own.
+
+    Attributes:
+        package: what is imported, and the extra that installs it.
+        title: how people write it.
+    """
+
+    package: str
+    title: str
+
+    @property
+    def install(self) -> str:
+        """How to get it, or to do without."""
+        return (
+            f"install it with `pip install 'dcp-dsl[{self.package}]'`, or choose "
+            "partitioner='native'"
+        )
+
+
+KAHYPAR = Solver("kahypar", "KaHyPar")
+MT_KAHYPAR = Solver("mtkahypar", "Mt-KaHyPar")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +65,7 @@ class Problem:
 
 
 def solve_problems(
-    problems: Sequence[Problem], config: PlanConfig, deadline: float
+    problems: Sequence[Problem], config: PlanConfig, deadline: float, solver: Solver = KAHYPAR
 ) -> list[NDArray[np.int32]]:
     """Partition every hypergraph; as many processes at once as there are cores.
 
@@ -49,6 +73,7 @@ def solve_problems(
         problems: in any order.
         config: its seed and time limit.
         deadline: when to give up, on the clock of ``time.monotonic``.
+        solver: who partitions.
 
     Returns:
         Part of every vertex, per problem.
@@ -58,16 +83,17 @@ def solve_problems(
             problems; all processes are ended then.
     """
     try:
-        return _solve(problems, config, deadline)
+        return _solve(problems, config, deadline, solver)
     except OSError as error:
         raise PlanError(
-            f"cannot hand a problem to KaHyPar by way of the folder {tempfile.gettempdir()}: "
-            f"{error.strerror or error}; make room there, or point TMPDIR at another folder"
+            f"cannot hand a problem to {solver.title} by way of the folder "
+            f"{tempfile.gettempdir()}: {error.strerror or error}; make room there, or "
+            "point TMPDIR at another folder"
         ) from error
 
 
 def _solve(
-    problems: Sequence[Problem], config: PlanConfig, deadline: float
+    problems: Sequence[Problem], config: PlanConfig, deadline: float, solver: Solver
 ) -> list[NDArray[np.int32]]:
     count = min(len(problems), len(os.sched_getaffinity(0)), _MOST_PROCESSES)
     # Large and small problems are dealt out in turn.
@@ -80,10 +106,10 @@ def _solve(
             for number, share in enumerate(shares):
                 paths = [Path(folder, f"{number}-{name}.npz") for name in ("in", "out")]
                 _write([problems[i] for i in share], config.seed, paths[0])
-                started.append(_start(paths[0], paths[1]))
+                started.append(_start(paths[0], paths[1], solver, config))
             for number, (process, share) in enumerate(zip(started, shares, strict=True)):
-                _await(process, config, deadline)
-                found = _read(Path(folder, f"{number}-out.npz"), len(share))
+                _await(process, config, deadline, solver)
+                found = _read(Path(folder, f"{number}-out.npz"), len(share), solver)
                 parts |= dict(zip(share, found, strict=True))
         finally:
             for process in started:
@@ -111,41 +137,50 @@ def _to_int32(edge_weight: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.maximum(1, np.rint(weight / excess)).astype(np.int64) if excess > 1 else weight
 
 
-def _start(source: Path, target: Path) -> "subprocess.Popen[bytes]":
-    paths = [str(source), str(target)]
+def _start(
+    source: Path, target: Path, solver: Solver, config: PlanConfig
+) -> "subprocess.Popen[bytes]":
+    module = f"dcp_planner.{solver.package}_worker"
+    arguments = [str(source), str(target), str(os.getpid())]
+    if solver is KAHYPAR and config.kahypar_ini is not None:
+        arguments.append(config.kahypar_ini)
     return subprocess.Popen(
-        [sys.executable, "-m", "dcp_planner.kahypar_worker", *paths, str(os.getpid())],
+        [sys.executable, "-m", module, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
 
 
-def _await(process: "subprocess.Popen[bytes]", config: PlanConfig, deadline: float) -> None:
+def _await(
+    process: "subprocess.Popen[bytes]", config: PlanConfig, deadline: float, solver: Solver
+) -> None:
     try:
         _, said = process.communicate(timeout=max(0.001, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         raise PlanError(
-            f"KaHyPar took longer than the time limit of {config.time_limit_s:g} s; use larger "
-            "blocks, a larger time_limit_s, or partitioner='static:zigzag'"
+            f"{solver.title} took longer than the time limit of {config.time_limit_s:g} s; use "
+            "larger blocks, a larger time_limit_s, or partitioner='native'"
         ) from None
     if process.returncode < 0:
         name = signal.Signals(-process.returncode).name
         raise PlanError(
-            f"KaHyPar's process was ended by {name}, as happens when memory runs out; use larger "
-            "blocks, or partitioner='static:zigzag'"
+            f"{solver.title}'s process was ended by {name}, as happens when memory runs out; use "
+            "larger blocks, or partitioner='native'"
         )
     if process.returncode:
         lines = said[-_MESSAGE_BYTES:].decode(errors="replace").strip().splitlines()
         raise PlanError(
-            f"KaHyPar's process ended with status {process.returncode}: "
-            f"{lines[-1] if lines else 'no message'}; {INSTALL}"
+            f"{solver.title}'s process ended with status {process.returncode}: "
+            f"{lines[-1] if lines else 'no message'}; {solver.install}"
         )
 
 
-def _read(path: Path, count: int) -> list[NDArray[np.int32]]:
+def _read(path: Path, count: int, solver: Solver) -> list[NDArray[np.int32]]:
     try:
         with np.load(path, allow_pickle=False) as found:
             return [found[f"{index}_part"] for index in range(count)]
     except (OSError, ValueError, KeyError) as error:
-        raise PlanError(f"KaHyPar's process left no result: {error}; {INSTALL}") from error
+        raise PlanError(
+            f"{solver.title}'s process left no result: {error}; {solver.install}"
+        ) from error

@@ -1,4 +1,4 @@
-"""The process that KaHyPar runs in: ``python -m dcp_planner.kahypar_worker IN.npz OUT.npz PARENT``.
+"""The process that KaHyPar runs in: ``python -m dcp_planner.kahypar_worker IN OUT PARENT [INI]``.
 
 KaHyPar is GPL, prints from C++ and ends the process on bad input; here none of that reaches the
 planner. `IN` holds ``count``, ``seed`` and, for each problem i, ``i_pin_ptr``, ``i_pins``,
@@ -22,17 +22,17 @@ _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 _INI = Path(__file__).with_name("kahypar.ini")
 
 
-def main(source: str, target: str, parent: str) -> int:
+def main(source: str, target: str, parent: str, ini: str = str(_INI)) -> int:
     """Solve all problems of a file; gives the exit status."""
-    _end_with_parent()
-    if os.getppid() != int(parent):  # it died before the kernel was told
-        return _ORPHANED
+    status = become_worker(parent)
+    if status:
+        return status
     try:
         import kahypar
     except ImportError as error:
         print(error, file=sys.stderr)
         return NOT_INSTALLED
-    _silence_stdout()
+    silence_stdout()
     parts: dict[str, Any] = {}  # Any: numpy has a keyword of another type in savez
     with np.load(source, allow_pickle=False) as problems:
         for index in range(int(problems["count"])):
@@ -44,7 +44,7 @@ def main(source: str, target: str, parent: str) -> int:
                 len(vertices), len(edges), pointers, pins, len(targets), edges, vertices
             )
             context = kahypar.Context()
-            context.loadINIconfiguration(str(_INI))
+            context.loadINIconfiguration(ini)
             context.setK(len(targets))
             context.setCustomTargetBlockWeights(targets)
             context.setEpsilon(0.0)  # the targets are caps already
@@ -58,6 +58,12 @@ def main(source: str, target: str, parent: str) -> int:
     return 0
 
 
+def become_worker(parent: str) -> int:
+    """Tie this process to its parent; gives an exit status if that is gone already."""
+    _end_with_parent()
+    return 0 if os.getppid() == int(parent) else _ORPHANED  # it died before the kernel was told
+
+
 def _end_with_parent() -> None:
     """Have the kernel kill this process when its parent dies.
 
@@ -67,7 +73,7 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _silence_stdout() -> None:
+def silence_stdout() -> None:
     """Send what C++ prints nowhere; Python's own stdout is unused here."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

@@ -7,6 +7,7 @@ from dcp_planner.cluster import Cluster
 from dcp_planner.config import PlanConfig
 from dcp_planner.errors import PlanError
 from dcp_planner.kahypar_adapter import KaHyPar
+from dcp_planner.kahypar_process import MT_KAHYPAR
 from dcp_planner.native_partitioner import Native, refine
 from dcp_planner.placement import Partitioner, Placement
 from dcp_planner.portfolio import Portfolio
@@ -14,7 +15,7 @@ from dcp_planner.repair import find_shortfalls
 from dcp_planner.static_layout import STATIC_KINDS, StaticLayout
 from dcp_planner.workload import Workload
 
-_EXTERNAL: tuple[Partitioner, ...] = (KaHyPar(),)
+_EXTERNAL: tuple[Partitioner, ...] = (KaHyPar(), KaHyPar(MT_KAHYPAR))
 _ADAPTERS: tuple[Partitioner, ...] = (
     Portfolio(_EXTERNAL),
     Native(),

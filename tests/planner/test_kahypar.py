@@ -264,3 +264,25 @@ def test_the_planner_never_imports_kahypar_nor_prints(workload):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
     assert (done.stdout, done.stderr) == (b"", b"")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mtkahypar") is None, reason="it is not installed")
+def test_mt_kahypar_holds_the_caps_and_repeats_itself(masks):
+    batch = [masks.causal(96), masks.causal(31), masks.shared_question(8, [20, 20])]
+    workload = build_workload(masks.pack(batch, 4), ModelShape())
+    config = PlanConfig("mtkahypar")
+    first, second = (place(workload, Cluster(2, 2), config) for _ in range(2))
+    assert first.warnings == ()
+    assert np.array_equal(first.device_of_compute, second.device_of_compute)
+    assert np.array_equal(first.device_of_data, second.device_of_data)
+
+
+def test_another_configuration_of_kahypar_is_used(workload, tmp_path):
+    ini = tmp_path / "own.ini"
+    ini.write_text("this is no configuration")
+    with pytest.raises(PlanError, match="KaHyPar's process"):
+        place(workload, Cluster(1, 2), PlanConfig("kahypar", kahypar_ini=str(ini)))
+    shipped = Path(sys.modules["dcp_planner.kahypar_adapter"].__file__).with_name("kahypar.ini")
+    place(workload, Cluster(1, 2), PlanConfig("kahypar", kahypar_ini=str(shipped)))
+    with pytest.raises(PlanError, match="which is no file; leave it out"):
+        PlanConfig("kahypar", kahypar_ini=str(tmp_path / "none.ini"))
