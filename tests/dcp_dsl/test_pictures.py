@@ -209,6 +209,11 @@ stack duo = heads { 0..1: causal  rest: streaming(1, 2) }
                                                 "--svg", tmp_path / "a.svg").stderr  # fmt: skip
 
 
+def test_a_spec_is_read_from_standard_input():
+    result = CliRunner().invoke(show, ["-", "--len", "1"], input="mask only = causal\n")
+    assert result.stdout.startswith("only: 1 token, 1 of 1 pairs (100 %)")
+
+
 def test_files_and_json_are_written(run, tmp_path):
     invoke, path = run
     drawn, painted = tmp_path / "a.svg", tmp_path / "a.png"

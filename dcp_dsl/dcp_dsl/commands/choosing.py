@@ -1,5 +1,6 @@
 """The options by which `show` and `explain` are told a mask and a sample."""
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -23,9 +24,13 @@ length_option = click.option(
 
 
 def load_spec(path: str | None) -> "Spec":
-    """Read a spec; without a path there is the standard library alone."""
+    """Read a spec, `-` from standard input; without a path there is the standard library alone."""
     from dcp_dsl.spec import Spec, load
 
+    if path == "-":
+        from dcp_dsl.text_file import MAX_BYTES, decode_text
+
+        return Spec.from_text(decode_text("-", sys.stdin.buffer.read(MAX_BYTES + 1)), "-")
     return Spec.from_text("", "<library>") if path is None else load(path)
 
 

@@ -49,14 +49,14 @@ class Picture:
         """Tokens and density, for example ``6 tokens, 12 of 36 pairs (33 %)``."""
         tokens, pairs = self.slabs.num_tokens, self.slabs.num_pairs
         share = f" ({100 * pairs / tokens**2:.3g} %)" if tokens else ""
-        return f"{tokens:,} tokens, {pairs:,} of {tokens**2:,} pairs{share}"
+        return f"{_count(tokens)}, {pairs:,} of {tokens**2:,} pairs{share}"
 
     @property
     def density(self) -> str:
         """Tokens and density in few words, for example ``6 tokens, 33 % of all pairs``."""
         tokens, pairs = self.slabs.num_tokens, self.slabs.num_pairs
         share = f", {100 * pairs / tokens**2:.3g} % of all pairs" if tokens else ""
-        return f"{tokens:,} tokens{share}"
+        return f"{_count(tokens)}{share}"
 
     def text(self, columns: int = 64, *, is_ascii: bool = False, has_colour: bool = False) -> str:
         """Draw with characters: two rows in each up to `columns` tokens, else shaded blocks.
@@ -84,3 +84,7 @@ class Picture:
 
     def _repr_svg_(self) -> str:
         return self.svg()
+
+
+def _count(tokens: int) -> str:
+    return f"{tokens:,} token{'' if tokens == 1 else 's'}"
