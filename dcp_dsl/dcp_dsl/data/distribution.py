@@ -74,4 +74,4 @@ def _doubling(values: "NDArray[Any]") -> NDArray[Any]:
 
 def _even(values: "NDArray[Any]") -> NDArray[np.float64]:
     low, high = float(values.min()), float(values.max())
-    return np.linspace(low, high if high > low else low + 1, 9)
+    return np.linspace(low, high, 9) if high > low else np.array([low, low + 1])
