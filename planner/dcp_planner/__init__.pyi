@@ -21,6 +21,7 @@ from .fingerprint import digest
 from .hypergraph import Hypergraph, build_hypergraph
 from .lower_bounds import Bounds, DirectionBounds, bound_ratios, bounds
 from .partitioning import PARTITIONERS, place
+from .perfetto import to_perfetto
 from .placement import Partitioner, Placement
 from .plan import (
     Attention,
@@ -126,6 +127,7 @@ __all__ = [
     "reduction_seconds",
     "simulate",
     "tile_seconds",
+    "to_perfetto",
     "validate",
     "workload_seconds",
     "write_cluster",

@@ -48,7 +48,9 @@ MAX_DEFAULT_RANKS = 16
     help="Seconds that a rank may keep the others waiting.",
 )
 @click.option(
-    "--trace", type=click.Path(dir_okay=False), help="Write the plan and the measured trace here."
+    "--trace",
+    type=click.Path(dir_okay=False),
+    help="Write the plan and the measured trace here; a .pftrace for ui.perfetto.dev.",
 )
 @click.option(
     "--transport",
@@ -88,7 +90,7 @@ def run(  # noqa: PLR0913 - one argument per option
     Tensors are random. Every rank is one process with one thread; blocks travel over gloo, or as
     --transport says.
     """
-    from dcp_planner import read_plan, write_plan
+    from dcp_planner import read_plan, to_perfetto, write_plan
     from dcp_runtime.errors import RunError
     from dcp_runtime.launcher import RunConfig, check_ranks, run_plan
     from dcp_runtime.link import LinkLimit
@@ -120,8 +122,11 @@ def run(  # noqa: PLR0913 - one argument per option
     click.echo(f"running on {config.ranks} {where}", err=True)
     result = run_plan(content.plan, config)
     if trace is not None:
-        others = tuple(t for t in content.traces if t.source != "measured")
-        write_plan(trace, content.plan, (*others, result.trace), verified=result.verified)
+        if trace.endswith(".pftrace"):
+            Path(trace).write_bytes(to_perfetto(result.trace))
+        else:
+            others = tuple(t for t in content.traces if t.source != "measured")
+            write_plan(trace, content.plan, (*others, result.trace), verified=result.verified)
         click.echo(f"wrote {trace}", err=True)
     click.echo(json.dumps(to_json(config, result)) if as_json else to_text(config, result))
     if result.verified is False:

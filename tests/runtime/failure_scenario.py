@@ -1,0 +1,114 @@
+"""One rank of a broken run: ``python failure_scenario.py FOLDER RANK SIZE ACTION PHASE``.
+
+Rank 1 does ACTION at PHASE. Every other rank writes the error that it raised and how long it took;
+then it destroys the process group, makes one without rank 1, and runs a plan there.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+from conftest import MASKS, assert_as_exact_as_eager, random_qkv, sparsity_of
+
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_runtime import DCPAttn, DCPExecutor, RunError
+from dcp_runtime.kernels.cpu import CpuKernel
+
+VICTIM, TIMEOUT_S, TOKENS = 1, 3.0, 96
+ACTIONS = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stall": lambda: time.sleep(600),
+    "raise": lambda: (_ for _ in ()).throw(ValueError("the kernel met a bad value")),
+}
+
+
+def join(folder, name, rank, size):
+    store = dist.FileStore(str(folder / name), size)
+    timeout = timedelta(seconds=30)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+def plan_of(ranks):
+    config = PlanConfig(partitioner="static:zigzag")
+    sparsity = sparsity_of([MASKS["full"](TOKENS)], 8)
+    return build_plan(sparsity, ModelShape(4, 2, 8, 4), Cluster(devices_per_node=ranks), config)
+
+
+def break_at(phase, action):
+    """Let this rank's kernel, or its next call, do the action."""
+    name = {"forward": "forward", "backward": "backward"}.get(phase)
+    if name is None:
+        return action()
+    setattr(CpuKernel, name, lambda *arguments: action())
+    return None
+
+
+def run(executor, plan, at_phase):
+    rank = executor.rank
+    at_phase("prepare")
+    executor.prepare(plan)
+    rows = torch.tensor(plan.local_tokens(rank))
+    q, kv, dout = random_qkv(0, TOKENS, 4, 2, 8, torch.float32)
+    mine = q[rows].requires_grad_(), kv[rows].requires_grad_()
+    at_phase("first layer")
+    at_phase("forward")
+    out = DCPAttn.apply(executor, *mine)
+    at_phase("backward")
+    out.backward(dout[rows])
+    return rows, {"out": out.detach(), "dq": mine[0].grad, "dkv": mine[1].grad}
+
+
+def restart(folder, rank):
+    """Run on the ranks that are left."""
+    dist.destroy_process_group()
+    join(folder, "again", 0 if rank == 0 else 1, 2)
+    executor = DCPExecutor(timeout_s=20)
+    rows, tensors = run(executor, plan_of(2), lambda phase: None)
+    qkv = random_qkv(0, TOKENS, 4, 2, 8, torch.float32)
+    whole = {}
+    for name, tensor in tensors.items():
+        whole[name] = torch.zeros(qkv[1 if name == "dkv" else 0].shape)
+        whole[name][rows] = tensor
+        dist.all_reduce(whole[name])
+    assert_as_exact_as_eager(whole, *qkv, MASKS["full"](TOKENS))
+
+
+def main():
+    folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    action, wanted = sys.argv[4:]
+    torch.set_num_threads(1)
+    join(folder, "store", rank, size)
+    executor = DCPExecutor(timeout_s=TIMEOUT_S)
+
+    def at_phase(phase):
+        if rank == VICTIM and phase == wanted:
+            break_at(phase, ACTIONS[action])
+
+    start = time.monotonic()
+    try:
+        run(executor, plan_of(size), at_phase)
+    except RunError as error:
+        said = {"message": str(error), "rank": error.rank, "division": error.division}
+    except ValueError as error:
+        said = {"message": str(error), "rank": rank, "division": 0}
+    else:
+        said = {"message": "no error", "rank": None, "division": None}
+    said["seconds"] = time.monotonic() - start
+    if rank != VICTIM:
+        executor.close()
+        restart(folder, rank)
+        said["restarted"] = True
+    (folder / f"said-{rank}.json").write_text(json.dumps(said))
+    os._exit(0)  # a broken group would wait for its peers
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Ranks that are killed, stall or raise, at every phase: all others say so in time and go on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_runtime import RunConfig, RunError, run_plan
+
+SCRIPT = Path(__file__).with_name("failure_scenario.py")
+RANKS, VICTIM = 3, 1
+
+pytestmark = pytest.mark.dist
+
+
+SLOW = pytest.mark.slow  # each case starts three processes
+
+
+@pytest.mark.parametrize(
+    ("action", "phase", "place"),
+    [
+        pytest.param("kill", "prepare", "prepare", marks=SLOW),
+        pytest.param("kill", "first layer", "the first layer", marks=SLOW),
+        pytest.param("kill", "forward", "of forward", marks=SLOW),
+        ("kill", "backward", "of backward"),
+        ("stall", "prepare", "prepare"),
+        pytest.param("stall", "backward", "of backward", marks=SLOW),
+        ("raise", "forward", "division 0 of forward"),
+        pytest.param("raise", "backward", "division 0 of backward", marks=SLOW),
+    ],
+)
+def test_every_other_rank_names_the_lost_one_in_time_and_the_job_restarts(
+    tmp_path, action, phase, place
+):
+    arguments = [action, phase]
+    log = tmp_path / "log"
+    with log.open("w") as stream:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(SCRIPT), str(tmp_path), str(rank), str(RANKS), *arguments],
+                stderr=stream,
+            )
+            for rank in range(RANKS)
+        ]
+    try:
+        for rank in (0, 2):
+            processes[rank].wait(timeout=100)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    for rank in (0, 2):
+        file = tmp_path / f"said-{rank}.json"
+        assert file.exists(), log.read_text()
+        said = json.loads(file.read_text())
+        assert said["rank"] == VICTIM, said
+        assert f"rank {VICTIM}" in said["message"]
+        assert place in said["message"]
+        assert said["restarted"]
+        if place.startswith("of"):
+            assert said["division"] is not None
+
+
+def test_a_single_rank_that_never_ends_is_named(lab, tmp_path, monkeypatch):
+    # Python loads a module of this name at its start, in the worker too.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import dcp_runtime.kernels.cpu as cpu\n"
+        "def loop(*arguments):\n"
+        "    while True: pass\n"
+        "cpu.CpuKernel.forward = loop\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sparsity = lab.sparsity_of([lab.masks["causal"](40)], 16)
+    config = PlanConfig(partitioner="static:zigzag")
+    plan = build_plan(sparsity, ModelShape(2, 1, 8, 4), Cluster(devices_per_node=1), config)
+    says = r"rank 0 stalled: no progress within 2 s in attention in division 0 of forward"
+    with pytest.raises(RunError, match=says) as caught:
+        run_plan(plan, RunConfig(1, timeout_s=2))
+    assert (caught.value.rank, caught.value.division) == (0, 0)
