@@ -22,7 +22,9 @@ MAX_DEFAULT_RANKS = 16
 @click.option(
     "--ranks", type=click.IntRange(min=1), help="Processes. [default: devices of the plan]"
 )
-@click.option("--kernel", type=click.Choice(["cpu", "reference"]), help="[default: the fastest]")
+@click.option(
+    "--kernel", type=click.Choice(["triton", "cpu", "reference"]), help="[default: the fastest]"
+)
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float64"]),

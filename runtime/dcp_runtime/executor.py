@@ -15,7 +15,7 @@ from dcp_runtime.errors import RunError
 from dcp_runtime.finite_guard import check_result
 from dcp_runtime.forward_pass import ForwardPass
 from dcp_runtime.interpreter import Interpreter
-from dcp_runtime.kernels.choice import choose_kernel
+from dcp_runtime.kernels.choice import choose_kernel, known_kernel, segment_rows
 from dcp_runtime.kernels.kernel import Kernel, QueryRows, accumulator_dtype
 from dcp_runtime.recorder import Recorder, make_trace
 from dcp_runtime.tensor_checks import check_gradient, check_tensors
@@ -95,7 +95,9 @@ class PreparedPlan:
                     f"all layers of a prepared plan share dtype and device: expected "
                     f"{self._agreed.kind}, got {kind}; prepare the plan again for other tensors"
                 )
-            self._agreed.kernel = choose_kernel(q.dtype, q.device, self.wanted_kernel).kernel
+            self._agreed.kernel = choose_kernel(
+                q.dtype, q.device, self.wanted_kernel, q.shape[-1]
+            ).kernel
             return kind
 
         if self._agreed.kind is None:
@@ -154,9 +156,7 @@ class DCPExecutor:
     ) -> None:
         check_timeout(timeout_s)
         if kernel is not None:
-            choose_kernel(
-                torch.float32, wanted=kernel
-            )  # a misspelt name fails here, not in forward
+            known_kernel(kernel)  # a misspelt name fails here, not in forward
         self._kernel = kernel
         self._check_finite = check_finite
         self._transport = transport or make_transport(_group_of(group), timeout_s)
@@ -180,9 +180,8 @@ class DCPExecutor:
 
         def find() -> str:
             self._check_plan(plan)
-            segment_rows = choose_kernel(torch.float32, wanted=self._kernel).kernel.segment_rows
             whole = plan.plan if isinstance(plan, PlanPart) else plan
-            parts.append(prepare_device(whole, self.rank, segment_rows))
+            parts.append(prepare_device(whole, self.rank, segment_rows(self._kernel)))
             return plan.digest if isinstance(plan, PlanPart) else digest(plan)
 
         agree(self._transport, "plan digest", "prepare", find)

@@ -5,12 +5,14 @@ so float32 and float16 stand for all.
 """
 
 import importlib.util
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import choose_kernel
 from dcp_runtime.kernels.triton_kernel import TritonKernel
 
@@ -69,3 +71,31 @@ def test_an_empty_table_changes_nothing(lab):
 
 def test_the_interpreter_can_be_asked_for_by_name():
     assert choose_kernel(torch.float32, wanted="triton").kernel.name == "triton"
+
+
+@pytest.fixture
+def one_at_a_time(monkeypatch):
+    """Let ranks take turns: the interpreter replaces parts of Triton while it runs."""
+    lock = threading.Lock()
+    for name in ("forward", "backward"):
+        kernel = getattr(TritonKernel, name)
+
+        def in_turn(*arguments, kernel=kernel):
+            with lock:
+                kernel(*arguments)
+
+        monkeypatch.setattr(TritonKernel, name, in_turn)
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+def test_whole_plans_run_on_the_kernels(lab):
+    masks = [lab.masks["streaming"](40), lab.masks["scattered"](17)]
+    plan = build_plan(
+        lab.sparsity_of(masks, 16), ModelShape(4, 2, 32, 4), Cluster(devices_per_node=2),
+        PlanConfig("static:zigzag"),
+    )  # fmt: skip
+    q, kv, dout = lab.random_qkv(9, 57, 4, 2, 32, torch.float32)
+    got, _ = lab.run_in_threads(plan, q, kv, dout, "triton")
+    dense = np.zeros((57, 57), bool)
+    dense[:40, :40], dense[40:, 40:] = masks
+    lab.assert_as_exact_as_eager(got, q, kv, dout, dense)

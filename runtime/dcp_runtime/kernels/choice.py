@@ -18,6 +18,29 @@ KERNELS: tuple[KernelName, ...] = get_args(KernelName)
 _CPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
+_SEGMENT_ROWS: dict[str | None, int] = {"triton": 128, "reference": 512}
+_DEFAULT_ROWS = 256
+
+
+def known_kernel(name: str) -> str:
+    """Give the name of a kernel back, whether or not it can run here.
+
+    Raises:
+        RunError: if there is no such kernel.
+    """
+    if name not in KERNELS:
+        raise RunError(f"expected a kernel out of {', '.join(KERNELS)}, got {name!r}")
+    return name
+
+
+def segment_rows(wanted: str | None) -> int:
+    """Give the query rows per segment of a table made before the tensors are known.
+
+    Every kernel takes segments of any size; this is what the likely one likes best.
+    """
+    return _SEGMENT_ROWS.get(wanted, _DEFAULT_ROWS)
+
+
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
     """The kernel that was chosen and the reason against each other one.
@@ -53,8 +76,8 @@ def choose_kernel(
     >>> choose_kernel(torch.float32, wanted="reference").refused[1]
     ('cpu', "'reference' was asked for")
     """
-    if wanted is not None and wanted not in KERNELS:
-        raise RunError(f"expected a kernel out of {', '.join(KERNELS)}, got {wanted!r}")
+    if wanted is not None:
+        known_kernel(wanted)
     place = torch.device(device)
     reasons = {name: _refusal(name, dtype, place, head_dim) for name in KERNELS}
     able = [name for name in KERNELS if reasons[name] is None and wanted in (None, name)]
