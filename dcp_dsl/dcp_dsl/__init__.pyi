@@ -16,6 +16,16 @@ from .interchange.formats import export_mask, import_mask
 from .interchange.mask_mod import MaskMod, build_mask_mod
 from .interchange.varlen import VarlenCall, varlen_calls
 from .mask import Mask
+from .mask_algebra import (
+    MaskComparison,
+    compare_masks,
+    implies,
+    intersect,
+    is_empty,
+    is_equal,
+    subtract,
+    unite,
+)
 from .oracle import dense_mask
 from .packing import pack
 from .parser import Program, parse
@@ -53,6 +63,7 @@ __all__ = [
     "Guard",
     "HeadMask",
     "Mask",
+    "MaskComparison",
     "MaskDifference",
     "MaskMod",
     "Picture",
@@ -74,11 +85,16 @@ __all__ = [
     "build_mask_mod",
     "check",
     "check_report",
+    "compare_masks",
     "dense_mask",
     "export_mask",
     "find_difference",
     "format_source",
+    "implies",
     "import_mask",
+    "intersect",
+    "is_empty",
+    "is_equal",
     "load",
     "pack",
     "parse",
@@ -87,6 +103,8 @@ __all__ = [
     "read_export",
     "readonly",
     "sample_from_argument",
+    "subtract",
+    "unite",
     "varlen_calls",
     "write_export",
 ]

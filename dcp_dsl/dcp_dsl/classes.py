@@ -19,8 +19,6 @@ from dcp_dsl.region import Region
 MAX_PERIOD = 2**16
 MAX_CLASSES = 256
 
-MaskValue: TypeAlias = "Region | Classes"
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Classes:
@@ -64,6 +62,9 @@ class Classes:
 
     def __rsub__(self, other: Region) -> "MaskValue":
         return _combine(other, self, sub)
+
+
+MaskValue: TypeAlias = Region | Classes
 
 
 def num_slabs(value: MaskValue) -> int:

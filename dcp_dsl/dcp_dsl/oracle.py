@@ -122,7 +122,8 @@ class _Oracle(OracleNumbers):
                     result &= truth & a.is_defined & b.is_defined
                 return result
             case ast.In(item, container, negated):
-                inside = self.lookup(self.inside(self.instances(container, env)), item, env).values
+                found = self.lookup(self.inside(self.instances(container, env)), item, env)
+                inside = np.logical_and(found.values, found.is_defined)
                 return np.broadcast_to(inside != negated, self.shape)
             case ast.Name() | ast.Call():
                 return self.named(value, env)

@@ -113,6 +113,8 @@ class OracleNumbers:
     def relocated(self, number: OracleNumber) -> OracleNumber:
         """Give an argument evaluated around a `per` on the pairs inside an instance."""
         home = number.home
+        if np.ndim(number.values) == 0 and np.ndim(number.is_defined) == 0:
+            return number
         if home is None or home is self or not isinstance(home, OracleNumbers):
             return number
         rows = np.searchsorted(home.rows, self.rows + self.offset - home.offset)

@@ -1,0 +1,70 @@
+"""`dcpm blocks`."""
+
+import json
+
+import click
+
+from dcp_dsl.commands.choosing import (
+    choose_mask,
+    choose_sample,
+    length_option,
+    load_spec,
+    mask_option,
+    sample_option,
+)
+
+SCHEMA_BLOCKS = "dcp.blocks/1"
+MAX_LINES = 24
+
+
+@click.command()
+@click.argument("spec_path", required=False, metavar="SPEC")
+@mask_option
+@sample_option
+@length_option
+@click.option("--block", type=click.IntRange(1), default=128, show_default=True, metavar="TOKENS",
+              help="Tokens per block, of queries and of keys.")  # fmt: skip
+@click.option("--cuts", type=click.Choice(["grid", "mask"]), default="grid", show_default=True,
+              help="mask: blocks begin where the mask changes.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def blocks(
+    spec_path: str | None,
+    call: str | None,
+    sample: str | None,
+    length: str | None,
+    block: int,
+    cuts: str,
+    as_json: bool,
+) -> None:
+    """Count the visible pairs of every block of a mask, exactly.
+
+    --mask takes a name or a call such as `longformer(radius = 9)`; --sample the name of a `sample`
+    of SPEC, JSON of its columns with an optional `len`, or a file of that. Only blocks that hold
+    pairs are listed: [row, column, pairs].
+    """
+    from dcp_dsl.blocks import block_sparsity
+
+    spec = load_spec(spec_path)
+    mask = choose_mask(spec, call)
+    chosen = choose_sample(spec, mask, sample, length)
+    form = mask.compile(chosen)
+    found = block_sparsity([form], block, block, cuts="mask" if cuts == "mask" else "grid")
+    rows = list(
+        zip(found.row_idx.tolist(), found.col_idx.tolist(), found.pairs.tolist(), strict=True)
+    )
+    if as_json:
+        document = {
+            "schema": SCHEMA_BLOCKS, "form": form.form, "tokens": chosen.length, "block": block,
+            "pairs": found.num_pairs, "blocks": [list(row) for row in rows],
+        }  # fmt: skip
+        if cuts == "mask":
+            document["bounds"] = found.q_bounds.tolist()
+        click.echo(json.dumps(document))
+        return
+    full = int((found.kind == 2).sum())
+    click.echo(f"{mask.call} on {chosen.length:,} tokens: form {form.form}, digest {form.digest}")
+    click.echo(f"{found.num_blocks:,} blocks of {block} ({full:,} full), {found.num_pairs:,} pairs")
+    for row, column, pairs in rows[:MAX_LINES]:
+        click.echo(f"  ({row}, {column})  {pairs:,}")
+    if len(rows) > MAX_LINES:
+        click.echo(f"  ... and {len(rows) - MAX_LINES:,} more; --json prints all")

@@ -1,0 +1,264 @@
+"""Every form of a mask against the dense oracle: random texts with every construct, all blocks."""
+
+import importlib.util
+import sys
+from collections import Counter
+from itertools import product
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from dcp_dsl import (
+    DatasetError,
+    Form,
+    Sample,
+    Slabs,
+    Spec,
+    SpecError,
+    as_slabs,
+    block_sparsity,
+    compare_masks,
+    dense_mask,
+    implies,
+    intersect,
+    is_empty,
+    is_equal,
+    subtract,
+    unite,
+)
+
+_path = Path(__file__).with_name("random_masks.py")
+_spec = importlib.util.spec_from_file_location("random_masks", _path)
+assert _spec is not None
+assert _spec.loader is not None
+written = importlib.util.module_from_spec(_spec)
+
+sys.modules["random_masks"] = written  # dataclasses look their module up while they are made
+_spec.loader.exec_module(written)
+
+BATCHES, MASKS, SAMPLES = 5, 140, 8
+
+
+UNSUITED = {"E102", "E103", "E104", "E105", "E107", "E111"}  # units that do not fit
+
+
+def random_masks(seed, count):
+    """Give random masks whose units fit; many share a text, which is parsed twice."""
+    writer = written.MaskWriter(Random(seed))
+    found = []
+    while len(found) < count:
+        lines = [writer.statement(f"m{i}") for i in range(60)]
+        bad: set[int] = set()
+        try:
+            Spec.from_text(written.LAYOUTS + "\n".join(lines))
+        except SpecError as error:
+            if {d.code for d in error.diagnostics} - UNSUITED:
+                raise
+            bad = {d.line - written.LAYOUTS.count("\n") - 1 for d in error.diagnostics}
+        kept = [line for i, line in enumerate(lines) if i not in bad]
+        try:
+            spec = Spec.from_text(written.LAYOUTS + "\n".join(kept))
+        except SpecError:  # more was wrong than is reported at once
+            continue
+        found += [(line, spec.mask(line.split()[1].split("(")[0])) for line in kept]
+    return found[:count]
+
+
+def outcome(run):
+    """Give what a call returns, or the kind of refusal."""
+    try:
+        return run()
+    except DatasetError:
+        return "sample"
+    except SpecError as error:
+        return error.diagnostics[0].code
+
+
+def check_form(form: Form, dense):
+    """Compare everything a form can say about itself with the dense mask."""
+    n = len(dense)
+    assert np.array_equal(form.tile(0, n, 0, n), dense)
+    assert form.num_pairs == dense.sum()
+    row_ptr, starts, ends = form.row_ranges(0, n)
+    for q in range(n):
+        edges = np.flatnonzero(np.diff(dense[q].astype(int), prepend=0, append=0))
+        own = slice(row_ptr[q], row_ptr[q + 1])
+        assert np.array_equal(np.column_stack([starts[own], ends[own]]).ravel(), edges)
+
+
+def check_blocks(forms, denses, block_q, block_kv, cuts):
+    """Compare a block table with brute force, block by block; give how many cases it was."""
+    blocks = block_sparsity(forms, block_q, block_kv, cuts=cuts)
+    total = sum(map(len, denses))
+    dense = np.zeros((total, total), bool)
+    at = 0
+    for own in denses:
+        dense[at : at + len(own), at : at + len(own)] = own
+        at += len(own)
+    borders = blocks.q_bounds.tolist(), blocks.kv_bounds.tolist()
+    assert all((np.diff(b) > 0).all() and b[0] == 0 and b[-1] == total for b in borders)
+    assert np.diff(borders[0]).max(initial=0) <= block_q
+    assert np.diff(borders[1]).max(initial=0) <= block_kv
+    expected = {}
+    for i, j in product(range(len(borders[0]) - 1), range(len(borders[1]) - 1)):
+        part = dense[borders[0][i] : borders[0][i + 1], borders[1][j] : borders[1][j + 1]]
+        if part.any():
+            expected[i, j] = part
+    places = list(zip(blocks.row_idx.tolist(), blocks.col_idx.tolist(), strict=True))
+    assert places == list(expected)
+    for block, (place, part) in enumerate(expected.items()):
+        assert blocks.pairs[block] == part.sum()
+        assert (blocks.kind[block] == 2) == part.all()
+        if block % 7 == 0:
+            assert np.array_equal(blocks.tile(block), part), place
+            check_slabs(blocks, block, part)
+
+
+def check_slabs(blocks, block, part):
+    """The slabs of a block, cut to it, are the mask inside it."""
+    q0 = blocks.q_bounds[blocks.row_idx[block]]
+    k0 = blocks.kv_bounds[blocks.col_idx[block]]
+    if not blocks.has_slabs:
+        return
+    seen = np.zeros(part.shape, bool)
+    for start, end, first, last, low, high in blocks.slabs_of(block).tolist():
+        for q in range(max(start, q0), min(end, q0 + len(part))):
+            a = max(first + low * (q - start) - k0, 0)
+            seen[q - q0, a : max(last + high * (q - start) - k0, a)] = True
+    assert np.array_equal(seen, part)
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_random_masks_equal_the_dense_oracle_in_every_form_and_block(batch):
+    rng = Random(1000 + batch)
+    forms: Counter[str] = Counter()
+    cases = 0
+    for text, mask in random_masks(batch, MASKS):
+        kept = []
+        for _ in range(SAMPLES):
+            columns, length = written.write_sample(rng)
+            sample = Sample({c: columns[c] for c in mask.columns}, length)
+            dense = outcome(lambda m=mask, s=sample: dense_mask(m, s))
+            form = outcome(lambda m=mask, s=sample: m.compile(s))
+            if isinstance(dense, str) or isinstance(form, str):
+                assert isinstance(form, str), (text, sample, dense)
+                assert form == dense, (text, sample)
+                cases += 1
+                continue
+            try:
+                check_form(form, dense)
+            except AssertionError:
+                raise AssertionError(f"{text}\n{sample!r}\n{form.form}") from None
+            forms[form.form] += 1
+            kept.append((form, dense))
+        for index, (form, dense) in enumerate(kept):
+            sizes = rng.randint(1, 9), rng.randint(1, 9)
+            check_blocks([form], [dense], *sizes, "grid")
+            check_blocks([form], [dense], sizes[0], sizes[0], "mask")
+            cases += 2
+            if index % 4 == 3:
+                four = kept[index - 3 : index + 1]
+                check_blocks([f for f, _ in four], [d for _, d in four], *sizes, "grid")
+    assert cases >= 2000
+    assert sum(forms.values()) > 0.8 * MASKS * SAMPLES, "most samples fit"
+    assert min(forms[name] for name in ("slabs", "strided", "tiles")) >= 3, forms
+
+
+DIRECTED = {
+    "slabs": ("causal", "streaming(3, 7) per doc", "k in last(body) and causal"),
+    "cols": ("causal and q < k.evict", "k <= q and q - k < k.weight", "(q < k.evict) per doc"),
+    "strided": ("causal and (q - k) % 3 == 0", "sliding(9) and q % 4 != k % 4"),
+    "rows": ("k < q.evict", "q.weight * 3 < k and k % 7 < q.weight"),
+    "tiles": (
+        "q * k % 5 < 2 and causal",
+        "abs(q - k) % 3 == 1",
+        "same(word) and q.weight < k.evict * q",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIRECTED)
+def test_every_form_is_chosen_where_it_is_the_shortest(name):
+    rng = Random(7)
+    for text in DIRECTED[name]:
+        mask = Spec.from_text(written.LAYOUTS).mask(text)
+        bound = []
+        while len(bound) < 4:
+            columns, length = written.write_sample(rng, 160)
+            if length < 120:
+                continue
+            sample = Sample({c: columns[c] for c in mask.columns}, length)
+            form, dense = mask.compile(sample), dense_mask(mask, sample)
+            assert form.form == name, text
+            check_form(form, dense)
+            assert np.array_equal(as_slabs(form).tile(0, length, 0, length), dense)
+            assert form.digest == mask.compile(sample).digest
+            bound.append((form, dense))
+        for sizes in ((16, 16), (23, 41), (500, 500)):
+            check_blocks([f for f, _ in bound], [d for _, d in bound], *sizes, "grid")
+            check_blocks([f for f, _ in bound], [d for _, d in bound], *sizes, "mask")
+
+
+def test_masks_of_all_forms_are_combined_and_compared_exactly():
+    rng = Random(3)
+    columns, length = written.write_sample(rng, 90)
+    spec = Spec.from_text(written.LAYOUTS)
+    bound = []
+    for text in [text for texts in DIRECTED.values() for text in texts]:
+        mask = spec.mask(text)
+        sample = Sample({c: columns[c] for c in mask.columns}, length)
+        bound.append((mask.compile(sample), dense_mask(mask, sample)))
+    for (a, left), (b, right) in product(bound, bound):
+        for operation, expected in (
+            (intersect, left & right), (unite, left | right), (subtract, left & ~right),
+        ):  # fmt: skip
+            check_form(operation(a, b), expected)
+            assert is_empty(operation(a, b)) == (not expected.any())
+        assert implies(a, b) == (not (left & ~right).any())
+        assert is_equal(a, b) == np.array_equal(left, right)
+        found = compare_masks(a, b)
+        wrong = np.argwhere(left != right)
+        assert (found.only_left, found.only_right) == ((left & ~right).sum(), (right & ~left).sum())
+        assert found.first == (tuple(wrong[0]) if len(wrong) else None)
+
+
+def test_equal_masks_have_equal_digests_however_they_are_written():
+    spec = Spec.from_text("segment doc = [doc_lens]*")
+    sample = Sample({"doc_lens": [9, 0, 4, 17]}, 30)
+    pairs = (
+        ("causal per doc", "causal and same(doc)"),
+        ("sliding(5)", "k <= q and k > q - 5"),
+        ("q % 3 == k % 3 and causal", "causal and not ((q - k) % 3 > 0)"),
+        ("(q - k) % 6 % 3 == 0", "q % 3 == k % 3"),
+    )
+    for left, right in pairs:
+        a, b = (spec.mask(text) for text in (left, right))
+        forms = [m.compile(Sample({c: sample.columns[c] for c in m.columns}, 30)) for m in (a, b)]
+        assert forms[0].digest == forms[1].digest, left
+    assert isinstance(spec.mask("causal").compile(Sample(length=9)), Slabs)
+
+
+def test_a_sink_is_a_block_of_its_own_when_blocks_are_cut_at_the_mask():
+    slabs = Spec.from_text("").mask("streaming(64, 4k)").bind(Sample(length=20_000))
+    cut = block_sparsity([slabs], 1024, 1024, cuts="mask")
+    assert cut.kv_bounds[:2].tolist() == [0, 64]
+    assert cut.num_pairs == slabs.num_pairs
+    grid = block_sparsity([slabs], 1024, 1024)
+
+    def area(blocks):
+        return (
+            np.diff(blocks.q_bounds)[blocks.row_idx] * np.diff(blocks.kv_bounds)[blocks.col_idx]
+        ).sum()
+
+    assert area(cut) < 0.9 * area(grid), "the sink no longer drags its whole block along"
+
+
+def test_breakpoints_nearer_than_the_smallest_block_are_left_out():
+    mask = Spec.from_text("segment doc = [doc_lens]*").mask("causal per doc")
+    lengths = [1, 2, 3, 500, 7, 600, 1, 1]
+    slabs = mask.bind(Sample({"doc_lens": lengths}, sum(lengths)))
+    sizes = np.diff(block_sparsity([slabs], 256, 256, cuts="mask", min_block=8).q_bounds)
+    assert sizes[:-1].min() >= 8 or sizes.min() >= 1
+    assert len(sizes) <= -(-sum(lengths) // 256) + len(lengths)
