@@ -5,13 +5,12 @@ lint never guesses about meaning, only about intent.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from dcp_dsl import ast
 from dcp_dsl.claims import Testing
 from dcp_dsl.diagnostics import Edit, Fix
-from dcp_dsl.proof import never
+from dcp_dsl.proof import find_redundant, never
 from dcp_dsl.scope import segment_names
 from dcp_dsl.walk import mentioned_names, walk
 
@@ -152,28 +151,16 @@ def _check_rules(mask: ast.MaskDef, testing: Testing) -> None:
 def _check_redundant(mask: ast.MaskDef, testing: Testing) -> None:
     """Find conditions that the others imply, for every value of the parameters."""
     for node in walk(mask.value):
-        if isinstance(node, ast.And | ast.Or) and len(node.items) <= MAX_PARTS:
-            for index, item in enumerate(node.items):
-                others = tuple(o for i, o in enumerate(node.items) if i != index)
-                if _is_redundant(node, item, others, mask, testing):
-                    word = "and" if isinstance(node, ast.And) else "or"
-                    message = f"the other parts of this `{word}` already say this"
-                    testing.report("W206", message, item.span, "remove it, or mend the others")
-                    break
-
-
-def _is_redundant(
-    node: ast.And | ast.Or,
-    item: ast.Expr,
-    others: tuple[ast.Expr, ...],
-    mask: ast.MaskDef,
-    testing: Testing,
-) -> bool:
-    if isinstance(item, ast.Bool):
-        return False
-    rest = others[0] if len(others) == 1 else replace(node, items=others)
-    extra = ast.Minus(rest, item) if isinstance(node, ast.And) else ast.Minus(item, rest)
-    return never(extra, testing.scope, budget=testing.proofs, inside=mask)
+        if not isinstance(node, ast.And | ast.Or) or len(node.items) > MAX_PARTS:
+            continue
+        if any(isinstance(item, ast.Bool) for item in node.items):
+            continue
+        index = find_redundant(node, testing.scope, mask, testing.proofs)
+        if index is not None:
+            word = "and" if isinstance(node, ast.And) else "or"
+            message = f"the other parts of this `{word}` already say this"
+            span = node.items[index].span
+            testing.report("W206", message, span, "remove it, or mend the others")
 
 
 # ---- W207, W208 ----------------------------------------------------------------------------------
@@ -200,9 +187,9 @@ def _check_decorators(mask: ast.MaskDef, testing: Testing) -> None:
 
 def _check_documents(mask: ast.MaskDef, testing: Testing) -> None:
     """Find masks over packed documents that let one document see another."""
+    mentioned = {name for name, _ in mentioned_names(mask)}
     for segment, document in _packed(testing):
         inner = {name.text for name in segment_names(segment)}
-        mentioned = {name for name, _ in mentioned_names(mask)}
         if not mentioned & inner or _is_asked_for(mask, document):
             continue
         outside = ast.Not(ast.Call(ast.Ident("same"), (ast.Argument(None, ast.Name(document)),)))

@@ -8,14 +8,14 @@ be true: the caller searches for a sample that shows the contrary.
 A parameter without a value stands for every mask, or every number of at least 1.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from dcp_dsl import ast
 from dcp_dsl.budget import Budget, OverBudget
 from dcp_dsl.columns import needed_segments
 from dcp_dsl.mask import Mask
 from dcp_dsl.proof_evaluation import Evaluation, Names
-from dcp_dsl.proof_formula import Undecided, has_case
+from dcp_dsl.proof_formula import Formula, Undecided, all_of, has_case, negate
 from dcp_dsl.proof_numbers import Facts
 from dcp_dsl.proof_worlds import MAX_WORLDS, Relation, count_worlds, worlds
 from dcp_dsl.scope import Scope
@@ -23,7 +23,7 @@ from dcp_dsl.scope import Scope
 MAX_STEPS = 60_000  # nodes evaluated for one statement; about a tenth of a second
 MAX_TEXT_STEPS = 6 * MAX_STEPS  # for all statements of a text together
 
-_ALL: tuple[Relation, ...] = ("same", "behind", "before")
+_ALL: tuple[Relation, ...] = ("behind", "before", "same")  # where pairs are likely comes first
 
 
 def prove_causal(expression: ast.Expr, scope: Scope, leaks: Mask | None = None) -> bool:
@@ -66,7 +66,42 @@ def never(
         inside: the definition that the expression is a part of; its parameters stand for every
             value.
     """
-    segments = needed_segments(expression if inside is None else (expression, inside), scope)
+
+    def holds(formulas: list[Formula], facts: Facts) -> bool:
+        return formulas[0] is False or not has_case(formulas[0], facts.bounds)
+
+    return _hold_everywhere([expression], scope, relations, budget, inside, holds)
+
+
+def find_redundant(
+    node: ast.And | ast.Or, scope: Scope, inside: ast.MaskDef, budget: Budget
+) -> int | None:
+    """Give an item that the others of a conjunction imply, or of a disjunction already allow."""
+    is_and = isinstance(node, ast.And)
+    candidates = set(range(len(node.items)))
+
+    def are_left(formulas: list[Formula], facts: Facts) -> bool:
+        signed = formulas if is_and else [negate(formula) for formula in formulas]
+        for index in sorted(candidates):
+            others = [f for i, f in enumerate(signed) if i != index]
+            if has_case(all_of([*others, negate(signed[index])]), facts.bounds):
+                candidates.discard(index)
+        return bool(candidates)
+
+    is_any = _hold_everywhere(list(node.items), scope, _ALL, budget, inside, are_left)
+    return min(candidates) if is_any else None
+
+
+def _hold_everywhere(
+    expressions: list[ast.Expr],
+    scope: Scope,
+    relations: Iterable[Relation],
+    budget: Budget | None,
+    inside: ast.MaskDef | None,
+    holds: Callable[[list[Formula], Facts], bool],
+) -> bool:
+    """Whether something holds for the formulas of expressions in every world."""
+    segments = needed_segments((*expressions, inside), scope)
     layouts = [s for s in segments if isinstance(s.source, ast.Layout)]
     if count_worlds(layouts) > MAX_WORLDS:
         return False
@@ -74,29 +109,15 @@ def never(
     own = Budget(min(MAX_STEPS, max(0, shared.left)))
     before = own.left
     try:
-        return not any(
-            _has_pair(expression, scope, inside, layouts, relation, own) for relation in relations
-        )
+        for relation in relations:
+            for world in worlds(layouts, relation):
+                facts = Facts(relation)
+                evaluation = Evaluation(world, facts, own)
+                names = Names(scope) if inside is None else evaluation.parameters(inside, scope)
+                if not holds([evaluation.mask(e, names) for e in expressions], facts):
+                    return False
     except (Undecided, OverBudget):
         return False
     finally:
         shared.left -= before - max(0, own.left)
-
-
-def _has_pair(
-    expression: ast.Expr,
-    scope: Scope,
-    inside: ast.MaskDef | None,
-    layouts: list[ast.Segment],
-    relation: Relation,
-    budget: Budget,
-) -> bool:
-    """Whether a mask may have a pair in a relation."""
-    for world in worlds(layouts, relation):
-        facts = Facts(relation)
-        evaluation = Evaluation(world, facts, budget)
-        names = Names(scope) if inside is None else evaluation.parameters(inside, scope)
-        formula = evaluation.mask(expression, names)
-        if formula is not False and has_case(formula, facts.bounds):
-            return True
-    return False
+    return True

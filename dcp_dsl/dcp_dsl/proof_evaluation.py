@@ -74,6 +74,7 @@ class Evaluation:
     seen: dict[tuple[int, tuple[Hashable, ...]], tuple[Later, Formula]] = field(
         default_factory=dict
     )
+    views: dict[Hashable, View] = field(default_factory=dict)
 
     # ---- masks ----
 
@@ -382,6 +383,13 @@ class Evaluation:
         statement = names.scope.segments.get(name)
         if local is not None or statement is None:
             raise Undecided
+        key = (id(statement), name, self.frame)
+        if key not in self.views:
+            self.views[key] = self.make_view(statement, name, names)
+        return self.views[key]
+
+    def make_view(self, statement: ast.Segment, name: str, names: Names) -> View:
+        """View a segment of the text."""
         position = ("position", self.frame)
         key: tuple[Hashable, ...]
         match statement.source:

@@ -36,9 +36,14 @@ class Unknown:
     place: Place
 
 
+def _order(term: tuple[Unknown, int]) -> int:
+    """Order the terms of a sum; any order serves that is the same in the whole process."""
+    return hash(term[0])
+
+
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """``sum of factor * unknown, plus constant``; the terms are sorted and no factor is 0."""
+    """``sum of factor * unknown, plus constant``; the terms are in order and no factor is 0."""
 
     terms: tuple[tuple[Unknown, int], ...]
     constant: int
@@ -47,7 +52,9 @@ class Sum:
     def of(cls, terms: Mapping[Unknown, int], constant: int) -> "Sum":
         """Bring terms into order."""
         kept = [(unknown, factor) for unknown, factor in terms.items() if factor]
-        return cls(tuple(sorted(kept, key=lambda term: repr(term[0]))), constant)
+        if len(kept) > 1:
+            kept.sort(key=_order)
+        return cls(tuple(kept), constant)
 
     def plus(self, other: "Sum", factor: int = 1) -> "Sum":
         """Give ``self + factor * other``."""

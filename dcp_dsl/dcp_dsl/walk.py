@@ -1,25 +1,37 @@
 """Walk a syntax tree: all nodes below a node, all names it mentions."""
 
 from collections.abc import Iterator
+from functools import cache
 
 from dcp_dsl import ast
 
 
 def walk(node: object) -> Iterator[object]:
-    """Give a node of a syntax tree and all nodes below it; no recursion."""
+    """Give a node of a syntax tree and all nodes below it, without spans; no recursion."""
     stack = [node]
     while stack:
         current = stack.pop()
-        if isinstance(current, tuple):
+        if type(current) is tuple:
             stack.extend(reversed(current))
-        elif hasattr(current, "__dataclass_fields__"):
+        elif (names := _children(type(current))) is not None:  # type: ignore[arg-type]  # hashable
             yield current
-            stack.extend(getattr(current, name) for name in reversed(current.__dataclass_fields__))
+            for name in names:
+                stack.append(getattr(current, name))  # noqa: PERF401  # a generator is slower
+
+
+@cache
+def _children(kind: type) -> tuple[str, ...] | None:
+    """Give the fields of a kind of node that may hold nodes, the last first; None for others."""
+    fields = getattr(kind, "__dataclass_fields__", None)
+    return None if fields is None else tuple(name for name in reversed(fields) if name != "span")
 
 
 def mentioned_names(node: object) -> Iterator[tuple[str, bool]]:
     """Give every name in a tree, with whether it stands behind a dot."""
     for inner in walk(node):
+        kind = type(inner)
+        if kind is ast.Ident:
+            continue
         match inner:
             case ast.Name(text):
                 yield text, False

@@ -1,0 +1,165 @@
+"""How long a person waits for `dcpm check`, and a training run for the decision on one sample.
+
+A text of fifty lines with every statement is parsed and checked (names, proofs, claims, lints); the
+baseline decides the same statements on generated samples with the dense oracle, without proofs. A
+sample of 131,072 tokens with nine segments is bound and decided; the baseline decides a dense mask.
+
+```
+python dcp_dsl/benchmarks/bench_check.py --json dcp_dsl/benchmarks/results/check.json
+python dcp_dsl/benchmarks/bench_check.py --table dcp_dsl/benchmarks/results/check.json
+```
+"""
+
+import argparse
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dcp_dsl import Sample, Spec, check_report, dense_mask
+from dcp_dsl.budget import Budget
+from dcp_dsl.claims import Testing, check_claims
+from dcp_dsl.parser import parse_all
+from dcp_dsl.static_checks import check_masks
+
+FIFTY = Path(__file__).parent / "data" / "fifty.dcpm"
+TOKENS = 131_072
+DENSE_TOKENS = 2048
+SPEC = """
+segment part = question[question_len] answer[answer_lens]*
+token evict
+mask shared = causal and (k in question or same(answer))
+mask kept = causal and q < k.evict
+mask near(reach: tokens) = causal and (q - k < reach or k in question)
+mask by_column = near(row.reach)
+"""
+
+
+def measure(run: Callable[[], object], repeats: int) -> dict[str, float]:
+    """Give median and spread in milliseconds."""
+    for _ in range(2):
+        run()
+    spent = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        run()
+        spent.append((time.perf_counter() - started) * 1e3)
+    low, median, high = np.percentile(spent, [10, 50, 90])
+    return {"median_ms": float(median), "p10_ms": float(low), "p90_ms": float(high)}
+
+
+def bench_text(repeats: int) -> list[dict[str, Any]]:
+    """Measure a text of fifty lines; Any: texts and numbers."""
+    text = FIFTY.read_text(encoding="utf-8")
+    scope = Spec.from_text(text).scope
+
+    def search() -> None:
+        testing = Testing(scope, proofs=Budget(0))  # nothing can be proved
+        check_claims(testing)
+        check_masks(testing)
+
+    report = check_report(text)
+    assert not report.diagnostics, "the text has no findings"
+    return [
+        {"what": "50 lines: parse", **measure(lambda: parse_all(text), repeats)},
+        {"what": "50 lines: parse, names, kinds", **measure(lambda: Spec.from_text(text), repeats)},
+        {
+            "what": f"50 lines: whole check ({report.summary()})",
+            **measure(lambda: check_report(text), repeats),
+        },
+        {"what": "baseline: the same statements searched, not proved", **measure(search, 3)},
+    ]
+
+
+def bench_sample(repeats: int, seed: int) -> list[dict[str, Any]]:
+    """Measure binding and deciding one sample; Any: texts and numbers."""
+    rng = np.random.default_rng(seed)
+    borders = np.sort(rng.integers(1, TOKENS, 8))
+    question, *answers = np.diff([0, *borders, TOKENS]).tolist()
+    spec = Spec.from_text(SPEC)
+    columns = {
+        "question_len": question, "answer_lens": answers, "reach": 4096,
+        "evict": np.minimum(np.arange(TOKENS) + 1 + rng.integers(0, 4096, TOKENS), TOKENS),
+    }  # fmt: skip
+
+    def sample(name: str) -> Sample:
+        return Sample({c: columns[c] for c in spec.mask(name).columns}, TOKENS)
+
+    rows = []
+    shared = sample("shared")
+    mask = spec.mask("shared")
+    rows.append(
+        {"what": "131,072 tokens, 9 segments: bind", **measure(lambda: mask.bind(shared), repeats)}
+    )
+    for name, what in (
+        ("shared", "proved once, layout per row"), ("by_column", "bound per row"),
+    ):  # fmt: skip
+        guard, chosen = spec.mask(name).guard(), sample(name)
+        run = measure(lambda g=guard, s=chosen: g.check(s), repeats)
+        rows.append({"what": f"131,072 tokens: decide a row, {what}", **run})
+    small = Sample({"question_len": 48, "answer_lens": [250] * 8}, DENSE_TOKENS)
+
+    def decide_dense() -> bool:
+        seen = dense_mask(mask, small)
+        return bool(np.triu(seen, 1).any() or not seen.any(1).all())
+
+    rows.append({"what": "baseline: 2,048 tokens, dense", **measure(decide_dense, 3)})
+    return rows
+
+
+def machine() -> dict[str, str]:
+    """Describe where and of what the numbers are."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False,
+        cwd=Path(__file__).parent,
+    ).stdout.strip()  # fmt: skip
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [x for x in info.read_text().splitlines() if x.startswith("model name")]
+        cpu = names[0].split(":")[1].strip() if names else cpu
+    return {
+        "cpu": cpu, "python": platform.python_version(), "numpy": version("numpy"),
+        "lark": version("lark"), "dcp-dsl": version("dcp-dsl"), "commit": commit,
+    }  # fmt: skip
+
+
+def table(document: dict[str, Any]) -> str:
+    """Give the Markdown table of a document; Any: JSON."""
+    lines = ["| what | median | 10 % to 90 % |", "|---|--:|--:|"]
+    for row in document["rows"]:
+        spread = f"{row['p10_ms']:.2f} to {row['p90_ms']:.2f} ms"
+        lines.append(f"| {row['what']} | {row['median_ms']:.2f} ms | {spread} |")
+    where = document["machine"]
+    lines += ["", f"{where['cpu']}, Python {where['python']}, commit {where['commit']}."]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, or print the table of what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", metavar="OUT", help="write the document there")
+    parser.add_argument("--table", metavar="JSON", help="print the table of a document")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if options.table:
+        print(table(json.loads(Path(options.table).read_text(encoding="utf-8"))))
+        return
+    rows = bench_text(options.repeats) + bench_sample(options.repeats, options.seed)
+    document = {
+        "schema": "dcp.bench_check/1", "machine": machine(), "seed": options.seed, "rows": rows,
+    }  # fmt: skip
+    if options.json:
+        Path(options.json).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    print(table(document))
+
+
+if __name__ == "__main__":
+    main()
