@@ -35,6 +35,7 @@ from dcp_planner import (
     Trace,
     build_plan,
     measure,
+    preset,
     simulate,
     write_plan,
 )
@@ -92,25 +93,16 @@ class Placed:
     file: Path
 
 
-# The paper's micro-benchmark: 4 p4de nodes, 131,072 tokens, 8 query and 2 key/value heads of 128.
-PLANNED = Setting(131_072, 1024, ModelShape(8, 2, 128, 2), Cluster(nodes=4, devices_per_node=8))
+def planned_setting() -> Setting:
+    """Give the setting of the paper's microbenchmark: 4 nodes of 8 A100, 131,072 tokens."""
+    return Setting(131_072, 1024, ModelShape(8, 2, 128, 2), preset("a100-p4de", 4, 8))
 
 
 def executed_setting(config: DemoConfig) -> Setting:
     """Give the batch that is run: small enough for dense fp64 attention on one process."""
     blocks_per_rank = 8
     block_size = max(16, min(512, config.tokens // (blocks_per_rank * config.ranks)))
-    cluster = Cluster(
-        nodes=1,
-        devices_per_node=config.ranks,
-        intra_bytes_per_s=1e9,
-        inter_bytes_per_s=1e9,
-        latency_s=200e-6,
-        flops_per_s=20e9,
-        memory_bytes=4 * 10**9,
-        name="cpu-gloo",
-        source="order of magnitude of gloo over loopback and of one CPU core; not calibrated",
-    )
+    cluster = preset("cpu-gloo", 1, config.ranks)
     return Setting(config.tokens, block_size, ModelShape(4, 2, 64, 4), cluster)
 
 
@@ -163,7 +155,7 @@ def _run_mask(
         file = folder / f"{mask.name}-{batch.sparsity.batch.num_tokens}.dcpplan"
         return Placed(batch, tuple(plans), tuple(map(simulate, plans)), file)
 
-    large, small = placed(PLANNED), placed(executed_setting(config))
+    large, small = placed(planned_setting()), placed(executed_setting(config))
     write_plan(large.file, large.plans[0], large.traces[:1])
     progress(f"{mask.call}: running on {config.ranks} processes, forward and backward")
     run_config = RunConfig(ranks=config.ranks, seed=config.seed, verify=True)
