@@ -198,7 +198,8 @@ def _over_bars(rows: Iterable[Row]) -> Iterable[float]:
 def to_tables(document: dict[str, Any]) -> str:
     """Give the Markdown tables: speed-ups by setting, then errors of the model (`Any`: JSON)."""
     header = ("lengths, mask", "ours ms", "DCP-like", "best static", "ours against it",
-              "worst batch", "DCP's bar", "best bar of others / DCP's")  # fmt: skip
+              "worst batch", "ours against TE", "DCP's bar", "best bar of others / DCP's",
+              )  # fmt: skip
     settings: dict[tuple[str, str, str], list[Row]] = {}
     for row in document["rows"]:
         settings.setdefault((row["dataset"], row["scale"], row["mask"]), []).append(row)
@@ -231,7 +232,9 @@ def _setting_line(key: tuple[str, str, str], rows: list[Row]) -> list[str]:
     return [
         f"{dataset} x {scale}, {mask}", shown(_total(ours), ".1f", 1e3),
         shown(_total(dcp), ".1f", 1e3), f"{shown(_total(best), '.1f', 1e3)} ({best['method']})",
-        f"{_total(best) / _total(ours):.2f}", f"{worst:.2f}", shown(bar, ".1f", 1e3),
+        f"{_total(best) / _total(ours):.2f}", f"{worst:.2f}",
+        f"{_total(by_method['TE']) / _total(ours):.2f}" if "TE" in by_method else "-",
+        shown(bar, ".1f", 1e3),
         f"{min(bars) / bar:.2f}" if bars else "-",
     ]  # fmt: skip
 
