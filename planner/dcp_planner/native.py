@@ -7,6 +7,7 @@ searched again with little noise. At last all devices are searched together unde
 kinds of links, and whatever is still above a cap is moved.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -34,7 +35,6 @@ _PRICE = 3.0  # of a unit above a cap, in bytes of the mean unit
 _CROWDED = 1.1  # of the mean load of a port
 _HIDDEN = 0.7  # of the computing time may pass on the network unseen
 _STEP = 0.5  # toll of a port that carries twice as much, in the first round
-_SWEEPS = 8  # of each round
 _MOST_CELLS = 1 << 26  # of the pin counts of one board
 
 
@@ -215,10 +215,9 @@ def polish(
     board = make_board(problem, found, limits, prices, topology, far, ground.seed)
     hold_caps(board, effort.polish_sweeps)
     found = Split(board.part.copy(), board.owner.copy())
-    if judge is None or far == 0.0:
+    if judge is None or far == 0.0 or sweeps == 0:
         return found
-    results = [found, *_spread(board, cluster, ground)]
-    return min(results, key=judge)
+    return min(itertools.chain([found], _spread(board, cluster, ground)), key=judge)
 
 
 def _spread(board: Board, cluster: Cluster, ground: Ground) -> Iterator[Split]:
@@ -243,7 +242,7 @@ def _spread(board: Board, cluster: Cluster, ground: Ground) -> Iterator[Split]:
         # A device that waits for its port should not have to compute as much as the others.
         over = np.maximum(1.0, load / target)[port]
         board.limits[0] = np.minimum(limits[0], board.limits[0] / np.sqrt(over))
-        descend(board, _SWEEPS, noise, ground.effort.longest)
+        descend(board, ground.effort.round_sweeps, noise, ground.effort.longest)
         board.crowd[:] = 0.0
         board.limits[:] = limits
         hold_caps(board, 0)

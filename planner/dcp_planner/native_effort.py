@@ -20,6 +20,7 @@ class Effort:
         polish_work: most tiles times parts looked at there.
         longest: longest range of rows that moves together, in blocks.
         rounds: of tolls on crowded ports, each judged by the simulator.
+        round_sweeps: in each of them.
     """
 
     starts: int
@@ -33,13 +34,20 @@ class Effort:
     polish_work: int
     longest: int
     rounds: int
+    round_sweeps: int
 
 
 EFFORTS: Mapping[str, Effort] = MappingProxyType(
     {
-        "fast": Effort(2, 2, 8, 1.0, 48, 3, 0.25, 2, 1_000_000, 8, 2),
-        "balanced": Effort(4, 8, 40, 1.0, 64, 10, 0.25, 12, 20_000_000, 8, 6),
-        "best": Effort(4, 24, 120, 1.0, 64, 30, 0.25, 40, 100_000_000, 16, 16),
+        "fast": Effort(2, 2, 8, 1.0, 48, 3, 0.25, 2, 1_000_000, 8, 1, 2),
+        "balanced": Effort(4, 8, 40, 1.0, 64, 10, 0.25, 12, 20_000_000, 8, 6, 8),
+        "best": Effort(4, 24, 120, 1.0, 64, 30, 0.25, 40, 100_000_000, 16, 16, 8),
     }
 )
 """Presets by the name that ``PlanConfig.budget`` takes."""
+
+
+def efforts_up_to(budget: str) -> list[Effort]:
+    """Give the efforts of all budgets up to one, least first: more budget is never worse."""
+    names = list(EFFORTS)
+    return [EFFORTS[name] for name in names[: names.index(budget) + 1]]

@@ -1,15 +1,13 @@
 """The adapter that offers the native search under its name; compiled on first use, then cached."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dcp_planner.cluster import Cluster
 from dcp_planner.config import PlanConfig
 from dcp_planner.divisions import predict_placement
-from dcp_planner.native_effort import EFFORTS
+from dcp_planner.native_effort import EFFORTS, efforts_up_to
 from dcp_planner.placement import Placement
 from dcp_planner.workload import Workload
-
-_DIVISIONS = 3  # of the schedules by which candidates are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +34,15 @@ class Native:
         from dcp_planner.native import ground_of, search
         from dcp_planner.native_problem import Split, problem_of
 
-        ground = ground_of(workload, cluster, config, EFFORTS[config.budget])
-
         def seconds(split: Split) -> float:
             placement = Placement(split.owner, split.part)
-            return predict_placement(workload, placement, cluster, quick).seconds
+            return predict_placement(workload, placement, cluster, config).seconds
 
-        quick = replace(config, divisions=_DIVISIONS)
-        split = search(problem_of(workload), cluster, ground, seconds)
-        return Placement(split.owner, split.part)
+        problem = problem_of(workload)
+        grounds = [ground_of(workload, cluster, config, e) for e in efforts_up_to(config.budget)]
+        found = [search(problem, cluster, ground, seconds) for ground in grounds]
+        best = min(found, key=seconds) if len(found) > 1 else found[0]
+        return Placement(best.owner, best.part)
 
 
 def refine(found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:

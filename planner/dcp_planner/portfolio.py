@@ -1,10 +1,10 @@
 """The default partitioner: several candidates, the simulator decides.
 
-Candidates are the native search and the static layouts; each is predicted with the schedule that it
-would get, and the fastest wins. A layout whose devices own more tokens than the tolerance allows is
-out, unless nothing else is left. The compute tolerance binds the search, not the choice: what takes
-longer on one device shows in the predicted time already. So among what fits in memory the result is
-never slower in simulation than the best static layout.
+Candidates are the native search, the static layouts and what a search makes of two of them; each is
+predicted with the schedule that it would get, and the fastest wins. A layout whose devices own more
+tokens than the tolerance allows is out, unless nothing else is left. The compute tolerance binds
+the search, not the choice: what takes longer on one device shows in the predicted time already. So
+among what fits in memory the result is never slower in simulation than the best static layout.
 """
 
 from collections.abc import Iterator
@@ -16,12 +16,14 @@ from dcp_planner.cluster import Cluster
 from dcp_planner.config import PlanConfig
 from dcp_planner.cost_model import workload_seconds
 from dcp_planner.divisions import predict_placement
-from dcp_planner.native_partitioner import Native
+from dcp_planner.native_partitioner import Native, refine
 from dcp_planner.packing import loads_of
 from dcp_planner.placement import Partitioner, Placement
 from dcp_planner.repair import caps_of
 from dcp_planner.static_layout import STATIC_KINDS, StaticLayout
 from dcp_planner.workload import Workload
+
+_REFINED = 2  # layouts that the search starts from as well: contiguous and zigzag
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,11 @@ class Portfolio:
         self, workload: Workload, cluster: Cluster, config: PlanConfig
     ) -> Iterator[Placement]:
         yield Native().place(workload, cluster, config)
-        for kind in STATIC_KINDS:
-            yield StaticLayout(kind).place(workload, cluster, config)
+        layouts = [StaticLayout(kind).place(workload, cluster, config) for kind in STATIC_KINDS]
+        yield from layouts
+        if config.budget != "fast":
+            for found in layouts[:_REFINED]:
+                yield refine(found, workload, cluster, config)
         for partitioner in self.others:
             if partitioner.name in config.candidates:
                 yield partitioner.place(workload, cluster, config)
