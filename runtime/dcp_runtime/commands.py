@@ -23,7 +23,9 @@ MAX_DEFAULT_RANKS = 16
     "--ranks", type=click.IntRange(min=1), help="Processes. [default: devices of the plan]"
 )
 @click.option(
-    "--kernel", type=click.Choice(["triton", "cpu", "reference"]), help="[default: the fastest]"
+    "--kernel",
+    type=click.Choice(["triton", "flash", "cpu", "reference"]),
+    help="[default: the fastest]",
 )
 @click.option(
     "--dtype",

@@ -191,12 +191,14 @@ def test_wrong_pair_count_in_a_plan_is_refused(lab):
 
 def test_choice_gives_the_reason_against_each_other_kernel():
     assert dict(choose_kernel(torch.float32).refused) == {
-        "triton": "needs tensors on a CUDA device, got cpu", "reference": "'cpu' is faster",
+        "triton": "needs tensors on a CUDA device, got cpu",
+        "flash": "needs tensors on a CUDA device, got cpu",
+        "reference": "'cpu' is faster",
     }  # fmt: skip
     assert choose_kernel(torch.bfloat16, wanted="reference").kernel.name == "reference"
     with pytest.raises(RunError, match=r"cpu \(needs tensors on the CPU, got meta\)"):
         choose_kernel(torch.float32, "meta", wanted="cpu")
-    with pytest.raises(RunError, match="expected a kernel out of triton, cpu, reference, got 'x'"):
+    with pytest.raises(RunError, match="a kernel out of triton, flash, cpu, reference, got 'x'"):
         choose_kernel(torch.float32, wanted="x")
     with pytest.raises(RunError, match="needs floating-point"):
         choose_kernel(torch.int64)

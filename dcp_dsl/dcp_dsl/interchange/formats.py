@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from dcp_dsl.conversion import as_slabs
 from dcp_dsl.errors import ExchangeError
+from dcp_dsl.form import Form
 from dcp_dsl.interchange.dcp_ranges import from_dcp, to_dcp
 from dcp_dsl.interchange.dense import from_dense, to_dense
 from dcp_dsl.interchange.export import FORMATS, Export, ExportConfig
@@ -30,11 +32,11 @@ READERS: Mapping[str, Callable[[Export], Slabs]] = MappingProxyType(
 )
 
 
-def export_mask(slabs: Slabs, format: str, config: ExportConfig | None = None) -> Export:
+def export_mask(mask: Form, format: str, config: ExportConfig | None = None) -> Export:
     """Write a bound mask in the format of an attention kernel.
 
     Args:
-        slabs: the mask, of one sequence or of a packed batch (`BlockSparsity.slabs`).
+        mask: bound to a sample, in any exact form, or a packed batch (`BlockSparsity.slabs`).
         format: ``dense``, ``dcp``, ``flashmask``, ``magi``, ``varlen``, ``flex`` or ``flash4``.
         config: block sizes and a title, for the formats that have them.
 
@@ -50,7 +52,7 @@ def export_mask(slabs: Slabs, format: str, config: ExportConfig | None = None) -
     """
     if format not in WRITERS:
         raise ExchangeError(f"expected a format out of {', '.join(FORMATS)}, got {format!r}")
-    return WRITERS[format](slabs, config or ExportConfig())
+    return WRITERS[format](as_slabs(mask), config or ExportConfig())
 
 
 def import_mask(export: Export) -> Slabs:

@@ -7,11 +7,13 @@ from typing import Literal, TypeAlias, get_args
 import torch
 
 from dcp_runtime.errors import RunError
+from dcp_runtime.kernels import flash
 from dcp_runtime.kernels.cpu import CpuKernel
+from dcp_runtime.kernels.flash import FlashKernel
 from dcp_runtime.kernels.kernel import Kernel
 from dcp_runtime.kernels.reference import ReferenceKernel
 
-KernelName: TypeAlias = Literal["triton", "cpu", "reference"]
+KernelName: TypeAlias = Literal["triton", "flash", "cpu", "reference"]
 KERNELS: tuple[KernelName, ...] = get_args(KernelName)
 """In order of preference."""
 
@@ -73,7 +75,7 @@ def choose_kernel(
 
     >>> choose_kernel(torch.float32).kernel.name
     'cpu'
-    >>> choose_kernel(torch.float32, wanted="reference").refused[1]
+    >>> choose_kernel(torch.float32, wanted="reference").refused[2]
     ('cpu', "'reference' was asked for")
     """
     if wanted is not None:
@@ -97,6 +99,8 @@ def _make(name: KernelName) -> Kernel:
         from dcp_runtime.kernels.triton_kernel import TritonKernel  # triton is an extra
 
         return TritonKernel()
+    if name == "flash":
+        return FlashKernel()
     return CpuKernel() if name == "cpu" else ReferenceKernel()
 
 
@@ -107,6 +111,8 @@ def _refusal(
         return f"needs floating-point tensors, got {dtype}"
     if name == "triton":
         return _triton_refusal(dtype, device, head_dim)
+    if name == "flash":
+        return _flash_refusal(dtype, device, head_dim)
     if name == "reference":
         return None
     if device.type != "cpu":
@@ -131,6 +137,18 @@ def _triton_refusal(dtype: torch.dtype, device: torch.device, head_dim: int | No
         return f"needs head_dim out of {', '.join(map(str, HEAD_DIMS))}, got {head_dim}"
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         return "needs a GPU of compute capability 8.0 or newer"
+    return None
+
+
+def _flash_refusal(dtype: torch.dtype, device: torch.device, head_dim: int | None) -> str | None:
+    if device.type != "cuda":
+        return f"needs tensors on a CUDA device, got {device}"
+    if dtype not in flash.DTYPES:
+        return f"needs one of {', '.join(map(str, flash.DTYPES))}, got {dtype}"
+    if head_dim is not None and (head_dim > flash.HEAD_DIMS_TO or head_dim % 8):
+        return f"needs head_dim up to {flash.HEAD_DIMS_TO}, a multiple of 8, got {head_dim}"
+    if not hasattr(torch.ops.aten, "_flash_attention_forward"):
+        return f"torch {torch.__version__} lacks the flash attention operator"
     return None
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows
+from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, any_out_with
 from dcp_runtime.tile_pieces import PieceKind
 from dcp_runtime.tile_table import TileTable
 
@@ -70,7 +70,7 @@ class CpuKernel:
         for call in _calls(table, dtype):
             k, v = _gather(kv, call.runs, dtype)
             dout, lse = rows.dout[call.rows].to(dtype), rows.lse[call.rows].to(dtype)
-            out = _any_out_with(rows.delta[call.rows].to(dtype), dout)
+            out = any_out_with(rows.delta[call.rows].to(dtype), dout)
             lse = lse.masked_fill(lse == -torch.inf, torch.inf)
             dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 _heads_first(dout),
@@ -110,21 +110,6 @@ def _scatter_add(
         dkv[run, 0] += dk[at : at + size]
         dkv[run, 1] += dv[at : at + size]
         at += size
-
-
-def _any_out_with(delta: torch.Tensor, dout: torch.Tensor) -> torch.Tensor:
-    """Give an out whose row sums of ``dout * out`` are `delta`.
-
-    The operator uses out for nothing else, and out does not travel to remote devices, delta does.
-    The multiple of dout does it; scaling by its largest element first keeps squares from
-    underflowing, and by Cauchy-Schwarz the result is never longer than the true out.
-    """
-    tiny = torch.finfo(dout.dtype).tiny
-    largest = dout.abs().amax(-1, keepdim=True).clamp_min(tiny)
-    unit = dout / largest
-    return unit * (
-        delta.unsqueeze(-1) / largest / unit.square().sum(-1, keepdim=True).clamp_min(tiny)
-    )
 
 
 def _calls(table: TileTable, dtype: torch.dtype) -> Iterator[_Call]:

@@ -1,0 +1,180 @@
+"""The flash-attention backend: FlashAttention-2 as torch carries it, without a mask of its own.
+
+A table is rewritten once as calls of a plain variable-length kernel (`varlen_calls`): rectangles
+and causal triangles, rows and keys gathered by index, windows as pairs of triangles. Outputs of
+several calls are merged by log-sum-exp. It is there to compare with, and for GPUs without Triton;
+gathered keys cost memory and time that our own kernels do not spend. Where a key stands in several
+segments of a call, its gradient is summed by atomics: the last bits may differ between two runs.
+
+The operators exist on CUDA only. Everything around them is tested on the CPU with stand-ins; the
+operators themselves have not been run by this project.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dcp_dsl import Export, import_mask, varlen_calls
+from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, any_out_with
+from dcp_runtime.tile_pieces import PieceKind
+from dcp_runtime.tile_table import TileTable
+
+HEAD_DIMS_TO = 256
+DTYPES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlashCall:
+    """One call on the device: `VarlenCall` as tensors, with the longest segments."""
+
+    causal: bool
+    q_idx: torch.Tensor
+    kv_idx: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    cu_seqlens_k: torch.Tensor
+    max_q: int
+    max_k: int
+
+
+class FlashOperators(Protocol):
+    """Plain variable-length attention; heads may be grouped; lse is ``[Hq, rows]``, natural."""
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: FlashCall, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give out ``[rows, Hq, D]`` and lse of gathered tensors."""
+
+    def backward(
+        self, tensors: tuple[torch.Tensor, ...], call: FlashCall, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Give dq, dk, dv from (dout, q, k, v, out, lse); out and lse are of the whole row."""
+
+
+class AtenFlash:
+    """The operators of torch."""
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: FlashCall, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `FlashOperators`."""
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(
+            q, k, v, call.cu_seqlens_q, call.cu_seqlens_k, call.max_q, call.max_k, 0.0,
+            call.causal, False, scale=scale,
+        )  # fmt: skip
+        return out, lse
+
+    def backward(
+        self, tensors: tuple[torch.Tensor, ...], call: FlashCall, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See `FlashOperators`."""
+        state = torch.zeros(2, dtype=torch.uint64, device=tensors[0].device)  # of no dropout
+        dq, dk, dv = torch.ops.aten._flash_attention_backward(
+            *tensors, call.cu_seqlens_q, call.cu_seqlens_k, call.max_q, call.max_k, 0.0,
+            call.causal, state, state[0], scale=scale,
+        )  # fmt: skip
+        return dq, dk, dv
+
+
+class FlashKernel:
+    """Attention through plain flash kernels on gathered rows and keys."""
+
+    name = "flash"
+    segment_rows = 256
+
+    def __init__(self, operators: FlashOperators | None = None) -> None:
+        self._operators = operators or AtenFlash()
+        self._calls: WeakKeyDictionary[TileTable, dict[str, tuple[FlashCall, ...]]] = (
+            WeakKeyDictionary()
+        )
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        table: TileTable,
+        scale: float,
+        state: AttentionState,
+    ) -> None:
+        """Merge softmax(scale · q kᵀ) v over the keys of the table into `state`."""
+        for call in self._prepared(table, q.device):
+            k, v = kv[call.kv_idx].unbind(1)
+            out, lse = self._operators.forward(
+                q[call.q_idx], k.contiguous(), v.contiguous(), call, scale
+            )
+            part = AttentionState(state.out[call.q_idx], state.lse[call.q_idx])
+            part.merge(0, out, lse.T)
+            state.out[call.q_idx], state.lse[call.q_idx] = part.out, part.lse
+
+    def backward(
+        self,
+        rows: QueryRows,
+        kv: torch.Tensor,
+        table: TileTable,
+        scale: float,
+        gradients: Gradients,
+    ) -> None:
+        """Add the gradients of the tiles of the table; uses the global lse and delta of `rows`."""
+        for call in self._prepared(table, rows.q.device):
+            k, v = kv[call.kv_idx].unbind(1)
+            q, dout = rows.q[call.q_idx], rows.dout[call.q_idx].to(rows.q.dtype)
+            out = any_out_with(rows.delta[call.q_idx].float(), dout.float()).to(q.dtype)
+            lse = rows.lse[call.q_idx].T.contiguous()
+            tensors = (dout, q, k.contiguous(), v.contiguous(), out, lse)
+            dq, dk, dv = self._operators.backward(tensors, call, scale)
+            gradients.dq[call.q_idx] += dq.to(gradients.dq.dtype)
+            dkv = torch.stack([dk, dv], 1).to(gradients.dkv.dtype)
+            gradients.dkv.index_add_(0, call.kv_idx, dkv)
+
+    def _prepared(self, table: TileTable, device: torch.device) -> tuple[FlashCall, ...]:
+        known = self._calls.setdefault(table, {})
+        if str(device) not in known:
+            known[str(device)] = flash_calls(table, device)
+        return known[str(device)]
+
+
+def flash_calls(table: TileTable, device: torch.device | str) -> tuple[FlashCall, ...]:
+    """Rewrite a table as calls of a plain flash kernel; O(rows of its masks)."""
+
+    def moved(array: NDArray[np.int32]) -> torch.Tensor:
+        return torch.from_numpy(array.copy()).to(device)
+
+    return tuple(
+        FlashCall(
+            causal=call.causal,
+            q_idx=moved(call.q_idx),
+            kv_idx=moved(call.kv_idx),
+            cu_seqlens_q=moved(call.cu_seqlens_q),
+            cu_seqlens_k=moved(call.cu_seqlens_k),
+            max_q=int(np.diff(call.cu_seqlens_q).max()),
+            max_k=int(np.diff(call.cu_seqlens_k).max()),
+        )
+        for call in varlen_calls(import_mask(_as_slices(table)))
+    )
+
+
+def _as_slices(table: TileTable) -> Export:
+    """Write the pairs of a table as rectangles: whole pieces, and the runs of each masked row."""
+    segment = np.repeat(np.arange(table.num_segments), np.diff(table.row_ptr))
+    boxes: list[NDArray[np.int64]] = [np.zeros((0, 4), np.int64)]
+    for piece, at in enumerate(segment.tolist()):
+        q, rows = int(table.q_start[at]), int(table.q_len[at])
+        k, size = int(table.kv_start[piece]), int(table.kv_len[piece])
+        if table.kind[piece] == PieceKind.FULL:
+            boxes.append(np.array([[q, q + rows, k, k + size]]))
+            continue
+        steps = np.diff(table.piece_mask(piece, rows).astype(np.int8), axis=1, prepend=0, append=0)
+        row, begin = np.nonzero(steps == 1)
+        end = np.nonzero(steps == -1)[1]
+        boxes.append(np.column_stack([q + row, q + row + 1, k + begin, k + end]))
+    table_of = np.concatenate(boxes)
+    tokens = int(table_of[:, [1, 3]].max(initial=0))
+    kind = np.zeros(len(table_of), np.int64)
+    return Export(
+        "magi",
+        tokens,
+        {"q_ranges": table_of[:, :2], "k_ranges": table_of[:, 2:], "attn_type_map": kind},
+    )
