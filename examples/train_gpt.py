@@ -42,7 +42,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--parallel", choices=["replicate", "fsdp"], default="replicate")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=2048, help="most tokens of a batch")
-    parser.add_argument("--block-size", type=int, default=128)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
     parser.add_argument("--seed", type=int, default=0)
@@ -84,7 +83,6 @@ def make_loader(arguments: argparse.Namespace) -> DCPDataloader:
         read_documents(arguments.tokens),
         load(arguments.spec).mask(arguments.mask),
         token_budget=arguments.tokens,
-        block_size=arguments.block_size,
         cluster=Cluster(devices_per_node=dist.get_world_size()),
         shape=ModelShape(
             config.q_heads, config.kv_heads, config.head_dim, DTYPES[arguments.dtype].itemsize

@@ -72,7 +72,7 @@ def loss_sum(out, labels):
 """
 RESUMING = """
 def make_loader():
-    return DCPDataloader(dataset, load("train.dcpm"), token_budget=2048, block_size=128)
+    return DCPDataloader(dataset, load("train.dcpm"), token_budget=2048)
 loader = make_loader()
 first = next(iter(loader))
 """

@@ -67,7 +67,8 @@ class DCPDataloader:
         mask_fn: a loaded spec, which finds the mask by its ``for ... use``; a mask for all samples;
             or a function from a row to its mask.
         token_budget: most tokens of a batch.
-        block_size: tokens per planning block.
+        block_size: most tokens per planning block; by default chosen for every batch, so that
+            whole blocks fill every rank's share.
         cluster: devices to plan for; by default one node with a device for every rank.
         shape: heads of the attention layer on one rank.
         config: how to plan.
@@ -100,7 +101,7 @@ class DCPDataloader:
         mask_fn: MaskFunction,
         *,
         token_budget: int = 8192,
-        block_size: int = 512,
+        block_size: int | None = None,
         cluster: Cluster | None = None,
         shape: ModelShape | None = None,
         config: PlanConfig | None = None,
@@ -127,7 +128,7 @@ class DCPDataloader:
                 f"cluster, got {self._rank}; give the cluster of all ranks that share a batch, and "
                 "the rank among these"
             )
-        _check_counts(token_budget=token_budget, block_size=block_size)
+        _check_counts(token_budget=token_budget, block_size=1 if block_size is None else block_size)
         _check_counts(least=0, look_ahead=look_ahead, planners=planners)
         self._epochs = EpochConfig(token_budget, order, shuffle, seed, drop_last)
         self._block_size = block_size

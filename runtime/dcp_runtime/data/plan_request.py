@@ -10,8 +10,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 
-from dcp_dsl import Mask, Sample, Slabs, Spec, block_sparsity
-from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, Provenance, build_plan
+from dcp_dsl import Mask, Sample, Slabs, Spec
+from dcp_planner import (
+    Cluster,
+    ModelShape,
+    Plan,
+    PlanConfig,
+    Provenance,
+    build_plan,
+    choose_block_size,
+    cut_blocks,
+)
 from dcp_runtime.data.truncation import truncate_slabs
 
 
@@ -45,7 +54,7 @@ class PlanRequest:
 
     Attributes:
         sequences: in packed order.
-        block_size: tokens per planning block.
+        block_size: most tokens per planning block; ``None`` chooses it for the batch.
         shape: heads of the attention layer on one rank.
         cluster: devices.
         config: how to plan.
@@ -53,7 +62,7 @@ class PlanRequest:
     """
 
     sequences: tuple[SequenceRequest, ...]
-    block_size: int
+    block_size: int | None
     shape: ModelShape
     cluster: Cluster
     config: PlanConfig
@@ -70,7 +79,9 @@ class PlanRequest:
         values["sequences"] = tuple(SequenceRequest(**s) for s in values["sequences"])
         values["shape"] = ModelShape(**values["shape"])
         values["cluster"] = Cluster(**values["cluster"])
-        values["config"] = PlanConfig(**values["config"])
+        config = values["config"]  # JSON knows no tuples
+        plain = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+        values["config"] = PlanConfig(**plain)
         return cls(**values)
 
     @property
@@ -93,7 +104,8 @@ def plan_request(request: PlanRequest) -> Plan:
 
 def plan_slabs(request: PlanRequest, slabs: Sequence[Slabs]) -> Plan:
     """Plan a batch whose masks are compiled."""
-    sparsity = block_sparsity(slabs, request.block_size, request.block_size)
+    block = request.block_size or choose_block_size(slabs, request.cluster, request.config)
+    sparsity = cut_blocks(slabs, block)
     return build_plan(
         sparsity, request.shape, request.cluster, request.config, provenance=_provenance(request)
     )

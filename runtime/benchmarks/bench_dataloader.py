@@ -1,0 +1,138 @@
+"""Is planning hidden behind the training step? Measure the data loader beside a step of one second.
+
+```
+python runtime/benchmarks/bench_dataloader.py --json runtime/benchmarks/results/dataloader.json
+python runtime/benchmarks/bench_dataloader.py --table runtime/benchmarks/results/dataloader.json
+```
+
+Batches of 131,072 tokens for 64 simulated devices, lengths drawn as a log-normal mix of short and
+long documents. The step computes on one core for as long as `--step-s` says. The baseline plans in
+the training process, when the batch is needed.
+"""
+
+import argparse
+import json
+import os
+import platform
+import time
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from dcp_dsl import Spec
+from dcp_planner import Cluster, ModelShape, PlanConfig, encode_parts
+from dcp_runtime import DCPDataloader
+
+TOKENS = 131_072
+SPEC = Spec.from_text(
+    "mask streaming_llm = causal and (k < 64 or q - k < 4k)\nmask document = causal\n"
+)
+
+
+def rows(seed: int, batches: int) -> list[dict[str, Any]]:
+    """Give documents for about so many batches."""
+    rng = np.random.default_rng(seed)
+    found, left = [], batches * TOKENS
+    while left > 0:
+        length = int(np.clip(rng.lognormal(8.5, 1.4), 64, TOKENS))
+        found.append({"tokens": np.zeros(length, np.uint8).tobytes()})
+        left -= length
+    return found
+
+
+def work(seconds: float) -> None:
+    """Keep one core busy, as a training step does."""
+    until = time.perf_counter() + seconds
+    values = np.ones((256, 256))
+    while time.perf_counter() < until:
+        values = np.tanh(values @ values / 256)
+
+
+def measure(mask: str, planners: int, step_s: float, batches: int) -> dict[str, Any]:
+    """Go through some batches; the first one, for which everything starts up, is not counted."""
+    loader = DCPDataloader(
+        rows(0, batches + 1),
+        SPEC.mask(mask),
+        token_budget=TOKENS,
+        cluster=Cluster(nodes=8, devices_per_node=8),
+        shape=ModelShape(8, 2),
+        config=PlanConfig(budget="fast"),
+        rank=0,
+        planners=planners,
+        look_ahead=2,
+    )
+    waits, parts = [], []
+    try:
+        batches_left = iter(loader)
+        while True:
+            started = time.perf_counter()
+            found = next(batches_left, None)
+            if found is None:
+                break
+            waits.append(time.perf_counter() - started)
+            parts.append(max(map(len, encode_parts(found[1]))))
+            work(step_s)
+        metrics = loader.metrics
+        return {
+            "mask": mask,
+            "planners": planners,
+            "step_s": step_s,
+            "batches": metrics.plans,
+            "plan_s": metrics.plan_s / metrics.plans,
+            "wait_s_median": median(waits[1:]),
+            "wait_s_max": max(waits[1:]),
+            "largest_part_bytes": max(parts),
+        }
+    finally:
+        loader.close()
+
+
+def table(document: dict[str, Any]) -> str:
+    """Give the results as Markdown."""
+    lines = [
+        "| mask | planner processes | planning a batch | waits, median | most | largest part |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    lines += [
+        f"| {row['mask']} | {row['planners']} | {row['plan_s'] * 1e3:.0f} ms "
+        f"| {row['wait_s_median'] * 1e3:.0f} ms | {row['wait_s_max'] * 1e3:.0f} ms "
+        f"| {row['largest_part_bytes'] / 1e3:.0f} kB |"
+        for row in document["rows"]
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, or print the table of a measurement."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", type=Path)
+    parser.add_argument("--step-s", type=float, default=1.0)
+    parser.add_argument("--batches", type=int, default=8)
+    arguments = parser.parse_args()
+    if arguments.table:
+        print(table(json.loads(arguments.table.read_text(encoding="utf-8"))))
+        return
+    document = {
+        "schema": "dcp.bench_dataloader/1",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "versions": {"numpy": version("numpy"), "numba": version("numba")},
+        "seed": 0,
+        "rows": [
+            measure(mask, planners, arguments.step_s, arguments.batches)
+            for mask in ("document", "streaming_llm")
+            for planners in (0, 1)
+        ],
+    }
+    text = json.dumps(document, indent=1)
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(text + "\n", encoding="utf-8")
+    print(table(document))
+
+
+if __name__ == "__main__":
+    main()
