@@ -52,7 +52,7 @@ class PlanConfig:
     """
 
     partitioner: str = "portfolio"
-    divisions: int | Literal["auto"] = 4
+    divisions: int | Literal["auto"] = "auto"
     compute_tolerance: float = 0.1
     token_tolerance: float = 0.1
     budget: Budget = "balanced"

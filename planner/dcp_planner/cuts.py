@@ -78,11 +78,15 @@ def choose_block_size(
 
     That is: whole blocks can be packed so that no device owns more tokens than two thirds of the
     tolerance above the mean, and every device gets `FEWEST_TILES` tiles; but never more than
-    `MOST_TILES`.
+    `MOST_TILES`, and one block per device where two would be several times as many tiles.
     """
     batch = _pack(sequences)
     devices = cluster.num_devices
     share = batch.batch.num_tokens / devices
+    whole = max(1, -(-batch.batch.num_tokens // devices))
+    finer = _borders([batch], max(1, whole // 2))
+    if len(count_pairs(batch.slabs, finer)[2]) > 4 * MOST_TILES * devices:
+        return whole  # one block per device: tiles grow with the square of the devices
     chosen = max(1, int(share / BLOCKS_PER_DEVICE[0]))
     for block in (max(1, int(share / n * slack)) for n in BLOCKS_PER_DEVICE for slack in _SLACK):
         bounds = _borders([batch], block)

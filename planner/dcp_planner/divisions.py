@@ -66,14 +66,13 @@ class _Trial:
         return _Cut(division, played.end_ns / 1e9, int(needed[device]), device)
 
     def best(self, direction: Direction, parts: Sequence[int], *, is_frugal: bool) -> _Cut:
-        """Give the fastest cut, the coarsest of equals; stops once finer ones are slower."""
-        found = self.cut(direction, parts[0], is_frugal=is_frugal)
+        """Give the fastest cut, the coarsest of equals."""
+        cuts = [self.cut(direction, parts[0], is_frugal=is_frugal)]
         for more in parts[1:]:
-            cut = self.cut(direction, more, is_frugal=is_frugal)
-            if cut.seconds >= found.seconds:
-                break
-            found = cut
-        return found
+            if cuts[-1].division.max(initial=0) < parts[len(cuts) - 1]:
+                break  # no device receives so many blocks: finer cuts are the same
+            cuts.append(self.cut(direction, more, is_frugal=is_frugal))
+        return min(cuts, key=lambda cut: cut.seconds)
 
 
 def make_schedule(
