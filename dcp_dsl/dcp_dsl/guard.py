@@ -7,21 +7,23 @@ exactly, from its bound form.
 import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dcp_dsl import ast
 from dcp_dsl.errors import DatasetError
+from dcp_dsl.form import Form
 from dcp_dsl.mask import Mask
 from dcp_dsl.sample import Sample
 from dcp_dsl.scope import Imported, Scope
 from dcp_dsl.slabs import Slabs
+from dcp_dsl.transposed import Columns
 
 if TYPE_CHECKING:
     from dcp_dsl.layout import Column
 
-ROWS_AT_ONCE = 2**16
 _SAME = "same instance"  # no name of a text: it has a space
 
 
@@ -63,7 +65,7 @@ class MaskRule:
 
     def check(self, sample: Sample) -> None:
         """Raise a `DatasetError` if the mask leaks or has an empty row on this sample."""
-        bound = self.mask.bind(sample)
+        bound = self.mask.compile(sample)
         if not (self.may_see_nothing or self.is_total_proved):
             row = _first_empty(bound)
             if row is not None:
@@ -73,7 +75,11 @@ class MaskRule:
                 )
         if self.may_look_ahead or self.is_causal_proved:
             return
-        pair = _first_ahead(bound if self.leaks is None else self.leaks.bind(sample))
+        if self.leaks is None and isinstance(bound, Slabs):
+            pair = _first_ahead(bound)
+        else:
+            leaks = self.leaks or leaking_pairs(self.mask, (), self.mask.scope)
+            pair = _first_pair(leaks.compile(sample))
         if pair is not None:
             raise DatasetError(
                 f"mask `{self.mask.name}`: token {pair[0]} sees the later token {pair[1]}"
@@ -168,6 +174,9 @@ def read_decorators(
 
 def leaking_pairs(mask: Mask, segments: tuple[ast.Ident, ...], scope: Scope) -> Mask:
     """Give the mask of the pairs that look ahead outside one instance of any of the segments."""
+    ahead = ast.Compare((ast.Name("q"), ast.Name("k")), ("<",))
+    if not segments:
+        return replace(mask, expression=ast.And((mask.expression, ahead)))
     same = [ast.Call(ast.Ident("same"), (ast.Argument(None, ast.Name(s.text)),)) for s in segments]
     allowed = ast.MaskDef(ast.Ident(_SAME), (), ast.Or(tuple(same)), (), ())
     imported = mask.scope.imported
@@ -176,42 +185,50 @@ def leaking_pairs(mask: Mask, segments: tuple[ast.Ident, ...], scope: Scope) -> 
         mask.scope,
         imported=Imported(masks, imported.stacks, imported.segments, imported.tokens),
     )
-    ahead = ast.Compare((ast.Name("q"), ast.Name("k")), ("<",))
     outside = ast.And((mask.expression, ahead, ast.Not(ast.Name(_SAME))))
     return replace(mask, expression=outside, scope=outer)
 
 
-def _first_empty(bound: Any) -> int | None:  # Any: a bound form; the forms have no common class
+def _first_empty(bound: Form) -> int | None:
     """Give the first row that sees nothing."""
     if isinstance(bound, Slabs):  # sorted by their first row
         covered = np.maximum.accumulate(np.concatenate([[0], bound.q_end]))
         gaps = np.flatnonzero(np.append(bound.q_start, bound.num_tokens) > covered)
         return int(covered[gaps[0]]) if len(gaps) else None
-    for begin in range(0, bound.num_tokens, ROWS_AT_ONCE):
-        pointers, _, _ = bound.row_ranges(begin, min(begin + ROWS_AT_ONCE, bound.num_tokens))
-        is_empty = pointers[1:] == pointers[:-1]
-        if is_empty.any():
-            return begin + int(is_empty.argmax())
-    return None
+    is_seeing = np.zeros(bound.num_tokens, np.bool_)
+    is_seeing[_rows_with_pairs(bound)] = True
+    return None if is_seeing.all() else int(is_seeing.argmin())
 
 
-def _first_ahead(bound: Any) -> tuple[int, int] | None:  # Any: as above
+def _first_ahead(bound: Slabs) -> tuple[int, int] | None:
     """Give a row that sees a later token, and that token."""
-    if isinstance(bound, Slabs):  # an end moves as fast as the row or stands still
-        ahead = np.flatnonzero(bound.kv_end - 1 > bound.q_start)
-        if not len(ahead):
-            return None
-        row, first = int(bound.q_start[ahead[0]]), int(bound.kv_start[ahead[0]])
-        return row, max(first, row + 1)
-    for begin in range(0, bound.num_tokens, ROWS_AT_ONCE):
-        end = min(begin + ROWS_AT_ONCE, bound.num_tokens)
-        pointers, starts, ends = bound.row_ranges(begin, end)
-        rows = np.repeat(np.arange(begin, end), np.diff(pointers))
-        ahead = np.flatnonzero(ends - 1 > rows)
-        if len(ahead):
-            row = int(rows[ahead[0]])
-            return row, max(int(starts[ahead[0]]), row + 1)
-    return None
+    # An end moves as fast as the row or stands still, so its first row looks ahead the furthest.
+    ahead = np.flatnonzero(bound.kv_end - 1 > bound.q_start)
+    if not len(ahead):
+        return None
+    row, first = int(bound.q_start[ahead[0]]), int(bound.kv_start[ahead[0]])
+    return row, max(first, row + 1)
+
+
+def _first_pair(bound: Form) -> tuple[int, int] | None:
+    """Give the first pair of a mask."""
+    if not bound.num_pairs:
+        return None
+    row = int(_rows_with_pairs(bound).min())
+    _, starts, _ = bound.row_ranges(row, row + 1)
+    return row, int(starts[0])
+
+
+def _rows_with_pairs(bound: Form) -> NDArray[np.int64]:
+    """Give the rows that see anything, by counting blocks of one row and all keys."""
+    if isinstance(bound, Columns):  # each key is seen by a few runs of rows
+        _, starts, ends = bound.keys.row_ranges(0, bound.num_tokens)
+        size = bound.num_tokens + 1
+        change = np.bincount(starts, minlength=size) - np.bincount(ends, minlength=size)
+        return np.flatnonzero(np.cumsum(change)[:-1])
+    rows, keys = np.arange(bound.num_tokens + 1), np.array([0, bound.num_tokens])
+    found: NDArray[np.int64] = bound.count_blocks(rows, keys).row
+    return found
 
 
 def _told(mask: Mask, sample: Sample) -> str:
