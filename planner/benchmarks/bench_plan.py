@@ -6,8 +6,10 @@
 Rows `dcp-recorded` are what the DCP artifact did on the same batches elsewhere, at the block size
 with the fewest forward bytes between nodes; they have no predicted times, and their `plan_s` are
 CPU seconds of another machine. Every other method runs here, one after the other in this process
-(KaHyPar in one of its own), on the same blocks. `plan_s` is `build_plan` as a whole, validation
-included, warm: the median of the repeats. External partitioners run once: they take seconds.
+(KaHyPar in one of its own), on the same blocks. `kahypar` is KaHyPar with our caps and search
+behind it, `kahypar:alone` what it found itself, at the balance that it found. `plan_s` is
+`build_plan` as a whole, validation included, warm: the median of the repeats. External partitioners
+run once: they take seconds.
 
 Static layouts are baselines with our routing and schedule, not what other systems make of them.
 Geometric means take workloads where both sides have a figure; a ratio below 0.01 counts as 0.01, so
@@ -25,7 +27,7 @@ from typing import Any, Literal
 import click
 
 sys.path.insert(0, str(Path(__file__).parent))
-from plan_summary import EXTERNAL, RECORDED, by_workload_table, geomeans_of, summary_table
+from plan_summary import ALONE, EXTERNAL, RECORDED, by_workload_table, geomeans_of, summary_table
 from recorded_masks import sequences_of
 from recording import Row, machine, write
 
@@ -36,10 +38,13 @@ from dcp_planner import (
     ModelShape,
     Plan,
     PlanConfig,
+    assemble,
     build_plan,
+    build_workload,
     choose_block_size,
     cut_blocks,
     find_cluster,
+    make_schedule,
     measure,
     predict,
 )
@@ -142,8 +147,8 @@ def all_methods() -> tuple[str, ...]:
     found: list[str] = []
     for name, partitioner in PARTITIONERS.items():
         if partitioner.unavailable() is None:
-            budgets = BUDGETS if name == "native" else ()
-            found += [f"{name}:{budget}" for budget in budgets] or [name]
+            found += [f"{name}:{budget}" for budget in BUDGETS] if name == "native" else [name]
+            found += [f"{name}{ALONE}"] if name in EXTERNAL else []
     return (*found, RECORDED)
 
 
@@ -172,7 +177,7 @@ def warm_up(setting: Setting, cluster: Cluster) -> None:
     sequences = sequences_of(setting.workloads[0])[:1]
     sparsity = block_sparsity(sequences, 1024, 1024)
     for method in setting.methods:
-        if method != RECORDED and method not in EXTERNAL:
+        if method != RECORDED and not method.startswith(EXTERNAL):
             build_plan(sparsity, setting.shape, cluster, config_of(method, setting))
 
 
@@ -211,8 +216,8 @@ def config_of(method: str, setting: Setting) -> PlanConfig:
         "seed": setting.seed, "time_limit_s": setting.time_limit_s, "routing": setting.routing,
         "divisions": "auto",
     }  # fmt: skip
-    if method in PARTITIONERS:
-        return PlanConfig(partitioner=method, **common)
+    if method in PARTITIONERS or method.endswith(ALONE):
+        return PlanConfig(partitioner=method.removesuffix(ALONE), **common)
     checked: Any = budget  # by PlanConfig
     return PlanConfig(partitioner=name, budget=checked, **common)
 
@@ -220,14 +225,25 @@ def config_of(method: str, setting: Setting) -> PlanConfig:
 def measured_row(setting: Setting, sparsity: BlockSparsity, cluster: Cluster, method: str) -> Row:
     """Plan, time and simulate one batch with one method."""
     config, seconds = config_of(method, setting), []
-    for _ in range(1 if method in EXTERNAL else setting.repeats):
+    make = plan_alone if method.endswith(ALONE) else build_plan
+    for _ in range(1 if config.partitioner in EXTERNAL else setting.repeats):
         start = time.perf_counter()
-        plan = build_plan(sparsity, setting.shape, cluster, config)
+        plan = make(sparsity, setting.shape, cluster, config)
         seconds.append(time.perf_counter() - start)
     return figures_row(plan) | {
         "plan_s": statistics.median(seconds),
         "plan_spread_s": max(seconds) - min(seconds),
     }
+
+
+def plan_alone(
+    sparsity: BlockSparsity, shape: ModelShape, cluster: Cluster, config: PlanConfig
+) -> Plan:
+    """Plan with what an external partitioner found, without our caps and search behind it."""
+    workload = build_workload(sparsity, shape)
+    placement = PARTITIONERS[config.partitioner].place(workload, cluster, config)
+    schedule = make_schedule(workload, placement, cluster, config)
+    return assemble(workload, cluster, placement, schedule, f"{config.partitioner}{ALONE}")
 
 
 def figures_row(plan: Plan) -> Row:

@@ -85,6 +85,20 @@ def test_bench_plan_prints_its_table(plan_results):
     assert long.count("longalign_like_msl131072_b0_causal") == 3
 
 
+def test_bench_plan_gives_what_kahypar_found_without_our_search(tmp_path):
+    out = tmp_path / "plan.json"
+    run(
+        "bench_plan.py", "--limit", 1, "--clusters", "1x4", "--block", 8192, "--repeats", 1,
+        "--methods", "kahypar,kahypar:alone", "--json", out,
+    )  # fmt: skip
+    document = json.loads(out.read_text())
+    refined, alone = document["rows"]
+    assert (refined["backend"], alone["backend"]) == ("kahypar", "kahypar:alone")
+    found = document["geomeans"]["1x4"]["kahypar"]
+    ratio = refined["weighted_bytes"] / alone["weighted_bytes"]
+    assert math.isclose(found["weighted_bytes_vs_hypergraph_alone"], ratio)
+
+
 def test_bench_plan_refuses_methods_that_do_not_run_here():
     done = subprocess.run(
         [sys.executable, BENCHMARKS / "bench_plan.py", "--methods", "metis"],

@@ -99,7 +99,7 @@ def test_bench_paper_puts_predictions_beside_bars(tmp_path):
     assert rows["TE"]["bar_backward_s"] == pytest.approx(33.87e-3)
     assert rows["ours"]["bar_forward_s"] is None
     assert rows["ours"]["ours_speedup_worst_batch"] == 1.0
-    errors = document["errors"]["RFA_ring, checked"]
+    errors = document["errors"]["RFA_ring, causal, checked"]
     ratios = [
         rows["RFA_ring"][f"{s}_s"] / rows["RFA_ring"][f"bar_{s}_s"] for s in ("forward", "backward")
     ]
