@@ -45,6 +45,11 @@ mask halves = causal and same(part) or q == k
 for "*" use halves
 """
 
+WINDOW = """
+mask near = causal and q - k < row.w
+for "*" use near
+"""
+
 ints = st.integers(-1, 4)
 ROWS = {
     SHARED: st.fixed_dictionaries({"q": st.none() | ints, "a": st.lists(ints, max_size=3)}),
@@ -53,6 +58,7 @@ ROWS = {
         "r": st.lists(st.lists(ints, max_size=2), max_size=3),
     }),
     EVICTION: st.fixed_dictionaries({"e": st.lists(st.integers(0, 6), max_size=5)}),
+    WINDOW: st.fixed_dictionaries({"w": st.integers(-1, 9)}),
     REST: st.fixed_dictionaries({"q": ints}),
     ARITHMETIC: st.fixed_dictionaries({"q": ints}),
 }  # fmt: skip
@@ -65,7 +71,7 @@ def total(value):
 @st.composite
 def tables(draw):
     text = draw(st.sampled_from(list(ROWS)))
-    rows = draw(st.lists(ROWS[text], min_size=1, max_size=12))
+    rows = draw(st.lists(ROWS[text], min_size=1, max_size=30))
     for row in rows:
         length = len(row["e"]) if "e" in row else total(list(row.values()))
         row["len"] = max(1, length + draw(st.sampled_from([0, 0, 0, 1, -1, 2])))
@@ -99,7 +105,8 @@ def test_rows_are_accepted_exactly_if_the_oracle_finds_nothing_wrong(folder, dra
     kinds = {"q": pa.int64(), "a": pa.list_(pa.int32()), "p": pa.list_(pa.int16()),
              "r": pa.large_list(pa.list_(pa.uint8()) if not any(
                  v < 0 for row in rows for each in row.get("r", []) for v in each
-             ) else pa.list_(pa.int8())), "e": pa.list_(pa.int64()), "len": pa.int32()}  # fmt: skip
+             ) else pa.list_(pa.int8())), "e": pa.list_(pa.int64()),
+             "w": pa.int8(), "len": pa.int32()}  # fmt: skip
     schema = pa.schema([(name, kinds[name]) for name in rows[0]])
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
     coverage = check_dataset(spec, str(path))
@@ -176,6 +183,39 @@ def test_equal_rows_are_decided_once(tmp_path, monkeypatch):
     monkeypatch.setattr(dataset_checker, "DENSITY_ROWS", 1)
     check_dataset(Spec.from_text(EVICTION), path)
     assert len(bound) <= 3
+
+
+def test_rows_are_proved_together_with_what_their_columns_say(tmp_path, monkeypatch):
+    rows = [{"w": 1 + i % 9, "len": 50 + i} for i in range(1000)]
+    rows[137]["w"], rows[600]["w"] = 0, -3
+    bound = []
+    real = Mask.bind
+    monkeypatch.setattr(Mask, "bind", lambda self, sample: bound.append(1) or real(self, sample))
+    monkeypatch.setattr(dataset_checker, "DENSITY_ROWS", 1)
+    (statement,) = check_dataset(
+        Spec.from_text(WINDOW), write(tmp_path / "a.parquet", rows)
+    ).statements
+    assert [refused.row for refused in statement.refused] == [137, 600]
+    assert not statement.is_total_proved
+    assert len(bound) < 40
+
+
+def test_tokens_that_live_long_enough_are_proved_together(tmp_path, monkeypatch):
+    rows = [{"e": [t + 1 + (t + i) % 5 for t in range(20)], "len": 20} for i in range(40)]
+    rows[3]["e"] = [1, 1, *rows[3]["e"][2:]]
+    monkeypatch.setattr(dataset_checker, "DENSITY_ROWS", 1)
+    spec = Spec.from_text(EVICTION)
+    (statement,) = check_dataset(spec, write(tmp_path / "a.jsonl", rows)).statements
+    expected = [i for i, row in enumerate(rows) if not is_good(spec, row)]
+    assert len(expected) == 1
+    assert [refused.row for refused in statement.refused] == expected
+
+
+def test_columns_that_spell_out_segments_are_bound(tmp_path):
+    text = 'segment role = ids(r) as a, b\nmask m = causal and (k in a or q == k)\nfor "*" use m'
+    rows = [{"r": [0, 0, 1], "len": 3}, {"r": [0, 0], "len": 3}]
+    (statement,) = check_dataset(Spec.from_text(text), write(tmp_path / "a.jsonl", rows)).statements
+    assert 1 in [refused.row for refused in statement.refused]
 
 
 def test_columns_of_another_shape_refuse_the_whole_file(tmp_path):

@@ -157,7 +157,7 @@ def _proved(statement: StatementCoverage) -> str:
         ("no look-ahead", statement.is_causal_proved),
         ("every token sees something", statement.is_total_proved),
     ):
-        said.append(f"{what} {'(proved)' if is_proved else '(decided row by row)'}")
+        said.append(f"{what} {'(proved)' if is_proved else '(decided for these rows)'}")
     return ", ".join([*said, "layouts fill every row"])
 
 

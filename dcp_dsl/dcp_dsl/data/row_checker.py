@@ -2,7 +2,8 @@
 
 What can be decided for a whole batch at once is: missing values, lengths that disagree. A row is
 looked at alone only if its layout has to be bound to know, or if the mask is not proved to be free
-of look-ahead and empty rows; rows with equal columns are then decided once.
+of look-ahead and empty rows, neither in general nor with what the columns of the batch say; rows
+with equal columns are then decided once.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from dcp_dsl import ast
 from dcp_dsl.attachment import Attachment
 from dcp_dsl.columns import layout_columns, needed_segments
+from dcp_dsl.data.batch_proof import BatchProver
 from dcp_dsl.data.layout_totals import LayoutTotals, column_depths, measure_layout
 from dcp_dsl.data.nesting import Ints, NestedColumn, column_depth, flatten_column
 from dcp_dsl.data.sources import Source, require_column
@@ -69,11 +71,16 @@ class RowChecker:
     Attributes:
         attachment: what the source is masked with.
         source: where the rows come from.
+        segments: layouts that the masks read.
+        must_bind: a column spells out segments, so every row has to be bound to know.
+        known: reasons of rows decided alone, by their columns; empty for good rows.
+        guard: decides a row.
     """
 
     attachment: Attachment
     source: Source
     segments: tuple[ast.Segment, ...] = ()
+    must_bind: bool = False
     known: dict[bytes, str] = field(default_factory=dict)
     guard: Any = None  # Any: a Guard, made once the columns are known to fit
 
@@ -83,6 +90,8 @@ class RowChecker:
             for segment in needed_segments(mask.expression, mask.scope):
                 if isinstance(segment.source, ast.Layout):
                     found[id(segment)] = segment
+                elif isinstance(segment.source, ast.Columns):
+                    self.must_bind = True  # only binding says whether spans or ids make sense
         self.segments = tuple(found.values())
         self._check_types()
         self.guard = self.attachment.guard()
@@ -164,7 +173,10 @@ class RowChecker:
         reason = self.known.get(key)
         if reason is None:
             try:
-                self.guard.check(Sample(columns, length))
+                sample = Sample(columns, length)
+                for mask in self.attachment.masks if self.must_bind else ():
+                    mask.bind(sample)
+                self.guard.check(sample)
                 reason = ""
             except (DatasetError, SpecError) as error:
                 reason = _one_line(error)
@@ -198,9 +210,16 @@ class _Rows:
         self.said = {**dict(_stored_lengths(batch)), **dict(self._token_columns())}
         self.totals = {segment.name.text: self._measure(segment) for segment in checker.segments}
         self._compare()
-        is_proved = checker.guard.is_causal_proved and checker.guard.is_total_proved
-        if not is_proved:
+        self._prove()
+
+    def _prove(self) -> None:
+        """Leave open what is proved neither for all rows nor for those of this batch."""
+        guard = self.checker.guard
+        if self.checker.must_bind:
             self.is_open |= True
+        elif not (guard.is_causal_proved and guard.is_total_proved):
+            rows = np.flatnonzero(~(self.is_open | self.has_null | self.disagrees))
+            self.is_open[rows[~BatchProver(guard, self.flat).prove(rows)]] = True
 
     def _measure(self, segment: ast.Segment) -> LayoutTotals:
         assert isinstance(segment.source, ast.Layout), "chosen so"
