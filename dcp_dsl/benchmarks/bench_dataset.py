@@ -165,9 +165,8 @@ def main() -> None:
         print(table(json.loads(Path(options.table).read_text())))
         return
     with tempfile.TemporaryDirectory() as folder:
-        rows = []
-        for name in SPECS:
-            rows.append(bench(name, options.rows, options.repeats, options.seed, Path(folder)))
+        chosen = options.rows, options.repeats, options.seed, Path(folder)
+        rows = [bench(name, *chosen) for name in SPECS]
     document = {
         "schema": "dcp.bench_dataset/1", "machine": machine(), "seed": options.seed, "rows": rows,
     }  # fmt: skip

@@ -6,14 +6,19 @@ from typing import Any
 import numpy as np
 
 from dcp_dsl.blocks import block_sparsity
+from dcp_dsl.form import Form
 from dcp_dsl.mask import Mask
+from dcp_dsl.rows import Rows
 from dcp_dsl.sample import Sample
 from dcp_dsl.slabs import Slabs
 from dcp_dsl.sparsity import BlockKind
+from dcp_dsl.strided import Strided
+from dcp_dsl.transposed import Columns
 
 SLOPES = {(0, 0): "full", (0, 1): "causal", (1, 0): "inverse causal", (1, 1): "band"}
 """Slopes of a slab's two ends -> the shape a kernel knows: MagiAttention's four types."""
 
+MAX_COUNTED_ROWS = 16_384  # rows of a form without slabs that are counted one by one
 FLOPS_PER_PAIR = 4  # a multiply and an add for q k, the same for p v; times head_dim
 
 
@@ -26,12 +31,12 @@ class MaskReport:
         columns: what it reads.
         tokens: of the sample.
         form: the exact form the compiler chose.
-        slabs: number of slabs.
+        slabs: number of slabs, of row ranges for `rows`, 0 for `tiles`.
         shapes: slabs by shape.
         pairs: visible (query, key) pairs.
         density: pairs / tokens².
         of_causal: pairs / pairs of causal attention.
-        widest_row: most keys that one query sees.
+        widest_row: most keys that one query sees; None where finding out takes too long.
         block: tokens per block of the next four.
         blocks: of the matrix.
         full_blocks, partial_blocks: that a kernel visits.
@@ -49,7 +54,7 @@ class MaskReport:
     pairs: int
     density: float
     of_causal: float
-    widest_row: int
+    widest_row: int | None
     block: int
     blocks: int
     full_blocks: int
@@ -75,24 +80,24 @@ def report_mask(mask: Mask, sample: Sample, block: int = 128, head_dim: int = 12
     >>> report.pairs, report.full_blocks, report.partial_blocks, report.widest_row
     (32896, 1, 2, 256)
     """
-    slabs = mask.bind(sample)
-    tokens = slabs.num_tokens
-    found = block_sparsity([slabs], block, block)
+    form = mask.compile(sample)
+    tokens = form.num_tokens
+    found = block_sparsity([form], block, block)
     heights, widths = np.diff(found.q_bounds), np.diff(found.kv_bounds)
     visited = int((heights[found.row_idx] * widths[found.col_idx]).sum())
     full = int((found.kind == BlockKind.FULL).sum())
-    pairs = slabs.num_pairs
+    pairs = form.num_pairs
     return MaskReport(
         mask=mask.call,
         columns=tuple(sorted(mask.columns)),
         tokens=tokens,
-        form="slabs",
-        slabs=len(slabs),
-        shapes=_shapes(slabs),
+        form=form.form,
+        slabs=_count_slabs(form),
+        shapes=_shapes(form) if isinstance(form, Slabs) else {},
         pairs=pairs,
         density=pairs / max(1, tokens**2),
         of_causal=pairs / max(1, tokens * (tokens + 1) // 2),
-        widest_row=_widest_row(slabs),
+        widest_row=_widest_row(form) if isinstance(form, Slabs) else _widest_of(form),
         block=block,
         blocks=len(heights) * len(widths),
         full_blocks=full,
@@ -101,6 +106,28 @@ def report_mask(mask: Mask, sample: Sample, block: int = 128, head_dim: int = 12
         flops_per_head=FLOPS_PER_PAIR * head_dim * pairs,
         head_dim=head_dim,
     )
+
+
+def _count_slabs(form: Form) -> int:
+    match form:
+        case Slabs():
+            return len(form)
+        case Columns(keys):
+            return _count_slabs(keys)
+        case Strided(parts=parts):
+            return sum(len(part.slabs) for part in parts)
+        case Rows():
+            return len(form.kv_start)
+    return 0
+
+
+def _widest_of(form: Form) -> int | None:
+    """Count the keys of every row as blocks of one query and all keys."""
+    tokens = form.num_tokens
+    if not 0 < tokens <= MAX_COUNTED_ROWS:
+        return 0 if not tokens else None
+    counts = form.count_blocks(np.arange(tokens + 1), np.array([0, tokens]))
+    return int(counts.pairs.max(initial=0))
 
 
 def _shapes(slabs: Slabs) -> dict[str, int]:

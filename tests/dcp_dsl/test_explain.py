@@ -50,8 +50,10 @@ def test_unknown_codes_and_missing_topics_are_one_message(run):
     assert "name a code" in run().stderr
 
 
-@given(st.sampled_from(["shared", "odd", "full", "streaming(2, 3)"]), st.integers(1, 30),
-       st.integers(1, 9))  # fmt: skip
+CALLS = ["shared", "odd", "full", "streaming(2, 3)", "dilated(6, 2)", "strided(3)"]
+
+
+@given(st.sampled_from(CALLS), st.integers(1, 30), st.integers(1, 9))
 def test_counts_are_those_of_the_dense_mask(call, length, block):
     mask = SPEC.mask(call)
     sample = Sample({"question_len": length // 3, "answer_lens": [length - length // 3]}, length)
@@ -83,6 +85,13 @@ def test_a_mask_is_explained_in_words_and_as_json(run, tmp_path):
     document = json.loads(run(*arguments, "--json").stdout)
     assert (document["schema"], document["pairs"], document["slabs"]) == ("dcp.mask/1", 17, 3)
     assert len(document["table"]) == 3
+
+
+def test_other_forms_are_named(run):
+    shown = run("--mask", "strided(64)", "--len", "128k").stdout
+    assert "form     strided: " in shown
+    assert "a query sees at most ? keys" in shown
+    assert "queries      keys" not in shown
 
 
 def test_long_masks_are_counted_without_looking_at_tokens(run):

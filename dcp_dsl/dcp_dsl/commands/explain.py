@@ -25,6 +25,13 @@ SCHEMA_CODE = "dcp.code/1"
 SCHEMA_MASK = "dcp.mask/1"
 _CODE = re.compile(r"[A-Za-z]\d{3}")
 MAX_SLABS = 12
+FORMS = {
+    "slabs": "slabs: {:,}",
+    "cols": "cols: queries and keys swapped, {:,} slabs",
+    "strided": "strided: {:,} slabs by the remainder of the distance",
+    "rows": "rows: {:,} ranges of keys",
+    "tiles": "tiles: a predicate, evaluated where bounds do not decide",
+}
 
 
 @click.command()
@@ -56,13 +63,15 @@ def explain(
     if topic is None and call is None:
         raise click.UsageError("name a code (dcpm explain E104), or a mask with --mask")
     from dcp_dsl.mask_report import report_mask
+    from dcp_dsl.slabs import Slabs
 
     spec = load_spec(topic)
     for index, (used, mask) in enumerate(choose_masks(spec, call)):
         chosen = choose_sample(spec, mask, sample, length)
         report = report_mask(mask, chosen, counts["block"], counts["head_dim"])
         if as_json:
-            table = mask.bind(chosen).table().tolist()
+            form = mask.compile(chosen)
+            table = form.table().tolist() if isinstance(form, Slabs) else None
             document = {"schema": SCHEMA_MASK, "used": used, **report.to_json(), "table": table}
             click.echo(json.dumps(document))
             continue
@@ -107,10 +116,12 @@ def _facts(report: "MaskReport", sample: "Sample") -> list[str]:
         "mask": report.mask,
         "columns": ", ".join(report.columns) or "none",
         "sample": _shorten(sample.to_json()),
-        "form": f"{report.form}: {report.slabs:,}" + (f" ({shapes})" if shapes else ""),
+        "form": f"{FORMS[report.form].format(report.slabs)}" + (f" ({shapes})" if shapes else ""),
         "pairs": f"{report.pairs:,} of {report.tokens**2:,}, {_percent(report.density)}; "
         f"{_percent(report.of_causal)} of causal",
-        "rows": f"a query sees at most {report.widest_row:,} keys",
+        "rows": "a query sees at most "
+        + ("?" if report.widest_row is None else f"{report.widest_row:,}")
+        + " keys",
         "blocks": f"{visited:,} of {report.blocks:,} blocks of {report.block} tokens are visited: "
         f"{report.full_blocks:,} full, {report.partial_blocks:,} partial; "
         f"{_percent(report.fill)} of their pairs are visible",
@@ -122,9 +133,13 @@ def _facts(report: "MaskReport", sample: "Sample") -> list[str]:
 
 def _slab_table(mask: "Mask", sample: "Sample") -> list[str]:
     """List the first slabs in words."""
-    from dcp_dsl.mask_report import SLOPES
+    import numpy as np
 
-    table = mask.bind(sample).table()
+    from dcp_dsl.mask_report import SLOPES
+    from dcp_dsl.slabs import Slabs
+
+    form = mask.compile(sample)
+    table = form.table() if isinstance(form, Slabs) else np.empty((0, 6), np.int64)
     lines = [""] if len(table) else []
     if len(table):
         lines.append(f"{'queries':>21}  {'keys of the first':>21}  shape")

@@ -105,13 +105,16 @@ def _write(name: str, data: bytes) -> None:
 
 
 def _document(picture: "Picture", used: str) -> dict[str, object]:
+    from dcp_dsl.conversion import as_slabs
+
     return {
         "schema": SCHEMA_SHOW,
         "mask": picture.title,
         "used": used,
-        "tokens": picture.slabs.num_tokens,
-        "pairs": picture.slabs.num_pairs,
-        "slabs": picture.slabs.table().tolist(),
+        "form": picture.bound.form,
+        "tokens": picture.bound.num_tokens,
+        "pairs": picture.bound.num_pairs,
+        "slabs": as_slabs(picture.bound).table().tolist(),
         "stripes": [
             {"kind": s.kind, "start": s.start, "end": s.end, "number": s.number}
             for s in picture.stripes

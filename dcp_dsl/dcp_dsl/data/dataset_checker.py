@@ -124,7 +124,7 @@ class _Statement:
     def _measure(self, attachment: Attachment, sample: Sample) -> None:
         for mask in attachment.masks:
             try:
-                pairs = mask.bind(sample).num_pairs
+                pairs = mask.compile(sample).num_pairs
             except (DatasetError, SpecError):  # too large to bind; the row itself is fine
                 continue
             self.densities.setdefault(mask.call, []).append(pairs / max(1, sample.length) ** 2)

@@ -86,7 +86,7 @@ def _mask_picture(mask: ast.MaskDef, scope: Scope, has_images: bool) -> str:
     if has_images:
         data = b64encode(picture.svg().encode()).decode()
         return f"![{picture.summary}](data:image/svg+xml;base64,{data})"
-    if picture.slabs.num_tokens > MAX_TEXT_TOKENS:
+    if picture.bound.num_tokens > MAX_TEXT_TOKENS:
         return picture.summary
     return f"```\n{picture.text(MAX_TEXT_TOKENS)}\n```"
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl.arrays import readonly
 from dcp_dsl.blocks import block_sparsity
-from dcp_dsl.slabs import Slabs
+from dcp_dsl.form import Form
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,14 +28,15 @@ class Coverage:
         object.__setattr__(self, "part", part)
 
 
-def measure_coverage(slabs: Slabs, rows: int, columns: int) -> Coverage:
+def measure_coverage(form: Form, rows: int, columns: int) -> Coverage:
     """Measure cells of ``rows`` times ``columns`` tokens; exact, no token is visited.
 
+    >>> from dcp_dsl import Slabs
     >>> causal = Slabs(4, [0], [4], [0], [1], [0], [1])
     >>> measure_coverage(causal, 2, 2).part.tolist()
     [[0.75, 0.0], [1.0, 0.75]]
     """
-    blocks = block_sparsity([slabs], rows, columns)
+    blocks = block_sparsity([form], rows, columns)
     heights, widths = np.diff(blocks.q_bounds), np.diff(blocks.kv_bounds)
     part = np.zeros((len(heights), len(widths)))
     row, column = blocks.row_idx, blocks.col_idx

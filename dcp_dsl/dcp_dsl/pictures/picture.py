@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from dcp_dsl.form import Form
 from dcp_dsl.mask import Mask
 from dcp_dsl.pictures.axes import Stripe, find_stripes
 from dcp_dsl.sample import Sample
-from dcp_dsl.slabs import Slabs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -14,7 +14,7 @@ class Picture:
 
     Attributes:
         title: what the mask is called.
-        slabs: the mask on the sample.
+        bound: the mask on the sample, in any exact form.
         stripes: kinds of tokens in the order of the sample; empty if there is no layout.
 
     >>> from dcp_dsl import Spec
@@ -31,7 +31,7 @@ class Picture:
     """
 
     title: str
-    slabs: Slabs
+    bound: Form
     stripes: tuple[Stripe, ...] = ()
 
     @classmethod
@@ -42,19 +42,19 @@ class Picture:
             DatasetError: if the sample lacks a column or does not fit the layout.
             SpecError: if the mask cannot be bound.
         """
-        return cls(mask.call, mask.bind(sample), find_stripes(mask, sample))
+        return cls(mask.call, mask.compile(sample), find_stripes(mask, sample))
 
     @property
     def summary(self) -> str:
         """Tokens and density, for example ``6 tokens, 12 of 36 pairs (33 %)``."""
-        tokens, pairs = self.slabs.num_tokens, self.slabs.num_pairs
+        tokens, pairs = self.bound.num_tokens, self.bound.num_pairs
         share = f" ({100 * pairs / tokens**2:.3g} %)" if tokens else ""
         return f"{_count(tokens)}, {pairs:,} of {tokens**2:,} pairs{share}"
 
     @property
     def density(self) -> str:
         """Tokens and density in few words, for example ``6 tokens, 33 % of all pairs``."""
-        tokens, pairs = self.slabs.num_tokens, self.slabs.num_pairs
+        tokens, pairs = self.bound.num_tokens, self.bound.num_pairs
         share = f", {100 * pairs / tokens**2:.3g} % of all pairs" if tokens else ""
         return f"{_count(tokens)}{share}"
 
@@ -71,7 +71,7 @@ class Picture:
         return draw_text(self, columns, is_ascii=is_ascii, has_colour=has_colour)
 
     def svg(self) -> str:
-        """Draw as SVG: one polygon per slab, for light and dark pages."""
+        """Draw as SVG: one polygon per slab where the mask has slabs, for light and dark pages."""
         from dcp_dsl.pictures.svg import draw_svg
 
         return draw_svg(self)

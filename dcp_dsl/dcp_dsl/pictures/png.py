@@ -48,9 +48,9 @@ def draw_png(picture: "Picture", side: int) -> bytes:
 
 def _matrix(picture: "Picture", side: int) -> NDArray[np.uint8]:
     """Give the pixels ``[P, P, 3]``: tokens as squares, or several tokens to a pixel."""
-    tokens = max(1, picture.slabs.num_tokens)
+    tokens = max(1, picture.bound.num_tokens)
     cell = -(-tokens // side)
-    coverage = measure_coverage(picture.slabs, cell, cell).part
+    coverage = measure_coverage(picture.bound, cell, cell).part
     if not coverage.size:
         coverage = np.zeros((1, 1))
     empty, visible = (np.array(ImageColor.getrgb(c)) for c in (palette.EMPTY, palette.VISIBLE))
@@ -69,8 +69,8 @@ def _draw_stripes(
     corner: tuple[int, int],
 ) -> None:
     left, top = corner
-    scale = side / max(1, picture.slabs.num_tokens)
-    for stripe in condense(picture.stripes, picture.slabs.num_tokens, side):
+    scale = side / max(1, picture.bound.num_tokens)
+    for stripe in condense(picture.stripes, picture.bound.num_tokens, side):
         red, green, blue = ImageColor.getrgb(palette.kind_colour(names.index(stripe.kind)))[:3]
         colour = (red, green, blue)
         if stripe.number % 2:

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from dcp_dsl.errors import DatasetError
 from dcp_dsl.pictures import palette
 from dcp_dsl.pictures.axes import Stripe, condense, kinds
 from dcp_dsl.pictures.coverage import measure_coverage
 
 if TYPE_CHECKING:
+    from dcp_dsl.form import Form
     from dcp_dsl.pictures.picture import Picture
-    from dcp_dsl.slabs import Slabs
 
 SIDE = 320  # pixels of the matrix
 MARGIN = 12
@@ -23,6 +24,7 @@ LINE = 18  # height of a line of text
 CHARACTER = 7.0  # about the width of one at 12 pixels
 MAX_STAIRS = 256  # tokens up to which single tokens are drawn
 MAX_POLYGONS = 20_000  # more take a browser seconds; then cells of a grid are shaded instead
+MAX_CONVERTED = 4096  # tokens up to which other forms are turned into slabs for a picture
 MAX_STRIPES = 256
 MAX_GRID = 48  # tokens up to which there is a line between any two
 _SHADES = 8
@@ -30,7 +32,7 @@ _SHADES = 8
 
 def draw_svg(picture: "Picture") -> str:
     """Draw a mask as one SVG element; see `Picture.svg`."""
-    size = picture.slabs.num_tokens
+    size = picture.bound.num_tokens
     stripes = condense(picture.stripes, size, MAX_STRIPES)
     names = kinds(picture.stripes)
     legend, legend_height = _legend(names)
@@ -51,7 +53,7 @@ def draw_svg(picture: "Picture") -> str:
     if size:
         parts += _axes(stripes, names, size, left, top)
         parts.append(_nested(left, top + BAR + 4, SIDE, SIDE, f"0 0 {size} {size}"))
-        parts += [*_matrix(picture.slabs), *_lines(stripes, size), "</svg>"]
+        parts += [*_matrix(picture.bound), *_lines(stripes, size), "</svg>"]
     parts.append(f'<g transform="translate({MARGIN} {top + BAR + 4 + SIDE + 8})">')
     return "\n".join([*parts, *legend, "</g>", "</svg>"])
 
@@ -87,21 +89,41 @@ def _nested(x: float, y: float, width: float, height: float, box: str) -> str:
     )
 
 
-def _matrix(slabs: "Slabs") -> Iterator[str]:
-    size = slabs.num_tokens
-    if len(slabs) > MAX_POLYGONS:
-        yield from _shaded(slabs)
+def _matrix(form: "Form") -> Iterator[str]:
+    size = form.num_tokens
+    table = _slab_table(form)
+    if table is None:
+        yield from _shaded(form)
         return
+    slabs, is_transposed = table
     if size <= MAX_STAIRS:
         yield '<g class="dcp-see" shape-rendering="crispEdges">'
     else:
         yield '<g class="dcp-see">'
     # A thin outline keeps a sink of 64 tokens among 131,072 from vanishing between two pixels.
     shape = "<polygon" if size <= MAX_STAIRS else '<polygon class="dcp-long"'
-    for row in slabs.table().tolist():
+    for row in slabs:
         points = _stairs(*row) if size <= MAX_STAIRS else _straight(*row)
+        points = [(y, x) for x, y in points] if is_transposed else points
         yield f'{shape} points="' + " ".join(f"{x},{y}" for x, y in points) + '"/>'
     yield "</g>"
+
+
+def _slab_table(form: "Form") -> tuple[list[list[int]], bool] | None:
+    """Give the slabs of a form, and whether queries and keys are swapped; None if too many."""
+    from dcp_dsl.conversion import as_slabs
+    from dcp_dsl.slabs import Slabs
+    from dcp_dsl.transposed import Columns
+
+    if isinstance(form, Columns) and isinstance(form.keys, Slabs):
+        return (form.keys.table().tolist(), True) if len(form.keys) <= MAX_POLYGONS else None
+    if not isinstance(form, Slabs) and form.num_tokens > MAX_CONVERTED:
+        return None
+    try:
+        slabs = as_slabs(form, MAX_POLYGONS)
+    except DatasetError:
+        return None
+    return (slabs.table().tolist(), False) if len(slabs) <= MAX_POLYGONS else None
 
 
 def _straight(q0: int, q1: int, k0: int, k1: int, a: int, b: int) -> list[tuple[int, int]]:
@@ -121,10 +143,10 @@ def _stairs(q0: int, q1: int, k0: int, k1: int, a: int, b: int) -> list[tuple[in
     return down + up[::-1]
 
 
-def _shaded(slabs: "Slabs") -> Iterator[str]:
+def _shaded(form: "Form") -> Iterator[str]:
     """Give rectangles of a 256 x 256 grid, darker where more pairs are visible."""
-    cell = -(-slabs.num_tokens // 256)
-    coverage = measure_coverage(slabs, cell, cell)
+    cell = -(-form.num_tokens // 256)
+    coverage = measure_coverage(form, cell, cell)
     yield '<g class="dcp-see">'
     for row, parts in enumerate(coverage.part.tolist()):
         levels = [0 if p <= 0 else max(1, round(_SHADES * p)) for p in parts]

@@ -17,13 +17,13 @@ _ANSI = (34, 33, 32, 35, 36, 31)  # blue, yellow, green, magenta, cyan, red
 
 def draw_text(picture: "Picture", columns: int, *, is_ascii: bool, has_colour: bool) -> str:
     """Draw a mask with characters; see `Picture.text`."""
-    size = picture.slabs.num_tokens
+    size = picture.bound.num_tokens
     lines = [f"{picture.title}: {picture.summary}"]
     if size == 0:
         return lines[0]
     cell = -(-size // max(1, columns))
     # A character is twice as high as it is wide, so either way the matrix is square.
-    coverage = measure_coverage(picture.slabs, cell if cell == 1 else 2 * cell, cell)
+    coverage = measure_coverage(picture.bound, cell if cell == 1 else 2 * cell, cell)
     rows = _halves(coverage) if cell == 1 else _shades(coverage)
     letters = _letters(kinds(picture.stripes))
     colours = {kind: _ANSI[i % len(_ANSI)] for i, kind in enumerate(letters)} if has_colour else {}
