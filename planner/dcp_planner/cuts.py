@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import BlockKind, BlockSparsity, Slabs, block_sparsity
+from dcp_dsl import BlockKind, BlockSparsity, Form, as_slabs, block_sparsity
 from dcp_planner.cluster import Cluster
 from dcp_planner.config import PlanConfig
 from dcp_planner.packing import loads_of, pack_largest_first
@@ -28,7 +28,7 @@ _GRAIN = 16  # inside a segment borders are multiples of it: whole rows of a mat
 _SHORTEST_SHARE = 16  # breakpoints lie at least this share of a block apart
 
 
-def cut_blocks(sequences: Sequence[Slabs], block: int) -> BlockSparsity:
+def cut_blocks(sequences: Sequence[Form], block: int) -> BlockSparsity:
     """Cut every sequence at the breakpoints of its mask and evenly into at most `block` tokens.
 
     Args:
@@ -36,9 +36,11 @@ def cut_blocks(sequences: Sequence[Slabs], block: int) -> BlockSparsity:
         block: most tokens of a block.
 
     Returns:
-        Exact block sparsity; queries and keys are cut at the same places. Breakpoints closer than a
-        sixteenth of a block to a stronger one are left out. O(slabs log slabs + tiles).
+        Exact block sparsity in slabs; queries and keys are cut at the same places. Breakpoints
+        closer than a sixteenth of a block to a stronger one are left out. O(slabs log slabs +
+        tiles).
 
+    >>> from dcp_dsl import Slabs
     >>> cut_blocks([Slabs(8, [0], [8], [0], [3], [0], [0])], 4).q_bounds.tolist()
     [0, 3, 5, 8]
     """
@@ -47,13 +49,14 @@ def cut_blocks(sequences: Sequence[Slabs], block: int) -> BlockSparsity:
     return _count(batch, _borders([batch], block), block)
 
 
-def cut_stack(masks: Sequence[Sequence[Slabs]], block: int) -> tuple[BlockSparsity, ...]:
+def cut_stack(masks: Sequence[Sequence[Form]], block: int) -> tuple[BlockSparsity, ...]:
     """Cut several masks of the same sequences at the same places, the breakpoints of all of them.
 
     Args:
-        masks: for each mask, the slabs of every sequence.
+        masks: for each mask, its exact form on every sequence.
         block: most tokens of a block.
 
+    >>> from dcp_dsl import Slabs
     >>> causal = Slabs(8, [0], [8], [0], [1], [0], [1])
     >>> first = Slabs(8, [0], [8], [0], [3], [0], [0])
     >>> [s.q_bounds.tolist() for s in cut_stack([[causal], [first]], 4)]
@@ -70,7 +73,7 @@ def cut_stack(masks: Sequence[Sequence[Slabs]], block: int) -> tuple[BlockSparsi
 
 
 def choose_block_size(
-    sequences: Sequence[Slabs],
+    sequences: Sequence[Form],
     cluster: Cluster,
     config: PlanConfig = PlanConfig(),  # noqa: B008 - frozen
 ) -> int:
@@ -108,10 +111,10 @@ def _check_block(block: int) -> None:
         raise ValueError(f"block: expected at least 1 token, got {block}")
 
 
-def _pack(sequences: Sequence[Slabs]) -> BlockSparsity:
+def _pack(sequences: Sequence[Form]) -> BlockSparsity:
     """Put the sequences one behind the other, each in one block."""
     longest = max((s.num_tokens for s in sequences), default=0)
-    return block_sparsity(sequences, max(1, longest), max(1, longest))
+    return block_sparsity([as_slabs(s) for s in sequences], max(1, longest), max(1, longest))
 
 
 def _borders(batches: Sequence[BlockSparsity], block: int) -> Ints:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import BlockSparsity, Slabs, readonly
+from dcp_dsl import BlockSparsity, Slabs, as_slabs, block_sparsity, readonly
 from dcp_planner.cluster import ModelShape
 
 
@@ -72,6 +72,7 @@ def build_workload(sparsity: BlockSparsity, shape: ModelShape) -> Workload:
 
     Raises:
         ValueError: if queries and keys are cut at different places.
+        DatasetError: if a mask is no slabs and would be too many of them.
     """
     if not np.array_equal(sparsity.q_bounds, sparsity.kv_bounds):
         raise ValueError(
@@ -90,5 +91,13 @@ def build_workload(sparsity: BlockSparsity, shape: ModelShape) -> Workload:
         compute_kv=sparsity.col_idx,
         compute_kind=sparsity.kind,
         compute_pairs=sparsity.pairs,
-        slabs=sparsity.slabs,
+        slabs=_slabs_of(sparsity),
     )
+
+
+def _slabs_of(sparsity: BlockSparsity) -> Slabs:
+    """Give the mask of the whole batch as slabs, whatever form its sequences have."""
+    if sparsity.has_slabs:
+        return sparsity.slabs
+    length = max(1, sparsity.batch.num_tokens)
+    return block_sparsity([as_slabs(form) for form in sparsity.forms], length, length).slabs

@@ -7,8 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_dsl import BlockKind, Slabs
-from dcp_planner import Cluster, ModelShape, build_workload, choose_block_size, cut_blocks
+from dcp_dsl import BlockKind, Sample, Slabs, Spec, block_sparsity
+from dcp_planner import (
+    Cluster,
+    ModelShape,
+    PlanConfig,
+    build_plan,
+    build_workload,
+    choose_block_size,
+    cut_blocks,
+    validate,
+)
 from dcp_planner.packing import loads_of, pack_largest_first
 
 
@@ -94,3 +103,13 @@ def test_more_devices_than_tokens_get_blocks_of_one_token(lengths):
 def test_a_block_of_no_tokens_is_refused():
     with pytest.raises(ValueError, match="block: expected at least 1 token, got 0"):
         cut_blocks([], 0)
+
+
+@pytest.mark.parametrize("text", ["causal and (q - k) % 4 == 0", "causal and q - k < 9"])
+def test_masks_of_every_form_are_planned_exactly(text):
+    mask = Spec.from_text(f"mask m = {text}").mask("m")
+    form = mask.bind(Sample({}, 96))
+    for sparsity in (block_sparsity([form, form], 16, 16), cut_blocks([form, form], 16)):
+        plan = build_plan(sparsity, ModelShape(), Cluster(2, 2), PlanConfig("static:zigzag"))
+        validate(plan)
+        assert plan.tiles.pairs.sum() == plan.slabs.num_pairs == 2 * form.num_pairs
