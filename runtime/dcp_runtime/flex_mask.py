@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
-from dcp_dsl import ExportConfig, MaskMod, Slabs, build_block_tables, build_mask_mod
+from dcp_dsl import ExportConfig, Form, MaskMod, as_slabs, build_block_tables, build_mask_mod
 
 FlexMaskMod: TypeAlias = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
@@ -18,7 +18,7 @@ FlexMaskMod: TypeAlias = Callable[
 
 
 def flex_block_mask(
-    slabs: Slabs, config: ExportConfig | None = None, device: torch.device | str = "cpu"
+    mask: Form, config: ExportConfig | None = None, device: torch.device | str = "cpu"
 ) -> BlockMask:
     """Give the `BlockMask` of a bound mask, of one sequence or of a packed batch.
 
@@ -26,18 +26,19 @@ def flex_block_mask(
     length that is no multiple of the block counts as partial.
 
     Args:
-        slabs: the mask.
+        mask: in any exact form.
         config: tokens per block; 128 x 128 by default.
         device: where the tables and the predicate's tensors live.
 
     Raises:
         ExchangeError: X304 if tables become too large.
 
+    >>> from dcp_dsl import Slabs
     >>> causal = Slabs(256, [0], [256], [0], [1], [0], [1])
     >>> flex_block_mask(causal).sparsity()
     25.0
     """
-    chosen = config or ExportConfig()
+    chosen, slabs = config or ExportConfig(), as_slabs(mask)
     tables, _ = build_block_tables(slabs, chosen.block_q, chosen.block_kv)
     arrays = (tables.partial_num, tables.partial_idx, tables.full_num, tables.full_idx)
     num, idx, full_num, full_idx = (_tensor(array[None, None], device) for array in arrays)
@@ -49,12 +50,13 @@ def flex_block_mask(
     )  # fmt: skip
 
 
-def flex_mask_mod(slabs: Slabs, device: torch.device | str = "cpu") -> FlexMaskMod:
+def flex_mask_mod(mask: Form, device: torch.device | str = "cpu") -> FlexMaskMod:
     """Give the predicate of a bound mask as a `mask_mod`: closed, or with captured tensors.
 
     Raises:
         ExchangeError: X304 if the mask takes too many ranges and has too many tokens for bits.
     """
+    slabs = as_slabs(mask)
     predicate = build_mask_mod(slabs)
     if predicate.form == "closed":
         return _closed(predicate)
