@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,16 @@ def run(block: int, tokens: int, repeats: int) -> dict[str, Any]:
     """Place once, then time every stage (`Any`: JSON)."""
     workload = {"id": "schedule", "mask": "causal", "mask_params": {}, "seqlens": [tokens]}
     sparsity = block_sparsity(sequences_of(workload), block, block)
-    cluster, config = preset("a100-p4de", 4, 8), PlanConfig(partitioner="native", routing="node")
+    cluster = preset("a100-p4de", 4, 8)
+    config = PlanConfig(partitioner="native", budget="fast", routing="node", divisions=4)
+    searched = replace(config, divisions="auto")
     work = build_workload(sparsity, ModelShape())
     placed = place(work, cluster, config)
     divided = make_schedule(work, placed, cluster, config)
     plan = assemble(work, cluster, placed, divided, config.partitioner)
     stages: dict[str, Callable[[], object]] = {
-        "divide": lambda: make_schedule(work, placed, cluster, config),
+        "divide into 4": lambda: make_schedule(work, placed, cluster, config),
+        "divide as is fastest": lambda: make_schedule(work, placed, cluster, searched),
         "route and emit": lambda: assemble(work, cluster, placed, divided, config.partitioner),
         "predict": lambda: predict(plan),
         "simulate with timeline": lambda: simulate(plan),

@@ -96,7 +96,7 @@ HEADER = (
 def summary_table(document: dict[str, Any]) -> str:
     """Give the Markdown tables, one for each cluster (`Any`: JSON of `run`)."""
     parts = []
-    for cluster, methods in document["geomeans"].items():
+    for cluster, methods in geomeans_of(document["rows"]).items():
         if cluster == "all":
             continue
         lines = [
