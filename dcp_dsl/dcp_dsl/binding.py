@@ -34,7 +34,8 @@ def bind_expression(
     """
     if num_tokens == 0:
         return Region.empty(0).to_slabs()
-    keys_first = reads_keys_only(value, env.scope)
+    has_tokens = any(isinstance(c, list) and len(c) == num_tokens for c in columns.values())
+    keys_first = has_tokens and reads_keys_only(value, env.scope)
     place: Place | None = None
     for is_transposed in (keys_first, not keys_first):
         frame = Frame.of(num_tokens, columns, Budget(MAX_STEPS), is_transposed=is_transposed)

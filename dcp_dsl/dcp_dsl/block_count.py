@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 def count_slab_blocks(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
     """Count the pairs of every block that slabs touch; O(slabs + blocks)."""
-    slab, block, rows, first, last, low, high = cut_at_rows(slabs, q_bounds)
+    pieces = cut_at_rows(slabs, q_bounds)
+    if (pieces[1][1:] < pieces[1][:-1]).any():
+        order = np.argsort(pieces[1], kind="stable")
+        pieces = tuple(column[order] for column in pieces)
+    slab, block, rows, first, last, low, high = pieces
     touched_from = np.searchsorted(kv_bounds, first, side="right") - 1
     touched_to = np.searchsorted(kv_bounds, last + high * (rows - 1), side="left")
     counts = touched_to - touched_from
@@ -40,7 +44,13 @@ def count_slab_blocks(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> BlockC
                 - _pairs_below(border, first[at], low[at], rows[at]))
         for sign, border in ((1, kv_bounds[col[cut] + 1]), (-1, kv_bounds[col[cut]]))
     )  # fmt: skip
-    return merge_blocks(np.repeat(block, counts), col, pairs, slab[piece], len(kv_bounds))
+    is_alone = np.ones(len(block), np.bool_)  # in its row of blocks: its entries are in order
+    is_alone[1:] &= block[1:] != block[:-1]
+    is_alone[:-1] &= block[1:] != block[:-1]
+    crowd = np.flatnonzero(np.repeat(~is_alone, counts))
+    return merge_blocks(
+        np.repeat(block, counts), col, pairs, slab[piece], len(kv_bounds), crowd=crowd
+    )
 
 
 def cut_at_rows(slabs: "Slabs", q_bounds: Ints) -> tuple[Ints, ...]:
@@ -73,18 +83,31 @@ def _pairs_below(border: Ints, end: Ints, slope: Ints, rows: Ints) -> Ints:
     return below
 
 
-def merge_blocks(row: Ints, col: Ints, pairs: Ints, slab: Ints, base: int) -> BlockCounts:
-    """Add up the entries of the same block and sort by (row, col)."""
+def merge_blocks(
+    row: Ints, col: Ints, pairs: Ints, slab: Ints, base: int, *, crowd: Ints | None = None
+) -> BlockCounts:
+    """Add up the entries of the same block and sort by (row, col), in place.
+
+    Args:
+        row: int64 ``[N]``, like the next three.
+        col: key block of each entry.
+        pairs: its pairs.
+        slab: where they come from.
+        base: more than every column.
+        crowd: the entries that may be out of order, all those of their rows; by default any.
+    """
     key = row * base + col
     is_new = np.ones(len(key), np.bool_)
-    np.greater(key[1:], key[:-1], out=is_new[1:])
+    if crowd is None:
+        crowd = np.arange(len(key))
+    if len(crowd):
+        order = np.argsort(key[crowd], kind="stable")
+        moved = crowd[order]
+        key[crowd], pairs[crowd], slab[crowd] = key[moved], pairs[moved], slab[moved]
+        row[crowd], col[crowd] = row[moved], col[moved]
+        np.not_equal(key[1:], key[:-1], out=is_new[1:])
     if is_new.all():
         return BlockCounts(row, col, pairs, np.arange(len(key) + 1), slab)
-    if not (key[1:] >= key[:-1]).all():
-        order = np.argsort(key, kind="stable")
-        key, pairs, slab = key[order], pairs[order], slab[order]
-        np.not_equal(key[1:], key[:-1], out=is_new[1:])
     begin = np.flatnonzero(is_new)
     total = np.add.reduceat(pairs, begin) if len(begin) < len(key) else pairs
-    row, col = np.divmod(key[begin], base)
-    return BlockCounts(row, col, total, np.append(begin, len(key)), slab)
+    return BlockCounts(row[begin], col[begin], total, np.append(begin, len(key)), slab)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from dcp_dsl.bands import expand
 from dcp_dsl.classes import Classes, MaskValue
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.form import Form, row_chunks
@@ -24,8 +25,13 @@ def to_form(value: MaskValue, *, is_transposed: bool) -> Form:
         return _strided(value)
     rows = int((value.q_end - value.q_start).sum())
     size = len(value.q_start)
-    is_short = size < MIN_ROWS_SLABS or rows > ROWS_PER_SLAB * size
-    inner = value.to_slabs() if is_short else _rows(value)
+    if not value.is_maximal and rows <= ROWS_PER_SLAB * (size - value.num_links()):
+        inner: Slabs | Rows = _rows(value)  # gluing could not make it short
+    else:
+        value = value.maximal()
+        size = len(value.q_start)
+        is_short = size < MIN_ROWS_SLABS or rows > ROWS_PER_SLAB * size
+        inner = value.to_slabs() if is_short else _rows(value)
     return Columns(inner) if is_transposed else inner
 
 
@@ -39,8 +45,15 @@ def _strided(value: Classes) -> Strided:
 
 
 def _rows(region: Region) -> Rows:
-    row_ptr, starts, ends = region.to_slabs().row_ranges(0, region.num_tokens)
-    return Rows(region.num_tokens, row_ptr, starts, ends)
+    which, row = expand(region.q_start, region.q_end - region.q_start)
+    down = row - region.q_start[which]
+    start = region.kv_start[which] + region.start_slope[which] * down
+    end = region.kv_end[which] + region.end_slope[which] * down
+    if (row[1:] < row[:-1]).any():
+        order = np.lexsort((start, row))
+        row, start, end = row[order], start[order], end[order]
+    row_ptr = np.searchsorted(row, np.arange(region.num_tokens + 1))
+    return Rows(region.num_tokens, row_ptr, start, end)
 
 
 def as_slabs(form: Form, max_slabs: int = MAX_SLABS) -> Slabs:
@@ -58,6 +71,8 @@ def as_slabs(form: Form, max_slabs: int = MAX_SLABS) -> Slabs:
         region = _as_region(form, max_slabs)
     except TooManyPieces:
         region = None
+    if region is not None:
+        region = region.maximal()
     if region is None or len(region.q_start) > max_slabs:
         raise DatasetError(
             f"a mask of form `{form.form}` on {form.num_tokens:_} tokens falls into more than "

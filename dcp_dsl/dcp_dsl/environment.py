@@ -19,7 +19,7 @@ from dcp_dsl.comparison import MAX_JOBS, compare
 from dcp_dsl.instances import Instances
 from dcp_dsl.layout import Column
 from dcp_dsl.number_trees import NumberTree
-from dcp_dsl.piecewise import sorted_unique
+from dcp_dsl.piecewise import Piecewise, sorted_unique
 from dcp_dsl.region import Region
 from dcp_dsl.scope import Scope
 from dcp_dsl.terms import Number, Term
@@ -83,6 +83,7 @@ class Frame:
         max_jobs: how wide a comparison may grow.
         outer: the frame of the whole sample, None if this is it.
         segments: instances already found, by text and statement.
+        tokens: token columns already read, by name.
     """
 
     num_tokens: int
@@ -94,6 +95,7 @@ class Frame:
     max_jobs: int = MAX_JOBS
     outer: "Frame | None" = None
     segments: dict[tuple[int, str], dict[str, Instances]] = field(default_factory=dict)
+    tokens: dict[str, Piecewise] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -114,7 +116,7 @@ class Frame:
         bands = Bands.square(cells.start, cells.end)
         return Frame(
             self.num_tokens, self.columns, self.budget, cells, bands, self.is_transposed,
-            self.max_jobs, self.outer or self,
+            self.max_jobs, self.outer or self, tokens=self.tokens,
         )  # fmt: skip
 
     def within(self, region: Region) -> "Frame":

@@ -242,7 +242,10 @@ class NumberLowering(SegmentLowering):
         where = f"token column `{column}`"
         if column not in self.frame.columns:
             raise DatasetError(f"{where}: the sample does not have it")
-        return Piecewise.from_tokens(per_token_values(self.frame.columns[column], self.n, where))
+        if column not in self.frame.tokens:
+            values = per_token_values(self.frame.columns[column], self.n, where)
+            self.frame.tokens[column] = Piecewise.from_tokens(values)
+        return self.frame.tokens[column]
 
     def function(self, value: ast.Call, env: Env) -> Number:
         """Evaluate abs, min, max, clamp or a `where` function."""

@@ -8,7 +8,7 @@ cell. Gluing the cells together again gives maximal slabs, which depend on the s
 equal sets have equal arrays. No step looks at single tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from dcp_dsl.slabs import Slabs
 Ints = NDArray[np.int64]
 
 MAX_CELLS = 2**21
+GLUED_AT_ONCE = 2**13
 
 # Which coverages (left + 2 * right) are visible.
 _AND = np.array([False, False, False, True])
@@ -28,7 +29,11 @@ _MINUS = np.array([False, True, False, False])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """Slabs in normal form over `num_tokens` rows and keys; all columns int64 ``[N]``."""
+    """Slabs in normal form over `num_tokens` rows and keys; all columns int64 ``[N]``.
+
+    Many slabs are glued together only when asked for by `maximal`; until then they are maximal on
+    each row, but runs of rows may be cut more often than needed.
+    """
 
     num_tokens: int
     q_start: Ints
@@ -37,6 +42,7 @@ class Region:
     kv_end: Ints
     start_slope: Ints
     end_slope: Ints
+    is_maximal: bool = field(default=True, kw_only=True)
 
     @classmethod
     def empty(cls, num_tokens: int) -> "Region":
@@ -72,7 +78,10 @@ class Region:
             (kv_start >= kv_end)
             & (kv_start + start_slope * (rows - 1) >= kv_end + end_slope * (rows - 1))
         )
-        kept = tuple(c[~is_empty] for c in columns)
+        kept = columns if not is_empty.any() else tuple(c[~is_empty] for c in columns)
+        if _is_one_per_row(kept):
+            slopes = (np.where(kept[1] - kept[0] > 1, slope, 0) for slope in kept[4:])
+            return _glue_later(num_tokens, (*kept[:4], *slopes))
         return _sweep(num_tokens, kept, np.ones(len(kept[0]), np.int64), _MINUS)
 
     @classmethod
@@ -108,20 +117,41 @@ class Region:
             self.q_start, self.q_end, self.kv_start, self.kv_end, self.start_slope, self.end_slope,
         )  # fmt: skip
 
+    def maximal(self) -> "Region":
+        """Give the same pairs in maximal slabs, which depend on the set of pairs only."""
+        return self if self.is_maximal else _glue(self.num_tokens, self.columns())
+
+    def num_links(self) -> int:
+        """Give how many slabs continue another one on the next row."""
+        return int((_followers(self.num_tokens, self.columns()) >= 0).sum())
+
     def to_slabs(self) -> Slabs:
         """Give the public value."""
+        if not self.is_maximal:
+            return self.maximal().to_slabs()
         slopes = self.start_slope.astype(np.uint8), self.end_slope.astype(np.uint8)
         return Slabs(self.num_tokens, self.q_start, self.q_end, self.kv_start, self.kv_end, *slopes)
 
     def is_equal(self, other: "Region") -> bool:
         """Whether both hold the same pairs."""
-        return all(map(np.array_equal, self.columns(), other.columns()))
+        pairs = zip(self.maximal().columns(), other.maximal().columns(), strict=True)
+        return all(np.array_equal(a, b) for a, b in pairs)
 
     def _combine(self, other: "Region", truth: NDArray[np.bool_]) -> "Region":
         pairs = zip(self.columns(), other.columns(), strict=True)
         columns = tuple(np.concatenate(pair) for pair in pairs)
         weight = np.repeat(np.array([1, 2]), [len(self.q_start), len(other.q_start)])
         return _sweep(self.num_tokens, columns, weight, truth)
+
+
+def _is_one_per_row(columns: tuple[Ints, ...]) -> bool:
+    """Whether slabs are in order, never share a row and are empty on none: maximal on each row."""
+    q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
+    if not (q_start[1:] >= q_end[:-1]).all():
+        return False
+    growth = (end_slope - start_slope) * (q_end - q_start - 1)
+    width = kv_end - kv_start
+    return bool((np.minimum(width, width + growth) > 0).all())
 
 
 def _sweep(
@@ -147,7 +177,8 @@ def _sweep(
     was_seen = np.concatenate([[False], is_seen[:-1]])  # a cell ends uncovered, so cells do not mix
     starts, ends = keys[is_seen & ~was_seen], keys[was_seen & ~is_seen]
     rows, low, high = starts // base, starts % base, ends % base
-    return _glue(num_tokens, (knots[rows], knots[rows + 1], low >> 1, high >> 1, low & 1, high & 1))
+    ends_ = (low >> 1, high >> 1, low & 1, high & 1)
+    return _glue_later(num_tokens, (knots[rows], knots[rows + 1], *ends_))
 
 
 def _cells(knots: Ints, q_start: Ints, q_end: Ints) -> tuple[Ints, Ints]:
@@ -207,6 +238,13 @@ def _meetings(knots: Ints, columns: tuple[Ints, ...], num_tokens: int) -> Ints:
 # ---- gluing --------------------------------------------------------------------------------------
 
 
+def _glue_later(num_tokens: int, columns: tuple[Ints, ...]) -> Region:
+    """Glue a few slabs at once, and many only when that is asked for."""
+    if len(columns[0]) > GLUED_AT_ONCE:
+        return Region(num_tokens, *columns, is_maximal=False)
+    return _glue(num_tokens, columns)
+
+
 def _glue(num_tokens: int, columns: tuple[Ints, ...]) -> Region:
     """Join slabs that continue one another, from the first row down, into maximal ones.
 
@@ -215,6 +253,8 @@ def _glue(num_tokens: int, columns: tuple[Ints, ...]) -> Region:
     equal steps, taken greedily from the top.
     """
     q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
+    if len(q_start) < 2:
+        return Region(num_tokens, *columns)
     follower = _followers(num_tokens, columns)
     is_linked = follower >= 0
     if not is_linked.any():
@@ -294,7 +334,9 @@ def _runs_to_slabs(
     flat = np.zeros(int(alone.sum()), np.int64)
     parts.append([row[alone], row[alone] + 1, first[alone], last[alone], flat, flat])
     # Chains of a single row have no steps at all.
-    stepless = np.setdiff1d(np.arange(len(heads)), chain, assume_unique=False)
+    has_steps = np.zeros(len(heads), np.bool_)
+    has_steps[chain] = True
+    stepless = np.flatnonzero(~has_steps)
     parts.append([c[heads[stepless]] for c in columns])
     merged = [np.concatenate(group) for group in zip(*parts, strict=True)]
     order = np.lexsort((merged[2], merged[0]))

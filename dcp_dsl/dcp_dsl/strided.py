@@ -91,7 +91,7 @@ class Strided:
         row, col, pairs = (np.concatenate(c) for c in zip(*found, strict=True))
         if len(row) == 0:
             return BlockCounts.without_slabs(row, col, pairs)
-        merged = merge_blocks(row, col, pairs, col, len(kv_bounds))
+        merged = merge_blocks(row, col, pairs, np.zeros_like(col), len(kv_bounds))
         seen = merged.pairs > 0
         return BlockCounts.without_slabs(merged.row[seen], merged.col[seen], merged.pairs[seen])
 
