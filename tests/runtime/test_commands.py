@@ -113,3 +113,45 @@ def test_many_processes_start_only_when_asked_for_by_number(lab, tmp_path):
     assert isinstance(result.exception, RunError)
     assert "is for 24 devices" in str(result.exception)
     assert "say --ranks 24" in str(result.exception)
+
+
+def test_wrong_number_of_ranks_is_refused_before_anything_starts(plan_file, monkeypatch):
+    import dcp_runtime.launcher as launcher
+
+    monkeypatch.setattr(launcher, "run_plan", lambda *_: pytest.fail("started"))
+    with pytest.raises(
+        RunError, match="the plan is for 2 devices, 3 ranks were asked for"
+    ) as caught:
+        CliRunner().invoke(dcpm, ["run", str(plan_file), "--ranks", "3"], catch_exceptions=False)
+    assert "run it on 2 ranks" in str(caught.value)
+
+
+@pytest.mark.dist
+def test_loopback_runs_in_one_process_and_writes_a_trace_for_perfetto(plan_file, tmp_path):
+    out = tmp_path / "trace.pftrace"
+    arguments = ["run", str(plan_file), "--transport", "loopback", "--verify", "--json"]
+    result = CliRunner().invoke(dcpm, [*arguments, "--trace", str(out)], catch_exceptions=False)
+    document = json.loads(result.stdout)
+    assert (document["verified"], document["transport"], document["ranks"]) == (True, "loopback", 2)
+    assert b"attention" in out.read_bytes()
+    assert "running on 2 threads of one process" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"transport": "pigeon"}, "a transport out of gloo, nccl, loopback"),
+        ({"transport": "nccl"}, "say device 'cuda', or use 'gloo'"),
+        ({"transport": "loopback", "link": True}, "only the links of gloo can be slowed down"),
+    ],
+)
+def test_transports_that_cannot_be_are_refused(options, says):
+    from dcp_runtime import RunConfig
+    from dcp_runtime.link import LinkLimit
+
+    if "link" in options:
+        options = options | {"link": LinkLimit(1e6)}
+    with pytest.raises(RunError, match=says):
+        RunConfig(2, **options)
+    with pytest.raises(RunError, match="a link of more than 0 bytes per second"):
+        LinkLimit(0)
