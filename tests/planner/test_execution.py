@@ -73,6 +73,13 @@ class Machine:
                 self.buffer[device][row["kind"], place] = ("on its way", x)
                 if row["kind"] in (Q, KV):  # sums that lay here are reset
                     self.sums[device].pop((QUERY[row["kind"]], old), None)
+        elif row["kind"] in (Q, KV) and not self.is_local(device, row["block"]):
+            brought = [
+                y
+                for y, ends in self.launched.items()
+                if device in ends and self.into(y, device, row["kind"], row["block"])
+            ]
+            assert brought, "passed on before its own arrival was launched"
         elif row["kind"] >= OUT:
             self.payload[x] = Counter(self.sums[device].get((QUERY[row["kind"]], row["block"])))
 
@@ -84,6 +91,9 @@ class Machine:
 
     def deliver(self, x):
         row = self.rows[x]
+        if row["kind"] >= OUT:  # a sender may read its sums until they have left
+            sums = self.sums[row["source"]].get((QUERY[row["kind"]], row["block"]))
+            assert Counter(sums) == self.payload[x], "sums were overwritten on their way"
         self.arrived.add(x)
         for place in self.span(x):
             key = row["kind"], place
