@@ -114,3 +114,19 @@ def test_inputs_of_a_block_do_not_depend_on_its_neighbours(lab):
     assert torch.equal(alone.q, whole.q[start:end])
     assert torch.equal(alone.kv, whole.kv[start:end])
     assert not np.allclose(alone.q, random_inputs(plan, [3], 1, 0, torch.float32).q)
+
+
+@pytest.mark.parametrize(("head_dim", "seed", "mask"), [(1, 7, "blind_rows"), (2, 6, "causal")])
+def test_narrow_heads_whose_eager_error_is_luck_are_verified_and_small_faults_are_not(
+    lab, head_dim, seed, mask
+):
+    sparsity = lab.sparsity_of([lab.masks[mask](n) for n in (40, 1, 23)], 16)
+    shape, config = ModelShape(1, 1, head_dim, 4), PlanConfig(partitioner="static:zigzag")
+    plan = build_plan(sparsity, shape, Cluster(devices_per_node=3), config)
+    q, kv, dout = lab.random_qkv(seed, 64, 1, 1, head_dim, torch.float32)
+    got, _ = lab.run_in_threads(plan, q, kv, dout)
+    inputs = Inputs(q, kv, dout)
+    assert verify(plan, [(inputs, got)], torch.float32).is_ok
+    for name in ("out", "dq", "dkv"):
+        wrong = got | {name: got[name] * (1 + 1e-5)}
+        assert not verify(plan, [(inputs, wrong)], torch.float32).is_ok
