@@ -9,7 +9,7 @@ kinds of links, and whatever is still above a cap is moved.
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,9 +71,12 @@ class Ground:
 def ground_of(workload: Workload, cluster: Cluster, config: PlanConfig, effort: Effort) -> Ground:
     """Take caps and means of a whole workload."""
     devices = cluster.num_devices
+    # Moves and swaps may reach the tolerance where a packing, largest first, does not; they know
+    # to settle for what that reaches.
+    tokens = int((1 + config.token_tolerance) * int(workload.block_tokens.sum()) / devices)
     return Ground(
         effort,
-        caps_of(workload, devices, config),
+        replace(caps_of(workload, devices, config), tokens=tokens),
         float(workload.compute_pairs.sum()) / devices,
         float(workload.block_tokens.sum()) / devices,
         sum(
