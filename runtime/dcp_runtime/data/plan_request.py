@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from typing import Any
 
 from dcp_dsl import Mask, Sample, Slabs, Spec
 from dcp_planner import (
@@ -79,9 +80,9 @@ class PlanRequest:
         values["sequences"] = tuple(SequenceRequest(**s) for s in values["sequences"])
         values["shape"] = ModelShape(**values["shape"])
         values["cluster"] = Cluster(**values["cluster"])
-        config = values["config"]  # JSON knows no tuples
-        plain = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
-        values["config"] = PlanConfig(**plain)
+        config: dict[str, Any] = values["config"]
+        config["candidates"] = tuple(config["candidates"])  # JSON knows no tuples
+        values["config"] = PlanConfig(**config)
         return cls(**values)
 
     @property
