@@ -183,21 +183,26 @@ def test_tensors_that_do_not_fit_the_plan_are_refused(lab):
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
     mask=st.sampled_from(["causal", "streaming", "blind_rows", "scattered", "full"]),
     block=st.sampled_from([3, 8, 16]),
-    ranks=st.integers(1, 4),
+    devices=st.sampled_from([(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 2)]),
+    routing=st.sampled_from(["direct", "node"]),
+    heads=st.sampled_from([(2, 2), (4, 2), (3, 1)]),
     partitioner=st.sampled_from(["static:zigzag", "static:contiguous"]),
     divisions=st.integers(2, 5),
     seed=st.integers(0, 2**16),
 )
 def test_random_batches_are_exact(  # noqa: PLR0913 - what Hypothesis draws
-    lab, lengths, mask, block, ranks, partitioner, divisions, seed
+    lab, lengths, mask, block, devices, routing, heads, partitioner, divisions, seed
 ):
     masks = [lab.masks[mask](n) for n in lengths]
     dense = block_diagonal(masks)
     if not dense.any():
         return
     sparsity = lab.sparsity_of(masks, block)
-    config = PlanConfig(partitioner=partitioner, divisions=divisions)
-    plan = build_plan(sparsity, SHAPE, Cluster(devices_per_node=ranks), config)
-    qkv = lab.random_qkv(seed, len(dense), 4, 2, 8, torch.float32)
+    config = PlanConfig(partitioner=partitioner, divisions=divisions, routing=routing)
+    plan = build_plan(sparsity, ModelShape(*heads, 8, 4), Cluster(*devices), config)
+    qkv = lab.random_qkv(seed, len(dense), *heads, 8, torch.float32)
     got, _ = lab.run_in_threads(plan, *qkv)
     lab.assert_as_exact_as_eager(got, *qkv, dense)
+    blind = ~dense.any(1)
+    assert (got["out"][blind] == 0).all()
+    assert (got["dq"][blind] == 0).all()
