@@ -122,9 +122,7 @@ def wrong_world_size_is_refused(executor, ranks):
 
 
 def unknown_kernel_is_refused(executor, ranks):
-    with pytest.raises(
-        RunError, match="expected a kernel out of triton, cpu, reference, got 'flesh'"
-    ):
+    with pytest.raises(RunError, match=r"expected a kernel out of .*, got 'flesh'"):
         DCPExecutor(kernel="flesh")
 
 
