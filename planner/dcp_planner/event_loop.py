@@ -4,11 +4,10 @@ An event is a device that may go on, a message that has left, or one that has ar
 same time are handled in the order in which they were made.
 """
 
-# mypy: disable-error-code="untyped-decorator"
-
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from dcp_planner.jit import INT, INTS, compiled, inner
 
 Ints = NDArray[np.int64]
 
@@ -17,10 +16,11 @@ _OP_LAUNCH, _OP_WAIT = 1, 2  # as in program_table.OPS; compiled code takes cons
 _WAITING, _READY, _STARTED = 0, 1, 2
 
 
-@njit(cache=True)
-def _push(times: Ints, numbers: Ints, codes: Ints, size: int, event: tuple[int, int, int]) -> int:
-    """Add an event (time, number, code) to a binary heap by (time, number); gives its size."""
-    time_ns, number, code = event
+@inner(INT(INTS, INTS, INTS, INT, INT, INT, INT))
+def _push(
+    times: Ints, numbers: Ints, codes: Ints, size: int, time_ns: int, number: int, code: int
+) -> int:
+    """Add an event to a binary heap by (time, number); gives its size."""
     i = size
     while i > 0:
         up = (i - 1) >> 1
@@ -32,7 +32,7 @@ def _push(times: Ints, numbers: Ints, codes: Ints, size: int, event: tuple[int, 
     return size + 1
 
 
-@njit(cache=True)
+@inner(INT(INTS, INTS, INTS, INT))
 def _pop(times: Ints, numbers: Ints, codes: Ints, size: int) -> int:
     """Remove the first event; gives the new size."""
     size -= 1
@@ -53,8 +53,7 @@ def _pop(times: Ints, numbers: Ints, codes: Ints, size: int) -> int:
     return size
 
 
-@njit(cache=True)
-def run_events(  # noqa: C901, PLR0913 - a compiled kernel
+def run_events(  # noqa: PLR0913 - the whole of a direction
     row_ptr: Ints,
     op: NDArray[np.uint8],
     item_ptr: Ints,
@@ -92,46 +91,74 @@ def run_events(  # noqa: C901, PLR0913 - a compiled kernel
         Begin and end of every instruction ``[I]``, start of every message ``[X]`` (-1 if never),
         the instruction each device is at ``[R]``, the time of the last event.
     """
-    num_devices, num_rows, num_messages = len(row_ptr) - 1, len(op), len(source)
-    begun = np.full(num_rows, -1, np.int64)
-    ended = np.full(num_rows, -1, np.int64)
+    num_rows, num_messages = len(op), len(source)
+    begun_ended = np.full((2, num_rows), -1, np.int64)
     started = np.full(num_messages, -1, np.int64)
     at = row_ptr[:-1].copy()
-    still_open = np.zeros(num_rows, np.int64)
-    launch_row = np.full((2, num_messages), -1, np.int64)
-    state = np.zeros(num_messages, np.uint8)
-    has_arrived = np.zeros(num_messages, np.bool_)
-    is_busy = np.zeros((2, num_ports), np.bool_)
-    ready_at = np.zeros((2, num_ports), np.int64)  # ready messages by port
-    # Messages by the port they leave by and enter by, by number; and by what feeds them.
+    # Messages by the port they leave by and enter by, by number.
+    port_list = np.argsort(ports, axis=1, kind="stable")
     port_ptr = np.zeros((2, num_ports + 1), np.int64)
-    port_list = np.zeros((2, num_messages), np.int64)
     for side in range(2):
-        for x in range(num_messages):
-            port_ptr[side, ports[side, x] + 1] += 1
-        for p in range(num_ports):
-            port_ptr[side, p + 1] += port_ptr[side, p]
-        fill = port_ptr[side].copy()
-        for x in range(num_messages):
-            port_list[side, fill[ports[side, x]]] = x
-            fill[ports[side, x]] += 1
-    head = port_ptr[:, :-1].copy()
-    next_fed = np.full(num_messages, -1, np.int64)
-    first_fed = np.full(num_messages, -1, np.int64)
+        port_ptr[side, 1:] = np.cumsum(np.bincount(ports[side], minlength=num_ports))
+    room = len(row_ptr) + 2 * num_messages + num_rows + 8
+    end_ns = _play(
+        (row_ptr, item_ptr, duration, launch_of, feeder, busy, latency),
+        (source, target, items),
+        op,
+        ports,
+        port_ptr,
+        port_list,
+        port_ptr[:, :-1].copy(),
+        begun_ended,
+        started,
+        at,
+        np.zeros(num_rows, np.int64),
+        np.full((4, num_messages), -1, np.int64),
+        np.zeros((2, num_messages), np.uint8),
+        np.zeros((2, 2, num_ports), np.int64),
+        np.zeros((3, room), np.int64),
+        np.zeros(num_messages + 1, np.int64),
+        start_ns,
+    )
+    return begun_ended[0], begun_ended[1], started, at, int(end_ns)
+
+
+@compiled
+def _play(  # noqa: C901, PLR0913 - a compiled kernel
+    known: tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints],
+    indices: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]],
+    op: NDArray[np.uint8],
+    ports: Ints,
+    port_ptr: Ints,
+    port_list: Ints,
+    head: Ints,
+    begun_ended: Ints,
+    started: Ints,
+    at: Ints,
+    still_open: Ints,
+    messages: Ints,
+    flags: NDArray[np.uint8],
+    by_port: Ints,
+    heap: Ints,
+    to_start: Ints,
+    start_ns: int,
+) -> int:
+    row_ptr, item_ptr, duration, launch_of, feeder, busy, latency = known
+    source, target, items = indices
+    begun, ended = begun_ended[0], begun_ended[1]
+    launch_row, next_fed, first_fed = messages[:2], messages[2], messages[3]
+    state, has_arrived = flags[0], flags[1]
+    is_busy, ready_at = by_port[0], by_port[1]  # whether taken; ready messages
+    times, numbers, codes = heap[0], heap[1], heap[2]
+    num_devices, num_messages = len(row_ptr) - 1, len(source)
     for x in range(num_messages - 1, -1, -1):
         if feeder[x] >= 0:
             next_fed[x] = first_fed[feeder[x]]
             first_fed[feeder[x]] = x
-    room = num_devices + 2 * num_messages + num_rows + 8
-    times = np.zeros(room, np.int64)
-    numbers = np.zeros(room, np.int64)
-    codes = np.zeros(room, np.int64)
     heap_size, count = 0, 0
     for device in range(num_devices):
-        event = (start_ns, count, 3 * device + _RESUME)
-        heap_size = _push(times, numbers, codes, heap_size, event)
+        heap_size = _push(times, numbers, codes, heap_size, start_ns, count, 3 * device + _RESUME)
         count += 1
-    to_start = np.zeros(num_messages + 1, np.int64)
     end_ns = start_ns
     while heap_size:
         now, what, subject = times[0], codes[0] % 3, codes[0] // 3
@@ -146,10 +173,10 @@ def run_events(  # noqa: C901, PLR0913 - a compiled kernel
             side = 0 if what == _LEAVE else 1
             if what == _LEAVE:
                 freed = True
-                is_busy[0, ports[0, subject]] = False
-                is_busy[1, ports[1, subject]] = False
+                is_busy[0, ports[0, subject]] = 0
+                is_busy[1, ports[1, subject]] = 0
             else:
-                has_arrived[subject] = True
+                has_arrived[subject] = 1
                 x = first_fed[subject]
                 while x >= 0:
                     if launch_row[0, x] >= 0 and launch_row[1, x] >= 0:
@@ -195,8 +222,15 @@ def run_events(  # noqa: C901, PLR0913 - a compiled kernel
                     ended[row] = now + duration[row]
                     if duration[row] > 0:
                         at[device] += 1
-                        event = (ended[row], count, 3 * device + _RESUME)
-                        heap_size = _push(times, numbers, codes, heap_size, event)
+                        heap_size = _push(
+                            times,
+                            numbers,
+                            codes,
+                            heap_size,
+                            ended[row],
+                            count,
+                            3 * device + _RESUME,
+                        )
                         count += 1
                         break
                 at[device] += 1
@@ -235,11 +269,10 @@ def run_events(  # noqa: C901, PLR0913 - a compiled kernel
             state[x] = _STARTED
             started[x] = now
             for side in range(2):
-                is_busy[side, ports[side, x]] = True
+                is_busy[side, ports[side, x]] = 1
                 ready_at[side, ports[side, x]] -= 1
             for what_next in (_LEAVE, _ARRIVE):
                 when = now + busy[x] + (latency[x] if what_next == _ARRIVE else 0)
-                event = (when, count, 3 * x + what_next)
-                heap_size = _push(times, numbers, codes, heap_size, event)
+                heap_size = _push(times, numbers, codes, heap_size, when, count, 3 * x + what_next)
                 count += 1
-    return begun, ended, started, at, end_ns
+    return end_ns

@@ -5,10 +5,10 @@ other blocks, so choosing owners is an assignment under a capacity: moves and sw
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from dcp_planner.native_kernel import Board, inner, pin, price_net, reset
+from dcp_planner.jit import compiled
+from dcp_planner.native_kernel import Board, fill, pin, price_net, reset
 from dcp_planner.packing import pack_largest_first
 
 Ints = NDArray[np.int64]
@@ -45,7 +45,7 @@ def _pack(board: Board, owner: Indices, limit: Floats) -> Indices:
     return (owner, packed)[better]
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def level_work(board: Board) -> None:  # noqa: C901 - one loop nest
     """Move the tiles that are cheapest per unit of work off overloaded parts.
 
@@ -68,7 +68,9 @@ def level_work(board: Board) -> None:  # noqa: C901 - one loop nest
             if part[tile] != source:
                 continue
             reset(source, topology, change)
-            price_net(board.tile_q[tile], 1, source, weight, count, topology, toll, pull, change)
+            price_net(
+                int(board.tile_q[tile]), 1, source, weight, count, topology, toll, pull, change
+            )
             column = blocks + board.tile_kv[tile]
             price_net(column, 1, source, weight, count, topology, toll, pull, change)
             shed = min(max(work[tile], 1.0), excess)
@@ -84,56 +86,65 @@ def level_work(board: Board) -> None:  # noqa: C901 - one loop nest
                     best, goal, least, is_allowed = tile, target, price / shed, fits
         if best < 0:
             return
-        pin(board.tile_q[best], 1, source, goal, count, topology)
+        pin(int(board.tile_q[best]), 1, source, goal, count, topology)
         pin(blocks + board.tile_kv[best], 1, source, goal, count, topology)
         loads[0, source] -= work[best]
         loads[0, goal] += work[best]
         part[best] = goal
 
 
-@njit(cache=True, error_model="numpy")
 def owner_costs(board: Board) -> Floats:
     """Give what each block would send if each part owned it, float64 ``[D, K]``."""
     blocks, parts = len(board.tokens), board.topology.shape[1]
-    far, group = board.weight[len(board.weight) - 1], board.topology[0]
+    far, group = board.weight[-1], board.topology[0]
+    owned = np.flatnonzero(board.owner >= 0)
+    owner = board.owner[owned]
     cost = np.zeros((blocks, parts))
-    for block in range(blocks):
-        here = board.owner[block]
-        for net in (block, blocks + block):
-            pins = 0
-            for target in range(parts):
-                pins += board.counts[net, target]
-            if here < 0 or pins <= 1:
-                continue
-            for target in range(parts):
-                near = board.counts[net, target] - (target == here)
-                around = board.counts[net, parts + group[target]] - (group[target] == group[here])
-                if near == 0:
-                    cost[block, target] += board.weight[net]
-                if around == 0:
-                    cost[block, target] += far * board.weight[net]
+    for net in (owned, owned + blocks):
+        counts = board.counts[net]
+        is_shared = counts[:, :parts].sum(axis=1) > 1
+        row = np.arange(len(net))
+        counts[row, owner] -= 1
+        counts[row, parts + group[owner]] -= 1
+        weight = np.where(is_shared, board.weight[net], 0.0)[:, None]
+        cost[owned] += weight * (counts[:, :parts] == 0)
+        cost[owned] += far * weight * (counts[:, parts:] == 0)[:, group]
     return cost
 
 
-@inner
 def _held(owner: Indices, tokens: Ints, parts: int) -> Floats:
-    held = np.zeros(parts)
-    for block in range(len(owner)):
-        if owner[block] >= 0:
-            held[owner[block]] += tokens[block]
-    return held
+    owned = owner >= 0
+    return np.bincount(owner[owned], tokens[owned], parts).astype(np.float64)
 
 
-@njit(cache=True, error_model="numpy")
-def shed_tokens(  # noqa: C901 - one loop nest
-    cost: Floats, owner: Indices, tokens: Ints, limit: Floats, topology: Ints
-) -> bool:
+def shed_tokens(cost: Floats, owner: Indices, tokens: Ints, limit: Floats, topology: Ints) -> bool:
     """Move and swap blocks off parts above their limit, cheapest per token first; says if it did.
 
     A swap gives a block away for a shorter one of a part that stays under its limit.
     """
+    held = _held(owner, tokens, len(limit))
+    return bool(_shed_tokens(cost, owner, tokens, held, limit, topology))
+
+
+def improve_owners(
+    cost: Floats, owner: Indices, tokens: Ints, limit: Floats, topology: Ints, sweeps: int
+) -> None:
+    """Move and swap blocks while that saves bytes, never above a limit."""
+    held = _held(owner, tokens, len(limit))
+    _improve_owners(cost, owner, tokens, held, limit, topology, sweeps)
+
+
+def set_owners(board: Board, owner: Indices) -> None:
+    """Put owners on the board."""
+    np.copyto(board.owner, owner)
+    fill(board)
+
+
+@compiled
+def _shed_tokens(  # noqa: C901 - one loop nest
+    cost: Floats, owner: Indices, tokens: Ints, held: Floats, limit: Floats, topology: Ints
+) -> bool:
     blocks, parts = cost.shape
-    held = _held(owner, tokens, parts)
     for _ in range(4 * blocks + 1):
         source, excess = -1, 0.0
         for here in range(parts):
@@ -175,13 +186,17 @@ def shed_tokens(  # noqa: C901 - one loop nest
     return False
 
 
-@njit(cache=True, error_model="numpy")
-def improve_owners(  # noqa: C901 - one loop nest
-    cost: Floats, owner: Indices, tokens: Ints, limit: Floats, topology: Ints, sweeps: int
+@compiled
+def _improve_owners(  # noqa: C901 - one loop nest
+    cost: Floats,
+    owner: Indices,
+    tokens: Ints,
+    held: Floats,
+    limit: Floats,
+    topology: Ints,
+    sweeps: int,
 ) -> None:
-    """Move and swap blocks while that saves bytes, never above a limit."""
-    blocks, parts = cost.shape
-    held = _held(owner, tokens, parts)
+    blocks = len(owner)
     for _ in range(sweeps):
         moves = 0
         for block in range(blocks):
@@ -219,17 +234,3 @@ def improve_owners(  # noqa: C901 - one loop nest
             moves += 1
         if moves == 0:
             return
-
-
-@njit(cache=True, error_model="numpy")
-def set_owners(board: Board, owner: Indices) -> None:
-    """Put owners on the board."""
-    blocks = len(owner)
-    for block in range(blocks):
-        here, target = board.owner[block], owner[block]
-        if here >= 0 and here != target:
-            pin(block, 1, here, target, board.counts, board.topology)
-            pin(blocks + block, 1, here, target, board.counts, board.topology)
-            board.loads[1, here] -= board.tokens[block]
-            board.loads[1, target] += board.tokens[block]
-            board.owner[block] = target

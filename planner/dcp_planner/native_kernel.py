@@ -16,25 +16,30 @@ Board's arrays are passed one by one to the innermost functions: taking a field 
 counts references, which took more time than the work (measured: 2.5 times in all).
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import types
 from numpy.typing import NDArray
+
+from dcp_planner.jit import (
+    FLOAT,
+    FLOAT_TABLE,
+    FLOATS,
+    INDEX_TABLE,
+    INDICES,
+    INT,
+    INT_TABLE,
+    INTS,
+    NOTHING,
+    WORDS,
+    compiled,
+    inner,
+)
 
 Ints = NDArray[np.int64]
 Indices = NDArray[np.int32]
 Floats = NDArray[np.float64]
-_Function = TypeVar("_Function", bound=Callable[..., Any])  # Any: of any signature
-
-
-def inner(function: _Function) -> _Function:
-    """Compile for other compiled functions only: taking a board from Python is much code."""
-    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    # Any: numba's types know neither of the two options.
-    compiled: Any = njit(cache=True, error_model="numpy", **options)(function)  # type: ignore[call-overload]
-    return cast(_Function, compiled)
 
 
 class Board(NamedTuple):
@@ -95,7 +100,40 @@ class Board(NamedTuple):
     random: NDArray[np.uint64]
 
 
-@inner
+BOARD = types.NamedTuple(  # type: ignore[no-untyped-call]
+    (
+        INDICES,  # tile_q
+        INDICES,  # tile_kv
+        FLOATS,  # work
+        INDICES,  # part
+        INDICES,  # owner
+        INTS,  # tokens
+        INDICES,  # sequence
+        INT_TABLE,  # pointer
+        INT_TABLE,  # members
+        FLOATS,  # weight
+        INDEX_TABLE,  # counts
+        INT_TABLE,  # topology
+        FLOAT_TABLE,  # loads
+        FLOAT_TABLE,  # limits
+        FLOATS,  # prices
+        FLOATS,  # change
+        INTS,  # tiles
+        INTS,  # blocks
+        INTS,  # pins
+        INTS,  # nets
+        FLOATS,  # toll
+        FLOATS,  # pull
+        INTS,  # port
+        FLOATS,  # traffic
+        FLOATS,  # crowd
+        WORDS,  # random
+    ),
+    Board,
+)
+
+
+@inner(FLOAT(WORDS))
 def _draw(random: NDArray[np.uint64]) -> float:
     """Give a number in [0, 1) of 24 bits."""
     x = random[0]
@@ -106,14 +144,14 @@ def _draw(random: NDArray[np.uint64]) -> float:
     return np.float64(x >> np.uint64(40)) / 16777216.0
 
 
-@inner
+@inner(NOTHING(INTS, WORDS))
 def _shuffle(order: Ints, random: NDArray[np.uint64]) -> None:
     for i in range(len(order) - 1, 0, -1):
         j = int(_draw(random) * (i + 1))
         order[i], order[j] = order[j], order[i]
 
 
-@inner
+@inner(NOTHING(INT, INT_TABLE, FLOATS))
 def reset(part: int, topology: Ints, change: Floats) -> None:
     """Forget what moving off a part would change."""
     parts = topology.shape[1]
@@ -123,7 +161,7 @@ def reset(part: int, topology: Ints, change: Floats) -> None:
     change[parts + 1] = 0.0
 
 
-@inner
+@inner(NOTHING(INT, INT, INT, FLOATS, INDEX_TABLE, INT_TABLE, FLOATS, FLOATS, FLOATS))
 def price_net(  # noqa: C901, PLR0913 - arrays one by one, see above
     net: int,
     moved: int,
@@ -175,7 +213,7 @@ def price_net(  # noqa: C901, PLR0913 - arrays one by one, see above
             change[target] += cost * (toll[target] - toll[part])
 
 
-@inner
+@inner(NOTHING(INT, INT, FLOATS, INDEX_TABLE, INT_TABLE, FLOATS, FLOATS))
 def _price_port(
     net: int,
     owner: int,
@@ -203,7 +241,7 @@ def _price_port(
         change[target] += cost * (toll[target] - toll[owner])
 
 
-@inner
+@inner(NOTHING(INT, INT, INT, INT, INDEX_TABLE, INT_TABLE))
 def pin(net: int, moved: int, part: int, target: int, count: Indices, topology: Ints) -> None:
     """Move some pins of a net from a part to another."""
     parts = topology.shape[1]
@@ -213,7 +251,7 @@ def pin(net: int, moved: int, part: int, target: int, count: Indices, topology: 
     count[net, parts + topology[0, target]] += moved
 
 
-@inner
+@inner(FLOAT(FLOAT, FLOATS))
 def _toll_of(traffic: float, crowd: Floats) -> float:
     """Give the toll of a port in whole sixteenths, so that costs stay exact."""
     if traffic <= crowd[0]:
@@ -221,7 +259,7 @@ def _toll_of(traffic: float, crowd: Floats) -> float:
     return float(np.rint(min(64.0, crowd[1] * (traffic / crowd[0] - 1.0)) * 16.0)) / 16.0
 
 
-@inner
+@inner(NOTHING(BOARD, INT, FLOAT))
 def _charge(board: Board, part: int, size: float) -> None:
     """Count bytes at the port of a part and set the tolls of all parts behind it."""
     port = board.port[part]
@@ -232,7 +270,7 @@ def _charge(board: Board, part: int, size: float) -> None:
             board.toll[other] = toll
 
 
-@inner
+@inner(NOTHING(BOARD, INT, INT, INT, INT))
 def track(board: Board, net: int, moved: int, part: int, target: int) -> None:
     """Follow what moving pins of a net, not its owner's, changes at the ports; before `pin`."""
     parts, counts = board.topology.shape[1], board.counts
@@ -251,12 +289,12 @@ def track(board: Board, net: int, moved: int, part: int, target: int) -> None:
         _charge(board, owner, size if enters else -size)
 
 
-@inner
+@inner(FLOAT(FLOAT, FLOAT))
 def _excess(load: float, limit: float) -> float:
     return load - limit if load > limit else 0.0
 
 
-@inner
+@inner(INT(INT, FLOAT, FLOAT, FLOAT, INT_TABLE, FLOATS, FLOAT_TABLE, FLOAT_TABLE, FLOATS, WORDS))
 def _choose(  # noqa: PLR0913 - arrays one by one, see above
     part: int,
     work: float,
@@ -304,7 +342,7 @@ def _choose(  # noqa: PLR0913 - arrays one by one, see above
     return best
 
 
-@inner
+@inner(INT(BOARD, INTS, FLOAT))
 def _sweep_tiles(board: Board, order: Ints, noise: float) -> int:
     """Offer every tile a move; gives how many moved."""
     moves, blocks = 0, len(board.tokens)
@@ -313,8 +351,8 @@ def _sweep_tiles(board: Board, order: Ints, noise: float) -> int:
     toll, pull = board.toll, board.pull
     loads, limits, prices, random = board.loads, board.limits, board.prices, board.random
     for tile in order:
-        here = part[tile]
-        row, column = tile_q[tile], blocks + tile_kv[tile]
+        here = int(part[tile])
+        row, column = int(tile_q[tile]), blocks + tile_kv[tile]
         if (
             noise == 0.0
             and count[row, here] > 1
@@ -341,7 +379,7 @@ def _sweep_tiles(board: Board, order: Ints, noise: float) -> int:
     return moves
 
 
-@inner
+@inner(INT(BOARD, INTS, FLOAT))
 def _sweep_owners(board: Board, order: Ints, noise: float) -> int:
     """Offer every block another owner; gives how many moved."""
     moves, blocks = 0, len(board.tokens)
@@ -350,7 +388,7 @@ def _sweep_owners(board: Board, order: Ints, noise: float) -> int:
     toll, pull = board.toll, board.pull
     loads, limits, prices, random = board.loads, board.limits, board.prices, board.random
     for block in order:
-        here = owner[block]
+        here = int(owner[block])
         if here < 0:
             continue
         reset(here, topology, change)
@@ -370,7 +408,7 @@ def _sweep_owners(board: Board, order: Ints, noise: float) -> int:
     return moves
 
 
-@inner
+@inner(INT(INTS, INTS, INT, INT))
 def _touch(pins: Ints, nets: Ints, net: int, known: int) -> int:
     if pins[net] == 0:
         nets[known] = net
@@ -379,7 +417,7 @@ def _touch(pins: Ints, nets: Ints, net: int, known: int) -> int:
     return known
 
 
-@inner
+@inner(INT(BOARD, INT, INT, INT, FLOAT))
 def _try_set(board: Board, here: int, num_tiles: int, num_owned: int, noise: float) -> int:
     """Offer the tiles and owned blocks in scratch one move together; gives 1 if they moved."""
     blocks = len(board.tokens)
@@ -391,7 +429,7 @@ def _try_set(board: Board, here: int, num_tiles: int, num_owned: int, noise: flo
     for x in range(num_tiles):
         tile = tiles[x]
         total += work[tile]
-        known = _touch(pins, nets, tile_q[tile], known)
+        known = _touch(pins, nets, int(tile_q[tile]), known)
         known = _touch(pins, nets, blocks + tile_kv[tile], known)
     for x in range(num_owned):
         block = owned[x]
@@ -423,7 +461,7 @@ def _try_set(board: Board, here: int, num_tiles: int, num_owned: int, noise: flo
     return 1
 
 
-@inner
+@inner(INT(BOARD, INT, INT, INT, FLOAT))
 def _sweep_ranges(  # noqa: C901 - one loop nest
     board: Board, side: int, length: int, offset: int, noise: float
 ) -> int:
@@ -457,74 +495,66 @@ def _sweep_ranges(  # noqa: C901 - one loop nest
                             num_tiles += 1
             if num_tiles == 0:
                 continue
-            if num_owned > 0 and _try_set(board, here, num_tiles, num_owned, noise):
-                moves += 1
+            # With the owners, then without; one call, for each is compiled on its own.
+            while _try_set(board, here, num_tiles, num_owned, noise) == 0:
+                if num_owned == 0:
+                    break
+                num_owned = 0
             else:
-                moves += _try_set(board, here, num_tiles, 0, noise)
+                moves += 1
         first = end
     return moves
 
 
-@njit(cache=True, error_model="numpy")
 def fill(board: Board) -> None:
     """Count pins and loads of the placement on the board; O(W + D (K + G))."""
     blocks, parts = len(board.tokens), board.topology.shape[1]
-    count, loads, group = board.counts, board.loads, board.topology[0]
-    count[:] = 0
-    loads[:] = 0.0
-    for tile in range(len(board.part)):
-        here = board.part[tile]
-        count[board.tile_q[tile], here] += 1
-        count[blocks + board.tile_kv[tile], here] += 1
-        loads[0, here] += board.work[tile]
-    for block in range(blocks):
-        here = board.owner[block]
-        if here >= 0:
-            count[block, here] += 1
-            count[blocks + block, here] += 1
-            loads[1, here] += board.tokens[block]
-    for net in range(2 * blocks):
-        for here in range(parts):
-            count[net, parts + group[here]] += count[net, here]
+    width = board.counts.shape[1]
+    owned = np.flatnonzero(board.owner >= 0)
+    owner = board.owner[owned]
+    tiles = (board.tile_q, board.part), (board.tile_kv, board.part)
+    for side, (net, part) in enumerate(tiles):
+        cell = np.concatenate([net, owned]).astype(np.int64) * width
+        cell += np.concatenate([part, owner])
+        pins = np.bincount(cell, minlength=blocks * width).reshape(blocks, width)
+        for group in range(width - parts):
+            pins[:, parts + group] = pins[:, :parts][:, board.topology[0] == group].sum(axis=1)
+        board.counts[side * blocks : (side + 1) * blocks] = pins
+    board.loads[0] = np.bincount(board.part, board.work, parts)
+    board.loads[1] = np.bincount(owner, board.tokens[owned], parts)
 
 
-@njit(cache=True, error_model="numpy")
 def bytes_of(board: Board) -> float:
     """Give the cost of all nets, without what exceeds caps."""
     parts = board.topology.shape[1]
-    far = board.weight[len(board.weight) - 1]
-    total = 0.0
-    for net in range(len(board.weight) - 1):
-        touched, groups = 0, 0
-        for here in range(parts):
-            touched += board.counts[net, here] > 0
-        for here in range(parts, board.counts.shape[1]):
-            groups += board.counts[net, here] > 0
-        if touched > 0:
-            total += board.weight[net] * (touched - 1 + far * (groups - 1))
-    return total
+    touched = np.count_nonzero(board.counts[:, :parts], axis=1)
+    groups = np.count_nonzero(board.counts[:, parts:], axis=1)
+    cost = board.weight[:-1] * (touched - 1 + board.weight[-1] * (groups - 1))
+    return float(cost[touched > 0].sum())
 
 
-@njit(cache=True, error_model="numpy")
 def excess_of(board: Board) -> float:
     """Give the cost of what exceeds the caps."""
-    total = 0.0
-    for kind in range(2):
-        for here in range(board.topology.shape[1]):
-            total += board.prices[kind] * _excess(board.loads[kind, here], board.limits[kind, here])
-    return total
+    over = board.prices[:, None] * np.maximum(board.loads - board.limits, 0.0)
+    return float(np.cumsum(over)[-1])  # one by one: the same bits however wide the machine
 
 
-@njit(cache=True, error_model="numpy")
 def port_loads(board: Board, port: Ints, ports: int) -> Floats:
-    """Give the bytes through each port, sent and received, float64 ``[ports]``.
+    """Give the bytes through each port, sent and received, float64 ``[ports]``."""
+    load = np.zeros(ports)
+    add_port_loads(board, port, load)
+    return load
+
+
+@compiled
+def add_port_loads(board: Board, port: Ints, load: Floats) -> None:
+    """Add the bytes through each port, sent and received, to float64 ``[ports]``.
 
     The owner sends a block once to each group (part, on a board without far) that reads it; there
     the part behind the emptiest port takes it.
     """
     blocks, parts = len(board.tokens), board.topology.shape[1]
     group, counts, far = board.topology[0], board.counts, board.weight[len(board.weight) - 1]
-    load = np.zeros(ports)
     for net in range(2 * blocks):
         owner = board.owner[net % blocks]
         best, last = -1, -1
@@ -542,13 +572,14 @@ def port_loads(board: Board, port: Ints, ports: int) -> Floats:
                 continue
             if best < 0 or load[port[part]] < load[port[best]]:
                 best = part
-    return load
 
 
-@inner
+@inner(NOTHING(BOARD))
 def _count_traffic(board: Board) -> None:
     """Count the traffic anew and set all tolls."""
-    board.traffic[:] = port_loads(board, board.port, len(board.traffic))
+    for port in range(len(board.traffic)):
+        board.traffic[port] = 0.0
+    add_port_loads(board, board.port, board.traffic)
     for part in range(len(board.port)):
         board.toll[part] = _toll_of(board.traffic[board.port[part]], board.crowd)
     for net in range(len(board.pull)):
@@ -556,7 +587,6 @@ def _count_traffic(board: Board) -> None:
         board.pull[net] = 1.0 + board.toll[owner] if owner >= 0 else 1.0
 
 
-@njit(cache=True, error_model="numpy")
 def descend(board: Board, sweeps: int, noise: float, longest: int) -> None:
     """Run sweeps of all moves while the noise falls to nothing over the first four fifths.
 
@@ -567,17 +597,28 @@ def descend(board: Board, sweeps: int, noise: float, longest: int) -> None:
         longest: longest range of rows or columns before whole sequences; 1: single ones only.
     """
     tiles, blocks = np.arange(len(board.part)), np.arange(len(board.tokens))
-    length, still = 2, 0
+    _descend(board, tiles, blocks, sweeps, float(noise), longest)
+
+
+@compiled
+def _descend(
+    board: Board, tiles: Ints, blocks: Ints, sweeps: int, noise: float, longest: int
+) -> None:
+    length, offset, still = 2, 0, 0
     for sweep in range(sweeps):
         left = 1.0 - (sweep + 1.0) / (0.8 * sweeps)
         now = noise * left * left if left > 0.0 else 0.0
         if board.crowd[0] > 0.0:
             _count_traffic(board)
-        moves = _sweep_ranges(board, 0, 1, 0, now) + _sweep_ranges(board, 1, 1, 0, now)
+        moves = 0
+        # Single ones, then ranges; each call written once, for each is compiled on its own.
+        for turn in range(4 if longest > 1 else 2):
+            if turn == 2:
+                offset = int(_draw(board.random) * length)
+            moves += _sweep_ranges(
+                board, turn & 1, length if turn > 1 else 1, offset if turn > 1 else 0, now
+            )
         if longest > 1:
-            offset = int(_draw(board.random) * length)
-            moves += _sweep_ranges(board, 0, length, offset, now)
-            moves += _sweep_ranges(board, 1, length, offset, now)
             length *= 2
             if length == 0:
                 length = 2

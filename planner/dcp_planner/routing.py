@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from dcp_planner.cluster import Cluster
 from dcp_planner.config import Routing
+from dcp_planner.jit import compiled
 from dcp_planner.placement import Placement
 from dcp_planner.workload import Workload
 
@@ -105,7 +105,9 @@ def _needs_of(
         first = np.repeat(starts, np.diff(np.append(starts, len(group))))
         head = np.where(is_away, first, head)
         size = workload.block_tokens[block].astype(np.float64) * weight
-        gateway = _elect(head, at, is_away, size, nics_of_devices(cluster), load)
+        gateway, nic = at.copy(), nics_of_devices(cluster)
+        nic_load = np.bincount(nic, load, len(load)).astype(np.float64)
+        _elect(head, at, is_away, size, nic, load, nic_load, gateway)
         is_routed = is_away & (gateway != at)
         peer = np.where(is_routed, gateway, peer)
         is_shared = np.zeros(len(found), np.bool_)
@@ -114,20 +116,18 @@ def _needs_of(
     return Needs(block, at, need_of_tile, is_routed, is_gateway, peer, head)
 
 
-@njit(cache=True)
-def _elect(
+@compiled
+def _elect(  # noqa: PLR0913 - a compiled kernel
     head: Ints,
     device: Ints,
     is_away: NDArray[np.bool_],
     size: NDArray[np.float64],
     nic: Ints,
     load: NDArray[np.float64],
-) -> Ints:
+    nic_load: NDArray[np.float64],
+    gateway: Ints,
+) -> None:
     """Give every need the device of its run that carries least so far, by port, then by itself."""
-    gateway = device.copy()
-    nic_load = np.zeros(len(load))
-    for d in range(len(load)):
-        nic_load[nic[d]] += load[d]
     at = 0
     while at < len(head):
         end = at + 1
@@ -143,6 +143,6 @@ def _elect(
             chosen = device[best]
             load[chosen] += size[at]
             nic_load[nic[chosen]] += size[at]
-            gateway[at:end] = chosen
+            for i in range(at, end):
+                gateway[i] = chosen
         at = end
-    return gateway

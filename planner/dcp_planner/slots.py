@@ -1,10 +1,9 @@
 """Where arriving blocks lie in the receive buffers: rows reused as soon as nobody reads them."""
 
-# mypy: disable-error-code="untyped-decorator"
-
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from dcp_planner.jit import compiled
 
 Ints = NDArray[np.int64]
 
@@ -30,16 +29,23 @@ def allocate_rows(group: Ints, taken: Ints, freed: Ints, rows: Ints) -> Ints:
     leaving = np.lexsort((freed, group))
     slot = np.zeros(len(group), np.int64)
     if len(group):
-        _place(group, taken, freed, rows, order, leaving, slot)
+        gaps = np.zeros((2, len(group) + 1), np.int64)
+        _place(group, taken, freed, rows, order, leaving, slot, gaps)
     return slot
 
 
-@njit(cache=True)
-def _place(  # noqa: C901 - a compiled kernel
-    group: Ints, taken: Ints, freed: Ints, rows: Ints, order: Ints, leaving: Ints, slot: Ints
+@compiled
+def _place(  # noqa: C901, PLR0913 - a compiled kernel
+    group: Ints,
+    taken: Ints,
+    freed: Ints,
+    rows: Ints,
+    order: Ints,
+    leaving: Ints,
+    slot: Ints,
+    scratch: Ints,
 ) -> None:
-    gap_at = np.zeros(len(group) + 1, np.int64)  # gaps of the present buffer, ascending
-    gap_rows = np.zeros(len(group) + 1, np.int64)
+    gap_at, gap_rows = scratch[0], scratch[1]  # gaps of the present buffer, ascending
     gaps, top, out = 0, 0, 0
     for n in range(len(order)):
         i = order[n]
@@ -104,7 +110,7 @@ def find_shared_rows(
     return None if first < 0 else (int(first), int(second))
 
 
-@njit(cache=True)
+@compiled
 def _find_clash(
     group: Ints, taken: Ints, freed: Ints, slot: Ints, rows: Ints, order: Ints, live: Ints
 ) -> tuple[int, int]:
