@@ -1,6 +1,7 @@
 """The command `dcpm calibrate`."""
 
 import json
+from pathlib import Path
 
 import click
 
@@ -31,6 +32,12 @@ def calibrate(device: str, ranks: int, out: str | None, as_json: bool) -> None:
     """
     from dcp_planner import format_cluster, write_cluster
     from dcp_runtime.calibration import calibrate_cpu, calibrate_cuda
+
+    if out is not None and not (Path(out).name and Path(out).absolute().parent.is_dir()):
+        raise click.BadParameter(
+            f"expected a file in a folder that exists, got {out!r}; choose another one",
+            param_hint="--out",
+        )
 
     def say(text: str) -> None:
         click.echo(f"measuring {text}", err=True)

@@ -302,6 +302,19 @@ def test_wrong_usage_exits_2_with_one_message(folder, arguments, message):
     assert not out.exists()
 
 
+def test_a_folder_is_refused_as_the_plan_file_before_anything_is_planned(folder):
+    for out in (folder, "."):
+        result = run(plan_command, folder / "a.dcpm", "--sample", '{"len": 3}', "--out", out)
+        assert result.exit_code == 2
+        assert "expected the name of a file to write" in result.stderr
+        assert "placing" not in result.stderr
+
+
+def test_plan_chooses_divisions_as_build_plan_does(folder):
+    result = run(plan_command, folder / "a.dcpm", "--sample", "tiny", *SMALL[:2], "--json")
+    assert json.loads(result.stdout)["config"]["divisions"] == PlanConfig().divisions
+
+
 def test_plan_takes_samples_of_the_spec_by_name(folder):
     result, out = planned(folder, "--sample", "tiny", "--sample", '{"len": 7}')
     assert result.exit_code == 0, result.output

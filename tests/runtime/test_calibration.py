@@ -100,3 +100,10 @@ def test_calibrate_without_a_cuda_device_says_so():
         return
     result = CliRunner().invoke(calibrate, ["--device", "cuda"])
     assert "expected a CUDA device, PyTorch sees none" in str(result.exception)
+
+
+def test_calibrate_refuses_a_folder_that_is_missing_before_it_measures(tmp_path):
+    result = CliRunner().invoke(calibrate, ["--out", str(tmp_path / "no" / "mine.toml")])
+    assert result.exit_code == 2
+    assert "expected a file in a folder that exists" in result.stderr
+    assert "measuring" not in result.stderr

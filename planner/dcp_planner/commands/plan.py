@@ -99,7 +99,7 @@ def _heads(
     help="From and to the owner, or once per node and on from there.",
 )  # fmt: skip
 @click.option(
-    "--divisions", default="4", show_default=True, callback=_divisions, metavar="N|auto",
+    "--divisions", default="auto", show_default=True, callback=_divisions, metavar="N|auto",
     help="Most divisions per direction; auto: as many as are fastest.",
 )  # fmt: skip
 @click.option(
@@ -287,9 +287,15 @@ def _output_folder(options: dict[str, Any]) -> "Path | None":
     if options["out"] is None:
         return None
     check_folder_of(options["out"])
-    if options["batches"] == 1:
-        return None
     folder = Path(options["out"])
+    if options["batches"] == 1:
+        if not folder.name or (folder.exists() and not folder.is_file()):
+            raise click.BadParameter(
+                f"expected the name of a file to write, got {options['out']!r}, which is none; "
+                "give a name such as batch.dcpplan",
+                param_hint="--out",
+            )
+        return None
     if folder.exists() and not folder.is_dir():
         raise click.BadParameter(
             f"{folder} is no folder; with --batches every plan becomes a file of it",
