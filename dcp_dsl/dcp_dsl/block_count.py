@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dcp_dsl.bands import expand
-from dcp_dsl.form import BlockCounts, Ints
+from dcp_dsl.form import BlockCounts, Ints, limit_blocks
 
 if TYPE_CHECKING:
     from dcp_dsl.slabs import Slabs
@@ -26,6 +26,7 @@ def count_slab_blocks(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> BlockC
     touched_from = np.searchsorted(kv_bounds, first, side="right") - 1
     touched_to = np.searchsorted(kv_bounds, last + high * (rows - 1), side="left")
     counts = touched_to - touched_from
+    limit_blocks(int(counts.sum()))
     begin = np.cumsum(counts) - counts
     piece = np.repeat(np.arange(len(counts)), counts)
     col = np.arange(len(piece)) - np.repeat(begin - touched_from, counts)

@@ -90,9 +90,9 @@ class ExpressionChecker:
         kind = self.number(value, names)
         if kind.depends:
             self.report("E107", "this number may not depend on a position", value.span)
-        elif at_least is not None and isinstance(value, ast.Number) and value.value < at_least:
+        elif at_least is not None and (known := _literal(value)) is not None and known < at_least:
             self.report(
-                "E111", f"expected at least {at_least}, got {value.value}", value.span,
+                "E111", f"expected at least {at_least}, got {known}", value.span,
                 "sizes and divisors are positive",
             )  # fmt: skip
 
@@ -271,12 +271,10 @@ class ExpressionChecker:
     def binary(self, value: ast.Binary, names: Names) -> Kind:
         """Give the kind of arithmetic."""
         left, right = self.number(value.left, names), self.number(value.right, names)
-        if (
-            value.op in ("//", "%")
-            and isinstance(value.right, ast.Number)
-            and value.right.value < 1
-        ):
-            self.report("E111", "this divides by zero", value.right.span, "divide by at least 1")
+        divisor = _literal(value.right) if value.op in ("//", "%") else None
+        if divisor is not None and divisor < 1:
+            message = f"this divides by {divisor or 'zero'}"
+            self.report("E111", message, value.right.span, "divide by at least 1")
         kind = combine(value.op, left, right)
         if kind is None:
             verb = {"+": "adds", "-": "subtracts"}[value.op]
@@ -321,3 +319,14 @@ class ExpressionChecker:
                     self.segment_name(target.name, names)
                 if target.within is not None:
                     self.constant(target.within, names, at_least=1)
+
+
+def _literal(value: ast.Expr) -> int | None:
+    """Give the value of a number with or without a sign in front; nothing for anything else."""
+    match value:
+        case ast.Number(value=number):
+            return number
+        case ast.Sign(op=sign, value=ast.Number(value=number)):
+            return -number if sign == "-" else number
+        case _:
+            return None

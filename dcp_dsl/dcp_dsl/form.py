@@ -13,6 +13,10 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.errors import DatasetError
+
+MAX_BLOCKS = 2**26  # some gigabytes of rows, columns and counts
+
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
@@ -79,6 +83,21 @@ class Form(Protocol):
             q_bounds: int64 ``[Nq+1]``, rising from 0 to the number of tokens.
             kv_bounds: int64 ``[Nk+1]``, the same for keys.
         """
+
+
+def limit_blocks(count: int) -> None:
+    """Refuse more blocks than memory holds, before they are made.
+
+    Raises:
+        DatasetError: if there are more than `MAX_BLOCKS`.
+
+    >>> limit_blocks(2**20)
+    """
+    if count > MAX_BLOCKS:
+        raise DatasetError(
+            f"expected at most {MAX_BLOCKS:_} blocks with visible pairs, got {count:_}; "
+            f"take larger blocks"
+        )
 
 
 def digest_of(form: str, num_tokens: int, *arrays: Ints) -> str:

@@ -221,6 +221,8 @@ def _explain(error: lark.UnexpectedInput, text: str, tokens: list[RawToken]) -> 
     _fail_unknown_character(place)
     _fail_unbalanced(tokens)
     at = next((i for i, t in enumerate(tokens) if t.span == place.span), len(tokens))
+    if at and tokens[at - 1].text == "NOT":  # the name was read before the parser stopped
+        _fail_foreign_operator(tokens[at - 1], text)
     is_first_on_line = "\n" in text[tokens[at - 1].span.end : place.span.start] if at else True
     if place.kind == "name" and is_first_on_line and at + 1 < len(tokens):
         hint = did_you_mean(place.text, STATEMENT_KEYWORDS)
@@ -252,12 +254,20 @@ def _place(error: lark.UnexpectedInput, tokens: list[RawToken]) -> RawToken:
     return next((t for t in tokens if t.span.start <= position < t.span.end), behind)
 
 
-_FOREIGN = {"&": "and", "|": "or", "~": "not", "!": "not", "^": "minus"}
+_FOREIGN = {
+    "&": "and", "|": "or", "~": "not", "!": "not", "^": "minus",
+    **{word.upper(): word for word in ("and", "or", "not", "minus", "per", "in")},
+}  # fmt: skip
+_WAYS_OUT = {
+    "/": "write `//`; division rounds down",
+    ";": "statements and rules follow one another without it",
+    "≤": "write `<=`", "≥": "write `>=`", "≠": "write `!=`", "'": 'texts stand between `"`',
+}  # fmt: skip
 
 
 def _fail_foreign_operator(place: RawToken, text: str) -> None:
-    """Raise for `&`, `||`, `!`: operators that are words here."""
-    if place.kind != "unknown" or place.text not in _FOREIGN:
+    """Raise for `&`, `||`, `!`, `AND`: operators that are words here, in small letters."""
+    if place.kind not in ("unknown", "name") or place.text not in _FOREIGN:
         return
     word, span = _FOREIGN[place.text], place.span
     if text[span.end : span.end + 1] == place.text:  # `&&`
@@ -274,7 +284,8 @@ def _fail_unknown_character(place: RawToken) -> None:
         raise BuildError("E018", "this text has no closing quote", place.span, 'close it with `"`')
     if place.kind == "unknown":
         shown = place.text if place.text.isprintable() else f"U+{ord(place.text):04X}"
-        raise BuildError("E001", f"the language has no character `{shown}`", place.span)
+        message = f"the language has no character `{shown}`"
+        raise BuildError("E001", message, place.span, _WAYS_OUT.get(place.text, ""))
     if place.kind == "number" and not place.text.replace("_", "").rstrip("kM").isdigit():
         raise BuildError(
             "E001", f"`{place.text}` is neither a number nor a name", place.span,

@@ -9,7 +9,16 @@ from numpy.typing import NDArray
 from dcp_dsl.arrays import readonly
 from dcp_dsl.bands import expand
 from dcp_dsl.block_count import count_slab_blocks, cut_at_rows, merge_blocks
-from dcp_dsl.form import BlockCounts, Bools, FormName, Ints, RowRanges, digest_of, ranges_of_tile
+from dcp_dsl.form import (
+    BlockCounts,
+    Bools,
+    FormName,
+    Ints,
+    RowRanges,
+    digest_of,
+    limit_blocks,
+    ranges_of_tile,
+)
 from dcp_dsl.slabs import Slabs
 
 
@@ -136,6 +145,7 @@ def _touched(slabs: Slabs, q_bounds: Ints, kv_bounds: Ints) -> _Entries:
     q = np.maximum(slabs.q_start[slab], q_bounds[block])
     begin = np.searchsorted(kv_bounds, first, side="right") - 1
     end = np.searchsorted(kv_bounds, last + high * (rows - 1), side="left")
+    limit_blocks(int((end - begin).sum()))
     piece, col = expand(begin, end - begin)
     return _Entries(
         block[piece], col, q[piece], rows[piece], first[piece], last[piece], low[piece], high[piece]

@@ -67,3 +67,13 @@ def test_diff_says_which_mask_holds_the_other():
     assert (document["only_right"], document["first"]) == (21, [3, 0])
     assert run(diff, "sliding(3)", "causal and q - k < 3", "--len", "9")[0] == 0
     assert "differ" in run(diff, "not causal", "sliding(2)", "--len", "9")[1]
+
+
+def test_sizes_of_blocks_are_written_as_in_the_language():
+    command = [str(SPECS / "01_causal.dcpm"), "--mask", "causal", "--len", "8k", "--json"]
+    code, out = run(blocks, *command, "--block", "4k")
+    assert (code, json.loads(out)["block"]) == (0, 4096)
+    for wrong in ("0", "-1", "x", ""):
+        result = CliRunner().invoke(blocks, [*command, "--block", wrong])
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "--block: expected" in result.stderr

@@ -212,3 +212,18 @@ def test_masks_that_double_their_argument_are_evaluated_once():
     text = f"mask twice(m: mask) = m or m\nmask a = {'twice(' * 18}causal{')' * 18}"
     assert Spec.from_text(text).mask("a").bind(Sample(length=4)).num_pairs == 10
     assert {d.code for d in check(f"{text}\ncheck a equals causal")} == {"W206"}
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "hint"),
+    [
+        ("mask a = causal AND k < 3", "E003", "write `and`"),
+        ("mask a = NOT causal", "E003", "write `not`"),
+        ("mask a = q / 2 > k", "E001", "write `//`"),
+        ("mask a = causal; mask b = full", "E001", "without it"),
+        ("mask a = k ≤ q", "E001", "write `<=`"),
+    ],
+)
+def test_habits_of_other_languages_are_told_the_way_out(text, code, hint):
+    finding = check(text)[0]
+    assert (finding.code, hint in (finding.hint or "")) == (code, True)

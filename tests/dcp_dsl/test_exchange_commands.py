@@ -102,3 +102,18 @@ def test_a_wrong_block_is_refused(spec, tmp_path, block):
     )  # fmt: skip
     assert done.exit_code != 0
     assert not isinstance(done.exception, (ValueError, TypeError))
+
+
+@pytest.mark.parametrize("content", [b"mask a = causal", b"\x80\x04pickled", b""])
+def test_a_file_without_arrays_is_refused_in_words_of_this_project(tmp_path, content):
+    path = tmp_path / "mask.npz"
+    path.write_bytes(content)
+    refused = run("import", path, "--format", "dense").exception
+    assert isinstance(refused, ExchangeError)
+    assert "expected arrays of numpy" in str(refused)
+    assert "pickle" not in str(refused).replace(str(path), "")
+
+
+def test_a_folder_is_no_mask(tmp_path):
+    refused = run("import", tmp_path).exception
+    assert "got a folder" in str(refused)

@@ -10,7 +10,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_dsl import Sample, Spec, dense_mask
+from dcp_dsl import DatasetError, Sample, Spec, dense_mask
+from dcp_dsl.cli import dcpm
 from dcp_dsl.commands.explain import explain
 from dcp_dsl.explanations import explanations
 from dcp_dsl.mask_report import report_mask
@@ -98,3 +99,17 @@ def test_long_masks_are_counted_without_looking_at_tokens(run):
     shown = run("--mask", "streaming(64, 4k)", "--len", "1M", "--block", 512).stdout
     assert "a query sees at most 4,160 keys" in shown
     assert "2,048" not in shown
+
+
+def test_a_mask_without_its_option_is_told_the_way(run):
+    result = run("causal")
+    assert result.exit_code == 2
+    assert "dcpm explain --mask causal" in result.stderr
+
+
+def test_a_misspelt_column_is_told_what_the_mask_reads():
+    result = CliRunner().invoke(
+        dcpm, ["explain", "--mask", "document", "--sample", "doclens = [3]"]
+    )
+    with pytest.raises(DatasetError, match="mask `document` reads `doc_lens`"):
+        raise result.exception

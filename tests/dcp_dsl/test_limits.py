@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from dcp_dsl import DatasetError, Sample, Spec, SpecError, check, dense_mask
+from dcp_dsl import (
+    DatasetError,
+    Sample,
+    Spec,
+    SpecError,
+    block_sparsity,
+    check,
+    dense_mask,
+)
 from dcp_dsl.parser import MAX_CHARACTERS
 
 LONGEST = 2**31 - 1
@@ -155,3 +163,30 @@ def test_a_deep_recursion_of_parameters_is_refused_or_bound():
     )
     text = f"mask a(m: mask) = m or m\n{layers}\ncheck b29(causal) total"
     assert {d.code for d in check(text)} == {"E116"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["mask a = causal", "mask a = causal and (q - k) % 3 == 0", "token t  mask a = k <= q < k.t"],
+)
+def test_more_blocks_than_memory_holds_are_refused_before_they_are_made(text):
+    n = 2**14
+    sample = Sample({"t": [n] * n} if "token" in text else {}, n)
+    form = Spec.from_text(text).mask("a").compile(sample)
+    with pytest.raises(DatasetError, match="take larger blocks"):
+        block_sparsity([form], 1, 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "segment s = every -3  mask a = causal and same(s)",
+        "mask a = causal and same(b) where b = every -3",
+        "mask a = causal and (q - k) % -2 == 0",
+        "mask a = causal and (q - k) // -1 == 0",
+        "segment d = [c]*  mask a = causal and (k in first(d, -1) or q == k)",
+        "segment d = [c]*  mask a = { d sees self causally within -1 }",
+    ],
+)
+def test_a_negative_size_is_found_without_a_sample(text):
+    assert "E111" in {finding.code for finding in check(text)}

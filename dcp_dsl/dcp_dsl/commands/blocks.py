@@ -10,6 +10,7 @@ from dcp_dsl.commands.choosing import (
     length_option,
     load_spec,
     mask_option,
+    read_block,
     sample_option,
 )
 
@@ -22,7 +23,7 @@ MAX_LINES = 24
 @mask_option
 @sample_option
 @length_option
-@click.option("--block", type=click.IntRange(1), default=128, show_default=True, metavar="TOKENS",
+@click.option("--block", default="128", show_default=True, metavar="TOKENS",
               help="Tokens per block, of queries and of keys.")  # fmt: skip
 @click.option("--cuts", type=click.Choice(["grid", "mask"]), default="grid", show_default=True,
               help="mask: blocks begin where the mask changes.")  # fmt: skip
@@ -32,7 +33,7 @@ def blocks(
     call: str | None,
     sample: str | None,
     length: str | None,
-    block: int,
+    block: str,
     cuts: str,
     as_json: bool,
 ) -> None:
@@ -48,13 +49,14 @@ def blocks(
     mask = choose_mask(spec, call)
     chosen = choose_sample(spec, mask, sample, length)
     form = mask.compile(chosen)
-    found = block_sparsity([form], block, block, cuts="mask" if cuts == "mask" else "grid")
+    size = read_block(block)
+    found = block_sparsity([form], size, size, cuts="mask" if cuts == "mask" else "grid")
     rows = list(
         zip(found.row_idx.tolist(), found.col_idx.tolist(), found.pairs.tolist(), strict=True)
     )
     if as_json:
         document = {
-            "schema": SCHEMA_BLOCKS, "form": form.form, "tokens": chosen.length, "block": block,
+            "schema": SCHEMA_BLOCKS, "form": form.form, "tokens": chosen.length, "block": size,
             "pairs": found.num_pairs, "blocks": [list(row) for row in rows],
         }  # fmt: skip
         if cuts == "mask":
@@ -63,7 +65,7 @@ def blocks(
         return
     full = int((found.kind == 2).sum())
     click.echo(f"{mask.call} on {chosen.length:,} tokens: form {form.form}, digest {form.digest}")
-    click.echo(f"{found.num_blocks:,} blocks of {block} ({full:,} full), {found.num_pairs:,} pairs")
+    click.echo(f"{found.num_blocks:,} blocks of {size} ({full:,} full), {found.num_pairs:,} pairs")
     for row, column, pairs in rows[:MAX_LINES]:
         click.echo(f"  ({row}, {column})  {pairs:,}")
     if len(rows) > MAX_LINES:

@@ -71,8 +71,9 @@ def choose_sample(spec: "Spec", mask: "Mask", given: str | None, length: str | N
     from dcp_dsl.pictures.preview import preview_sample
     from dcp_dsl.sample import Sample
     from dcp_dsl.sample_argument import sample_from_argument
+    from dcp_dsl.sample_statement import NoLengthError
 
-    fixed = None if length is None else _read_length(length)
+    fixed = None if length is None else read_tokens(length, "--len")
     if given is None:
         if fixed is not None and not mask.columns:
             return Sample(length=fixed)
@@ -83,17 +84,22 @@ def choose_sample(spec: "Spec", mask: "Mask", given: str | None, length: str | N
                 f"mask {mask.name} needs a sample: --sample '{wanted}' or the name of one"
             )
         return found
-    if "=" in given and not given.lstrip().startswith("{"):
-        sample = _read_fields(given, fixed, spec)
-    else:
-        sample = sample_from_argument(spec, given)
+    try:
+        if "=" in given and not given.lstrip().startswith("{"):
+            sample = _read_fields(given, fixed, spec)
+        else:
+            sample = sample_from_argument(spec, given)
+    except NoLengthError as error:
+        wanted = ", ".join(f"`{column}`" for column in sorted(mask.columns)) or "no columns"
+        raise NoLengthError(f"{error}; mask `{mask.name}` reads {wanted}") from None
     missing = mask.columns - sample.columns.keys()
     kept = {c: v for c, v in sample.columns.items() if c in mask.columns}
     # A wrong sample is refused by `bind`, which names what is missing.
     return sample if missing else Sample(kept, sample.length if fixed is None else fixed)
 
 
-def _read_length(text: str) -> int:
+def read_tokens(text: str, option: str) -> int:
+    """Read a number of tokens as the language writes it: 4096, 4_096 or 4k."""
     from dcp_dsl.ast import Number
     from dcp_dsl.errors import SpecError
     from dcp_dsl.parser import parse_expression
@@ -103,8 +109,18 @@ def _read_length(text: str) -> int:
     except SpecError:
         value = None
     if not isinstance(value, Number):
-        raise click.UsageError(f"--len: expected a number of tokens such as 4096 or 4k, got {text}")
+        raise click.UsageError(
+            f"{option}: expected a number of tokens such as 4096 or 4k, got {text}"
+        )
     return value.value
+
+
+def read_block(text: str) -> int:
+    """Read the size of a block, at least 1 token."""
+    size = read_tokens(text, "--block")
+    if size < 1:
+        raise click.UsageError(f"--block: expected at least 1 token, got {text}")
+    return size
 
 
 def _read_fields(text: str, length: int | None, spec: "Spec") -> "Sample":

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +13,7 @@ from dcp_dsl.commands.choosing import (
     length_option,
     load_spec,
     mask_option,
+    read_block,
     sample_option,
 )
 
@@ -39,7 +41,7 @@ FORMS = {
 @mask_option
 @sample_option
 @length_option
-@click.option("--block", type=click.IntRange(1), default=128, show_default=True, metavar="TOKENS",
+@click.option("--block", default="128", show_default=True, metavar="TOKENS",
               help="Tokens per block of the counts.")  # fmt: skip
 @click.option("--head-dim", type=click.IntRange(1), default=128, show_default=True,
               help="Size of a head, for the flops.")  # fmt: skip
@@ -49,8 +51,9 @@ def explain(
     call: str | None,
     sample: str | None,
     length: str | None,
+    block: str,
+    head_dim: int,
     as_json: bool,
-    **counts: int,
 ) -> None:
     """Explain a code, such as E104, or a mask: its form, slabs, pairs, blocks and cost.
 
@@ -65,10 +68,14 @@ def explain(
     from dcp_dsl.mask_report import report_mask
     from dcp_dsl.slabs import Slabs
 
+    if topic is not None and "." not in topic and topic != "-" and not Path(topic).exists():
+        raise click.UsageError(
+            f"no code, and no file `{topic}`; of a mask: dcpm explain --mask {call or topic}"
+        )
     spec = load_spec(topic)
     for index, (used, mask) in enumerate(choose_masks(spec, call)):
         chosen = choose_sample(spec, mask, sample, length)
-        report = report_mask(mask, chosen, counts["block"], counts["head_dim"])
+        report = report_mask(mask, chosen, read_block(block), head_dim)
         if as_json:
             form = mask.compile(chosen)
             table = form.table().tolist() if isinstance(form, Slabs) else None

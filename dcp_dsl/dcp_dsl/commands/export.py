@@ -10,6 +10,7 @@ from dcp_dsl.commands.choosing import (
     length_option,
     load_spec,
     mask_option,
+    read_block,
     sample_option,
 )
 from dcp_dsl.commands.format_names import FORMATS
@@ -79,8 +80,8 @@ def export(  # noqa: PLR0913 - one argument per option
 def _read_block(text: str) -> tuple[int, int]:
     first, mark, second = text.partition("x")
     try:
-        return int(first), int(second if mark else first)
-    except ValueError:
+        return read_block(first), read_block(second if mark else first)
+    except click.UsageError:
         raise click.UsageError(
             f"--block: expected tokens such as 128, or 128x64 for queries and keys, got {text!r}"
         ) from None

@@ -71,6 +71,8 @@ def read_export(path: str | Path, format: str | None = None) -> Export:
         return _from_numpy(source, format)
     except FileNotFoundError:
         raise ExchangeError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise ExchangeError(f"{path}: expected an .npz, .npy or .json file, got a folder") from None
     except (OSError, EOFError, UnicodeDecodeError, ValueError, zipfile.BadZipFile) as error:
         raise ExchangeError(f"{path}: cannot be read: {error}") from None
 
@@ -95,6 +97,11 @@ def _from_json(path: Path, wanted: str | None) -> Export:
 
 
 def _from_numpy(path: Path, wanted: str | None) -> Export:
+    with path.open("rb") as file:
+        if not file.read(8).startswith((b"PK", b"\x93NUMPY")):
+            raise ExchangeError(
+                f"{path}: expected arrays of numpy (.npz or .npy), or JSON in a file named .json"
+            )
     loaded = np.load(path, allow_pickle=False)
     if isinstance(loaded, np.ndarray):
         names = {"dense": "mask", "dcp": "attn_mask", "flashmask": "startend_row_indices"}
@@ -104,8 +111,8 @@ def _from_numpy(path: Path, wanted: str | None) -> Export:
             )
         values = {"causal": True} if wanted == "flashmask" and loaded.shape[-1] == 1 else {}
         return _export(path, {"values": values}, {names[wanted]: loaded}, wanted)
-    with loaded as file:
-        arrays = {name: file[name] for name in file.files}
+    with loaded:
+        arrays = {name: loaded[name] for name in loaded.files}
     meta = json.loads(str(arrays.pop("__meta__"))) if "__meta__" in arrays else {}
     return _export(path, meta, arrays, wanted)
 
