@@ -6,10 +6,12 @@ of int32, int64 and literal arguments that their callers write. None allocates, 
 not be counted: that halves the code. What runs once per plan is numpy instead.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 from numba import njit, types
+from numba.core import event
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])  # Any: of any signature
 
@@ -47,3 +49,26 @@ def _compile(function: _Function, *signature: Any, **options: bool) -> _Function
         function
     )
     return cast(_Function, made)
+
+
+@contextmanager
+def announced(tell: Callable[[], None]) -> Iterator[None]:
+    """Call `tell` once if anything is compiled inside, before it is; what lies on disk is not."""
+    with event.install_listener("numba:compile", _First(tell)):
+        yield
+
+
+class _First(event.Listener):
+    """Hears of the first function that is compiled."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+        self._has_told = False
+
+    def on_start(self, event: event.Event) -> None:
+        if not self._has_told:
+            self._has_told = True
+            self._tell()
+
+    def on_end(self, event: event.Event) -> None:
+        pass

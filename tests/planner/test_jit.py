@@ -4,6 +4,12 @@ import json
 import subprocess
 import sys
 
+import click.testing
+from numba import njit
+
+from dcp_planner.commands.plan import plan
+from dcp_planner.jit import announced
+
 _COUNT = """
 import importlib, json, pkgutil
 import numpy as np
@@ -36,3 +42,42 @@ def test_every_compiled_function_is_compiled_once(tmp_path):
     assert len(found) > 20
     assert {name: count for name, count in found.items() if count > 1} == {}
     assert run.stderr == ""
+
+
+def test_compiling_is_told_once():
+    told = []
+    double = njit(lambda x: x + x)
+    with announced(lambda: told.append(1)):
+        assert told == []
+        double(1)
+        double(1.0)
+    njit(lambda x: x)(1)
+    assert told == [1]
+    with announced(lambda: told.append(1)):
+        double(1)  # compiled already
+    assert told == [1]
+
+
+def test_plan_says_that_the_planner_is_compiled(tmp_path, monkeypatch):
+    from dcp_planner import planning
+
+    plan_batch = planning.plan_batch
+
+    def on_an_empty_cache(batch, how):
+        njit(lambda x: x)(1)
+        return plan_batch(batch, how)
+
+    spec = tmp_path / "a.dcpm"
+    spec.write_text("mask m = causal\n")
+    options = ["--sample", '{"len": 64}', "--mask", "m", "--cluster", "1x2", "--json"]
+
+    def said():
+        run = click.testing.CliRunner().invoke(plan, [str(spec), *options])
+        assert run.exit_code == 0, run.output
+        assert json.loads(run.stdout)["schema"]
+        return run.stderr.count("compiling the planner (once per installation)")
+
+    said()
+    assert said() == 0
+    monkeypatch.setattr(planning, "plan_batch", on_an_empty_cache)
+    assert said() == 1

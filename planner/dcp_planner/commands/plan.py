@@ -176,16 +176,17 @@ def _planned(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from dcp_planner.planning import plan_batch
+    from dcp_planner.jit import announced
 
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
         TimeElapsedColumn(),
     )  # fmt: skip
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with bar, announced(lambda: say("compiling the planner (once per installation)")):
+        from dcp_planner.planning import plan_batch
+
         task = bar.add_task("planning", total=count)
         for batch in batches:
             text = f"placing {batch.sparsity.num_blocks} tiles with {planning.config.partitioner}"
