@@ -62,9 +62,10 @@ def _has_count(value: ast.Call, low: int, high: int, checker: "ExpressionChecker
             return False
     if low <= len(value.arguments) <= high:
         return True
-    wanted = str(low) if low == high else f"{low} to {high}"
+    wanted = f"{low}" if low == high else f"{low} to {high}"
+    wanted += f" argument{'' if high == 1 else 's'}"
     checker.report(
-        "E106", f"`{value.name.text}` takes {wanted} arguments, got {len(value.arguments)}",
+        "E106", f"`{value.name.text}` takes {wanted}, got {len(value.arguments)}",
         value.span,
     )  # fmt: skip
     return False
@@ -154,7 +155,8 @@ def _has_place(
     if argument.name is not None:
         return True
     if index >= len(mask.params):
-        message = f"`{mask.name.text}` takes {len(mask.params)} arguments, got {len(given)}"
+        wanted = f"{len(mask.params)} argument{'' if len(mask.params) == 1 else 's'}"
+        message = f"`{mask.name.text}` takes {wanted}, got {len(given)}"
     elif any(a.name is not None for a in given[:index]):
         message = "an argument by position follows one by name"
     else:

@@ -227,3 +227,15 @@ def test_masks_that_double_their_argument_are_evaluated_once():
 def test_habits_of_other_languages_are_told_the_way_out(text, code, hint):
     finding = check(text)[0]
     assert (finding.code, hint in (finding.hint or "")) == (code, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("mask a = sliding(4, 5)", "`sliding` takes 1 argument, got 2"),
+        ("mask a = streaming(1, 2, 3)", "`streaming` takes 2 arguments, got 3"),
+        ("mask a = abs(q - k, 3) < 4", "`abs` takes 1 argument, got 2"),
+    ],
+)
+def test_a_number_of_arguments_is_told_in_words(text, told):
+    assert told in {finding.message for finding in check(text)}

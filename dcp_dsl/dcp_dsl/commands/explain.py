@@ -45,7 +45,12 @@ FORMS = {
               help="Tokens per block of the counts.")  # fmt: skip
 @click.option("--head-dim", type=click.IntRange(1), default=128, show_default=True,
               help="Size of a head, for the flops.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON document; a line for each mask of a stack.",
+)
 def explain(
     topic: str | None,
     call: str | None,
