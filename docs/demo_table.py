@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 LABELS = {
-    "kahypar": "KaHyPar",
+    "portfolio": "dcp-dsl",
+    "kahypar": "KaHyPar, searched once more",
     "static:zigzag": "static zigzag",
     "static:contiguous": "static contiguous",
 }

@@ -22,7 +22,6 @@ from dcp_dsl import (
     Dataset,
     DatasetError,
     Spec,
-    block_sparsity,
     load,
     read_dataset,
 )
@@ -34,6 +33,8 @@ from dcp_planner import (
     Provenance,
     Trace,
     build_plan,
+    choose_block_size,
+    cut_blocks,
     measure,
     preset,
     simulate,
@@ -44,7 +45,7 @@ from dcp_runtime import ProcessWorld, RunConfig, open_world, run_plan
 Progress: TypeAlias = Callable[[str], None]
 
 DATASETS = ("pretrain", "long_chat", "examples", "answers")
-METHODS = ("kahypar", "static:zigzag", "static:contiguous")
+METHODS = ("portfolio", "kahypar", "static:zigzag", "static:contiguous")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +67,9 @@ class DemoConfig:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How large a batch is, how it is cut, and what it is planned for."""
+    """How large a batch is, and what it is planned for."""
 
     tokens: int
-    block_size: int
     shape: ModelShape
     cluster: Cluster
 
@@ -95,15 +95,13 @@ class Placed:
 
 def planned_setting() -> Setting:
     """Give the setting of the paper's microbenchmark: 4 nodes of 8 A100, 131,072 tokens."""
-    return Setting(131_072, 1024, ModelShape(8, 2, 128, 2), preset("a100-p4de", 4, 8))
+    return Setting(131_072, ModelShape(8, 2, 128, 2), preset("a100-p4de", 4, 8))
 
 
 def executed_setting(config: DemoConfig) -> Setting:
     """Give the batch that is run: small enough for dense fp64 attention on one process."""
-    blocks_per_rank = 8
-    block_size = max(16, min(512, config.tokens // (blocks_per_rank * config.ranks)))
     cluster = preset("cpu-gloo", 1, config.ranks)
-    return Setting(config.tokens, block_size, ModelShape(4, 2, 64, 4), cluster)
+    return Setting(config.tokens, ModelShape(4, 2, 64, 4), cluster)
 
 
 def demo_spec() -> Path:
@@ -199,7 +197,7 @@ def compile_batch(spec: Spec, dataset: Dataset, attachment: Attachment, setting:
     samples = [attachment.sample(dataset[i]) for i in chosen]
     start_s = time.perf_counter()
     slabs = [attachment.mask.bind(sample) for sample in samples]
-    sparsity = block_sparsity(slabs, setting.block_size, setting.block_size)
+    sparsity = cut_blocks(slabs, choose_block_size(slabs, setting.cluster))
     compile_s = time.perf_counter() - start_s
     provenance = Provenance(
         spec=spec.source,
@@ -213,7 +211,8 @@ def compile_batch(spec: Spec, dataset: Dataset, attachment: Attachment, setting:
 def _batch_report(placed: Placed) -> BatchReport:
     sparsity, cluster = placed.batch.sparsity, placed.plans[0].cluster
     lengths = np.diff(sparsity.batch.cu_seqlens).astype(np.int64)
-    blocks_per_sequence = -(-lengths // sparsity.block_q)
+    borders = np.searchsorted(sparsity.q_bounds, sparsity.batch.cu_seqlens)
+    blocks_per_sequence = np.diff(borders)
     full = int((sparsity.kind == BlockKind.FULL).sum())
     return BatchReport(
         plan=placed.file.name,

@@ -7,7 +7,8 @@ from rich.text import Text
 from dcp_dashboard.demo.report import DemoReport, MaskReport
 
 _LABELS = {
-    "kahypar": "KaHyPar",
+    "portfolio": "dcp-dsl",
+    "kahypar": "KaHyPar, searched once more",
     "static:zigzag": "static zigzag",
     "static:contiguous": "static contiguous",
 }

@@ -35,7 +35,7 @@ def test_demo_verifies_four_masks_and_leaves_readable_plans(tmp_path: Path):
         assert {e["tensor"] for e in mask["errors"]} == {"out", "dq", "dk", "dv"}
         assert mask["planned"]["tokens"] == 131_072
         assert [m["method"] for m in mask["planned"]["methods"]] == [
-            "kahypar", "static:zigzag", "static:contiguous",
+            "portfolio", "kahypar", "static:zigzag", "static:contiguous",
         ]  # fmt: skip
         for batch, sources in (
             (mask["planned"], ["simulated"]),
