@@ -293,6 +293,10 @@ def test_validate_tells_what_is_no_plan_from_a_broken_one(pair, folder):
         (("--sample", '{"len": 3}', "--heads", "8/2"), "three numbers such as 8/2/128, got '8/2'"),
         (("--sample", '{"len": 3}', "--heads", "8/3/4"), "must be a multiple"),
         (("--sample", '{"len": 3}', "--batches", "2"), "--sample gives one batch"),
+        (
+            ("--sample", '{"len": 3}', "--heads", "4/2/8", "--kv-heads", "4"),
+            "leave --kv-heads away",
+        ),
     ],
 )
 def test_wrong_usage_exits_2_with_one_message(folder, arguments, message):

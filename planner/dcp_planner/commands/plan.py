@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from dcp_planner.commands.output import check_folder_of, print_json, say
 
@@ -266,6 +267,11 @@ def _shape(options: dict[str, Any]) -> "ModelShape":
     from dcp_planner.cluster import ModelShape
 
     names = ("q_heads", "kv_heads", "head_dim")
+    context = click.get_current_context()
+    given = [n for n in names if context.get_parameter_source(n) is ParameterSource.COMMANDLINE]
+    if options["heads"] and given:
+        option = "--" + given[0].replace("_", "-")
+        raise click.UsageError(f"--heads says all three numbers; leave {option} away")
     q_heads, kv_heads, head_dim = options["heads"] or (options[name] for name in names)
     try:
         return ModelShape(q_heads, kv_heads, head_dim, options["dtype_bytes"])
