@@ -6,6 +6,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 
+def sealed(array: NDArray[Any]) -> NDArray[Any]:  # Any: elements of every type
+    """Make an array read-only that nobody else holds, so that `readonly` need not copy it.
+
+    >>> sealed(np.arange(3)).flags.writeable
+    False
+    """
+    array.setflags(write=False)
+    return array
+
+
 def readonly(
     name: str, values: ArrayLike, dtype: type[np.generic], shape: tuple[int | None, ...]
 ) -> NDArray[Any]:  # Any: the element type is the run-time argument `dtype`
@@ -39,7 +49,7 @@ def readonly(
     if given.dtype == dtype and not given.flags.writeable:
         return given
     array = given.astype(dtype)  # always a copy: nobody else can hold a writeable view
-    if not np.array_equal(array, given):
+    if given.dtype != dtype and not np.array_equal(array, given):
         raise ValueError(f"{name}: values of {given.dtype} do not fit into {np.dtype(dtype)}")
     array.setflags(write=False)
     return array

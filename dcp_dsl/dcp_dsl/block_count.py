@@ -45,10 +45,10 @@ def count_slab_blocks(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> BlockC
                 - _pairs_below(border, first[at], low[at], rows[at]))
         for sign, border in ((1, kv_bounds[col[cut] + 1]), (-1, kv_bounds[col[cut]]))
     )  # fmt: skip
-    is_alone = np.ones(len(block), np.bool_)  # in its row of blocks: its entries are in order
-    is_alone[1:] &= block[1:] != block[:-1]
-    is_alone[:-1] &= block[1:] != block[:-1]
-    crowd = np.flatnonzero(np.repeat(~is_alone, counts))
+    is_shared = np.zeros(len(block) + 1, np.bool_)  # alone in its row of blocks: already in order
+    np.equal(block[1:], block[:-1], out=is_shared[1:-1])
+    shared = np.flatnonzero(is_shared[1:] | is_shared[:-1])
+    crowd = expand(begin[shared], counts[shared])[1]
     return merge_blocks(
         np.repeat(block, counts), col, pairs, slab[piece], len(kv_bounds), crowd=crowd
     )
@@ -97,18 +97,20 @@ def merge_blocks(
         base: more than every column.
         crowd: the entries that may be out of order, all those of their rows; by default any.
     """
-    key = row * base + col
-    is_new = np.ones(len(key), np.bool_)
     if crowd is None:
-        crowd = np.arange(len(key))
-    if len(crowd):
-        order = np.argsort(key[crowd], kind="stable")
-        moved = crowd[order]
-        key[crowd], pairs[crowd], slab[crowd] = key[moved], pairs[moved], slab[moved]
-        row[crowd], col[crowd] = row[moved], col[moved]
-        np.not_equal(key[1:], key[:-1], out=is_new[1:])
-    if is_new.all():
-        return BlockCounts(row, col, pairs, np.arange(len(key) + 1), slab)
-    begin = np.flatnonzero(is_new)
-    total = np.add.reduceat(pairs, begin) if len(begin) < len(key) else pairs
-    return BlockCounts(row[begin], col[begin], total, np.append(begin, len(key)), slab)
+        crowd = np.arange(len(row))
+    key = row[crowd] * base + col[crowd]
+    order = np.argsort(key, kind="stable")
+    key, moved = key[order], crowd[order]
+    row[crowd], col[crowd], slab[crowd] = row[moved], col[moved], slab[moved]
+    begin = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])[: len(key)])
+    if len(begin) == len(key):
+        pairs[crowd] = pairs[moved]
+        return BlockCounts(row, col, pairs, np.arange(len(row) + 1), slab)
+    first = crowd[begin]
+    pairs[first] = np.add.reduceat(pairs[moved], begin)
+    kept = np.ones(len(row), np.bool_)
+    kept[crowd] = False
+    kept[first] = True
+    row, col, pairs = (np.compress(kept, column) for column in (row, col, pairs))
+    return BlockCounts(row, col, pairs, np.append(np.flatnonzero(kept), len(slab)), slab)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.arrays import sealed
 from dcp_dsl.block_borders import Cuts, find_borders
 from dcp_dsl.block_count import count_slab_blocks
 from dcp_dsl.form import BlockCounts, Form
@@ -61,22 +62,24 @@ def block_sparsity(
     slabs = _pack(sequences, batch)
     q_bounds, kv_bounds = find_borders(sequences, block_q, block_kv, cuts, min_block)
     counts = _count(sequences, batch, slabs, (q_bounds, kv_bounds))
-    height, width = np.diff(q_bounds)[counts.row], np.diff(kv_bounds)[counts.col]
-    kind = np.where(counts.pairs == height * width, BlockKind.FULL, BlockKind.PARTIAL)
+    row_ptr = np.searchsorted(counts.row, np.arange(len(q_bounds)))
+    area = np.repeat(np.diff(q_bounds), np.diff(row_ptr))
+    area *= np.diff(kv_bounds)[counts.col]
+    kind = (counts.pairs == area).view(np.uint8) + np.uint8(BlockKind.PARTIAL)  # full is one more
     return BlockSparsity(
         batch=batch,
         block_q=block_q,
         block_kv=block_kv,
-        q_bounds=q_bounds,
-        kv_bounds=kv_bounds,
-        row_ptr=np.searchsorted(counts.row, np.arange(len(q_bounds))),
-        col_idx=counts.col.astype(np.int32),
-        kind=kind.astype(np.uint8),
-        pairs=counts.pairs,
+        q_bounds=sealed(q_bounds),
+        kv_bounds=sealed(kv_bounds),
+        row_ptr=sealed(row_ptr),
+        col_idx=sealed(counts.col.astype(np.int32)),
+        kind=sealed(kind),
+        pairs=sealed(counts.pairs),
         slabs=slabs,
         forms=tuple(sequences),
-        slab_ptr=counts.piece_ptr,
-        slab_idx=counts.piece_slab,
+        slab_ptr=sealed(counts.piece_ptr),
+        slab_idx=sealed(counts.piece_slab),
     )
 
 
