@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.few_slabs import sweep as sweep_few
+from dcp_dsl.intersection import intersect, is_single
 from dcp_dsl.piecewise import TooManyPieces, sorted_unique
 from dcp_dsl.slabs import Slabs
 
@@ -20,6 +22,7 @@ Ints = NDArray[np.int64]
 
 MAX_CELLS = 2**21
 GLUED_AT_ONCE = 2**13
+FEW = 12  # slabs that are faster one by one than in arrays
 
 # Which coverages (left + 2 * right) are visible.
 _AND = np.array([False, False, False, True])
@@ -72,6 +75,8 @@ class Region:
             columns: six arrays as in `Slabs`. The slabs are disjoint on every row, lie inside, and
                 no end lies before its start; they may be empty, touch, and come in any order.
         """
+        if len(columns[0]) <= FEW:
+            return _few(num_tokens, columns, [1] * len(columns[0]), _MINUS)
         q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
         rows = q_end - q_start
         is_empty = (rows <= 0) | (
@@ -138,16 +143,32 @@ class Region:
         return all(np.array_equal(a, b) for a, b in pairs)
 
     def _combine(self, other: "Region", truth: NDArray[np.bool_]) -> "Region":
+        sizes = len(self.q_start), len(other.q_start)
         pairs = zip(self.columns(), other.columns(), strict=True)
         columns = tuple(np.concatenate(pair) for pair in pairs)
-        weight = np.repeat(np.array([1, 2]), [len(self.q_start), len(other.q_start)])
+        if sum(sizes) <= FEW:
+            return _few(self.num_tokens, columns, [1] * sizes[0] + [2] * sizes[1], truth)
+        if truth is _AND and is_single(self.columns()) and is_single(other.columns()):
+            return _glue_later(self.num_tokens, intersect(self.columns(), other.columns()))
+        weight = np.repeat(np.array([1, 2]), sizes)
         return _sweep(self.num_tokens, columns, weight, truth)
+
+
+def _few(
+    num_tokens: int, columns: tuple[Ints, ...], weights: list[int], truth: NDArray[np.bool_]
+) -> Region:
+    """Combine a handful of slabs, as `_sweep` does."""
+    slabs = list(zip(*(column.tolist() for column in columns), strict=True))
+    found = sweep_few(slabs, weights, truth.tolist())
+    if not found:
+        return Region.empty(num_tokens)
+    return Region(num_tokens, *np.array(list(zip(*found, strict=True)), np.int64))
 
 
 def _is_one_per_row(columns: tuple[Ints, ...]) -> bool:
     """Whether slabs are in order, never share a row and are empty on none: maximal on each row."""
     q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
-    if not (q_start[1:] >= q_end[:-1]).all():
+    if not is_single(columns):
         return False
     growth = (end_slope - start_slope) * (q_end - q_start - 1)
     width = kv_end - kv_start
@@ -259,7 +280,10 @@ def _glue(num_tokens: int, columns: tuple[Ints, ...]) -> Region:
     is_linked = follower >= 0
     if not is_linked.any():
         return Region(num_tokens, *columns)
-    order, is_head = _chain_order(follower)
+    if is_single(columns):
+        order, is_head = np.arange(len(q_start)), np.append(True, ~is_linked[:-1])
+    else:
+        order, is_head = _chain_order(follower)
     # Two entries per slab: its inner steps, then the step to its follower.
     rows = (q_end - q_start)[order]
     next_ = follower[order]
@@ -276,10 +300,14 @@ def _glue(num_tokens: int, columns: tuple[Ints, ...]) -> Region:
 def _followers(num_tokens: int, columns: tuple[Ints, ...]) -> Ints:
     """Give for each slab the slab that continues it on the next row, or -1."""
     q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
-    base = num_tokens + 2
-    keys = q_start * base + kv_start  # ascending: the sweep goes cell by cell, left to right
     inner = q_end - q_start - 1
     last_start, last_end = kv_start + start_slope * inner, kv_end + end_slope * inner
+    if is_single(columns):
+        step, growth = kv_start[1:] - last_start[:-1], kv_end[1:] - last_end[:-1]
+        is_next = (q_start[1:] == q_end[:-1]) & ((step | growth) >> 1 == 0)  # both are 0 or 1
+        return np.append(np.where(is_next, np.arange(1, len(q_start)), -1), -1)
+    base = num_tokens + 2
+    keys = q_start * base + kv_start  # ascending: the sweep goes cell by cell, left to right
     wanted = q_end * base + last_start
     found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     start_step, end_step = keys[found] - wanted, kv_end[found] - last_end
