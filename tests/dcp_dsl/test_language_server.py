@@ -303,3 +303,13 @@ def test_documents_that_are_no_files_and_odd_texts_are_served(editor):
             editor.ask(f"textDocument/{method}", {
                 "textDocument": {"uri": uri}, "position": {"line": 0, "character": 10**6},
             })  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["gone.dcpm", "folder", "image.dcpm"])
+@pytest.mark.parametrize("method", ["hover", "definition", "completion", "documentSymbol"])
+def test_questions_about_documents_that_are_not_there_are_answered(editor, tmp_path, name, method):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "image.dcpm").write_bytes(b"\xff\xfe\x00")
+    place = {"line": 3, "character": 7}
+    uri = (tmp_path / name).as_uri()
+    editor.ask(f"textDocument/{method}", {"textDocument": {"uri": uri}, "position": place})

@@ -48,8 +48,11 @@ class MaskServer(LanguageServer):
         self.has_images = False
 
     def document(self, uri: str) -> Document:
-        """Give the present text of a document."""
-        source = self.workspace.get_text_document(uri).source
+        """Give the present text of a document; none if it is closed and its file is gone."""
+        try:
+            source = self.workspace.get_text_document(uri).source
+        except (OSError, UnicodeDecodeError):  # questions may come late, after the file left
+            source = ""
         text = source.replace("\r\n", "\n").replace("\r", "\n")
         encoding = self.workspace.position_encoding
         shown: Any = getattr(encoding, "value", encoding or "utf-16")  # Any: one of three texts
