@@ -6,6 +6,7 @@ of int32, int64 and literal arguments that their callers write. None allocates, 
 not be counted: that halves the code. What runs once per plan is numpy instead.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
@@ -45,9 +46,14 @@ def inner(signature: Any) -> Callable[[_Function], _Function]:  # Any: numba's s
 
 def _compile(function: _Function, *signature: Any, **options: bool) -> _Function:
     # Any: numba's types know none of these options, nor signatures.
-    made: Any = cast(Any, njit)(*signature, cache=True, error_model="numpy", _nrt=False, **options)(
-        function
-    )
+    make = functools.partial(cast(Any, njit), error_model="numpy", _nrt=False, **options)
+    try:
+        made = make(*signature, cache=True)(function)
+    except RuntimeError as error:
+        if "cannot cache" not in str(error):
+            raise
+        # Neither the folder of the package nor the user's cache can be written: every process pays.
+        made = make(*signature)(function)
     return cast(_Function, made)
 
 

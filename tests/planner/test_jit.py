@@ -8,7 +8,7 @@ import click.testing
 from numba import njit
 
 from dcp_planner.commands.plan import plan
-from dcp_planner.jit import announced
+from dcp_planner.jit import INT, announced, compiled, inner
 
 _COUNT = """
 import importlib, json, pkgutil
@@ -81,3 +81,10 @@ def test_plan_says_that_the_planner_is_compiled(tmp_path, monkeypatch):
     assert said() == 0
     monkeypatch.setattr(planning, "plan_batch", on_an_empty_cache)
     assert said() == 1
+
+
+def test_what_cannot_be_cached_is_compiled_all_the_same():
+    made = {}
+    exec(compile("def f(x): return x + 1", "<nowhere>", "exec"), made)
+    assert compiled(made["f"])(1) == 2
+    assert len(inner(INT(INT))(made["f"]).signatures) == 1
