@@ -19,11 +19,11 @@ _spec.loader.exec_module(drawn)
 
 # Each example parses, checks and binds a mask; deadlines would only measure the machine.
 thorough = settings(
-    max_examples=500, deadline=None, derandomize=True,
+    max_examples=150, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )  # fmt: skip
-brief = settings(thorough, max_examples=150)
-few = settings(thorough, max_examples=50)
+brief = settings(thorough, max_examples=60)
+few = settings(thorough, max_examples=25)
 
 
 def bound(text, columns, length):

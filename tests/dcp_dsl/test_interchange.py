@@ -481,7 +481,7 @@ def test_a_file_with_pickled_objects_is_refused(tmp_path):
         ("a.json", b"{", "cannot be read"),
         ("a.json", b"[]", "expected a JSON object with `arrays`"),
         ("a.json", json.dumps({"arrays": {}}).encode(), "does not say its format"),
-        ("a.npz", b"no zip", "cannot be read"),
+        ("a.npz", b"no zip", "expected arrays of numpy"),
         ("a.json", b'{"format": "magi", "arrays": {"a": [[1], [1, 2]]}}', "cannot be read"),
     ],
 )
