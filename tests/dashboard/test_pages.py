@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
-from dcp_dashboard.app import render_page
 from dcp_dashboard.folder import plan_key
 from dcp_dashboard.library import PlanLibrary
+from dcp_dashboard.pages.plan_list import COLUMNS, sort_rows
+from dcp_dashboard.pages.routes import render_page
 from dcp_dashboard.palette import KIND_COLOURS, device_colours, ramp
-from dcp_dashboard.plan_list_page import COLUMNS, sort_rows
 from dcp_dashboard.thumbnail import SIDE, thumbnail
 from dcp_planner import simulate, write_plan
 
@@ -87,7 +87,7 @@ def test_the_plan_page_shows_metrics_findings_and_every_device(served_folder, sm
 @pytest.mark.parametrize("path", ["/plan/", "/plan/a/b", "/nothing", "/plan/%00", "//"])
 def test_other_addresses_are_a_message(served_folder, path):
     page = texts(render_page(PlanLibrary(served_folder), path, ""))
-    assert page[0] in ("No such page", "This plan cannot be shown", "Plans")
+    assert page[0] in ("No such page", "This cannot be shown", "Plans")
     assert (page[0] == "Plans") == (path == "//")
 
 

@@ -3,18 +3,19 @@
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import dcc, html
+from dash import ClientsideFunction, Dash, Input, Output, dcc, html
 from dash.development.base_component import Component
 
 from dcp_dashboard import quantities
 from dcp_dashboard.figures import GRAPH_CONFIG, balance_figure, traffic_figure
 from dcp_dashboard.findings import findings
-from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.library import LoadedPlan, PlanLibrary
+from dcp_dashboard.pages.plan_list import run_badge
 from dcp_dashboard.palette import KIND_COLOURS
 from dcp_dashboard.payloads import mask_modes
-from dcp_dashboard.plan_list_page import run_badge
 from dcp_dashboard.shell import attributes, panel, swatches
 from dcp_dashboard.summary import PlanSummary
+from dcp_dsl import DCPError
 from dcp_planner import Source
 
 MAX_STACKED_DEVICES = 8
@@ -227,6 +228,25 @@ def charts(loaded: LoadedPlan) -> tuple[Component, Component]:
         for name, figure in zip(("balance", "traffic"), figures, strict=True)
     )
     return balance, traffic
+
+
+def add_plan_callbacks(app: Dash, library: PlanLibrary) -> None:
+    """Connect the charts and the controls of the page."""
+
+    @app.callback(
+        Output("balance-slot", "children"), Output("traffic-slot", "children"),
+        Input("plan-key", "data"),
+    )  # fmt: skip
+    def show_charts(key: object) -> tuple[Component, Component]:
+        try:
+            return charts(library.load(str(key)))
+        except DCPError as error:  # the file changed or went away since the page was made
+            return html.Div(str(error), role="alert"), html.Div()
+
+    same = ClientsideFunction("dcp", "same")
+    connect: Any = app.clientside_callback  # Any: Dash leaves it untyped
+    connect(same, Output("mask", "data-mode"), Input("mask-mode", "value"))
+    connect(same, Output("timelines", "data-show"), Input("timeline-source", "value"))
 
 
 def _device_panel(loaded: LoadedPlan) -> Component:

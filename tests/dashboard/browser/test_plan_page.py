@@ -1,140 +1,14 @@
 """The pages in a real browser: what is drawn is held against values computed from the plan."""
 
-import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from dcp_dashboard import RunningServer, start_server
+from dcp_dashboard import start_server
 from dcp_dashboard.folder import plan_key
 from dcp_dashboard.palette import KIND_COLOURS, device_colours
 from dcp_planner import LANES, Plan, Trace, simulate
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="install chromium: apt-get install chromium"),
-]
-
-
-@dataclass
-class Visit:
-    """An open page and everything that went wrong on it."""
-
-    page: Page
-    base: str
-    errors: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-    def open(self, path: str) -> Page:
-        self.page.goto(self.base + path)
-        return self.page
-
-    def open_plan(self, name: str) -> Page:
-        self.open(f"plan/{plan_key(name)}")
-        self.page.wait_for_selector(".dcp-mask[data-state=drawn]")
-        self.page.wait_for_selector(".dcp-timeline[data-state=drawn]", state="attached")
-        return self.page
-
-
-@pytest.fixture(scope="module")
-def server(served_folder) -> Iterator[RunningServer]:
-    with start_server(served_folder) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield running
-        running.close()
-
-
-def new_context(browser: Browser, scheme: str) -> BrowserContext:
-    return browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme=scheme)
-
-
-@pytest.fixture(scope="module")
-def shared_context(browser) -> Iterator[BrowserContext]:
-    """One cache for all tests that leave nothing behind: Plotly is compiled once."""
-    context = new_context(browser, "light")
-    yield context
-    context.close()
-
-
-@pytest.fixture
-def visit(browser, server, shared_context, request) -> Iterator[Visit]:
-    """A page of 1440 x 900; the test fails if it logs an error or asks another host."""
-    scheme = getattr(request, "param", None)
-    context = new_context(browser, scheme) if scheme else shared_context
-    page = context.new_page()
-    page.set_default_timeout(20_000)
-    visit = Visit(page, server.url)
-    page.on("console", lambda m: visit.errors.append(m.text) if m.type == "error" else None)
-    page.on("pageerror", lambda error: visit.errors.append(str(error)))
-    page.on("request", lambda request: visit.requests.append(request.url))
-    yield visit
-    page.close()
-    if scheme:
-        context.close()
-    outside = [url for url in visit.requests if not url.startswith((server.url, "data:", "blob:"))]
-    assert visit.requests
-    assert outside == []
-    assert visit.errors == []
-
-
-READ = """(canvas, points) => {
-  const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
-  return points.map(([x, y]) => {
-    const at = 4 * (Math.floor(y * canvas.height) * canvas.width + Math.floor(x * canvas.width));
-    return '#' + [0, 1, 2].map((i) => data.data[at + i].toString(16).padStart(2, '0')).join('');
-  });
-}"""
-DISTINCT = """(canvas) => {
-  const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
-  return new Set(new Uint32Array(data.buffer)).size;
-}"""
-DIGEST = """(canvas) => {
-  const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
-  let sum = 0;
-  for (const pixel of new Uint32Array(data.buffer)) sum = (Math.imul(sum, 31) + pixel) | 0;
-  return sum;
-}"""
 TIMELINE = ".dcp-view-simulated .dcp-timeline"
-
-
-def colours_at(page: Page, selector: str, points: list[tuple[float, float]]) -> list[str]:
-    """Colours of a canvas at points given as shares of its width and height."""
-    return page.eval_on_selector(f"{selector} .dcp-pixels", READ, points)
-
-
-def digest(page: Page, selector: str) -> int:
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)))")
-    return page.eval_on_selector(f"{selector} .dcp-pixels", DIGEST)
-
-
-def hover_at(page: Page, selector: str, x: float, y: float) -> str:
-    """Hover over a point of a canvas, given as shares; give the text of the tooltip."""
-    canvas = page.locator(f"{selector} .dcp-pixels")
-    canvas.scroll_into_view_if_needed()
-    box = canvas.bounding_box()
-    page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"])
-    tooltip = page.locator(f"{selector} .dcp-tooltip")
-    tooltip.wait_for(state="visible")
-    return tooltip.inner_text()
 
 
 def test_the_list_shows_every_plan_and_leads_to_it(visit):
@@ -172,51 +46,51 @@ def tile_centres(plan: Plan) -> list[tuple[float, float]]:
 
 
 def test_the_mask_shows_every_tile_in_its_devices_colour(visit, large_plan):
-    page = visit.open_plan("deep/large.dcpplan")
+    visit.open_plan("deep/large.dcpplan")
     colours = device_colours(4, 8)
     chosen = np.random.default_rng(0).choice(len(large_plan.tiles), 300, replace=False)
     centres = tile_centres(large_plan)
-    shown = colours_at(page, ".dcp-mask", [centres[tile] for tile in chosen])
+    shown = visit.colours_at(".dcp-mask", [centres[tile] for tile in chosen])
     assert shown == [colours[large_plan.tiles.device[tile]] for tile in chosen]
-    empty = colours_at(page, ".dcp-mask", [(0.9, 0.1), (0.6, 0.4)])
+    empty = visit.colours_at(".dcp-mask", [(0.9, 0.1), (0.6, 0.4)])
     assert set(empty).isdisjoint(colours)
-    assert page.eval_on_selector(".dcp-mask .dcp-pixels", DISTINCT) == 32 + 1
+    assert visit.distinct(".dcp-mask") == 32 + 1
 
 
 def test_a_zoomed_mask_shows_the_tiles_of_its_range(visit, large_plan):
     page = visit.open_plan("deep/large.dcpplan")
     page.focus(".dcp-mask .dcp-marks")
-    whole = digest(page, ".dcp-mask")
+    whole = visit.digest(".dcp-mask")
     for _ in range(3):
         page.keyboard.press("w")  # shows the middle 0.7 of what was shown
-    digest(page, ".dcp-mask")
+    visit.digest(".dcp-mask")
     begin, span = (1 - 0.7**3) / 2, 0.7**3
     moved = [((x - begin) / span, (y - begin) / span) for x, y in tile_centres(large_plan)]
     inside = [tile for tile, at in enumerate(moved) if min(at) > 0.01 and max(at) < 0.99]
     colours = device_colours(4, 8)
-    shown = colours_at(page, ".dcp-mask", [moved[tile] for tile in inside])
+    shown = visit.colours_at(".dcp-mask", [moved[tile] for tile in inside])
     assert len(inside) > 500
     assert shown == [colours[large_plan.tiles.device[tile]] for tile in inside]
     page.keyboard.press("Escape")
-    assert digest(page, ".dcp-mask") == whole
+    assert visit.digest(".dcp-mask") == whole
 
 
 def test_other_colourings_use_their_own_palette_and_legend(visit):
     page = visit.open_plan("small.dcpplan")
-    before = digest(page, ".dcp-mask")
+    before = visit.digest(".dcp-mask")
     page.click("#mask-mode >> text=Division")
     page.wait_for_function("() => document.getElementById('mask').dataset.mode === 'division'")
-    assert digest(page, ".dcp-mask") != before
+    assert visit.digest(".dcp-mask") != before
     assert "division 2" in page.locator(".dcp-mask + .dcp-legend").inner_text()
     page.click("#mask-mode >> text=Device")
     page.wait_for_function("() => document.getElementById('mask').dataset.mode === 'device'")
-    assert digest(page, ".dcp-mask") == before
+    assert visit.digest(".dcp-mask") == before
 
 
 def test_hovering_the_mask_names_the_tile(visit, small_plan):
-    page = visit.open_plan("small.dcpplan")
+    visit.open_plan("small.dcpplan")
     tile = len(small_plan.tiles) // 2
-    text = hover_at(page, ".dcp-mask", *tile_centres(small_plan)[tile])
+    text = visit.hover_at(".dcp-mask", *tile_centres(small_plan)[tile])
     tiles = small_plan.tiles
     q, kv = tiles.q_block[tile], tiles.kv_block[tile]
     assert f"Tile {q} \u00d7 {kv} on device {tiles.device[tile]}" in text
@@ -238,18 +112,18 @@ def place(trace: Trace, event: int, num_devices: int) -> tuple[float, float]:
 
 
 def test_the_timeline_shows_events_in_the_colour_of_their_kind(visit, large_plan):
-    page = visit.open_plan("deep/large.dcpplan")
+    visit.open_plan("deep/large.dcpplan")
     trace = simulate(large_plan)
     points = [place(trace, longest(trace, lane), 32) for lane in LANES]
     expected = [KIND_COLOURS[{"compute": "attention"}.get(lane, lane)] for lane in LANES]
-    assert colours_at(page, TIMELINE, points) == expected
-    assert page.eval_on_selector(f"{TIMELINE} .dcp-pixels", DISTINCT) > 20  # shades of coverage
+    assert visit.colours_at(TIMELINE, points) == expected
+    assert visit.distinct(TIMELINE) > 20  # shades of coverage
 
 
 def test_hovering_the_timeline_names_the_event(visit, small_plan, small_trace):
-    page = visit.open_plan("small.dcpplan")
+    visit.open_plan("small.dcpplan")
     event = longest(small_trace, "send")
-    text = hover_at(page, TIMELINE, *place(small_trace, event, 4))
+    text = visit.hover_at(TIMELINE, *place(small_trace, event, 4))
     assert f"send: {small_trace.name[event]}" in text
     assert f"device {small_trace.device[event]} to device {small_trace.peer[event]}" in text
     assert f"division {small_trace.division[event]}" in text
@@ -257,30 +131,30 @@ def test_hovering_the_timeline_names_the_event(visit, small_plan, small_trace):
 
 def test_wheel_drag_and_keys_move_the_timeline_and_escape_resets_it(visit):
     page = visit.open_plan("small.dcpplan")
-    whole = digest(page, TIMELINE)
-    hover_at(page, TIMELINE, 0.5, 0.05)
+    whole = visit.digest(TIMELINE)
+    visit.hover_at(TIMELINE, 0.5, 0.05)
     page.mouse.wheel(0, -400)
-    zoomed = digest(page, TIMELINE)
+    zoomed = visit.digest(TIMELINE)
     assert zoomed != whole
     page.mouse.down()
     box = page.locator(f"{TIMELINE} .dcp-pixels").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 20, steps=3)
     page.mouse.up()
-    dragged = digest(page, TIMELINE)
+    dragged = visit.digest(TIMELINE)
     assert dragged not in (whole, zoomed)
     page.keyboard.press("ArrowRight")
-    assert digest(page, TIMELINE) not in (whole, zoomed, dragged)
+    assert visit.digest(TIMELINE) not in (whole, zoomed, dragged)
     page.keyboard.press("Escape")
-    assert digest(page, TIMELINE) == whole
+    assert visit.digest(TIMELINE) == whole
     page.keyboard.press("w")
-    assert digest(page, TIMELINE) != whole
+    assert visit.digest(TIMELINE) != whole
     page.keyboard.press("0")
-    assert digest(page, TIMELINE) == whole
+    assert visit.digest(TIMELINE) == whole
 
 
 def test_zooming_out_of_the_whole_picture_scrolls_the_page(visit):
     page = visit.open_plan("small.dcpplan")
-    hover_at(page, ".dcp-mask", 0.1, 0.2)
+    visit.hover_at(".dcp-mask", 0.1, 0.2)
     before = page.evaluate("scrollY")
     page.mouse.wheel(0, 200)
     page.wait_for_function(f"() => scrollY > {before}")
@@ -306,10 +180,10 @@ INK = "() => getComputedStyle(document.querySelector('#balance .main-svg text'))
 def test_the_theme_toggles_everywhere(visit):
     page = visit.open_plan("small.dcpplan")
     page.wait_for_selector("#balance .main-svg text")
-    light = (page.evaluate(BACKGROUND), page.evaluate(INK), digest(page, TIMELINE))
+    light = (page.evaluate(BACKGROUND), page.evaluate(INK), visit.digest(TIMELINE))
     page.click("#colour-scheme")
     page.wait_for_function("() => document.documentElement.dataset.mantineColorScheme === 'dark'")
-    dark = (page.evaluate(BACKGROUND), page.evaluate(INK), digest(page, TIMELINE))
+    dark = (page.evaluate(BACKGROUND), page.evaluate(INK), visit.digest(TIMELINE))
     assert all(a != b for a, b in zip(light, dark, strict=True))
     page.reload()
     page.wait_for_selector(".dcp-mask[data-state=drawn]")

@@ -1,0 +1,1 @@
+"""The pages: each module gives the content of one kind of URL, `routes` says which."""

@@ -1,0 +1,46 @@
+"""Which page answers which path; a new page is one line in `ROUTES`."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from urllib.parse import unquote
+
+from dash.development.base_component import Component
+
+from dcp_dashboard.library import PlanLibrary
+from dcp_dashboard.pages.plan import plan_page
+from dcp_dashboard.pages.plan_list import plan_list_page
+from dcp_dashboard.shell import message
+from dcp_dsl import DCPError
+
+Page = Callable[[PlanLibrary, tuple[str, ...], str], Component | None]
+"""Takes the library, the later parts of the path and the query; ``None`` means no such page."""
+
+
+def _plan_list(library: PlanLibrary, parts: tuple[str, ...], query: str) -> Component | None:
+    return None if parts else plan_list_page(library, query)
+
+
+def _plan(library: PlanLibrary, parts: tuple[str, ...], _query: str) -> Component | None:
+    return plan_page(library.load(parts[0])) if len(parts) == 1 else None
+
+
+ROUTES: Mapping[str, Page] = MappingProxyType({"": _plan_list, "plan": _plan})
+"""Pages by the first part of the path."""
+
+
+def render_page(library: PlanLibrary, path: str, query: str) -> Component:
+    """Give the content of a URL; whatever is wrong with it becomes a page that says so."""
+    first, *rest = [unquote(part) for part in path.strip("/").split("/")]
+    page = ROUTES.get(first)
+    try:
+        shown = page(library, tuple(rest), query) if page else None
+    except DCPError as error:
+        return message("This cannot be shown", str(error), is_error=True)
+    if shown is None:
+        known = ", ".join(f"/{name}" for name in sorted(ROUTES))
+        return message(
+            "No such page",
+            f"expected a path that begins with one of {known}; got {path[:80]}",
+            is_error=True,
+        )
+    return shown

@@ -1,0 +1,146 @@
+"""A real browser: every page that a test opens may log no error and ask no other host."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from dcp_dashboard import RunningServer, start_server
+from dcp_dashboard.folder import plan_key
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder needs a browser; without one it says what to install."""
+    missing = pytest.mark.skipif(
+        CHROMIUM is None, reason="install chromium: apt-get install chromium"
+    )
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+            item.add_marker(missing)
+
+
+READ = """(canvas, points) => {
+  const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+  return points.map(([x, y]) => {
+    const at = 4 * (Math.floor(y * canvas.height) * canvas.width + Math.floor(x * canvas.width));
+    return '#' + [0, 1, 2].map((i) => data.data[at + i].toString(16).padStart(2, '0')).join('');
+  });
+}"""
+DISTINCT = """(canvas) => {
+  const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  return new Set(new Uint32Array(data.buffer)).size;
+}"""
+DIGEST = """(canvas) => {
+  const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  let sum = 0;
+  for (const pixel of new Uint32Array(data.buffer)) sum = (Math.imul(sum, 31) + pixel) | 0;
+  return sum;
+}"""
+
+
+@dataclass
+class Visit:
+    """An open page and everything that went wrong on it."""
+
+    page: Page
+    base: str
+    errors: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def open(self, path: str) -> Page:
+        self.page.goto(self.base + path)
+        return self.page
+
+    def open_plan(self, name: str) -> Page:
+        self.open(f"plan/{plan_key(name)}")
+        self.page.wait_for_selector(".dcp-mask[data-state=drawn]")
+        self.page.wait_for_selector(".dcp-timeline[data-state=drawn]", state="attached")
+        return self.page
+
+    def colours_at(self, selector: str, points: list[tuple[float, float]]) -> list[str]:
+        """Colours of a canvas at points given as shares of its width and height."""
+        return self.page.eval_on_selector(f"{selector} .dcp-pixels", READ, points)
+
+    def distinct(self, selector: str) -> int:
+        """How many colours a canvas shows."""
+        return self.page.eval_on_selector(f"{selector} .dcp-pixels", DISTINCT)
+
+    def digest(self, selector: str) -> int:
+        """A number for all pixels of a canvas, after the next frame."""
+        self.page.evaluate(
+            "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)))"
+        )
+        return self.page.eval_on_selector(f"{selector} .dcp-pixels", DIGEST)
+
+    def hover_at(self, selector: str, x: float, y: float) -> str:
+        """Hover over a point of a canvas, given as shares; give the text of the tooltip."""
+        canvas = self.page.locator(f"{selector} .dcp-pixels")
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        self.page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"])
+        tooltip = self.page.locator(f"{selector} .dcp-tooltip")
+        tooltip.wait_for(state="visible")
+        return tooltip.inner_text()
+
+
+@pytest.fixture(scope="session")
+def server(served_folder) -> Iterator[RunningServer]:
+    with start_server(served_folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield running
+        running.close()
+
+
+def new_context(browser: Browser, scheme: str) -> BrowserContext:
+    return browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme=scheme)
+
+
+@pytest.fixture(scope="session")
+def shared_context(browser) -> Iterator[BrowserContext]:
+    """One cache for all tests that leave nothing behind: Plotly is compiled once."""
+    context = new_context(browser, "light")
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def visit(browser, server, shared_context, request) -> Iterator[Visit]:
+    """A page of 1440 x 900; the test fails if it logs an error or asks another host."""
+    scheme = getattr(request, "param", None)
+    context = new_context(browser, scheme) if scheme else shared_context
+    page = context.new_page()
+    page.set_default_timeout(20_000)
+    visit = Visit(page, server.url)
+    page.on("console", lambda m: visit.errors.append(m.text) if m.type == "error" else None)
+    page.on("pageerror", lambda error: visit.errors.append(str(error)))
+    page.on("request", lambda request: visit.requests.append(request.url))
+    yield visit
+    page.close()
+    if scheme:
+        context.close()
+    outside = [url for url in visit.requests if not url.startswith((server.url, "data:", "blob:"))]
+    assert visit.requests
+    assert outside == []
+    assert visit.errors == []
