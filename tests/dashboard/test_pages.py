@@ -93,7 +93,7 @@ def test_other_addresses_are_a_message(served_folder, path):
 
 def test_a_broken_plan_is_a_message(served_folder):
     page = texts(render_page(PlanLibrary(served_folder), f"/plan/{plan_key('cut.dcpplan')}", ""))
-    assert page[0] == "This plan cannot be shown"
+    assert page[0] == "This cannot be shown"
     assert "cut.dcpplan" in page[1]
 
 
