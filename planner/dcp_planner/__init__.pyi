@@ -1,4 +1,5 @@
 from .assembly import assemble
+from .batches_file import read_batches
 from .buffers import accumulator_bytes, receive_buffer_bytes, receive_rows
 from .build import build_plan
 from .cluster import BACKWARD_FLOPS_RATIO, Cluster, Link, ModelShape
@@ -120,6 +121,7 @@ __all__ = [
     "predict_placement",
     "preset",
     "preset_file",
+    "read_batches",
     "read_cluster",
     "read_plan",
     "receive_buffer_bytes",

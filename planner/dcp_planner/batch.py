@@ -33,11 +33,17 @@ class Batch:
         sparsity: its blocks.
         provenance: text, mask and samples that make it.
         notes: what was left out, as sentences for people.
+        index: number of the batch in its data set.
+        num_available: batches that the data set has; ``None`` for samples.
+        rows: first and last row of the data set in it; ``None`` for samples.
     """
 
     sparsity: BlockSparsity
     provenance: Provenance
     notes: tuple[str, ...] = ()
+    index: int = 0
+    num_available: int | None = None
+    rows: tuple[int, int] | None = None
 
 
 BlockSize: TypeAlias = int | Callable[[Sequence[Slabs]], BlockSparsity]
@@ -99,7 +105,13 @@ class PackedDataset:
                 slabs.append(self.attached.mask.bind(samples[-1]))
         origin = f"{path}, batch {index} of {len(self)} (rows {rows[0]} to {rows[-1]})"
         found = _compile(self.spec, self.attached.mask, samples, slabs, block_size, origin)
-        return replace(found, notes=self.notes)
+        return replace(
+            found,
+            notes=self.notes,
+            index=index,
+            num_available=len(self),
+            rows=(rows[0], rows[-1]),
+        )
 
 
 def pack_dataset(spec: Spec, path: str, mask_call: str | None, tokens: int) -> PackedDataset:

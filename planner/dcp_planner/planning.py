@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dcp_dsl import BlockSparsity, Slabs
 from dcp_planner.batch import Batch, BlockSize
-from dcp_planner.batch_report import BatchFigures, figures_of
+from dcp_planner.batch_report import BatchFigures, Spread, figures_of, spread_of
 from dcp_planner.build import build_plan
 from dcp_planner.cluster import Cluster, ModelShape
 from dcp_planner.config import PlanConfig
@@ -17,6 +19,7 @@ from dcp_planner.fingerprint import digest
 from dcp_planner.partitioning import PARTITIONERS
 from dcp_planner.plan import Plan
 from dcp_planner.plan_file import write_plan
+from dcp_planner.report import measure
 from dcp_planner.simulator import simulate
 from dcp_planner.trace import Trace
 
@@ -66,6 +69,9 @@ class BatchRow:
         digest: of the plan.
         others: figures of the other backends, by name.
         notes, warnings: as sentences for people.
+        index, num_available, rows: as of the `Batch`.
+        lengths: of its sequences, in tokens.
+        density: visible pairs over those of a causal mask.
         file: where the plan was written, or ``None``.
     """
 
@@ -76,6 +82,11 @@ class BatchRow:
     others: Mapping[str, BatchFigures]
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
+    index: int
+    num_available: int | None
+    rows: tuple[int, int] | None
+    lengths: Spread
+    density: float
     file: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -89,6 +100,10 @@ class BatchRow:
             for name, theirs in self.others.items()
         }
         return self.figures.to_json() | {
+            "index": self.index,
+            "rows": list(self.rows) if self.rows else None,
+            "lengths": self.lengths.to_json(),
+            "density": self.density,
             "mask": self.mask,
             "origin": self.origin,
             "digest": self.digest,
@@ -140,6 +155,11 @@ def plan_batch(batch: Batch, planning: Planning) -> PlannedBatch:
         others=others,
         notes=batch.notes,
         warnings=plan.warnings,
+        index=batch.index,
+        num_available=batch.num_available,
+        rows=batch.rows,
+        lengths=spread_of(np.diff(plan.cu_seqlens).tolist()),
+        density=measure(plan).density,
     )
     return PlannedBatch(plan, simulate(plan), row)
 

@@ -13,10 +13,12 @@ from dcp_planner import (
     ModelShape,
     PlanConfig,
     PlanError,
+    PlanFileError,
     build_plan,
     digest,
     encode_parts,
     preset,
+    read_batches,
     read_plan,
     simulate,
     write_cluster,
@@ -92,7 +94,7 @@ def test_plan_packs_the_chosen_batch_with_the_mask_of_the_data_set(folder):
     ]  # 30 + 20 | 25 | 40; 400 and 0 left out
     assert "2 of 6 rows are empty or longer than 60 tokens" in result.stderr
     document = json.loads(result.stdout)
-    assert document["schema"] == "dcp.plan_report/2"
+    assert document["schema"] == "dcp.batches/1"
     (batch,) = document["batches"]
     assert batch["digest"] == digest(read_plan(out).plan)
     assert batch["file"] == str(out)
@@ -135,7 +137,7 @@ def test_several_batches_become_a_folder_of_plans_and_a_distribution(folder):
     document = json.loads(result.stdout)
     assert [b["tokens"] for b in document["batches"]] == [50, 25, 40]
     files = [f"batch-{i:05d}.dcpplan" for i in range(3)]
-    assert sorted(os.listdir(folder / "plans")) == files
+    assert sorted(os.listdir(folder / "plans")) == [*files, "report.dcpbatches.json"]
     for batch, name in zip(document["batches"], files, strict=True):
         assert batch["digest"] == digest(read_plan(folder / "plans" / name).plan)
     assert document["distribution"]["tokens"] == {
@@ -145,9 +147,76 @@ def test_several_batches_become_a_folder_of_plans_and_a_distribution(folder):
     assert set(document["speedup"]) == static
     assert document["speedup"]["static:zigzag"]["least"] == 1.0
     assert "only batches 0 to 2 exist" in result.stderr
+    report = read_batches(folder / "plans" / "report.dcpbatches.json")
+    assert [b.pop("file") for b in report["batches"]] == files
+    assert [b.pop("file") for b in document["batches"]] == [
+        str(folder / "plans" / name) for name in files
+    ]
+    assert report == document
+    assert (report["is_complete"], report["num_wanted"], report["num_available"]) == (True, 9, 3)
+    assert [b["rows"] for b in report["batches"]] == [[0, 1], [3, 3], [5, 5]]
+    assert report["batches"][0]["lengths"] == {"least": 20, "median": 25, "mean": 25, "most": 30}
+    visible = sum(min(q + 1, 5) for n in (30, 20) for q in range(n))
+    assert report["batches"][0]["density"] == visible / (30 * 31 / 2 + 20 * 21 / 2)
     table = run(plan_command, *arguments).stdout
     assert "3 batches" in table
     assert "times faster than static:contiguous" in table
+
+
+def test_a_report_alone_holds_the_batches_so_far_at_any_time(folder, monkeypatch):
+    out, seen = folder / "small.dcpbatches.json", []
+    rename = type(out).replace
+
+    def watch(draft, target):
+        found = rename(draft, target)
+        seen.append(read_batches(out))
+        return found
+
+    monkeypatch.setattr(type(out), "replace", watch)
+    monkeypatch.setattr("dcp_planner.batches_file.ReportWriter.__init__.__defaults__", (0.0,))
+    result = run(
+        plan_command, folder / "a.dcpm", "--dataset", folder / "rows.jsonl", "--tokens", 60,
+        "--batches", 2, "--batch", 1, *SMALL, "--out", out,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert [(len(r["batches"]), r["is_complete"]) for r in seen] == [
+        (1, False),
+        (2, False),
+        (2, True),
+    ]
+    assert [b["index"] for b in seen[-1]["batches"]] == [1, 2]
+    assert {b["file"] for b in seen[-1]["batches"]} == {None}
+    assert sorted(os.listdir(folder)) == ["a.dcpm", "rows.jsonl", "small.dcpbatches.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "there is no such file"),
+        ("{", "expected JSON"),
+        ("[" * 100_000, "expected JSON"),
+        ("[]", "expected a JSON object of schema 'dcp.batches/1'"),
+        ('{"schema": "dcp.batches/1", "batches": 3}', "expected `batches` to be a list"),
+    ],
+)
+def test_what_is_no_report_is_refused(tmp_path, text, message):
+    path = tmp_path / "a.dcpbatches.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(PlanFileError, match=message):
+        read_batches(path)
+
+
+def test_a_report_needs_its_ending_and_is_bounded(folder):
+    data = (folder / "a.dcpm", "--dataset", folder / "rows.jsonl")
+    for out, batches, message in (
+        ("a.json", 1, "ends in .dcpbatches.json, got a.json"),
+        ("plans", 5000, "a report holds at most 4096 batches, got 5000"),
+    ):
+        result = run(plan_command, *data, "--batches", batches, "--out", folder / out)
+        assert result.exit_code == 2
+        assert message in " ".join(result.stderr.split())
+        assert not (folder / out).exists()
 
 
 def test_plan_needs_no_file(folder):

@@ -1,19 +1,20 @@
 """The command `dcpm plan`."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from dcp_planner.commands.output import check_folder_of, print_json, say
+from dcp_planner.commands.output import print_json, say
+from dcp_planner.commands.plan_output import PlanOutput, open_output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dcp_dsl import Spec
-    from dcp_planner.batch import Batch
+    from dcp_planner.batch import Batch, BlockSize
+    from dcp_planner.batches_file import DatasetRun
     from dcp_planner.cluster import Cluster, ModelShape
     from dcp_planner.planning import BatchRow, PlannedBatch, Planning
 
@@ -137,7 +138,8 @@ def _heads(
 @click.option(
     "--out",
     type=click.Path(),
-    help="The .dcpplan file to write; with --batches, the folder of files.",
+    help="The .dcpplan file to write; with --batches, the folder of files and their report; or the "
+    "report alone, NAME.dcpbatches.json.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's values
@@ -152,22 +154,58 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
         raise click.UsageError("expected a batch: give either --dataset or --sample")
     if options["samples"] and options["batches"] > 1:
         raise click.UsageError("--sample gives one batch; leave --batches away or give --dataset")
-    planning = _planning(options)
-    folder = _output_folder(options)
-    rows: list[BatchRow] = []
-    single = None
-    for made in _planned(planning, _batches(spec, planning, options), options["batches"]):
-        single = made if options["batches"] == 1 else None
-        if options["out"] is not None:
-            file = f"batch-{options['batch'] + len(rows):05d}.dcpplan"
-            made = made.written(folder / file if folder else Path(options["out"]))
-        rows.append(made.row)
+    run = _run(spec, options)
+    output = open_output(options["out"], run.num_wanted)
+    rows, single = _plan_all(run, output, options)
     if as_json:
-        print_json(_document(spec, planning, rows))
+        print_json(run.document(rows, is_complete=True))
     elif single is not None:
         show_plan(single.plan, single.trace, rows[0])
     else:
         show_batches(rows)
+    if not as_json and output.report is not None:
+        say(f"wrote {output.report}; `dcpm dashboard {output.report.parent}` shows it")
+
+
+def _run(spec: str, options: dict[str, Any]) -> "DatasetRun":
+    """Say what is asked for; `Any`: click's values."""
+    from dcp_planner.batches_file import DatasetRun
+
+    return DatasetRun(
+        spec=spec,
+        dataset=options["dataset"],
+        mask=options["mask"],
+        token_budget=options["tokens"],
+        first_batch=options["batch"],
+        num_wanted=options["batches"],
+        planning=_planning(options),
+    )
+
+
+def _plan_all(
+    run: "DatasetRun", output: PlanOutput, options: dict[str, Any]
+) -> "tuple[list[BatchRow], PlannedBatch | None]":
+    """Plan batch after batch, write what is to be written; `Any`: click's values.
+
+    Returns:
+        What is told of each batch, and the plan if there is only one.
+    """
+    from dcp_planner.batches_file import ReportWriter
+
+    planning = run.planning
+    writer = ReportWriter(output.report, run) if output.report is not None else None
+    rows: list[BatchRow] = []
+    single = None
+    for made in _planned(planning, _batches(run, options["samples"]), run.num_wanted):
+        path = output.plan_path(made.row.index)
+        written = made if path is None else made.written(path)
+        rows.append(written.row)
+        single = written if run.num_wanted == 1 else None
+        if writer is not None:
+            writer.add(written.row)
+    if writer is not None:
+        writer.finish()
+    return rows, single
 
 
 def _planned(
@@ -198,32 +236,33 @@ def _planned(
             bar.advance(task)
 
 
-def _batches(path: str, planning: "Planning", options: dict[str, Any]) -> "Iterator[Batch]":
-    """Compile the batches one after the other; `Any`: click's values."""
+def _batches(run: "DatasetRun", samples: "tuple[str, ...]") -> "Iterator[Batch]":
+    """Compile the batches one after the other."""
     from dcp_dsl import load
     from dcp_planner.batch import pack_dataset
 
-    spec = load(path)
-    if options["samples"]:
-        yield _batch_of_samples(spec, planning, options)
+    spec, block_size = load(run.spec), run.planning.block_size
+    if run.dataset is None:
+        yield _batch_of_samples(spec, run.mask, samples, block_size)
         return
-    say(f"reading {options['dataset']}")
-    packed = pack_dataset(spec, options["dataset"], options["mask"], options["tokens"])
+    say(f"reading {run.dataset}")
+    packed = pack_dataset(spec, run.dataset, run.mask, run.token_budget)
     for note in packed.notes:
         say(f"note: {note}")
-    last = options["batch"] + options["batches"]
-    if options["batch"] < len(packed) < last:
-        say(f"note: only batches {options['batch']} to {len(packed) - 1} exist")
+    last = run.first_batch + run.num_wanted
+    if run.first_batch < len(packed) < last:
+        say(f"note: only batches {run.first_batch} to {len(packed) - 1} exist")
         last = len(packed)
-    for index in range(options["batch"], last):
-        yield packed.batch(index, planning.block_size)
+    for index in range(run.first_batch, last):
+        yield packed.batch(index, block_size)
 
 
-def _batch_of_samples(spec: "Spec", planning: "Planning", options: dict[str, Any]) -> "Batch":
+def _batch_of_samples(
+    spec: "Spec", call: str | None, texts: tuple[str, ...], block_size: "BlockSize"
+) -> "Batch":
     from dcp_dsl import Sample
     from dcp_planner.batch import batch_of_samples
 
-    call = options["mask"]
     if call is None:
         if len(spec.masks) != 1:
             known = ", ".join(spec.masks) or "none of its own"
@@ -231,9 +270,9 @@ def _batch_of_samples(spec: "Spec", planning: "Planning", options: dict[str, Any
         call = spec.masks[0]
     samples = [
         Sample.from_json(text) if text.lstrip().startswith("{") else spec.sample(text)
-        for text in options["samples"]
+        for text in texts
     ]
-    return batch_of_samples(spec, spec.mask(call), samples, planning.block_size)
+    return batch_of_samples(spec, spec.mask(call), samples, block_size)
 
 
 def _planning(options: dict[str, Any]) -> "Planning":
@@ -287,47 +326,3 @@ def _cluster(options: dict[str, Any]) -> "Cluster":
     found = find_cluster(options["cluster"] or "a100-p4de:4x8")
     given = {name: options[name] for name in ("nodes", "devices_per_node")}
     return replace(found, **{name: value for name, value in given.items() if value is not None})
-
-
-def _output_folder(options: dict[str, Any]) -> "Path | None":
-    """Give the folder that several plans go to, made if missing; ``None`` for one file or none."""
-    if options["out"] is None:
-        return None
-    check_folder_of(options["out"])
-    folder = Path(options["out"])
-    if options["batches"] == 1:
-        if not folder.name or (folder.exists() and not folder.is_file()):
-            raise click.BadParameter(
-                f"expected the name of a file to write, got {options['out']!r}, which is none; "
-                "give a name such as batch.dcpplan",
-                param_hint="--out",
-            )
-        return None
-    if folder.exists() and not folder.is_dir():
-        raise click.BadParameter(
-            f"{folder} is no folder; with --batches every plan becomes a file of it",
-            param_hint="--out",
-        )
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-def _document(spec: str, planning: "Planning", rows: "list[BatchRow]") -> dict[str, Any]:
-    """Give the JSON document; `Any`: what JSON holds."""
-    from dataclasses import asdict
-
-    from dcp_planner.batch_report import distribution_of, speedups_over
-
-    figures = [row.figures for row in rows]
-    others = {name: [row.others[name] for row in rows] for name in planning.others()}
-    return {
-        "schema": "dcp.plan_report/2",
-        "spec": spec,
-        "cluster": asdict(planning.cluster),
-        "shape": asdict(planning.shape),
-        "config": asdict(planning.config),
-        "notes": list(rows[0].notes) if rows else [],
-        "batches": [row.to_json() for row in rows],
-        "distribution": {name: s.to_json() for name, s in distribution_of(figures).items()},
-        "speedup": {name: s.to_json() for name, s in speedups_over(figures, others).items()},
-    }

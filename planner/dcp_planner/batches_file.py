@@ -1,0 +1,172 @@
+"""The report of a planned data set in one JSON file, ``*.dcpbatches.json``, for the dashboard.
+
+It lies beside the plans it speaks of, if they are kept, and is rewritten while planning goes on, so
+that a long run can be watched.
+"""
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dcp_planner.batch_report import distribution_of, speedups_over
+from dcp_planner.errors import PlanFileError
+from dcp_planner.json_text import json_text
+from dcp_planner.planning import BatchRow, Planning
+
+SCHEMA = "dcp.batches/1"
+SUFFIX = ".dcpbatches.json"
+MOST_BATCHES = 4096
+"""Batches of one report: some 2 kB each."""
+LIMIT_BYTES = 1 << 26
+"""Most bytes of a report that is read."""
+
+REWRITE_S = 3.0
+_AGAIN = "write it again with `dcpm plan SPEC --dataset PATH --batches N --out FOLDER`"
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetRun:
+    """What was asked for.
+
+    Attributes:
+        spec, dataset: paths as the person gave them; ``None``: samples of the command line.
+        mask: call that takes the place of the spec's ``for ... use``, or ``None``.
+        token_budget: most tokens of a batch.
+        first_batch, num_wanted: which batches.
+        planning: how they are planned.
+    """
+
+    spec: str
+    dataset: str | None
+    mask: str | None
+    token_budget: int
+    first_batch: int
+    num_wanted: int
+    planning: Planning
+
+    def document(self, rows: Sequence[BatchRow], *, is_complete: bool) -> dict[str, Any]:
+        """Give the report as a JSON object; `Any`: what JSON holds."""
+        figures = [row.figures for row in rows]
+        others = {name: [row.others[name] for row in rows] for name in self.planning.others()}
+        return {
+            "schema": SCHEMA,
+            "spec": self.spec,
+            "dataset": self.dataset,
+            "mask": self.mask,
+            "token_budget": self.token_budget,
+            "first_batch": self.first_batch,
+            "num_wanted": self.num_wanted,
+            "num_available": rows[0].num_available if rows else None,
+            "is_complete": is_complete,
+            "cluster": asdict(self.planning.cluster),
+            "shape": asdict(self.planning.shape),
+            "config": asdict(self.planning.config),
+            "notes": list(rows[0].notes) if rows else [],
+            "batches": [row.to_json() for row in rows],
+            "distribution": _spreads(distribution_of(figures)) if rows else {},
+            "speedup": _spreads(speedups_over(figures, others)) if rows else {},
+        }
+
+
+def _spreads(found: Any) -> dict[str, dict[str, float]]:  # Any: a mapping to Spread
+    return {name: spread.to_json() for name, spread in found.items()}
+
+
+class ReportWriter:
+    """Writes a report batch by batch: whole at any time, and soon after each batch.
+
+    Args:
+        path: of the report.
+        run: what was asked for.
+        rewrite_s: least seconds between two versions, so that long runs cost little.
+    """
+
+    def __init__(self, path: Path, run: DatasetRun, rewrite_s: float = REWRITE_S) -> None:
+        self._path = path
+        self._run = run
+        self._rows: list[BatchRow] = []
+        self._rewrite_s = rewrite_s
+        self._written = float("-inf")
+
+    def add(self, row: BatchRow) -> None:
+        """Take one more batch."""
+        self._rows.append(row)
+        if time.monotonic() - self._written >= self._rewrite_s:
+            self._write(is_complete=False)
+
+    def finish(self) -> None:
+        """Write the last version.
+
+        Raises:
+            PlanFileError: if the file cannot be written.
+        """
+        self._write(is_complete=True)
+
+    def _write(self, *, is_complete: bool) -> None:
+        document = self._run.document(self._rows, is_complete=is_complete)
+        for batch in document["batches"]:
+            if batch["file"] is not None:
+                batch["file"] = Path(batch["file"]).name  # it lies beside the report
+        text = json_text(document) + "\n"
+        draft = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}.tmp")
+        try:
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(self._path)
+        except OSError as error:
+            raise PlanFileError(
+                f"cannot write the report {self._path}: {error.strerror or error}; choose a folder "
+                "that exists and is writable"
+            ) from error
+        finally:
+            with suppress(OSError):
+                draft.unlink()
+        self._written = time.monotonic()
+
+
+def read_batches(path: str | Path) -> dict[str, Any]:
+    """Read a report; `Any`: what JSON holds.
+
+    The outer form is checked (schema, kinds of the main entries, number of batches); a reader of
+    single figures must expect that one is missing.
+
+    Raises:
+        PlanFileError: if it is missing, too large, no JSON, or no such report.
+    """
+    path = Path(path)
+    try:
+        document = json.loads(_read_text(path))
+        _check(document)
+    except PlanFileError as error:
+        raise PlanFileError(f"report {path}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise PlanFileError(f"report {path}: expected JSON, got {error}; {_AGAIN}") from error
+    found: dict[str, Any] = document
+    return found
+
+
+def _read_text(path: Path) -> str:
+    if not path.is_file():
+        raise PlanFileError(f"there is no such file; {_AGAIN}")
+    try:
+        if path.stat().st_size > LIMIT_BYTES:
+            raise PlanFileError(f"expected at most {LIMIT_BYTES} bytes, got a larger file")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PlanFileError(f"it cannot be read: {error.strerror or error}") from error
+
+
+def _check(document: Any) -> None:  # Any: what JSON holds
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise PlanFileError(f"expected a JSON object of schema {SCHEMA!r}; {_AGAIN}")
+    kinds = {"batches": list, "distribution": dict, "speedup": dict, "notes": list}
+    for name, kind in kinds.items():
+        if not isinstance(document.get(name), kind):
+            raise PlanFileError(f"expected `{name}` to be a {kind.__name__}; {_AGAIN}")
+    batches = document["batches"]
+    if len(batches) > MOST_BATCHES or not all(isinstance(batch, dict) for batch in batches):
+        raise PlanFileError(f"expected at most {MOST_BATCHES} batches, each an object; {_AGAIN}")
