@@ -3,6 +3,7 @@
 ```
 DCPError                a message with what was expected, what was found, where, and the way out
 ├── SpecError           a .dcpm text that does not parse or check; carries its diagnostics
+│   └── MaskCallError   a mask asked for by name or call that is none
 ├── DatasetError        a data set that cannot be read or lacks a column
 ├── ExchangeError       a mask that a kernel's format cannot hold, or arrays that are no such mask
 └── (planner, runtime and dashboard derive their own)
@@ -31,6 +32,15 @@ class SpecError(DCPError):
     def __init__(self, diagnostics: "tuple[Diagnostic, ...]") -> None:
         self.diagnostics = diagnostics
         super().__init__("\n\n".join(d.render() for d in diagnostics))
+
+
+class MaskCallError(SpecError):
+    """A mask named or called in an argument, as ``--mask`` does, that the text does not have.
+
+    The text itself may be right: unlike errors in it, this is wrong usage.
+    """
+
+    exit_code = 2
 
 
 class DatasetError(DCPError):

@@ -8,7 +8,7 @@ from dcp_dsl import ast
 from dcp_dsl.attachment import Attachment, attach
 from dcp_dsl.checker import check_scope
 from dcp_dsl.diagnostics import Diagnostic, did_you_mean
-from dcp_dsl.errors import DatasetError, SpecError
+from dcp_dsl.errors import DatasetError, MaskCallError, SpecError
 from dcp_dsl.imports import build_scope
 from dcp_dsl.mask import Mask
 from dcp_dsl.mask_building import build_mask, build_stack
@@ -151,12 +151,14 @@ class Spec:
                 ``"streaming(sink = 4, window = 1k)"``.
 
         Raises:
-            SpecError: if it does not parse, or names or arguments are wrong.
+            MaskCallError: if it does not parse, or names or arguments are wrong.
         """
         name = "<mask>"
-        expression = parse_expression(call, name)
         program = ast.Program((), call, name)
-        return build_mask(expression, self.scope, program)
+        try:
+            return build_mask(parse_expression(call, name), self.scope, program)
+        except SpecError as error:
+            raise MaskCallError(error.diagnostics) from None
 
     def sample(self, name: str) -> Sample:
         """Give the sample that a `sample` statement of the text declares.

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dcp_runtime.launcher import RunConfig, RunResult
 
 SCHEMA = "dcp.run/1"
+TRACE_SUFFIXES = (".dcpplan", ".pftrace")
 MAX_DEFAULT_RANKS = 16
 """Processes that are started without being asked for by number."""
 
@@ -54,7 +55,7 @@ MAX_DEFAULT_RANKS = 16
 @click.option(
     "--trace",
     type=click.Path(dir_okay=False),
-    help="Write the plan and the measured trace here; a .pftrace for ui.perfetto.dev.",
+    help="Write the measured trace here: a .dcpplan with its plan, a .pftrace for ui.perfetto.dev.",
 )
 @click.option(
     "--transport",
@@ -139,6 +140,12 @@ def run(  # noqa: PLR0913 - one argument per option
 
 def _check_target(trace: str) -> None:
     """Refuse before the run what cannot be written after it."""
+    if trace and Path(trace).suffix not in TRACE_SUFFIXES:
+        raise click.BadParameter(
+            f"expected a name that ends in {' or '.join(TRACE_SUFFIXES)}, got {trace!r}; .dcpplan "
+            "holds the plan and the trace, .pftrace is for ui.perfetto.dev",
+            param_hint="--trace",
+        )
     folder = Path(trace).absolute().parent
     is_other = os.path.exists(trace) and not os.path.isfile(trace)  # a device, a pipe
     if not Path(trace).name or is_other or not os.access(folder, os.W_OK | os.X_OK):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from dcp_dsl.cli import dcpm
 from dcp_dsl.commands.check import check
 from dcp_dsl.commands.fmt import fmt
 
@@ -199,3 +200,29 @@ def test_the_keys_of_both_documents_are_the_documented_ones(run):
     assert [key for key in sorted(keys) if f"`{key}`" not in readme] == []
     for schema in ("dcp.check/1", "dcp.fmt/1"):
         assert schema in readme
+
+
+@pytest.mark.parametrize("command", ["show", "blocks", "explain", "export", "plan", "diff", "bad"])
+def test_a_mask_asked_for_that_is_none_is_wrong_usage_everywhere(run, tmp_path, command):
+    path = tmp_path / "a.dcpm"
+    path.write_text("mask a = " + ("nope" if command == "bad" else "causal") + "\n")
+    arguments = {
+        "diff": ["nope", "causal"],
+        "plan": [path, "--mask", "nope", "--sample", '{"len": 9}'],
+        "export": [
+            path,
+            "--mask",
+            "nope",
+            "--format",
+            "dense",
+            "--sample",
+            '{"len": 9}',
+            "--out",
+            tmp_path / "x",
+        ],
+        "bad": [path],
+    }.get(command, [path, "--mask", "nope"])
+    result = run(dcpm, "show" if command == "bad" else command, *arguments)
+    assert "unknown name `nope`" in str(result.exception), result.output
+    # An error in the text is a finding, a name that the text does not have is none.
+    assert result.exception.exit_code == (1 if command == "bad" else 2)

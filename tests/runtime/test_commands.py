@@ -66,16 +66,40 @@ def test_ranks_that_differ_from_the_plan_are_refused(plan_file):
     assert "plan is for 2 devices, 3 ranks were asked for" in str(result.exception)
 
 
-@pytest.mark.parametrize("target", ["", "missing/x.dcpplan", "pipe"])
+@pytest.mark.parametrize("target", ["", "missing/x.dcpplan", "pipe.dcpplan"])
 def test_a_trace_that_cannot_be_written_is_refused_before_the_run(
     plan_file, tmp_path, monkeypatch, target
 ):
     monkeypatch.chdir(tmp_path)
-    os.mkfifo("pipe")
+    os.mkfifo("pipe.dcpplan")
     result = CliRunner().invoke(dcpm, ["run", str(plan_file), "--trace", target])
     assert result.exit_code == 2
     assert "--trace: expected a file in a folder that exists and is writable" in result.stderr
     assert "running" not in result.stderr
+
+
+@pytest.mark.parametrize("target", ["x.txt", "x", "trace.json", "x.dcpplan.gz"])
+def test_a_trace_of_an_unknown_format_is_refused_before_the_run(plan_file, tmp_path, target):
+    result = CliRunner().invoke(dcpm, ["run", str(plan_file), "--trace", str(tmp_path / target)])
+    assert result.exit_code == 2
+    assert "--trace: expected a name that ends in .dcpplan or .pftrace, got" in result.stderr
+    assert "running" not in result.stderr
+    assert not (tmp_path / target).exists()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "says"),
+    [
+        ("triton", "use kernel 'cpu', or set TRITON_INTERPRET=1"),
+        ("flash", "use kernel 'cpu'"),
+    ],
+)
+def test_a_cuda_kernel_on_the_cpu_is_refused_with_what_to_use_instead(plan_file, kernel, says):
+    arguments = ["run", str(plan_file), "--kernel", kernel, "--transport", "loopback"]
+    result = CliRunner().invoke(dcpm, arguments)
+    assert isinstance(result.exception, RunError)
+    assert says in str(result.exception)
+    assert str(result.exception).count("needs tensors on a CUDA device") == 1
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,9 @@ def test_choice_gives_the_reason_against_each_other_kernel():
         "reference": "'cpu' is faster",
     }  # fmt: skip
     assert choose_kernel(torch.bfloat16, wanted="reference").kernel.name == "reference"
-    with pytest.raises(RunError, match=r"cpu \(needs tensors on the CPU, got meta\)"):
+    with pytest.raises(
+        RunError, match="needs tensors on the CPU, got meta; use kernel 'reference'"
+    ):
         choose_kernel(torch.float32, "meta", wanted="cpu")
     with pytest.raises(RunError, match="a kernel out of triton, flash, cpu, reference, got 'x'"):
         choose_kernel(torch.float32, wanted="x")
@@ -210,7 +212,7 @@ def test_reasons_against_the_cuda_kernel_are_given_before_any_tensor_moves():
         ((torch.bfloat16, "cuda", "triton", 80), "needs head_dim out of 32, 64, 96, 128, got 80"),
         ((torch.float32, "cpu", "triton"), "needs tensors on a CUDA device, got cpu"),
     ):
-        with pytest.raises(RunError, match=rf"triton \({reason}\)"):
+        with pytest.raises(RunError, match=reason):
             choose_kernel(*arguments[:2], "triton", *arguments[3:])
 
 

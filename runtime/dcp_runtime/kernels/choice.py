@@ -24,15 +24,19 @@ _SEGMENT_ROWS: dict[str | None, int] = {"triton": 128, "reference": 512}
 _DEFAULT_ROWS = 256
 
 
-def known_kernel(name: str) -> str:
+_INTERPRETER = ", or set TRITON_INTERPRET=1 to interpret this one, thousands of times slower"
+
+
+def known_kernel(name: str) -> KernelName:
     """Give the name of a kernel back, whether or not it can run here.
 
     Raises:
         RunError: if there is no such kernel.
     """
-    if name not in KERNELS:
-        raise RunError(f"expected a kernel out of {', '.join(KERNELS)}, got {name!r}")
-    return name
+    for known in KERNELS:
+        if name == known:
+            return known
+    raise RunError(f"expected a kernel out of {', '.join(KERNELS)}, got {name!r}")
 
 
 def segment_rows(wanted: str | None) -> int:
@@ -78,18 +82,24 @@ def choose_kernel(
     >>> choose_kernel(torch.float32, wanted="reference").refused[2]
     ('cpu', "'reference' was asked for")
     """
-    if wanted is not None:
-        known_kernel(wanted)
+    asked = None if wanted is None else known_kernel(wanted)
     place = torch.device(device)
     reasons = {name: _refusal(name, dtype, place, head_dim) for name in KERNELS}
-    able = [name for name in KERNELS if reasons[name] is None and wanted in (None, name)]
-    if not able:
-        asked = f"kernel {wanted!r}" if wanted else "any kernel"
-        why = ", ".join(f"{name} ({reason})" for name, reason in reasons.items() if reason)
-        raise RunError(f"cannot use {asked} for {dtype} on {device}: {why}")
+    able = [name for name in KERNELS if reasons[name] is None]
     # Interpreted kernels are for tests: never faster than one that is compiled.
-    chosen = "cpu" if wanted is None and place.type == "cpu" and "cpu" in able else able[0]
-    better = f"{chosen!r} was asked for" if wanted else f"{chosen!r} is faster"
+    able.sort(key=lambda name: name == "triton" and place.type == "cpu")
+    if not able:
+        why = ", ".join(f"{name} ({reason})" for name, reason in reasons.items() if reason)
+        raise RunError(f"no kernel computes {dtype} on {device}: {why}")
+    if asked and asked not in able:
+        way_out = f"use kernel {able[0]!r}"
+        if asked == "triton" and place.type == "cpu" and find_spec("triton") is not None:
+            way_out += _INTERPRETER
+        raise RunError(
+            f"cannot use kernel {asked!r} for {dtype} on {device}: {reasons[asked]}; {way_out}"
+        )
+    chosen = asked or able[0]
+    better = f"{chosen!r} was asked for" if asked else f"{chosen!r} is faster"
     refused = tuple((name, reasons[name] or better) for name in KERNELS if name != chosen)
     return KernelChoice(_make(chosen), refused)
 
