@@ -181,9 +181,14 @@ def _unit(problem: Problem) -> float:
     return float(np.median(problem.weight[0])) if problem.num_blocks else 0.0
 
 
-def _prices(problem: Problem) -> Floats:
+def prices_of(problem: Problem) -> Floats:
+    """Price work and tokens above a cap, to five bits at least: pairs of long rows are cheap."""
     total = _PRICE * float(problem.weight.sum())
-    return np.rint([total / max(1, n.sum()) for n in (problem.work, problem.tokens)])
+    prices = np.array([total / max(1, n.sum()) for n in (problem.work, problem.tokens)])
+    _, exponent = np.frexp(prices)
+    # Powers of two: sums of whole multiples of them are exact.
+    grain = np.ldexp(1.0, np.minimum(0, exponent - 5))
+    return np.asarray(np.rint(prices / grain) * grain)
 
 
 def _flat_board(problem: Problem, split: Split, limits: Floats, seed: int) -> Board:
@@ -191,7 +196,7 @@ def _flat_board(problem: Problem, split: Split, limits: Floats, seed: int) -> Bo
     parts = limits.shape[1]
     topology = np.zeros((3, parts), np.int64)
     topology[2] = parts
-    return make_board(problem, split, limits, _prices(problem), topology, 0.0, seed)
+    return make_board(problem, split, limits, prices_of(problem), topology, 0.0, seed)
 
 
 def polish(
@@ -210,7 +215,7 @@ def polish(
     topology = np.array([group, np.zeros_like(group), np.full_like(group, devices)])
     far = float(round(price_between_nodes(cluster) - 1.0)) if cluster.nodes > 1 else 0.0
     limits = ground.limits(devices, 1, is_last=True)
-    prices = _prices(problem) * (1 + far)
+    prices = prices_of(problem) * (1 + far)
     board = make_board(problem, split, limits, prices, topology, far, ground.seed)
     affordable = effort.polish_work // max(1, problem.num_tiles * width)
     sweeps = int(min(effort.polish_sweeps, affordable))

@@ -5,15 +5,17 @@ other blocks, so choosing owners is an assignment under a capacity: moves and sw
 """
 
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
-from dcp_planner.jit import compiled
-from dcp_planner.native_kernel import Board, fill, pin, price_net, reset
+from dcp_planner.jit import FLOAT, INT, compiled, inner
+from dcp_planner.native_kernel import BOARD, Board, fill, pin, price_net, reset
 from dcp_planner.packing import pack_largest_first
 
 Ints = NDArray[np.int64]
 Indices = NDArray[np.int32]
 Floats = NDArray[np.float64]
+PLACES = types.UniTuple(INT, 2)  # type: ignore[no-untyped-call] # numba has no types
 
 
 def hold_caps(board: Board, sweeps: int) -> None:
@@ -46,51 +48,70 @@ def _pack(board: Board, owner: Indices, limit: Floats) -> Indices:
 
 
 @compiled
-def level_work(board: Board) -> None:  # noqa: C901 - one loop nest
-    """Move the tiles that are cheapest per unit of work off overloaded parts.
+def level_work(board: Board) -> None:
+    """Move the tiles that are cheapest per unit of work off overloaded parts, fullest part first.
 
-    A target must stay under its limit; if there is none, it must stay below the source. O(moves *
-    tiles of the part * K).
+    A target must stay under its limit; if there is none, it must stay below the source. O(K + W)
+    for each overloaded part, and tiles of the part * K for each move.
     """
-    blocks, parts = len(board.tokens), board.topology.shape[1]
-    part, work, count, weight = board.part, board.work, board.counts, board.weight
-    toll, pull = board.toll, board.pull
-    topology, change, loads, limits = board.topology, board.change, board.loads, board.limits
-    for _ in range(len(part) + 1):
+    parts, tiles = board.topology.shape[1], board.tiles
+    part, work, loads, limits = board.part, board.work, board.loads, board.limits
+    left = len(part) + 1
+    while left > 0:
         source, excess = -1, 0.0
         for here in range(parts):
             if loads[0, here] - limits[0, here] > excess:
                 source, excess = here, loads[0, here] - limits[0, here]
         if source < 0:
             return
-        best, goal, least, is_allowed = -1, -1, np.inf, False
+        count = 0
         for tile in range(len(part)):
-            if part[tile] != source:
+            if part[tile] == source:
+                tiles[count] = tile
+                count += 1
+        while loads[0, source] > limits[0, source] and left > 0:
+            at, goal = _cheapest(board, source, count, loads[0, source] - limits[0, source])
+            if at < 0:
+                return
+            tile = tiles[at]
+            blocks, count = len(board.tokens), count - 1
+            tiles[at], tiles[count] = tiles[count], tile
+            pin(int(board.tile_q[tile]), 1, source, goal, board.counts, board.topology)
+            pin(blocks + board.tile_kv[tile], 1, source, goal, board.counts, board.topology)
+            loads[0, source] -= work[tile]
+            loads[0, goal] += work[tile]
+            part[tile] = goal
+            left -= 1
+            if loads[0, goal] > limits[0, goal]:
+                break  # it only levels now: whichever is fullest goes on
+
+
+@inner(PLACES(BOARD, INT, INT, FLOAT))
+def _cheapest(board: Board, source: int, count: int, excess: float) -> tuple[int, int]:
+    """Give the place in scratch of the tile that is cheapest to move off a part, and where to."""
+    blocks, parts = len(board.tokens), board.topology.shape[1]
+    work, counts, weight = board.work, board.counts, board.weight
+    toll, pull = board.toll, board.pull
+    topology, change, loads, limits = board.topology, board.change, board.loads, board.limits
+    best, goal, least, is_allowed = -1, -1, np.inf, False
+    for at in range(count):
+        tile = board.tiles[at]
+        reset(source, topology, change)
+        price_net(int(board.tile_q[tile]), 1, source, weight, counts, topology, toll, pull, change)
+        column = blocks + board.tile_kv[tile]
+        price_net(column, 1, source, weight, counts, topology, toll, pull, change)
+        shed = min(max(work[tile], 1.0), excess)
+        for target in range(topology[1, source], topology[2, source]):
+            after = loads[0, target] + work[tile]
+            fits = after <= limits[0, target]
+            if target == source or (is_allowed and not fits) or after >= loads[0, source]:
                 continue
-            reset(source, topology, change)
-            price_net(
-                int(board.tile_q[tile]), 1, source, weight, count, topology, toll, pull, change
-            )
-            column = blocks + board.tile_kv[tile]
-            price_net(column, 1, source, weight, count, topology, toll, pull, change)
-            shed = min(max(work[tile], 1.0), excess)
-            for target in range(topology[1, source], topology[2, source]):
-                after = loads[0, target] + work[tile]
-                fits = after <= limits[0, target]
-                if target == source or (is_allowed and not fits) or after >= loads[0, source]:
-                    continue
-                price = change[target] + change[parts]
-                if topology[0, target] != topology[0, source]:
-                    price += change[parts + 1]
-                if price / shed < least or (fits and not is_allowed):
-                    best, goal, least, is_allowed = tile, target, price / shed, fits
-        if best < 0:
-            return
-        pin(int(board.tile_q[best]), 1, source, goal, count, topology)
-        pin(blocks + board.tile_kv[best], 1, source, goal, count, topology)
-        loads[0, source] -= work[best]
-        loads[0, goal] += work[best]
-        part[best] = goal
+            price = change[target] + change[parts]
+            if topology[0, target] != topology[0, source]:
+                price += change[parts + 1]
+            if price / shed < least or (fits and not is_allowed):
+                best, goal, least, is_allowed = at, target, price / shed, fits
+    return best, goal
 
 
 def owner_costs(board: Board) -> Floats:

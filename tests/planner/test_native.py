@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_workload, place
-from dcp_planner.native import Ground, level_sizes, search
+from dcp_planner.native import Ground, level_sizes, prices_of, search
 from dcp_planner.native_effort import EFFORTS
 from dcp_planner.native_kernel import bytes_of, descend, fill
 from dcp_planner.native_problem import Split, coarsen, make_board, problem_of, restrict
@@ -243,6 +244,16 @@ def test_the_same_seed_gives_the_same_bytes_and_leaves_the_workload_alone(packed
     assert first.device_of_compute.tobytes() == second.device_of_compute.tobytes()
     after = hashlib.sha256(packed.compute_q.tobytes() + packed.block_tokens.tobytes()).digest()
     assert after == before
+
+
+def test_longer_blocks_are_levelled_by_the_search_not_by_its_repair(masks):
+    # A pair of a long row is cheaper than a byte: its price must not round to nothing.
+    problem = problem_of(build_workload(masks.pack([masks.causal(64)], 4), ModelShape()))
+    for scale in (1, 1 << 10, 1 << 20):
+        longer = replace(problem, work=problem.work * scale)
+        price = float(prices_of(longer)[0])
+        assert price > 0
+        assert price * scale == pytest.approx(float(prices_of(problem)[0]), rel=0.05)
 
 
 def test_an_impossible_cap_is_met_as_nearly_as_whole_tiles_allow(packed):
