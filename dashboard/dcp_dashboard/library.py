@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from dcp_dashboard.folder import SUFFIX, DashboardError, PlanEntry, find, scan
+from dcp_dashboard.session_plans import MAX_PLANS, SessionPlans
 from dcp_dashboard.summary import DeviceTotals, PlanSummary, device_totals, summarise
 from dcp_dsl import DCPError
 from dcp_planner import Plan, Source, Trace, measure, read_plan, simulate
@@ -94,10 +95,16 @@ class BoundedCache(Generic[Value]):
 
 
 class PlanLibrary:
-    """Everything the pages and the data API read; the only place that opens plan files."""
+    """Everything the pages and the data API read; the only place that opens plan files.
+
+    Attributes:
+        root: the served folder.
+        session: plans that lie in no folder, dropped on a page or planned there.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.session = SessionPlans()
         self._plans = BoundedCache[LoadedPlan](8)
         self._rows = BoundedCache[PlanRow](4_096)
         self._payloads = BoundedCache[bytes](32)
@@ -118,19 +125,39 @@ class PlanLibrary:
         return tuple(rows), found.is_complete
 
     def load(self, key: str) -> LoadedPlan:
-        """Give the parsed plan with this key.
+        """Give the parsed plan with this key, of the folder or of this session.
 
         Raises:
             DashboardError: if no file has this key.
             DCPError: if the file is no readable plan.
         """
-        entry = find(self.root, key)
+        entry = self.session.find(key) or find(self.root, key)
         if entry is None:
             raise DashboardError(
                 f"expected the key of a {SUFFIX} file below {self.root}, got {key[:40]!r}; the "
-                "file may have been moved or deleted, the list shows what is there"
+                "file may have been moved or deleted, the list shows what is there. Plans that "
+                f"were dropped or made on a page are kept until the server ends, {MAX_PLANS} at "
+                "most"
             )
         return self._plans.get(_content(entry), lambda: _read(entry))
+
+    def keep(self, content: bytes, name: str) -> LoadedPlan:
+        """Keep the bytes of a plan file for this session and give the plan; `load` finds it then.
+
+        Args:
+            content: of a `.dcpplan` file, from anywhere.
+            name: shown to people; never used as a path.
+
+        Raises:
+            DCPError: if it is no readable plan; then nothing is kept.
+        """
+        entry = self.session.add(content, name)
+        try:
+            return self.load(entry.key)
+        except DCPError as error:
+            self.session.discard(entry.key)
+            text = str(error).removeprefix(f"plan file {entry.path}: ")
+            raise DashboardError(f"{entry.relative}: {text}") from error
 
     def payload(self, loaded: LoadedPlan, name: str, make: Callable[[LoadedPlan], bytes]) -> bytes:
         """Give bytes made from a plan, from the cache if this content was asked for before."""
