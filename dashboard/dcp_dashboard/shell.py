@@ -38,6 +38,14 @@ THEME: dict[str, Any] = {  # Any: texts and numbers
     "focusRing": "auto",
 }
 
+NAVIGATION = (
+    ("plans", "Plans", "/"),
+    ("compare", "Compare", "/compare"),
+    ("edit", "Edit", "/edit"),
+    ("help", "Help", "/help"),
+)
+"""Links of the header: name, label, path."""
+
 
 def shell() -> dmc.MantineProvider:
     """Give the layout of the whole application; pages appear in ``#page``."""
@@ -48,7 +56,14 @@ def shell() -> dmc.MantineProvider:
                 href="/",
                 className="dcp-home",
             ),
-            html.Span("plans, placements and timelines", className="dcp-muted"),
+            html.Nav(
+                [
+                    html.A(label, href=href, **attributes(data_page=name, data_plain="link"))
+                    for name, label, href in NAVIGATION
+                ],
+                className="dcp-nav",
+                **attributes(aria_label="Pages"),
+            ),
             dmc.ColorSchemeToggle(
                 lightIcon="☀",
                 darkIcon="☾",

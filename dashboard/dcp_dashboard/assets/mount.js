@@ -6,8 +6,11 @@ window.dcp = window.dcp || {};
 window.dash_clientside = window.dash_clientside || {};
 window.dash_clientside.dcp = { same: (value) => value };
 
+// CSS class of a host -> name of the class below `dcp` that draws it, `new Class(host, payload, label)`; the file of
+// a view adds its own line. A view has resize(), recolour() and, where needed, dispose() and setMode(name).
+window.dcp.views = { "dcp-timeline": "Timeline", "dcp-mask": "Mask", ...window.dcp.views };
+
 (() => {
-  const CLASSES = { "dcp-timeline": "Timeline", "dcp-mask": "Mask" };
   const mounted = new Map();
 
   async function mount(host, kind) {
@@ -47,9 +50,10 @@ window.dash_clientside.dcp = { same: (value) => value };
 
   function sweep() {
     for (const host of mounted.keys()) if (!host.isConnected) unmount(host);
-    for (const [name, kind] of Object.entries(CLASSES)) {
+    for (const [name, kind] of Object.entries(window.dcp.views)) {
       for (const host of document.getElementsByClassName(name)) if (!mounted.has(host)) mount(host, kind);
     }
+    window.dcp.navigation?.markCurrent(); // the scripts themselves are changes that come before it
     const titled = document.querySelector("[data-title]");
     const title = titled ? `${titled.dataset.title} · dcp-dsl` : "dcp-dsl";
     if (document.title !== title) document.title = title; // setting it is a change that we would observe

@@ -4,6 +4,7 @@
 //   dcp.state.get()                  -> the state now, frozen
 //   dcp.state.set({key: value})      -> changes keys (null removes one); tells followers and the URL
 //   dcp.state.follow((state, changed: Set<key>) => ...) -> a function that ends it
+//   dcp.state.query()                -> "?..." for a link to a page that shows the same
 //
 // Keys, each in the URL under its own name so that a reload or a shared link shows the same:
 //   sel     facts of the one selected thing, {type, ...}; type is "device", "division", "tile", "transfer" or
@@ -60,14 +61,28 @@ window.dcp.state = (() => {
   function write() {
     timer = 0;
     if (location.pathname !== path) return;
-    const query = new URLSearchParams(location.search);
-    for (const name of ["sel", ...Object.keys(RANGES), ...TEXTS]) query.delete(name);
-    if (state.sel) query.set("sel", encodeSelection(state.sel));
-    for (const name of Object.keys(RANGES)) if (state[name]) query.set(name, state[name].map(Math.round).join("-"));
-    for (const name of TEXTS) if (state[name]) query.set(name, state[name]);
-    const text = query.toString();
+    const kept = new URLSearchParams(location.search);
+    for (const name of ["sel", ...Object.keys(RANGES), ...TEXTS]) kept.delete(name);
+    for (const [name, value] of new URLSearchParams(query())) kept.set(name, value);
+    const text = kept.toString();
     const url = location.pathname + (text ? `?${text}` : "") + location.hash;
     if (url !== location.pathname + location.search + location.hash) history.replaceState(history.state, "", url);
+  }
+
+  // The query of a link to another page that shows the same: state, without what only this page understands.
+  function query() {
+    const kept = new URLSearchParams();
+    if (state.sel) kept.set("sel", encodeSelection(state.sel));
+    for (const name of Object.keys(RANGES)) if (state[name]) kept.set(name, state[name].map(Math.round).join("-"));
+    for (const name of TEXTS) if (state[name]) kept.set(name, state[name]);
+    return kept.size ? `?${kept}` : "";
+  }
+
+  // Writes the URL now, for whoever is about to leave the page.
+  function flush() {
+    if (!timer) return;
+    clearTimeout(timer);
+    write();
   }
 
   function tell(changed) {
@@ -99,6 +114,7 @@ window.dcp.state = (() => {
     const before = state;
     path = location.pathname;
     clearTimeout(timer);
+    timer = 0;
     state = Object.freeze(read());
     const names = new Set([...Object.keys(before), ...Object.keys(state)]);
     tell(new Set([...names].filter((name) => !same(before[name], state[name]))));
@@ -106,5 +122,5 @@ window.dcp.state = (() => {
   window.addEventListener("popstate", reread);
   window.addEventListener("_dashprivate_pushstate", reread); // Dash's links announce themselves so
 
-  return { get: () => state, set, follow };
+  return { get: () => state, set, follow, query, flush };
 })();

@@ -11,6 +11,7 @@ from dcp_dashboard.figures import GRAPH_CONFIG, balance_figure, traffic_figure
 from dcp_dashboard.findings import findings
 from dcp_dashboard.library import LoadedPlan, PlanLibrary
 from dcp_dashboard.pages.plan_list import run_badge
+from dcp_dashboard.pages.plan_tabs import plan_tabs
 from dcp_dashboard.palette import KIND_COLOURS
 from dcp_dashboard.payloads import mask_modes
 from dcp_dashboard.shell import attributes, panel, swatches
@@ -30,6 +31,7 @@ def plan_page(loaded: LoadedPlan) -> Component:
     return html.Div(
         [
             _title(loaded),
+            plan_tabs(loaded, "overview"),
             _metrics(summary),
             _findings(loaded),
             html.Div(
