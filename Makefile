@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Test files run at a time.
+WORKERS ?= 2
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
 .PHONY: demo test loss-parity setup setup-dev chromium check format test-slow clean
@@ -12,7 +14,7 @@ demo: setup ## run the whole way once, then serve the dashboard; ARGS="--no-serv
 
 test: setup-dev chromium ## everything that CI runs
 	$(MAKE) check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 	$(BIN)/python tests/check_wheel.py
 
 check:
