@@ -15,6 +15,8 @@ from .interchange.export_file import read_export, write_export
 from .interchange.formats import export_mask, import_mask
 from .interchange.mask_mod import MaskMod, build_mask_mod
 from .interchange.varlen import VarlenCall, varlen_calls
+from .language_server.completion import Proposal, complete_at
+from .language_server.hover import describe_at
 from .mask import Mask
 from .mask_algebra import (
     MaskComparison,
@@ -68,6 +70,7 @@ __all__ = [
     "MaskMod",
     "Picture",
     "Program",
+    "Proposal",
     "Report",
     "Rows",
     "Sample",
@@ -86,7 +89,9 @@ __all__ = [
     "check",
     "check_report",
     "compare_masks",
+    "complete_at",
     "dense_mask",
+    "describe_at",
     "export_mask",
     "find_difference",
     "format_source",

@@ -39,6 +39,15 @@ class Proposal:
     detail: str = ""
 
 
+def complete_at(text: str, offset: int, name: str = "<text>") -> tuple[Proposal, ...]:
+    """Give what could stand at a character of a text, as the language server's completion.
+
+    >>> [p.text for p in complete_at("segment doc = [lens]*  mask a = k in do", 39)]
+    ['doc']
+    """
+    return complete(Document(text, name, "utf-32"), offset)
+
+
 def complete(document: Document, offset: int) -> tuple[Proposal, ...]:
     """Give what could stand at a place, the names of the text first; nothing inside comments."""
     if document.in_comment(offset):

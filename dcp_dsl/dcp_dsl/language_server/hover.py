@@ -16,6 +16,24 @@ from dcp_grammar import WORDS
 MAX_TEXT_TOKENS = 40  # a wider picture does not fit a hover
 
 
+def describe_at(text: str, offset: int, name: str = "<text>") -> str | None:
+    """Give Markdown about the word at a character of a text, as the language server's hover.
+
+    Args:
+        text: of a .dcpm file, right or wrong.
+        offset: characters in front of the place.
+        name: its path, from which imports are found, or what stands for it.
+
+    Returns:
+        Its definition, its meaning and, for a mask, a picture of letters; ``None`` if there is
+        nothing to say.
+
+    >>> describe_at("mask a = causal and q - k < 4", 20)
+    '`q`\\n\\nposition of the query, from 0'
+    """
+    return describe(Document(text, name, "utf-32"), offset, has_images=False)
+
+
 def describe(document: Document, offset: int, *, has_images: bool) -> str | None:
     """Give Markdown about the word at a place, or None if there is nothing to say.
 

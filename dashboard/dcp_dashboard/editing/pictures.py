@@ -1,0 +1,82 @@
+"""The live picture: how much of every cell of a mask is visible, exactly, and the kinds of tokens."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dashboard.columns import encode
+from dcp_dashboard.editing.source import mask_of, sample_of, text_of
+from dcp_dsl import DCPError, Form, Picture, Spec, block_sparsity
+
+MAX_CELLS = 512
+"""Cells along a side; up to so many tokens a cell is one pair."""
+MAX_ROWS_COUNTED = 1 << 17
+MAX_STRIPES = 512
+
+
+def draw_text(request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """Draw a mask of a text on a sample; `Any`: JSON values.
+
+    Returns:
+        Nothing to say, and columns as `dcp_dashboard.columns` packs them: ``share``, u1 ``[C * C]``
+        row by row, the visible pairs of a cell over all of its pairs, 255 only if all and 0 only if
+        none is visible; stripes of the kinds along the axes as ``stripe_start``, ``stripe_end``,
+        ``stripe_kind``, ``stripe_number``.
+
+    Raises:
+        DCPError: if mask or sample are not right.
+    """
+    text, name = text_of(request)
+    spec = Spec.from_text(text, name)
+    mask = mask_of(spec, request)
+    picture = Picture.of(mask, sample_of(spec, mask, request))
+    form = picture.bound
+    cell = -(-form.num_tokens // MAX_CELLS)
+    stripes = picture.stripes[:MAX_STRIPES] if len(picture.stripes) <= MAX_STRIPES else ()
+    kinds = list(dict.fromkeys(stripe.kind for stripe in stripes))
+    header = {
+        "title": picture.title,
+        "tokens": form.num_tokens,
+        "cell": cell,
+        "pairs": form.num_pairs,
+        "form": form.form,
+        "empty_rows": count_empty_rows(form),
+        "kinds": kinds,
+    }
+    columns = {
+        "share": shares(form, cell).ravel(),
+        "stripe_start": np.array([s.start for s in stripes], np.uint32),
+        "stripe_end": np.array([s.end for s in stripes], np.uint32),
+        "stripe_kind": np.array([kinds.index(s.kind) for s in stripes], np.uint16),
+        "stripe_number": np.array([s.number for s in stripes], np.uint32),
+    }
+    return {}, encode("dcp.edit_picture/1", header, columns)
+
+
+def shares(form: Form, cell: int) -> NDArray[np.uint8]:
+    """Give the visible share of cells of `cell` times `cell` tokens, 0 to 255, u1 ``[C, C]``.
+
+    >>> from dcp_dsl import Slabs
+    >>> shares(Slabs(4, [0], [4], [0], [1], [0], [1]), 2).tolist()
+    [[191, 0], [255, 191]]
+    """
+    blocks = block_sparsity([form], cell, cell)
+    sizes = np.diff(blocks.q_bounds)
+    area = sizes[blocks.row_idx] * sizes[blocks.col_idx]
+    part = np.zeros((len(sizes), len(sizes)), np.uint8)
+    # Rounded down, so that only a full cell is 255; at least 1, so that only an empty one is 0.
+    part[blocks.row_idx, blocks.col_idx] = np.maximum(1, blocks.pairs * 255 // area)
+    return part
+
+
+def count_empty_rows(form: Form) -> int | None:
+    """Count queries that see no key; ``None`` where that takes long."""
+    if form.num_tokens > MAX_ROWS_COUNTED:
+        return None
+    try:
+        blocks = block_sparsity([form], 1, form.num_tokens)
+    except DCPError:  # a form that is counted slowly at such blocks refuses it
+        return None
+    return int((np.diff(blocks.row_ptr) == 0).sum())

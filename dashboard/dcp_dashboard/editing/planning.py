@@ -1,0 +1,245 @@
+"""Planning what stands in the editor: at once and roughly, or fully into a plan file."""
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dcp_dashboard.editing.source import mask_of, sample_of, text_of, whole
+from dcp_dashboard.folder import DashboardError
+from dcp_dsl import BlockSparsity, DCPError, Sample, Slabs, Spec, block_sparsity
+from dcp_planner import (
+    PARTITIONERS,
+    PRESETS,
+    Cluster,
+    ModelShape,
+    Plan,
+    PlanConfig,
+    Provenance,
+    build_plan,
+    choose_block_size,
+    cut_blocks,
+    measure,
+    preset,
+    simulate,
+    write_plan,
+)
+
+MAX_NODES = 64
+MAX_PER_NODE = 64
+MAX_DEVICES = 1024
+MAX_COPIES = 256
+MAX_BATCH_TOKENS = 1 << 22
+MAX_PREVIEW_TILES = 12_000
+"""Tiles that are still planned at once."""
+PREVIEW_METHODS = ("native", "portfolio")
+"""Searches that are previewed with their smallest budget; other searches by the first of these."""
+BUDGETS = ("fast", "balanced", "best")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What is to be planned, read from a request and checked.
+
+    Attributes:
+        spec: the text.
+        call: the mask, as `Spec.mask` takes it.
+        samples: of the batch, one behind the other.
+        slabs: the mask of each.
+        cluster, config: as the planner takes them.
+        block: tokens per block, ``None``: cut where the mask changes, in a size that packs well.
+    """
+
+    spec: Spec
+    call: str
+    samples: tuple[Sample, ...]
+    slabs: tuple[Slabs, ...]
+    cluster: Cluster
+    config: PlanConfig
+    block: int | None
+
+    @classmethod
+    def of(cls, request: Mapping[str, Any]) -> "PlanRequest":
+        """Read a request; `Any`: JSON values.
+
+        Raises:
+            DCPError: if something in it is out of range or does not fit the text.
+        """
+        text, name = text_of(request)
+        spec = Spec.from_text(text, name)
+        mask = mask_of(spec, request)
+        sample = sample_of(spec, mask, request)
+        copies = whole(request, "copies", 1, 1, MAX_COPIES)
+        if sample.length * copies > MAX_BATCH_TOKENS:
+            raise DashboardError(
+                f"expected a batch of at most {MAX_BATCH_TOKENS:,} tokens, got "
+                f"{sample.length * copies:,}; plan longer ones with: dcpm plan"
+            )
+        block = request.get("block")
+        return cls(
+            spec=spec,
+            call=mask.call,
+            samples=(sample,) * copies,
+            slabs=(mask.bind(sample),) * copies,
+            cluster=_cluster(request),
+            config=_config(request),
+            block=None if block is None else whole(request, "block", 1, 1, MAX_BATCH_TOKENS),
+        )
+
+    def cut(self) -> BlockSparsity:
+        """Cut the batch into blocks."""
+        if self.block is not None:
+            return block_sparsity(self.slabs, self.block, self.block)
+        block = choose_block_size(self.slabs, self.cluster, self.config)
+        return cut_blocks(self.slabs, block)
+
+    @property
+    def provenance(self) -> Provenance:
+        """Where the plan comes from."""
+        samples = tuple(sample.to_json() for sample in self.samples)
+        return Provenance(self.spec.source, self.call, samples, "written in the editor")
+
+
+def _cluster(request: Mapping[str, Any]) -> Cluster:
+    nodes = whole(request, "nodes", 1, 1, MAX_NODES)
+    per_node = whole(request, "devices_per_node", 8, 1, MAX_PER_NODE)
+    if nodes * per_node > MAX_DEVICES:
+        raise DashboardError(
+            f"expected at most {MAX_DEVICES:,} devices, got {nodes} x {per_node} = "
+            f"{nodes * per_node:,}; plan for more with: dcpm plan"
+        )
+    name = request.get("cluster", PRESETS[0])
+    if name not in PRESETS:  # the planner would look for a file of that name
+        raise DashboardError(f"cluster: expected one of {', '.join(PRESETS)}, got {str(name)[:40]}")
+    return preset(name, nodes, per_node)
+
+
+def _config(request: Mapping[str, Any]) -> PlanConfig:
+    method, budget = request.get("method", "portfolio"), request.get("budget", "balanced")
+    if method not in PARTITIONERS:
+        known = ", ".join(PARTITIONERS)
+        raise DashboardError(f"method: expected one of {known}, got {str(method)[:40]!r}")
+    if budget not in BUDGETS:
+        raise DashboardError(
+            f"budget: expected one of {', '.join(BUDGETS)}, got {str(budget)[:40]!r}"
+        )
+    tolerance = request.get("tolerance", 0.1)
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float):
+        raise DashboardError(f"tolerance: expected a number, got {str(tolerance)[:40]!r}")
+    return PlanConfig(
+        partitioner=method,
+        budget=budget,
+        compute_tolerance=float(tolerance),
+        token_tolerance=float(tolerance),
+        seed=whole(request, "seed", 0, 0, 2**31 - 1),
+    )
+
+
+def preview_config(config: PlanConfig) -> PlanConfig:
+    """Give what is planned at once in place of a configuration: static layouts as they are.
+
+    >>> preview_config(PlanConfig(partitioner="kahypar")).partitioner
+    'native'
+    """
+    if config.partitioner.startswith("static:"):
+        return config
+    method = config.partitioner if config.partitioner in PREVIEW_METHODS else PREVIEW_METHODS[0]
+    return replace(config, partitioner=method, budget="fast")
+
+
+def preview_plan(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Plan at once and give the figures, without a file.
+
+    Raises:
+        DCPError: as `PlanRequest.of`, and for batches of too many tiles.
+    """
+    start = time.perf_counter()
+    asked = PlanRequest.of(request)
+    sparsity = asked.cut()
+    if sparsity.num_blocks > MAX_PREVIEW_TILES:
+        raise DashboardError(
+            f"{sparsity.num_blocks:,} tiles are too many to be planned while you type (at most "
+            f"{MAX_PREVIEW_TILES:,}); take larger blocks, or press Plan"
+        )
+    config = preview_config(asked.config)
+    plan = build_plan(sparsity, ModelShape(), asked.cluster, config)
+    shown = figures(plan, sparsity)
+    return shown | {"placed_by": _told(config), "seconds": time.perf_counter() - start}
+
+
+def _told(config: PlanConfig) -> str:
+    """Name a method and, for a search, its budget."""
+    is_fixed = config.partitioner.startswith("static:")
+    return config.partitioner if is_fixed else f"{config.partitioner}, {config.budget}"
+
+
+def figures(plan: Plan, sparsity: BlockSparsity) -> dict[str, Any]:
+    """Give what the page shows of a plan; `Any`: JSON values."""
+    metrics, seconds = measure(plan), simulate(plan).seconds()
+    forward, backward = metrics.forward, metrics.backward
+    pairs = [0] * plan.num_devices
+    for device, count in zip(plan.tiles.device.tolist(), plan.tiles.pairs.tolist(), strict=True):
+        pairs[device] += count
+    total = forward.total_bytes + backward.total_bytes
+    return {
+        "schema": "dcp.edit_figures/1",
+        "tokens": metrics.tokens,
+        "pairs": metrics.pairs,
+        "blocks": metrics.blocks,
+        "tiles": metrics.tiles,
+        "block": int((sparsity.q_bounds[1:] - sparsity.q_bounds[:-1]).max(initial=0)),
+        "devices": plan.num_devices,
+        "devices_per_node": plan.cluster.devices_per_node,
+        "compute_imbalance": metrics.compute_imbalance,
+        "token_imbalance": metrics.token_imbalance,
+        "total_bytes": total,
+        "inter_node_bytes": forward.inter_node_bytes + backward.inter_node_bytes,
+        "predicted_s": seconds,
+        "device_pairs": pairs,
+        "device_tokens": list(metrics.owned_tokens),
+        "device_bytes": [a + b for a, b in zip(forward.received_bytes, backward.received_bytes,
+                                               strict=True)],
+        "warnings": list(plan.warnings),
+    }  # fmt: skip
+
+
+def make_plan(
+    request: Mapping[str, Any], tell: Callable[[str], None]
+) -> tuple[dict[str, Any], bytes]:
+    """Plan fully and give the figures and the bytes of the plan file.
+
+    Args:
+        request: as `PlanRequest.of` takes it; `Any`: JSON values.
+        tell: told each stage as it begins.
+
+    Raises:
+        DCPError: as `PlanRequest.of` and `build_plan`.
+    """
+    tell("compiling the mask")
+    asked = PlanRequest.of(request)
+    tell("cutting blocks")
+    sparsity = asked.cut()
+    tell(
+        f"placing {sparsity.num_blocks:,} tiles on {asked.cluster.num_devices:,} devices with "
+        f"{_told(asked.config)}"
+    )
+    plan = build_plan(
+        sparsity, ModelShape(), asked.cluster, asked.config, provenance=asked.provenance
+    )
+    tell("predicting and writing")
+    shown = figures(plan, sparsity) | {"placed_by": _told(asked.config), "mask": asked.call}
+    with tempfile.TemporaryDirectory(prefix="dcpm-edit-") as folder:
+        path = Path(folder) / "edited.dcpplan"
+        write_plan(path, plan, [simulate(plan)])
+        return shown, path.read_bytes()
+
+
+def warm_up() -> None:
+    """Plan something tiny, so that what is compiled on first use is there."""
+    tiny = {"text": "mask warm = causal", "sample": "4096", "nodes": 2, "devices_per_node": 2}
+    try:
+        preview_plan(tiny)
+    except DCPError as error:  # the first real request says it to somebody
+        print(f"dcpm: the planner cannot warm up: {error}")

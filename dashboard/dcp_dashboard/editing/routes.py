@@ -1,0 +1,125 @@
+"""What the page `/edit` asks for: `/api/edit/...`, JSON in, JSON or columns out."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flask import Blueprint, Response, jsonify, make_response, request
+from werkzeug.exceptions import BadRequest
+from werkzeug.wrappers import Response as WSGIResponse
+
+from dcp_dashboard.editing.jobs import DEFAULT_LIMIT_S, Jobs
+from dcp_dashboard.editing.source import whole
+from dcp_dashboard.editing.specs import home_of
+from dcp_dashboard.editing.worker_process import Worker, WorkerEnded
+from dcp_dashboard.library import PlanLibrary
+from dcp_dsl import DCPError
+
+CHECK_LIMIT_S = 5.0
+PREVIEW_LIMIT_S = 5.0
+MAX_PLAN_S = 600
+
+
+class Desk:
+    """The workers of one server: one that checks and draws, one that previews, one that plans.
+
+    Attributes:
+        checker, previewer, planner: processes, started when first asked.
+        jobs: the plans of `planner`.
+    """
+
+    def __init__(self, library: PlanLibrary) -> None:
+        self.checker, self.previewer, self.planner = Worker("check"), Worker("plan"), Worker("plan")
+        self.jobs = Jobs(library, self.planner)
+
+    def close(self) -> None:
+        """End all processes."""
+        for worker in (self.checker, self.previewer, self.planner):
+            worker.close()
+
+
+def edit_api(library: PlanLibrary, desk: Desk) -> Blueprint:
+    """Make the routes of the editor.
+
+    What is wrong with a text is an answer; a request that no page sends is a 400, a task that was
+    refused a 422 with ``{"error": message}``, a worker that ended a 503.
+    """
+    api = Blueprint("dcp_edit", __name__, url_prefix="/api/edit")
+
+    def ask(task: str, worker: Worker, limit_s: float) -> tuple[dict[str, Any], bytes]:
+        return worker.call({**_body(), **_home(library), "task": task}, limit_s)
+
+    @api.post("/check")
+    def check() -> WSGIResponse:
+        answer = ask("check", desk.checker, CHECK_LIMIT_S)[0]
+        desk.previewer.start()  # whoever writes a mask soon wants to see what it costs
+        return _json(answer)
+
+    for task in ("hover", "complete", "format"):
+        api.add_url_rule(
+            f"/{task}", task, _answering(ask, task, desk.checker), methods=["POST"]
+        )
+
+    @api.post("/picture")
+    def picture() -> WSGIResponse:
+        columns = ask("picture", desk.checker, CHECK_LIMIT_S)[1]
+        return Response(columns, content_type="application/octet-stream")
+
+    @api.post("/preview")
+    def preview() -> WSGIResponse:
+        return _json(ask("preview", desk.previewer, PREVIEW_LIMIT_S)[0])
+
+    @api.post("/plan")
+    def plan() -> WSGIResponse:
+        body = {**_body(), **_home(library), "task": "plan"}
+        limit_s = whole(body, "limit_s", int(DEFAULT_LIMIT_S), 1, MAX_PLAN_S)
+        mask = str(body.get("mask", ""))[:40] or "edited"
+        return _json(desk.jobs.start(body, limit_s, f"edited/{mask}").to_json(), 202)
+
+    @api.get("/plan/<job>")
+    def state(job: str) -> WSGIResponse:
+        return _json(desk.jobs.find(job).to_json())
+
+    @api.post("/plan/<job>/cancel")
+    def cancel(job: str) -> WSGIResponse:
+        return _json(desk.jobs.cancel(job).to_json())
+
+    @api.errorhandler(DCPError)
+    def refuse(error: DCPError) -> WSGIResponse:
+        return _json({"error": str(error)}, 503 if isinstance(error, WorkerEnded) else 422)
+
+    @api.errorhandler(BadRequest)
+    def refuse_request(error: BadRequest) -> WSGIResponse:
+        return _json({"error": error.description}, 400)
+
+    return api
+
+
+def _answering(
+    ask: Callable[[str, Worker, float], tuple[dict[str, Any], bytes]], task: str, worker: Worker
+) -> Callable[[], WSGIResponse]:
+    return lambda: _json(ask(task, worker, CHECK_LIMIT_S)[0])
+
+
+def _body() -> Mapping[str, Any]:
+    """Give the JSON object of the request; `Any`: JSON values."""
+    try:
+        body = request.get_json()
+    except RecursionError:
+        body = None
+    if not isinstance(body, dict):
+        raise BadRequest("expected a JSON object as the editor sends it")
+    return body
+
+
+def _home(library: PlanLibrary) -> dict[str, Any]:
+    """Give the path that imports start from, if the text is that of a file of the folder."""
+    key = _body().get("home")
+    return {"home": home_of(library.root, key) if isinstance(key, str) else None}
+
+
+def _json(value: Mapping[str, Any], status: int = 200) -> WSGIResponse:
+    response = make_response(jsonify(value), status)
+    response.cache_control.no_store = True
+    return response
+
+

@@ -1,0 +1,128 @@
+"""Texts to start from: the standard library, files of the served folder, the text of a plan."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from dcp_dashboard.folder import MAX_DEPTH, DashboardError, plan_key
+from dcp_dashboard.library import PlanLibrary
+from dcp_grammar import MASKS
+
+SUFFIX = ".dcpm"
+MAX_FILES = 200
+MAX_ENTRIES = 20_000
+MAX_BYTES = 200_000
+
+START = """\
+# What may every token see? Change a line: findings, picture and prediction follow.
+segment part = question[question_len] answer[answer_lens]*
+
+mask shared_question = causal and (k in question or same(answer))
+
+sample tiny(question_len = 4, answer_lens = [3, 3, 2])
+check shared_question implies causal
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A text to begin with.
+
+    Attributes:
+        name: what it is called on the page.
+        text: of the language.
+        home: key of the file it comes from, empty if it lies in no served folder.
+    """
+
+    name: str
+    text: str
+    home: str = ""
+
+
+def library_texts() -> dict[str, str]:
+    """Give the files of the standard library by the name of their mask.
+
+    >>> "streaming" in library_texts()
+    True
+    """
+    found = {}
+    for item in sorted(MASKS.iterdir(), key=lambda item: item.name):
+        if item.name.endswith(SUFFIX):
+            found[item.name.removesuffix(SUFFIX)] = item.read_text(encoding="utf-8")
+    return found
+
+
+def folder_files(root: Path) -> dict[str, Path]:
+    """Find the `.dcpm` files below the served folder, by key; a bounded number of regular files."""
+    found: dict[str, Path] = {}
+    seen = 0
+    for current, folders, files in os.walk(root, followlinks=False):
+        depth = len(Path(current).relative_to(root).parts)
+        folders[:] = sorted(f for f in folders if not f.startswith(".")) if depth < MAX_DEPTH else []
+        seen += len(folders) + len(files)
+        for name in sorted(files):
+            path = Path(current) / name
+            if name.endswith(SUFFIX) and path.is_file() and not path.is_symlink():
+                found[plan_key(path.relative_to(root).as_posix())] = path
+        if seen > MAX_ENTRIES or len(found) >= MAX_FILES:
+            break
+    return dict(list(found.items())[:MAX_FILES])
+
+
+def home_of(root: Path, key: str) -> str | None:
+    """Give the path of a file of the folder by its key; the text of the key is never a path."""
+    path = folder_files(root).get(key) if key else None
+    return None if path is None else str(path)
+
+
+def start_of(library: PlanLibrary, query: str) -> Start:
+    """Give the text that a URL asks for.
+
+    ``?spec=`` is ``std:NAME`` for a mask of the standard library, the key of a `.dcpm` file of the
+    folder or of a plan, whose text it is then, or a text itself.
+
+    Raises:
+        DCPError: if there is no such thing.
+    """
+    wanted = parse_qs(query.removeprefix("?")).get("spec", [""])[0]
+    if not wanted:
+        return Start("shared_question.dcpm", START)
+    if wanted.startswith("std:"):
+        return _library_start(wanted.removeprefix("std:"))
+    if any(c in wanted for c in " =\n"):
+        return Start("shared.dcpm", wanted[:MAX_BYTES])
+    path = folder_files(library.root).get(wanted)
+    if path is not None:
+        return Start(path.relative_to(library.root).as_posix(), _read(path), wanted)
+    loaded = library.load(wanted)
+    provenance = loaded.plan.provenance
+    if provenance is None or not provenance.spec.strip():
+        raise DashboardError(
+            f"{loaded.entry.relative} does not hold the text it was planned from; open a .dcpm file"
+        )
+    return Start(f"{loaded.entry.relative} (its text)", provenance.spec)
+
+
+def _library_start(name: str) -> Start:
+    texts = library_texts()
+    if name not in texts:
+        known = ", ".join(texts)
+        raise DashboardError(
+            f"expected a mask of the standard library, got {name[:40]!r}; there are {known}"
+        )
+    return Start(f"{name}.dcpm", texts[name])
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise DashboardError(
+                f"{path.name}: expected at most {MAX_BYTES:,} bytes, got more; check it with: "
+                f"dcpm check {path.name}"
+            )
+        return data.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DashboardError(f"{path.name}: cannot be read as text: {error}") from error

@@ -1,0 +1,58 @@
+// Colours .dcpm texts by the project's own table of patterns, which the page hands over: the same that the
+// Pygments lexer and the TextMate grammar are made of.
+import { LanguageSupport, StreamLanguage, syntaxHighlighting } from "@codemirror/language";
+import { classHighlighter, tags } from "@lezer/highlight";
+
+const TAGS = {
+  "Comment.Single": tags.comment,
+  "String.Double": tags.string,
+  "Name.Decorator": tags.meta,
+  Punctuation: tags.punctuation,
+  "Keyword.Type": tags.typeName,
+  "Keyword.Declaration": tags.definitionKeyword,
+  "Name.Function": tags.macroName,
+  "Name.Attribute": tags.propertyName,
+  "Name.Builtin": tags.className,
+  Keyword: tags.keyword,
+  "Operator.Word": tags.operatorKeyword,
+  "Keyword.Constant": tags.bool,
+  "Name.Builtin.Pseudo": tags.atom,
+  "Number.Integer": tags.number,
+  Name: tags.variableName,
+  Operator: tags.operator,
+};
+
+// patterns: [{regex, types}] with one type for the whole match, or one for each group.
+export function dcpm(patterns) {
+  const rules = patterns.map(({ regex, types }) => ({ regex: new RegExp(regex, "y"), types }));
+
+  // What one rule gives at the place of a stream: [[length, type], ...], longest rule order as in the table.
+  function match(stream) {
+    for (const { regex, types } of rules) {
+      regex.lastIndex = stream.pos;
+      const found = regex.exec(stream.string);
+      if (!found || !found[0]) continue;
+      if (types.length === 1) return [[found[0].length, types[0]]];
+      return types.map((type, group) => [found[group + 1].length, type]).filter(([length]) => length);
+    }
+    return [[1, ""]];
+  }
+
+  const parser = {
+    name: "dcpm",
+    startState: () => ({ pending: [] }),
+    copyState: (state) => ({ pending: [...state.pending] }),
+    token(stream, state) {
+      if (!state.pending.length) {
+        if (stream.eatSpace()) return null;
+        state.pending = match(stream);
+      }
+      const [length, type] = state.pending.shift();
+      stream.pos += length;
+      return TAGS[type] ? type : null;
+    },
+    tokenTable: TAGS,
+    languageData: { commentTokens: { line: "#" }, closeBrackets: { brackets: ["(", "[", "{", '"'] } },
+  };
+  return new LanguageSupport(StreamLanguage.define(parser), [syntaxHighlighting(classHighlighter)]);
+}
