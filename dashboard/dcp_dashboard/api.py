@@ -1,10 +1,12 @@
 """The data API behind the canvases: `/api/plan/<key>/...`, bytes with an ETag of their content."""
 
 import hashlib
+from pathlib import PurePosixPath
 
-from flask import Blueprint, Response, jsonify, make_response, request
+from flask import Blueprint, Response, jsonify, make_response, request, send_file
 from werkzeug.wrappers import Response as WSGIResponse
 
+from dcp_dashboard.folder import SUFFIX
 from dcp_dashboard.library import LoadedPlan, PlanLibrary
 from dcp_dashboard.payloads import mask_payload, timeline_payload
 from dcp_dashboard.thumbnail import thumbnail
@@ -52,6 +54,12 @@ def data_api(library: PlanLibrary) -> Blueprint:
         return _answer(
             library.payload(loaded, "png", lambda item: thumbnail(item.plan)), "image/png"
         )
+
+    @api.get("/plan/<key>/file")
+    def file(key: str) -> WSGIResponse:
+        entry = library.load(key).entry
+        name = f"{PurePosixPath(entry.relative).name.removesuffix(SUFFIX)}{SUFFIX}"
+        return send_file(entry.path, BINARY, as_attachment=True, download_name=name)
 
     @api.errorhandler(DCPError)
     def refuse(error: DCPError) -> WSGIResponse:

@@ -6,6 +6,7 @@ from dash import Dash, Input, Output
 from dash.development.base_component import Component
 
 from dcp_dashboard.api import data_api
+from dcp_dashboard.editing.routes import Desk, edit_api
 from dcp_dashboard.folder import open_folder
 from dcp_dashboard.library import PlanLibrary
 from dcp_dashboard.pages.plan import add_plan_callbacks
@@ -27,6 +28,7 @@ def create_app(folder: str | Path) -> Dash:
     app = Dash(
         __name__,
         assets_folder=str(ASSETS),
+        assets_ignore=r"\.bundle\.js$",  # loaded by the page that needs it
         add_log_handler=False,
         compress=False,
         enable_mcp=False,
@@ -40,6 +42,7 @@ def create_app(folder: str | Path) -> Dash:
     )
     app.layout = shell()
     app.server.register_blueprint(data_api(library))
+    app.server.register_blueprint(edit_api(library, Desk(library)))
     _add_callbacks(app, library)
     return app
 

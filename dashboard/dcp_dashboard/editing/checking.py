@@ -1,4 +1,4 @@
-"""The checker behind the editor: the findings of `dcpm check` with their places, hover, completion."""
+"""The checker behind the editor: what `dcpm check` finds, with places; hover and completion."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -7,8 +7,8 @@ from typing import Any
 from dcp_dashboard.editing.source import outline, text_of, whole
 from dcp_dsl import (
     Diagnostic,
-    SpecError,
     Spec,
+    SpecError,
     check_report,
     complete_at,
     describe_at,

@@ -26,7 +26,7 @@ class Overdue(Exception):
 
 
 def pack_frame(message: Mapping[str, Any], blob: bytes = b"") -> bytes:
-    """Give the bytes of a frame; `Any`: JSON values.
+    r"""Give the bytes of a frame; `Any`: JSON values.
 
     >>> pack_frame({"a": 1}, b"xy")
     b'\\x07\\x00\\x00\\x00\\x02\\x00\\x00\\x00{"a":1}xy'

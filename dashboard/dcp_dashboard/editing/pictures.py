@@ -1,4 +1,4 @@
-"""The live picture: how much of every cell of a mask is visible, exactly, and the kinds of tokens."""
+"""The live picture: the visible share of every cell of a mask, and the kinds of its tokens."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -45,7 +45,7 @@ def draw_text(request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
         "empty_rows": count_empty_rows(form),
         "kinds": kinds,
     }
-    columns = {
+    columns: dict[str, NDArray[Any]] = {  # Any: one dtype each
         "share": shares(form, cell).ravel(),
         "stripe_start": np.array([s.start for s in stripes], np.uint32),
         "stripe_end": np.array([s.end for s in stripes], np.uint32),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dcp_dashboard.editing.planning_choices import BUDGETS
 from dcp_dashboard.editing.source import mask_of, sample_of, text_of, whole
 from dcp_dashboard.folder import DashboardError
 from dcp_dsl import BlockSparsity, DCPError, Sample, Slabs, Spec, block_sparsity
@@ -36,7 +37,6 @@ MAX_PREVIEW_TILES = 12_000
 """Tiles that are still planned at once."""
 PREVIEW_METHODS = ("native", "portfolio")
 """Searches that are previewed with their smallest budget; other searches by the first of these."""
-BUDGETS = ("fast", "balanced", "best")
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,44 +44,8 @@ def edit_api(library: PlanLibrary, desk: Desk) -> Blueprint:
     refused a 422 with ``{"error": message}``, a worker that ended a 503.
     """
     api = Blueprint("dcp_edit", __name__, url_prefix="/api/edit")
-
-    def ask(task: str, worker: Worker, limit_s: float) -> tuple[dict[str, Any], bytes]:
-        return worker.call({**_body(), **_home(library), "task": task}, limit_s)
-
-    @api.post("/check")
-    def check() -> WSGIResponse:
-        answer = ask("check", desk.checker, CHECK_LIMIT_S)[0]
-        desk.previewer.start()  # whoever writes a mask soon wants to see what it costs
-        return _json(answer)
-
-    for task in ("hover", "complete", "format"):
-        api.add_url_rule(
-            f"/{task}", task, _answering(ask, task, desk.checker), methods=["POST"]
-        )
-
-    @api.post("/picture")
-    def picture() -> WSGIResponse:
-        columns = ask("picture", desk.checker, CHECK_LIMIT_S)[1]
-        return Response(columns, content_type="application/octet-stream")
-
-    @api.post("/preview")
-    def preview() -> WSGIResponse:
-        return _json(ask("preview", desk.previewer, PREVIEW_LIMIT_S)[0])
-
-    @api.post("/plan")
-    def plan() -> WSGIResponse:
-        body = {**_body(), **_home(library), "task": "plan"}
-        limit_s = whole(body, "limit_s", int(DEFAULT_LIMIT_S), 1, MAX_PLAN_S)
-        mask = str(body.get("mask", ""))[:40] or "edited"
-        return _json(desk.jobs.start(body, limit_s, f"edited/{mask}").to_json(), 202)
-
-    @api.get("/plan/<job>")
-    def state(job: str) -> WSGIResponse:
-        return _json(desk.jobs.find(job).to_json())
-
-    @api.post("/plan/<job>/cancel")
-    def cancel(job: str) -> WSGIResponse:
-        return _json(desk.jobs.cancel(job).to_json())
+    _add_text_routes(api, library, desk)
+    _add_plan_routes(api, library, desk)
 
     @api.errorhandler(DCPError)
     def refuse(error: DCPError) -> WSGIResponse:
@@ -94,32 +58,69 @@ def edit_api(library: PlanLibrary, desk: Desk) -> Blueprint:
     return api
 
 
-def _answering(
-    ask: Callable[[str, Worker, float], tuple[dict[str, Any], bytes]], task: str, worker: Worker
-) -> Callable[[], WSGIResponse]:
-    return lambda: _json(ask(task, worker, CHECK_LIMIT_S)[0])
+def _add_text_routes(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
+    """Add what the checker answers."""
+
+    def ask(task: str) -> tuple[dict[str, Any], bytes]:
+        return desk.checker.call(_request(library, task), CHECK_LIMIT_S)
+
+    @api.post("/check")
+    def check() -> WSGIResponse:
+        answer = ask("check")[0]
+        desk.previewer.start()  # whoever writes a mask soon wants to see what it costs
+        return _json(answer)
+
+    @api.post("/picture")
+    def picture() -> WSGIResponse:
+        return Response(ask("picture")[1], content_type="application/octet-stream")
+
+    def answering(task: str) -> Callable[[], WSGIResponse]:
+        return lambda: _json(ask(task)[0])
+
+    for task in ("hover", "complete", "format"):
+        api.add_url_rule(f"/{task}", task, answering(task), methods=["POST"])
 
 
-def _body() -> Mapping[str, Any]:
-    """Give the JSON object of the request; `Any`: JSON values."""
+def _add_plan_routes(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
+    """Add what the planners answer."""
+
+    @api.post("/preview")
+    def preview() -> WSGIResponse:
+        return _json(desk.previewer.call(_request(library, "preview"), PREVIEW_LIMIT_S)[0])
+
+    @api.post("/plan")
+    def plan() -> WSGIResponse:
+        body = _request(library, "plan")
+        limit_s = whole(body, "limit_s", int(DEFAULT_LIMIT_S), 1, MAX_PLAN_S)
+        mask = str(body.get("mask", ""))[:40] or "mask"
+        return _json(desk.jobs.start(body, limit_s, f"edited/{mask}").to_json(), 202)
+
+    @api.get("/plan/<job>")
+    def state(job: str) -> WSGIResponse:
+        return _json(desk.jobs.find(job).to_json())
+
+    @api.post("/plan/<job>/cancel")
+    def cancel(job: str) -> WSGIResponse:
+        return _json(desk.jobs.cancel(job).to_json())
+
+
+def _request(library: PlanLibrary, task: str) -> dict[str, Any]:
+    """Give the JSON object of the request, for a worker; `Any`: JSON values.
+
+    ``home``, a key from the browser, becomes the path that imports start from, or nothing.
+    """
     try:
         body = request.get_json()
     except RecursionError:
         body = None
     if not isinstance(body, dict):
         raise BadRequest("expected a JSON object as the editor sends it")
-    return body
-
-
-def _home(library: PlanLibrary) -> dict[str, Any]:
-    """Give the path that imports start from, if the text is that of a file of the folder."""
-    key = _body().get("home")
-    return {"home": home_of(library.root, key) if isinstance(key, str) else None}
+    key = body.get("home")
+    home = home_of(library.root, key) if isinstance(key, str) else None
+    return {**body, "home": home, "task": task}
 
 
 def _json(value: Mapping[str, Any], status: int = 200) -> WSGIResponse:
     response = make_response(jsonify(value), status)
     response.cache_control.no_store = True
     return response
-
-

@@ -59,7 +59,9 @@ def folder_files(root: Path) -> dict[str, Path]:
     seen = 0
     for current, folders, files in os.walk(root, followlinks=False):
         depth = len(Path(current).relative_to(root).parts)
-        folders[:] = sorted(f for f in folders if not f.startswith(".")) if depth < MAX_DEPTH else []
+        folders[:] = (
+            sorted(f for f in folders if not f.startswith(".")) if depth < MAX_DEPTH else []
+        )
         seen += len(folders) + len(files)
         for name in sorted(files):
             path = Path(current) / name

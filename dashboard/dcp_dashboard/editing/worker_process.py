@@ -118,7 +118,8 @@ class Worker:
         limit_s: float,
         on_stage: Callable[[str], None] | None,
     ) -> Answer:
-        assert process.stdin is not None and process.stdout is not None, "opened as pipes"
+        assert process.stdin is not None, "opened as a pipe"
+        assert process.stdout is not None, "opened as a pipe"
         pipe = process.stdout.fileno()
         if not self._is_ready:
             receive_frame(pipe, time.monotonic() + START_LIMIT_S)

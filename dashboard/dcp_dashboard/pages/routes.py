@@ -7,6 +7,7 @@ from urllib.parse import unquote
 from dash.development.base_component import Component
 
 from dcp_dashboard.library import PlanLibrary
+from dcp_dashboard.pages.edit import edit_page
 from dcp_dashboard.pages.plan import plan_page
 from dcp_dashboard.pages.plan_list import plan_list_page
 from dcp_dashboard.shell import message
@@ -24,7 +25,11 @@ def _plan(library: PlanLibrary, parts: tuple[str, ...], _query: str) -> Componen
     return plan_page(library.load(parts[0])) if len(parts) == 1 else None
 
 
-ROUTES: Mapping[str, Page] = MappingProxyType({"": _plan_list, "plan": _plan})
+def _edit(library: PlanLibrary, parts: tuple[str, ...], query: str) -> Component | None:
+    return None if parts else edit_page(library, query)
+
+
+ROUTES: Mapping[str, Page] = MappingProxyType({"": _plan_list, "plan": _plan, "edit": _edit})
 """Pages by the first part of the path."""
 
 

@@ -4,27 +4,28 @@ import { LanguageSupport, StreamLanguage, syntaxHighlighting } from "@codemirror
 import { classHighlighter, tags } from "@lezer/highlight";
 
 const TAGS = {
-  "Comment.Single": tags.comment,
-  "String.Double": tags.string,
-  "Name.Decorator": tags.meta,
+  Comment_Single: tags.comment,
+  String_Double: tags.string,
+  Name_Decorator: tags.meta,
   Punctuation: tags.punctuation,
-  "Keyword.Type": tags.typeName,
-  "Keyword.Declaration": tags.definitionKeyword,
-  "Name.Function": tags.macroName,
-  "Name.Attribute": tags.propertyName,
-  "Name.Builtin": tags.className,
+  Keyword_Type: tags.typeName,
+  Keyword_Declaration: tags.definitionKeyword,
+  Name_Function: tags.macroName,
+  Name_Attribute: tags.propertyName,
+  Name_Builtin: tags.className,
   Keyword: tags.keyword,
-  "Operator.Word": tags.operatorKeyword,
-  "Keyword.Constant": tags.bool,
-  "Name.Builtin.Pseudo": tags.atom,
-  "Number.Integer": tags.number,
+  Operator_Word: tags.operatorKeyword,
+  Keyword_Constant: tags.bool,
+  Name_Builtin_Pseudo: tags.atom,
+  Number_Integer: tags.number,
   Name: tags.variableName,
   Operator: tags.operator,
 };
 
+// Names with dots would be tags joined by modifiers.
 // patterns: [{regex, types}] with one type for the whole match, or one for each group.
 export function dcpm(patterns) {
-  const rules = patterns.map(({ regex, types }) => ({ regex: new RegExp(regex, "y"), types }));
+  const rules = patterns.map(({ regex, types }) => ({ regex: new RegExp(regex, "y"), types: types.map((type) => type.replaceAll(".", "_")) }));
 
   // What one rule gives at the place of a stream: [[length, type], ...], longest rule order as in the table.
   function match(stream) {

@@ -1,0 +1,292 @@
+// The page /edit: a text, what is wrong with it, its picture on a sample, and what it costs on a cluster. The checker,
+// the pictures and the plans are the server's; this file tells them what changed and shows what they answer.
+"use strict";
+
+window.dcp = window.dcp || {};
+window.dcp.edit = window.dcp.edit || {};
+
+(() => {
+  const CHECK_MS = 40;
+  const PREVIEW_MS = 150;
+  const ADDRESS_MS = 400;
+  let shown = null;
+
+  class EditPage {
+    constructor(host) {
+      this.host = host;
+      this.start = JSON.parse(host.dataset.start);
+      this.findings = [];
+      this.isUsable = false;
+    }
+
+    part(name) {
+      return this.host.querySelector(`[data-part="${name}"]`);
+    }
+
+    async open() {
+      const edit = window.dcp.edit;
+      const [{ createEditor }, address] = await Promise.all([
+        import(this.host.dataset.bundle), edit.readAddress(),
+      ]);
+      if (!this.host.isConnected) return;
+      this.address = address;
+      this.compose();
+      const text = address.text ?? this.start.text;
+      this.editor = createEditor(this.part("text"), text, JSON.parse(this.host.dataset.patterns), {
+        changed: () => this.typed(),
+        describe: (now, at) => this.ask("hover", now, at, "markdown"),
+        propose: (now, at) => this.ask("complete", now, at, "proposals"),
+        fix: (at) => this.fixAt(at),
+      });
+      if (address.isDamaged) this.tell("The address holds a damaged text; this is the one it started from.");
+      this.host.dataset.state = "drawn";
+      performance.mark("dcp drawn: editor");
+      this.checkSoon();
+    }
+
+    compose() {
+      const edit = window.dcp.edit;
+      this.checkSoon = edit.later(edit.latest(() => this.check()), CHECK_MS);
+      this.pictureNow = edit.latest(() => this.draw());
+      this.previewSoon = edit.later(edit.latest(() => this.preview()), PREVIEW_MS);
+      this.addressSoon = edit.later(() => this.writeAddress(), ADDRESS_MS);
+      this.list = new edit.Findings(this.part("findings"), {
+        goTo: (finding) => this.editor.goTo(finding.from),
+        fix: (finding) => this.fix([finding]),
+        fixAll: () => this.fix(this.findings),
+      });
+      this.picture = new edit.Picture(this.part("picture"));
+      const settings = this.address.settings;
+      this.settings = new edit.Settings(this.part("settings"), JSON.parse(this.host.dataset.choices), settings, () => this.set());
+      this.cards = new edit.Cards(this.part("cards"));
+      this.bars = new edit.Bars(this.part("bars"));
+      this.planner = new edit.Planner(this.part("plan"), settings, () => { this.addressSoon(); this.previewSoon(); });
+      this.planner.start.addEventListener("click", () => this.planner.run({ ...this.request(), ...this.settings.request() }));
+      this.chooser(settings);
+      this.part("start").addEventListener("change", ({ target }) => {
+        if (target.value) window.dcp.navigation.open(`/edit?spec=${encodeURIComponent(target.value)}`);
+      });
+      this.part("format").addEventListener("click", () => this.format());
+      this.part("download").addEventListener("click", () => this.download());
+    }
+
+    // The pickers of mask and sample; what can be picked follows the text.
+    chooser(settings) {
+      const { el, field, select } = window.dcp.edit;
+      this.mask = select([], "", { id: "edit-mask" });
+      this.call = el("input", { id: "edit-arguments", placeholder: "(window = 1k)", value: settings.call || "", spellcheck: "false" });
+      this.sample = select([], "", { id: "edit-sample" });
+      this.own = el("input", { id: "edit-own", placeholder: '4096 or {"lens": [3, 4]}', value: settings.own || "", spellcheck: "false" });
+      this.wanted = { mask: settings.mask, sample: settings.sample };
+      this.ownField = field("Tokens, or columns as JSON", this.own);
+      this.part("chooser").append(field("Mask", this.mask), field("Arguments", this.call), field("Sample", this.sample), this.ownField);
+      for (const control of [this.mask, this.call, this.sample, this.own]) {
+        control.addEventListener("input", () => {
+          this.wanted = { mask: this.mask.value, sample: this.sample.value };
+          if (control === this.mask) this.offer(this.outline);
+          this.set();
+        });
+      }
+    }
+
+    // Fills the pickers from an outline; keeps the choice if it still exists, else takes the first sample that fits.
+    offer(outline) {
+      const { fill } = window.dcp.edit;
+      this.outline = outline;
+      const { masks, samples } = outline;
+      const mask = masks.find(({ name }) => name === this.wanted.mask) || masks[0];
+      fill(this.mask, masks.length ? masks.map(({ name }) => [name, name]) : [["", "none defined yet"]], mask?.name);
+      const fitting = samples.filter(({ columns, tokens }) => tokens && (mask?.columns || []).every((name) => columns.includes(name)));
+      const options = [...samples.map(({ name, tokens, error }) => [name, error ? name : `${name} (${tokens} tokens)`, error]),
+        ["own", mask?.columns.length ? `other: ${mask.columns.join(", ")} …` : "other: a length"]];
+      const chosen = options.some(([name]) => name === this.wanted.sample) ? this.wanted.sample : fitting[0]?.name || "own";
+      fill(this.sample, options, chosen);
+      this.ownField.hidden = this.sample.value !== "own";
+      if (!this.own.value && !this.ownField.hidden) this.own.value = mask?.columns.length ? "" : "16";
+    }
+
+    typed() {
+      this.checkSoon();
+      this.addressSoon();
+    }
+
+    set() {
+      this.ownField.hidden = this.sample.value !== "own";
+      this.addressSoon();
+      if (!this.isUsable) return;
+      this.pictureNow();
+      this.previewSoon();
+    }
+
+    request() {
+      const call = this.call.value.trim();
+      return {
+        text: this.editor.text(), home: this.start.home, mask: `${this.mask.value}${call}`,
+        sample: this.sample.value === "own" ? this.own.value : this.sample.value,
+      };
+    }
+
+    async ask(task, text, at, name) {
+      try {
+        const offset = window.dcp.edit.charactersOf(text, at);
+        return (await (await window.dcp.edit.post(task, { text, home: this.start.home, offset })).json())[name];
+      } catch {
+        return ""; // whoever types on gets the answer for the next place
+      }
+    }
+
+    async check() {
+      const { post, unitsOf, sentence } = window.dcp.edit;
+      const text = this.editor.text();
+      let answer;
+      try {
+        answer = await (await post("check", { text, home: this.start.home })).json();
+      } catch (error) {
+        this.list.fail(error.message);
+        return;
+      }
+      if (!this.host.isConnected || text !== this.editor.text()) return;
+      const unit = unitsOf(text);
+      this.findings = answer.findings.map((finding) => ({
+        ...finding, from: unit(finding.start), to: unit(finding.end),
+        edits: finding.fix && finding.fix.edits.map(({ start, end, text: insert }) => ({ from: unit(start), to: unit(end), insert })),
+      }));
+      this.editor.show(this.findings.map((finding) => ({
+        ...finding, message: finding.hint ? `${finding.message}\n${finding.hint}` : finding.message,
+        fix: finding.fix && { title: sentence(finding.fix.title), apply: () => this.fix([finding]) },
+      })));
+      performance.mark("dcp checked");
+      this.list.show(this.findings, answer.claims);
+      this.isUsable = answer.is_usable;
+      this.host.dataset.checked = String(Number(this.host.dataset.checked || 0) + 1);
+      if (!this.isUsable) {
+        this.picture.keep("The text has errors.");
+        this.note("The figures are those of the last text without errors.");
+        return;
+      }
+      this.offer(answer);
+      this.pictureNow();
+      this.previewSoon();
+    }
+
+    async draw() {
+      try {
+        const answer = await window.dcp.edit.post("picture", this.request());
+        const payload = window.dcp.columns.decode(await answer.arrayBuffer());
+        if (this.host.isConnected) this.picture.show(payload);
+      } catch (error) {
+        this.picture.keep(error.message);
+      }
+    }
+
+    async preview() {
+      if (!this.isUsable || !this.host.isConnected) return;
+      const panel = this.part("cards");
+      panel.setAttribute("aria-busy", "true");
+      try {
+        const figures = await (await window.dcp.edit.post("preview", { ...this.request(), ...this.settings.request() })).json();
+        this.cards.show(figures, this.planner.pinned());
+        this.bars.show(figures);
+        const count = (value) => value.toLocaleString("en-US");
+        const told = `Preview of ${count(figures.tokens)} tokens in ${count(figures.blocks)} blocks of up to ${count(figures.block)}, `
+          + `${count(figures.tiles)} tiles, on ${figures.devices} devices by ${figures.placed_by}; planned in ${(1000 * figures.seconds).toFixed(0)} ms.`;
+        this.note([told, ...figures.warnings].join(" "), false);
+        panel.dataset.tokens = figures.tokens;
+        panel.dataset.devices = figures.devices;
+      } catch (error) {
+        this.note(`No preview: ${error.message}`);
+      }
+      panel.removeAttribute("aria-busy");
+    }
+
+    note(text, isOld = true) {
+      this.part("preview").textContent = text;
+      this.part("cards").classList.toggle("dcp-old", isOld);
+    }
+
+    tell(text) {
+      const place = this.part("told");
+      place.textContent = text;
+      place.hidden = !text;
+    }
+
+    fixAt(at) {
+      const found = this.findings.find(({ from, to, edits }) => edits && from <= at && at <= to);
+      if (found) this.fix([found]);
+      return Boolean(found);
+    }
+
+    // Makes the changes of findings that touch different places; the earlier one wins, as `dcpm check --fix` does.
+    fix(findings) {
+      const chosen = [];
+      let end = -1;
+      for (const { edits } of findings.filter((finding) => finding.edits).sort((a, b) => a.edits[0].from - b.edits[0].from)) {
+        if (edits[0].from <= end) continue;
+        chosen.push(...edits);
+        end = Math.max(...edits.map(({ to }) => to));
+      }
+      if (chosen.length) this.editor.change(chosen);
+    }
+
+    async format() {
+      try {
+        const { text } = await (await window.dcp.edit.post("format", { text: this.editor.text() })).json();
+        if (text !== this.editor.text()) this.editor.setText(text);
+        this.tell("");
+      } catch {
+        this.tell("Only a text that parses can be formatted; the findings say what is in the way.");
+      }
+    }
+
+    download() {
+      const { el } = window.dcp.edit;
+      const url = URL.createObjectURL(new Blob([this.editor.text()], { type: "text/plain" }));
+      const name = this.start.name.split("/").at(-1).replace(/\.dcpplan.*$|\.dcpm$/, "");
+      el("a", { href: url, download: `${name || "mask"}.dcpm` }).click();
+      setTimeout(() => URL.revokeObjectURL(url), 1000);
+    }
+
+    async writeAddress() {
+      if (!this.host.isConnected) return;
+      const text = this.editor.text();
+      const chosen = { mask: this.wanted.mask, call: this.call.value, sample: this.wanted.sample, own: this.sample.value === "own" ? this.own.value : "", ...this.planner.keys };
+      const kept = Object.entries({ ...chosen, ...this.settings.address() }).filter(([, value]) => value);
+      const fits = await window.dcp.edit.writeAddress(text === this.start.text ? null : text, Object.fromEntries(kept));
+      this.tell(fits ? "" : "This text is too long for the address of the page: download it to keep it.");
+    }
+
+    recolour() {
+      this.picture?.draw();
+      this.bars?.draw();
+    }
+
+    close() {
+      this.editor?.destroy();
+      for (const part of [this.picture, this.bars, this.planner]) part?.dispose();
+    }
+  }
+
+  function sweep() {
+    if (shown && !shown.host.isConnected) {
+      shown.close();
+      shown = null;
+    }
+    const host = document.getElementById("edit");
+    if (!host || shown?.host === host) return;
+    shown = new EditPage(host);
+    host.dataset.state = "loading";
+    shown.open().catch((error) => {
+      host.dataset.state = "failed";
+      const place = host.querySelector('[data-part="told"]');
+      place.hidden = false;
+      place.textContent = `The editor cannot start: ${error.message}`;
+    });
+  }
+
+  new MutationObserver((changes) => {
+    if (changes.some(({ type }) => type === "childList")) sweep();
+    if (changes.some(({ attributeName }) => attributeName === "data-mantine-color-scheme")) shown?.recolour();
+  }).observe(document.documentElement, {
+    subtree: true, childList: true, attributes: true, attributeFilter: ["data-mantine-color-scheme"],
+  });
+})();

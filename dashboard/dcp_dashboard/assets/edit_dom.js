@@ -1,0 +1,80 @@
+// Small helpers of the page /edit: elements with their attributes, controls with their labels, requests of which
+// only the latest counts.
+"use strict";
+
+window.dcp = window.dcp || {};
+window.dcp.edit = window.dcp.edit || {};
+
+(() => {
+  // el("button", {type: "button", onclick}, "text", node, ...)
+  function el(tag, attributes = {}, ...children) {
+    const made = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+      else if (value === true) made.setAttribute(name, "");
+      else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, value);
+    }
+    made.append(...children.filter((child) => child !== null && child !== undefined));
+    return made;
+  }
+
+  // A control under its label; `note` is an element that says its value, for sliders.
+  function field(label, control, note = null) {
+    const head = el("span", { class: "dcp-field-label" }, label, note);
+    return el("label", { class: "dcp-field" }, head, control);
+  }
+
+  function select(options, value, attributes = {}) {
+    const made = el("select", attributes);
+    fill(made, options, value);
+    return made;
+  }
+
+  // options: [[value, label, reason it cannot be chosen], ...]
+  function fill(box, options, value) {
+    box.replaceChildren(...options.map(([name, label, reason]) =>
+      el("option", { value: name, disabled: Boolean(reason), title: reason }, label)));
+    if (options.some(([name]) => name === value)) box.value = value;
+  }
+
+  async function post(task, body, signal) {
+    const response = await fetch(`/api/edit/${task}`, {
+      method: "POST", signal, credentials: "same-origin",
+      headers: { "Content-Type": "application/json" }, body: JSON.stringify(body),
+    });
+    if (!response.ok) {
+      const refusal = await response.json().catch(() => ({}));
+      const error = new Error(refusal.error || `the server answered ${response.status}`);
+      error.status = response.status;
+      throw error;
+    }
+    return response;
+  }
+
+  // Runs `work(value)` for the latest value only: one at a time, the values in between are skipped.
+  function latest(work) {
+    let wanted = null;
+    let isBusy = false;
+    return async function run(value) {
+      wanted = { value };
+      if (isBusy) return;
+      isBusy = true;
+      while (wanted) {
+        const { value: next } = wanted;
+        wanted = null;
+        await work(next, () => wanted === null);
+      }
+      isBusy = false;
+    };
+  }
+
+  function later(action, pause_ms) {
+    let timer = 0;
+    return (...values) => {
+      clearTimeout(timer);
+      timer = setTimeout(() => action(...values), pause_ms);
+    };
+  }
+
+  Object.assign(window.dcp.edit, { el, field, select, fill, post, latest, later });
+})();
