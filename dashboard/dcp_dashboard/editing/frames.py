@@ -29,7 +29,7 @@ def pack_frame(message: Mapping[str, Any], blob: bytes = b"") -> bytes:
     r"""Give the bytes of a frame; `Any`: JSON values.
 
     >>> pack_frame({"a": 1}, b"xy")
-    b'\\x07\\x00\\x00\\x00\\x02\\x00\\x00\\x00{"a":1}xy'
+    b'\x07\x00\x00\x00\x02\x00\x00\x00{"a":1}xy'
     """
     text = json.dumps(message, separators=(",", ":")).encode()
     return _SIZES.pack(len(text), len(blob)) + text + blob

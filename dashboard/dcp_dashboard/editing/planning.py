@@ -118,7 +118,7 @@ def _cluster(request: Mapping[str, Any]) -> Cluster:
 
 def _config(request: Mapping[str, Any]) -> PlanConfig:
     method, budget = request.get("method", "portfolio"), request.get("budget", "balanced")
-    if method not in PARTITIONERS:
+    if not isinstance(method, str) or method not in PARTITIONERS:
         known = ", ".join(PARTITIONERS)
         raise DashboardError(f"method: expected one of {known}, got {str(method)[:40]!r}")
     if budget not in BUDGETS:

@@ -1,0 +1,150 @@
+"""Worker processes: what they answer, and that whatever ends them ends nobody else."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+
+import pytest
+
+from dcp_dashboard.editing.frames import BrokenFrame, pack_frame, receive_frame
+from dcp_dashboard.editing.jobs import Jobs
+from dcp_dashboard.editing.worker_process import Worker, WorkerEnded
+from dcp_dashboard.library import PlanLibrary
+from dcp_dsl import DCPError, Spec
+from dcp_planner import (
+    ModelShape,
+    PlanConfig,
+    build_plan,
+    choose_block_size,
+    cut_blocks,
+    digest,
+    preset,
+    validate,
+)  # fmt: skip
+
+TEXT = """segment doc = [lens]*
+mask packed = causal per doc
+sample two(lens = [3, 5])
+"""
+
+
+@pytest.fixture(scope="module")
+def checker():
+    worker = Worker("check")
+    yield worker
+    worker.close()
+
+
+@pytest.fixture(scope="module")
+def planner():
+    worker = Worker("plan")
+    yield worker
+    worker.close()
+
+
+def wait_for(job, *states):
+    while job.state not in states:
+        time.sleep(0.02)
+    return job
+
+
+def test_a_killed_worker_is_replaced(checker):
+    first = checker.call({"task": "check", "text": TEXT}, 30)[0]
+    assert first["findings"] == []
+    pid = checker.pid
+    os.kill(pid, signal.SIGKILL)
+    with suppress(WorkerEnded):  # if it is asked before the kernel has ended it
+        checker.call({"task": "check", "text": TEXT}, 30)
+    assert checker.call({"task": "check", "text": TEXT}, 30)[0] == first
+    assert checker.pid != pid
+
+
+def test_a_task_that_takes_too_long_is_stopped_and_the_next_one_answered(checker):
+    checker.call({"task": "check", "text": TEXT}, 30)
+    with pytest.raises(DCPError, match="took longer than 0 s"):
+        checker.call({"task": "check", "text": TEXT}, 0)
+    assert checker.call({"task": "check", "text": TEXT}, 30)[0]["is_usable"]
+
+
+def test_what_prints_or_is_no_frame_breaks_the_pipe_with_a_message():
+    reading, writing = os.pipe()
+    os.write(writing, b"hello, this is no frame")
+    with pytest.raises(BrokenFrame, match="sizes"):
+        receive_frame(reading, time.monotonic() + 5)
+    os.write(writing, b"")
+    os.close(writing)
+    os.close(reading)
+
+
+def test_a_frame_comes_through_a_pipe_as_it_went_in():
+    reading, writing = os.pipe()
+    os.write(writing, pack_frame({"a": [1, "ü"]}, b"\0\1"))
+    assert receive_frame(reading, time.monotonic() + 5) == ({"a": [1, "ü"]}, b"\0\1")
+    os.close(writing)
+    with pytest.raises(BrokenFrame, match="ended"):
+        receive_frame(reading, time.monotonic() + 5)
+    os.close(reading)
+
+
+def test_a_finished_job_is_the_plan_that_the_planner_makes(planner, tmp_path):
+    library = PlanLibrary(tmp_path)
+    asked = {
+        "task": "plan", "text": TEXT, "mask": "packed", "sample": '{"lens": [300, 724]}',
+        "nodes": 2, "devices_per_node": 2, "method": "native", "budget": "fast", "copies": 2,
+    }  # fmt: skip
+    job = wait_for(Jobs(library, planner).start(asked, 60, "edited/packed"), "done", "failed")
+    assert job.message == ""
+    kept = library.load(job.key)
+    spec = Spec.from_text(TEXT)
+    mask = spec.mask("packed")
+    from dcp_dsl import sample_from_argument
+
+    bound = [mask.bind(sample_from_argument(spec, '{"lens": [300, 724]}'))] * 2
+    cluster, config = preset("a100-p4de", 2, 2), PlanConfig(partitioner="native", budget="fast")
+    expected = build_plan(
+        cut_blocks(bound, choose_block_size(bound, cluster, config)), ModelShape(), cluster, config
+    )
+    validate(kept.plan)
+    assert digest(kept.plan) == digest(expected)
+    assert kept.plan.provenance.spec == TEXT
+    assert kept.plan.provenance.mask == mask.call
+    assert job.figures["pairs"] == 2 * (300 * 301 + 724 * 725) // 2
+    assert sum(job.figures["device_pairs"]) == job.figures["pairs"]
+    assert sum(job.figures["device_tokens"]) == 2048
+    library.session.close()
+
+
+SLOW = {
+    "task": "plan", "text": "mask m = causal", "sample": "4194304", "block": 2048, "nodes": 8,
+    "devices_per_node": 8, "method": "native", "budget": "best",
+}  # fmt: skip
+
+
+def test_a_cancelled_job_ends_its_process_and_the_one_behind_it_runs(planner, tmp_path):
+    library = PlanLibrary(tmp_path)
+    jobs = Jobs(library, planner)
+    slow = wait_for(jobs.start(SLOW, 120, "slow"), "running")
+    quick = jobs.start({"task": "plan", "text": "mask m = causal", "sample": "64"}, 60, "quick")
+    assert quick.state == "waiting"
+    while not slow.stage.startswith("placing"):
+        time.sleep(0.02)
+    pid = planner.pid
+    jobs.cancel(slow.number)
+    assert wait_for(quick, "done", "failed").state == "done"
+    assert (slow.state, slow.key) == ("cancelled", "")
+    assert planner.pid != pid
+    with pytest.raises(DCPError, match="start it again"):
+        jobs.find("0" * 16)
+    library.session.close()
+
+
+def test_a_job_whose_process_is_killed_says_so(planner, tmp_path):
+    jobs = Jobs(PlanLibrary(tmp_path), planner)
+    job = jobs.start(SLOW, 120, "slow")
+    while not job.stage.startswith("placing"):
+        time.sleep(0.02)
+    os.kill(planner.pid, signal.SIGKILL)
+    wait_for(job, "failed")
+    assert "was ended" in job.message
+    assert "exit status -9" in job.message
