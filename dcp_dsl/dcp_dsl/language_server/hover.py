@@ -17,7 +17,7 @@ MAX_TEXT_TOKENS = 40  # a wider picture does not fit a hover
 
 
 def describe_at(text: str, offset: int, name: str = "<text>") -> str | None:
-    """Give Markdown about the word at a character of a text, as the language server's hover.
+    r"""Give Markdown about the word at a character of a text, as the language server's hover.
 
     Args:
         text: of a .dcpm file, right or wrong.
@@ -29,7 +29,7 @@ def describe_at(text: str, offset: int, name: str = "<text>") -> str | None:
         nothing to say.
 
     >>> describe_at("mask a = causal and q - k < 4", 20)
-    '`q`\\n\\nposition of the query, from 0'
+    '`q`\n\nposition of the query, from 0'
     """
     return describe(Document(text, name, "utf-32"), offset, has_images=False)
 

@@ -139,7 +139,7 @@ def test_a_request_that_makes_no_sense_is_refused_with_the_way_out(asked, said):
 
 
 def test_a_sample_with_one_number_per_token_is_not_scaled():
-    text = "segment doc = ids(doc_ids)\nmask m = causal and same(doc)\nsample s(doc_ids = [0, 0, 1], len = 3)"
+    text = "segment d = ids(ids)\nmask m = causal and same(d)\nsample s(ids = [0, 0, 1], len = 3)"
     asked = {"text": text, "mask": "m", "sample": "s", "nodes": 1, "devices_per_node": 2}
     assert preview_plan(asked)["tokens"] == 3
     with pytest.raises(DCPError, match="one number per token"):
