@@ -54,6 +54,13 @@ window.dcp.canvas = (() => {
 
     pan(fraction) { this.place(this.start + this.span * fraction, this.span); }
 
+    // Shows [start, end) or as much of it as there is; nothing at all shows the whole.
+    show(range) {
+      if (!range) { this.reset(); return; }
+      const span = Math.min(this.full, Math.max(this.smallest, range[1] - range[0]));
+      this.place((range[0] + range[1]) / 2 - span / 2, span);
+    }
+
     place(start, span) {
       this.start = Math.max(0, Math.min(this.full - span, start));
       this.end = this.start + span;
@@ -85,28 +92,34 @@ window.dcp.canvas = (() => {
   const size = (bytes) => scaled(bytes, [["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["B", 1]]);
   const count = (n) => n.toLocaleString("en-US");
 
-  // One tooltip per canvas; text only, never markup.
+  // One tooltip per canvas; text only, never markup. It reads no sizes: where it opens is said in shares of itself.
   class Tooltip {
     constructor(parent) {
       this.box = document.createElement("div");
       this.box.className = "dcp-tooltip";
       this.box.hidden = true;
+      this.rows = [];
       parent.append(this.box);
-      this.parent = parent;
     }
 
-    show(x, y, lines) {
-      this.box.replaceChildren(...lines.map((line, i) => {
-        const row = document.createElement(i ? "div" : "strong");
-        row.textContent = line;
-        return row;
-      }));
+    // `room` is the size of the parent: the tooltip opens towards where more of it is.
+    show(x, y, lines, room) {
+      lines.forEach((line, i) => {
+        const row = this.rows[i] || this.add(i);
+        if (row.textContent !== line) row.textContent = line;
+      });
+      this.rows.forEach((row, i) => { if (row.hidden !== i >= lines.length) row.hidden = i >= lines.length; });
       this.box.hidden = false;
-      const roomRight = this.parent.clientWidth - x - 16;
-      const left = roomRight > this.box.offsetWidth ? x + 14 : Math.max(0, x - 14 - this.box.offsetWidth);
-      const roomBelow = this.parent.clientHeight - y - 16;
-      const top = roomBelow > this.box.offsetHeight ? y + 14 : y - 14 - this.box.offsetHeight;
-      this.box.style.transform = `translate(${Math.round(left)}px, ${Math.round(top)}px)`;
+      const across = x > room.width / 2 ? `calc(${Math.round(x - 14)}px - 100%)` : `${Math.round(x + 14)}px`;
+      const down = y > room.height / 2 ? `calc(${Math.round(y - 14)}px - 100%)` : `${Math.round(y + 14)}px`;
+      this.box.style.transform = `translate(${across}, ${down})`;
+    }
+
+    add(i) {
+      const row = document.createElement(i ? "div" : "strong");
+      this.rows.push(row);
+      this.box.append(row);
+      return row;
     }
 
     hide() { this.box.hidden = true; }
@@ -135,6 +148,9 @@ window.dcp.canvas = (() => {
       const ratio = window.devicePixelRatio || 1;
       this.ratio = ratio;
       this.area = area;
+      this.width = width;
+      this.height = height;
+      this.font = `11px ${getComputedStyle(this.host).fontFamily}`;
       this.host.style.height = `${height}px`;
       this.marks.width = Math.round(width * ratio);
       this.marks.height = Math.round(height * ratio);
@@ -165,15 +181,16 @@ window.dcp.canvas = (() => {
       const context = this.marks.getContext("2d");
       context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
       context.clearRect(0, 0, this.marks.width, this.marks.height);
-      context.font = `11px ${getComputedStyle(this.host).fontFamily}`;
+      context.font = this.font;
       return context;
     }
   }
 
-  // Wheel, drag, keys and hover for an object with `ranges()`, `fractions(event)`, `redraw()`, `hover(event)`,
-  // `leave()`. `ranges()` gives [horizontal, vertical]; null where an axis does not move.
+  // Wheel, drag, keys, hover and clicks for an object with `ranges()`, `fractions(event)`, `redraw()`, `hover(event)`
+  // and `leave()`. `ranges()` gives [horizontal, vertical]; null where an axis does not move. What it may have too:
+  // `click(event)`, `key(event)` (true: handled), `mark(from, to, isDone)` for shift-drag, in fractions, and
+  // `moved()` after a range has changed.
   function control(target, view) {
-    let drag = null;
     let frame = 0;
     const redraw = () => {
       if (!frame) frame = requestAnimationFrame(() => { frame = 0; view.redraw(); });
@@ -181,6 +198,7 @@ window.dcp.canvas = (() => {
     const apply = (change) => {
       view.ranges().forEach((range, axis) => { if (range) change(range, axis); });
       redraw();
+      if (view.moved) view.moved();
     };
     target.addEventListener("wheel", (event) => {
       // Zooming out of the whole picture scrolls the page on.
@@ -191,25 +209,11 @@ window.dcp.canvas = (() => {
       apply((range, axis) => range.zoom(factor, at[axis]));
       view.leave();
     }, { passive: false });
-    target.addEventListener("pointerdown", (event) => {
-      drag = view.fractions(event);
-      target.setPointerCapture(event.pointerId);
-    });
-    target.addEventListener("pointermove", (event) => {
-      if (!drag) { view.hover(event); return; }
-      const at = view.fractions(event);
-      const before = drag;
-      apply((range, axis) => range.pan(before[axis] - at[axis]));
-      drag = at;
-      view.leave();
-    });
-    for (const name of ["pointerup", "pointercancel"]) {
-      target.addEventListener(name, () => { drag = null; });
-    }
-    target.addEventListener("pointerleave", () => view.leave());
+    followPointer(target, view, apply);
     target.addEventListener("dblclick", () => apply((range) => range.reset()));
     target.addEventListener("keydown", (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
+      if (view.key && view.key(event)) { event.preventDefault(); return; }
       const action = KEYS[event.key.length === 1 ? event.key.toLowerCase() : event.key];
       if (!action) return;
       event.preventDefault();
@@ -218,6 +222,37 @@ window.dcp.canvas = (() => {
     });
   }
 
+  // A press that stays within a few pixels is a click; one that goes on pans, or marks an area with shift held.
+  function followPointer(target, view, apply) {
+    let press = null;
+    target.addEventListener("pointerdown", (event) => {
+      if (event.button) return;
+      const at = view.fractions(event);
+      press = { at, from: at, x: event.clientX, y: event.clientY, isMark: event.shiftKey && !!view.mark, isFar: false };
+      target.setPointerCapture(event.pointerId);
+    });
+    target.addEventListener("pointermove", (event) => {
+      if (!press) { view.hover(event); return; }
+      if (Math.hypot(event.clientX - press.x, event.clientY - press.y) > STILL) press.isFar = true;
+      if (!press.isFar) return;
+      const at = view.fractions(event);
+      const before = press.at;
+      press.at = at;
+      view.leave();
+      if (press.isMark) view.mark(press.from, at, false);
+      else apply((range, axis) => range.pan(before[axis] - at[axis]));
+    });
+    target.addEventListener("pointerup", (event) => {
+      const done = press;
+      press = null;
+      if (done && !done.isFar && view.click) view.click(event);
+      if (done && done.isFar && done.isMark) view.mark(done.from, done.at, true);
+    });
+    target.addEventListener("pointercancel", () => { press = null; });
+    target.addEventListener("pointerleave", () => view.leave());
+  }
+
+  const STILL = 4; // CSS pixels that a hand moves during a click
   const zoomBy = (factor) => (range) => range.zoom(factor, 0.5);
   const panAlong = (axis, by) => (range, along) => { if (along === axis) range.pan(by); };
   const KEYS = {

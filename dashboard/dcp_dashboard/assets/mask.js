@@ -179,7 +179,7 @@ window.dcp.Mask = (() => {
       if (tile === undefined) { this.leave(); return; }
       if (tile !== this.marked) this.layers.outline(this.boxOf(tile));
       this.marked = tile;
-      this.tooltip.show(x, y, this.describe(tile));
+      this.tooltip.show(x, y, this.describe(tile), this.layers);
     }
 
     leave() {
