@@ -7,8 +7,8 @@ from flask import Blueprint, Response, jsonify, make_response, request, send_fil
 from werkzeug.wrappers import Response as WSGIResponse
 
 from dcp_dashboard.folder import SUFFIX
-from dcp_dashboard.library import LoadedPlan, PlanLibrary
-from dcp_dashboard.payloads import mask_payload, timeline_payload
+from dcp_dashboard.library import PlanLibrary
+from dcp_dashboard.payloads import mask_payload
 from dcp_dashboard.thumbnail import thumbnail
 from dcp_dsl import DCPError
 
@@ -18,40 +18,19 @@ BINARY = "application/octet-stream"
 def data_api(library: PlanLibrary) -> Blueprint:
     """Make the routes that serve the plans of a library.
 
-    A plan that is missing or broken is a 404 with ``{"error": message}``; so is a trace source that
-    the file does not hold.
+    A plan that is missing or broken is a 404 with ``{"error": message}``.
     """
     api = Blueprint("dcp_data", __name__, url_prefix="/api")
 
     @api.get("/plan/<key>/mask")
     def mask(key: str) -> WSGIResponse:
         loaded = library.load(key)
-        return _answer(
-            library.payload(loaded, "mask", lambda item: mask_payload(item.plan)), BINARY
-        )
-
-    @api.get("/plan/<key>/timeline")
-    def timeline(key: str) -> WSGIResponse:
-        loaded = library.load(key)
-        wanted = request.args.get("source", "simulated")
-        source = next((name for name in loaded.traces if name == wanted), None)
-        if source is None:
-            return _refuse(
-                f"{loaded.entry.relative} has no trace {wanted[:40]!r}; it has "
-                f"{', '.join(loaded.traces)}"
-            )
-
-        def make(item: LoadedPlan) -> bytes:
-            plan = item.plan
-            per_node = plan.cluster.devices_per_node
-            return timeline_payload(item.traces[source], plan.num_devices, per_node)
-
-        return _answer(library.payload(loaded, f"timeline {source}", make), BINARY)
+        return answer(library.payload(loaded, "mask", lambda item: mask_payload(item.plan)), BINARY)
 
     @api.get("/plan/<key>/thumbnail.png")
     def picture(key: str) -> WSGIResponse:
         loaded = library.load(key)
-        return _answer(
+        return answer(
             library.payload(loaded, "png", lambda item: thumbnail(item.plan)), "image/png"
         )
 
@@ -62,13 +41,14 @@ def data_api(library: PlanLibrary) -> Blueprint:
         return send_file(entry.path, BINARY, as_attachment=True, download_name=name)
 
     @api.errorhandler(DCPError)
-    def refuse(error: DCPError) -> WSGIResponse:
-        return _refuse(str(error))
+    def explain(error: DCPError) -> WSGIResponse:
+        return refuse(str(error))
 
     return api
 
 
-def _answer(payload: bytes, content_type: str) -> WSGIResponse:
+def answer(payload: bytes, content_type: str) -> WSGIResponse:
+    """Give bytes with an ETag of their content; 304 if the browser has them already."""
     response = Response(payload, content_type=content_type)
     response.set_etag(hashlib.blake2b(payload, digest_size=16).hexdigest())
     response.cache_control.no_cache = (
@@ -78,5 +58,6 @@ def _answer(payload: bytes, content_type: str) -> WSGIResponse:
     return response.make_conditional(request)
 
 
-def _refuse(message: str) -> WSGIResponse:
+def refuse(message: str) -> WSGIResponse:
+    """Give a 404 that says why there is nothing."""
     return make_response(jsonify(error=message), 404)

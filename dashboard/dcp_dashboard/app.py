@@ -6,6 +6,7 @@ from dash import Dash, Input, Output
 from dash.development.base_component import Component
 
 from dcp_dashboard.api import data_api
+from dcp_dashboard.api_traces import trace_api
 from dcp_dashboard.editing.routes import Desk, edit_api
 from dcp_dashboard.folder import open_folder
 from dcp_dashboard.library import PlanLibrary
@@ -43,6 +44,7 @@ def create_app(folder: str | Path) -> Dash:
     app.layout = shell()
     app.server.register_blueprint(data_api(library))
     app.server.register_blueprint(edit_api(library, Desk(library)))
+    app.server.register_blueprint(trace_api(library))
     _add_callbacks(app, library)
     return app
 

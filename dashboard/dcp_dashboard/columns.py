@@ -83,3 +83,13 @@ def narrow(values: NDArray[Any]) -> NDArray[Any]:
         if largest <= np.iinfo(dtype).max:
             return values.astype(dtype)
     return values.astype(np.float64)
+
+
+def narrow_signed(values: NDArray[Any]) -> NDArray[Any]:
+    """Give integers as i2 where that holds them, else as i4.
+
+    >>> narrow_signed(np.array([-1, 70_000])).dtype.str[1:]
+    'i4'
+    """
+    fits = len(values) == 0 or (values.min() >= -(2**15) and values.max() < 2**15)
+    return values.astype(np.int16 if fits else np.int32)

@@ -1,11 +1,12 @@
 """What the two canvases draw, as payloads of the wire format in `dcp_dashboard.columns`.
 
 `dcp.timeline/1`: one row per event, sorted by (device, lane, start). Header: `source`,
-`num_devices`, `devices_per_node`, `base_ns`, `unit_ns`, `kinds` and `colours` (by code), `names`
-(distinct texts). Columns: `start`, `end` (u4, in `unit_ns` after `base_ns`), `device`, `lane`
-(index into `dcp_planner.LANES`), `kind` (index into `kinds`), `backward` (0 or 1), `division`,
-`peer` (i4, -1: none), `bytes`, `name` (index into `names`). `unit_ns` is 1 up to 4.29 s, then a
-power of ten.
+`num_devices`, `devices_per_node`, `base_ns`, `unit_ns`, `longest_ns`, `kinds` and `colours` (by
+code), `names` (distinct texts). Columns: `start`, `end` (u4, in `unit_ns` after `base_ns`),
+`device`, `lane` (index into `dcp_planner.LANES`), `kind` (index into `kinds`), `backward` (0 or 1),
+`division`, `peer` (-1: none), `bytes`, `name` (index into `names`).
+`unit_ns` is 1 up to 4.29 s, then a power of ten. `longest_ns` is the length of the longest trace of
+the plan: the axis that all share.
 
 `dcp.mask/1`: one row per block and one per tile. Header: `num_tokens`, `num_devices`,
 `devices_per_node`, `cu_seqlens`, `device_colours`, and `modes`, the ways to colour a tile, each
@@ -15,12 +16,15 @@ Columns: `block_start`, `block_end`, `block_owner`; `tile_q`, `tile_kv` (blocks)
 `tile_density`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from dcp_dashboard.columns import encode, narrow
+from dcp_dashboard.columns import encode, narrow, narrow_signed
+from dcp_dashboard.folder import DashboardError
 from dcp_dashboard.palette import KIND_COLOURS, KINDS, device_colours, oklch, ramp, tints
 from dcp_planner import LANES, Plan, Trace
 
@@ -29,36 +33,81 @@ FETCH_TONES = ((0.74, 0.10, 300), (0.58, 0.16, 345), (0.45, 0.14, 300))
 FETCH_COLOURS = (oklch(0.85, 0.02, 250), *(oklch(*c) for c in FETCH_TONES))
 DENSITY_STEPS = 16
 
+MAX_EVENTS = 4_000_000
+"""Events of a timeline that a browser draws: about 20 bytes each, on the way and in memory."""
 
-def timeline_payload(trace: Trace, num_devices: int, devices_per_node: int) -> bytes:
-    """Pack a trace for the timeline canvas; O(E log E)."""
+
+def timeline_payload(
+    trace: Trace, num_devices: int, devices_per_node: int, longest_ns: int = 0
+) -> bytes:
+    """Pack a trace for the timeline canvas; O(E log E), about 1 s for a million events.
+
+    Args:
+        trace: at most `MAX_EVENTS` events.
+        num_devices: of the plan's cluster.
+        devices_per_node: of the plan's cluster.
+        longest_ns: length of the plan's longest trace, if that is not this one.
+
+    Raises:
+        DashboardError: if a browser could not hold so many events.
+    """
+    if len(trace) > MAX_EVENTS:
+        raise DashboardError(
+            f"expected at most {MAX_EVENTS:,} events in a timeline, the {trace.source} trace has "
+            f"{len(trace):,}; open it in ui.perfetto.dev: dcpm run writes it with "
+            "--trace FILE.pftrace, and the page of the timeline exports it"
+        )
     base = int(trace.start_ns.min(initial=0)) if len(trace) else 0
-    unit = time_unit_ns(int(trace.end_ns.max(initial=base)) - base)
-    names, name = np.unique(np.array(trace.name, dtype=str), return_inverse=True)
+    span = int(trace.end_ns.max(initial=base)) - base
+    unit = time_unit_ns(span)
+    names, name = distinct_names(trace)
     header = {
         "source": trace.source,
         "num_devices": num_devices,
         "devices_per_node": devices_per_node,
         "base_ns": base,
         "unit_ns": unit,
+        "longest_ns": max(span, longest_ns),
         "kinds": list(KINDS),
         "colours": [KIND_COLOURS[kind] for kind in KINDS],
-        "names": names.tolist(),
+        "names": names,
     }
     columns = {
         "start": ((trace.start_ns - base) // unit).astype(np.uint32),
         "end": (-(-(trace.end_ns - base) // unit)).astype(np.uint32),
         "bytes": narrow(trace.size_bytes),
-        "division": trace.division,
-        "peer": trace.peer,
+        "division": narrow_signed(trace.division),
+        "peer": narrow_signed(trace.peer),
         "name": narrow(name),
         "device": narrow(trace.device),
         "lane": trace.lane,
-        "kind": event_kinds(trace),
+        "kind": kinds_of_names(names, name, trace.lane),
         "backward": trace.is_backward.astype(np.uint8),
     }
-    order = np.lexsort((trace.start_ns, trace.lane, trace.device))
+    order = track_order(trace)
     return encode("dcp.timeline/1", header, {key: col[order] for key, col in columns.items()})
+
+
+def track_order(trace: Trace) -> NDArray[np.intp]:
+    """Give the events by (device, lane, start), intp ``[E]``: the rows of the payload."""
+    order: NDArray[np.intp] = np.lexsort((trace.start_ns, trace.lane, trace.device))
+    return order
+
+
+def length_ns(trace: Trace) -> int:
+    """Give the time from the first start to the last end."""
+    return int(trace.end_ns.max() - trace.start_ns.min()) if len(trace) else 0
+
+
+def distinct_names(trace: Trace) -> tuple[list[str], NDArray[np.int64]]:
+    """Give the different names, sorted, and which of them each event has, int64 ``[E]``."""
+    coded = pa.array(trace.name, pa.string()).dictionary_encode()
+    found = [str(text) for text in coded.dictionary.to_pylist()]
+    order = sorted(range(len(found)), key=found.__getitem__)
+    rank = np.empty(len(found), np.int64)
+    rank[order] = np.arange(len(found))
+    codes: NDArray[np.int64] = rank[coded.indices.to_numpy()]
+    return [found[i] for i in order], codes
 
 
 def time_unit_ns(span_ns: int) -> int:
@@ -79,14 +128,20 @@ def event_kinds(trace: Trace) -> NDArray[np.uint8]:
     On the compute lane the event's name says it; whatever is neither reduction nor copy counts as
     attention. The other lanes are kinds themselves.
     """
-    kinds = np.array([KINDS.index(lane) if lane in KINDS else 0 for lane in LANES], np.uint8)
-    result: NDArray[np.uint8] = kinds[trace.lane]
-    is_compute = trace.lane == LANES.index("compute")
-    names = np.array(trace.name, dtype=str)
+    return kinds_of_names(*distinct_names(trace), trace.lane)
+
+
+def kinds_of_names(
+    names: Sequence[str], name: NDArray[np.int64], lane: NDArray[np.uint8]
+) -> NDArray[np.uint8]:
+    """Give `event_kinds` from the different names and which of them each event has."""
+    of_lane = np.array([KINDS.index(lane) if lane in KINDS else 0 for lane in LANES], np.uint8)
+    of_name = np.zeros(len(names), np.uint8)
     for kind in ("reduction", "copy"):
-        chosen = is_compute & np.char.startswith(names, kind)
-        result[chosen] = KINDS.index(kind)
-    return result
+        of_name[[text.startswith(kind) for text in names]] = KINDS.index(kind)
+    is_compute = lane == LANES.index("compute")
+    kinds: NDArray[np.uint8] = np.where(is_compute, of_name[name], of_lane[lane])
+    return kinds
 
 
 def mask_payload(plan: Plan) -> bytes:

@@ -92,6 +92,17 @@ window.dcp.canvas = (() => {
   const size = (bytes) => scaled(bytes, [["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["B", 1]]);
   const count = (n) => n.toLocaleString("en-US");
 
+  // Elements without markup: make("button", {className, "aria-label": ...}, ...children).
+  function make(tag, properties, ...children) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(properties || {})) {
+      if (name in element) element[name] = value;
+      else element.setAttribute(name, value);
+    }
+    element.append(...children);
+    return element;
+  }
+
   // One tooltip per canvas; text only, never markup. It reads no sizes: where it opens is said in shares of itself.
   class Tooltip {
     constructor(parent) {
@@ -188,7 +199,7 @@ window.dcp.canvas = (() => {
 
   // Wheel, drag, keys, hover and clicks for an object with `ranges()`, `fractions(event)`, `redraw()`, `hover(event)`
   // and `leave()`. `ranges()` gives [horizontal, vertical]; null where an axis does not move. What it may have too:
-  // `click(event)`, `key(event)` (true: handled), `mark(from, to, isDone)` for shift-drag, in fractions, and
+  // `click(event)`, `key(event)` and `wheel(event)` (true: handled), `mark(from, to, isDone)` for shift-drag, in fractions, and
   // `moved()` after a range has changed.
   function control(target, view) {
     let frame = 0;
@@ -201,6 +212,7 @@ window.dcp.canvas = (() => {
       if (view.moved) view.moved();
     };
     target.addEventListener("wheel", (event) => {
+      if (view.wheel && view.wheel(event)) { event.preventDefault(); return; }
       // Zooming out of the whole picture scrolls the page on.
       if (event.deltaY >= 0 && view.ranges().every((range) => !range || range.isWhole)) return;
       event.preventDefault();
@@ -266,5 +278,5 @@ window.dcp.canvas = (() => {
     ArrowDown: panAlong(1, 0.15),
   };
 
-  return { pixel, blend, themeColour, Range, ticks, digits, duration, size, count, Tooltip, Layers, control };
+  return { pixel, blend, themeColour, Range, ticks, digits, duration, size, count, make, Tooltip, Layers, control };
 })();

@@ -7,7 +7,8 @@ window.dash_clientside = window.dash_clientside || {};
 window.dash_clientside.dcp = { same: (value) => value };
 
 // CSS class of a host -> name of the class below `dcp` that draws it, `new Class(host, payload, label)`; the file of
-// a view adds its own line. A view has resize(), recolour() and, where needed, dispose() and setMode(name).
+// a view adds its own line. A view has resize(), recolour() and, where needed, dispose() and setMode(name); a static
+// load(host, signal) where its payload is more than one `data-url`.
 window.dcp.views = { "dcp-timeline": "Timeline", "dcp-mask": "Mask", ...window.dcp.views };
 
 (() => {
@@ -19,7 +20,8 @@ window.dcp.views = { "dcp-timeline": "Timeline", "dcp-mask": "Mask", ...window.d
     mounted.set(host, record);
     host.dataset.state = "loading";
     try {
-      const payload = await window.dcp.columns.load(host.dataset.url, record.abort.signal);
+      const load = window.dcp[kind].load || ((where, signal) => window.dcp.columns.load(where.dataset.url, signal));
+      const payload = await load(host, record.abort.signal);
       if (!host.isConnected) return;
       record.drawing = new window.dcp[kind](host, payload, label);
       record.sizes = new ResizeObserver(() => {

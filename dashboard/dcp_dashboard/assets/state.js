@@ -13,14 +13,17 @@
 //           A view marks what carries the ids that it knows of: a selected tile has a device and a division too.
 //   time    [start, end] of the shown timeline, ns after the first event
 //   tokens  [first query, past the last, first key, past the last] of the shown mask
+//   area    [start, end, first device, last device] that is marked in the timeline, ns
 //   colour, source, kinds (shown kinds, comma between), longer (ns), find: plain texts of the controls
+//   open (nodes whose devices have rows, comma between, or "all", "none"), view ("table"), sort (column, "-" in
+//   front: falling): of the page of the timeline
 "use strict";
 
 window.dcp = window.dcp || {};
 
 window.dcp.state = (() => {
-  const TEXTS = ["colour", "source", "kinds", "longer", "find"];
-  const RANGES = { time: 2, tokens: 4 };
+  const TEXTS = ["colour", "source", "kinds", "longer", "find", "open", "view", "sort"];
+  const RANGES = { time: 2, tokens: 4, area: 4 };
   const TYPES = ["device", "division", "tile", "transfer", "event"];
   const followers = new Set();
   let state = Object.freeze(read());

@@ -1,64 +1,107 @@
 // The timeline: per device a band of compute, with waits as a thin line in its gaps, one of sends, one of receives.
 //
-// Data: "dcp.timeline/1" (see dcp_dashboard/payloads.py), events sorted by (device, lane, start).
-// Every pixel column of a band sums how much of its time each kind covers; the kind that covers most
-// gives the hue, the covered share the lightness. Sampling one event per pixel would hide short sends.
+// Data: one or two "dcp.timeline/1" (see dcp_dashboard/payloads.py), predicted and measured, on one time axis.
+// This file holds what is shown and reacts; timeline_events.js knows the events, timeline_rows.js the rows,
+// timeline_cover.js makes pixels, timeline_marks.js draws lines and texts, timeline_selection.js what is selected.
 "use strict";
 
 window.dcp = window.dcp || {};
 
+window.dcp.timelineTools = []; // classes of what the page of the timeline has beside it, new Tool(page, timeline)
+
 window.dcp.Timeline = (() => {
   const view = window.dcp.canvas;
-  const LANES = { compute: 0, send: 1, receive: 2, wait: 3 };
-  // Top and bottom of each lane as shares of a device's row; what is left between rows is a gap.
-  const BANDS = [];
-  BANDS[LANES.compute] = [0.04, 0.56];
-  BANDS[LANES.wait] = [0.2, 0.4];
-  BANDS[LANES.send] = [0.58, 0.76];
-  BANDS[LANES.receive] = [0.78, 0.96];
-  const DRAWN = [LANES.compute, LANES.wait, LANES.send, LANES.receive];
   const GUTTER = 44;
+  const NODES = 20; // width of the strip of nodes beside the devices
   const AXIS = 34;
-  const STEPS = 64; // lightness steps between background and full colour
-  const PALEST = 0.22; // what is there at all must be visible
+  const LEAST_HIGH = 14; // CSS pixels of a row where the page may grow
+  const STATE = ["source", "kinds", "longer", "find", "open", "area"];
 
   class Timeline {
-    constructor(host, payload, label) {
-      this.host = host;
-      this.header = payload.header;
-      this.events = payload.columns;
-      this.kinds = this.header.kinds.length;
-      this.shadeOf = Uint8Array.from({ length: STEPS + 1 }, (_, i) => (
-        Math.round((PALEST + (1 - PALEST) * (i / STEPS)) * (STEPS - 1))));
-      this.tracks = index(this.events, this.header.num_devices);
-      this.time = new view.Range(Math.max(1, last(this.events.end)), 20);
-      this.phases = phases(this.events);
-      this.layers = new view.Layers(host, `${label}: ${view.count(this.events.start.length)} events of `
-        + `${this.header.num_devices} devices. The table of devices holds the sums.`);
-      this.tooltip = new view.Tooltip(host);
-      view.control(this.layers.marks, this);
-      this.resize();
+    // `data-url` may hold several addresses: predicted and measured under one axis.
+    static load(host, signal) {
+      return Promise.all(host.dataset.url.split(" ").map((url) => window.dcp.columns.load(url, signal)));
     }
 
-    // Device rows share the height that is left, between 14 and 56 CSS pixels each.
+    constructor(host, payloads, label) {
+      const { events } = window.dcp;
+      this.host = host;
+      this.page = host.closest(".dcp-timeline-page"); // filters, steps and panels are there only
+      this.traces = payloads.map(({ header, columns }) => {
+        const all = events.wholeTable(columns, header.num_devices);
+        return { header, columns, unit: header.unit_ns, all, shown: all, brush: null, hits: null, phases: events.phases(columns) };
+      });
+      [{ header: this.header }] = this.traces;
+      this.devices = this.header.num_devices;
+      this.perNode = this.header.devices_per_node;
+      this.nodes = Math.ceil(this.devices / this.perNode);
+      this.gutter = GUTTER + (this.nodes > 1 ? NODES : 0);
+      this.time = new view.Range(Math.max(1, this.header.longest_ns, Number(host.dataset.until || 0)), 20);
+      this.scroll = new view.Range(1, 1);
+      this.scroll.zoom = () => {}; // rows move, they never grow
+      this.state = window.dcp.state.get();
+      this.time.show(this.state.time);
+      const counted = this.traces.reduce((sum, { columns }) => sum + columns.start.length, 0);
+      this.layers = new view.Layers(host, `${label}: ${view.count(counted)} events of `
+        + `${this.devices} devices. ${this.page ? "The table" : "The table of devices"} holds the same in numbers.`);
+      this.tooltip = new view.Tooltip(host);
+      this.filter();
+      view.control(this.layers.marks, this);
+      this.resize();
+      this.unfollow = window.dcp.state.follow((state, changed) => this.follow(state, changed));
+      this.tools = this.page ? window.dcp.timelineTools.map((Tool) => new Tool(this.page, this)) : [];
+      if (this.page) {
+        this.onWindow = () => this.resize();
+        window.addEventListener("resize", this.onWindow);
+      }
+    }
+
+    dispose() {
+      this.unfollow();
+      for (const tool of this.tools) if (tool.dispose) tool.dispose();
+      if (this.onWindow) window.removeEventListener("resize", this.onWindow);
+    }
+
+    // Which traces have rows: all, or the one that the state names.
+    get sources() {
+      const wanted = this.page && this.state.source;
+      const named = this.traces.filter(({ header }) => header.source === wanted);
+      return named.length ? named : this.traces;
+    }
+
+    // On its own page the canvas is as high as the window; elsewhere it takes what its rows need.
     resize() {
       const width = Math.max(200, this.host.clientWidth);
-      const devices = this.header.num_devices;
-      this.row = Math.max(14, Math.min(56, Math.floor(576 / devices)));
-      const area = { left: GUTTER, top: AXIS, width: width - GUTTER, height: this.row * devices };
-      this.layers.resize(width, area.height + AXIS + 1, area);
+      const above = this.page ? this.host.getBoundingClientRect().top + window.scrollY : 0;
+      const room = this.page ? Math.max(320, window.innerHeight - above - AXIS - 28) : 576;
+      const sources = this.sources.length;
+      const { devices, perNode } = this;
+      this.open = window.dcp.rows.openNodes(this.page && this.state.open,
+        { devices, perNode, sources, room: this.page ? room : 900 });
+      const isMixed = this.open.size < this.nodes;
+      this.layout = window.dcp.rows.layout({
+        devices, perNode, sources, room, open: this.open,
+        least: this.page && !isMixed ? window.dcp.rows.THIN : LEAST_HIGH,
+      });
+      const height = this.page ? Math.min(room, this.layout.total) : this.layout.total;
+      const start = Math.min(this.scroll.start, Math.max(0, this.layout.total - height));
+      Object.assign(this.scroll, { full: this.layout.total, smallest: height });
+      this.scroll.place(start, height);
+      const area = { left: this.gutter, top: AXIS, width: width - this.gutter, height };
+      this.layers.resize(width, height + AXIS + 1, area);
       this.recolour();
     }
 
     // Theme colours may have changed: make the tables from coverage to pixel anew.
     recolour() {
-      const background = view.pixel(view.themeColour("--canvas"));
-      this.background = background;
-      this.shades = this.header.colours.map((colour) => view.blend(background, view.pixel(colour), STEPS));
+      const colours = ["--canvas", "--panel", "--line", "--muted", "--ink", "--accent"].map(view.themeColour);
+      [this.canvas, this.panel, this.line, this.muted, this.ink, this.accent] = colours;
+      this.background = view.pixel(this.canvas);
+      this.shades = window.dcp.cover.shadeTables(this.header.colours, this.background);
       this.redraw();
     }
 
-    ranges() { return [this.time, null]; }
+    ranges() { return [this.time, this.scroll.isWhole ? null : this.scroll]; }
 
     fractions(event) {
       const box = this.layers.marks.getBoundingClientRect();
@@ -67,150 +110,122 @@ window.dcp.Timeline = (() => {
       return [inside((event.clientX - box.left - left) / width), inside((event.clientY - box.top - top) / height)];
     }
 
+    // A redraw at the next frame, however many things ask for it.
+    schedule() {
+      if (!this.frame) this.frame = requestAnimationFrame(() => { if (this.frame) this.redraw(); });
+    }
+
     redraw() {
       const begun = performance.now();
+      if (this.frame) cancelAnimationFrame(this.frame);
+      this.frame = 0;
       const { pixels, buffer } = this.layers;
       buffer.fill(this.background);
       this.drawGrid();
-      const cover = new Float32Array(pixels.width * this.kinds);
-      for (let device = 0; device < this.header.num_devices; device++) {
-        for (const lane of DRAWN) this.drawLane(device, lane, cover);
+      const cover = new Float32Array(pixels.width * 3);
+      const isDim = this.traces.some(({ brush }) => brush);
+      for (const row of this.rowsInView()) {
+        const { shown, brush } = this.sources[row.source];
+        for (const lane of window.dcp.rows.DRAWN) {
+          this.drawLane(row, lane, shown, isDim ? this.shades.dim : this.shades.bright, cover);
+          if (brush) this.drawLane(row, lane, brush, this.shades.bright, cover);
+        }
       }
       this.layers.put();
-      this.drawMarks();
+      window.dcp.timelineMarks.draw(this);
       this.host.dataset.frameMs = (performance.now() - begun).toFixed(2);
+    }
+
+    rowsInView() {
+      const { rows, height } = this.layout;
+      const first = Math.max(0, Math.floor(this.scroll.start / height));
+      return rows.slice(first, Math.ceil(this.scroll.end / height));
     }
 
     // Lines at the ticks lie under the events, so that they never cut one in two.
     drawGrid() {
       const { pixels, buffer } = this.layers;
-      const line = view.pixel(view.themeColour("--line"));
-      const unit = this.header.unit_ns;
-      this.ticks = view.ticks(this.time.start * unit, this.time.end * unit, this.layers.area.width / 110);
+      const line = view.pixel(this.line);
+      this.ticks = view.ticks(this.time.start, this.time.end, this.layers.area.width / 110);
       for (const ns of this.ticks.values) {
-        const x = Math.round(((ns / unit - this.time.start) / this.time.span) * pixels.width);
+        const x = Math.round(((ns - this.time.start) / this.time.span) * pixels.width);
         for (let y = 0; x < pixels.width && y < pixels.height; y++) buffer[y * pixels.width + x] = line;
       }
     }
 
-    // All rows of a lane are alike: the first is coloured over what is there, the others copy it.
-    drawLane(device, lane, cover) {
-      const { pixels: { width }, buffer } = this.layers;
-      const [top, bottom] = this.laneRows(device, lane);
-      cover.fill(0);
-      if (!this.sumCover(this.tracks[device * 4 + lane], cover)) return;
-      const line = buffer.subarray(top * width, (top + 1) * width);
-      const { kinds } = this;
-      for (let x = 0, at = 0; x < width; x++, at += kinds) {
-        let total = 0;
-        let most = 0;
-        for (let kind = 0; kind < kinds; kind++) {
-          const covered = cover[at + kind];
-          total += covered;
-          if (covered > cover[at + most]) most = kind;
-        }
-        if (total > 0) line[x] = this.shades[most][this.shadeOf[Math.min(STEPS, Math.round(total * STEPS))]];
+    // All pixel rows of a lane are alike: the first is coloured over what is there, the others copy it.
+    drawLane(row, lane, table, shades, cover) {
+      const { pixels: { width, height }, buffer } = this.layers;
+      const { unit } = this.sources[row.source];
+      const [top, bottom] = this.laneRows(row, lane);
+      if (bottom <= 0 || top >= height) return;
+      const { addTrack, paintLine, channelsOf } = window.dcp.cover;
+      cover.fill(0, 0, width * channelsOf(lane));
+      const [first, past] = row.devices;
+      let any = false;
+      for (let device = first; device < past; device++) {
+        any = addTrack(table, device * 4 + lane, this.time.start / unit, this.time.end / unit, cover, width) || any;
       }
-      for (let y = top + 1; y < bottom; y++) buffer.copyWithin(y * width, top * width, (top + 1) * width);
+      if (!any) return;
+      const y0 = Math.max(0, top);
+      paintLine(buffer.subarray(y0 * width, (y0 + 1) * width), cover, width, lane, shades, past - first);
+      for (let y = y0 + 1; y < Math.min(height, bottom); y++) buffer.copyWithin(y * width, y0 * width, (y0 + 1) * width);
     }
 
-    // First and one-past-last pixel row of a lane, in device pixels.
-    laneRows(device, lane) {
-      const [top, bottom] = BANDS[lane].map((share) => Math.round((device + share) * this.row * this.layers.ratio));
+    // First and one-past-last pixel row of a lane, in device pixels of the canvas.
+    laneRows(row, lane) {
+      const [top, bottom] = window.dcp.rows.BANDS[lane]
+        .map((share) => Math.round((row.y - this.scroll.start + share * row.height) * this.layers.ratio));
       return [top, Math.max(top + 1, bottom)];
     }
 
-    // Adds the share of every pixel column that the visible events of a track cover; false if none is visible.
-    sumCover(track, cover) {
-      if (!track) return false;
-      const { start, end, kind } = this.events;
-      const { start: from, end: to } = this.time;
-      const width = this.layers.pixels.width;
-      const perPixel = width / (to - from);
-      let any = false;
-      for (let e = firstEndingAfter(track, from); e < track.to && start[e] < to; e++) {
-        const x0 = Math.max(0, (start[e] - from) * perPixel);
-        const x1 = Math.min(width, (end[e] - from) * perPixel);
-        if (x1 < 0 || end[e] < from) continue;
-        any = true;
-        const k = kind[e];
-        const p0 = Math.min(width - 1, Math.floor(x0));
-        const p1 = Math.min(width - 1, Math.floor(x1));
-        if (p0 === p1) { cover[p0 * this.kinds + k] += Math.max(x1 - x0, 0.02); continue; }
-        cover[p0 * this.kinds + k] += p0 + 1 - x0;
-        for (let p = p0 + 1; p < p1; p++) cover[p * this.kinds + k] += 1;
-        cover[p1 * this.kinds + k] += x1 - p1;
-      }
-      return any;
+    rowOf(source, device) {
+      return this.layout.rows.find((row) => row.source === source && device >= row.devices[0] && device < row.devices[1]);
     }
 
-    drawMarks() {
-      const pen = this.layers.pen();
-      const { left, top, width } = this.layers.area;
-      const ink = view.themeColour("--muted");
-      const line = view.themeColour("--line");
-      this.drawAxis(pen, left, top, width, ink, line);
-      pen.textAlign = "right";
-      pen.textBaseline = "middle";
-      const every = Math.max(1, Math.ceil(13 / this.row));
-      for (let device = 0; device < this.header.num_devices; device++) {
-        const y = top + device * this.row;
-        const isNode = device % this.header.devices_per_node === 0;
-        pen.fillStyle = isNode && device ? ink : line;
-        pen.fillRect(isNode ? 0 : left, y, isNode ? left + width : width, 1);
-        pen.fillStyle = ink;
-        if (device % every === 0) pen.fillText(String(device), left - 8, y + this.row / 2);
-      }
-      pen.textAlign = "left";
-      pen.textBaseline = "alphabetic";
-      pen.fillText("device", 0, top - 6);
+    // Where an event is drawn, in CSS pixels of the host; nothing if its device has no row of its own or is scrolled away.
+    boxOf(trace, e) {
+      const { left, top, width, height } = this.layers.area;
+      const { device, lane, start, end } = trace.columns;
+      const row = this.rowOf(this.sources.indexOf(trace), device[e]);
+      if (!row || row.isNode) return null;
+      const [y0, y1] = this.laneRows(row, lane[e]).map((y) => y / this.layers.ratio);
+      if (y1 <= 0 || y0 >= height) return null;
+      const toX = (t) => left + Math.max(0, Math.min(1, (t * trace.unit - this.time.start) / this.time.span)) * width;
+      const x = toX(start[e]);
+      return { x, y: top + y0, width: toX(end[e]) - x, height: y1 - y0 };
     }
 
-    drawAxis(pen, left, top, width, ink, line) {
-      const { start, end } = this.time;
-      const unit = this.header.unit_ns;
-      const { values, step } = this.ticks;
-      const shown = axisUnit(end * unit, step);
-      const toX = (ns) => left + ((ns / unit - start) / (end - start)) * width;
-      pen.textAlign = "center";
-      pen.textBaseline = "alphabetic";
-      for (const ns of values) {
-        const x = Math.round(toX(ns));
-        pen.fillStyle = line;
-        pen.fillRect(x, top - 4, 1, 4);
-        pen.fillStyle = ink;
-        const half = 22;
-        if (x - half > left - 20 && x + half < left + width + 6) pen.fillText(axisLabel(ns, step, shown), x, top - 7);
-      }
-      for (const phase of this.phases) {
-        const x0 = Math.max(left, toX(phase.start * unit));
-        const x1 = Math.min(left + width, toX(phase.end * unit));
-        if (x1 - x0 < 2) continue;
-        pen.fillStyle = ink;
-        pen.fillRect(x0, 13, x1 - x0 - 1, 1);
-        pen.textAlign = "left";
-        if (x1 - x0 > 60) pen.fillText(phase.name, x0, 9);
-      }
-    }
-
-    boxOf(e) {
-      const { left, top, width } = this.layers.area;
-      const lane = this.events.lane[e];
-      const [y0, y1] = this.laneRows(this.events.device[e], lane).map((y) => y / this.layers.ratio);
-      const toX = (t) => left + Math.max(0, Math.min(1, (t - this.time.start) / this.time.span)) * width;
-      const x = toX(this.events.start[e]);
-      return { x, y: top + y0, width: toX(this.events.end[e]) - x, height: y1 - y0 };
+    // What lies under a point of the host: the row, the time, and the trace and event if there is one.
+    at(event) {
+      const box = this.layers.marks.getBoundingClientRect();
+      const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+      const { left, top, width, height } = this.layers.area;
+      const found = { x, y, isGutter: x < left, isNodes: x < left - GUTTER };
+      if (y < top || y >= top + height || x >= left + width) return found;
+      const below = y - top + this.scroll.start;
+      found.row = this.layout.rows[Math.floor(below / this.layout.height)];
+      if (!found.row || found.isGutter) return found;
+      found.trace = this.sources[found.row.source];
+      found.time = this.time.start + ((x - left) / width) * this.time.span;
+      if (found.row.isNode) return found;
+      const { unit, shown } = found.trace;
+      const lanes = window.dcp.rows.lanesAt((below - found.row.y) / found.row.height);
+      const tracks = lanes.map((lane) => found.row.devices[0] * 4 + lane);
+      found.event = window.dcp.events.eventAt(shown, tracks, found.time / unit, (2 / width) * (this.time.span / unit));
+      return found;
     }
 
     hover(event) {
-      const box = this.layers.marks.getBoundingClientRect();
-      const x = event.clientX - box.left;
-      const y = event.clientY - box.top;
-      const e = this.eventAt(x, y);
-      if (e === undefined) { this.leave(); return; }
-      if (e !== this.marked) this.layers.outline(this.boxOf(e));
-      this.marked = e;
-      this.tooltip.show(x, y, this.describe(e));
+      const found = this.at(event);
+      if (found.event === undefined && !(found.row && (found.row.isNode || found.isNodes))) { this.leave(); return; }
+      const mark = found.event === undefined ? `row ${found.row.y}` : `${found.row.source} ${found.event}`;
+      if (mark !== this.marked) {
+        this.layers.outline(found.event === undefined ? null : this.boxOf(found.trace, found.event));
+        this.lines = window.dcp.timelineMarks.describe(this, found);
+      }
+      this.marked = mark;
+      this.tooltip.show(found.x, found.y, this.lines, this.layers);
     }
 
     leave() {
@@ -220,93 +235,93 @@ window.dcp.Timeline = (() => {
       this.layers.outline(null);
     }
 
-    // The event under a point: one that covers it, started last; else the nearest within two pixels.
-    eventAt(x, y) {
-      const { left, top, width, height } = this.layers.area;
-      if (x < left || x >= left + width || y < top || y >= top + height) return undefined;
-      const device = Math.floor((y - top) / this.row);
-      const share = (y - top) / this.row - device;
-      const lanes = share < 0.57 ? [LANES.compute, LANES.wait] : [share < 0.77 ? LANES.send : LANES.receive];
-      const time = this.time.start + ((x - left) / width) * this.time.span;
-      const slack = (2 / width) * this.time.span;
-      let best;
-      let nearest = slack;
-      for (const lane of lanes) {
-        const track = this.tracks[device * 4 + lane];
-        if (!track) continue;
-        const { start, end } = this.events;
-        for (let e = firstEndingAfter(track, time - slack); e < track.to && start[e] <= time + slack; e++) {
-          const distance = Math.max(start[e] - time, time - end[e], 0);
-          if (end[e] >= time - slack && distance <= nearest) { nearest = distance; best = e; }
-        }
+    click(event) {
+      const found = this.at(event);
+      if (found.event !== undefined) this.select(found.trace, found.event);
+      else if (found.row && (found.row.isNode || found.isNodes)) this.toggle(found.row.node);
+      else if (found.row && found.isGutter) window.dcp.state.set({ sel: { type: "device", device: found.row.devices[0] } });
+      else if (found.row) window.dcp.state.set({ sel: null });
+    }
+
+    select(trace, e) { window.dcp.state.set({ sel: window.dcp.timelineSelection.factsOf(trace, e) }); }
+
+    // Opens or closes the rows of a node's devices.
+    toggle(node) {
+      if (!this.page) return;
+      const open = new Set(this.open);
+      if (!open.delete(node)) open.add(node);
+      window.dcp.state.set({ open: window.dcp.rows.textOf(open, this.nodes) });
+    }
+
+    wheel(event) {
+      if (!event.shiftKey || this.scroll.isWhole) return false;
+      this.scroll.pan(Math.sign(event.deltaY || event.deltaX) * 0.15);
+      this.schedule();
+      return true;
+    }
+
+    key(event) { return window.dcp.timelineSelection.key(this, event); }
+
+    mark(from, to, isDone) {
+      if (!this.page) return;
+      this.pending = this.areaBetween(from, to);
+      if (isDone) { window.dcp.state.set({ area: this.pending }); this.pending = null; }
+      this.schedule();
+    }
+
+    // [t0, t1, first device, last device] of two points in fractions of the picture.
+    areaBetween(from, to) {
+      const times = [from[0], to[0]].map((share) => Math.round(this.time.start + share * this.time.span));
+      const rows = [from[1], to[1]].map((share) => {
+        const y = this.scroll.start + share * this.layers.area.height;
+        return this.layout.rows[Math.max(0, Math.min(this.layout.rows.length - 1, Math.floor(y / this.layout.height)))];
+      });
+      const devices = rows.flatMap((row) => [row.devices[0], row.devices[1] - 1]);
+      return [Math.min(...times), Math.max(...times), Math.min(...devices), Math.max(...devices)];
+    }
+
+    // What other views and the tools of the page have set.
+    follow(state, changed) {
+      this.state = state;
+      if (changed.has("time") && !this.isMoving) {
+        this.time.show(state.time);
+        this.schedule();
       }
-      return best;
+      if (this.page && ["kinds", "longer", "find"].some((key) => changed.has(key))) this.filter();
+      if (changed.has("sel")) this.brush();
+      if (this.page && (changed.has("open") || changed.has("source"))) this.resize();
+      if (changed.has("sel")) window.dcp.timelineSelection.reveal(this);
+      if (changed.has("sel") || (this.page && STATE.some((key) => changed.has(key)))) this.schedule();
     }
 
-    describe(e) {
-      const { start, end, division, peer, bytes, name, backward, device, lane } = this.events;
-      const unit = this.header.unit_ns;
-      const text = this.header.names[name[e]];
-      const kind = this.header.kinds[this.events.kind[e]];
-      const lines = [text.startsWith(kind) ? text : `${kind}: ${text}`];
-      const other = { [LANES.send]: " to device ", [LANES.receive]: " from device " }[lane[e]];
-      lines.push(`device ${device[e]}${peer[e] >= 0 && other ? other + peer[e] : ""}`);
-      lines.push(`${backward[e] ? "backward" : "forward"}${division[e] >= 0 ? `, division ${division[e]}` : ""}`);
-      lines.push(`${view.duration((end[e] - start[e]) * unit)}, from ${view.duration(start[e] * unit)}`);
-      if (bytes[e] > 0) lines.push(view.size(bytes[e]));
-      return lines;
+    moved() {
+      this.isMoving = true;
+      window.dcp.state.set({ time: this.time.isWhole ? null : [this.time.start, this.time.end] });
+      this.isMoving = false;
     }
-  }
 
-  // Per device and lane the rows of its events and the largest end so far (rising, so it can be searched).
-  function index(events, devices) {
-    const tracks = new Array(devices * 4);
-    const { device, lane, end } = events;
-    const reach = new Float64Array(end.length);
-    for (let e = 0; e < end.length; e++) {
-      const key = device[e] * 4 + lane[e];
-      if (!tracks[key]) tracks[key] = { from: e, to: e, reach };
-      reach[e] = e > tracks[key].from ? Math.max(reach[e - 1], end[e]) : end[e];
-      tracks[key].to = e + 1;
+    // Events that the filters leave, those that a search finds, and what the selection means among them.
+    filter() {
+      const { events } = window.dcp;
+      const { kinds, longer, find } = this.page ? this.state : {};
+      for (const trace of this.traces) {
+        const { columns, header, all, unit } = trace;
+        const isShown = kinds ? header.kinds.map((kind) => kinds.split(",").includes(kind)) : null;
+        const least = Number(longer || 0) / unit;
+        const keep = (e) => (!isShown || isShown[columns.kind[e]]) && columns.end[e] - columns.start[e] >= least;
+        trace.shown = isShown || least ? events.subset(all, keep) : all;
+        const test = find ? events.searchTest(find, columns, header.names) : null;
+        trace.hits = test ? events.subset(trace.shown, test) : null;
+      }
+      this.brush();
     }
-    return tracks;
-  }
 
-  function firstEndingAfter(track, time) {
-    let low = track.from;
-    let high = track.to;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (track.reach[middle] < time) low = middle + 1;
-      else high = middle;
+    brush() {
+      for (const trace of this.traces) {
+        const test = window.dcp.timelineSelection.brushTest(this.state.sel, trace);
+        trace.brush = test ? window.dcp.events.subset(trace.shown, test) : null;
+      }
     }
-    return low;
-  }
-
-  function last(ends) {
-    let latest = 0;
-    for (const end of ends) if (end > latest) latest = end;
-    return latest;
-  }
-
-  function phases(events) {
-    const found = ["forward", "backward"].map((name) => ({ name, start: Infinity, end: 0 }));
-    for (let e = 0; e < events.start.length; e++) {
-      const phase = found[events.backward[e]];
-      if (events.start[e] < phase.start) phase.start = events.start[e];
-      if (events.end[e] > phase.end) phase.end = events.end[e];
-    }
-    return found.filter((phase) => phase.end > phase.start);
-  }
-
-  // The unit of an axis: one for all its labels, so that they can be compared at a glance.
-  function axisUnit(end, step) {
-    return [["s", 1e9], ["ms", 1e6], ["µs", 1e3]].find(([, f]) => end >= f && step >= f / 1000) || ["ns", 1];
-  }
-
-  function axisLabel(ns, step, [unit, factor]) {
-    const decimals = Math.max(0, -Math.floor(Math.log10(step / factor) + 1e-9));
-    return `${(ns / factor).toFixed(decimals)} ${unit}`;
   }
 
   return Timeline;

@@ -6,10 +6,11 @@ from urllib.parse import unquote
 
 from dash.development.base_component import Component
 
-from dcp_dashboard.library import PlanLibrary
+from dcp_dashboard.library import LoadedPlan, PlanLibrary
 from dcp_dashboard.pages.edit import edit_page
 from dcp_dashboard.pages.plan import plan_page
 from dcp_dashboard.pages.plan_list import plan_list_page
+from dcp_dashboard.pages.timeline import timeline_page
 from dcp_dashboard.shell import message
 from dcp_dsl import DCPError
 
@@ -22,12 +23,20 @@ def _plan_list(library: PlanLibrary, parts: tuple[str, ...], query: str) -> Comp
 
 
 def _plan(library: PlanLibrary, parts: tuple[str, ...], _query: str) -> Component | None:
-    return plan_page(library.load(parts[0])) if len(parts) == 1 else None
+    if len(parts) == 1:
+        return plan_page(library.load(parts[0]))
+    page = PLAN_PAGES.get(parts[1]) if len(parts) == 2 else None
+    return page(library.load(parts[0])) if page else None
 
 
 def _edit(library: PlanLibrary, parts: tuple[str, ...], query: str) -> Component | None:
     return None if parts else edit_page(library, query)
 
+
+PLAN_PAGES: Mapping[str, Callable[[LoadedPlan], Component]] = MappingProxyType(
+    {"timeline": timeline_page}
+)
+"""Pages below `/plan/<key>/`, by their name."""
 
 ROUTES: Mapping[str, Page] = MappingProxyType({"": _plan_list, "plan": _plan, "edit": _edit})
 """Pages by the first part of the path."""

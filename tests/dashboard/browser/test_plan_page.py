@@ -103,10 +103,10 @@ def longest(trace: Trace, lane: str) -> int:
     return int(events[(trace.end_ns - trace.start_ns)[events].argmax()])
 
 
-def place(trace: Trace, event: int, num_devices: int) -> tuple[float, float]:
+def place(trace: Trace, event: int, num_devices: int, longest_ns: int = 0) -> tuple[float, float]:
     """The middle of an event's bar as shares of the timeline, by the documented bands of a row."""
     band = {"compute": 0.48, "wait": 0.30, "send": 0.67, "receive": 0.87}
-    middle = (trace.start_ns[event] + trace.end_ns[event]) / 2 / trace.end_ns.max()
+    middle = (trace.start_ns[event] + trace.end_ns[event]) / 2 / (longest_ns or trace.end_ns.max())
     lane = LANES[trace.lane[event]]
     return float(middle), float((trace.device[event] + band[lane]) / num_devices)
 
@@ -123,7 +123,9 @@ def test_the_timeline_shows_events_in_the_colour_of_their_kind(visit, large_plan
 def test_hovering_the_timeline_names_the_event(visit, small_plan, small_trace):
     visit.open_plan("small.dcpplan")
     event = longest(small_trace, "send")
-    text = visit.hover_at(TIMELINE, *place(small_trace, event, 4))
+    text = visit.hover_at(
+        TIMELINE, *place(small_trace, event, 4, small_trace.end_ns.max() * 5 // 4)
+    )
     assert f"send: {small_trace.name[event]}" in text
     assert f"device {small_trace.device[event]} to device {small_trace.peer[event]}" in text
     assert f"division {small_trace.division[event]}" in text

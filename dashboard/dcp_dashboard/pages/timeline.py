@@ -1,0 +1,92 @@
+"""The page `/plan/<key>/timeline`: every event, predicted and measured under one axis."""
+
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from dcp_dashboard import quantities
+from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.pages.plan_tabs import plan_tabs
+from dcp_dashboard.payloads import MAX_EVENTS
+from dcp_dashboard.shell import attributes
+
+HINT = (
+    "Wheel zooms, drag pans, shift and drag marks an area, shift and wheel or the arrows scroll "
+    "the rows. WASD move, F or Enter zooms to the selection, [ ] go to the neighbouring event, o "
+    "opens or closes a node, / searches, n goes to the next hit, comma and full stop step by "
+    "division, space plays, 0 or Esc shows everything. Paler pixels are only partly covered."
+)
+
+
+def timeline_page(loaded: LoadedPlan) -> Component:
+    """Give the whole page; `assets/timeline*.js` fill it."""
+    summary, key = loaded.summary, loaded.entry.key
+    return html.Div(
+        [
+            html.Div(
+                [
+                    dcc.Link("Plans", href="/", className="dcp-crumb"),
+                    html.H1(summary.mask),
+                    html.Span(loaded.entry.relative, className="dcp-muted dcp-facts"),
+                ],
+                className="dcp-title",
+            ),
+            plan_tabs(loaded, "timeline"),
+            html.Section(
+                _too_large(loaded) or _empty(loaded) or _body(loaded),
+                className="dcp-panel",
+                **attributes(aria_label="Timeline"),
+            ),
+        ],
+        className="dcp-timeline-page",
+        **attributes(
+            data_title=f"Timeline · {summary.mask} · {loaded.entry.relative}", data_key=key
+        ),
+    )
+
+
+def _body(loaded: LoadedPlan) -> list[Component]:
+    urls = [f"/api/plan/{loaded.entry.key}/timeline?source={name}" for name in loaded.traces]
+    canvas = html.Div(
+        className="dcp-timeline",
+        **attributes(data_url=" ".join(urls), data_label="Timeline"),
+    )
+    side = html.Aside(
+        [
+            html.Section([html.H2("Selected"), html.Div(className="dcp-timeline-details")]),
+            html.Section([html.H2("Area"), html.Div(className="dcp-timeline-area")]),
+        ],
+        className="dcp-timeline-side",
+        **attributes(aria_label="Selection and area"),
+    )
+    main = html.Div([canvas, html.Div(className="dcp-event-table", hidden=True)])
+    return [
+        html.Div(className="dcp-timeline-tools"),
+        html.Div([main, side], className="dcp-timeline-body"),
+        html.P(HINT, className="dcp-hint"),
+    ]
+
+
+def _empty(loaded: LoadedPlan) -> list[Component] | None:
+    """Say that there is nothing to draw, if so."""
+    if any(len(trace) for trace in loaded.traces.values()):
+        return None
+    text = "The traces of this plan hold no events: it moves nothing and computes nothing."
+    return [html.P(text, className="dcp-timeline-empty", role="status")]
+
+
+def _too_large(loaded: LoadedPlan) -> list[Component] | None:
+    """Say that a browser could not hold it, if so, and what can."""
+    size = max(len(trace) for trace in loaded.traces.values())
+    if size <= MAX_EVENTS:
+        return None
+    api = f"/api/plan/{loaded.entry.key}"
+    text = (
+        f"This trace has {quantities.count(size)} events; up to {quantities.count(MAX_EVENTS)} are "
+        "drawn here. Open it in ui.perfetto.dev, which streams them, or take a part of it as CSV: "
+    )
+    links: list[Component | str] = [
+        html.A("Perfetto file", href=f"{api}/trace.pftrace"),
+        " · ",
+        html.A("waits only, as CSV", href=f"{api}/events.csv?kinds=wait"),
+    ]
+    return [html.P([text, *links], className="dcp-timeline-empty", role="status")]
