@@ -7,7 +7,7 @@ ARGS ?=
 WORKERS ?= 2
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: demo test loss-parity setup setup-dev chromium check format test-slow clean
+.PHONY: demo test editor loss-parity setup setup-dev chromium check format test-slow clean
 
 demo: setup ## run the whole way once, then serve the dashboard; ARGS="--no-serve" to stop before
 	$(BIN)/dcpm demo $(ARGS)
@@ -34,6 +34,9 @@ STEPS ?= 200
 OUT ?= docs/loss_parity.json
 loss-parity: setup-dev ## train under DCP and densely, compare the losses: STEPS=200 OUT=FILE
 	$(BIN)/python examples/loss_parity.py --steps $(STEPS) --out $(OUT)
+
+editor: ## bundle the editor of the dashboard anew from dashboard/editor; needs node and npm
+	cd dashboard/editor && npm ci --ignore-scripts --no-audit --no-fund && npm run build
 
 setup: $(VENV)/.installed-runtime ## install what the demo needs
 

@@ -16,7 +16,7 @@ from .interchange.formats import export_mask, import_mask
 from .interchange.mask_mod import MaskMod, build_mask_mod
 from .interchange.varlen import VarlenCall, varlen_calls
 from .language_server.completion import Proposal, complete_at
-from .language_server.hover import describe_at
+from .language_server.hover import describe_at, example_call
 from .mask import Mask
 from .mask_algebra import (
     MaskComparison,
@@ -92,6 +92,7 @@ __all__ = [
     "complete_at",
     "dense_mask",
     "describe_at",
+    "example_call",
     "export_mask",
     "find_difference",
     "format_source",

@@ -97,6 +97,7 @@ window.dcp.edit = window.dcp.edit || {};
       const mask = masks.find(({ name }) => name === this.wanted.mask) || masks[0];
       fill(this.mask, masks.length ? masks.map(({ name }) => [name, name]) : [["", "none defined yet"]], mask?.name);
       const fitting = samples.filter(({ columns, tokens }) => tokens && (mask?.columns || []).every((name) => columns.includes(name)));
+      this.call.placeholder = mask?.example || "(window = 1k)";
       const options = [...samples.map(({ name, tokens, error }) => [name, error ? name : `${name} (${tokens} tokens)`, error]),
         ["own", mask?.columns.length ? `other: ${mask.columns.join(", ")} …` : "other: a length"]];
       const chosen = options.some(([name]) => name === this.wanted.sample) ? this.wanted.sample : fitting[0]?.name || "own";
@@ -119,7 +120,9 @@ window.dcp.edit = window.dcp.edit || {};
     }
 
     request() {
-      const call = this.call.value.trim();
+      // A mask that wants arguments and was given none is shown with those of an example.
+      const wants = this.outline?.masks.find(({ name }) => name === this.mask.value)?.example || "";
+      const call = this.call.value.trim() || wants;
       return {
         text: this.editor.text(), home: this.start.home, mask: `${this.mask.value}${call}`,
         sample: this.sample.value === "own" ? this.own.value : this.sample.value,
@@ -129,7 +132,7 @@ window.dcp.edit = window.dcp.edit || {};
     async ask(task, text, at, name) {
       try {
         const offset = window.dcp.edit.charactersOf(text, at);
-        return (await (await window.dcp.edit.post(task, { text, home: this.start.home, offset })).json())[name];
+        return (await window.dcp.edit.post(task, { text, home: this.start.home, offset }))[name];
       } catch {
         return ""; // whoever types on gets the answer for the next place
       }
@@ -140,7 +143,7 @@ window.dcp.edit = window.dcp.edit || {};
       const text = this.editor.text();
       let answer;
       try {
-        answer = await (await post("check", { text, home: this.start.home })).json();
+        answer = await post("check", { text, home: this.start.home });
       } catch (error) {
         this.list.fail(error.message);
         return;
@@ -171,8 +174,7 @@ window.dcp.edit = window.dcp.edit || {};
 
     async draw() {
       try {
-        const answer = await window.dcp.edit.post("picture", this.request());
-        const payload = window.dcp.columns.decode(await answer.arrayBuffer());
+        const payload = window.dcp.columns.decode(await window.dcp.edit.post("picture", this.request()));
         if (this.host.isConnected) this.picture.show(payload);
       } catch (error) {
         this.picture.keep(error.message);
@@ -184,7 +186,7 @@ window.dcp.edit = window.dcp.edit || {};
       const panel = this.part("cards");
       panel.setAttribute("aria-busy", "true");
       try {
-        const figures = await (await window.dcp.edit.post("preview", { ...this.request(), ...this.settings.request() })).json();
+        const figures = await window.dcp.edit.post("preview", { ...this.request(), ...this.settings.request() });
         this.cards.show(figures, this.planner.pinned());
         this.bars.show(figures);
         const count = (value) => value.toLocaleString("en-US");
@@ -230,7 +232,7 @@ window.dcp.edit = window.dcp.edit || {};
 
     async format() {
       try {
-        const { text } = await (await window.dcp.edit.post("format", { text: this.editor.text() })).json();
+        const { text } = await window.dcp.edit.post("format", { text: this.editor.text() });
         if (text !== this.editor.text()) this.editor.setText(text);
         this.tell("");
       } catch {

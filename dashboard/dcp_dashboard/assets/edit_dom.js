@@ -18,10 +18,11 @@ window.dcp.edit = window.dcp.edit || {};
     return made;
   }
 
-  // A control under its label; `note` is an element that says its value, for sliders.
+  // A control with an id under its label; `note` is an element that says its value, for sliders. Without `for` the
+  // label would belong to the note, which browsers take for a control too.
   function field(label, control, note = null) {
     const head = el("span", { class: "dcp-field-label" }, label, note);
-    return el("label", { class: "dcp-field" }, head, control);
+    return el("label", { class: "dcp-field", for: control.id }, head, control);
   }
 
   function select(options, value, attributes = {}) {
@@ -37,18 +38,18 @@ window.dcp.edit = window.dcp.edit || {};
     if (options.some(([name]) => name === value)) box.value = value;
   }
 
+  // Gives the JSON object or the bytes of the answer; a refusal becomes an error with its message.
   async function post(task, body, signal) {
     const response = await fetch(`/api/edit/${task}`, {
       method: "POST", signal, credentials: "same-origin",
       headers: { "Content-Type": "application/json" }, body: JSON.stringify(body),
     });
-    if (!response.ok) {
-      const refusal = await response.json().catch(() => ({}));
-      const error = new Error(refusal.error || `the server answered ${response.status}`);
-      error.status = response.status;
-      throw error;
+    if (!response.ok || response.headers.get("Content-Type") === "application/json") {
+      const answer = await response.json().catch(() => ({}));
+      if (answer.error || !response.ok) throw new Error(answer.error || `the server answered ${response.status}`);
+      return answer;
     }
-    return response;
+    return response.arrayBuffer();
   }
 
   // Runs `work(value)` for the latest value only: one at a time, the values in between are skipped.

@@ -144,7 +144,7 @@ window.dcp.edit = window.dcp.edit || {};
       if (this.job) return;
       this.busy(true, "starting");
       try {
-        const started = await (await post("plan", body)).json();
+        const started = await post("plan", body);
         this.job = started.job;
         let state = started;
         while (!this.isGone && ["waiting", "running"].includes(state.state)) {

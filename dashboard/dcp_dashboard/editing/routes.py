@@ -40,8 +40,9 @@ class Desk:
 def edit_api(library: PlanLibrary, desk: Desk) -> Blueprint:
     """Make the routes of the editor.
 
-    What is wrong with a text is an answer; a request that no page sends is a 400, a task that was
-    refused a 422 with ``{"error": message}``, a worker that ended a 503.
+    What is wrong with a text, a sample or a setting is an answer too, ``{"error": message}``
+    with status 200: while one types it is the rule, and no browser should log it. A request that no
+    page sends is a 400, a worker that ended a 503.
     """
     api = Blueprint("dcp_edit", __name__, url_prefix="/api/edit")
     _add_text_routes(api, library, desk)
@@ -49,7 +50,7 @@ def edit_api(library: PlanLibrary, desk: Desk) -> Blueprint:
 
     @api.errorhandler(DCPError)
     def refuse(error: DCPError) -> WSGIResponse:
-        return _json({"error": str(error)}, 503 if isinstance(error, WorkerEnded) else 422)
+        return _json({"error": str(error)}, 503 if isinstance(error, WorkerEnded) else 200)
 
     @api.errorhandler(BadRequest)
     def refuse_request(error: BadRequest) -> WSGIResponse:

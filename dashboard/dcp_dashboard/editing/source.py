@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dcp_dashboard.folder import DashboardError
-from dcp_dsl import DCPError, Mask, Sample, Spec, sample_from_argument
+from dcp_dsl import DCPError, Mask, Sample, Spec, example_call, sample_from_argument
 
 MAX_TEXT = 200_000
 MAX_TOKENS = 1 << 22
@@ -106,6 +106,16 @@ def whole(request: Mapping[str, Any], name: str, default: int, low: int, high: i
     return value
 
 
+def _example(spec: Spec, name: str) -> dict[str, Any]:  # Any: JSON values
+    """Give a mask that wants arguments, with arguments that show what it does on a small sample."""
+    call = example_call(spec, name)
+    try:
+        columns = sorted(spec.mask(call).columns)
+    except DCPError:
+        return {"name": name, "columns": [], "example": ""}
+    return {"name": name, "columns": columns, "example": call.removeprefix(name)}
+
+
 def outline(spec: Spec) -> dict[str, Any]:
     """Give what a text defines, for the pickers of the page; `Any`: JSON values.
 
@@ -125,7 +135,7 @@ def outline(spec: Spec) -> dict[str, Any]:
         try:
             columns = sorted(spec.mask(name).columns)
         except DCPError:  # it wants arguments
-            masks.append({"name": name, "columns": [], "wants": True})
+            masks.append(_example(spec, name))
         else:
-            masks.append({"name": name, "columns": columns, "wants": False})
+            masks.append({"name": name, "columns": columns, "example": ""})
     return {"masks": masks, "samples": samples}

@@ -4,13 +4,15 @@ from base64 import b64encode
 
 from dcp_dsl import ast
 from dcp_dsl.columns import layout_columns
-from dcp_dsl.errors import DCPError
+from dcp_dsl.errors import DatasetError, DCPError
 from dcp_dsl.language_server.definition import Definition, find_definition
 from dcp_dsl.language_server.document import Document
 from dcp_dsl.mask_building import build_mask
 from dcp_dsl.pictures.picture import Picture
 from dcp_dsl.pictures.preview import preview
 from dcp_dsl.scope import Scope
+from dcp_dsl.spec import Spec
+from dcp_dsl.unparse import unparse
 from dcp_grammar import WORDS
 
 MAX_TEXT_TOKENS = 40  # a wider picture does not fit a hover
@@ -120,6 +122,23 @@ def draw_preview(mask: ast.MaskDef, scope: Scope) -> Picture | None:
         return preview(build_mask(call, scope, ast.Program((), "", "<hover>")))
     except DCPError:  # a mask with errors, or one that no sample fits
         return None
+
+
+def example_call(spec: Spec, name: str) -> str:
+    """Give a call of a mask of a text with arguments that can be seen on a small sample.
+
+    They are those of the first `check` that calls the mask, else small ones for its parameters.
+
+    >>> example_call(Spec.from_text("mask near(w: tokens) = causal and q - k < w"), "near")
+    'near(w = 4)'
+
+    Raises:
+        DatasetError: if the text defines no such mask.
+    """
+    mask = spec.scope.masks.get(name)
+    if mask is None:
+        raise DatasetError(f"{spec.name}: expected a mask of the text, got `{name}`")
+    return unparse(_checked_call(mask, spec.scope) or _small_call(mask))
 
 
 def _checked_call(mask: ast.MaskDef, scope: Scope) -> ast.Expr | None:

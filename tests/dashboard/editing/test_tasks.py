@@ -35,8 +35,8 @@ def test_findings_are_those_of_the_checker_with_their_places_and_fixes():
 
 def test_the_outline_says_what_can_be_picked():
     answer = check_text({"text": TEXT})
-    assert [(m["name"], m["wants"]) for m in answer["masks"]] == [
-        ("shared", False), ("holes", False), ("window", True),
+    assert [(m["name"], m["example"]) for m in answer["masks"]] == [
+        ("shared", ""), ("holes", ""), ("window", "(w = 4)"),
     ]  # fmt: skip
     tiny, odd = answer["samples"]
     assert (tiny["tokens"], tiny["columns"]) == (12, ["answer_lens", "question_len"])

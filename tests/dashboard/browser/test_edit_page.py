@@ -1,0 +1,184 @@
+"""The editor in a real browser: what it finds, mends, draws and plans."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dcp_dsl import Sample, Spec, dense_mask
+
+EDITOR = "#edit .cm-content"
+DRAWN = "[data-part=picture][data-state=drawn]"
+ACCENT = "() => getComputedStyle(document.documentElement).getPropertyValue('--accent').trim()"
+
+
+def open_editor(visit, path="edit"):
+    page = visit.open(path)
+    page.wait_for_selector("#edit[data-state=drawn]")
+    page.wait_for_selector(DRAWN)
+    return page
+
+
+def write(page, text):
+    """Replace the whole text as a person does who selects and pastes it."""
+    page.focus(EDITOR)
+    page.keyboard.press("Control+a")
+    page.keyboard.insert_text(text)
+
+
+def wait_for_title(page, title):
+    page.wait_for_selector(f"{DRAWN}[data-title='{title}']")
+
+
+def shown_matrix(visit, size):
+    """What the picture shows at the middle of each cell: whether it has the colour of a pair."""
+    middles = [((k + 0.5) / size, (q + 0.5) / size) for q in range(size) for k in range(size)]
+    colours = visit.colours_at(DRAWN, middles)
+    accent = visit.page.evaluate(ACCENT)
+    assert len(set(colours)) == 2
+    return np.array([colour == accent for colour in colours]).reshape(size, size)
+
+
+def test_an_error_is_underlined_mended_and_drawn(visit):
+    page = open_editor(visit)
+    title = page.locator(DRAWN).get_attribute("data-title")
+    text = "mask near(w: tokens = 5) = casual and q - k < w\nsample s(len = 23)\n"
+    write(page, text)
+    assert page.wait_for_selector(".cm-lintRange-error").inner_text() == "casual"
+    page.wait_for_selector("text=The picture shows the last text without errors")
+    assert page.locator("[data-part=picture]").get_attribute("data-title") == title
+    assert "E101" in page.locator(".dcp-finding").inner_text()
+    page.click(".dcp-fix")
+    wait_for_title(page, "near")
+    assert page.locator(".cm-lintRange-error").count() == 0
+    mended = text.replace("casual", "causal")
+    mask = Spec.from_text(mended).mask("near")
+    assert np.array_equal(shown_matrix(visit, 23), dense_mask(mask, Sample(length=23)))
+    assert "23" in page.locator(".dcp-edit-numbers").inner_text()
+    page.fill("#edit-arguments", "(w = 2)")
+    wait_for_title(page, "near(w = 2)")
+    narrow = Spec.from_text(mended).mask("near(w = 2)")
+    assert np.array_equal(shown_matrix(visit, 23), dense_mask(narrow, Sample(length=23)))
+    page.click("summary >> text=Rows as text")
+    assert "query 7: 6-7\n" in page.locator(".dcp-edit-rows pre").inner_text()
+    page.hover(".cm-line >> text=causal")
+    assert "mask causal = k <= q" in page.wait_for_selector(".cm-tooltip .dcp-doc").inner_text()
+    page.wait_for_function("() => location.hash.includes('text=')")
+    page.reload()
+    wait_for_title(page, "near(w = 2)")
+    assert page.locator(EDITOR).inner_text().rstrip() == mended.rstrip()
+
+
+def test_the_keyboard_mends_and_leaves_the_editor(visit):
+    page = open_editor(visit)
+    write(page, "# \U0001f600\nmask a = causal andd q - k < 4")
+    page.wait_for_selector(".cm-lintRange-error")
+    write(page, "# \U0001f600\nmask a = casual")
+    page.wait_for_selector(".cm-lintRange-error >> text=casual")
+    page.keyboard.press("Control+.")
+    wait_for_title(page, "a")
+    assert page.locator(EDITOR).inner_text().endswith("mask a = causal")
+    page.keyboard.press("Tab")
+    assert not page.evaluate("document.activeElement.classList.contains('cm-content')")
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("document.activeElement.classList.contains('cm-content')")
+    unnamed = page.evaluate("""() => [...document.querySelectorAll('#edit input, #edit select')]
+      .filter((e) => !e.labels?.length && !e.getAttribute('aria-label')).map((e) => e.outerHTML)""")
+    assert unnamed == []
+
+
+def figures(page):
+    page.wait_for_selector("[data-part=cards][data-devices]:not([aria-busy])", timeout=60_000)
+    return page.locator("[data-part=cards]")
+
+
+def make_plan(page):
+    page.click("#edit-plan")
+    page.wait_for_selector("#edit-job >> text=/Planned in/", timeout=60_000)
+
+
+def test_settings_are_previewed_planned_pinned_and_compared(visit):
+    page = open_editor(visit, "edit?spec=std:sliding")
+    assert figures(page).get_attribute("data-devices") == "8"
+    page.focus("#edit-nodes")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("[data-part=cards][data-devices='16']")
+    assert "on 16 devices" in page.locator("[data-part=preview]").inner_text()
+    page.select_option("#edit-method", "static:zigzag")
+    page.wait_for_selector("[data-part=preview] >> text=static:zigzag")
+    make_plan(page)
+    page.click("#edit-pin")
+    page.select_option("#edit-method", "native")
+    page.wait_for_selector("[data-part=cards] >> text=against B")
+    make_plan(page)
+    compare = page.locator("a >> text=Compare A with B").get_attribute("href")
+    a, b = re.fullmatch(r"/compare\?a=([0-9a-f]{16})&b=([0-9a-f]{16})", compare).groups()
+    assert a != b
+    with page.expect_download() as started:
+        page.click("text=Download .dcpplan >> nth=0")
+    assert Path(started.value.path()).read_bytes().startswith(b"PK")
+    page.wait_for_function(f"() => location.hash.includes('a={a}&b={b}')")
+    page.click(f"a[href='/plan/{a}']")
+    page.wait_for_selector(".dcp-mask[data-state=drawn]")
+    assert "16" in page.locator(".dcp-metrics").inner_text()
+    page.go_back()
+    page.wait_for_selector(f"{DRAWN}[data-title^='sliding(']")
+    assert page.locator("a >> text=Compare A with B").get_attribute("href") == compare
+
+
+def planner_processes():
+    """Worker processes of this server that plan, those that have computed longest first."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().split(b"\0")
+            stat = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if b"dcp_dashboard.editing.worker" in command and int(stat[1]) == os.getpid():
+            found.append((int(stat[11]), int(folder.name)))
+    return [pid for _, pid in sorted(found, reverse=True)]
+
+
+@pytest.mark.parametrize("visit", ["dark"], indirect=True)
+def test_a_plan_can_be_cancelled_and_a_killed_process_is_reported(visit):
+    settings = "sample=own&own=4096&nodes=8&per=8&block=2048&effort=best"
+    page = open_editor(visit, f"edit?spec=mask+long+%3D+causal#{settings}")
+    wait_for_title(page, "long")
+    page.click("#edit-plan")
+    page.wait_for_selector("#edit-job >> text=/placing/", timeout=60_000)
+    before = set(planner_processes())
+    page.click("#edit-cancel")
+    page.wait_for_selector("#edit-job >> text=Cancelled")
+    page.click("#edit-plan")
+    page.wait_for_selector("#edit-job >> text=/placing/", timeout=60_000)
+    (started,) = set(planner_processes()) - before
+    os.kill(started, signal.SIGKILL)
+    page.wait_for_selector("#edit-job >> text=/the process that planned was ended/")
+    assert page.locator("#edit-plan").is_enabled()
+    page.select_option("#edit-scale", "1")
+    page.select_option("#edit-effort", "fast")
+    make_plan(page)
+
+
+def test_the_editor_fits_a_narrow_window_and_only_its_page_loads_it(visit):
+    visit.page.set_viewport_size({"width": 820, "height": 900})
+    page = visit.open("")
+    page.wait_for_selector("table.dcp-plans")
+    assert not any("codemirror" in url for url in visit.requests)
+    page.click(".dcp-nav >> text=Edit")
+    page.wait_for_selector(DRAWN)
+    figures(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 820
+    assert any("codemirror.bundle.js" in url for url in visit.requests)
+    page.select_option("[data-part=start]", "std:grpo")
+    wait_for_title(page, "grpo")
+    assert page.locator("#edit-name").inner_text() == "grpo.dcpm"
+    assert page.locator(".tok-keyword").first.evaluate("(e) => getComputedStyle(e).color") != (
+        page.locator(".cm-content").evaluate("(e) => getComputedStyle(e).color")
+    )
+    page.goto(page.url.split("edit")[0] + "edit?spec=std:nothing")
+    assert "there are agent" in page.wait_for_selector("[role=alert]").inner_text()
