@@ -45,8 +45,8 @@ def trace_api(library: PlanLibrary) -> Blueprint:
     @api.get("/trace.pftrace")
     def perfetto(key: str) -> WSGIResponse:
         loaded = library.load(key)
-        first, *_ = _traces(loaded, request.args.get("source", "both"), together=True)
-        return _file(Response(to_perfetto(first), content_type=BINARY), loaded, "pftrace")
+        first, *more = _traces(loaded, request.args.get("source", "both"), together=True)
+        return _file(Response(to_perfetto(first, *more), content_type=BINARY), loaded, "pftrace")
 
     @api.errorhandler(DCPError)
     def explain(error: DCPError) -> WSGIResponse:
