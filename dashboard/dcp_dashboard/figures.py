@@ -26,7 +26,7 @@ GRAPH_CONFIG: Any = {  # Any: Dash has a type of its own for it
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
 
-_BORDER = {"width": 1, "dash": "dot", "color": NEUTRAL}
+BORDER = {"width": 1, "dash": "dot", "color": NEUTRAL}
 
 
 def balance_figure(totals: DeviceTotals, devices_per_node: int) -> go.Figure:
@@ -53,18 +53,18 @@ def balance_figure(totals: DeviceTotals, devices_per_node: int) -> go.Figure:
             "y1": 1,
             "xref": f"x{n}",
             "yref": f"y{n} domain",
-            "line": _BORDER,
+            "line": BORDER,
         }
-        for x in _node_borders(len(devices), devices_per_node)
+        for x in node_borders(len(devices), devices_per_node)
         for n in ("", "2", "3", "4")
     ]
     figure.update_layout(shapes=[*figure.layout.shapes, *lines])
-    figure.update_xaxes(**_device_axis(len(devices)))
+    figure.update_xaxes(**device_axis(len(devices)))
     figure.update_xaxes(title_text="device", title_standoff=4, row=len(rows), col=1)
     figure.update_yaxes(
         nticks=3, zeroline=False, fixedrange=True, tickformat="~s", rangemode="tozero"
     )
-    _finish(figure, {"l": 44, "r": 8, "t": 22, "b": 34})
+    finish(figure, {"l": 44, "r": 8, "t": 22, "b": 34})
     return figure
 
 
@@ -91,18 +91,18 @@ def traffic_figure(totals: DeviceTotals, devices_per_node: int) -> go.Figure:
             },
         )
     )  # fmt: skip
-    borders = _node_borders(len(traffic), devices_per_node)
+    borders = node_borders(len(traffic), devices_per_node)
     span = {"x0": -0.5, "x1": len(traffic) - 0.5, "y0": -0.5, "y1": len(traffic) - 0.5}
     figure.update_layout(
-        shapes=[span | {"x0": at, "x1": at, "line": _BORDER} for at in borders]
-        + [span | {"y0": at, "y1": at, "line": _BORDER} for at in borders]
+        shapes=[span | {"x0": at, "x1": at, "line": BORDER} for at in borders]
+        + [span | {"y0": at, "y1": at, "line": BORDER} for at in borders]
     )
-    axis = _device_axis(len(traffic)) | {"constrain": "domain", "title_standoff": 4}
+    axis = device_axis(len(traffic)) | {"constrain": "domain", "title_standoff": 4}
     figure.update_xaxes(title_text="to device", **axis)
     figure.update_yaxes(
         title_text="from device", scaleanchor="x", **axis | {"range": axis["range"][::-1]}
     )
-    _finish(figure, {"l": 44, "r": 8, "t": 8, "b": 34})
+    finish(figure, {"l": 44, "r": 8, "t": 8, "b": 34})
     return figure
 
 
@@ -143,11 +143,13 @@ def _label_row(
     figure.add_annotation(text=claim, x=1, xanchor="right", **place)
 
 
-def _node_borders(num_devices: int, devices_per_node: int) -> list[float]:
+def node_borders(num_devices: int, devices_per_node: int) -> list[float]:
+    """Give the positions between the last device of a node and the first of the next."""
     return [at - 0.5 for at in range(devices_per_node, num_devices, devices_per_node)]
 
 
-def _device_axis(num_devices: int) -> dict[str, Any]:  # Any: plotly takes texts and numbers
+def device_axis(num_devices: int) -> dict[str, Any]:  # Any: plotly takes texts and numbers
+    """Give the settings of an axis with one place per device and a few ticks."""
     step = next(step for step in (1, 2, 4, 8, 16, 32, 64, num_devices) if step * 17 > num_devices)
     return {
         "range": [-0.5, num_devices - 0.5], "dtick": step, "tick0": 0, "showgrid": False,
@@ -155,7 +157,8 @@ def _device_axis(num_devices: int) -> dict[str, Any]:  # Any: plotly takes texts
     }  # fmt: skip
 
 
-def _finish(figure: go.Figure, margin: dict[str, int]) -> None:
+def finish(figure: go.Figure, margin: dict[str, int]) -> None:
+    """Give a chart what all have in common: no paper, one font, no dragging."""
     figure.update_annotations(font={"size": 12})
     figure.update_layout(
         template="none",

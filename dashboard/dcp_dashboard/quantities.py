@@ -1,6 +1,7 @@
 """Numbers as people read them: three significant digits and a unit, the same on every page."""
 
 import math
+from collections.abc import Callable
 
 
 def count(value: float) -> str:
@@ -61,6 +62,16 @@ def ratio(value: float) -> str:
     '1.08'
     """
     return f"{value:.2f}"
+
+
+def signed(difference: float, text: Callable[[float], str]) -> str:
+    """Write a difference with its sign; a real minus sign is as wide as the plus.
+
+    >>> signed(-1536, size), signed(2e-3, duration), signed(0, count)
+    ('−1.54 kB', '+2 ms', '0')
+    """
+    sign = "−" if difference < 0 else "+" if difference > 0 else ""  # noqa: RUF001 - a minus
+    return sign + text(abs(difference))
 
 
 def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:

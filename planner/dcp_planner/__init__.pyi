@@ -1,4 +1,5 @@
 from .assembly import assemble
+from .batch_report import BatchFigures, figures_of
 from .batches_file import read_batches
 from .buffers import accumulator_bytes, receive_buffer_bytes, receive_rows
 from .build import build_plan
@@ -13,6 +14,7 @@ from .cluster_file import (
     read_cluster,
     write_cluster,
 )
+from .comparison import Difference, compare_figures
 from .config import PlanConfig
 from .cost_model import link_seconds, reduction_seconds, tile_seconds, workload_seconds
 from .cuts import choose_block_size, cut_blocks, cut_stack
@@ -57,6 +59,7 @@ __all__ = [
     "PARTITIONERS",
     "PRESETS",
     "Attention",
+    "BatchFigures",
     "Blocks",
     "Bounds",
     "BufferLimitError",
@@ -67,6 +70,7 @@ __all__ = [
     "CommWait",
     "Copy",
     "DeviceProgram",
+    "Difference",
     "Direction",
     "DirectionBounds",
     "Division",
@@ -105,11 +109,13 @@ __all__ = [
     "build_stack",
     "build_workload",
     "choose_block_size",
+    "compare_figures",
     "cut_blocks",
     "cut_stack",
     "decode_part",
     "digest",
     "encode_parts",
+    "figures_of",
     "find_cluster",
     "format_cluster",
     "link_seconds",
