@@ -8,6 +8,7 @@ from werkzeug.wrappers import Response as WSGIResponse
 
 from dcp_dashboard.folder import SUFFIX
 from dcp_dashboard.library import PlanLibrary
+from dcp_dashboard.moves import has_same_blocks, moves_payload
 from dcp_dashboard.payloads import mask_payload
 from dcp_dashboard.thumbnail import thumbnail
 from dcp_dsl import DCPError
@@ -39,6 +40,18 @@ def data_api(library: PlanLibrary) -> Blueprint:
         entry = library.load(key).entry
         name = f"{PurePosixPath(entry.relative).name.removesuffix(SUFFIX)}{SUFFIX}"
         return send_file(entry.path, BINARY, as_attachment=True, download_name=name)
+
+    @api.get("/compare/<first>/<second>/moves")
+    def moves(first: str, second: str) -> WSGIResponse:
+        a, b = library.load(first), library.load(second)
+        if not has_same_blocks(a.plan, b.plan):
+            return refuse(
+                f"{a.entry.relative} and {b.entry.relative} cut tokens differently; tiles cannot "
+                "be compared"
+            )
+        name = f"moves {b.entry.key} {b.entry.size_bytes} {b.entry.mtime_ns}"
+        payload = library.payload(a, name, lambda item: moves_payload(item.plan, b.plan))
+        return answer(payload, BINARY)
 
     @api.errorhandler(DCPError)
     def explain(error: DCPError) -> WSGIResponse:

@@ -10,6 +10,7 @@ from dcp_dashboard.api_traces import trace_api
 from dcp_dashboard.editing.routes import Desk, edit_api
 from dcp_dashboard.folder import open_folder
 from dcp_dashboard.library import PlanLibrary
+from dcp_dashboard.pages.compare import add_compare_callbacks
 from dcp_dashboard.pages.plan import add_plan_callbacks
 from dcp_dashboard.pages.routes import render_page
 from dcp_dashboard.shell import INDEX, shell
@@ -55,3 +56,4 @@ def _add_callbacks(app: Dash, library: PlanLibrary) -> None:
         return render_page(library, str(path or "/"), str(query or ""))
 
     add_plan_callbacks(app, library)
+    add_compare_callbacks(app, library)

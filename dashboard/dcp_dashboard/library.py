@@ -18,7 +18,16 @@ from dcp_dashboard.folder import SUFFIX, DashboardError, PlanEntry, find, scan
 from dcp_dashboard.session_plans import MAX_PLANS, SessionPlans
 from dcp_dashboard.summary import DeviceTotals, PlanSummary, device_totals, summarise
 from dcp_dsl import DCPError
-from dcp_planner import Plan, Source, Trace, measure, read_plan, simulate
+from dcp_planner import (
+    BatchFigures,
+    Plan,
+    Source,
+    Trace,
+    figures_of,
+    measure,
+    read_plan,
+    simulate,
+)
 
 MAX_FILE_BYTES = 2 * 10**9
 MAX_DEVICES = 1024
@@ -108,6 +117,7 @@ class PlanLibrary:
         self._plans = BoundedCache[LoadedPlan](8)
         self._rows = BoundedCache[PlanRow](4_096)
         self._payloads = BoundedCache[bytes](32)
+        self._figures = BoundedCache[BatchFigures](256)
 
     def rows(self) -> tuple[tuple[PlanRow, ...], bool]:
         """Give a row for every plan file, and whether the scan of the folder was complete.
@@ -158,6 +168,10 @@ class PlanLibrary:
             self.session.discard(entry.key)
             text = str(error).removeprefix(f"plan file {entry.path}: ")
             raise DashboardError(f"{entry.relative}: {text}") from error
+
+    def figures(self, loaded: LoadedPlan) -> BatchFigures:
+        """Give the planner's figures of a plan, its bounds included; computed once per content."""
+        return self._figures.get(_content(loaded.entry), lambda: figures_of(loaded.plan))
 
     def payload(self, loaded: LoadedPlan, name: str, make: Callable[[LoadedPlan], bytes]) -> bytes:
         """Give bytes made from a plan, from the cache if this content was asked for before."""

@@ -67,8 +67,8 @@ def ratio(value: float) -> str:
 def signed(difference: float, text: Callable[[float], str]) -> str:
     """Write a difference with its sign; a real minus sign is as wide as the plus.
 
-    >>> signed(-1536, size), signed(2e-3, duration), signed(0, count)
-    ('−1.54 kB', '+2 ms', '0')
+    >>> signed(2e-3, duration), signed(0, count), signed(-1536, size)[1:]
+    ('+2 ms', '0', '1.54 kB')
     """
     sign = "−" if difference < 0 else "+" if difference > 0 else ""  # noqa: RUF001 - a minus
     return sign + text(abs(difference))

@@ -45,7 +45,9 @@ def causal_sparsity(lengths: list[int], block: int) -> BlockSparsity:
     return BlockSparsity(batch, block, block, cuts, cuts, row_ptr, columns, kind, pairs, slabs)
 
 
-def causal_plan(lengths: list[int], block: int, cluster: Cluster) -> Plan:
+def causal_plan(
+    lengths: list[int], block: int, cluster: Cluster, partitioner: str = "static:zigzag"
+) -> Plan:
     provenance = Provenance(
         "mask m = causal", "causal", tuple(f'{{"len": {n}}}' for n in lengths), "by hand"
     )
@@ -53,7 +55,7 @@ def causal_plan(lengths: list[int], block: int, cluster: Cluster) -> Plan:
         causal_sparsity(lengths, block),
         ModelShape(q_heads=4, kv_heads=2, head_dim=64),
         cluster,
-        PlanConfig(partitioner="static:zigzag", divisions=3),
+        PlanConfig(partitioner=partitioner, divisions=3),
         provenance=provenance,
     )
 
@@ -96,4 +98,23 @@ def served_folder(
     whole = (folder / "small.dcpplan").read_bytes()
     (folder / "cut.dcpplan").write_bytes(whole[: len(whole) // 2])
     (folder / "notes.txt").write_text("not a plan")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def paired_folder(
+    tmp_path_factory: pytest.TempPathFactory,
+    small_plan: Plan,
+    small_trace: Trace,
+    large_plan: Plan,
+) -> Path:
+    """One batch placed in two ways, each run, and in other blocks; another batch."""
+    folder = tmp_path_factory.mktemp("paired")
+    lengths, cluster = np.diff(small_plan.cu_seqlens).tolist(), small_plan.cluster
+    other = causal_plan(lengths, 128, cluster, "static:contiguous")
+    traces = (simulate(other), as_measured(simulate(other)))
+    write_plan(folder / "zigzag.dcpplan", small_plan, (small_trace, as_measured(small_trace)))
+    write_plan(folder / "contiguous.dcpplan", other, traces)
+    write_plan(folder / "coarse.dcpplan", causal_plan(lengths, 256, cluster))
+    write_plan(folder / "large.dcpplan", large_plan)
     return folder

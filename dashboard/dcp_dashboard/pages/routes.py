@@ -7,6 +7,7 @@ from urllib.parse import unquote
 from dash.development.base_component import Component
 
 from dcp_dashboard.library import LoadedPlan, PlanLibrary
+from dcp_dashboard.pages.compare import compare_page
 from dcp_dashboard.pages.edit import edit_page
 from dcp_dashboard.pages.plan import plan_page
 from dcp_dashboard.pages.plan_list import plan_list_page
@@ -20,6 +21,10 @@ Page = Callable[[PlanLibrary, tuple[str, ...], str], Component | None]
 
 def _plan_list(library: PlanLibrary, parts: tuple[str, ...], query: str) -> Component | None:
     return None if parts else plan_list_page(library, query)
+
+
+def _compare(library: PlanLibrary, parts: tuple[str, ...], query: str) -> Component | None:
+    return None if parts else compare_page(library, query)
 
 
 def _plan(library: PlanLibrary, parts: tuple[str, ...], _query: str) -> Component | None:
@@ -38,7 +43,9 @@ PLAN_PAGES: Mapping[str, Callable[[LoadedPlan], Component]] = MappingProxyType(
 )
 """Pages below `/plan/<key>/`, by their name."""
 
-ROUTES: Mapping[str, Page] = MappingProxyType({"": _plan_list, "plan": _plan, "edit": _edit})
+ROUTES: Mapping[str, Page] = MappingProxyType(
+    {"": _plan_list, "compare": _compare, "edit": _edit, "plan": _plan}
+)
 """Pages by the first part of the path."""
 
 

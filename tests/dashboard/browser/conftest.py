@@ -140,7 +140,7 @@ def visit(browser, server, shared_context, request) -> Iterator[Visit]:
     page.close()
     if scheme:
         context.close()
-    outside = [url for url in visit.requests if not url.startswith((server.url, "data:", "blob:"))]
+    outside = [url for url in visit.requests if not url.startswith((visit.base, "data:", "blob:"))]
     assert visit.requests
     assert outside == []
     assert visit.errors == []

@@ -1,0 +1,235 @@
+"""Which tiles and blocks changed their device between two plans that cut the same blocks."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dashboard.columns import encode, narrow
+from dcp_dashboard.palette import NEUTRAL, device_colours
+from dcp_dsl import readonly
+from dcp_planner import Plan
+
+SAME, MOVED, ONLY_FIRST, ONLY_SECOND = range(4)
+CHANGES = ("same device", "moved", "only in A", "only in B")
+CHANGE_COLOURS = ("#a9b4c0", "#d55e00", "#0072b2", "#cc79a7")
+"""Grey for what stayed; Okabe & Ito (2008) for what did not."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moves:
+    """The tiles of two plans, each once, sorted by (q_block, kv_block).
+
+    Attributes:
+        q_block, kv_block: int64 ``[U]``, blocks of both plans.
+        pairs: int64 ``[U]``, visible pairs, of the first plan where it has the tile.
+        change: uint8 ``[U]``, index into `CHANGES`.
+        fitted: uint8 ``[U]``, the same after B's devices got the numbers that fit A best.
+        first, second: int64 ``[U]``, row of the tile in each plan's tiles, -1: not there.
+        is_moved_block: bool ``[D]``, whether a block changed its owner.
+        moved_tokens: share of all tokens in such blocks.
+    """
+
+    q_block: NDArray[np.int64]
+    kv_block: NDArray[np.int64]
+    pairs: NDArray[np.int64]
+    change: NDArray[np.uint8]
+    fitted: NDArray[np.uint8]
+    first: NDArray[np.int64]
+    second: NDArray[np.int64]
+    is_moved_block: NDArray[np.bool_]
+    moved_tokens: float
+
+    def __post_init__(self) -> None:
+        size = len(self.change)
+        for name in ("q_block", "kv_block", "pairs", "first", "second"):
+            value = readonly(f"Moves.{name}", getattr(self, name), np.int64, (size,))
+            object.__setattr__(self, name, value)
+
+    def tiles(self, change: int) -> int:
+        """Give the number of tiles with a change."""
+        return int((self.change == change).sum())
+
+    @property
+    def share(self) -> float:
+        """Moved tiles over the tiles that both plans have."""
+        common = self.tiles(SAME) + self.tiles(MOVED)
+        return self.tiles(MOVED) / common if common else 0.0
+
+    @property
+    def pair_share(self) -> float:
+        """Visible pairs of moved tiles over those of the tiles that both plans have."""
+        return self._pairs_moved(self.change)
+
+    @property
+    def fitted_pair_share(self) -> float:
+        """The same after the devices of the second plan were renumbered to fit the first."""
+        return self._pairs_moved(self.fitted)
+
+    def _pairs_moved(self, change: NDArray[np.uint8]) -> float:
+        common = int(self.pairs[change <= MOVED].sum())
+        return int(self.pairs[change == MOVED].sum()) / common if common else 0.0
+
+
+def has_same_blocks(first: Plan, second: Plan) -> bool:
+    """Tell whether two plans cut the same tokens into the same blocks."""
+    a, b = first.blocks, second.blocks
+    return np.array_equal(a.start, b.start) and np.array_equal(a.end, b.end)
+
+
+def find_moves(first: Plan, second: Plan) -> Moves:
+    """Match the tiles of two plans over the same blocks; O(W log W + R^2 log R).
+
+    Raises:
+        ValueError: if the blocks differ.
+    """
+    if not has_same_blocks(first, second):
+        raise ValueError("expected two plans over the same blocks, got different ones")
+    blocks = len(first.blocks)
+    keys = [p.tiles.q_block.astype(np.int64) * blocks + p.tiles.kv_block for p in (first, second)]
+    union = np.union1d(*keys)
+    rows = [_rows(union, key) for key in keys]
+    devices = [
+        np.append(p.tiles.device, -1)[row] for p, row in zip((first, second), rows, strict=True)
+    ]
+    on_both = (rows[0] >= 0) & (rows[1] >= 0)
+    pairs = np.where(
+        rows[0] >= 0,
+        np.append(first.tiles.pairs, 0)[rows[0]],
+        np.append(second.tiles.pairs, 0)[rows[1]],
+    )
+    numbers = fit_devices(
+        devices[0][on_both],
+        devices[1][on_both],
+        pairs[on_both],
+        max(first.num_devices, second.num_devices),
+    )
+
+    def changes(second_device: NDArray[np.int32]) -> NDArray[np.uint8]:
+        found = np.where(devices[0] == second_device, SAME, MOVED)
+        found[rows[1] < 0], found[rows[0] < 0] = ONLY_FIRST, ONLY_SECOND
+        return found.astype(np.uint8)
+
+    moved = first.blocks.owner != second.blocks.owner
+    tokens = int(first.blocks.num_tokens[moved].sum())
+    return Moves(
+        q_block=union // blocks if blocks else union,
+        kv_block=union % blocks if blocks else union,
+        pairs=pairs,
+        change=changes(devices[1]),
+        fitted=changes(np.append(numbers, -1)[devices[1]]),
+        first=rows[0],
+        second=rows[1],
+        is_moved_block=moved,
+        moved_tokens=tokens / first.num_tokens if first.num_tokens else 0.0,
+    )
+
+
+def fit_devices(
+    first: NDArray[np.int32], second: NDArray[np.int32], weight: NDArray[np.int64], size: int
+) -> NDArray[np.int32]:
+    """Give the second placement's devices new numbers so that it looks like the first.
+
+    Both place the same items, ``[N]``, of the given weights on `size` devices. Greedy: the two
+    devices that share the largest weight get one number, and so on; that keeps at least half of
+    what the best renumbering would keep. O(N + R^2 log R). The result is a permutation, int32
+    ``[R]``.
+
+    >>> fit_devices(np.array([0, 0, 1]), np.array([1, 1, 0]), np.array([5, 5, 3]), 2).tolist()
+    [1, 0]
+    """
+    shared = np.zeros((size, size), np.int64)
+    np.add.at(shared, (first, second), weight)
+    numbers = np.full(size, -1, np.int32)
+    is_free = np.ones(size, bool)
+    for at in np.argsort(-shared, axis=None, kind="stable").tolist():
+        ours, theirs = divmod(at, size)
+        if is_free[ours] and numbers[theirs] < 0:
+            numbers[theirs], is_free[ours] = ours, False
+    return numbers
+
+
+def _rows(union: NDArray[np.int64], keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Give the row of each key of the union in sorted `keys`, -1 where it is missing."""
+    at = np.searchsorted(keys, union)
+    is_there = (at < len(keys)) & (np.append(keys, -1)[at] == union)
+    rows: NDArray[np.int64] = np.where(is_there, at, -1)
+    return rows
+
+
+def moves_payload(first: Plan, second: Plan) -> bytes:
+    """Pack the tiles of both plans for the mask canvas: `dcp.mask/1` with modes of its own.
+
+    The columns are those of `payloads.mask_payload`, of the first plan where it has the tile, and
+    `tile_change` and `tile_fitted` (indices into `CHANGES`), `tile_a`, `tile_b` (the device on each
+    side, the number of devices where the tile is missing), `block_a`, `block_b` (the owners). The
+    owner shown at the edges, `block_owner`, is 0 for blocks that stayed, 1 for those that moved.
+    """
+    moves, plans = find_moves(first, second), (first, second)
+    num_devices = max(plan.num_devices for plan in plans)
+    has_first = moves.first >= 0
+
+    def column(name: str) -> NDArray[np.generic]:
+        ours, theirs = (np.append(getattr(plan.tiles, name), 0) for plan in plans)
+        chosen: NDArray[np.generic] = np.where(has_first, ours[moves.first], theirs[moves.second])
+        return chosen
+
+    def devices(plan: Plan, rows: NDArray[np.int64]) -> NDArray[np.generic]:
+        return narrow(np.append(plan.tiles.device, num_devices)[rows])
+
+    header = {
+        "num_tokens": first.num_tokens,
+        "num_devices": num_devices,
+        "devices_per_node": first.cluster.devices_per_node,
+        "cu_seqlens": first.cu_seqlens.tolist(),
+        "device_colours": list(CHANGE_COLOURS[:2]),
+        "modes": moves_modes(first, second),
+    }
+    columns = {
+        "block_start": narrow(first.blocks.start),
+        "block_end": narrow(first.blocks.end),
+        "block_owner": moves.is_moved_block.astype(np.uint8),
+        "block_a": narrow(first.blocks.owner),
+        "block_b": narrow(second.blocks.owner),
+        "tile_q": narrow(moves.q_block),
+        "tile_kv": narrow(moves.kv_block),
+        "tile_kind": column("kind").astype(np.uint8),
+        "tile_pairs": narrow(moves.pairs),
+        "tile_device": narrow(column("device")),
+        "tile_division": narrow(column("division")),
+        "tile_backward_division": narrow(column("backward_division")),
+        "tile_change": moves.change,
+        "tile_fitted": moves.fitted,
+        "tile_a": devices(first, moves.first),
+        "tile_b": devices(second, moves.second),
+    }
+    return encode("dcp.mask/1", header, columns)
+
+
+def moves_modes(first: Plan, second: Plan) -> list[dict[str, object]]:
+    """Give the ways to colour the mask: what changed, or the devices of either side."""
+    largest = max((first, second), key=lambda plan: plan.num_devices)
+    colours = device_colours(largest.cluster.nodes, largest.cluster.devices_per_node)
+    per_node = largest.cluster.devices_per_node
+    nodes = [
+        {"label": f"node {node}", "colours": colours[node * per_node : (node + 1) * per_node]}
+        for node in range(largest.cluster.nodes)
+    ]
+    changes = [
+        {"label": label, "colours": [colour]}
+        for label, colour in zip(CHANGES, CHANGE_COLOURS, strict=True)
+    ]
+    palette = [*colours, NEUTRAL]
+    missing = [{"label": "not on this side", "colours": [NEUTRAL]}]
+
+    def mode(
+        name: str, label: str, column: str, shades: list[str], legend: object
+    ) -> dict[str, object]:
+        return {"id": name, "label": label, "column": column, "palette": shades, "legend": legend}
+
+    return [
+        mode("change", "Moved", "tile_change", list(CHANGE_COLOURS), changes),
+        mode("fitted", "Moved, renumbered", "tile_fitted", list(CHANGE_COLOURS), changes),
+        mode("a", "Device in A", "tile_a", palette, nodes + missing),
+        mode("b", "Device in B", "tile_b", palette, nodes + missing),
+    ]

@@ -1,0 +1,90 @@
+"""The page /compare in a real browser, held against values computed from the plans."""
+
+import numpy as np
+import pytest
+
+from dcp_dashboard import start_server
+from dcp_dashboard.folder import plan_key
+from dcp_dashboard.moves import CHANGE_COLOURS
+from dcp_planner import read_plan, simulate
+
+TIMELINES = ("#compare-timeline-a", "#compare-timeline-b")
+
+
+@pytest.fixture(scope="module")
+def plans(paired_folder):
+    return {n: read_plan(paired_folder / f"{n}.dcpplan").plan for n in ("zigzag", "contiguous")}
+
+
+@pytest.fixture(scope="module")
+def paired(paired_folder):
+    with start_server(paired_folder) as server:
+        yield server
+
+
+def opened(visit, paired, query):
+    visit.base = paired.url
+    page = visit.open(f"compare?{query}")
+    for selector in TIMELINES:
+        page.wait_for_selector(f"{selector}[data-state=drawn]")
+    return page
+
+
+def query_of(a="zigzag", b="contiguous"):
+    return f"a={plan_key(f'{a}.dcpplan')}&b={plan_key(f'{b}.dcpplan')}"
+
+
+def test_two_plans_side_by_side(visit, paired, plans):
+    page = opened(visit, paired, query_of())
+    a, b = (simulate(plans[name]).seconds() for name in ("zigzag", "contiguous"))
+    verdict = page.locator(".dcp-verdict").inner_text()
+    assert verdict.startswith("B takes" if b < a else "A takes")
+    cells = page.locator("tr[data-figure=time] td").all_inner_texts()
+    assert cells[2].startswith("+" if b > a else "−")  # noqa: RUF001 - a minus
+    assert cells[3].endswith("B worse" if b > a else "B better")
+    page.wait_for_selector("#moves[data-state=drawn]")
+    points, expected = [], []
+    blocks = plans["zigzag"].blocks
+    middle = (blocks.start + blocks.end) / 2 / plans["zigzag"].num_tokens
+    tiles = plans["zigzag"].tiles
+    moved = tiles.device != plans["contiguous"].tiles.device
+    for tile in np.flatnonzero(np.arange(len(tiles)) % 7 == 0):
+        points.append((middle[tiles.kv_block[tile]], middle[tiles.q_block[tile]]))
+        expected.append(CHANGE_COLOURS[int(moved[tile])])
+    assert len(set(expected)) == 2
+    assert visit.colours_at("#moves", points) == expected
+    text = visit.hover_at("#moves", *points[0])
+    assert f"A: device {tiles.device[0]}" in text
+    page.wait_for_selector("#deltas .bars .point path")
+    assert page.locator("#deltas .bars .point").count() == 5 * 4
+
+
+def test_pickers_and_swap_change_the_address(visit, paired):
+    page = opened(visit, paired, query_of())
+    first = page.locator(".dcp-verdict").inner_text()
+    page.click("[aria-label='Swap A and B']")
+    page.wait_for_function(
+        "(text) => document.querySelector('.dcp-verdict')?.innerText !== text", arg=first
+    )
+    key = plan_key("contiguous.dcpplan")
+    assert f"/compare?a={key}&as=simulated" in page.url
+    picker = page.get_by_role("textbox", name="B")
+    picker.click()
+    picker.fill("contiguous.dcpplan · measured")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=The run takes 25 % more time than predicted")
+    assert page.url.endswith(f"?a={key}&as=simulated&b={key}&bs=measured")
+    page.go_back()
+    page.wait_for_selector("#moves")
+
+
+def test_a_narrow_window_and_a_missing_plan(visit, paired):
+    visit.page.set_viewport_size({"width": 820, "height": 900})
+    page = opened(visit, paired, query_of())
+    page.wait_for_selector("#deltas .bars .point path")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 820
+    page.goto(f"{paired.url}compare?a=0&b=1")
+    page.wait_for_selector("[role=alert]")
+    page.goto(f"{paired.url}compare")
+    page.wait_for_selector("text=Choose two plans")
