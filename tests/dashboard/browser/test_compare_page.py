@@ -53,6 +53,12 @@ def test_two_plans_side_by_side(visit, paired, plans):
         expected.append(CHANGE_COLOURS[int(moved[tile])])
     assert len(set(expected)) == 2
     assert visit.colours_at("#moves", points) == expected
+    whole = [visit.digest(selector) for selector in TIMELINES]
+    visit.hover_at(TIMELINES[0], 0.02, 0.05)
+    page.mouse.wheel(0, -400)
+    zoomed = [visit.digest(selector) for selector in TIMELINES]
+    assert all(one != other for one, other in zip(whole, zoomed, strict=True))  # one axis
+    page.keyboard.press("0")
     text = visit.hover_at("#moves", *points[0])
     assert f"A: device {tiles.device[0]}" in text
     page.wait_for_selector("#deltas .bars .point path")
