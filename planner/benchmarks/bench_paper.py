@@ -44,6 +44,7 @@ from dcp_planner import (
     make_schedule,
     predict,
     preset,
+    static_layouts,
 )
 
 SCHEMA = "dcp.bench_paper/1"
@@ -119,7 +120,7 @@ def predict_setting(
         chosen = {"partitioner": options["ours"]} if options["ours"] else {}
         config = PlanConfig(routing="node", divisions="auto", **chosen)
         found["ours"].append(predict(build_plan(sparsity, SHAPE, CLUSTER, config)))
-        for name in (n for n in PARTITIONERS if n.startswith("static:")):
+        for name in static_layouts(SHAPE, CLUSTER):
             config = PlanConfig(partitioner=name, routing="direct", divisions="auto")
             found.setdefault(name, []).append(predict(build_plan(sparsity, SHAPE, CLUSTER, config)))
         for ring in RINGS if mask == "causal" else ("TE",):

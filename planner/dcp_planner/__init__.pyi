@@ -21,9 +21,10 @@ from .cuts import choose_block_size, cut_blocks, cut_stack
 from .divisions import make_schedule, predict_placement
 from .errors import BufferLimitError, ClusterError, PlanError, PlanFileError
 from .fingerprint import digest
+from .head_groups import message_names, possible_groups, tall
 from .hypergraph import Hypergraph, build_hypergraph
 from .lower_bounds import Bounds, DirectionBounds, bound_ratios, bounds
-from .partitioning import PARTITIONERS, place
+from .partitioning import PARTITIONERS, place, static_layouts
 from .perfetto import to_perfetto
 from .placement import Partitioner, Placement
 from .plan import (
@@ -122,7 +123,9 @@ __all__ = [
     "make_schedule",
     "measure",
     "measure_trace",
+    "message_names",
     "place",
+    "possible_groups",
     "predict",
     "predict_placement",
     "preset",
@@ -134,6 +137,8 @@ __all__ = [
     "receive_rows",
     "reduction_seconds",
     "simulate",
+    "static_layouts",
+    "tall",
     "tile_seconds",
     "to_perfetto",
     "validate",

@@ -39,16 +39,24 @@ TABLES: Mapping[str, Mapping[str, pa.DataType]] = {
     },
 }  # fmt: skip
 """Every table of a plan file: its columns in order, with their types."""
+_GROUPED = ("tiles", "transfers")  # have a column `group` more if there are several head groups
 
 _MAGIC = b"ARROW1\0\0"
 
 
+def _kinds_of(name: str, *, is_grouped: bool) -> Mapping[str, pa.DataType]:
+    """Give the columns of a table with their types."""
+    more = {"group": _U8} if is_grouped and name in _GROUPED else {}
+    return {**TABLES[name], **more}
+
+
 def encode_table(name: str, columns: Columns) -> bytes:
     """Write one table as an Arrow IPC file with zstd-compressed buffers."""
-    schema = pa.schema([pa.field(key, kind) for key, kind in TABLES[name].items()])
+    kinds = _kinds_of(name, is_grouped="group" in columns)
+    schema = pa.schema([pa.field(key, kind) for key, kind in kinds.items()])
     arrays = [
         _list_array(*columns[key]) if pa.types.is_list(kind) else pa.array(columns[key], kind)
-        for key, kind in TABLES[name].items()
+        for key, kind in kinds.items()
     ]
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
@@ -62,7 +70,9 @@ def _list_array(pointers: Column, values: Column) -> Any:  # Any: the stubs miss
     return pa.ListArray.from_arrays(offsets, pa.array(values, pa.int32()))
 
 
-def decode_table(name: str, data: bytes, rows: int, limit_bytes: int) -> Columns:
+def decode_table(
+    name: str, data: bytes, rows: int, limit_bytes: int, *, is_grouped: bool = False
+) -> Columns:
     """Read one table.
 
     Args:
@@ -70,6 +80,7 @@ def decode_table(name: str, data: bytes, rows: int, limit_bytes: int) -> Columns
         data: the bytes of an Arrow IPC file.
         rows: how many rows it has to have.
         limit_bytes: most bytes its buffers may unpack to; checked before anything is unpacked.
+        is_grouped: whether the plan has several head groups.
 
     Returns:
         Column by name: numpy arrays; lists of str for texts; ``(item_ptr, items)`` for lists.
@@ -79,10 +90,12 @@ def decode_table(name: str, data: bytes, rows: int, limit_bytes: int) -> Columns
     """
     if not data.startswith(_MAGIC):
         raise PlanFileError(f"table {name}: expected an Arrow IPC file, got {data[:8]!r}")
+    kinds = _kinds_of(name, is_grouped=is_grouped)
     try:
-        batches = list(_read_batches(name, pa.py_buffer(data)[len(_MAGIC) :], rows, limit_bytes))
-        table = pa.Table.from_batches(batches, schema=pa.schema(list(TABLES[name].items())))
-        columns = {key: _column(name, key, table.column(key)) for key in TABLES[name]}
+        stream = pa.py_buffer(data)[len(_MAGIC) :]
+        batches = list(_read_batches(name, kinds, stream, rows, limit_bytes))
+        table = pa.Table.from_batches(batches, schema=pa.schema(list(kinds.items())))
+        columns = {key: _column(name, key, table.column(key)) for key in kinds}
     except (pa.ArrowException, OSError, struct.error, IndexError, ValueError) as error:
         # IndexError and struct.error: metadata that points outside; ValueError: no UTF-8.
         raise PlanFileError(f"table {name}: Arrow cannot read it: {error}") from error
@@ -94,14 +107,14 @@ def decode_table(name: str, data: bytes, rows: int, limit_bytes: int) -> Columns
 
 
 def _read_batches(
-    name: str, buffer: pa.Buffer, rows: int, limit_bytes: int
+    name: str, kinds: Mapping[str, pa.DataType], buffer: pa.Buffer, rows: int, limit_bytes: int
 ) -> Iterator[pa.RecordBatch]:
     reader = pa.ipc.MessageReader.open_stream(buffer)
     try:
         schema = pa.ipc.read_schema(reader.read_next_message())
     except StopIteration:
         raise PlanFileError(f"table {name}: expected an Arrow schema, got the end") from None
-    expected = [(key, kind) for key, kind in TABLES[name].items()]
+    expected = list(kinds.items())
     if [(field.name, field.type) for field in schema] != expected:
         raise PlanFileError(
             f"table {name}: expected columns {_told(expected)}, got "

@@ -1,13 +1,15 @@
 """The last stage before checking: a placed and scheduled workload becomes a plan."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from dcp_planner.cluster import Cluster
 from dcp_planner.emission import Emission, emit
+from dcp_planner.head_groups import folded, in_groups
 from dcp_planner.placement import Placement
-from dcp_planner.plan import DIRECTIONS, Blocks, Plan, Provenance, Tiles, Transfers
+from dcp_planner.plan import DIRECTIONS, Blocks, Plan, Provenance, Tiles, Transfers, columns_of
 from dcp_planner.program_table import LAUNCH, REDUCTION, Programs, ProgramTable
 from dcp_planner.routing import find_needs
 from dcp_planner.schedule import Schedule
@@ -23,6 +25,8 @@ def assemble(
     provenance: Provenance | None = None,
 ) -> Plan:
     """Emit the plan of a placed and scheduled workload, without validating it."""
+    groups, real = placement.head_groups, workload
+    workload, placement = in_groups(workload, placement)
     needs = find_needs(workload, placement, cluster, schedule.routing)
     devices = cluster.num_devices
     forward, backward = (
@@ -32,7 +36,7 @@ def assemble(
         )
         for direction in DIRECTIONS
     )  # fmt: skip
-    return Plan(
+    plan = Plan(
         cluster=cluster,
         shape=workload.shape,
         cu_seqlens=workload.cu_seqlens,
@@ -59,12 +63,14 @@ def assemble(
         provenance=provenance,
         warnings=placement.warnings,
     )
+    return plan if groups == 1 else folded(plan, real, groups)
 
 
 def _joined(forward: Emission, backward: Emission) -> Transfers:
-    columns = (f.name for f in fields(Transfers))
-    both = (forward.transfers, backward.transfers)
-    return Transfers(*(np.concatenate([getattr(t, name) for t in both]) for name in columns))
+    first, second = (columns_of(emission.transfers) for emission in (forward, backward))
+    # Any: columns of several types, which the table checks
+    both: dict[str, Any] = {name: np.concatenate([first[name], second[name]]) for name in first}
+    return Transfers(**both)
 
 
 def _shifted(programs: ProgramTable, by: int) -> ProgramTable:

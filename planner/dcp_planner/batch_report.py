@@ -29,6 +29,7 @@ class BatchFigures:
         backend: who placed it.
         bound_ratios: figure over its lower bound, by name; at least 1.
         plan_bytes_per_rank: most bytes that one rank has to be sent.
+        head_groups: groups of heads that are placed on their own.
     """
 
     tokens: int
@@ -49,6 +50,7 @@ class BatchFigures:
     backend: str
     bound_ratios: Mapping[str, float]
     plan_bytes_per_rank: int
+    head_groups: int = 1
 
     @property
     def predicted_s(self) -> float:
@@ -88,6 +90,7 @@ def figures_of(plan: Plan, plan_s: float | None = None) -> BatchFigures:
         backend=found.partitioner,
         bound_ratios=bound_ratios(plan, (predicted.forward_s, predicted.backward_s)),
         plan_bytes_per_rank=max(map(len, encode_parts(plan))),
+        head_groups=plan.head_groups,
     )
 
 

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from dcp_planner.cluster import ModelShape
 from dcp_planner.emission import bytes_per_token
+from dcp_planner.head_groups import group_shape, tall
 from dcp_planner.plan import DIRECTIONS, Direction, Plan, TransferKind, Transfers
 
 Rows: TypeAlias = NDArray[np.int64]
@@ -18,15 +19,19 @@ SUM_BYTES = 4
 def receive_rows(plan: Plan, direction: Direction) -> Rows:
     """Give the token rows of every receive buffer, int64 ``[R, 5]``, one column per `TransferKind`.
 
-    A device allocates exactly these rows: its transfers lie at their `slot` within them.
+    A device allocates exactly these rows: its transfers lie at their `slot` within them. In a plan
+    of several head groups a row is a token with the heads of one group.
     """
+    # A row of a head group holds the heads of the group.
+    plan = tall(plan)
     chosen = plan.transfers.is_backward == (direction == "backward")
     return _rows(plan.transfers, chosen, plan.blocks.num_tokens, plan.num_devices)
 
 
 def receive_buffer_bytes(plan: Plan) -> Rows:
     """Give the bytes of every device's receive buffers, int64 ``[2, R]``: forward, backward."""
-    return np.stack([_input_bytes(receive_rows(plan, d), plan.shape, d) for d in DIRECTIONS])
+    shape = group_shape(plan.shape, plan.head_groups)
+    return np.stack([_input_bytes(receive_rows(plan, d), shape, d) for d in DIRECTIONS])
 
 
 def accumulator_bytes(plan: Plan) -> Rows:
@@ -35,7 +40,8 @@ def accumulator_bytes(plan: Plan) -> Rows:
     They lie at the rows of the blocks' inputs: out and lse, or dq, at those of Q; dkv at those of
     KV.
     """
-    return np.stack([_sum_bytes(receive_rows(plan, d), plan.shape, d) for d in DIRECTIONS])
+    shape = group_shape(plan.shape, plan.head_groups)
+    return np.stack([_sum_bytes(receive_rows(plan, d), shape, d) for d in DIRECTIONS])
 
 
 def buffer_bytes(

@@ -8,10 +8,11 @@ from dcp_planner.cluster import MOST_DEVICES, Cluster, ModelShape
 from dcp_planner.config import PlanConfig
 from dcp_planner.divisions import make_schedule, predict_placement
 from dcp_planner.errors import BufferLimitError, PlanError
-from dcp_planner.partitioning import PARTITIONERS, place
+from dcp_planner.partitioning import place
 from dcp_planner.placement import Placement
 from dcp_planner.plan import Plan, Provenance
 from dcp_planner.schedule import Schedule
+from dcp_planner.static_layout import STATIC_KINDS
 from dcp_planner.validation import validate
 from dcp_planner.workload import Workload, build_workload
 
@@ -43,7 +44,7 @@ def build_plan(
         ValueError: if queries and keys are cut at different places.
     """
     workload = build_workload(sparsity, shape)
-    _check_size(workload, cluster)
+    _check_size(workload, cluster, config)
     placement, schedule, partitioner = _arrange(workload, cluster, config)
     plan = assemble(workload, cluster, placement, schedule, partitioner, provenance)
     validate(plan)
@@ -60,7 +61,7 @@ def _arrange(
     except BufferLimitError as error:
         reason = error
     fitting = []
-    for name in sorted(n for n in PARTITIONERS if n.startswith("static:")):
+    for name in (f"static:{kind}" for kind in sorted(STATIC_KINDS)):
         found = place(workload, cluster, replace(config, partitioner=name))
         if any(text.startswith("tokens:") for text in found.warnings):
             continue  # what is saved in buffers, one device would need for tokens of its own
@@ -77,14 +78,16 @@ def _arrange(
     return replace(found, warnings=(*found.warnings, warning)), schedule, name
 
 
-def _check_size(workload: Workload, cluster: Cluster) -> None:
+def _check_size(workload: Workload, cluster: Cluster, config: PlanConfig) -> None:
     if cluster.num_devices > MOST_DEVICES:
         raise PlanError(
             f"expected a cluster of at most {MOST_DEVICES} devices, got {cluster.nodes} nodes of "
             f"{cluster.devices_per_node}; plan for the devices that share one batch"
         )
-    if workload.num_tiles > MOST_TILES:
+    groups = 1 if config.head_groups == "auto" else config.head_groups
+    if workload.num_tiles * groups > MOST_TILES:
+        times = f" in each of {groups} head groups" if groups > 1 else ""
         raise PlanError(
             f"expected at most {MOST_TILES:,} tiles, got {workload.num_tiles:,} from "
-            f"{workload.num_blocks:,} blocks; use larger blocks"
+            f"{workload.num_blocks:,} blocks{times}; use larger blocks"
         )

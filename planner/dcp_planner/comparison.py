@@ -21,6 +21,7 @@ FIGURES: Mapping[str, Callable[[BatchFigures], float]] = {
     "peak_buffer_bytes": lambda f: f.peak_buffer_bytes,
     "compute_imbalance": lambda f: f.compute_imbalance,
     "token_imbalance": lambda f: f.token_imbalance,
+    "head_groups": lambda f: f.head_groups,
 }
 """What is compared, by name: each a function of the figures of one plan."""
 

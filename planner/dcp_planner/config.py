@@ -16,6 +16,8 @@ BUDGETS: tuple[Budget, ...] = ("fast", "balanced", "best")
 """How much a search may do, least first."""
 MOST_DIVISIONS = 1024
 """Most divisions of one direction."""
+MOST_HEAD_GROUPS = 256
+"""Most groups of heads of a plan."""
 MOST_SECONDS = 86_400.0
 """Longest time limit, a day."""
 
@@ -40,6 +42,10 @@ class PlanConfig:
         routing: ``"direct"``: from and to the owner; ``"node"``: once per node, on from there.
         memory_limit_bytes: most bytes that a device may need for what it receives and for partial
             results of others' tokens; ``None`` for no limit.
+        head_groups: groups of heads that are placed on their own, at most `MOST_HEAD_GROUPS`: with
+            1 all heads of a tile are computed on one device. ``"auto"`` also tries what shape and
+            cluster allow, and takes what the simulator finds fastest. A group has equally many
+            query heads, and whole key/value heads or a part of the readers of one.
         time_limit_s: wall-clock seconds an external partitioner may take in all, at most a day.
 
     Raises:
@@ -62,6 +68,7 @@ class PlanConfig:
     memory_limit_bytes: int | None = None
     candidates: tuple[str, ...] = ()
     kahypar_ini: str | None = None
+    head_groups: int | Literal["auto"] = 1
 
     def __post_init__(self) -> None:
         if self.divisions != "auto" and not 2 <= self.divisions <= MOST_DIVISIONS:
@@ -78,6 +85,14 @@ class PlanConfig:
                 "PlanConfig.kahypar_ini: expected a configuration file of KaHyPar, got "
                 f"{self.kahypar_ini!r}, which is no file; leave it out for the one that comes along"
             )
+        if self.head_groups != "auto" and not 1 <= self.head_groups <= MOST_HEAD_GROUPS:
+            raise PlanError(
+                f"PlanConfig.head_groups: expected 1 to {MOST_HEAD_GROUPS} or 'auto', got "
+                f"{self.head_groups!r}"
+            )
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
         if self.budget not in BUDGETS:
             raise PlanError(
                 f"PlanConfig.budget: expected one of {', '.join(BUDGETS)}, got {self.budget!r}"

@@ -17,6 +17,7 @@ from dcp_planner.config import PlanConfig
 from dcp_planner.cost_model import workload_seconds
 from dcp_planner.emission import emit
 from dcp_planner.errors import BufferLimitError
+from dcp_planner.head_groups import in_groups
 from dcp_planner.placement import Placement
 from dcp_planner.plan import DIRECTIONS, Direction
 from dcp_planner.routing import Needs, find_needs
@@ -48,10 +49,23 @@ class _Trial:
     placement: Placement
     cluster: Cluster
     needs: tuple[Needs, Needs]
+    devices_per_node: int | None  # if divisions are to heed nodes
+
+    @classmethod
+    def of(
+        cls, workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig
+    ) -> "_Trial":
+        """Route a placement, in head groups or not."""
+        inside = _nodes_that_count(placement, cluster)
+        workload, placement = in_groups(workload, placement)
+        needs = find_needs(workload, placement, cluster, config.routing)
+        return cls(workload, placement, cluster, needs, inside)
 
     def cut(self, direction: Direction, parts: int, *, is_frugal: bool) -> _Cut:
         """Cut one direction, emit and play it."""
-        division = cut_divisions(self.workload, self.placement, direction, parts)
+        division = cut_divisions(
+            self.workload, self.placement, direction, parts, self.devices_per_node
+        )
         emitted = emit(
             direction, self.workload, self.placement, division, self.needs,
             self.cluster.num_devices, is_frugal=is_frugal,
@@ -86,10 +100,11 @@ def make_schedule(
         BufferLimitError: if no schedule of this placement fits the limit.
     """
     if config.divisions != "auto" and config.memory_limit_bytes is None:
-        cuts = [cut_divisions(workload, placement, d, config.divisions - 1) for d in DIRECTIONS]
+        inside, most = _nodes_that_count(placement, cluster), config.divisions - 1
+        tall, placed = in_groups(workload, placement)
+        cuts = [cut_divisions(tall, placed, d, most, inside) for d in DIRECTIONS]
         return Schedule(cuts[0], cuts[1], config.routing)
-    needs = find_needs(workload, placement, cluster, config.routing)
-    trial = _Trial(workload, placement, cluster, needs)
+    trial = _Trial.of(workload, placement, cluster, config)
     limit = config.memory_limit_bytes
     parts = PARTS if config.divisions == "auto" else (config.divisions - 1,)
     best = [trial.best(d, parts, is_frugal=False) for d in DIRECTIONS]
@@ -114,11 +129,15 @@ def predict_placement(
 
     Some milliseconds for 10,000 tiles: what a search over placements minimises.
     """
-    needs = find_needs(workload, placement, cluster, config.routing)
-    trial = _Trial(workload, placement, cluster, needs)
+    trial = _Trial.of(workload, placement, cluster, config)
     parts = PARTS if config.divisions == "auto" else (config.divisions - 1,)
     forward, backward = (trial.best(d, parts, is_frugal=False).seconds for d in DIRECTIONS)
     return Prediction(forward, backward)
+
+
+def _nodes_that_count(placement: Placement, cluster: Cluster) -> int | None:
+    """Give the devices of a node if heads are spread over them, and there are other nodes."""
+    return cluster.devices_per_node if placement.head_groups > 1 and cluster.nodes > 1 else None
 
 
 def _smallest(trial: _Trial, direction: Direction, limit: int) -> _Cut:

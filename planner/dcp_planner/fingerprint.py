@@ -7,7 +7,7 @@ from dataclasses import asdict
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_planner.plan import Plan
+from dcp_planner.plan import Plan, columns_of
 from dcp_planner.program_table import tabulate_programs
 
 
@@ -19,12 +19,18 @@ def digest(plan: Plan) -> str:
     constants.
     """
     cluster = {k: v for k, v in asdict(plan.cluster).items() if k not in ("name", "source")}
+    head: dict[str, object]
     head = {"schema": plan.schema, "cluster": cluster, "shape": asdict(plan.shape)}
+    if plan.head_groups > 1:
+        head["head_groups"] = plan.head_groups
     sha = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
     _add(sha, "cu_seqlens", plan.cu_seqlens)
-    for table in (plan.blocks, plan.tiles, plan.transfers, tabulate_programs(plan)):
-        for name in table.__slots__:
-            _add(sha, f"{type(table).__name__}.{name}", getattr(table, name))
+    programs = tabulate_programs(plan)
+    for table in (plan.blocks, plan.tiles, plan.transfers):
+        for name, column in columns_of(table).items():
+            _add(sha, f"{type(table).__name__}.{name}", column)
+    for name in programs.__slots__:
+        _add(sha, f"ProgramTable.{name}", getattr(programs, name))
     _add(sha, "slabs", plan.slabs.table())
     return sha.hexdigest()
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dcp_planner.cluster import BACKWARD_FLOPS_RATIO, Cluster, ModelShape
 from dcp_planner.config import PlanConfig
+from dcp_planner.head_groups import tall
 from dcp_planner.packing import Caps
 from dcp_planner.plan import Direction, Plan
 from dcp_planner.repair import caps_of
@@ -83,6 +84,7 @@ def bound_ratios(plan: Plan, predicted_s: tuple[float, float] | None = None) -> 
         ``compute``, and for each direction ``*_bytes``, ``*_inter_bytes`` and, if predicted,
         ``*_time``. A ratio is left out where the bound is 0.
     """
+    found, plan = measure(plan), tall(plan)
     work = np.zeros(plan.num_devices, np.int64)
     tokens = np.zeros(plan.num_devices, np.int64)
     np.add.at(work, plan.tiles.device, plan.tiles.pairs)
@@ -91,7 +93,7 @@ def bound_ratios(plan: Plan, predicted_s: tuple[float, float] | None = None) -> 
     shadows = _Shadows(
         plan.tiles.q_block, plan.tiles.kv_block, plan.tiles.pairs, plan.blocks.num_tokens
     )
-    least, found = _bounds_of(shadows, plan.shape, plan.cluster, caps), measure(plan)
+    least = _bounds_of(shadows, plan.shape, plan.cluster, caps)
     ratios = {"compute": found.compute_imbalance}
     pairs: tuple[tuple[Direction, DirectionBounds, DirectionMetrics], ...] = (
         ("forward", least.forward, found.forward),

@@ -1,29 +1,49 @@
 """The partitioners by name, and `place`, which runs one and holds its result to the caps."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
-from dcp_planner.cluster import Cluster
+from dcp_planner.cluster import Cluster, ModelShape
 from dcp_planner.config import PlanConfig
 from dcp_planner.errors import PlanError
+from dcp_planner.head_groups import group_shape
+from dcp_planner.head_placement import (
+    groups_worth_trying,
+    largest_team,
+    largest_team_inside,
+    level_owners,
+    spread,
+    teams_of,
+)
 from dcp_planner.kahypar_adapter import KaHyPar
 from dcp_planner.kahypar_process import MT_KAHYPAR
 from dcp_planner.native_partitioner import Native, refine
 from dcp_planner.placement import Partitioner, Placement
-from dcp_planner.portfolio import Portfolio
+from dcp_planner.portfolio import Portfolio, fastest
 from dcp_planner.repair import find_shortfalls
+from dcp_planner.static_heads import HEAD_KINDS, StaticHeads
 from dcp_planner.static_layout import STATIC_KINDS, StaticLayout
 from dcp_planner.workload import Workload
 
 _EXTERNAL: tuple[Partitioner, ...] = (KaHyPar(), KaHyPar(MT_KAHYPAR))
+_HEADS = tuple(StaticHeads(kind) for kind in HEAD_KINDS)
 _ADAPTERS: tuple[Partitioner, ...] = (
     Portfolio(_EXTERNAL),
     Native(),
     *_EXTERNAL,
     *(StaticLayout(kind) for kind in STATIC_KINDS),
+    *_HEADS,
 )
 PARTITIONERS: Mapping[str, Partitioner] = MappingProxyType({a.name: a for a in _ADAPTERS})
 """Every partitioner by the name that `PlanConfig.partitioner` takes."""
+
+
+def static_layouts(shape: ModelShape, cluster: Cluster) -> tuple[str, ...]:
+    """Give the names of all static layouts that can be made for a shape and a cluster."""
+    names = [f"static:{kind}" for kind in STATIC_KINDS]
+    config = PlanConfig()
+    return (*names, *(heads.name for heads in _HEADS if heads.is_possible(shape, cluster, config)))
 
 
 def place(workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
@@ -40,14 +60,61 @@ def place(workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement
     if partitioner is None:
         known = ", ".join(PARTITIONERS)
         raise PlanError(f"unknown partitioner {config.partitioner!r}; expected one of {known}")
-    if workload.num_tiles == 0 or cluster.num_devices == 1:
+    is_trivial = workload.num_tiles == 0 or cluster.num_devices == 1
+    if is_trivial and not isinstance(partitioner, StaticHeads):
         # Nothing to search for; KaHyPar refuses one part and empty hypergraphs.
         partitioner = PARTITIONERS["static:contiguous"]
     reason = partitioner.unavailable()
     if reason:
         raise PlanError(f"partitioner {partitioner.name!r} cannot run: {reason}")
+    found = _place(partitioner, workload, cluster, config)
+    return replace(
+        found, warnings=found.warnings + find_shortfalls(found, workload, cluster, config)
+    )
+
+
+def _place(
+    partitioner: Partitioner, workload: Workload, cluster: Cluster, config: PlanConfig
+) -> Placement:
+    """Place with the head groups of the configuration; with the fastest if it leaves them open."""
+    groups = config.head_groups
+    if isinstance(partitioner, StaticHeads) or groups == 1:
+        return _place_whole(partitioner, workload, cluster, config)
+    if groups != "auto":
+        return _place_in_groups(partitioner, workload, cluster, config, groups)
+    whole = replace(config, head_groups=1)
+    candidates = [_place_whole(partitioner, workload, cluster, whole)]
+    if not isinstance(partitioner, StaticLayout):  # a baseline stays as it is
+        candidates += [
+            _place_in_groups(partitioner, workload, cluster, whole, groups)
+            for groups in groups_worth_trying(workload.shape, cluster)
+        ]
+        candidates += [
+            layout.place(workload, cluster, whole)
+            for layout in _HEADS
+            if layout.is_possible(workload.shape, cluster, whole)
+        ]
+    return fastest(candidates, workload, cluster, config)
+
+
+def _place_whole(
+    partitioner: Partitioner, workload: Workload, cluster: Cluster, config: PlanConfig
+) -> Placement:
     found = partitioner.place(workload, cluster, config)
-    if not partitioner.is_fixed:
-        found = refine(found, workload, cluster, config)
-    warnings = found.warnings + find_shortfalls(found, workload, cluster, config)
-    return Placement(found.device_of_data, found.device_of_compute, warnings)
+    return found if partitioner.is_fixed else refine(found, workload, cluster, config)
+
+
+def _place_in_groups(
+    partitioner: Partitioner, workload: Workload, cluster: Cluster, config: PlanConfig, groups: int
+) -> Placement:
+    """Place on teams that split the heads, inside nodes or wider, whichever is faster."""
+    group_shape(workload.shape, groups)  # refuses what the heads do not allow
+    whole = replace(config, head_groups=1)
+    candidates = []
+    for size in sorted({find(cluster, groups) for find in (largest_team_inside, largest_team)}):
+        teams = teams_of(cluster, size)
+        inner = partitioner if teams.num_devices > 1 else StaticLayout("contiguous")
+        found = _place_whole(inner, workload, teams, whole)
+        found = spread(found, workload, groups, size, teams.num_devices)
+        candidates.append(level_owners(found, workload, cluster, config))
+    return fastest(candidates, workload, cluster, config)

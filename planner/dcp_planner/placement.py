@@ -18,13 +18,16 @@ class Placement:
 
     Attributes:
         device_of_data: int32 ``[D]``, owner of each token block.
-        device_of_compute: int32 ``[W]``, device of each tile.
+        device_of_compute: int32 ``[G W]``, device of each tile: of all tiles in head group 0, then
+            of all in group 1, ...
         warnings: what could not be met, as sentences for people; empty if everything was.
+        head_groups: groups of heads G.
     """
 
     device_of_data: NDArray[np.int32]
     device_of_compute: NDArray[np.int32]
     warnings: tuple[str, ...] = ()
+    head_groups: int = 1
 
     def __post_init__(self) -> None:
         for name in ("device_of_data", "device_of_compute"):

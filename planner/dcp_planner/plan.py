@@ -5,7 +5,7 @@ is a row of `Tiles`, a `transfer` a row of `Transfers`. Instructions are the pap
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Literal, TypeAlias
 
@@ -16,13 +16,15 @@ from dcp_dsl import BlockKind, Slabs, readonly
 from dcp_planner.cluster import Cluster, ModelShape
 
 SCHEMA = "dcp.plan/2"
+GROUPED_SCHEMA = "dcp.plan/3"
+"""Of plans with more than one head group: tiles and transfers have one column more."""
 
 Direction: TypeAlias = Literal["forward", "backward"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
 class TransferKind(IntEnum):
-    """What a transfer carries, all heads of one token block.
+    """What a transfer carries, all heads of one token block and head group.
 
     `KV` and `Q` are inputs, on their way from the block's owner to the devices that compute with
     it; `OUT`, `DQ` and `DKV` are partial results, on their way home. In backward, `Q` is the bundle
@@ -73,12 +75,13 @@ class Tiles:
     """Non-empty tiles of the attention matrix: the unit of computation.
 
     Attributes:
-        q_block, kv_block: int32 ``[W]``, rows of `Blocks`; sorted by (q_block, kv_block).
+        q_block, kv_block: int32 ``[W]``, rows of `Blocks`; sorted by (group, q_block, kv_block).
         kind: uint8 ``[W]``, `BlockKind`.
         pairs: int64 ``[W]``, visible pairs.
         device: int32 ``[W]``, who computes it, forward and backward.
         division: int32 ``[W]``, when, in forward.
         backward_division: int32 ``[W]``, when, in backward.
+        group: uint8 ``[W]``, the head group that it computes; ``None`` in a plan of one.
     """
 
     q_block: NDArray[np.int32]
@@ -88,11 +91,12 @@ class Tiles:
     device: NDArray[np.int32]
     division: NDArray[np.int32]
     backward_division: NDArray[np.int32]
+    group: NDArray[np.uint8] | None = None
 
     def __post_init__(self) -> None:
         _check_columns(
             self, q_block=np.int32, kv_block=np.int32, kind=np.uint8, pairs=np.int64,
-            device=np.int32, division=np.int32, backward_division=np.int32,
+            device=np.int32, division=np.int32, backward_division=np.int32, group=np.uint8,
         )  # fmt: skip
         if len(self) and not np.isin(self.kind, list(BlockKind)).all():
             raise ValueError(f"Tiles.kind: expected 1 or 2, got {np.unique(self.kind)}")
@@ -121,6 +125,8 @@ class Transfers:
             transfer that brought it what it passes on.
         slot: int32 ``[X]``, first token row that it takes in the target's receive buffer of its
             direction and kind.
+        group: uint8 ``[X]``, the head group that it carries, of several that read the same keys the
+            first; ``None`` in a plan of one.
     """
 
     is_backward: NDArray[np.bool_]
@@ -132,11 +138,13 @@ class Transfers:
     size_bytes: NDArray[np.int64]
     hop: NDArray[np.uint8]
     slot: NDArray[np.int32]
+    group: NDArray[np.uint8] | None = None
 
     def __post_init__(self) -> None:
         _check_columns(
             self, is_backward=np.bool_, kind=np.uint8, block=np.int32, source=np.int32,
             target=np.int32, division=np.int32, size_bytes=np.int64, hop=np.uint8, slot=np.int32,
+            group=np.uint8,
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -230,6 +238,8 @@ class Plan:
         provenance: where the mask came from, or ``None``.
         warnings: caps of the configuration that could not be met, as sentences for people.
         schema: version of this layout.
+        head_groups: groups of heads G that are placed on their own; every tile is there once for
+            each of them, and computes a Gth of the heads.
     """
 
     cluster: Cluster
@@ -245,6 +255,7 @@ class Plan:
     provenance: Provenance | None = None
     warnings: tuple[str, ...] = ()
     schema: str = field(default=SCHEMA)
+    head_groups: int = 1
 
     def __post_init__(self) -> None:
         cu = readonly("Plan.cu_seqlens", self.cu_seqlens, np.int32, (None,))
@@ -275,8 +286,17 @@ class Plan:
         return np.concatenate([np.empty(0, np.int64), *(np.arange(a, b) for a, b in spans)])
 
 
+def columns_of(table: Blocks | Tiles | Transfers) -> dict[str, NDArray[np.generic]]:
+    """Give the columns of a table by name, in order; without those that it does not have."""
+    found = {field.name: getattr(table, field.name) for field in fields(table)}
+    return {name: column for name, column in found.items() if column is not None}
+
+
 def _check_columns(table: object, **dtypes: type[np.generic]) -> None:
     size = len(getattr(table, next(iter(dtypes))))
     for name, dtype in dtypes.items():
-        value = readonly(f"{type(table).__name__}.{name}", getattr(table, name), dtype, (size,))
+        column = getattr(table, name)
+        if column is None and name == "group":
+            continue  # a plan of one head group
+        value = readonly(f"{type(table).__name__}.{name}", column, dtype, (size,))
         object.__setattr__(table, name, value)

@@ -9,7 +9,16 @@ from numpy.typing import NDArray
 from dcp_dsl import Slabs
 from dcp_planner.arrow_tables import Columns
 from dcp_planner.cluster import Cluster, ModelShape
-from dcp_planner.plan import Blocks, Plan, Provenance, Tiles, Transfers
+from dcp_planner.plan import (
+    GROUPED_SCHEMA,
+    SCHEMA,
+    Blocks,
+    Plan,
+    Provenance,
+    Tiles,
+    Transfers,
+    columns_of,
+)
 from dcp_planner.program_table import OPS, ProgramTable, restore_programs, tabulate_programs
 from dcp_planner.trace import LANES, Source, Trace
 
@@ -23,9 +32,9 @@ def columns_of_plan(plan: Plan) -> dict[str, Columns]:
     cu, programs = plan.cu_seqlens, tabulate_programs(plan)
     return {
         "sequences": {"sequence": np.arange(len(cu) - 1), "start": cu[:-1], "end": cu[1:]},
-        "blocks": {"block": np.arange(len(plan.blocks)), **_fields(plan.blocks)},
-        "tiles": _fields(plan.tiles),
-        "transfers": {"transfer": np.arange(len(plan.transfers)), **_fields(plan.transfers)},
+        "blocks": {"block": np.arange(len(plan.blocks)), **columns_of(plan.blocks)},
+        "tiles": dict(columns_of(plan.tiles)),
+        "transfers": {"transfer": np.arange(len(plan.transfers)), **columns_of(plan.transfers)},
         "instructions": {
             "direction": [_DIRECTIONS[b] for b in programs.is_backward.astype(int).tolist()],
             "device": programs.device,
@@ -59,6 +68,7 @@ def plan_of_columns(
     partitioner: str,
     provenance: Provenance | None,
     warnings: tuple[str, ...],
+    head_groups: int = 1,
 ) -> Plan:
     """Build a plan from its tables; not validated yet.
 
@@ -89,6 +99,8 @@ def plan_of_columns(
         partitioner=partitioner,
         provenance=provenance,
         warnings=warnings,
+        schema=SCHEMA if head_groups == 1 else GROUPED_SCHEMA,
+        head_groups=head_groups,
     )
 
 
@@ -143,10 +155,6 @@ def _program_table(columns: Columns) -> ProgramTable:
         item_ptr=item_ptr,
         items=items,
     )
-
-
-def _fields(table: Blocks | Tiles | Transfers) -> Columns:
-    return {name: getattr(table, name) for name in table.__slots__}
 
 
 def _without(columns: Columns, key: str) -> Columns:

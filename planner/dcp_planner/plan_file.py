@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 
 from dcp_planner.arrow_tables import TABLES, Columns, decode_table, encode_table
 from dcp_planner.cluster import MOST_DEVICES, Cluster, ModelShape
+from dcp_planner.config import MOST_HEAD_GROUPS
 from dcp_planner.errors import PlanError, PlanFileError
 from dcp_planner.fingerprint import digest
-from dcp_planner.plan import SCHEMA, Plan, Provenance
+from dcp_planner.plan import GROUPED_SCHEMA, SCHEMA, Plan, Provenance
 from dcp_planner.plan_columns import (
     columns_of_plan,
     columns_of_traces,
@@ -71,7 +72,8 @@ def write_plan(
     path = Path(path)
     _check_target(path)
     tables = {**columns_of_plan(plan), "events": columns_of_traces(tuple(traces))}
-    meta = {
+    # Any: what JSON holds
+    meta: dict[str, Any] = {
         "schema": plan.schema,
         "digest": digest(plan),
         "partitioner": plan.partitioner,
@@ -84,6 +86,8 @@ def write_plan(
         "traces": [{"source": t.source, "events": len(t)} for t in traces],
         "verified": verified,
     }
+    if plan.head_groups > 1:
+        meta["head_groups"] = plan.head_groups
     members = {_META: json.dumps(meta, indent=1).encode()}
     members |= {f"{name}.arrow": encode_table(name, tables[name]) for name in TABLES}
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -188,13 +192,24 @@ def _check_members(infos: list[zipfile.ZipInfo], expected: list[str], size: int)
 def _read_parts(members: dict[str, bytes], limit_bytes: int) -> PlanFile:
     meta = _read_meta(members[_META])
     schema = meta.get("schema")
-    if schema != SCHEMA:
-        raise PlanFileError(f"expected schema {SCHEMA!r}, got {schema!r}; {_AGAIN}")
+    if schema not in (SCHEMA, GROUPED_SCHEMA):
+        raise PlanFileError(
+            f"expected schema {SCHEMA!r} or {GROUPED_SCHEMA!r}, got {schema!r}; {_AGAIN}"
+        )
+    is_grouped = schema == GROUPED_SCHEMA
+    groups = _member(meta, "head_groups", int) if is_grouped else 1
+    if is_grouped and not 1 < groups <= MOST_HEAD_GROUPS:
+        raise PlanFileError(
+            f"{_META}: expected 2 to {MOST_HEAD_GROUPS} head groups in a {schema!r} plan, got "
+            f"{groups}"
+        )
     rows = _member(meta, "tables", dict)
     tables = {}
     for name in TABLES:
         count = _member(rows, name, int)
-        tables[name] = decode_table(name, members[f"{name}.arrow"], count, limit_bytes)
+        tables[name] = decode_table(
+            name, members[f"{name}.arrow"], count, limit_bytes, is_grouped=is_grouped
+        )
     try:
         plan = plan_of_columns(
             tables,
@@ -203,6 +218,7 @@ def _read_parts(members: dict[str, bytes], limit_bytes: int) -> PlanFile:
             partitioner=_member(meta, "partitioner", str),
             provenance=_read_provenance(meta.get("provenance")),
             warnings=tuple(str(text) for text in _member(meta, "warnings", list)),
+            head_groups=groups,
         )
         kept = _member(meta, "traces", list)
         sizes = [_member(trace, "events", int) for trace in kept]

@@ -17,7 +17,7 @@ from dcp_dsl import BlockKind, Slabs
 from dcp_planner.cluster import Cluster, ModelShape
 from dcp_planner.errors import PlanFileError
 from dcp_planner.fingerprint import digest
-from dcp_planner.plan import SCHEMA, Blocks, Plan, Tiles, Transfers
+from dcp_planner.plan import GROUPED_SCHEMA, SCHEMA, Blocks, Plan, Tiles, Transfers, columns_of
 from dcp_planner.program_table import ProgramTable, restore_programs, tabulate_programs
 
 _META = "meta"
@@ -86,6 +86,8 @@ def _encode(plan: Plan, device: int, name: str, programs: ProgramTable) -> bytes
         "shape": asdict(plan.shape),
         "rows": {"tiles": len(plan.tiles), "transfers": len(transfers)},
     }
+    if plan.head_groups > 1:
+        meta["head_groups"] = plan.head_groups
     arrays[_META] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
     data = io.BytesIO()
     np.savez_compressed(data, **arrays)  # type: ignore[arg-type]  # a keyword has another type
@@ -102,8 +104,11 @@ def decode_part(data: bytes) -> PlanPart:
         with np.load(io.BytesIO(data), allow_pickle=False) as found:
             arrays: Arrays = {name: found[name] for name in found.files}
         meta = json.loads(arrays[_META].tobytes())
-        if meta["schema"] != SCHEMA:
-            raise PlanFileError(f"expected a part of a {SCHEMA!r} plan, got {meta['schema']!r}")
+        if meta["schema"] not in (SCHEMA, GROUPED_SCHEMA):
+            raise PlanFileError(
+                f"expected a part of a {SCHEMA!r} or {GROUPED_SCHEMA!r} plan, got "
+                f"{meta['schema']!r}"
+            )
         return PlanPart(int(meta["device"]), str(meta["digest"]), _restore(arrays, meta))
     except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise PlanFileError(f"expected a part of a plan, got {len(data)} bytes: {error}") from error
@@ -124,6 +129,8 @@ def _restore(arrays: Arrays, meta: dict[str, Any]) -> Plan:  # Any: a JSON docum
         forward=forward,
         backward=backward,
         partitioner=meta["partitioner"],
+        schema=meta["schema"],
+        head_groups=int(meta.get("head_groups", 1)),
     )
 
 
@@ -131,8 +138,8 @@ def _add(
     arrays: Arrays, name: str, table: Blocks | Tiles | Transfers, rows: NDArray[np.int64]
 ) -> None:
     arrays[f"{name}.row"] = rows
-    for column in table.__slots__:
-        arrays[f"{name}.{column}"] = getattr(table, column)[rows]
+    for column, values in columns_of(table).items():
+        arrays[f"{name}.{column}"] = values[rows]
 
 
 # Any: columns of several types

@@ -72,12 +72,18 @@ def build_stack(
             cut at the same places (`cut_stack` cuts them so).
         shape: heads and element size.
         cluster: the machine.
-        config: as for `build_plan`; the caps hold for every mask.
+        config: as for `build_plan`; the caps hold for every mask. Heads are in one group.
 
     Raises:
         PlanError: if there is no mask, the masks are cut differently, or no placement can be made.
     """
     _check(masks)
+    if config.head_groups not in (1, "auto"):
+        raise PlanError(
+            f"a stack of masks has one head group, got {config.head_groups}; leave head_groups "
+            "away, or plan each mask on its own"
+        )
+    config = replace(config, head_groups=1)
     workloads = [build_workload(sparsity, shape) for sparsity, _ in masks]
     layers = [count for _, count in masks]
     best: tuple[float, int, list[Placement]] | None = None

@@ -16,7 +16,7 @@ from dcp_planner.cluster import Cluster, ModelShape
 from dcp_planner.config import PlanConfig
 from dcp_planner.cuts import choose_block_size, cut_blocks
 from dcp_planner.fingerprint import digest
-from dcp_planner.partitioning import PARTITIONERS
+from dcp_planner.partitioning import static_layouts
 from dcp_planner.plan import Plan
 from dcp_planner.plan_file import write_plan
 from dcp_planner.report import measure
@@ -35,7 +35,8 @@ class Planning:
         shape, cluster, config: as `build_plan` takes them.
         block: tokens per block; ``None``: cut at the mask's breakpoints into blocks that can be
             placed well.
-        against: backends to compare with; `STATIC` for every static layout.
+        against: backends to compare with; `STATIC` for every static layout that heads and
+            devices allow.
     """
 
     shape: ModelShape
@@ -54,7 +55,7 @@ class Planning:
 
     def others(self) -> tuple[str, ...]:
         """Give the backends to compare with, by name, each once."""
-        static = [name for name in PARTITIONERS if name.startswith(f"{STATIC}:")]
+        static = static_layouts(self.shape, self.cluster)
         named = (static if name == STATIC else [name] for name in self.against)
         return tuple(dict.fromkeys(name for names in named for name in names))
 

@@ -7,7 +7,7 @@ the search, not the choice: what takes longer on one device shows in the predict
 among what fits in memory the result is never slower in simulation than the best static layout.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,23 +52,7 @@ class Portfolio:
 
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
         """Try all candidates; the same seed gives the same result."""
-        cap = caps_of(workload, cluster.num_devices, config).tokens
-        seconds = [workload_seconds(workload, cluster, is_backward=b) for b in (False, True)]
-        best: Placement | None = None
-        least = (True, np.inf)  # whether tokens are above the cap, predicted seconds
-        for found in self._candidates(workload, cluster, config):
-            tokens = loads_of(found.device_of_data, workload.block_tokens, cluster.num_devices)
-            is_over = bool(tokens.max(initial=0) > cap)
-            work = sum(
-                np.bincount(found.device_of_compute, s, cluster.num_devices).max() for s in seconds
-            )
-            if (is_over, work) >= least:
-                continue  # its computing alone takes longer
-            quality = is_over, predict_placement(workload, found, cluster, config).seconds
-            if quality < least:
-                best, least = found, quality
-        assert best is not None, "every candidate takes a finite time"
-        return best
+        return fastest(self._candidates(workload, cluster, config), workload, cluster, config)
 
     def _candidates(
         self, workload: Workload, cluster: Cluster, config: PlanConfig
@@ -82,3 +66,41 @@ class Portfolio:
         for partitioner in self.others:
             if partitioner.name in config.candidates:
                 yield partitioner.place(workload, cluster, config)
+
+
+def fastest(
+    candidates: Iterable[Placement], workload: Workload, cluster: Cluster, config: PlanConfig
+) -> Placement:
+    """Give the placement of the shortest predicted time among those within the token cap, if any.
+
+    The first of equals; placements may have head groups.
+    """
+    cap = caps_of(workload, cluster.num_devices, config).tokens
+    best: Placement | None = None
+    least = (True, np.inf)  # whether tokens are above the cap, predicted seconds
+    for found in candidates:
+        tokens = loads_of(found.device_of_data, workload.block_tokens, cluster.num_devices)
+        is_over = bool(tokens.max(initial=0) > cap)
+        if (is_over, _compute_seconds(workload, found, cluster)) >= least:
+            continue  # its computing alone takes longer
+        quality = is_over, predict_placement(workload, found, cluster, config).seconds
+        if quality < least:
+            best, least = found, quality
+    assert best is not None, "every candidate takes a finite time"
+    return best
+
+
+def _compute_seconds(workload: Workload, found: Placement, cluster: Cluster) -> float:
+    """Give what the busiest device computes in each direction, added up."""
+    groups = found.head_groups
+    return sum(
+        float(
+            np.bincount(
+                found.device_of_compute,
+                np.tile(workload_seconds(workload, cluster, is_backward=is_backward), groups),
+                cluster.num_devices,
+            ).max()
+        )
+        / groups
+        for is_backward in (False, True)
+    )

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dcp_planner.cluster import Cluster
 from dcp_planner.config import PlanConfig
+from dcp_planner.head_groups import in_groups
 from dcp_planner.ownership import choose_owners
 from dcp_planner.packing import Caps, cap_of, loads_of
 from dcp_planner.placement import Placement
@@ -54,6 +55,7 @@ def find_shortfalls(
     found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig
 ) -> tuple[str, ...]:
     """Say which tolerance a placement misses, and whether tiles or blocks could meet it at all."""
+    workload, found = in_groups(workload, found)
     return tuple(
         text
         for what, unit, part, sizes, tolerance in (
@@ -110,12 +112,12 @@ class Board:
 
     def cost(self) -> float:
         """Give the bytes of a forward and a backward pass, those between nodes priced higher."""
-        at_owner = self._cost_of_owners()[np.arange(len(self.owner)), self.owner]
+        at_owner = self.costs_of_owners()[np.arange(len(self.owner)), self.owner]
         return float(at_owner.sum())
 
     def choose_owners(self, cap: int) -> None:
         """Let every block choose its owner anew, if that is cheaper or the cap demands it."""
-        cost = self._cost_of_owners()
+        cost = self.costs_of_owners()
         chosen = choose_owners(cost, self.tokens, cap, self.owner)
         rows = np.arange(len(chosen))
         fits = loads_of(self.owner, self.tokens, self.parts).max(initial=0) <= cap
@@ -171,7 +173,7 @@ class Board:
         price[np.arange(len(owner)), owner] = 0.0
         return price
 
-    def _cost_of_owners(self) -> NDArray[np.float64]:
+    def costs_of_owners(self) -> NDArray[np.float64]:
         """Give what each block would move if each part owned it, ``[D, P]``."""
         read = np.zeros((len(self.owner), self.parts))
         for size, count in zip(self.size, self.count, strict=True):

@@ -36,7 +36,7 @@ class PlanMetrics:
 
     Attributes:
         partitioner: who placed it.
-        tokens, blocks, tiles: sizes of the batch.
+        tokens, blocks, tiles: sizes of the batch; a tile of every head group counts.
         pairs: visible pairs.
         density: pairs over those of a causal mask on each whole sequence.
         full_density: pairs over those of the whole square of each sequence.
@@ -75,7 +75,8 @@ def measure(plan: Plan) -> PlanMetrics:
     """Compute the figures of a plan; O(W + X + D)."""
     tiles, blocks, devices = plan.tiles, plan.blocks, plan.num_devices
     lengths = np.diff(plan.cu_seqlens).astype(np.int64)
-    pairs = int(tiles.pairs.sum())
+    # Every pair is there once for each head group, and costs a part of the FLOPs there.
+    pairs = int(tiles.pairs.sum()) // plan.head_groups
     work = np.bincount(tiles.device, weights=tiles.pairs, minlength=devices)
     tokens = np.bincount(blocks.owner, weights=blocks.num_tokens, minlength=devices)
     return PlanMetrics(
@@ -86,7 +87,7 @@ def measure(plan: Plan) -> PlanMetrics:
         pairs=pairs,
         density=_ratio(pairs, int((lengths * (lengths + 1) // 2).sum())),
         full_density=_ratio(pairs, int((lengths**2).sum())),
-        flops=tuple((work * plan.shape.flops_per_pair).tolist()),
+        flops=tuple((work * (plan.shape.flops_per_pair // plan.head_groups)).tolist()),
         owned_tokens=tuple(int(n) for n in tokens),
         compute_imbalance=_imbalance(work),
         token_imbalance=_imbalance(tokens),

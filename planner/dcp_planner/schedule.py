@@ -67,13 +67,27 @@ class Schedule:
 
 
 def cut_divisions(
-    workload: Workload, placement: Placement, direction: Direction, parts: int
+    workload: Workload,
+    placement: Placement,
+    direction: Direction,
+    parts: int,
+    devices_per_node: int | None = None,
 ) -> NDArray[np.int32]:
     """Cut each device's tiles into divisions: local ones, and at most `parts` more; O(W log W).
 
     Division 0 is everything local. The others split what a device receives into equal bytes: first
     tiles that wait for keys only, then tiles of remote queries, whose inputs are larger and whose
     results have to travel home. Backward has its own bytes, so it is cut on its own.
+
+    Where heads are spread over a node, nearly every tile waits for something: then the nodes count.
+    What comes from inside is computed with first, and only bytes from other nodes are levelled.
+
+    Args:
+        workload: what is computed.
+        placement: where.
+        direction: of the pass.
+        parts: most divisions of what is not local.
+        devices_per_node: if nodes count.
 
     Returns:
         int32 ``[W]``, division of each tile.
@@ -82,15 +96,29 @@ def cut_divisions(
     """
     shape = workload.shape
     q_bytes = shape.q_bytes if direction == "forward" else shape.q_backward_bytes
-    return _cut(workload, placement, (q_bytes, shape.kv_bytes), parts)
+    device, owner = placement.device_of_compute, placement.device_of_data
+    sizes = q_bytes, shape.kv_bytes
+    sides = workload.compute_q, workload.compute_kv
+    remote = tuple(owner[block] != device for block in sides)
+    if devices_per_node is None or parts == 1:
+        return _cut(workload, device, remote, sizes, parts)
+    node, home = device // devices_per_node, owner // devices_per_node
+    far = tuple(home[block] != node for block in sides)
+    division = _cut(workload, device, far, sizes, parts - 1)
+    is_near = (division == 0) & (remote[0] | remote[1])
+    return np.where(is_near, 1, division + (division > 0)).astype(np.int32)
 
 
 def _cut(
-    workload: Workload, placement: Placement, bytes_per_token: tuple[int, int], parts: int
+    workload: Workload,
+    device: NDArray[np.int32],
+    needs: tuple[NDArray[np.bool_], ...],
+    bytes_per_token: tuple[int, int],
+    parts: int,
 ) -> NDArray[np.int32]:
-    device, owner = placement.device_of_compute, placement.device_of_data
+    """Cut the tiles that wait for their queries or keys, in `needs`; 0 for all others."""
     q, kv = workload.compute_q, workload.compute_kv
-    needs_q, needs_kv = owner[q] != device, owner[kv] != device
+    needs_q, needs_kv = needs
     division = np.zeros(workload.num_tiles, np.int32)
     remote = np.flatnonzero(needs_q | needs_kv)
     if remote.size == 0:
@@ -100,7 +128,7 @@ def _cut(
     order = remote[np.lexsort((second[remote], first[remote], needs_q[remote], device[remote]))]
     runs = device[order].astype(np.int64)
     brought = np.zeros(len(order), np.int64)
-    for block, needed, size in zip((q, kv), (needs_q, needs_kv), bytes_per_token, strict=True):
+    for block, needed, size in zip((q, kv), needs, bytes_per_token, strict=True):
         chosen = np.flatnonzero(needed[order])
         blocks = block[order[chosen]]
         _, arrivals = np.unique(runs[chosen] * workload.num_blocks + blocks, return_index=True)

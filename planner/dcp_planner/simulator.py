@@ -20,6 +20,7 @@ from dcp_planner.cluster import Cluster
 from dcp_planner.cost_model import reduction_seconds, tile_seconds
 from dcp_planner.errors import PlanError
 from dcp_planner.event_loop import run_events
+from dcp_planner.head_groups import message_names, tall
 from dcp_planner.plan import Direction, Plan, TransferKind, Transfers
 from dcp_planner.program_table import (
     ATTENTION,
@@ -61,12 +62,14 @@ def simulate(plan: Plan) -> Trace:
     Raises:
         PlanError: if the programs wait for each other for ever, or run for a century.
     """
-    parts, start_ns = [], 0
+    parts, start_ns, flat = [], 0, tall(plan)
     for direction in ("forward", "backward"):
-        played = _play_direction(plan, direction, start_ns)
+        played = _play_direction(flat, direction, start_ns)
         parts.append(played)
         start_ns = played.end_ns
-    return _trace_of(plan, parts)
+    table = flat.transfers
+    names = message_names(table.kind, table.block, plan.head_groups, len(plan.blocks))
+    return _trace_of(parts, table, names)
 
 
 def predict(plan: Plan) -> Prediction:
@@ -75,7 +78,8 @@ def predict(plan: Plan) -> Prediction:
     Raises:
         PlanError: like `simulate`.
     """
-    return Prediction(*(_play_direction(plan, d, 0).end_ns / 1e9 for d in ("forward", "backward")))
+    flat = tall(plan)
+    return Prediction(*(_play_direction(flat, d, 0).end_ns / 1e9 for d in ("forward", "backward")))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -243,12 +247,12 @@ def _play_direction(plan: Plan, direction: Direction, start_ns: int) -> Played:
     return play(programs, plan.transfers, seconds, plan.cluster, start_ns)
 
 
-def _trace_of(plan: Plan, parts: list[Played]) -> Trace:
+def _trace_of(parts: list[Played], transfers: Transfers, messages: list[str]) -> Trace:
     """Write down what happened, sorted by (device, lane, start)."""
     rows, names = [], []
     for is_backward, played in zip((False, True), parts, strict=True):
-        for columns, texts in (_compute_events(played), _waits(played, plan.transfers),
-                               _messages(played, plan.transfers)):  # fmt: skip
+        for columns, texts in (_compute_events(played), _waits(played, transfers),
+                               _messages(played, transfers, messages)):  # fmt: skip
             rows.append(np.column_stack([*columns, np.full(len(texts), is_backward)]))
             names += texts
     table = np.concatenate(rows).astype(np.int64)
@@ -308,14 +312,12 @@ def _lane_columns(played: Played, rows: Ints, lane: str) -> _Columns:
     )
 
 
-def _messages(played: Played, transfers: Transfers) -> tuple[_Columns, list[str]]:
+def _messages(
+    played: Played, transfers: Transfers, messages: list[str]
+) -> tuple[_Columns, list[str]]:
     """Every message twice: as it is sent, and as it is received."""
     x = np.flatnonzero(played.started >= 0)
-    labels = [kind.name.lower() for kind in TransferKind]
-    names = [
-        f"{labels[kind]} {block}"
-        for kind, block in zip(transfers.kind[x].tolist(), transfers.block[x].tolist(), strict=True)
-    ]
+    names = [messages[transfer] for transfer in x.tolist()]
     shift = (played.arrived - played.left)[x]
     size = len(x)
     both = (

@@ -92,6 +92,9 @@ def _summary(plan: Plan, metrics: PlanMetrics, timings: Timings) -> Table:
     table.add_column(style="bold")
     table.add_column()
     waits = timings.wait_s
+    tiles = f"{metrics.tiles // plan.head_groups:,} tiles"
+    if plan.head_groups > 1:
+        tiles += f" in each of {plan.head_groups} head groups"
     for name, value in (
         (
             "cluster",
@@ -100,7 +103,7 @@ def _summary(plan: Plan, metrics: PlanMetrics, timings: Timings) -> Table:
         ("placed by", metrics.partitioner),
         (
             "batch",
-            f"{metrics.tokens:,} tokens, {metrics.blocks} blocks, {metrics.tiles:,} tiles",
+            f"{metrics.tokens:,} tokens, {metrics.blocks} blocks, {tiles}",
         ),
         ("visible pairs", f"{metrics.pairs:,} ({metrics.density:.1%} of causal)"),
         ("compute max/mean", f"{metrics.compute_imbalance:.3f}"),

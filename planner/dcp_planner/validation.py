@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import BlockKind
+from dcp_planner.config import MOST_HEAD_GROUPS
 from dcp_planner.errors import PlanError
+from dcp_planner.head_groups import tall
 from dcp_planner.pair_count import count_pairs, find_overlap
-from dcp_planner.plan import SCHEMA, Plan, TransferKind, Transfers
+from dcp_planner.plan import GROUPED_SCHEMA, SCHEMA, Plan, TransferKind, Transfers
 from dcp_planner.program_validation import check_programs
 
 __all__ = ["PlanError", "validate"]
@@ -23,8 +25,25 @@ def validate(plan: Plan) -> None:
     Raises:
         PlanError: names the first invariant that is broken, and where.
     """
-    if plan.schema != SCHEMA:
-        raise PlanError(f"plan: expected schema {SCHEMA!r}, got {plan.schema!r}; plan it again")
+    expected = SCHEMA if plan.head_groups == 1 else GROUPED_SCHEMA
+    if plan.schema != expected:
+        raise PlanError(f"plan: expected schema {expected!r}, got {plan.schema!r}; plan it again")
+    _check_groups(plan)
+    if plan.head_groups == 1:
+        _validate(plan)
+        return
+    _check_blocks(plan)
+    try:
+        _validate(tall(plan))
+    except PlanError as error:
+        raise PlanError(
+            f"{error} (of {plan.head_groups} head groups; block b of group g is called "
+            f"{len(plan.blocks)} * g + b here)"
+        ) from None
+
+
+def _validate(plan: Plan) -> None:
+    """Check a plan of one head group."""
     _check_blocks(plan)
     _check_tiles(plan)
     _check_mask(plan)
@@ -54,6 +73,40 @@ def require(holds: NDArray[np.bool_], invariant: str, table: str, *columns: obje
 def _more(holds: NDArray[np.bool_]) -> str:
     others = int((~holds).sum()) - 1
     return f" and {others} more" if others else ""
+
+
+def _check_groups(plan: Plan) -> None:
+    """The columns of head groups are there and within their range, and so are blocks."""
+    groups = plan.head_groups
+    if not 1 <= groups <= MOST_HEAD_GROUPS:
+        raise PlanError(f"a plan has 1 to {MOST_HEAD_GROUPS} head groups, got {groups}")
+    for name, table in (("tile", plan.tiles), ("transfer", plan.transfers)):
+        if (table.group is None) != (groups == 1):
+            raise PlanError(
+                f"{name}s name their head group if and only if there are several: got "
+                f"{groups} and {'no' if table.group is None else 'a'} column"
+            )
+        if table.group is not None:
+            require(
+                table.group < groups,
+                f"every {name}'s head group is 0 to {groups - 1}",
+                name, "group", table.group,
+            )  # fmt: skip
+    if groups > 1:
+        _check_block_columns(plan)
+
+
+def _check_block_columns(plan: Plan) -> None:
+    for name, table, columns in (
+        ("tile", plan.tiles, ("q_block", "kv_block")), ("transfer", plan.transfers, ("block",))
+    ):  # fmt: skip
+        for column in columns:
+            values = getattr(table, column)
+            require(
+                (values >= 0) & (values < len(plan.blocks)),
+                f"every {name}'s {column} is a block 0 to {len(plan.blocks) - 1}",
+                name, column, values,
+            )  # fmt: skip
 
 
 def _check_blocks(plan: Plan) -> None:

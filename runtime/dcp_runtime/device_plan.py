@@ -3,6 +3,9 @@
 The working buffers of a device hold its own tokens first, in local order, then its receive buffers.
 Remote blocks lie where the plan says (`Transfers.slot`), for as long as they are needed; rows are
 used again.
+
+A plan in head groups is made ready as the plan of a batch G times as long (`dcp_planner.tall`):
+tokens, blocks and rows below are that batch's.
 """
 
 from dataclasses import dataclass
@@ -11,8 +14,17 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_planner import Attention, Direction, Instruction, Plan, TransferKind
+from dcp_planner import (
+    Attention,
+    Direction,
+    Instruction,
+    Plan,
+    TransferKind,
+    message_names,
+    tall,
+)
 from dcp_runtime.errors import RunError
+from dcp_runtime.head_layout import HeadLayout
 from dcp_runtime.tile_pieces import TilePieces, cut_pieces
 from dcp_runtime.tile_table import BlockRows, TableBuilder, TileTable
 
@@ -28,6 +40,7 @@ class Transfer:
         index: row of the plan's table; both ends use it as the tag of the message.
         kind: what it carries.
         block: row of `Blocks`.
+        name: in traces, as the simulator writes it: ``"kv 12"``, or ``"kv 12.3"`` in head group 3.
         num_tokens: tokens of the block.
         peer: the other device.
         is_send: whether this device is the source.
@@ -39,17 +52,13 @@ class Transfer:
     index: int
     kind: TransferKind
     block: int
+    name: str
     num_tokens: int
     peer: int
     is_send: bool
     slot: int
     brought_by: int
     planned_bytes: int
-
-    @property
-    def name(self) -> str:
-        """Name in traces, as the simulator writes it: ``"kv 12"``."""
-        return f"{self.kind.name.lower()} {self.block}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +81,8 @@ class DevicePlan:
     """What one device needs to run a plan, forward and backward.
 
     Attributes:
-        plan: the whole plan.
+        plan: the whole plan, without head groups.
+        heads: how the heads of whole tokens are cut into those of the plan.
         device: whose part this is.
         num_local: tokens that the device owns; they are the first rows of the working buffers.
         forward, backward: buffers and programs.
@@ -80,6 +90,7 @@ class DevicePlan:
     """
 
     plan: Plan
+    heads: HeadLayout
     device: int
     num_local: int
     forward: DirectionPlan
@@ -102,17 +113,19 @@ def prepare_device(plan: Plan, device: int, segment_rows: int) -> DevicePlan:
     Raises:
         RunError: if the tiles need a block that no transfer brings.
     """
+    heads, plan = HeadLayout(plan.shape, plan.head_groups), tall(plan)
     tiles = np.flatnonzero(plan.tiles.device == device)
     pieces = cut_pieces(plan.blocks, plan.tiles, plan.slabs, tiles, segment_rows)
     columns = _Columns.of(plan, device)
     local = plan.local_blocks(device)
     return DevicePlan(
         plan=plan,
+        heads=heads,
         device=device,
         num_local=int(plan.blocks.num_tokens[local].sum()),
         forward=_direction_plan(plan, device, "forward", columns, pieces),
         backward=_direction_plan(plan, device, "backward", columns, pieces),
-        transfers=columns.transfers(plan, device),
+        transfers=columns.transfers(plan, device, heads.groups),
     )
 
 
@@ -148,8 +161,9 @@ class _Columns:
             (self.kind == kind) & (self.is_backward == is_backward) & ~self.is_send
         )
 
-    def transfers(self, plan: Plan, device: int) -> dict[int, Transfer]:
+    def transfers(self, plan: Plan, device: int, groups: int) -> dict[int, Transfer]:
         """Give the rows as values."""
+        names = message_names(self.kind, self.block, groups, len(plan.blocks) // groups)
         keys = list(
             zip(self.is_backward.tolist(), self.kind.tolist(), self.block.tolist(), strict=True)
         )
@@ -161,8 +175,8 @@ class _Columns:
             strict=True,
         )  # fmt: skip
         found = {}
-        for i, key, out, size, (peer, slot, hop, planned) in zip(
-            index, keys, is_send, tokens, rest, strict=True
+        for i, key, name, out, size, (peer, slot, hop, planned) in zip(
+            index, keys, names, is_send, tokens, rest, strict=True
         ):
             kind, brought_by = TransferKind(key[1]), -1
             if out and hop and not kind.is_result:
@@ -172,7 +186,7 @@ class _Columns:
                         f"device {device} forwards {kind.name} of block {key[2]}, but nothing "
                         "brings it there; build the plan again"
                     )
-            found[i] = Transfer(i, kind, key[2], size, peer, out, slot, brought_by, planned)
+            found[i] = Transfer(i, kind, key[2], name, size, peer, out, slot, brought_by, planned)
         return found
 
 

@@ -54,9 +54,10 @@ class PreparedPlan:
             RunError: if the tensors do not fit the plan, or another rank fails.
         """
         self._check_tensors(q, kv)
-        current = ForwardPass(self.part, q, kv)
+        heads = self.part.heads
+        current = ForwardPass(self.part, heads.split_q(q), heads.split_kv(kv))
         self._interpreter().run(current)
-        out, lse = current.result()
+        out, lse = (heads.join_q(tensor) for tensor in current.result())
         self._check("forward", out=out)
         return out, lse
 
@@ -80,9 +81,12 @@ class PreparedPlan:
             raise
         sums = accumulator_dtype(q.dtype)
         delta = (dout.to(sums) * out.to(sums)).sum(-1)
-        current = BackwardPass(self.part, QueryRows(q, dout, lse, delta), kv)
+        heads = self.part.heads
+        rows = QueryRows(*(heads.split_q(tensor) for tensor in (q, dout, lse, delta)))
+        current = BackwardPass(self.part, rows, heads.split_kv(kv))
         self._interpreter().run(current)
         dq, dkv = current.result()
+        dq, dkv = heads.join_q(dq), heads.join_kv(dkv)
         self._check("backward", dq=dq, dkv=dkv)
         return dq, dkv
 

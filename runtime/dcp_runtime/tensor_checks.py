@@ -15,7 +15,7 @@ def check_tensors(part: DevicePlan, q: torch.Tensor, kv: torch.Tensor) -> None:
     for name, value in (("q", q), ("kv", kv)):
         if not isinstance(value, torch.Tensor):
             raise RunError(f"expected {name} to be a tensor, got {type(value).__name__}")
-    shape, tokens = part.plan.shape, part.num_local
+    shape, tokens = part.heads.shape, part.num_local // part.heads.groups
     want_q = (tokens, shape.q_heads, shape.head_dim)
     want_kv = (tokens, 2, shape.kv_heads, shape.head_dim)
     if tuple(q.shape) != want_q or tuple(kv.shape) != want_kv:

@@ -20,6 +20,8 @@ from dcp_planner import (
     assemble,
     build_workload,
     make_schedule,
+    possible_groups,
+    tall,
     validate,
 )
 
@@ -127,16 +129,20 @@ def placements(draw: st.DrawFn, blocks: int, tiles: int, devices: int) -> Placem
 
 @st.composite
 def placed_plans(draw: st.DrawFn) -> Plan:
-    """Plans of any placement on up to nine devices, not validated."""
+    """Plans of any placement on up to nine devices, not validated; head groups laid out."""
     sparsity, cluster = draw(sparsities()), draw(clusters())
     workload = build_workload(sparsity, draw(st.sampled_from(SHAPES)))
-    placement = draw(placements(workload.num_blocks, workload.num_tiles, cluster.num_devices))
+    groups = draw(st.sampled_from([g for g in possible_groups(workload.shape) if g <= 4]))
+    placement = draw(
+        placements(workload.num_blocks, workload.num_tiles * groups, cluster.num_devices)
+    )
+    placement = replace(placement, head_groups=groups)
     config = PlanConfig(
         divisions=draw(st.integers(2, 6)), routing=draw(st.sampled_from(["direct", "node"]))
     )
     schedule = make_schedule(workload, placement, cluster, config)
     schedule = replace(schedule, is_frugal=draw(st.booleans()))
-    return assemble(workload, cluster, placement, schedule, "any")
+    return tall(assemble(workload, cluster, placement, schedule, "any"))
 
 
 def clusters() -> st.SearchStrategy[Cluster]:

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from dcp_dsl import DatasetError, Sample, block_sparsity, load
 from dcp_planner import (
     PARTITIONERS,
+    Cluster,
     ModelShape,
     PlanConfig,
     PlanError,
@@ -21,6 +22,7 @@ from dcp_planner import (
     read_batches,
     read_plan,
     simulate,
+    static_layouts,
     write_cluster,
     write_plan,
 )
@@ -143,7 +145,8 @@ def test_several_batches_become_a_folder_of_plans_and_a_distribution(folder):
     assert document["distribution"]["tokens"] == {
         "least": 25, "median": 40, "mean": pytest.approx(115 / 3), "most": 50,
     }  # fmt: skip
-    static = {name for name in PARTITIONERS if name.startswith("static:")}
+    static = set(static_layouts(ModelShape(), Cluster(1, 2)))
+    assert static == {name for name in PARTITIONERS if name.startswith("static:")}
     assert set(document["speedup"]) == static
     assert document["speedup"]["static:zigzag"]["least"] == 1.0
     assert "only batches 0 to 2 exist" in result.stderr

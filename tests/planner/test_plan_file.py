@@ -197,8 +197,8 @@ def replaced(name, content):
 
 
 CASES = {
-    "other schema": (edited_meta(schema="dcp.plan/9"), "expected schema 'dcp.plan/2', got 'dcp.plan/9'"),
-    "no schema": (edited_meta(schema=None), "expected schema 'dcp.plan/2', got None"),
+    "other schema": (edited_meta(schema="dcp.plan/9"), "expected schema 'dcp.plan/2' or 'dcp.plan/3', got 'dcp.plan/9'"),
+    "no schema": (edited_meta(schema=None), "expected schema 'dcp.plan/2' or 'dcp.plan/3', got None"),
     "digest": (edited_meta(digest="0" * 64), "expected the digest 0000"),
     "digest type": (edited_meta(digest=3), "expected 'digest' as str, got 3"),
     "meta list": (replaced("meta.json", b"[]"), "expected a JSON object, got list"),

@@ -3,7 +3,7 @@
 # ruff: noqa: E501 - a case is one line of the table
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +26,7 @@ from dcp_planner import (
     simulate,
     validate,
 )
+from dcp_planner.plan import columns_of
 
 
 def with_cell(plan: Plan, table: str, column: str, row: int, value: int) -> Plan:
@@ -37,7 +38,7 @@ def with_cell(plan: Plan, table: str, column: str, row: int, value: int) -> Plan
 
 def without_row(plan: Plan, table: str, row: int) -> Plan:
     old = getattr(plan, table)
-    columns = {f.name: np.delete(getattr(old, f.name), row) for f in fields(old)}
+    columns = {name: np.delete(column, row) for name, column in columns_of(old).items()}
     return replace(plan, **{table: replace(old, **columns)})
 
 
@@ -239,17 +240,13 @@ def shared_slot(plan: Plan) -> Plan:
 
 def twice(plan: Plan) -> Plan:
     old = plan.transfers
-    columns = {
-        f.name: np.append(getattr(old, f.name), getattr(old, f.name)[:1]) for f in fields(old)
-    }
+    columns = {name: np.append(column, column[:1]) for name, column in columns_of(old).items()}
     return replace(plan, transfers=replace(old, **columns))
 
 
 def unneeded(plan: Plan) -> Plan:
     old = plan.transfers
-    columns = {
-        f.name: np.append(getattr(old, f.name), getattr(old, f.name)[:1]) for f in fields(old)
-    }
+    columns = {name: np.append(column, column[:1]) for name, column in columns_of(old).items()}
     columns["source"][-1], columns["target"][-1] = columns["target"][-1], columns["source"][-1]
     return replace(plan, transfers=replace(old, **columns))
 

@@ -24,10 +24,10 @@ from dcp_runtime.kernels.cpu import CpuKernel
 SHAPE = ModelShape(4, 2, 8, 4)
 
 
-def make(mask, seed, ranks, partitioner="static:zigzag"):
+def make(mask, seed, ranks, partitioner="static:zigzag", groups=1):
     masks = MASKS[mask](100)
     sparsity = sparsity_of([masks], 16)
-    config = PlanConfig(partitioner=partitioner)
+    config = PlanConfig(partitioner=partitioner, head_groups=groups)
     plan = build_plan(sparsity, SHAPE, Cluster(devices_per_node=ranks), config)
     return plan, random_qkv(seed, 100, 4, 2, 8, torch.float32), masks
 
@@ -63,6 +63,16 @@ def two_layers_before_backward(executor, ranks):
     trace = executor.trace()
     assert trace.source == "measured"
     assert set(trace.device.tolist()) == {dist.get_rank()}
+
+
+def heads_in_groups(executor, ranks):
+    plan, qkv, mask = make("streaming", 6, ranks, groups=4)
+    assert plan.head_groups == 4
+    executor.prepare(plan)
+    mine = leaves(plan, *qkv[:2])
+    out = DCPAttn.apply(executor, *mine[:2])
+    out.backward(qkv[2][mine[2]])
+    check(plan, qkv, mask, out, mine)
 
 
 def another_plan_before_backward(executor, ranks):
@@ -171,6 +181,7 @@ def error_on_one_rank_is_named_on_all(executor, ranks):
 
 SCENARIOS = (
     two_layers_before_backward,
+    heads_in_groups,
     another_plan_before_backward,
     activation_checkpointing,
     gathered_timeline_holds_all_ranks,

@@ -12,6 +12,7 @@ SCRIPT = Path(__file__).with_name("executor_scenarios.py")
 SCENARIOS = (
     "missing_process_group_is_explained",
     "two_layers_before_backward",
+    "heads_in_groups",
     "another_plan_before_backward",
     "activation_checkpointing",
     "gathered_timeline_holds_all_ranks",

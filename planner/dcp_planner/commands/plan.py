@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MOST_BLOCK = 1 << 32
 MOST_DIVISIONS = 1024
+MOST_HEAD_GROUPS = 256
 _COUNT = click.IntRange(min=1)
 
 
@@ -43,6 +44,15 @@ def _divisions(ctx: click.Context, param: click.Parameter, value: str) -> int | 
         return value
     if not value.isdecimal() or not 2 <= int(value) <= MOST_DIVISIONS:
         raise click.BadParameter(f"expected 2 to {MOST_DIVISIONS} or auto, got {value!r}")
+    return int(value)
+
+
+def _head_groups(ctx: click.Context, param: click.Parameter, value: str) -> int | str:
+    """Give the number of head groups, or ``auto``."""
+    if value == "auto":
+        return value
+    if not value.isdecimal() or not 1 <= int(value) <= MOST_HEAD_GROUPS:
+        raise click.BadParameter(f"expected 1 to {MOST_HEAD_GROUPS} or auto, got {value!r}")
     return int(value)
 
 
@@ -124,6 +134,10 @@ def _heads(
 @click.option(
     "--heads", metavar="Q/KV/D", callback=_heads,
     help="Query heads, key/value heads and elements per head, for example 8/2/128.",
+)  # fmt: skip
+@click.option(
+    "--head-groups", default="1", show_default=True, callback=_head_groups, metavar="N|auto",
+    help="Groups of heads that are placed on their own; auto: as many as are fastest.",
 )  # fmt: skip
 @_option("--q-heads", default=8, text="Query heads of a device.")
 @_option("--kv-heads", default=2, text="Key/value heads of a device.")
@@ -290,6 +304,7 @@ def _planning(options: dict[str, Any]) -> "Planning":
         "seed": options["seed"],
         "time_limit_s": options["time_limit"],
         "memory_limit_bytes": options["memory_limit"],
+        "head_groups": options["head_groups"],
     }
     config = PlanConfig(**{name: value for name, value in chosen.items() if value is not None})
     shape, cluster = _shape(options), _cluster(options)

@@ -1,0 +1,163 @@
+"""Plans in head groups on ranks as threads: exact for every grouping of every kind of heads."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dcp_dsl import Spec
+from dcp_planner import (
+    Cluster,
+    ModelShape,
+    PlanConfig,
+    build_plan,
+    decode_part,
+    encode_parts,
+    possible_groups,
+    receive_buffer_bytes,
+    simulate,
+)
+from dcp_runtime import DCPDataloader
+from dcp_runtime.backward_pass import BackwardPass
+from dcp_runtime.device_plan import prepare_device
+from dcp_runtime.errors import RunError
+from dcp_runtime.executor import DCPExecutor
+from dcp_runtime.forward_pass import ForwardPass
+from dcp_runtime.head_layout import HeadLayout
+from dcp_runtime.kernels.kernel import QueryRows
+from dcp_runtime.loopback import LoopbackWorld
+
+HEADS = {"mha": (8, 8), "gqa": (8, 2), "mqa": (8, 1), "odd": (6, 3)}
+
+
+def block_diagonal(masks):
+    size = sum(map(len, masks))
+    dense, at = np.zeros((size, size), bool), 0
+    for mask in masks:
+        dense[at : at + len(mask), at : at + len(mask)] = mask
+        at += len(mask)
+    return dense
+
+
+def plan_of(lab, masks, heads, cluster, groups, partitioner="static:zigzag", dim=8):
+    config = PlanConfig(partitioner, head_groups=groups, budget="fast")
+    shape = ModelShape(*heads, dim, 4)
+    return build_plan(lab.sparsity_of(masks, 16), shape, cluster, config)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 8])
+@pytest.mark.parametrize("heads", ["mha", "gqa", "mqa"])
+def test_every_grouping_of_heads_is_exact(lab, heads, groups):
+    masks = [lab.masks[name](n) for name, n in (("streaming", 70), ("full", 1), ("scattered", 40))]
+    qkv = lab.random_qkv(groups, 111, *HEADS[heads], 8, torch.float32)
+    for cluster, partitioner in ((Cluster(2, 2), "static:zigzag"), (Cluster(1, 4), "native")):
+        plan = plan_of(lab, masks, HEADS[heads], cluster, groups, partitioner)
+        assert plan.head_groups == groups
+        got, _ = lab.run_in_threads(plan, *qkv, layers=2)
+        lab.assert_as_exact_as_eager(got, *qkv, block_diagonal(masks))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("partitioner", ["static:heads", "static:heads_context"])
+def test_layouts_of_heads_are_exact_in_every_dtype(lab, partitioner, dtype):
+    masks = [lab.masks["blind_rows"](60), lab.masks["causal"](30)]
+    plan = plan_of(lab, masks, (8, 2), Cluster(2, 2), 1, partitioner, 16)
+    assert plan.head_groups == {"static:heads": 4, "static:heads_context": 2}[partitioner]
+    qkv = lab.random_qkv(3, 90, 8, 2, 16, dtype)
+    for kernel in ("cpu", "reference"):
+        got, _ = lab.run_in_threads(plan, *qkv, kernel=kernel)
+        lab.assert_as_exact_as_eager(got, *qkv, block_diagonal(masks))
+
+
+def test_the_result_does_not_depend_on_the_groups(lab):
+    masks = [lab.masks["causal"](80)]
+    qkv = lab.random_qkv(2, 80, 8, 2, 8, torch.float64)
+    results = [
+        lab.run_in_threads(plan_of(lab, masks, (8, 2), Cluster(1, 3), groups), *qkv)[0]
+        for groups in (1, 2, 8)
+    ]
+    for other in results[1:]:
+        for name, value in results[0].items():
+            torch.testing.assert_close(other[name], value, rtol=1e-12, atol=1e-13)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_random_masks_lengths_and_clusters_are_exact_in_groups(lab, data):
+    heads = HEADS[data.draw(st.sampled_from(sorted(HEADS)))]
+    groups = data.draw(st.sampled_from(possible_groups(ModelShape(*heads))))
+    names = data.draw(st.lists(st.sampled_from(sorted(lab.masks)), min_size=1, max_size=3))
+    masks = [lab.masks[name](data.draw(st.integers(1, 40))) for name in names]
+    cluster = Cluster(data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3)))
+    plan = plan_of(lab, masks, heads, cluster, groups)
+    qkv = lab.random_qkv(len(masks), sum(map(len, masks)), *heads, 8, torch.float32)
+    got, _ = lab.run_in_threads(plan, *qkv)
+    lab.assert_as_exact_as_eager(got, *qkv, block_diagonal(masks))
+
+
+def test_buffers_and_messages_are_those_of_the_plan(lab):
+    masks = [lab.masks["causal"](150), lab.masks["full"](40)]
+    plan = plan_of(lab, masks, (8, 2), Cluster(2, 2), 4)
+    stated = receive_buffer_bytes(plan)
+    q, kv, dout = lab.random_qkv(12, 190, 8, 2, 8, torch.float32)
+    for rank in range(4):
+        part = prepare_device(plan, rank, 16)
+        heads, rows = part.heads, torch.tensor(plan.local_tokens(rank))
+        mine, keys = heads.split_q(q[rows]), heads.split_kv(kv[rows])
+        sums = torch.zeros(mine.shape[:2])
+        forward = ForwardPass(part, mine, keys)
+        backward = BackwardPass(part, QueryRows(mine, heads.split_q(dout[rows]), sums, sums), keys)
+        assert (forward.receive_bytes, backward.receive_bytes) == tuple(stated[:, rank])
+    _, recorders = lab.run_in_threads(plan, q, kv, dout)
+    trace, table = simulate(plan), plan.transfers
+    predicted = {(trace.name[i], int(trace.peer[i])) for i in np.flatnonzero(trace.lane == 1)}
+    sent = [e for recorder in recorders for e in recorder.events if e.lane == "send"]
+    assert {(e.name, e.peer) for e in sent} == predicted
+    assert sum(e.size_bytes for e in sent) == int(table.size_bytes.sum())
+
+
+def test_a_rank_runs_its_part_of_a_grouped_plan(lab):
+    masks = [lab.masks["streaming"](70)]
+    plan = plan_of(lab, masks, (8, 2), Cluster(1, 2), 8)
+    parts = [decode_part(data) for data in encode_parts(plan)]
+    q, kv, dout = lab.random_qkv(5, 70, 8, 2, 8, torch.float32)
+
+    def run_rank(transport):
+        prepared = DCPExecutor(transport=transport).prepare(parts[transport.rank])
+        rows = torch.tensor(plan.local_tokens(transport.rank))
+        with pytest.raises(RunError, match=r"expected q \[\d+, 8, 8\] and kv \[\d+, 2, 2, 8\]"):
+            prepared.forward(q[rows][:, :1], kv[rows])
+        return rows
+
+    def compute(transport):
+        prepared = DCPExecutor(transport=transport).prepare(parts[transport.rank])
+        rows = torch.tensor(plan.local_tokens(transport.rank))
+        return rows, prepared.forward(q[rows], kv[rows])[0]
+
+    assert len(LoopbackWorld(2, timeout_s=20).run(run_rank)) == 2
+    want = lab.eager(q, kv, dout, masks[0])["out"]
+    for rows, out in LoopbackWorld(2, timeout_s=20).run(compute):
+        torch.testing.assert_close(out, want[rows])
+
+
+@given(heads=st.sampled_from(sorted(HEADS)), tokens=st.integers(0, 5), data=st.data())
+def test_heads_come_back_as_they_went(heads, tokens, data):
+    shape = ModelShape(*HEADS[heads], 3)
+    layout = HeadLayout(shape, data.draw(st.sampled_from(possible_groups(shape))))
+    q = torch.randn(tokens, shape.q_heads, 3)
+    kv = torch.randn(tokens, 2, shape.kv_heads, 3)
+    assert torch.equal(layout.join_q(layout.split_q(q)), q)
+    assert torch.equal(layout.join_q(layout.split_q(q[..., 0])), q[..., 0])
+    assert torch.equal(layout.join_kv(layout.split_kv(kv)), kv)
+
+
+def test_a_dataloader_plans_in_head_groups():
+    mask = Spec.from_text("mask band = causal and q - k < 20").mask("band")
+    rows = [{"tokens": list(range(n))} for n in (40, 17)]
+    loader = DCPDataloader(
+        rows, mask, rank=1, token_budget=64, block_size=8, cluster=Cluster(devices_per_node=2),
+        shape=ModelShape(4, 2, 8, 4), config=PlanConfig("static:zigzag", head_groups=2),
+    )  # fmt: skip
+    [(_, plan)] = list(loader)
+    assert plan.head_groups == 2
