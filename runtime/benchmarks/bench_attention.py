@@ -13,14 +13,18 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from shutil import which
+from typing import cast
 
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from dcp_dsl import Sample, Slabs, Spec, as_slabs, block_sparsity
-from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, build_plan
-from dcp_runtime import RunConfig, open_world, run_plan
+from dcp_planner import LANES, Cluster, ModelShape, Plan, PlanConfig, build_plan, digest, simulate
+from dcp_runtime import RunConfig, RunResult, flex_block_mask, open_world, run_plan
 from dcp_runtime.device_plan import prepare_device
 from dcp_runtime.executor import DCPExecutor
 from dcp_runtime.kernels.choice import choose_kernel
@@ -31,6 +35,10 @@ from dcp_runtime.loopback import LoopbackTransport, LoopbackWorld
 SCHEMA = "dcp.bench_attention/1"
 MASKS = {"causal": "causal", "StreamingLLM 64 + 1,024": "streaming(64, 1024)"}
 DIRECTIONS = ("forward", "backward")
+LONG = 16_384
+"""From here on each point takes minutes: StreamingLLM alone, timed twice, not warmed up."""
+MESSAGE_SHARE = 0.7
+"""Of the time of a run on free links, what a rank's messages take on slow ones."""
 
 
 def main() -> None:
@@ -42,6 +50,9 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--skip-overlap", action="store_true")
+    parser.add_argument(
+        "--flex", action=argparse.BooleanOptionalAction, default=which("g++") is not None
+    )
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--table", type=Path, metavar="JSON")
     options = parser.parse_args()
@@ -57,6 +68,7 @@ def main() -> None:
             measure(name, call, tokens, options)
             for tokens in options.tokens
             for name, call in MASKS.items()
+            if not is_long(tokens, options) or name != "causal"
         ],
         "prepare": [measure_prepare(name, call) for name, call in MASKS.items()],
         "overlap": [] if options.skip_overlap else measure_overlap(),
@@ -64,6 +76,11 @@ def main() -> None:
     print(to_tables(document))
     if options.json:
         options.json.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def is_long(tokens: int, options: argparse.Namespace) -> bool:
+    """Say whether a point takes minutes, as it does on the CPU."""
+    return options.device == "cpu" and tokens >= LONG
 
 
 def measure(name: str, call: str, tokens: int, options: argparse.Namespace) -> dict[str, object]:
@@ -74,12 +91,14 @@ def measure(name: str, call: str, tokens: int, options: argparse.Namespace) -> d
     q, dout = torch.randn(2, tokens, options.heads[0], options.head_dim, **like)
     kv = torch.randn(tokens, 2, options.heads[1], options.head_dim, **like)
     plan = plan_of(slabs, 1, ModelShape(*options.heads, options.head_dim, q.element_size()))
-    calls = {
+    calls: dict[str, Calls] = {
         "executor": executor_calls(plan, q, kv, dout),
         "kernel": kernel_calls(plan, q, kv, dout),
         "masked": sdpa_calls(q, kv, dout, dense_of(slabs)),
         "causal": sdpa_calls(q, kv, dout, None),
     }
+    if options.flex:
+        calls["flex"] = flex_calls(q, kv, dout, slabs)
     row: dict[str, object] = {
         "mask": name,
         "tokens": tokens,
@@ -89,18 +108,23 @@ def measure(name: str, call: str, tokens: int, options: argparse.Namespace) -> d
         "density": slabs.num_pairs / tokens**2,
     }
     for index, what in enumerate(DIRECTIONS):
-        row[what] = medians({key: pair[index] for key, pair in calls.items()}, options)
+        turns = {key: call for key, pair in calls.items() if (call := pair[index]) is not None}
+        repeats = 2 if is_long(tokens, options) else options.repeats
+        row[what] = medians(turns, options.device, repeats, warms_up=not is_long(tokens, options))
     return row
 
 
-def plan_of(slabs: Slabs, ranks: int, shape: ModelShape, block: int = 1024) -> Plan:
+def plan_of(
+    slabs: Slabs, ranks: int, shape: ModelShape, block: int = 1024, cluster: Cluster | None = None
+) -> Plan:
     """Plan one sequence by zigzag, the layout that every system knows."""
     sparsity = block_sparsity([slabs], block, block)
-    cluster = Cluster(devices_per_node=ranks)
-    return build_plan(sparsity, shape, cluster, PlanConfig(partitioner="static:zigzag"))
+    place = cluster or Cluster(devices_per_node=ranks)
+    return build_plan(sparsity, shape, place, PlanConfig(partitioner="static:zigzag"))
 
 
-Calls = tuple[Callable[[], object], Callable[[], object]]
+Calls = tuple[Callable[[], object], Callable[[], object] | None]
+"""Forward and backward; ``None`` where there is none."""
 
 
 def executor_calls(plan: Plan, q: torch.Tensor, kv: torch.Tensor, dout: torch.Tensor) -> Calls:
@@ -162,14 +186,31 @@ def sdpa_calls(
     return forward, backward
 
 
+def flex_calls(q: torch.Tensor, kv: torch.Tensor, dout: torch.Tensor, slabs: Slabs) -> Calls:
+    """Give FlexAttention, compiled, on block lists of the same mask; no backward on the CPU."""
+    compiled = torch.compile(flex_attention)
+    leaves = [x.transpose(0, 1).unsqueeze(0).detach() for x in (q, kv[:, 0], kv[:, 1])]
+    block_mask = flex_block_mask(slabs, device=q.device)
+
+    def forward() -> torch.Tensor:
+        return cast(torch.Tensor, compiled(*leaves, block_mask=block_mask, enable_gqa=True))
+
+    if q.device.type == "cpu":
+        return forward, None
+    for leaf in leaves:
+        leaf.requires_grad_()
+    out, upstream = forward(), dout.transpose(0, 1).unsqueeze(0)
+    return forward, lambda: torch.autograd.grad(out, leaves, upstream, retain_graph=True)
+
+
 def medians(
-    calls: dict[str, Callable[[], object]], options: argparse.Namespace
+    calls: dict[str, Callable[[], object]], device: str, repeats: int, *, warms_up: bool
 ) -> dict[str, dict[str, float | list[float]]]:
-    """Warm up once, then time all calls in turn, `repeats` times."""
-    is_cpu = options.device == "cpu"
+    """Warm up once, if at all, then time all calls in turn, `repeats` times."""
+    is_cpu = device == "cpu"
     clock = time.process_time if is_cpu else time.perf_counter  # CPU time: blind to other processes
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(options.repeats + 1):
+    for turn in range(1 - warms_up, repeats + 1):
         for name, call in calls.items():
             start_s = clock()
             call()
@@ -184,14 +225,21 @@ def medians(
 
 
 def measure_prepare(name: str, call: str, tokens: int = 131_072) -> dict[str, object]:
-    """Time `prepare_device` of every rank of eight, in CPU seconds of its one thread."""
+    """Time `DCPExecutor.prepare` of every rank of eight: tables, digest, and agreement.
+
+    In CPU seconds of its one thread; the other ranks have left their notes in the store already.
+    """
     slabs = as_slabs(Spec.from_text("").mask(call).bind(Sample(length=tokens)))
     plan = plan_of(slabs, 8, ModelShape(32, 8, 128, 2), 2048)
-    times = []
+    note, times = digest(plan), []
     for _ in range(5):
         for rank in range(8):
+            world = LoopbackWorld(8)
+            executor = DCPExecutor(transport=LoopbackTransport(world, rank))
+            for other in range(8):
+                world.store.set(f"meeting/0/{other}", note)
             start_s = time.process_time()
-            prepare_device(plan, rank, 256)
+            executor.prepare(plan)
             times.append(time.process_time() - start_s)
     spread = [min(times), max(times)]
     return {
@@ -200,18 +248,23 @@ def measure_prepare(name: str, call: str, tokens: int = 131_072) -> dict[str, ob
 
 
 def measure_overlap(tokens: int = 32_768, ranks: int = 4) -> list[dict[str, object]]:
-    """Run causal attention on links as slow as its computation, with overlap and without."""
-    slabs = as_slabs(Spec.from_text("").mask("causal").bind(Sample(length=tokens)))
-    plan = plan_of(slabs, ranks, ModelShape(1, 1, 64, 4))
+    """Run causal attention on slow links, with overlap and without.
+
+    The links are slow enough that a rank's messages take `MESSAGE_SHARE` of the time that the run
+    took on free ones, and the plan is made for such links, as a calibrated one would be.
+    """
+    shape, config = ModelShape(1, 1, 64, 4), RunConfig(ranks, timeout_s=300)
+    slabs, small = causal_of(tokens), causal_of(tokens // 8)
     rows: list[dict[str, object]] = []
     with open_world(ranks, timeout_s=300) as world:
-        run_plan(plan, RunConfig(ranks, timeout_s=300), world)
-        free = run_plan(plan, RunConfig(ranks, timeout_s=300), world)
-        # Each rank's messages then take as long as the whole run took on free links.
-        limit = LinkLimit(free.sent_bytes / ranks / free.seconds)
+        run_plan(plan_of(small, ranks, shape), config, world)  # connections, threads, buffers
+        free = run_plan(plan_of(slabs, ranks, shape), config, world)
+        limit = LinkLimit(free.sent_bytes / ranks / free.seconds / MESSAGE_SHARE)
+        plan = plan_of(slabs, ranks, shape, cluster=cluster_of(free, slabs, limit))
+        expected = simulate(plan)
         for is_overlapped in (True, False):
-            config = RunConfig(ranks, timeout_s=300, link=limit, overlap=is_overlapped)
-            result = run_plan(plan, config, world)
+            slow = replace(config, link=limit, overlap=is_overlapped)
+            result = run_plan(plan, slow, world)
             rows.append(
                 {
                     "tokens": tokens,
@@ -221,9 +274,33 @@ def measure_overlap(tokens: int = 32_768, ranks: int = 4) -> list[dict[str, obje
                     "free_s": free.seconds,
                     "seconds": result.seconds,
                     "exposed_s": result.exposed_s,
+                    "predicted_s": expected.seconds() if is_overlapped else None,
                 }
             )
     return rows
+
+
+def causal_of(tokens: int) -> Slabs:
+    """Give the causal mask of one sequence."""
+    return as_slabs(Spec.from_text("").mask("causal").bind(Sample(length=tokens)))
+
+
+def cluster_of(free: RunResult, slabs: Slabs, limit: LinkLimit) -> Cluster:
+    """Describe the ranks of a run on free links: their speed in it, and links of another rate."""
+    trace, rates = free.trace, []
+    for is_backward, flops in ((False, 4), (True, 10)):
+        chosen = (trace.lane == LANES.index("compute")) & (trace.is_backward == is_backward)
+        seconds = float((trace.end_ns - trace.start_ns)[chosen].sum()) / 1e9
+        rates.append(flops * 64 * slabs.num_pairs / seconds)
+    return Cluster(
+        devices_per_node=len(set(trace.device.tolist())),
+        flops_per_s=rates[0],
+        backward_flops_per_s=rates[1],
+        intra_bytes_per_s=limit.bytes_per_s,
+        latency_s=1e-3,
+        name="cpu-slow-links",
+        source="a run on free links",
+    )
 
 
 def dense_of(slabs: Slabs) -> torch.Tensor:
@@ -236,20 +313,22 @@ def to_tables(document: dict[str, object]) -> str:
     attention, overlap = document["attention"], document["overlap"]
     assert isinstance(attention, list), "the schema says so"
     assert isinstance(overlap, list), "the schema says so"
-    lines = [
-        "| mask | tokens | direction | executor, s | over kernel | masked SDPA | causal SDPA |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    yardsticks = {"masked": "masked SDPA", "causal": "causal SDPA"}
+    if any("flex" in row["forward"] for row in attention):
+        yardsticks["flex"] = "FlexAttention"
+    head = ["mask", "tokens", "direction", "executor, s", "over kernel", *yardsticks.values()]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for row in attention:
         for what in DIRECTIONS:
-            ours, kernel, masked, causal = (
-                row[what][key]["median_s"] for key in ("executor", "kernel", "masked", "causal")
-            )
-            lines.append(
-                f"| {row['mask']} | {row['tokens']:,} | {what} | {ours:.3f} | "
-                f"{100 * (ours / kernel - 1):+.0f} % | {masked:.3f} ({masked / ours:.1f}x) | "
-                f"{causal:.3f} ({causal / ours:.1f}x) |"
-            )
+            found = {key: point["median_s"] for key, point in row[what].items()}
+            ours = found["executor"]
+            cells = [row["mask"], f"{row['tokens']:,}", what, f"{ours:.3f}"]
+            cells.append(f"{100 * (ours / found['kernel'] - 1):+.0f} %")
+            cells += [
+                f"{found[key]:.3f} ({found[key] / ours:.1f}x)" if key in found else "-"
+                for key in yardsticks
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "| prepare | tokens | median | range |", "|---|---|---|---|"]
     prepare = document["prepare"]
     assert isinstance(prepare, list), "the schema says so"

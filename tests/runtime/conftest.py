@@ -141,6 +141,15 @@ MASKS: dict[str, Callable[[int], np.ndarray]] = {
 }
 
 
+def dense_of(plan) -> np.ndarray:
+    """Give the mask of a whole plan, row by row of its slabs."""
+    dense = np.zeros((plan.num_tokens, plan.num_tokens), bool)
+    for q0, q1, k0, k1, a, b in plan.slabs.table().tolist():
+        for q in range(q0, q1):
+            dense[q, k0 + a * (q - q0) : k1 + b * (q - q0)] = True
+    return dense
+
+
 def run_in_threads(
     plan, q, kv, dout, kernel=None, layers=1
 ) -> tuple[dict[str, torch.Tensor], list[Recorder]]:
@@ -181,6 +190,8 @@ def lab() -> SimpleNamespace:
         random_qkv=random_qkv,
         masks=MASKS,
         run_in_threads=run_in_threads,
+        summed_terms=summed_terms,
+        dense_of=dense_of,
     )
 
 

@@ -1,4 +1,4 @@
-"""One rank of the test of overlap: ``python overlap_scenario.py FOLDER RANK SIZE GOAL``.
+"""One rank of the test of overlap: ``python overlap_scenario.py FOLDER RANK SIZE``.
 
 Causal attention of 32,768 tokens. Kernels sleep as long as a device of their own would compute, and
 links are narrow by sleeping too, so the shares do not depend on how busy this machine is.
@@ -23,9 +23,9 @@ from dcp_runtime.torch_transport import GlooTransport
 TOKENS = 32_768
 SHAPE = ModelShape(1, 1, 16, 4)
 PAIRS_PER_S = 1.5e8
-BYTES_PER_S = 4.5e6
+BYTES_PER_S = 3.3e6
 DIVISIONS = 8
-ATTEMPTS = 4
+ATTEMPTS = 6
 """A busy machine adds to what is exposed; it cannot make overlap out of none."""
 
 
@@ -96,7 +96,7 @@ def main():
 
 def is_shown(shares):
     best, worst = min(shares["overlapped"], default=1), max(shares["serial"], default=0)
-    return (best <= 0.2 and worst > 0.5) if sys.argv[4] == "absolute" else best <= 0.65 * worst
+    return best <= 0.2 and worst > 0.5
 
 
 if __name__ == "__main__":

@@ -60,11 +60,11 @@ class AttentionState:
         """
         rows = slice(start, start + len(lse))
         ours, theirs = self.lse[rows], lse.to(self.lse.dtype)
+        # A share rather than two factors exp(lse - total): these sum to one only up to the rounding
+        # of the total, and the difference would grow with every merge. nan: nobody has seen a key.
+        share = torch.sigmoid(theirs - ours).nan_to_num_(0.0)
         total = torch.logaddexp(ours, theirs)
-        # A row that neither side has seen has total -inf; -inf - -inf would be NaN.
-        finite = total.clamp_min(torch.finfo(total.dtype).min)
-        self.out[rows].mul_((ours - finite).exp_().unsqueeze(-1))
-        self.out[rows].addcmul_(out.to(self.out.dtype), (theirs - finite).exp_().unsqueeze(-1))
+        self.out[rows].lerp_(out.to(self.out.dtype), share.unsqueeze(-1))
         self.lse[rows] = total
 
 
