@@ -21,7 +21,6 @@ from documents import read_documents
 from gpt import GPT, Attention, GPTConfig
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dcp_dsl import Mask, Sample, dense_mask, load
 from dcp_planner import Cluster, ModelShape, Plan
@@ -38,7 +37,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--spec", type=Path, default=EXAMPLES / "train.dcpm")
     parser.add_argument("--mask", default="causal", help="a mask of the spec, or a call of one")
-    parser.add_argument("--attention", choices=["dcp", "dense", "dense-math"], default="dcp")
+    parser.add_argument("--attention", choices=["dcp", "dense", "dense-reversed"], default="dcp")
     parser.add_argument("--parallel", choices=["replicate", "fsdp"], default="replicate")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=2048, help="most tokens of a batch")
@@ -155,25 +154,29 @@ def make_attention(
     assert plan.provenance is not None, "the loader was given a spec"
     mask = load(arguments.spec).mask(plan.provenance.mask)
     samples = [Sample.from_json(text) for text in plan.provenance.samples]
-    return dense_attention(mask, samples, use_math=arguments.attention == "dense-math")
+    return dense_attention(mask, samples, is_reversed=arguments.attention == "dense-reversed")
 
 
-def dense_attention(mask: Mask, samples: list[Sample], *, use_math: bool) -> Attention:
-    """Give masked attention in one process, sequence by sequence, every pair computed."""
-    hidden = [torch.from_numpy(dense_mask(mask, sample)) for sample in samples]
+def dense_attention(mask: Mask, samples: list[Sample], *, is_reversed: bool) -> Attention:
+    """Give masked attention in one process, sequence by sequence, every pair computed.
+
+    With the keys in reversed order it adds the same terms in another order: how far its losses are
+    from the others' is how far rounding alone can move a run.
+    """
+    seen = [torch.from_numpy(dense_mask(mask, sample)) for sample in samples]
+    if is_reversed:
+        seen = [visible.flip(1) for visible in seen]
     lengths = [sample.length for sample in samples]
 
     def attend(q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         parts = []
-        for seen, q_rows, kv_rows in zip(hidden, q.split(lengths), kv.split(lengths), strict=True):
-            heads = (q_rows, *kv_rows.unbind(1))
-            backends = (
-                [SDPBackend.MATH] if use_math else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+        for visible, q_rows, kv_rows in zip(seen, q.split(lengths), kv.split(lengths), strict=True):
+            ordered = kv_rows.flip(0) if is_reversed else kv_rows
+            out = functional.scaled_dot_product_attention(
+                *(x.transpose(0, 1)[None] for x in (q_rows, *ordered.unbind(1))),
+                attn_mask=visible,
+                enable_gqa=True,
             )
-            with sdpa_kernel(backends):
-                out = functional.scaled_dot_product_attention(
-                    *(x.transpose(0, 1)[None] for x in heads), attn_mask=seen, enable_gqa=True
-                )
             parts.append(out[0].transpose(0, 1))
         return torch.cat(parts)
 
