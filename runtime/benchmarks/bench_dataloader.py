@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -106,6 +107,18 @@ def table(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def commit() -> str:
+    """Name the state of the code."""
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip()
+
+
 def main() -> None:
     """Measure, or print the table of a measurement."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -120,6 +133,7 @@ def main() -> None:
     document = {
         "schema": "dcp.bench_dataloader/1",
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "commit": commit(),
         "versions": {"numpy": version("numpy"), "numba": version("numba")},
         "seed": 0,
         "rows": [
