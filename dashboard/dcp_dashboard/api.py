@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 from flask import Blueprint, Response, jsonify, make_response, request, send_file
 from werkzeug.wrappers import Response as WSGIResponse
 
+from dcp_dashboard.api_of_selection import add_selection_routes
 from dcp_dashboard.folder import SUFFIX
 from dcp_dashboard.library import PlanLibrary
 from dcp_dashboard.moves import has_same_blocks, moves_payload
@@ -52,6 +53,8 @@ def data_api(library: PlanLibrary) -> Blueprint:
         name = f"moves {b.entry.key} {b.entry.size_bytes} {b.entry.mtime_ns}"
         payload = library.payload(a, name, lambda item: moves_payload(item.plan, b.plan))
         return answer(payload, BINARY)
+
+    add_selection_routes(api, library, answer)
 
     @api.errorhandler(DCPError)
     def explain(error: DCPError) -> WSGIResponse:

@@ -11,6 +11,7 @@ from dcp_dashboard.editing.routes import Desk, edit_api
 from dcp_dashboard.folder import open_folder
 from dcp_dashboard.library import PlanLibrary
 from dcp_dashboard.pages.compare import add_compare_callbacks
+from dcp_dashboard.pages.keys import keyboard_dialog
 from dcp_dashboard.pages.plan import add_plan_callbacks
 from dcp_dashboard.pages.routes import render_page
 from dcp_dashboard.shell import INDEX, shell
@@ -42,7 +43,7 @@ def create_app(folder: str | Path) -> Dash:
         update_title="",
         use_pages=False,
     )
-    app.layout = shell()
+    app.layout = shell(keyboard_dialog())
     app.server.register_blueprint(data_api(library))
     app.server.register_blueprint(edit_api(library, Desk(library)))
     app.server.register_blueprint(trace_api(library))
@@ -55,5 +56,5 @@ def _add_callbacks(app: Dash, library: PlanLibrary) -> None:
     def show_page(path: object, query: object) -> Component:  # a client may send anything
         return render_page(library, str(path or "/"), str(query or ""))
 
-    add_plan_callbacks(app, library)
+    add_plan_callbacks(app)
     add_compare_callbacks(app, library)

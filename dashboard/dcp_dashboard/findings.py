@@ -6,15 +6,18 @@ Nothing is guessed: a finding is a maximum or a share that the reader can check 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcp_dashboard.quantities import duration, percent, ratio, size
+from dcp_dashboard.selection import device_selection, division_selection, pair_selection
 from dcp_dashboard.summary import DeviceTotals, imbalance
-from dcp_planner import LANES, Trace
+from dcp_dashboard.waits import Wait, find_waits
+from dcp_planner import Trace
 
 MIN_SHARE = 0.005
 """Below half a per cent of the run nothing is worth a sentence."""
 
+NUM_WAITS = 2
+"""So many of the longest waits are named."""
 
 OUTSTANDING = 1.5
 """A link stands out when it carries this many times the mean of the links in use."""
@@ -22,10 +25,18 @@ OUTSTANDING = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One sentence and how it was found."""
+    """One sentence, how it was found, and where it is.
+
+    Attributes:
+        text, rule: for people.
+        selected: what it speaks of, as `dcp_dashboard.selection` writes it; empty if of everything.
+        time_ns: the part of the trace that it speaks of, or ``None``.
+    """
 
     text: str
     rule: str
+    selected: str = ""
+    time_ns: tuple[int, int] | None = None
 
 
 def findings(trace: Trace, totals: DeviceTotals) -> tuple[Finding, ...]:
@@ -33,7 +44,7 @@ def findings(trace: Trace, totals: DeviceTotals) -> tuple[Finding, ...]:
     if trace.seconds() == 0:
         return (Finding("The trace holds no events.", "No event has a duration."),)
     found = (
-        longest_wait(trace),
+        *longest_waits(trace),
         waiting(trace, len(totals.tokens)),
         last_device(trace, len(totals.tokens)),
         busiest_device(totals),
@@ -42,32 +53,27 @@ def findings(trace: Trace, totals: DeviceTotals) -> tuple[Finding, ...]:
     return tuple(finding for finding in found if finding is not None)
 
 
-def longest_wait(trace: Trace) -> Finding | None:
-    """Name the device, division and direction with the longest wait, and whose message ended it."""
-    waits = np.flatnonzero(trace.lane == LANES.index("wait"))
-    if not len(waits):
-        return Finding("No device ever waits.", "The trace has no event on the wait lanes.")
-    groups, group = np.unique(
-        np.stack([trace.is_backward[waits], trace.device[waits], trace.division[waits]]),
-        axis=1, return_inverse=True,
-    )  # fmt: skip
-    total = np.bincount(group, weights=(trace.end_ns - trace.start_ns)[waits])
-    worst = int(total.argmax())
-    if total[worst] / 1e9 < MIN_SHARE * trace.seconds():
-        return None
-    is_backward, device, division = (int(value) for value in groups[:, worst])
-    members = waits[group == worst]
-    longest = int(members[(trace.end_ns - trace.start_ns)[members].argmax()])
-    released = _released_by(trace, longest)
-    where = f"division {division} ({'backward' if is_backward else 'forward'})"
-    text = f"Device {device} waits {duration(total[worst] / 1e9)} in {where}"
-    if released is not None:
-        verb = "from" if trace.lane[released] == LANES.index("receive") else "to"
-        text += f"; the last message is {trace.name[released]} {verb} device {trace.peer[released]}"
+def longest_waits(trace: Trace) -> list[Finding]:
+    """Name the devices, divisions and directions with the longest waits, and for whom."""
+    worst = find_waits(trace, NUM_WAITS)
+    if not worst:
+        return [Finding("No device ever waits.", "The trace has no event on the wait lanes.")]
+    return [_wait_finding(wait) for wait in worst if wait.seconds >= MIN_SHARE * trace.seconds()]
+
+
+def _wait_finding(wait: Wait) -> Finding:
+    where = f"division {wait.division} ({wait.direction})"
+    text = f"Device {wait.device} waits {duration(wait.seconds)} in {where}"
+    if wait.peer >= 0:
+        end = "to reach it" if wait.is_sent else "to arrive"
+        text += f" for device {wait.peer}: {wait.message} is the last {end}"
+    chosen = division_selection(wait.division, wait.direction, wait.device)
     return Finding(
         text + ".",
-        "Waits summed by device, division and direction; the largest sum. The message is the one "
+        "Waits summed by device, division and direction; the largest sums. The message is the one "
         "of that device and direction that ends last within its longest wait.",
+        chosen,
+        (wait.start_ns, wait.end_ns),
     )
 
 
@@ -82,6 +88,7 @@ def waiting(trace: Trace, num_devices: int) -> Finding | None:
         f"Devices wait {percent(share)} of the time; most on device {most} "
         f"({duration(per_device[most])}).",
         "Time on the wait lanes over the number of devices times the length of the run.",
+        device_selection(most),
     )
 
 
@@ -96,6 +103,8 @@ def last_device(trace: Trace, num_devices: int) -> Finding | None:
     return Finding(
         f"Device {last} finishes last, {duration(lag)} after the median device.",
         "End of the last event of each device; the largest against the median.",
+        device_selection(last),
+        (int(np.median(ends)), int(ends[last])),
     )
 
 
@@ -108,6 +117,7 @@ def busiest_device(totals: DeviceTotals) -> Finding | None:
     return Finding(
         f"Device {most} computes most: {ratio(above)} times the mean.",
         "Visible pairs of the tiles of each device; the largest over the mean.",
+        device_selection(most),
     )
 
 
@@ -125,18 +135,5 @@ def busiest_link(totals: DeviceTotals) -> Finding | None:
         f"{percent(traffic.max() / total)} of all bytes.",
         f"Bytes of all transfers by source and target; the largest, if at least {OUTSTANDING} "
         "times the mean of the links in use.",
+        pair_selection(int(source), int(target)),
     )
-
-
-def _released_by(trace: Trace, wait: int) -> int | None:
-    """Give the message of the waiting device that ends last within the wait, or ``None``."""
-    is_message = np.isin(trace.lane, (LANES.index("send"), LANES.index("receive")))
-    ends_inside = (trace.end_ns > trace.start_ns[wait]) & (trace.end_ns <= trace.end_ns[wait])
-    chosen: NDArray[np.intp] = np.flatnonzero(
-        is_message
-        & ends_inside
-        & (trace.device == trace.device[wait])
-        & (trace.is_backward == trace.is_backward[wait])
-        & (trace.peer >= 0)
-    )
-    return int(chosen[trace.end_ns[chosen].argmax()]) if len(chosen) else None

@@ -47,7 +47,7 @@ NAVIGATION = (
 """Links of the header: name, label, path."""
 
 
-def shell() -> dmc.MantineProvider:
+def shell(keyboard: Component) -> dmc.MantineProvider:
     """Give the layout of the whole application; pages appear in ``#page``."""
     header = html.Header(
         [
@@ -81,6 +81,7 @@ def shell() -> dmc.MantineProvider:
             dcc.Location(id="url", refresh=False),
             html.A("Skip to content", href="#page", className="dcp-skip"),
             header,
+            keyboard,
             html.Main(id="page", className="dcp-page", tabIndex=-1),
         ],
         theme=THEME,

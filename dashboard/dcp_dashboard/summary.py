@@ -7,7 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import readonly
-from dcp_planner import Plan, PlanMetrics, Source, Trace
+from dcp_planner import (
+    Plan,
+    PlanMetrics,
+    Source,
+    Trace,
+    accumulator_bytes,
+    receive_buffer_bytes,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,6 +26,8 @@ class DeviceTotals:
         tiles, pairs: int64 ``[R]``, tiles computed and their visible pairs.
         sent_bytes, received_bytes: int64 ``[R]``.
         traffic_bytes: int64 ``[R, R]``, from row to column.
+        memory_bytes: int64 ``[R]``, receive buffers and partial sums of the direction that needs
+            more of them.
     """
 
     tokens: NDArray[np.int64]
@@ -27,10 +36,11 @@ class DeviceTotals:
     sent_bytes: NDArray[np.int64]
     received_bytes: NDArray[np.int64]
     traffic_bytes: NDArray[np.int64]
+    memory_bytes: NDArray[np.int64]
 
     def __post_init__(self) -> None:
         size = len(self.tokens)
-        for name in ("tokens", "tiles", "pairs", "sent_bytes", "received_bytes"):
+        for name in ("tokens", "tiles", "pairs", "sent_bytes", "received_bytes", "memory_bytes"):
             value = readonly(f"DeviceTotals.{name}", getattr(self, name), np.int64, (size,))
             object.__setattr__(self, name, value)
         traffic = readonly("DeviceTotals.traffic_bytes", self.traffic_bytes, np.int64, (size, size))
@@ -103,6 +113,7 @@ def device_totals(plan: Plan, metrics: PlanMetrics) -> DeviceTotals:
         sent_bytes=np.add(forward.sent_bytes, backward.sent_bytes),
         received_bytes=np.add(forward.received_bytes, backward.received_bytes),
         traffic_bytes=traffic,
+        memory_bytes=(receive_buffer_bytes(plan) + accumulator_bytes(plan)).max(axis=0),
     )
 
 

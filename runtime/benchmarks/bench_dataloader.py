@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +24,7 @@ import numpy as np
 
 from dcp_dsl import Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig, encode_parts
-from dcp_runtime import DCPDataloader, LookAhead, Packing, Planning
+from dcp_runtime import DCPDataloader
 
 TOKENS = 131_072
 SPEC = Spec.from_text(
@@ -52,19 +51,18 @@ def work(seconds: float) -> None:
         values = np.tanh(values @ values / 256)
 
 
-def measure(mask: str, processes: int, step_s: float, batches: int) -> dict[str, Any]:
+def measure(mask: str, planners: int, step_s: float, batches: int) -> dict[str, Any]:
     """Go through some batches; the first one, for which everything starts up, is not counted."""
     loader = DCPDataloader(
         rows(0, batches + 1),
         SPEC.mask(mask),
-        Packing(TOKENS),
-        planning=Planning(
-            ModelShape(8, 2),
-            Cluster(nodes=8, devices_per_node=8),
-            PlanConfig(budget="fast"),
-            rank=0,
-        ),
-        look_ahead=LookAhead(batches=2, processes=processes),
+        token_budget=TOKENS,
+        cluster=Cluster(nodes=8, devices_per_node=8),
+        shape=ModelShape(8, 2),
+        config=PlanConfig(budget="fast"),
+        rank=0,
+        planners=planners,
+        look_ahead=2,
     )
     waits, parts = [], []
     try:
@@ -80,7 +78,7 @@ def measure(mask: str, processes: int, step_s: float, batches: int) -> dict[str,
         metrics = loader.metrics
         return {
             "mask": mask,
-            "processes": processes,
+            "planners": planners,
             "step_s": step_s,
             "batches": metrics.plans,
             "plan_s": metrics.plan_s / metrics.plans,
@@ -99,24 +97,12 @@ def table(document: dict[str, Any]) -> str:
         "|---|--:|--:|--:|--:|--:|",
     ]
     lines += [
-        f"| {row['mask']} | {row['processes']} | {row['plan_s'] * 1e3:.0f} ms "
+        f"| {row['mask']} | {row['planners']} | {row['plan_s'] * 1e3:.0f} ms "
         f"| {row['wait_s_median'] * 1e3:.0f} ms | {row['wait_s_max'] * 1e3:.0f} ms "
         f"| {row['largest_part_bytes'] / 1e3:.0f} kB |"
         for row in document["rows"]
     ]
     return "\n".join(lines)
-
-
-def commit() -> str:
-    """Name the state of the code."""
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.strip()
 
 
 def main() -> None:
@@ -133,13 +119,12 @@ def main() -> None:
     document = {
         "schema": "dcp.bench_dataloader/1",
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "commit": commit(),
         "versions": {"numpy": version("numpy"), "numba": version("numba")},
         "seed": 0,
         "rows": [
-            measure(mask, processes, arguments.step_s, arguments.batches)
+            measure(mask, planners, arguments.step_s, arguments.batches)
             for mask in ("document", "streaming_llm")
-            for processes in (0, 1)
+            for planners in (0, 1)
         ],
     }
     text = json.dumps(document, indent=1)

@@ -86,7 +86,8 @@ def test_figures_carry_no_address_and_no_theme(totals):
 
 @pytest.mark.parametrize("devices", [1, 2, 16, 17, 64, 1000])
 def test_device_axes_tick_at_whole_devices(devices, totals):
-    wide = type(totals)(*[np.ones(devices, np.int64)] * 5, np.ones((devices, devices), np.int64))
+    one, square = np.ones(devices, np.int64), np.ones((devices, devices), np.int64)
+    wide = type(totals)(*[one] * 5, square, one)
     axis = traffic_figure(wide, 8).layout.xaxis
     assert axis.dtick == int(axis.dtick)
     assert devices / axis.dtick <= 17

@@ -6,7 +6,7 @@ from dcp_dashboard.findings import (
     busiest_link,
     findings,
     last_device,
-    longest_wait,
+    longest_waits,
     waiting,
 )
 from dcp_dashboard.summary import DeviceTotals
@@ -48,19 +48,23 @@ def trace_of(events):
 
 def totals_of(pairs=(10, 10, 10), traffic=((0, 4, 4), (0, 0, 0), (0, 4, 0))):
     traffic = np.array(traffic)
-    return DeviceTotals([1, 1, 1], [1, 1, 1], pairs, traffic.sum(1), traffic.sum(0), traffic)
+    return DeviceTotals(
+        [1, 1, 1], [1, 1, 1], pairs, traffic.sum(1), traffic.sum(0), traffic, [2, 2, 2]
+    )
 
 
 def test_the_longest_wait_names_the_message_that_ended_it():
-    finding = longest_wait(trace_of(EVENTS))
+    finding = longest_waits(trace_of(EVENTS))[0]
     assert finding.text == (
-        "Device 1 waits 3 ms in division 1 (forward); the last message is kv 0 from device 0."
+        "Device 1 waits 3 ms in division 1 (forward) for device 0: kv 0 is the last to arrive."
     )
+    assert finding.selected == "division.1~backward.0~device.1"
+    assert finding.time_ns == (4 * MS, 7 * MS)
 
 
 def test_waits_of_one_division_are_summed():
     extra = [(2, "wait", 5 + i, 6 + i, 0, 1, -1, "wait") for i in (1, 3, 5)]
-    assert longest_wait(trace_of(EVENTS + extra)).text.startswith(
+    assert longest_waits(trace_of(EVENTS + extra))[0].text.startswith(
         "Device 2 waits 4 ms in division 1 (forward)"
     )
 
@@ -69,18 +73,18 @@ def test_the_two_directions_are_told_apart():
     backward = [(d, lane, s + 20, e + 20, 1, div, p, n) for d, lane, s, e, _, div, p, n in EVENTS]
     backward.append((1, "wait", 28, 31, 1, 1, -1, "wait"))
     assert "Device 1 waits 6 ms in division 1 (backward)" in (
-        longest_wait(trace_of(EVENTS + backward)).text
+        longest_waits(trace_of(EVENTS + backward))[0].text
     )
 
 
 def test_a_wait_for_nothing_that_arrives_names_nobody():
     alone = [event for event in EVENTS if event[1] not in ("send", "receive")]
-    assert longest_wait(trace_of(alone)).text == "Device 1 waits 3 ms in division 1 (forward)."
+    assert longest_waits(trace_of(alone))[0].text == "Device 1 waits 3 ms in division 1 (forward)."
 
 
 def test_no_wait_at_all_is_said():
     busy = [event for event in EVENTS if event[1] != "wait"]
-    assert longest_wait(trace_of(busy)).text == "No device ever waits."
+    assert longest_waits(trace_of(busy))[0].text == "No device ever waits."
 
 
 def test_the_share_of_waiting_is_over_all_devices():
@@ -119,7 +123,7 @@ def test_a_link_is_a_finding_only_when_it_stands_out():
 
 def test_every_finding_says_its_rule():
     found = findings(trace_of(EVENTS), totals_of(pairs=(10, 30, 20)))
-    assert len(found) == 4
+    assert len(found) == 5
     assert all(finding.rule.endswith(".") for finding in found)
 
 

@@ -126,7 +126,7 @@ def test_the_call_of_our_page_is_answered(client):
     [
         b"", b"{", b"[" * 100_000, None, [], {}, "a",
         PAGE | {"output": "x.y"}, PAGE | {"output": ["page.children"]},
-        PAGE | {"output": "mask.data-mode"}, PAGE | {"outputs": {"id": "page"}},
+        PAGE | {"output": "timelines.data-show"}, PAGE | {"outputs": {"id": "page"}},
         PAGE | {"outputs": []}, PAGE | {"outputs": 3}, PAGE | {"inputs": []}, PAGE | {"inputs": 3},
         PAGE | {"inputs": PAGE["inputs"][::-1]}, PAGE | {"inputs": [None, 3]},
         PAGE | {"changedPropIds": 3}, PAGE | {"changedPropIds": [[]]}, PAGE | {"state": [3]},
@@ -140,16 +140,6 @@ def test_a_call_that_no_page_makes_is_a_bad_request(client, body):
 def test_any_value_of_an_input_is_a_page(client, value):
     inputs = [part | {"value": value} for part in PAGE["inputs"]]
     assert call(client, PAGE | {"inputs": inputs}).status_code == 200
-    charts = {
-        "output": "..balance-slot.children...traffic-slot.children..",
-        "outputs": [
-            {"id": name, "property": "children"} for name in ("balance-slot", "traffic-slot")
-        ],
-        "inputs": [{"id": "plan-key", "property": "data", "value": value}],
-    }
-    answer = call(client, charts)
-    assert answer.status_code == 200
-    assert "expected the key of a .dcpplan file" in answer.text
 
 
 def test_a_script_that_is_not_there_is_not_found(client):

@@ -1,8 +1,8 @@
 // The mask with its placement: queries down, keys across, both in tokens of the packed batch.
 //
 // Data: "dcp.mask/1" (see dcp_dashboard/payloads.py). Zooming rasterises which tile each pixel shows;
-// recolouring only looks up palette[column[tile]] per pixel. The strips at the left and at the bottom
-// show who owns the tokens of that row or column.
+// recolouring only looks up the colour of that tile. The strips at the left and at the bottom show who owns
+// the tokens of that row or column. Zoomed in far enough, partial tiles show their pairs ("dcp.pairs/1").
 "use strict";
 
 window.dcp = window.dcp || {};
@@ -13,29 +13,72 @@ window.dcp.Mask = (() => {
   const STRIP = 8;
   const BOTTOM = 34;
   const GAP = 3;
+  const FAINT = 0.14; // how much of its colour a tile keeps that is not selected
+  const HOLLOW = 0.2; // and a pair that is not visible, inside of a tile
 
   class Mask {
     constructor(host, payload, label) {
       this.host = host;
       this.header = payload.header;
       this.columns = payload.columns;
-      this.across = new view.Range(this.header.num_tokens, 64);
-      this.down = new view.Range(this.header.num_tokens, 64);
-      this.layers = new view.Layers(host, `${label}: ${view.count(this.columns.tile_q.length)} tiles of `
-        + `${view.count(this.header.num_tokens)} tokens. The table of devices holds the sums.`);
+      this.raster = window.dcp.maskRaster;
+      this.count = this.columns.tile_q.length;
+      this.index = this.raster.byRow(this.columns.tile_q, this.columns.block_start.length);
+      this.across = new view.Range(this.header.num_tokens, 16);
+      this.down = new view.Range(this.header.num_tokens, 16);
+      this.layers = new view.Layers(host, `${label}: ${view.count(this.count)} tiles of `
+        + `${view.count(this.header.num_tokens)} tokens. Enter selects a tile, arrows go to the next one; the `
+        + "tables of tiles and devices hold the same.");
       this.tooltip = new view.Tooltip(host);
       this.legend = document.createElement("div");
       this.legend.className = "dcp-legend";
       host.after(this.legend);
+      this.pairs = host.dataset.pairs ? new window.dcp.MaskPairs(host.dataset.pairs, () => this.recolour()) : null;
       view.control(this.layers.marks, this);
-      this.setMode(host.dataset.mode);
+      this.isLinked = host.dataset.linked !== "no";
+      const state = window.dcp.state.get();
+      if (this.isLinked) this.showTokens(state.tokens);
+      this.first = host.dataset.mode || this.header.modes[0].id;
+      this.setMode((this.isLinked && state.colour) || this.first);
       this.resize();
+      if (this.isLinked) this.unfollow = window.dcp.state.follow((now, changed) => this.follow(now, changed));
     }
 
-    dispose() { this.legend.remove(); }
+    dispose() {
+      this.legend.remove();
+      this.pairs?.dispose();
+      this.unfollow?.();
+    }
+
+    follow(state, changed) {
+      if (changed.has("tokens") && this.windowText() !== String(state.tokens ?? "")) {
+        this.showTokens(state.tokens);
+        this.redraw();
+      }
+      if (changed.has("colour")) this.setMode(state.colour || this.first);
+      if (changed.has("sel")) this.recolour();
+    }
+
+    showTokens(tokens) {
+      this.down.show(tokens && tokens.slice(0, 2));
+      this.across.show(tokens && tokens.slice(2));
+    }
+
+    windowText() { return String(this.window() ?? ""); }
+
+    // The shown tokens as the state keeps them, null for all.
+    window() {
+      if (this.across.isWhole && this.down.isWhole) return null;
+      return [this.down.start, this.down.end, this.across.start, this.across.end].map(Math.round);
+    }
+
+    moved() { if (this.isLinked) window.dcp.state.set({ tokens: this.window() }); }
 
     setMode(name) {
-      this.mode = this.header.modes.find((mode) => mode.id === name) || this.header.modes[0];
+      const mode = this.header.modes.find((known) => known.id === name) || this.header.modes[0];
+      if (mode === this.mode) return;
+      this.mode = mode;
+      if (this.host.dataset.mode !== this.mode.id) this.host.dataset.mode = this.mode.id;
       this.legend.replaceChildren(...this.mode.legend.map(({ label, colours }) => {
         const item = document.createElement("span");
         item.className = "dcp-legend-item";
@@ -53,10 +96,11 @@ window.dcp.Mask = (() => {
 
     resize() {
       const width = Math.max(240, this.host.clientWidth);
-      const side = Math.min(width - LEFT, 620);
+      const most = Number(this.host.dataset.side) || 620;
+      const side = Math.min(width - LEFT, most);
       const area = { left: LEFT, top: 0, width: side, height: side };
       this.layers.resize(width, side + BOTTOM, area);
-      this.tiles = new Int32Array(this.layers.buffer.length);
+      this.tiles = new Uint32Array(this.layers.buffer.length);
       this.redraw();
     }
 
@@ -71,42 +115,54 @@ window.dcp.Mask = (() => {
 
     redraw() {
       this.rasterise();
+      this.pairs?.want(this.across, this.down, this.header.num_tokens);
       this.recolour();
     }
 
-    // Which tile each pixel shows, -1 for none. At least one pixel per tile, so nothing vanishes.
     rasterise() {
-      const { tile_q: rows, tile_kv: cols, block_start: start, block_end: end } = this.columns;
+      const { block_start: start, block_end: end, tile_kv: cols } = this.columns;
       const { width, height } = this.layers.pixels;
-      const [x0, x1] = spans(start, end, this.across, width);
-      const [y0, y1] = spans(start, end, this.down, height);
-      this.tiles.fill(-1);
-      for (let tile = 0; tile < rows.length; tile++) {
-        const left = x0[cols[tile]];
-        const right = x1[cols[tile]];
-        if (left >= right) continue;
-        for (let y = y0[rows[tile]]; y < y1[rows[tile]]; y++) this.tiles.fill(tile, y * width + left, y * width + right);
-      }
+      const across = this.raster.spans(start, end, this.across, width);
+      const down = this.raster.spans(start, end, this.down, height);
+      this.raster.rasterise(this.tiles, this.count, { cols, index: this.index, across, down, width });
     }
 
     recolour() {
       const begun = performance.now();
+      const colours = this.colours();
       const { buffer } = this.layers;
-      const background = view.pixel(view.themeColour("--canvas"));
-      const palette = Uint32Array.from(this.mode.palette, view.pixel);
-      const value = this.columns[this.mode.column];
       const { tiles } = this;
-      for (let i = 0; i < tiles.length; i++) buffer[i] = tiles[i] < 0 ? background : palette[value[tiles[i]]];
+      for (let i = 0; i < tiles.length; i++) buffer[i] = colours[tiles[i]];
+      this.pairs?.hollow(this.layers, tiles, (tile) => this.hollowColour(colours[tile]), this);
       this.layers.put();
       this.drawMarks();
       this.host.dataset.frameMs = (performance.now() - begun).toFixed(2);
     }
 
+    // The pixel colour of every tile, the last entry for where there is none; what is not selected is faint.
+    colours() {
+      this.background = view.pixel(view.themeColour("--canvas"));
+      const palette = Uint32Array.from(this.mode.palette, view.pixel);
+      const value = this.columns[this.mode.column];
+      const colours = new Uint32Array(this.count + 1);
+      colours[this.count] = this.background;
+      this.chosen = this.isLinked ? window.dcp.state.get().sel : undefined;
+      const belongs = this.raster.belongs(this.chosen, this.columns);
+      if (!belongs) {
+        for (let tile = 0; tile < this.count; tile++) colours[tile] = palette[value[tile]];
+        return colours;
+      }
+      const faint = palette.map((colour) => mix(this.background, colour, FAINT));
+      for (let tile = 0; tile < this.count; tile++) colours[tile] = (belongs(tile) ? palette : faint)[value[tile]];
+      return colours;
+    }
+
+    hollowColour(colour) { return mix(this.background, colour, HOLLOW); }
+
     drawMarks() {
       const pen = this.layers.pen();
       const { left, width, height } = this.layers.area;
       const ink = view.themeColour("--muted");
-      const line = view.themeColour("--line");
       this.drawOwners(pen);
       pen.fillStyle = ink;
       for (const border of this.header.cu_seqlens.slice(1, -1)) {
@@ -117,18 +173,34 @@ window.dcp.Mask = (() => {
         if (y > 0 && y < height) dashed(pen, left, y, width, 0);
       }
       pen.globalAlpha = 1;
-      pen.strokeStyle = line;
+      pen.strokeStyle = view.themeColour("--line");
       pen.lineWidth = 1;
       pen.strokeRect(left - 0.5, 0.5, width, height - 1);
       this.drawAxes(pen, ink);
+      if (this.chosen?.type === "tile" && this.chosen.tile < this.count) this.drawChosen(pen, this.boxOf(this.chosen.tile));
+    }
+
+    // A frame that can be seen around the smallest tile, and lines to both axes.
+    drawChosen(pen, { x, y, width, height }) {
+      const { left, width: right, height: bottom } = this.layers.area;
+      pen.strokeStyle = view.themeColour("--ink");
+      pen.lineWidth = 2;
+      const [w, h] = [Math.max(5, width), Math.max(5, height)];
+      pen.strokeRect(x + (width - w) / 2 - 1, y + (height - h) / 2 - 1, w + 2, h + 2);
+      pen.fillStyle = view.themeColour("--ink");
+      pen.globalAlpha = 0.35;
+      pen.fillRect(left, y + height / 2, Math.max(0, x - left - 2), 1);
+      pen.fillRect(x + width / 2, y + height + 3, 1, Math.max(0, bottom - y - height - 3));
+      pen.fillRect(x + width + 3, y + height / 2, Math.max(0, left + right - x - width - 3), 1);
+      pen.globalAlpha = 1;
     }
 
     drawOwners(pen) {
       const { block_start: start, block_end: end, block_owner: owner } = this.columns;
       const { left, width, height } = this.layers.area;
       const colours = this.header.device_colours;
-      const [x0, x1] = spans(start, end, this.across, width);
-      const [y0, y1] = spans(start, end, this.down, height);
+      const [x0, x1] = this.raster.spans(start, end, this.across, width);
+      const [y0, y1] = this.raster.spans(start, end, this.down, height);
       for (let block = 0; block < owner.length; block++) {
         pen.fillStyle = colours[owner[block]];
         if (x0[block] < x1[block]) pen.fillRect(left + x0[block], height + GAP, x1[block] - x0[block], STRIP);
@@ -141,16 +213,18 @@ window.dcp.Mask = (() => {
       pen.fillStyle = ink;
       pen.textAlign = "center";
       pen.textBaseline = "alphabetic";
-      for (const token of view.ticks(this.across.start, this.across.end, width / 110).values) {
+      const across = view.ticks(this.across.start, this.across.end, width / 110);
+      for (const token of across.values) {
         const x = left + ((token - this.across.start) / this.across.span) * width;
-        if (x + 20 < left + width) pen.fillText(tokens(token), Math.max(x, left + 4), height + BOTTOM - 8);
+        if (x + 44 < left + width) pen.fillText(tokens(token, across.step), Math.max(x, left + 4), height + BOTTOM - 8);
       }
       pen.textAlign = "right";
       pen.fillText("keys", left + width, height + BOTTOM - 8);
       pen.textBaseline = "middle";
-      for (const token of view.ticks(this.down.start, this.down.end, height / 80).values) {
+      const down = view.ticks(this.down.start, this.down.end, height / 80);
+      for (const token of down.values) {
         const y = ((token - this.down.start) / this.down.span) * height;
-        if (y < height - 24) pen.fillText(tokens(token), left - GAP - STRIP - 4, Math.max(y, 6));
+        if (y < height - 24) pen.fillText(tokens(token, down.step), left - GAP - STRIP - 4, Math.max(y, 6));
       }
       pen.fillText("queries", left - GAP - STRIP - 4, height - 6);
     }
@@ -166,20 +240,26 @@ window.dcp.Mask = (() => {
       return { x, y, width: toX(end[cols[tile]]) - x, height: toY(end[rows[tile]]) - y };
     }
 
-    hover(event) {
+    // The tile under the pointer, or undefined.
+    tileAt(event) {
       const [fx, fy] = this.fractions(event);
       const box = this.layers.marks.getBoundingClientRect();
       const x = event.clientX - box.left;
       const y = event.clientY - box.top;
       const { left, width, height } = this.layers.area;
-      const isInside = x >= left && x < left + width && y >= 0 && y < height;
+      if (x < left || x >= left + width || y < 0 || y >= height) return undefined;
       const { width: columns, height: rows } = this.layers.pixels;
       const at = Math.min(rows - 1, Math.floor(fy * rows)) * columns + Math.min(columns - 1, Math.floor(fx * columns));
-      const tile = isInside && this.tiles[at] >= 0 ? this.tiles[at] : undefined;
+      return this.tiles[at] < this.count ? this.tiles[at] : undefined;
+    }
+
+    hover(event) {
+      const tile = this.tileAt(event);
       if (tile === undefined) { this.leave(); return; }
+      const box = this.layers.marks.getBoundingClientRect();
       if (tile !== this.marked) this.layers.outline(this.boxOf(tile));
       this.marked = tile;
-      this.tooltip.show(x, y, this.describe(tile), this.layers);
+      this.tooltip.show(event.clientX - box.left, event.clientY - box.top, this.describe(tile), this.layers);
     }
 
     leave() {
@@ -188,6 +268,24 @@ window.dcp.Mask = (() => {
       this.tooltip.hide();
       this.layers.outline(null);
     }
+
+    click(event) {
+      if (!this.isLinked) return;
+      const tile = this.tileAt(event);
+      if (tile === undefined) window.dcp.state.set({ sel: null });
+      else window.dcp.selection.toggle(this.factsOf(tile));
+    }
+
+    factsOf(tile) {
+      const c = this.columns;
+      return {
+        type: "tile", tile, device: c.tile_device[tile], division: c.tile_division[tile], q: c.tile_q[tile],
+        kv: c.tile_kv[tile],
+      };
+    }
+
+    // Arrows move the selected tile, Enter zooms to it; without one Enter selects the middle one.
+    key(event) { return this.isLinked && !event.shiftKey && window.dcp.maskKeys(this, event.key); }
 
     describe(tile) {
       const c = this.columns;
@@ -204,25 +302,19 @@ window.dcp.Mask = (() => {
     }
   }
 
-  // First and one-past-last pixel of every block on an axis; empty (first >= last) outside the range.
-  function spans(start, end, range, size) {
-    const first = new Int32Array(start.length);
-    const past = new Int32Array(start.length);
-    const scale = size / range.span;
-    for (let block = 0; block < start.length; block++) {
-      if (end[block] <= range.start || start[block] >= range.end) continue;
-      first[block] = Math.max(0, Math.round((start[block] - range.start) * scale));
-      past[block] = Math.min(size, Math.round((end[block] - range.start) * scale));
-      if (first[block] >= past[block]) {
-        first[block] = Math.min(first[block], size - 1);
-        past[block] = first[block] + 1;
-      }
+  // A pixel some way from one colour to another.
+  function mix(from, to, share) {
+    let mixed = 0xff000000;
+    for (const shift of [0, 8, 16]) {
+      const start = (from >>> shift) & 255;
+      mixed |= Math.round(start + (((to >>> shift) & 255) - start) * share) << shift;
     }
-    return [first, past];
+    return mixed >>> 0;
   }
 
-  function tokens(count) {
-    return count >= 10000 ? `${view.digits(count / 1000)}k` : view.count(count);
+  // Thousands once the ticks are thousands apart; every label of an axis alike.
+  function tokens(count, step) {
+    return count >= 10000 && step >= 1000 ? `${view.digits(count / 1000)}k` : view.count(count);
   }
 
   function dashed(pen, x, y, width, height) {

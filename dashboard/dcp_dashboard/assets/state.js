@@ -14,7 +14,7 @@
 //   time    [start, end] of the shown timeline, ns after the first event
 //   tokens  [first query, past the last, first key, past the last] of the shown mask
 //   area    [start, end, first device, last device] that is marked in the timeline, ns
-//   colour, source, kinds (shown kinds, comma between), longer (ns), find: plain texts of the controls
+//   colour, source, kinds (shown kinds, comma between), longer (ns), find, traffic ("node"): plain texts of the controls
 //   open (nodes whose devices have rows, comma between, or "all", "none"), view ("table"), sort (column, "-" in
 //   front: falling): of the page of the timeline
 "use strict";
@@ -22,7 +22,7 @@
 window.dcp = window.dcp || {};
 
 window.dcp.state = (() => {
-  const TEXTS = ["colour", "source", "kinds", "longer", "find", "open", "view", "sort"];
+  const TEXTS = ["colour", "source", "kinds", "longer", "find", "open", "view", "sort", "traffic"];
   const RANGES = { time: 2, tokens: 4, area: 4 };
   const TYPES = ["device", "division", "tile", "transfer", "event"];
   const followers = new Set();
@@ -67,7 +67,7 @@ window.dcp.state = (() => {
     const kept = new URLSearchParams(location.search);
     for (const name of ["sel", ...Object.keys(RANGES), ...TEXTS]) kept.delete(name);
     for (const [name, value] of new URLSearchParams(query())) kept.set(name, value);
-    const text = kept.toString();
+    const text = kept.toString().replaceAll("%7E", "~");
     const url = location.pathname + (text ? `?${text}` : "") + location.hash;
     if (url !== location.pathname + location.search + location.hash) history.replaceState(history.state, "", url);
   }
@@ -78,7 +78,7 @@ window.dcp.state = (() => {
     if (state.sel) kept.set("sel", encodeSelection(state.sel));
     for (const name of Object.keys(RANGES)) if (state[name]) kept.set(name, state[name].map(Math.round).join("-"));
     for (const name of TEXTS) if (state[name]) kept.set(name, state[name]);
-    return kept.size ? `?${kept}` : "";
+    return kept.size ? `?${kept}`.replaceAll("%7E", "~") : "";
   }
 
   // Writes the URL now, for whoever is about to leave the page.
@@ -125,5 +125,5 @@ window.dcp.state = (() => {
   window.addEventListener("popstate", reread);
   window.addEventListener("_dashprivate_pushstate", reread); // Dash's links announce themselves so
 
-  return { get: () => state, set, follow, query, flush };
+  return { get: () => state, set, follow, query, flush, decode: decodeSelection, encode: encodeSelection };
 })();

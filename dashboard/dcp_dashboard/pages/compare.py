@@ -10,6 +10,7 @@ from dash.development.base_component import Component
 
 from dcp_dashboard import quantities
 from dcp_dashboard.comparison import Comparison, Side
+from dcp_dashboard.facts.words import SOURCE_LABELS
 from dcp_dashboard.library import PlanLibrary
 from dcp_dashboard.pages.compare_panels import (
     compare_charts,
@@ -19,7 +20,6 @@ from dcp_dashboard.pages.compare_panels import (
     timelines_panel,
     verdict_panel,
 )
-from dcp_dashboard.pages.plan import SOURCE_LABELS
 from dcp_dashboard.shell import attributes
 from dcp_dsl import DCPError
 from dcp_planner import Source

@@ -16,6 +16,7 @@ from dcp_dashboard.comparison import (
 )
 from dcp_dashboard.comparison_figures import deltas_figure, traffic_difference_figure
 from dcp_dashboard.explanation import explain
+from dcp_dashboard.facts.words import SOURCE_LABELS
 from dcp_dashboard.figures import GRAPH_CONFIG
 from dcp_dashboard.moves import (
     CHANGES,
@@ -26,7 +27,6 @@ from dcp_dashboard.moves import (
     find_moves,
     moves_modes,
 )
-from dcp_dashboard.pages.plan import SOURCE_LABELS
 from dcp_dashboard.palette import KIND_COLOURS
 from dcp_dashboard.shell import attributes, panel, swatches
 

@@ -9,6 +9,8 @@ from dash.development.base_component import Component
 from dcp_dashboard.library import LoadedPlan, PlanLibrary
 from dcp_dashboard.pages.compare import compare_page
 from dcp_dashboard.pages.edit import edit_page
+from dcp_dashboard.pages.help import help_page
+from dcp_dashboard.pages.mask import mask_page
 from dcp_dashboard.pages.plan import plan_page
 from dcp_dashboard.pages.plan_list import plan_list_page
 from dcp_dashboard.pages.timeline import timeline_page
@@ -27,6 +29,10 @@ def _compare(library: PlanLibrary, parts: tuple[str, ...], query: str) -> Compon
     return None if parts else compare_page(library, query)
 
 
+def _help(_library: PlanLibrary, parts: tuple[str, ...], _query: str) -> Component | None:
+    return None if parts else help_page()
+
+
 def _plan(library: PlanLibrary, parts: tuple[str, ...], _query: str) -> Component | None:
     if len(parts) == 1:
         return plan_page(library.load(parts[0]))
@@ -39,12 +45,12 @@ def _edit(library: PlanLibrary, parts: tuple[str, ...], query: str) -> Component
 
 
 PLAN_PAGES: Mapping[str, Callable[[LoadedPlan], Component]] = MappingProxyType(
-    {"timeline": timeline_page}
+    {"mask": mask_page, "timeline": timeline_page}
 )
 """Pages below `/plan/<key>/`, by their name."""
 
 ROUTES: Mapping[str, Page] = MappingProxyType(
-    {"": _plan_list, "compare": _compare, "edit": _edit, "plan": _plan}
+    {"": _plan_list, "compare": _compare, "edit": _edit, "help": _help, "plan": _plan}
 )
 """Pages by the first part of the path."""
 

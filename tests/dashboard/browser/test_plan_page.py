@@ -175,13 +175,13 @@ def test_predicted_and_measured_can_be_shown_alone_or_together(visit):
 
 
 BACKGROUND = "() => getComputedStyle(document.body).backgroundColor"
-INK = "() => getComputedStyle(document.querySelector('#balance .main-svg text')).fill"
+INK = "() => getComputedStyle(document.querySelector('.dcp-bars-title')).color"
 
 
 @pytest.mark.parametrize("visit", ["light"], indirect=True)
 def test_the_theme_toggles_everywhere(visit):
     page = visit.open_plan("small.dcpplan")
-    page.wait_for_selector("#balance .main-svg text")
+    page.wait_for_selector("#balance .dcp-bar")
     light = (page.evaluate(BACKGROUND), page.evaluate(INK), visit.digest(TIMELINE))
     page.click("#colour-scheme")
     page.wait_for_function("() => document.documentElement.dataset.mantineColorScheme === 'dark'")
@@ -202,10 +202,11 @@ def test_the_theme_follows_the_system_at_first(visit):
 
 def test_the_charts_come_with_the_page(visit, small_plan):
     page = visit.open_plan("small.dcpplan")
-    page.wait_for_selector("#traffic .main-svg")
-    page.wait_for_selector("#balance .bars .point path")
-    assert page.locator("#balance .bars .point path").count() == 4 * small_plan.num_devices
-    assert page.locator(".modebar, [data-title*=hare]").count() == 0
+    page.wait_for_selector("#traffic[data-state=drawn]")
+    page.wait_for_selector("#balance .dcp-bar")
+    rows = ("Compute", "Tokens", "Bytes sent", "Bytes received", "Buffers", "Waiting, predicted")
+    assert page.locator(".dcp-bars-title").all_inner_texts() == [*rows, "Waiting, measured"]
+    assert page.locator("#balance .dcp-bar").count() == 7 * small_plan.num_devices
 
 
 def test_a_broken_plan_is_a_message_not_a_crash(visit):
@@ -229,7 +230,7 @@ def test_the_page_can_be_used_without_a_mouse(visit):
     page = visit.open_plan("small.dcpplan")
     assert page.evaluate("document.documentElement.lang") == "en"
     reached = set()
-    for _ in range(20):
+    for _ in range(70):
         page.keyboard.press("Tab")
         reached.add(
             page.evaluate(

@@ -1,0 +1,1 @@
+"""Everything about the one selected thing, as text with links that select further."""

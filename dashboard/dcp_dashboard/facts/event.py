@@ -1,0 +1,110 @@
+"""What there is to say about one event of a trace."""
+
+import numpy as np
+
+from dcp_dashboard import quantities
+from dcp_dashboard.facts.text import Facts, Link, Row, Section, row
+from dcp_dashboard.facts.words import SOURCE_LABELS
+from dcp_dashboard.folder import DashboardError
+from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.payloads import track_order
+from dcp_dashboard.selection import (
+    device_selection,
+    division_selection,
+    pair_selection,
+    selection,
+    transfer_selection,
+)
+from dcp_dashboard.waits import RECEIVE, SEND, WAIT, direction_of, released_by
+from dcp_planner import LANES, Source, Trace, TransferKind
+
+
+def event_facts(loaded: LoadedPlan, source: Source, index: int) -> Facts:
+    """Say everything about an event, counted as the timeline's payload counts; O(E log E).
+
+    Raises:
+        DashboardError: if the trace has no such event.
+    """
+    trace = loaded.traces[source]
+    if not 0 <= index < len(trace):
+        raise DashboardError(
+            f"{loaded.entry.relative}: expected an event from 0 to {len(trace) - 1:,} in the "
+            f"{source} trace, got {index:,}"
+        )
+    event = int(track_order(trace)[index])
+    start, end = int(trace.start_ns[event]), int(trace.end_ns[event])
+    device = int(trace.device[event])
+    chosen = selection("event", event=index, source=source, device=device)
+    span = f"{quantities.duration((end - start) / 1e9)} from {quantities.duration(start / 1e9)}"
+    rows = [
+        row("Device", Link(f"device {device}", device_selection(device))),
+        row(SOURCE_LABELS[source], Link(span, chosen, (start, end), source)),
+        *_step_rows(trace, event),
+        *_message_rows(loaded, trace, event),
+        *_release_rows(trace, event),
+    ]
+    return Facts(
+        f"{trace.name[event]} on device {device}".capitalize(),
+        chosen,
+        (Section("", tuple(rows)),),
+        {
+            "event": index, "source": source, "name": trace.name[event], "device": device,
+            "lane": LANES[trace.lane[event]], "start_ns": start, "end_ns": end,
+            "size_bytes": int(trace.size_bytes[event]), "peer": int(trace.peer[event]),
+        },
+    )  # fmt: skip
+
+
+def _step_rows(trace: Trace, event: int) -> list[Row]:
+    division = int(trace.division[event])
+    if division < 0:
+        return []
+    word, device = direction_of(trace, event), int(trace.device[event])
+    link = Link(f"division {division} {word}", division_selection(division, word, device))
+    return [row("In", link)]
+
+
+def _message_rows(loaded: LoadedPlan, trace: Trace, event: int) -> list[Row]:
+    lane, peer = trace.lane[event], int(trace.peer[event])
+    if lane not in (SEND, RECEIVE) or peer < 0:
+        return []
+    device = int(trace.device[event])
+    ends = (device, peer) if lane == SEND else (peer, device)
+    word = "To" if lane == SEND else "From"
+    rows = [row(word, Link(f"device {peer}", pair_selection(*ends)))]
+    transfer = find_transfer(loaded, trace, event)
+    if transfer is not None:
+        text = f"{trace.name[event]}, {quantities.size(trace.size_bytes[event])}"
+        rows.append(row("Message", Link(text, transfer_selection(loaded.plan, transfer))))
+    return rows
+
+
+def find_transfer(loaded: LoadedPlan, trace: Trace, event: int) -> int | None:
+    """Give the message that an event sends or receives, by its name, ends and direction; O(X)."""
+    kind, _, block = trace.name[event].partition(" ")
+    if kind.upper() not in TransferKind.__members__ or not block.isdigit():
+        return None
+    device, peer = int(trace.device[event]), int(trace.peer[event])
+    source, target = (device, peer) if trace.lane[event] == SEND else (peer, device)
+    table = loaded.plan.transfers
+    found = np.flatnonzero(
+        (table.kind == TransferKind[kind.upper()])
+        & (table.block == int(block))
+        & (table.source == source)
+        & (table.target == target)
+        & (table.is_backward == trace.is_backward[event])
+    )
+    return int(found[0]) if len(found) else None
+
+
+def _release_rows(trace: Trace, event: int) -> list[Row]:
+    if trace.lane[event] != WAIT:
+        return []
+    message = released_by(trace, event)
+    if message is None:
+        return [row("Ends with", "no message of the trace")]
+    device, peer = int(trace.device[event]), int(trace.peer[message])
+    ends = (device, peer) if trace.lane[message] == SEND else (peer, device)
+    verb = "to" if trace.lane[message] == SEND else "from"
+    link = Link(f"device {peer}", pair_selection(*ends))
+    return [row("Ends with", f"{trace.name[message]} {verb} ", link)]

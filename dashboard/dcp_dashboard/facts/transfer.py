@@ -1,0 +1,190 @@
+"""What there is to say about a message, and about all messages between two devices."""
+
+import numpy as np
+
+from dcp_dashboard import quantities
+from dcp_dashboard.facts.text import Facts, Link, Row, Section, joined, row
+from dcp_dashboard.facts.words import KIND_WORDS, SOURCE_LABELS, TIMES, direction_word
+from dcp_dashboard.folder import DashboardError
+from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.selection import (
+    device_selection,
+    division_selection,
+    pair_selection,
+    tile_selection,
+    transfer_selection,
+)
+from dcp_dashboard.waits import SEND
+from dcp_planner import Plan, Trace, TransferKind
+
+MAX_LISTED = 8
+
+
+def transfer_facts(loaded: LoadedPlan, transfer: int) -> Facts:
+    """Say everything about a message; O(W + E).
+
+    Raises:
+        DashboardError: if the plan has no such message.
+    """
+    plan = loaded.plan
+    table = plan.transfers
+    if not 0 <= transfer < len(table):
+        raise DashboardError(
+            f"{loaded.entry.relative}: expected a message from 0 to {len(table) - 1:,}, got "
+            f"{transfer:,}"
+        )
+    kind = TransferKind(table.kind[transfer])
+    return Facts(
+        f"{KIND_WORDS[kind]} of block {table.block[transfer]}",
+        transfer_selection(plan, transfer),
+        (
+            Section("", (*_route_rows(plan, transfer), *_time_rows(loaded, transfer))),
+            Section("Tiles that it serves", _tile_rows(plan, transfer)),
+        ),
+        {
+            "transfer": transfer, "kind": kind.name.lower(), "block": int(table.block[transfer]),
+            "source": int(table.source[transfer]), "target": int(table.target[transfer]),
+            "division": int(table.division[transfer]), "hop": int(table.hop[transfer]),
+            "is_backward": bool(table.is_backward[transfer]),
+            "size_bytes": int(table.size_bytes[transfer]),
+        },
+    )  # fmt: skip
+
+
+def pair_facts(loaded: LoadedPlan, source: int, target: int) -> Facts:
+    """Say what one device sends another, and what comes back; O(X).
+
+    Raises:
+        DashboardError: if one of them is no device of the plan.
+    """
+    plan = loaded.plan
+    for device in (source, target):
+        check_device(loaded, device)
+    per_node = plan.cluster.devices_per_node
+    place = "within a node" if source // per_node == target // per_node else "between nodes"
+    sections = [
+        Section("", (row("Path", place), *_way_rows(plan, source, target))),
+        Section("Its largest messages", _largest_rows(plan, source, target)),
+    ]
+    return Facts(
+        f"Device {source} → device {target}",
+        pair_selection(source, target),
+        tuple(sections),
+        {
+            "device": source, "peer": target,
+            "size_bytes": int(loaded.totals.traffic_bytes[source, target]),
+            "back_bytes": int(loaded.totals.traffic_bytes[target, source]),
+        },
+    )  # fmt: skip
+
+
+def check_device(loaded: LoadedPlan, device: int) -> None:
+    """Raise `DashboardError` unless the plan has this device."""
+    if not 0 <= device < loaded.plan.num_devices:
+        raise DashboardError(
+            f"{loaded.entry.relative}: expected a device from 0 to {loaded.plan.num_devices - 1}, "
+            f"got {device:,}"
+        )
+
+
+def message_events(plan: Plan, trace: Trace, transfer: int) -> "list[int]":
+    """Give the events that send a message, by kind, block, ends and direction; O(E)."""
+    table = plan.transfers
+    name = f"{TransferKind(table.kind[transfer]).name.lower()} {table.block[transfer]}"
+    chosen = np.flatnonzero(
+        (trace.lane == SEND)
+        & (trace.device == table.source[transfer])
+        & (trace.peer == table.target[transfer])
+        & (trace.is_backward == table.is_backward[transfer])
+    )
+    return [int(event) for event in chosen if trace.name[event] == name]
+
+
+def _route_rows(plan: Plan, transfer: int) -> tuple[Row, ...]:
+    table = plan.transfers
+    source, target = int(table.source[transfer]), int(table.target[transfer])
+    division, word = int(table.division[transfer]), direction_word(table.is_backward[transfer])
+    block = int(table.block[transfer])
+    is_result = table.kind[transfer] >= TransferKind.OUT
+    when = "after" if is_result else "before"
+    tokens = f"{plan.blocks.start[block]:,} to {plan.blocks.end[block] - 1:,}"
+    rows = [
+        row("From", Link(f"device {source}", device_selection(source)), " to ",
+            Link(f"device {target}", device_selection(target)), ", ",
+            Link("all of this pair", pair_selection(source, target))),
+        row("Bytes", quantities.size(table.size_bytes[transfer])),
+        row("Tokens", tokens),
+        row("Needed" if not is_result else "Sent", f"{when} ",
+            Link(f"division {division} {word}", division_selection(division, word))),
+    ]  # fmt: skip
+    if table.hop[transfer]:
+        rows.append(row("Passed on", f"by device {source}, hop {table.hop[transfer]}"))
+    return tuple(rows)
+
+
+def _time_rows(loaded: LoadedPlan, transfer: int) -> list[Row]:
+    rows = []
+    for source, trace in loaded.traces.items():
+        for event in message_events(loaded.plan, trace, transfer)[:1]:
+            start, end = int(trace.start_ns[event]), int(trace.end_ns[event])
+            spent, begun = (
+                quantities.duration((end - start) / 1e9),
+                quantities.duration(start / 1e9),
+            )
+            link = Link(
+                f"{spent} from {begun}",
+                transfer_selection(loaded.plan, transfer),
+                (start, end),
+                source,
+            )
+            rows.append(row(SOURCE_LABELS[source], link))
+    return rows
+
+
+def _tile_rows(plan: Plan, transfer: int) -> tuple[Row, ...]:
+    table, tiles = plan.transfers, plan.tiles
+    kind = table.kind[transfer]
+    is_result = kind >= TransferKind.OUT
+    device = table.source[transfer] if is_result else table.target[transfer]
+    is_query = kind in (TransferKind.Q, TransferKind.OUT, TransferKind.DQ)
+    block = tiles.q_block if is_query else tiles.kv_block
+    served = np.flatnonzero((tiles.device == device) & (block == table.block[transfer]))
+    if not len(served):
+        return (row("", "None directly: it is passed on."),)
+    links = [
+        Link(
+            f"{tiles.q_block[tile]} {TIMES} {tiles.kv_block[tile]}", tile_selection(plan, int(tile))
+        )
+        for tile in served[:MAX_LISTED]
+    ]
+    count = quantities.counted(len(served), "tile")
+    return (Row(count, joined(links, len(served) - MAX_LISTED)),)
+
+
+def _way_rows(plan: Plan, source: int, target: int) -> list[Row]:
+    table, rows = plan.transfers, []
+    for a, b in ((source, target), (target, source)):
+        chosen = (table.source == a) & (table.target == b)
+        total = int(table.size_bytes[chosen].sum())
+        number = quantities.counted(int(chosen.sum()), "message")
+        rows.append(
+            row(f"{a} → {b}", Link(quantities.size(total), pair_selection(a, b)), f" in {number}")
+        )
+        for kind in np.unique(table.kind[chosen]):
+            of_kind = chosen & (table.kind == kind)
+            size = quantities.size(int(table.size_bytes[of_kind].sum()))
+            rows.append(row("", f"{KIND_WORDS[TransferKind(kind)]}: {size}"))
+    return rows
+
+
+def _largest_rows(plan: Plan, source: int, target: int) -> tuple[Row, ...]:
+    table = plan.transfers
+    chosen = np.flatnonzero((table.source == source) & (table.target == target))
+    order = chosen[np.argsort(-table.size_bytes[chosen], kind="stable")][:MAX_LISTED]
+    rows = []
+    for transfer in order.tolist():
+        word = f"{KIND_WORDS[TransferKind(table.kind[transfer])]} of block {table.block[transfer]}"
+        size = quantities.size(table.size_bytes[transfer])
+        link = Link(word, transfer_selection(plan, transfer))
+        rows.append(row(size, link, f", {direction_word(table.is_backward[transfer])}"))
+    return tuple(rows)

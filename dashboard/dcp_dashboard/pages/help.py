@@ -1,0 +1,145 @@
+"""The page `/help`: what the pages show, colours, keys, definitions, and how to make plans."""
+
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from dcp_dashboard.pages.keys import keyboard_map
+from dcp_dashboard.pages.metrics import definitions_list
+from dcp_dashboard.palette import KIND_COLOURS
+from dcp_dashboard.payloads import FETCH_COLOURS, FETCHES
+from dcp_dashboard.shell import attributes, swatches
+
+PAGES = (
+    ("Plans", "/", "Every plan of the served folder; a click on a heading sorts, a file that "
+     "cannot be read says why."),
+    ("A plan: overview", "", "Key metrics, what stands out, the mask with its placement, the "
+     "balance of all devices, the timeline, the traffic between devices, every device in numbers."),
+    ("A plan: timeline", "", "What every device does when: compute, sends, receives and waits; "
+     "with filters, search and a table of events."),
+    ("A plan: mask", "", "Where every tile is computed, down to single pairs."),
+    ("Compare", "/compare", "Two plans, or what was predicted against what was measured."),
+    ("Edit", "/edit", "Write a mask, see it at once, plan it."),
+)  # fmt: skip
+
+KIND_MEANINGS = {
+    "attention": "computes tiles",
+    "reduction": "merges partial results that arrived",
+    "copy": "copies its own tokens into working buffers",
+    "send": "a message on its way out",
+    "receive": "a message on its way in",
+    "wait": "stands still until a message is there: communication that nothing hides",
+}
+
+COMMANDS = (
+    ("Plan one batch", "dcpm plan train.dcpm --sample '{\"len\": 131072}' --cluster 4x8 "
+     "--out runs/causal.dcpplan"),
+    ("Plan batches of a data set", "dcpm plan train.dcpm --dataset rows.parquet --batches 8 "
+     "--out runs/rows"),
+    ("Run it and keep what was measured", "dcpm run runs/causal.dcpplan --trace "
+     "runs/measured.dcpplan"),
+    ("Look at a folder", "dcpm dashboard runs"),
+    ("Everything at once", "dcpm demo --out runs"),
+)  # fmt: skip
+
+
+def help_page() -> Component:
+    """Give the whole page; every section has an anchor to link to."""
+    return html.Div(
+        [
+            html.Div(html.H1("Help"), className="dcp-title"),
+            _contents(),
+            _section("pages", "What the pages show", [_pages()]),
+            _section("reading", "How to read a plan", _reading()),
+            _section("colours", "Colours", _colours()),
+            _section("keys", "Keyboard", [keyboard_map()]),
+            _section("definitions", "What the numbers mean", [definitions_list()]),
+            _section("plans", "How to make plans", _commands()),
+        ],
+        className="dcp-help",
+        **attributes(data_title="Help"),
+    )
+
+
+SECTIONS = (
+    ("pages", "Pages"),
+    ("reading", "Reading a plan"),
+    ("colours", "Colours"),
+    ("keys", "Keyboard"),
+    ("definitions", "Definitions"),
+    ("plans", "Making plans"),
+)
+
+
+def _contents() -> Component:
+    links = [html.A(label, href=f"#{name}", className="dcp-tab") for name, label in SECTIONS]
+    return html.Nav(links, className="dcp-tabs", **attributes(aria_label="Sections"))
+
+
+def _section(name: str, title: str, children: list[Component]) -> Component:
+    return html.Section([html.H2(title), *children], id=name, className="dcp-panel")
+
+
+def _pages() -> Component:
+    return html.Dl(
+        [
+            part
+            for name, path, text in PAGES
+            for part in (html.Dt(dcc.Link(name, href=path) if path else name), html.Dd(text))
+        ],
+        className="dcp-terms",
+    )
+
+
+def _reading() -> list[Component]:
+    steps = (
+        "Start with what stands out: each sentence selects what it speaks of and shows the moment "
+        "in the timeline. Its rule says how it was found, so it can be checked.",
+        "The balance shows each device as a bar; max/mean says how far the busiest is above the "
+        "mean. The longest bar of a row is named: that is the slow device.",
+        "Select it. The mask keeps the colour of its tiles, the timeline that of its events, and "
+        "the panel of the selection says for whom it waits, division by division.",
+        "Everything that is selected, shown and filtered is part of the address: a reload or a "
+        "shared link shows the same.",
+    )
+    return [html.Ol([html.Li(text) for text in steps], className="dcp-prose")]
+
+
+def _colours() -> list[Component]:
+    kinds = [
+        part
+        for name, colour in KIND_COLOURS.items()
+        for part in (html.Dt(swatches([(name, colour)])), html.Dd(KIND_MEANINGS[name]))
+    ]
+    fetched = [
+        part
+        for name, colour in zip(FETCHES, FETCH_COLOURS, strict=True)
+        for part in (
+            html.Dt(swatches([(name, colour)])),
+            html.Dd("what the device of a tile has to fetch for it, in the mask coloured so"),
+        )
+    ]
+    return [
+        html.P("The kind of an event has the same colour everywhere; they stay apart for eyes that "
+               "see few colours. In the timeline a pixel that is only partly covered is paler."),
+        html.Dl(kinds, className="dcp-terms"),
+        html.P("In the mask a node is a hue and its devices are steps of lightness; divisions and "
+               "densities run from dark to light and from pale to strong. What does not belong to "
+               "the selection is faint; zoomed in, so are pairs that are not visible."),
+        html.Dl(fetched, className="dcp-terms"),
+    ]  # fmt: skip
+
+
+def _commands() -> list[Component]:
+    return [
+        html.P(
+            "Plans are files that end in .dcpplan; whatever lies in the served folder is listed."
+        ),
+        html.Dl(
+            [
+                part
+                for name, command in COMMANDS
+                for part in (html.Dt(name), html.Dd(html.Pre(command)))
+            ],
+            className="dcp-terms",
+        ),
+    ]

@@ -1,0 +1,64 @@
+"""The page `/plan/<key>/mask`: the mask as large as the window allows, down to single pairs."""
+
+from dash import html
+from dash.development.base_component import Component
+
+from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.pages.choice import choice
+from dcp_dashboard.pages.inspector import inspector
+from dcp_dashboard.pages.plan_tabs import plan_tabs
+from dcp_dashboard.pages.plan_title import plan_title
+from dcp_dashboard.payloads import mask_modes
+from dcp_dashboard.shell import attributes, panel
+
+LARGE_SIDE = 1040
+"""Pixels of the large mask, at most."""
+
+
+def mask_page(loaded: LoadedPlan) -> Component:
+    """Give the whole page."""
+    return html.Div(
+        [
+            plan_title(loaded),
+            plan_tabs(loaded, "mask"),
+            html.Div(
+                [
+                    mask_panel(loaded, side=LARGE_SIDE),
+                    html.Div([inspector(loaded), tile_table(loaded)], className="dcp-aside"),
+                ],
+                className="dcp-wide-columns",
+            ),
+        ],
+        **attributes(data_title=f"{loaded.summary.mask} · {loaded.entry.relative}"),
+    )
+
+
+def mask_panel(loaded: LoadedPlan, *, side: int = 0) -> Component:
+    """Give the mask with its colourings; `side` bounds the pixels of its edge, 0: as assets say."""
+    key = loaded.entry.key
+    modes = [(str(mode["id"]), str(mode["label"])) for mode in mask_modes(loaded.plan)]
+    tools = choice("colour", modes, modes[0][0], "Colour the mask by", name="mask-mode")
+    size = {"data_side": str(side)} if side else {}
+    canvas = html.Div(
+        id="mask",
+        className="dcp-mask",
+        **attributes(data_url=f"/api/plan/{key}/mask", data_pairs=f"/api/plan/{key}/pairs", **size),
+    )
+    hint = (
+        "Rows are queries, columns keys; the edges show who owns the tokens. Wheel zooms, drag "
+        "pans, 0 resets; Enter selects a tile, arrows go on, Enter again zooms until its pairs can "
+        "be seen."
+    )
+    return panel("Mask and placement", [canvas, html.P(hint, className="dcp-hint")], tools=tools)
+
+
+def tile_table(loaded: LoadedPlan) -> Component:
+    """Give the table of the tiles of the selection; `assets/tile_table.js` fills it once open."""
+    table = html.Div(
+        className="dcp-tile-table dcp-scroll dcp-tall",
+        tabIndex=0,
+        **attributes(data_url=f"/api/plan/{loaded.entry.key}/mask", aria_label="Tiles"),
+    )
+    return html.Details(
+        [html.Summary("Tiles as a table"), table], className="dcp-panel dcp-definitions"
+    )

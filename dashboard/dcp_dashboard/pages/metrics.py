@@ -1,0 +1,129 @@
+"""The key metrics of a plan and what each of them means."""
+
+from dash import html
+from dash.development.base_component import Component
+
+from dcp_dashboard import quantities
+from dcp_dashboard.facts.words import SOURCE_LABELS, TIMES
+from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.summary import PlanSummary
+from dcp_planner import bound_ratios
+
+DEFINITIONS = (
+    ("Visible pairs",
+     "(query, key) pairs that the mask lets attend. The percentage is over the pairs of a causal "
+     "mask on each whole sequence."),
+    ("Block, tile",
+     "Tokens are cut into blocks; each block has one owner, a device. A tile is the part of the "
+     "mask where the queries of one block meet the keys of another; one device computes it."),
+    ("Division",
+     "A step of the schedule: a device computes one while the inputs of the next travel. Division "
+     "0 needs nothing from others."),
+    ("Compute max/mean",
+     "Visible pairs computed by the busiest device over the mean of all; 1 is level, and the "
+     "lower bound: no plan computes in less time than this times the mean."),
+    ("Token max/mean",
+     "Tokens owned by the device that owns most over the mean of all; 1 is level."),
+    ("Bytes moved",
+     "Sum over all transfers between two devices: keys, values, queries, partial results and "
+     "gradients, forward and backward."),
+    ("Buffers",
+     "What a device allocates for what it receives and for partial sums, in the direction that "
+     "needs more; its own tokens are not in it."),
+    ("Predicted, measured",
+     "From the first start to the last end of the trace, forward and backward together. Predicted: "
+     "the simulator's; measured: taken while the plan ran."),
+    ("Waiting",
+     "Time in which a device stands still until a message has arrived or left, over devices times "
+     "the length of the run. It is communication that nothing hides."),
+    ("Lower bound",
+     "What no plan at the same balance can beat. Bytes: every device must see the tokens that its "
+     "pairs need. Time: the larger of compute at perfect balance and the bytes between nodes over "
+     f"all network ports. 1.08{TIMES} means 8 % above it; the bound itself may be out of reach."),
+)  # fmt: skip
+
+
+def metric_cards(
+    summary: PlanSummary, bounds: "dict[str, float] | None" = None
+) -> list[tuple[str, str, str]]:
+    """Give (name, value, note) of the key metrics, in reading order.
+
+    Args:
+        summary: of the plan.
+        bounds: ratios to the lower bounds as `above_bounds` gives them.
+    """
+    q, metrics, known = quantities, summary.metrics, bounds or {}
+    moved = f"{q.percent(summary.inter_node_share)} between nodes"
+    cards = [
+        ("Tokens", q.count(metrics.tokens), "in " + q.counted(summary.num_sequences, "sequence")),
+        ("Visible pairs", q.count(metrics.pairs), f"{q.percent(metrics.density)} of causal"),
+        ("Devices", q.count(summary.num_devices),
+         f"{q.counted(summary.num_nodes, 'node')}, {q.counted(summary.num_divisions, 'division')}"),
+        ("Compute max/mean", q.ratio(metrics.compute_imbalance), "busiest device / mean"),
+        ("Token max/mean", q.ratio(metrics.token_imbalance), "largest owner / mean"),
+        ("Bytes moved", q.size(summary.total_bytes), moved),
+    ]  # fmt: skip
+    for source, label in SOURCE_LABELS.items():
+        if source in summary.seconds:
+            waits = f"{q.percent(summary.wait_share[source])} waiting"
+            cards.append((label, q.duration(summary.seconds[source]), waits))
+    if "time" in known:
+        note = "time / lower bound"
+        if "bytes" in known:
+            note = f"time; bytes {q.ratio(known['bytes'])}{TIMES}"
+        cards.append(("Over the bound", f"{q.ratio(known['time'])}{TIMES}", note))
+    return cards
+
+
+def above_bounds(loaded: LoadedPlan) -> dict[str, float]:
+    """Give how far predicted time and bytes lie above their lower bounds; 1 is the bound.
+
+    Forward and backward are added up. What has no bound, or one of 0, is left out.
+    """
+    metrics = loaded.summary.metrics
+    found: dict[str, float] = {}
+    moved = (metrics.forward.total_bytes, metrics.backward.total_bytes)
+    trace = loaded.traces["simulated"]
+    seconds = (trace.seconds(is_backward=False), trace.seconds(is_backward=True))
+    ratios = bound_ratios(loaded.plan, seconds)
+    _add_ratio(found, "bytes", moved, ratios)
+    _add_ratio(found, "time", seconds, ratios)
+    return found
+
+
+def _add_ratio(
+    found: dict[str, float],
+    name: str,
+    values: tuple[float, float],
+    ratios: dict[str, float],
+) -> None:
+    """Add sum of values / sum of bounds, each bound being its value over its ratio."""
+    known = [ratios.get(f"{direction}_{name}") for direction in ("forward", "backward")]
+    least = [value / ratio for value, ratio in zip(values, known, strict=True) if ratio]
+    if len(least) == len(values) and sum(least) > 0:
+        found[name] = sum(values) / sum(least)
+
+
+def metrics_row(loaded: LoadedPlan) -> Component:
+    """Give the key metrics of a plan as a list of terms and values."""
+    cards = [
+        html.Div([html.Dt(name), html.Dd(value, className="dcp-value"), html.Dd(meaning)])
+        for name, value, meaning in metric_cards(loaded.summary, above_bounds(loaded))
+    ]
+    return html.Dl(cards, className="dcp-metrics")
+
+
+def definitions_list() -> Component:
+    """Give every definition as terms and texts."""
+    return html.Dl(
+        [part for name, text in DEFINITIONS for part in (html.Dt(name), html.Dd(text))],
+        className="dcp-terms",
+    )
+
+
+def definitions_panel() -> Component:
+    """Give the definitions, folded, for the bottom of a page."""
+    return html.Details(
+        [html.Summary("What the numbers mean"), definitions_list()],
+        className="dcp-panel dcp-definitions",
+    )

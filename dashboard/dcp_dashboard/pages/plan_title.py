@@ -1,0 +1,28 @@
+"""The first line of every page of a plan: its mask, whether it ran, where it came from."""
+
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.pages.plan_list import run_badge
+
+
+def plan_title(loaded: LoadedPlan) -> Component:
+    """Give the heading of the pages of a plan."""
+    summary = loaded.summary
+    facts = [
+        loaded.entry.relative,
+        f"placed by {summary.metrics.partitioner}",
+        loaded.plan.cluster.name,
+    ]
+    if summary.origin:
+        facts.append(summary.origin)
+    return html.Div(
+        [
+            dcc.Link("Plans", href="/", className="dcp-crumb"),
+            html.H1(summary.mask),
+            run_badge(summary, is_verified=loaded.verified),
+            html.Span(" · ".join(facts), className="dcp-muted dcp-facts"),
+        ],
+        className="dcp-title",
+    )
