@@ -25,7 +25,7 @@ MAX_DEFAULT_RANKS = 16
 )
 @click.option(
     "--kernel",
-    type=click.Choice(["triton", "flash", "cpu", "reference"]),
+    type=click.Choice(["triton", "flash4", "flash", "cpu", "reference"]),
     help="[default: the fastest]",
 )
 @click.option(

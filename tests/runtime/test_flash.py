@@ -1,13 +1,23 @@
-"""The flash backend on the CPU: everything but the CUDA operators, which stand-ins replace."""
+"""The flash backends on the CPU: everything but the CUDA kernels, which stand-ins replace.
+
+Stand-ins have the signatures of what they replace: the schema that torch registers for its
+operators, and that of flash-attn-4 4.0.0b36. They compute segment by segment in float64.
+"""
 
 import importlib.util
+import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from dcp_runtime.kernels.flash import FlashKernel
+from dcp_runtime.errors import RunError
+from dcp_runtime.kernels import flash4
+from dcp_runtime.kernels.choice import choose_kernel
+from dcp_runtime.kernels.flash import AtenFlash, FlashKernel
+from dcp_runtime.kernels.flash4 import Flash4
 
 _path = Path(__file__).with_name("test_kernels.py")
 _spec = importlib.util.spec_from_file_location("kernel_tests", _path)
@@ -15,53 +25,161 @@ kernel_tests = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(kernel_tests)
 
 
-class DenseSegments:
-    """What FlashAttention-2 promises for variable-length calls, segment by segment in float64."""
+class Segments:
+    """What FlashAttention promises for variable-length calls, in float64."""
 
-    def weights(self, q, k, call, scale, lse=None):
-        group = q.shape[1] // k.shape[1]
-        for (a, c), (b, d) in pairwise(
-            zip(call.cu_seqlens_q.tolist(), call.cu_seqlens_k.tolist(), strict=True)
-        ):
-            assert b - a <= call.max_q
-            assert d - c <= call.max_k
-            keys = k[c:d].double().repeat_interleave(group, 1)
-            scores = torch.einsum("qhd,khd->hqk", q[a:b].double(), keys) * scale
-            if call.causal:  # aligned at the bottom right
-                i, j = torch.arange(b - a)[:, None], torch.arange(d - c)[None, :]
-                scores = scores.masked_fill(j > i + (d - c) - (b - a), -torch.inf)
-            own = torch.logsumexp(scores, -1)
-            base = own if lse is None else lse[:, a:b].double()
-            yield slice(a, b), slice(c, d), torch.exp(scores - base.unsqueeze(-1)), own
+    def __init__(self, qkv, cu_seqlens, longest, scale, *, causal):
+        (q, k, v), (cu_q, cu_k) = qkv, cu_seqlens
+        assert q.is_contiguous() and k.is_contiguous() and v.is_contiguous()  # noqa: PT018
+        assert cu_q.dtype == cu_k.dtype == torch.int32
+        assert (cu_q.diff().max(), cu_k.diff().max()) == longest
+        self.q, self.k, self.v, self.scale, self.causal = q, k, v, scale, causal
+        self.group = q.shape[1] // k.shape[1]
+        ends = zip(cu_q.tolist(), cu_k.tolist(), strict=True)
+        self.spans = [(slice(a, b), slice(c, d)) for (a, c), (b, d) in pairwise(ends)]
 
-    def forward(self, q, k, v, call, scale):
-        out, lse = torch.zeros_like(q), torch.zeros(q.shape[1], len(q))
-        for rows, keys, weights, own in self.weights(q, k, call, scale):
-            values = v[keys].double().repeat_interleave(q.shape[1] // k.shape[1], 1)
-            out[rows] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
-            lse[:, rows] = own.float()
+    def spread(self, x, keys):
+        return x[keys].double().repeat_interleave(self.group, 1)
+
+    def scores(self, rows, keys):
+        products = torch.einsum("qhd,khd->hqk", self.q[rows].double(), self.spread(self.k, keys))
+        if self.causal:  # aligned at the bottom right
+            m, n = products.shape[1:]
+            hidden = torch.arange(n)[None, :] > torch.arange(m)[:, None] + n - m
+            products = products.masked_fill(hidden, -torch.inf)
+        return products * self.scale
+
+    def forward(self):
+        out, lse = torch.zeros_like(self.q), torch.zeros(self.q.shape[1], len(self.q))
+        for rows, keys in self.spans:
+            scores = self.scores(rows, keys)
+            weights = torch.softmax(scores, -1)
+            part = torch.einsum("hqk,khd->qhd", weights, self.spread(self.v, keys))
+            out[rows], lse[:, rows] = part.to(out.dtype), torch.logsumexp(scores, -1).float()
         return out, lse
 
-    def backward(self, tensors, call, scale):
-        dout, q, k, v, out, lse = tensors
-        dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float64) for x in (q, k, v))
-        delta = (dout.double() * out.double()).sum(-1)
-        group = q.shape[1] // k.shape[1]
-        for rows, keys, weights, _ in self.weights(q, k, call, scale, lse):
-            spread = [x[keys].double().repeat_interleave(group, 1) for x in (k, v)]
-            change = torch.einsum("qhd,khd->hqk", dout[rows].double(), spread[1])
-            dscores = weights * (change - delta[rows].T.unsqueeze(-1)) * scale
-            dq[rows] += torch.einsum("hqk,khd->qhd", dscores, spread[0])
-            for total, part, x in ((dk, dscores, q), (dv, weights, dout)):
-                full = torch.einsum("hqk,qhd->khd", part, x[rows].double())
-                total[keys] += full.reshape(len(full), k.shape[1], group, -1).sum(2)
-        return tuple(x.to(q.dtype) for x in (dq, dk, dv))
+    def backward(self, dout, lse, delta):
+        dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float64) for x in (self.q, self.k, self.v))
+        for rows, keys in self.spans:
+            base = lse[:, rows].double().unsqueeze(-1)
+            weights = torch.exp(self.scores(rows, keys) - base)
+            up = dout[rows].double()
+            change = torch.einsum("qhd,khd->hqk", up, self.spread(self.v, keys))
+            ds = weights * (change - delta[:, rows].unsqueeze(-1)) * self.scale
+            dq[rows] += torch.einsum("hqk,khd->qhd", ds, self.spread(self.k, keys))
+            for total, part, x in ((dk, ds, self.q[rows].double()), (dv, weights, up)):
+                full = torch.einsum("hqk,qhd->khd", part, x)
+                total[keys] += full.reshape(len(full), -1, self.group, x.shape[-1]).sum(2)
+        return tuple(x.to(self.q.dtype) for x in (dq, dk, dv))
+
+
+def bind(name, args, kwargs):
+    """Name the arguments of an operator as torch would, which refuses what does not fit."""
+    arguments = getattr(torch.ops.aten, name).default._schema.arguments
+    given = dict(zip([a.name for a in arguments if not a.kwarg_only], args, strict=True)) | kwargs
+    types = {a.name: str(a.type) for a in arguments}
+    for key, value in given.items():
+        wanted = {"Tensor": torch.Tensor, "float": float, "int": int, "bool": bool}
+        kind = types[key].removeprefix("Optional[").removesuffix("]")
+        assert isinstance(value, wanted[kind]), (key, types[key])
+    return SimpleNamespace(**given)
+
+
+class AtenStandIn:
+    def segments(self, a):
+        qkv, cu_seqlens = (a.query, a.key, a.value), (a.cum_seq_q, a.cum_seq_k)
+        return Segments(qkv, cu_seqlens, (a.max_q, a.max_k), a.scale, causal=a.is_causal)
+
+    def _flash_attention_forward(self, *args, **kwargs):
+        given = bind("_flash_attention_forward", args, kwargs)
+        assert (given.dropout_p, given.return_debug_mask) == (0.0, False)
+        return *self.segments(given).forward(), None, None, None
+
+    def _flash_attention_backward(self, *args, **kwargs):
+        given = bind("_flash_attention_backward", args, kwargs)
+        delta = (given.grad_out.double() * given.out.double()).sum(-1).T
+        return self.segments(given).backward(given.grad_out, given.logsumexp, delta)
+
+
+def standin_forward(  # noqa: PLR0913 - as the package has it
+    q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None,
+    max_seqlen_q=None, max_seqlen_k=None, min_seqlen_k=None, page_table=None, softmax_scale=None,
+    causal=False, *, return_lse=False,
+):  # fmt: skip
+    assert return_lse
+    cu_seqlens, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+    segments = Segments((q, k, v), cu_seqlens, longest, softmax_scale, causal=causal)
+    return *segments.forward(), None, None, None
+
+
+def standin_backward(  # noqa: PLR0913 - as the package has it
+    q, k, v, out, dout, lse, softmax_scale=None, causal=False, *, cu_seqlens_q, cu_seqlens_k,
+    max_seqlen_q, max_seqlen_k, dlse=None,
+):  # fmt: skip
+    assert out.shape == dout.shape == q.shape
+    assert q.dtype == k.dtype == v.dtype == out.dtype == dout.dtype
+    assert lse.shape == dlse.shape == (q.shape[1], len(q))
+    assert lse.dtype == dlse.dtype == torch.float32
+    cu_seqlens, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+    segments = Segments((q, k, v), cu_seqlens, longest, softmax_scale, causal=causal)
+    delta = (out.double() * dout.double()).sum(-1).T - dlse.double()
+    return segments.backward(dout, lse, delta)
+
+
+OPERATORS = {
+    "flash": lambda: AtenFlash(AtenStandIn()),
+    "flash4": lambda: Flash4(
+        SimpleNamespace(_flash_attn_fwd=standin_forward, _flash_attn_bwd=standin_backward)
+    ),
+}
 
 
 @pytest.mark.parametrize("mask", ["causal", "streaming", "blind_rows", "scattered", "full"])
 @pytest.mark.parametrize("heads", ["gqa", "mqa"])
-def test_gathered_calls_are_as_exact_as_eager_attention(lab, mask, heads):
+@pytest.mark.parametrize("name", OPERATORS)
+def test_gathered_calls_are_as_exact_as_eager_attention(lab, mask, heads, name):
     sparsity = lab.sparsity_of([lab.masks[mask](n) for n in (50, 1, 23)], 24)
     qkv = lab.random_qkv(1, 74, *kernel_tests.HEADS[heads], 16, torch.float32)
-    got = kernel_tests.run_kernel(FlashKernel(DenseSegments()), sparsity, qkv, seed=2)
+    got = kernel_tests.run_kernel(FlashKernel(OPERATORS[name](), name), sparsity, qkv, seed=2)
     lab.assert_as_exact_as_eager(got, *qkv, kernel_tests.dense_of(sparsity))
+
+
+def test_flash4_is_imported_when_it_is_made_and_not_before(monkeypatch):
+    assert "flash_attn" not in sys.modules
+    package = SimpleNamespace(_flash_attn_fwd=standin_forward, _flash_attn_bwd=standin_backward)
+    for name in ("flash_attn", "flash_attn.cute"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(__path__=[]))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", package)
+    monkeypatch.setattr(flash4, "version", lambda _: "4.0.0b36")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert choose_kernel(torch.bfloat16, "cuda", "flash4", 128).kernel.name == "flash4"
+    choice = choose_kernel(torch.bfloat16, "cuda", head_dim=128)
+    assert (choice.kernel.name, dict(choice.refused)["flash4"]) == (
+        "triton",
+        "'triton' is faster",
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "capability", "arguments", "reason"),
+    [
+        (None, (9, 0), (torch.bfloat16, 128), "not installed; pip install 'dcp-dsl\\[flash\\]'"),
+        ("4.0.0b35", (9, 0), (torch.bfloat16, 128), "4.0.0b35 may give wrong gradients"),
+        ("0.0.1", (9, 0), (torch.bfloat16, 128), "install 4.0.0b36 or newer"),
+        ("4.0.0b36", (8, 0), (torch.bfloat16, 128), "compute capability 9, 10 or 11"),
+        ("4.1.0", (12, 0), (torch.float16, 64), "compute capability 9, 10 or 11"),
+        ("4.0.0b36", (9, 0), (torch.float32, 128), "needs one of torch.float16, torch.bfloat16"),
+        ("4.0.0b36", (9, 0), (torch.bfloat16, 192), "head_dim up to 128, a multiple of 8, got 192"),
+    ],
+)
+def test_flash4_is_refused_with_the_reason(monkeypatch, found, capability, arguments, reason):
+    def version(_):
+        if found is None:
+            raise flash4.PackageNotFoundError
+        return found
+
+    monkeypatch.setattr(flash4, "version", version)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    dtype, head_dim = arguments
+    with pytest.raises(RunError, match=reason):
+        choose_kernel(dtype, "cuda", "flash4", head_dim)

@@ -10,10 +10,11 @@ from dcp_runtime.errors import RunError
 from dcp_runtime.kernels import flash
 from dcp_runtime.kernels.cpu import CpuKernel
 from dcp_runtime.kernels.flash import FlashKernel
+from dcp_runtime.kernels.flash4 import Flash4, flash4_refusal
 from dcp_runtime.kernels.kernel import Kernel
 from dcp_runtime.kernels.reference import ReferenceKernel
 
-KernelName: TypeAlias = Literal["triton", "flash", "cpu", "reference"]
+KernelName: TypeAlias = Literal["triton", "flash4", "flash", "cpu", "reference"]
 KERNELS: tuple[KernelName, ...] = get_args(KernelName)
 """In order of preference."""
 
@@ -79,7 +80,7 @@ def choose_kernel(
 
     >>> choose_kernel(torch.float32).kernel.name
     'cpu'
-    >>> choose_kernel(torch.float32, wanted="reference").refused[2]
+    >>> choose_kernel(torch.float32, wanted="reference").refused[3]
     ('cpu', "'reference' was asked for")
     """
     asked = None if wanted is None else known_kernel(wanted)
@@ -109,6 +110,8 @@ def _make(name: KernelName) -> Kernel:
         from dcp_runtime.kernels.triton_kernel import TritonKernel  # triton is an extra
 
         return TritonKernel()
+    if name == "flash4":
+        return FlashKernel(Flash4(), name)
     if name == "flash":
         return FlashKernel()
     return CpuKernel() if name == "cpu" else ReferenceKernel()
@@ -121,6 +124,8 @@ def _refusal(
         return f"needs floating-point tensors, got {dtype}"
     if name == "triton":
         return _triton_refusal(dtype, device, head_dim)
+    if name == "flash4":
+        return flash4_refusal(dtype, device, head_dim)
     if name == "flash":
         return _flash_refusal(dtype, device, head_dim)
     if name == "reference":

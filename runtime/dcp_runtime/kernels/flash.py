@@ -1,6 +1,7 @@
-"""The flash-attention backend: FlashAttention-2 as torch carries it, without a mask of its own.
+"""The flash-attention backends: plain variable-length kernels, which know no mask of their own.
 
-A table is rewritten once as calls of a plain variable-length kernel (`varlen_calls`): rectangles
+`flash` is FlashAttention-2 as torch carries it, `flash4` (`flash4.py`) the package flash-attn-4. A
+table is rewritten once as calls of a plain variable-length kernel (`varlen_calls`): rectangles
 and causal triangles, rows and keys gathered by index, windows as pairs of triangles. Outputs of
 several calls are merged by log-sum-exp. It is there to compare with, and for GPUs without Triton;
 gathered keys cost memory and time that our own kernels do not spend. Where a key stands in several
@@ -11,7 +12,7 @@ operators themselves have not been run by this project.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -40,6 +41,24 @@ class FlashCall:
     max_k: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FlashRows:
+    """What a backward call takes, gathered.
+
+    Attributes:
+        q, dout: ``[rows, Hq, D]``.
+        k, v: ``[keys, Hkv, D]``.
+        lse, delta: float32 ``[Hq, rows]``, of whole rows: also over keys of other calls.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    dout: torch.Tensor
+    lse: torch.Tensor
+    delta: torch.Tensor
+
+
 class FlashOperators(Protocol):
     """Plain variable-length attention; heads may be grouped; lse is ``[Hq, rows]``, natural."""
 
@@ -49,32 +68,42 @@ class FlashOperators(Protocol):
         """Give out ``[rows, Hq, D]`` and lse of gathered tensors."""
 
     def backward(
-        self, tensors: tuple[torch.Tensor, ...], call: FlashCall, scale: float
+        self, rows: FlashRows, call: FlashCall, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Give dq, dk, dv from (dout, q, k, v, out, lse); out and lse are of the whole row."""
+        """Give dq, dk, dv."""
 
 
 class AtenFlash:
-    """The operators of torch."""
+    """The operators of torch.
+
+    Args:
+        operators: has ``_flash_attention_forward`` and ``_flash_attention_backward``; those of
+            ``torch.ops.aten`` if ``None``.
+    """
+
+    def __init__(self, operators: Any = None) -> None:  # Any: a namespace that torch fills
+        self._aten = operators or torch.ops.aten
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: FlashCall, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `FlashOperators`."""
-        out, lse, *_ = torch.ops.aten._flash_attention_forward(
+        out, lse, *_ = self._aten._flash_attention_forward(
             q, k, v, call.cu_seqlens_q, call.cu_seqlens_k, call.max_q, call.max_k, 0.0,
             call.causal, False, scale=scale,
         )  # fmt: skip
         return out, lse
 
     def backward(
-        self, tensors: tuple[torch.Tensor, ...], call: FlashCall, scale: float
+        self, rows: FlashRows, call: FlashCall, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See `FlashOperators`."""
-        state = torch.zeros(2, dtype=torch.uint64, device=tensors[0].device)  # of no dropout
-        dq, dk, dv = torch.ops.aten._flash_attention_backward(
-            *tensors, call.cu_seqlens_q, call.cu_seqlens_k, call.max_q, call.max_k, 0.0,
-            call.causal, state, state[0], scale=scale,
+        out = any_out_with(rows.delta.T, rows.dout.float()).to(rows.q.dtype)
+        state = torch.zeros(2, dtype=torch.uint64, device=out.device)  # of no dropout
+        dq, dk, dv = self._aten._flash_attention_backward(
+            rows.dout, rows.q, rows.k, rows.v, out, rows.lse, call.cu_seqlens_q,
+            call.cu_seqlens_k, call.max_q, call.max_k, 0.0, call.causal, state, state[0],
+            scale=scale,
         )  # fmt: skip
         return dq, dk, dv
 
@@ -82,10 +111,10 @@ class AtenFlash:
 class FlashKernel:
     """Attention through plain flash kernels on gathered rows and keys."""
 
-    name = "flash"
     segment_rows = 256
 
-    def __init__(self, operators: FlashOperators | None = None) -> None:
+    def __init__(self, operators: FlashOperators | None = None, name: str = "flash") -> None:
+        self.name = name
         self._operators = operators or AtenFlash()
         self._calls: WeakKeyDictionary[TileTable, dict[str, tuple[FlashCall, ...]]] = (
             WeakKeyDictionary()
@@ -120,11 +149,15 @@ class FlashKernel:
         """Add the gradients of the tiles of the table; uses the global lse and delta of `rows`."""
         for call in self._prepared(table, rows.q.device):
             k, v = kv[call.kv_idx].unbind(1)
-            q, dout = rows.q[call.q_idx], rows.dout[call.q_idx].to(rows.q.dtype)
-            out = any_out_with(rows.delta[call.q_idx].float(), dout.float()).to(q.dtype)
-            lse = rows.lse[call.q_idx].T.contiguous()
-            tensors = (dout, q, k.contiguous(), v.contiguous(), out, lse)
-            dq, dk, dv = self._operators.backward(tensors, call, scale)
+            gathered = FlashRows(
+                rows.q[call.q_idx],
+                k.contiguous(),
+                v.contiguous(),
+                rows.dout[call.q_idx].to(rows.q.dtype),
+                rows.lse[call.q_idx].T.contiguous(),
+                rows.delta[call.q_idx].float().T.contiguous(),
+            )
+            dq, dk, dv = self._operators.backward(gathered, call, scale)
             gradients.dq[call.q_idx] += dq.to(gradients.dq.dtype)
             dkv = torch.stack([dk, dv], 1).to(gradients.dkv.dtype)
             gradients.dkv.index_add_(0, call.kv_idx, dkv)
