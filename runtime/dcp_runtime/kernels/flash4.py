@@ -1,10 +1,11 @@
 """FlashAttention-4, the package flash-attn-4 (extra ``flash``), as operators of the flash backend.
 
-Its plain variable-length kernels on gathered rows; masks are cut into calls as for `flash`. Facts of
-version 4.0.0b36, read from the package: out and lse (``[Hq, rows]``, natural, float32) come first in
-what forward returns; backward subtracts ``rowsum(out * dout) - dlse`` from dp, so zeros for out and
-minus delta for dlse bring our delta in without rounding it to 16 bits; gradients come in the dtype
-of q. Compiled with CuTe, for compute capability 9 and up, at the first call of a shape.
+Its plain variable-length kernels on gathered rows; masks are cut into calls as for `flash`.
+Facts of version 4.0.0b36, read from the package: out and lse (``[Hq, rows]``, natural, float32)
+come first in what forward returns; backward subtracts ``rowsum(out * dout) - dlse`` from dp, so
+zeros for out and minus delta for dlse bring our delta in without rounding it to 16 bits; gradients
+come in the dtype of q. Compiled with CuTe, for compute capability 9 and up, at the first call of a
+shape.
 
 This project has not run it on a GPU: tests replace the module by a stand-in with its signatures.
 """
