@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-Attention: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""q ``[T, Hq, D]`` and kv ``[T, 2, Hkv, D]`` in, out ``[T, Hq, D]``."""
+Attention: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Layer, q ``[T, Hq, D]`` and kv ``[T, 2, Hkv, D]`` in, out ``[T, Hq, D]``."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class GPTConfig:
 class SelfAttention(nn.Module):
     """Projections and rotary positions around the attention that the caller brings."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.layer = config, layer
         kv_width = 2 * config.kv_heads * config.head_dim
         self.to_q = nn.Linear(config.width, config.width, bias=False)
         self.to_kv = nn.Linear(config.width, kv_width, bias=False)
@@ -47,7 +47,7 @@ class SelfAttention(nn.Module):
         kv = self.to_kv(x).view(-1, 2, config.kv_heads, config.head_dim)
         q = rotate(q, positions, config.rope_base)
         kv = torch.stack([rotate(kv[:, 0], positions, config.rope_base), kv[:, 1]], dim=1)
-        return self.to_out(attend(q, kv).flatten(1))
+        return self.to_out(attend(self.layer, q, kv).flatten(1))
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor, base: float) -> torch.Tensor:
@@ -63,11 +63,11 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, base: float) -> torch.Tenso
 class Block(nn.Module):
     """Attention and a gated feed-forward part, each behind a norm and beside a residual path."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
         hidden = config.width * 8 // 3 // 32 * 32
         self.norm_attention = nn.RMSNorm(config.width)
-        self.attention = SelfAttention(config)
+        self.attention = SelfAttention(config, layer)
         self.norm_mlp = nn.RMSNorm(config.width)
         self.gate_and_up = nn.Linear(config.width, 2 * hidden, bias=False)
         self.down = nn.Linear(hidden, config.width, bias=False)
@@ -85,7 +85,7 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.embedding = nn.Embedding(config.vocabulary, config.width)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = nn.RMSNorm(config.width)
         self.to_logits = nn.Linear(config.width, config.vocabulary, bias=False)
         for parameter in self.parameters():

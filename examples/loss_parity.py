@@ -5,8 +5,11 @@ python examples/loss_parity.py --steps 200 --out docs/loss_parity.json      # ma
 ```
 
 For every mask: one process with dense masked attention and four with DCP, the same seed and
-batches, in float32; and in bfloat16, where two dense runs that add in another order say how far
-apart runs may be. Writes the JSON, and the curves as a picture beside it.
+batches, in float32; and in bfloat16, where two more dense runs that add in other orders say how far
+apart runs may be. Writes the JSON after every run, and the curves as a picture beside it.
+
+What the file holds already is kept: a long measurement can be interrupted, and masks or bfloat16
+added later.
 """
 
 import argparse
@@ -17,66 +20,104 @@ import subprocess
 import sys
 import tempfile
 from importlib.metadata import version
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 EXAMPLES = Path(__file__).resolve().parent
+SCHEMA = "dcp.loss_parity/1"
 MASKS = ("causal", "streaming_llm", "shared_question")
+FLOAT32_RUNS = {"dense": ("dense", "float32"), "dcp": ("dcp", "float32")}
+BFLOAT16_RUNS = {
+    "dense_bfloat16": ("dense", "bfloat16"),
+    "dense_reversed_bfloat16": ("dense-reversed", "bfloat16"),
+    "dense_rotated_bfloat16": ("dense-rotated", "bfloat16"),
+    "dcp_bfloat16": ("dcp", "bfloat16"),
+}
+"""Attention and element type of every run, by its name in the JSON."""
 
 
 def main() -> None:
-    """Run everything, write JSON and picture, print the verdict."""
+    """Make the runs that are missing, write JSON and picture, print the verdict."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--masks", default=",".join(MASKS))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
-        "--skip-bfloat16", action="store_true", help="only float32, a third of the time"
+        "--skip-bfloat16", action="store_true", help="only float32, less than half of the time"
     )
     arguments = parser.parse_args()
-    document: dict[str, Any] = {
-        "schema": "dcp.loss_parity/1",
-        "steps": arguments.steps,
-        "ranks": arguments.ranks,
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "versions": {"torch": version("torch"), "python": platform.python_version()},
-        "max_relative_difference": {},
-        "bfloat16": {},
-        "losses": {},
-    }
+    document = begin(arguments.out, arguments.steps, arguments.ranks)
+    wanted = FLOAT32_RUNS if arguments.skip_bfloat16 else {**FLOAT32_RUNS, **BFLOAT16_RUNS}
     for mask in arguments.masks.split(","):
-        measure(mask, arguments.steps, arguments.ranks, document)
-        if not arguments.skip_bfloat16:
-            measure_bfloat16(mask, arguments.steps, arguments.ranks, document)
-        arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        losses = document["losses"].setdefault(mask, {})
+        for name, (attention, dtype) in wanted.items():
+            if name not in losses:
+                ranks = arguments.ranks if attention == "dcp" else 1
+                losses[name] = run(mask, arguments.steps, ranks, attention, dtype)
+                judge(mask, document)
+                write(document, arguments.out)
+        print(f"{mask}: {verdict(mask, document)}", flush=True)
+    write(document, arguments.out)
     draw(document, arguments.out.with_suffix(".svg"))
 
 
-def measure(mask: str, steps: int, ranks: int, document: dict[str, Any]) -> None:
-    """Train under one mask in float32 and add the differences to the document."""
-    dense = run(mask, steps, 1, "dense", "float32")
-    dcp = run(mask, steps, ranks, "dcp", "float32")
-    difference = max(relative_difference(dense, dcp))
-    document["losses"][mask] = {"dense": dense, "dcp": dcp}
-    document["max_relative_difference"][mask] = difference
-    print(
-        f"{mask}: loss {dense[0]:.3f} to {dense[-1]:.3f} in {steps} steps; largest relative "
-        f"difference {difference:.1e} in float32",
-        flush=True,
+def begin(path: Path, steps: int, ranks: int) -> dict[str, Any]:
+    """Read what was measured before, or begin anew."""
+    if not path.exists():
+        return {
+            "schema": SCHEMA,
+            "steps": steps,
+            "ranks": ranks,
+            "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+            "versions": {"torch": version("torch"), "python": platform.python_version()},
+            "max_relative_difference": {},
+            "bfloat16": {},
+            "losses": {},
+        }
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    found = [document.get(name) for name in ("schema", "steps", "ranks")]
+    if found != [SCHEMA, steps, ranks]:
+        sys.exit(
+            f"{path}: expected a measurement of {steps} steps on {ranks} ranks, got schema, steps "
+            f"and ranks {found}; give the same numbers to add to it, or another --out"
+        )
+    return document
+
+
+def write(document: dict[str, Any], path: Path) -> None:
+    """Write the JSON; an interruption leaves the old file or the new one."""
+    draft = path.with_name(f".{path.name}.tmp")
+    draft.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def judge(mask: str, document: dict[str, Any]) -> None:
+    """Compare the runs of a mask that are there."""
+    losses = document["losses"][mask]
+    if losses.keys() >= FLOAT32_RUNS.keys():
+        difference = max(relative_difference(losses["dense"], losses["dcp"]))
+        document["max_relative_difference"][mask] = difference
+    if losses.keys() >= BFLOAT16_RUNS.keys():
+        *dense, dcp = (losses[name] for name in BFLOAT16_RUNS)
+        document["bfloat16"][mask] = {
+            "dcp": max(relative_difference(dense[0], dcp)),
+            "dense_runs": max(max(relative_difference(a, b)) for a, b in combinations(dense, 2)),
+        }
+
+
+def verdict(mask: str, document: dict[str, Any]) -> str:
+    """Say what the runs of a mask show."""
+    dense = document["losses"][mask]["dense"]
+    text = (
+        f"loss {dense[0]:.3f} to {dense[-1]:.3f} in {len(dense)} steps; largest relative "
+        f"difference {document['max_relative_difference'][mask]:.1e} in float32"
     )
-
-
-def measure_bfloat16(mask: str, steps: int, ranks: int, document: dict[str, Any]) -> None:
-    """The same in bfloat16, with a second dense run that adds in another order."""
-    dense = run(mask, steps, 1, "dense", "bfloat16")
-    other = run(mask, steps, 1, "dense-math", "bfloat16")
-    dcp = run(mask, steps, ranks, "dcp", "bfloat16")
-    moved, spread = (max(relative_difference(dense, x)) for x in (dcp, other))
-    runs = {"dense_bfloat16": dense, "dense_math_bfloat16": other, "dcp_bfloat16": dcp}
-    document["losses"][mask] |= runs
-    document["bfloat16"][mask] = {"dcp": moved, "two_dense_runs": spread}
-    print(f"{mask}: {moved:.1e} in bfloat16, two dense runs {spread:.1e}", flush=True)
+    if mask in document["bfloat16"]:
+        found = document["bfloat16"][mask]
+        text += f", {found['dcp']:.1e} in bfloat16 (dense runs: {found['dense_runs']:.1e})"
+    return text
 
 
 def run(mask: str, steps: int, ranks: int, attention: str, dtype: str) -> list[float]:
@@ -129,6 +170,11 @@ def draw(document: dict[str, Any], path: Path) -> None:
         label = f"DCP, {document['ranks']} ranks"
         above.plot(runs["dcp"], color="#d55e00", linewidth=1, label=label)
         below.plot(relative_difference(runs["dense"], runs["dcp"]), color="#d55e00", linewidth=1)
+        if mask in document["bfloat16"]:
+            dense, *others, dcp = (runs[name] for name in BFLOAT16_RUNS)
+            for other in others:
+                below.plot(relative_difference(dense, other), color="#999999", linewidth=0.8)
+            below.plot(relative_difference(dense, dcp), color="#0072b2", linewidth=0.8)
         below.axhline(1e-4, color="#666666", linewidth=0.8, linestyle="--")
         below.set_yscale("log")
         below.set_ylim(1e-9, 1e-3)

@@ -1,4 +1,4 @@
-"""Train a small GPT on real text under any mask of a .dcpm file, on one process or on many.
+"""Train a small GPT on real text under any mask or stack of a .dcpm file, on one process or many.
 
 ```
 torchrun --nproc-per-node 4 examples/train_gpt.py --mask shared_question --steps 20
@@ -12,8 +12,9 @@ with ``dense`` one process computes every pair of tokens and hides those the mas
 import argparse
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -21,14 +22,34 @@ from documents import read_documents
 from gpt import GPT, Attention, GPTConfig
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dcp_dsl import Mask, Sample, dense_mask, load
-from dcp_planner import Cluster, ModelShape, Plan
-from dcp_runtime import DCPAttn, DCPDataloader, DCPExecutor, LocalData
+from dcp_dsl import Sample, Stack, dense_mask, load
+from dcp_planner import ModelShape
+from dcp_runtime import (
+    BatchPlan,
+    DCPAttn,
+    DCPDataloader,
+    DCPExecutor,
+    LayerPlans,
+    LocalData,
+    LookAhead,
+    Packing,
+    Planning,
+)
 
 EXAMPLES = Path(__file__).resolve().parent
+KEY_ORDERS: dict[str, Callable[[int], torch.Tensor]] = {
+    "dense": torch.arange,
+    "dense-reversed": lambda n: torch.arange(n).flip(0),
+    "dense-rotated": lambda n: torch.arange(n).roll(n // 2),
+}
+"""Dense attention by the order in which it adds the keys up: equal but for rounding."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+Row: TypeAlias = dict[str, Any]
+AttentionOfBatch: TypeAlias = Callable[[LocalData, BatchPlan], Attention]
+"""Gives the attention of one batch."""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -37,8 +58,8 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--spec", type=Path, default=EXAMPLES / "train.dcpm")
-    parser.add_argument("--mask", default="causal", help="a mask of the spec, or a call of one")
-    parser.add_argument("--attention", choices=["dcp", "dense", "dense-math"], default="dcp")
+    parser.add_argument("--mask", default="causal", help="a mask or stack of the spec, or a call")
+    parser.add_argument("--attention", choices=["dcp", *KEY_ORDERS], default="dcp")
     parser.add_argument("--parallel", choices=["replicate", "fsdp"], default="replicate")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=2048, help="most tokens of a batch")
@@ -63,10 +84,15 @@ def main() -> None:
     else:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     executor = DCPExecutor()
+    documents, masks = read_documents(arguments.tokens), find_masks(arguments)
     loader = None
     try:
-        loader = make_loader(arguments)
-        losses = train(arguments, loader, executor)
+        loader = make_loader(arguments, documents, masks)
+        if arguments.attention == "dcp":
+            make_attention = dcp_attention(executor)
+        else:
+            make_attention = dense_attention(documents, masks, KEY_ORDERS[arguments.attention])
+        losses = train(arguments, loader, make_attention)
         if arguments.losses and executor.rank == 0:
             arguments.losses.write_text(json.dumps(losses), encoding="utf-8")
     finally:
@@ -76,25 +102,30 @@ def main() -> None:
         dist.destroy_process_group()
 
 
-def make_loader(arguments: argparse.Namespace) -> DCPDataloader:
+def find_masks(arguments: argparse.Namespace) -> Stack:
+    """Give the mask of every layer; one mask is a stack whose layers are alike."""
+    spec = load(arguments.spec)
+    if arguments.mask in spec.stacks:
+        return spec.stack(arguments.mask)
+    return Stack.of(spec.mask(arguments.mask))
+
+
+def make_loader(arguments: argparse.Namespace, documents: list[Row], masks: Stack) -> DCPDataloader:
     """Pack the documents into batches; the packing does not depend on the number of ranks."""
     config = GPTConfig()
+    element_bytes = DTYPES[arguments.dtype].itemsize
+    shape = ModelShape(config.q_heads, config.kv_heads, config.head_dim, element_bytes)
     return DCPDataloader(
-        read_documents(arguments.tokens),
-        load(arguments.spec).mask(arguments.mask),
-        token_budget=arguments.tokens,
-        cluster=Cluster(devices_per_node=dist.get_world_size()),
-        shape=ModelShape(
-            config.q_heads, config.kv_heads, config.head_dim, DTYPES[arguments.dtype].itemsize
-        ),
-        shuffle=True,
-        seed=arguments.seed,
-        planners=arguments.planners,
+        documents,
+        masks,
+        Packing(arguments.tokens, shuffle=True, seed=arguments.seed),
+        planning=Planning(shape),
+        look_ahead=LookAhead(processes=arguments.planners),
     )
 
 
 def train(
-    arguments: argparse.Namespace, loader: DCPDataloader, executor: DCPExecutor
+    arguments: argparse.Namespace, loader: DCPDataloader, make_attention: AttentionOfBatch
 ) -> list[float]:
     """Give the loss per token of every step."""
     torch.manual_seed(arguments.seed)  # the same weights on every rank
@@ -108,7 +139,7 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate, foreach=True)
     losses: list[float] = []
     for local_data, plan in endless(loader):
-        attend = make_attention(arguments, executor, local_data, plan)
+        attend = make_attention(local_data, plan)
         dtype = DTYPES[arguments.dtype]
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             logits = model(local_data.tokens, local_data.position_ids, attend)
@@ -121,7 +152,7 @@ def train(
         optimizer.zero_grad()
         dist.all_reduce(loss)
         losses.append(loss.item() / local_data.num_targets)
-        if executor.rank == 0:
+        if dist.get_rank() == 0:
             print(
                 f"step {len(losses)}: loss {losses[-1]:.4f}, {plan.num_devices} ranks", flush=True
             )
@@ -130,7 +161,7 @@ def train(
     return losses
 
 
-def endless(loader: DCPDataloader) -> Iterator[tuple[LocalData, Plan]]:
+def endless(loader: DCPDataloader) -> Iterator[tuple[LocalData, BatchPlan]]:
     """Give epoch after epoch."""
     while True:
         yield from loader
@@ -145,39 +176,47 @@ def add_gradients(model: torch.nn.Module) -> None:
         gradient.copy_(summed.view_as(gradient))
 
 
-def make_attention(
-    arguments: argparse.Namespace, executor: DCPExecutor, local_data: LocalData, plan: Plan
-) -> Attention:
-    """Give the attention of one batch: the line that changes when a model moves to DCP."""
-    if arguments.attention == "dcp":
-        executor.prepare(plan)
-        return lambda q, kv: DCPAttn.apply(executor, q, kv)
-    assert plan.provenance is not None, "the loader was given a spec"
-    mask = load(arguments.spec).mask(plan.provenance.mask)
-    samples = [Sample.from_json(text) for text in plan.provenance.samples]
-    return dense_attention(mask, samples, use_math=arguments.attention == "dense-math")
+def dcp_attention(executor: DCPExecutor) -> AttentionOfBatch:
+    """Give attention spread over the ranks: the lines that change when a model moves to DCP."""
+
+    def of_batch(local_data: LocalData, plan: BatchPlan) -> Attention:
+        layers = LayerPlans.prepare(executor, plan)
+        return lambda layer, q, kv: DCPAttn.apply(layers.of(layer), q, kv)
+
+    return of_batch
 
 
-def dense_attention(mask: Mask, samples: list[Sample], *, use_math: bool) -> Attention:
+def dense_attention(
+    documents: list[Row], masks: Stack, order: Callable[[int], torch.Tensor]
+) -> AttentionOfBatch:
     """Give masked attention in one process, sequence by sequence, every pair computed."""
-    hidden = [torch.from_numpy(dense_mask(mask, sample)) for sample in samples]
-    lengths = [sample.length for sample in samples]
 
-    def attend(q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        parts = []
-        for seen, q_rows, kv_rows in zip(hidden, q.split(lengths), kv.split(lengths), strict=True):
-            heads = (q_rows, *kv_rows.unbind(1))
-            backends = (
-                [SDPBackend.MATH] if use_math else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
-            )
-            with sdpa_kernel(backends):
+    def of_batch(local_data: LocalData, plan: BatchPlan) -> Attention:
+        rows = [documents[row] for row in local_data.rows]
+        lengths = [len(row["tokens"]) for row in rows]
+        seen = {
+            mask.call: [torch.from_numpy(dense_mask(mask, Sample.of(row, mask))) for row in rows]
+            for mask in masks.masks
+        }
+
+        def attend(layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+            (heads,) = masks.layer(layer).heads  # the same mask for all of them
+            parts = []
+            for visible, q_rows, kv_rows in zip(
+                seen[heads.mask.call], q.split(lengths), kv.split(lengths), strict=True
+            ):
+                keys = order(len(kv_rows))
                 out = functional.scaled_dot_product_attention(
-                    *(x.transpose(0, 1)[None] for x in heads), attn_mask=seen, enable_gqa=True
+                    *(x.transpose(0, 1)[None] for x in (q_rows, *kv_rows[keys].unbind(1))),
+                    attn_mask=visible[:, keys],
+                    enable_gqa=True,
                 )
-            parts.append(out[0].transpose(0, 1))
-        return torch.cat(parts)
+                parts.append(out[0].transpose(0, 1))
+            return torch.cat(parts)
 
-    return attend
+        return attend
+
+    return of_batch
 
 
 if __name__ == "__main__":

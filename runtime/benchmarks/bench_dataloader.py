@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +25,7 @@ import numpy as np
 
 from dcp_dsl import Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig, encode_parts
-from dcp_runtime import DCPDataloader
+from dcp_runtime import DCPDataloader, LookAhead, Packing, Planning
 
 TOKENS = 131_072
 SPEC = Spec.from_text(
@@ -51,18 +52,19 @@ def work(seconds: float) -> None:
         values = np.tanh(values @ values / 256)
 
 
-def measure(mask: str, planners: int, step_s: float, batches: int) -> dict[str, Any]:
+def measure(mask: str, processes: int, step_s: float, batches: int) -> dict[str, Any]:
     """Go through some batches; the first one, for which everything starts up, is not counted."""
     loader = DCPDataloader(
         rows(0, batches + 1),
         SPEC.mask(mask),
-        token_budget=TOKENS,
-        cluster=Cluster(nodes=8, devices_per_node=8),
-        shape=ModelShape(8, 2),
-        config=PlanConfig(budget="fast"),
-        rank=0,
-        planners=planners,
-        look_ahead=2,
+        Packing(TOKENS),
+        planning=Planning(
+            ModelShape(8, 2),
+            Cluster(nodes=8, devices_per_node=8),
+            PlanConfig(budget="fast"),
+            rank=0,
+        ),
+        look_ahead=LookAhead(batches=2, processes=processes),
     )
     waits, parts = [], []
     try:
@@ -78,7 +80,7 @@ def measure(mask: str, planners: int, step_s: float, batches: int) -> dict[str, 
         metrics = loader.metrics
         return {
             "mask": mask,
-            "planners": planners,
+            "processes": processes,
             "step_s": step_s,
             "batches": metrics.plans,
             "plan_s": metrics.plan_s / metrics.plans,
@@ -97,12 +99,24 @@ def table(document: dict[str, Any]) -> str:
         "|---|--:|--:|--:|--:|--:|",
     ]
     lines += [
-        f"| {row['mask']} | {row['planners']} | {row['plan_s'] * 1e3:.0f} ms "
+        f"| {row['mask']} | {row['processes']} | {row['plan_s'] * 1e3:.0f} ms "
         f"| {row['wait_s_median'] * 1e3:.0f} ms | {row['wait_s_max'] * 1e3:.0f} ms "
         f"| {row['largest_part_bytes'] / 1e3:.0f} kB |"
         for row in document["rows"]
     ]
     return "\n".join(lines)
+
+
+def commit() -> str:
+    """Name the state of the code."""
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip()
 
 
 def main() -> None:
@@ -119,12 +133,13 @@ def main() -> None:
     document = {
         "schema": "dcp.bench_dataloader/1",
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "commit": commit(),
         "versions": {"numpy": version("numpy"), "numba": version("numba")},
         "seed": 0,
         "rows": [
-            measure(mask, planners, arguments.step_s, arguments.batches)
+            measure(mask, processes, arguments.step_s, arguments.batches)
             for mask in ("document", "streaming_llm")
-            for planners in (0, 1)
+            for processes in (0, 1)
         ],
     }
     text = json.dumps(document, indent=1)

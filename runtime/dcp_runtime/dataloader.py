@@ -8,29 +8,29 @@ import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import numpy as np
-import torch.distributed as dist
 
-from dcp_dsl import Dataset, DatasetError
-from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, PlanPart
+from dcp_dsl import Dataset
+from dcp_planner import Cluster
 from dcp_runtime.data.batches import PackedSequence, RowReader
-from dcp_runtime.data.epochs import EpochConfig, PackingOrder, pack_epoch
+from dcp_runtime.data.choices import LookAhead, Packing, Planning, RowRules
+from dcp_runtime.data.epochs import check_batches, pack_epoch
 from dcp_runtime.data.local_data import LocalData, take_local
-from dcp_runtime.data.look_ahead import LookAhead, PendingPlan, PlanningMetrics, PlanSource
+from dcp_runtime.data.look_ahead import OwnPlans, PendingPlan, PlanningMetrics, PlanSource
 from dcp_runtime.data.plan_exchange import PlanExchange
-from dcp_runtime.data.plan_request import PlanRequest, SequenceRequest, plan_slabs
+from dcp_runtime.data.plan_request import MaskRequest, PlanRequest, SequenceRequest, make_plans
+from dcp_runtime.data.planned_batch import PlannedBatch
 from dcp_runtime.data.planner_pool import PlannerPool
 from dcp_runtime.data.resolution import MaskFunction, make_resolver, open_rows
 from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows, TokenColumn
-from dcp_runtime.data.screening import RowPolicy, Screening
+from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.shared_plans import SharedPlans
 from dcp_runtime.errors import RunError
+from dcp_runtime.stacked_plans import BatchPlan
 
 State: TypeAlias = dict[str, Any]  # Any: integers and texts, fit for JSON
-
-Planning: TypeAlias = Literal["each", "first"]
 
 SCHEMA = "dcp.dataloader/1"
 PLAN_TIME_LIMIT_S = 120.0
@@ -61,96 +61,54 @@ class DCPDataloader:
     time; iterating again gives the next one (the same batches unless they are shuffled).
     `state_dict` says how far the training loop has come, `load_state_dict` goes on from there.
 
+    Yields `LocalData` and the plan of the batch; where a stack gives layers different masks, the
+    plans of all of them as `StackedPlans`, over one ownership of tokens.
+
     Args:
         dataset: what `read_dataset` gives, a Hugging Face data set, a sequence of rows, or an
             iterable of rows (which is packed in order and cannot be shuffled).
-        mask_fn: a loaded spec, which finds the mask by its ``for ... use``; a mask for all samples;
-            or a function from a row to its mask.
-        token_budget: most tokens of a batch.
-        block_size: most tokens per planning block; by default chosen for every batch, so that
-            whole blocks fill every rank's share.
-        cluster: devices to plan for; by default one node with a device for every rank.
-        shape: heads of the attention layer on one rank.
-        config: how to plan.
-        rank: whose part is yielded; by default the rank in the default process group, else 0.
-        order: ``"in_order"`` keeps the order of the data set, ``"decreasing"`` packs tighter.
-        path: where an in-memory data set counts as lying when a spec looks for its ``for ... use``.
-        shuffle: whether each epoch has an order of its own, the same on every rank.
-        seed: of the shuffle.
-        drop_last: whether the last batch of an epoch is left out.
-        batches: row numbers of every batch, instead of packing.
-        policy: what becomes of rows that are empty, longer than the budget or do not fit their
-            mask: ``"error"``; ``"skip"`` them; ``"truncate"`` those too long. `screening` counts
-            them.
-        token_column: column of the tokens; by default ``tokens``, else ``input_ids``.
-        loss_column: column with 0 or 1 per token, 1 where the loss counts it as a target.
-        look_ahead: batches that are planned before they are needed.
-        planners: processes that plan them; 0 plans in this process, when a batch is needed.
-        planning: ``"each"`` rank makes the same plan itself, or the ``"first"`` of the group makes
-            it and sends every rank its part.
-        group: ranks that share the batches, for ``planning="first"``; ``None`` for all.
+        mask_fn: a loaded spec, which finds the mask or the stack by its ``for ... use``; a mask or
+            a stack for all samples; or a function from a row to its mask or stack.
+        packing: which rows share a batch: token budget, order, shuffle.
+        rows: how rows are read, and what becomes of those that cannot be used.
+        planning: heads, devices, and how to plan for them.
+        look_ahead: which process plans, and how early.
 
     Raises:
         DatasetError: if a row is longer than the budget, has no tokens, or lacks a column.
         RunError: if the rank is none of the cluster's devices, or options contradict each other.
     """
 
-    def __init__(  # noqa: PLR0913 - one keyword per choice of the user; all but two have defaults
+    def __init__(
         self,
         dataset: Dataset | Sequence[Row] | Iterable[Row],
         mask_fn: MaskFunction,
+        packing: Packing = Packing(),  # noqa: B008 - frozen
         *,
-        token_budget: int = 8192,
-        block_size: int | None = None,
-        cluster: Cluster | None = None,
-        shape: ModelShape | None = None,
-        config: PlanConfig | None = None,
-        rank: int | None = None,
-        order: PackingOrder = "in_order",
-        path: str = "",
-        shuffle: bool = False,
-        seed: int = 0,
-        drop_last: bool = False,
-        batches: Sequence[Sequence[int]] | None = None,
-        policy: RowPolicy = "error",
-        token_column: str | None = None,
-        loss_column: str | None = None,
-        look_ahead: int = 2,
-        planners: int = 0,
-        planning: Planning = "each",
-        group: dist.ProcessGroup | None = None,
+        rows: RowRules = RowRules(),  # noqa: B008 - frozen
+        planning: Planning = Planning(),  # noqa: B008 - frozen
+        look_ahead: LookAhead = LookAhead(),  # noqa: B008 - frozen
     ) -> None:
-        self._cluster = cluster or Cluster(devices_per_node=_world_size())
-        self._rank = _own_rank() if rank is None else rank
-        if not 0 <= self._rank < self._cluster.num_devices:
-            raise RunError(
-                f"expected a rank from 0 to {self._cluster.num_devices - 1}, the devices of the "
-                f"cluster, got {self._rank}; give the cluster of all ranks that share a batch, and "
-                "the rank among these"
-            )
-        _check_counts(token_budget=token_budget, block_size=1 if block_size is None else block_size)
-        _check_counts(least=0, look_ahead=look_ahead, planners=planners)
-        self._epochs = EpochConfig(token_budget, order, shuffle, seed, drop_last)
-        self._block_size = block_size
-        self._shape = shape or ModelShape()
-        self._config = config or PlanConfig()
-        self._rows = open_rows(dataset, TokenColumn(token_column))
-        resolve = make_resolver(self._rows, dataset, mask_fn, path)
-        self.screening = Screening(policy)
-        self._reader = RowReader(resolve, token_budget, self.screening, loss_column)
-        self._look_ahead = look_ahead
-        self._plans = _plan_source(planning, planners, group, self._cluster)
+        self._packing, self._planning, self._look_ahead = packing, planning, look_ahead
+        self._cluster, self._rank = planning.devices, planning.own_rank
+        self._rows = open_rows(dataset, TokenColumn(rows.token_column))
+        resolve = make_resolver(self._rows, dataset, mask_fn, rows.path)
+        self.screening = Screening(rows.policy)
+        self._reader = RowReader(resolve, packing.token_budget, self.screening, rows.loss_column)
+        self._plans = _plan_source(look_ahead, planning, self._cluster)
         self._waiting: deque[_Batch] = deque()
         self._position = _Position()
-        self._batches = self._fixed_batches(batches)
-        self._usable = self._screened() if isinstance(self._rows, IndexedRows) else None
-        if self._usable is None and (shuffle or order != "in_order" or batches is not None):
+        self._usable: tuple[list[int], list[int]] | None = None
+        if isinstance(self._rows, IndexedRows):
+            if packing.batches is not None:
+                check_batches(packing.batches, self._rows.lengths, packing.token_budget)
+            self._usable = self._screened()
+            self._batches_of(0)  # what cannot be packed is said now
+        elif packing.shuffle or packing.order != "in_order" or packing.batches is not None:
             raise RunError(
                 "a stream of rows is packed in order: expected shuffle=False, order='in_order' and "
                 "no batches; read_dataset(path) or list(rows) gives rows with numbers"
             )
-        if self._usable is not None:
-            self._batches_of(0)  # what cannot be packed is said now
 
     def __len__(self) -> int:
         """Number of batches of the epoch that comes next.
@@ -162,13 +120,13 @@ class DCPDataloader:
             raise TypeError("a stream of rows has no length")
         return len(self._batches_of(self._position.epoch))
 
-    def __iter__(self) -> Iterator[tuple[LocalData, Plan | PlanPart]]:
+    def __iter__(self) -> Iterator[tuple[LocalData, BatchPlan]]:
         """Give the rest of the epoch, one batch after the other, with plans made ahead."""
         coming = self._coming()
         waiting = self._waiting
         waiting.clear()
         while True:
-            while len(waiting) <= self._look_ahead:
+            while len(waiting) <= self._look_ahead.batches:
                 batch = next(coming, None)
                 if batch is None:
                     break
@@ -176,10 +134,11 @@ class DCPDataloader:
             if not waiting:
                 break
             batch = waiting.popleft()
-            plan = self._plans.take(batch.pending, len(waiting))
-            local = self._local(batch.sequences, plan)
+            planned = self._plans.take(batch.pending, len(waiting))
+            kept = self._kept(batch.sequences, planned)
             self._position = batch.after
-            yield local, plan
+            if kept:  # all rows of a batch may have been left out
+                yield self._local(kept, planned.plan), planned.plan
         self._position = _Position(epoch=self._position.epoch + 1)
 
     @property
@@ -254,30 +213,44 @@ class DCPDataloader:
             sequence = self._reader.read(index, row, tokens)
             if sequence is None:
                 continue
-            if found and used + len(sequence.tokens) > self._epochs.token_budget:
+            if found and used + len(sequence.tokens) > self._packing.token_budget:
                 number += 1
                 yield tuple(found), _Position(start.epoch, number, index)
                 found, used = [], 0
             found.append(sequence)
             used += len(sequence.tokens)
             last = index
-        if found and not self._epochs.drop_last:
+        if found and not self._packing.drop_last:
             yield tuple(found), _Position(start.epoch, number + 1, last + 1)
 
     def _start_plan(self, sequences: tuple[PackedSequence, ...]) -> PendingPlan:
-        rows = ", ".join(str(sequence.row) for sequence in sequences)
+        masks = {(id(m.scope), m.call): m for s in sequences for m in s.masks.masks}
+        number = {key: index for index, key in enumerate(masks)}
         request = PlanRequest(
-            tuple(SequenceRequest.of(s.mask, s.sample, len(s.tokens)) for s in sequences),
-            self._block_size,
-            self._shape,
-            self._cluster,
-            self._config,
-            f"rows {rows}",
+            masks=tuple(MaskRequest.of(mask) for mask in masks.values()),
+            sequences=tuple(_sequence_request(s, number) for s in sequences),
+            may_skip=self.screening.policy == "skip",
+            block_size=self._planning.block_size,
+            shape=self._planning.shape,
+            cluster=self._cluster,
+            config=self._planning.config,
         )
-        slabs = [sequence.slabs for sequence in sequences]
-        return self._plans.start(request, lambda: plan_slabs(request, slabs))
+        samples = [sequence.sample for sequence in sequences]
+        return self._plans.start(
+            request, lambda: make_plans(request, list(masks.values()), samples)
+        )
 
-    def _local(self, sequences: tuple[PackedSequence, ...], plan: Plan | PlanPart) -> LocalData:
+    def _kept(
+        self, sequences: tuple[PackedSequence, ...], planned: PlannedBatch
+    ) -> list[PackedSequence]:
+        """Record the sequences that do not fit their mask and give the others."""
+        for number, why in planned.left_out:
+            row = sequences[number].row
+            self.screening.leave_out(row, "unfit", f"row {row}: {why}")
+        unfit = {number for number, _ in planned.left_out}
+        return [sequence for n, sequence in enumerate(sequences) if n not in unfit]
+
+    def _local(self, sequences: Sequence[PackedSequence], plan: BatchPlan) -> LocalData:
         return take_local(
             [sequence.tokens for sequence in sequences],
             plan,
@@ -297,72 +270,38 @@ class DCPDataloader:
                 counts.append(count)
         return rows, counts
 
-    def _batches_of(self, epoch: int) -> Sequence[tuple[int, ...]]:
-        if self._batches is not None:
-            return self._batches
+    def _batches_of(self, epoch: int) -> Sequence[Sequence[int]]:
+        if self._packing.batches is not None:
+            return self._packing.batches
         assert self._usable is not None, "streams are packed as they come"
-        return pack_epoch(*self._usable, self._epochs, epoch)
-
-    def _fixed_batches(
-        self, batches: Sequence[Sequence[int]] | None
-    ) -> tuple[tuple[int, ...], ...] | None:
-        """Check the batches that the user chose."""
-        if batches is None or isinstance(self._rows, StreamedRows):
-            return None
-        if self._epochs.shuffle:
-            raise RunError("expected no shuffle beside batches: their order is the one given")
-        fixed = tuple(tuple(int(row) for row in rows) for rows in batches)
-        lengths = self._rows.lengths
-        for number, rows in enumerate(fixed):
-            for row in rows:
-                if not 0 <= row < len(lengths):
-                    raise DatasetError(
-                        f"batches[{number}] names row {row}; the data set has {len(lengths)} rows"
-                    )
-            total = int(lengths[list(rows)].sum())
-            if total > self._epochs.token_budget and len(rows) > 1:
-                raise DatasetError(
-                    f"batches[{number}] has {total} tokens, the token budget is "
-                    f"{self._epochs.token_budget}; give fewer rows or raise the budget"
-                )
-        return fixed
+        return pack_epoch(*self._usable, self._packing, epoch)
 
     def _fingerprint(self) -> str:
         """Name the data set and the packing; equal ones give equal batches."""
-        sha = hashlib.sha256(f"{self._epochs} {self.screening.policy} {self._batches}".encode())
+        sha = hashlib.sha256(f"{self._packing} {self.screening.policy}".encode())
         if isinstance(self._rows, IndexedRows):
             sha.update(np.ascontiguousarray(self._rows.lengths, "<i8").tobytes())
         return sha.hexdigest()[:16]
 
 
-def _plan_source(
-    planning: Planning, planners: int, group: dist.ProcessGroup | None, cluster: Cluster
-) -> PlanSource:
-    if planning not in get_args(Planning):
-        raise RunError(
-            f"expected planning to be one of {', '.join(get_args(Planning))}, got {planning!r}"
-        )
-    if planning == "each":
-        return LookAhead(PlannerPool(planners, PLAN_TIME_LIMIT_S) if planners else None)
-    exchange = PlanExchange(group, 2 * PLAN_TIME_LIMIT_S)
+def _sequence_request(
+    sequence: PackedSequence, number: Mapping[tuple[int, str], int]
+) -> SequenceRequest:
+    """Describe a sequence; `number` finds its masks among those of the batch."""
+    own = [number[id(mask.scope), mask.call] for mask in sequence.masks.masks]
+    cycle = tuple(own[index] for index in sequence.masks.cycle)
+    return SequenceRequest(sequence.row, cycle, sequence.sample.to_json(), len(sequence.tokens))
+
+
+def _plan_source(look_ahead: LookAhead, planning: Planning, cluster: Cluster) -> PlanSource:
+    processes = look_ahead.processes
+    if look_ahead.planner == "each":
+        return OwnPlans(PlannerPool(processes, PLAN_TIME_LIMIT_S) if processes else None)
+    exchange = PlanExchange(planning.group, 2 * PLAN_TIME_LIMIT_S)
     if exchange.size != cluster.num_devices:
         raise RunError(
-            f"planning='first': the cluster has {cluster.num_devices} devices, the group "
+            f"planner='first': the cluster has {cluster.num_devices} devices, the group "
             f"{exchange.size} ranks; give the group of the ranks that share a batch"
         )
-    is_planner = planners and exchange.rank == 0
-    return SharedPlans(PlannerPool(planners, PLAN_TIME_LIMIT_S) if is_planner else None, exchange)
-
-
-def _check_counts(least: int = 1, **counts: int) -> None:
-    for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise RunError(f"DCPDataloader: expected {name} to be at least {least}, got {value!r}")
-
-
-def _world_size() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def _own_rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
+    is_planner = processes and exchange.rank == 0
+    return SharedPlans(PlannerPool(processes, PLAN_TIME_LIMIT_S) if is_planner else None, exchange)

@@ -15,89 +15,18 @@ dropout, a cache) is either part of the plan's mask or refused; nothing is left 
 Source: transformers' ``AttentionInterface`` and ``AttentionMaskInterface`` (version 5).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from dcp_planner import Plan, PlanPart
 from dcp_runtime.attention import DCPAttn
 from dcp_runtime.errors import RunError
-from dcp_runtime.executor import DCPExecutor, PreparedPlan
+from dcp_runtime.layer_plans import LayerPlan, LayerPlans
 
 NAME = "dcp"
 
 _REFUSED_ARGUMENTS = ("softcap", "s_aux", "head_mask", "output_attentions", "position_bias")
 """Arguments of an attention function that change its result and that no plan knows."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """What `DCPAttn` needs of an executor: the plan that one layer runs."""
-
-    prepared: PreparedPlan
-    longest_look_back: int
-
-
-@dataclass(frozen=True, slots=True)
-class LayerPlans:
-    """The plans of one batch, layer by layer."""
-
-    layers: tuple[_Layer, ...]
-    cycle: tuple[int, ...]
-
-    @classmethod
-    def prepare(
-        cls,
-        executor: DCPExecutor,
-        plans: Plan | PlanPart | Sequence[Plan | PlanPart],
-        cycle: Sequence[int] = (0,),
-    ) -> "LayerPlans":
-        """Make the plans of a batch ready.
-
-        Args:
-            executor: of the ranks that share the batch.
-            plans: one plan for all layers, or the distinct plans of a stack; all must give this
-                rank the same tokens.
-            cycle: which of the plans each layer runs, repeated over the layers: ``(0, 0, 0, 0, 0,
-                1)`` for Gemma 3, whose plan 0 is the local mask and plan 1 the global one.
-
-        Raises:
-            RunError: if the plans place tokens differently, or the cycle names one that is not
-                there.
-        """
-        found = (plans,) if isinstance(plans, Plan | PlanPart) else tuple(plans)
-        if not found or not cycle or not all(0 <= index < len(found) for index in cycle):
-            raise RunError(
-                f"expected a cycle over {len(found)} plans, got {tuple(cycle)}; give for each "
-                "layer the number of its plan"
-            )
-        tokens = found[0].local_tokens(executor.rank)
-        for plan in found[1:]:
-            if not np.array_equal(plan.local_tokens(executor.rank), tokens):
-                raise RunError(
-                    "the plans of a stack place tokens on different ranks; plan all masks of a "
-                    "stack in one build_plan call, which gives them one placement"
-                )
-        layers = tuple(_Layer(executor.prepare(plan), look_back(plan)) for plan in found)
-        return cls(layers, tuple(cycle))
-
-    def of(self, layer: int) -> _Layer:
-        """Give the plan that a layer runs, by its number from 0."""
-        return self.layers[self.cycle[layer % len(self.cycle)]]
-
-
-def look_back(plan: Plan | PlanPart) -> int:
-    """Give the largest ``q - k + 1`` over all visible pairs: the window that contains the mask."""
-    slabs = plan.plan.slabs if isinstance(plan, PlanPart) else plan.slabs
-    if not len(slabs):
-        return 0
-    rows = slabs.q_end - slabs.q_start - 1
-    first = slabs.q_start - slabs.kv_start
-    last = first + rows * (1 - slabs.start_slope.astype(np.int64))
-    return int(np.maximum(first, last).max()) + 1
 
 
 def register_dcp() -> None:
@@ -208,7 +137,7 @@ def _refuse(
         )
 
 
-def _check_window(where: str, layer: _Layer, sliding_window: int | None) -> None:
+def _check_window(where: str, layer: LayerPlan, sliding_window: int | None) -> None:
     if sliding_window is not None and layer.longest_look_back > sliding_window:
         raise RunError(
             f"{where}: the model has a window of {sliding_window} tokens, the plan's mask lets a "

@@ -32,7 +32,7 @@ GRACE_S = 3.0
 
 @dataclass(slots=True)
 class _Box:
-    """What has been sent to one rank under one number and not been received, or the reverse."""
+    """What one rank has sent another under one number and is not received, or the reverse."""
 
     sent: deque[tuple[torch.Tensor, ...]] = field(default_factory=deque)
     awaited: deque[Parcel] = field(default_factory=deque)
@@ -57,7 +57,8 @@ class LoopbackWorld:
         self.store = HashStore()
         self.recorders: dict[int, Recorder] = {}
         self._lock = threading.Lock()
-        self._boxes: dict[tuple[int, int], _Box] = {}
+        # By transfer, source and target: another plan has the same number for another source.
+        self._boxes: dict[tuple[int, int, int], _Box] = {}
         self.turn = _Turn() if lockstep else None
 
     def run(self, work: Callable[["LoopbackTransport"], Result]) -> list[Result]:
@@ -90,7 +91,7 @@ class LoopbackWorld:
 
     def send(self, parcel: Parcel, source: int) -> None:
         """Hand a parcel over: into the receiver's tensors, or into a copy that waits for it."""
-        key = parcel.transfer.index, parcel.transfer.peer
+        key = parcel.transfer.index, source, parcel.transfer.peer
         with self._lock:
             box = self._boxes.setdefault(key, _Box())
             if not box.awaited:
@@ -104,8 +105,9 @@ class LoopbackWorld:
 
     def receive(self, parcel: Parcel, target: int) -> None:
         """Take a parcel that has been sent, or leave word that it is awaited."""
+        key = parcel.transfer.index, parcel.transfer.peer, target
         with self._lock:
-            box = self._boxes.setdefault((parcel.transfer.index, target), _Box())
+            box = self._boxes.setdefault(key, _Box())
             if not box.sent:
                 box.awaited.append(parcel)
                 return

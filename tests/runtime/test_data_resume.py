@@ -1,16 +1,21 @@
 """Epochs, shuffles, streams, policies and resuming: no row is lost, repeated or dropped unseen."""
 
 import json
+import sys
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+sys.path.insert(0, str(Path(__file__).parent))
+from loader_options import make_loader
+
 from dcp_dsl import DatasetError, Sample, Slabs, Spec, dense_mask
 from dcp_planner import Cluster, ModelShape, PlanConfig
-from dcp_runtime import DCPDataloader, RunError
+from dcp_runtime import RunError
 from dcp_runtime.data.truncation import truncate_slabs
 
 SPEC = Spec.from_text(
@@ -36,7 +41,7 @@ def rows_of(lengths):
 
 def loader_of(dataset, **options):
     mask = options.pop("mask", SPEC.mask("band"))
-    return DCPDataloader(dataset, mask, **{**OPTIONS, **options})
+    return make_loader(dataset, mask, **{**OPTIONS, **options})
 
 
 class Stream:
@@ -101,14 +106,14 @@ def test_resuming_anywhere_gives_the_batches_of_an_undisturbed_run(
 def test_a_stream_gives_the_same_batches_and_resumes(lengths, stop, look_ahead):
     rows = rows_of(lengths)
     wanted = [data.rows for data, _ in loader_of(rows)]
-    stream = loader_of(Stream(rows), look_ahead=look_ahead)
+    stream = loader_of(Stream(rows), ahead=look_ahead)
     seen = []
     for data, _ in stream:
         seen.append(data.rows)
         if len(seen) == stop:
             break
     assert seen == wanted[:stop]
-    again = loader_of(Stream(rows), look_ahead=look_ahead)
+    again = loader_of(Stream(rows), ahead=look_ahead)
     again.load_state_dict(stream.state_dict())
     if stop <= len(wanted):
         assert [data.rows for data, _ in again] == wanted[stop:]
@@ -261,10 +266,10 @@ def test_tokens_may_lie_in_any_column():
 def test_options_that_contradict_each_other_are_refused():
     with pytest.raises(RunError, match="a stream of rows is packed in order"):
         loader_of(Stream(rows_of([3])), shuffle=True)
-    with pytest.raises(RunError, match="expected token_budget to be at least 1, got 0"):
+    with pytest.raises(RunError, match=r"Packing\.token_budget: expected at least 1, got 0"):
         loader_of(rows_of([3]), token_budget=0)
-    with pytest.raises(RunError, match="expected planners to be at least 0, got -1"):
-        loader_of(rows_of([3]), planners=-1)
+    with pytest.raises(RunError, match=r"LookAhead\.processes: expected at least 0, got -1"):
+        loader_of(rows_of([3]), processes=-1)
     with pytest.raises(DatasetError, match=r"expected a data set, got 'a.jsonl'; read_dataset"):
         loader_of("a.jsonl")
     with pytest.raises(DatasetError, match="expected a data set of rows, got int"):

@@ -1,14 +1,20 @@
 """`DCPDataloader`: every sample once, labels across block borders, all ranks one plan."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+sys.path.insert(0, str(Path(__file__).parent))
+from loader_options import make_loader
+
 from dcp_dsl import DatasetError, Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig, digest
-from dcp_runtime import DCPDataloader, RunError
+from dcp_runtime import RunError
 from dcp_runtime.data.local_data import IGNORE_LABEL
 
 SPEC = Spec.from_text("mask band(w: tokens = 20) = causal and q - k < w\nmask whole = causal")
@@ -34,7 +40,7 @@ def rows_of(lengths):
 )
 def test_every_token_is_on_exactly_one_rank_of_one_batch(lengths, order):
     loaders = [
-        DCPDataloader(rows_of(lengths), SPEC.mask("band"), rank=rank, order=order, **OPTIONS)
+        make_loader(rows_of(lengths), SPEC.mask("band"), rank=rank, order=order, **OPTIONS)
         for rank in range(RANKS)
     ]
     seen, targets, expected_targets = [], [], []
@@ -58,7 +64,7 @@ def test_every_token_is_on_exactly_one_rank_of_one_batch(lengths, order):
 
 
 def test_iterating_again_gives_the_same_batches():
-    loader = DCPDataloader(rows_of([20, 30, 40, 5]), SPEC.mask("band"), rank=0, **OPTIONS)
+    loader = make_loader(rows_of([20, 30, 40, 5]), SPEC.mask("band"), rank=0, **OPTIONS)
     first, again = ([data.rows for data, _ in loader] for _ in range(2))
     assert first == again
     assert len(loader) == len(first)
@@ -67,7 +73,7 @@ def test_iterating_again_gives_the_same_batches():
 def test_mask_may_depend_on_the_row():
     masks = {"band": SPEC.mask("band(w = 2)"), "all": SPEC.mask("whole")}
     rows = [{"tokens": list(range(30)), "kind": kind} for kind in ("band", "all")]
-    loader = DCPDataloader(rows, lambda row: masks[row["kind"]], rank=0, **OPTIONS)
+    loader = make_loader(rows, lambda row: masks[row["kind"]], rank=0, **OPTIONS)
     ((_, plan),) = loader
     assert int(plan.tiles.pairs.sum()) == (2 * 30 - 1) + 30 * 31 // 2
     assert plan.provenance is None
@@ -76,21 +82,21 @@ def test_mask_may_depend_on_the_row():
 def test_spec_finds_its_mask_by_path():
     spec = Spec.from_text('mask band = causal and q - k < 3\nfor "chat/*.jsonl" use band')
     rows = [{"tokens": bytes(range(40))}]
-    ((data, plan),) = DCPDataloader(rows, spec, rank=0, path="chat/a.jsonl", **OPTIONS)
+    ((data, plan),) = make_loader(rows, spec, rank=0, path="chat/a.jsonl", **OPTIONS)
     assert plan.provenance is not None
     assert plan.provenance.mask == "band"
     assert len(data.tokens) == len(plan.local_tokens(0)) > 0
     with pytest.raises(DatasetError):
-        DCPDataloader(rows, spec, rank=0, path="code/a.jsonl", **OPTIONS)
+        make_loader(rows, spec, rank=0, path="code/a.jsonl", **OPTIONS)
 
 
 def test_bad_rows_are_refused():
     mask = SPEC.mask("band")
     with pytest.raises(DatasetError, match="row 1 has no column `tokens`"):
-        DCPDataloader([{"tokens": [1]}, {"text": "a"}], mask, rank=0, **OPTIONS)
+        make_loader([{"tokens": [1]}, {"text": "a"}], mask, rank=0, **OPTIONS)
     with pytest.raises(DatasetError, match="65"):
-        DCPDataloader(rows_of([65]), mask, rank=0, **OPTIONS)
-    loader = DCPDataloader(rows_of([5]), lambda row: "causal", rank=0, **OPTIONS)
+        make_loader(rows_of([65]), mask, rank=0, **OPTIONS)
+    loader = make_loader(rows_of([5]), lambda row: "causal", rank=0, **OPTIONS)
     with pytest.raises(DatasetError, match="must give a Mask"):
         next(iter(loader))
 
@@ -101,14 +107,14 @@ def test_bad_rows_are_refused():
 def test_tokens_that_are_no_integers_are_refused(tokens):
     rows = [{"tokens": [1]}, {"tokens": tokens}]
     with pytest.raises(DatasetError, match="row 1: expected `tokens` to be integers or bytes, got"):
-        DCPDataloader(rows, SPEC.mask("whole"), rank=0, **OPTIONS)
+        make_loader(rows, SPEC.mask("whole"), rank=0, **OPTIONS)
 
 
 @pytest.mark.parametrize("tokens", [b"\x01\x02", np.array([1, 2], np.uint8), torch.tensor([1, 2])])
 def test_tokens_may_be_bytes_or_arrays(tokens):
     rows, found = [{"tokens": tokens}], []
     for rank in range(RANKS):
-        loader = DCPDataloader(rows, SPEC.mask("whole"), rank=rank, **OPTIONS)
+        loader = make_loader(rows, SPEC.mask("whole"), rank=rank, **OPTIONS)
         found += [token for data, _ in loader for token in data.tokens.tolist()]
     assert found == [1, 2]
 
@@ -116,31 +122,31 @@ def test_tokens_may_be_bytes_or_arrays(tokens):
 @pytest.mark.parametrize("rows", [[[1, 2]], ["a"]])
 def test_rows_without_names_are_refused(rows):
     with pytest.raises(DatasetError, match="row 0: expected columns by name, got"):
-        DCPDataloader(rows, SPEC.mask("whole"), rank=0, **OPTIONS)
+        make_loader(rows, SPEC.mask("whole"), rank=0, **OPTIONS)
 
 
 @pytest.mark.parametrize("rank", [-1, RANKS])
 def test_a_rank_that_is_no_device_is_refused(rank):
     with pytest.raises(RunError, match=f"expected a rank from 0 to 2, .* got {rank}; give"):
-        DCPDataloader(rows_of([5]), SPEC.mask("whole"), rank=rank, **OPTIONS)
+        make_loader(rows_of([5]), SPEC.mask("whole"), rank=rank, **OPTIONS)
 
 
 @pytest.mark.parametrize("mask_fn", [None, "whole", 3])
 def test_what_gives_no_mask_is_refused(mask_fn):
     with pytest.raises(DatasetError, match="expected mask_fn to be a loaded spec, a mask or a fun"):
-        DCPDataloader(rows_of([5]), mask_fn, rank=0, **OPTIONS)
+        make_loader(rows_of([5]), mask_fn, rank=0, **OPTIONS)
 
 
 def test_a_row_that_does_not_fit_its_mask_is_named():
     spec = Spec.from_text("segment s = part[parts] tail[..]\nmask m = same(part)")
     rows = [{"tokens": [1, 2], "parts": 1}, {"tokens": [1, 2], "parts": 9}]
-    loader = DCPDataloader(rows, spec.mask("m"), rank=0, **OPTIONS)
+    loader = make_loader(rows, spec.mask("m"), rank=0, **OPTIONS)
     with pytest.raises(DatasetError, match=r"^row 1: segment `s`"):
         next(iter(loader))
 
 
 def test_labels_do_not_cross_sequences():
-    ((data, plan),) = DCPDataloader(
+    ((data, plan),) = make_loader(
         rows_of([3, 1, 2]), SPEC.mask("band"), rank=0, **{**OPTIONS, "cluster": Cluster(1, 1)}
     )
     assert plan.num_devices == 1

@@ -12,13 +12,14 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, Lla
 
 from dcp_dsl import Sample, Spec, block_sparsity, dense_mask
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
-from dcp_runtime import DCPExecutor, RunError
-from dcp_runtime.huggingface import LayerPlans, look_back, register_dcp
+from dcp_runtime import DCPDataloader, DCPExecutor, LayerPlans, Planning, RunError, register_dcp
+from dcp_runtime.layer_plans import look_back
 
 SPEC = Spec.from_text(
     "segment s = question[question] answer[answers]*\n"
     "mask shared = causal and (k in question or same(answer))\n"
     "mask local = causal and q - k < 8\n"
+    "stack gemma = local, causal\n"
 )
 SAMPLES = [
     Sample({"question": 10, "answers": [12, 9]}, 31),
@@ -107,8 +108,13 @@ def test_llama_gives_the_logits_and_gradients_of_dense_masks(executor):
 
 def test_gemma_runs_local_and_global_layers_under_their_own_masks(executor):
     config = gemma()
-    plans = [plan_of("local", config), plan_of("causal", config)]
-    layers = LayerPlans.prepare(executor, plans, (0, 1))
+    rows = [
+        {"tokens": part} for part in inputs()[0][0].split([sample.length for sample in SAMPLES])
+    ]
+    shape = ModelShape(config.num_attention_heads, config.num_key_value_heads, config.head_dim, 4)
+    ((data, plan),) = DCPDataloader(rows, SPEC.stack("gemma"), planning=Planning(shape))
+    assert torch.equal(data.position_ids, inputs()[1][0])
+    layers = LayerPlans.prepare(executor, plan)
     found = results(model_of(config, "dcp"), dcp=layers)
     masks = {"sliding_attention": dense_bias("local"), "full_attention": dense_bias("causal")}
     wanted = results(model_of(config, "eager"), attention_mask=masks)

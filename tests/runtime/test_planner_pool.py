@@ -2,14 +2,20 @@
 
 import os
 import signal
+import sys
 import time
 from concurrent import futures
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from dcp_dsl import DCPError, Spec
+sys.path.insert(0, str(Path(__file__).parent))
+from loader_options import make_loader
+
+from dcp_dsl import DatasetError, DCPError, Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig, digest
-from dcp_runtime import DCPDataloader, RunError
+from dcp_runtime import RunError
 from dcp_runtime.data.plan_request import PlanRequest
 from dcp_runtime.data.planner_pool import PlannerLostError, PlannerPool
 
@@ -37,13 +43,13 @@ def pool():
 
 def request_of(row: int = 0) -> PlanRequest:
     """Catch the request that a loader makes for its first batch."""
-    loader = DCPDataloader(ROWS[row : row + 1], SPEC, **OPTIONS)
+    loader = make_loader(ROWS[row : row + 1], SPEC, **OPTIONS)
     return next(iter(loader._coming())).pending.request
 
 
 def test_plans_of_a_process_are_those_of_this_one():
-    own = [digest(plan) for _, plan in DCPDataloader(ROWS, SPEC, **OPTIONS)]
-    loader = DCPDataloader(ROWS, SPEC, planners=2, look_ahead=3, **OPTIONS)
+    own = [digest(plan) for _, plan in make_loader(ROWS, SPEC, **OPTIONS)]
+    loader = make_loader(ROWS, SPEC, processes=2, ahead=3, **OPTIONS)
     try:
         plans = [plan for _, plan in loader]
         assert [digest(plan) for plan in plans] == own
@@ -57,7 +63,7 @@ def test_plans_of_a_process_are_those_of_this_one():
 
 
 def test_planning_is_hidden_behind_the_step():
-    loader = DCPDataloader(ROWS, SPEC, planners=1, look_ahead=4, **OPTIONS)
+    loader = make_loader(ROWS, SPEC, processes=1, ahead=4, **OPTIONS)
     try:
         for number, _ in enumerate(loader):
             if number == 0:
@@ -73,8 +79,8 @@ def test_planning_is_hidden_behind_the_step():
 
 
 def test_a_killed_process_is_replaced_and_its_batch_planned_here():
-    own = [digest(plan) for _, plan in DCPDataloader(ROWS, SPEC, **OPTIONS)]
-    loader = DCPDataloader(ROWS, SPEC, planners=1, look_ahead=2, **OPTIONS)
+    own = [digest(plan) for _, plan in make_loader(ROWS, SPEC, **OPTIONS)]
+    loader = make_loader(ROWS, SPEC, processes=1, ahead=2, **OPTIONS)
     try:
         batches, found = iter(loader), []
         found.append(digest(next(batches)[1]))
@@ -99,23 +105,22 @@ def test_a_plan_that_takes_too_long_ends_its_process():
 
 def test_what_the_planner_refuses_is_said(pool):
     request = request_of()
-    sequence = request.sequences[0]
-    bad = PlanRequest(
-        (type(sequence)(sequence.spec, "a.dcpm", "nonsense", sequence.sample, 60),),
-        *(getattr(request, name) for name in list(PlanRequest.__slots__)[1:]),
-    )
+    bad = replace(request, masks=(replace(request.masks[0], call="nonsense"),))
     with pytest.raises(RunError, match="nonsense"):
         pool.submit(bad).result(timeout=120)
-    plan, seconds = pool.submit(request).result(timeout=120)  # the process goes on
+    sample = replace(request.sequences[0], row=7, sample='{"len": 0, "x": 1.5}')
+    with pytest.raises(DatasetError, match="expected integers or lists of integers"):
+        pool.submit(replace(request, sequences=(sample,))).result(timeout=120)
+    batch, seconds = pool.submit(request).result(timeout=120)  # the process goes on
     assert seconds > 0
-    assert plan.num_devices == 2
+    assert batch.plan.num_devices == 2
 
 
 def test_a_batch_that_cannot_be_planned_is_refused_as_without_processes():
     options = {**OPTIONS, "config": PlanConfig(partitioner="none")}
     messages = []
     for planners in (0, 1):
-        loader = DCPDataloader(ROWS, SPEC, planners=planners, **options)
+        loader = make_loader(ROWS, SPEC, processes=planners, **options)
         try:
             with pytest.raises(DCPError) as caught:
                 next(iter(loader))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +11,11 @@ pytestmark = pytest.mark.dist
 SCRIPT = '''
 import os, signal, sys, time, warnings
 import torch, torch.distributed as dist
-from dcp_dsl import DCPError, Spec
+from dcp_dsl import DatasetError, DCPError, Mask, Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig, PlanPart, digest
-from dcp_runtime import DCPAttn, DCPDataloader, DCPExecutor, RunError
+from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, RunError, StackedPlans
+sys.path.insert(0, HERE)
+from loader_options import make_loader
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -33,9 +36,9 @@ def attend(executor, loader):
     return found
 
 def alike(executor, planners):
-    each = DCPDataloader(ROWS, MASK, **OPTIONS)
+    each = make_loader(ROWS, MASK, **OPTIONS)
     digests = [digest(plan) for _, plan in each]
-    first = DCPDataloader(ROWS, MASK, planning="first", planners=planners, **OPTIONS)
+    first = make_loader(ROWS, MASK, planner="first", processes=planners, **OPTIONS)
     parts = [plan for _, plan in first]
     assert all(isinstance(part, PlanPart) and part.device == rank for part in parts)
     assert [part.digest for part in parts] == digests
@@ -46,7 +49,7 @@ def alike(executor, planners):
     first.close()
 
 def killed(executor):
-    loader = DCPDataloader(ROWS, MASK, planning="first", planners=1, look_ahead=2,
+    loader = make_loader(ROWS, MASK, planner="first", processes=1, ahead=2,
                            **{**OPTIONS, "config": PlanConfig("static:zigzag", divisions=3)})
     batches = iter(loader)
     seen = [next(batches)]
@@ -65,8 +68,46 @@ def killed(executor):
         assert "static:contiguous" in {part.plan.partitioner for _, part in seen}
     loader.close()
 
+LAYERS = Spec.from_text(
+    "segment s = part[parts]*\\nmask own = causal and same(part)\\n"
+    'mask band = causal and q - k < 9\\nstack mixed = 2 of band, own\\nfor "*" use mixed')
+PARTS = [{"tokens": list(range(sum(n))), "parts": n} for n in ([20, 30], [9], [40], [5, 50])]
+PARTS[1]["parts"] = [10]  # more than its tokens: no mask can be compiled for this row
+PARTS.append({"tokens": list(range(64)), "parts": [65]})  # alone in its batch
+
+def only_the_planner_compiles_masks(executor, processes):
+    options = {**OPTIONS, "policy": "skip"}
+    each = make_loader(PARTS, LAYERS, **options)
+    wanted = [(data.rows, plan.digests, plan.cycle) for data, plan in each]
+    assert [rows for rows, _, _ in wanted] == [(0,), (2,), (3,)]
+    assert all(cycle == (0, 0, 1) for _, _, cycle in wanted)
+    compile_mask, compiled = Mask.bind, []
+    Mask.bind = lambda self, sample: compiled.append(sample) or compile_mask(self, sample)
+    first = make_loader(PARTS, LAYERS, planner="first", processes=processes, **options)
+    try:
+        found = list(first)
+    finally:
+        Mask.bind = compile_mask
+        first.close()
+    assert bool(compiled) == (rank == 0 and not processes), len(compiled)
+    assert [(data.rows, plan.digests, plan.cycle) for data, plan in found] == wanted
+    assert all(isinstance(plan, StackedPlans) for _, plan in found)
+    assert all(part.device == rank for _, plan in found for part in plan.plans)
+    assert first.screening.counts == each.screening.counts == {"unfit": 2}
+    assert first.screening.examples == each.screening.examples
+    layers = LayerPlans.prepare(executor, found[0][1])
+    assert layers.of(4).prepared is layers.of(0).prepared is not layers.of(2).prepared
+    strict = make_loader(PARTS, LAYERS, planner="first", processes=processes, **OPTIONS)
+    try:
+        list(strict)
+    except DatasetError as error:
+        assert str(error).startswith("row 1: segment `s`"), error
+    else:
+        raise AssertionError("row 1 does not fit its mask")
+    strict.close()
+
 def refused(executor, planners):
-    loader = DCPDataloader(ROWS, MASK, planning="first", planners=planners,
+    loader = make_loader(ROWS, MASK, planner="first", processes=planners,
                            **{**OPTIONS, "config": PlanConfig("no such thing")})
     try:
         next(iter(loader))
@@ -78,11 +119,13 @@ def refused(executor, planners):
 
 executor = DCPExecutor()
 for scenario in (lambda e: alike(e, 0), lambda e: alike(e, 1), killed,
+                 lambda e: only_the_planner_compiles_masks(e, 0),
+                 lambda e: only_the_planner_compiles_masks(e, 1),
                  lambda e: refused(e, 0), lambda e: refused(e, 1)):
     scenario(executor)
     dist.barrier()
 try:
-    DCPDataloader(ROWS, MASK, planning="first", cluster=Cluster(devices_per_node=7), **OPTIONS)
+    make_loader(ROWS, MASK, planner="first", cluster=Cluster(devices_per_node=7), **OPTIONS)
 except RunError as error:
     assert "the cluster has 7 devices, the group 3 ranks" in str(error)
     print("fine", flush=True)
@@ -91,9 +134,12 @@ dist.destroy_process_group()
 '''
 
 
+HERE = str(Path(__file__).parent)
+
+
 def test_parts_are_those_of_the_plan_every_rank_would_make(tmp_path):
     script = tmp_path / "shared.py"
-    script.write_text(SCRIPT, encoding="utf-8")
+    script.write_text(f"HERE = {HERE!r}\n{SCRIPT}", encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", str(script)],
         capture_output=True,

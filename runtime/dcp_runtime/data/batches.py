@@ -1,4 +1,7 @@
-"""A batch made ready to be planned: its rows read, screened, and their masks compiled."""
+"""A batch made ready to be planned: its rows read and screened, their masks found.
+
+Masks are compiled by whoever plans: a rank that is sent its part of a plan never needs them.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,13 +10,13 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import DatasetError, Mask, Sample, Slabs
+from dcp_dsl import DatasetError, Mask, Sample, Stack
+from dcp_runtime.data.layer_masks import LayerMasks
 from dcp_runtime.data.rows import Row, Tokens
 from dcp_runtime.data.screening import Screening
-from dcp_runtime.data.truncation import truncate_slabs
 
-Resolver: TypeAlias = Callable[[Row], tuple[Mask, Sample]]
-"""Finds the mask of a row, and the columns it needs."""
+Resolver: TypeAlias = Callable[[Row], tuple[Mask | Stack, Sample]]
+"""Finds the mask of a row, or the masks of its layers, and the columns they need."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,16 +27,15 @@ class PackedSequence:
         row: its number in the data set.
         tokens: int64 ``[n]``, those that take part.
         is_target: bool ``[n]``, whether the loss counts each as a target.
-        mask, sample: what its mask is made of; the sample may be longer than ``n``.
-        slabs: the mask of its ``n`` tokens.
+        masks: of its layers.
+        sample: what they are made of; may be longer than ``n``.
     """
 
     row: int
     tokens: Tokens
     is_target: NDArray[np.bool_]
-    mask: Mask
+    masks: LayerMasks
     sample: Sample
-    slabs: Slabs
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class RowReader:
         return length
 
     def read(self, index: int, row: Row, tokens: Tokens) -> PackedSequence | None:
-        """Compile the mask of a row; ``None`` leaves it out.
+        """Find the masks of a row; ``None`` leaves it out.
 
         Raises:
             DatasetError: naming the row, if its columns do not fit and the policy is to raise.
@@ -75,15 +77,13 @@ class RowReader:
         if not count:
             return None
         try:
-            mask, sample = self.resolve(_with_length(row, len(tokens)))
-            slabs = mask.bind(sample)
+            found, sample = self.resolve(_with_length(row, len(tokens)))
+            masks = LayerMasks.of(found)
             is_target = self._targets(row, len(tokens))
         except DatasetError as error:
             self.screening.leave_out(index, "unfit", f"row {index}: {error}")
             return None
-        if count < sample.length:
-            slabs = truncate_slabs(slabs, count)
-        return PackedSequence(index, tokens[:count], is_target[:count], mask, sample, slabs)
+        return PackedSequence(index, tokens[:count], is_target[:count], masks, sample)
 
     def _targets(self, row: Row, length: int) -> NDArray[np.bool_]:
         if self.loss_column is None:

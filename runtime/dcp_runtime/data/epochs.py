@@ -1,60 +1,62 @@
 """Which rows share a batch, and in which order batches come: the same on every rank, every time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dcp_dsl import pack
+from dcp_dsl import DatasetError, pack
+from dcp_runtime.data.choices import Packing
 
-PackingOrder: TypeAlias = Literal["in_order", "decreasing"]
 Batches: TypeAlias = tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class EpochConfig:
-    """How the rows of a data set become the batches of an epoch.
-
-    Attributes:
-        token_budget: most tokens of a batch.
-        order: ``"in_order"`` closes a batch when the next row does not fit, ``"decreasing"`` packs
-            tighter by taking the longest rows first.
-        shuffle: whether every epoch has another order of rows (of batches, for ``"decreasing"``).
-        seed: of the shuffles.
-        drop_last: whether the last batch, which may be far from full, is left out.
-    """
-
-    token_budget: int
-    order: PackingOrder = "in_order"
-    shuffle: bool = False
-    seed: int = 0
-    drop_last: bool = False
-
-
 def pack_epoch(
-    rows: Sequence[int], lengths: Sequence[int], config: EpochConfig, epoch: int
+    rows: Sequence[int], lengths: Sequence[int], packing: Packing, epoch: int
 ) -> Batches:
     """Give the rows of every batch of one epoch; each row is in exactly one.
 
     Args:
         rows: row numbers that take part.
         lengths: tokens of each of them, at most the budget.
-        config: how.
+        packing: how.
         epoch: counts from 0; matters only to a shuffle.
 
     Raises:
         DatasetError: if a row exceeds the budget.
 
-    >>> pack_epoch([0, 1, 4], [3, 5, 2], EpochConfig(7), epoch=0)
+    >>> pack_epoch([0, 1, 4], [3, 5, 2], Packing(7), epoch=0)
     ((0,), (1, 4))
     """
-    rng = np.random.default_rng([config.seed, epoch])
-    order = rng.permutation(len(rows)) if config.shuffle else np.arange(len(rows))
-    packed = pack([int(lengths[i]) for i in order], config.token_budget, order=config.order)
+    rng = np.random.default_rng([packing.seed, epoch])
+    order = rng.permutation(len(rows)) if packing.shuffle else np.arange(len(rows))
+    packed = pack([int(lengths[i]) for i in order], packing.token_budget, order=packing.order)
     batches = [tuple(int(rows[order[i]]) for i in batch) for batch in packed]
-    if config.drop_last:
+    if packing.drop_last:
         batches = batches[:-1]
-    if config.shuffle and config.order == "decreasing":
+    if packing.shuffle and packing.order == "decreasing":
         batches = [batches[i] for i in rng.permutation(len(batches))]
     return tuple(batches)
+
+
+def check_batches(
+    batches: Sequence[Sequence[int]], lengths: NDArray[np.int64], budget: int
+) -> None:
+    """Check the batches that a user chose.
+
+    Raises:
+        DatasetError: if one names a row that is not there, or several rows exceed the budget.
+    """
+    for number, rows in enumerate(batches):
+        for row in rows:
+            if not 0 <= row < len(lengths):
+                raise DatasetError(
+                    f"batches[{number}] names row {row}; the data set has {len(lengths)} rows"
+                )
+        total = int(lengths[list(rows)].sum())
+        if total > budget and len(rows) > 1:
+            raise DatasetError(
+                f"batches[{number}] has {total} tokens, the token budget is {budget}; give fewer "
+                "rows or raise the budget"
+            )

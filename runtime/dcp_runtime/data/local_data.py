@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dcp_planner import Plan, PlanPart
 from dcp_runtime.data.rows import Tokens
+from dcp_runtime.stacked_plans import BatchPlan
 
 IGNORE_LABEL = -100
 """Label of a token whose successor is no target, as ``torch.nn.CrossEntropyLoss`` ignores it."""
@@ -40,7 +40,7 @@ class LocalData:
 
 def take_local(
     tokens: Sequence[Tokens],
-    plan: Plan | PlanPart,
+    plan: BatchPlan,
     rank: int,
     rows: tuple[int, ...],
     is_target: Sequence[NDArray[np.bool_]] | None = None,
@@ -49,7 +49,7 @@ def take_local(
 
     Args:
         tokens: int64 ``[length]`` of each sequence of the batch.
-        plan: plan of the batch.
+        plan: plan of the batch, or its plans.
         rank: whose part.
         rows: rows of the data set, for the record.
         is_target: bool ``[length]`` of each sequence, whether the loss counts the token as a

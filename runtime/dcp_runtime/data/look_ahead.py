@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol, TypeAlias
 
-from dcp_planner import Plan, PlanPart
 from dcp_runtime.data.plan_request import PlanRequest
+from dcp_runtime.data.planned_batch import PlannedBatch
 from dcp_runtime.data.planner_pool import PlannerLostError, PlannerPool
 
 MAX_CACHED_PLANS = 32
 
-OwnPlanner: TypeAlias = Callable[[], Plan]
-"""Makes the same plan in this process."""
+OwnPlanner: TypeAlias = Callable[[], PlannedBatch]
+"""Makes the same plans in this process."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class PendingPlan:
 
     request: PlanRequest
     in_own_process: OwnPlanner
-    future: "Future[tuple[Plan, float]] | Future[tuple[list[bytes], float]] | None"
+    future: "Future[tuple[PlannedBatch, float]] | Future[tuple[list[bytes], float]] | None"
     number: int = 0
 
 
@@ -62,7 +62,7 @@ class PlanSource(Protocol):
     def start(self, request: PlanRequest, in_own_process: OwnPlanner) -> PendingPlan:
         """Begin with a plan, if something can make it beside the training loop."""
 
-    def take(self, pending: PendingPlan, queued: int) -> Plan | PlanPart:
+    def take(self, pending: PendingPlan, queued: int) -> PlannedBatch:
         """Wait for a plan, or make it."""
 
     def close(self) -> None:
@@ -70,8 +70,8 @@ class PlanSource(Protocol):
 
 
 @dataclass(slots=True)
-class LookAhead:
-    """Starts plans and hands them out.
+class OwnPlans:
+    """Starts the plans of this rank and hands them out.
 
     A plan whose process is lost is made again in this process: the same plan, since planning is
     deterministic, so that ranks that plan for themselves stay in step.
@@ -83,7 +83,7 @@ class LookAhead:
 
     pool: PlannerPool | None
     metrics: PlanningMetrics = field(default_factory=PlanningMetrics)
-    _cache: "OrderedDict[str, Plan]" = field(default_factory=OrderedDict)
+    _cache: "OrderedDict[str, PlannedBatch]" = field(default_factory=OrderedDict)
 
     def start(self, request: PlanRequest, in_own_process: OwnPlanner) -> PendingPlan:
         """Begin with a plan if there are processes to make it."""
@@ -96,7 +96,7 @@ class LookAhead:
         if self.pool is not None:
             self.pool.close()
 
-    def take(self, pending: PendingPlan, queued: int) -> Plan:
+    def take(self, pending: PendingPlan, queued: int) -> PlannedBatch:
         """Wait for a plan, or make it.
 
         Raises:
@@ -115,7 +115,7 @@ class LookAhead:
             self._cache.popitem(last=False)
         return plan
 
-    def _result(self, pending: PendingPlan) -> tuple[Plan, float | None]:
+    def _result(self, pending: PendingPlan) -> tuple[PlannedBatch, float | None]:
         """Give the plan and how long making it took, ``None`` if it was made while waiting."""
         known = self._cache.get(pending.request.key)
         if known is not None and pending.future is None:
@@ -129,5 +129,5 @@ class LookAhead:
             self.metrics.lost += 1
             warnings.warn(f"{error}; the batch is planned again here", RuntimeWarning, stacklevel=4)
             return pending.in_own_process(), None
-        assert isinstance(plan, Plan), "this pool was asked for whole plans"
+        assert isinstance(plan, PlannedBatch), "this pool was asked for whole plans"
         return plan, seconds

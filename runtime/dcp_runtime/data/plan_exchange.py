@@ -6,16 +6,17 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore  # torch.distributed.PrefixStore, with its type
 
-from dcp_planner import PlanPart, decode_part
+from dcp_dsl import DatasetError, DCPError
+from dcp_runtime.data.planned_batch import PlannedBatch, decode_batch
 from dcp_runtime.errors import RunError
 
 FIRST_NAP_S, LONGEST_NAP_S = 0.0005, 0.02
 
-_PART, _FAILURE = b"p", b"f"
+_PART, _FAILURE, _BAD_DATA = b"p", b"f", b"d"
 
 
 class PlanExchange:
-    """Where rank 0 of a group leaves parts of plans and every rank takes its own.
+    """Where rank 0 of a group leaves parts of planned batches and every rank takes its own.
 
     Making one is collective: the n-th exchange of a rank is the n-th of all others.
 
@@ -30,8 +31,8 @@ class PlanExchange:
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
         if not dist.is_initialized():
             raise RunError(
-                "planning='first' sends plans through a process group: call "
-                "torch.distributed.init_process_group first, or choose planning='each'"
+                "planner='first' sends plans through a process group: call "
+                "torch.distributed.init_process_group first, or choose planner='each'"
             )
         found = group or dist.group.WORLD
         assert found is not None, "torch.distributed is initialised"
@@ -42,19 +43,21 @@ class PlanExchange:
         self._timeout_s = timeout_s
 
     def publish(self, number: int, parts: Sequence[bytes]) -> None:
-        """Leave the parts of a plan, in rank order."""
+        """Leave the parts of a batch, in rank order."""
         for rank, part in enumerate(parts):
             self._set(number, rank, _PART + part)
 
-    def fail(self, number: int, message: str) -> None:
-        """Tell all ranks that there will be no such plan."""
+    def fail(self, number: int, error: DCPError) -> None:
+        """Tell all ranks why there will be no such batch."""
+        kind = _BAD_DATA if isinstance(error, DatasetError) else _FAILURE
         for rank in range(self.size):
-            self._set(number, rank, _FAILURE + message.encode())
+            self._set(number, rank, kind + str(error).encode())
 
-    def take(self, number: int) -> PlanPart:
-        """Wait for this rank's part of a plan.
+    def take(self, number: int) -> PlannedBatch:
+        """Wait for this rank's part of a batch.
 
         Raises:
+            DatasetError: if a row of it cannot be used.
             RunError: if rank 0 could not plan, ended, or took too long.
         """
         key = f"{number}/{self.rank}"
@@ -72,7 +75,9 @@ class PlanExchange:
             raise self._missing(number) from error
         if message[:1] == _FAILURE:
             raise RunError(message[1:].decode(), rank=0)
-        return decode_part(message[1:])
+        if message[:1] == _BAD_DATA:
+            raise DatasetError(message[1:].decode())
+        return decode_batch(message[1:])
 
     def _missing(self, number: int) -> RunError:
         return RunError(

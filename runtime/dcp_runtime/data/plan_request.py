@@ -1,17 +1,17 @@
 """What a planner needs to know about one batch, as a value that fits into one line of JSON.
 
-A planner process makes the same plan from the text as this process makes from the values; both go
-through `plan_request`.
+A planner process makes the same plans from the text as this process makes from the values; both go
+through `make_plans`.
 """
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from dcp_dsl import Mask, Sample, Slabs, Spec
+from dcp_dsl import DatasetError, Mask, Sample, Slabs, Spec
 from dcp_planner import (
     Cluster,
     ModelShape,
@@ -19,10 +19,35 @@ from dcp_planner import (
     PlanConfig,
     Provenance,
     build_plan,
+    build_stack,
     choose_block_size,
     cut_blocks,
+    cut_stack,
 )
+from dcp_runtime.data.layer_masks import Slot, join_cycles
+from dcp_runtime.data.planned_batch import PlannedBatch
+from dcp_runtime.data.screening import SKIP_HINT
 from dcp_runtime.data.truncation import truncate_slabs
+
+
+@dataclass(frozen=True, slots=True)
+class MaskRequest:
+    """A mask of a batch.
+
+    Attributes:
+        spec, name: text that the mask's names come from, and its path.
+        call: the mask.
+    """
+
+    spec: str
+    name: str
+    call: str
+
+    @classmethod
+    def of(cls, mask: Mask) -> "MaskRequest":
+        """Describe a mask."""
+        program = mask.scope.program
+        return cls(program.text, program.name, mask.call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +55,16 @@ class SequenceRequest:
     """One sequence of a batch.
 
     Attributes:
-        spec, name: text that the mask's names come from, and its path.
-        call: the mask.
+        row: of the data set.
+        cycle: for each layer the number of its mask among those of the batch.
         sample: JSON of the sample.
         num_tokens: how many of its first tokens take part.
     """
 
-    spec: str
-    name: str
-    call: str
+    row: int
+    cycle: tuple[int, ...]
     sample: str
     num_tokens: int
-
-    @classmethod
-    def of(cls, mask: Mask, sample: Sample, num_tokens: int) -> "SequenceRequest":
-        """Describe a sample under a mask."""
-        program = mask.scope.program
-        return cls(program.text, program.name, mask.call, sample.to_json(), num_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +72,22 @@ class PlanRequest:
     """One packed batch to plan.
 
     Attributes:
+        masks: that its sequences use.
         sequences: in packed order.
+        may_skip: whether sequences that do not fit their mask are left out; else they are an error.
         block_size: most tokens per planning block; ``None`` chooses it for the batch.
         shape: heads of the attention layer on one rank.
         cluster: devices.
         config: how to plan.
-        origin: rows of the batch, in words.
     """
 
+    masks: tuple[MaskRequest, ...]
     sequences: tuple[SequenceRequest, ...]
+    may_skip: bool
     block_size: int | None
     shape: ModelShape
     cluster: Cluster
     config: PlanConfig
-    origin: str
 
     def to_json(self) -> str:
         """Give one line; equal requests give equal lines."""
@@ -77,7 +97,10 @@ class PlanRequest:
     def from_json(cls, text: str) -> "PlanRequest":
         """Read what `to_json` wrote."""
         values = json.loads(text)
-        values["sequences"] = tuple(SequenceRequest(**s) for s in values["sequences"])
+        values["masks"] = tuple(MaskRequest(**mask) for mask in values["masks"])
+        values["sequences"] = tuple(
+            SequenceRequest(**{**s, "cycle": tuple(s["cycle"])}) for s in values["sequences"]
+        )
         values["shape"] = ModelShape(**values["shape"])
         values["cluster"] = Cluster(**values["cluster"])
         config: dict[str, Any] = values["config"]
@@ -87,38 +110,67 @@ class PlanRequest:
 
     @property
     def key(self) -> str:
-        """Name of the plan in a cache: sha256 of the request without the rows it came from."""
-        same = asdict(self) | {"origin": ""}
+        """Name of the plans in a cache: sha256 of the request without the rows it came from."""
+        same = asdict(replace(self, sequences=tuple(replace(s, row=0) for s in self.sequences)))
         return hashlib.sha256(json.dumps(same).encode()).hexdigest()
 
 
-def plan_request(request: PlanRequest) -> Plan:
-    """Compile the masks of a batch and plan it.
+def plan_request(request: PlanRequest) -> PlannedBatch:
+    """Compile the masks of a batch and plan it, from the text alone.
 
     Raises:
-        DatasetError: if a sample does not fit its mask.
+        DatasetError: if a sample does not fit its mask, unless such are left out.
         PlanError: if it cannot be planned.
     """
-    slabs = [_bind(sequence) for sequence in request.sequences]
-    return plan_slabs(request, slabs)
+    masks = [_mask(mask.spec, mask.name, mask.call) for mask in request.masks]
+    samples = [Sample.from_json(sequence.sample) for sequence in request.sequences]
+    return make_plans(request, masks, samples)
 
 
-def plan_slabs(request: PlanRequest, slabs: Sequence[Slabs]) -> Plan:
-    """Plan a batch whose masks are compiled."""
-    block = request.block_size or choose_block_size(slabs, request.cluster, request.config)
-    sparsity = cut_blocks(slabs, block)
-    return build_plan(
-        sparsity, request.shape, request.cluster, request.config, provenance=_provenance(request)
+def make_plans(
+    request: PlanRequest, masks: Sequence[Mask], samples: Sequence[Sample]
+) -> PlannedBatch:
+    """Plan a batch whose masks and samples are at hand; raises as `plan_request`."""
+    kept, bound, left_out = [], [], []
+    for number, (sequence, sample) in enumerate(zip(request.sequences, samples, strict=True)):
+        try:
+            bound.append(_bind(sequence, masks, sample))
+        except DatasetError as error:
+            if not request.may_skip:
+                raise DatasetError(f"row {sequence.row}: {error}; {SKIP_HINT}") from error
+            left_out.append((number, str(error)))
+        else:
+            kept.append(number)
+    if not kept:
+        return PlannedBatch((), (), tuple(left_out))
+    slots, cycle = join_cycles([request.sequences[number].cycle for number in kept])
+    forms = [[of[mask] for of, mask in zip(bound, slot, strict=True)] for slot in slots]
+    plans = _build(request, forms, [cycle.count(number) for number in range(len(slots))])
+    named = tuple(
+        replace(plan, provenance=_provenance(request, kept, slot))
+        for plan, slot in zip(plans, slots, strict=True)
     )
+    return PlannedBatch(named, cycle, tuple(left_out))
 
 
-def _bind(sequence: SequenceRequest) -> Slabs:
-    mask = _mask(sequence.spec, sequence.name, sequence.call)
-    sample = Sample.from_json(sequence.sample)
-    slabs = mask.bind(sample)
-    if sequence.num_tokens < sample.length:
-        return truncate_slabs(slabs, sequence.num_tokens)
-    return slabs
+def _build(
+    request: PlanRequest, forms: Sequence[Sequence[Slabs]], layers: Sequence[int]
+) -> tuple[Plan, ...]:
+    """Plan every distinct mask, all over one ownership of tokens."""
+    shape, cluster, config = request.shape, request.cluster, request.config
+    block = request.block_size or min(choose_block_size(f, cluster, config) for f in forms)
+    if len(forms) == 1:
+        return (build_plan(cut_blocks(forms[0], block), shape, cluster, config),)
+    cut = zip(cut_stack(forms, block), layers, strict=True)
+    return build_stack(list(cut), shape, cluster, config).plans
+
+
+def _bind(sequence: SequenceRequest, masks: Sequence[Mask], sample: Sample) -> Mapping[int, Slabs]:
+    """Compile the masks of a sequence, by their number."""
+    found = {number: masks[number].bind(sample) for number in dict.fromkeys(sequence.cycle)}
+    if sequence.num_tokens == sample.length:
+        return found
+    return {number: truncate_slabs(s, sequence.num_tokens) for number, s in found.items()}
 
 
 @lru_cache(maxsize=64)
@@ -126,16 +178,12 @@ def _mask(spec: str, name: str, call: str) -> Mask:
     return Spec.from_text(spec, name).mask(call)
 
 
-def _provenance(request: PlanRequest) -> Provenance | None:
-    """Say where the batch comes from, if one spec and mask made all of it and nothing was cut."""
-    samples = [Sample.from_json(sequence.sample) for sequence in request.sequences]
-    is_whole = all(
-        sequence.num_tokens == sample.length
-        for sequence, sample in zip(request.sequences, samples, strict=True)
-    )
-    calls = {(sequence.spec, sequence.call) for sequence in request.sequences}
-    if not is_whole or len(calls) != 1:
+def _provenance(request: PlanRequest, kept: Sequence[int], slot: Slot) -> Provenance | None:
+    """Say where the batch comes from, if one mask made all of it and nothing was cut."""
+    sequences = [request.sequences[number] for number in kept]
+    is_whole = all(Sample.from_json(s.sample).length == s.num_tokens for s in sequences)
+    if not is_whole or len(set(slot)) != 1:
         return None
-    spec, call = calls.pop()
-    texts = tuple(sequence.sample for sequence in request.sequences)
-    return Provenance(spec, call, texts, request.origin)
+    mask = request.masks[slot[0]]
+    origin = "rows " + ", ".join(str(sequence.row) for sequence in sequences)
+    return Provenance(mask.spec, mask.call, tuple(s.sample for s in sequences), origin)

@@ -18,8 +18,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from dcp_planner import Plan, read_plan
+from dcp_dsl import DatasetError
+from dcp_planner import read_plan
 from dcp_runtime.data.plan_request import PlanRequest
+from dcp_runtime.data.planned_batch import PlannedBatch
 from dcp_runtime.errors import RunError
 
 
@@ -47,16 +49,16 @@ class PlannerPool:
         for _ in range(size):
             self._idle.put(None)  # a process that is to be started
 
-    def submit(self, request: PlanRequest) -> "Future[tuple[Plan, float]]":
-        """Plan a batch in one of the processes; the result is the plan and the seconds it took.
+    def submit(self, request: PlanRequest) -> "Future[tuple[PlannedBatch, float]]":
+        """Plan a batch in one of the processes; the result is its plans and the seconds it took.
 
-        The future raises `PlannerLostError` if the process is lost, and `RunError` with the
-        planner's message if it refuses the batch.
+        The future raises `PlannerLostError` if the process is lost, and `DatasetError` or
+        `RunError` with the planner's message if it refuses the batch.
         """
         return self._threads.submit(self._plan, request)
 
     def submit_parts(self, request: PlanRequest) -> "Future[tuple[list[bytes], float]]":
-        """Plan a batch and cut the plan into one part per device, for `decode_part`.
+        """Plan a batch and cut its plans into one part per device, for `decode_batch`.
 
         The future raises as that of `submit` does.
         """
@@ -79,9 +81,11 @@ class PlannerPool:
         with self._lock:
             return tuple(planner.process.pid for planner in self._all)
 
-    def _plan(self, request: PlanRequest) -> tuple[Plan, float]:
+    def _plan(self, request: PlanRequest) -> tuple[PlannedBatch, float]:
         with self._answer(request, "plan") as (answer, path):
-            return read_plan(path).plan, float(answer["seconds"])
+            plans = tuple(read_plan(f"{path}.{n}").plan for n in range(answer["plans"]))
+        left_out = tuple((number, text) for number, text in answer["left_out"])
+        return PlannedBatch(plans, tuple(answer["cycle"]), left_out), float(answer["seconds"])
 
     def _plan_parts(self, request: PlanRequest) -> tuple[list[bytes], float]:
         with self._answer(request, "parts") as (answer, path):
@@ -102,11 +106,13 @@ class PlannerPool:
         with self._planner() as planner:
             answer = planner.ask({"request": request.to_json(), "path": str(path), "kind": kind})
         if "error" in answer:
-            raise RunError(str(answer["error"]))
+            message = str(answer["error"])
+            raise DatasetError(message) if answer["is_data"] else RunError(message)
         try:
             yield answer, path
         finally:
-            path.unlink(missing_ok=True)
+            for file in (path, *path.parent.glob(f"{path.name}.*")):
+                file.unlink(missing_ok=True)
 
     @contextmanager
     def _planner(self) -> "Iterator[_Planner]":

@@ -1,9 +1,10 @@
 """The program of a planner process: requests in, plans out.
 
-Reads one line of JSON per request from standard input, ``{"request", "path", "kind"}``, writes to
-the path either a plan file or the parts of all devices one behind the other, and answers with one
-line: ``{"seconds", "sizes"}``, the bytes of each part, or ``{"error"}``. Ends with its parent: then
-standard input closes.
+Reads one line of JSON per request from standard input, ``{"request", "path", "kind"}``. Writes
+either plan files, path and number of each, or to the path the parts of all devices one behind the
+other. Answers with one line: ``{"seconds", "sizes", "plans", "cycle", "left_out"}``, the bytes of
+each part (none for plan files), how many plans, the number of each layer's plan, and what does not
+fit its mask; or ``{"error", "is_data"}``. Ends with its parent: then standard input closes.
 """
 
 import json
@@ -13,9 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dcp_dsl import DCPError
-from dcp_planner import encode_parts, write_plan
+from dcp_dsl import DatasetError, DCPError
+from dcp_planner import Plan, write_plan
 from dcp_runtime.data.plan_request import PlanRequest, plan_request
+from dcp_runtime.data.planned_batch import encode_batch
 
 
 def main() -> None:
@@ -26,7 +28,7 @@ def main() -> None:
         try:
             answer = carry_out(json.loads(line))
         except DCPError as error:
-            answer = {"error": str(error)}
+            answer = {"error": str(error), "is_data": isinstance(error, DatasetError)}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
@@ -38,15 +40,24 @@ def carry_out(task: dict[str, Any]) -> dict[str, Any]:  # Any: JSON documents
         DCPError: if it cannot be planned.
     """
     started = time.perf_counter()
-    plan = plan_request(PlanRequest.from_json(task["request"]))
+    request = PlanRequest.from_json(task["request"])
+    batch = plan_request(request)
     sizes: list[int] = []
     if task["kind"] == "parts":
-        parts = encode_parts(plan)
+        parts = encode_batch(batch, request.cluster.num_devices)
         sizes = [len(part) for part in parts]
         Path(task["path"]).write_bytes(b"".join(parts))
     else:
-        write_plan(task["path"], plan)
-    return {"seconds": time.perf_counter() - started, "sizes": sizes}
+        for number, plan in enumerate(batch.plans):
+            assert isinstance(plan, Plan), "plans are made whole"
+            write_plan(f"{task['path']}.{number}", plan)
+    return {
+        "seconds": time.perf_counter() - started,
+        "sizes": sizes,
+        "plans": len(batch.plans),
+        "cycle": batch.cycle,
+        "left_out": batch.left_out,
+    }
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from dcp_dsl import Dataset, DatasetError, Mask, Sample, Spec
+from dcp_dsl import Dataset, DatasetError, Mask, Sample, Spec, Stack
 from dcp_runtime.data.batches import Resolver
 from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows, TokenColumn
 
-MaskFunction: TypeAlias = Spec | Mask | Callable[[Row], Mask]
+MaskFunction: TypeAlias = Spec | Mask | Stack | Callable[[Row], Mask | Stack]
 
 
 def open_rows(dataset: Any, tokens: TokenColumn) -> IndexedRows | StreamedRows:  # Any: a user's
@@ -41,23 +41,28 @@ def make_resolver(
     """
     if isinstance(mask_fn, Spec):
         return _attached(rows, dataset, mask_fn, path)
-    if isinstance(mask_fn, Mask):
-        mask = mask_fn
-        return lambda row: (mask, Sample.of(row, mask))
+    if isinstance(mask_fn, Mask | Stack):
+        always = mask_fn
+        return lambda row: (always, _sample(row, always))
     if not callable(mask_fn):
         raise DatasetError(
-            "expected mask_fn to be a loaded spec, a mask or a function from a row to a mask, got "
-            f"{mask_fn!r:.60}; load(path) gives a spec, spec.mask(call) a mask"
+            "expected mask_fn to be a loaded spec, a mask or a function from a row to a mask (or a "
+            f"stack of masks), got {mask_fn!r:.60}; load(path) gives a spec, spec.mask(call) a "
+            "mask, spec.stack(name) a stack"
         )
     choose = mask_fn
 
-    def resolve(row: Row) -> tuple[Mask, Sample]:
+    def resolve(row: Row) -> tuple[Mask | Stack, Sample]:
         chosen = choose(row)
-        if not isinstance(chosen, Mask):
-            raise DatasetError(f"mask_fn must give a Mask for each row, got {chosen!r}")
-        return chosen, Sample.of(row, chosen)
+        if not isinstance(chosen, Mask | Stack):
+            raise DatasetError(f"mask_fn must give a Mask or a Stack for each row, got {chosen!r}")
+        return chosen, _sample(row, chosen)
 
     return resolve
+
+
+def _sample(row: Row, value: Mask | Stack) -> Sample:
+    return Sample.of_columns(row, value.columns, value.name)
 
 
 def _attached(rows: IndexedRows | StreamedRows, dataset: object, spec: Spec, path: str) -> Resolver:
@@ -65,13 +70,13 @@ def _attached(rows: IndexedRows | StreamedRows, dataset: object, spec: Spec, pat
     if isinstance(rows, IndexedRows):
         where = str(dataset.path) if isinstance(dataset, Dataset) else path
         attachment = spec.attachment(where, rows.columns)
-        return lambda row: (attachment.mask, attachment.sample(row))
+        return lambda row: (attachment.value, attachment.sample(row))
     found: dict[frozenset[str], Any] = {}  # Any: attachments
 
-    def resolve(row: Row) -> tuple[Mask, Sample]:
+    def resolve(row: Row) -> tuple[Mask | Stack, Sample]:
         columns = frozenset(row)
         if columns not in found:
             found[columns] = spec.attachment(path, columns)
-        return found[columns].mask, found[columns].sample(row)
+        return found[columns].value, found[columns].sample(row)
 
     return resolve

@@ -6,10 +6,10 @@ from dataclasses import replace
 from time import perf_counter
 
 from dcp_dsl import DCPError
-from dcp_planner import PlanPart, encode_parts
 from dcp_runtime.data.look_ahead import OwnPlanner, PendingPlan, PlanningMetrics
 from dcp_runtime.data.plan_exchange import PlanExchange
 from dcp_runtime.data.plan_request import PlanRequest, plan_request
+from dcp_runtime.data.planned_batch import PlannedBatch, encode_batch
 from dcp_runtime.data.planner_pool import PlannerLostError, PlannerPool
 
 FALLBACK = "static:contiguous"
@@ -45,7 +45,7 @@ class SharedPlans:
             pending.future.add_done_callback(lambda done: self._publish(number, request, done))
         return pending
 
-    def take(self, pending: PendingPlan, queued: int) -> PlanPart:
+    def take(self, pending: PendingPlan, queued: int) -> PlannedBatch:
         """Wait for this rank's part.
 
         Raises:
@@ -54,7 +54,7 @@ class SharedPlans:
         started = perf_counter()
         if self._exchange.rank == 0 and self._pool is None:
             self._plan_here(pending)
-        part = self._exchange.take(pending.number)
+        batch = self._exchange.take(pending.number)
         waited = perf_counter() - started
         lost = self._lost.pop(pending.number, None)
         if lost is not None:
@@ -65,7 +65,7 @@ class SharedPlans:
         self.metrics.plan_s += self._seconds.pop(pending.number, waited)
         self.metrics.waited_s += waited
         self.metrics.queued = queued
-        return part
+        return batch
 
     def close(self) -> None:
         """End the planner processes."""
@@ -74,9 +74,11 @@ class SharedPlans:
 
     def _plan_here(self, pending: PendingPlan) -> None:
         try:
-            self._exchange.publish(pending.number, encode_parts(pending.in_own_process()))
+            parts = encode_batch(pending.in_own_process(), self._exchange.size)
         except DCPError as error:
-            self._exchange.fail(pending.number, str(error))
+            self._exchange.fail(pending.number, error)
+        else:
+            self._exchange.publish(pending.number, parts)
 
     def _publish(
         self, number: int, request: PlanRequest, done: "Future[tuple[list[bytes], float]]"
@@ -89,10 +91,19 @@ class SharedPlans:
             parts, self._seconds[number] = done.result()
         except PlannerLostError as error:
             self._lost[number] = str(error)
-            config = replace(request.config, partitioner=FALLBACK)
-            parts = encode_parts(plan_request(replace(request, config=config)))
+            self._publish_fallback(number, request)
             self._seconds[number] = perf_counter() - started
+            return
         except DCPError as error:
-            self._exchange.fail(number, str(error))
+            self._exchange.fail(number, error)
             return
         self._exchange.publish(number, parts)
+
+    def _publish_fallback(self, number: int, request: PlanRequest) -> None:
+        config = replace(request.config, partitioner=FALLBACK)
+        try:
+            batch = plan_request(replace(request, config=config))
+        except DCPError as error:
+            self._exchange.fail(number, error)
+        else:
+            self._exchange.publish(number, encode_batch(batch, self._exchange.size))

@@ -1,0 +1,172 @@
+"""What a user chooses about a `DCPDataloader`, by subject; every choice has a default."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch.distributed as dist
+
+from dcp_dsl import DatasetError
+from dcp_planner import Cluster, ModelShape, PlanConfig
+from dcp_runtime.data.screening import RowPolicy
+from dcp_runtime.errors import RunError
+
+PackingOrder: TypeAlias = Literal["in_order", "decreasing"]
+Planner: TypeAlias = Literal["each", "first"]
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Which rows share a batch, and in which order batches come.
+
+    Attributes:
+        token_budget: most tokens of a batch.
+        order: ``"in_order"`` closes a batch when the next row does not fit, ``"decreasing"`` packs
+            tighter by taking the longest rows first.
+        shuffle: whether every epoch has another order of rows (of batches, for ``"decreasing"``),
+            the same on every rank.
+        seed: of the shuffles.
+        drop_last: whether the last batch of an epoch, which may be far from full, is left out.
+        batches: row numbers of every batch, from a sampler of yours, instead of packing.
+
+    Raises:
+        RunError: if a value is out of its range, or two contradict each other.
+    """
+
+    token_budget: int = 8192
+    order: PackingOrder = "in_order"
+    shuffle: bool = False
+    seed: int = 0
+    drop_last: bool = False
+    batches: Sequence[Sequence[int]] | None = None
+
+    def __post_init__(self) -> None:
+        _check_count("Packing.token_budget", self.token_budget, 1)
+        _check_count("Packing.seed", self.seed, 0)
+        _check_choice("Packing.order", self.order, PackingOrder)
+        if self.batches is not None:
+            if self.shuffle:
+                raise RunError("expected no shuffle beside batches: their order is the one given")
+            fixed = tuple(tuple(int(row) for row in rows) for rows in self.batches)
+            object.__setattr__(self, "batches", fixed)
+
+
+@dataclass(frozen=True, slots=True)
+class RowRules:
+    """How rows are read, and what becomes of those that cannot be used.
+
+    Attributes:
+        policy: for rows that are empty, longer than the budget or do not fit their mask:
+            ``"error"``; ``"skip"`` them; ``"truncate"`` those too long. The loader's `screening`
+            counts them.
+        token_column: column of the tokens; by default ``tokens``, else ``input_ids``.
+        loss_column: column with 0 or 1 per token, 1 where the loss counts it as a target.
+        path: where an in-memory data set counts as lying when a spec looks for its ``for ... use``.
+
+    Raises:
+        DatasetError: if there is no such policy.
+    """
+
+    policy: RowPolicy = "error"
+    token_column: str | None = None
+    loss_column: str | None = None
+    path: str = ""
+
+    def __post_init__(self) -> None:
+        if self.policy not in get_args(RowPolicy):
+            raise DatasetError(
+                f"expected policy to be one of {', '.join(get_args(RowPolicy))}, got "
+                f"{self.policy!r}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Planning:
+    """What batches are planned for, and how.
+
+    Attributes:
+        shape: heads of the attention layer on one rank.
+        cluster: devices that share a batch; by default one node with a device for every rank.
+        config: how to plan, head groups included.
+        block_size: most tokens per planning block; by default chosen for every batch, so that
+            whole blocks fill every rank's share.
+        group: ranks that share the batches; ``None`` for all.
+        rank: whose part is yielded; by default this process's rank in the group, else 0.
+
+    Raises:
+        RunError: if the block size is no count.
+    """
+
+    shape: ModelShape = field(default_factory=ModelShape)
+    cluster: Cluster | None = None
+    config: PlanConfig = field(default_factory=PlanConfig)
+    block_size: int | None = None
+    group: dist.ProcessGroup | None = None
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.block_size is not None:
+            _check_count("Planning.block_size", self.block_size, 1)
+
+    @property
+    def devices(self) -> Cluster:
+        """The devices that share a batch."""
+        if self.cluster is not None:
+            return self.cluster
+        if self.group is not None:
+            return Cluster(devices_per_node=self.group.size())
+        return Cluster(devices_per_node=dist.get_world_size() if dist.is_initialized() else 1)
+
+    @property
+    def own_rank(self) -> int:
+        """The rank whose part is yielded.
+
+        Raises:
+            RunError: if it is none of the devices.
+        """
+        rank, count = self.rank, self.devices.num_devices
+        if rank is None and self.group is not None:
+            rank = self.group.rank()
+        if rank is None:
+            rank = dist.get_rank() if dist.is_initialized() else 0
+        if not 0 <= rank < count:
+            raise RunError(
+                f"expected a rank from 0 to {count - 1}, the devices of the cluster, got {rank}; "
+                "give Planning the cluster of all ranks that share a batch, and the rank among "
+                "these"
+            )
+        return rank
+
+
+@dataclass(frozen=True, slots=True)
+class LookAhead:
+    """Plans made before they are needed.
+
+    Attributes:
+        batches: how many batches ahead.
+        processes: processes that plan them; 0 plans in this process, when a batch is needed.
+        planner: ``"each"`` rank makes the same plan itself, or the ``"first"`` of the group makes
+            it and sends every rank its part.
+
+    Raises:
+        RunError: if a number is no count, or there is no such planner.
+    """
+
+    batches: int = 2
+    processes: int = 0
+    planner: Planner = "each"
+
+    def __post_init__(self) -> None:
+        _check_count("LookAhead.batches", self.batches, 0)
+        _check_count("LookAhead.processes", self.processes, 0)
+        _check_choice("LookAhead.planner", self.planner, Planner)
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise RunError(f"{name}: expected at least {least}, got {value!r}")
+
+
+def _check_choice(name: str, value: object, choices: Any) -> None:  # Any: a Literal
+    if value not in get_args(choices):
+        raise RunError(f"{name}: expected one of {', '.join(get_args(choices))}, got {value!r}")

@@ -1,0 +1,79 @@
+"""The plans of a batch, ready to run, layer by layer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dcp_planner import Plan, PlanPart
+from dcp_runtime.executor import DCPExecutor, PreparedPlan
+from dcp_runtime.stacked_plans import BatchPlan, StackedPlans
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """What one layer runs; `DCPAttn.apply` takes it in the place of an executor.
+
+    Attributes:
+        prepared: its plan.
+        longest_look_back: the window that contains its mask, in tokens.
+    """
+
+    prepared: PreparedPlan
+    longest_look_back: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlans:
+    """The plans of one batch, layer by layer.
+
+    In a model::
+
+    layers = LayerPlans.prepare(executor, plan)
+    out = DCPAttn.apply(layers.of(0), q, kv)  # layer 0
+    """
+
+    layers: tuple[LayerPlan, ...]
+    cycle: tuple[int, ...]
+
+    @classmethod
+    def prepare(
+        cls,
+        executor: DCPExecutor,
+        plans: BatchPlan | Sequence[Plan | PlanPart],
+        cycle: Sequence[int] = (0,),
+    ) -> "LayerPlans":
+        """Make the plans of a batch ready; collective.
+
+        Args:
+            executor: of the ranks that share the batch.
+            plans: what a `DCPDataloader` yields: one plan for all layers, or the plans of a stack,
+                which bring their cycle along; or the distinct plans one by one, all with the same
+                owners of tokens.
+            cycle: which of the plans each layer runs, repeated over the layers: ``(0, 0, 0, 0, 0,
+                1)`` for Gemma 3, whose plan 0 is the local mask and plan 1 the global one.
+
+        Raises:
+            RunError: if the plans place tokens differently, the cycle names one that is not there,
+                or a plan is not the one of the other ranks.
+        """
+        if not isinstance(plans, StackedPlans):
+            found = (plans,) if isinstance(plans, Plan | PlanPart) else tuple(plans)
+            plans = StackedPlans(found, tuple(cycle))
+        layers = tuple(LayerPlan(executor.prepare(plan), look_back(plan)) for plan in plans.plans)
+        return cls(layers, plans.cycle)
+
+    def of(self, layer: int) -> LayerPlan:
+        """Give the plan that a layer runs, by its number from 0."""
+        return self.layers[self.cycle[layer % len(self.cycle)]]
+
+
+def look_back(plan: Plan | PlanPart) -> int:
+    """Give the largest ``q - k + 1`` over all visible pairs: the window that contains the mask."""
+    slabs = plan.plan.slabs if isinstance(plan, PlanPart) else plan.slabs
+    if not len(slabs):
+        return 0
+    rows = slabs.q_end - slabs.q_start - 1
+    first = slabs.q_start - slabs.kv_start
+    last = first + rows * (1 - slabs.start_slope.astype(np.int64))
+    return int(np.maximum(first, last).max()) + 1

@@ -1,0 +1,77 @@
+"""The plans of one batch for a model whose layers differ in their masks."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_planner import Plan, PlanPart, digest
+from dcp_runtime.errors import RunError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StackedPlans:
+    """Plans over one ownership of tokens, and which of them each layer runs.
+
+    `LayerPlans.prepare` takes it.
+
+    Attributes:
+        plans: one per distinct mask, or this rank's parts of them.
+        cycle: for each layer the number of its plan; the cycle repeats over the model's layers.
+
+    Raises:
+        RunError: if the plans place tokens differently, or the cycle names one that is not there.
+    """
+
+    plans: tuple[Plan | PlanPart, ...]
+    cycle: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        count = len(self.plans)
+        if not count or not self.cycle or not all(0 <= index < count for index in self.cycle):
+            raise RunError(
+                f"expected a cycle over {count} plans, got {self.cycle}; give for each layer the "
+                "number of its plan"
+            )
+        blocks, *others = (blocks_of(plan) for plan in self.plans)
+        for other in others:
+            if any(not np.array_equal(a, b) for a, b in zip(other, blocks, strict=True)):
+                raise RunError(
+                    "the plans of a stack place tokens on different ranks; plan all masks of a "
+                    "stack in one build_stack call, which gives them one placement"
+                )
+
+    @property
+    def num_devices(self) -> int:
+        """Ranks that share the batch."""
+        return self.plans[0].num_devices
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the packed batch."""
+        return self.plans[0].num_tokens
+
+    @property
+    def cu_seqlens(self) -> NDArray[np.int32]:
+        """Sequences of the packed batch, int32 ``[S+1]``."""
+        return self.plans[0].cu_seqlens
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Digests of the whole plans; equal on all ranks."""
+        return tuple(p.digest if isinstance(p, PlanPart) else digest(p) for p in self.plans)
+
+    def local_tokens(self, device: int) -> NDArray[np.int64]:
+        """Give packed positions of the tokens that a device owns, the same in every layer."""
+        return self.plans[0].local_tokens(device)
+
+
+BatchPlan: TypeAlias = Plan | PlanPart | StackedPlans
+"""What a data loader yields beside the data: one plan for all layers, or one per distinct mask."""
+
+
+def blocks_of(plan: Plan | PlanPart) -> tuple[NDArray[np.generic], ...]:
+    """Give the borders and owners of a plan's token blocks."""
+    blocks = plan.plan.blocks if isinstance(plan, PlanPart) else plan.blocks
+    return blocks.start, blocks.end, blocks.owner

@@ -1,0 +1,19 @@
+"""Options of a data loader by name, sorted into the groups that `DCPDataloader` takes."""
+
+from dataclasses import fields
+
+from dcp_runtime import DCPDataloader, LookAhead, Packing, Planning, RowRules
+
+
+def make_loader(dataset, mask_fn, *, ahead=2, processes=0, planner="each", **options):
+    """Make a loader; `ahead` is `LookAhead.batches`, the other names are those of the groups."""
+    groups = []
+    for group in (Packing, RowRules, Planning):
+        names = {field.name for field in fields(group)} & options.keys()
+        groups.append(group(**{name: options.pop(name) for name in names}))
+    assert not options, f"no group has {sorted(options)}"
+    packing, rows, planning = groups
+    look_ahead = LookAhead(ahead, processes, planner)
+    return DCPDataloader(
+        dataset, mask_fn, packing, rows=rows, planning=planning, look_ahead=look_ahead
+    )

@@ -1,0 +1,162 @@
+"""Layers with masks of their own, from a `stack` to the loader's plans: one ownership, exact."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from loader_options import make_loader
+
+from dcp_dsl import DatasetError, Sample, Spec, dense_mask
+from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, digest
+from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, RunError, StackedPlans
+from dcp_runtime.loopback import LoopbackWorld
+
+SPEC = Spec.from_text(
+    "segment s = part[parts]*\n"
+    "mask own = causal and same(part)\n"
+    "mask band(w: tokens = 7) = causal and q - k < w\n"
+    "stack mixed = 2 of band, own\n"
+    "stack wide = band(w = 30), own\n"
+    "stack by_head = heads {0..1: band  rest: own}\n"
+    "stack alike = band, 3 of band\n"
+    'for "*/mixed.jsonl" use mixed\n'
+)
+ROWS = [{"tokens": list(range(sum(n))), "parts": n} for n in ([20, 25], [5], [30, 10], [3, 3, 40])]
+HEADS = (4, 2, 8)
+
+
+def options(ranks, **more):
+    return {
+        "token_budget": 50,
+        "cluster": Cluster(devices_per_node=ranks),
+        "shape": ModelShape(*HEADS, 4),
+        "config": PlanConfig("static:zigzag"),
+        "path": "data/mixed.jsonl",
+        **more,
+    }
+
+
+def dense_of(masks, rows, budget=50):
+    """The mask of one layer over a batch, pair by pair; `masks` of each sequence."""
+    parts = []
+    for mask, row in zip(masks, rows, strict=True):
+        sample = Sample({"parts": ROWS[row]["parts"]}, len(ROWS[row]["tokens"]))
+        parts.append(torch.from_numpy(dense_mask(mask, sample)[:budget, :budget]))
+    return torch.block_diag(*parts).bool().numpy()
+
+
+def check_layers(lab, ranks, mask_fn, masks_of, num_layers, **more):
+    """Run layers under the loader's plans on all ranks and compare each with dense attention."""
+    q, kv, dout = lab.random_qkv(5, 50, *HEADS, torch.float32)
+
+    def run(transport):
+        executor, found = DCPExecutor(transport=transport), []
+        for data, plan in make_loader(ROWS, mask_fn, rank=transport.rank, **options(ranks, **more)):
+            layers = LayerPlans.prepare(executor, plan)
+            rows = torch.tensor(plan.local_tokens(transport.rank))
+            outputs = []
+            for layer in range(num_layers):
+                leaves = [x[rows].clone().requires_grad_() for x in (q, kv)]
+                outputs.append((DCPAttn.apply(layers.of(layer), *leaves), *leaves))
+            for out, *_ in reversed(outputs):
+                out.backward(dout[rows])
+            results = [{"out": o.detach(), "dq": a.grad, "dkv": b.grad} for o, a, b in outputs]
+            found.append((data.rows, plan.num_tokens, rows, results))
+        return found
+
+    for parts in zip(*LoopbackWorld(ranks).run(run), strict=True):
+        batch_rows, tokens = parts[0][:2]
+        for layer in range(num_layers):
+            whole = {}
+            for name, like in (("out", q), ("dq", q), ("dkv", kv)):
+                whole[name] = torch.full(like[:tokens].shape, torch.nan)
+                for _, _, rows, results in parts:
+                    whole[name][rows] = results[layer][name]
+            dense = dense_of([masks_of(row, layer) for row in batch_rows], batch_rows)
+            lab.assert_as_exact_as_eager(whole, q[:tokens], kv[:tokens], dout[:tokens], dense)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_layer_of_an_attached_stack_runs_its_own_mask_exactly(lab, ranks):
+    def mask_of(row, layer):
+        return SPEC.mask("own" if layer % 3 == 2 else "band")
+
+    check_layers(lab, ranks, SPEC, mask_of, num_layers=4)
+
+
+def test_rows_of_a_batch_may_have_stacks_of_their_own(lab):
+    def mask_of(row, layer):
+        if row == 1:
+            return SPEC.mask("own")
+        first, last = ("band", 2) if row == 0 else ("band(w = 30)", 1)
+        period = last + 1
+        return SPEC.mask("own" if layer % period == last else first)
+
+    def choose(row):
+        if len(row["tokens"]) == 5:
+            return SPEC.mask("own")
+        return SPEC.stack("mixed" if row["parts"] == [20, 25] else "wide")
+
+    check_layers(lab, 2, choose, mask_of, num_layers=6, batches=[[0, 1], [3], [2]])
+
+
+def test_a_truncated_row_keeps_the_masks_of_its_first_tokens(lab):
+    ROWS.append({"tokens": list(range(70)), "parts": [30, 40]})
+    try:
+        check_layers(
+            lab, 2, SPEC.stack("wide"),
+            lambda row, layer: SPEC.mask("own" if layer else "band(w = 30)"),
+            num_layers=2, policy="truncate", batches=[[4]],
+        )  # fmt: skip
+    finally:
+        ROWS.pop()
+
+
+def test_the_plans_of_a_stack_share_their_owners_and_survive_planner_processes():
+    own = [plan for _, plan in make_loader(ROWS, SPEC, rank=0, **options(2))]
+    assert all(isinstance(plan, StackedPlans) and plan.cycle == (0, 0, 1) for plan in own)
+    for plan in own:
+        first, second = plan.plans
+        assert (first.blocks.owner == second.blocks.owner).all()
+        assert first.provenance.mask == "band"
+        assert second.provenance.mask == "own"
+        assert plan.digests == (digest(first), digest(second))
+    loader = make_loader(ROWS, SPEC, rank=0, processes=1, **options(2))
+    try:
+        batches = iter(loader)
+        found = [next(batches)[1]]
+        state = json.loads(json.dumps(loader.state_dict()))
+        again = make_loader(ROWS, SPEC, rank=1, **options(2))
+        again.load_state_dict(state)
+        found += [plan for _, plan in again]
+        assert [plan.digests for plan in found] == [plan.digests for plan in own]
+        assert [next(batches)[1].digests for _ in own[1:]] == [plan.digests for plan in own[1:]]
+    finally:
+        loader.close()
+
+
+def test_a_stack_whose_layers_are_alike_gives_one_plan():
+    for _, plan in make_loader(ROWS, SPEC.stack("alike"), rank=0, **options(2)):
+        assert isinstance(plan, Plan)
+
+
+def test_a_stack_with_masks_by_head_is_refused():
+    loader = make_loader(ROWS, SPEC.stack("by_head"), rank=0, **options(2))
+    match = "row 0: stack `by_head` gives KV heads of one layer different masks"
+    with pytest.raises(DatasetError, match=match):
+        next(iter(loader))
+
+
+def test_plans_that_place_tokens_differently_are_no_stack():
+    plans = []
+    for name in ("static:zigzag", "static:contiguous"):
+        (_, plan), *_ = make_loader(
+            ROWS, SPEC.mask("own"), rank=0, **options(2, config=PlanConfig(name))
+        )
+        plans.append(plan)
+    with pytest.raises(RunError, match="the plans of a stack place tokens on different ranks"):
+        StackedPlans(tuple(plans), (0, 1))
