@@ -61,7 +61,7 @@ def test_training_loop_of_the_first_readme_runs(tmp_path: Path):
 TRAINING_PAGE = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-row = {"question_len": 300, "answer_lens": [200, 200]}
+row = {"question_len": 300, "answer_lens": [200, 200], "is_answer": [0] * 300 + [1] * 400}
 dataset = [{"tokens": [n % 50 for n in range(700)], **row} for _ in range(5)]
 def project(tokens, positions):
     assert tokens.shape == positions.shape
@@ -70,9 +70,13 @@ def project(tokens, positions):
 def loss_sum(out, labels):
     return out[labels >= 0].square().sum()
 """
+LAYER = """
+loader.close()
+layer = 1
+"""
 RESUMING = """
 def make_loader():
-    return DCPDataloader(dataset, load("train.dcpm"), token_budget=2048)
+    return DCPDataloader(dataset, load("train.dcpm"), Packing(token_budget=2048))
 loader = make_loader()
 first = next(iter(loader))
 """
@@ -88,12 +92,14 @@ def test_code_of_the_training_page_runs(tmp_path: Path):
     (spec,) = [b for b in blocks("docs/training.md", "") if b.startswith("segment part")]
     assert check(spec) == ()
     (tmp_path / "train.dcpm").write_text(spec, encoding="utf-8")
-    training, resuming, hugging_face = blocks("docs/training.md", "python")
+    training, choices, layers, resuming, hugging_face = blocks("docs/training.md", "python")
     checks = "assert loss.isfinite()\n"
+    same = "assert torch.equal(out, DCPAttn.apply(executor, q, kv))\n"
     rest = "assert [d.rows for d, _ in loader] == [(2, 3), (4,)]\n"
     logits = "assert logits.isfinite().all()\nexecutor.close()\ndist.destroy_process_group()\n"
-    parts = [training, checks, RESUMING, resuming, rest, HUGGING_FACE, hugging_face, logits]
-    run("\n".join([TRAINING_PAGE, *parts]), tmp_path)
+    first = [TRAINING_PAGE, training, checks, choices, LAYER, layers, same]
+    parts = [RESUMING, resuming, rest, HUGGING_FACE, hugging_face, logits]
+    run("\n".join(first + parts), tmp_path)
 
 
 def test_mask_of_the_first_readme_is_right():
