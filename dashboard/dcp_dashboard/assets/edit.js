@@ -56,8 +56,9 @@ window.dcp.edit = window.dcp.edit || {};
         fixAll: () => this.fix(this.findings),
       });
       this.picture = new edit.Picture(this.part("picture"));
-      const settings = this.address.settings;
-      this.settings = new edit.Settings(this.part("settings"), JSON.parse(this.host.dataset.choices), settings, () => this.set());
+      const settings = { ...this.start.settings, ...this.address.settings };
+      const choices = JSON.parse(this.host.dataset.choices);
+      this.settings = new edit.Settings(this.part("settings"), choices, this.start.settings, this.address.settings, () => this.set());
       this.cards = new edit.Cards(this.part("cards"));
       this.bars = new edit.Bars(this.part("bars"));
       this.planner = new edit.Planner(this.part("plan"), settings, () => { this.addressSoon(); this.previewSoon(); });
@@ -73,14 +74,19 @@ window.dcp.edit = window.dcp.edit || {};
     // The pickers of mask and sample; what can be picked follows the text.
     chooser(settings) {
       const { el, field, select } = window.dcp.edit;
+      const input = (id, placeholder, value) => el("input", { id, placeholder, value: value || "", spellcheck: "false" });
       this.mask = select([], "", { id: "edit-mask" });
-      this.call = el("input", { id: "edit-arguments", placeholder: "(window = 1k)", value: settings.call || "", spellcheck: "false" });
+      this.call = input("edit-arguments", "", settings.call);
+      this.expression = input("edit-expression", "causal and q - k < 1k", settings.expression);
       this.sample = select([], "", { id: "edit-sample" });
-      this.own = el("input", { id: "edit-own", placeholder: '4096 or {"lens": [3, 4]}', value: settings.own || "", spellcheck: "false" });
+      this.own = input("edit-own", '4096 or {"lens": [3, 4]}', settings.own);
       this.wanted = { mask: settings.mask, sample: settings.sample };
-      this.ownField = field("Tokens, or columns as JSON", this.own);
-      this.part("chooser").append(field("Mask", this.mask), field("Arguments", this.call), field("Sample", this.sample), this.ownField);
-      for (const control of [this.mask, this.call, this.sample, this.own]) {
+      this.fields = {
+        call: field("Arguments", this.call), expression: field("Expression", this.expression),
+        own: field("Tokens, or columns as JSON", this.own),
+      };
+      this.part("chooser").append(field("Mask", this.mask), this.fields.call, this.fields.expression, field("Sample", this.sample), this.fields.own);
+      for (const control of [this.mask, this.call, this.expression, this.sample, this.own]) {
         control.addEventListener("input", () => {
           this.wanted = { mask: this.mask.value, sample: this.sample.value };
           if (control === this.mask) this.offer(this.outline);
@@ -94,16 +100,27 @@ window.dcp.edit = window.dcp.edit || {};
       const { fill } = window.dcp.edit;
       this.outline = outline;
       const { masks, samples } = outline;
-      const mask = masks.find(({ name }) => name === this.wanted.mask) || masks[0];
-      fill(this.mask, masks.length ? masks.map(({ name }) => [name, name]) : [["", "none defined yet"]], mask?.name);
-      const fitting = samples.filter(({ columns, tokens }) => tokens && (mask?.columns || []).every((name) => columns.includes(name)));
-      this.call.placeholder = mask?.example || "(window = 1k)";
+      const isOther = this.wanted.mask === "other" || !masks.length;
+      const mask = isOther ? null : masks.find(({ name }) => name === this.wanted.mask) || masks[0];
+      fill(this.mask, [...masks.map(({ name }) => [name, name]), ["other", "other: an expression"]], mask?.name || "other");
+      this.call.placeholder = mask?.example || mask?.parameters.map((name) => `${name} = …`).join(", ") || "";
+      const columns = mask?.columns || [];
+      const fitting = samples.filter((sample) => sample.tokens && columns.every((name) => sample.columns.includes(name)));
       const options = [...samples.map(({ name, tokens, error }) => [name, error ? name : `${name} (${tokens} tokens)`, error]),
-        ["own", mask?.columns.length ? `other: ${mask.columns.join(", ")} …` : "other: a length"]];
+        ["own", columns.length ? `other: ${columns.join(", ")} …` : "other: a length"]];
+      if (this.start.batch) options.unshift(["batch", "the batch of the plan"]);
       const chosen = options.some(([name]) => name === this.wanted.sample) ? this.wanted.sample : fitting[0]?.name || "own";
       fill(this.sample, options, chosen);
-      this.ownField.hidden = this.sample.value !== "own";
-      if (!this.own.value && !this.ownField.hidden) this.own.value = mask?.columns.length ? "" : "16";
+      if (!this.own.value && chosen === "own") this.own.value = columns.length ? "" : "16";
+      this.reveal();
+    }
+
+    // Shows the fields that the choices ask for.
+    reveal() {
+      const mask = this.outline?.masks.find(({ name }) => name === this.mask.value);
+      this.fields.call.hidden = !mask?.parameters.length;
+      this.fields.expression.hidden = this.mask.value !== "other";
+      this.fields.own.hidden = this.sample.value !== "own";
     }
 
     typed() {
@@ -112,7 +129,7 @@ window.dcp.edit = window.dcp.edit || {};
     }
 
     set() {
-      this.ownField.hidden = this.sample.value !== "own";
+      this.reveal();
       this.addressSoon();
       if (!this.isUsable) return;
       this.pictureNow();
@@ -120,11 +137,14 @@ window.dcp.edit = window.dcp.edit || {};
     }
 
     request() {
+      const mask = this.outline?.masks.find(({ name }) => name === this.mask.value);
       // A mask that wants arguments and was given none is shown with those of an example.
-      const wants = this.outline?.masks.find(({ name }) => name === this.mask.value)?.example || "";
-      const call = this.call.value.trim() || wants;
+      let call = mask?.parameters.length ? this.call.value.trim() || mask.example : "";
+      if (call && !call.startsWith("(")) call = `(${call})`;
+      const isBatch = this.sample.value === "batch";
       return {
-        text: this.editor.text(), home: this.start.home, mask: `${this.mask.value}${call}`,
+        text: this.editor.text(), home: this.start.home, batch: isBatch ? this.start.batch : null,
+        mask: mask ? `${mask.name}${call}` : this.expression.value.trim(),
         sample: this.sample.value === "own" ? this.own.value : this.sample.value,
       };
     }
@@ -203,7 +223,7 @@ window.dcp.edit = window.dcp.edit || {};
 
     note(text, isOld = true) {
       this.part("preview").textContent = text;
-      this.part("cards").classList.toggle("dcp-old", isOld);
+      for (const name of ["cards", "bars"]) this.part(name).classList.toggle("dcp-old", isOld);
     }
 
     tell(text) {
@@ -251,8 +271,13 @@ window.dcp.edit = window.dcp.edit || {};
     async writeAddress() {
       if (!this.host.isConnected) return;
       const text = this.editor.text();
-      const chosen = { mask: this.wanted.mask, call: this.call.value, sample: this.wanted.sample, own: this.sample.value === "own" ? this.own.value : "", ...this.planner.keys };
-      const kept = Object.entries({ ...chosen, ...this.settings.address() }).filter(([, value]) => value);
+      const { a, b } = this.planner.keys;
+      const chosen = {
+        mask: this.wanted.mask, call: this.call.value, expression: this.expression.value, sample: this.wanted.sample,
+        own: this.sample.value === "own" ? this.own.value : "", a, b: b || (this.start.settings.b ? "none" : ""),
+      };
+      const kept = Object.entries(chosen).filter(([name, value]) => value && value !== this.start.settings[name]);
+      kept.push(...Object.entries(this.settings.address()));
       const fits = await window.dcp.edit.writeAddress(text === this.start.text ? null : text, Object.fromEntries(kept));
       this.tell(fits ? "" : "This text is too long for the address of the page: download it to keep it.");
     }

@@ -54,7 +54,7 @@ window.dcp.edit = window.dcp.edit || {};
       const row = el("li", { class: `dcp-finding dcp-finding-${finding.severity}` },
         el("button", { type: "button", class: "dcp-place", onclick: () => this.actions.goTo(finding) },
           `${finding.severity} ${finding.code}`, el("span", { class: "dcp-muted" }, ` ${place}`)),
-        el("span", {}, finding.message), finding.hint ? el("span", { class: "dcp-muted" }, finding.hint) : null);
+        el("span", {}, ...coded(finding.message)), finding.hint ? el("span", { class: "dcp-muted" }, ...coded(finding.hint)) : null);
       if (finding.fix) {
         row.append(el("button", { type: "button", class: "dcp-button dcp-fix", onclick: () => this.actions.fix(finding) },
           sentence(finding.fix.title)));
@@ -66,6 +66,11 @@ window.dcp.edit = window.dcp.edit || {};
       this.status.className = "dcp-edit-status dcp-bad";
       this.status.textContent = `Not checked: ${message}`;
     }
+  }
+
+  // `words` of the language as code.
+  function coded(text) {
+    return text.split(/(`[^`]*`)/).map((part) => (/^`.*`$/.test(part) ? el("code", {}, part.slice(1, -1)) : part));
   }
 
   function sentence(text) {

@@ -134,6 +134,17 @@ window.dcp.edit = window.dcp.edit || {};
       this.results = el("div", { class: "dcp-edit-results" });
       host.append(el("div", { class: "dcp-edit-row" }, this.start, this.stop, this.progress, this.told), this.results);
       this.list();
+      for (const plan of Object.values(this.keys)) this.learn(plan);
+    }
+
+    // The figures of a plan that another page or a shared address names.
+    async learn(plan) {
+      if (!plan || this.figures[plan]) return;
+      const answer = await fetch(`/api/edit/figures/${plan}`).then((reply) => reply.json()).catch(() => ({}));
+      if (answer.error) this.missing = { ...this.missing, [plan]: answer.error };
+      else this.figures[plan] = answer;
+      this.list();
+      this.changed();
     }
 
     dispose() {
@@ -200,7 +211,7 @@ window.dcp.edit = window.dcp.edit || {};
 
     row(name, plan, button) {
       const figures = this.figures[plan];
-      const facts = figures ? `${figures.mask} on ${figures.devices} devices by ${figures.placed_by}: ${quantity(figures.predicted_s, "s")}` : plan;
+      const facts = figures ? `${figures.mask} on ${figures.devices} devices by ${figures.placed_by}: ${quantity(figures.predicted_s, "s")}` : this.missing?.[plan] ? "is gone: plans made here are kept until the server ends" : plan;
       return el("p", {}, el("strong", {}, name), ` ${facts} `, link(`/plan/${plan}`, "Open"), link(`/plan/${plan}/timeline`, "Timeline"),
         link(`/plan/${plan}/mask`, "Mask"), link(`/api/plan/${plan}/file`, "Download .dcpplan", true), button);
     }

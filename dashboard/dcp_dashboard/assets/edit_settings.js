@@ -9,32 +9,37 @@ window.dcp.edit = window.dcp.edit || {};
   const BLOCKS = ["auto", "64", "128", "256", "512", "1024", "2048", "4096", "8192"];
   const DEFAULTS = {
     cluster: "", nodes: "2", per: "4", block: "auto", tol: "10", method: "portfolio", effort: "balanced",
-    scale: "1024", copies: "1", limit: "60",
+    scale: "1024", copies: "1", heads: "8/2/128", dtype: "2", limit: "60",
   };
+  const POWERS = [1, 2, 4, 8, 16, 32, 64];
 
-  // choices: {clusters: [name], methods: [[name, label, reason]], efforts: [name]}; changed(settings) after any change
+  // choices: {clusters: [name], methods: [[name, label, reason]], efforts: [name]}; start: settings that the text brings
+  // along; given: those of the address; changed() after any change
   class Settings {
-    constructor(host, choices, given, changed) {
+    constructor(host, choices, start, given, changed) {
       this.changed = changed;
       this.defaults = { ...DEFAULTS, cluster: choices.clusters[0] };
+      for (const name of Object.keys(this.defaults)) this.defaults[name] = start[name] ?? this.defaults[name];
       const at = (name) => given[name] ?? this.defaults[name];
       const names = (list) => list.map((name) => [name, name]);
       this.controls = {
         cluster: select(names(choices.clusters), at("cluster")),
-        nodes: this.power(at("nodes"), 6),
-        per: this.power(at("per"), 6),
+        nodes: this.power(at("nodes")),
+        per: this.power(at("per")),
         block: select(BLOCKS.map((size) => [size, size === "auto" ? "auto" : `${size} tokens`]), at("block")),
         tol: this.slider(at("tol"), 0, 50),
         method: select(choices.methods, at("method")),
         effort: select(names(choices.efforts), at("effort")),
         scale: select(["1", "16", "64", "256", "1024", "4096", "16384"].map((size) => [size, `× ${Number(size).toLocaleString("en-US")}`]), at("scale")),
         copies: el("input", { type: "number", min: 1, max: 256, step: 1, value: at("copies") }),
+        heads: el("input", { value: at("heads"), spellcheck: "false", size: 10 }),
+        dtype: select([["1", "1 byte"], ["2", "2 bytes"], ["4", "4 bytes"], ["8", "8 bytes"]], at("dtype")),
         limit: select(["10", "60", "300", "600"].map((size) => [size, `${size} s`]), at("limit")),
       };
       const labels = {
         cluster: "Cluster", nodes: "Nodes", per: "Devices per node", block: "Block", tol: "Tolerance",
         method: "Method", effort: "Effort of the plan", scale: "Lengths of the sample", copies: "Copies in the batch",
-        limit: "Time limit of the plan",
+        heads: "Heads: query/key-value/size", dtype: "Element", limit: "Time limit of the plan",
       };
       for (const [name, control] of Object.entries(this.controls)) {
         control.id = `edit-${name}`;
@@ -47,9 +52,12 @@ window.dcp.edit = window.dcp.edit || {};
       this.notes();
     }
 
-    power(value, most) {
-      const made = this.slider(Math.log2(Number(value)), 0, most);
-      made.read = () => String(2 ** Number(made.value));
+    // A slider over powers of two, and over a number between them if a plan or an address brings one.
+    power(value) {
+      const given = Math.min(64, Math.max(1, Math.round(Number(value)) || 1));
+      const steps = [...new Set([...POWERS, given])].sort((one, other) => one - other);
+      const made = this.slider(steps.indexOf(given), 0, steps.length - 1);
+      made.read = () => String(steps[made.value]);
       made.tell = () => made.read();
       return made;
     }
@@ -86,11 +94,11 @@ window.dcp.edit = window.dcp.edit || {};
 
     // As the server's `PlanRequest` reads it.
     request() {
-      const { cluster, nodes, per, block, tol, method, effort, scale, copies, limit } = this.values();
+      const { cluster, nodes, per, block, tol, method, effort, scale, copies, heads, dtype, limit } = this.values();
       return {
         cluster, nodes: Number(nodes), devices_per_node: Number(per), block: block === "auto" ? null : Number(block),
         tolerance: Number(tol) / 100, method, budget: effort, scale: Number(scale), copies: Math.round(Number(copies)),
-        limit_s: Number(limit),
+        heads: heads.trim(), dtype_bytes: Number(dtype), limit_s: Number(limit),
       };
     }
   }

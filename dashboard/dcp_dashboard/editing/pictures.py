@@ -31,7 +31,9 @@ def draw_text(request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
     text, name = text_of(request)
     spec = Spec.from_text(text, name)
     mask = mask_of(spec, request)
-    picture = Picture.of(mask, sample_of(spec, mask, request))
+    texts = request.get("samples")
+    shown = {**request, "sample": texts[0]} if isinstance(texts, list) and texts else request
+    picture = Picture.of(mask, sample_of(spec, mask, shown))
     form = picture.bound
     cell = -(-form.num_tokens // MAX_CELLS)
     stripes = picture.stripes[:MAX_STRIPES] if len(picture.stripes) <= MAX_STRIPES else ()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dcp_dashboard.editing.planning_choices import BUDGETS
-from dcp_dashboard.editing.source import mask_of, sample_of, text_of, whole
+from dcp_dashboard.editing.source import mask_of, samples_of, text_of, whole
 from dcp_dashboard.folder import DashboardError
 from dcp_dsl import BlockSparsity, DCPError, Sample, Slabs, Spec, block_sparsity
 from dcp_planner import (
@@ -18,6 +18,7 @@ from dcp_planner import (
     ModelShape,
     Plan,
     PlanConfig,
+    PlanMetrics,
     Provenance,
     build_plan,
     choose_block_size,
@@ -31,8 +32,7 @@ from dcp_planner import (
 MAX_NODES = 64
 MAX_PER_NODE = 64
 MAX_DEVICES = 1024
-MAX_COPIES = 256
-MAX_BATCH_TOKENS = 1 << 22
+MAX_BLOCK = 1 << 22
 MAX_PREVIEW_TILES = 12_000
 """Tiles that are still planned at once."""
 PREVIEW_METHODS = ("native", "portfolio")
@@ -48,7 +48,7 @@ class PlanRequest:
         call: the mask, as `Spec.mask` takes it.
         samples: of the batch, one behind the other.
         slabs: the mask of each.
-        cluster, config: as the planner takes them.
+        shape, cluster, config: as the planner takes them.
         block: tokens per block, ``None``: cut where the mask changes, in a size that packs well.
     """
 
@@ -56,6 +56,7 @@ class PlanRequest:
     call: str
     samples: tuple[Sample, ...]
     slabs: tuple[Slabs, ...]
+    shape: ModelShape
     cluster: Cluster
     config: PlanConfig
     block: int | None
@@ -70,22 +71,18 @@ class PlanRequest:
         text, name = text_of(request)
         spec = Spec.from_text(text, name)
         mask = mask_of(spec, request)
-        sample = sample_of(spec, mask, request)
-        copies = whole(request, "copies", 1, 1, MAX_COPIES)
-        if sample.length * copies > MAX_BATCH_TOKENS:
-            raise DashboardError(
-                f"expected a batch of at most {MAX_BATCH_TOKENS:,} tokens, got "
-                f"{sample.length * copies:,}; plan longer ones with: dcpm plan"
-            )
+        samples = samples_of(spec, mask, request)
+        bound = {sample.to_json(): mask.bind(sample) for sample in samples}
         block = request.get("block")
         return cls(
             spec=spec,
             call=mask.call,
-            samples=(sample,) * copies,
-            slabs=(mask.bind(sample),) * copies,
+            samples=samples,
+            slabs=tuple(bound[sample.to_json()] for sample in samples),
+            shape=_shape(request),
             cluster=_cluster(request),
             config=_config(request),
-            block=None if block is None else whole(request, "block", 1, 1, MAX_BATCH_TOKENS),
+            block=None if block is None else whole(request, "block", 1, 1, MAX_BLOCK),
         )
 
     def cut(self) -> BlockSparsity:
@@ -100,6 +97,22 @@ class PlanRequest:
         """Where the plan comes from."""
         samples = tuple(sample.to_json() for sample in self.samples)
         return Provenance(self.spec.source, self.call, samples, "written in the editor")
+
+
+def _shape(request: Mapping[str, Any]) -> ModelShape:
+    """Read ``heads``, for example ``"8/2/128"``, and ``dtype_bytes``."""
+    heads = str(request.get("heads", "8/2/128"))
+    parts = heads.split("/")
+    if len(parts) != 3 or not all(part.isdecimal() and len(part) < 6 for part in parts):
+        raise DashboardError(
+            f"heads: expected query heads / key-value heads / elements such as 8/2/128, got "
+            f"{heads[:40]!r}"
+        )
+    q_heads, kv_heads, head_dim = (int(part) for part in parts)
+    try:
+        return ModelShape(q_heads, kv_heads, head_dim, whole(request, "dtype_bytes", 2, 1, 8))
+    except ValueError as error:
+        raise DashboardError(f"heads: {error}") from None
 
 
 def _cluster(request: Mapping[str, Any]) -> Cluster:
@@ -164,8 +177,8 @@ def preview_plan(request: Mapping[str, Any]) -> dict[str, Any]:
             f"{MAX_PREVIEW_TILES:,}); take larger blocks, or press Plan"
         )
     config = preview_config(asked.config)
-    plan = build_plan(sparsity, ModelShape(), asked.cluster, config)
-    shown = figures(plan, sparsity)
+    plan = build_plan(sparsity, asked.shape, asked.cluster, config)
+    shown = figures(plan, measure(plan), simulate(plan).seconds())
     return shown | {"placed_by": _told(config), "seconds": time.perf_counter() - start}
 
 
@@ -175,9 +188,8 @@ def _told(config: PlanConfig) -> str:
     return config.partitioner if is_fixed else f"{config.partitioner}, {config.budget}"
 
 
-def figures(plan: Plan, sparsity: BlockSparsity) -> dict[str, Any]:
+def figures(plan: Plan, metrics: PlanMetrics, predicted_s: float) -> dict[str, Any]:
     """Give what the page shows of a plan; `Any`: JSON values."""
-    metrics, seconds = measure(plan), simulate(plan).seconds()
     forward, backward = metrics.forward, metrics.backward
     pairs = [0] * plan.num_devices
     for device, count in zip(plan.tiles.device.tolist(), plan.tiles.pairs.tolist(), strict=True):
@@ -189,19 +201,21 @@ def figures(plan: Plan, sparsity: BlockSparsity) -> dict[str, Any]:
         "pairs": metrics.pairs,
         "blocks": metrics.blocks,
         "tiles": metrics.tiles,
-        "block": int((sparsity.q_bounds[1:] - sparsity.q_bounds[:-1]).max(initial=0)),
+        "block": int(plan.blocks.num_tokens.max(initial=0)),
         "devices": plan.num_devices,
         "devices_per_node": plan.cluster.devices_per_node,
         "compute_imbalance": metrics.compute_imbalance,
         "token_imbalance": metrics.token_imbalance,
         "total_bytes": total,
         "inter_node_bytes": forward.inter_node_bytes + backward.inter_node_bytes,
-        "predicted_s": seconds,
+        "predicted_s": predicted_s,
         "device_pairs": pairs,
         "device_tokens": list(metrics.owned_tokens),
         "device_bytes": [a + b for a, b in zip(forward.received_bytes, backward.received_bytes,
                                                strict=True)],
         "warnings": list(plan.warnings),
+        "placed_by": metrics.partitioner,
+        "mask": plan.provenance.mask if plan.provenance else "unnamed mask",
     }  # fmt: skip
 
 
@@ -226,13 +240,17 @@ def make_plan(
         f"{_told(asked.config)}"
     )
     plan = build_plan(
-        sparsity, ModelShape(), asked.cluster, asked.config, provenance=asked.provenance
+        sparsity, asked.shape, asked.cluster, asked.config, provenance=asked.provenance
     )
     tell("predicting and writing")
-    shown = figures(plan, sparsity) | {"placed_by": _told(asked.config), "mask": asked.call}
+    trace = simulate(plan)
+    shown = figures(plan, measure(plan), trace.seconds()) | {
+        "placed_by": _told(asked.config),
+        "mask": asked.call,
+    }
     with tempfile.TemporaryDirectory(prefix="dcpm-edit-") as folder:
         path = Path(folder) / "edited.dcpplan"
-        write_plan(path, plan, [simulate(plan)])
+        write_plan(path, plan, [trace])
         return shown, path.read_bytes()
 
 

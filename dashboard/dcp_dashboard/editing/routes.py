@@ -8,8 +8,9 @@ from werkzeug.exceptions import BadRequest
 from werkzeug.wrappers import Response as WSGIResponse
 
 from dcp_dashboard.editing.jobs import DEFAULT_LIMIT_S, Jobs
+from dcp_dashboard.editing.planning import figures
 from dcp_dashboard.editing.source import whole
-from dcp_dashboard.editing.specs import home_of
+from dcp_dashboard.editing.specs import batch_of, home_of
 from dcp_dashboard.editing.worker_process import Worker, WorkerEnded
 from dcp_dashboard.library import PlanLibrary
 from dcp_dsl import DCPError
@@ -96,6 +97,12 @@ def _add_plan_routes(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
         mask = str(body.get("mask", ""))[:40] or "mask"
         return _json(desk.jobs.start(body, limit_s, f"edited/{mask}").to_json(), 202)
 
+    @api.get("/figures/<key>")
+    def of_plan(key: str) -> WSGIResponse:
+        loaded = library.load(key)
+        summary = loaded.summary
+        return _json(figures(loaded.plan, summary.metrics, summary.seconds["simulated"]))
+
     @api.get("/plan/<job>")
     def state(job: str) -> WSGIResponse:
         return _json(desk.jobs.find(job).to_json())
@@ -108,7 +115,8 @@ def _add_plan_routes(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
 def _request(library: PlanLibrary, task: str) -> dict[str, Any]:
     """Give the JSON object of the request, for a worker; `Any`: JSON values.
 
-    ``home``, a key from the browser, becomes the path that imports start from, or nothing.
+    ``home``, the key of a file, becomes the path that imports start from, or nothing; ``batch``,
+    the key of a plan, the samples of its batch.
     """
     try:
         body = request.get_json()
@@ -118,7 +126,9 @@ def _request(library: PlanLibrary, task: str) -> dict[str, Any]:
         raise BadRequest("expected a JSON object as the editor sends it")
     key = body.get("home")
     home = home_of(library.root, key) if isinstance(key, str) else None
-    return {**body, "home": home, "task": task}
+    batch = body.get("batch")
+    samples = batch_of(library, batch) if isinstance(batch, str) and batch else None
+    return {**body, "home": home, "samples": samples, "task": task}
 
 
 def _json(value: Mapping[str, Any], status: int = 200) -> WSGIResponse:

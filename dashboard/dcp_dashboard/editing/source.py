@@ -10,6 +10,8 @@ from dcp_dsl import DCPError, Mask, Sample, Spec, example_call, sample_from_argu
 MAX_TEXT = 200_000
 MAX_TOKENS = 1 << 22
 MAX_SCALE = 1 << 16
+MAX_COPIES = 256
+MAX_SAMPLES = 2_048
 
 
 def text_of(request: Mapping[str, Any]) -> tuple[str, str]:
@@ -75,6 +77,34 @@ def sample_of(spec: Spec, mask: Mask, request: Mapping[str, Any]) -> Sample:
     return sample
 
 
+def samples_of(spec: Spec, mask: Mask, request: Mapping[str, Any]) -> tuple[Sample, ...]:
+    """Give the samples of a batch: those of ``request["samples"]``, else copies of the one sample.
+
+    ``request["copies"]`` packs all of them so often; `Any`: JSON values.
+
+    Raises:
+        DCPError: as `sample_of`, and for too many samples or tokens.
+    """
+    copies = whole(request, "copies", 1, 1, MAX_COPIES)
+    texts = request.get("samples")
+    if not isinstance(texts, list):
+        found = [sample_of(spec, mask, request)]
+    elif len(texts) > MAX_SAMPLES:
+        raise DashboardError(
+            f"expected at most {MAX_SAMPLES:,} sequences, got {len(texts):,}; plan such a batch "
+            "with: dcpm plan"
+        )
+    else:
+        found = [sample_of(spec, mask, {**request, "sample": text}) for text in texts]
+    total = copies * sum(sample.length for sample in found)
+    if total > MAX_TOKENS:
+        raise DashboardError(
+            f"expected a batch of at most {MAX_TOKENS:,} tokens, got {total:,}; plan longer ones "
+            "with: dcpm plan"
+        )
+    return tuple(found) * copies
+
+
 def _scaled(sample: Sample, scale: int) -> Sample:
     for name, column in sample.columns.items():
         if isinstance(column, list) and len(column) == sample.length and sample.length > 1:
@@ -138,4 +168,5 @@ def outline(spec: Spec) -> dict[str, Any]:
             masks.append(_example(spec, name))
         else:
             masks.append({"name": name, "columns": columns, "example": ""})
+        masks[-1]["parameters"] = [p.name.text for p in spec.scope.masks[name].params]
     return {"masks": masks, "samples": samples}

@@ -1,13 +1,15 @@
 """Texts to start from: the standard library, files of the served folder, the text of a plan."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qs
 
 from dcp_dashboard.folder import MAX_DEPTH, DashboardError, plan_key
 from dcp_dashboard.library import PlanLibrary
 from dcp_grammar import MASKS
+from dcp_planner import PRESETS, Plan
 
 SUFFIX = ".dcpm"
 MAX_FILES = 200
@@ -33,11 +35,15 @@ class Start:
         name: what it is called on the page.
         text: of the language.
         home: key of the file it comes from, empty if it lies in no served folder.
+        batch: key of the plan it comes from, empty if it comes from none.
+        settings: of the page, by name, as the address writes them.
     """
 
     name: str
     text: str
     home: str = ""
+    batch: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def library_texts() -> dict[str, str]:
@@ -103,7 +109,39 @@ def start_of(library: PlanLibrary, query: str) -> Start:
         raise DashboardError(
             f"{loaded.entry.relative} does not hold the text it was planned from; open a .dcpm file"
         )
-    return Start(f"{loaded.entry.relative} (its text)", provenance.spec)
+    key = loaded.entry.key
+    name = f"{loaded.entry.relative} (its text)"
+    return Start(name, provenance.spec, batch=key, settings=plan_settings(loaded.plan, key))
+
+
+def plan_settings(plan: Plan, key: str) -> dict[str, str]:
+    """Give the settings that plan this batch again for the same cluster, compared with the plan."""
+    cluster, shape = plan.cluster, plan.shape
+    assert plan.provenance is not None, "a plan with a text has one"
+    found = {
+        "expression": plan.provenance.mask,
+        "mask": "other",
+        "sample": "batch",
+        "scale": "1",
+        "nodes": str(cluster.nodes),
+        "per": str(cluster.devices_per_node),
+        "heads": f"{shape.q_heads}/{shape.kv_heads}/{shape.head_dim}",
+        "dtype": str(shape.dtype_bytes),
+        "b": key,
+    }
+    return found | ({"cluster": cluster.name} if cluster.name in PRESETS else {})
+
+
+def batch_of(library: PlanLibrary, key: str) -> list[str]:
+    """Give the samples of a plan's batch, as JSON objects.
+
+    Raises:
+        DCPError: if there is no such plan, or it does not say what its batch was.
+    """
+    loaded = library.load(key)
+    if loaded.plan.provenance is None or not loaded.plan.provenance.samples:
+        raise DashboardError(f"{loaded.entry.relative} does not say what its batch was")
+    return list(loaded.plan.provenance.samples)
 
 
 def _library_start(name: str) -> Start:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,7 @@ def edit_page(library: PlanLibrary, query: str) -> Component:
         [title, told, html.Div([text, picture], className="dcp-columns"), _plan_panel()],
         id="edit",
         **attributes(data_title="Edit", data_bundle=f"/assets/{BUNDLE.name}?m={_bundle_mark()}",
-                     data_start=json.dumps({"name": start.name, "text": start.text,
-                                            "home": start.home}),
+                     data_start=json.dumps(asdict(start)),
                      data_patterns=_patterns(), data_choices=_choices()),
     )  # fmt: skip
 

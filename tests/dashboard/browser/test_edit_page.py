@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dcp_dashboard.folder import plan_key
 from dcp_dsl import Sample, Spec, dense_mask
 
 EDITOR = "#edit .cm-content"
@@ -127,6 +128,23 @@ def test_settings_are_previewed_planned_pinned_and_compared(visit):
     page.go_back()
     page.wait_for_selector(f"{DRAWN}[data-title^='sliding(']")
     assert page.locator("a >> text=Compare A with B").get_attribute("href") == compare
+
+
+def test_the_text_of_a_plan_is_planned_again_for_its_batch_against_it(visit, small_plan):
+    key = plan_key("small.dcpplan")
+    page = open_editor(visit, f"edit?spec={key}")
+    page.wait_for_selector("[data-part=cards] >> text=against B")
+    assert figures(page).get_attribute("data-tokens") == str(small_plan.num_tokens)
+    assert figures(page).get_attribute("data-devices") == "4"
+    tokens = page.locator(".dcp-edit-numbers dd").first.inner_text()
+    assert tokens == f"{small_plan.cu_seqlens[1]:,}"
+    row = page.locator(".dcp-edit-results p").first.inner_text()
+    assert "causal on 4 devices by static:zigzag" in row
+    page.click("text=Unpin")
+    page.wait_for_function("() => location.hash.includes('b=none')")
+    page.reload()
+    figures(page)
+    assert page.locator(".dcp-edit-results p").count() == 0
 
 
 def planner_processes():

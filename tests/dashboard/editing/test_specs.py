@@ -5,7 +5,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from dcp_dashboard.editing.specs import folder_files, home_of, library_texts, start_of
+from dcp_dashboard.editing.specs import batch_of, folder_files, home_of, library_texts, start_of
 from dcp_dashboard.folder import plan_key
 from dcp_dashboard.library import PlanLibrary
 from dcp_dsl import DCPError, check
@@ -54,6 +54,10 @@ def test_a_file_that_is_no_text_or_too_large_is_refused_by_name(folder, name, sa
 def test_a_plan_gives_the_text_that_it_was_made_from(served_folder, small_plan):
     found = start(served_folder, plan_key("small.dcpplan"))
     assert found.text == small_plan.provenance.spec
+    assert found.settings["expression"] == small_plan.provenance.mask
+    assert (found.settings["nodes"], found.settings["per"]) == ("2", "2")
+    assert found.settings["heads"] == "4/2/64"
+    assert batch_of(PlanLibrary(served_folder), found.batch) == list(small_plan.provenance.samples)
 
 
 def test_every_text_to_start_from_is_right(folder):

@@ -103,6 +103,17 @@ def test_a_preview_costs_what_the_plan_with_the_same_choices_costs():
     ]
 
 
+def test_the_batch_of_a_plan_is_planned_as_it_was():
+    samples = [json.dumps({"question_len": 100, "answer_lens": [n, 9]}) for n in (40, 50)]
+    asked = {**PLAN, "samples": samples, "scale": 1, "copies": 2, "block": 32,
+             "method": "static:zigzag"}  # fmt: skip
+    found = preview_plan({**asked, "heads": "4/2/64"})
+    assert found["tokens"] == 2 * (149 + 159)
+    header, _, _ = picture(mask="shared", samples=samples)
+    assert header["tokens"] == 149
+    assert preview_plan({**asked, "heads": "8/4/64"})["total_bytes"] == 2 * found["total_bytes"]
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -121,6 +132,10 @@ def test_a_preview_costs_what_the_plan_with_the_same_choices_costs():
         ({"copies": True}, "copies: expected a whole number"),
         ({"scale": 60_000, "copies": 256}, "expected a batch of at most|expected 1 to"),
         ({"nodes": 64, "devices_per_node": 64}, "at most 1,024 devices"),
+        ({"heads": "8/3/128"}, "multiple of kv_heads"),
+        ({"heads": [8]}, "heads: expected query heads"),
+        ({"samples": ["x"] * 3000}, "expected at most 2,048 sequences"),
+        ({"samples": [{}]}, "sample"),
         ({"nodes": 2.5}, "nodes: expected a whole number"),
         ({"cluster": "/etc/passwd"}, "cluster: expected one of"),
         ({"cluster": ["a"]}, "cluster: expected one of"),
