@@ -5,7 +5,6 @@ frugal ones need less memory and may stand still for it. What is best depends on
 candidate is emitted and played.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,23 +18,31 @@ from dcp_planner.emission import emit
 from dcp_planner.errors import BufferLimitError
 from dcp_planner.head_groups import in_groups
 from dcp_planner.placement import Placement
-from dcp_planner.plan import DIRECTIONS, Direction
+from dcp_planner.plan import DIRECTIONS, Direction, TransferKind, Transfers
 from dcp_planner.routing import Needs, find_needs
-from dcp_planner.schedule import Schedule, cut_divisions
+from dcp_planner.schedule import Arrivals, Schedule, cut_divisions
 from dcp_planner.simulator import Prediction, play
 from dcp_planner.workload import Workload
 
-PARTS = (1, 2, 4, 8)
-"""Into how many divisions what is not local may be cut, if the simulator chooses."""
+PARTS = (2, 4, 8)
+"""Into how many divisions what is not local may be cut, if the simulator chooses; or into one."""
 MOST_PARTS = (2, 4, 8, 16, 32)
 """The same where memory is short."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cut:
-    """One way to cut a direction: seconds that it takes, most bytes that a device needs for it."""
+    """One way to cut a direction: seconds that it takes, most bytes that a device needs for it.
+
+    Attributes:
+        division: int32 ``[W]``.
+        arrival_ns: int64 ``[W]``, when the last remote input of each tile has arrived; 0: local.
+        seconds: until the end.
+        bytes, device: most that a device needs for what it receives, and which.
+    """
 
     division: NDArray[np.int32]
+    arrival_ns: NDArray[np.int64]
     seconds: float
     bytes: int
     device: int
@@ -61,32 +68,73 @@ class _Trial:
         needs = find_needs(workload, placement, cluster, config.routing)
         return cls(workload, placement, cluster, needs, inside)
 
-    def cut(self, direction: Direction, parts: int, *, is_frugal: bool) -> _Cut:
+    def cut(
+        self,
+        direction: Direction,
+        parts: int,
+        *,
+        is_frugal: bool = False,
+        arrivals: Arrivals | None = None,
+    ) -> _Cut:
         """Cut one direction, emit and play it."""
         division = cut_divisions(
-            self.workload, self.placement, direction, parts, self.devices_per_node
+            self.workload, self.placement, direction, parts, self.devices_per_node, arrivals
         )
         emitted = emit(
             direction, self.workload, self.placement, division, self.needs,
             self.cluster.num_devices, is_frugal=is_frugal,
         )  # fmt: skip
-        seconds = workload_seconds(self.workload, self.cluster, is_backward=direction == "backward")
+        seconds = self._seconds(direction)
         played = play(emitted.programs, emitted.transfers, seconds, self.cluster)
         needed = buffer_bytes(
             emitted.transfers, self.workload.block_tokens, self.workload.shape, direction,
             self.cluster.num_devices,
         )  # fmt: skip
         device = int(np.argmax(needed))
-        return _Cut(division, played.end_ns / 1e9, int(needed[device]), device)
+        arrival_ns = self._arrivals(emitted.transfers, played.arrived)
+        return _Cut(division, arrival_ns, played.end_ns / 1e9, int(needed[device]), device)
 
-    def best(self, direction: Direction, parts: Sequence[int], *, is_frugal: bool) -> _Cut:
-        """Give the fastest cut, the coarsest of equals."""
-        cuts = [self.cut(direction, parts[0], is_frugal=is_frugal)]
-        for more in parts[1:]:
-            if cuts[-1].division.max(initial=0) < parts[len(cuts) - 1]:
-                break  # no device receives so many blocks: finer cuts are the same
-            cuts.append(self.cut(direction, more, is_frugal=is_frugal))
+    def chosen(self, direction: Direction, config: PlanConfig) -> _Cut:
+        """Cut as the configuration says: as is fastest, or into a given number of divisions."""
+        if config.divisions == "auto":
+            return self.best(direction)
+        return self.cut(direction, config.divisions - 1)
+
+    def best(self, direction: Direction) -> _Cut:
+        """Give the fastest cut, the coarsest of equals.
+
+        The finest cut by numbers of blocks shows when everything arrives. In that order divisions
+        get equal bytes or equal work: nobody waits for a block while others lie there unused.
+        """
+        coarse, fine = (self.cut(direction, parts) for parts in (1, PARTS[-1]))
+        cuts = [coarse, fine]
+        if fine.division.max(initial=0) <= 1:
+            return coarse  # no device receives more than one block
+        at_ns = fine.arrival_ns
+        work = np.maximum(1, np.rint(self._seconds(direction) * 1e9)).astype(np.int64)
+        for arrivals in (Arrivals(at_ns), Arrivals(at_ns, work)):
+            for parts in PARTS:
+                cuts.append(self.cut(direction, parts, arrivals=arrivals))
+                if cuts[-1].division.max(initial=0) < parts:
+                    break  # finer cuts are the same
         return min(cuts, key=lambda cut: cut.seconds)
+
+    def _seconds(self, direction: Direction) -> NDArray[np.float64]:
+        return workload_seconds(self.workload, self.cluster, is_backward=direction == "backward")
+
+    def _arrivals(self, transfers: Transfers, arrived: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Give when the last remote input of each tile has arrived, int64 ``[W]``."""
+        found = np.zeros(self.workload.num_tiles, np.int64)
+        for kind, needs in zip((TransferKind.Q, TransferKind.KV), self.needs, strict=True):
+            chosen = np.flatnonzero(transfers.kind == kind)
+            if chosen.size == 0:
+                continue
+            # One transfer for each need, which are sorted by block and device.
+            place = transfers.block[chosen].astype(np.int64) * self.cluster.num_devices
+            at_ns = arrived[chosen[np.argsort(place + transfers.target[chosen])]]
+            remote = needs.need_of_tile >= 0
+            found[remote] = np.maximum(found[remote], at_ns[needs.need_of_tile[remote]])
+        return found
 
 
 def make_schedule(
@@ -106,8 +154,7 @@ def make_schedule(
         return Schedule(cuts[0], cuts[1], config.routing)
     trial = _Trial.of(workload, placement, cluster, config)
     limit = config.memory_limit_bytes
-    parts = PARTS if config.divisions == "auto" else (config.divisions - 1,)
-    best = [trial.best(d, parts, is_frugal=False) for d in DIRECTIONS]
+    best = [trial.chosen(d, config) for d in DIRECTIONS]
     if limit is None or max(cut.bytes for cut in best) <= limit:
         return Schedule(best[0].division, best[1].division, config.routing)
     best = [_smallest(trial, d, limit) for d in DIRECTIONS]
@@ -130,8 +177,7 @@ def predict_placement(
     Some milliseconds for 10,000 tiles: what a search over placements minimises.
     """
     trial = _Trial.of(workload, placement, cluster, config)
-    parts = PARTS if config.divisions == "auto" else (config.divisions - 1,)
-    forward, backward = (trial.best(d, parts, is_frugal=False).seconds for d in DIRECTIONS)
+    forward, backward = (trial.chosen(d, config).seconds for d in DIRECTIONS)
     return Prediction(forward, backward)
 
 

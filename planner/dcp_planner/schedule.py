@@ -66,21 +66,38 @@ class Schedule:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrivals:
+    """When tiles could start, as a simulation of another cut of the same placement showed.
+
+    Attributes:
+        at_ns: int64 ``[W]``, when the last remote input of each tile is there.
+        weight: int64 ``[W]``, at least 1, what divisions are to have equal amounts of; ``None`` for
+            received bytes.
+    """
+
+    at_ns: NDArray[np.int64]
+    weight: NDArray[np.int64] | None = None
+
+
 def cut_divisions(
     workload: Workload,
     placement: Placement,
     direction: Direction,
     parts: int,
     devices_per_node: int | None = None,
+    arrivals: Arrivals | None = None,
 ) -> NDArray[np.int32]:
     """Cut each device's tiles into divisions: local ones, and at most `parts` more; O(W log W).
 
-    Division 0 is everything local. The others split what a device receives into equal bytes: first
-    tiles that wait for keys only, then tiles of remote queries, whose inputs are larger and whose
-    results have to travel home. Backward has its own bytes, so it is cut on its own.
+    Division 0 is everything local. The others split what a device receives into equal bytes, in the
+    order of `arrivals`. If those are unknown: first tiles that wait for keys only, then tiles of
+    remote queries, whose inputs are larger and whose results have to travel home. Backward has its
+    own bytes, so it is cut on its own.
 
-    Where heads are spread over a node, nearly every tile waits for something: then the nodes count.
-    What comes from inside is computed with first, and only bytes from other nodes are levelled.
+    Where heads are spread over a node, nearly every tile waits for something: then, unless arrivals
+    are known, the nodes count. What comes from inside is computed with first, and only bytes from
+    other nodes are levelled.
 
     Args:
         workload: what is computed.
@@ -88,6 +105,7 @@ def cut_divisions(
         direction: of the pass.
         parts: most divisions of what is not local.
         devices_per_node: if nodes count.
+        arrivals: the order in time, if it is known.
 
     Returns:
         int32 ``[W]``, division of each tile.
@@ -99,12 +117,12 @@ def cut_divisions(
     device, owner = placement.device_of_compute, placement.device_of_data
     sizes = q_bytes, shape.kv_bytes
     sides = workload.compute_q, workload.compute_kv
-    remote = tuple(owner[block] != device for block in sides)
-    if devices_per_node is None or parts == 1:
-        return _cut(workload, device, remote, sizes, parts)
+    remote = owner[sides[0]] != device, owner[sides[1]] != device
+    if devices_per_node is None or parts == 1 or arrivals is not None:
+        return _cut(workload, device, remote, sizes, parts, arrivals)
     node, home = device // devices_per_node, owner // devices_per_node
-    far = tuple(home[block] != node for block in sides)
-    division = _cut(workload, device, far, sizes, parts - 1)
+    far = home[sides[0]] != node, home[sides[1]] != node
+    division = _cut(workload, device, far, sizes, parts - 1, None)
     is_near = (division == 0) & (remote[0] | remote[1])
     return np.where(is_near, 1, division + (division > 0)).astype(np.int32)
 
@@ -112,29 +130,60 @@ def cut_divisions(
 def _cut(
     workload: Workload,
     device: NDArray[np.int32],
-    needs: tuple[NDArray[np.bool_], ...],
+    needs: tuple[NDArray[np.bool_], NDArray[np.bool_]],
     bytes_per_token: tuple[int, int],
     parts: int,
+    arrivals: Arrivals | None,
 ) -> NDArray[np.int32]:
     """Cut the tiles that wait for their queries or keys, in `needs`; 0 for all others."""
-    q, kv = workload.compute_q, workload.compute_kv
-    needs_q, needs_kv = needs
     division = np.zeros(workload.num_tiles, np.int32)
-    remote = np.flatnonzero(needs_q | needs_kv)
+    remote = np.flatnonzero(needs[0] | needs[1])
     if remote.size == 0:
         return division
-    # Tiles that share the block they wait for stand together, so that it is waited for once.
-    first, second = np.where(needs_q, q, kv), np.where(needs_q, kv, q)
-    order = remote[np.lexsort((second[remote], first[remote], needs_q[remote], device[remote]))]
+    order = remote[_order(workload, device, needs[0], remote, arrivals)]
     runs = device[order].astype(np.int64)
-    brought = np.zeros(len(order), np.int64)
-    for block, needed, size in zip((q, kv), needs, bytes_per_token, strict=True):
-        chosen = np.flatnonzero(needed[order])
-        blocks = block[order[chosen]]
-        _, arrivals = np.unique(runs[chosen] * workload.num_blocks + blocks, return_index=True)
-        brought[chosen[arrivals]] += workload.block_tokens[blocks[arrivals]] * size
+    if arrivals is not None and arrivals.weight is not None:
+        brought = arrivals.weight[order]
+    else:
+        brought = _received_bytes(workload, order, runs, needs, bytes_per_token)
     division[order] = 1 + _equal_parts(runs, brought, parts)
     return division
+
+
+def _order(
+    workload: Workload,
+    device: NDArray[np.int32],
+    needs_q: NDArray[np.bool_],
+    remote: NDArray[np.int64],
+    arrivals: Arrivals | None,
+) -> NDArray[np.int64]:
+    """Give the order of the remote tiles by device and, there, in time.
+
+    Tiles that share the block they wait for stand together, so that it is waited for once.
+    """
+    q, kv, is_row = workload.compute_q[remote], workload.compute_kv[remote], needs_q[remote]
+    first, second = np.where(is_row, q, kv), np.where(is_row, kv, q)
+    if arrivals is not None:
+        return np.lexsort((second, first, arrivals.at_ns[remote], device[remote]))
+    return np.lexsort((second, first, is_row, device[remote]))
+
+
+def _received_bytes(
+    workload: Workload,
+    order: NDArray[np.int64],
+    runs: NDArray[np.int64],
+    needs: tuple[NDArray[np.bool_], NDArray[np.bool_]],
+    bytes_per_token: tuple[int, int],
+) -> NDArray[np.int64]:
+    """Give the bytes of the blocks that the tiles of `order` are first to need on their device."""
+    brought = np.zeros(len(order), np.int64)
+    sides = workload.compute_q, workload.compute_kv
+    for block, needed, size in zip(sides, needs, bytes_per_token, strict=True):
+        chosen = np.flatnonzero(needed[order])
+        blocks = block[order[chosen]]
+        _, first = np.unique(runs[chosen] * workload.num_blocks + blocks, return_index=True)
+        brought[chosen[first]] += workload.block_tokens[blocks[first]] * size
+    return brought
 
 
 def _equal_parts(
