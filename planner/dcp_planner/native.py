@@ -7,8 +7,6 @@ searched again with little noise. At last all devices are searched together unde
 kinds of links, and whatever is still above a cap is moved.
 """
 
-import itertools
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,25 +14,19 @@ from numpy.typing import NDArray
 
 from dcp_planner.cluster import Cluster
 from dcp_planner.config import PlanConfig
-from dcp_planner.cost_model import workload_seconds
 from dcp_planner.native_caps import hold_caps
 from dcp_planner.native_effort import Effort
-from dcp_planner.native_kernel import Board, bytes_of, descend, excess_of, port_loads
+from dcp_planner.native_kernel import Board, bytes_of, descend, excess_of
 from dcp_planner.native_problem import Problem, Split, coarsen, make_board, restrict
 from dcp_planner.native_seeds import seeds
 from dcp_planner.packing import Caps
 from dcp_planner.repair import caps_of, price_between_nodes
-from dcp_planner.routing import nics_of_devices
 from dcp_planner.workload import Workload
 
 Floats = NDArray[np.float64]
-Judge = Callable[[Split], float]
 
 _MOST_PARTS = 16
 _PRICE = 3.0  # of a unit above a cap, in bytes of the mean unit
-_CROWDED = 1.1  # of the mean load of a port
-_HIDDEN = 0.7  # of the computing time may pass on the network unseen
-_STEP = 0.5  # toll of a port that carries twice as much, in the first round
 _MOST_CELLS = 1 << 26  # of the pin counts of one board
 
 
@@ -46,7 +38,6 @@ class Ground:
         effort: work to do.
         caps: most work and tokens of one device.
         mean_work, mean_tokens: of one device.
-        mean_seconds: that one device computes, forward and backward, if all compute as long.
         seed: of the noise.
     """
 
@@ -54,7 +45,6 @@ class Ground:
     caps: Caps
     mean_work: float
     mean_tokens: float
-    mean_seconds: float
     seed: int
 
     def limits(self, parts: int, devices: int, *, is_last: bool) -> Floats:
@@ -79,18 +69,14 @@ def ground_of(workload: Workload, cluster: Cluster, config: PlanConfig, effort: 
         replace(caps_of(workload, devices, config), tokens=tokens),
         float(workload.compute_pairs.sum()) / devices,
         float(workload.block_tokens.sum()) / devices,
-        sum(
-            float(workload_seconds(workload, cluster, is_backward=b).sum()) / devices
-            for b in (False, True)
-        ),
         config.seed,
     )
 
 
-def search(problem: Problem, cluster: Cluster, ground: Ground, judge: Judge | None = None) -> Split:
-    """Split a problem over all devices of a cluster; deterministic if the judge is."""
+def search(problem: Problem, cluster: Cluster, ground: Ground) -> Split:
+    """Split a problem over all devices of a cluster, for few bytes; deterministic."""
     split = _recurse(problem, level_sizes(cluster), cluster.num_devices, ground)
-    return polish(problem, split, cluster, ground, judge)
+    return polish(problem, split, cluster, ground)
 
 
 def level_sizes(cluster: Cluster) -> list[int]:
@@ -199,13 +185,10 @@ def _flat_board(problem: Problem, split: Split, limits: Floats, seed: int) -> Bo
     return make_board(problem, split, limits, prices_of(problem), topology, 0.0, seed)
 
 
-def polish(
-    problem: Problem, split: Split, cluster: Cluster, ground: Ground, judge: Judge | None = None
-) -> Split:
+def polish(problem: Problem, split: Split, cluster: Cluster, ground: Ground) -> Split:
     """Search on all devices together under the cost of both kinds of links, then hold the caps.
 
-    A split made elsewhere may be given; the caps hold afterwards if blocks and tiles allow it. With
-    a judge (seconds, say) traffic is then spread over the network ports as far as it agrees.
+    A split made elsewhere may be given; the caps hold afterwards if blocks and tiles allow it.
     """
     devices, effort = cluster.num_devices, ground.effort
     width = devices + cluster.nodes
@@ -222,36 +205,4 @@ def polish(
     _, found = _descend(board, sweeps, effort.fine_noise * _unit(problem), effort)
     board = make_board(problem, found, limits, prices, topology, far, ground.seed)
     hold_caps(board, effort.polish_sweeps)
-    found = Split(board.part.copy(), board.owner.copy())
-    if judge is None or far == 0.0 or sweeps == 0:
-        return found
-    return min(itertools.chain([found], _spread(board, cluster, ground)), key=judge)
-
-
-def _spread(board: Board, cluster: Cluster, ground: Ground) -> Iterator[Split]:
-    """Charge tolls at crowded network ports, search on, and give what comes of each round.
-
-    A port is crowded if it carries more than the mean, and more than it could while the devices
-    compute. Every round doubles the toll. Noise lets devices of a node swap local work for remote:
-    without it one device ends up with all that a node does for others.
-    """
-    port = nics_of_devices(cluster)
-    board.port[:] = port
-    # Both ways at once; the bytes are those of both passes, and so are the seconds.
-    hidden = 2 * _HIDDEN * ground.mean_seconds * cluster.inter_bytes_per_s * cluster.devices_per_nic
-    noise = ground.effort.noise * float(np.median(board.weight[: len(board.tokens)]))
-    limits = board.limits.copy()
-    for number in range(ground.effort.rounds):
-        load = port_loads(board, port, cluster.nodes * cluster.nics_per_node)
-        target = max(_CROWDED * float(load.mean()), hidden, 1.0)
-        if load.max() <= target:
-            return
-        board.crowd[:] = target, _STEP * 2.0**number
-        # A device that waits for its port should not have to compute as much as the others.
-        over = np.maximum(1.0, load / target)[port]
-        board.limits[0] = np.minimum(limits[0], board.limits[0] / np.sqrt(over))
-        descend(board, ground.effort.round_sweeps, noise, ground.effort.longest)
-        board.crowd[:] = 0.0
-        board.limits[:] = limits
-        hold_caps(board, 0)
-        yield Split(board.part.copy(), board.owner.copy())
+    return Split(board.part, board.owner)

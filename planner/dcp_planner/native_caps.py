@@ -91,15 +91,14 @@ def _cheapest(board: Board, source: int, count: int, excess: float) -> tuple[int
     """Give the place in scratch of the tile that is cheapest to move off a part, and where to."""
     blocks, parts = len(board.tokens), board.topology.shape[1]
     work, counts, weight = board.work, board.counts, board.weight
-    toll, pull = board.toll, board.pull
     topology, change, loads, limits = board.topology, board.change, board.loads, board.limits
     best, goal, least, is_allowed = -1, -1, np.inf, False
     for at in range(count):
         tile = board.tiles[at]
         reset(source, topology, change)
-        price_net(int(board.tile_q[tile]), 1, source, weight, counts, topology, toll, pull, change)
+        price_net(int(board.tile_q[tile]), 1, source, weight, counts, topology, change)
         column = blocks + board.tile_kv[tile]
-        price_net(column, 1, source, weight, counts, topology, toll, pull, change)
+        price_net(column, 1, source, weight, counts, topology, change)
         shed = min(max(work[tile], 1.0), excess)
         for target in range(topology[1, source], topology[2, source]):
             after = loads[0, target] + work[tile]

@@ -19,8 +19,7 @@ class Effort:
         polish_sweeps: most sweeps on all devices together.
         polish_work: most tiles times parts looked at there.
         longest: longest range of rows that moves together, in blocks.
-        rounds: of tolls on crowded ports, each judged by the simulator.
-        round_sweeps: in each of them.
+        relief: moves of a tile or an owner that are valued with time as the objective.
     """
 
     starts: int
@@ -33,15 +32,14 @@ class Effort:
     polish_sweeps: int
     polish_work: int
     longest: int
-    rounds: int
-    round_sweeps: int
+    relief: int
 
 
 EFFORTS: Mapping[str, Effort] = MappingProxyType(
     {
-        "fast": Effort(2, 2, 8, 1.0, 48, 3, 0.25, 2, 1_000_000, 8, 1, 2),
-        "balanced": Effort(4, 8, 40, 1.0, 64, 10, 0.25, 12, 20_000_000, 8, 6, 8),
-        "best": Effort(4, 24, 120, 1.0, 64, 30, 0.25, 40, 100_000_000, 16, 16, 8),
+        "fast": Effort(2, 2, 8, 1.0, 48, 3, 0.25, 2, 1_000_000, 8, 30_000),
+        "balanced": Effort(4, 8, 40, 1.0, 64, 10, 0.25, 12, 20_000_000, 8, 300_000),
+        "best": Effort(4, 24, 120, 1.0, 64, 30, 0.25, 40, 100_000_000, 16, 2_000_000),
     }
 )
 """Presets by the name that ``PlanConfig.budget`` takes."""

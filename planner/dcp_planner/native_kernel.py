@@ -62,13 +62,6 @@ class Board(NamedTuple):
         limits: float64 ``[2, K]``, most work and most tokens of each part.
         prices: float64 ``[2]``, cost of a unit of work, and of a token, above the limit.
         change, tiles, blocks, pins, nets: scratch.
-        toll: float64 ``[K]``, what crossing the port of a part costs on top, as a multiple of
-            ``far`` (of the weight on a board without far).
-        pull: float64 ``[2D]``, one and the toll of the owner of each net.
-        port: int64 ``[K]``, the network port of each part.
-        traffic: float64 ``[ports]``, bytes through each port, sent and received.
-        crowd: float64 ``[2]``, bytes above which a port costs toll (0: none does), and toll of
-            twice as many bytes.
         random: uint64 ``[1]``.
     """
 
@@ -92,11 +85,6 @@ class Board(NamedTuple):
     blocks: Ints
     pins: Ints
     nets: Ints
-    toll: Floats
-    pull: Floats
-    port: Ints
-    traffic: Floats
-    crowd: Floats
     random: NDArray[np.uint64]
 
 
@@ -122,11 +110,6 @@ BOARD = types.NamedTuple(  # type: ignore[no-untyped-call]
         INTS,  # blocks
         INTS,  # pins
         INTS,  # nets
-        FLOATS,  # toll
-        FLOATS,  # pull
-        INTS,  # port
-        FLOATS,  # traffic
-        FLOATS,  # crowd
         WORDS,  # random
     ),
     Board,
@@ -161,16 +144,14 @@ def reset(part: int, topology: Ints, change: Floats) -> None:
     change[parts + 1] = 0.0
 
 
-@inner(NOTHING(INT, INT, INT, FLOATS, INDEX_TABLE, INT_TABLE, FLOATS, FLOATS, FLOATS))
-def price_net(  # noqa: C901, PLR0913 - arrays one by one, see above
+@inner(NOTHING(INT, INT, INT, FLOATS, INDEX_TABLE, INT_TABLE, FLOATS))
+def price_net(
     net: int,
     moved: int,
     part: int,
     weight: Floats,
     count: Indices,
     topology: Ints,
-    toll: Floats,
-    pull: Floats,
     change: Floats,
 ) -> None:
     """Add what moving some pins of a net off a part changes, per target.
@@ -180,26 +161,17 @@ def price_net(  # noqa: C901, PLR0913 - arrays one by one, see above
     cost = weight[net]
     parts = topology.shape[1]
     first, end = topology[1, part], topology[2, part]
-    far = weight[len(weight) - 1]
-    if far == 0.0:
-        drawn = cost * pull[net]
-        if count[net, part] == moved:
-            change[parts] -= drawn + cost * toll[part]
-        for target in range(first, end):
-            if count[net, target] == 0:
-                change[target] += drawn + cost * toll[target]
-        return
     if count[net, part] == moved:
         change[parts] -= cost
     for target in range(first, end):
         if count[net, target] == 0:
             change[target] += cost
-    cost *= far
-    drawn = cost * pull[net]
+    cost *= weight[len(weight) - 1]
+    if cost == 0.0:
+        return
     here = topology[0, part]
-    is_alone = count[net, parts + here] == moved
-    if is_alone:
-        change[parts + 1] -= drawn + cost * toll[part]
+    if count[net, parts + here] == moved:
+        change[parts + 1] -= cost
     before = -1
     is_new = False
     for target in range(first, end):
@@ -208,37 +180,7 @@ def price_net(  # noqa: C901, PLR0913 - arrays one by one, see above
             before = group
             is_new = group != here and count[net, parts + group] == 0
         if is_new:
-            change[target] += drawn + cost * toll[target]
-        elif is_alone and group == here:
-            change[target] += cost * (toll[target] - toll[part])
-
-
-@inner(NOTHING(INT, INT, FLOATS, INDEX_TABLE, INT_TABLE, FLOATS, FLOATS))
-def _price_port(
-    net: int,
-    owner: int,
-    weight: Floats,
-    count: Indices,
-    topology: Ints,
-    toll: Floats,
-    change: Floats,
-) -> None:
-    """Add what sending a net's bytes by the port of another owner changes, per target."""
-    parts = topology.shape[1]
-    far = weight[len(weight) - 1]
-    remote = 0
-    if far > 0.0:
-        for group in range(parts, count.shape[1]):
-            remote += count[net, group] > 0
-    else:
-        far = 1.0
-        for part in range(parts):
-            remote += count[net, part] > 0
-    if remote < 2:
-        return
-    cost = far * weight[net] * (remote - 1)
-    for target in range(topology[1, owner], topology[2, owner]):
-        change[target] += cost * (toll[target] - toll[owner])
+            change[target] += cost
 
 
 @inner(NOTHING(INT, INT, INT, INT, INDEX_TABLE, INT_TABLE))
@@ -249,44 +191,6 @@ def pin(net: int, moved: int, part: int, target: int, count: Indices, topology: 
     count[net, target] += moved
     count[net, parts + topology[0, part]] -= moved
     count[net, parts + topology[0, target]] += moved
-
-
-@inner(FLOAT(FLOAT, FLOATS))
-def _toll_of(traffic: float, crowd: Floats) -> float:
-    """Give the toll of a port in whole sixteenths, so that costs stay exact."""
-    if traffic <= crowd[0]:
-        return 0.0
-    return float(np.rint(min(64.0, crowd[1] * (traffic / crowd[0] - 1.0)) * 16.0)) / 16.0
-
-
-@inner(NOTHING(BOARD, INT, FLOAT))
-def _charge(board: Board, part: int, size: float) -> None:
-    """Count bytes at the port of a part and set the tolls of all parts behind it."""
-    port = board.port[part]
-    board.traffic[port] += size
-    toll = _toll_of(board.traffic[port], board.crowd)
-    for other in range(len(board.port)):
-        if board.port[other] == port:
-            board.toll[other] = toll
-
-
-@inner(NOTHING(BOARD, INT, INT, INT, INT))
-def track(board: Board, net: int, moved: int, part: int, target: int) -> None:
-    """Follow what moving pins of a net, not its owner's, changes at the ports; before `pin`."""
-    parts, counts = board.topology.shape[1], board.counts
-    owner, size = board.owner[net % len(board.tokens)], board.weight[net]
-    here, there, home = part, target, owner
-    if board.weight[len(board.weight) - 1] > 0.0:
-        here, there = parts + board.topology[0, part], parts + board.topology[0, target]
-        home = parts + board.topology[0, owner] if owner >= 0 else -1
-    leaves = counts[net, here] == moved and here != home
-    enters = (counts[net, there] == 0 or (leaves and here == there)) and there != home
-    if leaves:
-        _charge(board, part, -size)
-    if enters:
-        _charge(board, target, size)
-    if owner >= 0 and leaves != enters:
-        _charge(board, owner, size if enters else -size)
 
 
 @inner(FLOAT(FLOAT, FLOAT))
@@ -348,7 +252,6 @@ def _sweep_tiles(board: Board, order: Ints, noise: float) -> int:
     moves, blocks = 0, len(board.tokens)
     part, tile_q, tile_kv, work = board.part, board.tile_q, board.tile_kv, board.work
     count, weight, topology, change = board.counts, board.weight, board.topology, board.change
-    toll, pull = board.toll, board.pull
     loads, limits, prices, random = board.loads, board.limits, board.prices, board.random
     for tile in order:
         here = int(part[tile])
@@ -361,15 +264,12 @@ def _sweep_tiles(board: Board, order: Ints, noise: float) -> int:
         ):
             continue  # it saves nothing anywhere
         reset(here, topology, change)
-        price_net(row, 1, here, weight, count, topology, toll, pull, change)
-        price_net(column, 1, here, weight, count, topology, toll, pull, change)
+        price_net(row, 1, here, weight, count, topology, change)
+        price_net(column, 1, here, weight, count, topology, change)
         target = _choose(
             here, work[tile], 0.0, noise, topology, change, loads, limits, prices, random
         )
         if target != here:
-            if board.crowd[0] > 0.0:
-                track(board, row, 1, here, target)
-                track(board, column, 1, here, target)
             pin(row, 1, here, target, count, topology)
             pin(column, 1, here, target, count, topology)
             loads[0, here] -= work[tile]
@@ -385,17 +285,14 @@ def _sweep_owners(board: Board, order: Ints, noise: float) -> int:
     moves, blocks = 0, len(board.tokens)
     owner, tokens = board.owner, board.tokens
     count, weight, topology, change = board.counts, board.weight, board.topology, board.change
-    toll, pull = board.toll, board.pull
     loads, limits, prices, random = board.loads, board.limits, board.prices, board.random
     for block in order:
         here = int(owner[block])
         if here < 0:
             continue
         reset(here, topology, change)
-        price_net(block, 1, here, weight, count, topology, toll, pull, change)
-        price_net(blocks + block, 1, here, weight, count, topology, toll, pull, change)
-        _price_port(block, here, weight, count, topology, toll, change)
-        _price_port(blocks + block, here, weight, count, topology, toll, change)
+        price_net(block, 1, here, weight, count, topology, change)
+        price_net(blocks + block, 1, here, weight, count, topology, change)
         size = float(tokens[block])
         target = _choose(here, 0.0, size, noise, topology, change, loads, limits, prices, random)
         if target != here:
@@ -423,7 +320,6 @@ def _try_set(board: Board, here: int, num_tiles: int, num_owned: int, noise: flo
     blocks = len(board.tokens)
     part, tile_q, tile_kv, work = board.part, board.tile_q, board.tile_kv, board.work
     count, weight, topology, change = board.counts, board.weight, board.topology, board.change
-    toll, pull = board.toll, board.pull
     pins, nets, tiles, owned, loads = board.pins, board.nets, board.tiles, board.blocks, board.loads
     total, size, known = 0.0, 0.0, 0
     for x in range(num_tiles):
@@ -438,14 +334,12 @@ def _try_set(board: Board, here: int, num_tiles: int, num_owned: int, noise: flo
         known = _touch(pins, nets, blocks + block, known)
     reset(here, topology, change)
     for x in range(known):
-        price_net(nets[x], pins[nets[x]], here, weight, count, topology, toll, pull, change)
+        price_net(nets[x], pins[nets[x]], here, weight, count, topology, change)
     target = _choose(
         here, total, size, noise, topology, change, loads, board.limits, board.prices, board.random
     )
     for x in range(known):
         if target != here:
-            if board.crowd[0] > 0.0:
-                track(board, nets[x], pins[nets[x]], here, target)
             pin(nets[x], pins[nets[x]], here, target, count, topology)
         pins[nets[x]] = 0
     if target == here:
@@ -539,54 +433,6 @@ def excess_of(board: Board) -> float:
     return float(np.cumsum(over)[-1])  # one by one: the same bits however wide the machine
 
 
-def port_loads(board: Board, port: Ints, ports: int) -> Floats:
-    """Give the bytes through each port, sent and received, float64 ``[ports]``."""
-    load = np.zeros(ports)
-    add_port_loads(board, port, load)
-    return load
-
-
-@compiled
-def add_port_loads(board: Board, port: Ints, load: Floats) -> None:
-    """Add the bytes through each port, sent and received, to float64 ``[ports]``.
-
-    The owner sends a block once to each group (part, on a board without far) that reads it; there
-    the part behind the emptiest port takes it.
-    """
-    blocks, parts = len(board.tokens), board.topology.shape[1]
-    group, counts, far = board.topology[0], board.counts, board.weight[len(board.weight) - 1]
-    for net in range(2 * blocks):
-        owner = board.owner[net % blocks]
-        best, last = -1, -1
-        for part in range(parts + 1):
-            now = -2 if part == parts else (group[part] if far > 0.0 else part)
-            if now != last:
-                if best >= 0:
-                    load[port[best]] += board.weight[net]
-                    if owner >= 0:
-                        load[port[owner]] += board.weight[net]
-                best, last = -1, now
-            if part == parts or counts[net, part] == 0:
-                continue
-            if owner >= 0 and (now == group[owner] if far > 0.0 else part == owner):
-                continue
-            if best < 0 or load[port[part]] < load[port[best]]:
-                best = part
-
-
-@inner(NOTHING(BOARD))
-def _count_traffic(board: Board) -> None:
-    """Count the traffic anew and set all tolls."""
-    for port in range(len(board.traffic)):
-        board.traffic[port] = 0.0
-    add_port_loads(board, board.port, board.traffic)
-    for part in range(len(board.port)):
-        board.toll[part] = _toll_of(board.traffic[board.port[part]], board.crowd)
-    for net in range(len(board.pull)):
-        owner = board.owner[net % len(board.tokens)]
-        board.pull[net] = 1.0 + board.toll[owner] if owner >= 0 else 1.0
-
-
 def descend(board: Board, sweeps: int, noise: float, longest: int) -> None:
     """Run sweeps of all moves while the noise falls to nothing over the first four fifths.
 
@@ -608,8 +454,6 @@ def _descend(
     for sweep in range(sweeps):
         left = 1.0 - (sweep + 1.0) / (0.8 * sweeps)
         now = noise * left * left if left > 0.0 else 0.0
-        if board.crowd[0] > 0.0:
-            _count_traffic(board)
         moves = 0
         # Single ones, then ranges; each call written once, for each is compiled on its own.
         for turn in range(4 if longest > 1 else 2):

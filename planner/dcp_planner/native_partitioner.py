@@ -1,17 +1,13 @@
 """The adapter that offers the native search under its name; compiled on first use, then cached."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 from dcp_planner.cluster import Cluster
 from dcp_planner.config import PlanConfig
 from dcp_planner.divisions import predict_placement
-from dcp_planner.native_effort import EFFORTS, efforts_up_to
+from dcp_planner.native_effort import EFFORTS, Effort, efforts_up_to
 from dcp_planner.placement import Placement
 from dcp_planner.workload import Workload
-
-if TYPE_CHECKING:
-    from dcp_planner.native_problem import Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,41 +30,78 @@ class Native:
 
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
         """Search with the effort that ``config.budget`` names; the same seed, the same result."""
-        # numba takes half a second to import: only who searches pays for it.
-        from dcp_planner.native import ground_of, search
-        from dcp_planner.native_problem import problem_of
-
         judge = _Seconds(workload, cluster, config)
-        problem = problem_of(workload)
-        grounds = [ground_of(workload, cluster, config, e) for e in efforts_up_to(config.budget)]
-        found = [search(problem, cluster, ground, judge) for ground in grounds]
-        best = min(found, key=judge) if len(found) > 1 else found[0]
-        return Placement(best.owner, best.part)
+        found = [
+            placement
+            for effort in efforts_up_to(config.budget)
+            for placement in searched(workload, cluster, config, effort)
+        ]
+        return min(found, key=judge)
 
 
 @dataclass(frozen=True, slots=True)
 class _Seconds:
-    """Predicts the time of a split with the schedule that it would get."""
+    """Predicts the time of a placement with the schedule that it would get."""
 
     workload: Workload
     cluster: Cluster
     config: PlanConfig
 
-    def __call__(self, split: "Split") -> float:
-        placement = Placement(split.owner, split.part)
-        return predict_placement(self.workload, placement, self.cluster, self.config).seconds
+    def __call__(self, found: Placement) -> float:
+        return predict_placement(self.workload, found, self.cluster, self.config).seconds
+
+
+def searched(
+    workload: Workload, cluster: Cluster, config: PlanConfig, effort: Effort
+) -> tuple[Placement, Placement]:
+    """Search for few bytes, then for little time from there; both under the caps."""
+    # numba takes half a second to import: only who searches pays for it.
+    from dcp_planner.native import ground_of, search
+    from dcp_planner.native_problem import problem_of
+
+    split = search(problem_of(workload), cluster, ground_of(workload, cluster, config, effort))
+    found = Placement(split.owner, split.part)
+    return found, relieved(found, workload, cluster, config, effort)
 
 
 def refine(found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
-    """Search on from any placement: hold it to the caps, then spread its traffic over the ports.
+    """Search on from any placement: hold it to the caps, then relieve what is busiest.
 
-    The simulator judges what the spreading makes of it.
+    The simulator judges what that makes of it.
     """
     from dcp_planner.native import ground_of, polish
     from dcp_planner.native_problem import Split, problem_of
 
-    ground = ground_of(workload, cluster, config, EFFORTS[config.budget])
+    effort = EFFORTS[config.budget]
+    ground = ground_of(workload, cluster, config, effort)
     start = Split(found.device_of_compute, found.device_of_data)
-    judge = _Seconds(workload, cluster, config)
-    split = polish(problem_of(workload), start, cluster, ground, judge)
+    split = polish(problem_of(workload), start, cluster, ground)
+    held = Placement(split.owner, split.part, found.warnings)
+    after = relieved(held, workload, cluster, config, effort)
+    return min((held, after), key=_Seconds(workload, cluster, config))
+
+
+def relieved(
+    found: Placement,
+    workload: Workload,
+    cluster: Cluster,
+    config: PlanConfig,
+    effort: Effort,
+    *,
+    is_uneven: bool = False,
+) -> Placement:
+    """Relieve what is busiest, starting from any placement; tokens stay under their cap.
+
+    Compute as well, unless it may be uneven: then what one device computes for longer than others
+    counts as time only. Where the network decides, that costs nothing.
+    """
+    from dcp_planner.bottleneck import relieve_split
+    from dcp_planner.native import ground_of
+    from dcp_planner.native_problem import Split
+
+    caps = ground_of(workload, cluster, config, effort).caps
+    if is_uneven:
+        caps = replace(caps, pairs=int(workload.compute_pairs.sum()))
+    start = Split(found.device_of_compute, found.device_of_data)
+    split = relieve_split(start, workload, cluster, caps, effort.relief)
     return Placement(split.owner, split.part, found.warnings)

@@ -176,11 +176,6 @@ def make_board(
         blocks=np.zeros(blocks + 1, np.int64),
         pins=np.zeros(2 * blocks, np.int64),
         nets=np.zeros(2 * blocks, np.int64),
-        toll=np.zeros(parts),
-        pull=np.ones(2 * blocks),
-        port=np.arange(parts),
-        traffic=np.zeros(parts),
-        crowd=np.zeros(2),
         random=np.array([(2 * seed + 1) * 0x9E3779B97F4A7C15 % 2**64], np.uint64),
     )
     fill(board)

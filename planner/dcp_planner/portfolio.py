@@ -1,10 +1,11 @@
 """The default partitioner: several candidates, the simulator decides.
 
-Candidates are the native search, the static layouts and what a search makes of two of them; each is
-predicted with the schedule that it would get, and the fastest wins. A layout whose devices own more
-tokens than the tolerance allows is out, unless nothing else is left. The compute tolerance binds
-the search, not the choice: what takes longer on one device shows in the predicted time already. So
-among what fits in memory the result is never slower in simulation than the best static layout.
+Candidates are the static layouts, the native search, and what a search for time makes of both; each
+is predicted with the schedule that it would get, and the fastest wins. A layout whose devices own
+more tokens than the tolerance allows is out, unless nothing else is left. The compute tolerance
+binds the native search, not the choice: what takes longer on one device shows in the predicted time
+already. So among what fits in memory the result is never slower in simulation than the best static
+layout.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,14 +17,16 @@ from dcp_planner.cluster import Cluster
 from dcp_planner.config import PlanConfig
 from dcp_planner.cost_model import workload_seconds
 from dcp_planner.divisions import predict_placement
-from dcp_planner.native_partitioner import Native, refine
+from dcp_planner.native_effort import EFFORTS, efforts_up_to
+from dcp_planner.native_partitioner import relieved, searched
 from dcp_planner.packing import loads_of
 from dcp_planner.placement import Partitioner, Placement
 from dcp_planner.repair import caps_of
-from dcp_planner.static_layout import STATIC_KINDS, StaticLayout
+from dcp_planner.static_layout import STATIC_KINDS, StaticKind, StaticLayout
 from dcp_planner.workload import Workload
 
-_REFINED = 2  # layouts that the search starts from as well: contiguous and zigzag
+STARTS: tuple[StaticKind, ...] = ("contiguous", "zigzag", "grid")
+"""Layouts that a search for time starts from as well; a fast one from the first only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +60,14 @@ class Portfolio:
     def _candidates(
         self, workload: Workload, cluster: Cluster, config: PlanConfig
     ) -> Iterator[Placement]:
-        yield Native().place(workload, cluster, config)
-        layouts = [StaticLayout(kind).place(workload, cluster, config) for kind in STATIC_KINDS]
-        yield from layouts
-        if config.budget != "fast":
-            for found in layouts[:_REFINED]:
-                yield refine(found, workload, cluster, config)
+        layouts = {k: StaticLayout(k).place(workload, cluster, config) for k in STATIC_KINDS}
+        yield from layouts.values()
+        for effort in efforts_up_to(config.budget):
+            found = searched(workload, cluster, config, effort)
+            yield from found
+            kinds = STARTS if effort is not EFFORTS["fast"] else STARTS[:1]
+            for start in (found[-1], *(layouts[kind] for kind in kinds)):
+                yield relieved(start, workload, cluster, config, effort, is_uneven=True)
         for partitioner in self.others:
             if partitioner.name in config.candidates:
                 yield partitioner.place(workload, cluster, config)

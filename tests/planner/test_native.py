@@ -223,7 +223,7 @@ def test_another_process_finds_the_same(packed):
         "size = np.arange(n) % 7 + 1\n"
         "problem = Problem(q, k, size[q] * size[k], np.zeros(n, np.int32), size,\n"
         "    np.ones(n, bool), np.stack([size * 10.0, size * 3.0]))\n"
-        "ground = Ground(EFFORTS['balanced'], Caps(1100, 20), 1000.0, 18.0, 1.0, 5)\n"
+        "ground = Ground(EFFORTS['balanced'], Caps(1100, 20), 1000.0, 18.0, 5)\n"
         "split = search(problem, Cluster(2, 4), ground)\n"
         "print(hashlib.sha256(split.part.tobytes() + split.owner.tobytes()).hexdigest())\n"
     )
@@ -259,7 +259,7 @@ def test_longer_blocks_are_levelled_by_the_search_not_by_its_repair(masks):
 def test_an_impossible_cap_is_met_as_nearly_as_whole_tiles_allow(packed):
     problem = problem_of(packed)
     mean = problem.work.sum() / 6
-    ground = Ground(EFFORTS["fast"], Caps(1, 1), mean, problem.tokens.sum() / 6, 1.0, 0)
+    ground = Ground(EFFORTS["fast"], Caps(1, 1), mean, problem.tokens.sum() / 6, 0)
     split = search(problem, Cluster(2, 3), ground)
     load = np.bincount(split.part, weights=problem.work, minlength=6)
     assert load.max() <= mean + problem.work.max()

@@ -1,0 +1,112 @@
+"""The search for time against loads counted with sets, and its promises."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_workload, place, predict_placement
+from dcp_planner.bottleneck import field_of, relieve_split
+from dcp_planner.bottleneck_kernel import LOADS, relieve
+from dcp_planner.native_effort import EFFORTS
+from dcp_planner.native_partitioner import relieved
+from dcp_planner.native_problem import Split
+from dcp_planner.packing import Caps, loads_of
+
+COMPUTE, INPUTS_IN, INPUTS_OUT, RESULTS_IN, RESULTS_OUT, NEAR_IN, NEAR_OUT = range(LOADS)
+
+
+def counted(field, cluster, way):
+    """Count what every device is busy with, block by block, device by device."""
+    blocks, load = len(field.owner), np.zeros((cluster.num_devices, LOADS))
+    for tile, device in enumerate(field.part.tolist()):
+        load[device, COMPUTE] += field.seconds[way, tile]
+    for net in range(2 * blocks):
+        of_tile = field.tile_q if net < blocks else field.tile_kv
+        owner = int(field.owner[net % blocks])
+        users = set(field.part[of_tile == net % blocks].tolist()) - {owner}
+        far_in, far_out, near_in, near_out = field.cost[4 * way : 4 * way + 4, net]
+        for node in {user // cluster.devices_per_node for user in users}:
+            here = [u for u in users if u // cluster.devices_per_node == node]
+            if node == owner // cluster.devices_per_node:
+                for user in here:
+                    load[user, NEAR_IN] += near_in
+                    load[owner, NEAR_OUT] += near_in
+                    load[user, NEAR_OUT] += near_out
+                    load[owner, NEAR_IN] += near_out
+                continue
+            load[owner, INPUTS_OUT] += far_in
+            load[owner, RESULTS_IN] += far_out
+            for gateway in here:  # each in turn, so many-eth part of the time
+                load[gateway, INPUTS_IN] += far_in / len(here)
+                load[gateway, RESULTS_OUT] += far_out / len(here)
+                for user in set(here) - {gateway}:
+                    load[gateway, NEAR_OUT] += near_in / len(here)
+                    load[user, NEAR_IN] += near_in / len(here)
+                    load[user, NEAR_OUT] += near_out / len(here)
+                    load[gateway, NEAR_IN] += near_out / len(here)
+    return load
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_loads_are_what_sets_count_before_and_after_moves(strategies, data):
+    sparsity, cluster = data.draw(strategies.sparsities()), data.draw(strategies.clusters())
+    workload = build_workload(sparsity, ModelShape())
+    found = data.draw(
+        strategies.placements(workload.num_blocks, workload.num_tiles, cluster.num_devices)
+    )
+    split = Split(found.device_of_compute, found.device_of_data)
+    field = field_of(split, workload, cluster, Caps(10**9, 10**9))
+    for budget in (0, 500):
+        relieve(field, np.zeros(1), np.zeros(4, np.int64), budget)
+        for way in range(2):
+            at = slice(LOADS * way, LOADS * (way + 1))
+            assert field.load[:, at] == pytest.approx(counted(field, cluster, way), abs=1e-9)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_nobody_ends_above_a_cap_and_above_where_it_began(strategies, data):
+    sparsity, cluster = data.draw(strategies.sparsities()), data.draw(strategies.clusters())
+    workload = build_workload(sparsity, ModelShape())
+    found = data.draw(
+        strategies.placements(workload.num_blocks, workload.num_tiles, cluster.num_devices)
+    )
+    caps = Caps(
+        int(workload.compute_pairs.sum() * 1.2 / cluster.num_devices),
+        int(workload.block_tokens.sum() * 1.2 / cluster.num_devices),
+    )
+    split = Split(found.device_of_compute, found.device_of_data)
+    after = relieve_split(split, workload, cluster, caps, 500)
+    for cap, sizes, ends in (
+        (caps.pairs, workload.compute_pairs, (split.part, after.part)),
+        (caps.tokens, workload.block_tokens, (split.owner, after.owner)),
+    ):
+        before, now = (loads_of(part, sizes, cluster.num_devices) for part in ends)
+        assert (now <= np.maximum(before, cap)).all()
+
+
+def test_uneven_tokens_are_levelled_and_time_is_saved(masks):
+    batch = [masks.causal(200), masks.causal(90), masks.sliding_window(150, 30)]
+    workload = build_workload(masks.pack(batch, 8), ModelShape())
+    cluster = Cluster(2, 4, inter_bytes_per_s=1e8, intra_bytes_per_s=1e9, flops_per_s=1e12)
+    seconds = {}
+    for name in ("static:documents", "static:ring"):
+        config = PlanConfig(name)
+        start = place(workload, cluster, config)
+        found = relieved(start, workload, cluster, config, EFFORTS["balanced"])
+        tokens = loads_of(found.device_of_data, workload.block_tokens, cluster.num_devices)
+        assert tokens.max() <= 1.1 * tokens.mean()
+        seconds[name] = [
+            predict_placement(workload, p, cluster, config).seconds for p in (start, found)
+        ]
+    before, after = seconds["static:ring"]
+    assert after < before
+
+
+def test_boards_too_wide_for_memory_are_left_alone(masks, monkeypatch):
+    workload = build_workload(masks.pack([masks.causal(16)], 4), ModelShape())
+    split = Split(np.zeros(workload.num_tiles, np.int32), np.zeros(4, np.int32))
+    monkeypatch.setattr("dcp_planner.bottleneck._MOST_CELLS", 1)
+    assert relieve_split(split, workload, Cluster(1, 2), Caps(1, 1), 100) is split
