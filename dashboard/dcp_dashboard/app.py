@@ -7,7 +7,7 @@ from dash.development.base_component import Component
 
 from dcp_dashboard.api import data_api
 from dcp_dashboard.api_traces import trace_api
-from dcp_dashboard.editing.routes import Desk, edit_api
+from dcp_dashboard.editing.routes import DESK, Desk, edit_api
 from dcp_dashboard.folder import open_folder
 from dcp_dashboard.library import PlanLibrary
 from dcp_dashboard.pages.compare import add_compare_callbacks
@@ -22,7 +22,8 @@ ASSETS = Path(__file__).parent / "assets"
 def create_app(folder: str | Path) -> Dash:
     """Make the application that shows the plans of a folder; `serve` runs it.
 
-    The application alone checks no hosts and no token: `dcp_dashboard.serve` adds both.
+    Its worker processes start with the first request for them; ``app.server.extensions["dcp_desk"]``
+    ends them. The application alone checks no hosts and no token: `dcp_dashboard.serve` adds both.
 
     Raises:
         DashboardError: if the folder is missing.
@@ -45,7 +46,9 @@ def create_app(folder: str | Path) -> Dash:
     )
     app.layout = shell(keyboard_dialog())
     app.server.register_blueprint(data_api(library))
-    app.server.register_blueprint(edit_api(library, Desk(library)))
+    desk = Desk(library)
+    app.server.extensions[DESK] = desk
+    app.server.register_blueprint(edit_api(library, desk))
     app.server.register_blueprint(trace_api(library))
     _add_callbacks(app, library)
     return app

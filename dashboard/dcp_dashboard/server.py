@@ -66,6 +66,7 @@ def serve(
         server.run()  # waitress takes KeyboardInterrupt as the wish to end
     finally:
         server.close_all()
+        server.end_workers()
 
 
 def start_server(folder: str | Path, host: str = DEFAULT_HOST, port: int = 0) -> RunningServer:
@@ -81,6 +82,7 @@ def start_server(folder: str | Path, host: str = DEFAULT_HOST, port: int = 0) ->
     def stop() -> None:
         server.wake(server.close_all)  # in its own loop: nothing may close sockets under its feet
         thread.join(timeout=5)
+        server.end_workers()
 
     return RunningServer(url, stop)
 
@@ -91,6 +93,7 @@ class _Waitress:
 
     server: Any
     sockets: dict[int, Any]
+    end_workers: Callable[[], None]
 
     def run(self) -> None:
         self.server.run()
@@ -117,6 +120,7 @@ def _make_server(folder: str | Path, host: str, port: int | None) -> tuple[_Wait
         from waitress.server import create_server
 
         from dcp_dashboard.app import create_app
+        from dcp_dashboard.editing.routes import DESK
         from dcp_dashboard.protection import LOOPBACK_HOSTS, protect
     except ImportError as error:
         raise DashboardError(
@@ -145,7 +149,8 @@ def _make_server(folder: str | Path, host: str, port: int | None) -> tuple[_Wait
     if host in ("0.0.0.0", "::"):  # every interface: show a name that other machines can open
         shown = socket.gethostname()
     query = f"?token={token}" if token else ""
-    return _Waitress(server, sockets), f"http://{shown}:{address[1]}/{query}"
+    end_workers = app.server.extensions[DESK].close
+    return _Waitress(server, sockets, end_workers), f"http://{shown}:{address[1]}/{query}"
 
 
 def _bind(host: str, port: int | None) -> socket.socket:

@@ -15,6 +15,8 @@ from dcp_dashboard.editing.worker_process import Worker, WorkerEnded
 from dcp_dashboard.library import PlanLibrary
 from dcp_dsl import DCPError
 
+DESK = "dcp_desk"
+"""Where an application keeps its `Desk`: a key of its ``extensions``."""
 CHECK_LIMIT_S = 5.0
 PREVIEW_LIMIT_S = 5.0
 MAX_PLAN_S = 600

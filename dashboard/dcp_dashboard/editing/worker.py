@@ -7,6 +7,8 @@ that hangs or crashes it takes nobody along: the server ends it and starts anoth
 import os
 import resource
 import sys
+import threading
+import time
 from typing import Any, BinaryIO
 
 from dcp_dashboard.editing.frames import pack_frame, read_frame
@@ -45,10 +47,23 @@ def _private_output() -> BinaryIO:
     return frames
 
 
+def end_with_parent() -> None:
+    """End this process within seconds when the server is gone without a word, as after a kill."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def main() -> None:
     """Run the worker of the kind that the command line names."""
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_DATA_BYTES, MAX_DATA_BYTES))
     output = _private_output()
+    end_with_parent()
     if sys.argv[1:] == ["plan"]:
         from dcp_dashboard.editing.planning import warm_up
 
