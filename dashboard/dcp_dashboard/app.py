@@ -22,8 +22,9 @@ ASSETS = Path(__file__).parent / "assets"
 def create_app(folder: str | Path) -> Dash:
     """Make the application that shows the plans of a folder; `serve` runs it.
 
-    Its worker processes start with the first request for them; ``app.server.extensions["dcp_desk"]``
-    ends them. The application alone checks no hosts and no token: `dcp_dashboard.serve` adds both.
+    Its worker processes start with the first request for them and end with
+    ``app.server.extensions["dcp_desk"].close()``. The application alone checks no
+    hosts and no token: `dcp_dashboard.serve` adds both.
 
     Raises:
         DashboardError: if the folder is missing.

@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,9 @@ class _Waitress:
         self.server.task_dispatcher.shutdown()
 
     def wake(self, action: Callable[[], None]) -> None:
-        self.server.trigger.pull_trigger(action)
+        # A loop that is awake already runs the action, and closes this pipe, before it is written to.
+        with suppress(OSError):
+            self.server.trigger.pull_trigger(action)
 
     def close_all(self) -> None:
         from waitress import wasyncore

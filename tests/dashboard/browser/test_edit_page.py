@@ -82,6 +82,10 @@ def test_the_keyboard_mends_and_leaves_the_editor(visit):
     page.keyboard.press("Control+.")
     wait_for_title(page, "a")
     assert page.locator(EDITOR).inner_text().endswith("mask a = causal")
+    page.keyboard.press("Escape")
+    page.keyboard.type(" # ?/.,p0f")  # keys that mean something on the pages of plans
+    assert page.locator(EDITOR).inner_text().endswith("causal # ?/.,p0f")
+    assert page.locator("dialog[open], [role=dialog]").count() == 0
     page.keyboard.press("Tab")
     assert not page.evaluate("document.activeElement.classList.contains('cm-content')")
     page.keyboard.press("Shift+Tab")

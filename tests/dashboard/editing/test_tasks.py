@@ -1,12 +1,15 @@
 """What the page asks for, without processes: findings, pictures, figures, and what is refused."""
 
 import json
+from contextlib import suppress
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dcp_dashboard.columns import decode
-from dcp_dashboard.editing.checking import check_text
+from dcp_dashboard.editing.checking import check_text, describe_word, format_text, propose
 from dcp_dashboard.editing.pictures import draw_text
 from dcp_dashboard.editing.planning import make_plan, preview_plan
 from dcp_dashboard.editing.source import MAX_TEXT
@@ -151,6 +154,28 @@ def test_the_batch_of_a_plan_is_planned_as_it_was():
 def test_a_request_that_makes_no_sense_is_refused_with_the_way_out(asked, said):
     with pytest.raises(DCPError, match=said):
         preview_plan({**PLAN, **asked})
+
+
+VALUES = [
+    None, True, -1, 0, 1, 2**63, 1e308, float("nan"), "", "\0", "\ud800", "٣", "²", "9" * 30, "{",
+    "{}", '{"len": -1}', '{"question_len": [[]], "answer_lens": 3}', '{"len": 99999999999}', [],
+    [1], {}, {"a": 1}, "shared(", "causal per part", "tiny", "8/2/0", "1/1/99999", "auto",
+    "/etc/passwd",
+]  # fmt: skip
+NAMES = [
+    "text", "mask", "sample", "scale", "copies", "nodes", "devices_per_node", "cluster", "method",
+    "budget", "tolerance", "block", "seed", "heads", "dtype_bytes", "offset",
+]  # fmt: skip
+
+
+@settings(max_examples=40)
+@given(st.dictionaries(st.sampled_from(NAMES), st.sampled_from(VALUES), max_size=3))
+def test_whatever_a_client_sends_is_answered_or_refused(changes):
+    request = {**PLAN, "method": "static:zigzag", "scale": 1, **changes}
+    for task in (check_text, describe_word, propose, format_text, draw_text, preview_plan):
+        with suppress(DCPError):
+            answer = task(request)
+            json.dumps(answer[0] if task is draw_text else answer)
 
 
 def test_a_sample_with_one_number_per_token_is_not_scaled():

@@ -1,12 +1,16 @@
 """Worker processes: what they answer, and that whatever ends them ends nobody else."""
 
+import json
 import os
 import signal
 import time
 from contextlib import suppress
+from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
+from dcp_dashboard import start_server
 from dcp_dashboard.editing.frames import BrokenFrame, pack_frame, receive_frame
 from dcp_dashboard.editing.jobs import Jobs
 from dcp_dashboard.editing.worker_process import Worker, WorkerEnded
@@ -148,3 +152,27 @@ def test_a_job_whose_process_is_killed_says_so(planner, tmp_path):
     wait_for(job, "failed")
     assert "was ended" in job.message
     assert "exit status -9" in job.message
+
+
+def test_the_workers_end_with_their_server(tmp_path):
+    with start_server(tmp_path) as server:
+        body = json.dumps({"text": TEXT}).encode()
+        asked = Request(f"{server.url}api/edit/check", body, {"Content-Type": "application/json"})
+        with urlopen(asked, timeout=60) as answer:
+            assert json.load(answer)["is_usable"]
+        started = workers_of_this_process()
+        assert len(started) >= 2  # one checks, one gets ready to preview
+    assert not started & workers_of_this_process()
+
+
+def workers_of_this_process():
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            if (
+                int(parent) == os.getpid()
+                and b"editing.worker" in (folder / "cmdline").read_bytes()
+            ):
+                found.add(folder.name)
+    return found
