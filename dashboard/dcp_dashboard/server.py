@@ -101,7 +101,7 @@ class _Waitress:
         self.server.task_dispatcher.shutdown()
 
     def wake(self, action: Callable[[], None]) -> None:
-        # A loop that is awake already runs the action, and closes this pipe, before it is written to.
+        # A loop that is awake already may run the action, which closes this pipe, before the write.
         with suppress(OSError):
             self.server.trigger.pull_trigger(action)
 
