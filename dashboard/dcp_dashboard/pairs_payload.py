@@ -11,8 +11,8 @@ from dcp_dashboard.columns import encode
 from dcp_dashboard.folder import DashboardError
 from dcp_planner import Plan
 
-MAX_PAIRS = 1 << 22
-"""Pairs of a window: half a megabyte of bits."""
+MAX_PAIRS = 1 << 24
+"""Pairs of a window: two megabytes of bits."""
 
 Window = tuple[int, int, int, int]
 

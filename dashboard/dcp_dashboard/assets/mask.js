@@ -33,7 +33,7 @@ window.dcp.Mask = (() => {
       this.legend = document.createElement("div");
       this.legend.className = "dcp-legend";
       host.after(this.legend);
-      this.pairs = host.dataset.pairs ? new window.dcp.MaskPairs(host.dataset.pairs, () => this.recolour()) : null;
+      this.pairs = host.dataset.pairs ? new window.dcp.MaskPairs(host, () => this.recolour()) : null;
       view.control(this.layers.marks, this);
       this.isLinked = host.dataset.linked !== "no";
       const state = window.dcp.state.get();

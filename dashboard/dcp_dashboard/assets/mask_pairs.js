@@ -5,10 +5,12 @@
 window.dcp = window.dcp || {};
 
 window.dcp.MaskPairs = class {
-  static MOST = 1 << 22; // pairs of a window, as the server bounds it
+  static MOST = 1 << 24; // pairs of a window, as the server bounds it
 
-  constructor(url, redraw) {
-    this.url = url;
+  // `host` says in `data-detail` whether pairs are "loading" or "shown".
+  constructor(host, redraw) {
+    this.host = host;
+    this.url = host.dataset.pairs;
     this.redraw = redraw;
     this.shown = null; // {tokens: [q0, q1, k0, k1], bits, stride}
   }
@@ -22,7 +24,9 @@ window.dcp.MaskPairs = class {
   want(across, down, total) {
     clearTimeout(this.timer);
     const inner = [down.start, down.end, across.start, across.end];
-    if (down.span * across.span > this.constructor.MOST / 4 || this.holds(inner)) return;
+    const isSmall = down.span * across.span <= this.constructor.MOST * 0.9;
+    this.host.dataset.detail = !isSmall ? "none" : this.holds(inner) ? "shown" : "loading";
+    if (this.host.dataset.detail !== "loading") return;
     this.timer = setTimeout(() => this.fetch(across, down, total), 60);
   }
 
@@ -32,8 +36,9 @@ window.dcp.MaskPairs = class {
   }
 
   async fetch(across, down, total) {
+    const fits = (Math.sqrt((this.constructor.MOST * 0.99) / (across.span * down.span)) - 1) / 2;
     const around = (range) => {
-      const room = range.span * 0.3;
+      const room = range.span * Math.min(0.3, fits);
       return [Math.max(0, Math.floor(range.start - room)), Math.min(total, Math.ceil(range.end + room))];
     };
     const tokens = [...around(down), ...around(across)];
@@ -43,8 +48,11 @@ window.dcp.MaskPairs = class {
       const { header, columns } = await window.dcp.columns.load(`${this.url}?tokens=${tokens.join("-")}`, this.asked.signal);
       this.shown = { tokens: header.tokens, bits: columns.bits, stride: (header.tokens[3] - header.tokens[2] + 7) >> 3 };
       this.redraw();
+      this.host.dataset.detail = "shown";
     } catch (error) {
-      if (error.name !== "AbortError") this.shown = null; // the tiles stay as they are: nothing is claimed
+      if (error.name === "AbortError") return;
+      this.shown = null; // the tiles stay as they are: nothing is claimed
+      this.host.dataset.detail = "failed";
     }
   }
 

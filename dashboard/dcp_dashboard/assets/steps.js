@@ -5,8 +5,6 @@
 window.dcp = window.dcp || {};
 
 window.dcp.Steps = (() => {
-  const PAUSE_MS = 900;
-
   class Steps {
     static load() { return null; }
 
@@ -74,7 +72,7 @@ window.dcp.Steps = (() => {
 
     start() {
       if (this.at === this.steps.length - 1) window.dcp.state.set({ sel: null });
-      this.timer = setInterval(() => { if (!this.go(1)) this.stop(); }, PAUSE_MS);
+      this.timer = setInterval(() => { if (!this.go(1)) this.stop(); }, Number(this.host.dataset.pause));
       this.go(1);
       this.play.textContent = "⏸";
       this.play.setAttribute("aria-label", "Pause");

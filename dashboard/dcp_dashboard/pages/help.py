@@ -30,6 +30,13 @@ KIND_MEANINGS = {
     "wait": "stands still until a message is there: communication that nothing hides",
 }
 
+FETCH_MEANINGS = {
+    "nothing": "the device of the tile owns its queries and its keys",
+    "keys and values": "it owns the queries; keys and values come from their owner",
+    "queries": "it owns the keys; queries come, partial results go back",
+    "both": "it owns neither",
+}
+
 COMMANDS = (
     ("Plan one batch", "dcpm plan train.dcpm --sample '{\"len\": 131072}' --cluster 4x8 "
      "--out runs/causal.dcpplan"),
@@ -115,7 +122,7 @@ def _colours() -> list[Component]:
         for name, colour in zip(FETCHES, FETCH_COLOURS, strict=True)
         for part in (
             html.Dt(swatches([(name, colour)])),
-            html.Dd("what the device of a tile has to fetch for it, in the mask coloured so"),
+            html.Dd(FETCH_MEANINGS[name]),
         )
     ]
     return [
@@ -124,7 +131,8 @@ def _colours() -> list[Component]:
         html.Dl(kinds, className="dcp-terms"),
         html.P("In the mask a node is a hue and its devices are steps of lightness; divisions and "
                "densities run from dark to light and from pale to strong. What does not belong to "
-               "the selection is faint; zoomed in, so are pairs that are not visible."),
+               "the selection is faint; zoomed in, so are pairs that are not visible. Coloured by "
+               "what is fetched:"),
         html.Dl(fetched, className="dcp-terms"),
     ]  # fmt: skip
 

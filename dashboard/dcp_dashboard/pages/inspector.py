@@ -6,6 +6,9 @@ from dash.development.base_component import Component
 from dcp_dashboard.library import LoadedPlan
 from dcp_dashboard.shell import attributes, panel
 
+PAUSE_MS = 900
+"""How long each division stays while they are played."""
+
 
 def inspector(loaded: LoadedPlan, *, has_steps: bool = True) -> Component:
     """Give the panel that says everything about what is selected; `assets/inspector.js` fills it.
@@ -58,5 +61,5 @@ def steps(loaded: LoadedPlan) -> Component:
         [html.Output(), *buttons],
         className="dcp-steps",
         role="group",
-        **attributes(aria_label="Step by division", **counts),
+        **attributes(aria_label="Step by division", data_pause=str(PAUSE_MS), **counts),
     )

@@ -24,8 +24,11 @@ KEYS = (
         ("0, double click", "show all"),
     )),
     ("In the timeline", (
-        ("f", "zoom to the selection"),
-        ("/", "search"),
+        ("f Enter", "zoom to the selection"),
+        ("[ ]", "the event before, the next event"),
+        ("/ n", "search, next hit"),
+        ("o", "open or close a node"),
+        ("Space", "on its own page: play by division"),
         ("Shift and drag", "mark an area and sum it up"),
     )),
     ("In balance and traffic", (

@@ -20,8 +20,8 @@ DEFINITIONS = (
      "A step of the schedule: a device computes one while the inputs of the next travel. Division "
      "0 needs nothing from others."),
     ("Compute max/mean",
-     "Visible pairs computed by the busiest device over the mean of all; 1 is level, and the "
-     "lower bound: no plan computes in less time than this times the mean."),
+     "Visible pairs computed by the busiest device over the mean of all; 1 is level. Compute takes "
+     f"at least the mean, so 1.10 is 1.10{TIMES} of the compute bound."),
     ("Token max/mean",
      "Tokens owned by the device that owns most over the mean of all; 1 is level."),
     ("Bytes moved",
@@ -59,8 +59,8 @@ def metric_cards(
         ("Visible pairs", q.count(metrics.pairs), f"{q.percent(metrics.density)} of causal"),
         ("Devices", q.count(summary.num_devices),
          f"{q.counted(summary.num_nodes, 'node')}, {q.counted(summary.num_divisions, 'division')}"),
-        ("Compute max/mean", q.ratio(metrics.compute_imbalance), "busiest device / mean"),
-        ("Token max/mean", q.ratio(metrics.token_imbalance), "largest owner / mean"),
+        ("Compute max/mean", q.ratio(metrics.compute_imbalance), "busiest / mean"),
+        ("Token max/mean", q.ratio(metrics.token_imbalance), "fullest / mean"),
         ("Bytes moved", q.size(summary.total_bytes), moved),
     ]  # fmt: skip
     for source, label in SOURCE_LABELS.items():

@@ -1,0 +1,236 @@
+"""One selection in all views, kept by the URL: colours and texts against values of the plan."""
+
+import re
+
+import numpy as np
+import pytest
+
+from dcp_dashboard.facts.tile import tile_facts
+from dcp_dashboard.findings import findings
+from dcp_dashboard.folder import open_folder, plan_key
+from dcp_dashboard.library import PlanLibrary
+from dcp_dashboard.palette import KIND_COLOURS, device_colours
+
+PANEL = {"light": "#f3f4f7", "dark": "#1e2329"}  # --canvas of style.css
+DETAILED = ".dcp-mask[data-state=drawn][data-detail=shown]"
+FAINT = 0.14
+
+
+def centres(plan):
+    """(across, down) of every tile as shares of the mask."""
+    middle = (plan.blocks.start + plan.blocks.end) / 2 / plan.num_tokens
+    return list(zip(middle[plan.tiles.kv_block], middle[plan.tiles.q_block], strict=True))
+
+
+def faint(colour, scheme="light"):
+    """The colour of what is not selected: a seventh of the way from the background."""
+    pairs = [(int(PANEL[scheme][i : i + 2], 16), int(colour[i : i + 2], 16)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{int(np.floor(a + (b - a) * FAINT + 0.5)):02x}" for a, b in pairs)
+
+
+def expected_colours(plan, is_chosen, scheme="light"):
+    colours = device_colours(plan.cluster.nodes, plan.cluster.devices_per_node)
+    of_tile = [colours[device] for device in plan.tiles.device]
+    return [
+        colour if chosen else faint(colour, scheme)
+        for colour, chosen in zip(of_tile, is_chosen, strict=True)
+    ]
+
+
+def click_mask(visit, x, y):
+    box = visit.page.locator(".dcp-mask .dcp-pixels").bounding_box()
+    visit.page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
+
+
+def rest(page, pattern):
+    """Wait until the URL matches: it follows when things come to rest."""
+    page.wait_for_url(re.compile(pattern), wait_until="commit")
+
+
+def test_a_click_selects_a_tile_everywhere_and_its_links_go_on(visit, small_plan, served_folder):
+    page = visit.open_plan("small.dcpplan")
+    page.wait_for_selector("#balance .dcp-bar")
+    page.wait_for_selector("#traffic[data-state=drawn]")
+    whole = visit.digest(".dcp-mask")
+    tile = len(small_plan.tiles) // 2
+    device = int(small_plan.tiles.device[tile])
+    spots = centres(small_plan)
+    page.locator(".dcp-mask").scroll_into_view_if_needed()
+    click_mask(visit, *spots[tile])
+    rest(page, rf"sel=tile\.{tile}~device\.{device}~")
+    numbers = np.arange(len(small_plan.tiles))
+    # the frame of the selected tile lies on the layer above
+    assert visit.colours_at(".dcp-mask", spots) == expected_colours(small_plan, numbers == tile)
+    page.wait_for_selector(".dcp-inspector[data-state=shown]")
+    said = page.locator(".dcp-inspector").inner_text()
+    loaded = PlanLibrary(open_folder(served_folder)).load(plan_key("small.dcpplan"))
+    assert tile_facts(loaded, tile).title in said
+    assert f"{small_plan.tiles.pairs[tile]:,} of" in said
+    chosen = page.locator(".dcp-device-table tr[aria-selected=true]")
+    assert chosen.get_attribute("data-device") == str(device)
+    assert page.locator("#balance .dcp-chosen").count() == 7
+
+    page.click(f".dcp-inspector >> text=device {device} >> nth=0")
+    rest(page, rf"sel=device\.{device}$")
+    mine = small_plan.tiles.device == device
+    assert visit.colours_at(".dcp-mask", spots) == expected_colours(small_plan, mine)
+    page.wait_for_selector(f".dcp-inspector h3 >> text='Device {device}'")
+    assert "for device" in page.locator(".dcp-inspector").inner_text()
+
+    box = page.locator("#balance svg").first.bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 0.1, box["y"] + 30)
+    rest(page, r"sel=device\.0$")
+    page.keyboard.press("Escape")
+    rest(page, r"/plan/\w+$")
+    assert visit.digest(".dcp-mask") == whole
+    assert page.locator("[aria-selected=true], .dcp-chosen").count() == 0
+
+
+def test_traffic_selects_pairs_and_sums_nodes(visit, small_plan):
+    page = visit.open_plan("small.dcpplan")
+    page.wait_for_selector("#traffic[data-state=drawn]")
+    table = small_plan.transfers
+    moved = np.zeros((4, 4))
+    np.add.at(moved, (table.source, table.target), table.size_bytes)
+    cells = [((c + 0.5) / 4, (r + 0.5) / 4) for r in range(4) for c in range(4)]
+    shown = np.array(visit.colours_at("#traffic", cells)).reshape(4, 4)
+    assert (shown[moved == 0] == PANEL["light"]).all()
+    assert (shown[moved == moved.max()] == KIND_COLOURS["send"]).all()
+    source, target = np.unravel_index(int(moved.argmax()), (4, 4))
+    assert f"device {source} sends device {target}" in visit.hover_at(
+        "#traffic", (target + 0.5) / 4, (source + 0.5) / 4
+    )
+    page.mouse.down()
+    page.mouse.up()
+    rest(page, rf"sel=device\.{source}~peer\.{target}$")
+    page.wait_for_selector(f".dcp-inspector h3 >> text='Device {source} → device {target}'")
+    page.keyboard.press("ArrowRight" if target < 3 else "ArrowLeft")
+    rest(page, rf"sel=device\.{source}(~peer\.\d)?$")
+    page.click("#traffic-level >> text=Nodes")
+    rest(page, "traffic=node")
+    nodes = moved.reshape(2, 2, 2, 2).sum((1, 3))
+    quarters = [((c + 0.5) / 2, (r + 0.5) / 2) for r in range(2) for c in range(2)]
+    shown = np.array(visit.colours_at("#traffic", quarters)).reshape(2, 2)
+    assert (shown[nodes == nodes.max()] == KIND_COLOURS["send"]).all()
+
+
+def test_a_finding_leads_to_its_device_and_time(visit, served_folder):
+    page = visit.open_plan("small.dcpplan")
+    before = visit.digest(".dcp-view-simulated .dcp-timeline")
+    loaded = PlanLibrary(open_folder(served_folder)).load(plan_key("small.dcpplan"))
+    found = findings(loaded.traces["simulated"], loaded.totals)
+    finding = next(item for item in found if item.time_ns is not None)
+    page.click(f"text={finding.text} >> nth=0")
+    rest(page, rf"sel={finding.selected}&time=")
+    start, end = (int(t) for t in re.search(r"time=(\d+)-(\d+)", page.url).groups())
+    assert start <= finding.time_ns[0] < finding.time_ns[1] <= end
+    assert visit.digest(".dcp-view-simulated .dcp-timeline") != before
+    page.click(".dcp-rule summary >> nth=0")
+    assert found[0].rule in page.locator(".dcp-rule >> nth=0").inner_text()
+
+
+def test_the_url_restores_everything_and_history_stays_sane(visit, small_plan):
+    key, tile = plan_key("small.dcpplan"), 3
+    query = f"?sel=tile.{tile}~device.{small_plan.tiles.device[tile]}&tokens=0-1000-0-1000"
+    page = visit.open(f"plan/{key}{query}&colour=division")
+    page.wait_for_selector(DETAILED)
+    page.wait_for_selector(".dcp-inspector[data-state=shown]")
+    shared = visit.digest(".dcp-mask")
+    assert page.locator("#mask-mode [aria-checked=true]").inner_text() == "Division"
+    assert page.evaluate("document.getElementById('mask').dataset.mode") == "division"
+    length = page.evaluate("history.length")
+    page.click("#mask-mode >> text=Density")
+    rest(page, "colour=density")
+    assert visit.digest(".dcp-mask") != shared
+    page.click("#colour-scheme")  # whatever Dash does meanwhile, the URL stays
+    page.click("#colour-scheme")
+    page.click("#mask-mode >> text=Division")
+    rest(page, "colour=division")
+    assert "tokens=0-1000-0-1000" in page.url
+    assert page.evaluate("history.length") == length  # selecting is no place to go back to
+    page.reload()
+    page.wait_for_selector(DETAILED)
+    assert visit.digest(".dcp-mask") == shared
+
+    page.click(".dcp-tab >> text=Mask")
+    page.wait_for_url(re.compile(rf"/plan/{key}/mask\?sel=tile\.{tile}"))
+    page.wait_for_selector(".dcp-tile-table", state="attached")
+    assert "tokens=0-1000-0-1000" in page.url
+    page.keyboard.press("Escape")
+    page.wait_for_function("() => !location.search.includes('sel=')")
+    page.go_back()
+    page.wait_for_selector("#balance .dcp-bar")
+    rest(page, rf"/plan/{key}\?sel=tile\.{tile}")
+    page.wait_for_selector(DETAILED)
+    assert visit.digest(".dcp-mask") == shared
+    page.go_forward()
+    page.wait_for_selector(".dcp-tile-table", state="attached")
+    assert "sel=" not in page.url
+
+
+def test_keys_step_through_divisions_and_show_the_map(visit, small_plan):
+    page = visit.open_plan("small.dcpplan")
+    page.wait_for_selector(".dcp-steps[data-state=drawn]")
+    spots, tiles = centres(small_plan), small_plan.tiles
+    for division in (0, 1):
+        page.keyboard.press(".")
+        rest(page, rf"sel=division\.{division}~backward\.0$")
+        chosen = tiles.division == division
+        assert visit.colours_at(".dcp-mask", spots) == expected_colours(small_plan, chosen)
+    page.keyboard.press(",")
+    rest(page, r"sel=division\.0~backward\.0$")
+    page.keyboard.press(",")  # there is none before the first
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog[open] >> text=play all divisions")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog[open]", state="detached")
+    assert "sel=division.0" in page.url
+    page.evaluate("document.querySelector('.dcp-steps').dataset.pause = '60'")
+    page.click(".dcp-steps [data-step=play]")
+    last = int(tiles.backward_division.max())
+    rest(page, rf"sel=division\.{last}~backward\.1$")  # plays forward, then backward
+    page.focus("#balance")
+    page.keyboard.press("Escape")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    rest(page, r"sel=device\.1$")
+    page.keyboard.press(".")
+    rest(page, r"sel=division\.0~backward\.0~device\.1$")
+    both = (tiles.division == 0) & (tiles.device == 1)
+    assert visit.colours_at(".dcp-mask", spots) == expected_colours(small_plan, both)
+
+
+def test_what_cannot_be_shown_says_so(visit):
+    key = plan_key("small.dcpplan")
+    visit.page.route("**/devices", lambda route: route.abort())
+    page = visit.open(f"plan/{key}?sel=tile.99999")
+    page.wait_for_selector(".dcp-inspector [role=alert]")
+    said = page.locator(".dcp-inspector").inner_text()
+    assert "expected a tile from 0 to" in said
+    page.wait_for_selector("#balance[role=alert] >> text=Cannot draw this")
+    page.click(".dcp-inspector >> text=Clear")
+    page.wait_for_selector(".dcp-inspector >> text=Nothing is selected")
+    visit.open(f"plan/{key}/nonsense")
+    page.wait_for_selector("[role=alert] >> text=No such page")
+    assert all("Failed to load resource" in error for error in visit.errors)  # asked for above
+    visit.errors.clear()
+
+
+@pytest.mark.parametrize("visit", ["dark"], indirect=True)
+def test_dark_and_narrow_pages_fit_and_dim(visit, small_plan):
+    page = visit.page
+    page.set_viewport_size({"width": 820, "height": 900})
+    visit.open(f"plan/{plan_key('small.dcpplan')}?sel=device.2")
+    page.wait_for_selector(".dcp-mask[data-state=drawn]")
+    page.wait_for_selector("#traffic[data-state=drawn]")
+    mine = small_plan.tiles.device == 2
+    shown = visit.colours_at(".dcp-mask", centres(small_plan))
+    assert shown == expected_colours(small_plan, mine, "dark")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 820
+    page.click("nav >> text=Help")
+    page.wait_for_selector("#definitions")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 820
+    assert page.title() == "Help · dcp-dsl"
+    assert page.locator(".dcp-nav [aria-current=page]").inner_text() == "Help"
+    for text in ("Lower bound", "dcpm plan", "play all divisions", "merges partial results"):
+        assert text in page.locator("main").inner_text()
