@@ -115,7 +115,7 @@ window.dcp.Mask = (() => {
 
     redraw() {
       this.rasterise();
-      this.pairs?.want(this.across, this.down, this.header.num_tokens);
+      this.pairs?.want(this.across, this.down, this.header.num_tokens, this.layers.area.width);
       this.recolour();
     }
 

@@ -5,6 +5,8 @@
 window.dcp = window.dcp || {};
 
 window.dcp.MaskPairs = class {
+  static PER_PIXEL = 2.2; // tokens; with more of them a pixel would show one pair of many
+
   static MOST = 1 << 24; // pairs of a window, as the server bounds it
 
   // `host` says in `data-detail` whether pairs are "loading" or "shown".
@@ -21,10 +23,11 @@ window.dcp.MaskPairs = class {
   }
 
   // Fetches the pairs of the shown tokens unless they are here or too many.
-  want(across, down, total) {
+  want(across, down, total, pixels) {
     clearTimeout(this.timer);
     const inner = [down.start, down.end, across.start, across.end];
-    const isSmall = down.span * across.span <= this.constructor.MOST * 0.9;
+    const isSmall = down.span * across.span <= this.constructor.MOST * 0.9
+      && across.span <= this.constructor.PER_PIXEL * pixels;
     this.host.dataset.detail = !isSmall ? "none" : this.holds(inner) ? "shown" : "loading";
     if (this.host.dataset.detail !== "loading") return;
     this.timer = setTimeout(() => this.fetch(across, down, total), 60);
@@ -58,7 +61,7 @@ window.dcp.MaskPairs = class {
 
   // Recolours the pixels of a tile whose pair is not visible. `mask` gives the shown ranges.
   hollow({ buffer, pixels: { width, height } }, tiles, colourOf, { across, down, count }) {
-    if (!this.shown || down.span * across.span > this.constructor.MOST) return;
+    if (!this.shown || this.host.dataset.detail === "none") return;
     const { tokens: [q0, q1, k0, k1], bits, stride } = this.shown;
     const known = new Map();
     const keys = Int32Array.from({ length: width }, (_, x) => Math.floor(across.start + ((x + 0.5) / width) * across.span));
