@@ -5,14 +5,16 @@ frugal ones need less memory and may stand still for it. What is best depends on
 candidate is emitted and played.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dcp_planner.buffers import buffer_bytes
 from dcp_planner.cluster import Cluster
-from dcp_planner.config import PlanConfig
+from dcp_planner.config import Budget, PlanConfig
 from dcp_planner.cost_model import workload_seconds
 from dcp_planner.emission import emit
 from dcp_planner.errors import BufferLimitError
@@ -24,8 +26,12 @@ from dcp_planner.schedule import Arrivals, Schedule, cut_divisions
 from dcp_planner.simulator import Prediction, play
 from dcp_planner.workload import Workload
 
-PARTS = (2, 4, 8)
-"""Into how many divisions what is not local may be cut, if the simulator chooses; or into one."""
+FINEST = 8
+"""Most divisions of what is not local that the simulator chooses."""
+PARTS: Mapping[Budget, tuple[int, ...]] = MappingProxyType(
+    {"fast": (4,), "balanced": (4, 8), "best": (2, 4, 8)}
+)
+"""Into how many it may be cut in the order of arrival, by budget: all three gain 1.2 % over one."""
 MOST_PARTS = (2, 4, 8, 16, 32)
 """The same where memory is short."""
 
@@ -97,23 +103,23 @@ class _Trial:
     def chosen(self, direction: Direction, config: PlanConfig) -> _Cut:
         """Cut as the configuration says: as is fastest, or into a given number of divisions."""
         if config.divisions == "auto":
-            return self.best(direction)
+            return self.best(direction, PARTS[config.budget])
         return self.cut(direction, config.divisions - 1)
 
-    def best(self, direction: Direction) -> _Cut:
+    def best(self, direction: Direction, choices: Sequence[int]) -> _Cut:
         """Give the fastest cut, the coarsest of equals.
 
         The finest cut by numbers of blocks shows when everything arrives. In that order divisions
         get equal bytes or equal work: nobody waits for a block while others lie there unused.
         """
-        coarse, fine = (self.cut(direction, parts) for parts in (1, PARTS[-1]))
+        coarse, fine = (self.cut(direction, parts) for parts in (1, FINEST))
         cuts = [coarse, fine]
         if fine.division.max(initial=0) <= 1:
             return coarse  # no device receives more than one block
         at_ns = fine.arrival_ns
         work = np.maximum(1, np.rint(self._seconds(direction) * 1e9)).astype(np.int64)
         for arrivals in (Arrivals(at_ns), Arrivals(at_ns, work)):
-            for parts in PARTS:
+            for parts in choices:
                 cuts.append(self.cut(direction, parts, arrivals=arrivals))
                 if cuts[-1].division.max(initial=0) < parts:
                     break  # finer cuts are the same

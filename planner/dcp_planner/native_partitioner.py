@@ -30,13 +30,14 @@ class Native:
 
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
         """Search with the effort that ``config.budget`` names; the same seed, the same result."""
-        judge = _Seconds(workload, cluster, config)
         found = [
             placement
             for effort in efforts_up_to(config.budget)
             for placement in searched(workload, cluster, config, effort)
         ]
-        return min(found, key=judge)
+        if len(found) == 1:
+            return found[0]
+        return min(found, key=_Seconds(workload, cluster, config))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +54,19 @@ class _Seconds:
 
 def searched(
     workload: Workload, cluster: Cluster, config: PlanConfig, effort: Effort
-) -> tuple[Placement, Placement]:
-    """Search for few bytes, then for little time from there; both under the caps."""
+) -> tuple[Placement, ...]:
+    """Search for few bytes, then for little time from there; both under the caps.
+
+    Gives the last only if time is short: it is seldom the worse one, and judging takes as long.
+    """
     # numba takes half a second to import: only who searches pays for it.
     from dcp_planner.native import ground_of, search
     from dcp_planner.native_problem import problem_of
 
     split = search(problem_of(workload), cluster, ground_of(workload, cluster, config, effort))
     found = Placement(split.owner, split.part)
-    return found, relieved(found, workload, cluster, config, effort)
+    after = relieved(found, workload, cluster, config, effort)
+    return (after,) if effort is EFFORTS["fast"] else (found, after)
 
 
 def refine(found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
