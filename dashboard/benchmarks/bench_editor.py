@@ -24,6 +24,7 @@ from typing import Any
 from playwright.sync_api import Page, sync_playwright
 
 from dcp_dashboard import start_server
+from dcp_dashboard.editing.worker_process import Worker
 from dcp_dashboard.folder import plan_key
 from dcp_dsl import check_report
 
@@ -72,7 +73,8 @@ def main() -> None:
     if options.table:
         print(table(json.loads(Path(options.table).read_text(encoding="utf-8"))))
         return
-    rows = [*measure_page(options.repeats), *measure_checker(options.repeats)]
+    repeats = options.repeats
+    rows = [*measure_page(repeats), *measure_previews(repeats), *measure_checker(repeats)]
     document = {"schema": "dcp.bench_editor/1", "machine": surroundings(), "seed": 0, "rows": rows}
     if options.json:
         Path(options.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
@@ -155,6 +157,25 @@ def measure_checker(repeats: int) -> list[dict[str, Any]]:  # Any: JSON values
         row("baseline: the check alone, text with the error", "ms", alone),
         row("baseline: language server, its pause and the check", "ms", [150 + t for t in alone]),
     ]
+
+
+def measure_previews(repeats: int) -> list[dict[str, Any]]:  # Any: JSON values
+    """Give what a preview of a moderate batch takes in its worker, message to message."""
+    worker = Worker("plan")
+    asked = {
+        "task": "preview", "text": "", "mask": "streaming(64, 4k)", "sample": "131072",
+        "nodes": 4, "devices_per_node": 8,
+    }  # fmt: skip
+    rows = []
+    for method in ("static:zigzag", "native", "portfolio"):
+        times = []
+        for _ in range(repeats + 2):
+            start = time.perf_counter()
+            worker.call({**asked, "method": method}, 60)
+            times.append(1e3 * (time.perf_counter() - start))
+        rows.append(row(f"preview of 131,072 tokens on 4 x 8 devices, {method}", "ms", times[2:]))
+    worker.close()
+    return rows
 
 
 def row(what: str, unit: str, values: list[float]) -> dict[str, Any]:  # Any: JSON values

@@ -69,6 +69,7 @@ window.dcp.edit = window.dcp.edit || {};
       });
       this.part("format").addEventListener("click", () => this.format());
       this.part("download").addEventListener("click", () => this.download());
+      this.part("svg").addEventListener("click", () => this.saveSvg());
     }
 
     // The pickers of mask and sample; what can be picked follows the text.
@@ -261,11 +262,18 @@ window.dcp.edit = window.dcp.edit || {};
     }
 
     download() {
-      const { el } = window.dcp.edit;
-      const url = URL.createObjectURL(new Blob([this.editor.text()], { type: "text/plain" }));
       const name = this.start.name.split("/").at(-1).replace(/\.dcpplan.*$|\.dcpm$/, "");
-      el("a", { href: url, download: `${name || "mask"}.dcpm` }).click();
-      setTimeout(() => URL.revokeObjectURL(url), 1000);
+      save(this.editor.text(), "text/plain", `${name || "mask"}.dcpm`);
+    }
+
+    async saveSvg() {
+      try {
+        const { svg, name } = await window.dcp.edit.post("svg", this.request());
+        save(svg, "image/svg+xml", name);
+        this.tell("");
+      } catch (error) {
+        this.tell(`No picture to save: ${error.message}`);
+      }
     }
 
     async writeAddress() {
@@ -291,6 +299,12 @@ window.dcp.edit = window.dcp.edit || {};
       this.editor?.destroy();
       for (const part of [this.picture, this.bars, this.planner]) part?.dispose();
     }
+  }
+
+  function save(text, type, name) {
+    const url = URL.createObjectURL(new Blob([text], { type }));
+    window.dcp.edit.el("a", { href: url, download: name }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 1000);
   }
 
   function sweep() {

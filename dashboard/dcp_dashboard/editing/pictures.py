@@ -28,12 +28,7 @@ def draw_text(request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
     Raises:
         DCPError: if mask or sample are not right.
     """
-    text, name = text_of(request)
-    spec = Spec.from_text(text, name)
-    mask = mask_of(spec, request)
-    texts = request.get("samples")
-    shown = {**request, "sample": texts[0]} if isinstance(texts, list) and texts else request
-    picture = Picture.of(mask, sample_of(spec, mask, shown))
+    picture = picture_of(request)
     form = picture.bound
     cell = -(-form.num_tokens // MAX_CELLS)
     stripes = picture.stripes[:MAX_STRIPES] if len(picture.stripes) <= MAX_STRIPES else ()
@@ -55,6 +50,27 @@ def draw_text(request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
         "stripe_number": np.array([s.number for s in stripes], np.uint32),
     }
     return {}, encode("dcp.edit_picture/1", header, columns)
+
+
+def draw_svg(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the picture as `dcpm show --svg` draws it, with the name of a file; `Any`: JSON values.
+
+    Raises:
+        DCPError: if mask or sample are not right.
+    """
+    picture = picture_of(request)
+    words = "".join(c if c.isalnum() else " " for c in picture.title).split()
+    return {"svg": picture.svg(), "name": "_".join(words)[:60] + ".svg"}
+
+
+def picture_of(request: Mapping[str, Any]) -> Picture:
+    """Bind the mask of a request to its sample, of a batch to the first one."""
+    text, name = text_of(request)
+    spec = Spec.from_text(text, name)
+    mask = mask_of(spec, request)
+    texts = request.get("samples")
+    shown = {**request, "sample": texts[0]} if isinstance(texts, list) and texts else request
+    return Picture.of(mask, sample_of(spec, mask, shown))
 
 
 def shares(form: Form, cell: int) -> NDArray[np.uint8]:

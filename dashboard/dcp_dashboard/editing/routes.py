@@ -81,7 +81,7 @@ def _add_text_routes(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
     def answering(task: str) -> Callable[[], WSGIResponse]:
         return lambda: _json(ask(task)[0])
 
-    for task in ("hover", "complete", "format"):
+    for task in ("hover", "complete", "format", "svg"):
         api.add_url_rule(f"/{task}", task, answering(task), methods=["POST"])
 
 
@@ -90,7 +90,9 @@ def _add_plan_routes(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
 
     @api.post("/preview")
     def preview() -> WSGIResponse:
-        return _json(desk.previewer.call(_request(library, "preview"), PREVIEW_LIMIT_S)[0])
+        answer = desk.previewer.call(_request(library, "preview"), PREVIEW_LIMIT_S)[0]
+        desk.planner.start()  # whoever sees figures may soon want the plan
+        return _json(answer)
 
     @api.post("/plan")
     def plan() -> WSGIResponse:

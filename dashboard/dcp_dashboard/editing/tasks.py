@@ -22,6 +22,12 @@ def _picture(request: Request, _: Callable[[str], None]) -> tuple[dict[str, Any]
     return draw_text(request)
 
 
+def _svg(request: Request, _: Callable[[str], None]) -> tuple[dict[str, Any], bytes]:
+    from dcp_dashboard.editing.pictures import draw_svg
+
+    return draw_svg(request), b""
+
+
 def _preview(request: Request, _: Callable[[str], None]) -> tuple[dict[str, Any], bytes]:
     from dcp_dashboard.editing.planning import preview_plan
 
@@ -41,6 +47,7 @@ TASKS: Mapping[str, Task] = MappingProxyType(
         "complete": _plain(checking.propose),
         "format": _plain(checking.format_text),
         "picture": _picture,
+        "svg": _svg,
         "preview": _preview,
         "plan": _plan,
     }

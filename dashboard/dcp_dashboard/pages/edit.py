@@ -52,6 +52,7 @@ def edit_page(library: PlanLibrary, query: str) -> Component:
     picture = panel(
         "Picture",
         [html.Div(**_part("chooser"), className="dcp-fields"), html.Div(**_part("picture"))],
+        tools=html.Button("Save as SVG", type="button", className="dcp-button", **_part("svg")),
     )
     return html.Div(
         [title, told, html.Div([text, picture], className="dcp-columns"), _plan_panel()],

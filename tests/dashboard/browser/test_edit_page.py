@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dcp_dashboard.folder import plan_key
-from dcp_dsl import Sample, Spec, dense_mask
+from dcp_dsl import Picture, Sample, Spec, dense_mask
 
 EDITOR = "#edit .cm-content"
 DRAWN = "[data-part=picture][data-state=drawn]"
@@ -63,6 +63,11 @@ def test_an_error_is_underlined_mended_and_drawn(visit):
     wait_for_title(page, "near(w = 2)")
     narrow = Spec.from_text(mended).mask("near(w = 2)")
     assert np.array_equal(shown_matrix(visit, 23), dense_mask(narrow, Sample(length=23)))
+    with page.expect_download() as started:
+        page.click("text=Save as SVG")
+    assert started.value.suggested_filename == "near_w_2.svg"
+    svg = Path(started.value.path()).read_text(encoding="utf-8")
+    assert svg == Picture.of(narrow, Sample(length=23)).svg()
     page.click("summary >> text=Rows as text")
     assert "query 7: 6-7\n" in page.locator(".dcp-edit-rows pre").inner_text()
     page.hover(".cm-line >> text=causal")
