@@ -7,6 +7,7 @@ from dash.development.base_component import Component
 
 from dcp_dashboard.api import data_api
 from dcp_dashboard.api_traces import trace_api
+from dcp_dashboard.compression import compress_code
 from dcp_dashboard.editing.routes import DESK, Desk, edit_api
 from dcp_dashboard.folder import open_folder
 from dcp_dashboard.library import PlanLibrary
@@ -51,6 +52,7 @@ def create_app(folder: str | Path) -> Dash:
     app.server.extensions[DESK] = desk
     app.server.register_blueprint(edit_api(library, desk))
     app.server.register_blueprint(trace_api(library))
+    compress_code(app.server)
     _add_callbacks(app, library)
     return app
 

@@ -1,6 +1,7 @@
 """What a picture of a trace needs to know of its messages: rows, arrows, bytes not yet used."""
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from dcp_planner.trace import LANES, Trace
@@ -56,10 +57,18 @@ def _spread(start: Ints, end: Ints) -> Ints:
         origin = further
 
 
-def flow_numbers(trace: Trace) -> Ints:
+def name_codes(trace: Trace) -> tuple[list[str], Ints]:
+    """Give the different names of a trace, and which of them each event has, int64 ``[E]``."""
+    coded = pa.array(trace.name, pa.string()).dictionary_encode()
+    names = [str(name) for name in coded.dictionary.to_pylist()]
+    return names, coded.indices.to_numpy().astype(np.int64)
+
+
+def flow_numbers(trace: Trace, codes: Ints | None = None) -> Ints:
     """Give sends and receives of one message the same number from 1 on, int64 ``[E]``; 0: none.
 
-    The n-th send of a name and direction between two devices belongs to the n-th receive.
+    The n-th send of a name and direction between two devices belongs to the n-th receive. `codes`
+    are those of `name_codes`, where they are known.
     """
     numbers = np.zeros(len(trace), np.int64)
     rows = np.flatnonzero(((trace.lane == _SEND) | (trace.lane == _RECEIVE)) & (trace.peer >= 0))
@@ -68,9 +77,7 @@ def flow_numbers(trace: Trace) -> Ints:
     is_send = trace.lane[rows] == _SEND
     device, peer = trace.device[rows].astype(np.int64), trace.peer[rows].astype(np.int64)
     source, target = np.where(is_send, device, peer), np.where(is_send, peer, device)
-    code: dict[str, int] = {}
-    chosen = [trace.name[i] for i in rows.tolist()]
-    name = np.fromiter((code.setdefault(text, len(code)) for text in chosen), np.int64, len(rows))
+    name = (name_codes(trace)[1] if codes is None else codes)[rows]
     pair = source << 32 | target
     order = np.lexsort((trace.start_ns[rows], is_send, trace.is_backward[rows], name, pair))
     keys = np.stack([pair, name * 2 + trace.is_backward[rows]])[:, order]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_planner.message_rows import flow_numbers, rows_of_tracks, unused_bytes
+from dcp_planner.message_rows import flow_numbers, name_codes, rows_of_tracks, unused_bytes
 from dcp_planner.protobuf import (
     Bytes,
     column,
@@ -57,7 +57,7 @@ def to_perfetto(trace: Trace, *more: Trace) -> bytes:
         first_track += group.num_tracks + group.num_devices
         first_flow += int(group.flow.max(initial=0))
         groups.append(group)
-    names = sorted({name for group in groups for name in set(group.trace.name)})
+    names = sorted({name for group in groups for name in group.names})
     code = {name: i + 1 for i, name in enumerate(names)}
     head = [_interned(names), *(part for group in groups for part in group.descriptors())]
     return b"".join([*head, _in_order([part for group in groups for part in group.parts(code)])])
@@ -86,7 +86,8 @@ class _Group:
         self.num_tracks = len(self.keys)
         self.first_track = track
         self.track = event_track + track
-        numbers = flow_numbers(trace)
+        self.names, self.name = name_codes(trace)
+        numbers = flow_numbers(trace, self.name)
         self.flow = np.where(numbers > 0, numbers + flow, 0)
 
     def descriptors(self) -> Iterator[bytes]:
@@ -114,7 +115,7 @@ class _Group:
         trace = self.trace
         # At one time: ends, then begins, then the ends of slices that last no time.
         ended = np.where(trace.end_ns > trace.start_ns, 0, 2)
-        name = np.fromiter(map(code.__getitem__, trace.name), np.int64, len(trace))
+        name = np.array([code[text] for text in self.names], np.int64)[self.name]
         is_linked, has_peer = self.flow > 0, trace.peer >= 0
         for chosen in (has_peer & is_linked, has_peer & ~is_linked, ~has_peer):
             rows = np.flatnonzero(chosen)

@@ -116,8 +116,8 @@ window.dcp.canvas = (() => {
     // `room` is the size of the parent: the tooltip opens towards where more of it is.
     show(x, y, lines, room) {
       lines.forEach((line, i) => {
-        const row = this.rows[i] || this.add(i);
-        if (row.textContent !== line) row.textContent = line;
+        const text = this.rows[i] ? this.rows[i].firstChild : this.add(i).firstChild;
+        if (text.data !== line) text.data = line;
       });
       this.rows.forEach((row, i) => { if (row.hidden !== i >= lines.length) row.hidden = i >= lines.length; });
       this.box.hidden = false;
@@ -128,6 +128,7 @@ window.dcp.canvas = (() => {
 
     add(i) {
       const row = document.createElement(i ? "div" : "strong");
+      row.append("\u200b");
       this.rows.push(row);
       this.box.append(row);
       return row;
@@ -237,6 +238,7 @@ window.dcp.canvas = (() => {
   // A press that stays within a few pixels is a click; one that goes on pans, or marks an area with shift held.
   function followPointer(target, view, apply) {
     let press = null;
+    let last = null; // browsers repeat the last movement after a change of the page
     target.addEventListener("pointerdown", (event) => {
       if (event.button) return;
       const at = view.fractions(event);
@@ -244,6 +246,9 @@ window.dcp.canvas = (() => {
       target.setPointerCapture(event.pointerId);
     });
     target.addEventListener("pointermove", (event) => {
+      const place = event.clientX * 65536 + event.clientY;
+      if (!press && place === last) return;
+      last = place;
       if (!press) { view.hover(event); return; }
       if (Math.hypot(event.clientX - press.x, event.clientY - press.y) > STILL) press.isFar = true;
       if (!press.isFar) return;
@@ -261,7 +266,7 @@ window.dcp.canvas = (() => {
       if (done && done.isFar && done.isMark) view.mark(done.from, done.at, true);
     });
     target.addEventListener("pointercancel", () => { press = null; });
-    target.addEventListener("pointerleave", () => view.leave());
+    target.addEventListener("pointerleave", () => { last = null; view.leave(); });
   }
 
   const STILL = 4; // CSS pixels that a hand moves during a click
