@@ -37,7 +37,7 @@ class EventFilter:
     """Which events are meant, and in which order.
 
     Attributes:
-        kinds: of `KINDS`; none means all.
+        kinds: of `KINDS`; an empty tuple means all, the word ``none`` no event.
         longer_ns: least duration.
         find: words as in the page's search: ``gpu 17``, ``division 3``, ``backward``, ``kv 12``.
         sort: one of `SORTABLE`, with ``-`` in front for falling; empty: device, lane, start.
@@ -49,7 +49,7 @@ class EventFilter:
     sort: str = ""
 
     def __post_init__(self) -> None:
-        unknown = [kind for kind in self.kinds if kind not in KINDS]
+        unknown = [kind for kind in self.kinds if kind not in (*KINDS, "none")]
         if unknown:
             raise DashboardError(
                 f"expected kinds of {', '.join(KINDS)}, got {unknown[0][:40]!r}; leave `kinds` out "
@@ -84,7 +84,7 @@ def matching(trace: Trace, chosen: EventFilter) -> NDArray[np.intp]:
     kind = kinds_of_names(names, name, trace.lane)
     keep = (trace.end_ns - trace.start_ns) >= chosen.longer_ns
     if chosen.kinds:
-        keep &= np.isin(kind, [KINDS.index(wanted) for wanted in chosen.kinds])
+        keep &= np.isin(kind, [i for i, known in enumerate(KINDS) if known in chosen.kinds])
     if chosen.find.strip():
         keep &= found_by(chosen.find, trace, names, name)
     order = track_order(trace)

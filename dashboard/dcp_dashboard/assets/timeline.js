@@ -47,9 +47,10 @@ window.dcp.Timeline = (() => {
       this.tooltip = new view.Tooltip(host);
       this.filter();
       view.control(this.layers.marks, this);
-      this.resize();
       this.unfollow = window.dcp.state.follow((state, changed) => this.follow(state, changed));
+      // Controls follow the state after this: what they count is up to date then. They say how much room is left.
       this.tools = this.page ? window.dcp.timelineTools.map((Tool) => new Tool(this.page, this)) : [];
+      this.resize();
       if (this.page) {
         this.onWindow = () => this.resize();
         window.addEventListener("resize", this.onWindow);
@@ -248,6 +249,7 @@ window.dcp.Timeline = (() => {
     // Opens or closes the rows of a node's devices.
     toggle(node) {
       if (!this.page) return;
+      this.leave();
       const open = new Set(this.open);
       if (!open.delete(node)) open.add(node);
       window.dcp.state.set({ open: window.dcp.rows.textOf(open, this.nodes) });

@@ -27,7 +27,7 @@ window.dcp.timelineMarks = (() => {
 
   function drawLabels(timeline, pen) {
     const { left, top, width } = timeline.layers.area;
-    const { height, rows } = timeline.layout;
+    const { height } = timeline.layout;
     const sources = timeline.sources.length;
     const every = Math.max(1, Math.ceil(13 / (height * sources)));
     pen.textBaseline = "middle";
@@ -41,11 +41,9 @@ window.dcp.timelineMarks = (() => {
       pen.textAlign = "right";
       if (sources > 1 && height >= 11) pen.fillText(row.source ? "m" : "p", left - 4, y + height / 2);
       const x = left - (sources > 1 && height >= 11 ? 16 : 8);
-      if (row.isNode && row.source === 0) pen.fillText(`node ${row.node}`, x, y + (height * sources) / 2);
-      else if (row.source === 0 && device % every === 0) pen.fillText(String(device), x, y + (height * sources) / 2);
+      if (!row.isNode && row.source === 0 && device % every === 0) pen.fillText(String(device), x, y + (height * sources) / 2);
       if (isNode && timeline.nodes > 1) drawNode(timeline, pen, row, y);
     }
-    if (!rows.length) return;
   }
 
   // The strip beside the devices of a node: a click there closes or opens them.
@@ -53,7 +51,7 @@ window.dcp.timelineMarks = (() => {
     const open = timeline.open.has(row.node);
     pen.textAlign = "left";
     if (timeline.page) pen.fillText(open ? "▾" : "▸", 0, y + 7);
-    if (open && timeline.layout.height * timeline.sources.length >= 8) pen.fillText(`n${row.node}`, timeline.page ? 9 : 0, y + 7);
+    if (!open || timeline.layout.height * timeline.sources.length >= 8) pen.fillText(`n${row.node}`, timeline.page ? 9 : 0, y + 7);
   }
 
   function drawAxis(timeline, pen) {

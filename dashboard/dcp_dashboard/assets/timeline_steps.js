@@ -27,14 +27,17 @@ window.dcp = window.dcp || {};
   class Steps {
     constructor(page, timeline) {
       this.timeline = timeline;
-      this.all = divisionsOf(timeline.traces);
+      this.all = divisionsOf(timeline.sources);
       this.label = make("output", { className: "dcp-step-label", "aria-live": "polite" });
       const button = (text, label, action) => make("button", { type: "button", className: "dcp-toggle", textContent: text, "aria-label": label, onclick: action });
       this.play = button("▶", "Play division by division", () => this.toggle());
       this.play.setAttribute("aria-pressed", "false");
       page.querySelector(".dcp-timeline-tools").append(make("div", { className: "dcp-tool-group", role: "group", "aria-label": "Divisions" },
         button("◂", "Previous division", () => this.step(-1)), this.play, button("▸", "Next division", () => this.step(1)), this.label));
-      this.unfollow = window.dcp.state.follow(() => this.show());
+      this.unfollow = window.dcp.state.follow((_state, changed) => {
+        if (changed.has("source")) this.all = divisionsOf(timeline.sources);
+        this.show();
+      });
       this.onKey = (event) => {
         if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, button, a")) return;
         const action = { ",": () => this.step(-1), ".": () => this.step(1), " ": () => this.toggle() }[event.key];

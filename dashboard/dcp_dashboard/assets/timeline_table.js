@@ -92,13 +92,13 @@ window.dcp = window.dcp || {};
     }
 
     fill() {
-      const high = Math.max(1, Math.floor((this.box.clientHeight || 560) / ROW));
-      const shownSpace = parseFloat(this.space.style.height) - high * ROW;
-      const share = shownSpace > 0 ? Math.min(1, this.box.scrollTop / shownSpace) : 0;
-      this.first = Math.round(share * Math.max(0, this.size - high + 1));
+      // As many rows as fit below the heading, so that none is cut and nothing has to scroll for a click.
+      const high = Math.max(1, Math.floor((this.box.clientHeight || 560) / ROW) - 1);
+      const room = this.box.scrollHeight - this.box.clientHeight;
+      const share = room > 0 ? Math.min(1, this.box.scrollTop / room) : 0;
+      this.first = Math.round(share * Math.max(0, this.size - high));
       const rows = [];
       for (let i = this.first; i < Math.min(this.size, this.first + high); i++) rows.push(this.row(i));
-      this.table.style.transform = `translateY(${this.box.scrollTop}px)`;
       this.body.replaceChildren(...rows);
     }
 
@@ -129,7 +129,7 @@ window.dcp = window.dcp || {};
         before += ids.length;
       }
       const next = Math.max(0, Math.min(this.size - 1, at + by));
-      if (next < this.first || next >= this.first + this.body.children.length - 1) this.box.scrollTop += by * ROW;
+      if (next < this.first || next >= this.first + this.body.children.length) this.box.scrollTop += by * ROW;
       const { trace, e } = this.rowAt(next);
       this.timeline.select(trace, e);
     }

@@ -1,0 +1,366 @@
+"""The page of the timeline: pixels, numbers and addresses against values of the trace."""
+
+import re
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+import pytest
+
+from dcp_dashboard import start_server
+from dcp_dashboard.events import EventFilter, matching
+from dcp_dashboard.folder import plan_key
+from dcp_dashboard.palette import KIND_COLOURS, KINDS
+from dcp_dashboard.payloads import event_kinds
+from dcp_planner import LANES, Trace, write_plan
+
+READ = """(canvas, points) => {
+  const pen = canvas.getContext('2d');
+  return points.map(([x, y]) => {
+    const at = [Math.floor(x * canvas.width), Math.floor(y * canvas.height)];
+    const [r, g, b] = pen.getImageData(...at, 1, 1).data;
+    return '#' + [r, g, b].map((value) => value.toString(16).padStart(2, '0')).join('');
+  });
+}"""
+HOST = ".dcp-timeline"
+BANDS = {"compute": 0.48, "wait": 0.30, "send": 0.67, "receive": 0.87}
+SOURCES = ("simulated", "measured")
+
+
+@pytest.fixture
+def traces(small_trace) -> list[Trace]:
+    slower = Trace(
+        "measured", small_trace.start_ns * 5 // 4, small_trace.end_ns * 5 // 4, small_trace.device,
+        small_trace.lane, small_trace.is_backward, small_trace.division, small_trace.peer,
+        small_trace.size_bytes, small_trace.name,
+    )  # fmt: skip
+    return [small_trace, slower]
+
+
+def open_timeline(visit, query="", name="small.dcpplan"):
+    page = visit.open(f"plan/{plan_key(name)}/timeline{query}")
+    page.wait_for_selector(f"{HOST}[data-state=drawn]", state="attached")
+    return page
+
+
+def payload_rows(trace):
+    """Events in the order that documented payloads have: device, lane, start."""
+    return np.lexsort((trace.start_ns, trace.lane, trace.device))
+
+
+def place(traces, source, event, window=None, devices=4):
+    """The middle of an event's bar as shares of the canvas, two rows per device."""
+    trace = traces[source]
+    start, end = window or (0, max(int(t.end_ns.max()) for t in traces))
+    middle = ((trace.start_ns[event] + trace.end_ns[event]) / 2 - start) / (end - start)
+    row = trace.device[event] * len(traces) + source + BANDS[LANES[trace.lane[event]]]
+    return float(middle), float(row / (devices * len(traces)))
+
+
+def longest(trace, lane):
+    events = np.flatnonzero(trace.lane == LANES.index(lane))
+    return int(events[(trace.end_ns - trace.start_ns)[events].argmax()])
+
+
+def press_at(visit, x, y, modifier=None):
+    """Click at a point of the canvas given in shares."""
+    box = visit.page.locator(f"{HOST} .dcp-pixels").bounding_box()
+    at = {"x": box["x"] + x * box["width"], "y": box["y"] + y * box["height"]}
+    visit.page.mouse.click(at["x"], at["y"])
+
+
+def state(page):
+    """What the URL says, once it has come to rest."""
+    page.wait_for_timeout(250)
+    return {key: values[0] for key, values in parse_qs(urlsplit(page.url).query).items()}
+
+
+def test_predicted_and_measured_share_an_axis_in_the_colours_of_their_kinds(visit, traces):
+    page = open_timeline(visit)
+    chosen = [(s, longest(traces[s], lane)) for s in (0, 1) for lane in LANES]
+    points = [place(traces, source, event) for source, event in chosen]
+    kinds = [KINDS[event_kinds(traces[source])[event]] for source, event in chosen]
+    assert visit.colours_at(HOST, points) == [KIND_COLOURS[kind] for kind in kinds]
+    page.click("button >> text=wait")
+    page.wait_for_selector("button[aria-pressed=false] >> text=wait")
+    assert state(page)["kinds"] == "attention,reduction,copy,send,receive"
+    shown = visit.colours_at(HOST, points)
+    waits = [i for i, kind in enumerate(kinds) if kind == "wait"]
+    assert all((shown[i] == KIND_COLOURS[kinds[i]]) == (i not in waits) for i in range(len(kinds)))
+    page.click("button >> text=Measured")
+    page.wait_for_selector("button[aria-pressed=true] >> text=Measured")
+    alone = [place(traces[1:], 0, event) for source, event in chosen if source == 1]
+    assert visit.colours_at(HOST, alone)[1] == KIND_COLOURS["send"]
+    assert len(traces[0].name) == len(traces[1].name)
+
+
+def test_a_click_selects_an_event_with_its_other_end_and_the_url_keeps_it(visit, traces):
+    page = open_timeline(visit)
+    rows = payload_rows(traces[0])
+    event = longest(traces[0], "send")
+    press_at(visit, *place(traces, 0, event))
+    details = page.locator(".dcp-timeline-details")
+    details.locator(f"text=send: {traces[0].name[event]}").wait_for()
+    number = int(np.flatnonzero(rows == event)[0])
+    facts = dict(part.split(".") for part in state(page)["sel"].split("~"))
+    assert facts == {
+        "event": str(number), "source": "simulated", "device": str(traces[0].device[event]),
+        "division": str(traces[0].division[event]), "peer": str(traces[0].peer[event]),
+        "backward": str(int(traces[0].is_backward[event])),
+        "block": traces[0].name[event].split()[1],
+    }  # fmt: skip
+    page.click("button >> text=Its receive")
+    page.wait_for_function("() => /Its send/.test(document.body.innerText)")
+    facts = dict(part.split(".") for part in state(page)["sel"].split("~"))
+    other = rows[int(facts["event"])]
+    assert LANES[traces[0].lane[other]] == "receive"
+    assert traces[0].name[other] == traces[0].name[event]
+    assert traces[0].device[other] == traces[0].peer[event]
+    chosen = visit.page.url
+    page.reload()
+    page.wait_for_selector(f"{HOST}[data-state=drawn]")
+    page.wait_for_function("() => /Its send/.test(document.body.innerText)")
+    assert page.url == chosen
+
+
+def test_keys_go_to_neighbours_zoom_to_them_and_let_go(visit, traces):
+    rows = payload_rows(traces[0])
+    event = longest(traces[0], "send")
+    number = int(np.flatnonzero(rows == event)[0])
+    track = [
+        n for n, row in enumerate(rows)
+        if traces[0].device[row] == traces[0].device[event] and traces[0].lane[row] == 1
+    ]  # fmt: skip
+    page = open_timeline(visit, f"?sel=event.{track[0]}~source.simulated~device.0")
+    page.focus(f"{HOST} .dcp-marks")
+    for _ in range(track.index(number)):
+        page.keyboard.press("]")
+    assert state(page)["sel"].startswith(f"event.{number}~")
+    page.keyboard.press("Enter")
+    begin, end = (float(ns) for ns in state(page)["time"].split("-"))
+    other = next(
+        e for e in range(len(traces[0]))
+        if traces[0].lane[e] == 2 and traces[0].name[e] == traces[0].name[event]
+        and traces[0].peer[e] == traces[0].device[event]
+        and traces[0].device[e] == traces[0].peer[event]
+        and traces[0].is_backward[e] == traces[0].is_backward[event]
+    )  # fmt: skip
+    first = min(traces[0].start_ns[event], traces[0].start_ns[other])
+    last = max(traces[0].end_ns[event], traces[0].end_ns[other])
+    margin = 0.1 * (last - first)
+    assert begin == pytest.approx(max(0, first - margin), abs=2)
+    assert end == pytest.approx(last + margin, abs=2)
+    point = place(traces, 0, event, (begin, end))
+    assert visit.colours_at(HOST, [point]) == [KIND_COLOURS["send"]]
+    page.keyboard.press("[")
+    expected = track[max(0, track.index(number) - 1)]
+    assert state(page)["sel"].startswith(f"event.{expected}~")
+
+
+def test_a_search_counts_steps_and_exports_what_it_finds(visit, traces):
+    page = open_timeline(visit)
+    page.keyboard.press("/")
+    page.keyboard.type("gpu 2 kv 1")
+    found = [matching(trace, EventFilter(find="gpu 2 kv 1")) for trace in traces]
+    total = sum(len(rows) for rows in found)
+    assert total > 2
+    page.wait_for_selector(f".dcp-found >> text=/\\/{total}$/")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(f".dcp-found >> text=1/{total}")
+    rank = np.argsort(payload_rows(traces[0]))
+    assert state(page)["sel"].startswith(f"event.{rank[found[0][0]]}~source.simulated")
+    page.keyboard.press("Shift+Enter")
+    page.wait_for_selector(f".dcp-found >> text={total}/{total}")
+    assert f"event.{rank[found[1][-1]]}~source.measured" in state(page)["sel"]
+    with page.expect_download() as download:
+        page.click("text=CSV")
+    text = download.value.path().read_text()
+    assert download.value.suggested_filename == "small.csv"
+    assert len(text.splitlines()) == 1 + total
+
+
+def overlap(trace, kind, t0, t1, devices):
+    """Covered ns, number and bytes of a kind's events in an area, one event at a time."""
+    kinds = event_kinds(trace)
+    time = count = size = 0
+    for i in range(len(trace)):
+        inside = min(trace.end_ns[i], t1) - max(trace.start_ns[i], t0)
+        if KINDS[kinds[i]] == kind and trace.device[i] in devices and inside > 0:
+            time, count, size = time + int(inside), count + 1, size + int(trace.size_bytes[i])
+    return time, count, size
+
+
+def test_an_area_is_summed_by_kind_and_device(visit, traces):
+    page = open_timeline(visit)
+    box = page.locator(f"{HOST} .dcp-pixels").bounding_box()
+    page.keyboard.down("Shift")
+    page.mouse.move(box["x"] + 0.1 * box["width"], box["y"] + 0.3 * box["height"])
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 0.7 * box["height"], steps=3)
+    page.mouse.up()
+    page.keyboard.up("Shift")
+    t0, t1, first, last = (int(n) for n in state(page)["area"].split("-"))
+    span = max(int(trace.end_ns.max()) for trace in traces)
+    assert (t0 / span, t1 / span) == pytest.approx((0.1, 0.6), abs=0.01)
+    assert (first, last) == (1, 2)
+    tables = page.locator(".dcp-area-table").all()
+    assert len(tables) == 2
+    for trace, shown in zip(traces, tables, strict=True):
+        rows = [row.split("\t") for row in shown.locator("tbody").inner_text().splitlines()]
+        for kind, time, share, count, *_ in rows:
+            ns, number, _ = overlap(trace, kind, t0, t1, (1, 2))
+            assert int(count) == number
+            value, unit = time.split()
+            factor = {"ns": 1, "µs": 1e3, "ms": 1e6}[unit]
+            assert float(value) * factor == pytest.approx(ns, rel=0.01)
+            percent = 100 * ns / (2 * (t1 - t0))
+            assert float(share.split()[0]) == pytest.approx(percent, rel=0.01)
+        kinds = {row[0] for row in rows}
+        assert kinds == {k for k in KINDS if overlap(trace, k, t0, t1, (1, 2))[1]}
+    page.focus(f"{HOST} .dcp-marks")
+    page.keyboard.press("Escape")
+    assert "area" not in state(page)
+
+
+def test_the_table_holds_the_filtered_events_in_any_order(visit, traces):
+    page = open_timeline(visit, "?view=table&kinds=send,receive&source=measured")
+    page.click("th >> text=Duration")
+    page.click("th >> text=Duration")
+    page.wait_for_selector("th[aria-sort=descending] >> text=Duration")
+    assert state(page)["sort"] == "-duration_ns"
+    wanted = matching(traces[1], EventFilter(kinds=("send", "receive"), sort="-duration_ns"))
+    assert f"{len(wanted)} events" in page.locator(".dcp-event-table").inner_text()
+    shown = [row.split("\t") for row in page.locator(".dcp-events tbody tr").all_inner_texts()]
+    expected = [
+        (str(traces[1].device[e]), LANES[traces[1].lane[e]], traces[1].name[e]) for e in wanted
+    ]
+    assert len(shown) >= 10
+    assert [(row[1], row[2], row[3]) for row in shown] == expected[: len(shown)]
+    page.locator(".dcp-event-scroll").evaluate("(box) => { box.scrollTop = box.scrollHeight; }")
+    last = page.locator(f".dcp-events tbody tr[aria-rowindex='{len(wanted) + 1}']")
+    last.wait_for()
+    last.click()
+    page.wait_for_selector("tr.dcp-chosen")
+    rank = np.argsort(payload_rows(traces[1]))
+    assert state(page)["sel"].startswith(f"event.{rank[wanted[-1]]}~source.measured")
+    page.click("button >> text=Table")
+    page.wait_for_selector(f"{HOST} .dcp-pixels")
+    assert visit.distinct(HOST) > 3
+
+
+def test_divisions_are_stepped_and_the_others_pale(visit, traces):
+    page = open_timeline(visit, "?source=simulated")
+    page.focus(f"{HOST} .dcp-marks")
+    page.keyboard.press(".")
+    page.keyboard.press(".")
+    assert state(page)["sel"] == "division.1~backward.0"
+    page.wait_for_selector(".dcp-step-label >> text=forward, division 1")
+    trace = traces[0]
+    of_it = (trace.division == 1) & ~trace.is_backward
+    end = float(state(page)["time"].split("-")[1])
+    margin = 0.05 * (trace.end_ns[of_it].max() - trace.start_ns[of_it].min())
+    assert end == pytest.approx(trace.end_ns[of_it].max() + margin, abs=2)
+    page.keyboard.press("0")
+    visit.digest(HOST)
+    waits = np.flatnonzero(trace.lane == LANES.index("wait"))
+    waits = waits[(trace.end_ns - trace.start_ns)[waits] > 5_000]
+    window = (0, max(int(t.end_ns.max()) for t in traces))
+    points = [place([trace], 0, event, window) for event in waits]
+    shown = visit.colours_at(HOST, points)
+    bright = [colour == KIND_COLOURS["wait"] for colour in shown]
+    assert bright == [bool(of_it[event]) for event in waits]
+    assert 0 < sum(bright) < len(bright)
+    page.click("button[aria-label='Play division by division']")
+    page.wait_for_selector(".dcp-step-label >> text=forward, division 2")
+    page.click("button[aria-label='Play division by division']")
+
+
+def accent_rows(page):
+    """Shares of the height at which the strip beside the rows has the colour of the selection."""
+    page.wait_for_timeout(50)
+    top, canvas = page.evaluate(
+        "() => [document.querySelector('.dcp-pixels').offsetTop,"
+        " document.querySelector('.dcp-marks').clientHeight]"
+    )
+    left = page.evaluate("document.querySelector('.dcp-pixels').offsetLeft")
+    width = page.evaluate("document.querySelector('.dcp-marks').clientWidth")
+    height = page.evaluate("document.querySelector('.dcp-pixels').clientHeight")
+    accent = page.evaluate(
+        "getComputedStyle(document.documentElement).getPropertyValue('--accent').trim()"
+    )
+    points = [((left - 2) / width, (top + (i + 0.5) / 8 * height) / canvas) for i in range(8)]
+    shown = page.eval_on_selector(".dcp-marks", READ, points)
+    return [i for i, colour in enumerate(shown) if colour == accent]
+
+
+def test_what_other_views_select_is_marked(visit, traces):
+    page = open_timeline(visit, "?sel=device.2")
+    assert accent_rows(page) == [4, 5]
+    transfer = (
+        "() => window.dcp.state.set({ sel: { type: 'transfer', transfer: 3, device: 1, peer: 3 } })"
+    )
+    page.evaluate(transfer)
+    assert accent_rows(page) == [2, 3, 6, 7]
+    between = [
+        int(np.count_nonzero(((t.lane == 1) & (t.device == 1) & (t.peer == 3))
+                             | ((t.lane == 2) & (t.device == 3) & (t.peer == 1))))
+        for t in traces
+    ]  # fmt: skip
+    text = page.locator(".dcp-timeline-details").inner_text()
+    assert f"{between[0]} predicted events, {between[1]} measured events" in text
+    page.evaluate("() => window.dcp.state.set({ time: [1000, 2000] })")
+    assert state(page)["time"] == "1000-2000"
+    inside = [
+        e for e in range(len(traces[0]))
+        if traces[0].start_ns[e] <= 1100 and traces[0].end_ns[e] >= 1900 and traces[0].lane[e] == 1
+    ]  # fmt: skip
+    assert inside
+    page.evaluate("() => window.dcp.state.set({ sel: null })")
+    visit.digest(HOST)
+    middle = (0.5, place(traces, 0, inside[0])[1])
+    assert visit.colours_at(HOST, [middle]) == [KIND_COLOURS["send"]]
+
+
+def test_nodes_close_where_rows_would_be_thin_and_open_by_click(visit):
+    visit.page.set_viewport_size({"width": 1200, "height": 400})
+    page = open_timeline(visit, name="deep/large.dcpplan")
+    page.evaluate("() => window.dcp.state.set({ open: 'none' })")
+    closed = visit.digest(HOST)
+    text = visit.hover_at(HOST, 0.5, 0.6)
+    assert text.startswith("Node 2: devices 16 to 23")
+    assert re.search(r"attention [\d.]+ %", text)
+    press_at(visit, 0.5, 0.1)
+    assert state(page)["open"] == "0"
+    assert visit.digest(HOST) != closed
+    # Eleven rows of one height now: eight devices and three nodes.
+    rows = page.evaluate("document.querySelector('.dcp-pixels').clientHeight")
+    assert rows > 11 * 14 - 1
+    page.keyboard.press("o")
+    assert state(page)["open"] == "none"
+
+
+@pytest.mark.parametrize("visit", ["dark"], indirect=True)
+def test_a_narrow_dark_window_holds_the_page(visit):
+    visit.page.set_viewport_size({"width": 820, "height": 900})
+    page = open_timeline(visit, "?area=0-20000-0-3")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 820
+    assert visit.distinct(HOST) > 3
+    page.click("button >> text=Table")
+    page.wait_for_selector(".dcp-events tbody tr")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 820
+    unnamed = page.evaluate(
+        "() => [...document.querySelectorAll('main button, main input, main a')].filter((e) =>"
+        " !(e.ariaLabel || e.textContent.trim())).length"
+    )
+    assert unnamed == 0
+
+
+def test_a_plan_that_does_nothing_says_so(browser, tmp_path, small_plan):
+    nothing = Trace("simulated", *(np.empty(0, int) for _ in range(4)), np.empty(0, bool),
+                    *(np.empty(0, int) for _ in range(3)), ())  # fmt: skip
+    write_plan(tmp_path / "still.dcpplan", small_plan, (nothing,))
+    with start_server(tmp_path) as server:
+        page = browser.new_page()
+        page.goto(f"{server.url}plan/{plan_key('still.dcpplan')}/timeline")
+        page.wait_for_selector(".dcp-timeline-empty")
+        assert "no events" in page.locator(".dcp-timeline-empty").inner_text()
+        page.close()
