@@ -1,0 +1,117 @@
+"""The training example: equal losses with DCP and dense; loss parity goes on where it stopped."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+import loss_parity
+import train_gpt
+
+from dcp_runtime import DCPExecutor
+
+EXAMPLES = Path(train_gpt.__file__).parent
+ARGUMENTS = argparse.Namespace(
+    spec=EXAMPLES / "train.dcpm", mask="local_global", attention="dcp", parallel="replicate",
+    steps=2, tokens=600, learning_rate=1e-3, dtype="float32", seed=0, planners=0,
+)  # fmt: skip
+
+
+def test_a_stack_trains_to_the_losses_of_dense_masks_and_its_masks_matter():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    executor = DCPExecutor()
+    try:
+        documents = train_gpt.read_documents(ARGUMENTS.tokens)[:12]
+        losses = {}
+        for name in ("local_global", "shared_question"):
+            arguments = argparse.Namespace(**{**vars(ARGUMENTS), "mask": name})
+            masks = train_gpt.find_masks(arguments)
+            makers = {
+                order: train_gpt.dense_attention(documents, masks, keys)
+                for order, keys in train_gpt.KEY_ORDERS.items()
+            }
+            for kind, maker in {"dcp": train_gpt.dcp_attention(executor), **makers}.items():
+                loader = train_gpt.make_loader(arguments, documents, masks)
+                losses[name, kind] = train_gpt.train(arguments, loader, maker)
+                if name == "shared_question":
+                    break
+        wanted = losses["local_global", "dense"]
+        for kind in ("dcp", *train_gpt.KEY_ORDERS):
+            assert losses["local_global", kind] == pytest.approx(wanted, rel=1e-5)
+        assert losses["shared_question", "dcp"] != pytest.approx(wanted, rel=1e-5)
+    finally:
+        executor.close()
+        dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_losses_do_not_depend_on_the_number_of_ranks(tmp_path, ranks):
+    found = []
+    for attention, count in (("dense", 1), ("dcp", ranks)):
+        out = tmp_path / f"{attention}.json"
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count),
+                str(EXAMPLES / "train_gpt.py"), "--mask", "local_global", "--steps", "3",
+                "--tokens", "1024", "--attention", attention, "--losses", str(out),
+            ],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, timeout=280, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        found.append(json.loads(out.read_text(encoding="utf-8")))
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
+@pytest.fixture
+def measure(monkeypatch, tmp_path):
+    """Call the program with runs that cost nothing; gives the runs it made and the document."""
+    made, out = [], tmp_path / "parity.json"
+
+    def run(mask, steps, ranks, attention, dtype):
+        made.append((mask, ranks, attention, dtype))
+        offset = {"dense-reversed": 0.1, "dense-rotated": -0.2, "dcp": 0.05}.get(attention, 0)
+        return [2.0 + offset * step for step in range(steps)]
+
+    monkeypatch.setattr(loss_parity, "run", run)
+    monkeypatch.setattr(loss_parity, "draw", lambda document, path: None)
+
+    def call(*arguments):
+        made.clear()
+        command = ["loss_parity.py", "--steps", "2", "--out", str(out), *arguments]
+        monkeypatch.setattr(sys, "argv", command)
+        loss_parity.main()
+        return list(made), json.loads(out.read_text(encoding="utf-8"))
+
+    return call
+
+
+def test_loss_parity_makes_the_missing_runs_only_and_keeps_the_others(measure):
+    made, first = measure("--masks", "causal", "--skip-bfloat16")
+    assert made == [("causal", 1, "dense", "float32"), ("causal", 4, "dcp", "float32")]
+    assert first["max_relative_difference"] == {"causal": pytest.approx(0.05 / 2)}
+    assert first["bfloat16"] == {}
+    made, second = measure("--masks", "causal,own")
+    assert [run[1:] for run in made if run[0] == "causal"] == [
+        (1, "dense", "bfloat16"), (1, "dense-reversed", "bfloat16"),
+        (1, "dense-rotated", "bfloat16"), (4, "dcp", "bfloat16"),
+    ]  # fmt: skip
+    assert len(made) == 4 + 6
+    assert second["losses"]["causal"]["dense"] == first["losses"]["causal"]["dense"]
+    spread = pytest.approx(0.3 / 2.1)  # of the dense runs, the two that are farthest apart
+    assert second["bfloat16"]["causal"] == {"dcp": pytest.approx(0.05 / 2), "dense_runs": spread}
+    assert measure("--masks", "causal,own")[0] == []
+
+
+def test_loss_parity_adds_nothing_to_a_measurement_of_other_steps(measure):
+    measure("--masks", "causal", "--skip-bfloat16")
+    with pytest.raises(SystemExit, match="expected a measurement of 2 steps on 3 ranks, got"):
+        measure("--ranks", "3")
