@@ -188,7 +188,8 @@ def sdpa_calls(
 
 def flex_calls(q: torch.Tensor, kv: torch.Tensor, dout: torch.Tensor, slabs: Slabs) -> Calls:
     """Give FlexAttention, compiled, on block lists of the same mask; no backward on the CPU."""
-    compiled = torch.compile(flex_attention)
+    # Sizes as variables do not compile on the CPU: torch 2.13 writes C++ that lacks a declaration.
+    compiled = torch.compile(flex_attention, dynamic=False)
     leaves = [x.transpose(0, 1).unsqueeze(0).detach() for x in (q, kv[:, 0], kv[:, 1])]
     block_mask = flex_block_mask(slabs, device=q.device)
 

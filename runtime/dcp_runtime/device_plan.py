@@ -75,6 +75,11 @@ class DirectionPlan:
     receive_rows: dict[TransferKind, int]
     steps: tuple[Step, ...]
 
+    @property
+    def tables(self) -> tuple[TileTable, ...]:
+        """The tile tables, in the order of the program."""
+        return tuple(table for _, table in self.steps if table is not None)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DevicePlan:

@@ -16,7 +16,7 @@ from dcp_runtime.finite_guard import check_result
 from dcp_runtime.forward_pass import ForwardPass
 from dcp_runtime.interpreter import Interpreter
 from dcp_runtime.kernels.choice import choose_kernel, known_kernel, segment_rows
-from dcp_runtime.kernels.kernel import Kernel, QueryRows, accumulator_dtype
+from dcp_runtime.kernels.kernel import Kernel, QueryRows, TensorKind, accumulator_dtype
 from dcp_runtime.recorder import Recorder, make_trace
 from dcp_runtime.tensor_checks import check_gradient, check_tensors
 from dcp_runtime.torch_transport import make_transport
@@ -28,10 +28,16 @@ DEFAULT_TIMEOUT_S = 600.0
 
 @dataclass(slots=True)
 class _Agreed:
-    """What the first layer of a plan settled for all others."""
+    """What the first layer of a plan settles for all others.
 
-    kind: str | None = None
+    Attributes:
+        kind, kernel: of all layers; ``None`` before the first one.
+        expected: of the plan before, whose kernel has this plan's tables already.
+    """
+
+    kind: TensorKind | None = None
     kernel: Kernel | None = None
+    expected: tuple[TensorKind, Kernel] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,28 +97,37 @@ class PreparedPlan:
         return dq, dkv
 
     def _check_tensors(self, q: torch.Tensor, kv: torch.Tensor) -> None:
+        chosen: list[tuple[TensorKind, Kernel]] = []
+
         def find() -> str:
             check_tensors(self.part, q, kv)
-            kind = f"{q.dtype} on {q.device.type}"
-            if self._agreed.kind not in (None, kind):
+            kind = TensorKind(q.dtype, q.device, q.shape[-1])
+            if self._agreed.kind is None:
+                chosen.append((kind, self._choose(kind)))
+            elif str(self._agreed.kind) != str(kind):
                 raise RunError(
                     f"all layers of a prepared plan share dtype and device: expected "
                     f"{self._agreed.kind}, got {kind}; prepare the plan again for other tensors"
                 )
-            self._agreed.kernel = choose_kernel(
-                q.dtype, q.device, self.wanted_kernel, q.shape[-1]
-            ).kernel
-            return kind
+            return str(kind)
 
         if self._agreed.kind is None:
             agree(self.transport, "kind of tensors", "the first layer", find)
-            self._agreed.kind = find()
+            self._agreed.kind, self._agreed.kernel = chosen[0]
             return
         try:
             find()
         except RunError as error:
             self.transport.report("forward", 0, error)
             raise
+
+    def _choose(self, kind: TensorKind) -> Kernel:
+        if self._agreed.expected is not None and self._agreed.expected[0] == kind:
+            return self._agreed.expected[1]
+        wanted = self.wanted_kernel
+        kernel = choose_kernel(kind.dtype, kind.device, wanted, kind.head_dim).kernel
+        kernel.load(self.part.forward.tables, self.part.backward.tables, kind)
+        return kernel
 
     def _interpreter(self) -> Interpreter:
         assert self._agreed.kernel is not None, "the first forward chose it"
@@ -174,25 +189,40 @@ class DCPExecutor:
     def prepare(self, plan: Plan | PlanPart) -> PreparedPlan:
         """Make a plan, or this rank's part of one, ready; the following layers run it.
 
-        Collective: compares digests, so that no rank runs another plan than the others.
+        Collective: compares digests, so that no rank runs another plan than the others. Tables go
+        to where the layers of the plan before had their tensors; those of the first plan follow
+        with its first layer.
 
         Raises:
             RunError: if it is no plan, for another number of devices than the group has ranks, or
                 not the one that the other ranks have; names the rank that differs.
         """
         parts: list[DevicePlan] = []
+        agreed = _Agreed(expected=self._used())
 
         def find() -> str:
             self._check_plan(plan)
             whole = plan.plan if isinstance(plan, PlanPart) else plan
             parts.append(prepare_device(whole, self.rank, segment_rows(self._kernel)))
+            if agreed.expected is not None:
+                kind, kernel = agreed.expected
+                kernel.load(parts[0].forward.tables, parts[0].backward.tables, kind)
             return plan.digest if isinstance(plan, PlanPart) else digest(plan)
 
         agree(self._transport, "plan digest", "prepare", find)
         self._prepared = PreparedPlan(
-            parts[0], self._transport, Recorder(self.rank), self._kernel, self._check_finite
+            parts[0], self._transport, Recorder(self.rank), self._kernel, self._check_finite, agreed
         )
         return self._prepared
+
+    def _used(self) -> tuple[TensorKind, Kernel] | None:
+        """Give kind and kernel of the layers of the plan before."""
+        if self._prepared is None:
+            return None
+        before = self._prepared._agreed
+        if before.kind is None or before.kernel is None:
+            return before.expected
+        return before.kind, before.kernel
 
     def _check_plan(self, plan: Plan | PlanPart) -> None:
         if isinstance(plan, PlanPart) and plan.device != self.rank:

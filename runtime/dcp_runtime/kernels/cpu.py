@@ -9,14 +9,20 @@ Traps of the operators, all met here: a row that the mask hides completely retur
 -inf; lse -inf makes backward NaN, +inf makes it 0; the mask must have the type of q.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, any_out_with
+from dcp_runtime.kernels.kernel import (
+    AttentionState,
+    Gradients,
+    QueryRows,
+    TensorKind,
+    any_out_with,
+)
 from dcp_runtime.tile_pieces import PieceKind
 from dcp_runtime.tile_table import TileTable
 
@@ -36,6 +42,11 @@ class CpuKernel:
 
     name = "cpu"
     segment_rows = 256
+
+    def load(
+        self, forward: Sequence[TileTable], backward: Sequence[TileTable], kind: TensorKind
+    ) -> None:
+        """Do nothing: tables are read as they lie."""
 
     def forward(
         self,

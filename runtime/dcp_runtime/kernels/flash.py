@@ -11,6 +11,7 @@ The operators exist on CUDA only. Everything around them is tested on the CPU wi
 operators themselves have not been run by this project.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -20,7 +21,13 @@ import torch
 from numpy.typing import NDArray
 
 from dcp_dsl import Export, import_mask, varlen_calls
-from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, any_out_with
+from dcp_runtime.kernels.kernel import (
+    AttentionState,
+    Gradients,
+    QueryRows,
+    TensorKind,
+    any_out_with,
+)
 from dcp_runtime.tile_pieces import PieceKind
 from dcp_runtime.tile_table import TileTable
 
@@ -119,6 +126,13 @@ class FlashKernel:
         self._calls: WeakKeyDictionary[TileTable, dict[str, tuple[FlashCall, ...]]] = (
             WeakKeyDictionary()
         )
+
+    def load(
+        self, forward: Sequence[TileTable], backward: Sequence[TileTable], kind: TensorKind
+    ) -> None:
+        """Rewrite tables as calls, on the device."""
+        for table in (*forward, *backward):
+            self._prepared(table, kind.device)
 
     def forward(
         self,

@@ -4,6 +4,7 @@ Tensors are packed ``[tokens, heads, head_dim]`` (kv ``[tokens, 2, heads, head_d
 device's working buffers; a `TileTable` says which queries meet which keys.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -112,12 +113,33 @@ def any_out_with(delta: torch.Tensor, dout: torch.Tensor) -> torch.Tensor:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class TensorKind:
+    """What all layers of a prepared plan share, as far as kernels care.
+
+    >>> str(TensorKind(torch.float32, torch.device("cpu"), 64))
+    'torch.float32 on cpu'
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    head_dim: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype} on {self.device.type}"
+
+
 class Kernel(Protocol):
     """A backend: computes the tiles of a table, adding to what is there."""
 
     name: str
     segment_rows: int
     """Query rows per segment that it works best with."""
+
+    def load(
+        self, forward: Sequence[TileTable], backward: Sequence[TileTable], kind: TensorKind
+    ) -> None:
+        """Bring tables to where it reads them, ahead of the first call; it may do so later too."""
 
     def forward(
         self,

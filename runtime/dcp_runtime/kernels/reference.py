@@ -1,8 +1,10 @@
 """The specification: explicit scores and probabilities, in the type of the sums."""
 
+from collections.abc import Sequence
+
 import torch
 
-from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows
+from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, TensorKind
 from dcp_runtime.tile_table import TileTable
 
 
@@ -11,6 +13,11 @@ class ReferenceKernel:
 
     name = "reference"
     segment_rows = 512
+
+    def load(
+        self, forward: Sequence[TileTable], backward: Sequence[TileTable], kind: TensorKind
+    ) -> None:
+        """Do nothing: tables are read as they lie."""
 
     def forward(
         self,

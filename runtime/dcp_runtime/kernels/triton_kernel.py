@@ -1,18 +1,23 @@
 """The CUDA backend: our own Triton kernels, which carry the softmax from table to table.
 
-A table is moved to the device once, in one transfer, and stays there as long as it lives.
+Tables are moved to the device once, all of a plan in one transfer, and stay there as long as they
+live.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from itertools import islice
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from dcp_runtime.kernels import triton_source
-from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows
+from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, TensorKind
 from dcp_runtime.kernels.key_chunks import KeyChunks, cut_keys
+from dcp_runtime.kernels.staging import move_arrays
 from dcp_runtime.tile_pieces import PieceKind
 from dcp_runtime.tile_table import TileTable
 
@@ -50,7 +55,7 @@ def launch_shape(
     return LaunchShape(128, 32 if has_bits else 64, 8, 2)
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Masks:
     """The masks that all tables of a device share, on the device."""
 
@@ -69,7 +74,7 @@ class _DeviceTable:
     rows: tuple[torch.Tensor, ...]  # q_start, q_len
     row_ptr: torch.Tensor
     pieces: tuple[torch.Tensor, ...]  # kv_start, kv_len, kind, mask_start
-    chunks: tuple[torch.Tensor, ...]  # chunk_row, chunk_ptr, segment, piece
+    chunks: tuple[torch.Tensor, ...]  # chunk_row, chunk_ptr, segment, piece; none for forward
     masks: _Masks
     has_bits: bool
 
@@ -84,7 +89,27 @@ class TritonKernel:
         self._tables: WeakKeyDictionary[TileTable, dict[tuple[str, int], _DeviceTable]] = (
             WeakKeyDictionary()
         )
-        self._masks: WeakValueDictionary[tuple[int, str], _Masks] = WeakValueDictionary()
+
+    def load(
+        self, forward: Sequence[TileTable], backward: Sequence[TileTable], kind: TensorKind
+    ) -> None:
+        """Move tables and their masks to the device in one transfer."""
+        place, chunk = str(kind.device), launch_shape("dkv", kind.dtype, kind.head_dim).block_n
+        new = [_Entry((place, 0), table, None) for table in forward]
+        new += [_Entry((place, chunk), table, cut_keys(table, chunk)) for table in backward]
+        if not new:
+            return
+        # Tables of a device share their masks, and an id is that of a table that is alive.
+        shared = {id(entry.table.row_lo): entry.table for entry in new}
+        # Any: of different types
+        groups: list[list[NDArray[Any]]] = [[t.row_lo, t.row_hi, t.bits] for t in shared.values()]
+        groups += [entry.arrays() for entry in new]
+        moved = iter(move_arrays([array for group in groups for array in group], kind.device))
+        there = [tuple(islice(moved, len(group))) for group in groups]
+        masks = dict(zip(shared, (_Masks(*arrays) for arrays in there), strict=False))
+        for entry, arrays in zip(new, there[len(shared) :], strict=True):
+            table = entry.on_device(arrays, masks[id(entry.table.row_lo)])
+            self._tables.setdefault(entry.table, {})[entry.key] = table
 
     def forward(
         self,
@@ -115,7 +140,8 @@ class TritonKernel:
     ) -> None:
         """Add the gradients of the tiles of the table; uses the global lse and delta of `rows`."""
         q, dout = rows.q, rows.dout.to(rows.q.dtype)
-        found = self._table(table, q)
+        chunk = launch_shape("dkv", q.dtype, q.shape[2]).block_n
+        found = self._table(table, q, chunk)
         if not found.num_segments:
             return
         masks = _mask_arguments(found.masks)
@@ -132,55 +158,45 @@ class TritonKernel:
             scale, len(kv), *strides, HAS_BITS=found.has_bits, **_constants(q, kv, shape),
         )  # fmt: skip
 
-    def _table(self, table: TileTable, q: torch.Tensor) -> _DeviceTable:
-        """Give a table on the device of `q`; moved on first use."""
-        chunk = launch_shape("dkv", q.dtype, q.shape[2]).block_n
-        known = self._tables.setdefault(table, {})
+    def _table(self, table: TileTable, q: torch.Tensor, chunk: int = 0) -> _DeviceTable:
+        """Give a table on the device of `q`; moved on first use if `load` was not called."""
         key = str(q.device), chunk
-        if key not in known:
-            known[key] = _move(table, cut_keys(table, chunk), self._shared(table, q.device))
-        return known[key]
-
-    def _shared(self, table: TileTable, device: torch.device) -> _Masks:
-        # The arrays live as long as the table, and the entry as long as a table that uses it, so
-        # an id is never taken for that of another array.
-        key = id(table.row_lo), str(device)
-        masks = self._masks.get(key)
-        if masks is None:
-            lo, hi = _to_device([table.row_lo.ravel(), table.row_hi.ravel()], device)
-            bits = torch.from_numpy(table.bits.copy()).to(device)
-            masks = _Masks(lo.view(table.row_lo.shape), hi.view(table.row_hi.shape), bits)
-            self._masks[key] = masks
-        return masks
+        if key not in self._tables.get(table, {}):
+            kind = TensorKind(q.dtype, q.device, q.shape[2])
+            self.load(*(([], [table]) if chunk else ([table], [])), kind)
+        return self._tables[table][key]
 
 
-def _move(table: TileTable, chunks: KeyChunks, masks: _Masks) -> _DeviceTable:
-    device = masks.row_lo.device
-    arrays = [
-        table.q_start, table.q_len, table.row_ptr, table.kv_start, table.kv_len,
-        table.kind.astype(np.int32), chunks.chunk_row, chunks.chunk_ptr, chunks.segment,
-        chunks.piece,
-    ]  # fmt: skip
-    q_start, q_len, row_ptr, kv_start, kv_len, kind, *entries = _to_device(arrays, device)
-    mask_start = torch.from_numpy(table.mask_start.copy()).to(device)
-    return _DeviceTable(
-        longest=int(table.q_len.max(initial=0)),
-        num_segments=table.num_segments,
-        num_chunks=len(chunks.chunk_row),
-        rows=(q_start, q_len),
-        row_ptr=row_ptr,
-        pieces=(kv_start, kv_len, kind, mask_start),
-        chunks=tuple(entries),
-        masks=masks,
-        has_bits=bool((table.kind == PieceKind.BITS).any()),
-    )
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entry:
+    """A table on its way, for backward with its keys in chunks."""
 
+    key: tuple[str, int]
+    table: TileTable
+    chunks: KeyChunks | None
 
-def _to_device(arrays: list[NDArray[np.int32]], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Move int32 arrays in one transfer; the results are views of one tensor."""
-    joined = torch.from_numpy(np.concatenate(arrays)).to(device)
-    ends = np.cumsum([len(array) for array in arrays]).tolist()
-    return tuple(joined[end - len(array) : end] for end, array in zip(ends, arrays, strict=True))
+    def arrays(self) -> "list[NDArray[Any]]":  # Any: of different types
+        table, chunks = self.table, self.chunks
+        arrays: list[NDArray[Any]] = [
+            table.q_start, table.q_len, table.row_ptr, table.kv_start, table.kv_len,
+            table.kind.astype(np.int32), table.mask_start,
+        ]  # fmt: skip
+        if chunks is not None:
+            arrays += [chunks.chunk_row, chunks.chunk_ptr, chunks.segment, chunks.piece]
+        return arrays
+
+    def on_device(self, moved: tuple[torch.Tensor, ...], masks: _Masks) -> _DeviceTable:
+        return _DeviceTable(
+            longest=int(self.table.q_len.max(initial=0)),
+            num_segments=self.table.num_segments,
+            num_chunks=0 if self.chunks is None else len(self.chunks.chunk_row),
+            rows=moved[:2],
+            row_ptr=moved[2],
+            pieces=moved[3:7],
+            chunks=moved[7:],
+            masks=masks,
+            has_bits=bool((self.table.kind == PieceKind.BITS).any()),
+        )
 
 
 def _grid(table: _DeviceTable, q: torch.Tensor, shape: LaunchShape) -> tuple[int, int, int]:

@@ -1,0 +1,114 @@
+"""Tables go to the device once per plan, in one transfer, and a kernel is chosen once."""
+
+import numpy as np
+import pytest
+import torch
+
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_runtime import executor as executor_module
+from dcp_runtime.device_plan import prepare_device
+from dcp_runtime.errors import RunError
+from dcp_runtime.executor import DCPExecutor
+from dcp_runtime.kernels import triton_kernel
+from dcp_runtime.kernels.choice import KernelChoice
+from dcp_runtime.kernels.cpu import CpuKernel
+from dcp_runtime.kernels.kernel import TensorKind
+from dcp_runtime.kernels.staging import move_arrays
+from dcp_runtime.kernels.triton_kernel import TritonKernel
+from dcp_runtime.loopback import LoopbackWorld
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def plan(lab):
+    sparsity = lab.sparsity_of([lab.masks[m](n) for m, n in (("scattered", 70), ("causal", 1))], 16)
+    config = PlanConfig(partitioner="static:zigzag", divisions=3)
+    return build_plan(sparsity, ModelShape(2, 1, 32, 4), Cluster(devices_per_node=2), config)
+
+
+def test_arrays_arrive_as_they_were_whatever_their_type_and_size():
+    rng = np.random.default_rng(0)
+    arrays = [
+        rng.integers(0, 100, shape).astype(dtype)
+        for shape in ((3,), (0,), (2, 5), (1, 1), (7,), (2, 0))
+        for dtype in (np.int32, np.int64, np.uint8)
+    ]
+    arrays.append(np.arange(12, dtype=np.int32).reshape(3, 4).T)  # not contiguous
+    moved = move_arrays(arrays, CPU)
+    for array, tensor in zip(arrays, moved, strict=True):
+        assert tensor.is_contiguous()
+        np.testing.assert_array_equal(tensor.numpy(), array)
+        assert tensor.numpy().dtype == array.dtype
+
+
+def test_all_tables_of_a_plan_move_in_one_transfer(plan, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        triton_kernel, "move_arrays", lambda a, d: calls.append(len(a)) or move_arrays(a, d)
+    )
+    part, kernel = prepare_device(plan, 0, 16), TritonKernel()
+    q = torch.zeros(1, 2, 32)
+    kernel.load(part.forward.tables, part.backward.tables, TensorKind(q.dtype, CPU, 32))
+    assert len(calls) == 1
+    tables = [kernel._table(table, q) for table in part.forward.tables]
+    tables += [kernel._table(table, q, 32) for table in part.backward.tables]
+    assert len(calls) == 1  # nothing was left to move
+    assert len(tables) >= 4
+    assert len({table.masks.bits.untyped_storage().data_ptr() for table in tables}) == 1
+    for table, host in zip(tables, (*part.forward.tables, *part.backward.tables), strict=True):
+        np.testing.assert_array_equal(table.pieces[0].numpy(), host.kv_start)
+        np.testing.assert_array_equal(table.masks.row_hi.numpy(), host.row_hi)
+        np.testing.assert_array_equal(table.masks.bits.numpy(), host.bits)
+        np.testing.assert_array_equal(table.pieces[3].numpy(), host.mask_start)
+
+
+class Loading(CpuKernel):
+    def __init__(self):
+        self.loaded = []
+
+    def load(self, forward, backward, kind):
+        self.loaded.append((len(forward), len(backward), kind))
+
+
+def test_a_kernel_is_chosen_with_the_first_layer_and_keeps_its_tables(plan, lab, monkeypatch):
+    made = []
+
+    def choose(*_):
+        made.append(Loading())
+        return KernelChoice(made[-1], ())
+
+    monkeypatch.setattr(executor_module, "choose_kernel", choose)
+    q, kv, dout = lab.random_qkv(0, 71, 2, 1, 32, torch.float32)
+
+    def work(transport):
+        executor = DCPExecutor(transport=transport)
+        rows = torch.tensor(plan.local_tokens(transport.rank))
+        for _ in range(2):
+            prepared = executor.prepare(plan)
+            for _ in range(2):
+                out, lse = prepared.forward(q[rows], kv[rows])
+            prepared.backward(q[rows], kv[rows], out, lse, dout[rows])
+        wide = executor.prepare(plan)
+        wide.forward(q[rows].double(), kv[rows].double())
+        return prepared._agreed.kernel
+
+    kernels = LoopbackWorld(2, timeout_s=20).run(work)
+    # The kernel of the first plan serves the second; its tables are there before the first layer,
+    # and those of the third plan too, whose tensors then are of another type.
+    assert len(made) == 4
+    for kernel in kernels:
+        assert [str(kind) for *_, kind in kernel.loaded] == ["torch.float32 on cpu"] * 3
+        assert all(forward and backward for forward, backward, _ in kernel.loaded)
+
+
+def test_layers_of_one_plan_still_share_dtype_and_device(plan, lab):
+    def work(transport):
+        prepared = DCPExecutor(transport=transport).prepare(plan)
+        rows = torch.tensor(plan.local_tokens(transport.rank))
+        q, kv, _ = (x[rows] for x in lab.random_qkv(0, 71, 2, 1, 32, torch.float32))
+        prepared.forward(q, kv)
+        with pytest.raises(RunError, match=r"expected torch.float32 on cpu, got torch.float64"):
+            prepared.forward(q.double(), kv.double())
+
+    LoopbackWorld(2, timeout_s=20).run(work)
