@@ -15,7 +15,13 @@ _MOST_CELLS = 1 << 25  # of the table of users
 
 
 def relieve_split(
-    split: Split, workload: Workload, cluster: Cluster, caps: Caps, budget: int
+    split: Split,
+    workload: Workload,
+    cluster: Cluster,
+    caps: Caps,
+    budget: int,
+    *,
+    keeps_owners: bool = False,
 ) -> Split:
     """Relieve the busiest devices and ports; no device ends above a cap that it kept.
 
@@ -25,10 +31,12 @@ def relieve_split(
         cluster: the machine.
         caps: most work and tokens of one device.
         budget: moves of a tile or an owner that may be valued; some 0.6 us each.
+        keeps_owners: whether only tiles move.
     """
     if 2 * workload.num_blocks * cluster.num_devices > _MOST_CELLS:
         return split
     field = field_of(split, workload, cluster, caps)
+    field.fixed[0] = keeps_owners
     relieve(field, np.zeros(1), np.zeros(4, np.int64), budget)
     return Split(field.part, field.owner)
 
@@ -82,6 +90,7 @@ def field_of(split: Split, workload: Workload, cluster: Cluster, caps: Caps) -> 
         dirty=np.zeros(devices + 1, np.int64),
         mark=np.zeros((3, devices), np.int64),
         tiles=np.zeros(tiles + 1, np.int64),
+        fixed=np.zeros(1, np.int64),
     )
     return field
 

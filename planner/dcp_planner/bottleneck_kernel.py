@@ -67,6 +67,7 @@ class Field(NamedTuple):
         dirty: int64 ``[R+1]``, devices whose loads the move has changed; their number at the end.
         mark: int64 ``[3, R]``, whether a device is dirty; a target; at rest.
         tiles: int64 ``[W+1]``, scratch.
+        fixed: int64 ``[1]``, whether owners stay.
     """
 
     tile_q: Indices
@@ -91,6 +92,7 @@ class Field(NamedTuple):
     dirty: Ints
     mark: Ints
     tiles: Ints
+    fixed: Ints
 
 
 FIELD = types.NamedTuple(  # type: ignore[no-untyped-call]
@@ -117,6 +119,7 @@ FIELD = types.NamedTuple(  # type: ignore[no-untyped-call]
         INTS,  # dirty
         INT_TABLE,  # mark
         INTS,  # tiles
+        INTS,  # fixed
     ),
     Field,
 )
@@ -352,7 +355,8 @@ def _try_sets(field: Field, device: int, net: int, least: Floats, best: Ints) ->
     for i in range(count):
         work += field.work[0, field.tiles[i]]
     _aim(field, net, device, count)
-    owned = net % blocks if field.owner[net % blocks] == device else -1
+    is_owner = field.owner[net % blocks] == device and field.fixed[0] == 0
+    owned = net % blocks if is_owner else -1
     for target in range(len(field.node)):
         if field.mark[1, target] == 0 or field.held[0, target] + work > field.limits[0, target]:
             continue
@@ -486,7 +490,7 @@ def _find_best(field: Field, device: int, least: Floats, best: Ints) -> int:
             seen += _try_sets(field, device, net, least, best)
             if net < blocks:
                 seen += _try_tiles(field, device, net, least, best)
-        if net < blocks and field.owner[net] == device:
+        if net < blocks and field.owner[net] == device and field.fixed[0] == 0:
             seen += _try_owners(field, device, net, least, best)
     return seen
 

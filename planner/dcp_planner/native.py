@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dcp_planner.cluster import Cluster
 from dcp_planner.config import PlanConfig
-from dcp_planner.native_caps import hold_caps
+from dcp_planner.native_caps import hold_caps, level_work
 from dcp_planner.native_effort import Effort
 from dcp_planner.native_kernel import Board, bytes_of, descend, excess_of
 from dcp_planner.native_problem import Problem, Split, coarsen, make_board, restrict
@@ -190,19 +190,33 @@ def polish(problem: Problem, split: Split, cluster: Cluster, ground: Ground) -> 
 
     A split made elsewhere may be given; the caps hold afterwards if blocks and tiles allow it.
     """
-    devices, effort = cluster.num_devices, ground.effort
-    width = devices + cluster.nodes
+    effort, width = ground.effort, cluster.num_devices + cluster.nodes
     if 2 * problem.num_blocks * width > _MOST_CELLS:
         return split
+    board = _whole_board(problem, split, cluster, ground)
+    affordable = effort.polish_work // max(1, problem.num_tiles * width)
+    sweeps = int(min(effort.polish_sweeps, affordable))
+    _, found = _descend(board, sweeps, effort.fine_noise * _unit(problem), effort)
+    board = _whole_board(problem, found, cluster, ground)
+    hold_caps(board, effort.polish_sweeps)
+    return Split(board.part, board.owner)
+
+
+def level_tiles(problem: Problem, split: Split, cluster: Cluster, ground: Ground) -> Split:
+    """Move tiles off devices above the cap on work, the cheapest first; owners stay."""
+    if 2 * problem.num_blocks * (cluster.num_devices + cluster.nodes) > _MOST_CELLS:
+        return split
+    board = _whole_board(problem, split, cluster, ground)
+    level_work(board)
+    return Split(board.part, board.owner)
+
+
+def _whole_board(problem: Problem, split: Split, cluster: Cluster, ground: Ground) -> Board:
+    """Lay out all devices together, those of other nodes farther away."""
+    devices = cluster.num_devices
     group = np.arange(devices) // cluster.devices_per_node
     topology = np.array([group, np.zeros_like(group), np.full_like(group, devices)])
     far = float(round(price_between_nodes(cluster) - 1.0)) if cluster.nodes > 1 else 0.0
     limits = ground.limits(devices, 1, is_last=True)
     prices = prices_of(problem) * (1 + far)
-    board = make_board(problem, split, limits, prices, topology, far, ground.seed)
-    affordable = effort.polish_work // max(1, problem.num_tiles * width)
-    sweeps = int(min(effort.polish_sweeps, affordable))
-    _, found = _descend(board, sweeps, effort.fine_noise * _unit(problem), effort)
-    board = make_board(problem, found, limits, prices, topology, far, ground.seed)
-    hold_caps(board, effort.polish_sweeps)
-    return Split(board.part, board.owner)
+    return make_board(problem, split, limits, prices, topology, far, ground.seed)

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dcp_planner.cluster import Cluster
 from dcp_planner.config import PlanConfig
 from dcp_planner.divisions import predict_placement
@@ -110,3 +113,21 @@ def relieved(
     start = Split(found.device_of_compute, found.device_of_data)
     split = relieve_split(start, workload, cluster, caps, effort.relief)
     return Placement(split.owner, split.part, found.warnings)
+
+
+def tiles_placed(
+    owner: NDArray[np.int32], workload: Workload, cluster: Cluster, config: PlanConfig
+) -> tuple[Placement, Placement]:
+    """Place tiles where the tokens are: level and cheap to send; searched for time, then level."""
+    from dcp_planner.bottleneck import relieve_split
+    from dcp_planner.native import ground_of, level_tiles
+    from dcp_planner.native_problem import Split, problem_of
+
+    effort, problem = EFFORTS[config.budget], problem_of(workload)
+    ground = ground_of(workload, cluster, config, effort)
+    start = Split(owner[workload.compute_q], owner)
+    searched_first = relieve_split(
+        start, workload, cluster, ground.caps, effort.relief, keeps_owners=True
+    )
+    level, timed = (level_tiles(problem, s, cluster, ground) for s in (start, searched_first))
+    return Placement(owner, level.part), Placement(owner, timed.part)

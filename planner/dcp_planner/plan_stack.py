@@ -18,15 +18,14 @@ from dcp_planner.cluster import Cluster, ModelShape
 from dcp_planner.config import PlanConfig
 from dcp_planner.divisions import make_schedule, predict_placement
 from dcp_planner.errors import PlanError
+from dcp_planner.native_partitioner import tiles_placed
 from dcp_planner.partitioning import place
 from dcp_planner.placement import Placement
 from dcp_planner.plan import Plan
-from dcp_planner.repair import Board, caps_of, find_shortfalls
+from dcp_planner.repair import find_shortfalls
 from dcp_planner.simulator import predict
 from dcp_planner.validation import validate
 from dcp_planner.workload import Workload, build_workload
-
-_SWEEPS = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,16 +158,9 @@ def _union(workloads: Sequence[Workload], layers: Sequence[int]) -> Workload:
 def _place_tiles(
     workload: Workload, owner: NDArray[np.int32], cluster: Cluster, config: PlanConfig
 ) -> Placement:
-    """Place the tiles of one mask where the tokens are: level first, then cheaper to send."""
+    """Place the tiles of one mask, the tokens being where they are; the fastest way wins."""
     start = Placement(owner, owner[workload.compute_q])
-    caps = caps_of(workload, cluster.num_devices, config)
-    board = Board(workload, cluster, start)
-    board.level(caps.pairs)
-    for _ in range(_SWEEPS):
-        if not board.sweep(caps.pairs):
-            break
-    levelled = board.placement()
-    candidates = [levelled]
+    candidates = list(tiles_placed(owner, workload, cluster, config))
     if not find_shortfalls(start, workload, cluster, config):
         candidates.append(start)
     best = min(candidates, key=lambda p: predict_placement(workload, p, cluster, config).seconds)

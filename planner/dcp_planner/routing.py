@@ -141,7 +141,7 @@ def _elected(
     """Give the gateway of every need, itself where there is none to elect, int64 ``[N]``."""
     owner = placement.device_of_data[block]
     crosses = is_away & (head == np.arange(len(head)))
-    load = np.bincount(owner[crosses], size[crosses], cluster.num_devices)
+    load = np.bincount(owner[crosses], size[crosses], cluster.num_devices).astype(np.float64)
     nic, gateway = nics_of_devices(cluster), at.copy()
     nic_load = np.bincount(nic, load, len(load)).astype(np.float64)
     _elect(head, at, is_away, size, nic, load, nic_load, gateway)

@@ -110,3 +110,13 @@ def test_boards_too_wide_for_memory_are_left_alone(masks, monkeypatch):
     split = Split(np.zeros(workload.num_tiles, np.int32), np.zeros(4, np.int32))
     monkeypatch.setattr("dcp_planner.bottleneck._MOST_CELLS", 1)
     assert relieve_split(split, workload, Cluster(1, 2), Caps(1, 1), 100) is split
+
+
+def test_owners_stay_if_they_are_to_stay(masks):
+    workload = build_workload(masks.pack([masks.causal(96), masks.causal(40)], 8), ModelShape())
+    cluster, owner = Cluster(2, 2), np.arange(workload.num_blocks, dtype=np.int32) % 4
+    split = Split(np.zeros(workload.num_tiles, np.int32), owner)
+    caps = Caps(int(workload.compute_pairs.sum() * 0.3), int(workload.block_tokens.sum()))
+    found = relieve_split(split, workload, cluster, caps, 5000, keeps_owners=True)
+    assert np.array_equal(found.owner, owner)
+    assert loads_of(found.part, workload.compute_pairs, 4).max() <= caps.pairs
