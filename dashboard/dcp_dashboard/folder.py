@@ -13,6 +13,7 @@ from pathlib import Path
 from dcp_dsl import DCPError
 
 SUFFIX = ".dcpplan"
+REPORT_SUFFIX = ".dcpbatches.json"
 MAX_DEPTH = 8
 MAX_ENTRIES = 50_000
 MAX_FILES = 2_000
@@ -24,7 +25,7 @@ class DashboardError(DCPError):
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """One plan file of the folder, as the scan saw it.
+    """One plan file, or report of a data set, of the folder, as the scan saw it.
 
     Attributes:
         key: 16 hexadecimal digits; names the plan in URLs.
@@ -45,11 +46,13 @@ class Scan:
     """What a walk through the folder found.
 
     Attributes:
-        entries: sorted by `PlanEntry.relative`.
+        entries: plan files, sorted by `PlanEntry.relative`.
+        reports: reports of data sets, likewise.
         is_complete: false if the walk stopped at one of its bounds.
     """
 
     entries: tuple[PlanEntry, ...]
+    reports: tuple[PlanEntry, ...]
     is_complete: bool
 
 
@@ -83,7 +86,7 @@ def open_folder(folder: str | Path) -> Path:
 
 
 def scan(root: Path) -> Scan:
-    """Find the plan files below `root`, at most `MAX_FILES`, `MAX_DEPTH` folders deep.
+    """Find the plan files and reports below `root`, at most `MAX_FILES`, `MAX_DEPTH` folders deep.
 
     Hidden folders are skipped, symbolic links to folders are not followed, and a file counts only
     if it is a regular file that lies below `root` after all links are resolved.
@@ -99,19 +102,35 @@ def scan(root: Path) -> Scan:
         folders[:] = kept
         seen += len(folders) + len(files)
         for name in sorted(files):
-            entry = _entry(root, Path(current) / name) if name.endswith(SUFFIX) else None
+            is_ours = name.endswith((SUFFIX, REPORT_SUFFIX))
+            entry = _entry(root, Path(current) / name) if is_ours else None
             if entry is not None:
                 found.append(entry)
         if seen > MAX_ENTRIES or len(found) > MAX_FILES:
             is_complete = False
             break
     found.sort(key=lambda entry: entry.relative)
-    return Scan(tuple(found[:MAX_FILES]), is_complete)
+    kept_files = found[:MAX_FILES]
+    return Scan(
+        tuple(entry for entry in kept_files if entry.relative.endswith(SUFFIX)),
+        tuple(entry for entry in kept_files if entry.relative.endswith(REPORT_SUFFIX)),
+        is_complete,
+    )
 
 
 def find(root: Path, key: str) -> PlanEntry | None:
     """Give the plan file with this key, or ``None``; the text of `key` is never used as a path."""
     return next((entry for entry in scan(root).entries if entry.key == key), None)
+
+
+def find_report(root: Path, key: str) -> PlanEntry | None:
+    """Give the report with this key, or ``None``; the text of `key` is never used as a path."""
+    return next((entry for entry in scan(root).reports if entry.key == key), None)
+
+
+def look_again(root: Path, entry: PlanEntry) -> PlanEntry | None:
+    """Give a file of an earlier scan as it is now, ``None`` if it is gone or no longer inside."""
+    return _entry(root, root / entry.relative)
 
 
 def _entry(root: Path, path: Path) -> PlanEntry | None:

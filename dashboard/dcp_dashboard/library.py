@@ -14,7 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from dcp_dashboard.folder import SUFFIX, DashboardError, PlanEntry, find, scan
+from dcp_dashboard.dataset_report import DatasetReport, read_report
+from dcp_dashboard.folder import (
+    REPORT_SUFFIX,
+    SUFFIX,
+    DashboardError,
+    PlanEntry,
+    find,
+    find_report,
+    look_again,
+    scan,
+)
 from dcp_dashboard.session_plans import MAX_PLANS, SessionPlans
 from dcp_dashboard.summary import DeviceTotals, PlanSummary, device_totals, summarise
 from dcp_dsl import DCPError
@@ -33,6 +43,8 @@ MAX_FILE_BYTES = 2 * 10**9
 MAX_DEVICES = 1024
 """Devices of a plan that is shown: traffic is a cell for every two of them."""
 LIST_BUDGET_S = 5.0
+MAX_SEEN = 1_024
+"""Files whose place is remembered, so that asking for their version walks no folder."""
 
 Value = TypeVar("Value")
 
@@ -71,6 +83,21 @@ class PlanRow:
     entry: PlanEntry
     summary: PlanSummary | None
     is_verified: bool | None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRow:
+    """A report of a data set, or the reason why it cannot be read.
+
+    Attributes:
+        entry: the file.
+        report: what it says, ``None`` if it could not be read.
+        error: message for people, empty if all is well.
+    """
+
+    entry: PlanEntry
+    report: DatasetReport | None
     error: str = ""
 
 
@@ -114,9 +141,12 @@ class PlanLibrary:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.session = SessionPlans()
+        self._lock = threading.Lock()
         self._plans = BoundedCache[LoadedPlan](8)
         self._rows = BoundedCache[PlanRow](4_096)
         self._payloads = BoundedCache[bytes](32)
+        self._reports = BoundedCache[DatasetReport](16)
+        self._seen: OrderedDict[str, PlanEntry] = OrderedDict()
         self._figures = BoundedCache[BatchFigures](256)
 
     def rows(self) -> tuple[tuple[PlanRow, ...], bool]:
@@ -133,6 +163,50 @@ class PlanLibrary:
             else:
                 rows.append(PlanRow(entry, None, None, "not read yet; reload the page to go on"))
         return tuple(rows), found.is_complete
+
+    def session_rows(self) -> tuple[PlanRow, ...]:
+        """Give a row for every plan of this session, the most recently used first."""
+        entries = self.session.entries()
+        return tuple(self._rows.get(_content(e), partial(self._row, e)) for e in entries)
+
+    def reports(self) -> tuple[ReportRow, ...]:
+        """Give every report of a data set in the folder; unreadable ones with the reason."""
+        return tuple(self._report_row(entry) for entry in scan(self.root).reports)
+
+    def report(self, key: str) -> ReportRow:
+        """Give the report with this key.
+
+        Raises:
+            DashboardError: if no file has this key.
+            DCPError: if the file is no readable report.
+        """
+        entry = find_report(self.root, key)
+        if entry is None:
+            raise DashboardError(
+                f"expected the key of a {REPORT_SUFFIX} file below {self.root}, got {key[:40]!r}; "
+                "the file may have been moved or deleted, the list shows what is there"
+            )
+        return ReportRow(entry, self._read_report(entry))
+
+    def version(self, key: str) -> str | None:
+        """Name the content that the file of a key has now, ``None`` if there is no such file.
+
+        Costs one look at the file, not a walk through the folder, once the key is known.
+        """
+        kept = self.session.find(key)
+        if kept is not None:
+            return version_of(kept)
+        with self._lock:
+            known = self._seen.get(key)
+        entry = look_again(self.root, known) if known else None
+        if known is None:
+            entry = find(self.root, key) or find_report(self.root, key)
+            if entry is not None:
+                with self._lock:
+                    self._seen[key] = entry
+                    while len(self._seen) > MAX_SEEN:
+                        self._seen.popitem(last=False)
+        return None if entry is None else version_of(entry)
 
     def load(self, key: str) -> LoadedPlan:
         """Give the parsed plan with this key, of the folder or of this session.
@@ -177,12 +251,26 @@ class PlanLibrary:
         """Give bytes made from a plan, from the cache if this content was asked for before."""
         return self._payloads.get((_content(loaded.entry), name), lambda: make(loaded))
 
+    def _read_report(self, entry: PlanEntry) -> DatasetReport:
+        return self._reports.get(_content(entry), lambda: read_report(entry.path))
+
+    def _report_row(self, entry: PlanEntry) -> ReportRow:
+        try:
+            return ReportRow(entry, self._read_report(entry))
+        except DCPError as error:
+            return ReportRow(entry, None, str(error))
+
     def _row(self, entry: PlanEntry) -> PlanRow:
         try:
             loaded = self._plans.get(_content(entry), lambda: _read(entry))
         except DCPError as error:
             return PlanRow(entry, None, None, str(error))
         return PlanRow(entry, loaded.summary, loaded.verified)
+
+
+def version_of(entry: PlanEntry) -> str:
+    """Name one content of a file: its size and time of change."""
+    return f"{entry.size_bytes}-{entry.mtime_ns}"
 
 
 def _content(entry: PlanEntry) -> tuple[str, int, int]:

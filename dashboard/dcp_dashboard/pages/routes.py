@@ -8,6 +8,7 @@ from dash.development.base_component import Component
 
 from dcp_dashboard.library import LoadedPlan, PlanLibrary
 from dcp_dashboard.pages.compare import compare_page
+from dcp_dashboard.pages.dataset import dataset_page
 from dcp_dashboard.pages.edit import edit_page
 from dcp_dashboard.pages.help import help_page
 from dcp_dashboard.pages.mask import mask_page
@@ -33,6 +34,10 @@ def _help(_library: PlanLibrary, parts: tuple[str, ...], _query: str) -> Compone
     return None if parts else help_page()
 
 
+def _dataset(library: PlanLibrary, parts: tuple[str, ...], query: str) -> Component | None:
+    return dataset_page(library, parts[0], query) if len(parts) == 1 else None
+
+
 def _plan(library: PlanLibrary, parts: tuple[str, ...], _query: str) -> Component | None:
     if len(parts) == 1:
         return plan_page(library.load(parts[0]))
@@ -50,7 +55,14 @@ PLAN_PAGES: Mapping[str, Callable[[LoadedPlan], Component]] = MappingProxyType(
 """Pages below `/plan/<key>/`, by their name."""
 
 ROUTES: Mapping[str, Page] = MappingProxyType(
-    {"": _plan_list, "compare": _compare, "edit": _edit, "help": _help, "plan": _plan}
+    {
+        "": _plan_list,
+        "compare": _compare,
+        "dataset": _dataset,
+        "edit": _edit,
+        "help": _help,
+        "plan": _plan,
+    }
 )
 """Pages by the first part of the path."""
 
