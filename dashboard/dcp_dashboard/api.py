@@ -14,6 +14,8 @@ from dcp_dashboard.payloads import mask_payload
 from dcp_dashboard.thumbnail import thumbnail
 from dcp_dsl import DCPError
 
+MAX_WATCHED = 8
+"""Files whose versions one request may ask for."""
 BINARY = "application/octet-stream"
 
 
@@ -41,6 +43,13 @@ def data_api(library: PlanLibrary) -> Blueprint:
         entry = library.load(key).entry
         name = f"{PurePosixPath(entry.relative).name.removesuffix(SUFFIX)}{SUFFIX}"
         return send_file(entry.path, BINARY, as_attachment=True, download_name=name)
+
+    @api.get("/changes")
+    def changes() -> WSGIResponse:
+        keys = [key for key in request.args.get("keys", "").split(",") if key][:MAX_WATCHED]
+        response = make_response(jsonify(versions={key: library.version(key) for key in keys}))
+        response.cache_control.no_store = True
+        return response
 
     @api.get("/compare/<first>/<second>/moves")
     def moves(first: str, second: str) -> WSGIResponse:

@@ -16,6 +16,7 @@ from dcp_dashboard.pages.keys import keyboard_dialog
 from dcp_dashboard.pages.plan import add_plan_callbacks
 from dcp_dashboard.pages.routes import render_page
 from dcp_dashboard.shell import INDEX, shell
+from dcp_dashboard.uploads import upload_api
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -52,6 +53,7 @@ def create_app(folder: str | Path) -> Dash:
     app.server.extensions[DESK] = desk
     app.server.register_blueprint(edit_api(library, desk))
     app.server.register_blueprint(trace_api(library))
+    app.server.register_blueprint(upload_api(library))
     compress_code(app.server)
     _add_callbacks(app, library)
     return app

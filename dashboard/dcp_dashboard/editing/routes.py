@@ -99,7 +99,8 @@ def _add_plan_routes(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
         body = _request(library, "plan")
         limit_s = whole(body, "limit_s", int(DEFAULT_LIMIT_S), 1, MAX_PLAN_S)
         mask = str(body.get("mask", ""))[:40] or "mask"
-        return _json(desk.jobs.start(body, limit_s, f"edited/{mask}").to_json(), 202)
+        name = str(body.get("label", ""))[:40] or f"edited/{mask}"
+        return _json(desk.jobs.start(body, limit_s, name).to_json(), 202)
 
     @api.get("/figures/<key>")
     def of_plan(key: str) -> WSGIResponse:

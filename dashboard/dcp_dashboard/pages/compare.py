@@ -12,6 +12,7 @@ from dcp_dashboard import quantities
 from dcp_dashboard.comparison import Comparison, Side
 from dcp_dashboard.facts.words import SOURCE_LABELS
 from dcp_dashboard.library import PlanLibrary
+from dcp_dashboard.pages.changed import changed_notice
 from dcp_dashboard.pages.compare_panels import (
     compare_charts,
     device_panels,
@@ -93,6 +94,7 @@ def compare_page(library: PlanLibrary, query: str) -> Component:
     first, second = comparison.first, comparison.second
     names = [side.loaded.summary.mask for side in (first, second)]
     parts: list[Component] = [
+        changed_notice(first.loaded.entry, second.loaded.entry),
         _head(library, choices),
         verdict_panel(comparison),
         table_panel(comparison),
@@ -153,7 +155,7 @@ def _head(library: PlanLibrary, choices: tuple[Choice | None, Choice | None]) ->
 
 
 def _picker(library: PlanLibrary, name: str, label: str, chosen: Choice | None) -> Component:
-    rows = [row for row in library.rows()[0] if row.summary is not None]
+    rows = [row for row in (*library.session_rows(), *library.rows()[0]) if row.summary is not None]
     options = [
         {
             "value": Choice(row.entry.key, source).value,
@@ -175,7 +177,7 @@ def _picker(library: PlanLibrary, name: str, label: str, chosen: Choice | None) 
 
 def _invitation(library: PlanLibrary, choices: tuple[Choice | None, Choice | None]) -> Component:
     text = "Choose two plans, or the prediction and the run of one plan."
-    if not any(row.summary is not None for row in library.rows()[0]):
+    if not any(row.summary for row in (*library.session_rows(), *library.rows()[0])):
         text = "There is no readable plan here yet; the list of plans says how to make one."
     return html.Div(
         [
@@ -206,8 +208,6 @@ def add_compare_callbacks(app: Dash, library: PlanLibrary) -> None:
         ClientsideFunction("dcp", "compare"), Output("compare-a", "error"),
         Input("compare-a", "value"), Input("compare-b", "value"), State("compare-shown", "data"),
     )  # fmt: skip
-    same = ClientsideFunction("dcp", "same")
-    connect(same, Output("moves", "data-mode"), Input("moves-mode", "value"))
 
 
 def _read_sides(sides: object) -> tuple[Choice, Choice]:

@@ -1,6 +1,5 @@
 """The parts of the page `/compare`: sentence, figures, timelines, devices, moved tiles."""
 
-import dash_mantine_components as dmc
 from dash import dcc, html
 from dash.development.base_component import Component
 
@@ -27,6 +26,7 @@ from dcp_dashboard.moves import (
     find_moves,
     moves_modes,
 )
+from dcp_dashboard.pages.choice import choice
 from dcp_dashboard.palette import KIND_COLOURS
 from dcp_dashboard.shell import attributes, panel, swatches
 
@@ -188,20 +188,13 @@ def moves_panel(comparison: Comparison) -> Component:
         for change in (ONLY_FIRST, ONLY_SECOND)
         if moves.tiles(change)
     ]
-    modes = [
-        {"label": str(mode["label"]), "value": str(mode["id"])}
-        for mode in moves_modes(first.plan, second.plan)
-    ]
-    tools = dmc.SegmentedControl(
-        id="moves-mode", data=modes, value="change", size="xs",
-        **attributes(aria_label="Colour the tiles by"),
-    )  # fmt: skip
+    modes = [(str(m["id"]), str(m["label"])) for m in moves_modes(first.plan, second.plan)]
+    tools = choice("colour", modes, "change", "Colour the tiles by", name="moves-mode")
     canvas = html.Div(
         id="moves",
         className="dcp-mask-moves",
         **attributes(
             data_url=f"/api/compare/{first.entry.key}/{second.entry.key}/moves",
-            data_mode="change",
             data_label="Tiles of both plans",
         ),
     )

@@ -15,6 +15,7 @@ from dcp_dashboard.dataset_report import BatchLine, DatasetReport
 from dcp_dashboard.figures import GRAPH_CONFIG
 from dcp_dashboard.folder import plan_key, scan
 from dcp_dashboard.library import PlanLibrary, ReportRow
+from dcp_dashboard.pages.changed import changed_notice
 from dcp_dashboard.pages.queries import Query, read_query, search_box
 from dcp_dashboard.shell import attributes, panel
 
@@ -59,7 +60,11 @@ def dataset_page(library: PlanLibrary, key: str, query: str) -> Component:
     report = row.report
     assert report is not None, "library.report raises for what cannot be read"
     asked = read_query(query)
-    parts: list[Component] = [_title(row, report), _summary_panel(report)]
+    parts: list[Component] = [
+        changed_notice(row.entry),
+        _title(row, report),
+        _summary_panel(report),
+    ]
     if report.batches:
         parts += [*_chart_panels(report), _table_panel(library, row, report, asked)]
     return html.Div(parts, **attributes(data_title=f"Data set · {row.entry.relative}"))

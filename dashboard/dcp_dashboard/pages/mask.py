@@ -4,6 +4,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.pages.changed import changed_notice
 from dcp_dashboard.pages.choice import choice
 from dcp_dashboard.pages.inspector import inspector
 from dcp_dashboard.pages.plan_tabs import plan_tabs
@@ -19,6 +20,7 @@ def mask_page(loaded: LoadedPlan) -> Component:
     """Give the whole page."""
     return html.Div(
         [
+            changed_notice(loaded.entry),
             plan_title(loaded),
             plan_tabs(loaded, "mask"),
             html.Div(

@@ -10,6 +10,7 @@ from dcp_dashboard import quantities
 from dcp_dashboard.device_payload import ROWS
 from dcp_dashboard.facts.words import SOURCE_LABELS
 from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.pages.changed import changed_notice
 from dcp_dashboard.pages.choice import choice
 from dcp_dashboard.pages.findings_panel import findings_panel
 from dcp_dashboard.pages.inspector import inspector
@@ -30,6 +31,7 @@ def plan_page(loaded: LoadedPlan) -> Component:
     summary, key = loaded.summary, loaded.entry.key
     return html.Div(
         [
+            changed_notice(loaded.entry),
             plan_title(loaded),
             plan_tabs(loaded, "overview"),
             metrics_row(loaded),

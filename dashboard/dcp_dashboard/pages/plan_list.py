@@ -1,15 +1,18 @@
-"""The page `/`: every plan of the served folder, one line each, sorted as the URL says."""
+"""The page `/`: every plan and data set of the served folder, one line each, as the URL says."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qs
 
 from dash import dcc, html
 from dash.development.base_component import Component
 
 from dcp_dashboard import quantities
+from dcp_dashboard.examples import EXAMPLES
 from dcp_dashboard.library import PlanLibrary, PlanRow
+from dcp_dashboard.pages.queries import Query, read_query, search_box
+from dcp_dashboard.pages.report_list import report_matches, report_table
 from dcp_dashboard.shell import attributes
 from dcp_dashboard.summary import PlanSummary
 from dcp_planner import Source
@@ -57,27 +60,89 @@ COLUMNS = (
 )  # fmt: skip
 
 
+TEXTS = ("name", "partitioner")
+"""Columns of texts; the others hold numbers."""
+
+
 def plan_list_page(library: PlanLibrary, query: str) -> Component:
-    """Give the list of plans; `query` is the URL's, ``?sort=<column>&desc=1``."""
+    """Give the list of plans and data sets; `query` is the URL's, see `queries.read_query`."""
     rows, is_complete = library.rows()
-    if not rows:
+    session, reports = library.session_rows(), library.reports()
+    if not (rows or session or reports):
         return empty_page(library.root)
-    asked = parse_qs(query.removeprefix("?"))
-    sort, descending = asked.get("sort", ["name"])[0], asked.get("desc") == ["1"]
-    ordered = sort_rows(rows, sort, descending=descending)
-    parts: list[Component] = [
-        html.Div(
-            [
-                html.H1("Plans"),
-                html.Span(_caption(library.root, rows), className="dcp-muted"),
-            ],
-            className="dcp-title",
-        ),
-        html.Div(_table(ordered, sort, descending=descending), className="dcp-panel dcp-scroll"),
-    ]
+    asked = read_query(query)
+    found = [row for row in rows if matches(row, asked.search)]
+    recent = [row for row in session if matches(row, asked.search)]
+    sets = [row for row in reports if report_matches(row, asked.search)]
+    parts: list[Component] = [_title(library.root, rows), _tools(asked, len(found), len(rows))]
+    picked = next((row for row in (*session, *rows) if row.entry.key == asked.pick), None)
+    if picked is not None:
+        parts.append(_picked(picked, asked))
+    if recent:
+        note = "Opened or made on a page; kept until the server ends."
+        table = _table(recent, asked, is_sorted=False)
+        parts.append(_section("This session", table, note))
+    if sets:
+        parts.append(_section("Planned data sets", report_table(sets)))
+    if found:
+        ordered = sort_rows(found, asked.sort or "name", descending=asked.is_descending)
+        table = html.Div(_table(ordered, asked), className="dcp-panel dcp-scroll", tabIndex=0)
+        parts.append(table)
+    elif not (recent or sets):
+        parts.append(html.P("Nothing here matches the search.", className="dcp-message"))
     if not is_complete:
         parts.append(html.P("The folder holds more than is shown; serve a folder further down."))
     return html.Div(parts)
+
+
+def matches(row: PlanRow, search: str) -> bool:
+    """Tell whether every word of a search is in a plan's mask, file, origin or placement."""
+    summary = row.summary
+    words = [row.entry.relative, row.error]
+    if summary is not None:
+        words += [summary.mask, summary.origin, summary.metrics.partitioner]
+    text = " ".join(words).lower()
+    return all(word in text for word in search.lower().split())
+
+
+def _title(root: Path, rows: Sequence[PlanRow]) -> Component:
+    caption = html.Span(_caption(root, rows), className="dcp-muted")
+    return html.Div([html.H1("Plans"), caption], className="dcp-title")
+
+
+def _tools(asked: Query, found: int, total: int) -> Component:
+    parts = [search_box(asked, "Find plans by mask, file, origin or placement")]
+    if asked.search:
+        parts.append(html.Span(f"{found} of {total}", className="dcp-muted"))
+    return html.Div([*parts, *open_button()], className="dcp-tools")
+
+
+def open_button() -> tuple[Component, ...]:
+    """Give the button that opens a file of one's own and what it says; `assets/open.js`."""
+    return (
+        html.Button("Open a file…", id="open-file", className="dcp-button", type="button"),
+        html.Span("or drop a .dcpplan file here", id="open-status", className="dcp-muted",
+                  role="status"),
+    )  # fmt: skip
+
+
+def _picked(row: PlanRow, asked: Query) -> Component:
+    return html.Div(
+        [
+            html.Span(["Compare ", html.Strong(row.entry.relative), " with: choose another plan."]),
+            html.A("Cancel", href="/" + asked.url(pick=""), **attributes(data_plain="link")),
+        ],
+        className="dcp-panel dcp-picked",
+        role="status",
+    )
+
+
+def _section(title: str, table: Component, note: str = "") -> Component:
+    heading = [html.H2(title), html.Span(note, className="dcp-muted")]
+    return html.Section(
+        [html.Div(heading, className="dcp-panel-head"), html.Div(table, className="dcp-scroll")],
+        className="dcp-panel", **attributes(aria_label=title),
+    )  # fmt: skip
 
 
 def sort_rows(rows: Sequence[PlanRow], sort: str, *, descending: bool) -> list[PlanRow]:
@@ -103,10 +168,21 @@ def empty_page(root: Path) -> Component:
         ),
         ("Serve another folder", "dcpm dashboard FOLDER"),
     )
+    examples = html.Button(
+        "Plan three examples", id="make-examples", className="dcp-button dcp-primary",
+        type="button", **attributes(data_examples=json.dumps(EXAMPLES)),
+    )  # fmt: skip
+    told = "Standard masks on 8 devices, planned now, in some seconds; nothing is written."
     return html.Div(
         [
             html.H1("No plans here yet"),
             html.P(["There is no ", html.Code(".dcpplan"), " file in ", html.Code(str(root)), "."]),
+            html.Div(
+                [examples, html.Span(told, id="examples-status", className="dcp-muted",
+                                     role="status")],
+                className="dcp-tools",
+            ),
+            html.Div(open_button(), className="dcp-tools"),
             html.Dl(
                 [
                     part
@@ -117,7 +193,7 @@ def empty_page(root: Path) -> Component:
             html.P("Reload this page afterwards.", className="dcp-muted"),
         ],
         className="dcp-message dcp-empty",
-    )
+    )  # fmt: skip
 
 
 def _caption(root: Path, rows: Sequence[PlanRow]) -> str:
@@ -126,46 +202,58 @@ def _caption(root: Path, rows: Sequence[PlanRow]) -> str:
     return f"{text}, {broken} of them unreadable" if broken else text
 
 
-def _table(rows: Sequence[PlanRow], sort: str, *, descending: bool) -> Component:
+def _table(rows: Sequence[PlanRow], asked: Query, *, is_sorted: bool = True) -> Component:
     heads: list[Component] = [html.Th("Mask", className="dcp-thumb-head", scope="col")]
-    heads.append(_head("name", "Plan", "Mask and file", sort, descending=descending))
-    heads += [_head(c.name, c.heading, c.meaning, sort, descending=descending) for c in COLUMNS]
+    shown = [("name", "Plan", "Mask and file")] + [(c.name, c.heading, c.meaning) for c in COLUMNS]
+    compare = html.Th("Compare", scope="col", title="Choose two plans to compare them")
+    for name, heading, meaning in shown:
+        kind = "" if name in TEXTS else "dcp-number"
+        if is_sorted:
+            heads.append(_head(name, heading, meaning, asked))
+        else:
+            heads.append(html.Th(heading, scope="col", title=meaning, className=kind))
+        if name == "name":
+            heads.append(compare)
     heads.append(html.Th("Run", scope="col", title="Whether a run was recorded and verified"))
     return html.Table(
-        [html.Thead(html.Tr(heads)), html.Tbody([_row(row) for row in rows])],
+        [html.Thead(html.Tr(heads)), html.Tbody([_row(row, asked) for row in rows])],
         className="dcp-table dcp-plans",
     )
 
 
-def _head(name: str, heading: str, meaning: str, sort: str, *, descending: bool) -> Component:
-    is_sorted = sort == name
-    href = f"/?sort={name}" + (
-        "&desc=1" if not (is_sorted and descending) and name != "name" else ""
-    )
-    if name == "name" and is_sorted and not descending:
-        href += "&desc=1"
-    arrow = ("▾" if descending else "▴") if is_sorted else ""
-    state = ("descending" if descending else "ascending") if is_sorted else "none"
+def _head(name: str, heading: str, meaning: str, asked: Query) -> Component:
+    is_sorted, is_descending = (asked.sort or "name") == name, asked.is_descending
+    descends = not is_descending if is_sorted else name != "name"
+    arrow = ("▾" if is_descending else "▴") if is_sorted else ""
+    state = ("descending" if is_descending else "ascending") if is_sorted else "none"
     return html.Th(
-        dcc.Link([heading, html.Span(arrow, className="dcp-arrow")], href=href, title=meaning),
+        dcc.Link(
+            [heading, html.Span(arrow, className="dcp-arrow")],
+            href="/" + asked.url(sort=name, desc=descends),
+            title=meaning,
+        ),
         scope="col",
-        className="" if name in ("name", "partitioner") else "dcp-number",
+        className="" if name in TEXTS else "dcp-number",
         **attributes(aria_sort=state),
     )
 
 
-def _row(row: PlanRow) -> Component:
+def _row(row: PlanRow, asked: Query) -> Component:
     summary, href = row.summary, f"/plan/{row.entry.key}"
     if summary is None:
         name = [html.Span(row.entry.relative, className="dcp-file")]
         text = html.Pre(row.error, className="dcp-row-error")
         cells = [html.Td(className="dcp-thumb"), html.Td(dcc.Link(name, href=href)),
-                 html.Td(text, colSpan=len(COLUMNS) + 1)]  # fmt: skip
+                 html.Td(text, colSpan=len(COLUMNS) + 2)]  # fmt: skip
         return html.Tr(cells, className="dcp-broken")
     picture = html.Img(src=f"/api{href}/thumbnail.png", alt="", width=40, height=40)
     name = [html.Span(summary.mask, className="dcp-mask-name"),
             html.Span(row.entry.relative, className="dcp-file")]  # fmt: skip
-    cells = [html.Td(picture, className="dcp-thumb"), html.Td(dcc.Link(name, href=href))]
+    cells = [
+        html.Td(picture, className="dcp-thumb"),
+        html.Td(dcc.Link(name, href=href)),
+        html.Td(_compare_link(row, asked)),
+    ]
     cells += [
         html.Td(
             column.text(summary), className="" if column.name == "partitioner" else "dcp-number"
@@ -174,6 +262,17 @@ def _row(row: PlanRow) -> Component:
     ]
     cells.append(html.Td(run_badge(summary, is_verified=row.is_verified)))
     return html.Tr(cells)
+
+
+def _compare_link(row: PlanRow, asked: Query) -> Component:
+    key, name = row.entry.key, row.entry.relative
+    if asked.pick == key:
+        return html.Span("chosen", className="dcp-muted")
+    if asked.pick:
+        href, label, claim = f"/compare?a={asked.pick}&b={key}", "with this", f"with {name}"
+    else:
+        href, label, claim = "/" + asked.url(pick=key), "choose", f"Compare {name}"
+    return html.A(label, href=href, **attributes(data_plain="link", aria_label=claim))
 
 
 def run_badge(summary: PlanSummary, *, is_verified: bool | None) -> Component:

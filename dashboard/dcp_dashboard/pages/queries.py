@@ -20,15 +20,22 @@ class Query:
         sort: name of a column, empty for the table's own order.
         is_descending: whether the largest come first.
         page: from 0.
+        pick: key of a plan that waits for another one to be compared with.
     """
 
     search: str = ""
     sort: str = ""
     is_descending: bool = False
     page: int = 0
+    pick: str = ""
 
     def url(
-        self, *, sort: str | None = None, desc: bool | None = None, page: int | None = None
+        self,
+        *,
+        sort: str | None = None,
+        desc: bool | None = None,
+        page: int | None = None,
+        pick: str | None = None,
     ) -> str:
         """Give the query of a link with some of it changed.
 
@@ -40,6 +47,7 @@ class Query:
             ("sort", self.sort if sort is None else sort),
             ("desc", "1" if (self.is_descending if desc is None else desc) else ""),
             ("page", str(self.page if page is None else page)),
+            ("pick", self.pick if pick is None else pick),
         )
         text = urlencode([(name, value) for name, value in values if value and value != "0"])
         return f"?{text}" if text else ""
@@ -49,7 +57,7 @@ def read_query(text: str) -> Query:
     """Read the query of a URL; whatever is wrong counts as left out.
 
     >>> read_query("?q=x&sort=tokens&desc=1&page=-3")
-    Query(search='x', sort='tokens', is_descending=True, page=0)
+    Query(search='x', sort='tokens', is_descending=True, page=0, pick='')
     """
     try:
         asked = parse_qs(text.removeprefix("?"), max_num_fields=50)
@@ -60,6 +68,7 @@ def read_query(text: str) -> Query:
         search=asked.get("q", [""])[0][:MAX_SEARCH],
         sort=asked.get("sort", [""])[0][:40],
         is_descending=asked.get("desc") == ["1"],
+        pick=asked.get("pick", [""])[0][:16],
         page=int(page) if page.isascii() and page.isdigit() and len(page) < 6 else 0,
     )
 

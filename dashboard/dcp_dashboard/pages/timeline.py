@@ -5,6 +5,7 @@ from dash.development.base_component import Component
 
 from dcp_dashboard import quantities
 from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.pages.changed import changed_notice
 from dcp_dashboard.pages.plan_tabs import plan_tabs
 from dcp_dashboard.payloads import MAX_EVENTS
 from dcp_dashboard.shell import attributes
@@ -22,6 +23,7 @@ def timeline_page(loaded: LoadedPlan) -> Component:
     summary, key = loaded.summary, loaded.entry.key
     return html.Div(
         [
+            changed_notice(loaded.entry),
             html.Div(
                 [
                     dcc.Link("Plans", href="/", className="dcp-crumb"),
