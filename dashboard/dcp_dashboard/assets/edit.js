@@ -9,6 +9,7 @@ window.dcp.edit = window.dcp.edit || {};
   const CHECK_MS = 40;
   const PREVIEW_MS = 150;
   const ADDRESS_MS = 400;
+  const SMALL = 64; // tokens of a sample on which the windows of practice cannot be seen
   let shown = null;
 
   class EditPage {
@@ -137,10 +138,13 @@ window.dcp.edit = window.dcp.edit || {};
       this.previewSoon();
     }
 
-    request() {
+    // The mask with its arguments. Where none were typed, the picture of a small sample takes those of an example, which
+    // show what the mask does; the plan takes the defaults.
+    request(isPicture = false) {
       const mask = this.outline?.masks.find(({ name }) => name === this.mask.value);
-      // A mask that wants arguments and was given none is shown with those of an example.
-      let call = mask?.parameters.length ? this.call.value.trim() || mask.example : "";
+      const sample = this.outline?.samples.find(({ name }) => name === this.sample.value);
+      const isSmall = isPicture && sample && sample.tokens <= SMALL;
+      let call = mask?.parameters.length ? this.call.value.trim() || (mask.wants || isSmall ? mask.example : "") : "";
       if (call && !call.startsWith("(")) call = `(${call})`;
       const isBatch = this.sample.value === "batch";
       return {
@@ -195,7 +199,7 @@ window.dcp.edit = window.dcp.edit || {};
 
     async draw() {
       try {
-        const payload = window.dcp.columns.decode(await window.dcp.edit.post("picture", this.request()));
+        const payload = window.dcp.columns.decode(await window.dcp.edit.post("picture", this.request(true)));
         if (this.host.isConnected) this.picture.show(payload);
       } catch (error) {
         this.picture.keep(error.message);
@@ -268,7 +272,7 @@ window.dcp.edit = window.dcp.edit || {};
 
     async saveSvg() {
       try {
-        const { svg, name } = await window.dcp.edit.post("svg", this.request());
+        const { svg, name } = await window.dcp.edit.post("svg", this.request(true));
         save(svg, "image/svg+xml", name);
         this.tell("");
       } catch (error) {

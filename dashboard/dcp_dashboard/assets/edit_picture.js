@@ -58,6 +58,7 @@ window.dcp.edit = window.dcp.edit || {};
       const density = header.pairs / header.tokens ** 2;
       const count = (value) => value.toLocaleString("en-US");
       const numbers = [
+        ["Drawn", header.title],
         ["Tokens", count(header.tokens)],
         ["Visible pairs", count(header.pairs)],
         ["Density", `${(100 * density).toPrecision(3)} %`],
@@ -65,7 +66,7 @@ window.dcp.edit = window.dcp.edit || {};
         ["Form", header.form],
       ];
       this.numbers.replaceChildren(...numbers.map(([name, value]) =>
-        el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+        el("div", {}, el("dt", {}, name), el("dd", {}, String(value)))));
       this.pixels.setAttribute("aria-label", `${header.title}: ${numbers.map((pair) => pair.join(" ")).join(", ")}`);
       this.legend.replaceChildren(...header.kinds.map((kind, at) => el("span", { class: "dcp-legend-item" },
         swatch(KINDS[at % KINDS.length]), kind)));

@@ -39,7 +39,7 @@ window.dcp.edit = window.dcp.edit || {};
       const labels = {
         cluster: "Cluster", nodes: "Nodes", per: "Devices per node", block: "Block", tol: "Tolerance",
         method: "Method", effort: "Effort of the plan", scale: "Lengths of the sample", copies: "Copies in the batch",
-        heads: "Heads: query/key-value/size", dtype: "Element", limit: "Time limit of the plan",
+        heads: "Heads q/kv/size", dtype: "Element", limit: "Time limit of the plan",
       };
       for (const [name, control] of Object.entries(this.controls)) {
         control.id = `edit-${name}`;

@@ -136,14 +136,28 @@ def whole(request: Mapping[str, Any], name: str, default: int, low: int, high: i
     return value
 
 
-def _example(spec: Spec, name: str) -> dict[str, Any]:  # Any: JSON values
-    """Give a mask that wants arguments, with arguments that show what it does on a small sample."""
-    call = example_call(spec, name)
+def _outline_mask(spec: Spec, name: str) -> dict[str, Any]:  # Any: JSON values
+    """Give a mask with its parameters and, if it has some, arguments that suit a small sample.
+
+    ``wants`` says that it cannot do without arguments.
+    """
+    parameters = [p.name.text for p in spec.scope.masks[name].params]
+    call = example_call(spec, name) if parameters else name
+    found: dict[str, Any] = {
+        "name": name,
+        "parameters": parameters,
+        "example": call.removeprefix(name),
+        "columns": [],
+        "wants": True,
+    }
     try:
-        columns = sorted(spec.mask(call).columns)
+        return found | {"columns": sorted(spec.mask(name).columns), "wants": False}
+    except DCPError:  # it has a parameter without a default
+        pass
+    try:
+        return found | {"columns": sorted(spec.mask(call).columns)}
     except DCPError:
-        return {"name": name, "columns": [], "example": ""}
-    return {"name": name, "columns": columns, "example": call.removeprefix(name)}
+        return found | {"example": ""}
 
 
 def outline(spec: Spec) -> dict[str, Any]:
@@ -160,13 +174,5 @@ def outline(spec: Spec) -> dict[str, Any]:
         else:
             columns = sorted(sample.columns)
             samples.append({"name": name, "tokens": sample.length, "columns": columns})
-    masks = []
-    for name in spec.masks[:200]:
-        try:
-            columns = sorted(spec.mask(name).columns)
-        except DCPError:  # it wants arguments
-            masks.append(_example(spec, name))
-        else:
-            masks.append({"name": name, "columns": columns, "example": ""})
-        masks[-1]["parameters"] = [p.name.text for p in spec.scope.masks[name].params]
+    masks = [_outline_mask(spec, name) for name in spec.masks[:200]]
     return {"masks": masks, "samples": samples}

@@ -41,6 +41,8 @@ def test_the_outline_says_what_can_be_picked():
     assert [(m["name"], m["example"]) for m in answer["masks"]] == [
         ("shared", ""), ("holes", ""), ("window", "(w = 4)"),
     ]  # fmt: skip
+    assert [m["wants"] for m in answer["masks"]] == [False, False, True]
+    assert answer["masks"][2]["parameters"] == ["w"]
     tiny, odd = answer["samples"]
     assert (tiny["tokens"], tiny["columns"]) == (12, ["answer_lens", "question_len"])
     assert odd["error"]
