@@ -39,8 +39,10 @@ window.dcp = window.dcp || {};
         this.show();
       });
       this.onKey = (event) => {
-        if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, button, a")) return;
-        const action = { ",": () => this.step(-1), ".": () => this.step(1), " ": () => this.toggle() }[event.key];
+        if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
+        if (event.key === " " && event.target.closest("button, a, summary")) return; // presses that
+        if (event.defaultPrevented || document.querySelector("dialog[open]")) return;
+        const action = { ",": () => this.step(-1), ".": () => this.step(1), " ": () => this.toggle(), p: () => this.toggle() }[event.key];
         if (action) { event.preventDefault(); action(); }
       };
       document.addEventListener("keydown", this.onKey);
@@ -65,8 +67,10 @@ window.dcp = window.dcp || {};
       const next = this.all[at < 0 ? (by > 0 ? 0 : this.all.length - 1) : at + by];
       if (!next) return false;
       const margin = (next.end - next.start) * 0.05;
+      const { sel } = window.dcp.state.get();
+      const kept = sel && sel.device !== undefined ? { device: sel.device } : {}; // stays selected
       window.dcp.state.set({
-        sel: { type: "division", division: next.division, backward: next.backward },
+        sel: { type: "division", division: next.division, backward: next.backward, ...kept },
         time: [Math.max(0, next.start - margin), Math.min(this.timeline.time.full, next.end + margin)],
       });
       return true;

@@ -13,12 +13,15 @@ window.dcp = window.dcp || {};
     ["peer", "Peer"], ["bytes", "Bytes"], ["start_ns", "Start"], ["duration_ns", "Duration"]];
   const PLAIN = ["source", "direction"]; // nothing to sort by
 
+  // Whether a text names a column to sort by, "-" in front: falling.
+  const isOrder = (text) => HEADS.some(([column]) => column === (text || "").replace("-", "") && !PLAIN.includes(column));
+
   // Rows of a trace's shown events in the order of a column, "-" in front: falling. Stable, as numpy's stable sort.
   function orderOf({ shown, columns }, sort) {
     const { idOf } = window.dcp.events;
     const ids = Uint32Array.from({ length: shown.start.length }, (_, i) => idOf(shown, i));
+    if (!isOrder(sort)) return ids;
     const column = sort.replace("-", "");
-    if (!column) return ids;
     const key = { start_ns: columns.start, bytes: columns.bytes, device: columns.device, kind: columns.kind, name: columns.name,
       division: columns.division, peer: columns.peer }[column];
     const value = column === "duration_ns" ? (e) => columns.end[e] - columns.start[e] : (e) => key[e];
@@ -42,7 +45,7 @@ window.dcp = window.dcp || {};
     follow(changed) {
       if (changed.has("view")) this.show();
       if (this.slot.hidden) return;
-      if (["kinds", "longer", "find", "sort", "source"].some((key) => changed.has(key))) this.build();
+      if (["kinds", "longer", "find", "order", "source"].some((key) => changed.has(key))) this.build();
       else if (changed.has("sel")) this.fill();
     }
 
@@ -56,7 +59,7 @@ window.dcp = window.dcp || {};
 
     // A heading that sorts, a box that scrolls over all rows, and the rows in sight within.
     build() {
-      const { sort = "" } = window.dcp.state.get();
+      const { order: sort = "" } = window.dcp.state.get();
       this.parts = this.timeline.sources.map((trace) => ({ trace, ids: orderOf(
         { ...trace, shown: trace.hits || trace.shown }, sort) }));
       this.size = this.parts.reduce((sum, { ids }) => sum + ids.length, 0);
@@ -79,7 +82,7 @@ window.dcp = window.dcp || {};
       const order = sort === column ? "ascending" : sort === `-${column}` ? "descending" : "none";
       const next = { none: column, ascending: `-${column}`, descending: null }[order];
       return make("th", { scope: "col", "aria-sort": order }, make("button", { type: "button", className: "dcp-link",
-        onclick: () => window.dcp.state.set({ sort: next }) }, text + { none: "", ascending: " ↑", descending: " ↓" }[order]));
+        onclick: () => window.dcp.state.set({ order: next }) }, text + { none: "", ascending: " ↑", descending: " ↓" }[order]));
     }
 
     rowAt(number) {
@@ -136,5 +139,5 @@ window.dcp = window.dcp || {};
   }
 
   window.dcp.timelineTools.push(EventTable);
-  window.dcp.orderOf = orderOf;
+  window.dcp.isOrder = isOrder;
 })();

@@ -27,7 +27,7 @@ window.dcp = window.dcp || {};
       this.unfollow = window.dcp.state.follow((_state, changed) => this.show(changed));
       this.onKey = (event) => this.key(event);
       document.addEventListener("keydown", this.onKey);
-      this.show(new Set(["find", "longer", "kinds", "source", "view", "sort"]));
+      this.show(new Set(["find", "longer", "kinds", "source", "view", "order"]));
     }
 
     dispose() {
@@ -158,13 +158,15 @@ window.dcp = window.dcp || {};
       if (["find", "kinds", "longer", "source"].some((key) => changed.has(key))) { this.hit = -1; this.count(); }
       const query = new URLSearchParams({ source });
       this.perfetto.href = `${this.api}/trace.pftrace?${query}`;
-      for (const key of ["kinds", "longer", "find", "sort"]) if (state[key]) query.set(key, state[key]);
+      for (const key of ["kinds", "longer", "find"]) if (state[key]) query.set(key, state[key]);
+      if (window.dcp.isOrder(state.order)) query.set("sort", state.order);
       this.csv.href = `${this.api}/events.csv?${query}`;
     }
 
     // Wherever the focus is on this page, but in a text.
     key(event) {
       if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
+      if (event.defaultPrevented || document.querySelector("dialog[open]")) return;
       if (event.key === "/") { event.preventDefault(); this.find.focus(); this.find.select(); }
       if (event.key === "n" || event.key === "N") this.step(event.key === "N" ? -1 : 1);
     }

@@ -1,12 +1,13 @@
 """The page `/plan/<key>/timeline`: every event, predicted and measured under one axis."""
 
-from dash import dcc, html
+from dash import html
 from dash.development.base_component import Component
 
 from dcp_dashboard import quantities
 from dcp_dashboard.library import LoadedPlan
 from dcp_dashboard.pages.changed import changed_notice
 from dcp_dashboard.pages.plan_tabs import plan_tabs
+from dcp_dashboard.pages.plan_title import plan_title
 from dcp_dashboard.payloads import MAX_EVENTS
 from dcp_dashboard.shell import attributes
 
@@ -24,14 +25,7 @@ def timeline_page(loaded: LoadedPlan) -> Component:
     return html.Div(
         [
             changed_notice(loaded.entry),
-            html.Div(
-                [
-                    dcc.Link("Plans", href="/", className="dcp-crumb"),
-                    html.H1(summary.mask),
-                    html.Span(loaded.entry.relative, className="dcp-muted dcp-facts"),
-                ],
-                className="dcp-title",
-            ),
+            plan_title(loaded),
             plan_tabs(loaded, "timeline"),
             html.Section(
                 _too_large(loaded) or _empty(loaded) or _body(loaded),

@@ -226,7 +226,7 @@ def test_the_table_holds_the_filtered_events_in_any_order(visit, traces):
     page.click("th >> text=Duration")
     page.click("th >> text=Duration")
     page.wait_for_selector("th[aria-sort=descending] >> text=Duration")
-    assert state(page)["sort"] == "-duration_ns"
+    assert state(page)["order"] == "-duration_ns"
     wanted = matching(traces[1], EventFilter(kinds=("send", "receive"), sort="-duration_ns"))
     assert f"{len(wanted)} events" in page.locator(".dcp-event-table").inner_text()
     shown = [row.split("\t") for row in page.locator(".dcp-events tbody tr").all_inner_texts()]
