@@ -154,3 +154,13 @@ def test_labels_do_not_cross_sequences():
     assert data.position_ids.tolist() == [0, 1, 2, 0, 0, 1]
     assert data.sequence_ids.tolist() == [0, 0, 0, 1, 2, 2]
     assert np.array_equal(data.loss_mask, [1, 1, 0, 0, 1, 0])
+
+
+def test_head_groups_of_the_config_reach_the_plan():
+    config = PlanConfig("static:zigzag", head_groups=2)
+    options = {**OPTIONS, "shape": ModelShape(4, 2, 8, 4), "config": config}
+    found = [make_loader(rows_of([30]), SPEC.mask("band"), rank=r, **options) for r in range(RANKS)]
+    parts = [next(iter(loader)) for loader in found]
+    assert {plan.head_groups for _, plan in parts} == {2}
+    tokens = sorted(token for data, _ in parts for token in data.tokens.tolist())
+    assert tokens == list(range(30))  # each on one rank, whole
