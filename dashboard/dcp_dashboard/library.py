@@ -40,6 +40,10 @@ from dcp_planner import (
 )
 
 MAX_FILE_BYTES = 2 * 10**9
+LIMIT_BYTES = 2**30
+"""Most bytes of a file, and of what each of its tables unpacks to."""
+MAX_SESSION_BYTES = 2**28
+"""The same for files that a browser sent: a small file can claim to unpack to much."""
 MAX_DEVICES = 1024
 """Devices of a plan that is shown: traffic is a cell for every two of them."""
 LIST_BUDGET_S = 5.0
@@ -215,7 +219,8 @@ class PlanLibrary:
             DashboardError: if no file has this key.
             DCPError: if the file is no readable plan.
         """
-        entry = self.session.find(key) or find(self.root, key)
+        kept = self.session.find(key)
+        entry = kept or find(self.root, key)
         if entry is None:
             raise DashboardError(
                 f"expected the key of a {SUFFIX} file below {self.root}, got {key[:40]!r}; the "
@@ -223,7 +228,8 @@ class PlanLibrary:
                 f"were dropped or made on a page are kept until the server ends, {MAX_PLANS} at "
                 "most"
             )
-        return self._plans.get(_content(entry), lambda: _read(entry))
+        limit = MAX_FILE_BYTES if kept is None else MAX_SESSION_BYTES
+        return self._plans.get(_content(entry), lambda: _read(entry, limit))
 
     def keep(self, content: bytes, name: str) -> LoadedPlan:
         """Keep the bytes of a plan file for this session and give the plan; `load` finds it then.
@@ -277,13 +283,13 @@ def _content(entry: PlanEntry) -> tuple[str, int, int]:
     return str(entry.path), entry.size_bytes, entry.mtime_ns
 
 
-def _read(entry: PlanEntry) -> LoadedPlan:
+def _read(entry: PlanEntry, limit_bytes: int = MAX_FILE_BYTES) -> LoadedPlan:
     if entry.size_bytes > MAX_FILE_BYTES:
         raise DashboardError(
             f"{entry.relative}: expected at most {MAX_FILE_BYTES:,} bytes, got "
             f"{entry.size_bytes:,}; plan fewer tokens or larger blocks"
         )
-    file = read_plan(entry.path)
+    file = read_plan(entry.path, limit_bytes=min(limit_bytes, LIMIT_BYTES))
     if file.plan.num_devices > MAX_DEVICES:
         raise DashboardError(
             f"{entry.relative}: expected a plan for at most {MAX_DEVICES:,} devices, got "

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from dcp_dashboard import create_app
+from dcp_dashboard import library as library_module
 from dcp_dashboard.editing.planning import make_plan
 from dcp_dashboard.examples import EXAMPLES
 from dcp_dashboard.folder import DashboardError, plan_key
@@ -44,6 +45,17 @@ def test_what_is_no_plan_is_refused_with_its_name(client, content):
     answer = send(client, content)
     assert answer.status_code == 400
     assert answer.json["error"].startswith("mine.dcpplan: ")
+
+
+def test_a_plan_from_a_browser_may_unpack_to_less_than_one_of_the_folder(
+    monkeypatch, served_folder
+):
+    path = served_folder / "small.dcpplan"
+    monkeypatch.setattr(library_module, "MAX_SESSION_BYTES", 1000)
+    library = PlanLibrary(served_folder)
+    with pytest.raises(DashboardError, match="small: expected at most 1000 bytes"):
+        library.keep(path.read_bytes(), "small")
+    assert library.load(plan_key("small.dcpplan")).plan.num_devices == 4
 
 
 def test_a_truncated_plan_is_refused(client, served_folder):

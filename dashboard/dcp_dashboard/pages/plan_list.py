@@ -272,7 +272,14 @@ def _compare_link(row: PlanRow, asked: Query) -> Component:
         href, label, claim = f"/compare?a={asked.pick}&b={key}", "with this", f"with {name}"
     else:
         href, label, claim = "/" + asked.url(pick=key), "choose", f"Compare {name}"
-    return html.A(label, href=href, **attributes(data_plain="link", aria_label=claim))
+    link = html.A(label, href=href, **attributes(data_plain="link", aria_label=claim))
+    if asked.pick or row.summary is None or "measured" not in row.summary.seconds:
+        return link
+    own = html.A(
+        "its run", href=f"/compare?a={key}&b={key}",
+        **attributes(data_plain="link", aria_label=f"Compare the prediction and the run of {name}"),
+    )  # fmt: skip
+    return html.Div([link, own])
 
 
 def run_badge(summary: PlanSummary, *, is_verified: bool | None) -> Component:
