@@ -72,6 +72,7 @@ class BatchRow:
         notes, warnings: as sentences for people.
         index, num_available, rows: as of the `Batch`.
         lengths: of its sequences, in tokens.
+        length_counts: how many sequences have ``2**i`` to ``2**(i+1) - 1`` tokens, by i.
         density: visible pairs over those of a causal mask.
         file: where the plan was written, or ``None``.
     """
@@ -87,6 +88,7 @@ class BatchRow:
     num_available: int | None
     rows: tuple[int, int] | None
     lengths: Spread
+    length_counts: tuple[int, ...]
     density: float
     file: str | None = None
 
@@ -104,6 +106,7 @@ class BatchRow:
             "index": self.index,
             "rows": list(self.rows) if self.rows else None,
             "lengths": self.lengths.to_json(),
+            "length_counts": list(self.length_counts),
             "density": self.density,
             "mask": self.mask,
             "origin": self.origin,
@@ -148,6 +151,7 @@ def plan_batch(batch: Batch, planning: Planning) -> PlannedBatch:
         name: _planned(batch, planning, replace(planning.config, partitioner=name))[1]
         for name in planning.others()
     }
+    lengths = np.diff(plan.cu_seqlens).tolist()
     row = BatchRow(
         figures=figures,
         mask=batch.provenance.mask,
@@ -159,7 +163,8 @@ def plan_batch(batch: Batch, planning: Planning) -> PlannedBatch:
         index=batch.index,
         num_available=batch.num_available,
         rows=batch.rows,
-        lengths=spread_of(np.diff(plan.cu_seqlens).tolist()),
+        lengths=spread_of(lengths),
+        length_counts=_length_counts(lengths),
         density=measure(plan).density,
     )
     return PlannedBatch(plan, simulate(plan), row)
@@ -172,3 +177,13 @@ def _planned(batch: Batch, planning: Planning, config: PlanConfig) -> tuple[Plan
     )
     plan_s = time.perf_counter() - start
     return plan, figures_of(plan, plan_s)
+
+
+def _length_counts(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Count sequences by the power of two below their length.
+
+    >>> _length_counts([1, 2, 3, 9])
+    (1, 2, 0, 1)
+    """
+    powers = [length.bit_length() - 1 for length in lengths if length > 0]
+    return tuple(int(count) for count in np.bincount(powers)) if powers else ()

@@ -159,6 +159,7 @@ def test_several_batches_become_a_folder_of_plans_and_a_distribution(folder):
     assert (report["is_complete"], report["num_wanted"], report["num_available"]) == (True, 9, 3)
     assert [b["rows"] for b in report["batches"]] == [[0, 1], [3, 3], [5, 5]]
     assert report["batches"][0]["lengths"] == {"least": 20, "median": 25, "mean": 25, "most": 30}
+    assert report["batches"][0]["length_counts"] == [0, 0, 0, 0, 2]  # 16 to 31 tokens
     visible = sum(min(q + 1, 5) for n in (30, 20) for q in range(n))
     assert report["batches"][0]["density"] == visible / (30 * 31 / 2 + 20 * 21 / 2)
     table = run(plan_command, *arguments).stdout
