@@ -10,6 +10,7 @@ from dcp_planner import Direction, Plan, PlanPart, Trace, digest
 from dcp_runtime.agreement import agree
 from dcp_runtime.backward_pass import BackwardPass
 from dcp_runtime.clock import Timeline
+from dcp_runtime.device_clock import make_clock
 from dcp_runtime.device_plan import DevicePlan, prepare_device
 from dcp_runtime.errors import RunError
 from dcp_runtime.finite_guard import check_result
@@ -114,6 +115,7 @@ class PreparedPlan:
         if self._agreed.kind is None:
             agree(self.transport, "kind of tensors", "the first layer", find)
             self._agreed.kind, self._agreed.kernel = chosen[0]
+            self.recorder.clock = make_clock(q.device, self.recorder.clock)
             return
         try:
             find()
@@ -210,8 +212,11 @@ class DCPExecutor:
             return plan.digest if isinstance(plan, PlanPart) else digest(plan)
 
         agree(self._transport, "plan digest", "prepare", find)
+        recorder = Recorder(self.rank)
+        if self._prepared is not None:
+            recorder.clock = self._prepared.recorder.clock
         self._prepared = PreparedPlan(
-            parts[0], self._transport, Recorder(self.rank), self._kernel, self._check_finite, agreed
+            parts[0], self._transport, recorder, self._kernel, self._check_finite, agreed
         )
         return self._prepared
 

@@ -4,7 +4,6 @@ Everything that belongs to one call lives in its `Pass`, so several layers, and 
 stand between their forward and their backward at once.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -109,11 +108,10 @@ class Interpreter:
         division: int,
         work: Callable[[], None],
     ) -> None:
-        start_ns = time.perf_counter_ns()
+        clock, is_backward = self.recorder.clock, current.direction == "backward"
+        start = clock.now()
         work()
-        end_ns = time.perf_counter_ns()
-        is_backward = current.direction == "backward"
-        self.recorder.add(Event("compute", start_ns, end_ns, is_backward, division, name))
+        self.recorder.add(Event("compute", start, clock.now(), is_backward, division, name))
 
     def _launch(self, current: Pass, launch: CommLaunch, flight: _Flight) -> None:
         parcels = []
@@ -136,13 +134,13 @@ class Interpreter:
         parcels = flight.by_key.pop(wait.key, [])
         if not parcels:
             return
-        is_backward = current.direction == "backward"
-        start_ns = time.perf_counter_ns()
+        clock, is_backward = self.recorder.clock, current.direction == "backward"
+        start = clock.now()
         self.transport.wait(parcels, current.direction)
-        end_ns = time.perf_counter_ns()
+        end = clock.now()
         what = "results" if parcels[0].transfer.kind.is_result else "inputs"
         name = f"wait for {what} {wait.division}"
-        self.recorder.add(Event("wait", start_ns, end_ns, is_backward, wait.division, name))
+        self.recorder.add(Event("wait", start, end, is_backward, wait.division, name))
         for parcel in parcels:
             self._record(parcel, is_backward=is_backward)
             if self.guard and not parcel.transfer.is_send:

@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from dcp_planner import LANES, Lane, Trace
+from dcp_runtime.device_clock import Clock, HostClock, Moment
 
 EventTable: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 """Events as int64 ``[E, 8]``: the columns of `Trace` but the name."""
@@ -15,8 +16,8 @@ class Event(NamedTuple):
     """One event on this process's monotonic clock; the columns of a `Trace`."""
 
     lane: Lane
-    start_ns: int
-    end_ns: int
+    start: Moment
+    end: Moment
     is_backward: bool
     division: int
     name: str
@@ -34,12 +35,14 @@ class Recorder:
         doing: what the rank does now, as a place in words, and the division; ``None`` between
             calls.
         steps: instructions begun so far: a watcher sees by it whether the rank moves.
+        clock: of the device that computes.
     """
 
     device: int
     events: list[Event] = field(default_factory=list)
     doing: tuple[str, int] | None = None
     steps: int = 0
+    clock: Clock = field(default_factory=HostClock)
 
     def begin(self, doing: tuple[str, int] | None) -> None:
         """Note what the rank does from now on."""
@@ -51,11 +54,14 @@ class Recorder:
         self.events.append(event)
 
     def table(self) -> tuple[EventTable, tuple[str, ...]]:
-        """Give the events as int64 ``[E, 8]`` (columns of `Trace` but the name) and their names."""
+        """Give the events as int64 ``[E, 8]`` (columns of `Trace` but the name) and their names.
+
+        Waits for a device that is still at work on them.
+        """
         rows = [
             (
-                e.start_ns,
-                e.end_ns,
+                self.clock.read_ns(e.start),
+                self.clock.read_ns(e.end),
                 self.device,
                 LANES.index(e.lane),
                 e.is_backward,
