@@ -61,12 +61,19 @@ window.dcp.views = { "dcp-timeline": "Timeline", "dcp-mask": "Mask", ...window.d
     if (document.title !== title) document.title = title; // setting it is a change that we would observe
   }
 
+  // Whether elements came or went; words that change, as in tooltips, bring no view.
+  function bringsElements({ addedNodes, removedNodes }) {
+    for (const node of addedNodes) if (node.nodeType === Node.ELEMENT_NODE) return true;
+    for (const node of removedNodes) if (node.nodeType === Node.ELEMENT_NODE) return true;
+    return false;
+  }
+
   function each(action) {
     for (const { drawing } of mounted.values()) if (drawing) action(drawing);
   }
 
   new MutationObserver((changes) => {
-    if (changes.some((change) => change.type === "childList")) sweep();
+    if (changes.some(bringsElements)) sweep();
     for (const { target, attributeName } of changes) {
       if (attributeName === "data-mode" && mounted.has(target)) mounted.get(target).drawing?.setMode(target.dataset.mode);
       if (attributeName === "data-mantine-color-scheme") each((drawing) => drawing.recolour());

@@ -85,10 +85,18 @@ window.dcp.DeviceTable = class {
       const row = this.host.querySelector(`tr[data-device="${device}"]`);
       if (!row) continue;
       row.setAttribute("aria-selected", "true");
-      const { scrollTop, clientHeight } = this.host;
-      if (row.offsetTop < scrollTop || row.offsetTop > scrollTop + clientHeight - 40) {
-        this.host.scrollTop = row.offsetTop - clientHeight / 2;
-      }
+    }
+    // Sizes are read when the frame has been laid out anyway.
+    cancelAnimationFrame(this.frame);
+    this.frame = requestAnimationFrame(() => setTimeout(() => this.reveal()));
+  }
+
+  reveal() {
+    const row = this.host.querySelector("tr[aria-selected=true]");
+    if (!row) return;
+    const { scrollTop, clientHeight } = this.host;
+    if (row.offsetTop < scrollTop || row.offsetTop > scrollTop + clientHeight - 40) {
+      this.host.scrollTop = row.offsetTop - clientHeight / 2;
     }
   }
 };
