@@ -142,6 +142,7 @@ def time_mask(page: Page, url: str) -> dict[str, float]:
         ))
         for step in range(STEPS)
     ]  # fmt: skip
+    page.wait_for_timeout(500)
     return {
         "large mask drawn after navigation": first,
         "large mask, recolour": statistics.median(drawn),

@@ -7,13 +7,13 @@ other half of this file.
 from dcp_planner import Direction, Plan
 
 
-def selection(kind: str, **ids: int | str) -> str:
-    """Give the text of a selection; the id of `kind` itself comes first.
+def selection(what: str, /, **ids: int | str) -> str:
+    """Give the text of a selection; the id of `what` itself comes first.
 
     >>> selection("device", device=3, peer=4)
     'device.3~peer.4'
     """
-    names = [kind, *(name for name in ids if name != kind)]
+    names = [what, *(name for name in ids if name != what)]
     return "~".join(f"{name}.{ids[name]}" for name in names)
 
 
@@ -49,4 +49,5 @@ def transfer_selection(plan: Plan, transfer: int) -> str:
         "transfer", transfer=transfer, device=int(table.source[transfer]),
         peer=int(table.target[transfer]), block=int(table.block[transfer]),
         division=int(table.division[transfer]), backward=int(table.is_backward[transfer]),
+        kind=int(table.kind[transfer]),
     )  # fmt: skip

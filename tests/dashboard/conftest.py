@@ -74,6 +74,12 @@ def small_plan() -> Plan:
 
 
 @pytest.fixture(scope="session")
+def lone_plan() -> Plan:
+    """One device: nothing moves."""
+    return causal_plan([64], 64, Cluster(nodes=1, devices_per_node=1))
+
+
+@pytest.fixture(scope="session")
 def small_trace(small_plan: Plan) -> Trace:
     return simulate(small_plan)
 

@@ -9,6 +9,8 @@ from plotly.utils import PlotlyJSONEncoder
 
 from dcp_dashboard.folder import plan_key
 from dcp_dashboard.library import PlanLibrary
+from dcp_dashboard.pages.help import help_page
+from dcp_dashboard.pages.metrics import DEFINITIONS
 from dcp_dashboard.pages.plan_list import COLUMNS, sort_rows
 from dcp_dashboard.pages.routes import render_page
 from dcp_dashboard.palette import KIND_COLOURS, device_colours, ramp
@@ -155,3 +157,31 @@ def test_kinds_stand_out_from_both_backgrounds():
         for background in ("#f3f4f7", "#1e2329"):
             light, dark = sorted((luminance(colour), luminance(background)), reverse=True)
             assert (light + 0.05) / (dark + 0.05) >= 1.9
+
+
+def test_a_plan_that_moves_nothing_says_so(lone_plan, tmp_path):
+    write_plan(tmp_path / "alone.dcpplan", lone_plan)
+    path = f"/plan/{plan_key('alone.dcpplan')}"
+    page = texts(render_page(PlanLibrary(tmp_path), path, ""))
+    assert any(text.startswith("No byte moves between devices: ") for text in page)
+    assert "Over the bound" in page
+    assert "Mask and placement" in texts(render_page(PlanLibrary(tmp_path), f"{path}/mask", ""))
+
+
+@pytest.mark.parametrize("page", ["mask", "timeline"])
+def test_pages_of_a_plan_lead_to_each_other(served_folder, page):
+    key = plan_key("small.dcpplan")
+    shown = json.dumps(
+        render_page(PlanLibrary(served_folder), f"/plan/{key}/{page}", ""), cls=PlotlyJSONEncoder
+    )
+    for path in ("", "/timeline", "/mask"):
+        assert f'"href": "/plan/{key}{path}"' in shown
+
+
+def test_help_defines_every_metric_and_names_every_colour():
+    page = " ".join(texts(help_page()))
+    for name, _definition in DEFINITIONS:
+        assert name in page
+    for kind in KIND_COLOURS:
+        assert kind in page
+    assert "dcpm plan" in page

@@ -64,7 +64,12 @@ def serving_transfers(plan: Plan, tile: int) -> NDArray[np.int64]:
     block = np.where(of_q, q, kv)
     is_result = table.kind >= TransferKind.OUT
     end = np.where(is_result, table.source, table.target)
-    found: NDArray[np.int64] = np.flatnonzero((table.block == block) & (end == device))
+    chosen = (table.block == block) & (end == device)
+    if tiles.group is not None and table.group is not None:
+        group = int(tiles.group[tile])
+        share = max(1, plan.head_groups // plan.shape.kv_heads)  # groups that read the same keys
+        chosen &= table.group == np.where(of_q, group, group // share * share)
+    found: NDArray[np.int64] = np.flatnonzero(chosen)
     return found
 
 
@@ -74,7 +79,11 @@ def _tile_rows(plan: Plan, tile: int, q: int, kv: int) -> tuple[Row, ...]:
     pairs, device = int(tiles.pairs[tile]), int(tiles.device[tile])
     kind = BlockKind(tiles.kind[tile]).name.lower()
     forward, backward = int(tiles.division[tile]), int(tiles.backward_division[tile])
+    heads = []
+    if tiles.group is not None:
+        heads.append(row("Heads", f"group {tiles.group[tile]} of {plan.head_groups}"))
     return (
+        *heads,
         row("Pairs", f"{quantities.count(pairs)} of {quantities.count(area)}, {kind}"),
         row("Computed by", Link(f"device {device}", device_selection(device))),
         row(

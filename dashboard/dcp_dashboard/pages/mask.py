@@ -12,6 +12,9 @@ from dcp_dashboard.pages.plan_title import plan_title
 from dcp_dashboard.payloads import mask_modes
 from dcp_dashboard.shell import attributes, panel
 
+MAX_TILES = 3_000_000
+"""Tiles that a browser is sent: some 40 MB."""
+
 LARGE_SIDE = 1040
 """Pixels of the large mask, at most."""
 
@@ -41,6 +44,9 @@ def mask_panel(loaded: LoadedPlan, *, side: int = 0) -> Component:
     modes = [(str(mode["id"]), str(mode["label"])) for mode in mask_modes(loaded.plan)]
     tools = choice("colour", modes, modes[0][0], "Colour the mask by", name="mask-mode")
     size = {"data_side": str(side)} if side else {}
+    instead = _nothing_to_draw(loaded)
+    if instead:
+        return panel("Mask and placement", [html.P(instead, role="status", className="dcp-hint")])
     canvas = html.Div(
         id="mask",
         className="dcp-mask",
@@ -52,6 +58,19 @@ def mask_panel(loaded: LoadedPlan, *, side: int = 0) -> Component:
         "be seen."
     )
     return panel("Mask and placement", [canvas, html.P(hint, className="dcp-hint")], tools=tools)
+
+
+def _nothing_to_draw(loaded: LoadedPlan) -> str:
+    """Say why no mask is drawn, nothing if one is."""
+    count = len(loaded.plan.tiles)
+    if count == 0:
+        return "No query of this batch sees a key: the mask is empty, so there is no tile to show."
+    if count > MAX_TILES:
+        return (
+            f"This plan has {count:,} tiles; up to {MAX_TILES:,} are drawn here. Plan with larger "
+            "blocks (dcpm plan --block), or see one part of it: dcpm show."
+        )
+    return ""
 
 
 def tile_table(loaded: LoadedPlan) -> Component:

@@ -73,6 +73,9 @@ def _traffic_panel(loaded: LoadedPlan, key: str) -> Component:
     if loaded.plan.cluster.nodes > 1:
         options = (("device", "Devices"), ("node", "Nodes"))
         tools = choice("traffic", options, "device", "Traffic between", name="traffic-level")
+    if not loaded.totals.traffic_bytes.any():
+        text = "No byte moves between devices: everything is computed where it lies."
+        return panel("Traffic", [html.P(text, role="status", className="dcp-hint")])
     hint = "Rows send, columns receive; lines separate nodes. Click a cell for the pair."
     return panel("Traffic", [cells, html.P(hint, className="dcp-hint")], tools=tools)
 
