@@ -13,7 +13,6 @@ from dcp_dashboard.folder import open_folder
 from dcp_dashboard.library import PlanLibrary
 from dcp_dashboard.pages.compare import add_compare_callbacks
 from dcp_dashboard.pages.keys import keyboard_dialog
-from dcp_dashboard.pages.plan import add_plan_callbacks
 from dcp_dashboard.pages.routes import render_page
 from dcp_dashboard.shell import INDEX, shell
 from dcp_dashboard.uploads import upload_api
@@ -64,5 +63,4 @@ def _add_callbacks(app: Dash, library: PlanLibrary) -> None:
     def show_page(path: object, query: object) -> Component:  # a client may send anything
         return render_page(library, str(path or "/"), str(query or ""))
 
-    add_plan_callbacks(app)
     add_compare_callbacks(app, library)

@@ -54,3 +54,28 @@ window.dcp.Choice = class {
   }
 };
 window.dcp.views = { ...window.dcp.views, "dcp-choice": "Choice" };
+
+// `.dcp-shown[data-key][data-default]` says in `data-show` what the state has chosen; style.css shows the rest of it.
+window.dcp.Shown = class {
+  static load() { return null; }
+
+  constructor(host) {
+    this.host = host;
+    this.mark();
+    this.unfollow = window.dcp.state.follow((_, changed) => { if (changed.has(host.dataset.key)) this.mark(); });
+  }
+
+  dispose() { this.unfollow(); }
+
+  resize() {}
+
+  recolour() {}
+
+  mark() {
+    const { key, default: usual } = this.host.dataset;
+    const asked = window.dcp.state.get()[key];
+    const isKnown = document.querySelector(`.dcp-choice[data-key="${key}"] [data-value="${CSS.escape(asked || "")}"]`);
+    this.host.dataset.show = isKnown ? asked : usual;
+  }
+};
+window.dcp.views = { ...window.dcp.views, "dcp-shown": "Shown" };

@@ -3,8 +3,6 @@
 "use strict";
 
 window.dcp = window.dcp || {};
-window.dash_clientside = window.dash_clientside || {};
-window.dash_clientside.dcp = { same: (value) => value };
 
 // CSS class of a host -> name of the class below `dcp` that draws it, `new Class(host, payload, label)`; the file of
 // a view adds its own line. A view has resize(), recolour() and, where needed, dispose() and setMode(name); a static

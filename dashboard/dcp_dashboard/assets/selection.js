@@ -24,7 +24,7 @@ window.dcp.selection = (() => {
     if (time.length === 2 && time.every(Number.isFinite)) {
       const margin = Math.max(50, (time[1] - time[0]) * 0.4);
       patch.time = [Math.max(0, time[0] - margin), time[1] + margin];
-      const shown = state.get().source;
+      const shown = document.getElementById("timelines")?.dataset.show ?? state.get().source;
       if (link.dataset.source && shown && shown !== "both") patch.source = link.dataset.source;
     }
     state.set(patch);

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import dash_mantine_components as dmc
-from dash import ClientsideFunction, Dash, Input, Output, html
+from dash import html
 from dash.development.base_component import Component
 
 from dcp_dashboard import quantities
@@ -82,15 +81,12 @@ def _traffic_panel(loaded: LoadedPlan, key: str) -> Component:
 
 def _timeline_panel(loaded: LoadedPlan, key: str) -> Component:
     sources: list[Source] = [source for source in SOURCE_LABELS if source in loaded.traces]
-    choices = [{"label": SOURCE_LABELS[source], "value": source} for source in sources]
+    choices: list[tuple[str, str]] = [(source, SOURCE_LABELS[source]) for source in sources]
     tools: Any = None  # Any: a Dash component or nothing
     shown = "both" if loaded.plan.num_devices <= MAX_STACKED_DEVICES else sources[-1]
     if len(sources) > 1:
-        choices.append({"label": "Both", "value": "both"})
-        tools = dmc.SegmentedControl(
-            id="timeline-source", data=choices, value=shown, size="xs",
-            **attributes(aria_label="Trace to show"),
-        )  # fmt: skip
+        choices.append(("both", "Both"))
+        tools = choice("source", choices, shown, "Trace to show", name="timeline-source")
     hint = (
         "Wheel zooms, drag pans, arrow keys and WASD move, 0 or Esc resets. Paler: the pixel is "
         "only partly covered."
@@ -100,7 +96,12 @@ def _timeline_panel(loaded: LoadedPlan, key: str) -> Component:
         "Timeline",
         [
             swatches(list(KIND_COLOURS.items())),
-            html.Div(views, id="timelines", **attributes(data_show=shown)),
+            html.Div(
+                views,
+                id="timelines",
+                className="dcp-shown",
+                **attributes(data_show=shown, data_key="source", data_default=shown),
+            ),
             html.P(hint, className="dcp-hint"),
         ],
         tools=tools,
@@ -117,13 +118,6 @@ def _timeline_view(loaded: LoadedPlan, key: str, source: Source) -> Component:
     )
     heading = html.H3(f"{label} · {quantities.duration(loaded.summary.seconds[source])}")
     return html.Div([heading, canvas], className=f"dcp-view dcp-view-{source}")
-
-
-def add_plan_callbacks(app: Dash) -> None:
-    """Connect the controls of the page."""
-    same = ClientsideFunction("dcp", "same")
-    connect: Any = app.clientside_callback  # Any: Dash leaves it untyped
-    connect(same, Output("timelines", "data-show"), Input("timeline-source", "value"))
 
 
 def _device_panel(loaded: LoadedPlan) -> Component:

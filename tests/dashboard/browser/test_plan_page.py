@@ -170,6 +170,10 @@ def test_predicted_and_measured_can_be_shown_alone_or_together(visit):
     page.click("#timeline-source >> text=Measured")
     predicted.wait_for(state="hidden")
     assert measured.is_visible()
+    page.wait_for_url("**?source=measured")
+    page.reload()
+    measured.wait_for(state="visible")
+    predicted.wait_for(state="hidden")
     page.click("#timeline-source >> text=Both")
     predicted.wait_for(state="visible")
 
