@@ -12,7 +12,7 @@ from typing import Any, Literal
 from dcp_dashboard.editing.frames import BrokenFrame, Overdue, pack_frame, receive_frame
 from dcp_dashboard.folder import DashboardError
 
-START_LIMIT_S = 120.0
+START_LIMIT_S = 300.0
 """Time to load the libraries; the planner compiles itself once per installation."""
 
 Kind = Literal["check", "plan"]

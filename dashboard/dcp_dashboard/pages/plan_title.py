@@ -5,6 +5,16 @@ from dash.development.base_component import Component
 
 from dcp_dashboard.library import LoadedPlan
 from dcp_dashboard.pages.plan_list import run_badge
+from dcp_dashboard.shell import attributes
+
+
+def _edit_link(loaded: LoadedPlan) -> list[Component]:
+    """Give the way to another setting for the same batch, where the plan says what it was."""
+    provenance = loaded.plan.provenance
+    if provenance is None or not provenance.spec.strip():
+        return []
+    href = f"/edit?spec={loaded.entry.key}"
+    return [html.A("Edit and plan again", href=href, **attributes(data_plain="link"))]
 
 
 def plan_title(loaded: LoadedPlan) -> Component:
@@ -23,6 +33,7 @@ def plan_title(loaded: LoadedPlan) -> Component:
             html.H1(summary.mask),
             run_badge(summary, is_verified=loaded.verified),
             html.Span(" · ".join(facts), className="dcp-muted dcp-facts"),
+            *_edit_link(loaded),
         ],
         className="dcp-title",
     )
