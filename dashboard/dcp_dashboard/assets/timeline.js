@@ -36,7 +36,7 @@ window.dcp.Timeline = (() => {
       this.perNode = this.header.devices_per_node;
       this.nodes = Math.ceil(this.devices / this.perNode);
       this.gutter = GUTTER + (this.nodes > 1 ? NODES : 0);
-      this.time = new view.Range(Math.max(1, this.header.longest_ns, Number(host.dataset.until || 0)), 20);
+      this.time = new view.Range(Math.max(1, Number(host.dataset.until || this.header.longest_ns)), 20);
       this.scroll = new view.Range(1, 1);
       this.scroll.zoom = () => {}; // rows move, they never grow
       this.state = window.dcp.state.get();

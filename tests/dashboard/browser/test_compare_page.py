@@ -6,7 +6,8 @@ import pytest
 from dcp_dashboard import start_server
 from dcp_dashboard.folder import plan_key
 from dcp_dashboard.moves import CHANGE_COLOURS
-from dcp_planner import read_plan, simulate
+from dcp_dashboard.palette import KIND_COLOURS
+from dcp_planner import LANES, read_plan, simulate
 
 TIMELINES = ("#compare-timeline-a", "#compare-timeline-b")
 
@@ -34,6 +35,19 @@ def query_of(a="zigzag", b="contiguous"):
     return f"a={plan_key(f'{a}.dcpplan')}&b={plan_key(f'{b}.dcpplan')}"
 
 
+def ends_of_longest(trace, until_ns):
+    """Points near both ends of the longest computations, as shares of a timeline of 4 devices."""
+    compute = np.flatnonzero(trace.lane == LANES.index("compute"))
+    length = (trace.end_ns - trace.start_ns)[compute]
+    points = []
+    for event in compute[np.argsort(-length)[:3]]:
+        start, end = int(trace.start_ns[event]), int(trace.end_ns[event])
+        row = (int(trace.device[event]) + 0.48) / 4
+        near = (0.95 * start + 0.05 * end, 0.05 * start + 0.95 * end)
+        points.extend((at / until_ns, row) for at in near)
+    return points
+
+
 def test_two_plans_side_by_side(visit, paired, plans):
     page = opened(visit, paired, query_of())
     a, b = (simulate(plans[name]).seconds() for name in ("zigzag", "contiguous"))
@@ -53,6 +67,11 @@ def test_two_plans_side_by_side(visit, paired, plans):
         expected.append(CHANGE_COLOURS[int(moved[tile])])
     assert len(set(expected)) == 2
     assert visit.colours_at("#moves", points) == expected
+    traces = [simulate(plans[name]) for name in ("zigzag", "contiguous")]
+    until = max(int(trace.end_ns.max()) for trace in traces)
+    for selector, trace in zip(TIMELINES, traces, strict=True):  # one axis, though both also ran
+        found = visit.colours_at(selector, ends_of_longest(trace, until))
+        assert found == [KIND_COLOURS["attention"]] * 6
     whole = [visit.digest(selector) for selector in TIMELINES]
     visit.hover_at(TIMELINES[0], 0.02, 0.05)
     page.mouse.wheel(0, -400)
