@@ -103,35 +103,26 @@ window.dcp.canvas = (() => {
     return element;
   }
 
-  // One tooltip per canvas; text only, never markup. It reads no sizes: where it opens is said in shares of itself.
+  // One tooltip per canvas; text only, never markup, one node for all its lines (the first is bold by style). It reads
+  // no sizes: where it opens is said in shares of itself.
   class Tooltip {
     constructor(parent) {
       this.box = document.createElement("div");
       this.box.className = "dcp-tooltip";
       this.box.hidden = true;
-      this.rows = [];
+      this.text = document.createTextNode("");
+      this.box.append(this.text);
       parent.append(this.box);
     }
 
     // `room` is the size of the parent: the tooltip opens towards where more of it is.
     show(x, y, lines, room) {
-      lines.forEach((line, i) => {
-        const text = this.rows[i] ? this.rows[i].firstChild : this.add(i).firstChild;
-        if (text.data !== line) text.data = line;
-      });
-      this.rows.forEach((row, i) => { if (row.hidden !== i >= lines.length) row.hidden = i >= lines.length; });
-      this.box.hidden = false;
+      const text = lines.join("\n");
+      if (this.text.data !== text) this.text.data = text;
+      if (this.box.hidden) this.box.hidden = false;
       const across = x > room.width / 2 ? `calc(${Math.round(x - 14)}px - 100%)` : `${Math.round(x + 14)}px`;
       const down = y > room.height / 2 ? `calc(${Math.round(y - 14)}px - 100%)` : `${Math.round(y + 14)}px`;
       this.box.style.transform = `translate(${across}, ${down})`;
-    }
-
-    add(i) {
-      const row = document.createElement(i ? "div" : "strong");
-      row.append("\u200b");
-      this.rows.push(row);
-      this.box.append(row);
-      return row;
     }
 
     hide() { this.box.hidden = true; }
