@@ -31,6 +31,9 @@ KEYS = (
         ("Space", "on its own page: play by division"),
         ("Shift and drag", "mark an area and sum it up"),
     )),
+    ("In the list and in a data set", (
+        ("/", "search"),
+    )),
     ("In balance and traffic", (
         ("Arrows", "select the next device or pair"),
     )),
