@@ -102,7 +102,7 @@ def table(report: dict[str, Any]) -> str:  # Any: JSON values
         f"{report['machine']}, {report['cores']} cores, Chromium {report['chromium']}, medians of "
         f"{report['repeats']}:",
         "",
-        "| what | median | ± |",
+        "| what | median | spread |",
         "|---|---:|---:|",
     ]
     lines += [
