@@ -62,17 +62,15 @@ class _Trial:
     placement: Placement
     cluster: Cluster
     needs: tuple[Needs, Needs]
-    devices_per_node: int | None  # if divisions are to heed nodes
 
     @classmethod
     def of(
         cls, workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig
     ) -> "_Trial":
         """Route a placement, in head groups or not."""
-        inside = _nodes_that_count(placement, cluster)
         workload, placement = in_groups(workload, placement)
         needs = find_needs(workload, placement, cluster, config.routing)
-        return cls(workload, placement, cluster, needs, inside)
+        return cls(workload, placement, cluster, needs)
 
     def cut(
         self,
@@ -83,9 +81,7 @@ class _Trial:
         arrivals: Arrivals | None = None,
     ) -> _Cut:
         """Cut one direction, emit and play it."""
-        division = cut_divisions(
-            self.workload, self.placement, direction, parts, self.devices_per_node, arrivals
-        )
+        division = cut_divisions(self.workload, self.placement, direction, parts, arrivals)
         emitted = emit(
             direction, self.workload, self.placement, division, self.needs,
             self.cluster.num_devices, is_frugal=is_frugal,
@@ -154,9 +150,8 @@ def make_schedule(
         BufferLimitError: if no schedule of this placement fits the limit.
     """
     if config.divisions != "auto" and config.memory_limit_bytes is None:
-        inside, most = _nodes_that_count(placement, cluster), config.divisions - 1
         tall, placed = in_groups(workload, placement)
-        cuts = [cut_divisions(tall, placed, d, most, inside) for d in DIRECTIONS]
+        cuts = [cut_divisions(tall, placed, d, config.divisions - 1) for d in DIRECTIONS]
         return Schedule(cuts[0], cuts[1], config.routing)
     trial = _Trial.of(workload, placement, cluster, config)
     limit = config.memory_limit_bytes
@@ -185,11 +180,6 @@ def predict_placement(
     trial = _Trial.of(workload, placement, cluster, config)
     forward, backward = (trial.chosen(d, config).seconds for d in DIRECTIONS)
     return Prediction(forward, backward)
-
-
-def _nodes_that_count(placement: Placement, cluster: Cluster) -> int | None:
-    """Give the devices of a node if heads are spread over them, and there are other nodes."""
-    return cluster.devices_per_node if placement.head_groups > 1 and cluster.nodes > 1 else None
 
 
 def _smallest(trial: _Trial, direction: Direction, limit: int) -> _Cut:

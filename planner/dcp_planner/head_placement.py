@@ -142,9 +142,9 @@ def spread(found: Placement, workload: Workload, groups: int, size: int, teams: 
 def level_owners(
     found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig
 ) -> Placement:
-    """Choose owners anew if the members of a team cannot share its blocks under the token cap.
+    """Exchange blocks if the members of a team cannot share what it owns under the token cap.
 
-    Then a block may go to another team, where its tokens cost least.
+    A block may go to another team then, at the least price for the tokens that it takes along.
     """
     devices, tokens = cluster.num_devices, workload.block_tokens
     cap = caps_of(workload, devices, config).tokens
@@ -153,7 +153,44 @@ def level_owners(
     tall, placed = in_groups(workload, found)
     costs = Board(tall, cluster, placed).costs_of_owners()
     cost = costs.reshape(found.head_groups, workload.num_blocks, devices).sum(axis=0)
-    # Members of a team cost the same; without turns the first would be filled up to the cap.
-    turn = (np.arange(devices) - np.arange(workload.num_blocks)[:, None]) % devices
-    owner = choose_owners(cost + turn / devices, tokens, cap, found.device_of_data)
+    owner = _exchanged(found.device_of_data.copy(), cost, tokens, cap)
+    if owner is None:
+        owner = choose_owners(cost, tokens, cap, found.device_of_data)
     return replace(found, device_of_data=owner)
+
+
+def _exchanged(
+    owner: NDArray[np.int32], cost: NDArray[np.float64], tokens: NDArray[np.int64], cap: int
+) -> NDArray[np.int32] | None:
+    """Hand blocks of overloaded devices on, or swap them for smaller ones; ``None`` if stuck.
+
+    Args:
+        owner: int32 ``[D]``; changed.
+        cost: float64 ``[D, R]``, of each block at each device.
+        tokens: int64 ``[D]``.
+        cap: most tokens of a device.
+    """
+    devices, blocks = cost.shape[1], np.arange(len(owner))
+    load = loads_of(owner, tokens, devices)
+    while load.max(initial=0) > cap:
+        source = int(np.argmax(load))
+        given = np.flatnonzero(owner == source)[:, None]
+        # What comes back: a block, or nothing, written as one more block of each device.
+        target = np.append(owner, np.arange(devices))
+        back = np.append(tokens, np.zeros(devices, np.int64))
+        price = cost[given, target] - cost[given, source]
+        price[:, : len(owner)] += cost[blocks, source] - cost[blocks, owner]
+        less = tokens[given] - back
+        is_open = (less > 0) & (load[target] + less <= cap) & (target != source)
+        if not is_open.any():
+            return None
+        excess = int(load[source]) - cap
+        price = np.where(is_open, (price + 1.0) / np.clip(less, 1, excess), np.inf)
+        row, other = divmod(int(np.argmin(price)), len(target))
+        block, peer, moved = int(given[row, 0]), int(target[other]), int(less[row, other])
+        owner[block] = peer
+        if other < len(owner):
+            owner[other] = source
+        load[source] -= moved
+        load[peer] += moved
+    return owner

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from dcp_planner.cluster import Cluster, ModelShape
 from dcp_planner.config import PlanConfig
+from dcp_planner.divisions import predict_placement
 from dcp_planner.errors import PlanError
 from dcp_planner.head_groups import group_shape
 from dcp_planner.head_placement import (
@@ -27,6 +28,7 @@ from dcp_planner.static_layout import STATIC_KINDS, StaticLayout
 from dcp_planner.workload import Workload
 
 _EXTERNAL: tuple[Partitioner, ...] = (KaHyPar(), KaHyPar(MT_KAHYPAR))
+_HOPELESS = 1.1  # times the fastest so far: with more head groups it would be slower still
 _HEADS = tuple(StaticHeads(kind) for kind in HEAD_KINDS)
 _ADAPTERS: tuple[Partitioner, ...] = (
     Portfolio(_EXTERNAL),
@@ -83,18 +85,22 @@ def _place(
     if groups != "auto":
         return _place_in_groups(partitioner, workload, cluster, config, groups)
     whole = replace(config, head_groups=1)
-    candidates = [_place_whole(partitioner, workload, cluster, whole)]
-    if not isinstance(partitioner, StaticLayout):  # a baseline stays as it is
-        candidates += [
-            _place_in_groups(partitioner, workload, cluster, whole, groups)
-            for groups in groups_worth_trying(workload.shape, cluster)
-        ]
-        candidates += [
-            layout.place(workload, cluster, whole)
-            for layout in _HEADS
-            if layout.is_possible(workload.shape, cluster, whole)
-        ]
-    return fastest(candidates, workload, cluster, config)
+    best = _place_whole(partitioner, workload, cluster, whole)
+    if isinstance(partitioner, StaticLayout):
+        return best  # a baseline stays as it is
+    least = predict_placement(workload, best, cluster, config).seconds
+    for groups in groups_worth_trying(workload.shape, cluster):
+        more = _place_in_groups(partitioner, workload, cluster, whole, groups)
+        seconds = predict_placement(workload, more, cluster, config).seconds
+        best, least = fastest([best, more], workload, cluster, config), min(least, seconds)
+        if seconds > _HOPELESS * least:
+            break  # finer groups exchange more still
+    layouts = [
+        layout.place(workload, cluster, whole)
+        for layout in _HEADS
+        if layout.is_possible(workload.shape, cluster, whole)
+    ]
+    return fastest([best, *layouts], workload, cluster, config)
 
 
 def _place_whole(

@@ -85,7 +85,6 @@ def cut_divisions(
     placement: Placement,
     direction: Direction,
     parts: int,
-    devices_per_node: int | None = None,
     arrivals: Arrivals | None = None,
 ) -> NDArray[np.int32]:
     """Cut each device's tiles into divisions: local ones, and at most `parts` more; O(W log W).
@@ -95,16 +94,11 @@ def cut_divisions(
     remote queries, whose inputs are larger and whose results have to travel home. Backward has its
     own bytes, so it is cut on its own.
 
-    Where heads are spread over a node, nearly every tile waits for something: then, unless arrivals
-    are known, the nodes count. What comes from inside is computed with first, and only bytes from
-    other nodes are levelled.
-
     Args:
         workload: what is computed.
         placement: where.
         direction: of the pass.
         parts: most divisions of what is not local.
-        devices_per_node: if nodes count.
         arrivals: the order in time, if it is known.
 
     Returns:
@@ -118,13 +112,7 @@ def cut_divisions(
     sizes = q_bytes, shape.kv_bytes
     sides = workload.compute_q, workload.compute_kv
     remote = owner[sides[0]] != device, owner[sides[1]] != device
-    if devices_per_node is None or parts == 1 or arrivals is not None:
-        return _cut(workload, device, remote, sizes, parts, arrivals)
-    node, home = device // devices_per_node, owner // devices_per_node
-    far = home[sides[0]] != node, home[sides[1]] != node
-    division = _cut(workload, device, far, sizes, parts - 1, None)
-    is_near = (division == 0) & (remote[0] | remote[1])
-    return np.where(is_near, 1, division + (division > 0)).astype(np.int32)
+    return _cut(workload, device, remote, sizes, parts, arrivals)
 
 
 def _cut(

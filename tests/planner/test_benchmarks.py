@@ -119,6 +119,20 @@ def test_bench_schedule_times_every_stage(tmp_path):
     assert "136 tiles" in table
 
 
+def test_bench_heads_compares_groups_with_one(tmp_path):
+    out = tmp_path / "heads.json"
+    arguments = ("--only", "single_131072_lambda", "--clusters", "1x2", "--heads", "2/1")
+    run("bench_heads.py", *arguments, "--json", out)
+    rows = {row["method"]: row for row in json.loads(out.read_text())["rows"]}
+    assert {m: r["head_groups"] for m, r in rows.items()} == {
+        "1 group": 1, "2 groups": 2, "auto": rows["auto"]["head_groups"],
+        "static:zigzag": 1, "static:heads": 2, "static:heads_context": 2,
+    }  # fmt: skip
+    table = run("bench_heads.py", "--table", out)
+    assert "1x2, 2/1 heads, 1 batches" in table
+    assert "| 1 group | 1.00 | 1.00, 1.00 | 1.00 | - |" in table
+
+
 def test_bench_scale_plans_the_tokens_it_names(tmp_path):
     out = tmp_path / "scale.json"
     run("bench_scale.py", "--limit", 1, "--repeats", 1, "--methods", "static:zigzag", "--json", out)

@@ -37,6 +37,7 @@ from dcp_planner import (
     write_plan,
 )
 from dcp_planner.commands.plan import plan as plan_command
+from dcp_planner.repair import caps_of
 
 SHAPES = {"mha": ModelShape(8, 8, 4, 2), "gqa": ModelShape(8, 2, 4, 2), "mqa": ModelShape(8, 1, 4)}
 FAST = PlanConfig(budget="fast")
@@ -303,6 +304,18 @@ def test_splitting_heads_of_one_document_sends_less(masks):
     ]
     whole, split = (measure(plan).forward.total_bytes for plan in plans)
     assert split < 0.6 * whole
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_members_of_teams_own_no_more_than_the_cap(strategies, data):
+    sparsity = data.draw(strategies.sparsities())
+    cluster = Cluster(data.draw(st.integers(1, 2)), data.draw(st.sampled_from([2, 4])))
+    workload = build_workload(sparsity, SHAPES["gqa"])
+    config = replace(FAST, partitioner="static:contiguous", head_groups=4)
+    found = place(workload, cluster, config)
+    tokens = np.bincount(found.device_of_data, workload.block_tokens, cluster.num_devices)
+    assert tokens.max() <= caps_of(workload, cluster.num_devices, config).tokens
 
 
 def test_a_memory_limit_holds_in_groups(sparsity):

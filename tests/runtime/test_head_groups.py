@@ -1,10 +1,16 @@
 """Plans in head groups on ranks as threads: exact for every grouping of every kind of heads."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+from loader_options import make_loader
 
 from dcp_dsl import Spec
 from dcp_planner import (
@@ -18,7 +24,6 @@ from dcp_planner import (
     receive_buffer_bytes,
     simulate,
 )
-from dcp_runtime import DCPDataloader
 from dcp_runtime.backward_pass import BackwardPass
 from dcp_runtime.device_plan import prepare_device
 from dcp_runtime.errors import RunError
@@ -155,7 +160,7 @@ def test_heads_come_back_as_they_went(heads, tokens, data):
 def test_a_dataloader_plans_in_head_groups():
     mask = Spec.from_text("mask band = causal and q - k < 20").mask("band")
     rows = [{"tokens": list(range(n))} for n in (40, 17)]
-    loader = DCPDataloader(
+    loader = make_loader(
         rows, mask, rank=1, token_budget=64, block_size=8, cluster=Cluster(devices_per_node=2),
         shape=ModelShape(4, 2, 8, 4), config=PlanConfig("static:zigzag", head_groups=2),
     )  # fmt: skip
