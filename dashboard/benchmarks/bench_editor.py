@@ -99,7 +99,7 @@ def measure_page(repeats: int) -> list[dict[str, Any]]:  # Any: JSON values
     rows = [
         row("navigation to the editor", "ms", opened),
         *(row(what, "ms", [found[name] for found in times]) for name, what in NAMES.items()),
-        row("page weight, uncompressed, without Plotly", "MB", [weight]),
+        row("page weight as sent, without Plotly", "MB", [weight]),
     ]
     return rows
 
