@@ -40,13 +40,13 @@ def trace_api(library: PlanLibrary) -> Blueprint:
         traces = _traces(loaded, request.args.get("source", "both"), together=True)
         chosen = read_filter(request.args)
         lines: Iterator[str] = csv_lines(traces, chosen)
-        return _file(Response(lines, content_type="text/csv; charset=utf-8"), loaded, "csv")
+        return as_file(Response(lines, content_type="text/csv; charset=utf-8"), loaded, "csv")
 
     @api.get("/trace.pftrace")
     def perfetto(key: str) -> WSGIResponse:
         loaded = library.load(key)
         first, *more = _traces(loaded, request.args.get("source", "both"), together=True)
-        return _file(Response(to_perfetto(first, *more), content_type=BINARY), loaded, "pftrace")
+        return as_file(Response(to_perfetto(first, *more), content_type=BINARY), loaded, "pftrace")
 
     @api.errorhandler(DCPError)
     def explain(error: DCPError) -> WSGIResponse:
@@ -68,7 +68,7 @@ def _traces(loaded: LoadedPlan, source: str, *, together: bool) -> list[Trace]:
     return found
 
 
-def _file(response: Response, loaded: LoadedPlan, suffix: str) -> Response:
+def as_file(response: Response, loaded: LoadedPlan, suffix: str) -> Response:
     """Make a response a download, named after the plan's file."""
     name = loaded.entry.relative.rsplit("/", 1)[-1].removesuffix(".dcpplan")
     response.headers.set(

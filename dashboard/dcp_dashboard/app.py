@@ -9,6 +9,7 @@ from dcp_dashboard.api import data_api
 from dcp_dashboard.api_traces import trace_api
 from dcp_dashboard.compression import compress_code
 from dcp_dashboard.editing.routes import DESK, Desk, edit_api
+from dcp_dashboard.exports.routes import export_api
 from dcp_dashboard.folder import open_folder
 from dcp_dashboard.library import PlanLibrary
 from dcp_dashboard.pages.compare import add_compare_callbacks
@@ -53,6 +54,7 @@ def create_app(folder: str | Path) -> Dash:
     app.server.register_blueprint(edit_api(library, desk))
     app.server.register_blueprint(trace_api(library))
     app.server.register_blueprint(upload_api(library))
+    app.server.register_blueprint(export_api(library))
     compress_code(app.server)
     _add_callbacks(app, library)
     return app

@@ -23,6 +23,7 @@ from dcp_dashboard.folder import (
     find,
     find_report,
     look_again,
+    plan_key,
     scan,
 )
 from dcp_dashboard.session_plans import MAX_PLANS, SessionPlans
@@ -277,6 +278,23 @@ class PlanLibrary:
 def version_of(entry: PlanEntry) -> str:
     """Name one content of a file: its size and time of change."""
     return f"{entry.size_bytes}-{entry.mtime_ns}"
+
+
+def load_file(path: Path) -> LoadedPlan:
+    """Give the plan of one file, wherever it lies.
+
+    Raises:
+        DashboardError: if there is no such file.
+        DCPError: if it is no readable plan.
+    """
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise DashboardError(
+            f"cannot read the plan file {path}: {error.strerror or error}; dcpm plan writes one"
+        ) from error
+    entry = PlanEntry(plan_key(path.name), path.name, path, found.st_size, found.st_mtime_ns)
+    return _read(entry)
 
 
 def _content(entry: PlanEntry) -> tuple[str, int, int]:

@@ -40,7 +40,10 @@ window.dcp.Inspector = (() => {
     constructor(host) {
       this.host = host;
       this.hint = [...host.childNodes];
-      this.known = new Map();
+      // A page that needs no server brings what it knows along.
+      const bundle = document.getElementById("dcp-bundle");
+      this.isAlone = Boolean(bundle);
+      this.known = new Map(bundle ? Object.entries(JSON.parse(bundle.textContent).facts) : []);
       this.show();
       this.unfollow = window.dcp.state.follow((_, changed) => { if (changed.has("sel")) this.show(); });
     }
@@ -80,8 +83,15 @@ window.dcp.Inspector = (() => {
         this.host.replaceChildren(...this.hint);
         return;
       }
-      const known = this.known.get(address);
+      const known = this.known.get(address) || (this.isAlone && this.known.get(address.split("?")[0]));
       if (known) { this.draw(known); return; }
+      if (this.isAlone) {
+        const note = element("p", "This page knows devices and divisions; for tiles, events and messages open the "
+          + "plan file with dcpm dashboard.", "dcp-hint");
+        this.host.replaceChildren(note, clearing());
+        this.host.dataset.state = "empty";
+        return;
+      }
       this.asked = new AbortController();
       this.host.dataset.state = "loading";
       try {

@@ -26,7 +26,7 @@ window.dcp.MaskPairs = class {
   want(across, down, total, pixels) {
     clearTimeout(this.timer);
     const inner = [down.start, down.end, across.start, across.end];
-    const isSmall = down.span * across.span <= this.constructor.MOST * 0.9
+    const isSmall = this.url && down.span * across.span <= this.constructor.MOST * 0.9
       && across.span <= this.constructor.PER_PIXEL * pixels;
     this.host.dataset.detail = !isSmall ? "none" : this.holds(inner) ? "shown" : "loading";
     if (this.host.dataset.detail !== "loading") return;

@@ -63,7 +63,7 @@ window.dcp.state = (() => {
   // The URL follows when things come to rest: browsers refuse more than some hundred changes in half a minute.
   function write() {
     timer = 0;
-    if (location.pathname !== path) return;
+    if (location.pathname !== path || location.protocol === "file:") return; // a file keeps its address
     const kept = new URLSearchParams(location.search);
     for (const name of ["sel", ...Object.keys(RANGES), ...TEXTS]) kept.delete(name);
     for (const [name, value] of new URLSearchParams(query())) kept.set(name, value);

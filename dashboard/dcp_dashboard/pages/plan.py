@@ -27,30 +27,37 @@ MAX_STACKED_DEVICES = 8
 
 def plan_page(loaded: LoadedPlan) -> Component:
     """Give the whole page of one plan."""
-    summary, key = loaded.summary, loaded.entry.key
     return html.Div(
         [
             changed_notice(loaded.entry),
             plan_title(loaded),
             plan_tabs(loaded, "overview"),
-            metrics_row(loaded),
-            findings_panel(loaded),
-            html.Div(
-                [
-                    mask_panel(loaded),
-                    html.Div([inspector(loaded), _balance_panel(key)], className="dcp-aside"),
-                ],
-                className="dcp-columns",
-            ),
-            _timeline_panel(loaded, key),
-            html.Div(
-                [_traffic_panel(loaded, key), _device_panel(loaded)],
-                className="dcp-columns",
-            ),
-            definitions_panel(),
+            *overview(loaded),
         ],
-        **attributes(data_title=f"{summary.mask} · {loaded.entry.relative}"),
+        **attributes(data_title=f"{loaded.summary.mask} · {loaded.entry.relative}"),
     )
+
+
+def overview(loaded: LoadedPlan) -> list[Component]:
+    """Give what stands below the tabs, also written into pages that need no server."""
+    key = loaded.entry.key
+    return [
+        metrics_row(loaded),
+        findings_panel(loaded),
+        html.Div(
+            [
+                mask_panel(loaded),
+                html.Div([inspector(loaded), _balance_panel(key)], className="dcp-aside"),
+            ],
+            className="dcp-columns",
+        ),
+        _timeline_panel(loaded, key),
+        html.Div(
+            [_traffic_panel(loaded, key), _device_panel(loaded)],
+            className="dcp-columns",
+        ),
+        definitions_panel(),
+    ]
 
 
 def _balance_panel(key: str) -> Component:

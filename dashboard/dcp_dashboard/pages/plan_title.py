@@ -4,6 +4,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.pages.export_menu import export_menu
 from dcp_dashboard.pages.plan_list import run_badge
 from dcp_dashboard.shell import attributes
 
@@ -34,6 +35,7 @@ def plan_title(loaded: LoadedPlan) -> Component:
             run_badge(summary, is_verified=loaded.verified),
             html.Span(" · ".join(facts), className="dcp-muted dcp-facts"),
             *_edit_link(loaded),
+            export_menu(loaded),
         ],
         className="dcp-title",
     )

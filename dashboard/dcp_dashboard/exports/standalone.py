@@ -1,0 +1,146 @@
+"""One HTML file with the overview of a plan: it draws, zooms and selects without any server.
+
+The page is the overview itself, written as HTML; its scripts and styles are inlined, and what its
+canvases would ask the server for lies in the page as `data:` addresses.
+"""
+
+import base64
+import json
+import re
+from html import escape
+from pathlib import Path
+
+from dash import html
+from dash.development.base_component import Component
+
+from dcp_dashboard.device_payload import devices_payload
+from dcp_dashboard.exports.markup import markup
+from dcp_dashboard.facts.device import device_facts
+from dcp_dashboard.facts.division import division_facts
+from dcp_dashboard.facts.words import SOURCE_LABELS
+from dcp_dashboard.figures import FONT
+from dcp_dashboard.folder import DashboardError
+from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.pages.plan import overview
+from dcp_dashboard.payloads import length_ns, mask_payload, timeline_payload
+from dcp_planner import Direction
+
+ASSETS = Path(__file__).parent.parent / "assets"
+SCRIPTS = (
+    "state.js", "selection.js", "canvas.js", "columns.js", "choice.js", "device_bars.js",
+    "inspector.js", "keyboard.js", "mask.js", "mask_keys.js", "mask_pairs.js", "mask_raster.js",
+    "steps.js", "timeline.js", "timeline_cover.js", "timeline_events.js", "timeline_marks.js",
+    "timeline_rows.js", "timeline_selection.js", "timeline_steps.js", "traffic.js", "mount.js",
+)  # fmt: skip
+"""What the overview needs; `mount.js` last, since it brings to life what the others define."""
+STYLES = ("style.css", "timeline.css")
+MOST_BYTES = 200 * 2**20
+"""Of the data in one page; browsers give up on much larger ones."""
+
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline';
+style-src 'unsafe-inline'; connect-src data:; img-src data:">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<main class="dcp-page" id="page">{body}</main>
+<script type="application/json" id="dcp-bundle">{bundle}</script>
+<script>
+const scheme = matchMedia("(prefers-color-scheme: dark)");
+const follow = () => document.documentElement.setAttribute(
+  "data-mantine-color-scheme", scheme.matches ? "dark" : "light");
+follow();
+scheme.addEventListener("change", follow);
+</script>
+{scripts}
+</body>
+</html>
+"""
+
+
+def standalone_page(loaded: LoadedPlan) -> str:
+    """Give the page of a plan as one HTML document; opens from a disk, asks nobody for anything.
+
+    Selecting works on everything that is in the page: devices and divisions with all their facts,
+    tiles and events by what their tooltips say.
+
+    Raises:
+        DashboardError: if mask and traces are larger than `MOST_BYTES`.
+    """
+    data = _data(loaded)
+    size = sum(map(len, data.values()))
+    if size > MOST_BYTES:
+        raise DashboardError(
+            f"{loaded.entry.relative}: expected at most {MOST_BYTES:,} bytes of mask and traces "
+            f"for one page, got {size:,}; share the .dcpplan file and open it with dcpm dashboard"
+        )
+    body = markup(_page(loaded))
+    for address, payload in data.items():
+        url = f"data:application/octet-stream;base64,{base64.b64encode(payload).decode()}"
+        body = body.replace(f'data-url="{escape(address)}"', f'data-url="{url}"')
+    body = re.sub(r' data-pairs="[^"]*"', "", body)  # single pairs are the server's to tell
+    scripts = "\n".join(f"<script>{_inline(name)}</script>" for name in SCRIPTS)
+    # "</" would end the element that holds the text.
+    bundle = json.dumps({"facts": _facts(loaded)}, separators=(",", ":")).replace("</", "<\\/")
+    return PAGE.format(
+        title=escape(f"{loaded.summary.mask} · {loaded.entry.relative}"),
+        style=f"body {{ font-family: {FONT}; }}\n"
+        + "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in STYLES),
+        body=body,
+        bundle=bundle,
+        scripts=scripts,
+    )
+
+
+def _page(loaded: LoadedPlan) -> Component:
+    facts = [loaded.entry.relative, f"placed by {loaded.summary.metrics.partitioner}",
+             loaded.plan.cluster.name, loaded.summary.origin]  # fmt: skip
+    title = html.Div(
+        [
+            html.H1(loaded.summary.mask),
+            html.Span(" · ".join(filter(None, facts)), className="dcp-muted dcp-facts"),
+        ],
+        className="dcp-title",
+    )
+    return html.Div([title, *overview(loaded)])
+
+
+def _data(loaded: LoadedPlan) -> dict[str, bytes]:
+    """Give what the page would ask the server for, by address."""
+    base, plan = f"/api/plan/{loaded.entry.key}", loaded.plan
+    per_node = plan.cluster.devices_per_node
+    longest = max(length_ns(trace) for trace in loaded.traces.values())
+    found = {f"{base}/mask": mask_payload(plan), f"{base}/devices": devices_payload(loaded)}
+    for source in SOURCE_LABELS:
+        if source in loaded.traces:
+            payload = timeline_payload(loaded.traces[source], plan.num_devices, per_node, longest)
+            found[f"{base}/timeline?source={source}"] = payload
+    return found
+
+
+def _facts(loaded: LoadedPlan) -> dict[str, object]:
+    """Give the facts of all devices and divisions under the addresses that the inspector asks."""
+    base, tiles = f"/api/plan/{loaded.entry.key}", loaded.plan.tiles
+    found: dict[str, object] = {
+        f"{base}/device/{device}": device_facts(loaded, device).to_json()
+        for device in range(loaded.plan.num_devices)
+    }
+    steps: tuple[tuple[Direction, int], ...] = (
+        ("forward", int(tiles.division.max(initial=-1)) + 1),
+        ("backward", int(tiles.backward_division.max(initial=-1)) + 1),
+    )
+    for direction, count in steps:
+        for division in range(count):
+            facts = division_facts(loaded, division, direction, None)
+            found[f"{base}/division/{direction}/{division}"] = facts.to_json()
+    return found
+
+
+def _inline(name: str) -> str:
+    text = (ASSETS / name).read_text(encoding="utf-8")
+    return re.sub(r"</(script)", r"<\\/\1", text, flags=re.IGNORECASE)

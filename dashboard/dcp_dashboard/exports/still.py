@@ -1,0 +1,160 @@
+"""A plan as one picture, drawn without a browser: figures, mask, balance, timelines."""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from dcp_dashboard import quantities
+from dcp_dashboard.device_payload import ROWS, device_columns
+from dcp_dashboard.exports.drawing import Sheet
+from dcp_dashboard.exports.raster import mask_pixels, timeline_pixels
+from dcp_dashboard.facts.words import SOURCE_LABELS
+from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.pages.metrics import above_bounds, metric_cards
+from dcp_dashboard.palette import KIND_COLOURS, KINDS, NEUTRAL, device_colours
+from dcp_dashboard.payloads import length_ns
+from dcp_planner import Source
+
+Theme = Literal["light", "dark"]
+
+
+@dataclass(frozen=True, slots=True)
+class ThemeColours:
+    """Colours of a theme, as in `assets/style.css`."""
+
+    page: str
+    panel: str
+    canvas: str
+    ink: str
+    muted: str
+    line: str
+
+
+THEMES = MappingProxyType(
+    {
+        "light": ThemeColours("#f5f6f8", "#ffffff", "#f3f4f7", "#1b2027", "#59636f", "#dde1e6"),
+        "dark": ThemeColours("#101317", "#171b20", "#1e2329", "#e6eaef", "#9aa5b1", "#2c333b"),
+    }
+)
+WIDTH, MARGIN, GUTTER = 1440, 32, 48
+HEAD, SIDE, ROW_HEAD = 116, 560, 54
+"""Heights: title and figures; the mask, a square; what stands above a timeline."""
+
+
+def still(loaded: LoadedPlan, theme: Theme = "light", scale: int = 2) -> bytes:
+    """Draw the overview of a plan as a PNG, 1,440 units wide.
+
+    Args:
+        loaded: the plan.
+        theme: colours.
+        scale: pixels per unit; 2 is sharp on dense screens and in print.
+    """
+    colours, rows = THEMES[theme], timeline_height(loaded.plan.num_devices)
+    height = MARGIN + HEAD + SIDE + 40 + len(loaded.traces) * (ROW_HEAD + rows) + MARGIN
+    sheet = Sheet(colours.panel, WIDTH, height, scale)
+    _draw_head(sheet, loaded, colours)
+    _draw_mask(sheet, loaded, colours)
+    _draw_balance(sheet, loaded, colours)
+    top = MARGIN + HEAD + SIDE + 40
+    for source in SOURCE_LABELS:
+        if source in loaded.traces:
+            _draw_timeline(sheet, loaded, source, colours, top)
+            top += ROW_HEAD + rows
+    return sheet.png()
+
+
+def timeline_height(num_devices: int) -> int:
+    """Give the height of a timeline: rows of 2 to 40 units.
+
+    >>> timeline_height(4), timeline_height(64), timeline_height(1024)
+    (160, 640, 2048)
+    """
+    return num_devices * max(2, min(40, 640 // num_devices))
+
+
+def _draw_head(sheet: Sheet, loaded: LoadedPlan, colours: ThemeColours) -> None:
+    summary = loaded.summary
+    facts = [loaded.entry.relative, f"placed by {summary.metrics.partitioner}",
+             loaded.plan.cluster.name, summary.origin]  # fmt: skip
+    sheet.text((MARGIN, MARGIN + 14), summary.mask, colours.ink, size=20)
+    note = " · ".join(filter(None, facts))
+    sheet.text((WIDTH - MARGIN, MARGIN + 14), note, colours.muted, anchor="rs")
+    cards = metric_cards(summary, above_bounds(loaded))
+    step = (WIDTH - 2 * MARGIN) / len(cards)
+    for place, (name, value, meaning) in enumerate(cards):
+        left = MARGIN + place * step
+        sheet.text((left, MARGIN + 44), name, colours.muted)
+        sheet.text((left, MARGIN + 68), value, colours.ink, size=20)
+        sheet.text((left, MARGIN + 88), meaning, colours.muted, size=11)
+
+
+def _draw_mask(sheet: Sheet, loaded: LoadedPlan, colours: ThemeColours) -> None:
+    plan, top, left = loaded.plan, MARGIN + HEAD, MARGIN + GUTTER
+    devices = device_colours(plan.cluster.nodes, plan.cluster.devices_per_node)
+    sheet.paste((left, top), mask_pixels(plan, SIDE * sheet.scale, devices, colours.canvas))
+    blocks, unit = plan.blocks, SIDE / max(1, plan.num_tokens)
+    for start, end, owner in zip(blocks.start, blocks.end, blocks.owner, strict=True):
+        extent = float(end - start) * unit
+        sheet.box((left + start * unit, top + SIDE + 4), (extent, 8), devices[owner])
+        sheet.box((left - 12, top + start * unit), (8, extent), devices[owner])
+    for share in (0.0, 0.25, 0.5, 0.75):
+        label = quantities.count(round(share * plan.num_tokens))
+        sheet.text((left - 16, top + share * SIDE + 10), label, colours.muted, size=10, anchor="rs")
+    sheet.text((left - 16, top + SIDE), "queries", colours.muted, size=10, anchor="rs")
+    sheet.text((left + SIDE, top + SIDE + 26), "keys", colours.muted, size=10, anchor="rs")
+    note = "every tile in the colour of its device; at the edges the owners of the tokens"
+    sheet.text((left, top + SIDE + 26), note, colours.muted, size=10)
+
+
+def _draw_balance(sheet: Sheet, loaded: LoadedPlan, colours: ThemeColours) -> None:
+    left, top = MARGIN + GUTTER + SIDE + 40, MARGIN + HEAD
+    width = WIDTH - MARGIN - left
+    loads = device_columns(loaded)
+    rows = [row for row in ROWS if row[0] in loads]
+    step = SIDE / len(rows)
+    for place, (name, label, _meaning, unit, kind) in enumerate(rows):
+        values, base = loads[name], top + (place + 1) * step - 10
+        mean, most = float(values.mean()), float(values.max())
+        claim = f"max/mean {quantities.ratio(most / mean if mean else 1.0)}"
+        text = {"bytes": quantities.size, "seconds": quantities.duration}.get(
+            unit, quantities.count
+        )
+        sheet.text((left, base - step + 24), label, colours.ink)
+        note = f"{claim} · most on device {int(values.argmax())} ({text(most)})"
+        sheet.text((left + width, base - step + 24), note, colours.muted, size=11, anchor="rs")
+        space, bar = step - 34, width / len(values)
+        for device, value in enumerate(values):
+            high = space * float(value) / most if most else 0.0
+            if high:
+                at = (left + (device + 0.1) * bar, base - high)
+                sheet.box(at, (0.8 * bar, high), KIND_COLOURS.get(kind, NEUTRAL))
+        level = base - (space * mean / most if most else 0.0)
+        sheet.box((left, level), (width, 0.5), colours.muted)
+        sheet.box((left, base), (width, 0.5), colours.line)
+
+
+def _draw_timeline(
+    sheet: Sheet, loaded: LoadedPlan, source: Source, colours: ThemeColours, top: int
+) -> None:
+    devices, left = loaded.plan.num_devices, MARGIN + GUTTER
+    width, height = WIDTH - MARGIN - left, timeline_height(devices)
+    span = max(length_ns(trace) for trace in loaded.traces.values())
+    length = quantities.duration(loaded.summary.seconds[source])
+    sheet.text((left, top + 24), f"{SOURCE_LABELS[source]} · {length}", colours.ink)
+    place = left + 240
+    for kind in KINDS:
+        sheet.box((place, top + 15), (10, 10), KIND_COLOURS[kind])
+        sheet.text((place + 16, top + 24), kind, colours.muted, size=11)
+        place += 84
+    for share in (0.25, 0.5, 0.75, 1.0):
+        label = quantities.duration(share * span / 1e9)
+        sheet.text((left + share * width, top + 44), label, colours.muted, size=10, anchor="rs")
+    size = (height * sheet.scale, width * sheet.scale)
+    kinds = [KIND_COLOURS[kind] for kind in KINDS]
+    trace = loaded.traces[source]
+    pixels = timeline_pixels(trace, devices, size, span, kinds, colours.canvas)
+    sheet.paste((left, top + ROW_HEAD - 6), pixels)
+    row = height / devices
+    for device in range(0, devices, max(1, round(14 / row))):
+        at = (left - 8, top + ROW_HEAD - 6 + (device + 0.5) * row + 4)
+        sheet.text(at, str(device), colours.muted, size=10, anchor="rs")
