@@ -1,8 +1,13 @@
 """`dcpm view`: a plan as a picture, a drawing, a page or tables, without opening a browser."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from dcp_dashboard.library import LoadedPlan
 
 
 @click.command()
@@ -42,7 +47,7 @@ def view(  # noqa: PLR0913 - one parameter per option of the command
     from dcp_dashboard.exports.still import still
     from dcp_dashboard.library import load_file
 
-    wanted = [
+    wanted: list[tuple[Path | None, Callable[[LoadedPlan], bytes]]] = [
         (png, lambda loaded: still(loaded, "dark" if theme == "dark" else "light", scale)),
         (html, lambda loaded: standalone_page(loaded).encode()),
         (svg, lambda loaded: mask_svg(loaded).encode()),

@@ -10,7 +10,7 @@ from dcp_dashboard.api_traces import as_file
 from dcp_dashboard.exports.mask_svg import mask_svg
 from dcp_dashboard.exports.plan_tables import devices_csv, tiles_csv
 from dcp_dashboard.exports.standalone import standalone_page
-from dcp_dashboard.exports.still import still
+from dcp_dashboard.exports.still import Theme, still
 from dcp_dashboard.library import LoadedPlan, PlanLibrary
 from dcp_dsl import DCPError
 
@@ -27,7 +27,7 @@ def export_api(library: PlanLibrary) -> Blueprint:
 
     @api.get("/overview.png")
     def picture(key: str) -> WSGIResponse:
-        theme = "dark" if request.args.get("theme") == "dark" else "light"
+        theme: Theme = "dark" if request.args.get("theme") == "dark" else "light"
         return send(key, "png", "image/png", lambda loaded: still(loaded, theme))
 
     @api.get("/mask.svg")
