@@ -18,6 +18,8 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8050
 PORTS_TRIED = 50
 THREADS = 8
+END_LIMIT_S = 1.0
+"""Time that requests in progress get once the server ends."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -60,14 +62,16 @@ def serve(
 
     Raises:
         DashboardError: if the folder is missing, the port is taken or a library is not installed.
+        KeyboardInterrupt: at Ctrl-C, once everything is closed; a signal whose handler raises
+            another exception ends it in the same way.
     """
     server, url = _make_server(folder, host, port)
-    (on_ready or _print_url)(url)
     try:
-        server.run()  # waitress takes KeyboardInterrupt as the wish to end
+        (on_ready or _print_url)(url)
+        server.run()
     finally:
         server.close_all()
-        server.end_workers()
+        server.end_work()
 
 
 def start_server(folder: str | Path, host: str = DEFAULT_HOST, port: int = 0) -> RunningServer:
@@ -83,7 +87,7 @@ def start_server(folder: str | Path, host: str = DEFAULT_HOST, port: int = 0) ->
     def stop() -> None:
         server.wake(server.close_all)  # in its own loop: nothing may close sockets under its feet
         thread.join(timeout=5)
-        server.end_workers()
+        server.end_work()
 
     return RunningServer(url, stop)
 
@@ -97,8 +101,21 @@ class _Waitress:
     end_workers: Callable[[], None]
 
     def run(self) -> None:
-        self.server.run()
-        self.server.task_dispatcher.shutdown()
+        # Not `server.run`: it swallows Ctrl-C, after which nobody knows how the program ended.
+        settings = self.server.adj
+        self.server.asyncore.loop(
+            timeout=settings.asyncore_loop_timeout,
+            map=self.sockets,
+            use_poll=settings.asyncore_use_poll,
+        )
+
+    def end_work(self) -> None:
+        """End what is still being answered: the workers first, since requests wait for them."""
+        self.end_workers()
+        dispatcher = self.server.task_dispatcher
+        # An answer that is cut off now is no news; this logger belongs to this server alone.
+        dispatcher.logger = logging.Logger("dcp_dashboard.ending", logging.CRITICAL)
+        dispatcher.shutdown(timeout=END_LIMIT_S)
 
     def wake(self, action: Callable[[], None]) -> None:
         # A loop that is awake already may run the action, which closes this pipe, before the write.

@@ -1,3 +1,4 @@
+import json
 import logging
 import os
 import signal
@@ -6,7 +7,8 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -100,21 +102,78 @@ def test_the_command_reports_a_missing_folder(tmp_path):
     assert isinstance(result.exception, DashboardError)
 
 
-def test_the_command_prints_the_address_alone_and_ends_quietly_at_ctrl_c(served_folder):
-    code = "from dcp_dashboard.commands import dashboard; dashboard()"
+DCPM = "from dcp_dsl.cli import main; main()"
+SLOW = {
+    "text": "mask m = causal", "sample": "4194304", "block": 2048, "nodes": 8,
+    "devices_per_node": 8, "method": "native", "budget": "best",
+}  # fmt: skip
+
+
+def ask(url, body, content_type="application/json"):
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": content_type})
+    with urllib.request.urlopen(request, timeout=100) as answer:
+        return json.load(answer)
+
+
+@contextmanager
+def command(folder):
+    """`dcpm dashboard` in a process of its own, and its address."""
     process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", code, str(served_folder)],
+        [sys.executable, "-W", "error", "-c", DCPM, "dashboard", str(folder)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     try:
-        url = process.stdout.readline()
-        assert url.startswith("http://127.0.0.1:")
-        assert get(url.strip())[0] == 200
-        process.send_signal(signal.SIGINT)
-        rest, errors = process.communicate(timeout=20)
+        yield process, process.stdout.readline().strip()
     finally:
         process.kill()
-    assert process.returncode == 0
-    assert rest == ""
-    assert errors == "Press Ctrl-C to stop.\n"
+        process.communicate()
+
+
+def children_of(number):
+    """Process numbers by reading /proc, so that a process that hides its parent counts too."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (folder / "stat").read_text().rpartition(")")[2].split()[1] == str(number):
+                found.add(folder)
+    return found
+
+
+def open_connections(url):
+    """One that says nothing, one that stopped in a header, one that stopped in a body."""
+    port = int(url.rstrip("/").rsplit(":", 1)[1])
+    sent = (
+        b"",
+        b"GET / HTTP/1.1\r\nHost: loc",
+        b"POST /api/uploads HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\nabc",
+    )
+    opened = [socket.create_connection(("127.0.0.1", port)) for _ in sent]
+    for connection, text in zip(opened, sent, strict=True):
+        connection.sendall(text)
+    return opened
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "message"),
+    [(signal.SIGINT, 130, "\ndcpm: interrupted\n"), (signal.SIGTERM, 143, "")],
+    ids=["ctrl-c", "terminate"],
+)
+def test_a_signal_ends_the_command_quietly_with_all_it_does(tmp_path, number, status, message):
+    with command(tmp_path) as (process, url):
+        assert url.startswith("http://127.0.0.1:")
+        connections = open_connections(url)
+        assert ask(f"{url}api/edit/check", {"text": "mask m = causal"})["is_usable"]
+        assert ask(f"{url}api/edit/plan", SLOW)["state"] in ("waiting", "running")
+        assert ask(f"{url}api/edit/plan", SLOW)["state"] == "waiting"
+        workers = children_of(process.pid)
+        assert len(workers) >= 2
+        process.send_signal(number)
+        rest, errors = process.communicate(timeout=20)
+        assert process.returncode == status
+        assert rest == ""
+        assert errors == f"Press Ctrl-C to stop.\n{message}"
+        assert [worker for worker in workers if worker.exists()] == []
+        for connection in connections:
+            connection.close()

@@ -36,7 +36,7 @@ class Worker:
         self._turn = threading.Lock()
         self._starting = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_ready = False
+        self._is_ready = self._is_closed = False
 
     @property
     def pid(self) -> int | None:
@@ -45,8 +45,14 @@ class Worker:
         return None if process is None or process.poll() is not None else process.pid
 
     def start(self) -> None:
-        """Start the process if there is none; returns at once."""
+        """Start the process if there is none; returns at once.
+
+        Raises:
+            WorkerEnded: if the worker was closed.
+        """
         with self._starting:
+            if self._is_closed:
+                raise WorkerEnded("the server is ending; start it again")
             if self.pid is not None:
                 return
             self._release()
@@ -101,7 +107,9 @@ class Worker:
             process.kill()  # no more: a call that waits for it reads the end of its pipe
 
     def close(self) -> None:
-        """End the process and free its pipes."""
+        """End the process and free its pipes; calls in line and later ones are refused."""
+        with self._starting:
+            self._is_closed = True
         self.end()
         with self._turn, self._starting:
             self._release()
