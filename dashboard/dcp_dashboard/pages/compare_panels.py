@@ -52,7 +52,7 @@ def verdict_panel(comparison: Comparison) -> Component:
 
 def table_panel(comparison: Comparison) -> Component:
     """Give the table of figures, each with its difference and what it means for B."""
-    heads = ("Figure", "A", "B", "B − A", "")  # noqa: RUF001 - a minus
+    heads = ("Figure", "A", "B", "B − A", "For B")  # noqa: RUF001 - a minus
     head = html.Tr(
         [
             html.Th(text, scope="col", className="dcp-number" if 0 < at < 4 else "")

@@ -35,7 +35,7 @@ export function createEditor(parent, text, patterns, hooks) {
         autocompletion({ override: [(context) => complete(context, hooks)], activateOnTypingDelay: 150 }),
         hoverTooltip((_, at) => hover(view, at, hooks), { hoverTime: 350 }),
         EditorView.contentAttributes.of({
-          "aria-label": "Text of the masks", "aria-describedby": "edit-keys", spellcheck: "false",
+          "aria-label": "Text of the masks", "aria-describedby": "edit-keys", spellcheck: "false", tabindex: "0",
         }),
         EditorView.updateListener.of((update) => {
           if (update.docChanged) hooks.changed(update.state.doc.toString());
