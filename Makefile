@@ -7,7 +7,7 @@ ARGS ?=
 WORKERS ?= 2
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: demo test editor loss-parity setup setup-dev chromium check format test-slow clean
+.PHONY: demo test editor screenshots loss-parity setup setup-dev chromium check format test-slow clean
 
 demo: setup ## run the whole way once, then serve the dashboard; ARGS="--no-serve" to stop before
 	$(BIN)/dcpm demo $(ARGS)
@@ -37,6 +37,9 @@ loss-parity: setup-dev ## train under DCP and densely, compare the losses: STEPS
 
 editor: ## bundle the editor of the dashboard anew from dashboard/editor; needs node and npm
 	cd dashboard/editor && npm ci --ignore-scripts --no-audit --no-fund && npm run build
+
+screenshots: setup-dev chromium ## take the pictures of the dashboard in docs/pictures anew; ARGS="overview mask" for some
+	$(BIN)/python docs/make_screenshots.py $(ARGS)
 
 setup: $(VENV)/.installed-runtime ## install what the demo needs
 

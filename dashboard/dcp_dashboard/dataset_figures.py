@@ -15,9 +15,9 @@ from dcp_dashboard.quantities import count, duration, percent, ratio, size
 BINS = 24
 BLUE = KIND_COLOURS["attention"]
 SPREADS: Sequence[tuple[str, str, Callable[[float], str], str, str]] = (
-    ("density", "Density", percent, ".0%", ""),
-    ("compute_imbalance", "Compute max/mean", ratio, ".2f", ""),
-    ("token_imbalance", "Token max/mean", ratio, ".2f", ""),
+    ("density", "Density", percent, ".1~%", ""),
+    ("compute_imbalance", "Compute max/mean", ratio, ".3~f", ""),
+    ("token_imbalance", "Token max/mean", ratio, ".3~f", ""),
     ("bytes", "Bytes moved", size, "~s", "B"),
     ("seconds", "Predicted time", duration, "~s", "s"),
     ("plan_s", "Planning time", duration, "~s", "s"),
