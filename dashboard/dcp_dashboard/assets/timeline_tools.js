@@ -89,7 +89,7 @@ window.dcp = window.dcp || {};
 
     search() {
       this.find = make("input", {
-        type: "search", className: "dcp-input", placeholder: "/ search: gpu 17, kv 12, division 3", "aria-label": "Search events",
+        type: "search", className: "dcp-input", placeholder: "/ search: gpu 17, division 3", "aria-label": "Search events",
       });
       this.found = make("output", { className: "dcp-found", "aria-live": "polite" });
       this.find.addEventListener("input", () => { this.hit = -1; set({ find: this.find.value.trim() || null }); });
