@@ -1,6 +1,7 @@
 """The choices of one planning run."""
 
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
@@ -71,10 +72,10 @@ class PlanConfig:
     head_groups: int | Literal["auto"] = 1
 
     def __post_init__(self) -> None:
-        if self.divisions != "auto" and not 2 <= self.divisions <= MOST_DIVISIONS:
+        if not _is_auto_or_count(self.divisions, 2, MOST_DIVISIONS):
             raise PlanError(
                 "PlanConfig.divisions: expected at least 2 (one for local tiles, one that waits "
-                f"for inputs) and at most {MOST_DIVISIONS}, or 'auto', got {self.divisions}"
+                f"for inputs) and at most {MOST_DIVISIONS}, or 'auto', got {self.divisions!r}"
             )
         if self.memory_limit_bytes is not None and self.memory_limit_bytes < 0:
             raise PlanError(
@@ -85,7 +86,7 @@ class PlanConfig:
                 "PlanConfig.kahypar_ini: expected a configuration file of KaHyPar, got "
                 f"{self.kahypar_ini!r}, which is no file; leave it out for the one that comes along"
             )
-        if self.head_groups != "auto" and not 1 <= self.head_groups <= MOST_HEAD_GROUPS:
+        if not _is_auto_or_count(self.head_groups, 1, MOST_HEAD_GROUPS):
             raise PlanError(
                 f"PlanConfig.head_groups: expected 1 to {MOST_HEAD_GROUPS} or 'auto', got "
                 f"{self.head_groups!r}"
@@ -114,3 +115,10 @@ class PlanConfig:
                 "PlanConfig.time_limit_s: expected more than 0 and at most "
                 f"{MOST_SECONDS:g} seconds, got {self.time_limit_s}"
             )
+
+
+def _is_auto_or_count(value: object, least: int, most: int) -> bool:
+    """Whether a value is what its annotation says: Python lets anything through."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        return value == "auto"
+    return least <= int(value) <= most

@@ -109,6 +109,11 @@ def in_groups(workload: Workload, placement: Placement) -> tuple[Workload, Place
     )
 
 
+def is_cuttable(workload: Workload, groups: int) -> bool:
+    """Whether the tall batch is short enough to be cut at int32 positions."""
+    return int(workload.cu_seqlens[-1]) * groups <= _MOST_TOKENS
+
+
 def tall_workload(workload: Workload, groups: int) -> Workload:
     """Give the workload of the tall batch; O(G (W + D + slabs)).
 

@@ -8,7 +8,7 @@ from dcp_planner.cluster import Cluster, ModelShape
 from dcp_planner.config import PlanConfig
 from dcp_planner.divisions import predict_placement
 from dcp_planner.errors import PlanError
-from dcp_planner.head_groups import group_shape
+from dcp_planner.head_groups import group_shape, is_cuttable
 from dcp_planner.head_placement import (
     groups_worth_trying,
     largest_team,
@@ -90,6 +90,8 @@ def _place(
         return best  # a baseline stays as it is
     least = predict_placement(workload, best, cluster, config).seconds
     for groups in groups_worth_trying(workload.shape, cluster):
+        if not is_cuttable(workload, groups):
+            break  # more groups make it longer still
         more = _place_in_groups(partitioner, workload, cluster, whole, groups)
         seconds = predict_placement(workload, more, cluster, config).seconds
         best, least = fastest([best, more], workload, cluster, config), min(least, seconds)
@@ -100,6 +102,7 @@ def _place(
         for layout in _HEADS
         if layout.is_possible(workload.shape, cluster, whole)
     ]
+    layouts = [found for found in layouts if is_cuttable(workload, found.head_groups)]
     return fastest([best, *layouts], workload, cluster, config)
 
 

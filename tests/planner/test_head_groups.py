@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dcp_dsl import Slabs, block_sparsity
 from dcp_planner import (
     Cluster,
     ModelShape,
@@ -347,3 +348,22 @@ def test_the_command_takes_head_groups(tmp_path):
     refused = CliRunner().invoke(plan_command, [*arguments, "0"])
     assert refused.exit_code == 2
     assert "expected 1 to 256 or auto, got '0'" in refused.output
+
+
+def test_auto_keeps_one_group_where_the_batch_is_too_long_for_more():
+    causal = Slabs(2**30, [0], [2**30], [0], [1], [0], [1])
+    sparsity = block_sparsity([causal], 2**26, 2**26)
+    for shape, groups in ((SHAPES["mha"], 8), (SHAPES["gqa"], 2)):
+        with pytest.raises(PlanError, match="expected tokens times groups up to 2,147,483,647"):
+            build_plan(sparsity, shape, Cluster(2, 2), replace(FAST, head_groups=groups))
+        plan = build_plan(sparsity, shape, Cluster(2, 2), replace(FAST, head_groups="auto"))
+        assert plan.head_groups == 1
+
+
+@pytest.mark.parametrize("value", [2.0, "2", "all", None, True])
+@pytest.mark.parametrize("name", ["head_groups", "divisions"])
+def test_a_number_that_is_none_is_refused(name, value):
+    with pytest.raises(
+        PlanError, match=rf"PlanConfig.{name}: expected .* or 'auto'.*, got {value!r}"
+    ):
+        PlanConfig(**{name: value})
