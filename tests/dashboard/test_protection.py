@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -71,6 +72,54 @@ def test_every_answer_carries_the_headers(client, path):
 
 
 @pytest.mark.parametrize("path", ["/", "/api/plan/0123456789abcdef/mask", "/assets/style.css"])
+def every_route(client):
+    """Each route of the application with its first method, its parts filled in."""
+    for rule in client.application.url_map.iter_rules():
+        path = re.sub(r"<int:\w+>", "0", rule.rule)
+        method = "POST" if "POST" in rule.methods else "GET"
+        yield method, re.sub(r"<[^>]+>", "0123456789abcdef", path)
+
+
+def test_every_route_asks_for_our_name_our_pages_and_wears_the_headers(client):
+    for method, path in every_route(client):
+        for status, host, origin in (
+            (400, "evil.example", None),
+            (400, "127.0.0.1.evil.example:8050", None),
+            (403, "127.0.0.1:8050", "http://evil.example"),
+            (403, "127.0.0.1:8050", "null"),
+            (403, "127.0.0.1:8050", "http://127.0.0.1:8051"),
+        ):
+            headers = {"Origin": origin} if origin else {}
+            with client.open(
+                path, method=method, base_url=f"http://{host}", headers=headers
+            ) as answer:
+                assert answer.status_code == status, path
+                assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_every_route_asks_for_the_token(guarded):
+    for method, path in every_route(guarded):
+        with guarded.open(path, method=method) as answer:
+            assert answer.status_code == 401, path
+            assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
+
+
+def test_errors_of_every_kind_wear_the_headers(client):
+    answers = [
+        client.get("/api/plan/0123456789abcdef/mask", base_url=LOCAL),
+        client.put("/api/edit/check", base_url=LOCAL),
+        client.post("/api/edit/check", base_url=LOCAL, json={"text": "x" * 2_000_000}),
+        client.post("/api/uploads", base_url=LOCAL),
+        client.post("/api/edit/check", base_url=LOCAL, data="x"),
+        client.get("/static/x", base_url=LOCAL),
+    ]
+    assert [answer.status_code for answer in answers] == [404, 405, 413, 400, 415, 404]
+    for answer in answers:
+        assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
+        assert answer.headers["X-Frame-Options"] == "DENY"
+
+
 def test_without_the_token_nothing_is_served(guarded, path):
     assert guarded.get(path).status_code == 401
     assert guarded.get(path, query_string={"token": "wrong"}).status_code == 401

@@ -139,7 +139,9 @@ def _config(request: Mapping[str, Any]) -> PlanConfig:
             f"budget: expected one of {', '.join(BUDGETS)}, got {str(budget)[:40]!r}"
         )
     tolerance = request.get("tolerance", 0.1)
-    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float):
+    # JSON holds whole numbers that no float can.
+    is_number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
+    if not is_number or (isinstance(tolerance, int) and tolerance.bit_length() > 64):
         raise DashboardError(f"tolerance: expected a number, got {str(tolerance)[:40]!r}")
     return PlanConfig(
         partitioner=method,

@@ -149,6 +149,7 @@ def test_the_batch_of_a_plan_is_planned_as_it_was():
         ({"budget": {}}, "budget: expected one of"),
         ({"tolerance": "1"}, "tolerance: expected a number"),
         ({"tolerance": float("nan")}, "tolerance"),
+        ({"tolerance": 10**400}, "tolerance: expected a number"),
         ({"block": 0}, "block: expected a whole number"),
         ({"block": 1, "scale": 16384}, "too many|expected"),
     ],
