@@ -71,7 +71,6 @@ def test_every_answer_carries_the_headers(client, path):
     assert "http" not in headers["Content-Security-Policy"]
 
 
-@pytest.mark.parametrize("path", ["/", "/api/plan/0123456789abcdef/mask", "/assets/style.css"])
 def every_route(client):
     """Each route of the application with its first method, its parts filled in."""
     for rule in client.application.url_map.iter_rules():
@@ -120,6 +119,7 @@ def test_errors_of_every_kind_wear_the_headers(client):
         assert answer.headers["X-Frame-Options"] == "DENY"
 
 
+@pytest.mark.parametrize("path", ["/", "/api/plan/0123456789abcdef/mask", "/assets/style.css"])
 def test_without_the_token_nothing_is_served(guarded, path):
     assert guarded.get(path).status_code == 401
     assert guarded.get(path, query_string={"token": "wrong"}).status_code == 401
