@@ -57,7 +57,7 @@ window.dcp.edit = window.dcp.edit || {};
         el("span", {}, ...coded(finding.message)), finding.hint ? el("span", { class: "dcp-muted" }, ...coded(finding.hint)) : null);
       if (finding.fix) {
         row.append(el("button", { type: "button", class: "dcp-button dcp-fix", onclick: () => this.actions.fix(finding) },
-          ...coded(sentence(finding.fix.title))));
+          sentence(finding.fix.title)));
       }
       return row;
     }
