@@ -62,6 +62,7 @@ def cut_at_rows(slabs: "Slabs", q_bounds: Ints) -> tuple[Ints, ...]:
     """
     low = np.searchsorted(q_bounds, slabs.q_start, side="right") - 1
     high = np.searchsorted(q_bounds, slabs.q_end, side="left")
+    limit_blocks(int((high - low).sum()))  # every piece touches one: refused before they are made
     slab, block = expand(low, high - low)
     q_start = slabs.q_start[slab]
     begin: Ints = np.maximum(q_start, q_bounds[block])

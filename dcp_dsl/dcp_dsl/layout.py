@@ -258,7 +258,12 @@ class _LayoutBinder:
     def arithmetic(self, value: ast.Expr, row: Mapping[str, Column]) -> int:
         """Evaluate the length of a part that is not repeated."""
         result = self._number(value, row)
-        if not 0 <= result <= self.length:
+        if result < 0:
+            raise DatasetError(
+                f"segment `{self.segment}`: a part would have {result} tokens; expected at least "
+                f"0, mend the column"
+            )
+        if result > self.length:
             raise DatasetError(
                 f"segment `{self.segment}`: a part would have {result} tokens, the sample has "
                 f"{self.length}"

@@ -302,6 +302,19 @@ def test_compare_puts_two_plans_side_by_side(pair):
     assert "%" in table
 
 
+def test_compare_says_that_heads_and_devices_differ(folder, pair):
+    assert "note:" not in run(compare, *pair).stderr
+    result = run(
+        plan_command, folder / "a.dcpm", "--sample", '{"len": 400}', "--mask", "causal",
+        "--cluster", "1x3", "--heads", "2/1/8", "--backend", "static:zigzag",
+        "--out", folder / "other.dcpplan",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    notes = run(compare, pair[0], folder / "other.dcpplan").stderr
+    assert "the two plans are for other model shapes" in notes
+    assert "the two plans are for other clusters" in notes
+
+
 @pytest.mark.parametrize(
     ("condition", "status"),
     [

@@ -48,6 +48,10 @@ def compare(first: str, second: str, conditions: tuple[str, ...], as_json: bool)
         show_comparison(first, second, differences)
         if not is_same_batch:
             click.echo("note: the two plans are for batches of other lengths", err=True)
+        for what, of in (("model shapes", "shape"), ("clusters", "cluster")):
+            first_value, second_value = (getattr(plan, of) for plan in plans)
+            if first_value != second_value:
+                click.echo(f"note: the two plans are for other {what}", err=True)
     for text in crossed:
         click.echo(f"{text} holds", err=True)
     sys.exit(1 if crossed else 0)
