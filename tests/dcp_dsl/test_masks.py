@@ -173,7 +173,7 @@ def test_every_mask_of_the_specs_equals_its_dense_form(paint):
         ({"question_len": [4], "answer_lens": [3]}, 7, "`question_len` to be one integer"),
         ({"question_len": 4, "answer_lens": 3}, 7, "expected column `answer_lens` to be a list"),
         ({"question_len": 4, "answer_lens": [-1, 4]}, 7, "negative length -1"),
-        ({"question_len": -4, "answer_lens": [11]}, 7, "a part would have -4 tokens; expected at least 0"),
+        ({"question_len": -4, "answer_lens": [11]}, 7, "-4 tokens; expected at least 0"),
         ({"question_len": 4, "answer_lens": [[3]]}, 7, "to be a list of integers"),
         ({"question_len": 2**40, "answer_lens": [3]}, 7, "a part would have"),
     ],
