@@ -172,7 +172,7 @@ def test_a_search_counts_steps_and_exports_what_it_finds(visit, traces):
     page.wait_for_selector(f".dcp-found >> text={total}/{total}")
     assert f"event.{rank[found[1][-1]]}~source.measured" in state(page)["sel"]
     with page.expect_download() as download:
-        page.click("text=CSV")
+        page.click('text="CSV"')
     text = download.value.path().read_text()
     assert download.value.suggested_filename == "small.csv"
     assert len(text.splitlines()) == 1 + total
