@@ -79,4 +79,5 @@ window.dcp.views = { "dcp-timeline": "Timeline", "dcp-mask": "Mask", ...window.d
   }).observe(document.documentElement, {
     subtree: true, childList: true, attributes: true, attributeFilter: ["data-mode", "data-mantine-color-scheme"],
   });
+  sweep(); // a page that is there already, as a file without Dash is, changes no more
 })();

@@ -1,0 +1,41 @@
+"""The page of a plan as one file: opened from a disk, drawn and used without any server."""
+
+import numpy as np
+
+from dcp_dashboard.exports.standalone import standalone_page
+from dcp_dashboard.library import load_file
+from dcp_dashboard.palette import device_colours
+
+
+def test_the_file_draws_and_selects_on_its_own(browser, served_folder, small_plan, tmp_path):
+    file = tmp_path / "small.html"
+    file.write_text(standalone_page(load_file(served_folder / "small.dcpplan")), encoding="utf-8")
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    asked, errors = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(file.as_uri())
+    page.wait_for_selector(".dcp-mask[data-state=drawn]")
+    page.wait_for_selector(".dcp-view-simulated .dcp-timeline[data-state=drawn]")
+    assert page.locator("canvas.dcp-pixels").count() == 4  # mask, predicted, measured, traffic
+    tile = len(small_plan.tiles) // 2
+    tiles, blocks = small_plan.tiles, small_plan.blocks
+    middle = (blocks.start + blocks.end) / 2 / small_plan.num_tokens
+    point = [float(middle[tiles.kv_block[tile]]), float(middle[tiles.q_block[tile]])]
+    colour = page.eval_on_selector(
+        ".dcp-mask .dcp-pixels",
+        """(canvas, [x, y]) => {
+          const at = [Math.floor(x * canvas.width), Math.floor(y * canvas.height), 1, 1];
+          const [r, g, b] = canvas.getContext('2d').getImageData(...at).data;
+          return '#' + [r, g, b].map((v) => v.toString(16).padStart(2, '0')).join('');
+        }""",
+        point,
+    )
+    assert colour == device_colours(2, 2)[tiles.device[tile]]
+    page.click(".dcp-device-table button >> text=3")
+    owned = int((blocks.end - blocks.start)[np.asarray(blocks.owner) == 3].sum())
+    page.wait_for_selector(f".dcp-inspector >> text={owned:,}")
+    assert [url for url in asked if not url.startswith("data:")] == [file.as_uri()]
+    assert errors == []
+    page.close()
