@@ -1,7 +1,7 @@
 """`for "pattern" having a, b use MASK with new = column`: which data set gets which mask."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from dcp_dsl.sample import Sample
 from dcp_dsl.scope import Scope
 from dcp_dsl.stack import Stack
 
+_MOST_NAMED = 3  # files that a message names of each statement
+
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
@@ -24,10 +26,12 @@ class Attachment:
     Attributes:
         value: what the data set's samples are masked with.
         renames: the mask's column -> the data set's column, where they differ.
+        where: the `for` statement, such as ``train.dcpm:9``; empty without one.
     """
 
     value: Mask | Stack
     renames: Mapping[str, str]
+    where: str = field(default="", compare=False)
 
     @property
     def mask(self) -> Mask:
@@ -81,19 +85,75 @@ def attach(scope: Scope, dataset_path: str | Path, columns: Collection[str]) -> 
     Raises:
         DatasetError: if no statement matches, or the data set lacks a column the mask needs.
     """
-    path = Path(dataset_path).as_posix()
-    name = scope.program.name
+    return attach_files(scope, dataset_path, (dataset_path,), columns)
+
+
+def attach_files(
+    scope: Scope,
+    dataset_path: str | Path,
+    files: Sequence[str | Path],
+    columns: Collection[str],
+) -> Attachment:
+    """Give what is attached to a data set of several files, each matched by its own path.
+
+    Raises:
+        DatasetError: if files match different statements or none, or lack a column the mask needs.
+    """
+    found: dict[int | None, list[str]] = {}
     statements = [s for s in scope.program.statements if isinstance(s, ast.Attach)]
-    for statement in statements:
+    for path in (Path(file).as_posix() for file in files):
+        found.setdefault(_first_match(statements, path, columns), []).append(path)
+    if len(found) > 1:
+        raise DatasetError(_say_different(scope, str(dataset_path), statements, found))
+    ((number, paths),) = found.items()
+    if number is not None:
+        return _attach(statements[number], scope, paths[0], columns)
+    tried = ", ".join(f'"{s.pattern.text}"' for s in statements) or "none at all"
+    more = f" (and {len(paths) - 1} more files)" if len(paths) > 1 else ""
+    raise DatasetError(
+        f"{scope.program.name}: no `for` statement matches the data set {paths[0]}{more} with the "
+        f'columns {", ".join(sorted(columns))}; tried {tried}; add `for "*" use causal`'
+    )
+
+
+def _first_match(
+    statements: Sequence[ast.Attach], path: str, columns: Collection[str]
+) -> int | None:
+    for number, statement in enumerate(statements):
         if matches(statement.pattern.text, path) and all(
             c.text in columns for c in statement.having
         ):
-            return _attach(statement, scope, path, columns)
-    tried = ", ".join(f'"{s.pattern.text}"' for s in statements) or "none at all"
-    raise DatasetError(
-        f"{name}: no `for` statement matches the data set {path} with the columns "
-        f'{", ".join(sorted(columns))}; tried {tried}; add `for "*" use causal`'
+            return number
+    return None
+
+
+def _say_different(
+    scope: Scope,
+    dataset_path: str,
+    statements: Sequence[ast.Attach],
+    found: Mapping[int | None, Sequence[str]],
+) -> str:
+    """Name the files of every statement, and of none."""
+    parts = []
+    for number, paths in found.items():
+        shown = ", ".join(paths[:_MOST_NAMED])
+        more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
+        statement = None if number is None else statements[number]
+        whose = (
+            "no statement"
+            if statement is None
+            else f'`for "{statement.pattern.text}"` in line {_line(statement, scope)}'
+        )
+        parts.append(f"{whose} matches {shown}{more}")
+    return (
+        f"{scope.program.name}: the files of {dataset_path} do not share one `for` statement: "
+        f"{'; '.join(parts)}; give those of one statement at a time, or choose one mask for all "
+        "(`--mask`, or `spec.mask(call)` in Python)"
     )
+
+
+def _line(statement: ast.Attach, scope: Scope) -> int:
+    return scope.program.text.count("\n", 0, statement.span.start) + 1
 
 
 def _attach(statement: ast.Attach, scope: Scope, path: str, columns: Collection[str]) -> Attachment:
@@ -110,7 +170,7 @@ def _attach(statement: ast.Attach, scope: Scope, path: str, columns: Collection[
                 f"not have{'; ' + hint if hint else ''} (columns: {have}); rename one with "
                 f"`with {column} = its_name`"
             )
-    return Attachment(value, renames)
+    return Attachment(value, renames, f"{scope.program.name}:{_line(statement, scope)}")
 
 
 def _value(statement: ast.Attach, scope: Scope) -> Mask | Stack:

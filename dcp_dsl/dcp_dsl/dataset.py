@@ -1,7 +1,7 @@
 """Read a user's data set: Parquet or JSON lines, one file or a folder of them."""
 
 import reprlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,10 +29,12 @@ class Dataset:
     Attributes:
         path: file or folder it was read from.
         table: the columns.
+        files: paths of the files in it, or names of its splits; a `for` pattern matches these.
     """
 
     path: str
     table: "pa.Table"
+    files: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Dataset {self.path}: {len(self)} rows of {', '.join(self.columns)}>"
@@ -193,8 +195,9 @@ def read_dataset(path: str | Path, columns: Collection[str] | None = None) -> Da
     """Read a data set into memory.
 
     Args:
-        path: a Parquet or JSON lines file; a folder of them, read in the order of their names; a
-            folder that `datasets.save_to_disk` wrote; ``hf:NAME`` or ``hf:NAME:SPLIT``.
+        path: a Parquet or JSON lines file; a folder of them, at any depth, read in the order of
+            their names; a folder that `datasets.save_to_disk` wrote; ``hf:NAME`` or
+            ``hf:NAME:SPLIT``.
         columns: read these alone, as far as they are there.
 
     Raises:
@@ -206,14 +209,17 @@ def read_dataset(path: str | Path, columns: Collection[str] | None = None) -> Da
         tables = [table for _, table in parts]
         if columns is not None:
             tables = [t.select([n for n in t.column_names if n in columns]) for t in tables]
-        return Dataset(str(path), _concatenate(str(path), [name for name, _ in parts], tables))
+        names = tuple(name for name, _ in parts)
+        return Dataset(str(path), _concatenate(str(path), names, tables), names)
     path = Path(path)
-    files = find_files(path)
-    tables = [read_file(file, columns) for file in files]
-    return Dataset(str(path), _concatenate(str(path), [file.name for file in files], tables))
+    found = find_files(path, is_deep=True)
+    tables = [read_file(file, columns) for file in found]
+    shown = [str(file.relative_to(path)) if file != path else file.name for file in found]
+    files = tuple(map(str, found))
+    return Dataset(str(path), _concatenate(str(path), shown, tables), files)
 
 
-def _concatenate(path: str, files: list[str], tables: "list[pa.Table]") -> "pa.Table":
+def _concatenate(path: str, files: Sequence[str], tables: "list[pa.Table]") -> "pa.Table":
     import pyarrow as pa
 
     for file, table in zip(files, tables, strict=True):
@@ -221,7 +227,8 @@ def _concatenate(path: str, files: list[str], tables: "list[pa.Table]") -> "pa.T
             raise DatasetError(
                 f"{path}: {file} has the columns {_join(table.column_names)}, "
                 f"{files[0]} has "
-                f"{_join(tables[0].column_names)}; files of one folder need the same columns"
+                f"{_join(tables[0].column_names)}; files of one folder need the same columns: give "
+                "one of them, or a folder of those that agree"
             )
     try:
         return pa.concat_tables(tables, promote_options="permissive").combine_chunks()

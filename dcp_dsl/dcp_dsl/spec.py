@@ -3,9 +3,10 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dcp_dsl import ast
-from dcp_dsl.attachment import Attachment, attach
+from dcp_dsl.attachment import Attachment, attach, attach_files
 from dcp_dsl.checker import check_scope
 from dcp_dsl.diagnostics import Diagnostic, did_you_mean
 from dcp_dsl.errors import DatasetError, MaskCallError, SpecError
@@ -19,6 +20,9 @@ from dcp_dsl.sample_statement import declared_sample
 from dcp_dsl.scope import Scope
 from dcp_dsl.stack import Stack
 from dcp_dsl.text_file import read_text
+
+if TYPE_CHECKING:
+    from dcp_dsl.dataset import Dataset
 
 
 def check(text: str, name: str = "<text>") -> tuple[Diagnostic, ...]:
@@ -197,3 +201,13 @@ class Spec:
             DatasetError: if no statement matches, or the data set lacks a column the mask needs.
         """
         return attach(self.scope, dataset_path, columns)
+
+    def attachment_of(self, dataset: "Dataset") -> "Attachment":
+        """Give what is attached to a data set; each of its files is matched by its own path.
+
+        Raises:
+            DatasetError: if its files match different `for` statements or none, or it lacks a
+                column the mask needs.
+        """
+        files = dataset.files or (dataset.path,)
+        return attach_files(self.scope, dataset.path, files, dataset.columns)

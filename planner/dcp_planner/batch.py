@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeAlias
 
 from dcp_dsl import (
@@ -120,7 +119,8 @@ def pack_dataset(spec: Spec, path: str, mask_call: str | None, tokens: int) -> P
     Args:
         spec: the masks.
         path: of the data set.
-        mask_call: a mask by name or call; ``None`` takes what the first matching `for` uses.
+        mask_call: a mask by name or call; ``None`` takes what the first matching `for` uses, which
+            has to be the same for all files of a folder.
         tokens: most tokens of a batch; longer rows are left out.
 
     Raises:
@@ -128,7 +128,7 @@ def pack_dataset(spec: Spec, path: str, mask_call: str | None, tokens: int) -> P
     """
     dataset = read_dataset(path)
     if mask_call is None:
-        attached = spec.attachment(Path(path).absolute(), dataset.columns)  # patterns name folders
+        attached = _one_mask(spec.attachment_of(dataset))
     else:
         attached = Attachment(spec.mask(mask_call), {})
     short = [row for row, length in enumerate(dataset.lengths.tolist()) if 0 < length <= tokens]
@@ -142,6 +142,17 @@ def pack_dataset(spec: Spec, path: str, mask_call: str | None, tokens: int) -> P
         tokens=tokens,
         rows=tuple(tuple(short[place] for place in batch) for batch in batches),
         notes=notes if left_out else (),
+    )
+
+
+def _one_mask(attached: Attachment) -> Attachment:
+    """Refuse a stack: what is planned here is one mask."""
+    if attached.stack is None:
+        return attached
+    calls = " or ".join(f"--mask '{mask.call}'" for mask in attached.masks)
+    raise DatasetError(
+        f"{attached.where}: the stack `{attached.stack.name}` is attached here, and one mask is "
+        f"planned at a time; choose one of its masks: {calls}"
     )
 
 

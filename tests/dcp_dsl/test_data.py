@@ -238,3 +238,19 @@ def test_every_sample_lands_in_exactly_one_batch_within_the_budget(lengths, budg
 def test_a_sample_longer_than_the_budget_is_refused():
     with pytest.raises(DatasetError, match="sample 1 has 9 tokens, the token budget is 8"):
         pack(np.array([3, 9]), 8)
+
+
+def test_a_folder_holds_its_files_at_any_depth_each_matched_by_its_own_path(tmp_path):
+    for name in ("b", "a/x", ".hidden/y"):
+        file = tmp_path / "d" / f"{name}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text('{"len": 3}')
+    dataset = read_dataset(tmp_path / "d")
+    assert dataset.files == tuple(str(tmp_path / "d" / name) for name in ("a/x.jsonl", "b.jsonl"))
+    assert len(dataset) == 2
+    spec = Spec.from_text('for "d/*" use causal')
+    assert spec.attachment_of(dataset).mask.call == "causal"
+    with pytest.raises(DatasetError, match=r"no statement matches .*d/b\.jsonl; give those of one"):
+        Spec.from_text('for "a/*" use causal').attachment_of(dataset)
+    with pytest.raises(DatasetError, match=r"no `for` .*a/x\.jsonl \(and 1 more files\)"):
+        Spec.from_text('for "z/*" use causal').attachment_of(dataset)

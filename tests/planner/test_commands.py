@@ -501,3 +501,62 @@ def test_the_commands_import_nothing_heavy():
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+ATTACHED = """mask near = causal and q - k < 5
+stack mixed = 2 of near, causal
+for "chat/*" use near
+for "web/*" use causal
+for "both/*" use mixed
+"""
+
+
+@pytest.fixture
+def nested(tmp_path):
+    """A folder whose files lie deeper, and of which some match no statement or another one."""
+    (tmp_path / "a.dcpm").write_text(ATTACHED)
+    for name in ("chat/a", "chat/more/b", "web/c", "both/d", "code/e"):
+        file = tmp_path / "data" / f"{name}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text('{"len": 9}')
+    return tmp_path
+
+
+def plan_of(nested, path, *arguments):
+    return run(plan_command, nested / "a.dcpm", *SMALL, "--dataset", nested / path, *arguments)
+
+
+def test_files_of_a_folder_are_planned_at_any_depth_with_the_mask_of_their_paths(nested):
+    out = nested / "x.dcpplan"
+    result = plan_of(nested, "data/chat", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert read_plan(out).plan.provenance.mask == "near"
+    assert read_plan(out).plan.cu_seqlens.tolist() == [0, 9, 18]
+    result = plan_of(nested, "data", "--mask", "causal", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert len(read_plan(out).plan.cu_seqlens) == 6
+
+
+def test_files_that_match_different_statements_are_refused_by_name(nested):
+    result = plan_of(nested, "data")
+    assert isinstance(result.exception, DatasetError)
+    said = str(result.exception)
+    for part in (
+        '`for "chat/*"` in line 3 matches', "chat/more/b.jsonl", '`for "web/*"` in line 4 matches',
+        "no statement matches", "code/e.jsonl", "at a time", "--mask",
+    ):  # fmt: skip
+        assert part in said
+
+
+def test_a_stack_names_its_statement_and_the_masks_to_choose_from(nested):
+    result = plan_of(nested, "data/both")
+    assert isinstance(result.exception, DatasetError)
+    said = str(result.exception)
+    assert said.startswith(f"{nested / 'a.dcpm'}:5: the stack `mixed` is attached here")
+    assert said.endswith("choose one of its masks: --mask 'near' or --mask 'causal'")
+
+
+def test_nothing_is_left_behind_where_no_batch_was_planned(nested):
+    result = plan_of(nested, "data", "--batches", 2, "--out", nested / "plans")
+    assert isinstance(result.exception, DatasetError)
+    assert not (nested / "plans").exists()

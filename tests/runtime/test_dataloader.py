@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 from loader_options import make_loader
 
-from dcp_dsl import DatasetError, Spec
+from dcp_dsl import DatasetError, Spec, read_dataset
 from dcp_planner import Cluster, ModelShape, PlanConfig, digest
 from dcp_runtime import RunError
 from dcp_runtime.data.local_data import IGNORE_LABEL
@@ -164,3 +164,13 @@ def test_head_groups_of_the_config_reach_the_plan():
     assert {plan.head_groups for _, plan in parts} == {2}
     tokens = sorted(token for data, _ in parts for token in data.tokens.tolist())
     assert tokens == list(range(30))  # each on one rank, whole
+
+
+def test_a_folder_whose_files_have_different_masks_is_refused(tmp_path):
+    for name in ("chat", "web"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.jsonl").write_text('{"tokens": [1, 2, 3]}')
+    spec = Spec.from_text('for "chat/*" use causal\nfor "web/*" use sliding(2)')
+    with pytest.raises(DatasetError, match=r"do not share one `for` statement: .*web/a\.jsonl"):
+        make_loader(read_dataset(tmp_path), spec, rank=0, **OPTIONS)
+    assert len(make_loader(read_dataset(tmp_path / "chat"), spec, rank=0, **OPTIONS)) == 1

@@ -27,14 +27,24 @@ class PlanOutput:
     report: Path | None = None
 
     def plan_path(self, batch: int) -> Path | None:
-        """Give the file for the plan of a batch."""
+        """Give the file for the plan of a batch, which is about to be written: make its folder.
+
+        Raises:
+            click.BadParameter: if the folder cannot be made.
+        """
         if self.folder is not None:
+            try:
+                self.folder.mkdir(exist_ok=True)
+            except OSError as error:
+                raise click.BadParameter(
+                    f"cannot make the folder {self.folder}: {error.strerror}", param_hint="--out"
+                ) from None
             return self.folder / f"batch-{batch:05d}.dcpplan"
         return self.plan
 
 
 def open_output(out: str | None, num_batches: int) -> PlanOutput:
-    """Find out where to write, and make the folder; refuse before the work what cannot be written.
+    """Find out where to write; refuse before the work what cannot be written.
 
     Raises:
         click.BadParameter: if something else is in the way.
@@ -75,5 +85,4 @@ def _of_folder(folder: Path) -> PlanOutput:
             f"{folder} is no folder; with --batches every plan becomes a file of it",
             param_hint="--out",
         )
-    folder.mkdir(exist_ok=True)
     return PlanOutput(folder=folder, report=folder / REPORT_NAME)

@@ -68,8 +68,11 @@ def _sample(row: Row, value: Mask | Stack) -> Sample:
 def _attached(rows: IndexedRows | StreamedRows, dataset: object, spec: Spec, path: str) -> Resolver:
     """Resolve through the spec's ``for`` statements: once, or for a stream by its first row."""
     if isinstance(rows, IndexedRows):
-        where = str(dataset.path) if isinstance(dataset, Dataset) else path
-        attachment = spec.attachment(where, rows.columns)
+        attachment = (
+            spec.attachment_of(dataset)
+            if isinstance(dataset, Dataset)
+            else spec.attachment(path, rows.columns)
+        )
         return lambda row: (attachment.value, attachment.sample(row))
     found: dict[frozenset[str], Any] = {}  # Any: attachments
 
