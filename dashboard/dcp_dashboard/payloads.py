@@ -13,7 +13,8 @@ the plan: the axis that all share.
 `{"id", "label", "column", "palette", "legend"}`: a tile has the colour `palette[column[tile]]`.
 Columns: `block_start`, `block_end`, `block_owner`; `tile_q`, `tile_kv` (blocks), `tile_kind`,
 `tile_pairs`, `tile_device`, `tile_division`, `tile_backward_division`, `tile_fetch`,
-`tile_density`.
+`tile_density`. A plan of several head groups has `group_labels` (the heads of each group) in its
+header and a column `tile_group`: the tiles of one group are shown at a time.
 """
 
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from dcp_dashboard.columns import encode, narrow, narrow_signed
 from dcp_dashboard.folder import DashboardError
+from dcp_dashboard.head_groups import group_labels
 from dcp_dashboard.palette import KIND_COLOURS, KINDS, device_colours, oklch, ramp, tints
 from dcp_planner import LANES, Plan, Trace
 
@@ -155,6 +157,10 @@ def mask_payload(plan: Plan) -> bytes:
         "modes": mask_modes(plan),
     }
     blocks, tiles = plan.blocks, plan.tiles
+    grouped: dict[str, NDArray[np.generic]] = {}
+    if tiles.group is not None:
+        header["group_labels"] = group_labels(plan)
+        grouped["tile_group"] = tiles.group
     columns = {
         "block_start": narrow(blocks.start),
         "block_end": narrow(blocks.end),
@@ -168,6 +174,7 @@ def mask_payload(plan: Plan) -> bytes:
         "tile_backward_division": narrow(tiles.backward_division),
         "tile_fetch": fetches(plan),
         "tile_density": densities(plan),
+        **grouped,
     }
     return encode("dcp.mask/1", header, columns)
 

@@ -50,4 +50,5 @@ def transfer_selection(plan: Plan, transfer: int) -> str:
         peer=int(table.target[transfer]), block=int(table.block[transfer]),
         division=int(table.division[transfer]), backward=int(table.is_backward[transfer]),
         kind=int(table.kind[transfer]),
+        **({} if table.group is None else {"group": int(table.group[transfer])}),
     )  # fmt: skip

@@ -54,6 +54,7 @@ class PlanSummary:
     Attributes:
         mask, origin: texts for people.
         num_sequences, num_devices, num_nodes: counts.
+        num_heads, num_head_groups: query heads, and the groups of them that are placed apart.
         num_divisions: divisions of the forward schedule.
         metrics: the planner's figures.
         seconds: per source of a trace, from first start to last end.
@@ -64,6 +65,8 @@ class PlanSummary:
     origin: str
     num_sequences: int
     num_devices: int
+    num_heads: int
+    num_head_groups: int
     num_nodes: int
     num_divisions: int
     metrics: PlanMetrics
@@ -90,6 +93,8 @@ def summarise(plan: Plan, metrics: PlanMetrics, traces: Mapping[Source, Trace]) 
         origin=provenance.origin if provenance else "",
         num_sequences=len(plan.cu_seqlens) - 1,
         num_devices=size,
+        num_heads=plan.shape.q_heads,
+        num_head_groups=plan.head_groups,
         num_nodes=plan.cluster.nodes,
         num_divisions=int(plan.tiles.division.max(initial=-1)) + 1,
         metrics=metrics,

@@ -34,7 +34,7 @@ def pair_shares(plan: Plan) -> NDArray[np.float64]:
     tiles = plan.tiles
     area = np.zeros((SIDE, SIDE))
     rows, columns = (last - first)[tiles.q_block], (last - first)[tiles.kv_block]
-    per_pixel = tiles.pairs / (rows * columns)
+    per_pixel = tiles.pairs / (rows * columns * plan.head_groups)  # each tile is there per group
     for down in range(int(rows.max(initial=0))):
         for right in range(int(columns.max(initial=0))):
             inside = (down < rows) & (right < columns)

@@ -74,6 +74,14 @@ def small_plan() -> Plan:
 
 
 @pytest.fixture(scope="session")
+def grouped_plan() -> Plan:
+    """Two groups of two heads; in each node a device of its own computes each."""
+    plan = causal_plan([1000, 560, 488], 128, Cluster(2, 2), "static:heads_context")
+    assert plan.head_groups == 2
+    return plan
+
+
+@pytest.fixture(scope="session")
 def lone_plan() -> Plan:
     """One device: nothing moves."""
     return causal_plan([64], 64, Cluster(nodes=1, devices_per_node=1))

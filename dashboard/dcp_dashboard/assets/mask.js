@@ -23,11 +23,12 @@ window.dcp.Mask = (() => {
       this.columns = payload.columns;
       this.raster = window.dcp.maskRaster;
       this.count = this.columns.tile_q.length;
-      this.index = this.raster.byRow(this.columns.tile_q, this.columns.block_start.length);
       this.across = new view.Range(this.header.num_tokens, 16);
       this.down = new view.Range(this.header.num_tokens, 16);
-      this.layers = new view.Layers(host, `${label}: ${view.count(this.count)} tiles of `
-        + `${view.count(this.header.num_tokens)} tokens. Enter selects a tile, arrows go to the next one; the `
+      const labels = this.header.group_labels;
+      const groups = labels ? ` in each of ${labels.length} groups of heads` : "";
+      this.layers = new view.Layers(host, `${label}: ${view.count(this.count / (labels?.length || 1))} tiles of `
+        + `${view.count(this.header.num_tokens)} tokens${groups}. Enter selects a tile, arrows go to the next one; the `
         + "tables of tiles and devices hold the same.");
       this.tooltip = new view.Tooltip(host);
       this.legend = document.createElement("div");
@@ -38,10 +39,19 @@ window.dcp.Mask = (() => {
       this.isLinked = host.dataset.linked !== "no";
       const state = window.dcp.state.get();
       if (this.isLinked) this.showTokens(state.tokens);
+      this.showGroup((this.isLinked && window.dcp.maskGroups.ofSelection(this, state.sel)) ?? window.dcp.maskGroups.asked(this));
       this.first = host.dataset.mode || this.header.modes[0].id;
       this.setMode((this.isLinked && state.colour) || this.first);
       this.resize();
       if (this.isLinked) this.unfollow = window.dcp.state.follow((now, changed) => this.follow(now, changed));
+      if (this.isLinked) window.dcp.maskGroups.tell(this.group);
+    }
+
+    // Only the tiles of this group of heads are drawn, hit and walked over; a plan of one group has only group 0.
+    showGroup(group) {
+      this.group = group;
+      this.host.dataset.group = group;
+      this.index = this.raster.byRow(this.columns.tile_q, this.columns.block_start.length, this.columns.tile_group, group);
     }
 
     dispose() {
@@ -55,6 +65,7 @@ window.dcp.Mask = (() => {
         this.showTokens(state.tokens);
         this.redraw();
       }
+      if (this.columns.tile_group && (changed.has("group") || changed.has("sel"))) window.dcp.maskGroups.follow(this, changed);
       if (changed.has("colour")) this.setMode(state.colour || this.first);
       if (changed.has("sel")) this.recolour();
     }
@@ -177,7 +188,7 @@ window.dcp.Mask = (() => {
       pen.lineWidth = 1;
       pen.strokeRect(left - 0.5, 0.5, width, height - 1);
       this.drawAxes(pen, ink);
-      if (this.chosen?.type === "tile" && this.chosen.tile < this.count) this.drawChosen(pen, this.boxOf(this.chosen.tile));
+      if (this.chosen?.type === "tile" && this.chosen.tile < this.count && this.isShown(this.chosen.tile)) this.drawChosen(pen, this.boxOf(this.chosen.tile));
     }
 
     // A frame that can be seen around the smallest tile, and lines to both axes.
@@ -240,6 +251,8 @@ window.dcp.Mask = (() => {
       return { x, y, width: toX(end[cols[tile]]) - x, height: toY(end[rows[tile]]) - y };
     }
 
+    isShown(tile) { return !this.columns.tile_group || this.columns.tile_group[tile] === this.group; }
+
     // The tile under the pointer, or undefined.
     tileAt(event) {
       const [fx, fy] = this.fractions(event);
@@ -293,7 +306,7 @@ window.dcp.Mask = (() => {
       const owned = (block) => `${view.count(c.block_start[block])} to ${view.count(c.block_end[block] - 1)}, `
         + `owned by device ${c.block_owner[block]}`;
       return [
-        `Tile ${q} × ${kv} on device ${c.tile_device[tile]}`,
+        `Tile ${q} × ${kv} on device ${c.tile_device[tile]}${window.dcp.maskGroups.words(this, tile)}`,
         `${view.count(c.tile_pairs[tile])} pairs, ${c.tile_kind[tile] === 2 ? "full" : "partial"}`,
         `division ${c.tile_division[tile]}, backward ${c.tile_backward_division[tile]}`,
         `queries ${owned(q)}`,

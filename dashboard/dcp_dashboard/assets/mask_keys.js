@@ -8,7 +8,7 @@ window.dcp.maskKeys = (() => {
 
   function handle(mask, key) {
     const sel = window.dcp.state.get().sel;
-    const tile = sel?.type === "tile" && sel.tile < mask.count ? sel.tile : undefined;
+    const tile = sel?.type === "tile" && sel.tile < mask.count && mask.isShown(sel.tile) ? sel.tile : undefined;
     if (key === "Enter") {
       if (tile === undefined) select(mask, middle(mask));
       else zoom(mask, tile);

@@ -21,14 +21,17 @@ window.dcp.maskRaster = (() => {
     return [first, past];
   }
 
-  // Tiles by block row: {first: Uint32Array of blocks + 1, order: Uint32Array of tiles}.
-  function byRow(rows, blocks) {
+  // Tiles by block row: {first: Uint32Array of blocks + 1, order: Uint32Array of tiles}. With `groups`, the column of
+  // head groups, only the tiles of the group `shown`.
+  function byRow(rows, blocks, groups, shown) {
     const first = new Uint32Array(blocks + 1);
-    for (let tile = 0; tile < rows.length; tile++) first[rows[tile] + 1]++;
+    for (let tile = 0; tile < rows.length; tile++) if (!groups || groups[tile] === shown) first[rows[tile] + 1]++;
     for (let block = 0; block < blocks; block++) first[block + 1] += first[block];
     const next = first.slice();
-    const order = new Uint32Array(rows.length);
-    for (let tile = 0; tile < rows.length; tile++) order[next[rows[tile]]++] = tile;
+    const order = new Uint32Array(first[blocks]);
+    for (let tile = 0; tile < rows.length; tile++) {
+      if (!groups || groups[tile] === shown) order[next[rows[tile]]++] = tile;
+    }
     return { first, order };
   }
 

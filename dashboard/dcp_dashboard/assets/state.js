@@ -14,6 +14,7 @@
 //   time    [start, end] of the shown timeline, ns after the first event
 //   tokens  [first query, past the last, first key, past the last] of the shown mask
 //   area    [start, end, first device, last device] that is marked in the timeline, ns
+//   group   the group of heads whose tiles the mask shows, counted from 0 (the first one has no key)
 //   colour, source, kinds (shown kinds, comma between), longer (ns), find, traffic ("node"): plain texts of the controls
 //   open (nodes whose devices have rows, comma between, or "all", "none"), view ("table"), order (column, "-" in
 //   front: falling): of the page of the timeline
@@ -22,7 +23,7 @@
 window.dcp = window.dcp || {};
 
 window.dcp.state = (() => {
-  const TEXTS = ["colour", "source", "kinds", "longer", "find", "open", "view", "order", "traffic"];
+  const TEXTS = ["colour", "group", "source", "kinds", "longer", "find", "open", "view", "order", "traffic"];
   const RANGES = { time: 2, tokens: 4, area: 4 };
   const TYPES = ["device", "division", "tile", "transfer", "event"];
   const followers = new Set();

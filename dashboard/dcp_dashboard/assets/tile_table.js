@@ -22,6 +22,7 @@ window.dcp.TileTable = (() => {
       this.host = host;
       this.columns = payload.columns;
       this.count = this.columns.tile_q.length;
+      this.labels = payload.header.group_labels;
       this.shown = PAGE;
       this.draw();
       this.unfollow = window.dcp.state.follow((_, changed) => {
@@ -48,7 +49,7 @@ window.dcp.TileTable = (() => {
       const table = document.createElement("table");
       table.className = "dcp-table";
       const head = table.createTHead().insertRow();
-      for (const text of HEADS) {
+      for (const text of this.labels ? [...HEADS, "Heads"] : HEADS) {
         const cell = document.createElement("th");
         cell.scope = "col";
         cell.textContent = text;
@@ -80,6 +81,7 @@ window.dcp.TileTable = (() => {
       for (const value of [
         c.tile_device[tile], c.tile_division[tile], c.tile_backward_division[tile],
         c.tile_kind[tile] === 2 ? "full" : "partial", view.count(c.tile_pairs[tile]),
+        ...(this.labels ? [this.labels[c.tile_group[tile]]] : []),
       ]) row.insertCell().textContent = value;
       return row;
     }

@@ -3,6 +3,7 @@
 import numpy as np
 
 from dcp_dashboard.folder import DashboardError
+from dcp_dashboard.head_groups import caption_of_first_group, tiles_of_group
 from dcp_dashboard.library import LoadedPlan
 from dcp_dashboard.palette import device_colours
 
@@ -13,7 +14,8 @@ MOST_RUNS = 100_000
 def mask_svg(loaded: LoadedPlan) -> str:
     """Draw tiles in the colours of their devices, one unit per token, and the owners at the edges.
 
-    Neighbouring tiles of a row on the same device become one rectangle.
+    Neighbouring tiles of a row on the same device become one rectangle. Of several groups of heads
+    the first is drawn, and a line below says so.
 
     Raises:
         DashboardError: if more than `MOST_RUNS` rectangles are needed.
@@ -44,7 +46,14 @@ def mask_svg(loaded: LoadedPlan) -> str:
             f'<rect class="d{owner}" x="{-2 * edge}" y="{low}" width="{edge}" height="{extent}"/>'
         )
     style = "".join(f".d{device}{{fill:{colour}}}" for device, colour in enumerate(colours))
-    box = f"{-2 * edge} 0 {size + 2 * edge} {size + 2 * edge}"
+    caption, room = caption_of_first_group(plan), 0
+    if caption:
+        room = 3 * edge
+        shapes.append(
+            f'<text y="{size + 4 * edge - edge // 4}" font-family="sans-serif" '
+            f'font-size="{1.5 * edge:g}" fill="#59636f">{caption}</text>'
+        )
+    box = f"{-2 * edge} 0 {size + 2 * edge} {size + 2 * edge + room}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" width="800" height="800" '
         f'shape-rendering="crispEdges"><style>{style}</style>\n'
@@ -57,7 +66,8 @@ def mask_svg(loaded: LoadedPlan) -> str:
 def _runs(loaded: LoadedPlan) -> "np.ndarray[tuple[int, int], np.dtype[np.int64]]":
     """Give (q block, first and last kv block, device) of every run of tiles, int64 ``[N, 4]``."""
     plan, tiles = loaded.plan, loaded.plan.tiles
-    order = np.lexsort((tiles.kv_block, tiles.q_block))
+    shown = tiles_of_group(plan, 0)
+    order = shown[np.lexsort((tiles.kv_block[shown], tiles.q_block[shown]))]
     q, kv, device = (
         column[order].astype(np.int64) for column in (tiles.q_block, tiles.kv_block, tiles.device)
     )

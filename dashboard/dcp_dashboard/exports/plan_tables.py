@@ -31,7 +31,10 @@ def devices_csv(loaded: LoadedPlan) -> bytes:
 
 
 def tiles_csv(loaded: LoadedPlan) -> bytes:
-    """Write one line per tile: its tokens, owners, device, divisions, kind, pairs."""
+    """Write one line per tile: its tokens, owners, device, divisions, kind, pairs.
+
+    Plans with several groups of heads have a column `group`, counted from 0.
+    """
     plan, tiles = loaded.plan, loaded.plan.tiles
     blocks, kinds = plan.blocks, np.array(["empty", "partial", "full"])
     columns: dict[str, NDArray[Any]] = {
@@ -50,6 +53,8 @@ def tiles_csv(loaded: LoadedPlan) -> bytes:
         "division": tiles.division,
         "backward_division": tiles.backward_division,
     }
+    if tiles.group is not None:
+        columns["group"] = tiles.group
     return _csv(columns)
 
 

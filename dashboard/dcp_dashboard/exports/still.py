@@ -9,6 +9,7 @@ from dcp_dashboard.device_payload import ROWS, device_columns
 from dcp_dashboard.exports.drawing import Sheet
 from dcp_dashboard.exports.raster import mask_pixels, timeline_pixels
 from dcp_dashboard.facts.words import SOURCE_LABELS
+from dcp_dashboard.head_groups import caption_of_first_group
 from dcp_dashboard.library import LoadedPlan
 from dcp_dashboard.pages.metrics import above_bounds, metric_cards
 from dcp_dashboard.palette import KIND_COLOURS, KINDS, NEUTRAL, device_colours
@@ -103,6 +104,7 @@ def _draw_mask(sheet: Sheet, loaded: LoadedPlan, colours: ThemeColours) -> None:
     sheet.text((left - 16, top + SIDE), "queries", colours.muted, size=10, anchor="rs")
     sheet.text((left + SIDE, top + SIDE + 26), "keys", colours.muted, size=10, anchor="rs")
     note = "every tile in the colour of its device; at the edges the owners of the tokens"
+    note = "; ".join(filter(None, [note, caption_of_first_group(plan)]))
     sheet.text((left, top + SIDE + 26), note, colours.muted, size=10)
 
 

@@ -81,14 +81,18 @@ def _message_rows(loaded: LoadedPlan, trace: Trace, event: int) -> list[Row]:
 
 def find_transfer(loaded: LoadedPlan, trace: Trace, event: int) -> int | None:
     """Give the message that an event sends or receives, by its name, ends and direction; O(X)."""
-    kind, _, block = trace.name[event].partition(" ")
+    kind, _, place = trace.name[event].partition(" ")
+    block, _, group = place.partition(".")  # "12", of several head groups "12.3"
     if kind.upper() not in TransferKind.__members__ or not block.isdigit():
         return None
     device, peer = int(trace.device[event]), int(trace.peer[event])
     source, target = (device, peer) if trace.lane[event] == SEND else (peer, device)
     table = loaded.plan.transfers
+    wanted = int(group) if group.isdigit() else 0
+    groups = np.zeros(len(table), np.uint8) if table.group is None else table.group
     found = np.flatnonzero(
-        (table.kind == TransferKind[kind.upper()])
+        (groups == wanted)
+        & (table.kind == TransferKind[kind.upper()])
         & (table.block == int(block))
         & (table.source == source)
         & (table.target == target)

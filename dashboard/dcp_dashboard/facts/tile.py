@@ -7,6 +7,7 @@ from dcp_dashboard import quantities
 from dcp_dashboard.facts.text import Facts, Link, Row, Section, joined, row
 from dcp_dashboard.facts.words import KIND_WORDS, TIMES, direction_word
 from dcp_dashboard.folder import DashboardError
+from dcp_dashboard.head_groups import group_labels
 from dcp_dashboard.library import LoadedPlan
 from dcp_dashboard.selection import (
     device_selection,
@@ -81,7 +82,7 @@ def _tile_rows(plan: Plan, tile: int, q: int, kv: int) -> tuple[Row, ...]:
     forward, backward = int(tiles.division[tile]), int(tiles.backward_division[tile])
     heads = []
     if tiles.group is not None:
-        heads.append(row("Heads", f"group {tiles.group[tile]} of {plan.head_groups}"))
+        heads.append(row("Heads", _heads(plan, int(tiles.group[tile]))))
     return (
         *heads,
         row("Pairs", f"{quantities.count(pairs)} of {quantities.count(area)}, {kind}"),
@@ -95,6 +96,11 @@ def _tile_rows(plan: Plan, tile: int, q: int, kv: int) -> tuple[Row, ...]:
         _block_row(plan, "Queries", q),
         _block_row(plan, "Keys", kv),
     )
+
+
+def _heads(plan: Plan, group: int) -> str:
+    heads = f"{group_labels(plan)[group]} of {plan.shape.q_heads}"
+    return f"{heads}: group {group + 1} of {plan.head_groups}"
 
 
 def _block_row(plan: Plan, label: str, block: int) -> Row:

@@ -6,6 +6,7 @@ from dcp_dashboard import quantities
 from dcp_dashboard.facts.text import Facts, Link, Row, Section, joined, row
 from dcp_dashboard.facts.words import KIND_WORDS, SOURCE_LABELS, TIMES, direction_word
 from dcp_dashboard.folder import DashboardError
+from dcp_dashboard.head_groups import group_labels
 from dcp_dashboard.library import LoadedPlan
 from dcp_dashboard.selection import (
     device_selection,
@@ -91,6 +92,8 @@ def message_events(plan: Plan, trace: Trace, transfer: int) -> "list[int]":
     """Give the events that send a message, by kind, block, ends and direction; O(E)."""
     table = plan.transfers
     name = f"{TransferKind(table.kind[transfer]).name.lower()} {table.block[transfer]}"
+    if table.group is not None:
+        name += f".{table.group[transfer]}"
     chosen = np.flatnonzero(
         (trace.lane == SEND)
         & (trace.device == table.source[transfer])
@@ -114,12 +117,21 @@ def _route_rows(plan: Plan, transfer: int) -> tuple[Row, ...]:
             Link("all of this pair", pair_selection(source, target))),
         row("Bytes", quantities.size(table.size_bytes[transfer])),
         row("Tokens", tokens),
+        *_head_rows(plan, transfer),
         row("Needed" if not is_result else "Sent", f"{when} ",
             Link(f"division {division} {word}", division_selection(division, word))),
     ]  # fmt: skip
     if table.hop[transfer]:
         rows.append(row("Passed on", f"by device {source}, hop {table.hop[transfer]}"))
     return tuple(rows)
+
+
+def _head_rows(plan: Plan, transfer: int) -> list[Row]:
+    if plan.transfers.group is None:
+        return []
+    group = int(plan.transfers.group[transfer])
+    heads = f"query heads {group_labels(plan)[group]}"
+    return [row("Heads", f"{heads}: group {group + 1} of {plan.head_groups}")]
 
 
 def _time_rows(loaded: LoadedPlan, transfer: int) -> list[Row]:
@@ -148,7 +160,12 @@ def _tile_rows(plan: Plan, transfer: int) -> tuple[Row, ...]:
     device = table.source[transfer] if is_result else table.target[transfer]
     is_query = kind in (TransferKind.Q, TransferKind.OUT, TransferKind.DQ)
     block = tiles.q_block if is_query else tiles.kv_block
-    served = np.flatnonzero((tiles.device == device) & (block == table.block[transfer]))
+    chosen = (tiles.device == device) & (block == table.block[transfer])
+    if tiles.group is not None and table.group is not None:
+        # Groups that read the same keys share them, named by the first.
+        share = 1 if is_query else max(1, plan.head_groups // plan.shape.kv_heads)
+        chosen &= tiles.group // share == int(table.group[transfer]) // share
+    served = np.flatnonzero(chosen)
     if not len(served):
         return (row("", "None directly: it is passed on."),)
     links = [

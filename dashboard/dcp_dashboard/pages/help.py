@@ -105,6 +105,8 @@ def _reading() -> list[Component]:
         "mean. The longest bar of a row is named: that is the slow device.",
         "Select it. The mask keeps the colour of its tiles, the timeline that of its events, and "
         "the panel of the selection says for whom it waits, division by division.",
+        "Where heads are placed in groups, every tile is there once per group and the mask shows "
+        "one group at a time: choose it beside the colours. A selected tile brings its own group.",
         "Everything that is selected, shown and filtered is part of the address: a reload or a "
         "shared link shows the same.",
     )

@@ -3,6 +3,7 @@
 from dash import html
 from dash.development.base_component import Component
 
+from dcp_dashboard.head_groups import group_labels
 from dcp_dashboard.library import LoadedPlan
 from dcp_dashboard.pages.changed import changed_notice
 from dcp_dashboard.pages.choice import choice
@@ -43,6 +44,8 @@ def mask_panel(loaded: LoadedPlan, *, side: int = 0) -> Component:
     key = loaded.entry.key
     modes = [(str(mode["id"]), str(mode["label"])) for mode in mask_modes(loaded.plan)]
     tools = choice("colour", modes, modes[0][0], "Colour the mask by", name="mask-mode")
+    if loaded.plan.head_groups > 1:
+        tools = html.Div([_group_choice(loaded), tools], className="dcp-choices")
     size = {"data_side": str(side)} if side else {}
     instead = _nothing_to_draw(loaded)
     if instead:
@@ -58,6 +61,13 @@ def mask_panel(loaded: LoadedPlan, *, side: int = 0) -> Component:
         "be seen."
     )
     return panel("Mask and placement", [canvas, html.P(hint, className="dcp-hint")], tools=tools)
+
+
+def _group_choice(loaded: LoadedPlan) -> Component:
+    heads = [(str(group), label) for group, label in enumerate(group_labels(loaded.plan))]
+    first, *others = heads
+    options = [(first[0], f"Heads {first[1]}"), *others]
+    return choice("group", options, "0", "Group of heads to show", name="mask-group")
 
 
 def _nothing_to_draw(loaded: LoadedPlan) -> str:

@@ -63,6 +63,9 @@ def metric_cards(
         ("Token max/mean", q.ratio(metrics.token_imbalance), "fullest / mean"),
         ("Bytes moved", q.size(summary.total_bytes), moved),
     ]  # fmt: skip
+    if summary.num_head_groups > 1:
+        note = f"in {summary.num_head_groups} groups of heads"
+        cards.insert(3, ("Heads", q.count(summary.num_heads), note))
     for source, label in SOURCE_LABELS.items():
         if source in summary.seconds:
             waits = f"{q.percent(summary.wait_share[source])} waiting"

@@ -1,0 +1,100 @@
+"""Plans that place groups of heads apart: every picture and table tells the groups apart."""
+
+import csv
+import io
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from dcp_dashboard.columns import decode
+from dcp_dashboard.exports.mask_svg import mask_svg
+from dcp_dashboard.exports.plan_tables import tiles_csv
+from dcp_dashboard.exports.raster import tile_of_pixel
+from dcp_dashboard.exports.standalone import standalone_page
+from dcp_dashboard.exports.still import still
+from dcp_dashboard.facts.event import find_transfer
+from dcp_dashboard.facts.tile import tile_facts
+from dcp_dashboard.facts.transfer import message_events, transfer_facts
+from dcp_dashboard.head_groups import caption_of_first_group, group_labels
+from dcp_dashboard.library import load_file
+from dcp_dashboard.pages.metrics import metric_cards
+from dcp_dashboard.payloads import mask_payload
+from dcp_dashboard.selection import transfer_selection
+from dcp_dashboard.thumbnail import pair_shares
+from dcp_planner import simulate, write_plan
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory, grouped_plan):
+    file = tmp_path_factory.mktemp("grouped") / "grouped.dcpplan"
+    write_plan(file, grouped_plan, (simulate(grouped_plan),))
+    return load_file(file)
+
+
+def test_the_mask_says_which_group_every_tile_is_of(grouped_plan, small_plan):
+    header, columns = decode(mask_payload(grouped_plan))
+    assert header["group_labels"] == ["1-2", "3-4"]
+    assert columns["tile_group"].tolist() == grouped_plan.tiles.group.tolist()
+    assert len(columns["tile_q"]) == 2 * len(small_plan.tiles)
+    header, columns = decode(mask_payload(small_plan))
+    assert "group_labels" not in header
+    assert "tile_group" not in columns
+
+
+def test_a_single_head_is_no_range(grouped_plan, small_plan):
+    assert group_labels(small_plan) == ["1-4"]
+    assert caption_of_first_group(small_plan) == ""
+    assert caption_of_first_group(grouped_plan) == "heads 1-2 of 4, the first of 2 groups"
+
+
+def test_still_pictures_draw_the_first_group_and_say_so(grouped, monkeypatch):
+    plan, texts = grouped.plan, []
+    shown = np.unique(tile_of_pixel(plan, 256))
+    assert set(plan.tiles.group[shown[shown >= 0]].tolist()) == {0}
+    root = ElementTree.fromstring(mask_svg(grouped))
+    name = "{http://www.w3.org/2000/svg}"
+    assert [text.text for text in root.iter(f"{name}text")] == [caption_of_first_group(plan)]
+    area = np.full((plan.num_tokens, plan.num_tokens), -1)
+    for shape in root.iter(f"{name}rect"):
+        x, y, width, height = (int(shape.get(key, 0)) for key in ("x", "y", "width", "height"))
+        if shape.get("class") and x >= 0 and y < plan.num_tokens:
+            assert (area[y : y + height, x : x + width] == -1).all()
+            area[y : y + height, x : x + width] = int(shape.get("class")[1:])
+    first = plan.tiles.group == 0
+    q, kv = plan.tiles.q_block[first], plan.tiles.kv_block[first]
+    drawn = area[plan.blocks.start[q], plan.blocks.start[kv]]
+    assert drawn.tolist() == plan.tiles.device[first].tolist()
+    draw = "dcp_dashboard.exports.drawing.Sheet.text"
+    monkeypatch.setattr(draw, lambda _sheet, _at, text, *_rest, **_more: texts.append(text))
+    still(grouped, scale=1)
+    assert any(text.endswith(caption_of_first_group(plan)) for text in texts)
+
+
+def test_pages_and_tables_name_groups(grouped, small_plan):
+    plan = grouped.plan
+    lines = list(csv.DictReader(io.StringIO(tiles_csv(grouped).decode())))
+    assert [int(line["group"]) for line in lines] == plan.tiles.group.tolist()
+    assert ("Heads", "4", "in 2 groups of heads") in metric_cards(grouped.summary)
+    page = standalone_page(grouped)
+    assert 'id="mask-group"' in page
+    assert "dcp.maskGroups =" in page
+    last = str(tile_facts(grouped, len(plan.tiles) - 1).to_json())
+    assert "3-4 of 4: group 2 of 2" in last
+
+
+def test_thumbnails_do_not_count_pairs_once_per_group(grouped_plan, small_plan):
+    np.testing.assert_allclose(pair_shares(grouped_plan), pair_shares(small_plan))
+
+
+def test_messages_of_groups_are_found_in_traces_and_name_their_heads(grouped):
+    plan, trace = grouped.plan, grouped.traces["simulated"]
+    table = plan.transfers
+    chosen = np.flatnonzero(table.group == 1)[::7]
+    assert len(chosen) > 3
+    for transfer in chosen.tolist():
+        events = message_events(plan, trace, transfer)
+        assert [find_transfer(grouped, trace, event) for event in events] == [transfer]
+        assert transfer_selection(plan, transfer).endswith("~group.1")
+    facts = str(transfer_facts(grouped, int(chosen[0])).to_json())
+    assert "query heads 3-4: group 2 of 2" in facts
