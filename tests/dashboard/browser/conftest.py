@@ -82,9 +82,10 @@ class Visit:
         return self.page.eval_on_selector(f"{selector} .dcp-pixels", DISTINCT)
 
     def digest(self, selector: str) -> int:
-        """A number for all pixels of a canvas, after the next frame."""
+        """A number for all pixels of a canvas, after two frames: what a frame sets may draw in the next."""
         self.page.evaluate(
-            "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)))"
+            "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame("
+            "() => setTimeout(done, 0))))"
         )
         return self.page.eval_on_selector(f"{selector} .dcp-pixels", DIGEST)
 
