@@ -82,7 +82,7 @@ class Visit:
         return self.page.eval_on_selector(f"{selector} .dcp-pixels", DISTINCT)
 
     def digest(self, selector: str) -> int:
-        """A number for all pixels of a canvas, after two frames: the second draws what the first set."""
+        """A number for all pixels of a canvas, once a frame has drawn what another set."""
         self.page.evaluate(
             "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame("
             "() => setTimeout(done, 0))))"
