@@ -166,8 +166,9 @@ class Comparison:
                 f"{_cluster(b)}): a difference in time may come from the hardware."
             )
         if not self.has_same_blocks:
+            word = "tokens" if a.loaded.plan.shape == b.loaded.plan.shape else "tokens or heads"
             found.append(
-                f"The plans cut tokens differently ({counted(len(a.loaded.plan.blocks), 'block')} "
+                f"The plans cut {word} differently ({counted(len(a.loaded.plan.blocks), 'block')} "
                 f"against {counted(len(b.loaded.plan.blocks), 'block')}): tiles are not compared."
             )
         return tuple(found)

@@ -11,10 +11,19 @@ from dcp_planner import Plan
 
 def group_labels(plan: Plan) -> list[str]:
     """Give the query heads of every group, counted from 1: ``["1-2", "3-4"]``, ``["1", "2"]``."""
-    each = plan.shape.q_heads // plan.head_groups
+    return head_labels(plan.shape.q_heads, plan.head_groups)
+
+
+def head_labels(heads: int, groups: int) -> list[str]:
+    """Give the heads of each of some groups of the same size, counted from 1.
+
+    >>> head_labels(4, 2), head_labels(2, 2)
+    (['1-2', '3-4'], ['1', '2'])
+    """
+    each = heads // groups
     return [
         f"{group * each + 1}-{(group + 1) * each}" if each > 1 else str(group + 1)
-        for group in range(plan.head_groups)
+        for group in range(groups)
     ]
 
 

@@ -1,11 +1,13 @@
 """Which tiles and blocks changed their device between two plans that cut the same blocks."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dashboard.columns import encode, narrow
+from dcp_dashboard.head_groups import head_labels, tiles_of_group
 from dcp_dashboard.palette import NEUTRAL, device_colours
 from dcp_dsl import readonly
 from dcp_planner import Plan
@@ -18,10 +20,11 @@ CHANGE_COLOURS = ("#a9b4c0", "#d55e00", "#0072b2", "#cc79a7")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moves:
-    """The tiles of two plans, each once, sorted by (q_block, kv_block).
+    """The tiles of two plans, each once, sorted by (group, q_block, kv_block).
 
     Attributes:
         q_block, kv_block: int64 ``[U]``, blocks of both plans.
+        group: int64 ``[U]``, group of heads, of `common_groups`; all 0 if neither plan has several.
         pairs: int64 ``[U]``, visible pairs, of the first plan where it has the tile.
         change: uint8 ``[U]``, index into `CHANGES`.
         fitted: uint8 ``[U]``, the same after B's devices got the numbers that fit A best.
@@ -32,6 +35,7 @@ class Moves:
 
     q_block: NDArray[np.int64]
     kv_block: NDArray[np.int64]
+    group: NDArray[np.int64]
     pairs: NDArray[np.int64]
     change: NDArray[np.uint8]
     fitted: NDArray[np.uint8]
@@ -42,7 +46,7 @@ class Moves:
 
     def __post_init__(self) -> None:
         size = len(self.change)
-        for name in ("q_block", "kv_block", "pairs", "first", "second"):
+        for name in ("q_block", "kv_block", "group", "pairs", "first", "second"):
             value = readonly(f"Moves.{name}", getattr(self, name), np.int64, (size,))
             object.__setattr__(self, name, value)
 
@@ -72,8 +76,10 @@ class Moves:
 
 
 def has_same_blocks(first: Plan, second: Plan) -> bool:
-    """Tell whether two plans cut the same tokens into the same blocks."""
+    """Tell whether two plans cut the same tokens, and heads, into the same blocks."""
     a, b = first.blocks, second.blocks
+    if common_groups(first, second) > 1 and first.shape.q_heads != second.shape.q_heads:
+        return False
     return np.array_equal(a.start, b.start) and np.array_equal(a.end, b.end)
 
 
@@ -85,10 +91,17 @@ def find_moves(first: Plan, second: Plan) -> Moves:
     """
     if not has_same_blocks(first, second):
         raise ValueError("expected two plans over the same blocks, got different ones")
-    blocks = len(first.blocks)
-    keys = [p.tiles.q_block.astype(np.int64) * blocks + p.tiles.kv_block for p in (first, second)]
+    blocks, groups = max(1, len(first.blocks)), common_groups(first, second)
+    of_groups = [_tiles_of_groups(plan, groups) for plan in (first, second)]
+    keys = [
+        (group * blocks + p.tiles.q_block[tile]) * blocks + p.tiles.kv_block[tile]
+        for p, (tile, group) in zip((first, second), of_groups, strict=True)
+    ]
     union = np.union1d(*keys)
-    rows = [_rows(union, key) for key in keys]
+    rows = [
+        np.append(tile, -1)[_rows(union, key)]
+        for key, (tile, _) in zip(keys, of_groups, strict=True)
+    ]
     devices = [
         np.append(p.tiles.device, -1)[row] for p, row in zip((first, second), rows, strict=True)
     ]
@@ -113,8 +126,9 @@ def find_moves(first: Plan, second: Plan) -> Moves:
     moved = first.blocks.owner != second.blocks.owner
     tokens = int(first.blocks.num_tokens[moved].sum())
     return Moves(
-        q_block=union // blocks if blocks else union,
-        kv_block=union % blocks if blocks else union,
+        q_block=union // blocks % blocks,
+        kv_block=union % blocks,
+        group=union // blocks**2,
         pairs=pairs,
         change=changes(devices[1]),
         fitted=changes(np.append(numbers, -1)[devices[1]]),
@@ -123,6 +137,18 @@ def find_moves(first: Plan, second: Plan) -> Moves:
         is_moved_block=moved,
         moved_tokens=tokens / first.num_tokens if first.num_tokens else 0.0,
     )
+
+
+def common_groups(first: Plan, second: Plan) -> int:
+    """Give the number of head groups that both plans' groups can be cut into."""
+    return math.lcm(first.head_groups, second.head_groups)
+
+
+def _tiles_of_groups(plan: Plan, groups: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Give the plan's tiles once per finer group, and these groups, sorted by them."""
+    share = groups // plan.head_groups
+    tiles = [tiles_of_group(plan, group // share) for group in range(groups)]
+    return np.concatenate(tiles), np.repeat(np.arange(groups), [len(rows) for rows in tiles])
 
 
 def fit_devices(
@@ -185,6 +211,11 @@ def moves_payload(first: Plan, second: Plan) -> bytes:
         "device_colours": list(CHANGE_COLOURS[:2]),
         "modes": moves_modes(first, second),
     }
+    grouped: dict[str, NDArray[np.generic]] = {}
+    groups = common_groups(first, second)
+    if groups > 1:
+        header["group_labels"] = head_labels(first.shape.q_heads, groups)
+        grouped["tile_group"] = moves.group.astype(np.uint8)
     columns = {
         "block_start": narrow(first.blocks.start),
         "block_end": narrow(first.blocks.end),
@@ -202,6 +233,7 @@ def moves_payload(first: Plan, second: Plan) -> bytes:
         "tile_fitted": moves.fitted,
         "tile_a": devices(first, moves.first),
         "tile_b": devices(second, moves.second),
+        **grouped,
     }
     return encode("dcp.mask/1", header, columns)
 

@@ -18,6 +18,7 @@ from dcp_dashboard.facts.tile import tile_facts
 from dcp_dashboard.facts.transfer import message_events, transfer_facts
 from dcp_dashboard.head_groups import caption_of_first_group, group_labels
 from dcp_dashboard.library import load_file
+from dcp_dashboard.moves import MOVED, find_moves, moves_payload
 from dcp_dashboard.pages.metrics import metric_cards
 from dcp_dashboard.payloads import mask_payload
 from dcp_dashboard.selection import transfer_selection
@@ -98,3 +99,21 @@ def test_messages_of_groups_are_found_in_traces_and_name_their_heads(grouped):
         assert transfer_selection(plan, transfer).endswith("~group.1")
     facts = str(transfer_facts(grouped, int(chosen[0])).to_json())
     assert "query heads 3-4: group 2 of 2" in facts
+
+
+def test_moved_tiles_are_compared_group_by_group(grouped_plan, small_plan):
+    grouped, plain = grouped_plan.tiles, small_plan.tiles
+    place = dict(zip(zip(plain.q_block, plain.kv_block, strict=True), plain.device, strict=True))
+    expected = [
+        device != place[q, kv]
+        for q, kv, device in zip(grouped.q_block, grouped.kv_block, grouped.device, strict=True)
+    ]
+    moves = find_moves(grouped_plan, small_plan)
+    assert moves.first.tolist() == list(range(len(grouped)))
+    assert (moves.change == MOVED).tolist() == expected
+    assert moves.group.tolist() == grouped.group.tolist()
+    assert find_moves(grouped_plan, grouped_plan).share == 0
+    header, columns = decode(moves_payload(small_plan, grouped_plan))
+    assert header["group_labels"] == ["1-2", "3-4"]
+    assert columns["tile_group"].tolist() == grouped.group.tolist()
+    assert columns["tile_b"].tolist() == grouped.device.tolist()

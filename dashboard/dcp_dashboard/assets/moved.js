@@ -17,7 +17,7 @@ window.dcp.MovedMask = (() => {
       const owner = (block) => (c.block_a[block] === c.block_b[block] ? `device ${c.block_a[block]}`
         : `device ${c.block_a[block]} in A, ${c.block_b[block]} in B`);
       return [
-        `Tile ${q} × ${kv} ${CHANGES[c.tile_change[tile]]}`,
+        `Tile ${q} × ${kv} ${CHANGES[c.tile_change[tile]]}${window.dcp.maskGroups.words(this, tile)}`,
         `A: ${device(c.tile_a)}, B: ${device(c.tile_b)}`,
         `${count(c.tile_pairs[tile])} pairs`,
         `queries owned by ${owner(q)}`,

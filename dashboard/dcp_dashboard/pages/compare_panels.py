@@ -17,16 +17,19 @@ from dcp_dashboard.comparison_figures import deltas_figure, traffic_difference_f
 from dcp_dashboard.explanation import explain
 from dcp_dashboard.facts.words import SOURCE_LABELS
 from dcp_dashboard.figures import GRAPH_CONFIG
+from dcp_dashboard.head_groups import head_labels
 from dcp_dashboard.moves import (
     CHANGES,
     MOVED,
     ONLY_FIRST,
     ONLY_SECOND,
     SAME,
+    common_groups,
     find_moves,
     moves_modes,
 )
 from dcp_dashboard.pages.choice import choice
+from dcp_dashboard.pages.mask import group_choice
 from dcp_dashboard.palette import KIND_COLOURS
 from dcp_dashboard.shell import attributes, panel, swatches
 
@@ -190,6 +193,10 @@ def moves_panel(comparison: Comparison) -> Component:
     ]
     modes = [(str(m["id"]), str(m["label"])) for m in moves_modes(first.plan, second.plan)]
     tools = choice("colour", modes, "change", "Colour the tiles by", name="moves-mode")
+    groups = common_groups(first.plan, second.plan)
+    if groups > 1:
+        labels = head_labels(first.plan.shape.q_heads, groups)
+        tools = html.Div([group_choice(labels), tools], className="dcp-choices")
     canvas = html.Div(
         id="moves",
         className="dcp-mask-moves",

@@ -45,7 +45,7 @@ def mask_panel(loaded: LoadedPlan, *, side: int = 0) -> Component:
     modes = [(str(mode["id"]), str(mode["label"])) for mode in mask_modes(loaded.plan)]
     tools = choice("colour", modes, modes[0][0], "Colour the mask by", name="mask-mode")
     if loaded.plan.head_groups > 1:
-        tools = html.Div([_group_choice(loaded), tools], className="dcp-choices")
+        tools = html.Div([group_choice(group_labels(loaded.plan)), tools], className="dcp-choices")
     size = {"data_side": str(side)} if side else {}
     instead = _nothing_to_draw(loaded)
     if instead:
@@ -63,8 +63,9 @@ def mask_panel(loaded: LoadedPlan, *, side: int = 0) -> Component:
     return panel("Mask and placement", [canvas, html.P(hint, className="dcp-hint")], tools=tools)
 
 
-def _group_choice(loaded: LoadedPlan) -> Component:
-    heads = [(str(group), label) for group, label in enumerate(group_labels(loaded.plan))]
+def group_choice(labels: list[str]) -> Component:
+    """Give the choice which group of heads a mask shows, by the heads of each."""
+    heads = [(str(group), label) for group, label in enumerate(labels)]
     first, *others = heads
     options = [(first[0], f"Heads {first[1]}"), *others]
     return choice("group", options, "0", "Group of heads to show", name="mask-group")
