@@ -23,6 +23,9 @@ BLOCKS_PER_DEVICE = (2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
 """Token blocks per device that are tried, until the tokens pack well and there are tiles enough."""
 FEWEST_TILES, MOST_TILES = 24, 150
 """Tiles per device: fewer cannot be balanced, more take long to plan for."""
+SHORT_BLOCK = 16
+"""Tokens of a block where a device's even share of the tokens is less."""
+_FEW_BLOCKS = 64  # so many blocks of fewer tokens are no harm: at most some thousand tiles
 _SLACK = (1.0, 1.05)  # a little more than an even share leaves room for ragged ones
 _GRAIN = 16  # inside a segment borders are multiples of it: whole rows of a matrix instruction
 _SHORTEST_SHARE = 16  # breakpoints lie at least this share of a block apart
@@ -81,11 +84,15 @@ def choose_block_size(
 
     That is: whole blocks can be packed so that no device owns more tokens than two thirds of the
     tolerance above the mean, and every device gets `FEWEST_TILES` tiles; but never more than
-    `MOST_TILES`, and one block per device where two would be several times as many tiles.
+    `MOST_TILES`, and one block per device where two would be several times as many tiles. Where
+    devices outnumber sixteenths of the tokens, blocks stay at about `SHORT_BLOCK` tokens, and
+    devices stay empty: tiles of single pairs would be more than anyone can place.
     """
     batch = _pack(sequences)
     devices = cluster.num_devices
     share = batch.batch.num_tokens / devices
+    if share < SHORT_BLOCK:
+        return max(1, min(SHORT_BLOCK, batch.batch.num_tokens // _FEW_BLOCKS))
     whole = max(1, -(-batch.batch.num_tokens // devices))
     finer = _borders([batch], max(1, whole // 2))
     if len(count_pairs(batch.slabs, finer)[2]) > 4 * MOST_TILES * devices:

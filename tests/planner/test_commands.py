@@ -560,3 +560,21 @@ def test_nothing_is_left_behind_where_no_batch_was_planned(nested):
     result = plan_of(nested, "data", "--batches", 2, "--out", nested / "plans")
     assert isinstance(result.exception, DatasetError)
     assert not (nested / "plans").exists()
+
+
+def test_plan_takes_tokens_as_the_language_writes_them_and_refuses_other_endings(folder):
+    data = (folder / "a.dcpm", *SMALL, "--dataset", folder / "rows.jsonl")
+    result = run(plan_command, *data, "--tokens", "1k", "--json")
+    assert json.loads(result.stdout)["token_budget"] == 1024
+    result = run(plan_command, *data, "--tokens", "8q")
+    assert "such as 8192 or 8k, got '8q'" in result.stderr
+    result = run(plan_command, *data, "--out", folder / "x.txt")
+    assert result.exit_code == 2
+    assert "ends in .dcpplan" in " ".join(result.stderr.split())
+    assert not (folder / "x.txt").exists()
+
+
+def test_simulate_says_that_the_plans_own_devices_stay(folder):
+    _, out = planned(folder, "--sample", '{"len": 50}')
+    assert "the plan is for 1x2 devices" in run(simulate_command, out, "--cluster", "1x4").stderr
+    assert "note:" not in run(simulate_command, out, "--cluster", "1x2").stderr

@@ -114,3 +114,10 @@ def test_masks_that_are_no_slabs_are_planned_exactly():
         assert plan.tiles.pairs.sum() == plan.slabs.num_pairs == 96 * 97
         first = dense_of(plan.slabs)[:96, :96]
         assert (first == np.tri(96, dtype=bool).T).all()
+
+
+def test_few_tokens_on_thousands_of_devices_are_not_cut_into_single_pairs():
+    sequences = [Slabs(1942, [0], [1942], [0], [1], [0], [1])]
+    cut = cut_blocks(sequences, choose_block_size(sequences, Cluster(1, 4096)))
+    assert cut.num_blocks < 8000
+    assert np.diff(cut.q_bounds).min() >= 15

@@ -22,6 +22,7 @@ MOST_BLOCK = 1 << 32
 MOST_DIVISIONS = 1024
 MOST_HEAD_GROUPS = 256
 _COUNT = click.IntRange(min=1)
+_FACTORS = {"k": 1 << 10, "M": 1 << 20}
 
 
 def _option(*names: str, default: Any, text: str, kind: Any = _COUNT) -> Callable[..., Any]:
@@ -36,6 +37,17 @@ def _block(ctx: click.Context, param: click.Parameter, value: str) -> int | None
     if not value.isdecimal() or not 1 <= int(value) <= MOST_BLOCK:
         raise click.BadParameter(f"expected 1 to {MOST_BLOCK} tokens or auto, got {value!r}")
     return int(value)
+
+
+def _tokens(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    """Give a number of tokens as the language writes it: 8192, 8_192 or 8k."""
+    factor = _FACTORS.get(value[-1:], 1)
+    digits = (value[:-1] if factor > 1 else value).replace("_", "")
+    if not digits.isdecimal() or len(digits) > 18 or int(digits) < 1:
+        raise click.BadParameter(
+            f"expected a number of tokens, at least 1, such as 8192 or 8k, got {value!r}"
+        )
+    return int(digits) * factor
 
 
 def _divisions(ctx: click.Context, param: click.Parameter, value: str) -> int | str:
@@ -82,7 +94,10 @@ def _heads(
 @click.option(
     "--mask", metavar="CALL", help="Mask by name or call.  [default: what `for ... use` says]"
 )
-@_option("--tokens", default=131_072, text="Most tokens of a batch of the data set.")
+@click.option(
+    "--tokens", default="131072", show_default=True, callback=_tokens, metavar="N",
+    help="Most tokens of a batch of the data set; 8k is 8192.",
+)  # fmt: skip
 @_option(
     "--batch", default=0, text="First batch of the data set to plan.", kind=click.IntRange(min=0)
 )

@@ -7,6 +7,7 @@ import click
 
 from dcp_planner.commands.output import check_folder_of
 
+PLAN_SUFFIX = ".dcpplan"
 REPORT_SUFFIX = ".dcpbatches.json"
 REPORT_NAME = f"report{REPORT_SUFFIX}"
 MOST_REPORTED = 4096
@@ -65,6 +66,12 @@ def open_output(out: str | None, num_batches: int) -> PlanOutput:
         raise click.BadParameter(
             f"expected the name of a file to write, got {out!r}, which is none; "
             "give a name such as batch.dcpplan",
+            param_hint="--out",
+        )
+    if path.suffix not in ("", PLAN_SUFFIX):
+        raise click.BadParameter(
+            f"expected a plan to be a file whose name ends in {PLAN_SUFFIX}, or a report in "
+            f"{REPORT_SUFFIX}, got {path.name}",
             param_hint="--out",
         )
     return PlanOutput(plan=path)

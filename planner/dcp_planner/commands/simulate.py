@@ -1,8 +1,10 @@
 """The command `dcpm simulate`."""
 
+import re
+
 import click
 
-from dcp_planner.commands.output import print_json
+from dcp_planner.commands.output import print_json, say
 
 
 @click.command()
@@ -32,6 +34,15 @@ def simulate(plan: str, cluster: str | None, as_json: bool) -> None:
     if cluster is not None:
         own = made.cluster
         constants = find_cluster(cluster)
+        asked = re.search(r"(?:^|:)(\d+)x(\d+)$", cluster)
+        if asked is not None and (int(asked[1]), int(asked[2])) != (
+            own.nodes,
+            own.devices_per_node,
+        ):
+            say(
+                f"note: the plan is for {own.nodes}x{own.devices_per_node} devices and stays so; "
+                f"only the constants of {cluster} are taken"
+            )
         made = replace(
             made,
             cluster=replace(constants, nodes=own.nodes, devices_per_node=own.devices_per_node),
