@@ -91,12 +91,11 @@ def choose_block_size(
     batch = _pack(sequences)
     devices = cluster.num_devices
     share = batch.batch.num_tokens / devices
-    if share < SHORT_BLOCK:
-        return max(1, min(SHORT_BLOCK, batch.batch.num_tokens // _FEW_BLOCKS))
+    least = min(SHORT_BLOCK, batch.batch.num_tokens // _FEW_BLOCKS) if share < SHORT_BLOCK else 1
     whole = max(1, -(-batch.batch.num_tokens // devices))
     finer = _borders([batch], max(1, whole // 2))
     if len(count_pairs(batch.slabs, finer)[2]) > 4 * MOST_TILES * devices:
-        return whole  # one block per device: tiles grow with the square of the devices
+        return max(whole, least)  # one block per device: tiles grow with the square of the devices
     chosen = max(1, int(share / BLOCKS_PER_DEVICE[0]))
     for block in (max(1, int(share / n * slack)) for n in BLOCKS_PER_DEVICE for slack in _SLACK):
         bounds = _borders([batch], block)
@@ -110,7 +109,7 @@ def choose_block_size(
             chosen = block
         if is_level and tiles >= FEWEST_TILES * devices:
             break
-    return chosen
+    return max(chosen, least)
 
 
 def _check_block(block: int) -> None:
