@@ -69,7 +69,9 @@ def test_an_error_is_underlined_mended_and_drawn(visit):
     svg = Path(started.value.path()).read_text(encoding="utf-8")
     assert svg == Picture.of(narrow, Sample(length=23)).svg()
     page.click("summary >> text=Rows as text")
-    assert "query 7: 6-7\n" in page.locator(".dcp-edit-rows pre").inner_text()
+    page.wait_for_function(  # the fold tells that it is open once the click is over
+        "() => document.querySelector('.dcp-edit-rows pre')?.innerText.includes('query 7: 6-7\\n')"
+    )
     page.hover(".cm-line >> text=causal")
     assert "mask causal = k <= q" in page.wait_for_selector(".cm-tooltip .dcp-doc").inner_text()
     page.wait_for_function("() => location.hash.includes('text=')")
