@@ -23,7 +23,8 @@ class DeviceTotals:
 
     Attributes:
         tokens: int64 ``[R]``, tokens owned.
-        tiles, pairs: int64 ``[R]``, tiles computed and their visible pairs.
+        tiles: int64 ``[R]``, tiles computed; a tile of every head group counts.
+        pairs: float64 ``[R]``, as `device_pairs` gives them.
         sent_bytes, received_bytes: int64 ``[R]``.
         traffic_bytes: int64 ``[R, R]``, from row to column.
         memory_bytes: int64 ``[R]``, receive buffers and partial sums of the direction that needs
@@ -32,7 +33,7 @@ class DeviceTotals:
 
     tokens: NDArray[np.int64]
     tiles: NDArray[np.int64]
-    pairs: NDArray[np.int64]
+    pairs: NDArray[np.float64]
     sent_bytes: NDArray[np.int64]
     received_bytes: NDArray[np.int64]
     traffic_bytes: NDArray[np.int64]
@@ -41,7 +42,8 @@ class DeviceTotals:
     def __post_init__(self) -> None:
         size = len(self.tokens)
         for name in ("tokens", "tiles", "pairs", "sent_bytes", "received_bytes", "memory_bytes"):
-            value = readonly(f"DeviceTotals.{name}", getattr(self, name), np.int64, (size,))
+            dtype = np.float64 if name == "pairs" else np.int64
+            value = readonly(f"DeviceTotals.{name}", getattr(self, name), dtype, (size,))
             object.__setattr__(self, name, value)
         traffic = readonly("DeviceTotals.traffic_bytes", self.traffic_bytes, np.int64, (size, size))
         object.__setattr__(self, "traffic_bytes", traffic)
@@ -108,13 +110,11 @@ def device_totals(plan: Plan, metrics: PlanMetrics) -> DeviceTotals:
     size, tiles, transfers = plan.num_devices, plan.tiles, plan.transfers
     traffic = np.zeros((size, size), np.int64)
     np.add.at(traffic, (transfers.source, transfers.target), transfers.size_bytes)
-    pairs = np.zeros(size, np.int64)
-    np.add.at(pairs, tiles.device, tiles.pairs)
     forward, backward = metrics.forward, metrics.backward
     return DeviceTotals(
         tokens=np.array(metrics.owned_tokens),
         tiles=np.bincount(tiles.device, minlength=size),
-        pairs=pairs,
+        pairs=device_pairs(plan),
         sent_bytes=np.add(forward.sent_bytes, backward.sent_bytes),
         received_bytes=np.add(forward.received_bytes, backward.received_bytes),
         traffic_bytes=traffic,
@@ -122,13 +122,29 @@ def device_totals(plan: Plan, metrics: PlanMetrics) -> DeviceTotals:
     )
 
 
-def imbalance(values: NDArray[np.int64]) -> float:
+def device_pairs(
+    plan: Plan, chosen: NDArray[np.bool_] | slice = slice(None)
+) -> NDArray[np.float64]:
+    """Give the visible pairs of the chosen tiles on each device, float64 ``[R]``; O(W).
+
+    Over all tiles they add up to the visible pairs of the mask: where G groups of heads are placed
+    apart, every group computes each pair for its own heads, and the pair counts 1 / G there.
+    """
+    tiles = plan.tiles
+    work = np.bincount(
+        tiles.device[chosen], weights=tiles.pairs[chosen], minlength=plan.num_devices
+    )
+    pairs: NDArray[np.float64] = work / plan.head_groups
+    return pairs
+
+
+def imbalance(values: NDArray[np.float64]) -> float:
     """Give the largest value over the mean, 1.0 when all are 0.
 
-    >>> imbalance(np.array([1, 1, 4]))
+    >>> imbalance(np.array([1.0, 1.0, 4.0]))
     2.0
     """
-    total = int(values.sum())
+    total = float(values.sum())
     return float(values.max() * len(values) / total) if total else 1.0
 
 

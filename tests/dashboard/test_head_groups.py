@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from dcp_dashboard.columns import decode
+from dcp_dashboard.editing.planning import figures
 from dcp_dashboard.exports.mask_svg import mask_svg
-from dcp_dashboard.exports.plan_tables import tiles_csv
+from dcp_dashboard.exports.plan_tables import devices_csv, tiles_csv
 from dcp_dashboard.exports.raster import tile_of_pixel
 from dcp_dashboard.exports.standalone import standalone_page
 from dcp_dashboard.exports.still import still
+from dcp_dashboard.facts.division import division_facts
 from dcp_dashboard.facts.event import find_transfer
 from dcp_dashboard.facts.tile import tile_facts
 from dcp_dashboard.facts.transfer import message_events, transfer_facts
@@ -82,6 +84,25 @@ def test_pages_and_tables_name_groups(grouped, small_plan):
     assert "dcp.maskGroups =" in page
     last = str(tile_facts(grouped, len(plan.tiles) - 1).to_json())
     assert "3-4 of 4: group 2 of 2" in last
+
+
+def test_the_pairs_of_all_devices_are_those_of_the_mask(grouped, small_plan):
+    lengths = (1000, 560, 488)
+    visible = sum(n * (n + 1) // 2 for n in lengths)
+    tiles = grouped.plan.tiles
+    of_device = [0.0] * 4
+    for tile in range(len(tiles)):  # each of the two groups computes half of the heads of a pair
+        of_device[tiles.device[tile]] += tiles.pairs[tile] / 2
+    assert grouped.totals.pairs.tolist() == of_device
+    assert sum(of_device) == grouped.summary.metrics.pairs == visible
+    preview = figures(grouped.plan, grouped.summary.metrics, 1.0)
+    assert preview["device_pairs"] == of_device
+    lines = csv.DictReader(io.StringIO(devices_csv(grouped).decode()))
+    assert [int(line["pairs"]) for line in lines] == [round(pairs) for pairs in of_device]
+    divisions = range(int(tiles.division.max()) + 1)
+    parts = [division_facts(grouped, division, "forward").values["pairs"] for division in divisions]
+    assert sum(parts) == pytest.approx(visible, abs=len(parts))
+    assert "counts 1/2 in each" in standalone_page(grouped)
 
 
 def test_thumbnails_do_not_count_pairs_once_per_group(grouped_plan, small_plan):

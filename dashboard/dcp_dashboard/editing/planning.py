@@ -10,6 +10,7 @@ from typing import Any
 from dcp_dashboard.editing.planning_choices import BUDGETS
 from dcp_dashboard.editing.source import mask_of, samples_of, text_of, whole
 from dcp_dashboard.folder import DashboardError
+from dcp_dashboard.summary import device_pairs
 from dcp_dsl import BlockSparsity, DCPError, Sample, Slabs, Spec, block_sparsity
 from dcp_planner import (
     PARTITIONERS,
@@ -193,9 +194,6 @@ def _told(config: PlanConfig) -> str:
 def figures(plan: Plan, metrics: PlanMetrics, predicted_s: float) -> dict[str, Any]:
     """Give what the page shows of a plan; `Any`: JSON values."""
     forward, backward = metrics.forward, metrics.backward
-    pairs = [0] * plan.num_devices
-    for device, count in zip(plan.tiles.device.tolist(), plan.tiles.pairs.tolist(), strict=True):
-        pairs[device] += count
     total = forward.total_bytes + backward.total_bytes
     return {
         "schema": "dcp.edit_figures/1",
@@ -211,7 +209,7 @@ def figures(plan: Plan, metrics: PlanMetrics, predicted_s: float) -> dict[str, A
         "total_bytes": total,
         "inter_node_bytes": forward.inter_node_bytes + backward.inter_node_bytes,
         "predicted_s": predicted_s,
-        "device_pairs": pairs,
+        "device_pairs": device_pairs(plan).tolist(),
         "device_tokens": list(metrics.owned_tokens),
         "device_bytes": [a + b for a, b in zip(forward.received_bytes, backward.received_bytes,
                                                strict=True)],

@@ -21,7 +21,7 @@ def devices_csv(loaded: LoadedPlan) -> bytes:
         "node": device // loaded.plan.cluster.devices_per_node,
         "tokens": loads["tokens"].astype(np.int64),
         "tiles": loaded.totals.tiles,
-        "pairs": loads["pairs"].astype(np.int64),
+        "pairs": loads["pairs"].round().astype(np.int64),
         "sent_bytes": loads["sent"].astype(np.int64),
         "received_bytes": loads["received"].astype(np.int64),
         "buffer_bytes": loads["memory"].astype(np.int64),

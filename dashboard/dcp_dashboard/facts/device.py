@@ -38,7 +38,7 @@ def device_facts(loaded: LoadedPlan, device: int) -> Facts:
         {
             "device": device, "node": device // plan.cluster.devices_per_node,
             "tokens": int(totals.tokens[device]), "tiles": int(totals.tiles[device]),
-            "pairs": int(totals.pairs[device]), "sent_bytes": int(totals.sent_bytes[device]),
+            "pairs": round(totals.pairs[device]), "sent_bytes": int(totals.sent_bytes[device]),
             "received_bytes": int(totals.received_bytes[device]),
             "wait_s": {source: sum(w.seconds for w in found) for source, found in waits.items()},
         },

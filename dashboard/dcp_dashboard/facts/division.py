@@ -10,7 +10,7 @@ from dcp_dashboard.facts.words import SOURCE_LABELS
 from dcp_dashboard.folder import DashboardError
 from dcp_dashboard.library import LoadedPlan
 from dcp_dashboard.selection import device_selection, division_selection
-from dcp_dashboard.summary import imbalance
+from dcp_dashboard.summary import device_pairs, imbalance
 from dcp_dashboard.waits import find_waits
 from dcp_planner import LANES, Direction, Source, TransferKind
 
@@ -34,8 +34,7 @@ def division_facts(
             f"{division}"
         )
     chosen = column == division
-    pairs = np.zeros(loaded.plan.num_devices, np.int64)
-    np.add.at(pairs, tiles.device[chosen], tiles.pairs[chosen])
+    pairs = device_pairs(loaded.plan, chosen)
     sections = [
         Section(
             "",
@@ -61,7 +60,7 @@ def division_facts(
         tuple(sections),
         {
             "division": division, "direction": direction, "tiles": int(chosen.sum()),
-            "pairs": int(pairs.sum()), "max_over_mean": imbalance(pairs),
+            "pairs": round(pairs.sum()), "max_over_mean": imbalance(pairs),
         },
     )  # fmt: skip
 
@@ -70,7 +69,7 @@ def _load_rows(
     loaded: LoadedPlan,
     division: int,
     direction: Direction,
-    pairs: NDArray[np.int64],
+    pairs: NDArray[np.float64],
 ) -> list[Row]:
     plan, q = loaded.plan, quantities
     table = plan.transfers

@@ -166,7 +166,18 @@ def _device_panel(loaded: LoadedPlan) -> Component:
         tabIndex=0,
         **attributes(aria_label="Every device in numbers"),
     )
-    return panel("Every device in numbers", [scroll])
+    return panel("Every device in numbers", [scroll, *_of_head_groups(loaded.plan.head_groups)])
+
+
+def _of_head_groups(groups: int) -> list[Component]:
+    """Say what tiles and pairs count where groups of heads are placed apart."""
+    if groups == 1:
+        return []
+    text = (
+        f"Each of the {groups} groups of heads has tiles of its own. A visible pair counts "
+        f"1/{groups} in each, so that the pairs of all devices are those of the mask."
+    )
+    return [html.P(text, className="dcp-hint")]
 
 
 def _device_link(device: int) -> Component:
