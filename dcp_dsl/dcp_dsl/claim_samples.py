@@ -20,6 +20,14 @@ STEPS_PER_PART = 2**14  # what adding up the lengths of one part of a layout cos
 REST_TOKENS = 3  # what a generated sample has beyond its columns, for `[..]`
 
 
+class UnfitSampleError(DatasetError):
+    """A sample that a claim names and cannot be tested on; `hint` is the way out."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        self.hint = hint
+        super().__init__(message)
+
+
 def claim_samples(
     node: object,
     asked: ast.Ident | None,
@@ -63,11 +71,16 @@ def _named(definition: ast.SampleDef, columns: frozenset[str], scope: Scope) -> 
     name = definition.name.text
     missing = sorted(columns - sample.columns.keys())
     if missing:
-        raise DatasetError(f"sample `{name}` has no column `{missing[0]}`")
+        column = missing[0]
+        raise UnfitSampleError(
+            f"sample `{name}` has no column `{column}`", f"add `{column} = ...` to the sample"
+        )
     if sample.length > MAX_SAMPLE_TOKENS:
-        raise DatasetError(
+        raise UnfitSampleError(
             f"sample `{name}` has {sample.length} tokens; checks test samples of at most "
-            f"{MAX_SAMPLE_TOKENS}"
+            f"{MAX_SAMPLE_TOKENS}",
+            "name a shorter sample, or none; `dcpm diff` compares two masks on samples of any "
+            "length",
         )
     return Sample({column: sample.columns[column] for column in columns}, sample.length)
 

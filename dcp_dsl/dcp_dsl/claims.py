@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl import ast
 from dcp_dsl.budget import Budget, OverBudget
-from dcp_dsl.claim_samples import STEPS_PER_PART, claim_samples, count_parts
+from dcp_dsl.claim_samples import STEPS_PER_PART, UnfitSampleError, claim_samples, count_parts
 from dcp_dsl.columns import needed_columns
 from dcp_dsl.diagnostics import MAX_FINDINGS, Diagnostic, Fix, make_diagnostic
 from dcp_dsl.errors import DatasetError, SpecError
@@ -27,6 +27,7 @@ from dcp_dsl.unparse import unparse
 STEPS_PER_STATEMENT = 2**10  # what looking through the text for samples and layouts costs
 MAX_STEPS = 2**28  # of numpy on one pair; about half a second
 
+_UNFIT = "mend the sample so that its layout fills it"
 TOO_LONG = "it takes too long", "test smaller masks, on shorter samples"
 
 
@@ -110,8 +111,7 @@ def _check_samples(testing: Testing) -> None:
         except DatasetError as error:
             broken.add(name)
             if name not in asked:
-                hint = "mend the sample so that its layout fills it"
-                testing.report("W292", str(error), definition.span, hint)
+                testing.report("W292", str(error), definition.span, _UNFIT)
     testing.broken = frozenset(broken)
 
 
@@ -179,7 +179,8 @@ def _test_claim(check: ast.Check, what: str, testing: Testing) -> None:
     except DatasetError as error:
         reason = str(error)
         span = check.span if check.sample is None else check.sample.span
-        testing.report("E117", reason, span, "mend the sample so that its layout fills it")
+        hint = error.hint if isinstance(error, UnfitSampleError) else _UNFIT
+        testing.report("E117", reason, span, hint)
     testing.decide(what, outcome, check.span, tested, reason)
 
 

@@ -70,19 +70,40 @@ class Sample:
     @classmethod
     def from_json(cls, text: str) -> "Sample":
         """Read what `to_json` wrote: an object of columns, with the tokens as ``len``."""
-        try:
-            columns = json.loads(text)
-        except ValueError as error:
-            raise DatasetError(f"sample: not JSON: {error}; got {text[:80]!r}") from None
-        except RecursionError:
-            raise DatasetError("sample: the JSON is nested too deeply") from None
-        if not isinstance(columns, dict) or "len" not in columns:
+        columns = read_columns(text, "sample")
+        if "len" not in columns:
             raise DatasetError(f"sample: expected a JSON object with `len`, got {text[:80]!r}")
         return cls({k: v for k, v in columns.items() if k != "len"}, columns["len"])
 
     def to_json(self) -> str:
         """Give one line of JSON; equal samples give equal lines."""
         return json.dumps(dict(sorted(self.columns.items())) | {"len": self.length})
+
+
+def read_columns(text: str, where: str) -> dict[str, Any]:  # Any: as `Sample.columns`, unchecked
+    """Read a JSON object of columns, each of them once; `where` names it in messages.
+
+    Raises:
+        DatasetError: if it is none.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):  # json would keep the last one and say nothing
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise DatasetError(f"{where}: `{twice}` is given twice; leave one of them out")
+        return found
+
+    try:
+        columns = json.loads(text, object_pairs_hook=once)
+    except ValueError as error:
+        raise DatasetError(f"{where}: not JSON: {error}; got {text[:80]!r}") from None
+    except RecursionError:
+        raise DatasetError(f"{where}: the JSON is nested too deeply") from None
+    if not isinstance(columns, dict):
+        raise DatasetError(f"{where}: expected a JSON object of columns, got {text[:80]!r}")
+    return columns
 
 
 def row_length(row: Mapping[str, Any]) -> int:

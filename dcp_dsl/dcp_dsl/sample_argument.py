@@ -1,15 +1,18 @@
-"""What a person types for a sample on a command line: a name, JSON, or a file of JSON."""
+"""What a person types for a sample on a command line: a name, columns, JSON, or a file of JSON."""
 
-import json
+import os
 from pathlib import Path
-from typing import Any
 
-from dcp_dsl.errors import DatasetError
-from dcp_dsl.sample import Sample
-from dcp_dsl.sample_statement import complete_sample
+from dcp_dsl import ast
+from dcp_dsl.errors import DatasetError, SpecError
+from dcp_dsl.layout import Column
+from dcp_dsl.parser import parse
+from dcp_dsl.sample import Sample, read_columns
+from dcp_dsl.sample_statement import column_values, complete_sample
 from dcp_dsl.spec import Spec
 
 MAX_BYTES = 2**28
+_OPTION = "--sample"
 
 
 def sample_from_argument(spec: Spec, text: str, length: int | None = None) -> Sample:
@@ -18,46 +21,57 @@ def sample_from_argument(spec: Spec, text: str, length: int | None = None) -> Sa
     Args:
         spec: the text whose samples and layouts count.
         text: an inline JSON object of columns with an optional ``len``, else the name of a `sample`
-            statement of the text, else a file with such an object. Without ``len`` the layouts
-            whose columns are there say the length.
-        length: tokens, instead of what JSON says.
+            statement of the text, else a file with such an object, else columns as they stand in
+            a `sample` statement. Without ``len`` the layouts whose columns are there say it.
+        length: tokens, instead of what columns say.
 
     Raises:
-        DatasetError: if it is none of them, or nothing says the length.
+        DatasetError: if it is none of them, a column stands there twice, or nothing says the
+            length.
 
     >>> spec = Spec.from_text("segment doc = [lens]*  sample tiny(lens = [3, 4])")
-    >>> sample_from_argument(spec, "tiny").length
-    7
-    >>> sample_from_argument(spec, '{"lens": [5]}').length
-    5
+    >>> [sample_from_argument(spec, t).length for t in ("tiny", '{"lens": [5]}', "lens = [2, 1]")]
+    [7, 5, 3]
     """
     if text.lstrip().startswith("{"):
-        return complete_sample(_columns(text, "--sample", length), spec.scope, "--sample")
-    if text in spec.samples:
+        where, columns = _OPTION, read_columns(text, _OPTION)
+    elif text in spec.samples:
         return spec.sample(text)
-    path = Path(text)
-    if not path.is_file():
+    elif os.path.isfile(text):  # unlike Path's, false for what is too long for a name
+        where, columns = text, _read_file(Path(text))
+    elif "=" in text:
+        where, columns = _OPTION, _read_fields(text)
+    else:
         have = ", ".join(f"`{name}`" for name in spec.samples) or "none"
         raise DatasetError(
-            f"{spec.name}: no sample `{text}` (samples: {have}) and no such file; expected "
-            f"a sample of the text, a JSON object such as '{{\"len\": 4096}}', or a file with one"
+            f"{spec.name}: no sample `{text:.80}` (samples: {have}) and no such file; expected "
+            "a sample of the text, columns such as 'len = 4096', a JSON object such as "
+            "'{\"len\": 4096}', or a file with one"
         )
+    if length is not None:
+        columns |= {"len": length}
+    return complete_sample(columns, spec.scope, where)
+
+
+def _read_file(path: Path) -> dict[str, Column]:
     if path.stat().st_size > MAX_BYTES:
-        raise DatasetError(f"{text}: expected one JSON object, got more than {MAX_BYTES:_} bytes")
+        raise DatasetError(f"{path}: expected one JSON object, got more than {MAX_BYTES:_} bytes")
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise DatasetError(f"{text}: cannot be read as JSON: {error}") from None
-    return complete_sample(_columns(content, text, length), spec.scope, text)
+        raise DatasetError(f"{path}: cannot be read as JSON: {error}") from None
+    return read_columns(content, str(path))
 
 
-def _columns(text: str, name: str, length: int | None) -> dict[str, Any]:  # Any: see Sample
+def _read_fields(text: str) -> dict[str, Column]:
+    """Read columns as they stand in a `sample` statement."""
     try:
-        columns = json.loads(text)
-    except ValueError as error:
-        raise DatasetError(f"{name}: not JSON: {error}; got {text[:80]!r}") from None
-    except RecursionError:
-        raise DatasetError(f"{name}: the JSON is nested too deeply") from None
-    if not isinstance(columns, dict):
-        raise DatasetError(f"{name}: expected a JSON object of columns, got {text[:80]!r}")
-    return columns if length is None else columns | {"len": length}
+        (statement,) = parse(f"sample given({text})", _OPTION).statements
+    except SpecError as error:
+        raise DatasetError(str(error)) from None  # wrong usage, not a finding in a text
+    assert isinstance(statement, ast.SampleDef), "the text says so"
+    names = [entry.name.text for entry in statement.fields]
+    for name in names:
+        if names.count(name) > 1:
+            raise DatasetError(f"{_OPTION}: `{name}` is given twice; leave one of them out")
+    return column_values(statement)

@@ -28,15 +28,19 @@ def declared_sample(definition: ast.SampleDef, scope: Scope) -> Sample:
         DatasetError: if nothing says the length, two layouts say different ones, or a column holds
             something else than integers.
     """
-    columns = {entry.name.text: _lists(entry.value) for entry in definition.fields}
-    return complete_sample(columns, scope, definition.name.text)
+    return complete_sample(column_values(definition), scope, f"sample `{definition.name.text}`")
 
 
-def complete_sample(given: Mapping[str, Column], scope: Scope, name: str) -> Sample:
+def column_values(definition: ast.SampleDef) -> dict[str, Column]:
+    """Give the columns of a statement, `len` among them, with lists as lists."""
+    return {entry.name.text: _lists(entry.value) for entry in definition.fields}
+
+
+def complete_sample(given: Mapping[str, Column], scope: Scope, where: str) -> Sample:
     """Make a sample of columns and perhaps `len`; find the length as for a `sample` statement.
 
     Raises:
-        DatasetError: as `declared_sample`; `name` is how the message calls the sample.
+        DatasetError: as `declared_sample`; `where` is how the message calls the sample.
     """
     columns = {column: value for column, value in given.items() if column != "len"}
     length = given.get("len")
@@ -48,15 +52,15 @@ def complete_sample(given: Mapping[str, Column], scope: Scope, name: str) -> Sam
         else:
             found["len"] = length
     except DatasetError as error:
-        raise DatasetError(f"sample `{name}`: {str(error).removeprefix('sample: ')}") from None
+        raise DatasetError(f"{where}: {str(error).removeprefix('sample: ')}") from None
     if not found:
         raise NoLengthError(
-            f"sample `{name}`: nothing says how many tokens it has; add `len = ...` "
+            f"{where}: nothing says how many tokens it has; add `len = ...` "
             f"(a layout says it only if the sample has all its columns and no part is `[..]`)"
         )
     if len(set(found.values())) > 1:
         shown = ", ".join(f"`{source}` says {length}" for source, length in found.items())
-        raise DatasetError(f"sample `{name}`: its length is not clear: {shown}; mend its columns")
+        raise DatasetError(f"{where}: its length is not clear: {shown}; mend its columns")
     return Sample(columns, next(iter(found.values())))
 
 

@@ -1,7 +1,7 @@
 """A .dcpm file as a value: its masks by name, its samples, and which data set gets which mask."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from dcp_dsl.parser import parse_all, parse_expression
 from dcp_dsl.report import Report, Verdict
 from dcp_dsl.sample import Sample
 from dcp_dsl.sample_statement import declared_sample
-from dcp_dsl.scope import Scope
+from dcp_dsl.scope import Scope, library_names
 from dcp_dsl.stack import Stack
 from dcp_dsl.text_file import read_text
 
@@ -162,7 +162,18 @@ class Spec:
         try:
             return build_mask(parse_expression(call, name), self.scope, program)
         except SpecError as error:
-            raise MaskCallError(error.diagnostics) from None
+            raise MaskCallError(tuple(map(self._with_masks, error.diagnostics))) from None
+
+    def _with_masks(self, found: Diagnostic) -> Diagnostic:
+        """Say which masks there are where a name is unknown."""
+        if found.code != "E101":
+            return found
+        near = found.hint if found.hint.startswith("did you mean") else ""
+        own = (*self.masks, *self.scope.imported.masks)
+        known = [f"masks of {self.name}: {', '.join(own)}"] if own else []
+        if not near:
+            known.append(f"masks of the standard library: {', '.join(library_names())}")
+        return replace(found, hint=" ".join(filter(None, (near, "; ".join(known)))))
 
     def sample(self, name: str) -> Sample:
         """Give the sample that a `sample` statement of the text declares.

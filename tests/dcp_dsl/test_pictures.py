@@ -266,7 +266,8 @@ def test_files_and_json_are_written(run, tmp_path):
         (["--mask", "shared", "--sample", "answer_lens = [3], len = 3"], "needs the column"),
         (["--mask", "shared", "--sample", "{"], "--sample: not JSON"),
         (["--mask", "shared", "--sample", "len = "], "E0"),
-        (["--mask", "casual"], "did you mean `causal`?"),
+        (["--mask", "casual"], "did you mean `causal`? masks of "),
+        (["--mask", "nope"], "; masks of the standard library: agent, "),
     ],
 )
 def test_what_cannot_be_drawn_is_one_message(run, arguments, says):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dcp_dsl import DatasetError, Sample, Spec, check, load
+from dcp_dsl import DatasetError, Sample, Spec, check, load, sample_from_argument
 from dcp_grammar import MASKS
 
 LIBRARY = sorted(Path(str(MASKS)).glob("*.dcpm"))
@@ -94,3 +94,46 @@ def test_a_claim_that_nothing_can_be_tested_on_is_a_warning():
 def test_a_declared_sample_that_does_not_fit_is_found_without_any_check():
     found = check("segment doc = [lens]*\nsample s(lens = [4], len = 5)\nsample t(other = 3)")
     assert [(d.line, d.code) for d in found] == [(2, "W292")]
+
+
+@pytest.mark.parametrize(
+    "text", ["tiny", "lens = [3, 4]", '{"lens": [3, 4]}', '{"lens": [3, 4], "len": 7}', "s.json"]
+)
+def test_a_sample_argument_is_a_name_columns_json_or_a_file(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.json").write_text('{"lens": [3, 4]}')
+    spec = Spec.from_text("segment doc = [lens]*  sample tiny(lens = [3, 4])")
+    assert sample_from_argument(spec, text) == Sample({"lens": [3, 4]}, 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"len": 4, "len": 5}', "^--sample: `len` is given twice; leave one of them out$"),
+        ('{"len": 4, "a": [1], "a": 1}', "`a` is given twice"),
+        ("len = 4, len = 5", "^--sample: `len` is given twice; leave one of them out$"),
+        ("len = ", r"error\[E022\]"),
+        ("lens = [3], len = 4", "^--sample: its length is not clear"),
+        ("tony", "columns such as 'len = 4096', a JSON object such as"),
+        ("x" * 5000, "no such file"),
+    ],
+)
+def test_a_sample_argument_that_is_none_is_wrong_usage(text, says):
+    spec = Spec.from_text("segment doc = [lens]*  sample tiny(lens = [3, 4])")
+    with pytest.raises(DatasetError, match=says):
+        sample_from_argument(spec, text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "hint"),
+    [
+        ("lens = [300]", "name a shorter sample, or none; `dcpm diff` compares"),
+        ("len = 4", "add `lens = ...` to the sample"),
+        ("lens = [3], len = 4", "mend the sample so that its layout fills it"),
+    ],
+)
+def test_a_sample_that_a_claim_cannot_be_tested_on_has_its_own_way_out(fields, hint):
+    text = f"segment doc = [lens]*\nmask a = causal per doc\nsample s({fields})\ncheck a total on s"
+    (found,) = check(text)
+    assert found.code == "E117"
+    assert found.hint.startswith(hint)

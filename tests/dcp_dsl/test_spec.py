@@ -173,7 +173,7 @@ def test_samples_survive_json():
      ('{"len": -1}', "between 0"), ('{"len": "4"}', "to be an integer"), ('{"len": true}',
      "to be an integer"),
      ('{"len": 4, "a": "x"}', "expected integers"), ('{"len": 4, "a": [1.5]}', "expected integers"),
-     ("[" * 100_000, "JSON")],
+     ('{"len": 4, "len": 5}', "sample: `len` is given twice"), ("[" * 100_000, "JSON")],
 )  # fmt: skip
 def test_bad_json_samples_are_refused(text, says):
     with pytest.raises(DatasetError, match=says):

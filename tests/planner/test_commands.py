@@ -411,6 +411,12 @@ def test_plan_takes_samples_of_the_spec_by_name(folder):
     assert read_plan(out).plan.cu_seqlens.tolist() == [0, 50, 57]
 
 
+def test_plan_takes_columns_as_a_sample_statement_has_them(folder):
+    result, out = planned(folder, "--sample", "len = 40", "--sample", "doc_lens = [4, 5]")
+    assert result.exit_code == 0, result.output
+    assert read_plan(out).plan.cu_seqlens.tolist() == [0, 40, 49]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

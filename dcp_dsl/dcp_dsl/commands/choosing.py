@@ -40,8 +40,11 @@ def choose_mask(spec: "Spec", call: str | None) -> "Mask":
         return spec.mask(call)
     if len(spec.masks) == 1:
         return spec.mask(spec.masks[0])
-    have = ", ".join(spec.masks) or "none; the standard library is always there"
-    raise click.UsageError(f"name a mask with --mask (masks of {spec.name}: {have})")
+    from dcp_dsl.scope import library_names
+
+    whose = spec.name if spec.masks else "the standard library"
+    have = ", ".join(spec.masks or library_names())
+    raise click.UsageError(f"name a mask with --mask (masks of {whose}: {have})")
 
 
 def choose_masks(spec: "Spec", call: str | None) -> "list[tuple[str, Mask]]":
@@ -85,10 +88,7 @@ def choose_sample(spec: "Spec", mask: "Mask", given: str | None, length: str | N
             )
         return found
     try:
-        if "=" in given and not given.lstrip().startswith("{"):
-            sample = _read_fields(given, fixed, spec)
-        else:
-            sample = sample_from_argument(spec, given)
+        sample = sample_from_argument(spec, given, fixed)
     except NoLengthError as error:
         wanted = ", ".join(f"`{column}`" for column in sorted(mask.columns)) or "no columns"
         raise NoLengthError(f"{error}; mask `{mask.name}` reads {wanted}") from None
@@ -121,17 +121,3 @@ def read_block(text: str) -> int:
     if size < 1:
         raise click.UsageError(f"--block: expected at least 1 token, got {text}")
     return size
-
-
-def _read_fields(text: str, length: int | None, spec: "Spec") -> "Sample":
-    """Read columns as they stand in a `sample` statement."""
-    from dcp_dsl.ast import Field, Ident, SampleDef
-    from dcp_dsl.parser import parse
-    from dcp_dsl.sample_statement import declared_sample
-
-    (statement,) = parse(f"sample given({text})", "--sample").statements
-    assert isinstance(statement, SampleDef), "the text says so"
-    fields = statement.fields
-    if length is not None:
-        fields = (*(f for f in fields if f.name.text != "len"), Field(Ident("len"), length))
-    return declared_sample(SampleDef(statement.name, fields), spec.scope)

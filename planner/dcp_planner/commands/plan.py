@@ -88,8 +88,9 @@ def _heads(
     "--sample",
     "samples",
     multiple=True,
-    metavar="JSON|NAME",
-    help="JSON object such as '{\"len\": 4096}', or a sample of SPEC; repeat to pack several.",
+    metavar="SAMPLE",
+    help="A sample of SPEC by name, or its columns: 'len = 4096', JSON or a JSON file; repeat to "
+    "pack several.",
 )
 @click.option(
     "--mask", metavar="CALL", help="Mask by name or call.  [default: what `for ... use` says]"
@@ -289,7 +290,7 @@ def _batches(run: "DatasetRun", samples: "tuple[str, ...]") -> "Iterator[Batch]"
 def _batch_of_samples(
     spec: "Spec", call: str | None, texts: tuple[str, ...], block_size: "BlockSize"
 ) -> "Batch":
-    from dcp_dsl import Sample
+    from dcp_dsl import sample_from_argument
     from dcp_planner.batch import batch_of_samples
 
     if call is None:
@@ -297,10 +298,7 @@ def _batch_of_samples(
             known = ", ".join(spec.masks) or "none of its own"
             raise click.UsageError(f"choose a mask with --mask; {spec.name} has {known}")
         call = spec.masks[0]
-    samples = [
-        Sample.from_json(text) if text.lstrip().startswith("{") else spec.sample(text)
-        for text in texts
-    ]
+    samples = [sample_from_argument(spec, text) for text in texts]
     return batch_of_samples(spec, spec.mask(call), samples, block_size)
 
 
