@@ -102,6 +102,33 @@ def test_code_of_the_training_page_runs(tmp_path: Path):
     run("\n".join(first + parts), tmp_path)
 
 
+SEVERAL_NODES = """
+import torch
+REPLICAS = RANKS_OF_A_REPLICA = 1
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+from dcp_dsl import Spec
+spec = Spec.from_text('for "*" use causal')
+dataset = [{"tokens": list(range(n))} for n in (5000, 3000, 500)]
+seen = []
+"""
+
+
+def test_code_for_several_nodes_runs(tmp_path: Path):
+    joining, replicas = blocks("docs/multi-node.md", "python")
+    joining = joining.replace("dist.init_process_group", "# ")  # the test has one process
+    ending = """
+    seen += local_data.rows
+    executor.prepare(plan)
+    assert targets == plan.num_tokens - len(local_data.rows)
+assert seen == [0, 1, 2]
+executor.close()
+dist.destroy_process_group()
+"""
+    init, rest = joining.rsplit("\nexecutor = DCPExecutor()", 1)
+    assert not rest.strip()
+    run("\n".join([init, SEVERAL_NODES, replicas.rstrip() + ending]), tmp_path)
+
+
 def test_mask_of_the_first_readme_is_right():
     (spec,) = [b for b in blocks("README.md", "") if b.startswith("# train.dcpm")]
     assert check(spec, "train.dcpm") == ()

@@ -15,7 +15,7 @@ import numpy as np
 from dcp_dsl import Dataset
 from dcp_planner import Cluster
 from dcp_runtime.data.batches import PackedSequence, RowReader
-from dcp_runtime.data.choices import LookAhead, Packing, Planning, RowRules
+from dcp_runtime.data.choices import LookAhead, Packing, Planning, RowRules, check_kind
 from dcp_runtime.data.epochs import check_batches, pack_epoch
 from dcp_runtime.data.local_data import LocalData, take_local
 from dcp_runtime.data.look_ahead import OwnPlans, PendingPlan, PlanningMetrics, PlanSource
@@ -89,6 +89,10 @@ class DCPDataloader:
         planning: Planning = Planning(),  # noqa: B008 - frozen
         look_ahead: LookAhead = LookAhead(),  # noqa: B008 - frozen
     ) -> None:
+        check_kind("packing", packing, Packing)
+        check_kind("rows", rows, RowRules)
+        check_kind("planning", planning, Planning)
+        check_kind("look_ahead", look_ahead, LookAhead)
         self._packing, self._planning, self._look_ahead = packing, planning, look_ahead
         self._cluster, self._rank = planning.devices, planning.own_rank
         self._rows = open_rows(dataset, TokenColumn(rows.token_column))
@@ -198,8 +202,7 @@ class DCPDataloader:
         for number, rows in enumerate(self._batches_of(start.epoch)[start.batch :], start.batch):
             found: list[PackedSequence] = []
             for index in rows:
-                tokens = self._rows.tokens(index)
-                sequence = self._reader.read(index, self._rows.row(index), tokens)
+                sequence = self._reader.read(index, *self._rows.read(index))
                 if sequence is not None:
                     found.append(sequence)
             yield tuple(found), _Position(start.epoch, number + 1)
@@ -297,7 +300,7 @@ def _plan_source(look_ahead: LookAhead, planning: Planning, cluster: Cluster) ->
     processes = look_ahead.processes
     if look_ahead.planner == "each":
         return OwnPlans(PlannerPool(processes, PLAN_TIME_LIMIT_S) if processes else None)
-    exchange = PlanExchange(planning.group, 2 * PLAN_TIME_LIMIT_S)
+    exchange = PlanExchange(planning.process_group, 2 * PLAN_TIME_LIMIT_S)
     if exchange.size != cluster.num_devices:
         raise RunError(
             f"planner='first': the cluster has {cluster.num_devices} devices, the group "

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from dcp_planner import Direction, Plan, PlanPart, Trace, digest
 from dcp_runtime.agreement import agree
@@ -15,6 +14,7 @@ from dcp_runtime.device_plan import DevicePlan, prepare_device
 from dcp_runtime.errors import RunError
 from dcp_runtime.finite_guard import check_result
 from dcp_runtime.forward_pass import ForwardPass
+from dcp_runtime.group import Group, process_group
 from dcp_runtime.interpreter import Interpreter
 from dcp_runtime.kernels.choice import choose_kernel, known_kernel, segment_rows
 from dcp_runtime.kernels.kernel import Kernel, QueryRows, TensorKind, accumulator_dtype
@@ -168,7 +168,7 @@ class DCPExecutor:
 
     def __init__(
         self,
-        group: dist.ProcessGroup | DeviceMesh | None = None,
+        group: Group | None = None,
         kernel: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         *,
@@ -276,17 +276,10 @@ class DCPExecutor:
         self._transport.close()
 
 
-def _group_of(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
+def _group_of(group: Group | None) -> dist.ProcessGroup | None:
     if not dist.is_initialized():
         raise RunError(
             "DCPExecutor needs a process group: call torch.distributed.init_process_group first "
             "(torchrun sets what it needs), also for a single process"
         )
-    if not isinstance(group, DeviceMesh):
-        return group
-    if group.ndim != 1:
-        raise RunError(
-            f"expected a DeviceMesh of one dim, got {group.ndim} dims {group.mesh_dim_names}; pass "
-            "the one whose ranks share the attention, for example mesh['cp']"
-        )
-    return group.get_group()
+    return process_group(group)

@@ -14,7 +14,7 @@ from loader_options import make_loader
 
 from dcp_dsl import DatasetError, Spec, read_dataset
 from dcp_planner import Cluster, ModelShape, PlanConfig, digest
-from dcp_runtime import RunError
+from dcp_runtime import DCPDataloader, RunError
 from dcp_runtime.data.local_data import IGNORE_LABEL
 
 SPEC = Spec.from_text("mask band(w: tokens = 20) = causal and q - k < w\nmask whole = causal")
@@ -174,3 +174,45 @@ def test_a_folder_whose_files_have_different_masks_is_refused(tmp_path):
     with pytest.raises(DatasetError, match=r"do not share one `for` statement: .*web/a\.jsonl"):
         make_loader(read_dataset(tmp_path), spec, rank=0, **OPTIONS)
     assert len(make_loader(read_dataset(tmp_path / "chat"), spec, rank=0, **OPTIONS)) == 1
+
+
+def test_the_rows_of_an_iterator_are_read_once_and_never_missed_in_silence():
+    rows = rows_of([30, 30, 30, 30])
+    loader = make_loader(iter(rows), SPEC.mask("band"), rank=0, **OPTIONS)
+    assert [data.rows for data, _ in loader] == [(0, 1), (2, 3)]
+    with pytest.raises(DatasetError, match=r"from a list_iterator, .* only once; .* list\(rows\)"):
+        next(iter(loader))
+    loader = make_loader((row for row in rows), SPEC.mask("band"), rank=0, **OPTIONS)
+    next(iter(loader))
+    with pytest.raises(DatasetError, match="from a generator"):
+        list(loader)  # the rest of the epoch: rows that were read ahead are gone
+
+
+def test_the_data_set_is_asked_once_for_a_row_of_a_batch():
+    class Counted(list):
+        asked = 0
+
+        def __getitem__(self, index):
+            self.asked += 1
+            return super().__getitem__(index)
+
+    rows = Counted(rows_of([30, 30, 30]))
+    loader = make_loader(rows, SPEC.mask("band"), rank=0, **OPTIONS)
+    before = rows.asked
+    list(loader)
+    assert rows.asked - before == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "kind"),
+    [
+        ("packing", 8192, "Packing"),
+        ("rows", "skip", "RowRules"),
+        ("planning", ModelShape(2, 1, 8, 4), "Planning"),
+        ("look_ahead", 2, "LookAhead"),
+    ],
+)
+def test_choices_that_are_no_group_are_refused_with_the_group_that_holds_them(name, given, kind):
+    match = rf"{name}: expected a {kind}, got .*; give {name}={kind}\(\.\.\.\)"
+    with pytest.raises(RunError, match=match):
+        DCPDataloader(rows_of([5]), SPEC.mask("band"), **{name: given})

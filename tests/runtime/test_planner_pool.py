@@ -130,6 +130,12 @@ def test_a_batch_that_cannot_be_planned_is_refused_as_without_processes():
     assert messages[0] == messages[1]
 
 
+def test_ctrl_c_in_a_terminal_does_not_reach_the_processes(pool):
+    pool.submit(request_of()).result(timeout=120)
+    (pid,) = pool.processes
+    assert os.getpgid(pid) != os.getpgid(0)  # a terminal interrupts the group in its foreground
+
+
 def test_closing_ends_processes_that_are_planning():
     pool = PlannerPool(1, time_limit_s=60)
     pending = pool.submit(request_of())

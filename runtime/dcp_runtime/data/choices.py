@@ -10,6 +10,7 @@ from dcp_dsl import DatasetError
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_runtime.data.screening import RowPolicy
 from dcp_runtime.errors import RunError
+from dcp_runtime.group import Group, process_group
 
 PackingOrder: TypeAlias = Literal["in_order", "decreasing"]
 Planner: TypeAlias = Literal["each", "first"]
@@ -90,31 +91,38 @@ class Planning:
         config: how to plan, head groups included.
         block_size: most tokens per planning block; by default chosen for every batch, so that
             whole blocks fill every rank's share.
-        group: ranks that share the batches; ``None`` for all.
+        group: ranks that share the batches, a group or a `DeviceMesh` of one dim; ``None`` for all.
         rank: whose part is yielded; by default this process's rank in the group, else 0.
 
     Raises:
-        RunError: if the block size is no count.
+        RunError: if the block size is no count, or the mesh has several dims.
     """
 
     shape: ModelShape = field(default_factory=ModelShape)
     cluster: Cluster | None = None
     config: PlanConfig = field(default_factory=PlanConfig)
     block_size: int | None = None
-    group: dist.ProcessGroup | None = None
+    group: Group | None = None
     rank: int | None = None
 
     def __post_init__(self) -> None:
         if self.block_size is not None:
             _check_count("Planning.block_size", self.block_size, 1)
+        process_group(self.group)  # a mesh of several dims is refused here
+
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The group of the ranks that share the batches; ``None`` for all."""
+        return process_group(self.group)
 
     @property
     def devices(self) -> Cluster:
         """The devices that share a batch."""
         if self.cluster is not None:
             return self.cluster
-        if self.group is not None:
-            return Cluster(devices_per_node=self.group.size())
+        group = self.process_group
+        if group is not None:
+            return Cluster(devices_per_node=group.size())
         return Cluster(devices_per_node=dist.get_world_size() if dist.is_initialized() else 1)
 
     @property
@@ -125,8 +133,9 @@ class Planning:
             RunError: if it is none of the devices.
         """
         rank, count = self.rank, self.devices.num_devices
-        if rank is None and self.group is not None:
-            rank = self.group.rank()
+        group = self.process_group
+        if rank is None and group is not None:
+            rank = group.rank()
         if rank is None:
             rank = dist.get_rank() if dist.is_initialized() else 0
         if not 0 <= rank < count:
@@ -170,3 +179,16 @@ def _check_count(name: str, value: object, least: int) -> None:
 def _check_choice(name: str, value: object, choices: Any) -> None:  # Any: a Literal
     if value not in get_args(choices):
         raise RunError(f"{name}: expected one of {', '.join(get_args(choices))}, got {value!r}")
+
+
+def check_kind(name: str, value: object, kind: type) -> None:
+    """Refuse what was given in the place of a group of choices.
+
+    Raises:
+        RunError: if it is none.
+    """
+    if not isinstance(value, kind):
+        raise RunError(
+            f"{name}: expected a {kind.__name__}, got {value!r:.60}; give {name}="
+            f"{kind.__name__}(...), which holds the choices of this kind"
+        )

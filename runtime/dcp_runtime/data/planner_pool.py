@@ -151,6 +151,7 @@ class _Planner:
                 [sys.executable, "-m", "dcp_runtime.data.planner_process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C reaches us alone; it ends when we do
             )
         except OSError as error:
             raise PlannerLostError(f"a planner process cannot be started: {error}") from error

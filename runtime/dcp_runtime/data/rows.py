@@ -96,17 +96,12 @@ class IndexedRows:
             if isinstance(self._dataset, Dataset) and self._tokens.name is None:
                 found = self._dataset.lengths
             else:
-                counts = [len(self.tokens(index)) for index in range(len(self))]
+                counts = [len(self.read(index)[1]) for index in range(len(self))]
                 found = np.asarray(counts, np.int64)
             self._lengths = found
         return self._lengths
 
-    def row(self, index: int) -> Row:
-        """Give one row.
-
-        Raises:
-            DatasetError: if the data set has fewer rows than when its lengths were read.
-        """
+    def _row(self, index: int) -> Row:
         try:
             return self._dataset[index]
         except IndexError as error:
@@ -115,13 +110,14 @@ class IndexedRows:
                 f"was made and has {len(self._dataset)} now; make a new loader"
             ) from error
 
-    def tokens(self, index: int) -> Tokens:
-        """Give the tokens of one row.
+    def read(self, index: int) -> tuple[Row, Tokens]:
+        """Give one row and its tokens; asks the data set once.
 
         Raises:
-            DatasetError: if there are none, or not as many as when the lengths were read.
+            DatasetError: if the row is gone or has no tokens, or not as many as when the lengths
+                were read.
         """
-        row = self.row(index)
+        row = self._row(index)
         if isinstance(self._dataset, Dataset) and self._tokens.name is None:
             found = np.asarray(self._dataset.tokens(index)).astype(np.int64)
         else:
@@ -131,7 +127,7 @@ class IndexedRows:
                 f"row {index} had {self._lengths[index]} tokens when the loader was made and has "
                 f"{len(found)} now; make a new loader"
             )
-        return found
+        return row, found
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +144,20 @@ class StreamedRows:
 
     @classmethod
     def of(cls, dataset: Iterable[Row], tokens: TokenColumn) -> "StreamedRows":
-        """Wrap an iterable that can be iterated again, such as a Hugging Face stream."""
-        return cls(lambda: iter(dataset), tokens)
+        """Wrap an iterable; an iterator, such as a generator, gives one epoch, from its start."""
+        if not isinstance(dataset, Iterator):
+            return cls(lambda: iter(dataset), tokens)
+        unused = [dataset]
+
+        def open_once() -> Iterator[Row]:
+            if not unused:
+                raise DatasetError(
+                    f"the rows came from a {type(dataset).__name__}, which gives them only once; "
+                    "for more epochs give list(rows), or an object whose __iter__ starts anew"
+                )
+            return unused.pop()
+
+        return cls(open_once, tokens)
 
     def rows_from(self, index: int) -> Iterator[tuple[int, Row, Tokens]]:
         """Give number, row and tokens of every row from `index` on; those before are passed over.
