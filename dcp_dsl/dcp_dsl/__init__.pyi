@@ -3,7 +3,7 @@ from .attachment import Attachment
 from .blocks import block_sparsity
 from .conversion import as_slabs
 from .dataset import Dataset, read_dataset
-from .diagnostics import Diagnostic, Edit, Fix
+from .diagnostics import Diagnostic, Edit, Fix, did_you_mean
 from .errors import DatasetError, DCPError, ExchangeError, SpecError
 from .form import BlockCounts, Form
 from .formatter import format_source
@@ -92,6 +92,7 @@ __all__ = [
     "complete_at",
     "dense_mask",
     "describe_at",
+    "did_you_mean",
     "example_call",
     "export_mask",
     "find_difference",

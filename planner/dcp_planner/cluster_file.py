@@ -17,7 +17,6 @@ constant where it comes from:
     flops_per_s = "measured on the 3rd of May"
 """
 
-import difflib
 import json
 import os
 import re
@@ -32,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from dcp_planner.cluster import Cluster
-from dcp_planner.errors import ClusterError
+from dcp_planner.errors import ClusterError, nearest
 
 SCHEMA = "dcp.cluster/1"
 PRESETS = ("a100-p4de", "h100-dgx", "h200-dgx", "cpu-gloo")
@@ -83,7 +82,8 @@ def preset_file(name: str) -> ClusterFile:
     """
     if name not in PRESETS:
         raise ClusterError(
-            f"unknown cluster preset {name!r}; expected one of {', '.join(PRESETS)}{_close(name)}"
+            f"unknown cluster preset {name!r}; expected one of {', '.join(PRESETS)}"
+            f"{nearest(name, PRESETS)}"
         )
     text = (files("dcp_planner") / "clusters" / f"{name}.toml").read_text(encoding="utf-8")
     return parse_cluster(text, f"preset {name}")
@@ -114,7 +114,8 @@ def find_cluster(text: str) -> Cluster:
         return _resized(read_cluster(name).cluster, *wanted)
     raise ClusterError(
         f"unknown cluster {text!r}; expected NODESxDEVICES such as 4x8, a preset "
-        f"({', '.join(PRESETS)}) or a .toml file, the last two also with :4x8 behind{_close(name)}"
+        f"({', '.join(PRESETS)}) or a .toml file, the last two also with :4x8 behind"
+        f"{nearest(name, PRESETS)}"
     )
 
 
@@ -171,7 +172,7 @@ def parse_cluster(text: str, where: str, name: str = "") -> ClusterFile:
         raise ClusterError(f"{where}: expected [sources] to map keys to texts, got {sources!r:.60}")
     for key in sources:
         if key not in _NAMES:
-            raise ClusterError(f"{where}: [sources]: unknown key {key!r:.60}{_close(key, _NAMES)}")
+            raise ClusterError(f"{where}: [sources]: unknown key {key!r:.60}{nearest(key, _NAMES)}")
     given: dict[str, Any] = {"name": name or "unnamed", "source": where} | values
     memory = given["memory_bytes"]
     if isinstance(memory, float) and memory.is_integer():  # 80e9 is a whole number to people
@@ -240,7 +241,7 @@ def _check_keys(values: Mapping[str, object], text: str, where: str) -> None:
     for key, value in values.items():
         if key not in _NAMES:
             raise ClusterError(
-                f"{_at(text, where, key)}: unknown key {key!r:.60}{_close(key, _NAMES)}", key
+                f"{_at(text, where, key)}: unknown key {key!r:.60}{nearest(key, _NAMES)}", key
             )
         if key in ("name", "source") and not isinstance(value, str):
             raise ClusterError(
@@ -259,8 +260,3 @@ def _at(text: str, where: str, key: str) -> str:
         if re.match(rf"\s*\[*\s*[\"']?{re.escape(key)}[\"']?\s*[=.\]]", line):
             return f"{where}:{number}"
     return where
-
-
-def _close(name: str, known: tuple[str, ...] = PRESETS) -> str:
-    found = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {found[0]!r}?" if found else ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dcp_planner.batch_report import BatchFigures
-from dcp_planner.errors import PlanError
+from dcp_planner.errors import PlanError, nearest
 
 FIGURES: Mapping[str, Callable[[BatchFigures], float]] = {
     "makespan": lambda f: f.predicted_s,
@@ -94,6 +94,7 @@ def parse_threshold(text: str) -> Threshold:
     if name not in FIGURES:
         raise PlanError(
             f"unknown figure {name!r} in {text!r}; expected one of {', '.join(FIGURES)}"
+            f"{nearest(name, FIGURES)}"
         )
     bound = float(number) / 100 if percent else float(number)
     return Threshold(name, sign == ">", bound, bool(percent), text)

@@ -1,6 +1,8 @@
 """What can go wrong in planning, as messages fit to print."""
 
-from dcp_dsl import DCPError
+from collections.abc import Iterable
+
+from dcp_dsl import DCPError, did_you_mean
 
 
 class PlanError(DCPError):
@@ -21,3 +23,13 @@ class ClusterError(PlanError, ValueError):
     def __init__(self, text: str, key: str = "") -> None:
         self.key = key
         super().__init__(text)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Give the end of a sentence that refuses a name: the one that was probably meant, if any.
+
+    >>> nearest("zigzag", ["static:ring", "static:zigzag"])
+    '; did you mean `static:zigzag`?'
+    """
+    hint = did_you_mean(name, tuple(known))
+    return f"; {hint}" if hint else ""

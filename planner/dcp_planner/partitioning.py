@@ -7,7 +7,7 @@ from types import MappingProxyType
 from dcp_planner.cluster import Cluster, ModelShape
 from dcp_planner.config import PlanConfig
 from dcp_planner.divisions import predict_placement
-from dcp_planner.errors import PlanError
+from dcp_planner.errors import PlanError, nearest
 from dcp_planner.head_groups import group_shape, is_cuttable
 from dcp_planner.head_placement import (
     groups_worth_trying,
@@ -48,6 +48,31 @@ def static_layouts(shape: ModelShape, cluster: Cluster) -> tuple[str, ...]:
     return (*names, *(heads.name for heads in _HEADS if heads.is_possible(shape, cluster, config)))
 
 
+def find_partitioner(name: str) -> Partitioner:
+    """Give the partitioner of a name.
+
+    Raises:
+        PlanError: if there is none.
+    """
+    if name not in PARTITIONERS:
+        known = ", ".join(PARTITIONERS)
+        raise PlanError(
+            f"unknown partitioner {name!r}; expected one of {known}{nearest(name, PARTITIONERS)}"
+        )
+    return PARTITIONERS[name]
+
+
+def check_installed(partitioner: Partitioner) -> None:
+    """Refuse a partitioner that cannot run here.
+
+    Raises:
+        PlanError: with the reason and the way out.
+    """
+    reason = partitioner.unavailable()
+    if reason:
+        raise PlanError(f"partitioner {partitioner.name!r} cannot run: {reason}")
+
+
 def place(workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
     """Place a workload with the chosen partitioner and hold the result to the caps.
 
@@ -58,17 +83,12 @@ def place(workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement
     Raises:
         PlanError: if the partitioner is unknown, not installed, fails or takes too long.
     """
-    partitioner = PARTITIONERS.get(config.partitioner)
-    if partitioner is None:
-        known = ", ".join(PARTITIONERS)
-        raise PlanError(f"unknown partitioner {config.partitioner!r}; expected one of {known}")
+    partitioner = find_partitioner(config.partitioner)
     is_trivial = workload.num_tiles == 0 or cluster.num_devices == 1
     if is_trivial and not isinstance(partitioner, StaticHeads):
         # Nothing to search for; KaHyPar refuses one part and empty hypergraphs.
         partitioner = PARTITIONERS["static:contiguous"]
-    reason = partitioner.unavailable()
-    if reason:
-        raise PlanError(f"partitioner {partitioner.name!r} cannot run: {reason}")
+    check_installed(partitioner)
     found = _place(partitioner, workload, cluster, config)
     return replace(
         found, warnings=found.warnings + find_shortfalls(found, workload, cluster, config)

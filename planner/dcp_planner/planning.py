@@ -16,7 +16,7 @@ from dcp_planner.cluster import Cluster, ModelShape
 from dcp_planner.config import PlanConfig
 from dcp_planner.cuts import choose_block_size, cut_blocks
 from dcp_planner.fingerprint import digest
-from dcp_planner.partitioning import static_layouts
+from dcp_planner.partitioning import check_installed, find_partitioner, static_layouts
 from dcp_planner.plan import Plan
 from dcp_planner.plan_file import write_plan
 from dcp_planner.report import measure
@@ -37,6 +37,9 @@ class Planning:
             placed well.
         against: backends to compare with; `STATIC` for every static layout that heads and
             devices allow.
+
+    Raises:
+        PlanError: if there is no backend of a name, or it is not installed.
     """
 
     shape: ModelShape
@@ -44,6 +47,11 @@ class Planning:
     config: PlanConfig
     block: int | None
     against: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        named = (name for name in self.against if name != STATIC)
+        for name in (self.config.partitioner, *named):
+            check_installed(find_partitioner(name))
 
     @property
     def block_size(self) -> BlockSize:

@@ -14,6 +14,8 @@ from dcp_planner.report import PlanMetrics, measure
 from dcp_planner.timing import Timings, measure_trace
 from dcp_planner.trace import Trace
 
+MOST_COLUMN = 24  # letters of a file name over a column, so that two of them fit into 80
+
 
 def show_plan(plan: Plan, trace: Trace, row: BatchRow) -> None:
     """Print the figures of one planned batch to standard output."""
@@ -24,7 +26,7 @@ def show_plan(plan: Plan, trace: Trace, row: BatchRow) -> None:
         summary.add_row("planned in", _time(row.figures.plan_s))
     for name, theirs in row.others.items():
         times = theirs.predicted_s / row.figures.predicted_s if row.figures.predicted_s else 1.0
-        summary.add_row(f"against {name}", f"{times:.2f} x faster")
+        summary.add_row(f"speedup over {name}", f"{times:.2f} x")
     console.print(summary)
     _print_warnings(console, metrics)
     if row.file:
@@ -40,11 +42,12 @@ def show_batches(rows: Sequence[BatchRow]) -> None:
         table.add_column(name, justify="left" if "batches" in name else "right")
     for name, spread in distribution_of(figures).items():
         shown = (_figure(name, value) for value in spread.to_json().values())
-        told = "planning time" if name == "plan_s" else name.replace("_", " ").removesuffix(" s")
-        table.add_row(told, *shown)
+        table.add_row("planning time" if name == "plan_s" else _label(name), *shown)
     others = {name: [row.others[name] for row in rows] for name in rows[0].others}
+    if others:
+        table.add_row("speedup over")
     for name, spread in speedups_over(figures, others).items():
-        table.add_row(f"times faster than {name}", *(f"{v:.2f}" for v in spread.to_json().values()))
+        table.add_row(f"  {name}", *(f"{v:.2f}" for v in spread.to_json().values()))
     console.print(table)
     warned = sum(bool(row.warnings) for row in rows)
     if warned:
@@ -53,15 +56,25 @@ def show_batches(rows: Sequence[BatchRow]) -> None:
 
 def show_comparison(first: str, second: str, differences: Sequence[Difference]) -> None:
     """Print the figures of two plans side by side to standard output."""
+    console = Console()
+    names = [first, second]
+    if max(map(len, names)) > MOST_COLUMN:
+        names = ["first", "second"]
+        for name, path in zip(names, (first, second), strict=True):
+            console.print(f"{name:6}  {path}", markup=False, highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
-    for name in (first, second, "change"):
+    for name in (*names, "change"):
         table.add_column(Text(name), justify="right")  # a file name is no markup
     for d in differences:
         change = "" if d.change is None else f"{d.change:+.1%}"
         shown = (_figure(d.name, value) for value in (d.first, d.second))
-        table.add_row(d.name.replace("_", " "), *shown, change)
-    Console().print(table)
+        table.add_row(_label(d.name), *shown, change)
+    console.print(table)
+
+
+def _label(name: str) -> str:
+    return name.replace("_", " ").removesuffix(" s")
 
 
 def _figure(name: str, value: float) -> str:
@@ -144,8 +157,8 @@ def _mean(values: tuple[float, ...]) -> float:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f} ms"
+    return f"{seconds:.3f} s" if seconds >= 1 else f"{seconds * 1e3:.3f} ms"
 
 
 def _size(size_bytes: float) -> str:
-    return f"{size_bytes / 1e6:.1f} MB"
+    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e5 else f"{size_bytes / 1e3:.1f} kB"

@@ -107,7 +107,7 @@ def test_a_command_line_names_a_file_and_its_size(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("h100", "did you mean 'h100-dgx'"),
+        ("h100", "did you mean `h100-dgx`"),
         ("h100-dgx:4", "unknown cluster 'h100-dgx:4'; expected NODESxDEVICES"),
         ("0x8", "Cluster.nodes: expected a whole number 1 to 1048576, got 0"),
         ("4x-8", "unknown cluster '4x-8'"),
@@ -136,7 +136,7 @@ def test_a_name_that_is_no_cluster_is_refused(text, message):
         ("nodes = 2", "nodes = true", ":3: Cluster.nodes: expected a whole number"),
         ("nodes = 2", "nodes = 2.5", "got 2.5"),
         ("nodes = 2", "nodes = 1000000000000", ":3: Cluster.nodes: expected a whole number 1 to"),
-        ("nodes = 2", "nodse = 2", ":3: unknown key 'nodse'; did you mean 'nodes'?"),
+        ("nodes = 2", "nodse = 2", ":3: unknown key 'nodse'; did you mean `nodes`?"),
         ("nodes = 2\n", "", "nodes missing"),
         ("memory_bytes = 1_000_000", "memory_bytes = 1.5", "got 1.5"),
         ('name = "mine"', "name = 3", ":2: name: expected a text, got 3"),

@@ -1,10 +1,14 @@
 """The command `dcpm compare`."""
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
-from dcp_planner.commands.output import print_json
+from dcp_planner.commands.output import print_json, say
+
+if TYPE_CHECKING:
+    from dcp_planner.plan import Plan
 
 
 @click.command()
@@ -32,6 +36,7 @@ def compare(first: str, second: str, conditions: tuple[str, ...], as_json: bool)
     plans = [read_plan(path).plan for path in (first, second)]
     differences = compare_figures(*(figures_of(plan) for plan in plans))
     is_same_batch = plans[0].cu_seqlens.tolist() == plans[1].cu_seqlens.tolist()
+    notes = _notes(*plans)
     crossed = [t.text for t in thresholds if t.is_crossed(differences)]
     if as_json:
         print_json(
@@ -40,18 +45,29 @@ def compare(first: str, second: str, conditions: tuple[str, ...], as_json: bool)
                 "first": first,
                 "second": second,
                 "same_lengths": is_same_batch,
+                "notes": notes,
                 "figures": to_json(differences),
                 "failed": crossed,
             }
         )
     else:
         show_comparison(first, second, differences)
-        if not is_same_batch:
-            click.echo("note: the two plans are for batches of other lengths", err=True)
-        for what, of in (("model shapes", "shape"), ("clusters", "cluster")):
-            first_value, second_value = (getattr(plan, of) for plan in plans)
-            if first_value != second_value:
-                click.echo(f"note: the two plans are for other {what}", err=True)
+        for note in notes:
+            say(f"note: {note}")
     for text in crossed:
-        click.echo(f"{text} holds", err=True)
+        say(f"{text} holds")
     sys.exit(1 if crossed else 0)
+
+
+def _notes(first: "Plan", second: "Plan") -> list[str]:
+    """Say what makes two plans unlike, so that their figures tell little."""
+    from dcp_planner.report import measure
+
+    is_same_batch = first.cu_seqlens.tolist() == second.cu_seqlens.tolist()
+    unlike = {
+        "batches of other lengths": not is_same_batch,
+        "other masks": is_same_batch and measure(first).pairs != measure(second).pairs,
+        "other model shapes": first.shape != second.shape,
+        "other clusters": first.cluster != second.cluster,
+    }
+    return [f"the two plans are for {what}" for what, is_so in unlike.items() if is_so]

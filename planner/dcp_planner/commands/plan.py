@@ -163,7 +163,7 @@ def _heads(
     "--against",
     multiple=True,
     metavar="BACKEND",
-    help="Plan with this one too and report how much slower it is; `static` for all of them.",
+    help="Plan with this one too and report the speedup over it; `static`: every static layout.",
 )
 @click.option(
     "--out",
