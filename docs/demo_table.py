@@ -13,7 +13,7 @@ from typing import Any
 
 LABELS = {
     "portfolio": "dcp-dsl",
-    "kahypar": "KaHyPar, searched once more",
+    "kahypar": "KaHyPar, refined",
     "static:zigzag": "static zigzag",
     "static:contiguous": "static contiguous",
 }

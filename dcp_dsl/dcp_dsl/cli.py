@@ -6,9 +6,10 @@ nothing heavier than click, so that help and completion stay quick.
 
 import errno
 import os
+import re
 import signal
 import sys
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, entry_points, requires
 from io import TextIOWrapper
 from typing import NoReturn
 
@@ -63,9 +64,24 @@ def main() -> None:
         sys.exit(error.exit_code)
     except click.Abort:  # Ctrl-C
         _fail("dcpm: interrupted", INTERRUPTED)
+    except ModuleNotFoundError as error:
+        _fail(f"dcpm: {_missing(error)}", DCPError.exit_code)
     except OSError as error:
         _fail(f"dcpm: {_told(error)}", DCPError.exit_code)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    """Say which extra brings the library; raise what no extra brings again."""
+    library = (error.name or "").partition(".")[0]
+    for requirement in requires("dcp-dsl") or ():
+        brought = re.search(r"^([\w.-]+).*extra == ['\"](\w+)", requirement)
+        if brought and brought[2] != "dev" and brought[1].replace("-", "_") == library:
+            return (
+                f"this command needs the library {library!r}, which is not installed; install it: "
+                f"pip install 'dcp-dsl[{brought[2]}]'"
+            )
+    raise error
 
 
 def _told(error: OSError) -> str:

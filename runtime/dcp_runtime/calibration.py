@@ -36,7 +36,7 @@ from dcp_planner import (
     tile_seconds,
 )
 from dcp_runtime.errors import RunError
-from dcp_runtime.launcher import RunConfig, open_world, run_plan
+from dcp_runtime.launcher import RunConfig, check_torch, open_world, run_plan
 from dcp_runtime.world import ProcessWorld
 
 SHAPE = ModelShape(q_heads=4, kv_heads=2, head_dim=64, dtype_bytes=4)
@@ -80,8 +80,9 @@ def calibrate_cpu(ranks: int, say: Callable[[str], None]) -> Calibration:
     """Measure `ranks` processes of one thread each and gloo between them; some 20 seconds.
 
     Raises:
-        RunError: if a process dies or stalls.
+        RunError: if torch is not installed, or a process dies or stalls.
     """
+    check_torch()
     say(f"messages between {ranks} processes, gloo")
     link = measure_links("gloo", ranks) if ranks > 1 else Line(0.0, 0.0, 0.0)
     say("memory")

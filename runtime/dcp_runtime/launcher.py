@@ -124,13 +124,22 @@ def open_world(
         RunError: if torch is not installed, or the timeout is none.
     """
     check_timeout(timeout_s)
+    check_torch()
+    with ProcessWorld(ranks, timeout_s, transport) as world:
+        yield world
+
+
+def check_torch() -> None:
+    """Refuse to start processes that would each fail to load torch.
+
+    Raises:
+        RunError: if torch is not installed.
+    """
     if find_spec("torch") is None:
         raise RunError(
             "running a plan needs PyTorch, which is not installed; install it: "
             "pip install 'dcp-dsl[runtime]'"
         )
-    with ProcessWorld(ranks, timeout_s, transport) as world:
-        yield world
 
 
 def check_ranks(plan: Plan, ranks: int) -> None:

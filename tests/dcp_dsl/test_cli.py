@@ -68,3 +68,25 @@ def test_terminated_command_cleans_up_and_says_so_in_its_status(number: signal.S
         process.send_signal(number)
         out, err = process.communicate(timeout=20)
     assert (process.returncode, out, err) == (128 + number, "cleaned up\n", "")
+
+
+@pytest.mark.parametrize(
+    ("library", "arguments", "extra"),
+    [
+        ("dash", ["view", "a.dcpplan", "--html", "a.html"], "dashboard"),
+        ("waitress", ["dashboard", "."], "dashboard"),
+        ("pygls", ["lsp"], "lsp"),
+        ("torch", ["calibrate"], "runtime"),
+    ],
+)
+def test_command_without_its_library_says_which_extra_brings_it(
+    library: str, arguments: list[str], extra: str, tmp_path: Path
+):
+    code = f"import sys; sys.modules[{library!r}] = None\n{DCPM[-1]}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert f"pip install 'dcp-dsl[{extra}]'" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -35,14 +35,14 @@ class BatchReport:
     """One packed batch: its block sparsity, and how each method placed it.
 
     Attributes:
-        plan: file name of the KaHyPar plan.
+        plan: file name of the plan of the first method.
         tokens, sequences, block_size, devices, nodes: of the batch and of its cluster.
         pairs: visible (query, key) pairs.
         density: `pairs` as a share of what a causal mask would leave visible.
         sparsity: share of all pairs within sequences that is not visible.
         full_blocks, partial_blocks, empty_blocks: of all blocks within sequences.
         compile_s: seconds from samples to block sparsity.
-        methods: KaHyPar first.
+        methods: the planner's default first.
     """
 
     plan: str

@@ -8,7 +8,7 @@ from dcp_dashboard.demo.report import DemoReport, MaskReport
 
 _LABELS = {
     "portfolio": "dcp-dsl",
-    "kahypar": "KaHyPar, searched once more",
+    "kahypar": "KaHyPar, refined",
     "static:zigzag": "static zigzag",
     "static:contiguous": "static contiguous",
 }
@@ -59,7 +59,7 @@ def _placements(mask: MaskReport) -> Table:
 
 def _table(first: str, *others: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column(first, no_wrap=True)
+    table.add_column(first)  # narrow terminals wrap names; a figure is never cut off
     for name in others:
         table.add_column(name, justify="right", no_wrap=True)
     return table

@@ -12,12 +12,10 @@ def lsp() -> None:
 
     Editors start it themselves; see docs/editors.md. It needs the extra `lsp`.
     """
-    try:
-        from dcp_dsl.language_server.server import make_server
-    except ImportError as error:
-        raise click.ClickException(
-            f"the language server needs pygls ({error}): pip install 'dcp-dsl[lsp]'"
-        ) from None
+    import pygls  # noqa: F401 - what the extra brings: named if it is not there
+
+    from dcp_dsl.language_server.server import make_server
+
     # The server closes what it writes to, and the group flushes standard output at its end.
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as output:
         make_server().start_io(stdout=output)
