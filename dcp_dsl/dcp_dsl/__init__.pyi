@@ -40,7 +40,7 @@ from .sample_argument import sample_from_argument
 from .slabs import Slabs
 from .sparsity import BatchShape, BlockKind, BlockSparsity
 from .spec import Spec, check, check_report, load
-from .stack import HeadMask, Stack, StackLayer
+from .stack import HeadError, HeadMask, Stack, StackLayer
 from .strided import Strided
 from .transposed import Columns
 
@@ -63,6 +63,7 @@ __all__ = [
     "Fix",
     "Form",
     "Guard",
+    "HeadError",
     "HeadMask",
     "Mask",
     "MaskComparison",

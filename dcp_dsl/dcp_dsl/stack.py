@@ -81,6 +81,30 @@ class Stack:
         """Columns that any of its masks needs."""
         return frozenset().union(*(mask.columns for mask in self.masks))
 
+    def cycle(self) -> tuple[int, ...]:
+        """Give for each layer of the cycle the number of its mask among `masks`.
+
+        Raises:
+            HeadError: if KV heads of one layer have different masks, or some have none.
+
+        >>> from dcp_dsl import Spec
+        >>> Spec.from_text("stack local = 3 of sliding(1k), causal").stack("local").cycle()
+        (0, 0, 0, 1)
+        """
+        number = {(id(mask.scope), mask.call): at for at, mask in enumerate(self.masks)}
+        cycle: list[int] = []
+        for place, layer in enumerate(self.layers):
+            used = {number[id(head.mask.scope), head.mask.call] for head in layer.heads}
+            if len(used) > 1 or layer.heads[-1].first is not None:
+                raise HeadError(
+                    f"stack `{self.name}`, entry {place}: KV heads of one layer have masks of "
+                    "their own; expected one mask for all heads of a layer, which is what is "
+                    "planned. A stack with an entry per mask gives their plans over one ownership "
+                    'of tokens; docs/training.md, "Heads with masks of their own", runs them'
+                )
+            cycle += [used.pop()] * layer.count
+        return tuple(cycle)
+
     def layer(self, index: int) -> StackLayer:
         """Give the entry that layer `index` of a model (from 0) uses."""
         place = index % self.period

@@ -10,7 +10,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from loader_options import make_loader
 
-from dcp_dsl import DatasetError, Sample, Spec, dense_mask
+from dcp_dsl import HeadError, Sample, Spec, dense_mask
 from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, digest
 from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, RunError, StackedPlans
 from dcp_runtime.loopback import LoopbackWorld
@@ -144,11 +144,45 @@ def test_a_stack_whose_layers_are_alike_gives_one_plan():
         assert isinstance(plan, Plan)
 
 
-def test_a_stack_with_masks_by_head_is_refused():
-    loader = make_loader(ROWS, SPEC.stack("by_head"), rank=0, **options(2))
-    match = "row 0: stack `by_head` gives KV heads of one layer different masks"
-    with pytest.raises(DatasetError, match=match):
+@pytest.mark.parametrize("policy", ["error", "skip"])
+def test_a_stack_with_masks_by_head_is_no_fault_of_a_row(policy):
+    loader = make_loader(ROWS, SPEC.stack("by_head"), rank=0, **options(2, policy=policy))
+    with pytest.raises(HeadError, match=r"^stack `by_head`, entry 0: KV heads of one layer have"):
         next(iter(loader))
+
+
+def test_heads_with_masks_of_their_own_run_as_the_page_on_training_says(lab):
+    """Two KV heads, each with a mask: the plans of a stack for one head, heads side by side."""
+    q, kv, dout = lab.random_qkv(5, 50, *HEADS, torch.float32)
+    rows = ROWS[2:3]
+
+    def run(transport):
+        executor = DCPExecutor(transport=transport)
+        more = options(2, shape=ModelShape(2, 1, 8, 4))
+        ((_, plan),) = make_loader(rows, SPEC.stack("wide"), rank=transport.rank, **more)
+        layers = LayerPlans.prepare(executor, plan)
+        own = torch.tensor(plan.local_tokens(transport.rank))
+        leaves = [x[own].clone().requires_grad_() for x in (q, kv)]
+        parts = [
+            DCPAttn.apply(layers.of(entry), q_heads, kv_heads)
+            for entry, q_heads, kv_heads in zip(
+                (0, 1), leaves[0].split((2, 2), dim=1), leaves[1].split((1, 1), dim=2), strict=True
+            )
+        ]
+        out = torch.cat(parts, dim=1)
+        out.backward(dout[own])
+        return own, {"out": out.detach(), "dq": leaves[0].grad, "dkv": leaves[1].grad}
+
+    parts = LoopbackWorld(2).run(run)
+    for head, call in enumerate(("band(w = 30)", "own")):
+        at, key = slice(2 * head, 2 * head + 2), slice(head, head + 1)
+        whole = {}
+        for name, like in (("out", q[:40, at]), ("dq", q[:40, at]), ("dkv", kv[:40, :, key])):
+            whole[name] = torch.full(like.shape, torch.nan)
+            for own, found in parts:
+                whole[name][own] = found[name][:, :, key] if name == "dkv" else found[name][:, at]
+        dense = dense_of([SPEC.mask(call)], [2])
+        lab.assert_as_exact_as_eager(whole, q[:40, at], kv[:40, :, key], dout[:40, at], dense)
 
 
 def test_plans_that_place_tokens_differently_are_no_stack():

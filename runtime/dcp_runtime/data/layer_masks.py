@@ -31,25 +31,11 @@ class LayerMasks:
         """Give the masks of a stack, or one mask for all layers.
 
         Raises:
-            DatasetError: if KV heads of one layer have different masks.
+            HeadError: if KV heads of one layer have different masks.
         """
         if isinstance(value, Mask):
             return cls((value,), (0,))
-        number = {_name(mask): index for index, mask in enumerate(value.masks)}
-        cycle: list[int] = []
-        for layer in value.layers:
-            if len(layer.heads) != 1 or layer.heads[0].first is not None:
-                raise DatasetError(
-                    f"stack `{value.name}` gives KV heads of one layer different masks; the data "
-                    "loader plans whole layers: plan each mask for its heads alone with "
-                    "build_stack, or use one mask per layer"
-                )
-            cycle += [number[_name(layer.heads[0].mask)]] * layer.count
-        return cls(value.masks, tuple(cycle))
-
-
-def _name(mask: Mask) -> tuple[int, str]:
-    return id(mask.scope), mask.call
+        return cls(value.masks, value.cycle())
 
 
 def join_cycles(cycles: Sequence[tuple[int, ...]]) -> tuple[tuple[Slot, ...], tuple[int, ...]]:
