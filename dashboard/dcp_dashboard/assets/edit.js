@@ -164,7 +164,7 @@ window.dcp.edit = window.dcp.edit || {};
     }
 
     async check() {
-      const { post, unitsOf, sentence } = window.dcp.edit;
+      const { post, quoted, unitsOf, sentence } = window.dcp.edit;
       const text = this.editor.text();
       let answer;
       try {
@@ -180,8 +180,8 @@ window.dcp.edit = window.dcp.edit || {};
         edits: finding.fix && finding.fix.edits.map(({ start, end, text: insert }) => ({ from: unit(start), to: unit(end), insert })),
       }));
       this.editor.show(this.findings.map((finding) => ({
-        ...finding, message: finding.hint ? `${finding.message}\n${finding.hint}` : finding.message,
-        fix: finding.fix && { title: sentence(finding.fix.title), apply: () => this.fix([finding]) },
+        ...finding, message: quoted(finding.hint ? `${finding.message}\n${finding.hint}` : finding.message),
+        fix: finding.fix && { title: quoted(sentence(finding.fix.title)), apply: () => this.fix([finding]) },
       })));
       performance.mark("dcp checked");
       this.list.show(this.findings, answer.claims);

@@ -57,7 +57,7 @@ window.dcp.edit = window.dcp.edit || {};
         el("span", {}, ...coded(finding.message)), finding.hint ? el("span", { class: "dcp-muted" }, ...coded(finding.hint)) : null);
       if (finding.fix) {
         row.append(el("button", { type: "button", class: "dcp-button dcp-fix", onclick: () => this.actions.fix(finding) },
-          sentence(finding.fix.title)));
+          ...coded(sentence(finding.fix.title))));
       }
       return row;
     }
@@ -73,9 +73,14 @@ window.dcp.edit = window.dcp.edit || {};
     return text.split(/(`[^`]*`)/).map((part) => (/^`.*`$/.test(part) ? el("code", {}, part.slice(1, -1)) : part));
   }
 
+  // The same where only plain text can be shown.
+  function quoted(text) {
+    return text.replace(/`([^`]*)`/g, "\u2018$1\u2019");
+  }
+
   function sentence(text) {
     return text.slice(0, 1).toUpperCase() + text.slice(1);
   }
 
-  Object.assign(window.dcp.edit, { Findings, unitsOf, charactersOf, sentence });
+  Object.assign(window.dcp.edit, { Findings, unitsOf, charactersOf, quoted, sentence });
 })();

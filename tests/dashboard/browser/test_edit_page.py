@@ -52,6 +52,10 @@ def test_an_error_is_underlined_mended_and_drawn(visit):
     page.wait_for_selector("text=The picture shows the last text without errors")
     assert page.locator("[data-part=picture]").get_attribute("data-title") == title
     assert "E101" in page.locator(".dcp-finding").inner_text()
+    assert "casual" in page.locator(".dcp-fix code").all_inner_texts()
+    assert "`" not in page.locator(".dcp-finding").inner_text()
+    page.hover(".cm-lintRange-error")
+    assert "`" not in page.wait_for_selector(".cm-tooltip-lint").inner_text()
     page.click(".dcp-fix")
     wait_for_title(page, "near")
     assert page.locator(".cm-lintRange-error").count() == 0
