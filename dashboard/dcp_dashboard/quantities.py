@@ -1,14 +1,19 @@
-"""Numbers as people read them: three significant digits and a unit, the same on every page."""
+"""Numbers as people read them: three significant digits and a unit, the same on every page.
+
+A no-break space stands between the two, so that no line ends inside a quantity.
+"""
 
 import math
 from collections.abc import Callable
 
+SPACE = "\u00a0"
+
 
 def count(value: float) -> str:
-    """Write a whole number with separators, from one million on with a unit.
+    r"""Write a whole number with separators, from one million on with a unit.
 
     >>> count(131072), count(4_294_967_296)
-    ('131,072', '4.29 G')
+    ('131,072', '4.29\xa0G')
     """
     if value < 1e6:
         return f"{value:,.0f}"
@@ -25,34 +30,34 @@ def counted(number: int, noun: str) -> str:
 
 
 def size(size_bytes: float) -> str:
-    """Write bytes in decimal units.
+    r"""Write bytes in decimal units.
 
     >>> size(0), size(1536), size(2.5e9)
-    ('0 B', '1.54 kB', '2.5 GB')
+    ('0\xa0B', '1.54\xa0kB', '2.5\xa0GB')
     """
     if size_bytes < 1000:
-        return f"{size_bytes:.0f} B"
+        return f"{size_bytes:.0f}{SPACE}B"
     return _scaled(size_bytes, (("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12)))
 
 
 def duration(seconds: float) -> str:
-    """Write a time in ns, µs, ms or s.
+    r"""Write a time in ns, µs, ms or s.
 
     >>> duration(0.0019), duration(12.34), duration(4.2e-8)
-    ('1.9 ms', '12.3 s', '42 ns')
+    ('1.9\xa0ms', '12.3\xa0s', '42\xa0ns')
     """
     if seconds < 1e-6:
-        return f"{seconds * 1e9:.0f} ns"
+        return f"{seconds * 1e9:.0f}{SPACE}ns"
     return _scaled(seconds, (("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)))
 
 
 def percent(fraction: float) -> str:
-    """Write a fraction as per cent.
+    r"""Write a fraction as per cent.
 
     >>> percent(0.1234), percent(0.00042), percent(0)
-    ('12.3 %', '0.042 %', '0 %')
+    ('12.3\xa0%', '0.042\xa0%', '0\xa0%')
     """
-    return f"{_digits(100 * fraction)} %"
+    return f"{_digits(100 * fraction)}{SPACE}%"
 
 
 def ratio(value: float) -> str:
@@ -65,10 +70,10 @@ def ratio(value: float) -> str:
 
 
 def signed(difference: float, text: Callable[[float], str]) -> str:
-    """Write a difference with its sign; a real minus sign is as wide as the plus.
+    r"""Write a difference with its sign; a real minus sign is as wide as the plus.
 
     >>> signed(2e-3, duration), signed(0, count), signed(-1536, size)[1:]
-    ('+2 ms', '0', '1.54 kB')
+    ('+2\xa0ms', '0', '1.54\xa0kB')
     """
     sign = "−" if difference < 0 else "+" if difference > 0 else ""  # noqa: RUF001 - a minus
     return sign + text(abs(difference))
@@ -78,7 +83,7 @@ def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:
     unit, factor = next(
         ((unit, factor) for unit, factor in reversed(units) if value >= factor), units[0]
     )
-    return f"{_digits(value / factor)} {unit}"
+    return f"{_digits(value / factor)}{SPACE}{unit}"
 
 
 def _digits(value: float) -> str:

@@ -85,7 +85,7 @@ def test_less_time_is_better_and_more_rate_too(library):
 def test_a_change_carries_its_sign_and_its_share(library):
     change = row(compared(library, "zigzag", ("zigzag", "measured")), "time").change
     assert change.startswith("+")
-    assert change.endswith("(+25 %)")
+    assert change.endswith("(+25\u00a0%)")
 
 
 def test_totals_of_different_batches_are_not_judged_but_rates_are(library):
@@ -128,7 +128,7 @@ def test_a_run_differs_from_its_prediction_in_times_only(library):
     names = {row.difference.name for row in compare_rows(comparison)}
     assert names == {"time", "forward", "backward", "rate", "waiting"}
     text = explain(comparison).text
-    assert text.startswith("The run takes 25 % more time than predicted")
+    assert text.startswith("The run takes 25\u00a0% more time than predicted")
     assert "longer" in text
 
 

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from dcp_dashboard import quantities
 from dcp_dashboard.commands_view import view
 from dcp_dashboard.exports import mask_svg as mask_svg_module
+from dcp_dashboard.exports.drawing import Sheet
 from dcp_dashboard.exports.markup import markup
 from dcp_dashboard.exports.mask_svg import mask_svg
 from dcp_dashboard.exports.plan_tables import devices_csv, tiles_csv
@@ -162,3 +164,12 @@ def test_view_writes_what_is_asked_for_and_nothing_else(served_folder, tmp_path)
     assert CliRunner().invoke(view, [plan]).exit_code == 2
     broken = CliRunner().invoke(view, [str(tmp_path / "no.dcpplan"), "--png", str(png)])
     assert isinstance(broken.exception, DashboardError)
+
+
+def test_the_space_within_a_quantity_is_drawn_as_a_space():
+    def drawn(text):
+        sheet = Sheet("#ffffff", 60, 20, 1)
+        sheet.text((2, 14), text, "#000000")
+        return sheet.png()
+
+    assert drawn(quantities.size(2e6)) == drawn("2 MB") != drawn("2MB")

@@ -56,7 +56,7 @@ def totals_of(pairs=(10, 10, 10), traffic=((0, 4, 4), (0, 0, 0), (0, 4, 0))):
 def test_the_longest_wait_names_the_message_that_ended_it():
     finding = longest_waits(trace_of(EVENTS))[0]
     assert finding.text == (
-        "Device 1 waits 3 ms in division 1 (forward) for device 0: kv 0 is the last to arrive."
+        "Device 1 waits 3\u00a0ms in division 1 (forward) for device 0: kv 0 is the last to arrive."
     )
     assert finding.selected == "division.1~backward.0~device.1"
     assert finding.time_ns == (4 * MS, 7 * MS)
@@ -65,21 +65,24 @@ def test_the_longest_wait_names_the_message_that_ended_it():
 def test_waits_of_one_division_are_summed():
     extra = [(2, "wait", 5 + i, 6 + i, 0, 1, -1, "wait") for i in (1, 3, 5)]
     assert longest_waits(trace_of(EVENTS + extra))[0].text.startswith(
-        "Device 2 waits 4 ms in division 1 (forward)"
+        "Device 2 waits 4\u00a0ms in division 1 (forward)"
     )
 
 
 def test_the_two_directions_are_told_apart():
     backward = [(d, lane, s + 20, e + 20, 1, div, p, n) for d, lane, s, e, _, div, p, n in EVENTS]
     backward.append((1, "wait", 28, 31, 1, 1, -1, "wait"))
-    assert "Device 1 waits 6 ms in division 1 (backward)" in (
+    assert "Device 1 waits 6\u00a0ms in division 1 (backward)" in (
         longest_waits(trace_of(EVENTS + backward))[0].text
     )
 
 
 def test_a_wait_for_nothing_that_arrives_names_nobody():
     alone = [event for event in EVENTS if event[1] not in ("send", "receive")]
-    assert longest_waits(trace_of(alone))[0].text == "Device 1 waits 3 ms in division 1 (forward)."
+    assert (
+        longest_waits(trace_of(alone))[0].text
+        == "Device 1 waits 3\u00a0ms in division 1 (forward)."
+    )
 
 
 def test_no_wait_at_all_is_said():
@@ -89,13 +92,13 @@ def test_no_wait_at_all_is_said():
 
 def test_the_share_of_waiting_is_over_all_devices():
     assert waiting(trace_of(EVENTS), 3).text == (
-        "Devices wait 13.3 % of the time; most on device 1 (3 ms)."  # (3 + 1) / (3 * 10)
+        "Devices wait 13.3\u00a0% of the time; most on device 1 (3\u00a0ms)."  # (3 + 1) / (3 * 10)
     )
 
 
 def test_the_last_device_is_held_against_the_median():
     assert last_device(trace_of(EVENTS), 3).text == (
-        "Device 0 finishes last, 2 ms after the median device."
+        "Device 0 finishes last, 2\u00a0ms after the median device."
     )
 
 
@@ -115,7 +118,7 @@ def test_balance_is_a_finding_only_when_it_is_off():
 def test_a_link_is_a_finding_only_when_it_stands_out():
     assert busiest_link(totals_of()) is None
     assert busiest_link(totals_of(traffic=((0, 4, 40), (0, 0, 0), (0, 4, 0)))).text == (
-        "Device 0 sends device 2 the most: 40 B, 83.3 % of all bytes."
+        "Device 0 sends device 2 the most: 40\u00a0B, 83.3\u00a0% of all bytes."
     )
     nothing = np.zeros((3, 3), np.int64)
     assert busiest_link(totals_of(traffic=nothing)).text == "No byte moves between devices."

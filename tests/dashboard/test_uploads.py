@@ -66,8 +66,11 @@ def test_a_truncated_plan_is_refused(client, served_folder):
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        (f"name=big.dcpplan&size={MAX_UPLOAD_BYTES + 1}", "big.dcpplan: expected at most 64 MB"),
-        ("name=a&size=0", "expected at most 64 MB and at least one byte, got 0 B"),
+        (
+            f"name=big.dcpplan&size={MAX_UPLOAD_BYTES + 1}",
+            "big.dcpplan: expected at most 64\u00a0MB",
+        ),
+        ("name=a&size=0", "expected at most 64\u00a0MB and at least one byte, got 0\u00a0B"),
         ("name=a&size=-1", "expected size as a whole number of bytes, got '-1'"),
         ("name=a&size=1e9", "got '1e9'"),
         ("name=a", "got ''"),

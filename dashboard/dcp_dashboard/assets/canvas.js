@@ -85,7 +85,7 @@ window.dcp.canvas = (() => {
 
   function scaled(value, units) {
     const [unit, factor] = units.find(([, f]) => Math.abs(value) >= f) || units[units.length - 1];
-    return `${digits(value / factor)} ${unit}`;
+    return `${digits(value / factor)}\u00a0${unit}`; // no line ends inside a quantity
   }
 
   const duration = (ns) => scaled(ns, [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]]);

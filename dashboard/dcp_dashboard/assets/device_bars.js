@@ -136,7 +136,7 @@ window.dcp.Balance = (() => {
   function amount(value, unit) {
     if (unit === "bytes") return view.size(value);
     if (unit === "seconds") return view.duration(value * 1e9);
-    return value < 1e6 ? view.count(Math.round(value)) : `${view.digits(value / (value < 1e9 ? 1e6 : 1e9))} ${value < 1e9 ? "M" : "G"}`;
+    return value < 1e6 ? view.count(Math.round(value)) : `${view.digits(value / (value < 1e9 ? 1e6 : 1e9))}\u00a0${value < 1e9 ? "M" : "G"}`;
   }
 
   function element(name, className, text = "") {

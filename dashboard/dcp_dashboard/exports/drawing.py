@@ -11,7 +11,7 @@ Anchor = Literal["ls", "ms", "rs"]
 """Left, middle or right end of a text's baseline, in Pillow's words."""
 
 
-MISSING = str.maketrans({"\u00d7": "x", "\u00b5": "u"})
+MISSING = str.maketrans({"\u00d7": "x", "\u00b5": "u", "\u00a0": " "})
 """The font that comes with Pillow has Latin letters only, and not all signs."""
 
 
