@@ -145,6 +145,24 @@ def test_an_event_is_the_row_of_the_timelines_payload(client):
         assert values["name"] == header["names"][columns["name"][row]]
 
 
+def test_both_ends_of_a_message_name_each_other(client):
+    _header, columns = decode(client.get(f"/api/plan/{KEY}/timeline?source=simulated").data)
+    for lane, label in ((1, "Its receive"), (2, "Its send")):
+        row = int(np.flatnonzero(columns["lane"] == lane)[0])
+        for wanted in (label, "Its send" if lane == 1 else "Its receive"):
+            facts = ask(client, f"event/simulated/{row}")
+            (other,) = [r for s in facts["sections"] for r in s["rows"] if r["label"] == wanted]
+            chosen = dict(part.split(".") for part in other["parts"][0]["sel"].split("~"))
+            end = int(chosen["event"])
+            assert columns["name"][end] == columns["name"][row]
+            assert columns["backward"][end] == columns["backward"][row]
+            assert (columns["device"][end], columns["peer"][end]) == (
+                columns["peer"][row], columns["device"][row]
+            )  # fmt: skip
+            row = end
+        assert ask(client, f"event/simulated/{row}")["sel"].startswith(f"event.{row}~")
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -293,6 +293,8 @@ window.dcp.Timeline = (() => {
       if (changed.has("sel")) this.brush();
       if (this.page && (changed.has("open") || changed.has("source"))) this.resize();
       if (changed.has("sel")) window.dcp.timelineSelection.reveal(this);
+      // Stepping goes along with the divisions here, where the timeline is all there is to see.
+      if (this.page && changed.has("sel") && !changed.has("time") && state.sel?.type === "division") window.dcp.timelineSelection.fit(this);
       if (changed.has("sel") || (this.page && STATE.some((key) => changed.has(key)))) this.schedule();
     }
 

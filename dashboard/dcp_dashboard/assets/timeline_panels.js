@@ -1,4 +1,4 @@
-// Beside the timeline: the selected event in words, and sums over the marked area as a table.
+// Beside the timeline: sums over the marked area as a table.
 "use strict";
 
 window.dcp = window.dcp || {};
@@ -7,56 +7,6 @@ window.dcp = window.dcp || {};
   const view = window.dcp.canvas;
   const { make } = view;
   const marks = () => window.dcp.timelineMarks;
-
-  class Details {
-    constructor(page, timeline) {
-      this.timeline = timeline;
-      this.slot = page.querySelector(".dcp-timeline-details");
-      this.unfollow = window.dcp.state.follow((_state, changed) => { if (changed.has("sel")) this.show(); });
-      this.show();
-    }
-
-    dispose() { this.unfollow(); }
-
-    show() {
-      const { sel } = window.dcp.state.get();
-      const trace = this.timeline.traces.find((one) => window.dcp.timelineSelection.eventOf(sel, one) !== undefined);
-      if (trace) { this.slot.replaceChildren(...this.event(trace, sel.event)); return; }
-      this.slot.replaceChildren(sel ? this.group(sel) : make("p", { className: "dcp-muted" }, "Click an event. [ and ] go to its neighbours, Enter zooms to it."));
-    }
-
-    // A selection of another view: what it means and how many events that is.
-    group(sel) {
-      const { type, ...facts } = sel;
-      const words = Object.entries(facts).map(([name, value]) => `${name} ${name === "backward" ? (value ? "yes" : "no") : value}`);
-      const counted = this.timeline.sources.map(({ header, brush }) => (brush
-        ? `, ${view.count(brush.start.length)} ${marks().WORDS[header.source]} events` : "")).join("");
-      return make("p", {}, `Selected ${type}: ${words.join(", ")}${counted}`);
-    }
-
-    event(trace, e) {
-      const { columns, header, unit, all } = trace;
-      const [title, ...lines] = marks().describeEvent(trace, e);
-      const rows = [["Trace", marks().WORDS[header.source]], ["Event", view.count(e)], ["Where", lines[0]], ["When", lines[1]],
-        ["Lasts", view.duration((columns.end[e] - columns.start[e]) * unit)],
-        ["From", view.duration(columns.start[e] * unit)], ["To", view.duration(columns.end[e] * unit)]];
-      if (columns.bytes[e] > 0) {
-        rows.push(["Bytes", view.size(columns.bytes[e])]);
-        const ns = (columns.end[e] - columns.start[e]) * unit;
-        if (ns > 0) rows.push(["Rate", `${view.size((columns.bytes[e] / ns) * 1e9)}/s`]);
-      }
-      const other = window.dcp.events.partnerOf(columns, all, e);
-      const list = make("dl", { className: "dcp-facts-list" }, ...rows.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
-      const parts = [make("strong", {}, title), list];
-      if (other !== undefined) {
-        const verb = columns.lane[e] === window.dcp.events.LANES.send ? "Its receive" : "Its send";
-        parts.push(make("button", { type: "button", className: "dcp-toggle",
-          onclick: () => window.dcp.timelineSelection.show(this.timeline, trace, other) }, `${verb} on device ${columns.device[other]}`));
-      }
-      parts.push(make("button", { type: "button", className: "dcp-toggle", onclick: () => window.dcp.timelineSelection.fit(this.timeline) }, "Zoom to it"));
-      return parts;
-    }
-  }
 
   class Area {
     constructor(page, timeline) {
@@ -117,5 +67,5 @@ window.dcp = window.dcp || {};
     }
   }
 
-  window.dcp.timelineTools.push(Details, Area);
+  window.dcp.timelineTools.push(Area);
 })();

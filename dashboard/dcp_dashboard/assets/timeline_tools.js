@@ -1,5 +1,5 @@
-// The row of controls above the timeline: which traces and kinds, how long at least, search, one division after the
-// other, table, exports. All of it is in dcp.state; a control sets it and follows it.
+// The row of controls above the timeline: which traces and kinds, how long at least, search, table,
+// exports. All of it is in dcp.state; a control sets it and follows it.
 "use strict";
 
 window.dcp = window.dcp || {};

@@ -30,7 +30,7 @@ SCRIPTS = (
     "state.js", "selection.js", "canvas.js", "columns.js", "choice.js", "device_bars.js",
     "inspector.js", "keyboard.js", "mask.js", "mask_groups.js", "mask_keys.js", "mask_pairs.js",
     "mask_raster.js", "steps.js", "timeline.js", "timeline_cover.js", "timeline_events.js",
-    "timeline_marks.js", "timeline_rows.js", "timeline_selection.js", "timeline_steps.js",
+    "timeline_marks.js", "timeline_rows.js", "timeline_selection.js",
     "traffic.js", "mount.js",
 )  # fmt: skip
 """What the overview needs; `mount.js` last, since it brings to life what the others define."""

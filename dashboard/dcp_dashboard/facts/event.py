@@ -34,13 +34,14 @@ def event_facts(loaded: LoadedPlan, source: Source, index: int) -> Facts:
     event = int(track_order(trace)[index])
     start, end = int(trace.start_ns[event]), int(trace.end_ns[event])
     device = int(trace.device[event])
-    chosen = selection("event", event=index, source=source, device=device)
+    chosen = _event_selection(trace, source, event, index)
     span = f"{quantities.duration((end - start) / 1e9)} from {quantities.duration(start / 1e9)}"
     rows = [
         row("Device", Link(f"device {device}", device_selection(device))),
         row(SOURCE_LABELS[source], Link(span, chosen, (start, end), source)),
         *_step_rows(trace, event),
         *_message_rows(loaded, trace, event),
+        *_other_end_rows(trace, source, event),
         *_release_rows(trace, event),
     ]
     return Facts(
@@ -75,8 +76,69 @@ def _message_rows(loaded: LoadedPlan, trace: Trace, event: int) -> list[Row]:
     transfer = find_transfer(loaded, trace, event)
     if transfer is not None:
         text = f"{trace.name[event]}, {quantities.size(trace.size_bytes[event])}"
-        rows.append(row("Message", Link(text, transfer_selection(loaded.plan, transfer))))
+        link = Link(text, transfer_selection(loaded.plan, transfer))
+        rows.append(row("Message", link, _rate(trace, event)))
     return rows
+
+
+def _rate(trace: Trace, event: int) -> str:
+    length_ns = int(trace.end_ns[event] - trace.start_ns[event])
+    if not length_ns:
+        return ""
+    return f" at {quantities.size(int(trace.size_bytes[event]) * 1e9 / length_ns)}/s"
+
+
+def _event_selection(trace: Trace, source: Source, event: int, index: int) -> str:
+    """Select an event with all that is known of it, as a click in the timeline does."""
+    ids: dict[str, int | str] = {
+        "event": index, "source": source, "device": int(trace.device[event]),
+        "backward": int(trace.is_backward[event]),
+    }  # fmt: skip
+    if trace.division[event] >= 0:
+        ids["division"] = int(trace.division[event])
+    if trace.peer[event] >= 0:
+        ids["peer"] = int(trace.peer[event])
+        block = trace.name[event].rpartition(" ")[2]
+        if block.isdecimal():
+            ids["block"] = int(block)
+    return selection("event", **ids)
+
+
+def other_end_of(trace: Trace, event: int) -> int | None:
+    """Give the receive of a send and the send of a receive, ``None`` if it has none; O(E log E).
+
+    The n-th send of a name, direction and pair of devices belongs to the n-th receive of the same.
+    """
+    lane, peer = int(trace.lane[event]), int(trace.peer[event])
+    if lane not in (SEND, RECEIVE) or peer < 0:
+        return None
+    device, there = int(trace.device[event]), RECEIVE if lane == SEND else SEND
+    ways = ((lane, device, peer), (there, peer, device))
+    here, others = (_events_of(trace, event, *way) for way in ways)
+    number = here.index(event)
+    return others[number] if number < len(others) else None
+
+
+def _events_of(trace: Trace, like: int, lane: int, device: int, peer: int) -> list[int]:
+    chosen = np.flatnonzero(
+        (trace.lane == lane)
+        & (trace.device == device)
+        & (trace.peer == peer)
+        & (trace.is_backward == trace.is_backward[like])
+    )
+    chosen = chosen[np.argsort(trace.start_ns[chosen], kind="stable")]
+    return [int(event) for event in chosen if trace.name[event] == trace.name[like]]
+
+
+def _other_end_rows(trace: Trace, source: Source, event: int) -> list[Row]:
+    other = other_end_of(trace, event)
+    if other is None:
+        return []
+    index = int(np.flatnonzero(track_order(trace) == other)[0])
+    length, start = trace.end_ns[other] - trace.start_ns[other], trace.start_ns[other]
+    text = f"{quantities.duration(length / 1e9)} from {quantities.duration(start / 1e9)}"
+    label = "Its receive" if trace.lane[event] == SEND else "Its send"
+    return [row(label, Link(text, _event_selection(trace, source, other, index)))]
 
 
 def find_transfer(loaded: LoadedPlan, trace: Trace, event: int) -> int | None:

@@ -10,11 +10,8 @@ PAUSE_MS = 900
 """How long each division stays while they are played."""
 
 
-def inspector(loaded: LoadedPlan, *, has_steps: bool = True) -> Component:
-    """Give the panel that says everything about what is selected; `assets/inspector.js` fills it.
-
-    `has_steps` is for pages that step through the divisions by a control of their own.
-    """
+def inspector(loaded: LoadedPlan) -> Component:
+    """Give the panel that says all about what is selected; `assets/inspector.js` fills it."""
     hint = html.P(
         [
             "Nothing is selected. Click a tile, a bar, an event or a device, or step through the "
@@ -35,8 +32,7 @@ def inspector(loaded: LoadedPlan, *, has_steps: bool = True) -> Component:
         className="dcp-inspector",
         **attributes(data_key=loaded.entry.key, aria_live="polite"),
     )
-    tools = steps(loaded) if has_steps else None
-    return panel("Selection", [body], tools=tools, name="dcp-inspector-panel")
+    return panel("Selection", [body], tools=steps(loaded), name="dcp-inspector-panel")
 
 
 def steps(loaded: LoadedPlan) -> Component:

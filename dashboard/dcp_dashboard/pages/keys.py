@@ -10,7 +10,8 @@ KEYS = (
         ("Click, Enter", "select a tile, bar, cell, event or device; what belongs to it keeps its "
                          "colour in every view"),
         ("Esc", "clear the selection; once more: show all of a canvas"),
-        (". ,", "next division, division before; a selected device stays selected"),
+        (". ,", "next division, division before; a selected device stays selected, the page of the "
+                "timeline zooms to it"),
         ("p", "play all divisions, pause"),
         ("?", "show these keys"),
         ("Tab", "to the next control or canvas"),
@@ -28,7 +29,6 @@ KEYS = (
         ("[ ]", "the event before, the next event"),
         ("/ n", "search, next hit"),
         ("o", "open or close a node"),
-        ("Space", "on its own page: play by division"),
         ("Shift and drag", "mark an area and sum it up"),
     )),
     ("In the list and in a data set", (

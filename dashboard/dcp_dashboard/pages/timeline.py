@@ -6,6 +6,7 @@ from dash.development.base_component import Component
 from dcp_dashboard import quantities
 from dcp_dashboard.library import LoadedPlan
 from dcp_dashboard.pages.changed import changed_notice
+from dcp_dashboard.pages.inspector import inspector
 from dcp_dashboard.pages.plan_tabs import plan_tabs
 from dcp_dashboard.pages.plan_title import plan_title
 from dcp_dashboard.payloads import MAX_EVENTS
@@ -14,8 +15,8 @@ from dcp_dashboard.shell import attributes
 HINT = (
     "Wheel zooms, drag pans, shift and drag marks an area, shift and wheel or the arrows scroll "
     "the rows. WASD move, F or Enter zooms to the selection, [ ] go to the neighbouring event, o "
-    "opens or closes a node, / searches, n goes to the next hit, comma and full stop step by "
-    "division, space plays, 0 or Esc shows everything. Paler pixels are only partly covered."
+    "opens or closes a node, / searches, n goes to the next hit, 0 or Esc shows everything. Paler "
+    "pixels are only partly covered."
 )
 
 
@@ -48,7 +49,7 @@ def _body(loaded: LoadedPlan) -> list[Component]:
     )
     side = html.Aside(
         [
-            html.Section([html.H2("Selected"), html.Div(className="dcp-timeline-details")]),
+            inspector(loaded),
             html.Section([html.H2("Area"), html.Div(className="dcp-timeline-area")]),
         ],
         className="dcp-timeline-side",
