@@ -42,7 +42,7 @@ def dashboard(folder: Path, host: str, port: int | None, *, opens: bool) -> None
 @click.command()
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path),
     default=Path("dcp-demo"),
     show_default=True,
     help="Folder for the data sets and plans.",

@@ -41,11 +41,13 @@ def view(  # noqa: PLR0913 - one parameter per option of the command
     `dcpm view batch.dcpplan --png batch.png --html batch.html`. To look at it in a browser:
     `dcpm dashboard FOLDER`.
     """
+    from dcp_dashboard import DashboardError
     from dcp_dashboard.exports.mask_svg import mask_svg
     from dcp_dashboard.exports.plan_tables import devices_csv, tiles_csv
     from dcp_dashboard.exports.standalone import standalone_page
     from dcp_dashboard.exports.still import still
     from dcp_dashboard.library import load_file
+    from dcp_dsl import check_writable, replacing
 
     wanted: list[tuple[Path | None, Callable[[LoadedPlan], bytes]]] = [
         (png, lambda loaded: still(loaded, "dark" if theme == "dark" else "light", scale)),
@@ -60,19 +62,11 @@ def view(  # noqa: PLR0913 - one parameter per option of the command
             f"dcpm dashboard {plan.parent}"
         )
     loaded = load_file(plan)
+    for path, _make in wanted:
+        if path is not None:
+            check_writable(path, DashboardError)
     for path, make in wanted:
         if path is not None:
-            _write(path, make(loaded))
+            with replacing(path, DashboardError) as draft:
+                draft.write_bytes(make(loaded))
             click.echo(path)
-
-
-def _write(path: Path, content: bytes) -> None:
-    from dcp_dashboard import DashboardError
-
-    draft = path.with_name(f".{path.name}.part")
-    try:
-        draft.write_bytes(content)
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise DashboardError(f"cannot write {path}: {error.strerror or error}") from error

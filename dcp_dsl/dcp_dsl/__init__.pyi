@@ -29,6 +29,7 @@ from .mask_algebra import (
     unite,
 )
 from .oracle import dense_mask
+from .output_file import check_writable, make_folder, replacing
 from .packing import pack
 from .parser import Program, parse
 from .pictures.picture import Picture
@@ -89,6 +90,7 @@ __all__ = [
     "build_mask_mod",
     "check",
     "check_report",
+    "check_writable",
     "compare_masks",
     "complete_at",
     "dense_mask",
@@ -104,12 +106,14 @@ __all__ = [
     "is_empty",
     "is_equal",
     "load",
+    "make_folder",
     "pack",
     "parse",
     "preview",
     "read_dataset",
     "read_export",
     "readonly",
+    "replacing",
     "sample_from_argument",
     "subtract",
     "unite",

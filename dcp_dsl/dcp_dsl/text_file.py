@@ -1,11 +1,10 @@
 """Read and replace .dcpm files, with messages that fit a person."""
 
-import os
 import stat
-import tempfile
 from pathlib import Path
 
 from dcp_dsl.errors import SpecError
+from dcp_dsl.output_file import replacing
 
 MAX_BYTES = 2**19
 _DESCRIPTORS = (("/", "dev"), ("/", "proc"))  # where shells put the pipes of `<(command)`
@@ -89,21 +88,8 @@ def replace_bytes(path: str | Path, data: bytes) -> None:
     Raises:
         SpecFileError: if it cannot be written; the file is then as it was.
     """
-    temporary = ""
-    try:
-        target = Path(path).resolve()  # a link keeps pointing at the file
-        mode = target.stat().st_mode
-        if not stat.S_ISREG(mode):
-            raise SpecFileError(f"{path}: cannot be written: it is no regular file")
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, mode & 0o777)
-        os.replace(temporary, target)
-    except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        raise SpecFileError(f"{path}: cannot be written: {_reason(error)}") from None
+    with replacing(path, SpecFileError) as draft:
+        draft.write_bytes(data)
 
 
 def _reason(error: Exception) -> str:

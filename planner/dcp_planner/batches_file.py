@@ -5,14 +5,13 @@ that a long run can be watched.
 """
 
 import json
-import secrets
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dcp_dsl import replacing
 from dcp_planner.batch_report import distribution_of, speedups_over
 from dcp_planner.errors import PlanFileError
 from dcp_planner.json_text import json_text
@@ -113,18 +112,8 @@ class ReportWriter:
             if batch["file"] is not None:
                 batch["file"] = Path(batch["file"]).name  # it lies beside the report
         text = json_text(document) + "\n"
-        draft = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}.tmp")
-        try:
+        with replacing(self._path, PlanFileError) as draft:
             draft.write_text(text, encoding="utf-8")
-            draft.replace(self._path)
-        except OSError as error:
-            raise PlanFileError(
-                f"cannot write the report {self._path}: {error.strerror or error}; choose a folder "
-                "that exists and is writable"
-            ) from error
-        finally:
-            with suppress(OSError):
-                draft.unlink()
         self._written = time.monotonic()
 
 

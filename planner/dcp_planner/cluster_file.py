@@ -20,16 +20,15 @@ constant where it comes from:
 import json
 import os
 import re
-import secrets
 import stat
 import tomllib
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from dcp_dsl import replacing
 from dcp_planner.cluster import Cluster
 from dcp_planner.errors import ClusterError, nearest
 
@@ -191,21 +190,8 @@ def write_cluster(path: str | Path, cluster: Cluster, sources: Mapping[str, str]
     Raises:
         ClusterError: if it cannot be written.
     """
-    path = Path(path)
-    if not path.name or (path.exists() and not path.is_file()):
-        raise ClusterError(f"cannot write the cluster file {path}: expected the name of a file")
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
+    with replacing(path, ClusterError) as draft:
         draft.write_text(format_cluster(cluster, sources), encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        raise ClusterError(
-            f"cannot write the cluster file {path}: {error.strerror or error}; choose a folder "
-            "that exists and is writable"
-        ) from error
-    finally:
-        with suppress(OSError):
-            draft.unlink()
 
 
 def format_cluster(cluster: Cluster, sources: Mapping[str, str]) -> str:

@@ -6,16 +6,15 @@ computed anew.
 """
 
 import json
-import secrets
 import stat
 import struct
 import zipfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dcp_dsl import check_writable, replacing
 from dcp_planner.arrow_tables import TABLES, Columns, decode_table, encode_table
 from dcp_planner.cluster import MOST_DEVICES, Cluster, ModelShape
 from dcp_planner.config import MOST_HEAD_GROUPS
@@ -69,8 +68,7 @@ def write_plan(
     Raises:
         PlanFileError: if it cannot be written.
     """
-    path = Path(path)
-    _check_target(path)
+    check_writable(path, PlanFileError)  # before the work
     tables = {**columns_of_plan(plan), "events": columns_of_traces(tuple(traces))}
     # Any: what JSON holds
     meta: dict[str, Any] = {
@@ -90,18 +88,8 @@ def write_plan(
         meta["head_groups"] = plan.head_groups
     members = {_META: json.dumps(meta, indent=1).encode()}
     members |= {f"{name}.arrow": encode_table(name, tables[name]) for name in TABLES}
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
+    with replacing(path, PlanFileError) as draft:
         _write_members(draft, members)
-        draft.replace(path)
-    except OSError as error:
-        raise PlanFileError(
-            f"cannot write the plan file {path}: {error.strerror or error}; choose a folder that "
-            "exists and is writable"
-        ) from error
-    finally:
-        with suppress(OSError):
-            draft.unlink()
 
 
 def read_plan(path: str | Path, *, limit_bytes: int = LIMIT_BYTES) -> PlanFile:
@@ -121,17 +109,6 @@ def read_plan(path: str | Path, *, limit_bytes: int = LIMIT_BYTES) -> PlanFile:
         return _read_parts(members, limit_bytes)
     except PlanFileError as error:
         raise PlanFileError(f"plan file {path}: {error}") from error
-
-
-def _check_target(path: Path) -> None:
-    if not path.name:
-        raise PlanFileError("expected the name of a plan file to write, got an empty one")
-    # Renaming over a device or a pipe would replace it by a file.
-    if path.exists() and not path.is_file():
-        raise PlanFileError(
-            f"cannot write the plan file {path}: it is there already and no regular file; choose "
-            "another name"
-        )
 
 
 def _num_rows(name: str, columns: Columns) -> int:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,7 +53,7 @@ MAX_DEFAULT_RANKS = 16
 )
 @click.option(
     "--trace",
-    type=click.Path(dir_okay=False),
+    type=click.Path(),
     help="Write the measured trace here: a .dcpplan with its plan, a .pftrace for ui.perfetto.dev.",
 )
 @click.option(
@@ -95,13 +94,15 @@ def run(  # noqa: PLR0913 - one argument per option
     Tensors are random. Every rank is one process with one thread; blocks travel over gloo, or as
     --transport says.
     """
+    from dcp_dsl import check_writable, replacing
     from dcp_planner import read_plan, to_perfetto, write_plan
     from dcp_runtime.errors import RunError
     from dcp_runtime.launcher import RunConfig, check_ranks, run_plan
     from dcp_runtime.link import LinkLimit
 
     if trace is not None:
-        _check_target(trace)
+        _check_name(trace)
+        check_writable(trace, RunError)
     content = read_plan(plan)
     is_many = content.plan.num_devices > MAX_DEFAULT_RANKS
     if ranks is None and is_many and transport != "loopback":
@@ -128,7 +129,8 @@ def run(  # noqa: PLR0913 - one argument per option
     result = run_plan(content.plan, config)
     if trace is not None:
         if trace.endswith(".pftrace"):
-            Path(trace).write_bytes(to_perfetto(result.trace))
+            with replacing(trace, RunError) as draft:
+                draft.write_bytes(to_perfetto(result.trace))
         else:
             others = tuple(t for t in content.traces if t.source != "measured")
             write_plan(trace, content.plan, (*others, result.trace), verified=result.verified)
@@ -138,20 +140,11 @@ def run(  # noqa: PLR0913 - one argument per option
         sys.exit(1)
 
 
-def _check_target(trace: str) -> None:
-    """Refuse before the run what cannot be written after it."""
-    if trace and Path(trace).suffix not in TRACE_SUFFIXES:
+def _check_name(trace: str) -> None:
+    if Path(trace).suffix not in TRACE_SUFFIXES:
         raise click.BadParameter(
             f"expected a name that ends in {' or '.join(TRACE_SUFFIXES)}, got {trace!r}; .dcpplan "
             "holds the plan and the trace, .pftrace is for ui.perfetto.dev",
-            param_hint="--trace",
-        )
-    folder = Path(trace).absolute().parent
-    is_other = os.path.exists(trace) and not os.path.isfile(trace)  # a device, a pipe
-    if not Path(trace).name or is_other or not os.access(folder, os.W_OK | os.X_OK):
-        raise click.BadParameter(
-            f"expected a file in a folder that exists and is writable, got {trace!r}; choose "
-            "another one",
             param_hint="--trace",
         )
 

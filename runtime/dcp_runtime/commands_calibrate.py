@@ -1,7 +1,6 @@
 """The command `dcpm calibrate`."""
 
 import json
-from pathlib import Path
 
 import click
 
@@ -23,21 +22,20 @@ SCHEMA = "dcp.calibrate/1"
     show_default=True,
     help="Processes that share this machine; with --device cuda as many as there are devices.",
 )
-@click.option("--out", type=click.Path(dir_okay=False), help="Write the cluster file here.")
+@click.option("--out", type=click.Path(), help="Write the cluster file here.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def calibrate(device: str, ranks: int, out: str | None, as_json: bool) -> None:
     """Measure attention, messages and memory of this machine; write a cluster file.
 
     The file is what `--cluster FILE` of `dcpm plan` and `dcpm simulate` takes.
     """
+    from dcp_dsl import check_writable
     from dcp_planner import format_cluster, write_cluster
     from dcp_runtime.calibration import calibrate_cpu, calibrate_cuda
+    from dcp_runtime.errors import RunError
 
-    if out is not None and not (Path(out).name and Path(out).absolute().parent.is_dir()):
-        raise click.BadParameter(
-            f"expected a file in a folder that exists, got {out!r}; choose another one",
-            param_hint="--out",
-        )
+    if out is not None:
+        check_writable(out, RunError)
 
     def say(text: str) -> None:
         click.echo(f"measuring {text}", err=True)

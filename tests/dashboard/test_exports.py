@@ -173,3 +173,11 @@ def test_the_space_within_a_quantity_is_drawn_as_a_space():
         return sheet.png()
 
     assert drawn(quantities.size(2e6)) == drawn("2 MB") != drawn("2MB")
+
+
+def test_view_writes_nothing_if_one_of_the_files_cannot_be_written(served_folder, tmp_path):
+    plan, png = str(served_folder / "small.dcpplan"), tmp_path / "a.png"
+    done = CliRunner().invoke(view, [plan, "--png", str(png), "--tiles", str(tmp_path / "no/a")])
+    assert isinstance(done.exception, DashboardError)
+    assert f"make the folder {tmp_path}/no first, or choose another" in str(done.exception)
+    assert not png.exists()

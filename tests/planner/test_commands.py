@@ -421,8 +421,8 @@ def test_wrong_usage_exits_2_with_one_message(folder, arguments, message):
 def test_a_folder_is_refused_as_the_plan_file_before_anything_is_planned(folder):
     for out in (folder, "."):
         result = run(plan_command, folder / "a.dcpm", "--sample", '{"len": 3}', "--out", out)
-        assert result.exit_code == 2
-        assert "expected the name of a file to write" in result.stderr
+        assert isinstance(result.exception, PlanFileError)
+        assert "it is a folder; give the name of a file in it" in str(result.exception)
         assert "placing" not in result.stderr
 
 
@@ -472,7 +472,7 @@ def test_plan_takes_columns_as_a_sample_statement_has_them(folder):
         (("a.dcpm", "--dataset", "no.jsonl"), "no.jsonl: no such file"),
         (("a.dcpm", "--dataset", "rows.jsonl", "--batch", "9"), "expected a batch 0 to "),
         (("a.dcpm", "--dataset", "rows.jsonl", "--tokens", "3"), "no row has 1 to 3 tokens"),
-        (("a.dcpm", "--sample", '{"len": 3}', "--out", "no/x"), "is no folder"),
+        (("a.dcpm", "--sample", '{"len": 3}', "--out", "no/x"), "/no first, or choose another"),
         (("a.dcpm", "--sample", '{"len": 3}', "--backend", "x"), "unknown partitioner 'x'"),
         (("a.dcpm", "--sample", '{"len": 3}', "--cluster", "h100"), "did you mean `h100-dgx`"),
         (("a.dcpm", "--sample", '{"len": 3}', "--nodes", "99999999"), "Cluster.nodes: expected"),

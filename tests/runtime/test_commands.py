@@ -66,15 +66,16 @@ def test_ranks_that_differ_from_the_plan_are_refused(plan_file):
     assert "plan is for 2 devices, 3 ranks were asked for" in str(result.exception)
 
 
-@pytest.mark.parametrize("target", ["", "missing/x.dcpplan", "pipe.dcpplan"])
+@pytest.mark.parametrize("target", ["missing/x.dcpplan", "pipe.dcpplan", "folder.pftrace"])
 def test_a_trace_that_cannot_be_written_is_refused_before_the_run(
     plan_file, tmp_path, monkeypatch, target
 ):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe.dcpplan")
+    os.mkdir("folder.pftrace")
     result = CliRunner().invoke(dcpm, ["run", str(plan_file), "--trace", target])
-    assert result.exit_code == 2
-    assert "--trace: expected a file in a folder that exists and is writable" in result.stderr
+    assert isinstance(result.exception, RunError)
+    assert f"{target}: cannot be written" in str(result.exception)
     assert "running" not in result.stderr
 
 

@@ -15,6 +15,7 @@ from dcp_dashboard.demo.report import (
     MaskReport,
     MethodReport,
 )
+from dcp_dashboard.folder import DashboardError
 from dcp_dsl import (
     Attachment,
     BlockKind,
@@ -23,6 +24,7 @@ from dcp_dsl import (
     DatasetError,
     Spec,
     load,
+    make_folder,
     read_dataset,
 )
 from dcp_planner import (
@@ -123,12 +125,13 @@ def run_demo(config: DemoConfig, progress: Progress) -> DemoReport:
         DCPError: if a stage fails; the message says what to do.
     """
     start_s = time.perf_counter()
+    for folder in (config.out, config.out / "data", config.out / "plans"):
+        make_folder(folder, DashboardError)
     progress("reading the source files of the standard library")
     documents = list(read_documents())
     paths = [config.out / "data" / f"{name}.parquet" for name in DATASETS]
     write_datasets(documents, paths, config.seed)
     spec = load(demo_spec())
-    (config.out / "plans").mkdir(parents=True, exist_ok=True)
     with open_world(config.ranks) as world:
         masks = tuple(_run_mask(spec, path, config, world, progress) for path in paths)
     return DemoReport(

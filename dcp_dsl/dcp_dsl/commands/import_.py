@@ -15,6 +15,7 @@ from dcp_dsl.commands.choosing import (
     sample_option,
 )
 from dcp_dsl.commands.format_names import READABLE
+from dcp_dsl.commands.writing import write_output
 
 if TYPE_CHECKING:
     from dcp_dsl.interchange.difference import MaskDifference
@@ -58,7 +59,7 @@ def import_(  # noqa: PLR0913 - one argument per option
     found = import_mask(export)
     picture = Picture(f"{file} ({export.format})", found)
     if svg is not None:
-        _write(svg, picture.svg())
+        write_output(svg, picture.svg().encode() + b"\n")
     difference, other = None, None
     if spec is not None or call is not None:
         loaded = load_spec(spec)
@@ -101,13 +102,6 @@ def _document(
             "query": difference.query, "key": difference.key,
         }  # fmt: skip
     return document
-
-
-def _write(name: str, text: str) -> None:
-    from pathlib import Path
-
-    Path(name).write_text(text + "\n", encoding="utf-8")
-    click.echo(f"wrote {name}", err=True)
 
 
 def _knows_blocks() -> bool:

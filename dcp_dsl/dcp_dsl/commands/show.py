@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +14,7 @@ from dcp_dsl.commands.choosing import (
     mask_option,
     sample_option,
 )
+from dcp_dsl.commands.writing import write_output
 
 if TYPE_CHECKING:
     from dcp_dsl.pictures.picture import Picture
@@ -100,8 +100,7 @@ def _write(name: str, data: bytes) -> None:
     if name == "-":
         click.echo(data, nl=False)
         return
-    Path(name).write_bytes(data)
-    click.echo(f"wrote {name}", err=True)
+    write_output(name, data)
 
 
 def _document(picture: "Picture", used: str) -> dict[str, object]:

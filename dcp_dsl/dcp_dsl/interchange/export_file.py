@@ -5,8 +5,6 @@ No file is ever unpickled or executed here.
 
 import io
 import json
-import os
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import numpy as np
 
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.interchange.export import Export
+from dcp_dsl.output_file import replacing
 
 SCHEMA = "dcp.export/1"
 SUFFIXES = (".npz", ".json", ".py")
@@ -152,16 +151,6 @@ def _tokens(name: str, arrays: dict[str, Any]) -> int | None:  # Any: numpy arra
 
 
 def _replace(path: Path, data: bytes) -> Path:
-    """Write beside the target, then rename over it."""
-    temporary = ""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        raise ExchangeError(f"{path}: cannot be written: {error.strerror}") from None
+    with replacing(path, ExchangeError) as draft:
+        draft.write_bytes(data)
     return path

@@ -1,6 +1,5 @@
 """What the commands of this room have in common: JSON on stdout, words on stderr."""
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -16,12 +15,3 @@ def say(text: str) -> None:
 def print_json(document: dict[str, Any]) -> None:
     """Print one JSON document; `Any`: what JSON holds. Infinity and NaN become ``null``."""
     click.echo(json_text(document))
-
-
-def check_folder_of(out: str) -> None:
-    """Refuse before the work what cannot be written after it."""
-    folder = Path(out).absolute().parent
-    if not folder.is_dir():
-        raise click.BadParameter(
-            f"{folder} is no folder; choose one that exists", param_hint="--out"
-        )

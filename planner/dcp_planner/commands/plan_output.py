@@ -5,8 +5,6 @@ from pathlib import Path
 
 import click
 
-from dcp_planner.commands.output import check_folder_of
-
 PLAN_SUFFIX = ".dcpplan"
 REPORT_SUFFIX = ".dcpbatches.json"
 REPORT_NAME = f"report{REPORT_SUFFIX}"
@@ -31,15 +29,13 @@ class PlanOutput:
         """Give the file for the plan of a batch, which is about to be written: make its folder.
 
         Raises:
-            click.BadParameter: if the folder cannot be made.
+            PlanFileError: if the folder cannot be made.
         """
         if self.folder is not None:
-            try:
-                self.folder.mkdir(exist_ok=True)
-            except OSError as error:
-                raise click.BadParameter(
-                    f"cannot make the folder {self.folder}: {error.strerror}", param_hint="--out"
-                ) from None
+            from dcp_dsl import make_folder
+            from dcp_planner.errors import PlanFileError
+
+            make_folder(self.folder, PlanFileError)
             return self.folder / f"batch-{batch:05d}.dcpplan"
         return self.plan
 
@@ -49,11 +45,23 @@ def open_output(out: str | None, num_batches: int) -> PlanOutput:
 
     Raises:
         click.BadParameter: if something else is in the way.
+        PlanFileError: if files cannot be written there.
     """
+    from dcp_dsl import check_writable
+    from dcp_planner.errors import PlanFileError
+
     if out is None:
         return PlanOutput()
-    check_folder_of(out)
-    path = Path(out)
+    output = _read_output(Path(out), num_batches)
+    target = output.report or output.plan
+    if output.folder is not None and not output.folder.is_dir():
+        target = output.folder  # it is made beside others
+    assert target is not None, "there is something to write"
+    check_writable(target, PlanFileError)
+    return output
+
+
+def _read_output(path: Path, num_batches: int) -> PlanOutput:
     if path.suffix == ".json" or num_batches > 1:
         if num_batches > MOST_REPORTED:
             raise click.BadParameter(
@@ -62,12 +70,6 @@ def open_output(out: str | None, num_batches: int) -> PlanOutput:
                 param_hint="--batches",
             )
         return _of_report(path) if path.suffix == ".json" else _of_folder(path)
-    if not path.name or (path.exists() and not path.is_file()):
-        raise click.BadParameter(
-            f"expected the name of a file to write, got {out!r}, which is none; "
-            "give a name such as batch.dcpplan",
-            param_hint="--out",
-        )
     if path.suffix not in ("", PLAN_SUFFIX):
         raise click.BadParameter(
             f"expected a plan to be a file whose name ends in {PLAN_SUFFIX}, or a report in "
@@ -78,7 +80,7 @@ def open_output(out: str | None, num_batches: int) -> PlanOutput:
 
 
 def _of_report(path: Path) -> PlanOutput:
-    if not path.name.endswith(REPORT_SUFFIX) or (path.exists() and not path.is_file()):
+    if not path.name.endswith(REPORT_SUFFIX):
         raise click.BadParameter(
             f"expected a report to be a file whose name ends in {REPORT_SUFFIX}, got {path.name}",
             param_hint="--out",

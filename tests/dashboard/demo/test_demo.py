@@ -57,7 +57,7 @@ def test_demo_says_what_is_wrong_with_its_folder(tmp_path: Path):
     (tmp_path / "taken").write_text("")
     done = dcpm("demo", "--no-serve", "--out", "taken", cwd=tmp_path)
     assert done.returncode == 2
-    assert "taken" in done.stderr
+    assert done.stderr == "dcpm: taken: cannot be written: File exists; choose another name\n"
     assert "Traceback" not in done.stderr
 
 
