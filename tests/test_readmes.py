@@ -1,6 +1,7 @@
 """What the documents tell a reader to type does what they say."""
 
 import doctest
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dcp_dsl import check
+from dcp_planner import read_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAINING = """
@@ -23,6 +25,7 @@ def model(local_data, executor):
     kv = torch.randn(len(local_data.tokens), 2, 2, 128, requires_grad=True)
     return DCPAttn.apply(executor, q, kv).square().mean()
 """
+ENDING = "dataloader.close(); executor.close(); dist.destroy_process_group()"
 
 
 def blocks(path: str, language: str) -> list[str]:
@@ -52,10 +55,25 @@ def test_ten_lines_of_the_first_readme_run(tmp_path: Path):
     assert 0 < seconds < 1
 
 
+def test_first_picture_of_the_first_readme_is_a_plan_for_eight_devices(tmp_path: Path):
+    (typed,) = [b for b in blocks("README.md", "") if b.startswith("python3 -m venv")]
+    _, *commands, serving = typed.splitlines()
+    assert commands.pop(0).startswith("pip install")
+    assert serving == "dcpm dashboard runs"
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-ec", "\n".join(commands)],
+        cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "11.9 %" in done.stdout
+    assert "against static:zigzag" in done.stdout
+    assert read_plan(tmp_path / "runs" / "mine.dcpplan").plan.num_devices == 8
+
+
 def test_training_loop_of_the_first_readme_runs(tmp_path: Path):
     imports, training = blocks("README.md", "python")[1].split("\n\n", 1)
-    checks = "\nassert loss.isfinite()\nexecutor.close()\ndist.destroy_process_group()\n"
-    run("\n".join([imports, TRAINING, training, checks]), tmp_path)
+    run("\n".join([imports, TRAINING, training, "assert loss.isfinite()", ENDING]), tmp_path)
 
 
 TRAINING_PAGE = """
@@ -127,6 +145,15 @@ dist.destroy_process_group()
     init, rest = joining.rsplit("\nexecutor = DCPExecutor()", 1)
     assert not rest.strip()
     run("\n".join([init, SEVERAL_NODES, replicas.rstrip() + ending]), tmp_path)
+
+
+def test_code_that_saves_the_trace_of_a_step_runs(tmp_path: Path):
+    _, training = blocks("README.md", "python")
+    imports, loop = training.split("\n\n", 1)
+    (saving,) = blocks("docs/reading-plans.md", "python")
+    run("\n".join([imports, TRAINING, loop, "plan = execution_plan", saving, ENDING]), tmp_path)
+    traces = read_plan(tmp_path / "step.dcpplan").traces
+    assert [trace.source for trace in traces] == ["simulated", "measured"]
 
 
 def test_mask_of_the_first_readme_is_right():

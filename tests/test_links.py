@@ -1,0 +1,52 @@
+"""Links between the documents lead to files and headings that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "*/*.md", "docs/**/*.md")
+    for path in ROOT.glob(pattern)
+    if not path.relative_to(ROOT).parts[0].startswith(".")
+)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def prose(path: Path) -> str:
+    return FENCE.sub("", path.read_text(encoding="utf-8"))
+
+
+def anchors(path: Path) -> set[str]:
+    """Give the anchors of a page as GitHub makes them of its headings."""
+    headings = re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("document", sorted(set(DOCUMENTS)))
+def test_links_of_a_document_lead_somewhere(document: str):
+    lost = []
+    for link in LINK.findall(prose(ROOT / document)):
+        name, _, anchor = link.partition("#")
+        if ":" in name:
+            continue
+        target = (ROOT / document).parent / name if name else ROOT / document
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            lost.append(link)
+    assert lost == []
+
+
+def test_every_page_is_reached_from_the_first_readme():
+    reached, todo = set(), [ROOT / "README.md"]
+    while todo:
+        page = todo.pop().resolve()
+        page = page / "README.md" if page.is_dir() else page
+        if page.suffix == ".md" and page.exists() and page not in reached:
+            reached.add(page)
+            todo += [page.parent / link.partition("#")[0] for link in LINK.findall(prose(page))]
+    pages = {(ROOT / name).resolve() for name in DOCUMENTS if name.startswith("docs/")}
+    assert sorted(pages - reached - {ROOT / "docs" / "masks_head.md"}) == []
