@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from dcp_dsl import replacing
-from dcp_planner.batch_report import distribution_of, speedups_over
+from dcp_planner.batch import StackUse
+from dcp_planner.batch_report import BatchFigures, Spread, distribution_of, speedups_over, spread_of
 from dcp_planner.errors import PlanFileError
 from dcp_planner.json_text import json_text
 from dcp_planner.planning import BatchRow, Planning
 
 SCHEMA = "dcp.batches/1"
+STACK_SCHEMA = "dcp.stack/1"
+"""Of one document over the reports of all masks of a stack."""
 SUFFIX = ".dcpbatches.json"
 MOST_BATCHES = 4096
 """Batches of one report: some 2 kB each."""
@@ -38,6 +41,7 @@ class DatasetRun:
         token_budget: most tokens of a batch.
         first_batch, num_wanted: which batches.
         planning: how they are planned.
+        use: where a stack uses the mask; ``None`` if all layers do.
     """
 
     spec: str
@@ -47,6 +51,7 @@ class DatasetRun:
     first_batch: int
     num_wanted: int
     planning: Planning
+    use: StackUse | None = None
 
     def document(self, rows: Sequence[BatchRow], *, is_complete: bool) -> dict[str, Any]:
         """Give the report as a JSON object; `Any`: what JSON holds."""
@@ -57,6 +62,7 @@ class DatasetRun:
             "spec": self.spec,
             "dataset": self.dataset,
             "mask": self.mask,
+            "stack": asdict(self.use) if self.use else None,
             "token_budget": self.token_budget,
             "first_batch": self.first_batch,
             "num_wanted": self.num_wanted,
@@ -74,6 +80,74 @@ class DatasetRun:
 
 def _spreads(found: Any) -> dict[str, dict[str, float]]:  # Any: a mapping to Spread
     return {name: spread.to_json() for name, spread in found.items()}
+
+
+SUMMED = ("predicted_forward_s", "predicted_backward_s", "forward_bytes", "backward_bytes")
+"""Figures that add up over the layers of a stack."""
+
+
+def stack_totals(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> dict[str, Spread]:
+    """Give what the layers of one cycle of a stack cost together, over its batches.
+
+    Args:
+        uses: of its masks.
+        rows: of each mask, batch by batch.
+    """
+    layers = [use.layers for use in uses]
+    return {
+        name: spread_of(
+            [
+                sum(
+                    count * getattr(row.figures, name)
+                    for count, row in zip(layers, batch, strict=True)
+                )
+                for batch in zip(*rows, strict=True)
+            ]
+        )
+        for name in SUMMED
+    }
+
+
+def stack_speedups(
+    uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]
+) -> dict[str, Spread]:
+    """Give how many times faster all layers are predicted than with each other method."""
+    layers = [use.layers for use in uses]
+
+    def seconds(batch: Sequence[BatchFigures]) -> float:
+        return sum(c * figures.predicted_s for c, figures in zip(layers, batch, strict=True))
+
+    return {
+        name: spread_of(
+            [
+                seconds([row.others[name] for row in batch])
+                / (seconds([row.figures for row in batch]) or 1.0)
+                for batch in zip(*rows, strict=True)
+            ]
+        )
+        for name in rows[0][0].others
+    }
+
+
+def stack_document(
+    runs: Sequence[DatasetRun], rows: Sequence[Sequence[BatchRow]]
+) -> dict[str, Any]:
+    """Give the reports of all masks of a stack as one JSON object; `Any`: what JSON holds.
+
+    Args:
+        runs: what was planned under each mask; each has its `use`.
+        rows: of each mask, batch by batch.
+    """
+    uses = [run.use for run in runs if run.use is not None]
+    documents = [run.document(own, is_complete=True) for run, own in zip(runs, rows, strict=True)]
+    return {
+        "schema": STACK_SCHEMA,
+        "stack": uses[0].stack,
+        "period": uses[0].period,
+        "total": _spreads(stack_totals(uses, rows)),
+        "speedup": _spreads(stack_speedups(uses, rows)),
+        "masks": documents,
+    }
 
 
 class ReportWriter:

@@ -44,7 +44,7 @@ def build_plan(
         ValueError: if queries and keys are cut at different places.
     """
     workload = build_workload(sparsity, shape)
-    _check_size(workload, cluster, config)
+    check_size(workload, cluster, config)
     placement, schedule, partitioner = _arrange(workload, cluster, config)
     plan = assemble(workload, cluster, placement, schedule, partitioner, provenance)
     validate(plan)
@@ -78,7 +78,12 @@ def _arrange(
     return replace(found, warnings=(*found.warnings, warning)), schedule, name
 
 
-def _check_size(workload: Workload, cluster: Cluster, config: PlanConfig) -> None:
+def check_size(workload: Workload, cluster: Cluster, config: PlanConfig) -> None:
+    """Refuse what would take hours.
+
+    Raises:
+        PlanError: if the cluster or the number of tiles is too large.
+    """
     if cluster.num_devices > MOST_DEVICES:
         raise PlanError(
             f"expected a cluster of at most {MOST_DEVICES} devices, got {cluster.nodes} nodes of "

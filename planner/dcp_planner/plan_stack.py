@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl import BlockKind, BlockSparsity
 from dcp_planner.assembly import assemble
+from dcp_planner.build import check_size
 from dcp_planner.cluster import Cluster, ModelShape
 from dcp_planner.config import PlanConfig
 from dcp_planner.divisions import make_schedule, predict_placement
@@ -74,7 +75,8 @@ def build_stack(
         config: as for `build_plan`; the caps hold for every mask. Heads are in one group.
 
     Raises:
-        PlanError: if there is no mask, the masks are cut differently, or no placement can be made.
+        PlanError: if there is no mask, the masks are cut differently, a mask has too many tiles, or
+            no placement can be made.
     """
     _check(masks)
     if config.head_groups not in (1, "auto"):
@@ -84,6 +86,8 @@ def build_stack(
         )
     config = replace(config, head_groups=1)
     workloads = [build_workload(sparsity, shape) for sparsity, _ in masks]
+    for workload in workloads:
+        check_size(workload, cluster, config)
     layers = [count for _, count in masks]
     best: tuple[float, int, list[Placement]] | None = None
     for number, owner in enumerate(_ownerships(workloads, layers, cluster, config)):

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 
 from dcp_dsl import BlockSparsity, Slabs
-from dcp_planner.batch import Batch, BlockSize
+from dcp_planner.batch import Batch, BlockSize, StackUse
 from dcp_planner.batch_report import BatchFigures, Spread, figures_of, spread_of
 from dcp_planner.build import build_plan
 from dcp_planner.cluster import Cluster, ModelShape
 from dcp_planner.config import PlanConfig
-from dcp_planner.cuts import choose_block_size, cut_blocks
+from dcp_planner.cuts import choose_block_size, cut_stack
 from dcp_planner.fingerprint import digest
 from dcp_planner.partitioning import check_installed, find_partitioner, static_layouts
 from dcp_planner.plan import Plan
 from dcp_planner.plan_file import write_plan
+from dcp_planner.plan_stack import build_stack
 from dcp_planner.report import measure
 from dcp_planner.simulator import simulate
 from dcp_planner.trace import Trace
@@ -58,8 +59,9 @@ class Planning:
         """Give the block size, or who cuts."""
         return self._cut if self.block is None else self.block
 
-    def _cut(self, sequences: Sequence[Slabs]) -> BlockSparsity:
-        return cut_blocks(sequences, choose_block_size(sequences, self.cluster, self.config))
+    def _cut(self, masks: Sequence[Sequence[Slabs]]) -> tuple[BlockSparsity, ...]:
+        sizes = [choose_block_size(forms, self.cluster, self.config) for forms in masks]
+        return cut_stack(masks, min(sizes))
 
     def others(self) -> tuple[str, ...]:
         """Give the backends to compare with, by name, each once."""
@@ -127,16 +129,18 @@ class BatchRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedBatch:
-    """One batch, planned and predicted.
+    """One batch under one mask, planned and predicted.
 
     Attributes:
         plan, trace: the plan and its predicted timeline.
         row: what is told of it.
+        use: where a stack uses the mask; ``None`` if all layers do.
     """
 
     plan: Plan
     trace: Trace
     row: BatchRow
+    use: StackUse | None = None
 
     def written(self, path: Path) -> "PlannedBatch":
         """Write plan and trace and remember where.
@@ -148,19 +152,38 @@ class PlannedBatch:
         return replace(self, row=replace(self.row, file=str(path)))
 
 
-def plan_batch(batch: Batch, planning: Planning) -> PlannedBatch:
+def plan_batch(masks: Sequence[Batch], planning: Planning) -> tuple[PlannedBatch, ...]:
     """Plan one batch with the chosen backend and with those it is compared with.
 
+    Args:
+        masks: the batch under its mask, or under every mask of a stack: those are planned over one
+            ownership of tokens, and the planning time of each is that of all.
+        planning: how.
+
     Raises:
-        PlanError: as `build_plan`.
+        PlanError: as `build_plan` and `build_stack`.
     """
-    plan, figures = _planned(batch, planning, planning.config)
+    own = _planned(masks, planning, planning.config)
     others = {
-        name: _planned(batch, planning, replace(planning.config, partitioner=name))[1]
+        name: _compared(masks, planning, replace(planning.config, partitioner=name))
         for name in planning.others()
     }
+    return tuple(
+        PlannedBatch(
+            plan,
+            simulate(plan),
+            _row(batch, plan, figures, {name: theirs[at] for name, theirs in others.items()}),
+            batch.use,
+        )
+        for at, (batch, (plan, figures)) in enumerate(zip(masks, own, strict=True))
+    )
+
+
+def _row(
+    batch: Batch, plan: Plan, figures: BatchFigures, others: Mapping[str, BatchFigures]
+) -> BatchRow:
     lengths = np.diff(plan.cu_seqlens).tolist()
-    row = BatchRow(
+    return BatchRow(
         figures=figures,
         mask=batch.provenance.mask,
         origin=batch.provenance.origin,
@@ -175,16 +198,31 @@ def plan_batch(batch: Batch, planning: Planning) -> PlannedBatch:
         length_counts=_length_counts(lengths),
         density=measure(plan).density,
     )
-    return PlannedBatch(plan, simulate(plan), row)
 
 
-def _planned(batch: Batch, planning: Planning, config: PlanConfig) -> tuple[Plan, BatchFigures]:
+def _compared(masks: Sequence[Batch], planning: Planning, config: PlanConfig) -> list[BatchFigures]:
+    """Plan with another backend; a static layout stays as it is under every mask of a stack."""
+    if config.partitioner.startswith(f"{STATIC}:"):
+        alone = [replace(batch, use=None) for batch in masks]
+        return [_planned([batch], planning, config)[0][1] for batch in alone]
+    return [figures for _, figures in _planned(masks, planning, config)]
+
+
+def _planned(
+    masks: Sequence[Batch], planning: Planning, config: PlanConfig
+) -> list[tuple[Plan, BatchFigures]]:
+    shape, cluster = planning.shape, planning.cluster
     start = time.perf_counter()
-    plan = build_plan(
-        batch.sparsity, planning.shape, planning.cluster, config, provenance=batch.provenance
-    )
+    layers = [(batch.sparsity, batch.use.layers) for batch in masks if batch.use is not None]
+    if layers:
+        plans = build_stack(layers, shape, cluster, config).plans
+    else:
+        plans = (build_plan(masks[0].sparsity, shape, cluster, config),)
     plan_s = time.perf_counter() - start
-    return plan, figures_of(plan, plan_s)
+    named = [
+        replace(plan, provenance=batch.provenance) for plan, batch in zip(plans, masks, strict=True)
+    ]
+    return [(plan, figures_of(plan, plan_s)) for plan in named]
 
 
 def _length_counts(lengths: Sequence[int]) -> tuple[int, ...]:

@@ -6,7 +6,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dcp_planner.batch import StackUse
 from dcp_planner.batch_report import distribution_of, speedups_over
+from dcp_planner.batches_file import stack_speedups, stack_totals
 from dcp_planner.comparison import Difference
 from dcp_planner.plan import Plan
 from dcp_planner.planning import BatchRow
@@ -52,6 +54,33 @@ def show_batches(rows: Sequence[BatchRow]) -> None:
     warned = sum(bool(row.warnings) for row in rows)
     if warned:
         console.print(f"warning: {warned} batches miss a cap; --json says which", style="yellow")
+
+
+def show_use(mask: str, use: StackUse) -> None:
+    """Print a heading: which mask of a stack, and in how many layers."""
+    line = Text(f"{mask}: {use.layers} of {use.period} layers of {use.stack}", style="bold")
+    Console().print(line, soft_wrap=True)
+
+
+def show_stack(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> None:
+    """Print what the layers of one cycle of a stack cost together to standard output."""
+    console, count = Console(), len(rows[0])
+    of = f", medians of {count} batches" if count > 1 else ""
+    heading = f"{uses[0].stack}: its {uses[0].period} layers together{of}"
+    console.print(Text(heading, style="bold"), soft_wrap=True)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    total = {name: spread.median for name, spread in stack_totals(uses, rows).items()}
+    for told, name, shown in (
+        ("bytes forward, backward", "{}_bytes", _size),
+        ("predicted forward, backward", "predicted_{}_s", _time),
+    ):
+        sides = (total[name.format(side)] for side in ("forward", "backward"))
+        table.add_row(told, " ".join(map(shown, sides)))
+    for name, spread in stack_speedups(uses, rows).items():
+        table.add_row(f"speedup over {name}", f"{spread.median:.2f} x")
+    console.print(table)
 
 
 def show_comparison(first: str, second: str, differences: Sequence[Difference]) -> None:

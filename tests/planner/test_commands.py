@@ -7,7 +7,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from dcp_dsl import DatasetError, Sample, block_sparsity, load
+from dcp_dsl import DatasetError, HeadError, Sample, block_sparsity, load
 from dcp_planner import (
     PARTITIONERS,
     Cluster,
@@ -18,6 +18,7 @@ from dcp_planner import (
     build_plan,
     digest,
     encode_parts,
+    predict,
     preset,
     read_batches,
     read_plan,
@@ -599,12 +600,91 @@ def test_files_that_match_different_statements_are_refused_by_name(nested):
         assert part in said
 
 
-def test_a_stack_names_its_statement_and_the_masks_to_choose_from(nested):
-    result = plan_of(nested, "data/both")
-    assert isinstance(result.exception, DatasetError)
-    said = str(result.exception)
-    assert said.startswith(f"{nested / 'a.dcpm'}:5: the stack `mixed` is attached here")
-    assert said.endswith("choose one of its masks: --mask 'near' or --mask 'causal'")
+def test_an_attached_stack_gets_a_plan_for_each_of_its_masks_over_one_ownership(nested):
+    result = plan_of(nested, "data/both", "--out", nested / "x.dcpplan")
+    assert result.exit_code == 0, result.output
+    names = sorted(path.name for path in nested.glob("x*"))
+    assert names == ["x.0-near.dcpplan", "x.1-causal.dcpplan"]
+    near, causal = (read_plan(nested / name).plan for name in names)
+    assert [near.provenance.mask, causal.provenance.mask] == ["near", "causal"]
+    assert near.cu_seqlens.tolist() == causal.cu_seqlens.tolist() == [0, 9]
+    assert near.blocks.owner.tolist() == causal.blocks.owner.tolist()
+    assert near.tiles.pairs.sum() < causal.tiles.pairs.sum() == 45
+    for line in ("near: 2 of 3 layers of mixed", "causal: 1 of 3 layers of mixed"):
+        assert line in result.stdout
+    assert "mixed: its 3 layers together" in result.stdout
+
+
+def test_the_document_of_a_stack_adds_its_layers_up(nested):
+    asked = ("--mask", "mixed", "--against", "static:contiguous", "--json")
+    document = json.loads(plan_of(nested, "data/both", *asked).stdout)
+    assert document["schema"] == "dcp.stack/1"
+    assert (document["stack"], document["period"]) == ("mixed", 3)
+    near, causal = document["masks"]
+    assert [mask["mask"] for mask in (near, causal)] == ["near", "causal"]
+    assert [mask["stack"]["layers"] for mask in (near, causal)] == [2, 1]
+    for name, total in document["total"].items():
+        one, other = (mask["batches"][0][name] for mask in (near, causal))
+        assert total["median"] == pytest.approx(2 * one + other)
+    ours, theirs = (
+        sum(
+            count * figures[f"predicted_{side}_s"]
+            for count, figures in ((2, find(near)), (1, find(causal)))
+            for side in ("forward", "backward")
+        )
+        for find in (
+            lambda mask: mask["batches"][0],
+            lambda mask: mask["batches"][0]["against"]["static:contiguous"],
+        )
+    )
+    assert document["speedup"]["static:contiguous"]["most"] == pytest.approx(theirs / ours)
+
+
+def test_under_every_mask_of_a_stack_a_static_layout_stays_what_it_is(folder):
+    text = "stack mixed = 2 of causal and q - k < 9, causal\n"
+    (folder / "s.dcpm").write_text(text)
+    sample = ("--sample", '{"len": 100}', "--against", "static:contiguous", "--json")
+    document = json.loads(run(plan_command, folder / "s.dcpm", *SMALL, *sample).stdout)
+    for entry in document["masks"]:
+        mask = load(folder / "s.dcpm").mask(entry["mask"])
+        sparsity = block_sparsity([mask.bind(Sample({}, 100))], 8, 8)
+        layout = build_plan(
+            sparsity, ModelShape(), preset("a100-p4de", 1, 2), PlanConfig("static:contiguous")
+        )
+        told = entry["batches"][0]["against"]["static:contiguous"]
+        assert told["predicted_forward_s"] == predict(layout).forward_s
+
+
+def test_batches_of_a_stack_are_a_folder_of_plans_with_a_report_for_each_mask(nested):
+    rows = "\n".join(json.dumps({"len": n}) for n in (30, 20, 25))
+    (nested / "data/both/d.jsonl").write_text(rows)
+    out = nested / "plans"
+    result = plan_of(
+        nested, "data/both", "--tokens", 30, "--batches", 3, "--out", out, "--mask", "mixed"
+    )
+    assert result.exit_code == 0, result.output
+    assert len(list(out.glob("*.dcpplan"))) == 6
+    for number, (mask, layers) in enumerate((("near", 2), ("causal", 1))):
+        report = read_batches(out / f"report.{number}-{mask}.dcpbatches.json")
+        assert report["is_complete"]
+        assert (report["mask"], report["stack"]["layers"]) == (mask, layers)
+        for index, batch in enumerate(report["batches"]):
+            assert batch["file"] == f"batch-{index:05d}.{number}-{mask}.dcpplan"
+            assert digest(read_plan(out / batch["file"]).plan) == batch["digest"]
+    assert "mixed: its 3 layers together, medians of 3 batches" in result.stdout
+
+
+def test_masks_by_head_and_a_choice_that_is_open_are_told_their_way_out(folder):
+    text = "stack duo = heads {0..1: causal  rest: local}\nmask local = causal and q - k < 5\n"
+    (folder / "s.dcpm").write_text(text)
+    sample = ("--sample", '{"len": 50}')
+    result = run(plan_command, folder / "s.dcpm", *SMALL, *sample)
+    assert "choose a mask or stack with --mask; s.dcpm has local, duo" in " ".join(
+        result.stderr.replace(str(folder) + "/", "").split()
+    )
+    result = run(plan_command, folder / "s.dcpm", *SMALL, *sample, "--mask", "duo")
+    assert isinstance(result.exception, HeadError)
+    assert "docs/training.md" in str(result.exception)
 
 
 def test_nothing_is_left_behind_where_no_batch_was_planned(nested):

@@ -194,3 +194,25 @@ def test_plans_that_place_tokens_differently_are_no_stack():
         plans.append(plan)
     with pytest.raises(RunError, match="the plans of a stack place tokens on different ranks"):
         StackedPlans(tuple(plans), (0, 1))
+
+
+def test_dcpm_plan_makes_the_plans_of_the_loader(tmp_path):
+    from click.testing import CliRunner
+
+    from dcp_planner import preset, read_plan
+    from dcp_planner.commands.plan import plan as command
+
+    (tmp_path / "a.dcpm").write_text(SPEC.source)
+    (tmp_path / "mixed.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
+    command_line = [
+        tmp_path / "a.dcpm", "--dataset", tmp_path / "mixed.jsonl", "--tokens", 50, "--batches", 9,
+        "--cluster", "1x2", "--heads", "4/2/8", "--dtype-bytes", 4, "--backend", "static:zigzag",
+        "--out", tmp_path / "plans",
+    ]  # fmt: skip
+    result = CliRunner().invoke(command, [str(part) for part in command_line])
+    assert result.exit_code == 0, result.output
+    loader = make_loader(ROWS, SPEC, rank=0, **options(2, cluster=preset("a100-p4de", 1, 2)))
+    expected = [digests for _, plan in loader for digests in plan.digests]
+    files = sorted((tmp_path / "plans").glob("*.dcpplan"))
+    assert [digest(read_plan(file).plan) for file in files] == expected
+    assert len(expected) == 6

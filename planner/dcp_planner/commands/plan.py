@@ -7,16 +7,16 @@ import click
 from click.core import ParameterSource
 
 from dcp_planner.commands.output import print_json, say
-from dcp_planner.commands.plan_output import PlanOutput, open_output
+from dcp_planner.commands.plan_output import MaskOutput, PlanOutput, open_output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dcp_dsl import Spec
+    from dcp_dsl import Mask, Spec, Stack
     from dcp_planner.batch import Batch, BlockSize
     from dcp_planner.batches_file import DatasetRun
     from dcp_planner.cluster import Cluster, ModelShape
-    from dcp_planner.planning import BatchRow, PlannedBatch, Planning
+    from dcp_planner.planning import PlannedBatch, Planning
 
 MOST_BLOCK = 1 << 32
 MOST_DIVISIONS = 1024
@@ -93,7 +93,9 @@ def _heads(
     "pack several.",
 )
 @click.option(
-    "--mask", metavar="CALL", help="Mask by name or call.  [default: what `for ... use` says]"
+    "--mask",
+    metavar="CALL",
+    help="Mask by name or call, or stack by name.  [default: what `for ... use` says]",
 )
 @click.option(
     "--tokens", default="131072", show_default=True, callback=_tokens, metavar="N",
@@ -176,9 +178,11 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
     """Plan packed batches of SPEC, a .dcpm file, and report what they cost.
 
     A batch comes from a data set or from samples given here. With --out plan and predicted trace
-    are written.
+    are written. A stack gets a plan for each of its masks, over one ownership of tokens, and a file
+    for each.
     """
-    from dcp_planner.tables import show_batches, show_plan
+    from dcp_planner.batches_file import stack_document
+    from dcp_planner.tables import show_batches, show_plan, show_stack, show_use
 
     if bool(options["dataset"]) == bool(options["samples"]):
         raise click.UsageError("expected a batch: give either --dataset or --sample")
@@ -186,15 +190,26 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
         raise click.UsageError("--sample gives one batch; leave --batches away or give --dataset")
     run = _run(spec, options)
     output = open_output(options["out"], run.num_wanted)
-    rows, single = _plan_all(run, output, options)
+    masks = _plan_all(run, output, options)
+    runs, rows = [mask.run for mask in masks], [mask.rows for mask in masks]
+    uses = [run.use for run in runs if run.use is not None]
     if as_json:
-        print_json(run.document(rows, is_complete=True))
-    elif single is not None:
-        show_plan(single.plan, single.trace, rows[0])
-    else:
-        show_batches(rows)
-    if not as_json and output.report is not None:
-        say(f"wrote {output.report}; `dcpm dashboard {output.report.parent}` shows it")
+        print_json(
+            stack_document(runs, rows) if uses else runs[0].document(rows[0], is_complete=True)
+        )
+        return
+    for mask in masks:
+        if mask.run.use is not None:
+            show_use(mask.rows[0].mask, mask.run.use)
+        if run.num_wanted == 1 and mask.last is not None:
+            show_plan(mask.last.plan, mask.last.trace, mask.rows[0])
+        else:
+            show_batches(mask.rows)
+        if mask.output.report is not None:
+            report = mask.output.report
+            say(f"wrote {report}; `dcpm dashboard {report.parent}` shows it")
+    if uses:
+        show_stack(uses, rows)
 
 
 def _run(spec: str, options: dict[str, Any]) -> "DatasetRun":
@@ -212,35 +227,25 @@ def _run(spec: str, options: dict[str, Any]) -> "DatasetRun":
     )
 
 
-def _plan_all(
-    run: "DatasetRun", output: PlanOutput, options: dict[str, Any]
-) -> "tuple[list[BatchRow], PlannedBatch | None]":
+def _plan_all(run: "DatasetRun", output: PlanOutput, options: dict[str, Any]) -> list[MaskOutput]:
     """Plan batch after batch, write what is to be written; `Any`: click's values.
 
     Returns:
-        What is told of each batch, and the plan if there is only one.
+        What is told of each mask: of the only one, or of those of a stack.
     """
-    from dcp_planner.batches_file import ReportWriter
-
-    planning = run.planning
-    writer = ReportWriter(output.report, run) if output.report is not None else None
-    rows: list[BatchRow] = []
-    single = None
-    for made in _planned(planning, _batches(run, options["samples"]), run.num_wanted):
-        path = output.plan_path(made.row.index)
-        written = made if path is None else made.written(path)
-        rows.append(written.row)
-        single = written if run.num_wanted == 1 else None
-        if writer is not None:
-            writer.add(written.row)
-    if writer is not None:
-        writer.finish()
-    return rows, single
+    masks: list[MaskOutput] = []
+    for batch in _planned(run.planning, _batches(run, options["samples"]), run.num_wanted):
+        masks = masks or [MaskOutput.of(run, output, made) for made in batch]
+        for mask, made in zip(masks, batch, strict=True):
+            mask.add(made)
+    for mask in masks:
+        mask.finish()
+    return masks
 
 
 def _planned(
-    planning: "Planning", batches: "Iterator[Batch]", count: int
-) -> "Iterator[PlannedBatch]":
+    planning: "Planning", batches: "Iterator[tuple[Batch, ...]]", count: int
+) -> "Iterator[tuple[PlannedBatch, ...]]":
     """Plan batch after batch; a progress bar on a terminal, else a line each."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -258,7 +263,8 @@ def _planned(
 
         task = bar.add_task("planning", total=count)
         for batch in batches:
-            text = f"placing {batch.sparsity.num_blocks} tiles with {planning.config.partitioner}"
+            tiles = sum(mask.sparsity.num_blocks for mask in batch)
+            text = f"placing {tiles} tiles with {planning.config.partitioner}"
             bar.update(task, description=text)
             if not console.is_terminal:
                 say(text)
@@ -266,8 +272,8 @@ def _planned(
             bar.advance(task)
 
 
-def _batches(run: "DatasetRun", samples: "tuple[str, ...]") -> "Iterator[Batch]":
-    """Compile the batches one after the other."""
+def _batches(run: "DatasetRun", samples: "tuple[str, ...]") -> "Iterator[tuple[Batch, ...]]":
+    """Compile the batches one after the other, each once for every mask."""
     from dcp_dsl import load
     from dcp_planner.batch import pack_dataset
 
@@ -289,17 +295,26 @@ def _batches(run: "DatasetRun", samples: "tuple[str, ...]") -> "Iterator[Batch]"
 
 def _batch_of_samples(
     spec: "Spec", call: str | None, texts: tuple[str, ...], block_size: "BlockSize"
-) -> "Batch":
+) -> "tuple[Batch, ...]":
     from dcp_dsl import sample_from_argument
     from dcp_planner.batch import batch_of_samples
 
-    if call is None:
-        if len(spec.masks) != 1:
-            known = ", ".join(spec.masks) or "none of its own"
-            raise click.UsageError(f"choose a mask with --mask; {spec.name} has {known}")
-        call = spec.masks[0]
+    masks = _chosen_masks(spec, call)
     samples = [sample_from_argument(spec, text) for text in texts]
-    return batch_of_samples(spec, spec.mask(call), samples, block_size)
+    return batch_of_samples(spec, masks, samples, block_size)
+
+
+def _chosen_masks(spec: "Spec", call: str | None) -> "Mask | Stack":
+    """Give what was named, or the only mask or stack there is."""
+    from dcp_planner.batch import find_masks
+
+    known = [*spec.masks, *spec.stacks]
+    if call is None and len(known) != 1:
+        raise click.UsageError(
+            f"choose a mask or stack with --mask; {spec.name} has "
+            f"{', '.join(known) or 'none of its own'}"
+        )
+    return find_masks(spec, known[0] if call is None else call)
 
 
 def _planning(options: dict[str, Any]) -> "Planning":

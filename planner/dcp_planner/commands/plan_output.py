@@ -1,9 +1,14 @@
 """What `--out` of `dcpm plan` means: a plan, a folder of plans with a report, or a report."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from dcp_planner.batches_file import DatasetRun, ReportWriter
+    from dcp_planner.planning import BatchRow, PlannedBatch
 
 PLAN_SUFFIX = ".dcpplan"
 REPORT_SUFFIX = ".dcpbatches.json"
@@ -15,15 +20,28 @@ MOST_REPORTED = 4096
 class PlanOutput:
     """Where plans and the report over them go; ``None`` for what is not written.
 
+    Where a stack has several masks, each gets files of its own: ``x.0-sliding.dcpplan``.
+
     Attributes:
         plan: file of the only plan.
         folder: folder of several.
         report: file of the report.
+        label: of the mask of a stack, in the names of the plans in the folder.
     """
 
     plan: Path | None = None
     folder: Path | None = None
     report: Path | None = None
+    label: str = ""
+
+    def of_mask(self, label: str) -> "PlanOutput":
+        """Give the output of one mask of a stack."""
+        return PlanOutput(
+            plan=self.plan and _labelled(self.plan, label, PLAN_SUFFIX),
+            folder=self.folder,
+            report=self.report and _labelled(self.report, label, REPORT_SUFFIX),
+            label=label,
+        )
 
     def plan_path(self, batch: int) -> Path | None:
         """Give the file for the plan of a batch, which is about to be written: make its folder.
@@ -36,8 +54,51 @@ class PlanOutput:
             from dcp_planner.errors import PlanFileError
 
             make_folder(self.folder, PlanFileError)
-            return self.folder / f"batch-{batch:05d}.dcpplan"
+            path = self.folder / f"batch-{batch:05d}{PLAN_SUFFIX}"
+            return _labelled(path, self.label, PLAN_SUFFIX) if self.label else path
         return self.plan
+
+
+@dataclass(slots=True)
+class MaskOutput:
+    """What is told and written of one mask, batch by batch.
+
+    Attributes:
+        run: what was asked for, of this mask.
+        output: where it goes.
+        rows: of the batches so far.
+        last: the batch that was planned last.
+    """
+
+    run: "DatasetRun"
+    output: PlanOutput
+    rows: "list[BatchRow]" = field(default_factory=list)
+    last: "PlannedBatch | None" = None
+    _writer: "ReportWriter | None" = None
+
+    @classmethod
+    def of(cls, run: "DatasetRun", output: PlanOutput, first: "PlannedBatch") -> "MaskOutput":
+        """Open the output of the mask of a planned batch."""
+        from dcp_planner.batches_file import ReportWriter
+
+        if first.use is not None:
+            run = replace(run, mask=first.row.mask, use=first.use)
+            output = output.of_mask(first.use.label)
+        writer = None if output.report is None else ReportWriter(output.report, run)
+        return cls(run, output, _writer=writer)
+
+    def add(self, made: "PlannedBatch") -> None:
+        """Write the plan of one more batch, if plans are written."""
+        path = self.output.plan_path(made.row.index)
+        self.last = made if path is None else made.written(path)
+        self.rows.append(self.last.row)
+        if self._writer is not None:
+            self._writer.add(self.last.row)
+
+    def finish(self) -> None:
+        """Write the last version of the report."""
+        if self._writer is not None:
+            self._writer.finish()
 
 
 def open_output(out: str | None, num_batches: int) -> PlanOutput:
@@ -95,3 +156,13 @@ def _of_folder(folder: Path) -> PlanOutput:
             param_hint="--out",
         )
     return PlanOutput(folder=folder, report=folder / REPORT_NAME)
+
+
+def _labelled(path: Path, label: str, suffix: str) -> Path:
+    """Put a label before the ending of a name.
+
+    >>> _labelled(Path("a/x.dcpplan"), "0-sliding", PLAN_SUFFIX).as_posix()
+    'a/x.0-sliding.dcpplan'
+    """
+    stem = path.name.removesuffix(suffix)
+    return path.with_name(f"{stem}.{label}{path.name[len(stem) :]}")
