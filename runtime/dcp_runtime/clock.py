@@ -15,9 +15,11 @@ import torch
 import torch.distributed as dist
 
 from dcp_planner import Trace
+from dcp_runtime.meeting import Meeting
 from dcp_runtime.recorder import EventTable, Recorder, make_trace
 
 PINGS = 8
+_PLACE = "gathering the trace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +35,39 @@ class Timeline:
     uncertainty_s: float
 
 
-def gather_timeline(group: dist.ProcessGroup, recorder: Recorder) -> Timeline | None:
-    """Collect the events of all ranks on rank 0, on its clock; collective; ``None`` elsewhere."""
-    offsets_ns, uncertainty_ns = _align(group)
-    table, names = recorder.table()
-    table[:, :2] += offsets_ns
-    gathered = _gather(group, _pack(table, names))
+def gather_timeline(
+    group: dist.ProcessGroup, meeting: Meeting, recorder: Recorder
+) -> Timeline | None:
+    """Collect the events of all ranks on rank 0, on its clock; collective; ``None`` elsewhere.
+
+    Raises:
+        RunError: names a rank that is gone.
+    """
+    meeting.meet("", _PLACE)
     if dist.get_rank(group) != 0:
+        data = _pack(*recorder.table())
+        with meeting.waiting_for(0, _PLACE):
+            _answer(group)
+            _send(group, data)
         return None
-    return merge_timelines([_unpack(part) for part in gathered], uncertainty_ns / 1e9)
+    parts, uncertainties_ns = [recorder.table()], [0]
+    for peer in range(1, dist.get_world_size(group)):
+        with meeting.waiting_for(peer, _PLACE):
+            offset_ns, uncertainty_ns = _ping(group, peer)
+            table, names = _unpack(_receive(group, peer))
+        table[:, :2] += offset_ns
+        parts.append((table, names))
+        uncertainties_ns.append(uncertainty_ns)
+    return merge_timelines(parts, farthest_apart(uncertainties_ns) / 1e9)
+
+
+def farthest_apart(uncertainties: Sequence[int]) -> int:
+    """Give how far two clocks may be apart that are off by so much each: both in opposite ways.
+
+    >>> farthest_apart([0, 30, 20]), farthest_apart([0])
+    (50, 0)
+    """
+    return sum(sorted(uncertainties)[-2:])
 
 
 def merge_timelines(
@@ -53,21 +79,9 @@ def merge_timelines(
     return Timeline(make_trace(table, names), uncertainty_s)
 
 
-def _align(group: dist.ProcessGroup) -> tuple[int, int]:
-    """Give what to add to this rank's clock, and the largest uncertainty of any rank, in ns."""
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    result = torch.zeros(size, 2, dtype=torch.int64)  # offset, uncertainty
-    for peer in range(1, size):
-        if rank == 0:
-            result[peer] = _ping(group, peer)
-        elif rank == peer:
-            _answer(group)
-    dist.broadcast(result, dist.get_global_rank(group, 0), group)
-    return int(result[rank, 0]), int(result[:, 1].max())
-
-
-def _ping(group: dist.ProcessGroup, peer: int) -> torch.Tensor:
-    best = torch.tensor([0, np.iinfo(np.int64).max])
+def _ping(group: dist.ProcessGroup, peer: int) -> tuple[int, int]:
+    """Give what to add to a rank's clock, and by how much that may be wrong, in ns."""
+    best_ns = 0, np.iinfo(np.int64).max
     to = dist.get_global_rank(group, peer)
     answer = torch.zeros(1, dtype=torch.int64)
     for _ in range(PINGS):
@@ -75,9 +89,9 @@ def _ping(group: dist.ProcessGroup, peer: int) -> torch.Tensor:
         dist.send(answer, to, group)
         dist.recv(answer, to, group)
         back = time.perf_counter_ns()
-        if (back - sent) // 2 < best[1]:
-            best = torch.tensor([(sent + back) // 2 - int(answer), (back - sent) // 2])
-    return best
+        if (back - sent + 1) // 2 < best_ns[1]:
+            best_ns = (sent + back) // 2 - int(answer), (back - sent + 1) // 2
+    return best_ns
 
 
 def _answer(group: dist.ProcessGroup) -> None:
@@ -101,14 +115,16 @@ def _unpack(
         return arrays["table"], tuple(arrays["names"].tolist())
 
 
-def _gather(group: dist.ProcessGroup, data: bytes) -> list[bytes]:
-    """Give the bytes of every rank, to every rank."""
-    count = dist.get_world_size(group)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(count)]
-    dist.all_gather(sizes, torch.tensor([len(data)]), group)
-    longest = max(int(size) for size in sizes)
-    mine = torch.zeros(longest, dtype=torch.uint8)
-    mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    all_data = [torch.zeros(longest, dtype=torch.uint8) for _ in range(count)]
-    dist.all_gather(all_data, mine, group)
-    return [part[: int(size)].numpy().tobytes() for part, size in zip(all_data, sizes, strict=True)]
+def _send(group: dist.ProcessGroup, data: bytes) -> None:
+    to = dist.get_global_rank(group, 0)
+    dist.send(torch.tensor([len(data)]), to, group)
+    dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), to, group)
+
+
+def _receive(group: dist.ProcessGroup, peer: int) -> bytes:
+    source = dist.get_global_rank(group, peer)
+    size = torch.zeros(1, dtype=torch.int64)
+    dist.recv(size, source, group)
+    data = torch.empty(int(size), dtype=torch.uint8)
+    dist.recv(data, source, group)
+    return data.numpy().tobytes()

@@ -45,6 +45,7 @@ class Transfer:
         peer: the other device.
         is_send: whether this device is the source.
         slot: first row in the receive buffer of its kind, at the target.
+        hop: 0 if the source has the data of its own, more if it passes it on.
         brought_by: transfer that brings the block to this device before it forwards it, or -1.
         planned_bytes: size that the plan states, for the plan's element size.
     """
@@ -57,6 +58,7 @@ class Transfer:
     peer: int
     is_send: bool
     slot: int
+    hop: int
     brought_by: int
     planned_bytes: int
 
@@ -191,7 +193,9 @@ class _Columns:
                         f"device {device} forwards {kind.name} of block {key[2]}, but nothing "
                         "brings it there; build the plan again"
                     )
-            found[i] = Transfer(i, kind, key[2], name, size, peer, out, slot, brought_by, planned)
+            found[i] = Transfer(
+                i, kind, key[2], name, size, peer, out, slot, hop, brought_by, planned
+            )
         return found
 
 

@@ -155,7 +155,8 @@ class DCPExecutor:
 
     Args:
         group: ranks that share the attention, a group or a `DeviceMesh` of one dim; ``None`` for
-            all. Messages travel over gloo, or over NCCL if the group's backend is NCCL.
+            all. Messages travel over gloo, or over NCCL if the group's backend is NCCL: call
+            ``torch.cuda.set_device`` first then.
         kernel: name of the kernel, ``None`` for the fastest that can compute.
         timeout_s: how long a rank may keep another one waiting before it counts as stalled.
         check_finite: raise if a tensor that arrives or results is not finite; costs a pass over it.

@@ -14,10 +14,12 @@ from typing import Literal
 from torch._C._distributed_c10d import Store  # torch.distributed.Store, with its type
 
 from dcp_dsl import DCPError
+from dcp_runtime.deadline_store import SERVER
 from dcp_runtime.errors import PeerError
 
 GRACE_S = 1.5
 """Seconds that a living rank gets to write its status before its silence counts."""
+_LOST_STORE = f"; the store is lost as well, so the cause may be {SERVER}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class FailureBoard:
                 how = f", {status.text}" if status.text else ""
                 text = (
                     f"rank {peer} is dead or stalled: rank {waiting} waited for it in "
-                    f"{_place(status)}{how}"
+                    f"{_place(status)}{how}{'' if self._is_reachable else _LOST_STORE}"
                 )
                 return Verdict(peer, status.division, text) if is_over else None
             waiting, status = peer, Status(**json.loads(found))

@@ -44,8 +44,16 @@ class Pass(Protocol):
 
 @dataclass(slots=True)
 class _Flight:
-    """Messages of one call: under which key they fly, and which of them bring what."""
+    """Messages of one call.
 
+    Attributes:
+        launched: not started yet; launches that follow one another start together, since what a
+            rank sends must not wait for what it receives where messages go in batches.
+        by_key: what flies under which key.
+        arriving: what brings which transfer.
+    """
+
+    launched: list[Parcel] = field(default_factory=list)
     by_key: dict[int, list[Parcel]] = field(default_factory=dict)
     arriving: dict[int, Parcel] = field(default_factory=dict)
 
@@ -74,6 +82,9 @@ class Interpreter:
                 what = type(instruction).__name__.lower()
                 place = f"{what} in division {division} of {current.direction}"
                 self.recorder.begin((place, division))
+                if not isinstance(instruction, CommLaunch) and flight.launched:
+                    self.transport.start(flight.launched)
+                    flight.launched = []
                 self._execute(current, instruction, table, flight)
         except PeerError:
             raise
@@ -128,7 +139,7 @@ class Interpreter:
                 flight.arriving[index] = parcel
                 parcels.append(parcel)
         flight.by_key.setdefault(launch.key, []).extend(parcels)
-        self.transport.start(parcels)
+        flight.launched += parcels
 
     def _wait(self, current: Pass, wait: CommWait, flight: _Flight) -> None:
         parcels = flight.by_key.pop(wait.key, [])

@@ -80,11 +80,12 @@ def run_job(
         replies = world.run(run_rank)
         slowest_s = max(reply["prepare_s"] for reply in replies)
         return {**replies[0], "prepare_s": slowest_s}
-    return run_rank(_make_transport(job, timeout_s))
+    return run_rank(_make_transport(job, rank, timeout_s))
 
 
-def _make_transport(job: Job, timeout_s: float) -> Transport:
+def _make_transport(job: Job, rank: int, timeout_s: float) -> Transport:
     if job.transport == "nccl":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
         return NcclTransport(None, timeout_s)
     limit = None if job.link is None else LinkLimit(*job.link)
     return GlooTransport(None, timeout_s, limit)

@@ -1,10 +1,13 @@
 """All ranks come to one place and compare notes, through the store of their process group."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch._C._distributed_c10d import Store  # torch.distributed.Store, with its type
 
 from dcp_runtime.failure_board import FailureBoard, Status
+from dcp_runtime.waiting import explain
 
 FIRST_NAP_S, LONGEST_NAP_S = 50e-6, 0.02
 
@@ -55,6 +58,19 @@ class Meeting:
             status = Status("waiting", 0, place, -1, str(error).splitlines()[0])
             raise self._board.settle(status) from error
         return notes
+
+    @contextmanager
+    def waiting_for(self, peer: int, place: str) -> Iterator[None]:
+        """Blame a rank for a message of torch's own that does not come.
+
+        Raises:
+            RunError: names the rank, or one that it waits for itself.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            text = explain(str(error), self._timeout_s)
+            raise self._board.settle(Status("waiting", peer, place, -1, text)) from error
 
     def _give_up(self, keys: list[str], place: str) -> None:
         missing = [r for r, key in enumerate(keys) if not self._store.check([key])]

@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import groupby
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore  # torch.distributed.PrefixStore, with its type
 
 from dcp_planner import Direction
 from dcp_runtime.clock import Timeline, gather_timeline
+from dcp_runtime.deadline_store import SERVER, DeadlineStore
 from dcp_runtime.errors import RunError
 from dcp_runtime.failure_board import FailureBoard, Status
 from dcp_runtime.link import LinkLimit, SlowLink
@@ -47,16 +50,66 @@ def member_ranks(group: dist.ProcessGroup | None) -> list[int]:
     return ranks
 
 
+def open_store(group: dist.ProcessGroup | None, timeout_s: float) -> DeadlineStore:
+    """Give keys of our own in the store of a group: the n-th caller of a rank shares them."""
+    found = group or dist.group.WORLD
+    assert found is not None, "torch.distributed is initialised"
+    store = found.get_group_store()
+    try:
+        number = DeadlineStore(store, timeout_s).add(f"dcp-executors/{found.rank()}", 1)
+    except RuntimeError as error:
+        raise RunError(f"{error}; the cause is {SERVER}") from error
+    return DeadlineStore(PrefixStore(f"dcp-executor/{number}", store), timeout_s)
+
+
 def make_group(ranks: list[int], backend: str, timeout_s: float) -> dist.ProcessGroup:
-    """Make a group of our own; collective among its ranks only."""
-    made = dist.new_group(
-        ranks,
-        timeout=timedelta(seconds=timeout_s),
-        backend=backend,
-        use_local_synchronization=True,
-    )
+    """Make a group of our own; collective among its ranks only.
+
+    Raises:
+        RunError: if one of them is lost meanwhile.
+    """
+    try:
+        made = dist.new_group(
+            ranks,
+            timeout=timedelta(seconds=timeout_s),
+            backend=backend,
+            use_local_synchronization=True,
+        )
+    except RuntimeError as error:
+        raise RunError(
+            f"rank {dist.get_rank()} lost contact with one of the ranks {ranks[:8]} while they "
+            f"made a process group: {explain(str(error), timeout_s)}"
+        ) from error
     assert isinstance(made, dist.ProcessGroup), "this rank is a member"
     return made
+
+
+class _Members:
+    """The ranks of a group, and where they meet and say what went wrong.
+
+    Args:
+        group: the ranks of the plan, ``None`` for all.
+        timeout_s: how long one of them may keep the others waiting.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
+        self._ranks = member_ranks(group)
+        self.rank = self._ranks.index(dist.get_rank())
+        self.size = len(self._ranks)
+        self._timeout_s = timeout_s
+        store = open_store(group, timeout_s)
+        self._board = FailureBoard(store, self.rank)
+        self._meeting = Meeting(store, self.rank, self.size, self._board, timeout_s)
+        # Who does not come is named here; torch would say which key is missing in the store.
+        self._meeting.meet("", "making the executor")
+
+    def report(self, place: str, division: int, error: Exception) -> None:
+        """Tell the other ranks that this one cannot go on."""
+        self._board.raised(place, division, error)
+
+    def meet(self, note: str, place: str) -> list[str]:
+        """Give the notes of all ranks in rank order; collective."""
+        return self._meeting.meet(note, place)
 
 
 @dataclass(slots=True)
@@ -68,7 +121,7 @@ class _Posted:
     staged: list[tuple[torch.Tensor, torch.Tensor]]
 
 
-class GlooTransport:
+class GlooTransport(_Members):
     """Point-to-point messages on gloo, from CPU memory or through pinned memory.
 
     Threads wait for the messages, so that a trace knows when each one arrived and not only when
@@ -84,14 +137,8 @@ class GlooTransport:
     def __init__(
         self, group: dist.ProcessGroup | None, timeout_s: float, limit: LinkLimit | None = None
     ) -> None:
-        self._ranks = member_ranks(group)
-        self.rank = self._ranks.index(dist.get_rank())
-        self.size = len(self._ranks)
-        self._timeout_s = timeout_s
+        super().__init__(group, timeout_s)
         self._groups = [make_group(self._ranks, "gloo", timeout_s) for _ in ("inputs", "results")]
-        store = self._groups[0].get_group_store()
-        self._board = FailureBoard(store, self.rank)
-        self._meeting = Meeting(store, self.rank, self.size, self._board, timeout_s)
         self._link = SlowLink(limit) if limit is not None else None
         self._queues: list[queue.SimpleQueue[_Posted | None]] = []
         self._threads: list[threading.Thread] = []
@@ -160,17 +207,9 @@ class GlooTransport:
             if parcel.error is not None:
                 self._give_up(parcel, direction)
 
-    def report(self, place: str, division: int, error: Exception) -> None:
-        """Tell the other ranks that this one cannot go on."""
-        self._board.raised(place, division, error)
-
-    def meet(self, note: str, place: str) -> list[str]:
-        """Give the notes of all ranks in rank order; collective."""
-        return self._meeting.meet(note, place)
-
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:
         """Give the events of all ranks on one clock to rank 0, ``None`` to others; collective."""
-        return gather_timeline(self._groups[0], recorder)
+        return gather_timeline(self._groups[0], self._meeting, recorder)
 
     def _give_up(self, parcel: Parcel, direction: Direction) -> None:
         # What waits for something to forward waits for the rank that should have sent it.
@@ -217,13 +256,15 @@ def _bind(function: Callable[[Parcel], None], parcel: Parcel) -> Callable[[], No
     return lambda: function(parcel)
 
 
-class NcclTransport:
+class NcclTransport(_Members):
     """Batched point-to-point messages on NCCL, from and into CUDA memory.
 
-    A launch is one ``batch_isend_irecv`` on the communicator of inputs or of results, with the
-    pairs that exchange something and no others. Communicators run their operations in order, so a
-    forwarded block leaves after it has arrived without anybody watching. The host waits for a
-    launch by asking, so that a peer that is gone is named and not waited for forever.
+    What all ranks exchange in one division and hop is one ``batch_isend_irecv`` on the communicator
+    of inputs or of results, with the pairs that exchange something and no others. A communicator
+    runs its batches in order: two ranks that send to each other must do so within one, or each
+    would wait for the other's second batch; and a forwarded block leaves after it has arrived
+    without anybody watching. The host waits for a batch by asking, so that a peer that is gone is
+    named and not waited for forever.
 
     Args:
         group: the ranks of the plan, ``None`` for all.
@@ -231,38 +272,34 @@ class NcclTransport:
     """
 
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
-        self._ranks = member_ranks(group)
-        self.rank = self._ranks.index(dist.get_rank())
-        self.size = len(self._ranks)
-        self._timeout_s = timeout_s
+        super().__init__(group, timeout_s)
         self._groups = [make_group(self._ranks, "nccl", timeout_s) for _ in ("inputs", "results")]
         self._control = make_group(self._ranks, "gloo", timeout_s)
-        store = self._control.get_group_store()
-        self._board = FailureBoard(store, self.rank)
-        self._meeting = Meeting(store, self.rank, self.size, self._board, timeout_s)
+        for made in self._groups:  # NCCL wants all ranks in the first operation of a communicator
+            dist.all_reduce(torch.zeros(1, device="cuda"), group=made)
         self._works: dict[Parcel, list[dist.Work]] = {}
 
     def start(self, parcels: Sequence[Parcel]) -> None:
-        """Start all parcels of a launch as one batch per communicator."""
-        for is_result, group in enumerate(self._groups):
-            chosen = [p for p in parcels if p.transfer.kind.is_result == bool(is_result)]
-            operations = [
-                dist.P2POp(
-                    dist.isend if parcel.transfer.is_send else dist.irecv,
-                    tensor,
-                    self._ranks[parcel.transfer.peer],
-                    group,
-                )
-                for parcel in chosen
-                for tensor in parcel.tensors
-            ]
-            if not operations:
-                continue
-            start_ns = time.perf_counter_ns()
-            works = dist.batch_isend_irecv(operations)
-            for parcel in chosen:
-                parcel.start_ns = start_ns
-                self._works[parcel] = works
+        """Start all parcels in order, those of one division and hop as one batch."""
+        for (is_result, *_), chosen in groupby(parcels, _batch_of):
+            self._start_batch(self._groups[int(is_result)], list(chosen))
+
+    def _start_batch(self, group: dist.ProcessGroup, parcels: Sequence[Parcel]) -> None:
+        operations = [
+            dist.P2POp(
+                dist.isend if parcel.transfer.is_send else dist.irecv,
+                tensor,
+                self._ranks[parcel.transfer.peer],
+                group,
+            )
+            for parcel in parcels
+            for tensor in parcel.tensors
+        ]
+        start_ns = time.perf_counter_ns()
+        works = dist.batch_isend_irecv(operations)
+        for parcel in parcels:
+            parcel.start_ns = start_ns
+            self._works[parcel] = works
 
     def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
         """Wait until every parcel has arrived or left."""
@@ -281,21 +318,17 @@ class NcclTransport:
                 work.wait()  # orders the current stream behind the messages
             parcel.finish()
 
-    def report(self, place: str, division: int, error: Exception) -> None:
-        """Tell the other ranks that this one cannot go on."""
-        self._board.raised(place, division, error)
-
-    def meet(self, note: str, place: str) -> list[str]:
-        """Give the notes of all ranks in rank order; collective."""
-        return self._meeting.meet(note, place)
-
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:
         """Give the events of all ranks on one clock to rank 0, ``None`` to others; collective."""
-        return gather_timeline(self._control, recorder)
+        return gather_timeline(self._control, self._meeting, recorder)
 
     def close(self) -> None:
         """Forget what is under way; the process groups end with ``destroy_process_group``."""
         self._works.clear()
+
+
+def _batch_of(parcel: Parcel) -> tuple[bool, int, int]:
+    return parcel.transfer.kind.is_result, parcel.division, parcel.transfer.hop
 
 
 def make_transport(group: dist.ProcessGroup | None, timeout_s: float) -> Transport:

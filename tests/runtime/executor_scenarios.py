@@ -5,6 +5,7 @@ Runs every scenario on one process group and prints a JSON object: scenario to "
 
 import json
 import sys
+import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -110,7 +111,8 @@ def gathered_timeline_holds_all_ranks(executor, ranks):
     trace = timeline.trace
     assert set(trace.device.tolist()) == set(range(ranks))
     assert trace.start_ns.min() == 0
-    assert 0 <= timeline.uncertainty_s < 1
+    assert 0 < timeline.uncertainty_s < 1
+    assert trace.seconds() < 5
     # On one clock, nothing arrives before its sender has started to send it.
     sends = {
         (trace.name[i], trace.device[i], trace.peer[i], trace.is_backward[i]): trace.start_ns[i]
@@ -121,7 +123,7 @@ def gathered_timeline_holds_all_ranks(executor, ranks):
     assert len(received) == len(sends) > 0
     for i in received:
         sent = sends[trace.name[i], trace.peer[i], trace.device[i], trace.is_backward[i]]
-        assert trace.end_ns[i] + 2e9 * timeline.uncertainty_s >= sent
+        assert trace.end_ns[i] + 1e9 * timeline.uncertainty_s >= sent
 
 
 def wrong_world_size_is_refused(executor, ranks):
@@ -179,6 +181,12 @@ def error_on_one_rank_is_named_on_all(executor, ranks):
     assert (caught.value.rank, caught.value.division) == (1, 0)
 
 
+def no_two_clocks_agree(rank):
+    """As on several machines: the monotonic clock counts from another moment on each."""
+    clock = time.perf_counter_ns
+    time.perf_counter_ns = lambda: clock() + rank * 10**10
+
+
 SCENARIOS = (
     two_layers_before_backward,
     heads_in_groups,
@@ -196,6 +204,7 @@ SCENARIOS = (
 def main():
     folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
+    no_two_clocks_agree(rank)
     results = {}
     with pytest.raises(RunError, match="init_process_group"):
         DCPExecutor()

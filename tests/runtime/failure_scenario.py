@@ -86,7 +86,6 @@ def main():
     action, wanted = sys.argv[4:]
     torch.set_num_threads(1)
     join(folder, "store", rank, size)
-    executor = DCPExecutor(timeout_s=TIMEOUT_S)
 
     def at_phase(phase):
         if rank == VICTIM and phase == wanted:
@@ -94,7 +93,12 @@ def main():
 
     start = time.monotonic()
     try:
+        at_phase("make")
+        executor = DCPExecutor(timeout_s=TIMEOUT_S)
         run(executor, plan_of(size), at_phase)
+        at_phase("gather")
+        executor.gather_timeline()
+        executor.close()
     except RunError as error:
         said = {"message": str(error), "rank": error.rank, "division": error.division}
     except ValueError as error:
@@ -103,7 +107,6 @@ def main():
         said = {"message": "no error", "rank": None, "division": None}
     said["seconds"] = time.monotonic() - start
     if rank != VICTIM:
-        executor.close()
         restart(folder, rank)
         said["restarted"] = True
     (folder / f"said-{rank}.json").write_text(json.dumps(said))

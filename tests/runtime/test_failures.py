@@ -25,11 +25,14 @@ SLOW = pytest.mark.slow  # each case starts three processes
         pytest.param("kill", "prepare", "prepare", marks=SLOW),
         pytest.param("kill", "first layer", "the first layer", marks=SLOW),
         pytest.param("kill", "forward", "of forward", marks=SLOW),
+        pytest.param("stall", "make", "making the executor", marks=SLOW),
         ("kill", "backward", "of backward"),
         ("stall", "prepare", "prepare"),
         pytest.param("stall", "backward", "of backward", marks=SLOW),
         ("raise", "forward", "division 0 of forward"),
         pytest.param("raise", "backward", "division 0 of backward", marks=SLOW),
+        ("kill", "gather", "gathering the trace"),
+        pytest.param("stall", "gather", "gathering the trace", marks=SLOW),
     ],
 )
 def test_every_other_rank_names_the_lost_one_in_time_and_the_job_restarts(

@@ -1,0 +1,86 @@
+"""A store whose server stopped: nobody waits for it, and the error says what may be to blame."""
+
+import gc
+import threading
+
+import pytest
+from torch.distributed import HashStore, Store
+
+from dcp_runtime.deadline_store import DeadlineStore
+from dcp_runtime.errors import RunError
+from dcp_runtime.failure_board import FailureBoard, Status
+from dcp_runtime.meeting import Meeting
+
+
+class Stopped(Store):
+    """Takes what is written and never answers, as torch's client of a stopped process."""
+
+    def __init__(self, never):
+        super().__init__()
+        self.never = never
+
+    def set(self, key, value):
+        """The client does not wait for an answer here."""
+
+    def check(self, keys):
+        self.never.wait()
+
+    get = add = check
+
+
+@pytest.fixture
+def stopped():
+    never = threading.Event()
+    yield Stopped(never)
+    never.set()
+
+
+def test_a_living_store_answers_as_it_does_itself():
+    store, below = DeadlineStore(HashStore(), 10), HashStore()
+    for asked in (store, below):
+        asked.set("a", "1")
+    for question in (
+        lambda s: s.get("a"),
+        lambda s: s.check(["a"]),
+        lambda s: s.check(["a", "b"]),
+        lambda s: s.multi_get(["a", "a"]),
+        lambda s: (s.add("n", 2), s.add("n", 3)),
+        lambda s: (s.delete_key("a"), s.check(["a"])),
+    ):
+        assert question(store) == question(below)
+
+
+def test_an_error_of_the_store_is_raised_where_it_was_asked():
+    class Broken(Store):
+        def check(self, keys):
+            raise RuntimeError("Connection reset")
+
+    with pytest.raises(RuntimeError, match="Connection reset"):
+        DeadlineStore(Broken(), 10).check(["a"])
+
+
+def test_a_meeting_ends_when_the_store_does_not_answer(stopped):
+    store = DeadlineStore(stopped, 0.2)
+    meeting = Meeting(store, 1, 2, FailureBoard(store, 1), timeout_s=60)
+    with pytest.raises(RunError, match="does not answer; the store is lost as well") as caught:
+        meeting.meet("", "prepare")
+    assert caught.value.rank == 0
+
+
+def test_a_failure_is_told_when_the_store_does_not_answer(stopped):
+    board = FailureBoard(DeadlineStore(stopped, 0.2), 2)
+    error = board.settle(Status("waiting", 1, "forward", 3, "3 s long"))
+    assert (error.rank, error.division) == (1, 3)
+    assert "rank 1 is dead or stalled" in str(error)
+    assert "often rank 0, or torchrun on the first node" in str(error)
+
+
+def test_its_thread_ends_with_it():
+    before = set(threading.enumerate())
+    store = DeadlineStore(HashStore(), 10)
+    store.set("a", "1")
+    (thread,) = set(threading.enumerate()) - before
+    del store
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
