@@ -1,0 +1,216 @@
+"""The transport of NCCL on ranks that are threads, with a model of the order NCCL keeps.
+
+Nothing of CUDA is here: a communicator runs its batches one after the other on each rank, and a
+batch ends once every message in it has met its other end, in a batch that runs as well.
+"""
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_runtime import DCPExecutor, RunError, torch_transport
+from dcp_runtime.torch_transport import NcclTransport
+
+TIMEOUT_S = 5.0
+SEND, RECEIVE = "send", "receive"
+
+
+@dataclass(eq=False)
+class Batch:
+    """Messages of one rank that start together: (is it sent, tensor, peer)."""
+
+    open: list
+    is_done: bool = False
+
+
+@dataclass(eq=False)
+class Communicator:
+    """One queue of batches per rank; only the first of each runs."""
+
+    size: int
+    joined: set = field(default_factory=set)
+    queues: dict = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def put(self, rank, batch):
+        # As torch says: all ranks take part in the first operation, or nobody knows what happens.
+        assert len(self.joined) == self.size, f"only {self.joined} have joined"
+        with self.lock:
+            self.queues.setdefault(rank, deque()).append(batch)
+
+    def advance(self):
+        with self.lock:
+            while self._advance_one():
+                pass
+
+    def _advance_one(self):
+        running = {rank: queue[0] for rank, queue in self.queues.items() if queue}
+        for rank, batch in running.items():
+            for message in batch.open:
+                kind, tensor, peer = message
+                other = running.get(peer)
+                if kind != SEND or other is None:
+                    continue
+                ends = [m for m in other.open if m[0] == RECEIVE and m[2] == rank]
+                starts = [m for m in batch.open if m[0] == SEND and m[2] == peer]
+                if ends and starts[0] is message:  # pairs meet in the order of their starts
+                    assert (tensor.shape, tensor.dtype) == (ends[0][1].shape, ends[0][1].dtype)
+                    ends[0][1].copy_(tensor)
+                    self._close(rank, batch, message)
+                    self._close(peer, other, ends[0])
+                    return True
+        return False
+
+    def _close(self, rank, batch, message):
+        batch.open = [m for m in batch.open if m is not message]
+        if not batch.open:
+            batch.is_done = True
+            self.queues[rank].popleft()
+
+
+@dataclass(frozen=True)
+class Work:
+    communicator: Communicator
+    batch: Batch
+
+    def is_completed(self):
+        self.communicator.advance()
+        return self.batch.is_done
+
+    def wait(self):
+        assert self.batch.is_done
+
+
+class StandIn:
+    """What the transport takes of ``torch.distributed``; every thread is a rank."""
+
+    isend, irecv = SEND, RECEIVE
+    group = SimpleNamespace(WORLD=None)
+    P2POp = staticmethod(lambda op, tensor, peer, group: (group, [op, tensor, peer]))
+
+    def __init__(self, size):
+        self.size, self.me = size, threading.local()
+        self.store, self.lock, self.made = HashStore(), threading.Lock(), {}
+        self.group = SimpleNamespace(
+            WORLD=SimpleNamespace(get_group_store=lambda: self.store, rank=self.get_rank)
+        )
+
+    def get_rank(self, group=None):
+        return self.me.rank
+
+    def get_process_group_ranks(self, group):
+        return list(range(self.size))
+
+    def make_group(self, ranks, backend, timeout_s):
+        with self.lock:
+            number = self.me.groups = self.me.groups + 1
+            return self.made.setdefault(number, Communicator(self.size))
+
+    def all_reduce(self, tensor, group):
+        with self.lock:
+            group.joined.add(self.me.rank)
+
+    def batch_isend_irecv(self, operations):
+        (group,) = {group for group, _ in operations}
+        batch = Batch([message for _, message in operations])
+        group.put(self.me.rank, batch)
+        return [Work(group, batch)]
+
+
+@pytest.fixture
+def on_ranks(monkeypatch):
+    """Run ``work(transport)`` on every rank, each a thread; give results or errors in order."""
+
+    def run(size, work):
+        stand_in = StandIn(size)
+        zeros = torch.zeros
+        for name, value in (
+            ("dist", stand_in),
+            ("make_group", stand_in.make_group),
+            ("torch", SimpleNamespace(Tensor=torch.Tensor, zeros=lambda n, device: zeros(n))),
+        ):
+            monkeypatch.setattr(torch_transport, name, value)
+        found = [None] * size
+
+        def run_rank(rank):
+            stand_in.me.rank, stand_in.me.groups = rank, 0
+            try:
+                transport = NcclTransport(None, TIMEOUT_S)
+                transport.meet("", "all have joined")
+                found[rank] = work(transport)
+            except BaseException as error:
+                found[rank] = error
+
+        threads = [threading.Thread(target=run_rank, args=(r,), daemon=True) for r in range(size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("cluster", "options"),
+    [
+        (Cluster(1, 2), {}),
+        (Cluster(1, 4), {"divisions": 4}),
+        (Cluster(2, 2), {"routing": "node", "divisions": 4}),
+        (Cluster(2, 2), {"head_groups": 2}),
+    ],
+    ids=["a pair", "a node", "once per node", "head groups"],
+)
+@pytest.mark.parametrize("partitioner", ["static:zigzag", "native"])
+def test_plans_run_on_communicators_that_keep_the_order(
+    lab, on_ranks, cluster, options, partitioner
+):
+    masks = [lab.masks["full"](130), lab.masks["blind_rows"](40)]
+    config = PlanConfig(partitioner, **options)
+    plan = build_plan(lab.sparsity_of(masks, 16), ModelShape(4, 2, 8, 4), cluster, config)
+    q, kv, dout = lab.random_qkv(1, 170, 4, 2, 8, torch.float32)
+
+    def work(transport):
+        executor = DCPExecutor(transport=transport, check_finite=True)
+        prepared = executor.prepare(plan)
+        rows = torch.tensor(plan.local_tokens(transport.rank))
+        layers = [prepared.forward(q[rows], kv[rows]) for _ in range(2)]
+        for out, lse in layers:
+            dq, dkv = prepared.backward(q[rows], kv[rows], out, lse, dout[rows])
+        return rows, {"out": out, "lse": lse, "dq": dq, "dkv": dkv}
+
+    whole = {}
+    for part in on_ranks(plan.num_devices, work):
+        assert not isinstance(part, BaseException), repr(part)
+        for name, value in part[1].items():
+            whole.setdefault(name, torch.full((170, *value.shape[1:]), torch.nan))[part[0]] = value
+    dense = torch.block_diag(*map(torch.tensor, masks)).bool().numpy()
+    lab.assert_as_exact_as_eager(whole, q, kv, dout, dense)
+
+
+def test_a_rank_that_stays_away_is_named_in_time(lab, on_ranks):
+    plan = build_plan(
+        lab.sparsity_of([lab.masks["full"](120)], 8), ModelShape(4, 2, 8, 4), Cluster(1, 3),
+        PlanConfig("static:zigzag"),
+    )  # fmt: skip
+    q, kv, _ = lab.random_qkv(1, 120, 4, 2, 8, torch.float32)
+
+    def work(transport):
+        prepared = DCPExecutor(transport=transport).prepare(plan)
+        rows = torch.tensor(plan.local_tokens(transport.rank))
+        mine = q[rows], kv[rows]
+        prepared._check_tensors(*mine)
+        return None if transport.rank == 1 else prepared.forward(*mine)
+
+    first, _, last = on_ranks(3, work)
+    for error in (first, last):
+        assert isinstance(error, RunError)
+        assert error.rank == 1
+        assert error.division is not None
+        assert "rank 1 is dead or stalled" in str(error)
