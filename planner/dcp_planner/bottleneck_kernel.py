@@ -158,8 +158,11 @@ def _charge(field: Field, net: int, node: int, sign: float) -> None:
             load[owner, at + 2] += sign * cost[price, net]
             load[owner, at + 3] += sign * cost[price + 1, net]
     for user in range(node * devices, (node + 1) * devices):
+        if count == 0:
+            break  # those are all
         if users[net, user] == 0 or user == owner:
             continue
+        count -= 1
         _touch(field, user)
         for way in range(2):
             at, price = LOADS * way, 4 * way

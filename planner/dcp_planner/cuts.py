@@ -91,13 +91,15 @@ def choose_block_size(
     batch = _pack(sequences)
     devices = cluster.num_devices
     share = batch.batch.num_tokens / devices
-    least = min(SHORT_BLOCK, batch.batch.num_tokens // _FEW_BLOCKS) if share < SHORT_BLOCK else 1
+    least = min(SHORT_BLOCK, batch.batch.num_tokens // _FEW_BLOCKS) if share < SHORT_BLOCK else 0
+    least = max(1, least)
     whole = max(1, -(-batch.batch.num_tokens // devices))
-    finer = _borders([batch], max(1, whole // 2))
+    finer = _borders([batch], max(least, whole // 2))
     if len(count_pairs(batch.slabs, finer)[2]) > 4 * MOST_TILES * devices:
         return max(whole, least)  # one block per device: tiles grow with the square of the devices
-    chosen = max(1, int(share / BLOCKS_PER_DEVICE[0]))
-    for block in (max(1, int(share / n * slack)) for n in BLOCKS_PER_DEVICE for slack in _SLACK):
+    chosen = max(least, int(share / BLOCKS_PER_DEVICE[0]))
+    sizes = (int(share / n * slack) for n in BLOCKS_PER_DEVICE for slack in _SLACK)
+    for block in dict.fromkeys(max(least, size) for size in sizes):
         bounds = _borders([batch], block)
         tokens = np.diff(bounds)
         tiles = len(count_pairs(batch.slabs, bounds)[2])
@@ -109,7 +111,7 @@ def choose_block_size(
             chosen = block
         if is_level and tiles >= FEWEST_TILES * devices:
             break
-    return max(chosen, least)
+    return chosen
 
 
 def _check_block(block: int) -> None:

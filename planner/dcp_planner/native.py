@@ -26,7 +26,9 @@ from dcp_planner.workload import Workload
 Floats = NDArray[np.float64]
 
 _MOST_PARTS = 16
+_WIDE = 64  # parts of a level, where their number has no divisors, beyond which less is searched
 _PRICE = 3.0  # of a unit above a cap, in bytes of the mean unit
+_MARGIN = 2.0  # times the bytes of tiles in squares
 _MOST_CELLS = 1 << 26  # of the pin counts of one board
 
 
@@ -147,14 +149,18 @@ def _descend(board: Board, sweeps: int, noise: float, effort: Effort) -> tuple[f
 def _best_start(problem: Problem, limits: Floats, ground: Ground) -> Split:
     """Search from several seeds and give the cheapest result."""
     effort, parts = ground.effort, limits.shape[1]
+    # Every part brings tiles, each of which is priced for every part: the work is their square.
+    share = min(1.0, _WIDE / parts)
+    runs = max(effort.starts, int(effort.runs * share))
+    sweeps = max(effort.fine_sweeps, int(effort.sweeps * share))
     starts = list(seeds(problem, parts))
     # A stable sort: among equals the most promising kind of seed stays first.
     starts.sort(key=lambda start: _cost(_flat_board(problem, start, limits, 0)))
     results = []
-    for run in range(effort.runs):
+    for run in range(runs):
         start = starts[run % min(effort.starts, len(starts))]
         board = _flat_board(problem, start, limits, ground.seed + run)
-        results.append(_descend(board, effort.sweeps, effort.noise * _unit(problem), effort))
+        results.append(_descend(board, sweeps, effort.noise * _unit(problem), effort))
     return min(results, key=lambda found: found[0])[1]
 
 
@@ -167,9 +173,14 @@ def _unit(problem: Problem) -> float:
     return float(np.median(problem.weight[0])) if problem.num_blocks else 0.0
 
 
-def prices_of(problem: Problem) -> Floats:
-    """Price work and tokens above a cap, to five bits at least: pairs of long rows are cheap."""
-    total = _PRICE * float(problem.weight.sum())
+def prices_of(problem: Problem, parts: int) -> Floats:
+    """Price work and tokens above a cap, to five bits at least: pairs of long rows are cheap.
+
+    Tiles that share their blocks best, in squares, still have each of them sent to so many parts;
+    if that cost more than being above the cap, everything on one part would be cheapest.
+    """
+    copies = float(np.sqrt(problem.num_tiles * parts)) / max(1, problem.num_blocks)
+    total = max(_PRICE, _MARGIN * copies) * float(problem.weight.sum())
     prices = np.array([total / max(1, n.sum()) for n in (problem.work, problem.tokens)])
     _, exponent = np.frexp(prices)
     # Powers of two: sums of whole multiples of them are exact.
@@ -182,7 +193,7 @@ def _flat_board(problem: Problem, split: Split, limits: Floats, seed: int) -> Bo
     parts = limits.shape[1]
     topology = np.zeros((3, parts), np.int64)
     topology[2] = parts
-    return make_board(problem, split, limits, prices_of(problem), topology, 0.0, seed)
+    return make_board(problem, split, limits, prices_of(problem, parts), topology, 0.0, seed)
 
 
 def polish(problem: Problem, split: Split, cluster: Cluster, ground: Ground) -> Split:
@@ -218,5 +229,5 @@ def _whole_board(problem: Problem, split: Split, cluster: Cluster, ground: Groun
     topology = np.array([group, np.zeros_like(group), np.full_like(group, devices)])
     far = float(round(price_between_nodes(cluster) - 1.0)) if cluster.nodes > 1 else 0.0
     limits = ground.limits(devices, 1, is_last=True)
-    prices = prices_of(problem) * (1 + far)
+    prices = prices_of(problem, devices) * (1 + far)
     return make_board(problem, split, limits, prices, topology, far, ground.seed)

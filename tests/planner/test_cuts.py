@@ -19,6 +19,7 @@ from dcp_planner import (
     validate,
 )
 from dcp_planner.packing import loads_of, pack_largest_first
+from dcp_planner.pair_count import count_pairs
 
 
 def dense_of(slabs):
@@ -121,3 +122,16 @@ def test_few_tokens_on_thousands_of_devices_are_not_cut_into_single_pairs():
     cut = cut_blocks(sequences, choose_block_size(sequences, Cluster(1, 4096)))
     assert cut.num_blocks < 8000
     assert np.diff(cut.q_bounds).min() >= 15
+
+
+@pytest.mark.parametrize("devices", [256, 4096])
+def test_no_cut_is_tried_that_is_finer_than_the_shortest_block(monkeypatch, devices):
+    tried = []
+
+    def counted(slabs, bounds):
+        tried.append(int(np.diff(bounds).min()))
+        return count_pairs(slabs, bounds)
+
+    monkeypatch.setattr("dcp_planner.cuts.count_pairs", counted)
+    choose_block_size([Slabs(2048, [0], [2048], [0], [1], [0], [1])], Cluster(1, devices))
+    assert min(tried) == 16

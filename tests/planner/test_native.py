@@ -251,9 +251,29 @@ def test_longer_blocks_are_levelled_by_the_search_not_by_its_repair(masks):
     problem = problem_of(build_workload(masks.pack([masks.causal(64)], 4), ModelShape()))
     for scale in (1, 1 << 10, 1 << 20):
         longer = replace(problem, work=problem.work * scale)
-        price = float(prices_of(longer)[0])
+        price = float(prices_of(longer, 4)[0])
         assert price > 0
-        assert price * scale == pytest.approx(float(prices_of(problem)[0]), rel=0.05)
+        assert price * scale == pytest.approx(float(prices_of(problem, 4)[0]), rel=0.05)
+
+
+@pytest.mark.parametrize(("parts", "side"), [(1024, 2), (256, 4), (64, 8)])
+def test_everything_on_one_of_many_devices_costs_more_than_tiles_in_squares(masks, parts, side):
+    # Few blocks seen by very many devices: bytes must not outweigh what exceeds the cap.
+    problem = problem_of(build_workload(masks.pack([masks.causal(60)], 1), ModelShape()))
+    of_tile = list(zip(problem.tile_q.tolist(), problem.tile_kv.tolist(), strict=True))
+    sent = 0.0
+    for axis in range(2):
+        copies = {(tile[axis], tile[0] // side, tile[1] // side) for tile in of_tile}
+        sent += sum(problem.weight[axis, block] for block, _, _ in copies)
+    too_much = problem.work.sum() * (1 - 1.1 / parts)
+    assert prices_of(problem, parts)[0] * too_much > sent
+
+
+def test_primes_of_devices_are_searched_and_level(masks):
+    workload = build_workload(masks.pack([masks.causal(60)], 1), ModelShape())
+    found = place(workload, Cluster(1, 67), config(budget="fast"))
+    load = np.bincount(found.device_of_compute, workload.compute_pairs, 67)
+    assert load.max() <= 1.1 * load.mean()
 
 
 def test_an_impossible_cap_is_met_as_nearly_as_whole_tiles_allow(packed):
