@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dcp_dashboard.library import LoadedPlan
 from dcp_dashboard.moves import has_same_blocks
-from dcp_dashboard.quantities import count, counted, duration, percent, ratio, signed, size
+from dcp_dashboard.quantities import count, counted, digits, duration, percent, ratio, signed, size
 from dcp_planner import BatchFigures, Difference, Source, Trace, compare_figures
 
 EQUAL = 0.0005
@@ -79,7 +79,7 @@ class Row:
         if first == second:
             return "equal"
         if self.text is percent:  # per cent of per cent would be read as points
-            return f"{signed(100 * (second - first), points)} points"
+            return f"{signed(100 * (second - first), digits)} points"
         relative = self.difference.change
         share = "" if relative is None else f" ({signed(relative, percent)})"
         return signed(second - first, self.text) + share
@@ -253,15 +253,6 @@ class Figure:
     is_total: bool = True
     value: Callable[[Side], float] | None = None
     is_of_run: bool = False
-
-
-def points(value: float) -> str:
-    """Write percentage points.
-
-    >>> points(9.372)
-    '9.37'
-    """
-    return percent(value / 100).removesuffix(" %")
 
 
 def _rate(value: float) -> str:

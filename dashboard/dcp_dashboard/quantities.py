@@ -57,7 +57,7 @@ def percent(fraction: float) -> str:
     >>> percent(0.1234), percent(0.00042), percent(0)
     ('12.3\xa0%', '0.042\xa0%', '0\xa0%')
     """
-    return f"{_digits(100 * fraction)}{SPACE}%"
+    return f"{digits(100 * fraction)}{SPACE}%"
 
 
 def ratio(value: float) -> str:
@@ -83,10 +83,15 @@ def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:
     unit, factor = next(
         ((unit, factor) for unit, factor in reversed(units) if value >= factor), units[0]
     )
-    return f"{_digits(value / factor)}{SPACE}{unit}"
+    return f"{digits(value / factor)}{SPACE}{unit}"
 
 
-def _digits(value: float) -> str:
+def digits(value: float) -> str:
+    """Write three significant digits.
+
+    >>> digits(9.372), digits(0.00042), digits(1234.5)
+    ('9.37', '0.00042', '1234')
+    """
     if value == 0:
         return "0"
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))

@@ -1,6 +1,7 @@
 """Comparisons are held against sums over the plans' own rows, in plain Python."""
 
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -86,6 +87,8 @@ def test_a_change_carries_its_sign_and_its_share(library):
     change = row(compared(library, "zigzag", ("zigzag", "measured")), "time").change
     assert change.startswith("+")
     assert change.endswith("(+25\u00a0%)")
+    waiting = row(compared(library, "zigzag", "contiguous"), "waiting")
+    assert re.fullmatch("[+\u2212][0-9.]+ points", waiting.change)
 
 
 def test_totals_of_different_batches_are_not_judged_but_rates_are(library):
