@@ -90,7 +90,8 @@ window.dcp.canvas = (() => {
 
   const duration = (ns) => scaled(ns, [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]]);
   const size = (bytes) => scaled(bytes, [["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["B", 1]]);
-  const count = (n) => n.toLocaleString("en-US");
+  const NUMBER = new Intl.NumberFormat("en-US"); // made once: toLocaleString looks it up at every call
+  const count = (n) => NUMBER.format(n);
 
   // Elements without markup: make("button", {className, "aria-label": ...}, ...children).
   function make(tag, properties, ...children) {
