@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 from dcp_dashboard.comparison import Deltas
 from dcp_dashboard.figures import BORDER, device_axis, finish, node_borders
 from dcp_dashboard.palette import NEUTRAL
-from dcp_dashboard.quantities import duration, signed, size
+from dcp_dashboard.quantities import signed, size
 
 LESS, MORE = "#0072b2", "#d55e00"
 """Blue: less in B, vermillion: more in B (Okabe & Ito); the side of the zero line says so too."""
@@ -45,15 +45,21 @@ def deltas_figure(deltas: Sequence[Deltas], devices_per_node: int) -> go.Figure:
              "line": BORDER}
             for x in node_borders(len(values), devices_per_node)
         ]  # fmt: skip
-        reach = float(np.abs(values).max(initial=0)) or 1.0
-        unit = {duration: "s", size: "B"}.get(delta.text, "")
-        figure.update_yaxes(range=[-1.08 * reach, 1.08 * reach], ticksuffix=unit, row=row, col=1)
+        low, high = float(values.min(initial=0)), float(values.max(initial=0))
+        margin = 0.08 * (high - low) or 1.0
+        ends = (end for end in (low, high) if abs(end) > 2.5 * margin)  # others would touch the 0
+        ticks = sorted({0.0, *ends})
+        figure.update_yaxes(
+            range=[low - margin, high + margin],
+            tickvals=ticks,
+            ticktext=[signed(value, delta.text) if value else "0" for value in ticks],
+            row=row,
+            col=1,
+        )
     figure.update_layout(shapes=lines)
     figure.update_xaxes(**device_axis(len(deltas[0].first)))
     figure.update_xaxes(title_text="device", title_standoff=4, row=len(deltas), col=1)
-    figure.update_yaxes(
-        nticks=3, zeroline=True, zerolinecolor=NEUTRAL, fixedrange=True, tickformat="~s"
-    )
+    figure.update_yaxes(zeroline=True, zerolinecolor=NEUTRAL, fixedrange=True)
     finish(figure, {"l": 56, "r": 8, "t": 22, "b": 34})
     return figure
 

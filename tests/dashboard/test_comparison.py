@@ -204,6 +204,12 @@ def test_the_chart_has_one_bar_per_device_above_zero_where_b_has_more(library):
     for bars, delta in zip(figure.data, deltas, strict=True):
         assert list(bars.y) == delta.difference.tolist()
         assert all((c == MORE) == (y > 0) for c, y in zip(bars.marker.color, bars.y, strict=True))
+    axes = [figure.layout[f"yaxis{row or ''}"] for row in (0, 2, 3, 4, 5)]
+    for axis, bars in zip(axes, figure.data, strict=True):
+        assert axis.range[0] < min(0, *bars.y)
+        assert axis.range[1] > max(0, *bars.y)
+        assert max(bars.y, key=abs) in axis.tickvals  # the furthest bar can be read off
+        assert axis.ticktext[axis.tickvals.index(0)] == "0"
 
 
 def test_the_traffic_difference_is_empty_where_neither_plan_sends(library):

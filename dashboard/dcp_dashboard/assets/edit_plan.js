@@ -51,7 +51,8 @@ window.dcp.edit = window.dcp.edit || {};
       this.host = host;
       this.canvas = el("canvas", { role: "img", "aria-label": "no figures yet", class: "dcp-edit-bars" });
       this.table = el("details", { ontoggle: () => this.write() }, el("summary", {}, "Every device in numbers"));
-      host.append(this.canvas, this.table);
+      const hint = el("p", { class: "dcp-hint" }, "A bar per device, the nodes in turn dark and light; the line is the mean.");
+      host.append(this.canvas, hint, this.table);
       this.sizes = new ResizeObserver(() => this.draw());
       this.sizes.observe(host);
     }

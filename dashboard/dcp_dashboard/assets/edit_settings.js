@@ -32,14 +32,14 @@ window.dcp.edit = window.dcp.edit || {};
         effort: select(names(choices.efforts), at("effort")),
         scale: select(["1", "16", "64", "256", "1024", "4096", "16384"].map((size) => [size, `× ${Number(size).toLocaleString("en-US")}`]), at("scale")),
         copies: el("input", { type: "number", min: 1, max: 256, step: 1, value: at("copies") }),
-        heads: el("input", { value: at("heads"), spellcheck: "false", size: 10 }),
+        heads: el("input", { value: at("heads"), title: "Query heads / key and value heads / size of a head", spellcheck: "false", size: 10 }),
         dtype: select([["1", "1 byte"], ["2", "2 bytes"], ["4", "4 bytes"], ["8", "8 bytes"]], at("dtype")),
         limit: select(["10", "60", "300", "600"].map((size) => [size, `${size} s`]), at("limit")),
       };
       const labels = {
         cluster: "Cluster", nodes: "Nodes", per: "Devices per node", block: "Block", tol: "Tolerance",
         method: "Method", effort: "Effort of the plan", scale: "Lengths of the sample", copies: "Copies in the batch",
-        heads: "Heads q/kv/size", dtype: "Element", limit: "Time limit of the plan",
+        heads: "Heads q/kv/size", dtype: "Element size", limit: "Time limit of the plan",
       };
       for (const [name, control] of Object.entries(this.controls)) {
         control.id = `edit-${name}`;

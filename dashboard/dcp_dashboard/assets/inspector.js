@@ -128,7 +128,10 @@ window.dcp.Inspector = (() => {
       });
       const body = element("div", "", "dcp-inspector-body");
       body.append(...parts);
-      this.host.replaceChildren(head, body);
+      // Scrolls around the columns: columns of a limited height would go on to the right, out of sight.
+      const scroll = element("div", "", "dcp-inspector-scroll");
+      scroll.append(body);
+      this.host.replaceChildren(head, scroll);
       this.host.dataset.state = "shown";
       performance.mark("dcp facts shown");
     }

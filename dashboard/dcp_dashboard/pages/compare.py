@@ -130,15 +130,13 @@ def _side(library: PlanLibrary, choice: Choice) -> Side:
 
 def _head(library: PlanLibrary, choices: tuple[Choice | None, Choice | None]) -> Component:
     first, second = choices
-    tools = [_picker(library, "a", "A", first), _picker(library, "b", "B", second)]
+    swap: Component = html.Span()  # keeps the place between the two pickers
     if first and second:
-        tools.insert(
-            1,
-            html.A(
-                "⇄", href=compare_url(second, first), className="dcp-swap", title="Swap A and B",
-                **attributes(aria_label="Swap A and B", data_plain="link"),
-            ),
+        swap = html.A(
+            "⇄", href=compare_url(second, first), className="dcp-swap", title="Swap A and B",
+            **attributes(aria_label="Swap A and B", data_plain="link"),
         )  # fmt: skip
+    tools = [_picker(library, "a", "A", first), swap, _picker(library, "b", "B", second)]
     return html.Div(
         [
             html.Div(

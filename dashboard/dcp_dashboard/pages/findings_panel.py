@@ -17,7 +17,7 @@ def findings_panel(loaded: LoadedPlan) -> Component:
     lists = []
     if loaded.plan.warnings:
         warnings = [html.Li(text) for text in loaded.plan.warnings]
-        lists.append(_list("The planner warns", warnings))
+        lists.append(_list("The planner warns", warnings, "dcp-warnings"))
     for source, trace in loaded.traces.items():
         items = [_item(finding, source) for finding in findings(trace, loaded.totals)]
         lists.append(_list(f"{SOURCE_LABELS[source]}: what stands out", items))
@@ -26,8 +26,8 @@ def findings_panel(loaded: LoadedPlan) -> Component:
     )
 
 
-def _list(heading: str, items: list[Any]) -> Component:  # Any: Dash components
-    return html.Div([html.H2(heading), html.Ul(items)], className="dcp-findings")
+def _list(heading: str, items: list[Any], name: str = "") -> Component:  # Any: Dash components
+    return html.Div([html.H2(heading), html.Ul(items, className=name)], className="dcp-findings")
 
 
 def _item(finding: Finding, source: Source) -> Component:

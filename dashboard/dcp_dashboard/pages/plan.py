@@ -17,6 +17,7 @@ from dcp_dashboard.pages.mask import mask_panel
 from dcp_dashboard.pages.metrics import definitions_panel, metrics_row
 from dcp_dashboard.pages.plan_tabs import plan_tabs
 from dcp_dashboard.pages.plan_title import plan_title
+from dcp_dashboard.pages.timeline import row_names
 from dcp_dashboard.palette import KIND_COLOURS
 from dcp_dashboard.shell import attributes, panel, swatches
 from dcp_planner import Source
@@ -109,7 +110,7 @@ def _timeline_panel(loaded: LoadedPlan, key: str) -> Component:
                 className="dcp-shown",
                 **attributes(data_show=shown, data_key="source", data_default=shown),
             ),
-            html.P(hint, className="dcp-hint"),
+            html.P(" ".join([*row_names(loaded, is_paired=False), hint]), className="dcp-hint"),
         ],
         tools=tools,
     )

@@ -279,7 +279,7 @@ def _compare_link(row: PlanRow, asked: Query) -> Component:
         "its run", href=f"/compare?a={key}&b={key}",
         **attributes(data_plain="link", aria_label=f"Compare the prediction and the run of {name}"),
     )  # fmt: skip
-    return html.Div([link, own], className="dcp-choices")
+    return html.Div([link, own], className="dcp-compare-links")
 
 
 def run_badge(summary: PlanSummary, *, is_verified: bool | None) -> Component:

@@ -33,7 +33,7 @@ def plan_title(loaded: LoadedPlan) -> Component:
             dcc.Link("Plans", href="/", className="dcp-crumb"),
             html.H1(summary.mask),
             run_badge(summary, is_verified=loaded.verified),
-            html.Span(" · ".join(facts), className="dcp-muted dcp-facts"),
+            html.Span(" · ".join(facts), className="dcp-muted dcp-facts", title=" · ".join(facts)),
             *_edit_link(loaded),
             export_menu(loaded),
         ],

@@ -59,8 +59,21 @@ def _body(loaded: LoadedPlan) -> list[Component]:
     return [
         html.Div(className="dcp-timeline-tools"),
         html.Div([main, side], className="dcp-timeline-body"),
-        html.P(HINT, className="dcp-hint"),
+        html.P(" ".join([*row_names(loaded), HINT]), className="dcp-hint"),
     ]
+
+
+def row_names(loaded: LoadedPlan, *, is_paired: bool = True) -> list[str]:
+    """Say what the letters beside the rows of a timeline stand for, where it has some.
+
+    `is_paired`: whether predicted and measured share an axis.
+    """
+    names = []
+    if is_paired and len(loaded.traces) > 1:
+        names.append("Rows p are predicted, rows m measured.")
+    if loaded.plan.cluster.nodes > 1:
+        names.append("n0, n1, … are the nodes.")
+    return names
 
 
 def _empty(loaded: LoadedPlan) -> list[Component] | None:

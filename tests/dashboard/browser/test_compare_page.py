@@ -104,6 +104,13 @@ def test_pickers_and_swap_change_the_address(visit, paired):
     page.wait_for_selector("#moves")
 
 
+def test_pickers_are_alike_before_anything_is_chosen(visit):
+    page = visit.open("compare")
+    boxes = [page.get_by_role("textbox", name=name).bounding_box() for name in "AB"]
+    assert boxes[0]["width"] == boxes[1]["width"] > 400
+    assert boxes[0]["y"] == boxes[1]["y"]
+
+
 def test_a_narrow_window_and_a_missing_plan(visit, paired):
     visit.page.set_viewport_size({"width": 820, "height": 900})
     page = opened(visit, paired, query_of())

@@ -140,3 +140,12 @@ def test_a_planned_data_set_leads_to_its_plans(visit, own, small_plan):
     assert page.locator("tbody td").first.inner_text() == "0"
     page.click("text=b1.dcpplan")
     page.wait_for_selector(".dcp-mask[data-state=drawn]")
+
+
+def test_ways_to_compare_stand_below_each_other(visit):
+    page = visit.open("")  # one plan with a run, one without
+    page.wait_for_selector("table.dcp-plans")
+    links = page.locator(".dcp-plans a >> text=choose")
+    boxes = [links.nth(i).bounding_box() for i in range(links.count())]
+    assert len(boxes) == 2
+    assert boxes[0]["x"] == boxes[1]["x"]

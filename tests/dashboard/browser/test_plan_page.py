@@ -256,3 +256,43 @@ def test_a_narrow_window_does_not_scroll_sideways(visit):
     page.wait_for_function(
         "() => document.querySelector('.dcp-timeline .dcp-marks').clientWidth > 1000"
     )
+
+
+def test_a_laptop_shows_all_that_is_said(visit):
+    page = visit.page
+    page.set_viewport_size({"width": 1280, "height": 720})
+    visit.open(f"plan/{plan_key('small.dcpplan')}?sel=device.1")
+    page.wait_for_selector(".dcp-inspector[data-state=shown]")
+    hidden = "(box) => box.scrollWidth - box.clientWidth"
+    assert page.eval_on_selector(".dcp-inspector", hidden) <= 0
+    assert page.eval_on_selector(".dcp-inspector-scroll", hidden) <= 0
+    assert page.eval_on_selector(".dcp-device-table", hidden) <= 0
+    lines = page.eval_on_selector_all(
+        ".dcp-inspector dd, .dcp-inspector h4",
+        "(all) => all.map((e) => e.getClientRects()[0].right)",
+    )
+    edge = page.eval_on_selector(".dcp-inspector", "(box) => box.getBoundingClientRect().right")
+    assert max(lines) <= edge
+    tops = page.eval_on_selector_all(
+        ".dcp-metrics .dcp-value", "(all) => all.map((e) => e.getBoundingClientRect().top)"
+    )
+    assert len(set(tops)) == 1
+    # A long origin gives way to what stands beside it.
+    page.eval_on_selector(".dcp-facts", "(e) => { e.textContent = 'rows 1, 2, 3 '.repeat(60); }")
+    name, export = (page.locator(name).bounding_box() for name in ("h1", ".dcp-export"))
+    assert abs(export["y"] - name["y"]) < 16
+    assert export["x"] + export["width"] <= 1280
+
+
+def test_findings_keep_their_rule_beside_them(visit):
+    page = visit.page
+    page.set_viewport_size({"width": 1000, "height": 720})
+    visit.open(f"plan/{plan_key('small.dcpplan')}")
+    page.wait_for_selector(".dcp-findings .dcp-rule")
+    gaps = page.eval_on_selector_all(
+        ".dcp-findings li:has(.dcp-finding)",
+        "(all) => all.map((li) => li.querySelector('.dcp-rule').getBoundingClientRect().top"
+        " - li.getBoundingClientRect().top)",
+    )
+    assert gaps
+    assert max(gaps) < 8
