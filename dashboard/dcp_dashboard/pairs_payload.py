@@ -45,6 +45,6 @@ def read_window(text: str, num_tokens: int) -> Window:
 
 def pairs_payload(plan: Plan, window: Window) -> bytes:
     """Pack the mask of a window, taken from the plan's own form of the mask; O(pairs)."""
-    visible = plan.slabs.tile(*window)
+    visible = plan.mask_tile(*window)
     bits = np.packbits(visible, axis=1).ravel()
     return encode("dcp.pairs/1", {"tokens": list(window)}, {"bits": bits})

@@ -6,6 +6,7 @@ from .dataset import Dataset, read_dataset
 from .diagnostics import Diagnostic, Edit, Fix, did_you_mean
 from .errors import DatasetError, DCPError, ExchangeError, SpecError
 from .form import BlockCounts, Form
+from .form_items import form_of, items_of
 from .formatter import format_source
 from .guard import Guard
 from .interchange.block_tables import BlockTables, build_block_tables
@@ -34,6 +35,7 @@ from .packing import pack
 from .parser import Program, parse
 from .pictures.picture import Picture
 from .pictures.preview import preview
+from .placed_form import PlacedForm
 from .report import Report, Verdict
 from .rows import Rows
 from .sample import Sample
@@ -42,7 +44,8 @@ from .slabs import Slabs
 from .sparsity import BatchShape, BlockKind, BlockSparsity
 from .spec import Spec, check, check_report, load
 from .stack import HeadError, HeadMask, Stack, StackLayer
-from .strided import Strided
+from .strided import Strided, StridedPart
+from .tiles import Tiles
 from .transposed import Columns
 
 __all__ = [
@@ -71,6 +74,7 @@ __all__ = [
     "MaskDifference",
     "MaskMod",
     "Picture",
+    "PlacedForm",
     "Program",
     "Proposal",
     "Report",
@@ -82,6 +86,8 @@ __all__ = [
     "Stack",
     "StackLayer",
     "Strided",
+    "StridedPart",
+    "Tiles",
     "VarlenCall",
     "Verdict",
     "as_slabs",
@@ -99,12 +105,14 @@ __all__ = [
     "example_call",
     "export_mask",
     "find_difference",
+    "form_of",
     "format_source",
     "implies",
     "import_mask",
     "intersect",
     "is_empty",
     "is_equal",
+    "items_of",
     "load",
     "make_folder",
     "pack",

@@ -13,7 +13,7 @@ from dcp_dsl.block_borders import Cuts, find_borders
 from dcp_dsl.block_count import count_slab_blocks
 from dcp_dsl.form import BlockCounts, Form
 from dcp_dsl.slabs import Slabs
-from dcp_dsl.sparsity import BatchShape, BlockKind, BlockSparsity
+from dcp_dsl.sparsity import BatchShape, BlockKind, BlockSparsity, place_forms
 
 Ints = NDArray[np.int64]
 
@@ -110,19 +110,13 @@ def _count(
 ) -> BlockCounts:
     """Count the blocks of all slabs at once and those of other forms one by one."""
     found = count_slab_blocks(slabs, *bounds)
-    others = [(s, i) for i, s in enumerate(sequences) if not isinstance(s, Slabs)]
+    others = place_forms(sequences, batch)
     if not others:
         return found
     parts = [(found.row, found.col, found.pairs)]
-    for form, index in others:
-        start, end = batch.cu_seqlens[index : index + 2].tolist()
-        own, base = [], []
-        for borders in bounds:
-            low, high = np.searchsorted(borders, [start, end]) if end > start else (0, 0)
-            own.append(borders[low : high + 1] - start)
-            base.append(int(low))
-        counted = form.count_blocks(own[0], own[1])
-        parts.append((counted.row + base[0], counted.col + base[1], counted.pairs))
+    for placed in others:
+        counted = placed.count_blocks(*bounds)
+        parts.append((counted.row, counted.col, counted.pairs))
     row, col, pairs = (np.concatenate(c) for c in zip(*parts, strict=True))
     order = np.lexsort((col, row))
     sizes = np.diff(found.piece_ptr)

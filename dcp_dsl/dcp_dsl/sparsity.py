@@ -3,6 +3,7 @@
 Positions are tokens of one packed batch, sequence after sequence; ranges are half-open.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl.arrays import readonly
 from dcp_dsl.form import Form
+from dcp_dsl.placed_form import PlacedForm
 from dcp_dsl.slabs import Slabs
 
 
@@ -58,6 +60,13 @@ class BatchShape:
     def num_tokens(self) -> int:
         """Number of tokens T of the whole batch."""
         return int(self.cu_seqlens[-1])
+
+
+def place_forms(sequences: Sequence[Form], batch: BatchShape) -> tuple[PlacedForm, ...]:
+    """Give the masks that are no slabs, each where its sequence lies in the batch."""
+    starts = batch.cu_seqlens[:-1].tolist()
+    found = zip(sequences, starts, strict=True)
+    return tuple(PlacedForm(s, at, at) for s, at in found if not isinstance(s, Slabs))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,6 +145,11 @@ class BlockSparsity:
     def num_pairs(self) -> int:
         """Visible (query, key) pairs of the whole batch."""
         return int(self.pairs.sum())
+
+    @property
+    def others(self) -> tuple[PlacedForm, ...]:
+        """The masks of the sequences that are no slabs: with `slabs`, the mask of the batch."""
+        return place_forms(self.forms, self.batch) if self.forms else ()
 
     @property
     def has_slabs(self) -> bool:

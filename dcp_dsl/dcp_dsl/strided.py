@@ -96,7 +96,8 @@ class Strided:
 
     def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
         """Count the visible pairs of every block; see `Form`."""
-        found = [_count_part(part, self.period, q_bounds, kv_bounds) for part in self.parts]
+        found = [(np.empty(0, np.int64),) * 3]
+        found += [_count_part(part, self.period, q_bounds, kv_bounds) for part in self.parts]
         row, col, pairs = (np.concatenate(c) for c in zip(*found, strict=True))
         if len(row) == 0:
             return BlockCounts.without_slabs(row, col, pairs)

@@ -33,12 +33,16 @@ TABLES: Mapping[str, Mapping[str, pa.DataType]] = {
         "q_start": _I64, "q_end": _I64, "kv_start": _I64, "kv_end": _I64, "start_slope": _U8,
         "end_slope": _U8,
     },
+    "forms": {
+        "kind": _TEXT, "q_start": _I64, "kv_start": _I64, "tokens": _I64,
+        "items": pa.list_(pa.int64()),
+    },
     "events": {
         "source": _TEXT, "device": _I32, "lane": _TEXT, "name": _TEXT, "is_backward": _BOOL,
         "division": _I32, "peer": _I32, "size_bytes": _I64, "start_ns": _I64, "end_ns": _I64,
     },
 }  # fmt: skip
-"""Every table of a plan file: its columns in order, with their types."""
+"""Every table of a plan file: its columns in order, with their types; `forms` where there are."""
 _GROUPED = ("tiles", "transfers")  # have a column `group` more if there are several head groups
 
 _MAGIC = b"ARROW1\0\0"
@@ -55,7 +59,9 @@ def encode_table(name: str, columns: Columns) -> bytes:
     kinds = _kinds_of(name, is_grouped="group" in columns)
     schema = pa.schema([pa.field(key, kind) for key, kind in kinds.items()])
     arrays = [
-        _list_array(*columns[key]) if pa.types.is_list(kind) else pa.array(columns[key], kind)
+        _list_array(kind.value_type, *columns[key])
+        if pa.types.is_list(kind)
+        else pa.array(columns[key], kind)
         for key, kind in kinds.items()
     ]
     sink = pa.BufferOutputStream()
@@ -65,9 +71,10 @@ def encode_table(name: str, columns: Columns) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def _list_array(pointers: Column, values: Column) -> Any:  # Any: the stubs miss list arrays
+# Any: the stubs miss list arrays and their types
+def _list_array(kind: Any, pointers: Column, values: Column) -> Any:
     offsets = pa.array(np.asarray(pointers), pa.int32())
-    return pa.ListArray.from_arrays(offsets, pa.array(values, pa.int32()))
+    return pa.ListArray.from_arrays(offsets, pa.array(values, kind))
 
 
 def decode_table(

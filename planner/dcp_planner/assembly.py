@@ -9,7 +9,16 @@ from dcp_planner.cluster import Cluster
 from dcp_planner.emission import Emission, emit
 from dcp_planner.head_groups import folded, in_groups
 from dcp_planner.placement import Placement
-from dcp_planner.plan import DIRECTIONS, Blocks, Plan, Provenance, Tiles, Transfers, columns_of
+from dcp_planner.plan import (
+    DIRECTIONS,
+    Blocks,
+    Plan,
+    Provenance,
+    Tiles,
+    Transfers,
+    columns_of,
+    schema_of,
+)
 from dcp_planner.program_table import LAUNCH, REDUCTION, Programs, ProgramTable
 from dcp_planner.routing import find_needs
 from dcp_planner.schedule import Schedule
@@ -57,6 +66,8 @@ def assemble(
         ),
         transfers=_joined(forward, backward),
         slabs=workload.slabs,
+        forms=workload.forms,
+        schema=schema_of(1, workload.forms),
         forward=Programs(forward.programs, devices),
         backward=Programs(_shifted(backward.programs, len(forward.transfers)), devices),
         partitioner=partitioner,

@@ -15,9 +15,9 @@ from dcp_dsl import (
     BlockSparsity,
     Dataset,
     DatasetError,
+    Form,
     Mask,
     Sample,
-    Slabs,
     Spec,
     Stack,
     block_sparsity,
@@ -69,7 +69,7 @@ class Batch:
     use: StackUse | None = None
 
 
-BlockSize: TypeAlias = int | Callable[[Sequence[Sequence[Slabs]]], tuple[BlockSparsity, ...]]
+BlockSize: TypeAlias = int | Callable[[Sequence[Sequence[Form]]], tuple[BlockSparsity, ...]]
 """Tokens per block, or who cuts the sequences, bound to each mask, at the same places."""
 
 
@@ -86,7 +86,7 @@ def batch_of_samples(
     bound = []
     for number, sample in enumerate(samples):
         with _naming(f"sample {number}"):
-            bound.append([mask.bind(sample) for mask in stack.masks])
+            bound.append([mask.compile(sample) for mask in stack.masks])
     origin = f"{spec.name}, samples of the command line"
     return _compile(spec, stack, samples, bound, block_size, origin)
 
@@ -130,7 +130,7 @@ class PackedDataset:
         for row in rows:
             with _naming(f"{path}: row {row}"):
                 samples.append(self.attached.sample(self.dataset[row]))
-                bound.append([mask.bind(samples[-1]) for mask in stack.masks])
+                bound.append([mask.compile(samples[-1]) for mask in stack.masks])
         origin = f"{path}, batch {index} of {len(self)} (rows {rows[0]} to {rows[-1]})"
         return tuple(
             replace(
@@ -211,7 +211,7 @@ def _compile(
     spec: Spec,
     stack: Stack,
     samples: Sequence[Sample],
-    bound: Sequence[Sequence[Slabs]],
+    bound: Sequence[Sequence[Form]],
     block_size: BlockSize,
     origin: str,
 ) -> tuple[Batch, ...]:

@@ -6,12 +6,20 @@ begins), a border costs nothing and saves bytes. Kernels cut blocks again into t
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import BlockKind, BlockSparsity, Form, as_slabs, block_sparsity
+from dcp_dsl import (
+    BlockKind,
+    BlockSparsity,
+    Columns,
+    Form,
+    Slabs,
+    Strided,
+    block_sparsity,
+)
 from dcp_planner.cluster import Cluster
 from dcp_planner.config import PlanConfig
 from dcp_planner.packing import loads_of, pack_largest_first
@@ -39,7 +47,7 @@ def cut_blocks(sequences: Sequence[Form], block: int) -> BlockSparsity:
         block: most tokens of a block.
 
     Returns:
-        Exact block sparsity in slabs; queries and keys are cut at the same places. Breakpoints
+        Exact block sparsity; queries and keys are cut at the same places. Breakpoints
         closer than a sixteenth of a block to a stronger one are left out. O(slabs log slabs +
         tiles).
 
@@ -95,14 +103,14 @@ def choose_block_size(
     least = max(1, least)
     whole = max(1, -(-batch.batch.num_tokens // devices))
     finer = _borders([batch], max(least, whole // 2))
-    if len(count_pairs(batch.slabs, finer)[2]) > 4 * MOST_TILES * devices:
+    if len(count_pairs(batch.slabs, finer, batch.others)[2]) > 4 * MOST_TILES * devices:
         return max(whole, least)  # one block per device: tiles grow with the square of the devices
     chosen = max(least, int(share / BLOCKS_PER_DEVICE[0]))
     sizes = (int(share / n * slack) for n in BLOCKS_PER_DEVICE for slack in _SLACK)
     for block in dict.fromkeys(max(least, size) for size in sizes):
         bounds = _borders([batch], block)
         tokens = np.diff(bounds)
-        tiles = len(count_pairs(batch.slabs, bounds)[2])
+        tiles = len(count_pairs(batch.slabs, bounds, batch.others)[2])
         if tiles > MOST_TILES * devices and block < chosen:
             break
         fullest = loads_of(pack_largest_first(tokens, devices), tokens, devices)
@@ -122,17 +130,19 @@ def _check_block(block: int) -> None:
 def _pack(sequences: Sequence[Form]) -> BlockSparsity:
     """Put the sequences one behind the other, each in one block."""
     longest = max((s.num_tokens for s in sequences), default=0)
-    return block_sparsity([as_slabs(s) for s in sequences], max(1, longest), max(1, longest))
+    return block_sparsity(sequences, max(1, longest), max(1, longest))
 
 
 def _borders(batches: Sequence[BlockSparsity], block: int) -> Ints:
     """Give the borders of all token blocks, int64 ``[D+1]``."""
     places, worth = [], []
-    for slabs in (batch.slabs for batch in batches):
+    for slabs, at in (found for batch in batches for found in _all_slabs(batch)):
         rows = slabs.q_end - slabs.q_start
         keys = slabs.kv_end - slabs.kv_start
         start, end = slabs.start_slope == 0, slabs.end_slope == 0  # key ends that stand still
-        places += [slabs.q_start, slabs.q_end, slabs.kv_start[start], slabs.kv_end[end]]
+        places += [
+            at + p for p in (slabs.q_start, slabs.q_end, slabs.kv_start[start], slabs.kv_end[end])
+        ]
         # A border is worth what it keeps apart: the keys of the rows, the rows of the keys.
         worth += [keys, keys, rows[start], rows[end]]
     points, inverse = np.unique(np.concatenate(places), return_inverse=True)
@@ -140,6 +150,21 @@ def _borders(batches: Sequence[BlockSparsity], block: int) -> Ints:
     ends = np.unique(batches[0].batch.cu_seqlens.astype(np.int64))
     least = max(1, block // _SHORTEST_SHARE)
     return _even(_spread(ends, points, strength.astype(np.float64), least), block)
+
+
+def _all_slabs(batch: BlockSparsity) -> Iterator[tuple[Slabs, int]]:
+    """Give the slabs that a batch is made of, and what their positions count from.
+
+    Queries and keys are cut at the same places, so slabs of a transposed mask say the same. Where
+    every row or key has ranges of its own (`Rows`), no place is better than another.
+    """
+    yield batch.slabs, 0
+    for placed in batch.others:
+        match placed.form:
+            case Columns(Slabs() as slabs):
+                yield slabs, placed.q_start
+            case Strided(parts=parts):
+                yield from ((part.slabs, placed.q_start) for part in parts)
 
 
 def _spread(fixed: Ints, points: Ints, strength: NDArray[np.float64], least: int) -> Ints:
@@ -172,7 +197,7 @@ def _even(borders: Ints, block: int) -> Ints:
 
 
 def _count(batch: BlockSparsity, bounds: Ints, block: int) -> BlockSparsity:
-    row, column, pairs = count_pairs(batch.slabs, bounds)
+    row, column, pairs = count_pairs(batch.slabs, bounds, batch.others)
     tokens = np.diff(bounds)
     is_full = pairs == tokens[row] * tokens[column]
     return BlockSparsity(
@@ -186,4 +211,5 @@ def _count(batch: BlockSparsity, bounds: Ints, block: int) -> BlockSparsity:
         kind=np.where(is_full, BlockKind.FULL, BlockKind.PARTIAL).astype(np.uint8),
         pairs=pairs,
         slabs=batch.slabs,
+        forms=batch.forms,
     )

@@ -32,6 +32,8 @@ def digest(plan: Plan) -> str:
     for name in programs.__slots__:
         _add(sha, f"ProgramTable.{name}", getattr(programs, name))
     _add(sha, "slabs", plan.slabs.table())
+    for placed in plan.forms:
+        sha.update(f"form:{placed.q_start}:{placed.kv_start}:{placed.form.digest};".encode())
     return sha.hexdigest()
 
 

@@ -17,12 +17,12 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import Slabs
+from dcp_dsl import PlacedForm, Slabs
 from dcp_planner.cluster import ModelShape
 from dcp_planner.config import MOST_HEAD_GROUPS
 from dcp_planner.errors import PlanError
 from dcp_planner.placement import Placement
-from dcp_planner.plan import DIRECTIONS, GROUPED_SCHEMA, SCHEMA, Blocks, Plan, TransferKind
+from dcp_planner.plan import DIRECTIONS, Blocks, Plan, TransferKind, schema_of
 from dcp_planner.program_table import COPY, Programs, ProgramTable, tabulate_programs
 from dcp_planner.workload import Workload
 
@@ -136,6 +136,7 @@ def tall_workload(workload: Workload, groups: int) -> Workload:
         compute_kind=np.tile(workload.compute_kind, groups),
         compute_pairs=np.tile(workload.compute_pairs, groups),
         slabs=_tall_slabs(workload.slabs, first),
+        forms=_tall_forms(workload.forms, first, tokens),
     )
 
 
@@ -165,7 +166,7 @@ def tall(plan: Plan) -> Plan:
         plan,
         shape=shape,
         head_groups=1,
-        schema=SCHEMA,
+        schema=schema_of(1, plan.forms),
         cu_seqlens=_tall_cu_seqlens(plan.cu_seqlens, groups),
         blocks=Blocks(
             _shifted(blocks.sequence, len(plan.cu_seqlens) - 1, groups),
@@ -185,6 +186,7 @@ def tall(plan: Plan) -> Plan:
             group=None,
         ),
         slabs=_tall_slabs(plan.slabs, first),
+        forms=_tall_forms(plan.forms, first, plan.num_tokens),
         forward=forward,
         backward=backward,
     )
@@ -202,7 +204,7 @@ def folded(plan: Plan, workload: Workload, groups: int) -> Plan:
         plan,
         shape=workload.shape,
         head_groups=groups,
-        schema=GROUPED_SCHEMA,
+        schema=schema_of(groups, workload.forms),
         cu_seqlens=workload.cu_seqlens,
         blocks=Blocks(
             workload.block_sequence,
@@ -222,6 +224,7 @@ def folded(plan: Plan, workload: Workload, groups: int) -> Plan:
             group=(transfers.block // count).astype(np.uint8),
         ),
         slabs=workload.slabs,
+        forms=workload.forms,
         forward=forward,
         backward=backward,
     )
@@ -279,6 +282,15 @@ def _tall_slabs(slabs: Slabs, first: Ints) -> Slabs:
         (slabs.kv_end[None] + keys).ravel(),
         np.tile(slabs.start_slope, groups),
         np.tile(slabs.end_slope, groups),
+    )
+
+
+def _tall_forms(forms: tuple[PlacedForm, ...], first: Ints, tokens: int) -> tuple[PlacedForm, ...]:
+    """Place every mask once for each group: on its own queries, on the keys that it reads."""
+    return tuple(
+        PlacedForm(f.form, f.q_start + group * tokens, f.kv_start + keys * tokens)
+        for group, keys in enumerate(first.tolist())
+        for f in forms
     )
 
 

@@ -1,19 +1,24 @@
 """Exact visible pairs of every tile, counted from the mask itself: what validation trusts."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import Slabs
+from dcp_dsl import PlacedForm, Slabs
 
 Ints = NDArray[np.int64]
 
 
-def count_pairs(slabs: Slabs, bounds: Ints) -> tuple[Ints, Ints, Ints]:
+def count_pairs(
+    slabs: Slabs, bounds: Ints, forms: Sequence[PlacedForm] = ()
+) -> tuple[Ints, Ints, Ints]:
     """Count the visible pairs of every non-empty tile.
 
     Args:
         slabs: the mask, in packed positions.
         bounds: int64 ``[D+1]``, borders of the token blocks, for queries and keys alike.
+        forms: the masks of sequences without slabs, which lie between borders.
 
     Returns:
         ``q_block``, ``kv_block``, ``pairs``, each int64 ``[W]``, sorted by (q_block, kv_block). O(N
@@ -49,9 +54,14 @@ def count_pairs(slabs: Slabs, bounds: Ints) -> tuple[Ints, Ints, Ints]:
 
     pairs = keys_below(high) - keys_below(low)
     tile = row[piece] * (len(bounds) - 1) + column
-    found, inverse = np.unique(tile[pairs > 0], return_inverse=True)
+    tile, pairs = tile[pairs > 0], pairs[pairs > 0]
+    for form in forms:
+        own = form.count_blocks(bounds, bounds)
+        tile = np.concatenate([tile, own.row * (len(bounds) - 1) + own.col])
+        pairs = np.concatenate([pairs, own.pairs])
+    found, inverse = np.unique(tile, return_inverse=True)
     totals = np.zeros(len(found), np.int64)
-    np.add.at(totals, inverse, pairs[pairs > 0])
+    np.add.at(totals, inverse, pairs)
     return found // (len(bounds) - 1), found % (len(bounds) - 1), totals
 
 

@@ -12,12 +12,14 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import BlockKind, Slabs, readonly
+from dcp_dsl import BlockKind, PlacedForm, Slabs, readonly
 from dcp_planner.cluster import Cluster, ModelShape
 
 SCHEMA = "dcp.plan/2"
 GROUPED_SCHEMA = "dcp.plan/3"
 """Of plans with more than one head group: tiles and transfers have one column more."""
+FORMS_SCHEMA = "dcp.plan/4"
+"""Of plans whose mask is not slabs alone: there is one table more. In head groups or not."""
 
 Direction: TypeAlias = Literal["forward", "backward"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
@@ -233,6 +235,7 @@ class Plan:
         cu_seqlens: int32 ``[S+1]``, sequences of the packed batch.
         blocks, tiles, transfers: the tables.
         slabs: the exact mask in packed coordinates; a partial tile's mask is `slabs` cut to it.
+        forms: the exact masks of the sequences that have no slabs, at their places.
         forward, backward: one program per device, in device order; made from a table on demand.
         partitioner: who placed it, for example ``"kahypar"``.
         provenance: where the mask came from, or ``None``.
@@ -256,6 +259,7 @@ class Plan:
     warnings: tuple[str, ...] = ()
     schema: str = field(default=SCHEMA)
     head_groups: int = 1
+    forms: tuple[PlacedForm, ...] = ()
 
     def __post_init__(self) -> None:
         cu = readonly("Plan.cu_seqlens", self.cu_seqlens, np.int32, (None,))
@@ -271,6 +275,15 @@ class Plan:
         """Devices R of the cluster."""
         return self.cluster.num_devices
 
+    def mask_tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> NDArray[np.bool_]:
+        """Give the exact mask of some queries and keys of the batch, bool ``[queries, keys]``."""
+        window = (q_start, q_end, kv_start, kv_end)
+        seen = self.slabs.tile(*window)
+        for placed in self.forms:
+            if placed.q_start < q_end and q_start < placed.q_end:
+                seen |= placed.tile(*window)
+        return seen
+
     def programs(self, direction: Direction) -> Sequence[DeviceProgram]:
         """Give the programs of all devices in one direction."""
         return self.forward if direction == "forward" else self.backward
@@ -284,6 +297,13 @@ class Plan:
         blocks = self.local_blocks(device)
         spans = zip(self.blocks.start[blocks], self.blocks.end[blocks], strict=True)
         return np.concatenate([np.empty(0, np.int64), *(np.arange(a, b) for a, b in spans)])
+
+
+def schema_of(head_groups: int, forms: Sequence[PlacedForm]) -> str:
+    """Give the version of the layout that a plan needs: the oldest that can hold it."""
+    if forms:
+        return FORMS_SCHEMA
+    return SCHEMA if head_groups == 1 else GROUPED_SCHEMA
 
 
 def columns_of(table: Blocks | Tiles | Transfers) -> dict[str, NDArray[np.generic]]:

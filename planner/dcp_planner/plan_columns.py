@@ -6,18 +6,17 @@ from typing import cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import Slabs
+from dcp_dsl import PlacedForm, Slabs, form_of, items_of
 from dcp_planner.arrow_tables import Columns
 from dcp_planner.cluster import Cluster, ModelShape
 from dcp_planner.plan import (
-    GROUPED_SCHEMA,
-    SCHEMA,
     Blocks,
     Plan,
     Provenance,
     Tiles,
     Transfers,
     columns_of,
+    schema_of,
 )
 from dcp_planner.program_table import OPS, ProgramTable, restore_programs, tabulate_programs
 from dcp_planner.trace import LANES, Source, Trace
@@ -28,9 +27,11 @@ _NUMBERS = ("start_ns", "end_ns", "device", "is_backward", "division", "peer", "
 
 
 def columns_of_plan(plan: Plan) -> dict[str, Columns]:
-    """Give every table of a plan but `events`."""
+    """Give every table of a plan but `events`; `forms` only if it has some."""
     cu, programs = plan.cu_seqlens, tabulate_programs(plan)
+    forms = {"forms": _columns_of_forms(plan.forms)} if plan.forms else {}
     return {
+        **forms,
         "sequences": {"sequence": np.arange(len(cu) - 1), "start": cu[:-1], "end": cu[1:]},
         "blocks": {"block": np.arange(len(plan.blocks)), **columns_of(plan.blocks)},
         "tiles": dict(columns_of(plan.tiles)),
@@ -83,6 +84,7 @@ def plan_of_columns(
     if not np.array_equal(cu[:-1], sequences["start"]):
         raise ValueError("sequences: expected each start at the end before it")
     slabs = tables["slabs"]
+    forms = _forms_of(tables["forms"], int(cu[-1])) if "forms" in tables else ()
     forward, backward = restore_programs(
         _program_table(tables["instructions"]), cluster.num_devices
     )
@@ -99,8 +101,9 @@ def plan_of_columns(
         partitioner=partitioner,
         provenance=provenance,
         warnings=warnings,
-        schema=SCHEMA if head_groups == 1 else GROUPED_SCHEMA,
+        schema=schema_of(head_groups, forms),
         head_groups=head_groups,
+        forms=forms,
     )
 
 
@@ -136,6 +139,31 @@ def _trace(events: Columns, source: str, part: slice) -> Trace:
         lane=np.array([LANES.index(lane) for lane in lanes], np.uint8),
         name=tuple(events["name"][part]),
         **{name: events[name][part] for name in _NUMBERS},
+    )
+
+
+def _columns_of_forms(forms: Sequence[PlacedForm]) -> Columns:
+    kinds, items = zip(*(items_of(placed.form) for placed in forms), strict=True)
+    return {
+        "kind": list(kinds),
+        "q_start": np.array([placed.q_start for placed in forms]),
+        "kv_start": np.array([placed.kv_start for placed in forms]),
+        "tokens": np.array([placed.form.num_tokens for placed in forms]),
+        "items": (np.cumsum([0, *map(len, items)]), np.concatenate(items)),
+    }
+
+
+def _forms_of(columns: Columns, num_tokens: int) -> tuple[PlacedForm, ...]:
+    pointers, items = columns["items"]
+    tokens = columns["tokens"].tolist()
+    if any(not 0 < own <= num_tokens for own in tokens):
+        raise ValueError(f"forms.tokens: expected 1 to {num_tokens}, got {tokens[:8]}")
+    places = zip(columns["q_start"].tolist(), columns["kv_start"].tolist(), strict=True)
+    return tuple(
+        PlacedForm(form_of(kind, own, items[first:last]), *place)
+        for kind, own, place, first, last in zip(
+            columns["kind"], tokens, places, pointers[:-1], pointers[1:], strict=True
+        )
     )
 
 

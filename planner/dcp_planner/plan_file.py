@@ -20,7 +20,7 @@ from dcp_planner.cluster import MOST_DEVICES, Cluster, ModelShape
 from dcp_planner.config import MOST_HEAD_GROUPS
 from dcp_planner.errors import PlanError, PlanFileError
 from dcp_planner.fingerprint import digest
-from dcp_planner.plan import GROUPED_SCHEMA, SCHEMA, Plan, Provenance
+from dcp_planner.plan import FORMS_SCHEMA, GROUPED_SCHEMA, SCHEMA, Plan, Provenance
 from dcp_planner.plan_columns import (
     columns_of_plan,
     columns_of_traces,
@@ -80,14 +80,16 @@ def write_plan(
         "shape": asdict(plan.shape),
         "provenance": asdict(plan.provenance) if plan.provenance else None,
         "metrics": measure(plan).to_json(),
-        "tables": {name: _num_rows(name, tables[name]) for name in TABLES},
+        "tables": {name: _num_rows(name, tables[name]) for name in _tables_of(plan.schema)},
         "traces": [{"source": t.source, "events": len(t)} for t in traces],
         "verified": verified,
     }
     if plan.head_groups > 1:
         meta["head_groups"] = plan.head_groups
     members = {_META: json.dumps(meta, indent=1).encode()}
-    members |= {f"{name}.arrow": encode_table(name, tables[name]) for name in TABLES}
+    members |= {
+        f"{name}.arrow": encode_table(name, tables[name]) for name in _tables_of(plan.schema)
+    }
     with replacing(path, PlanFileError) as draft:
         _write_members(draft, members)
 
@@ -111,6 +113,11 @@ def read_plan(path: str | Path, *, limit_bytes: int = LIMIT_BYTES) -> PlanFile:
         raise PlanFileError(f"plan file {path}: {error}") from error
 
 
+def _tables_of(schema: str) -> list[str]:
+    """Give the tables that a plan file of a schema has."""
+    return [name for name in TABLES if name != "forms" or schema == FORMS_SCHEMA]
+
+
 def _num_rows(name: str, columns: Columns) -> int:
     return len(columns[next(iter(TABLES[name]))])
 
@@ -122,7 +129,7 @@ def _write_members(path: Path, members: Mapping[str, bytes]) -> None:
 
 
 def _read_members(path: Path, limit_bytes: int) -> dict[str, bytes]:
-    expected = [_META, *(f"{name}.arrow" for name in TABLES)]
+    expected = [_META, *(f"{name}.arrow" for name in _tables_of(SCHEMA))]
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would never end
             raise PlanFileError(f"expected a regular file, got something else; {_AGAIN}")
@@ -132,9 +139,8 @@ def _read_members(path: Path, limit_bytes: int) -> dict[str, bytes]:
         with zipfile.ZipFile(path) as archive:
             infos = archive.infolist()
             _check_members(infos, expected, size)
-            return {
-                info.filename: archive.read(info) for info in infos if info.filename in expected
-            }
+            known = {*expected, *(f"{name}.arrow" for name in TABLES)}
+            return {info.filename: archive.read(info) for info in infos if info.filename in known}
     except FileNotFoundError:
         raise PlanFileError(f"there is no such file; {_AGAIN}") from None
     except zipfile.BadZipFile as error:
@@ -169,11 +175,12 @@ def _check_members(infos: list[zipfile.ZipInfo], expected: list[str], size: int)
 def _read_parts(members: dict[str, bytes], limit_bytes: int) -> PlanFile:
     meta = _read_meta(members[_META])
     schema = meta.get("schema")
-    if schema not in (SCHEMA, GROUPED_SCHEMA):
+    if schema not in (SCHEMA, GROUPED_SCHEMA, FORMS_SCHEMA):
         raise PlanFileError(
-            f"expected schema {SCHEMA!r} or {GROUPED_SCHEMA!r}, got {schema!r}; {_AGAIN}"
+            f"expected schema {SCHEMA!r}, {GROUPED_SCHEMA!r} or {FORMS_SCHEMA!r}, got {schema!r}; "
+            f"{_AGAIN}"
         )
-    is_grouped = schema == GROUPED_SCHEMA
+    is_grouped = schema == GROUPED_SCHEMA or (schema == FORMS_SCHEMA and "head_groups" in meta)
     groups = _member(meta, "head_groups", int) if is_grouped else 1
     if is_grouped and not 1 < groups <= MOST_HEAD_GROUPS:
         raise PlanFileError(
@@ -182,7 +189,9 @@ def _read_parts(members: dict[str, bytes], limit_bytes: int) -> PlanFile:
         )
     rows = _member(meta, "tables", dict)
     tables = {}
-    for name in TABLES:
+    for name in _tables_of(schema):
+        if f"{name}.arrow" not in members:
+            raise PlanFileError(f"expected {name}.arrow inside, it is missing; {_AGAIN}")
         count = _member(rows, name, int)
         tables[name] = decode_table(
             name, members[f"{name}.arrow"], count, limit_bytes, is_grouped=is_grouped

@@ -13,11 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import BlockKind, Slabs
+from dcp_dsl import BlockKind, PlacedForm, Slabs, form_of, items_of
 from dcp_planner.cluster import Cluster, ModelShape
 from dcp_planner.errors import PlanFileError
 from dcp_planner.fingerprint import digest
-from dcp_planner.plan import GROUPED_SCHEMA, SCHEMA, Blocks, Plan, Tiles, Transfers, columns_of
+from dcp_planner.plan import (
+    FORMS_SCHEMA,
+    GROUPED_SCHEMA,
+    SCHEMA,
+    Blocks,
+    Plan,
+    Tiles,
+    Transfers,
+    columns_of,
+)
 from dcp_planner.program_table import ProgramTable, restore_programs, tabulate_programs
 
 _META = "meta"
@@ -77,7 +86,12 @@ def _encode(plan: Plan, device: int, name: str, programs: ProgramTable) -> bytes
     _add(arrays, "transfers", transfers, np.flatnonzero(mine))
     _add_programs(arrays, programs, np.flatnonzero(programs.device == device))
     arrays["slabs"] = plan.slabs.table()[_slabs_met(plan, arrays["tiles.q_block"])]
-    meta = {
+    forms: list[tuple[str, int, int, int]] = []
+    for placed in plan.forms:
+        if _meets(placed, plan, arrays["tiles.q_block"]):
+            kind, arrays[f"forms.{len(forms)}"] = items_of(placed.form)
+            forms.append((kind, placed.q_start, placed.kv_start, placed.form.num_tokens))
+    meta: dict[str, Any] = {  # Any: a JSON document
         "schema": plan.schema,
         "device": device,
         "digest": name,
@@ -88,6 +102,8 @@ def _encode(plan: Plan, device: int, name: str, programs: ProgramTable) -> bytes
     }
     if plan.head_groups > 1:
         meta["head_groups"] = plan.head_groups
+    if forms:
+        meta["forms"] = forms
     arrays[_META] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
     data = io.BytesIO()
     np.savez_compressed(data, **arrays)  # type: ignore[arg-type]  # a keyword has another type
@@ -104,10 +120,10 @@ def decode_part(data: bytes) -> PlanPart:
         with np.load(io.BytesIO(data), allow_pickle=False) as found:
             arrays: Arrays = {name: found[name] for name in found.files}
         meta = json.loads(arrays[_META].tobytes())
-        if meta["schema"] not in (SCHEMA, GROUPED_SCHEMA):
+        if meta["schema"] not in (SCHEMA, GROUPED_SCHEMA, FORMS_SCHEMA):
             raise PlanFileError(
-                f"expected a part of a {SCHEMA!r} or {GROUPED_SCHEMA!r} plan, got "
-                f"{meta['schema']!r}"
+                f"expected a part of a {SCHEMA!r}, {GROUPED_SCHEMA!r} or {FORMS_SCHEMA!r} plan, "
+                f"got {meta['schema']!r}"
             )
         return PlanPart(int(meta["device"]), str(meta["digest"]), _restore(arrays, meta))
     except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
@@ -131,6 +147,15 @@ def _restore(arrays: Arrays, meta: dict[str, Any]) -> Plan:  # Any: a JSON docum
         partitioner=meta["partitioner"],
         schema=meta["schema"],
         head_groups=int(meta.get("head_groups", 1)),
+        forms=_forms(arrays, meta),
+    )
+
+
+def _forms(arrays: Arrays, meta: dict[str, Any]) -> tuple[PlacedForm, ...]:  # Any: as above
+    found = enumerate(meta.get("forms", ()))
+    return tuple(
+        PlacedForm(form_of(kind, tokens, arrays[f"forms.{n}"].astype(np.int64)), q_start, kv_start)
+        for n, (kind, q_start, kv_start, tokens) in found
     )
 
 
@@ -172,6 +197,12 @@ def _programs(arrays: Arrays) -> ProgramTable:
     # Any: columns of several types, which the table checks
     columns: dict[str, Any] = {f.name: arrays[f"programs.{f.name}"] for f in fields(ProgramTable)}
     return ProgramTable(**columns)
+
+
+def _meets(placed: PlacedForm, plan: Plan, q_blocks: NDArray[np.generic]) -> bool:
+    """Tell whether some of the given blocks have queries of a form."""
+    start = plan.blocks.start[q_blocks]
+    return bool(((placed.q_start <= start) & (start < placed.q_end)).any())
 
 
 def _slabs_met(plan: Plan, q_blocks: NDArray[np.generic]) -> NDArray[np.bool_]:

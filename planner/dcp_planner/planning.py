@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dcp_dsl import BlockSparsity, Slabs
+from dcp_dsl import BlockSparsity, Form
 from dcp_planner.batch import Batch, BlockSize, StackUse
 from dcp_planner.batch_report import BatchFigures, Spread, figures_of, spread_of
 from dcp_planner.build import build_plan
@@ -59,7 +59,7 @@ class Planning:
         """Give the block size, or who cuts."""
         return self._cut if self.block is None else self.block
 
-    def _cut(self, masks: Sequence[Sequence[Slabs]]) -> tuple[BlockSparsity, ...]:
+    def _cut(self, masks: Sequence[Sequence[Form]]) -> tuple[BlockSparsity, ...]:
         sizes = [choose_block_size(forms, self.cluster, self.config) for forms in masks]
         return cut_stack(masks, min(sizes))
 

@@ -8,12 +8,12 @@ the sizes of the byte model. `program_validation` checks what devices do with th
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import BlockKind
+from dcp_dsl import BlockKind, Columns, PlacedForm, Slabs, Strided
 from dcp_planner.config import MOST_HEAD_GROUPS
 from dcp_planner.errors import PlanError
 from dcp_planner.head_groups import tall
 from dcp_planner.pair_count import count_pairs, find_overlap
-from dcp_planner.plan import GROUPED_SCHEMA, SCHEMA, Plan, TransferKind, Transfers
+from dcp_planner.plan import Plan, TransferKind, Transfers, schema_of
 from dcp_planner.program_validation import check_programs
 
 __all__ = ["PlanError", "validate"]
@@ -25,7 +25,7 @@ def validate(plan: Plan) -> None:
     Raises:
         PlanError: names the first invariant that is broken, and where.
     """
-    expected = SCHEMA if plan.head_groups == 1 else GROUPED_SCHEMA
+    expected = schema_of(plan.head_groups, plan.forms)
     if plan.schema != expected:
         raise PlanError(f"plan: expected schema {expected!r}, got {plan.schema!r}; plan it again")
     _check_groups(plan)
@@ -170,11 +170,10 @@ def _check_mask(plan: Plan) -> None:
             f"the mask covers the batch: slabs of {slabs.num_tokens} tokens, batch of "
             f"{plan.num_tokens}"
         )
-    overlap = find_overlap(slabs)
-    if overlap is not None:
-        raise PlanError(f"slabs are disjoint: slab {overlap} shares a pair with another")
+    _check_disjoint(slabs, "slab")
+    _check_forms(plan)
     bounds = np.append(0, blocks.end)
-    q_block, kv_block, pairs = count_pairs(slabs, bounds)
+    q_block, kv_block, pairs = count_pairs(slabs, bounds, plan.forms)
     have = tiles.q_block.astype(np.int64) * len(blocks) + tiles.kv_block
     need = q_block * len(blocks) + kv_block
     if not np.array_equal(have, need):
@@ -196,6 +195,47 @@ def _check_mask(plan: Plan) -> None:
         "a tile is full if and only if every pair of it is visible",
         "tile", "kind", tiles.kind, "pairs", tiles.pairs, "area", area,
     )  # fmt: skip
+
+
+def _check_disjoint(slabs: Slabs, name: str) -> None:
+    overlap = find_overlap(slabs)
+    if overlap is not None:
+        raise PlanError(f"slabs are disjoint: {name} {overlap} shares a pair with another")
+
+
+def _check_forms(plan: Plan) -> None:
+    """Check that each form is the whole mask of one sequence; O((S + N) log) for N slabs."""
+    cu, taken = plan.cu_seqlens, set[int]()
+    for number, placed in enumerate(plan.forms):
+        spans = ((placed.q_start, placed.q_end), (placed.kv_start, placed.kv_end))
+        places = [int(np.searchsorted(cu, start, side="right")) - 1 for start, _ in spans]
+        is_there = [
+            0 <= at < len(cu) - 1 and (cu[at], cu[at + 1]) == span
+            for at, span in zip(places, spans, strict=True)
+        ]
+        is_sole = placed.q_start not in taken and not _rows_between(plan.slabs, *spans[0])
+        if not all(is_there) or not is_sole:
+            raise PlanError(
+                f"every form is the mask of a sequence that has no other: broken at form {number} "
+                f"(queries {spans[0][0]} to {spans[0][1]}, keys {spans[1][0]} to {spans[1][1]})"
+            )
+        taken.add(placed.q_start)
+        for slabs in _slabs_inside(placed):
+            _check_disjoint(slabs, f"form {number}, slab")
+
+
+def _rows_between(slabs: Slabs, start: int, end: int) -> bool:
+    return bool(((slabs.q_start < end) & (slabs.q_end > start)).any())
+
+
+def _slabs_inside(placed: PlacedForm) -> list[Slabs]:
+    """Give the slabs a form is made of; ranges of rows are disjoint by the checks of `Rows`."""
+    match placed.form:
+        case Columns(Slabs() as slabs):
+            return [slabs]
+        case Strided(parts=parts):
+            return [part.slabs for part in parts]
+    return []
 
 
 def _check_transfers(plan: Plan) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import BlockSparsity, Slabs, as_slabs, block_sparsity, readonly
+from dcp_dsl import BlockSparsity, PlacedForm, Slabs, readonly
 from dcp_planner.cluster import ModelShape
 
 
@@ -21,7 +21,8 @@ class Workload:
         compute_q, compute_kv: int32 ``[W]``, token block of the tile's queries and keys; sorted.
         compute_kind: uint8 ``[W]``, `BlockKind`.
         compute_pairs: int64 ``[W]``, exact visible pairs.
-        slabs: the exact mask.
+        slabs: the exact mask of the sequences that are slabs.
+        forms: those of the others.
     """
 
     shape: ModelShape
@@ -34,6 +35,7 @@ class Workload:
     compute_kind: NDArray[np.uint8]
     compute_pairs: NDArray[np.int64]
     slabs: Slabs
+    forms: tuple[PlacedForm, ...] = ()
 
     def __post_init__(self) -> None:
         blocks, tiles = len(self.block_start), len(self.compute_q)
@@ -72,7 +74,6 @@ def build_workload(sparsity: BlockSparsity, shape: ModelShape) -> Workload:
 
     Raises:
         ValueError: if queries and keys are cut at different places.
-        DatasetError: if a mask is no slabs and would be too many of them.
     """
     if not np.array_equal(sparsity.q_bounds, sparsity.kv_bounds):
         raise ValueError(
@@ -91,13 +92,6 @@ def build_workload(sparsity: BlockSparsity, shape: ModelShape) -> Workload:
         compute_kv=sparsity.col_idx,
         compute_kind=sparsity.kind,
         compute_pairs=sparsity.pairs,
-        slabs=_slabs_of(sparsity),
+        slabs=sparsity.slabs,
+        forms=sparsity.others,
     )
-
-
-def _slabs_of(sparsity: BlockSparsity) -> Slabs:
-    """Give the mask of the whole batch as slabs, whatever form its sequences have."""
-    if sparsity.has_slabs:
-        return sparsity.slabs
-    length = max(1, sparsity.batch.num_tokens)
-    return block_sparsity([as_slabs(form) for form in sparsity.forms], length, length).slabs

@@ -122,7 +122,7 @@ def prepare_device(plan: Plan, device: int, segment_rows: int) -> DevicePlan:
     """
     heads, plan = HeadLayout(plan.shape, plan.head_groups), tall(plan)
     tiles = np.flatnonzero(plan.tiles.device == device)
-    pieces = cut_pieces(plan.blocks, plan.tiles, plan.slabs, tiles, segment_rows)
+    pieces = cut_pieces(plan.blocks, plan.tiles, plan.slabs, tiles, segment_rows, plan.forms)
     columns = _Columns.of(plan, device)
     local = plan.local_blocks(device)
     return DevicePlan(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dcp_dsl import Columns, Form, Rows, Slabs, Strided
 from dcp_planner import Plan, PlanPart
 from dcp_runtime.executor import DCPExecutor, PreparedPlan
 from dcp_runtime.stacked_plans import BatchPlan, StackedPlans
@@ -70,7 +71,31 @@ class LayerPlans:
 
 def look_back(plan: Plan | PlanPart) -> int:
     """Give the largest ``q - k + 1`` over all visible pairs: the window that contains the mask."""
-    slabs = plan.plan.slabs if isinstance(plan, PlanPart) else plan.slabs
+    plan = plan.plan if isinstance(plan, PlanPart) else plan
+    of_forms = (_look_back(placed.form) for placed in plan.forms)
+    return max(_of_slabs(plan.slabs), *of_forms, 0)
+
+
+def _look_back(form: Form) -> int:
+    """As `look_back`; of tiles, which keep no ranges, all tokens."""
+    match form:
+        case Columns(Slabs() as keys):  # the last query of a key moves at most as the key does
+            return int((keys.kv_end - keys.q_start).max(initial=0))
+        case Columns(Rows() as keys):
+            key = np.repeat(np.arange(keys.num_tokens), np.diff(keys.row_ptr))
+            return int((keys.kv_end - key).max(initial=0))
+        case Rows():
+            row = np.repeat(np.arange(form.num_tokens), np.diff(form.row_ptr))
+            return int((row - form.kv_start).max(initial=-1)) + 1
+        case Strided(period=period, parts=parts):  # distances of a slab have no gaps
+            far = (
+                (_of_slabs(part.slabs) - 1, part.remainders) for part in parts if len(part.slabs)
+            )
+            return max((int((d - (d - r) % period).max(initial=-1)) + 1 for d, r in far), default=0)
+    return form.num_tokens
+
+
+def _of_slabs(slabs: Slabs) -> int:
     if not len(slabs):
         return 0
     rows = slabs.q_end - slabs.q_start - 1

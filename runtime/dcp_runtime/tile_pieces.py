@@ -6,15 +6,17 @@ coarse planning blocks waste no work on a narrow window. Done once per plan and 
 coordinates; `tile_table` moves the pieces to where the blocks lie in buffers.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import BlockKind, Slabs
+from dcp_dsl import BlockKind, PlacedForm, Slabs
 from dcp_planner import Blocks, Tiles
 from dcp_runtime.errors import RunError
+from dcp_runtime.painted_masks import PaintedMask, paint_mask
 from dcp_runtime.row_ranges import CutRanges, Windows, cut_slabs, run_numbers
 
 MAX_RANGES = 2
@@ -87,7 +89,12 @@ class _Cells:
 
 
 def cut_pieces(
-    blocks: Blocks, tiles: Tiles, slabs: Slabs, chosen: NDArray[np.int64], segment_rows: int
+    blocks: Blocks,
+    tiles: Tiles,
+    slabs: Slabs,
+    chosen: NDArray[np.int64],
+    segment_rows: int,
+    forms: Sequence[PlacedForm] = (),
 ) -> TilePieces:
     """Cut tiles into pieces.
 
@@ -97,18 +104,23 @@ def cut_pieces(
         slabs: the mask of the plan.
         chosen: int64 ``[N]``, rows of `tiles`, ascending.
         segment_rows: most query rows of a segment.
+        forms: the masks of the sequences that have no slabs.
 
     Raises:
         RunError: if the plan states another number of pairs than its mask has in these tiles.
 
-    Cost: O(segments times tiles + intervals of the rows of partial tiles).
+    Cost: O(segments times tiles + intervals of the rows of partial tiles), and the pairs, visible
+    or not, of partial tiles of forms.
     """
     cells = _make_cells(blocks, tiles, chosen, segment_rows)
     is_full = tiles.kind[cells.tile] == BlockKind.FULL
     full, partial = cells.only(np.flatnonzero(is_full)), cells.only(np.flatnonzero(~is_full))
     partial = partial.only(np.argsort(partial.q_start, kind="stable"))
+    which = _forms_of(partial, forms)
+    painted = _paint(partial.only(np.flatnonzero(which >= 0)), [forms[i] for i in which if i >= 0])
+    partial = partial.only(np.flatnonzero(which < 0))
     windows = Windows(partial.q_start, partial.q_end, partial.kv_start, partial.kv_end)
-    pieces = _join(_whole(full), _trim(partial, cut_slabs(slabs, windows)))
+    pieces = _join(_whole(full), _trim(partial, cut_slabs(slabs, windows)), painted)
     _check_pairs(tiles, chosen, pieces)
     return pieces
 
@@ -211,17 +223,77 @@ def _store(
     return mask_start, PieceMasks(row_lo, row_hi, np.concatenate(bits))
 
 
-def _join(full: TilePieces, partial: TilePieces) -> TilePieces:
-    """Put pieces into the order of segments, and of tiles within one; masks are the partial's."""
+def _forms_of(cells: _Cells, forms: Sequence[PlacedForm]) -> NDArray[np.int64]:
+    """Give the form that each cell's mask is, int64 ``[C]``; -1 where it is slabs."""
+    order = sorted(range(len(forms)), key=lambda i: forms[i].q_start)
+    starts = np.array([forms[i].q_start for i in order], np.int64)
+    ends = np.array([0, *(forms[i].q_end for i in order)], np.int64)
+    place = np.searchsorted(starts, cells.q_start, side="right")
+    number = np.array([-1, *order], np.int64)[place]
+    return np.where(cells.q_start < ends[place], number, -1)
+
+
+def _paint(cells: _Cells, forms: Sequence[PlacedForm]) -> TilePieces:
+    """Make pieces of cells by painting the form of each; what is empty goes."""
+    spans = zip(*(getattr(cells, n).tolist() for n in _Cells.__slots__[1:]), strict=True)
+    painted = [
+        paint_mask(form, (q0, q1), (k0, k1), MAX_RANGES)
+        for form, (q0, q1, k0, k1) in zip(forms, spans, strict=True)
+    ]
+    found = [mask for mask in painted if mask is not None]
+    cells = cells.only(np.flatnonzero([mask is not None for mask in painted]))
+    rows = cells.q_end - cells.q_start
+    low, high, pairs = (
+        np.array([getattr(mask, name) for mask in found], np.int64)
+        for name in ("low", "high", "pairs")
+    )
+    kind, mask_start, masks = _store_painted(found)
+    return TilePieces(
+        cells.tile, cells.q_start, rows, low, high - low, kind, mask_start, pairs, masks
+    )
+
+
+def _store_painted(
+    painted: Sequence[PaintedMask],
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], PieceMasks]:
+    kind = np.full(len(painted), PieceKind.FULL, np.uint8)
+    mask_start = np.full(len(painted), -1, np.int64)
+    ranges, bits = [np.zeros((2, MAX_RANGES, 0), np.int32)], [np.zeros(0, np.uint8)]
+    num_rows = num_bytes = 0
+    for piece, mask in enumerate(painted):
+        if mask.ranges is not None:
+            kind[piece], mask_start[piece] = PieceKind.RANGES, num_rows
+            num_rows += mask.ranges.shape[2]
+            ranges.append(mask.ranges)
+        elif mask.bits is not None:
+            kind[piece], mask_start[piece] = PieceKind.BITS, num_bytes
+            num_bytes += mask.bits.size
+            bits.append(mask.bits)
+    row_lo, row_hi = np.concatenate(ranges, axis=2)
+    return kind, mask_start, PieceMasks(row_lo, row_hi, np.concatenate(bits))
+
+
+def _join(*parts: TilePieces) -> TilePieces:
+    """Put pieces into the order of segments, and of tiles within one."""
+    shifted, num_rows, num_bytes = [], 0, 0
+    for part in parts:
+        by = np.where(part.kind == PieceKind.RANGES, num_rows, num_bytes)
+        by[part.kind == PieceKind.FULL] = 0
+        shifted.append(replace(part, mask_start=part.mask_start + by))
+        num_rows += part.masks.row_lo.shape[1]
+        num_bytes += part.masks.bits.size
     columns = {
-        name: np.concatenate([getattr(full, name), getattr(partial, name)])
+        name: np.concatenate([getattr(part, name) for part in shifted])
         for name in TilePieces.__slots__
         if name != "masks"
     }
     order = np.lexsort((columns["tile"], columns["q_start"]))
-    return TilePieces(
-        **{name: column[order] for name, column in columns.items()}, masks=partial.masks
+    masks = PieceMasks(
+        np.concatenate([part.masks.row_lo for part in parts], axis=1),
+        np.concatenate([part.masks.row_hi for part in parts], axis=1),
+        np.concatenate([part.masks.bits for part in parts]),
     )
+    return TilePieces(**{name: column[order] for name, column in columns.items()}, masks=masks)
 
 
 def _check_pairs(tiles: Tiles, chosen: NDArray[np.int64], pieces: TilePieces) -> None:

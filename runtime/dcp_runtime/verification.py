@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import torch
 
-from dcp_dsl import DCPError, Mask, Sample, Slabs, Spec, dense_mask
+from dcp_dsl import DCPError, Mask, Sample, Spec, dense_mask
 from dcp_planner import Plan, Provenance
 from dcp_runtime.dense_attention import HeadResults, HeadTensors, Rounding, eager, exact
 from dcp_runtime.errors import RunError
@@ -198,7 +198,7 @@ def _masks(plan: Plan) -> Iterator[tuple[int, int, torch.Tensor]]:
     spans = list(pairwise(cu))
     if plan.provenance is None:
         for start, end in spans:
-            yield start, end, torch.from_numpy(_densify(plan.slabs, start, end))
+            yield start, end, torch.from_numpy(_densify(plan, start, end))
         return
     mask, samples = _rebuild(plan.provenance)
     lengths = [end - start for start, end in spans]
@@ -222,11 +222,11 @@ def _rebuild(provenance: Provenance) -> tuple[Mask, list[Sample]]:
         ) from error
 
 
-def _densify(
-    slabs: Slabs, start: int, end: int
-) -> "np.ndarray[tuple[int, int], np.dtype[np.bool_]]":
+def _densify(plan: Plan, start: int, end: int) -> "np.ndarray[tuple[int, int], np.dtype[np.bool_]]":
     dense = np.zeros((end - start, end - start), bool)
-    for q0, q1, k0, k1, a, b in slabs.table().tolist():
+    for placed in plan.forms:
+        dense |= placed.tile(start, end, start, end)
+    for q0, q1, k0, k1, a, b in plan.slabs.table().tolist():
         for q in range(max(q0, start), min(q1, end)):
             lo, hi = k0 + a * (q - q0), k1 + b * (q - q0)
             dense[q - start, max(lo, start) - start : max(hi, start) - start] = True

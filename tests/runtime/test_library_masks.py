@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dcp_dsl import Sample, as_slabs, block_sparsity, dense_mask, load
+from dcp_dsl import Sample, block_sparsity, dense_mask, load
 from dcp_grammar import MASKS
 from dcp_planner import (
     PARTITIONERS,
@@ -51,7 +51,7 @@ def bind(path):
 
 def plan_of(path, ranks, placement, heads):
     mask, sample = bind(path)
-    sparsity = block_sparsity([as_slabs(mask.bind(sample))] * COPIES, 4, 4)
+    sparsity = block_sparsity([mask.compile(sample)] * COPIES, 4, 4)
     nodes = 2 if ranks % 2 == 0 else 1
     config = PlanConfig(partitioner=placement, routing="node" if nodes == 2 else "direct")
     shape = ModelShape(*heads, 8, 4)

@@ -205,8 +205,8 @@ def compile_batch(spec: Spec, dataset: Dataset, attachment: Attachment, setting:
         )
     samples = [attachment.sample(dataset[i]) for i in chosen]
     start_s = time.perf_counter()
-    slabs = [attachment.mask.bind(sample) for sample in samples]
-    sparsity = cut_blocks(slabs, choose_block_size(slabs, setting.cluster))
+    forms = [attachment.mask.compile(sample) for sample in samples]
+    sparsity = cut_blocks(forms, choose_block_size(forms, setting.cluster))
     compile_s = time.perf_counter() - start_s
     provenance = Provenance(
         spec=spec.source,

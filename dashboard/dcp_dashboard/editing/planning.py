@@ -11,7 +11,7 @@ from dcp_dashboard.editing.planning_choices import BUDGETS
 from dcp_dashboard.editing.source import mask_of, samples_of, text_of, whole
 from dcp_dashboard.folder import DashboardError
 from dcp_dashboard.summary import device_pairs
-from dcp_dsl import BlockSparsity, DCPError, Sample, Slabs, Spec, block_sparsity
+from dcp_dsl import BlockSparsity, DCPError, Form, Sample, Spec, block_sparsity
 from dcp_planner import (
     PARTITIONERS,
     PRESETS,
@@ -48,7 +48,7 @@ class PlanRequest:
         spec: the text.
         call: the mask, as `Spec.mask` takes it.
         samples: of the batch, one behind the other.
-        slabs: the mask of each.
+        forms: the mask of each.
         shape, cluster, config: as the planner takes them.
         block: tokens per block, ``None``: cut where the mask changes, in a size that packs well.
     """
@@ -56,7 +56,7 @@ class PlanRequest:
     spec: Spec
     call: str
     samples: tuple[Sample, ...]
-    slabs: tuple[Slabs, ...]
+    forms: tuple[Form, ...]
     shape: ModelShape
     cluster: Cluster
     config: PlanConfig
@@ -73,13 +73,13 @@ class PlanRequest:
         spec = Spec.from_text(text, name)
         mask = mask_of(spec, request)
         samples = samples_of(spec, mask, request)
-        bound = {sample.to_json(): mask.bind(sample) for sample in samples}
+        bound = {sample.to_json(): mask.compile(sample) for sample in samples}
         block = request.get("block")
         return cls(
             spec=spec,
             call=mask.call,
             samples=samples,
-            slabs=tuple(bound[sample.to_json()] for sample in samples),
+            forms=tuple(bound[sample.to_json()] for sample in samples),
             shape=_shape(request),
             cluster=_cluster(request),
             config=_config(request),
@@ -89,9 +89,9 @@ class PlanRequest:
     def cut(self) -> BlockSparsity:
         """Cut the batch into blocks."""
         if self.block is not None:
-            return block_sparsity(self.slabs, self.block, self.block)
-        block = choose_block_size(self.slabs, self.cluster, self.config)
-        return cut_blocks(self.slabs, block)
+            return block_sparsity(self.forms, self.block, self.block)
+        block = choose_block_size(self.forms, self.cluster, self.config)
+        return cut_blocks(self.forms, block)
 
     @property
     def provenance(self) -> Provenance:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from dcp_dsl import DatasetError, Mask, Sample, Slabs, Spec
+from dcp_dsl import DatasetError, Form, Mask, Sample, Spec
 from dcp_planner import (
     Cluster,
     ModelShape,
@@ -27,7 +27,7 @@ from dcp_planner import (
 from dcp_runtime.data.layer_masks import Slot, join_cycles
 from dcp_runtime.data.planned_batch import PlannedBatch
 from dcp_runtime.data.screening import SKIP_HINT
-from dcp_runtime.data.truncation import truncate_slabs
+from dcp_runtime.data.truncation import truncate
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def make_plans(
 
 
 def _build(
-    request: PlanRequest, forms: Sequence[Sequence[Slabs]], layers: Sequence[int]
+    request: PlanRequest, forms: Sequence[Sequence[Form]], layers: Sequence[int]
 ) -> tuple[Plan, ...]:
     """Plan every distinct mask, all over one ownership of tokens."""
     shape, cluster, config = request.shape, request.cluster, request.config
@@ -165,12 +165,12 @@ def _build(
     return build_stack(list(cut), shape, cluster, config).plans
 
 
-def _bind(sequence: SequenceRequest, masks: Sequence[Mask], sample: Sample) -> Mapping[int, Slabs]:
+def _bind(sequence: SequenceRequest, masks: Sequence[Mask], sample: Sample) -> Mapping[int, Form]:
     """Compile the masks of a sequence, by their number."""
-    found = {number: masks[number].bind(sample) for number in dict.fromkeys(sequence.cycle)}
+    found = {number: masks[number].compile(sample) for number in dict.fromkeys(sequence.cycle)}
     if sequence.num_tokens == sample.length:
         return found
-    return {number: truncate_slabs(s, sequence.num_tokens) for number, s in found.items()}
+    return {number: truncate(form, sequence.num_tokens) for number, form in found.items()}
 
 
 @lru_cache(maxsize=64)

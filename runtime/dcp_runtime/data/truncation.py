@@ -2,7 +2,37 @@
 
 import numpy as np
 
-from dcp_dsl import Slabs
+from dcp_dsl import Columns, Form, Rows, Slabs, Strided, StridedPart, Tiles
+
+
+def truncate(form: Form, num_tokens: int) -> Form:
+    """Restrict an exact mask to its first rows and keys, in the form it has.
+
+    >>> truncate(Columns(Rows(3, [0, 1, 2, 3], [0, 1, 0], [3, 3, 1])), 2).tile(0, 2, 0, 2).tolist()
+    [[True, False], [True, True]]
+    """
+    match form:
+        case Slabs():
+            return truncate_slabs(form, num_tokens)
+        case Rows():
+            return _truncate_rows(form, num_tokens)
+        case Columns(Slabs() as keys):
+            return Columns(truncate_slabs(keys, num_tokens))
+        case Columns(Rows() as keys):
+            return Columns(_truncate_rows(keys, num_tokens))
+        case Strided(period=period, parts=parts):
+            cut = (StridedPart(truncate_slabs(p.slabs, num_tokens), p.remainders) for p in parts)
+            return Strided(num_tokens, period, tuple(cut))
+        case Tiles(predicate=predicate):
+            return Tiles(num_tokens, predicate)
+    raise AssertionError(f"no form: {type(form).__name__}")
+
+
+def _truncate_rows(rows: Rows, num_tokens: int) -> Rows:
+    row_ptr, start, end = rows.row_ranges(0, num_tokens)
+    kept = start < num_tokens
+    counts = np.append(0, np.cumsum(kept))[row_ptr]
+    return Rows(num_tokens, counts, start[kept], np.minimum(end[kept], num_tokens))
 
 
 def truncate_slabs(slabs: Slabs, num_tokens: int) -> Slabs:

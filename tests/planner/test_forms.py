@@ -1,0 +1,186 @@
+"""Plans of masks that are no slabs: trees, caches that drop keys, strides, ids at random."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dcp_dsl import (
+    Columns,
+    PlacedForm,
+    Rows,
+    Sample,
+    Slabs,
+    Spec,
+    Strided,
+    StridedPart,
+    dense_mask,
+)
+from dcp_planner import (
+    Cluster,
+    ModelShape,
+    PlanConfig,
+    PlanError,
+    PlanFileError,
+    build_plan,
+    cut_blocks,
+    decode_part,
+    digest,
+    encode_parts,
+    measure,
+    read_plan,
+    simulate,
+    tall,
+    validate,
+    write_plan,
+)
+
+SPEC = Spec.from_text(
+    """
+token evict
+token subtree_end
+token kind
+token first_key
+mask dropped = causal and q < k.evict
+mask branches = k <= q < k.subtree_end
+mask dilated_window = sliding(60) and (q - k) % 3 == 0
+mask own_start = q.first_key <= k <= q
+"""
+)
+RNG = np.random.default_rng(0)
+
+
+def cases():
+    """Give the mask and sample of each sequence, and the form that it has."""
+    n = 150
+    evict = (np.arange(n) + RNG.integers(1, 40, n)).tolist()
+    ends = [8 * (i // 8 + 1) for i in range(160)]
+    first = np.maximum(np.arange(n) - RNG.integers(0, 50, n), 0).tolist()
+    return [
+        ("slabs", SPEC.mask("causal"), Sample({}, 70)),
+        ("cols", SPEC.mask("dropped"), Sample({"evict": evict}, n)),
+        ("cols", SPEC.mask("branches"), Sample({"subtree_end": ends}, 160)),
+        ("strided", SPEC.mask("dilated_window"), Sample({}, 140)),
+        ("rows", SPEC.mask("own_start"), Sample({"first_key": first}, n)),
+        ("slabs", SPEC.mask("full"), Sample({}, 9)),
+    ]
+
+
+CASES = cases()
+FORMS = [mask.compile(sample) for _, mask, sample in CASES]
+SHAPE = ModelShape(4, 2, 8, 4)
+
+
+@pytest.fixture(scope="module")
+def dense():
+    total = sum(sample.length for *_, sample in CASES)
+    whole, at = np.zeros((total, total), bool), 0
+    for _, mask, sample in CASES:
+        end = at + sample.length
+        whole[at:end, at:end] = dense_mask(mask, sample)
+        at = end
+    return whole
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return build_plan(cut_blocks(FORMS, 32), SHAPE, Cluster(2, 2), PlanConfig("native"))
+
+
+def test_every_form_is_there():
+    assert [form.form for form in FORMS] == [name for name, *_ in CASES]
+    inner = [type(form.keys) for form in FORMS if isinstance(form, Columns)]
+    assert inner == [Rows, Slabs]
+
+
+def test_tiles_are_the_visible_pairs_of_the_dense_mask(plan, dense):
+    bounds = np.append(plan.blocks.start, len(dense))
+    counts = np.add.reduceat(np.add.reduceat(dense.astype(int), bounds[:-1], 0), bounds[:-1], 1)
+    q, kv = np.nonzero(counts)
+    assert np.array_equal(plan.tiles.q_block, q)
+    assert np.array_equal(plan.tiles.kv_block, kv)
+    assert np.array_equal(plan.tiles.pairs, counts[q, kv])
+    assert np.array_equal(plan.mask_tile(0, len(dense), 0, len(dense)), dense)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_a_plan_file_brings_the_forms_back(groups, dense, tmp_path):
+    config = PlanConfig("native", head_groups=groups)
+    plan = build_plan(cut_blocks(FORMS, 64), SHAPE, Cluster(1, 2), config)
+    write_plan(tmp_path / "a.dcpplan", plan, [simulate(plan)])
+    found = read_plan(tmp_path / "a.dcpplan").plan
+    assert (found.schema, found.head_groups) == ("dcp.plan/4", groups)
+    assert digest(found) == digest(plan)
+    assert measure(found) == measure(plan)
+    assert [f.form.digest for f in found.forms] == [f.form.digest for f in plan.forms]
+    assert np.array_equal(found.mask_tile(30, 400, 10, 600), dense[30:400, 10:600])
+    assert len(tall(found).forms) == groups * len(plan.forms)
+
+
+def test_a_part_brings_the_forms_that_its_device_computes(plan, dense):
+    for device, data in enumerate(encode_parts(plan)):
+        part = decode_part(data)
+        assert part.digest == digest(plan)
+        for tile in np.flatnonzero(plan.tiles.device == device):
+            q, kv = plan.tiles.q_block[tile], plan.tiles.kv_block[tile]
+            starts, ends = plan.blocks.start, plan.blocks.end
+            window = tuple(map(int, (starts[q], ends[q], starts[kv], ends[kv])))
+            own = dense[window[0] : window[1], window[2] : window[3]]
+            assert np.array_equal(part.plan.mask_tile(*window), own)
+
+
+def test_slabs_alone_keep_their_schema_and_their_members(tmp_path):
+    plan = build_plan(cut_blocks(FORMS[:1], 32), SHAPE, Cluster(1, 2), PlanConfig("native"))
+    write_plan(tmp_path / "a.dcpplan", plan)
+    found = read_plan(tmp_path / "a.dcpplan")
+    assert found.plan.schema == "dcp.plan/2"
+    assert "forms" not in found.meta["tables"]
+
+
+def moved(forms, by):
+    return (replace(forms[0], q_start=forms[0].q_start + by), *forms[1:])
+
+
+def doubled_remainder(forms):
+    """A stride whose two slabs share pairs."""
+    placed = next(f for f in forms if isinstance(f.form, Strided))
+    slabs = Slabs(placed.form.num_tokens, [0, 5], [9, 8], [0, 1], [4, 2], [0, 0], [0, 0])
+    broken = Strided(placed.form.num_tokens, 3, (StridedPart(slabs, [0]),))
+    return tuple(replace(f, form=broken) if f is placed else f for f in forms)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: moved(f, 1), "every form is the mask of a sequence that has no other"),
+        (lambda f: moved(f, -70), "every form is the mask of a sequence that has no other"),
+        (lambda f: (*f, f[0]), "every form is the mask of a sequence that has no other"),
+        (lambda f: (*f, PlacedForm(FORMS[0], 0, 0)), "that has no other"),
+        (lambda f: (*f, PlacedForm(FORMS[0], -4, 0)), "that has no other"),
+        (lambda f: f[1:], "tiles cover every visible pair exactly once"),
+        (doubled_remainder, "slabs are disjoint: form 2, slab 1 shares a pair"),
+    ],
+)
+def test_broken_forms_are_named(plan, change, message):
+    validate(plan)
+    with pytest.raises(PlanError, match=message):
+        validate(replace(plan, forms=change(plan.forms)))
+
+
+def test_a_plan_of_forms_under_an_older_schema_is_refused(plan):
+    with pytest.raises(PlanError, match=r"expected schema 'dcp\.plan/4', got 'dcp\.plan/2'"):
+        validate(replace(plan, schema="dcp.plan/2"))
+
+
+def test_a_file_whose_forms_are_gone_is_refused(plan, tmp_path):
+    import zipfile
+
+    path = tmp_path / "a.dcpplan"
+    write_plan(path, plan)
+    with zipfile.ZipFile(path) as archive:
+        members = {n: archive.read(n) for n in archive.namelist() if n != "forms.arrow"}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    with pytest.raises(PlanFileError, match=r"expected forms\.arrow inside, it is missing"):
+        read_plan(path)
