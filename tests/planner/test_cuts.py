@@ -129,9 +129,9 @@ def test_few_tokens_on_thousands_of_devices_are_not_cut_into_single_pairs():
 def test_no_cut_is_tried_that_is_finer_than_the_shortest_block(monkeypatch, devices):
     tried = []
 
-    def counted(slabs, bounds):
+    def counted(slabs, bounds, forms):
         tried.append(int(np.diff(bounds).min()))
-        return count_pairs(slabs, bounds)
+        return count_pairs(slabs, bounds, forms)
 
     monkeypatch.setattr("dcp_planner.cuts.count_pairs", counted)
     choose_block_size([Slabs(2048, [0], [2048], [0], [1], [0], [1])], Cluster(1, devices))
