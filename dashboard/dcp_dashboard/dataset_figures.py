@@ -136,6 +136,8 @@ def spread_figure(report: DatasetReport) -> go.Figure | None:
         )  # fmt: skip
         if len(centres) == 1:  # one value has no width of its own
             figure.update_xaxes(range=[centres[0] - 6, centres[0] + 6], tickvals=centres, **place)
+        if counts.max() < 4:  # no halves of batches
+            figure.update_yaxes(dtick=1, **place)
     _plain(figure)
     figure.update_yaxes(nticks=3)
     figure.update_layout(bargap=0.05, margin={"l": 32, "r": 8, "t": 24, "b": 28})

@@ -125,6 +125,7 @@ def test_histograms_hold_every_batch():
     assert centres.min() > 0
     drawn = spread_figure(report)
     assert [sum(bars.y) for bars in drawn.data] == [3] * 6
+    assert {axis.dtick for axis in drawn.select_yaxes()} == {1}  # no halves of batches
 
 
 def test_the_table_sorts_with_the_unknown_last():

@@ -7,6 +7,7 @@ window.dcp.TileTable = (() => {
   const view = window.dcp.canvas;
   const PAGE = 100;
   const HEADS = ["Tile", "Device", "Division", "Backward", "Kind", "Pairs"];
+  const NUMBERS = ["Device", "Division", "Backward", "Pairs"];
 
   class TileTable {
     // Nothing is fetched before somebody wants to see it.
@@ -53,6 +54,7 @@ window.dcp.TileTable = (() => {
         const cell = document.createElement("th");
         cell.scope = "col";
         cell.textContent = text;
+        if (NUMBERS.includes(text)) cell.className = "dcp-number";
         head.append(cell);
       }
       const body = table.createTBody();
@@ -78,11 +80,16 @@ window.dcp.TileTable = (() => {
       button.dataset.sel = `tile.${tile}~device.${c.tile_device[tile]}~division.${c.tile_division[tile]}`
         + `~q.${c.tile_q[tile]}~kv.${c.tile_kv[tile]}`;
       row.insertCell().append(button);
-      for (const value of [
+      const values = [
         c.tile_device[tile], c.tile_division[tile], c.tile_backward_division[tile],
         c.tile_kind[tile] === 2 ? "full" : "partial", view.count(c.tile_pairs[tile]),
         ...(this.labels ? [this.labels[c.tile_group[tile]]] : []),
-      ]) row.insertCell().textContent = value;
+      ];
+      values.forEach((value, at) => {
+        const cell = row.insertCell();
+        cell.textContent = value;
+        if (NUMBERS.includes(HEADS[at + 1])) cell.className = "dcp-number";
+      });
       return row;
     }
 

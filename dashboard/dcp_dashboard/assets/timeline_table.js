@@ -12,6 +12,8 @@ window.dcp = window.dcp || {};
   const HEADS = [["source", "Trace"], ["device", "Device"], ["kind", "Kind"], ["name", "Name"], ["direction", "Direction"], ["division", "Division"],
     ["peer", "Peer"], ["bytes", "Bytes"], ["start_ns", "Start"], ["duration_ns", "Duration"]];
   const PLAIN = ["source", "direction"]; // nothing to sort by
+  const NUMBERS = ["device", "division", "peer", "bytes", "start_ns", "duration_ns"];
+  const classOf = (column) => (NUMBERS.includes(column) ? "dcp-number" : "");
 
   // Whether a text names a column to sort by, "-" in front: falling.
   const isOrder = (text) => HEADS.some(([column]) => column === (text || "").replace("-", "") && !PLAIN.includes(column));
@@ -81,7 +83,7 @@ window.dcp = window.dcp || {};
       if (PLAIN.includes(column)) return make("th", { scope: "col" }, text);
       const order = sort === column ? "ascending" : sort === `-${column}` ? "descending" : "none";
       const next = { none: column, ascending: `-${column}`, descending: null }[order];
-      return make("th", { scope: "col", "aria-sort": order }, make("button", { type: "button", className: "dcp-link",
+      return make("th", { scope: "col", "aria-sort": order, className: classOf(column) }, make("button", { type: "button", className: "dcp-link",
         onclick: () => window.dcp.state.set({ order: next }) }, text + { none: "", ascending: " ↑", descending: " ↓" }[order]));
     }
 
@@ -115,7 +117,7 @@ window.dcp = window.dcp || {};
         view.duration(columns.start[e] * unit), view.duration((columns.end[e] - columns.start[e]) * unit)];
       const isChosen = window.dcp.timelineSelection.eventOf(sel, trace) === e;
       return make("tr", { "aria-rowindex": number + 2, "aria-selected": String(isChosen), className: isChosen ? "dcp-chosen" : "",
-        onclick: () => this.timeline.select(trace, e) }, ...texts.map((text) => make("td", {}, text)));
+        onclick: () => this.timeline.select(trace, e) }, ...texts.map((text, at) => make("td", { className: classOf(HEADS[at][0]) }, text)));
     }
 
     // Up and down select the neighbouring row, also one that is not in sight.

@@ -29,7 +29,8 @@ KEYS = (
         ("[ ]", "the event before, the next event"),
         ("/ n", "search, next hit"),
         ("o", "open or close a node"),
-        ("Shift and drag", "mark an area and sum it up"),
+        ("Shift and drag", "on its own page: mark an area and sum it up"),
+        ("m", "on its own page: mark what is shown"),
     )),
     ("In the list and in a data set", (
         ("/", "search"),

@@ -362,3 +362,17 @@ def test_a_plan_that_does_nothing_says_so(browser, tmp_path, small_plan):
         page.wait_for_selector(".dcp-timeline-empty")
         assert "no events" in page.locator(".dcp-timeline-empty").inner_text()
         page.close()
+
+
+def test_a_laptop_shows_the_sums_and_every_column(visit):
+    visit.page.set_viewport_size({"width": 1280, "height": 720})
+    page = open_timeline(visit, "?sel=division.1~backward.0~device.0&area=0-20000-0-3")
+    page.wait_for_selector(".dcp-inspector[data-state=shown]")
+    table = page.locator(".dcp-area-table").first.bounding_box()
+    assert table["y"] + 28 < 720  # at least its heading is in sight below all of the selection
+    page.click("button >> text=Table")
+    page.wait_for_selector(".dcp-events tbody tr")
+    box = page.locator(".dcp-event-scroll")
+    assert box.evaluate("(box) => box.scrollWidth - box.clientWidth") <= 0
+    cut = "(all) => all.filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.innerText)"
+    assert page.eval_on_selector_all(".dcp-events :is(th, td)", cut) == []
