@@ -180,6 +180,11 @@ def _bind(host: str, port: int | None) -> socket.socket:
         try:
             return _listen(host, candidate)
         except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                raise DashboardError(
+                    f"cannot listen on {host}: {error.strerror or error}; choose an address of "
+                    "this machine with --host, such as 127.0.0.1, or 0.0.0.0 for all of them"
+                ) from error
             if error.errno != errno.EADDRINUSE or port is not None:
                 raise DashboardError(
                     f"cannot listen on {host} port {candidate}: {error.strerror or error}; choose "

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points, requires
 from io import TextIOWrapper
 from typing import NoReturn
@@ -26,16 +27,33 @@ class EntryPointGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Give the names of all commands, without importing them."""
-        return sorted(entry_points(group=GROUP).names)
+        return sorted(_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command, or give ``None`` if nobody brings it."""
-        found: list[EntryPoint] = list(entry_points(group=GROUP, name=cmd_name))
-        if not found:
+        found = _commands().get(cmd_name)
+        if found is None:
             return None
-        command = found[0].load()
-        assert isinstance(command, click.Command), f"{found[0].value} is no click command"
+        command = found.load()
+        assert isinstance(command, click.Command), f"{found.value} is no click command"
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that was typed, or say which one is meant."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            from dcp_dsl.diagnostics import did_you_mean
+
+            hint = did_you_mean(name, self.list_commands(ctx)) or "`dcpm --help` lists them"
+            ctx.fail(f"there is no command `{name}`; {hint}")
+        return super().resolve_command(ctx, args)
+
+
+@cache  # the help asks for every command, and looking reads what all installed packages say
+def _commands() -> dict[str, EntryPoint]:
+    return {found.name: found for found in entry_points(group=GROUP)}
 
 
 @click.group(cls=EntryPointGroup, context_settings={"help_option_names": ["-h", "--help"]})

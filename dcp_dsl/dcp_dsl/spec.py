@@ -166,7 +166,7 @@ class Spec:
 
     def _with_masks(self, found: Diagnostic) -> Diagnostic:
         """Say which masks there are where a name is unknown."""
-        if found.code != "E101":
+        if not found.message.startswith("unknown name"):
             return found
         near = found.hint if found.hint.startswith("did you mean") else ""
         own = (*self.masks, *self.scope.imported.masks)

@@ -183,6 +183,12 @@ class Cluster:
                 _check_rate(name, getattr(self, name))
         if self.inter_latency_s is not None:
             _check_overhead("inter_latency_s", self.inter_latency_s)
+        if self.num_devices > MOST_DEVICES:
+            raise ClusterError(
+                f"expected a cluster of at most {MOST_DEVICES} devices, got {self.nodes} nodes of "
+                f"{self.devices_per_node}; plan for the devices that share one batch",
+                "nodes",
+            )
 
     @property
     def num_devices(self) -> int:

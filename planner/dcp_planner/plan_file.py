@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from dcp_dsl import check_writable, replacing
 from dcp_planner.arrow_tables import TABLES, Columns, decode_table, encode_table
-from dcp_planner.cluster import MOST_DEVICES, Cluster, ModelShape
+from dcp_planner.cluster import Cluster, ModelShape
 from dcp_planner.config import MOST_HEAD_GROUPS
 from dcp_planner.errors import PlanError, PlanFileError
 from dcp_planner.fingerprint import digest
@@ -131,6 +131,10 @@ def _write_members(path: Path, members: Mapping[str, bytes]) -> None:
 def _read_members(path: Path, limit_bytes: int) -> dict[str, bytes]:
     expected = [_META, *(f"{name}.arrow" for name in _tables_of(SCHEMA))]
     try:
+        if path.is_dir():
+            raise PlanFileError(
+                f"expected a regular file, got a folder; name one in it: {path}/NAME.dcpplan"
+            )
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would never end
             raise PlanFileError(f"expected a regular file, got something else; {_AGAIN}")
         size = path.stat().st_size
@@ -144,7 +148,8 @@ def _read_members(path: Path, limit_bytes: int) -> dict[str, bytes]:
     except FileNotFoundError:
         raise PlanFileError(f"there is no such file; {_AGAIN}") from None
     except zipfile.BadZipFile as error:
-        raise PlanFileError(f"expected a whole zip archive, got: {error}; {_AGAIN}") from error
+        found = _describe(path, error)
+        raise PlanFileError(f"expected a whole zip archive, got: {found}; {_AGAIN}") from error
     except OSError as error:
         raise PlanFileError(f"cannot be read: {error.strerror or error}") from error
     except (NotImplementedError, RuntimeError, EOFError, ValueError, OverflowError) as error:
@@ -152,6 +157,17 @@ def _read_members(path: Path, limit_bytes: int) -> dict[str, bytes]:
         raise PlanFileError(f"damaged zip archive: {error}; {_AGAIN}") from error
     except struct.error as error:
         raise PlanFileError(f"damaged zip archive: {error}; {_AGAIN}") from error
+
+
+def _describe(path: Path, error: zipfile.BadZipFile) -> str:
+    """Say what stands in the place of an archive."""
+    if path.stat().st_size == 0:
+        return "an empty file"
+    with path.open("rb") as file:
+        is_archive = file.read(4) == b"PK\x03\x04"
+    if is_archive:
+        return f"one that is cut short or damaged ({error})"
+    return "another kind of file" + (f", {path.suffix}" if path.suffix != ".dcpplan" else "")
 
 
 def _check_members(infos: list[zipfile.ZipInfo], expected: list[str], size: int) -> None:
@@ -252,10 +268,7 @@ def _record(cls: type[_Record], values: dict[str, Any]) -> _Record:
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         given[field.name] = _member({field.name: value}, field.name, kind)
-    record = cls(**given)
-    if isinstance(record, Cluster) and record.num_devices > MOST_DEVICES:
-        raise ValueError(f"expected at most {MOST_DEVICES} devices, got {record.num_devices}")
-    return record
+    return cls(**given)
 
 
 def _read_provenance(values: object) -> Provenance | None:

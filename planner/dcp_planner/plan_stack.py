@@ -87,7 +87,7 @@ def build_stack(
     config = replace(config, head_groups=1)
     workloads = [build_workload(sparsity, shape) for sparsity, _ in masks]
     for workload in workloads:
-        check_size(workload, cluster, config)
+        check_size(workload, config)
     layers = [count for _, count in masks]
     best: tuple[float, int, list[Placement]] | None = None
     for number, owner in enumerate(_ownerships(workloads, layers, cluster, config)):

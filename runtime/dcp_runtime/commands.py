@@ -18,7 +18,7 @@ MAX_DEFAULT_RANKS = 16
 
 
 @click.command()
-@click.argument("plan", type=click.Path(dir_okay=False))
+@click.argument("plan", type=click.Path())
 @click.option(
     "--ranks", type=click.IntRange(min=1), help="Processes. [default: devices of the plan]"
 )

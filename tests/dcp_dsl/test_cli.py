@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from dcp_dsl import cli
+from dcp_dsl.cli import dcpm
 
 DCPM = [sys.executable, "-c", "from dcp_dsl.cli import main; main()"]
 
@@ -90,3 +94,34 @@ def test_command_without_its_library_says_which_extra_brings_it(
     assert done.returncode == 2
     assert f"pip install 'dcp-dsl[{extra}]'" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["chek", "a.dcpm"], "there is no command `chek`; did you mean `check`?"),
+        (["zzzz"], "there is no command `zzzz`; `dcpm --help` lists them"),
+        (["diff", "a.dcpm", "b.dcpm"], "dcpm diff MASK MASK --spec a.dcpm"),
+        (["check", "a.dcpm", "--json", "--output-format", "sarif"], "leave one of them away"),
+        (["check", "a.dcpm", "--dataset", "rows.jsonl", "--fix"], "leave --fix, --diff, "),
+        (["check", "a.dcpm", "--dataset", "x", "--output-format", "github"], "other formats away"),
+    ],
+)
+def test_wrong_usage_exits_2_and_says_what_is_right(arguments, says):
+    result = CliRunner().invoke(dcpm, arguments)
+    assert result.exit_code == 2
+    assert says in result.stderr
+
+
+def test_help_looks_for_commands_once(monkeypatch):
+    asked = []
+
+    def count(*, real=cli.entry_points, **wanted):
+        asked.append(wanted)
+        return real(**wanted)
+
+    monkeypatch.setattr(cli, "entry_points", count)
+    cli._commands.cache_clear()
+    shown = CliRunner().invoke(dcpm, ["--help"]).stdout
+    assert [name for name in ("check", "plan", "run", "view") if name not in shown] == []
+    assert len(asked) == 1

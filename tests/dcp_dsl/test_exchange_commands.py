@@ -117,3 +117,14 @@ def test_a_file_without_arrays_is_refused_in_words_of_this_project(tmp_path, con
 def test_a_folder_is_no_mask(tmp_path):
     refused = run("import", tmp_path).exception
     assert "got a folder" in str(refused)
+
+
+def test_a_mask_is_compared_on_as_many_tokens_as_the_file_has(tmp_path):
+    out = tmp_path / "mask.npz"
+    assert (
+        run("export", "--mask", "causal", "--len", 19, "--format", "magi", "--out", out).exit_code
+        == 0
+    )
+    assert "equal: the same pairs as causal" in run("import", out, "--mask", "causal").stdout
+    refused = run("import", out, "--mask", "causal", "--len", 20).exception
+    assert "got 19 and 20; compare on a sample of 19" in str(refused)

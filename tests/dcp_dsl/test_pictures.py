@@ -267,6 +267,7 @@ def test_files_and_json_are_written(run, tmp_path):
         (["--mask", "shared", "--sample", "{"], "--sample: not JSON"),
         (["--mask", "shared", "--sample", "len = "], "E0"),
         (["--mask", "casual"], "did you mean `causal`? masks of "),
+        (["--mask", "causal per docs"], "segments are defined by `segment`"),
         (["--mask", "nope"], "; masks of the standard library: agent, "),
     ],
 )

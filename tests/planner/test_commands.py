@@ -389,6 +389,7 @@ def test_validate_tells_what_is_no_plan_from_a_broken_one(pair, folder):
     done = run_process(folder, "validate", "a.dcpm", "gone.dcpplan")
     assert done.returncode == 2
     assert "a.dcpm: expected a whole zip archive" in done.stdout
+    assert "zip archive, got: another kind of file, .dcpm; write it again" in done.stdout
     assert "gone.dcpplan: there is no such file" in done.stdout
 
 
@@ -405,7 +406,10 @@ def test_validate_tells_what_is_no_plan_from_a_broken_one(pair, folder):
         (("--sample", '{"len": 3}', "--block", "0"), "expected 1 to 4294967296 tokens or auto"),
         (("--sample", '{"len": 3}', "--heads", "8/2"), "three numbers such as 8/2/128, got '8/2'"),
         (("--sample", '{"len": 3}', "--heads", "8/3/4"), "must be a multiple"),
-        (("--sample", '{"len": 3}', "--batches", "2"), "--sample gives one batch"),
+        (("--sample", '{"len": 3}', "--batches", "2"), "leave --batches away"),
+        (("--sample", '{"len": 3}', "--batch", "0"), "leave --batch away or give --dataset"),
+        (("--sample", '{"len": 3}', "--tokens", "8k"), "leave --tokens away or give --dataset"),
+        (("--dataset", "rows.jsonl", "--batches", "2"), "x.dcpplan is no folder"),
         (
             ("--sample", '{"len": 3}', "--heads", "4/2/8", "--kv-heads", "4"),
             "leave --kv-heads away",
@@ -476,6 +480,8 @@ def test_plan_takes_columns_as_a_sample_statement_has_them(folder):
         (("a.dcpm", "--sample", '{"len": 3}', "--out", "no/x"), "/no first, or choose another"),
         (("a.dcpm", "--sample", '{"len": 3}', "--backend", "x"), "unknown partitioner 'x'"),
         (("a.dcpm", "--sample", '{"len": 3}', "--cluster", "h100"), "did you mean `h100-dgx`"),
+        (("a.dcpm", "--sample", '{"len": 3}', "--nodes", "99999"), "at most 65536 devices"),
+        ((".", "--sample", '{"len": 3}'), "expected a .dcpm file, got a folder"),
         (("a.dcpm", "--sample", '{"len": 3}', "--nodes", "99999999"), "Cluster.nodes: expected"),
         (
             (

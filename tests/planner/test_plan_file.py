@@ -146,9 +146,10 @@ def test_a_folder_that_is_missing_is_refused(plan, tmp_path):
     ("make", "message"),
     [
         (lambda path: None, "there is no such file; write it again with `dcpm plan"),
-        (lambda path: path.mkdir(), "expected a regular file"),
-        (lambda path: path.write_bytes(b""), "expected a whole zip archive"),
-        (lambda path: path.write_text("hello"), "expected a whole zip archive"),
+        (lambda path: path.mkdir(), r"got a folder; name one in it: .*/NAME\.dcpplan"),
+        (lambda path: path.write_bytes(b""), "expected a whole zip archive, got: an empty file"),
+        (lambda path: path.write_text("hello"), "zip archive, got: another kind of file;"),
+        (lambda path: path.write_bytes(b"PK\3\4"), "got: one that is cut short or damaged"),
         (lambda path: rewrite(path, {"a": b"b"}), "meta.json is missing"),
     ],
 )
@@ -211,7 +212,7 @@ CASES = {
     "nodes text": (edited_meta(cluster__nodes="2"), "expected 'nodes' as int, got '2'"),
     "nodes true": (edited_meta(cluster__nodes=True), "expected 'nodes' as int, got True"),
     "nodes zero": (edited_meta(cluster__nodes=0), "Cluster.nodes: expected a whole number"),
-    "nodes absurd": (edited_meta(cluster__nodes=10**6), "expected at most 65536 devices"),
+    "nodes absurd": (edited_meta(cluster__nodes=10**6), "expected a cluster of at most 65536 devices"),
     "heads": (edited_meta(shape__kv_heads=3), "q_heads must be a multiple of kv_heads"),
     "other heads": (edited_meta(shape__head_dim=64), "a transfer's size follows from"),
     "rate": (edited_meta(cluster__flops_per_s=1e12), "expected the digest"),

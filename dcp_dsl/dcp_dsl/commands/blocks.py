@@ -65,7 +65,8 @@ def blocks(
         return
     full = int((found.kind == 2).sum())
     click.echo(f"{mask.call} on {chosen.length:,} tokens: form {form.form}, digest {form.digest}")
-    click.echo(f"{found.num_blocks:,} blocks of {size} ({full:,} full), {found.num_pairs:,} pairs")
+    count = f"{found.num_blocks:,} block{'s' if found.num_blocks != 1 else ''}"
+    click.echo(f"{count} of {size} ({full:,} full), {found.num_pairs:,} pairs")
     for row, column, pairs in rows[:MAX_LINES]:
         click.echo(f"  ({row}, {column})  {pairs:,}")
     if len(rows) > MAX_LINES:

@@ -70,8 +70,15 @@ def check(
     to standard error. Exit status: 0 without errors (warnings may be shown), 1 with errors or if
     --diff has something to show, 2 if a file cannot be read or written.
     """
+    if as_json and output_format not in ("full", "json"):
+        raise click.UsageError("--json says --output-format json; leave one of them away")
     output_format = "json" if as_json else output_format
     if dataset is not None:
+        if fixes or diffs or lists or output_format not in ("full", "json"):
+            raise click.UsageError(
+                "--dataset checks rows and reports as text or --json; leave --fix, --diff, "
+                "--verdicts and other formats away"
+            )
         from dcp_dsl.commands.check_dataset import check_dataset_command
 
         sys.exit(check_dataset_command(files, dataset, as_json=output_format == "json"))

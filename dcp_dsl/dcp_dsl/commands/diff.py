@@ -32,6 +32,11 @@ def diff(
     """
     from dcp_dsl.mask_algebra import compare_masks
 
+    for name in (left, right):
+        if name.endswith(".dcpm"):
+            raise click.UsageError(
+                f"A and B are masks, `{name}` is a file: dcpm diff MASK MASK --spec {name}"
+            )
     spec = load_spec(spec_path)
     masks = [spec.mask(left), spec.mask(right)]
     both = spec.mask(f"({left}) or ({right})")

@@ -64,6 +64,8 @@ def import_(  # noqa: PLR0913 - one argument per option
     if spec is not None or call is not None:
         loaded = load_spec(spec)
         mask = choose_mask(loaded, call)
+        if sample is None and length is None and not mask.columns:
+            length = str(found.num_tokens)
         bound = mask.bind(choose_sample(loaded, mask, sample, length))
         difference, other = find_difference(found, bound), mask.call
     if as_json:

@@ -38,7 +38,8 @@ def find_difference(left: Slabs, right: Slabs) -> MaskDifference | None:
     """
     if left.num_tokens != right.num_tokens:
         raise ExchangeError(
-            f"expected masks of as many tokens, got {left.num_tokens} and {right.num_tokens}"
+            f"expected masks of as many tokens, got {left.num_tokens} and {right.num_tokens}; "
+            f"compare on a sample of {left.num_tokens}"
         )
     if np.array_equal(left.table(), right.table()):
         return None

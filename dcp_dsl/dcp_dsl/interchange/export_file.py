@@ -69,7 +69,7 @@ def read_export(path: str | Path, format: str | None = None) -> Export:
             return _from_json(source, format)
         return _from_numpy(source, format)
     except FileNotFoundError:
-        raise ExchangeError(f"{path}: no such file") from None
+        raise ExchangeError(f"{path}: no such file; `dcpm export` writes one") from None
     except IsADirectoryError:
         raise ExchangeError(f"{path}: expected an .npz, .npy or .json file, got a folder") from None
     except (OSError, EOFError, UnicodeDecodeError, ValueError, zipfile.BadZipFile) as error:
@@ -90,7 +90,9 @@ def _listed(array: np.ndarray[Any, Any]) -> Any:  # Any: nested lists
 def _from_json(path: Path, wanted: str | None) -> Export:
     document = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(document, dict) or not isinstance(document.get("arrays"), dict):
-        raise ExchangeError(f"{path}: expected a JSON object with `arrays`")
+        raise ExchangeError(
+            f"{path}: expected a JSON object with `arrays`, as `dcpm export` writes"
+        )
     arrays = {name: np.array(value) for name, value in document["arrays"].items()}
     return _export(path, document, arrays, wanted)
 

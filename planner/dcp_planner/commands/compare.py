@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("first", type=click.Path(dir_okay=False))
-@click.argument("second", type=click.Path(dir_okay=False))
+@click.argument("first", type=click.Path())
+@click.argument("second", type=click.Path())
 @click.option(
     "--fail-if",
     "conditions",

@@ -82,7 +82,7 @@ def _heads(
 
 
 @click.command()
-@click.argument("spec", type=click.Path(dir_okay=False))
+@click.argument("spec", type=click.Path())
 @click.option("--dataset", metavar="PATH", help="Parquet or JSON lines file, or a folder of them.")
 @click.option(
     "--sample",
@@ -186,8 +186,8 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
 
     if bool(options["dataset"]) == bool(options["samples"]):
         raise click.UsageError("expected a batch: give either --dataset or --sample")
-    if options["samples"] and options["batches"] > 1:
-        raise click.UsageError("--sample gives one batch; leave --batches away or give --dataset")
+    if options["samples"]:
+        _refuse_options_of_data()
     run = _run(spec, options)
     output = open_output(options["out"], run.num_wanted)
     masks = _plan_all(run, output, options)
@@ -210,6 +210,15 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
             say(f"wrote {report}; `dcpm dashboard {report.parent}` shows it")
     if uses:
         show_stack(uses, rows)
+
+
+def _refuse_options_of_data() -> None:
+    context = click.get_current_context()
+    for name in ("batches", "batch", "tokens"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                f"--sample gives one batch; leave --{name} away or give --dataset"
+            )
 
 
 def _run(spec: str, options: dict[str, Any]) -> "DatasetRun":

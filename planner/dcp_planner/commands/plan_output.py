@@ -150,9 +150,9 @@ def _of_report(path: Path) -> PlanOutput:
 
 
 def _of_folder(folder: Path) -> PlanOutput:
-    if folder.exists() and not folder.is_dir():
+    if folder.suffix == PLAN_SUFFIX or (folder.exists() and not folder.is_dir()):
         raise click.BadParameter(
-            f"{folder} is no folder; with --batches every plan becomes a file of it",
+            f"{folder} is no folder; with --batches every plan becomes a file of one",
             param_hint="--out",
         )
     return PlanOutput(folder=folder, report=folder / REPORT_NAME)

@@ -8,7 +8,7 @@ from dcp_planner.commands.output import print_json, say
 
 
 @click.command()
-@click.argument("plan", type=click.Path(dir_okay=False))
+@click.argument("plan", type=click.Path())
 @click.option(
     "--cluster",
     metavar="NxD|PRESET|FILE",
