@@ -3,10 +3,11 @@
 Layers with local and with global attention alternate, but tokens cannot move between layers: every
 mask gets tiles, divisions and programs of its own over one and the same ownership. Ownerships are
 searched for all masks together and for each alone; for each of them every mask's tiles are placed
-anew, and what takes least time summed over all layers is kept.
+anew, and what takes least time summed over all layers is kept. The portfolio looks at the static
+layouts as well, so that it is never slower than they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,13 +21,18 @@ from dcp_planner.config import PlanConfig
 from dcp_planner.divisions import make_schedule, predict_placement
 from dcp_planner.errors import PlanError
 from dcp_planner.native_partitioner import tiles_placed
+from dcp_planner.packing import loads_of
 from dcp_planner.partitioning import place
 from dcp_planner.placement import Placement
 from dcp_planner.plan import Plan
-from dcp_planner.repair import find_shortfalls
+from dcp_planner.portfolio import Portfolio
+from dcp_planner.repair import caps_of, find_shortfalls
 from dcp_planner.simulator import predict
+from dcp_planner.static_layout import STATIC_KINDS, StaticLayout
 from dcp_planner.validation import validate
 from dcp_planner.workload import Workload, build_workload
+
+PORTFOLIO = Portfolio().name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +78,8 @@ def build_stack(
             cut at the same places (`cut_stack` cuts them so).
         shape: heads and element size.
         cluster: the machine.
-        config: as for `build_plan`; the caps hold for every mask. Heads are in one group.
+        config: as for `build_plan`; every mask is held to the caps as its plan would be there.
+            Heads are in one group.
 
     Raises:
         PlanError: if there is no mask, the masks are cut differently, a mask has too many tiles, or
@@ -89,18 +96,16 @@ def build_stack(
     for workload in workloads:
         check_size(workload, config)
     layers = [count for _, count in masks]
-    best: tuple[float, int, list[Placement]] | None = None
-    for number, owner in enumerate(_ownerships(workloads, layers, cluster, config)):
-        placed = [_place_tiles(w, owner, cluster, config) for w in workloads]
-        seconds = sum(
+
+    def seconds(placed: Sequence[Placement]) -> float:
+        return sum(
             count * predict_placement(w, p, cluster, config).seconds
             for w, p, count in zip(workloads, placed, layers, strict=True)
         )
-        if best is None or seconds < best[0]:
-            best = seconds, number, placed
-    assert best is not None, "at least the ownership for all masks together was tried"
+
+    best = min(_candidates(workloads, layers, cluster, config), key=seconds)
     plans = []
-    for workload, placement in zip(workloads, best[2], strict=True):
+    for workload, placement in zip(workloads, best, strict=True):
         schedule = make_schedule(workload, placement, cluster, config)
         plan = assemble(workload, cluster, placement, schedule, config.partitioner)
         validate(plan)
@@ -120,6 +125,27 @@ def _check(masks: Sequence[tuple[BlockSparsity, int]]) -> None:
                 f"mask {number} of the stack is cut at other places than mask 0; cut them "
                 "together: cut_stack(masks, block)"
             )
+
+
+def _candidates(
+    workloads: Sequence[Workload], layers: Sequence[int], cluster: Cluster, config: PlanConfig
+) -> Iterator[list[Placement]]:
+    """Give placements of all masks, each time over one ownership; the first of equals is kept."""
+    for owner in _ownerships(workloads, layers, cluster, config):
+        yield [_place_tiles(workload, owner, cluster, config) for workload in workloads]
+    if config.partitioner != PORTFOLIO:
+        return
+    cap = caps_of(workloads[0], cluster.num_devices, config).tokens
+    for kind in STATIC_KINDS:
+        found = [StaticLayout(kind).place(workload, cluster, config) for workload in workloads]
+        owner = found[0].device_of_data
+        tokens = loads_of(owner, workloads[0].block_tokens, cluster.num_devices)
+        is_shared = all(np.array_equal(owner, other.device_of_data) for other in found[1:])
+        if is_shared and tokens.max(initial=0) <= cap:
+            yield [
+                replace(p, warnings=find_shortfalls(p, workload, cluster, config))
+                for p, workload in zip(found, workloads, strict=True)
+            ]
 
 
 def _ownerships(
@@ -162,10 +188,15 @@ def _union(workloads: Sequence[Workload], layers: Sequence[int]) -> Workload:
 def _place_tiles(
     workload: Workload, owner: NDArray[np.int32], cluster: Cluster, config: PlanConfig
 ) -> Placement:
-    """Place the tiles of one mask, the tokens being where they are; the fastest way wins."""
+    """Place the tiles of one mask, the tokens being where they are; the fastest way wins.
+
+    Where the queries are is a way as well; the compute tolerance binds it unless the portfolio
+    asks, whose choice is by time alone.
+    """
     start = Placement(owner, owner[workload.compute_q])
     candidates = list(tiles_placed(owner, workload, cluster, config))
-    if not find_shortfalls(start, workload, cluster, config):
+    is_by_time = config.partitioner == PORTFOLIO
+    if is_by_time or not find_shortfalls(start, workload, cluster, config):
         candidates.append(start)
     best = min(candidates, key=lambda p: predict_placement(workload, p, cluster, config).seconds)
     return replace(best, warnings=find_shortfalls(best, workload, cluster, config))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dcp_dsl import Sample, Spec
 from dcp_planner import (
     Cluster,
     ModelShape,
@@ -59,6 +60,21 @@ def test_no_single_ownership_is_faster_than_the_chosen_one(cut):
         owner = place(build_workload(sparsity, ModelShape()), CLUSTER, config).device_of_data
         total = sum(count * predict(_at_queries(s, owner)).seconds for s, count in masks)
         assert chosen <= total * (1 + 1e-9) or _is_overloaded(masks, owner)
+
+
+@pytest.mark.parametrize("layers", [(1, 1), (5, 1), (1, 5)])
+def test_the_portfolio_is_never_slower_than_a_static_layout_that_holds_the_token_cap(layers):
+    samples = [Sample(length=n) for n in (300, 200, 50)]
+    spec = Spec.from_text("mask near = causal and q - k < 7")
+    forms = [[spec.mask(call).bind(s) for s in samples] for call in ("near", "causal")]
+    entries = list(zip(cut_stack(forms, 12), layers, strict=True))
+    ours = build_stack(entries, ModelShape(), CLUSTER, PlanConfig(budget="fast")).seconds()
+    for kind in ("contiguous", "zigzag", "ring", "grid"):
+        config = PlanConfig(f"static:{kind}", budget="fast")
+        plans = [build_plan(sparsity, ModelShape(), CLUSTER, config) for sparsity, _ in entries]
+        seconds = sum(n * predict(plan).seconds for plan, n in zip(plans, layers, strict=True))
+        is_over = any(text.startswith("tokens:") for text in plans[0].warnings)
+        assert is_over or ours <= seconds * (1 + 1e-9), kind
 
 
 def _at_queries(sparsity, owner):
