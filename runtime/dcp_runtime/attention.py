@@ -55,7 +55,6 @@ class _Attention(torch.autograd.Function):
         """Run the forward program of the prepared plan."""
         prepared = executor.prepared
         device = q.device.type if isinstance(q, torch.Tensor) else "cpu"
-        ctx.dtypes = [getattr(x, "dtype", None) for x in (q, kv)]
         if torch.is_autocast_enabled(device):
             q, kv = (_cast(x, torch.get_autocast_dtype(device)) for x in (q, kv))
         with torch.autocast(device, enabled=False):
@@ -70,8 +69,8 @@ class _Attention(torch.autograd.Function):
         """Run the backward program of the plan that forward ran."""
         q, kv, out, lse = ctx.saved_tensors
         with torch.autocast(q.device.type, enabled=False):
-            dq, dkv = ctx.prepared.backward(q, kv, out, lse, dout.contiguous())
-        return None, dq.to(ctx.dtypes[0]), dkv.to(ctx.dtypes[1])
+            dq, dkv = ctx.prepared.backward(q, kv, out, lse, dout)
+        return None, dq, dkv  # autograd casts them to what the arguments were
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

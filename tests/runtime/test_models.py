@@ -1,5 +1,6 @@
 """`DCPExecutor` and `DCPAttn` as training loops use them, on loopback worlds."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import model_scenarios
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
-from dcp_runtime import DCPAttn, DCPExecutor, RunError
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, decode_part, encode_parts
+from dcp_runtime import DCPAttn, DCPExecutor, RunError, forward_pass, loopback
 from dcp_runtime.loopback import LoopbackWorld
 
 RANKS = 3
@@ -65,12 +66,12 @@ def test_compiled_model_breaks_its_graph_and_gives_the_same(lab):
     check(lab, [(plan, qkv, masks[0])], [part])
 
 
-def on_every_rank(case, work):
+def on_every_rank(case, work, **options):
     """Run ``work(executor, q, kv, dout)`` on every rank of a prepared plan."""
     plan, (q, kv, dout), _ = case
 
     def run(transport):
-        executor = DCPExecutor(transport=transport)
+        executor = DCPExecutor(transport=transport, **options)
         executor.prepare(plan)
         rows = torch.tensor(plan.local_tokens(transport.rank))
         return work(executor, q[rows], kv[rows], dout[rows])
@@ -124,7 +125,77 @@ def test_autocast_computes_as_on_cast_tensors_and_gives_gradients_in_the_dtype_g
         assert torch.equal(q.grad, cast[0].grad.float())
         assert torch.equal(kv.grad, cast[1].grad.float())
 
+    on_every_rank(case, work, kernel=kernel)
+
+
+def test_autocast_leaves_float64_as_it_is(lab):
+    case = make(lab, "causal", (60,), 6, dtype=torch.float64)
+
+    def work(executor, q, kv, dout):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert DCPAttn.apply(executor, q, kv).dtype == torch.float64
+
     on_every_rank(case, work)
+
+
+def test_a_second_derivative_is_refused(lab):
+    case = make(lab, "causal", (60,), 6)
+
+    def work(executor, q, kv, dout):
+        out = DCPAttn.apply(executor, q.requires_grad_(), kv)
+        (dq,) = torch.autograd.grad(out, q, dout.requires_grad_(), create_graph=True)
+        with pytest.raises(RuntimeError, match="differentiate twice"):
+            dq.sum().backward()
+
+    on_every_rank(case, work)
+
+
+def test_strided_and_expanded_gradients_are_taken(lab):
+    case = make(lab, "streaming", (90,), 6)
+
+    def work(executor, q, kv, dout):
+        found = []
+        for upper in (dout, dout.transpose(0, 2).contiguous().transpose(0, 2)):
+            q_leaf, kv_leaf = q.clone().requires_grad_(), kv.clone().requires_grad_()
+            DCPAttn.apply(executor, q_leaf, kv_leaf).backward(upper)
+            found.append((q_leaf.grad, kv_leaf.grad))
+        for first, second in zip(*found, strict=True):
+            assert torch.equal(first, second)
+        expanded = torch.ones(1).expand(dout.shape)
+        q_leaf = q.clone().requires_grad_()
+        DCPAttn.apply(executor, q_leaf, kv).backward(expanded)
+        same = q.clone().requires_grad_()
+        DCPAttn.apply(executor, same, kv).backward(expanded.contiguous())
+        assert torch.equal(q_leaf.grad, same.grad)
+
+    on_every_rank(case, work)
+
+
+def test_results_do_not_keep_the_buffers_of_other_ranks_blocks(lab):
+    case = make(lab, "full", (120,), 6)
+
+    def work(executor, q, kv, dout):
+        prepared = executor.prepared
+        out, lse = prepared.forward(q, kv)
+        dq, dkv = prepared.backward(q, kv, out, lse, dout)
+        for result in (out, lse, dq, dkv):
+            assert result.untyped_storage().nbytes() == result.nbytes
+
+    on_every_rank(case, work)
+
+
+def test_half_precision_gradients_do_not_overflow_in_delta(lab):
+    # As under loss scaling: dout * out is far beyond 65504, every result is not.
+    plan, (q, kv, dout), _ = make(lab, "causal", (40,), 6, dtype=torch.float16)
+    kv[:, 1], dout = 30.0, torch.full_like(dout, 4e3)
+
+    def work(executor, q, kv, dout):
+        out, lse = executor.prepared.forward(q, kv)
+        dq, dkv = executor.prepared.backward(q, kv, out, lse, dout)
+        assert torch.isfinite(dq).all()
+        assert torch.isfinite(dkv).all()
+
+    on_every_rank((plan, (q, kv, dout), None), work)
 
 
 def test_two_runs_give_the_same_bits(lab):
@@ -166,6 +237,74 @@ def test_wrong_tensors_on_one_rank_are_an_error_on_all_that_names_it(lab, change
 
     LoopbackWorld(RANKS, timeout_s=10).run(run)
     assert [raised[rank].rank for rank in (0, 2)] == [1, 1]
+
+
+def test_who_could_not_go_on_is_said_as_such(lab):
+    plan, (q, kv, _), _ = make(lab, "causal", (100,), 8)
+
+    def work(executor, q, kv, dout):
+        short = slice(-1 if executor.rank == 2 else None)
+        with pytest.raises(RunError) as caught:
+            DCPAttn.apply(executor, q[short], kv)
+        assert (caught.value.rank == 2) == (executor.rank != 2)
+        return str(caught.value)
+
+    first, second, own = on_every_rank((plan, (q, kv, q), None), work)
+    assert first == second == f"rank 2 failed in the first layer: {own}"
+
+
+def test_of_two_ranks_that_differ_the_first_is_believed(lab):
+    config, cluster = PlanConfig(partitioner="static:zigzag"), Cluster(devices_per_node=2)
+    plans = [
+        build_plan(lab.sparsity_of([lab.masks[name](50)], 16), SHAPE, cluster, config)
+        for name in ("full", "causal")
+    ]
+
+    def run(transport):
+        with pytest.raises(RunError, match="rank 1 has another plan digest than rank 0") as caught:
+            DCPExecutor(transport=transport).prepare(plans[transport.rank])
+        assert caught.value.rank == 1
+
+    LoopbackWorld(2, timeout_s=10).run(run)
+
+
+def test_the_part_of_another_rank_is_refused(lab):
+    plan, *_ = make(lab, "causal", (60,), 8)
+    parts = [decode_part(data) for data in encode_parts(plan)]
+
+    def run(transport):
+        executor = DCPExecutor(transport=transport)
+        turned = parts[(transport.rank + 1) % RANKS]
+        with pytest.raises(RunError, match=r"expected the part of rank \d, got that of"):
+            executor.prepare(turned)
+        executor.prepare(parts[transport.rank])
+
+    LoopbackWorld(RANKS, timeout_s=10).run(run)
+
+
+def test_the_clock_of_the_plan_before_goes_on(lab):
+    plan, *_ = make(lab, "causal", (60,), 8)
+
+    def run(transport):
+        executor = DCPExecutor(transport=transport)
+        first = executor.prepare(plan).recorder
+        assert executor.prepare(plan).recorder.clock is first.clock
+
+    LoopbackWorld(RANKS, timeout_s=10).run(run)
+
+
+def test_a_wrong_gradient_on_one_rank_is_an_error_on_all(lab):
+    case = make(lab, "full", (100,), 8)
+
+    def work(executor, q, kv, dout):
+        prepared = executor.prepared
+        out, lse = prepared.forward(q, kv)
+        prepared.backward(q, kv, out, lse, dout[1:] if executor.rank == 1 else dout)
+
+    says = r"rank 1 failed in division 0 of backward: rank 1: expected dout as out"
+    with pytest.raises(RunError, match=says) as caught:
+        on_every_rank(case, work)
+    assert caught.value.rank == 1
 
 
 def test_another_plan_on_one_rank_is_an_error_on_all_that_names_it(lab):
@@ -232,6 +371,53 @@ def test_nan_is_found_where_it_came_from(lab):
     with pytest.raises(RunError, match=r"rank 1 sent kv|rank 1: out has") as caught:
         LoopbackWorld(RANKS, timeout_s=10).run(run)
     assert caught.value.rank is not None
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_result_that_is_not_finite_is_an_error_on_all(lab, direction):
+    # Queries stay at home with these plans: only the results of rank 1 show it.
+    plan, (q, kv, dout), _ = make(lab, "full", (100,), 12)
+    (q if direction == "forward" else dout)[plan.local_tokens(1)[0]] = torch.nan
+    said = {}
+
+    def run(transport):
+        executor = DCPExecutor(transport=transport, check_finite=True)
+        prepared = executor.prepare(plan)
+        rows = torch.tensor(plan.local_tokens(transport.rank))
+        try:
+            for _ in range(2):  # others hear of it when they next wait for rank 1
+                out, lse = prepared.forward(q[rows], kv[rows])
+                prepared.backward(q[rows], kv[rows], out, lse, dout[rows])
+        except RunError as error:
+            said[transport.rank] = error
+            raise
+
+    with pytest.raises(RunError):
+        LoopbackWorld(RANKS, timeout_s=10).run(run)
+    says = {"forward": "rank 1: out has", "backward": "rank 1: dq has|rank 1 sent dkv"}[direction]
+    for rank in range(RANKS):
+        assert said[rank].rank == 1
+        assert re.search(says, str(said[rank]))
+
+
+def test_a_message_that_is_never_written_is_found(lab, monkeypatch):
+    plan, (q, kv, _), _ = make(lab, "full", (100,), 12)
+    monkeypatch.setattr(loopback, "_deliver", lambda tensors, receiver: receiver.finish())
+    # What memory held before must not pass for a message.
+    monkeypatch.setattr(
+        forward_pass,
+        "working_buffer",
+        lambda own, rows: own.new_zeros(len(own) + rows, *own.shape[1:]),
+    )
+
+    def run(transport):
+        executor = DCPExecutor(transport=transport, check_finite=True)
+        prepared = executor.prepare(plan)
+        rows = torch.tensor(plan.local_tokens(transport.rank))
+        prepared.forward(q[rows], kv[rows])
+
+    with pytest.raises(RunError, match=r"rank \d sent kv \d+ with NaN"):
+        LoopbackWorld(RANKS, timeout_s=10).run(run)
 
 
 def test_one_rank_needs_no_other(lab):

@@ -1,0 +1,84 @@
+"""Plans that no partitioner would make: blocks and tiles anywhere, buffers given back early or not.
+
+Partitioners keep a tile where its queries are or its keys; here queries, results and gradients
+travel everywhere, and rows of buffers take one block after another.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from dcp_planner import (
+    Cluster,
+    ModelShape,
+    PlanConfig,
+    assemble,
+    build_workload,
+    make_schedule,
+    place,
+    possible_groups,
+)
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+HEADS = ((2, 2), (4, 2), (3, 1), (8, 4), (4, 1), (1, 1), (6, 3))
+
+
+def random_plan(lab, masks, shape, rng):
+    """Give a plan of random owners, or None for a mask without pairs."""
+    cluster = Cluster(int(rng.integers(1, 4)), int(rng.integers(1, 4)))
+    config = PlanConfig(
+        "static:zigzag",
+        routing=str(rng.choice(["direct", "node"])),
+        divisions=int(rng.integers(2, 7)),
+        head_groups=int(rng.choice(possible_groups(shape))),
+    )
+    block = max(int(rng.choice([3, 8, 16, 40])), sum(map(len, masks)) // 50)
+    workload = build_workload(lab.sparsity_of(masks, block), shape)
+    placement = place(workload, cluster, config)
+    share = rng.random()  # of what is somewhere else
+
+    def anywhere(devices):
+        moved = rng.random(len(devices)) < share
+        return np.where(moved, rng.integers(cluster.num_devices, size=len(devices)), devices)
+
+    placement = replace(
+        placement,
+        device_of_data=anywhere(placement.device_of_data),
+        device_of_compute=anywhere(placement.device_of_compute),
+    )
+    schedule = make_schedule(workload, placement, cluster, config)
+    schedule = replace(schedule, is_frugal=bool(rng.integers(2)))
+    return assemble(workload, cluster, placement, schedule, "random")
+
+
+def check(lab, seed):
+    rng = np.random.default_rng(seed)
+    names = sorted(lab.masks)
+    lengths = [int(rng.choice([1, 2, rng.integers(1, 120)])) for _ in range(rng.integers(1, 5))]
+    masks = [lab.masks[names[rng.integers(len(names))]](n) for n in lengths]
+    dense = torch.block_diag(*map(torch.tensor, masks)).bool().numpy()
+    if not dense.any():
+        return
+    heads, dim = HEADS[rng.integers(len(HEADS))], int(rng.choice([8, 32, 64, 96, 128]))
+    plan = random_plan(lab, masks, ModelShape(*heads, dim, 4), rng)
+    qkv = lab.random_qkv(seed, len(dense), *heads, dim, DTYPES[rng.integers(len(DTYPES))])
+    kernel = "reference" if seed % 4 == 0 else None
+    got, _ = lab.run_in_threads(plan, *qkv, kernel=kernel, layers=1 + seed % 2)
+    lab.assert_as_exact_as_eager(got, *qkv, dense)
+    for name, blind in (("out", ~dense.any(1)), ("dq", ~dense.any(1)), ("dkv", ~dense.any(0))):
+        assert (got[name][blind] == 0).all()
+
+
+@pytest.mark.parametrize("first", range(0, 30, 10))
+def test_blocks_and_tiles_anywhere_are_exact(lab, first):
+    for seed in range(first, first + 10):
+        check(lab, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1_000, 3_000, 200))
+def test_thousands_of_random_placements_are_exact(lab, first):
+    for seed in range(first, first + 200):
+        check(lab, seed)
