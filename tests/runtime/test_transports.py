@@ -1,0 +1,150 @@
+"""What transports, boards and meetings do when something goes wrong, one step at a time."""
+
+import threading
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from dcp_planner import TransferKind
+from dcp_runtime import RunError, torch_transport
+from dcp_runtime.device_plan import Transfer
+from dcp_runtime.errors import PeerError
+from dcp_runtime.failure_board import FailureBoard, Status, Verdict
+from dcp_runtime.loopback import LoopbackTransport, LoopbackWorld
+from dcp_runtime.meeting import Meeting
+from dcp_runtime.torch_transport import GlooTransport
+from dcp_runtime.transport import Parcel
+
+NEVER_S = 10_000.0
+
+
+def parcel_of(peer, *, is_send, after=None):
+    transfer = Transfer(
+        index=3, kind=TransferKind.KV, block=1, name="kv 1", num_tokens=2, peer=peer,
+        is_send=is_send, slot=0, hop=0, brought_by=-1, planned_bytes=8,
+    )  # fmt: skip
+    return Parcel(transfer, (torch.zeros(2),), 4, after)
+
+
+@pytest.fixture
+def gloo(monkeypatch):
+    """Give a rank's transport without a group, whose board notes what it is told."""
+    transport = GlooTransport.__new__(GlooTransport)
+    transport._timeout_s, transport._link = 1.0, None
+    transport._ranks, transport._groups = [0, 1, 2], [None, None]
+    transport._board = FailureBoard(HashStore(), 0)
+    return transport
+
+
+def test_what_follows_a_lost_message_is_not_sent(gloo, monkeypatch):
+    monkeypatch.setattr(torch_transport.dist, "isend", lambda *_, **__: pytest.fail("sent"))
+    first = parcel_of(2, is_send=False)
+    second = parcel_of(1, is_send=True, after=first)
+    gloo._queues = [None]
+    gloo.start([second])
+    first.finish("Connection reset")
+    assert second.error == "Connection reset"
+
+
+def test_a_connection_that_is_gone_shows_at_the_wait(gloo, monkeypatch):
+    def gone(*_, **__):
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(torch_transport.dist, "isend", gone)
+    monkeypatch.setattr("dcp_runtime.failure_board.GRACE_S", 0.05)
+    parcel = parcel_of(2, is_send=True)
+    gloo._queues = [None]
+    gloo.start([parcel])
+    with pytest.raises(PeerError, match=r"rank 2 is dead or stalled.* until its connection broke"):
+        gloo.wait([parcel], "forward")
+
+
+@pytest.mark.parametrize("error", [None, "Timed out"])
+def test_who_should_have_sent_what_is_forwarded_is_to_blame(gloo, monkeypatch, error):
+    monkeypatch.setattr("dcp_runtime.failure_board.GRACE_S", 0.05)
+    first = parcel_of(2, is_send=False)
+    second = parcel_of(1, is_send=True, after=first)
+    if error is not None:
+        first.finish(error)
+        second.finish(error)
+    with pytest.raises(PeerError, match="rank 2 is dead or stalled") as caught:
+        gloo._give_up(second, "backward")
+    assert (caught.value.rank, caught.value.division) == (2, 4)
+
+
+def test_in_one_process_the_first_sender_is_to_blame_too(monkeypatch):
+    monkeypatch.setattr("dcp_runtime.failure_board.GRACE_S", 0.05)
+    second = parcel_of(1, is_send=True, after=parcel_of(2, is_send=False))
+    with pytest.raises(PeerError, match="rank 2 is dead or stalled"):
+        LoopbackTransport(LoopbackWorld(3), 0)._give_up(second, "forward")
+
+
+def test_a_message_is_what_it_was_when_it_was_sent():
+    world = LoopbackWorld(2)
+    sent, received = parcel_of(1, is_send=True), parcel_of(0, is_send=False)
+    sent.tensors[0].fill_(7)
+    LoopbackTransport(world, 0).start([sent])
+    sent.tensors[0].fill_(8)  # it has left: its rows hold another block by now
+    LoopbackTransport(world, 1).start([received])
+    assert received.tensors[0].tolist() == [7, 7]
+
+
+def test_in_lockstep_one_rank_computes_at_a_time():
+    together = threading.Barrier(2)
+
+    def work(transport):
+        with pytest.raises(threading.BrokenBarrierError):
+            together.wait(0.3)
+        together.reset()
+
+    LoopbackWorld(2, lockstep=True).run(work)
+
+
+def test_ranks_that_wait_for_each_other_are_all_named(monkeypatch):
+    monkeypatch.setattr("dcp_runtime.failure_board.GRACE_S", 0.05)
+    store = HashStore()
+    boards = [FailureBoard(store, rank) for rank in range(3)]
+    boards[1].post(Status("waiting", 2, "forward", 1, ""))
+    boards[2].post(Status("waiting", 1, "forward", 1, ""))
+    error = boards[0].settle(Status("waiting", 1, "forward", 1, ""))
+    assert "ranks 1, 2 wait for each other in division 1 of forward" in str(error)
+
+
+def test_a_rank_that_writes_late_is_not_taken_for_dead():
+    store = HashStore()
+    late = threading.Timer(0.3, FailureBoard(store, 1).raised, ("forward", 2, ValueError("bad")))
+    late.start()
+    error = FailureBoard(store, 0).settle(Status("waiting", 1, "forward", 5, ""))
+    late.join()
+    assert str(error) == "rank 1 failed in division 2 of forward: ValueError: bad"
+
+
+def test_the_first_verdict_is_that_of_all():
+    store = HashStore()
+    first, second = Verdict(1, 0, "rank 1 is dead"), Verdict(2, 3, "rank 2 is dead")
+    assert FailureBoard(store, 0)._publish(first) == first
+    assert FailureBoard(store, 3)._publish(second) == first
+    assert str(FailureBoard(store, 4).settle(Status("waiting", 2, "forward", 0, ""))) == (
+        "rank 1 is dead"
+    )
+
+
+def test_nobody_waits_in_a_meeting_for_a_rank_that_has_failed():
+    store = HashStore()
+    FailureBoard(store, 1).raised("forward", 0, ValueError("bad"))
+    meeting = Meeting(store, 0, 2, FailureBoard(store, 0), NEVER_S)
+    with pytest.raises(RunError, match="rank 1 failed in division 0 of forward") as caught:
+        meeting.meet("", "prepare")
+    assert caught.value.rank == 1
+
+
+def test_meetings_leave_nothing_behind():
+    world = LoopbackWorld(2)
+
+    def work(transport):
+        notes = [transport.meet(f"{n} of {transport.rank}", "here") for n in range(10)]
+        assert notes[7] == ["7 of 0", "7 of 1"]
+
+    world.run(work)
+    assert world.store.num_keys() <= 4  # of the last two
