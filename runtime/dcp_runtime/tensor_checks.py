@@ -19,10 +19,15 @@ def check_tensors(part: DevicePlan, q: torch.Tensor, kv: torch.Tensor) -> None:
     want_q = (tokens, shape.q_heads, shape.head_dim)
     want_kv = (tokens, 2, shape.kv_heads, shape.head_dim)
     if tuple(q.shape) != want_q or tuple(kv.shape) != want_kv:
+        way_out = "take the rows plan.local_tokens(rank) of the packed batch"
+        if (q.ndim, kv.ndim, len(q), len(kv)) == (3, 4, tokens, tokens):
+            way_out = (
+                "plan for the heads of your model: Planning(ModelShape("
+                f"q_heads={q.shape[1]}, kv_heads={kv.shape[2]}, head_dim={q.shape[2]}))"
+            )
         raise RunError(
             f"rank {part.device} owns {tokens} tokens of this plan: expected q {list(want_q)} and "
-            f"kv {list(want_kv)}, got {list(q.shape)} and {list(kv.shape)}; take the rows "
-            "plan.local_tokens(rank) of the packed batch"
+            f"kv {list(want_kv)}, got {list(q.shape)} and {list(kv.shape)}; {way_out}"
         )
     if q.dtype != kv.dtype or q.device != kv.device:
         raise RunError(

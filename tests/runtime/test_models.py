@@ -214,6 +214,10 @@ def test_two_runs_give_the_same_bits(lab):
     ("change", "says"),
     [
         (lambda q, kv: (q[:-1], kv), r"expected q \[\d+, 4, 8\] .*take the rows"),
+        (
+            lambda q, kv: (q.repeat(1, 2, 1), kv),
+            r"ModelShape\(q_heads=8, kv_heads=2, head_dim=8\)",
+        ),
         (lambda q, kv: (q.double(), kv), "share dtype and device, got torch.float64 on cpu"),
         (lambda q, kv: (q, kv.to("meta")), "got torch.float32 on cpu and torch.float32 on meta"),
         (lambda q, kv: (q.int(), kv.int()), "needs floating-point"),
