@@ -66,7 +66,7 @@ def test_first_picture_of_the_first_readme_is_a_plan_for_eight_devices(tmp_path:
         cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "11.9 %" in done.stdout
+    assert "q question  a answer" in done.stdout
     assert "static:zigzag" in done.stdout
     assert read_plan(tmp_path / "runs" / "mine.dcpplan").plan.num_devices == 8
 
