@@ -16,6 +16,7 @@ from dcp_dsl import DatasetError, Spec, read_dataset
 from dcp_planner import Cluster, ModelShape, PlanConfig, digest
 from dcp_runtime import DCPDataloader, RunError
 from dcp_runtime.data.local_data import IGNORE_LABEL
+from dcp_runtime.data.rows import IndexedRows, TokenColumn
 
 SPEC = Spec.from_text("mask band(w: tokens = 20) = causal and q - k < w\nmask whole = causal")
 RANKS = 3
@@ -216,3 +217,34 @@ def test_choices_that_are_no_group_are_refused_with_the_group_that_holds_them(na
     match = rf"{name}: expected a {kind}, got .*; give {name}={kind}\(\.\.\.\)"
     with pytest.raises(RunError, match=match):
         DCPDataloader(rows_of([5]), SPEC.mask("band"), **{name: given})
+
+
+def test_the_lengths_of_a_hugging_face_data_set_come_from_its_tables(monkeypatch):
+    datasets = pytest.importorskip("datasets", exc_type=ImportError)
+    rows = [{"input_ids": list(range(n)), "other": str(n)} for n in (7, 0, 3, 12, 1)]
+    plain = datasets.Dataset.from_list(rows)
+    asked = []
+    monkeypatch.setattr(
+        datasets.Dataset, "__getitem__", lambda self, key: asked.append(key) or rows[key]
+    )
+    for dataset, order in (
+        (plain, [0, 1, 2, 3, 4]),
+        (plain.with_format("torch"), [0, 1, 2, 3, 4]),
+        (plain.select([3, 0, 1]), [3, 0, 1]),
+    ):
+        lengths = IndexedRows(dataset, TokenColumn()).lengths
+        assert lengths.tolist() == [len(rows[row]["input_ids"]) for row in order]
+    assert asked == []
+
+
+def test_rows_that_a_hugging_face_data_set_makes_when_asked_are_counted_one_by_one():
+    datasets = pytest.importorskip("datasets", exc_type=ImportError)
+    plain = datasets.Dataset.from_list([{"input_ids": [1, 2, 3]}, {"input_ids": [4]}])
+    doubled = plain.with_transform(lambda b: {"input_ids": [2 * ids for ids in b["input_ids"]]})
+    assert IndexedRows(doubled, TokenColumn()).lengths.tolist() == [6, 2]
+    texts = datasets.Dataset.from_list([{"input_ids": [1]}, {"input_ids": None}])
+    with pytest.raises(DatasetError, match="row 1 has no column"):
+        _ = IndexedRows(texts, TokenColumn()).lengths
+    floats = datasets.Dataset.from_list([{"input_ids": [0.5]}])
+    with pytest.raises(DatasetError, match="row 0: expected `input_ids` to be integers"):
+        _ = IndexedRows(floats, TokenColumn()).lengths

@@ -16,12 +16,20 @@ Tokens: TypeAlias = NDArray[np.int64]
 TOKEN_COLUMNS = ("tokens", "input_ids")
 """Where tokens are looked for, in this order, unless a column is named."""
 
+ROWS_OF_A_TABLE = 1024
+"""Rows of a Hugging Face data set whose lengths are read at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenColumn:
     """Which column holds the tokens of a row; ``None`` for the first of `TOKEN_COLUMNS`."""
 
     name: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Where it is looked for, in this order."""
+        return TOKEN_COLUMNS if self.name is None else (self.name,)
 
     def read(self, row: Row, index: int) -> Tokens:
         """Give the tokens of a row, int64 ``[length]``; bytes count as one token each.
@@ -34,7 +42,7 @@ class TokenColumn:
                 f"row {index}: expected columns by name, got {type(row).__name__}; "
                 "read_dataset(path) gives the rows of a file"
             )
-        names = TOKEN_COLUMNS if self.name is None else (self.name,)
+        names = self.names
         found = [row[name] for name in names if row.get(name) is not None]
         if not found:
             have = ", ".join(sorted(row)) or "none"
@@ -91,13 +99,14 @@ class IndexedRows:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of every row, int64 ``[N]``; reads all rows where the data set does not say."""
+        """Tokens of every row, int64 ``[N]``; reads all rows where no file or table says it."""
         if self._lengths is None:
             if isinstance(self._dataset, Dataset) and self._tokens.name is None:
                 found = self._dataset.lengths
             else:
-                counts = [len(self.read(index)[1]) for index in range(len(self))]
-                found = np.asarray(counts, np.int64)
+                told = _lengths_of_arrow(self._dataset, self._tokens.names)
+                counts = (len(self.read(index)[1]) for index in range(len(self)))
+                found = np.fromiter(counts, np.int64) if told is None else told
             self._lengths = found
         return self._lengths
 
@@ -174,3 +183,27 @@ class StreamedRows:
             )
         for number, row in enumerate(rows, start=index):
             yield number, row, self.tokens.read(row, number)
+
+
+def _lengths_of_arrow(dataset: Any, names: Sequence[str]) -> NDArray[np.int64] | None:  # Any: HF's
+    """Give the lengths that the Arrow tables of a Hugging Face data set hold; no row is made.
+
+    ``None`` if it is another data set, makes its rows anew when asked, or has rows without tokens.
+    """
+    told = getattr(dataset, "format", None)
+    if not isinstance(told, Mapping) or told.get("type") == "custom":
+        return None
+    name = next((name for name in names if name in told.get("columns", ())), None)
+    if name is None:
+        return None
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lengths = [np.zeros(0, np.int64)]
+    for table in dataset.select_columns([name]).with_format("arrow").iter(ROWS_OF_A_TABLE):
+        column = table[name]
+        is_list = isinstance(column.type, pa.ListType | pa.LargeListType)
+        if column.null_count or not is_list or not pa.types.is_integer(column.type.value_type):
+            return None  # read one by one, they are refused by number
+        lengths.append(pc.list_value_length(column).to_numpy().astype(np.int64))
+    return np.concatenate(lengths)
