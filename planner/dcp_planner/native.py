@@ -204,11 +204,12 @@ def polish(problem: Problem, split: Split, cluster: Cluster, ground: Ground) -> 
     effort, width = ground.effort, cluster.num_devices + cluster.nodes
     if 2 * problem.num_blocks * width > _MOST_CELLS:
         return split
-    board = _whole_board(problem, split, cluster, ground)
     affordable = effort.polish_work // max(1, problem.num_tiles * width)
     sweeps = int(min(effort.polish_sweeps, affordable))
-    _, found = _descend(board, sweeps, effort.fine_noise * _unit(problem), effort)
-    board = _whole_board(problem, found, cluster, ground)
+    if sweeps > 0:
+        board = _whole_board(problem, split, cluster, ground)
+        _, split = _descend(board, sweeps, effort.fine_noise * _unit(problem), effort)
+    board = _whole_board(problem, split, cluster, ground)
     hold_caps(board, effort.polish_sweeps)
     return Split(board.part, board.owner)
 

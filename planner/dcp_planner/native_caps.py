@@ -8,7 +8,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from dcp_planner.jit import FLOAT, INT, compiled, inner
+from dcp_planner.jit import FLOAT, FLOATS, INDEX_TABLE, INT, INT_TABLE, compiled, inner
 from dcp_planner.native_kernel import BOARD, Board, fill, pin, price_net, reset
 from dcp_planner.packing import pack_largest_first
 
@@ -51,8 +51,8 @@ def _pack(board: Board, owner: Indices, limit: Floats) -> Indices:
 def level_work(board: Board) -> None:
     """Move the tiles that are cheapest per unit of work off overloaded parts, fullest part first.
 
-    A target must stay under its limit; if there is none, it must stay below the source. O(K + W)
-    for each overloaded part, and tiles of the part * K for each move.
+    A target must stay under its limit; if there is none, it must stay below the source. For each
+    overloaded part O(K), its rows, and its tiles for each move, times K for those that may be best.
     """
     parts, tiles = board.topology.shape[1], board.tiles
     part, work, loads, limits = board.part, board.work, board.loads, board.limits
@@ -64,11 +64,7 @@ def level_work(board: Board) -> None:
                 source, excess = here, loads[0, here] - limits[0, here]
         if source < 0:
             return
-        count = 0
-        for tile in range(len(part)):
-            if part[tile] == source:
-                tiles[count] = tile
-                count += 1
+        count = _gather(board, source)
         while loads[0, source] > limits[0, source] and left > 0:
             at, goal = _cheapest(board, source, count, loads[0, source] - limits[0, source])
             if at < 0:
@@ -86,6 +82,30 @@ def level_work(board: Board) -> None:
                 break  # it only levels now: whichever is fullest goes on
 
 
+@inner(INT(BOARD, INT))
+def _gather(board: Board, source: int) -> int:
+    """Put the tiles of a part into scratch, ascending; gives their number."""
+    pointer, members, counts = board.pointer, board.members, board.counts
+    part, tiles, found = board.part, board.tiles, 0
+    for row in range(len(board.tokens)):
+        if counts[row, source] > 0:
+            for x in range(pointer[0, row], pointer[0, row + 1]):
+                tile = members[0, x]
+                if part[tile] == source:
+                    tiles[found] = tile
+                    found += 1
+    return found
+
+
+@inner(FLOAT(INT, INT, FLOATS, INDEX_TABLE, INT_TABLE))
+def _most_saved(net: int, part: int, weight: Floats, count: Indices, topology: Ints) -> float:
+    """Give what a net saves at most if one pin leaves a part: the target has the others."""
+    saved = weight[net] if count[net, part] == 1 else 0.0
+    if count[net, topology.shape[1] + topology[0, part]] == 1:
+        saved += weight[net] * weight[len(weight) - 1]
+    return saved
+
+
 @inner(PLACES(BOARD, INT, INT, FLOAT))
 def _cheapest(board: Board, source: int, count: int, excess: float) -> tuple[int, int]:
     """Give the place in scratch of the tile that is cheapest to move off a part, and where to."""
@@ -95,11 +115,16 @@ def _cheapest(board: Board, source: int, count: int, excess: float) -> tuple[int
     best, goal, least, is_allowed = -1, -1, np.inf, False
     for at in range(count):
         tile = board.tiles[at]
-        reset(source, topology, change)
-        price_net(int(board.tile_q[tile]), 1, source, weight, counts, topology, change)
-        column = blocks + board.tile_kv[tile]
-        price_net(column, 1, source, weight, counts, topology, change)
+        row, column = int(board.tile_q[tile]), blocks + board.tile_kv[tile]
         shed = min(max(work[tile], 1.0), excess)
+        if is_allowed:
+            saved = _most_saved(row, source, weight, counts, topology)
+            saved += _most_saved(column, source, weight, counts, topology)
+            if -saved / shed >= least:
+                continue  # no target can be cheaper
+        reset(source, topology, change)
+        price_net(row, 1, source, weight, counts, topology, change)
+        price_net(column, 1, source, weight, counts, topology, change)
         for target in range(topology[1, source], topology[2, source]):
             after = loads[0, target] + work[tile]
             fits = after <= limits[0, target]
