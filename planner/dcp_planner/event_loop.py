@@ -4,6 +4,8 @@ An event is a device that may go on, a message that has left, or one that has ar
 same time are handled in the order in which they were made.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,6 +16,45 @@ Ints = NDArray[np.int64]
 _RESUME, _LEAVE, _ARRIVE = 0, 1, 2
 _OP_LAUNCH, _OP_WAIT = 1, 2  # as in program_table.OPS; compiled code takes constants only
 _WAITING, _READY, _STARTED = 0, 1, 2
+
+
+class Steps(NamedTuple):
+    """The instructions of one direction, device by device.
+
+    Attributes:
+        row_ptr: int64 ``[R+1]``, instructions of each device.
+        op: uint8 ``[I]``.
+        item_ptr: int64 ``[I+1]``.
+        items: int32 ``[N]``, messages that a launch launches.
+        duration: int64 ``[I]``, time on the compute lane.
+        launch_of: int64 ``[I]``, launch that a wait belongs to, else -1.
+    """
+
+    row_ptr: Ints
+    op: NDArray[np.uint8]
+    item_ptr: Ints
+    items: NDArray[np.int32]
+    duration: Ints
+    launch_of: Ints
+
+
+class Messages(NamedTuple):
+    """The messages of one direction.
+
+    Attributes:
+        source, target: int32 ``[X]``.
+        feeder: int64 ``[X]``, message that has to arrive before this one can leave, or -1.
+        ports: int64 ``[2, X]``, port that it leaves by and port that it enters by.
+        busy: int64 ``[X]``, time that it occupies both.
+        latency: int64 ``[X]``, between leaving and arriving.
+    """
+
+    source: NDArray[np.int32]
+    target: NDArray[np.int32]
+    feeder: Ints
+    ports: Ints
+    busy: Ints
+    latency: Ints
 
 
 @inner(INT(INTS, INTS, INTS, INT, INT, INT, INT))
@@ -53,37 +94,14 @@ def _pop(times: Ints, numbers: Ints, codes: Ints, size: int) -> int:
     return size
 
 
-def run_events(  # noqa: PLR0913 - the whole of a direction
-    row_ptr: Ints,
-    op: NDArray[np.uint8],
-    item_ptr: Ints,
-    items: NDArray[np.int32],
-    duration: Ints,
-    launch_of: Ints,
-    source: NDArray[np.int32],
-    target: NDArray[np.int32],
-    feeder: Ints,
-    ports: Ints,
-    busy: Ints,
-    latency: Ints,
-    num_ports: int,
-    start_ns: int,
+def run_events(
+    steps: Steps, messages: Messages, num_ports: int, start_ns: int
 ) -> tuple[Ints, Ints, Ints, Ints, int]:
     """Play one direction to its end; O(E log E), and a scan of a port's waiting messages per start.
 
     Args:
-        row_ptr: int64 ``[R+1]``, instructions of each device.
-        op: uint8 ``[I]``.
-        item_ptr: int64 ``[I+1]``.
-        items: int32 ``[N]``.
-        duration: int64 ``[I]``, time on the compute lane.
-        launch_of: int64 ``[I]``, launch that a wait belongs to, else -1.
-        source: int32 ``[X]``.
-        target: int32 ``[X]``.
-        feeder: int64 ``[X]``, message that has to arrive before this one can leave, or -1.
-        ports: int64 ``[2, X]``, port that it leaves by and port that it enters by.
-        busy: int64 ``[X]``, time that it occupies both.
-        latency: int64 ``[X]``, between leaving and arriving.
+        steps: what the devices do.
+        messages: what they send each other.
         num_ports: ports of each direction.
         start_ns: when all devices begin.
 
@@ -91,7 +109,8 @@ def run_events(  # noqa: PLR0913 - the whole of a direction
         Begin and end of every instruction ``[I]``, start of every message ``[X]`` (-1 if never),
         the instruction each device is at ``[R]``, the time of the last event.
     """
-    num_rows, num_messages = len(op), len(source)
+    num_rows, num_messages = len(steps.op), len(messages.source)
+    row_ptr, ports = steps.row_ptr, messages.ports
     begun_ended = np.full((2, num_rows), -1, np.int64)
     started = np.full(num_messages, -1, np.int64)
     at = row_ptr[:-1].copy()
@@ -101,10 +120,11 @@ def run_events(  # noqa: PLR0913 - the whole of a direction
     for side in range(2):
         port_ptr[side, 1:] = np.cumsum(np.bincount(ports[side], minlength=num_ports))
     room = len(row_ptr) + 2 * num_messages + num_rows + 8
+    known = row_ptr, steps.item_ptr, steps.duration, steps.launch_of
     end_ns = _play(
-        (row_ptr, item_ptr, duration, launch_of, feeder, busy, latency),
-        (source, target, items),
-        op,
+        (*known, messages.feeder, messages.busy, messages.latency),
+        (messages.source, messages.target, steps.items),
+        steps.op,
         ports,
         port_ptr,
         port_list,

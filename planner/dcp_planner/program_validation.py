@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_planner.errors import PlanError
-from dcp_planner.event_loop import run_events
+from dcp_planner.event_loop import Messages, Steps, run_events
 from dcp_planner.plan import DIRECTIONS, Direction, Plan, TransferKind
 from dcp_planner.program_table import (
     ATTENTION,
@@ -388,19 +388,17 @@ class _Places:
         programs, table, devices = self.programs, self.plan.transfers, self.plan.num_devices
         own_ports = np.tile(np.arange(len(table)), (2, 1))  # messages do not wait for each other
         row_ptr = np.searchsorted(programs.device, np.arange(devices + 1))
+        no_time = np.zeros(len(table), np.int64)
         *_, at, _ = run_events(
-            row_ptr,
-            programs.op,
-            programs.item_ptr,
-            programs.items,
-            np.zeros(len(programs), np.int64),
-            self.launch_of,
-            table.source,
-            table.target,
-            self.feeder,
-            own_ports,
-            np.zeros(len(table), np.int64),
-            np.zeros(len(table), np.int64),
+            Steps(
+                row_ptr,
+                programs.op,
+                programs.item_ptr,
+                programs.items,
+                np.zeros(len(programs), np.int64),
+                self.launch_of,
+            ),
+            Messages(table.source, table.target, self.feeder, own_ports, no_time, no_time),
             len(table),
             0,
         )

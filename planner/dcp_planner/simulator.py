@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dcp_planner.cluster import Cluster
 from dcp_planner.cost_model import reduction_seconds, tile_seconds
 from dcp_planner.errors import PlanError
-from dcp_planner.event_loop import run_events
+from dcp_planner.event_loop import Messages, Steps, run_events
 from dcp_planner.head_groups import message_names, tall
 from dcp_planner.plan import Direction, Plan, TransferKind, Transfers
 from dcp_planner.program_table import (
@@ -130,18 +130,22 @@ def play(
     busy_ns = np.maximum(_nanoseconds(busy), 1)
     latency_ns = _nanoseconds(latency)
     begun, ended, started, at, end_ns = run_events(
-        row_ptr,
-        programs.op,
-        programs.item_ptr,
-        programs.items,
-        _nanoseconds(duration),
-        launches_of_waits(programs),
-        transfers.source,
-        transfers.target,
-        find_feeders(transfers),
-        _ports(transfers, is_inter, cluster),
-        busy_ns,
-        latency_ns,
+        Steps(
+            row_ptr,
+            programs.op,
+            programs.item_ptr,
+            programs.items,
+            _nanoseconds(duration),
+            launches_of_waits(programs),
+        ),
+        Messages(
+            transfers.source,
+            transfers.target,
+            find_feeders(transfers),
+            _ports(transfers, is_inter, cluster),
+            busy_ns,
+            latency_ns,
+        ),
         cluster.num_devices + cluster.nodes * cluster.nics_per_node,
         start_ns,
     )
