@@ -165,7 +165,9 @@ def pack_dataset(spec: Spec, path: str, mask_call: str | None, tokens: int) -> P
     short = [row for row, length in enumerate(dataset.lengths.tolist()) if 0 < length <= tokens]
     batches = pack([int(dataset.lengths[row]) for row in short], tokens)
     left_out = len(dataset) - len(short)
-    notes = (f"{left_out} of {len(dataset)} rows are empty or longer than {tokens} tokens",)
+    notes = (
+        f"{left_out} of {len(dataset)} rows are empty or longer than {tokens} tokens: left out",
+    )
     return PackedDataset(
         spec=spec,
         dataset=dataset,

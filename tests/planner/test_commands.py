@@ -95,14 +95,14 @@ def test_plan_packs_the_chosen_batch_with_the_mask_of_the_data_set(folder):
         0,
         25,
     ]  # 30 + 20 | 25 | 40; 400 and 0 left out
-    assert "2 of 6 rows are empty or longer than 60 tokens" in result.stderr
+    assert "2 of 6 rows are empty or longer than 60 tokens: left out" in result.stderr
     document = json.loads(result.stdout)
     assert document["schema"] == "dcp.batches/1"
     (batch,) = document["batches"]
     assert batch["digest"] == digest(read_plan(out).plan)
     assert batch["file"] == str(out)
     assert (batch["tokens"], batch["sequences"], batch["devices"]) == (25, 1, 2)
-    assert document["notes"] == ["2 of 6 rows are empty or longer than 60 tokens"]
+    assert document["notes"] == ["2 of 6 rows are empty or longer than 60 tokens: left out"]
 
 
 def test_a_batch_in_json_is_what_its_plan_shows(folder):
