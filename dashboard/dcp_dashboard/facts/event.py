@@ -45,7 +45,7 @@ def event_facts(loaded: LoadedPlan, source: Source, index: int) -> Facts:
         *_release_rows(trace, event),
     ]
     return Facts(
-        f"{trace.name[event]} on device {device}".capitalize(),
+        f"{_what(trace, event)} on device {device}",
         chosen,
         (Section("", tuple(rows)),),
         {
@@ -54,6 +54,14 @@ def event_facts(loaded: LoadedPlan, source: Source, index: int) -> Facts:
             "size_bytes": int(trace.size_bytes[event]), "peer": int(trace.peer[event]),
         },
     )  # fmt: skip
+
+
+def _what(trace: Trace, event: int) -> str:
+    """Name an event: "Attention", "Receive of dq 14"."""
+    name = trace.name[event]
+    if trace.lane[event] not in (SEND, RECEIVE):
+        return name.capitalize()
+    return f"{LANES[trace.lane[event]].capitalize()} of {name}"
 
 
 def _step_rows(trace: Trace, event: int) -> list[Row]:

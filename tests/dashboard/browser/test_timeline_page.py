@@ -98,7 +98,7 @@ def test_a_click_selects_an_event_with_its_other_end_and_the_url_keeps_it(visit,
     rows = payload_rows(traces[0])
     event = longest(traces[0], "send")
     press_at(visit, *place(traces, 0, event))
-    title = f"{traces[0].name[event]} on device {traces[0].device[event]}".capitalize()
+    title = f"Send of {traces[0].name[event]} on device {traces[0].device[event]}"
     page.locator(".dcp-inspector h3", has_text=title).wait_for()
     number = int(np.flatnonzero(rows == event)[0])
     facts = dict(part.split(".") for part in state(page)["sel"].split("~"))
