@@ -305,6 +305,12 @@ def test_compare_puts_two_plans_side_by_side(pair):
     assert "%" in table
 
 
+def test_tables_keep_their_figures_on_a_narrow_terminal(pair, monkeypatch):
+    wide = run(simulate_command, pair[0]).stdout, run(compare, *pair).stdout
+    monkeypatch.setenv("COLUMNS", "40")
+    assert (run(simulate_command, pair[0]).stdout, run(compare, *pair).stdout) == wide
+
+
 def test_compare_fits_long_file_names_into_80_columns(pair):
     folder = pair[0].parent / ("a" * 90)
     folder.mkdir()
