@@ -135,6 +135,26 @@ def test_receive_buffers_take_the_bytes_that_the_plan_states(lab):
             assert (forward.receive_bytes, backward.receive_bytes) == tuple(stated[:, rank])
 
 
+def test_a_plan_without_a_transfer_that_it_needs_is_refused(lab):
+    masks = [lab.masks["full"](130)]
+    for column, says in (
+        ("target", "computes with kv block . but neither owns nor receives it"),
+        ("hop", "forwards KV of block . but nothing brings it there"),
+    ):
+        plan = plan_of(lab, masks, 16, 3, "static:zigzag")
+        table = plan.transfers
+        first = int(np.flatnonzero(table.kind == TransferKind.KV)[0])
+        damaged = getattr(table, column).copy()
+        if column == "target":  # it goes to nobody who asked for it
+            damaged[(table.block == table.block[first]) & (damaged == damaged[first])] = 99
+        else:  # the owner is said to pass on what it got
+            damaged[first] = 1
+        device = int((table.target if column == "target" else table.source)[first])
+        object.__setattr__(table, column, damaged)
+        with pytest.raises(RunError, match=says.replace(".", r"\d+,")):
+            prepare_device(plan, device, 16)
+
+
 def test_rows_of_receive_buffers_are_used_again(lab):
     workload = build_workload(lab.sparsity_of([lab.masks["causal"](400)], 16), SHAPE)
     cluster, config = Cluster(devices_per_node=4), PlanConfig("static:zigzag", divisions=5)

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from dcp_dsl import Slabs
 from dcp_planner import Blocks, Tiles
 from dcp_runtime.errors import RunError
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, accumulator_dtype
+from dcp_runtime.row_ranges import Windows, cut_slabs
 from dcp_runtime.tile_pieces import PieceKind, cut_pieces
 from dcp_runtime.tile_table import BlockRows, TableBuilder
 
@@ -182,6 +184,44 @@ def test_keys_outside_a_narrow_window_are_trimmed(lab):
     assert area < 0.7 * 256 * 256
 
 
+def test_keys_side_by_side_are_one_piece_and_what_is_all_visible_needs_no_mask(lab):
+    n = 64
+    q, kv = np.ogrid[:n, :n]
+    masks = {
+        "full": np.ones((n, n), bool),
+        "first keys": np.broadcast_to(kv < 20, (n, n)),
+        "sink and window that touch": (kv < 4) | ((kv >= 4) & (kv <= q)),
+    }
+    pieces = {}
+    for name, mask in masks.items():
+        sparsity = lab.sparsity_of([mask], 16)
+        blocks = Blocks(np.zeros(4), np.arange(0, n, 16), np.arange(16, n + 1, 16), np.zeros(4))
+        count = len(sparsity.col_idx)
+        zeros = np.zeros(count, int)
+        tiles = Tiles(
+            sparsity.row_idx, sparsity.col_idx, sparsity.kind, sparsity.pairs, zeros, zeros, zeros
+        )
+        cut = cut_pieces(blocks, tiles, sparsity.slabs, np.arange(count), 16)
+        assert not any(x.flags.writeable for x in (cut.masks.row_lo, cut.masks.bits))
+        rows = BlockRows(np.arange(0, n, 16), np.arange(0, n, 16))
+        table = TableBuilder(blocks, tiles, cut, rows).build(tuple(range(count)))
+        pieces[name] = [(int(k), int(m)) for k, m in zip(table.kind, table.kv_len, strict=True)]
+    full = int(PieceKind.FULL)
+    assert pieces["full"] == [(full, n)] * 4
+    assert pieces["first keys"] == [(full, 20)] * 4
+    # A segment sees all keys before its own in one piece, its own through a range per row.
+    touching = pieces["sink and window that touch"]
+    assert [m for k, m in touching if k == full] == [16, 32, 48]
+    assert [k for k, _ in touching if k != full] == [int(PieceKind.RANGES)] * 4
+
+
+def test_ranges_that_touch_are_one():
+    slabs = np.array([(0, 8, a, b, 0, 0) for a, b in ((0, 2), (2, 3), (5, 7))]).T
+    windows = Windows(*np.array([[0], [8], [0], [16]]))
+    cut = cut_slabs(Slabs(16, *slabs), windows)
+    assert list(zip(cut.lo.tolist(), cut.hi.tolist(), strict=True)) == [(0, 3), (5, 7)] * 8
+
+
 def test_wrong_pair_count_in_a_plan_is_refused(lab):
     sparsity = lab.sparsity_of([lab.masks["causal"](32)], 16)
     object.__setattr__(sparsity, "pairs", sparsity.pairs + 1)
@@ -217,6 +257,20 @@ def test_reasons_against_the_cuda_kernel_are_given_before_any_tensor_moves():
     ):
         with pytest.raises(RunError, match=reason):
             choose_kernel(*arguments[:2], "triton", *arguments[3:])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "reason"),
+    [
+        (torch.float32, 64, "needs one of .*, got torch.float32"),
+        (torch.bfloat16, 320, "head_dim up to 256, a multiple of 8, got 320"),
+        (torch.bfloat16, 20, "head_dim up to 256, a multiple of 8, got 20"),
+    ],
+)
+def test_flash_is_refused_with_the_reason(monkeypatch, dtype, head_dim, reason):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    with pytest.raises(RunError, match=reason):
+        choose_kernel(dtype, "cuda", "flash", head_dim)
 
 
 def test_merge_order_does_not_matter_beyond_rounding():

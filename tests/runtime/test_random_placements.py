@@ -20,6 +20,8 @@ from dcp_planner import (
     place,
     possible_groups,
 )
+from dcp_runtime import DCPExecutor
+from dcp_runtime.loopback import LoopbackWorld
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 HEADS = ((2, 2), (4, 2), (3, 1), (8, 4), (4, 1), (1, 1), (6, 3))
@@ -75,6 +77,30 @@ def check(lab, seed):
 def test_blocks_and_tiles_anywhere_are_exact(lab, first):
     for seed in range(first, first + 10):
         check(lab, seed)
+
+
+def test_nan_in_a_query_stays_in_its_row_and_results_keep_no_buffers(lab):
+    mask = lab.masks["full"](160)
+    mask[::7] = False  # rows that see nothing hold what was there before
+    workload = build_workload(lab.sparsity_of([mask], 8), ModelShape(2, 1, 8, 4))
+    cluster, config = Cluster(devices_per_node=2), PlanConfig("static:zigzag", divisions=6)
+    placement = place(workload, cluster, config)
+    other = replace(placement, device_of_compute=1 - placement.device_of_compute)
+    schedule = replace(make_schedule(workload, other, cluster, config), is_frugal=True)
+    plan = assemble(workload, cluster, other, schedule, "elsewhere")
+    q, kv, _ = lab.random_qkv(1, 160, 2, 1, 8, torch.float32)
+    bad = torch.arange(160) % 7 == 1
+    q[bad] = torch.nan
+
+    def run(transport):
+        prepared = DCPExecutor(transport=transport).prepare(plan)
+        rows = torch.tensor(plan.local_tokens(transport.rank))
+        results = prepared.forward(q[rows], kv[rows])
+        assert all(x.untyped_storage().nbytes() == x.nbytes for x in results)
+        return rows, results[0]
+
+    for rows, out in LoopbackWorld(2, timeout_s=20).run(run):
+        assert torch.equal(out.isnan().flatten(1).any(1), bad[rows])
 
 
 @pytest.mark.slow

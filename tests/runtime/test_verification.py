@@ -12,7 +12,7 @@ from dcp_runtime import dense_attention
 from dcp_runtime.dense_attention import HeadTensors, Rounding, eager, exact
 from dcp_runtime.errors import RunError
 from dcp_runtime.inputs import Inputs, random_inputs
-from dcp_runtime.verification import verify
+from dcp_runtime.verification import _Measure, _Tally, verify
 
 ROUNDING = Rounding(tensor=1e-7, sums=1e-7)
 SPEC = "mask band(w: tokens = 20) = causal and q - k < w"
@@ -85,6 +85,18 @@ def test_a_fault_in_one_tensor_is_found(lab, tensor, fault):
             target[33, 0, 3] = torch.nan
     verdict = verify(plan, [(inputs, wrong)], torch.float32)
     assert [e.tensor for e in verdict.errors if not e.ok] == [tensor]
+
+
+@pytest.mark.parametrize(("norm", "peak"), [(9.0, 0.5), (0.5, 9.0), (0.5, 0.5)])
+def test_the_bound_is_for_the_norm_and_for_the_worst_element(norm, peak):
+    # The exact tensor has norm and peak 1e-9: nothing is left but eager's error and the spread.
+    tally = _Tally(
+        error=_Measure(norm**2, peak),
+        eager=_Measure(1.0, 1.0),
+        exact=_Measure(1e-18, 1e-9),
+        spread=_Measure(1.0, 1.0),
+    )
+    assert tally.finish("out", ROUNDING).ok == (norm < 1 and peak < 1)
 
 
 def test_a_mask_that_is_off_by_one_key_is_found(lab):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dcp_runtime import RunError, worker
+from dcp_runtime.recorder import Recorder
 
 JOB = worker.Job("job-1", None, "float32", 0, 1)
 PLACE = worker.Place(Path("/somewhere"), 2, 4, 1.0)
@@ -23,6 +24,19 @@ def reply_to(monkeypatch):
         return worker._serve(JOB, PLACE, worker.Progress())
 
     return reply
+
+
+def test_progress_counts_every_step_and_names_who_computes():
+    ranks = [Recorder(0), Recorder(1)]
+    progress = worker.Progress(ranks)
+    ranks[0].begin(("commwait in division 1 of forward", 1))
+    assert progress.state() == {"steps": 1, "doing": None}  # who waits is not to blame
+    ranks[1].begin(("attention in division 2 of forward", 2))
+    assert progress.state() == {
+        "steps": 2, "doing": "attention in division 2 of forward", "division": 2, "rank": 1,
+    }  # fmt: skip
+    ranks[1].begin(None)
+    assert progress.state() == {"steps": 3, "doing": None}
 
 
 def test_a_full_folder_is_said_with_the_way_out(reply_to):

@@ -71,6 +71,7 @@ def test_an_empty_table_changes_nothing(lab):
 
 def test_the_interpreter_can_be_asked_for_by_name():
     assert choose_kernel(torch.float32, wanted="triton").kernel.name == "triton"
+    assert choose_kernel(torch.float32).kernel.name == "cpu"  # never chosen for its speed
 
 
 @pytest.fixture
