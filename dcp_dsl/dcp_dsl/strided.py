@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import readonly
@@ -81,13 +82,16 @@ class Strided:
 
     def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
         """Give the mask of some queries and keys, bool ``[queries, keys]``."""
-        distance = np.arange(q_start, q_end)[:, None] - np.arange(kv_start, kv_end)
-        remainder = distance % self.period
-        seen = np.zeros(remainder.shape, np.bool_)
+        seen = np.zeros((q_end - q_start, kv_end - kv_start), np.bool_)
+        if not seen.size:
+            return seen
+        # All pairs of one distance lie on one diagonal: rows are windows that step to the left.
+        remainder = np.arange(q_end - 1 - kv_start, q_start - kv_end, -1) % self.period
         for part in self.parts:
             counts = np.zeros(self.period, np.bool_)
             counts[part.remainders] = True
-            seen |= part.slabs.tile(q_start, q_end, kv_start, kv_end) & counts[remainder]
+            diagonals = sliding_window_view(counts[remainder], kv_end - kv_start)[::-1]
+            seen |= part.slabs.tile(q_start, q_end, kv_start, kv_end) & diagonals
         return seen
 
     def row_ranges(self, q_start: int, q_end: int) -> RowRanges:
