@@ -1,7 +1,7 @@
 from .arrays import readonly
 from .attachment import Attachment
 from .blocks import block_sparsity
-from .conversion import as_slabs
+from .conversion import as_rows, as_slabs
 from .dataset import Dataset, read_dataset
 from .diagnostics import Diagnostic, Edit, Fix, did_you_mean
 from .errors import DatasetError, DCPError, ExchangeError, SpecError
@@ -90,6 +90,7 @@ __all__ = [
     "Tiles",
     "VarlenCall",
     "Verdict",
+    "as_rows",
     "as_slabs",
     "block_sparsity",
     "build_block_tables",

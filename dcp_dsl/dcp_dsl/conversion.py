@@ -14,6 +14,7 @@ from dcp_dsl.strided import Strided, StridedPart
 from dcp_dsl.transposed import Columns
 
 MAX_SLABS = 2**20
+MAX_RANGES = 2**24  # of rows: some hundred megabytes
 MIN_ROWS_SLABS = 64  # few slabs are never worth another form
 ROWS_PER_SLAB = 1.5  # rows that slabs must have on average to be shorter than ranges per row
 
@@ -81,10 +82,37 @@ def as_slabs(form: Form, max_slabs: int = MAX_SLABS) -> Slabs:
     return region.to_slabs()
 
 
+def as_rows(form: Form, max_ranges: int = MAX_RANGES) -> Rows:
+    """Give any exact form as key ranges of each row; costs what it has in such ranges.
+
+    Raises:
+        DatasetError: if there would be more than `max_ranges` ranges.
+
+    >>> as_rows(Columns(Rows(3, [0, 1, 2, 3], [0, 1, 2], [3, 3, 3]))).kv_end.tolist()
+    [1, 2, 3]
+    """
+    found = _row_ranges(form, max_ranges)
+    if found is None:
+        raise DatasetError(
+            f"a mask of form `{form.form}` on {form.num_tokens:_} tokens has more than "
+            f"{max_ranges:_} key ranges of rows; use a shorter sample"
+        )
+    row, start, end = found
+    return Rows(form.num_tokens, np.searchsorted(row, np.arange(form.num_tokens + 1)), start, end)
+
+
 def _as_region(form: Form, max_slabs: int) -> Region | None:
     """Give a form as a region; None if its row ranges are too many."""
-    most = 4 * max_slabs
-    parts: list[tuple[Ints, Ints, Ints]] = []
+    found = _row_ranges(form, 4 * max_slabs)
+    if found is None:
+        return None
+    row, start, end = found
+    return Region.rectangles(form.num_tokens, row, row + 1, start, end)
+
+
+def _row_ranges(form: Form, most: int) -> tuple[Ints, Ints, Ints] | None:
+    """Give row, first key and end of all key ranges, by row; None if there are more than `most`."""
+    parts = [(np.empty(0, np.int64),) * 3]
     total = 0
     for begin, end in row_chunks(form.num_tokens, form.num_tokens):
         row_ptr, starts, ends = form.row_ranges(begin, end)
@@ -92,7 +120,5 @@ def _as_region(form: Form, max_slabs: int) -> Region | None:
         if total > most:
             return None
         parts.append((begin + np.repeat(np.arange(end - begin), np.diff(row_ptr)), starts, ends))
-    if not parts:
-        return Region.empty(form.num_tokens)
     row, start, end_ = (np.concatenate(c) for c in zip(*parts, strict=True))
-    return Region.rectangles(form.num_tokens, row, row + 1, start, end_)
+    return row, start, end_

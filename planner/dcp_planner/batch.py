@@ -25,6 +25,7 @@ from dcp_dsl import (
     read_dataset,
 )
 from dcp_planner.plan import Provenance
+from dcp_planner.workload import as_arrays
 
 MOST_TOKENS = 2**31 - 1
 """Tokens of one batch: their positions are int32."""
@@ -86,7 +87,7 @@ def batch_of_samples(
     bound = []
     for number, sample in enumerate(samples):
         with _naming(f"sample {number}"):
-            bound.append([mask.compile(sample) for mask in stack.masks])
+            bound.append([as_arrays(mask.compile(sample)) for mask in stack.masks])
     origin = f"{spec.name}, samples of the command line"
     return _compile(spec, stack, samples, bound, block_size, origin)
 
@@ -130,7 +131,7 @@ class PackedDataset:
         for row in rows:
             with _naming(f"{path}: row {row}"):
                 samples.append(self.attached.sample(self.dataset[row]))
-                bound.append([mask.compile(samples[-1]) for mask in stack.masks])
+                bound.append([as_arrays(mask.compile(samples[-1])) for mask in stack.masks])
         origin = f"{path}, batch {index} of {len(self)} (rows {rows[0]} to {rows[-1]})"
         return tuple(
             replace(

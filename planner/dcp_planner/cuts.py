@@ -24,6 +24,7 @@ from dcp_planner.cluster import Cluster
 from dcp_planner.config import PlanConfig
 from dcp_planner.packing import loads_of, pack_largest_first
 from dcp_planner.pair_count import count_pairs
+from dcp_planner.workload import as_arrays
 
 Ints = NDArray[np.int64]
 
@@ -130,7 +131,7 @@ def _check_block(block: int) -> None:
 def _pack(sequences: Sequence[Form]) -> BlockSparsity:
     """Put the sequences one behind the other, each in one block."""
     longest = max((s.num_tokens for s in sequences), default=0)
-    return block_sparsity(sequences, max(1, longest), max(1, longest))
+    return block_sparsity([as_arrays(s) for s in sequences], max(1, longest), max(1, longest))
 
 
 def _borders(batches: Sequence[BlockSparsity], block: int) -> Ints:

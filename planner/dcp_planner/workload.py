@@ -1,11 +1,11 @@
 """Token blocks and tiles of one batch, with what each one weighs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import BlockSparsity, PlacedForm, Slabs, readonly
+from dcp_dsl import BlockSparsity, Form, PlacedForm, Slabs, Tiles, as_rows, readonly
 from dcp_planner.cluster import ModelShape
 
 
@@ -74,6 +74,7 @@ def build_workload(sparsity: BlockSparsity, shape: ModelShape) -> Workload:
 
     Raises:
         ValueError: if queries and keys are cut at different places.
+        DatasetError: for a mask of tiles with too many key ranges.
     """
     if not np.array_equal(sparsity.q_bounds, sparsity.kv_bounds):
         raise ValueError(
@@ -93,5 +94,14 @@ def build_workload(sparsity: BlockSparsity, shape: ModelShape) -> Workload:
         compute_kind=sparsity.kind,
         compute_pairs=sparsity.pairs,
         slabs=sparsity.slabs,
-        forms=sparsity.others,
+        forms=tuple(replace(p, form=as_arrays(p.form)) for p in sparsity.others),
     )
+
+
+def as_arrays(form: Form) -> Form:
+    """Give a form that a plan can carry: tiles, which are a predicate, become ranges of rows.
+
+    Raises:
+        DatasetError: if these are too many.
+    """
+    return as_rows(form) if isinstance(form, Tiles) else form

@@ -14,6 +14,7 @@ from dcp_dsl import (
     Spec,
     Strided,
     StridedPart,
+    block_sparsity,
     dense_mask,
 )
 from dcp_planner import (
@@ -184,3 +185,14 @@ def test_a_file_whose_forms_are_gone_is_refused(plan, tmp_path):
             archive.writestr(name, data)
     with pytest.raises(PlanFileError, match=r"expected forms\.arrow inside, it is missing"):
         read_plan(path)
+
+
+def test_a_predicate_becomes_ranges_so_that_a_file_can_hold_it(tmp_path):
+    mask = Spec.from_text("@partial mask products = causal and q * k % 7 < 3").mask("products")
+    form = mask.compile(Sample(length=90))
+    assert form.form == "tiles"
+    for sparsity in (block_sparsity([form], 32, 32), cut_blocks([form], 32)):
+        plan = build_plan(sparsity, SHAPE, Cluster(1, 2), PlanConfig("native"))
+        write_plan(tmp_path / "a.dcpplan", plan)
+        found = read_plan(tmp_path / "a.dcpplan").plan
+        assert np.array_equal(found.mask_tile(0, 90, 0, 90), dense_mask(mask, Sample(length=90)))

@@ -103,7 +103,7 @@ def test_the_first_tokens_of_a_form_are_those_of_the_dense_mask(name, keep):
     assert block_sparsity([short], 16, 16).num_pairs == dense[:keep, :keep].sum()
 
 
-@pytest.mark.parametrize("name", [name for name in FORMS if name != "products"])
+@pytest.mark.parametrize("name", FORMS)
 def test_the_look_back_of_a_form_is_that_of_the_dense_mask(name):
     form, dense = bind(name)
     plan = build_plan(
