@@ -66,9 +66,14 @@ def _read_file(path: Path) -> dict[str, Column]:
 def _read_fields(text: str) -> dict[str, Column]:
     """Read columns as they stand in a `sample` statement."""
     try:
-        (statement,) = parse(f"sample given({text})", _OPTION).statements
+        statement, *more = parse(f"sample given({text})", _OPTION).statements
     except SpecError as error:
         raise DatasetError(str(error)) from None  # wrong usage, not a finding in a text
+    if more:
+        raise DatasetError(
+            f"{_OPTION}: expected columns such as 'len = 4096, rows = [1, 2]' and nothing behind "
+            "them; statements belong into the file"
+        )
     assert isinstance(statement, ast.SampleDef), "the text says so"
     names = [entry.name.text for entry in statement.fields]
     for name in names:

@@ -111,6 +111,7 @@ def test_a_sample_argument_is_a_name_columns_json_or_a_file(text, tmp_path, monk
     [
         ('{"len": 4, "len": 5}', "^--sample: `len` is given twice; leave one of them out$"),
         ('{"len": 4, "a": [1], "a": 1}', "`a` is given twice"),
+        ("len = 4) sample b(len = 5", "^--sample: expected columns such as .* and nothing behind"),
         ("len = 4, len = 5", "^--sample: `len` is given twice; leave one of them out$"),
         ("len = ", r"error\[E022\]"),
         ("lens = [3], len = 4", "^--sample: its length is not clear"),
