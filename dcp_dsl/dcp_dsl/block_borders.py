@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from dcp_dsl.form import Form
 from dcp_dsl.slabs import Slabs
+from dcp_dsl.strided import Strided
+from dcp_dsl.transposed import Columns
 
 Ints = NDArray[np.int64]
 
@@ -39,11 +41,24 @@ def breakpoints(form: Form) -> tuple[Ints, Ints]:
     """Give where a mask changes: rows and keys, each int64 ``[N, 2]`` of (position, weight).
 
     A row is a breakpoint where slabs begin or end, weighted by the keys they hold there; a key
-    where an end of a slab stands still, weighted by its rows. Other forms have none.
+    where an end of a slab stands still, weighted by its rows. Transposed and strided masks have
+    those of their slabs; where every row or key has ranges of its own, there are none.
     """
-    if not isinstance(form, Slabs):
-        none = np.empty((0, 2), np.int64)
-        return none, none
+    none = np.empty((0, 2), np.int64)
+    match form:
+        case Columns(Slabs() as keys):
+            row_cuts, key_cuts = breakpoints(keys)
+            return key_cuts, row_cuts
+        case Strided(parts=parts):
+            found = [(none, none), *(breakpoints(part.slabs) for part in parts)]
+            rows, keys_ = zip(*found, strict=True)
+            return np.concatenate(rows), np.concatenate(keys_)
+        case Slabs():
+            return _breakpoints(form)
+    return none, none
+
+
+def _breakpoints(form: Slabs) -> tuple[Ints, Ints]:
     rows = form.q_end - form.q_start
     first = form.kv_end - form.kv_start
     last = first + (form.end_slope.astype(np.int64) - form.start_slope) * (rows - 1)

@@ -14,6 +14,7 @@ from dcp_dsl import (
     Strided,
     StridedPart,
     Tiles,
+    block_sparsity,
     form_of,
     items_of,
 )
@@ -94,3 +95,17 @@ def test_a_placed_form_is_the_form_at_its_place(form):
     counts[found.row, found.col] = found.pairs
     sums = np.add.reduceat(whole[:, :16].astype(int), q_bounds[:-1], 0)
     assert np.array_equal(counts, np.add.reduceat(sums, kv_bounds[:-1], 1))
+
+
+def test_blocks_are_cut_where_a_form_changes():
+    sink = Slabs(64, [0], [64], [0], [19], [0], [0])  # rows 0 to 63 see keys 0 to 18
+    strided = Strided(64, 2, (StridedPart(sink, [0]),))
+    for form, cuts_rows, cuts_keys in [
+        (sink, False, True),
+        (Columns(sink), True, False),
+        (strided, False, True),
+    ]:
+        found = block_sparsity([form], 32, 64, cuts="mask", min_block=4)
+        assert (19 in found.q_bounds) == cuts_rows
+        assert (19 in found.kv_bounds) == cuts_keys
+        assert found.num_pairs == form.num_pairs
