@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_planner.bottleneck_kernel import LOADS, Field, relieve
+from dcp_planner.bottleneck_field import LOADS, Field
+from dcp_planner.bottleneck_kernel import relieve
 from dcp_planner.cluster import Cluster
 from dcp_planner.cost_model import link_seconds, workload_seconds
 from dcp_planner.native_problem import Split

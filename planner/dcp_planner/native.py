@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from dcp_planner.cluster import Cluster
 from dcp_planner.config import PlanConfig
+from dcp_planner.native_board import Board, bytes_of, excess_of
 from dcp_planner.native_caps import hold_caps, level_work
 from dcp_planner.native_effort import Effort
-from dcp_planner.native_kernel import Board, bytes_of, descend, excess_of
+from dcp_planner.native_kernel import descend
 from dcp_planner.native_problem import Problem, Split, coarsen, make_board, restrict
 from dcp_planner.native_seeds import seeds
 from dcp_planner.packing import Caps

@@ -9,7 +9,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from dcp_planner.jit import FLOAT, FLOATS, INDEX_TABLE, INT, INT_TABLE, compiled, inner
-from dcp_planner.native_kernel import BOARD, Board, fill, pin, price_net, reset
+from dcp_planner.native_board import BOARD, Board, fill, pin, price_net, reset
 from dcp_planner.packing import pack_largest_first
 
 Ints = NDArray[np.int64]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_planner.native_kernel import Board, fill
+from dcp_planner.native_board import Board, fill
 from dcp_planner.workload import Workload
 
 Ints = NDArray[np.int64]

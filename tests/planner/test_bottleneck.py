@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_workload, place, predict_placement
 from dcp_planner.bottleneck import field_of, relieve_split
-from dcp_planner.bottleneck_kernel import LOADS, relieve
+from dcp_planner.bottleneck_field import LOADS
+from dcp_planner.bottleneck_kernel import relieve
 from dcp_planner.native_effort import EFFORTS
 from dcp_planner.native_partitioner import relieved
 from dcp_planner.native_problem import Split

@@ -1,0 +1,336 @@
+"""The field of the search for time: what a placement keeps busy, as moves change it.
+
+For every device and either direction: the seconds of its computing, of what it receives and sends
+over the network, inputs and results apart, and inside its node. A device is as slow as a high power
+of these, and of the sums that follow one another: inputs must arrive before results can leave. The
+objective is the root of the sum over all devices, nearly the longest, for forward plus backward.
+
+Of a block that several devices of a foreign node need, the network carries one copy; which of them
+receives it is the router's choice, so each is charged an equal share.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from dcp_planner.jit import (
+    FLOAT,
+    FLOAT_TABLE,
+    FLOATS,
+    INDEX_TABLE,
+    INDICES,
+    INT,
+    INT_TABLE,
+    INTS,
+    NOTHING,
+    inner,
+)
+
+Ints = NDArray[np.int64]
+Indices = NDArray[np.int32]
+Floats = NDArray[np.float64]
+
+LOADS = 7  # compute, inputs in, inputs out, results in, results out, inside in, inside out
+_SEEN = 0.25  # of the time on the network is not hidden behind computing
+
+
+class Field(NamedTuple):
+    """A placement and what it keeps busy, changed in place.
+
+    Attributes:
+        tile_q, tile_kv: int32 ``[W]``.
+        pointer: int64 ``[2, D+1]``, CSR of the tiles of each row (0) and column (1).
+        members: int64 ``[2, W]``.
+        part, owner: int32 ``[W]`` and ``[D]``, device of each tile, owner of each block.
+        users: int32 ``[2D, R]``, tiles of each net (rows, then columns) on each device.
+        in_node: int32 ``[2D, N]``, devices of each node that use a net without owning its block.
+        node: int64 ``[R]``.
+        cost: float64 ``[8, 2D]``, scaled seconds of a message of each net: forward, then backward;
+            between nodes, then inside; input, then result.
+        seconds: float64 ``[2, W]``, of each tile, scaled.
+        work: float64 ``[2, W]``; row 0 the pairs of each tile, row 1 the tokens of each block.
+        held, limits: float64 ``[2, R]``, pairs and tokens.
+        load, saved: float64 ``[R, 2 * LOADS]``, scaled seconds; as they were before the move.
+        term: float64 ``[2, R]``, of each device in either direction.
+        total: float64 ``[2]``, sum of the terms.
+        heavy: float64 ``[1]``, scaled seconds that a device at its cap counts for if it is above.
+        dirty: int64 ``[R+1]``, devices whose loads the move has changed; their number at the end.
+        mark: int64 ``[3, R]``, whether a device is dirty; a target; at rest.
+        tiles: int64 ``[W+1]``, scratch.
+        fixed: int64 ``[1]``, whether owners stay.
+    """
+
+    tile_q: Indices
+    tile_kv: Indices
+    pointer: Ints
+    members: Ints
+    part: Indices
+    owner: Indices
+    users: Indices
+    in_node: Indices
+    node: Ints
+    cost: Floats
+    seconds: Floats
+    work: Floats
+    held: Floats
+    limits: Floats
+    load: Floats
+    saved: Floats
+    term: Floats
+    total: Floats
+    heavy: Floats
+    dirty: Ints
+    mark: Ints
+    tiles: Ints
+    fixed: Ints
+
+
+FIELD = types.NamedTuple(  # type: ignore[no-untyped-call]
+    (
+        INDICES,  # tile_q
+        INDICES,  # tile_kv
+        INT_TABLE,  # pointer
+        INT_TABLE,  # members
+        INDICES,  # part
+        INDICES,  # owner
+        INDEX_TABLE,  # users
+        INDEX_TABLE,  # in_node
+        INTS,  # node
+        FLOAT_TABLE,  # cost
+        FLOAT_TABLE,  # seconds
+        FLOAT_TABLE,  # work
+        FLOAT_TABLE,  # held
+        FLOAT_TABLE,  # limits
+        FLOAT_TABLE,  # load
+        FLOAT_TABLE,  # saved
+        FLOAT_TABLE,  # term
+        FLOATS,  # total
+        FLOATS,  # heavy
+        INTS,  # dirty
+        INT_TABLE,  # mark
+        INTS,  # tiles
+        INTS,  # fixed
+    ),
+    Field,
+)
+
+
+@inner(NOTHING(FIELD, INT))
+def _touch(field: Field, device: int) -> None:
+    """Remember the loads of a device before its first change."""
+    if field.mark[0, device] == 0:
+        field.mark[0, device] = 1
+        end = len(field.dirty) - 1
+        field.dirty[field.dirty[end]] = device
+        field.dirty[end] += 1
+        for i in range(2 * LOADS):
+            field.saved[device, i] = field.load[device, i]
+
+
+@inner(NOTHING(FIELD, INT, INT, FLOAT))
+def _charge(field: Field, net: int, node: int, sign: float) -> None:
+    """Add (or take away) what the devices of one node do to have a net and to send its results."""
+    count = field.in_node[net, node]
+    if count == 0:
+        return
+    devices = len(field.node) // field.in_node.shape[1]
+    owner = int(field.owner[net % len(field.owner)])
+    is_home = field.node[owner] == node
+    share, passed = sign / count, sign * (count - 1) / count
+    load, users, cost = field.load, field.users, field.cost
+    _touch(field, owner)
+    for way in range(2):
+        at, price = LOADS * way, 4 * way
+        if is_home:
+            load[owner, at + 6] += sign * count * cost[price + 2, net]
+            load[owner, at + 5] += sign * count * cost[price + 3, net]
+        else:
+            load[owner, at + 2] += sign * cost[price, net]
+            load[owner, at + 3] += sign * cost[price + 1, net]
+    for user in range(node * devices, (node + 1) * devices):
+        if count == 0:
+            break  # those are all
+        if users[net, user] == 0 or user == owner:
+            continue
+        count -= 1
+        _touch(field, user)
+        for way in range(2):
+            at, price = LOADS * way, 4 * way
+            if is_home:
+                load[user, at + 5] += sign * cost[price + 2, net]
+                load[user, at + 6] += sign * cost[price + 3, net]
+            else:
+                load[user, at + 1] += share * cost[price, net]
+                load[user, at + 4] += share * cost[price + 1, net]
+                inside = passed * (cost[price + 2, net] + cost[price + 3, net])
+                load[user, at + 5] += inside
+                load[user, at + 6] += inside
+
+
+@inner(NOTHING(FIELD, INT, INT, INT))
+def _use(field: Field, net: int, device: int, by: int) -> None:
+    """Let one tile more or less use a net on a device."""
+    before = field.users[net, device]
+    changes = before == 0 or before + by == 0
+    if not changes or field.owner[net % len(field.owner)] == device:
+        field.users[net, device] += by
+        return
+    node = field.node[device]
+    _charge(field, net, node, -1.0)
+    field.users[net, device] += by
+    field.in_node[net, node] += 1 if by > 0 else -1
+    _charge(field, net, node, 1.0)
+
+
+@inner(NOTHING(FIELD, INT, INT))
+def move_tile(field: Field, tile: int, target: int) -> None:
+    """Compute a tile elsewhere; not final before `keep`."""
+    here = int(field.part[tile])
+    row, column = int(field.tile_q[tile]), len(field.owner) + field.tile_kv[tile]
+    _use(field, row, here, -1)
+    _use(field, row, target, 1)
+    _use(field, column, here, -1)
+    _use(field, column, target, 1)
+    _touch(field, here)
+    _touch(field, target)
+    for way in range(2):
+        field.load[here, LOADS * way] -= field.seconds[way, tile]
+        field.load[target, LOADS * way] += field.seconds[way, tile]
+    field.held[0, here] -= field.work[0, tile]
+    field.held[0, target] += field.work[0, tile]
+    field.part[tile] = target
+
+
+@inner(NOTHING(FIELD, INT, INT))
+def move_owner(field: Field, block: int, target: int) -> None:
+    """Give a block another owner; not final before `keep`."""
+    here, blocks, nodes = int(field.owner[block]), len(field.owner), field.in_node.shape[1]
+    for net in (block, blocks + block):
+        for node in range(nodes):
+            _charge(field, net, node, -1.0)
+    field.owner[block] = target
+    for net in (block, blocks + block):
+        if field.users[net, here] > 0:
+            field.in_node[net, field.node[here]] += 1
+        if field.users[net, target] > 0:
+            field.in_node[net, field.node[target]] -= 1
+        for node in range(nodes):
+            _charge(field, net, node, 1.0)
+    field.held[1, here] -= field.work[1, block]
+    field.held[1, target] += field.work[1, block]
+
+
+@inner(FLOAT(FLOAT))
+def _power(x: float) -> float:
+    x *= x
+    x *= x
+    return x * x
+
+
+@inner(FLOAT(FLOAT))
+def root(x: float) -> float:
+    """Give the eighth root, that of 0 for less."""
+    return float(np.sqrt(np.sqrt(np.sqrt(max(x, 0.0)))))
+
+
+@inner(FLOAT(FIELD, INT, INT))
+def _term_of(field: Field, way: int, device: int) -> float:
+    """Give the eighth powers of what may keep everybody waiting for a device."""
+    at, load = LOADS * way, field.load
+    compute, into, out = load[device, at], load[device, at + 1], load[device, at + 2]
+    home, back = load[device, at + 3], load[device, at + 4]
+    over = 0.0
+    for kind in range(2):
+        if field.held[kind, device] > field.limits[kind, device]:
+            over += _power(field.heavy[0] * field.held[kind, device] / field.limits[kind, device])
+    return (
+        over
+        + _power(compute + _SEEN * (into + out + home + back))
+        + _power(into + home)
+        + _power(out + back)
+        + _power(into + back)
+        + _power(out + home)
+        + _power(load[device, at + 5])
+        + _power(load[device, at + 6])
+    )
+
+
+@inner(FLOAT(FIELD))
+def objective(field: Field) -> float:
+    """Give the objective after a move that is not yet kept."""
+    value, end = 0.0, len(field.dirty) - 1
+    for way in range(2):
+        change = 0.0
+        for i in range(field.dirty[end]):
+            device = field.dirty[i]
+            change += _term_of(field, way, device) - field.term[way, device]
+        value += root(field.total[way] + change)
+    return value
+
+
+@inner(NOTHING(FIELD))
+def _add_up(field: Field) -> None:
+    for way in range(2):
+        total = 0.0
+        for device in range(len(field.node)):
+            total += field.term[way, device]
+        field.total[way] = total
+
+
+@inner(NOTHING(FIELD))
+def keep(field: Field) -> None:
+    """Make the move final; who was touched may try again."""
+    end = len(field.dirty) - 1
+    for i in range(field.dirty[end]):
+        device = field.dirty[i]
+        field.mark[0, device] = 0
+        field.mark[2, device] = 0
+        for way in range(2):
+            field.term[way, device] = _term_of(field, way, device)
+    field.dirty[end] = 0
+    _add_up(field)
+
+
+@inner(NOTHING(FIELD))
+def forget(field: Field) -> None:
+    """Restore the loads, to the bit, after a move was undone."""
+    end = len(field.dirty) - 1
+    for i in range(field.dirty[end]):
+        device = field.dirty[i]
+        field.mark[0, device] = 0
+        for j in range(2 * LOADS):
+            field.load[device, j] = field.saved[device, j]
+    field.dirty[end] = 0
+
+
+@inner(NOTHING(FIELD, INT, INT, INT))
+def move_set(field: Field, count: int, block: int, target: int) -> None:
+    """Move the tiles in scratch, and the owner of a block unless it is -1."""
+    for i in range(count):
+        move_tile(field, field.tiles[i], target)
+    if block >= 0:
+        move_owner(field, block, target)
+
+
+@inner(INT(FIELD, INT, INT))
+def gather(field: Field, net: int, device: int) -> int:
+    """Put the tiles of a net on a device into scratch; gives their number."""
+    blocks = len(field.owner)
+    side, block, count = net // blocks, net % blocks, 0
+    for x in range(field.pointer[side, block], field.pointer[side, block + 1]):
+        tile = field.members[side, x]
+        if field.part[tile] == device:
+            field.tiles[count] = tile
+            count += 1
+    return count
+
+
+@inner(NOTHING(FIELD))
+def value_all(field: Field) -> None:
+    """Take the terms of all devices anew."""
+    for device in range(len(field.node)):
+        for way in range(2):
+            field.term[way, device] = _term_of(field, way, device)
+    _add_up(field)
