@@ -381,3 +381,16 @@ def test_a_spec_without_statements_says_which_one_to_add(tmp_path):
     spec.write_text("mask a = causal")
     result = CliRunner().invoke(check, [str(spec), "--dataset", "x"])
     assert 'add `for "*" use MASK` (masks: a)' in result.stderr
+
+
+def test_a_long_row_of_a_strided_mask_is_accepted(tmp_path):
+    (tmp_path / "m.dcpm").write_text(
+        "segment doc = ids(d)\n"
+        "mask comb = same(doc) and sliding(4k) and (q - k) % 2 == 0\n"
+        'for "*" use comb\n'
+    )
+    row = {"d": [0] * 3000 + [1] * 3000, "length": 6000}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    arguments = [str(tmp_path / "m.dcpm"), "--dataset", str(tmp_path / "rows.jsonl")]
+    result = CliRunner().invoke(check, arguments)
+    assert result.exit_code == 0, result.output

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dcp_dsl import ast
 from dcp_dsl.attachment import Attachment
 from dcp_dsl.columns import layout_columns, needed_segments
+from dcp_dsl.conversion import as_rows
 from dcp_dsl.data.batch_proof import BatchProver
 from dcp_dsl.data.layout_totals import LayoutTotals, column_depths, measure_layout
 from dcp_dsl.data.nesting import Ints, NestedColumn, column_depth, flatten_column
@@ -24,6 +25,7 @@ from dcp_dsl.dataset import LENGTH_COLUMNS, TOKEN_COLUMNS
 from dcp_dsl.errors import DatasetError, SpecError
 from dcp_dsl.layout import natural_length
 from dcp_dsl.sample import Sample
+from dcp_dsl.tiles import Tiles
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -175,7 +177,9 @@ class RowChecker:
             try:
                 sample = Sample(columns, length)
                 for mask in self.attachment.masks if self.must_bind else ():
-                    mask.bind(sample)
+                    form = mask.compile(sample)
+                    if isinstance(form, Tiles):  # planned as ranges of rows, if they are few
+                        as_rows(form)
                 self.guard.check(sample)
                 reason = ""
             except (DatasetError, SpecError) as error:
