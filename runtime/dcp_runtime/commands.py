@@ -29,7 +29,7 @@ MAX_DEFAULT_RANKS = 16
 )
 @click.option(
     "--dtype",
-    type=click.Choice(["float32", "bfloat16", "float64"]),
+    type=click.Choice(["float32", "bfloat16", "float16", "float64"]),
     default="float32",
     show_default=True,
 )

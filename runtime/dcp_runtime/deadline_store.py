@@ -11,9 +11,33 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch._C._distributed_c10d import Store  # torch.distributed.Store, with its type
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store  # of torch.distributed, with their types
+
+from dcp_runtime.errors import RunError
 
 SERVER = "the process that serves it: often rank 0, or torchrun on the first node"
+
+
+def open_store(group: dist.ProcessGroup | None, name: str, timeout_s: float) -> "DeadlineStore":
+    """Give keys of our own in the store of a group: the n-th caller of a rank shares them.
+
+    Args:
+        group: ``None`` for all ranks.
+        name: of the things whose n-th one this is.
+        timeout_s: how long one answer may take.
+
+    Raises:
+        RunError: if the store does not answer.
+    """
+    found = group or dist.group.WORLD
+    assert found is not None, "torch.distributed is initialised"
+    store = found.get_group_store()
+    try:
+        number = DeadlineStore(store, timeout_s).add(f"{name}/{found.rank()}", 1)
+    except RuntimeError as error:
+        raise RunError(f"{error}; the cause is {SERVER}") from error
+    return DeadlineStore(PrefixStore(f"{name}-keys/{number}", store), timeout_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -47,9 +71,9 @@ class DeadlineStore(Store):
         threading.Thread(target=_serve, args=(self._calls,), name="store", daemon=True).start()
         weakref.finalize(self, self._calls.put, None)
 
-    def set(self, key: str, value: str) -> None:
+    def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
-        self._ask(lambda: self._store.set(key, value))
+        self._ask(lambda: self._store.set(key, value))  # type: ignore[arg-type]  # bytes as well
 
     def get(self, key: str) -> bytes:
         """Read a value that is there."""

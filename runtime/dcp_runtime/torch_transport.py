@@ -15,11 +15,10 @@ from itertools import groupby
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore  # torch.distributed.PrefixStore, with its type
 
 from dcp_planner import Direction
 from dcp_runtime.clock import Timeline, gather_timeline
-from dcp_runtime.deadline_store import SERVER, DeadlineStore
+from dcp_runtime.deadline_store import open_store
 from dcp_runtime.errors import RunError
 from dcp_runtime.failure_board import FailureBoard, Status
 from dcp_runtime.link import LinkLimit, SlowLink
@@ -48,18 +47,6 @@ def member_ranks(group: dist.ProcessGroup | None) -> list[int]:
             "on these alone"
         )
     return ranks
-
-
-def open_store(group: dist.ProcessGroup | None, timeout_s: float) -> DeadlineStore:
-    """Give keys of our own in the store of a group: the n-th caller of a rank shares them."""
-    found = group or dist.group.WORLD
-    assert found is not None, "torch.distributed is initialised"
-    store = found.get_group_store()
-    try:
-        number = DeadlineStore(store, timeout_s).add(f"dcp-executors/{found.rank()}", 1)
-    except RuntimeError as error:
-        raise RunError(f"{error}; the cause is {SERVER}") from error
-    return DeadlineStore(PrefixStore(f"dcp-executor/{number}", store), timeout_s)
 
 
 def make_group(ranks: list[int], backend: str, timeout_s: float) -> dist.ProcessGroup:
@@ -97,7 +84,7 @@ class _Members:
         self.rank = self._ranks.index(dist.get_rank())
         self.size = len(self._ranks)
         self._timeout_s = timeout_s
-        store = open_store(group, timeout_s)
+        store = open_store(group, "dcp-executors", timeout_s)
         self._board = FailureBoard(store, self.rank)
         self._meeting = Meeting(store, self.rank, self.size, self._board, timeout_s)
         # Who does not come is named here; torch would say which key is missing in the store.

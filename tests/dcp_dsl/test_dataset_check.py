@@ -178,8 +178,8 @@ def test_leaking_rows_are_refused_with_their_columns(tmp_path):
 def test_equal_rows_are_decided_once(tmp_path, monkeypatch):
     path = write(tmp_path / "a.jsonl", [{"e": [3, 3, 3], "len": 3}] * 50)
     bound = []
-    real = Mask.bind
-    monkeypatch.setattr(Mask, "bind", lambda self, sample: bound.append(1) or real(self, sample))
+    real = Mask.compile
+    monkeypatch.setattr(Mask, "compile", lambda self, sample: bound.append(1) or real(self, sample))
     monkeypatch.setattr(dataset_checker, "DENSITY_ROWS", 1)
     check_dataset(Spec.from_text(EVICTION), path)
     assert len(bound) <= 3
@@ -189,8 +189,8 @@ def test_rows_are_proved_together_with_what_their_columns_say(tmp_path, monkeypa
     rows = [{"w": 1 + i % 9, "len": 50 + i} for i in range(1000)]
     rows[137]["w"], rows[600]["w"] = 0, -3
     bound = []
-    real = Mask.bind
-    monkeypatch.setattr(Mask, "bind", lambda self, sample: bound.append(1) or real(self, sample))
+    real = Mask.compile
+    monkeypatch.setattr(Mask, "compile", lambda self, sample: bound.append(1) or real(self, sample))
     monkeypatch.setattr(dataset_checker, "DENSITY_ROWS", 1)
     (statement,) = check_dataset(
         Spec.from_text(WINDOW), write(tmp_path / "a.parquet", rows)

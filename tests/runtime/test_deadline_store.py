@@ -2,10 +2,12 @@
 
 import gc
 import threading
+from types import SimpleNamespace
 
 import pytest
 from torch.distributed import HashStore, Store
 
+from dcp_runtime.data.plan_exchange import PlanExchange
 from dcp_runtime.deadline_store import DeadlineStore
 from dcp_runtime.errors import RunError
 from dcp_runtime.failure_board import FailureBoard, Status
@@ -22,7 +24,7 @@ class Stopped(Store):
     def set(self, key, value):
         """The client does not wait for an answer here."""
 
-    def check(self, keys):
+    def check(self, *asked):
         self.never.wait()
 
     get = add = check
@@ -73,6 +75,16 @@ def test_a_failure_is_told_when_the_store_does_not_answer(stopped):
     assert (error.rank, error.division) == (1, 3)
     assert "rank 1 is dead or stalled" in str(error)
     assert "often rank 0, or torchrun on the first node" in str(error)
+
+
+@pytest.mark.parametrize("stops", ["before it is made", "before the plan comes"])
+def test_a_plan_is_not_waited_for_when_the_store_does_not_answer(stopped, monkeypatch, stops):
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    if stops == "before the plan comes":
+        stopped.add = lambda key, value: 1
+    group = SimpleNamespace(get_group_store=lambda: stopped, rank=lambda: 1, size=lambda: 2)
+    with pytest.raises(RunError, match=r"does not answer|no plan of batch 3 from rank 0"):
+        PlanExchange(group, timeout_s=0.2).take(3)
 
 
 def test_its_thread_ends_with_it():

@@ -81,13 +81,13 @@ def only_the_planner_compiles_masks(executor, processes):
     wanted = [(data.rows, plan.digests, plan.cycle) for data, plan in each]
     assert [rows for rows, _, _ in wanted] == [(0,), (2,), (3,)]
     assert all(cycle == (0, 0, 1) for _, _, cycle in wanted)
-    compile_mask, compiled = Mask.bind, []
-    Mask.bind = lambda self, sample: compiled.append(sample) or compile_mask(self, sample)
+    compile_mask, compiled = Mask.compile, []
+    Mask.compile = lambda self, sample: compiled.append(sample) or compile_mask(self, sample)
     first = make_loader(PARTS, LAYERS, planner="first", processes=processes, **options)
     try:
         found = list(first)
     finally:
-        Mask.bind = compile_mask
+        Mask.compile = compile_mask
         first.close()
     assert bool(compiled) == (rank == 0 and not processes), len(compiled)
     assert [(data.rows, plan.digests, plan.cycle) for data, plan in found] == wanted

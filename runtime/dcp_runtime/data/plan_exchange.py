@@ -4,10 +4,10 @@ import time
 from collections.abc import Sequence
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore  # torch.distributed.PrefixStore, with its type
 
 from dcp_dsl import DatasetError, DCPError
 from dcp_runtime.data.planned_batch import PlannedBatch, decode_batch
+from dcp_runtime.deadline_store import open_store
 from dcp_runtime.errors import RunError
 
 FIRST_NAP_S, LONGEST_NAP_S = 0.0005, 0.02
@@ -25,7 +25,7 @@ class PlanExchange:
         timeout_s: how long a rank waits for a plan.
 
     Raises:
-        RunError: if there is no process group.
+        RunError: if there is no process group, or its store does not answer.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
@@ -37,9 +37,7 @@ class PlanExchange:
         found = group or dist.group.WORLD
         assert found is not None, "torch.distributed is initialised"
         self.rank, self.size = found.rank(), found.size()
-        store = found.get_group_store()
-        number = store.add(f"dcp-exchanges/{self.rank}", 1)
-        self._store = PrefixStore(f"dcp-plans/{number}", store)
+        self._store = open_store(group, "dcp-exchanges", timeout_s)
         self._timeout_s = timeout_s
 
     def publish(self, number: int, parts: Sequence[bytes]) -> None:
@@ -71,7 +69,7 @@ class PlanExchange:
                 nap_s = min(2 * nap_s, LONGEST_NAP_S)
             message = self._store.get(key)
             self._store.delete_key(key)
-        except RuntimeError as error:  # the process that serves the store is gone
+        except RuntimeError as error:  # the process that serves the store is gone or stands still
             raise self._missing(number) from error
         if message[:1] == _FAILURE:
             raise RunError(message[1:].decode(), rank=0)
@@ -87,4 +85,4 @@ class PlanExchange:
         )
 
     def _set(self, number: int, rank: int, message: bytes) -> None:
-        self._store.set(f"{number}/{rank}", message)  # type: ignore[arg-type]  # the stub says str
+        self._store.set(f"{number}/{rank}", message)
