@@ -57,16 +57,17 @@ def form_of(kind: str, num_tokens: int, items: Ints) -> Form:
     Raises:
         ValueError: if the integers are no such form of `num_tokens` tokens.
     """
-    if kind.startswith("cols:"):
-        inner = form_of(kind.removeprefix("cols:"), num_tokens, items)
-        if isinstance(inner, Slabs | Rows):
-            return Columns(inner)
-    elif kind == "slabs":
-        return _slabs(num_tokens, items)
-    elif kind == "rows":
-        return _rows(num_tokens, items)
-    elif kind == "strided":
-        return _strided(num_tokens, items)
+    match kind:
+        case "slabs":
+            return _slabs(num_tokens, items)
+        case "rows":
+            return _rows(num_tokens, items)
+        case "cols:slabs":
+            return Columns(_slabs(num_tokens, items))
+        case "cols:rows":
+            return Columns(_rows(num_tokens, items))
+        case "strided":
+            return _strided(num_tokens, items)
     raise ValueError(f"form: expected a kind among {', '.join(KINDS)}, got {kind!r:.60}")
 
 

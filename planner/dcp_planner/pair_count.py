@@ -6,8 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import PlacedForm, Slabs
+from dcp_planner.errors import PlanError
 
 Ints = NDArray[np.int64]
+
+MOST_PIECES = 1 << 26
+"""Pieces that slabs are cut into: some gigabytes."""
 
 
 def count_pairs(
@@ -23,6 +27,10 @@ def count_pairs(
     Returns:
         ``q_block``, ``kv_block``, ``pairs``, each int64 ``[W]``, sorted by (q_block, kv_block). O(N
         + W) up to the sort, for N slabs cut into W pieces.
+
+    Raises:
+        PlanError: if the slabs are cut into more than `MOST_PIECES`.
+        DatasetError: if the forms have too many tiles.
 
     >>> q, kv, pairs = count_pairs(Slabs(4, [0], [4], [0], [1], [0], [1]), np.array([0, 2, 4]))
     >>> list(zip(q.tolist(), kv.tolist(), pairs.tolist()))
@@ -97,6 +105,11 @@ def find_overlap(slabs: Slabs) -> int | None:
 def _ranges(first: Ints, last: Ints) -> tuple[Ints, Ints]:
     """Give (i, v) for every v in ``first[i]..last[i]-1``, for all i."""
     sizes = np.maximum(last - first, 0)
+    total = int(sizes.sum())
+    if total > MOST_PIECES:
+        raise PlanError(
+            f"expected at most {MOST_PIECES:_} pieces of slabs, got {total:_}; take larger blocks"
+        )
     owner = np.repeat(np.arange(len(sizes)), sizes)
     offset = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     return owner, first[owner] + offset

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dcp_dsl import check_writable, replacing
+from dcp_dsl import DatasetError, check_writable, replacing
 from dcp_planner.arrow_tables import TABLES, Columns, decode_table, encode_table
 from dcp_planner.cluster import Cluster, ModelShape
 from dcp_planner.config import MOST_HEAD_GROUPS
@@ -227,7 +227,7 @@ def _read_parts(members: dict[str, bytes], limit_bytes: int) -> PlanFile:
         sources = [_member(trace, "source", str) for trace in kept]
         traces = traces_of_columns(tables["events"], sources, sizes)
         validate(plan)
-    except (ValueError, PlanError) as error:
+    except (ValueError, PlanError, DatasetError) as error:
         raise PlanFileError(f"holds no valid plan: {error}; {_AGAIN}") from error
     found, expected = digest(plan), _member(meta, "digest", str)
     if found != expected:

@@ -231,7 +231,7 @@ def _rows_between(slabs: Slabs, start: int, end: int) -> bool:
 def _slabs_inside(placed: PlacedForm) -> list[Slabs]:
     """Give the slabs a form is made of; ranges of rows are disjoint by the checks of `Rows`."""
     match placed.form:
-        case Columns(Slabs() as slabs):
+        case (Slabs() as slabs) | Columns(Slabs() as slabs):
             return [slabs]
         case Strided(parts=parts):
             return [part.slabs for part in parts]

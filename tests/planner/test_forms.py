@@ -18,6 +18,7 @@ from dcp_dsl import (
     dense_mask,
 )
 from dcp_planner import (
+    Blocks,
     Cluster,
     ModelShape,
     PlanConfig,
@@ -150,6 +151,13 @@ def doubled_remainder(forms):
     return tuple(replace(f, form=broken) if f is placed else f for f in forms)
 
 
+def shared_slabs(forms):
+    """Slabs in the place of a form, two of which share pairs."""
+    tokens = forms[0].form.num_tokens
+    slabs = Slabs(tokens, [0, 5], [9, 8], [0, 1], [4, 2], [0, 0], [0, 0])
+    return (replace(forms[0], form=slabs), *forms[1:])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -160,6 +168,7 @@ def doubled_remainder(forms):
         (lambda f: (*f, PlacedForm(FORMS[0], -4, 0)), "that has no other"),
         (lambda f: f[1:], "tiles cover every visible pair exactly once"),
         (doubled_remainder, "slabs are disjoint: form 2, slab 1 shares a pair"),
+        (shared_slabs, "slabs are disjoint: form 0, slab 1 shares a pair"),
     ],
 )
 def test_broken_forms_are_named(plan, change, message):
@@ -196,3 +205,19 @@ def test_a_predicate_becomes_ranges_so_that_a_file_can_hold_it(tmp_path):
         write_plan(tmp_path / "a.dcpplan", plan)
         found = read_plan(tmp_path / "a.dcpplan").plan
         assert np.array_equal(found.mask_tile(0, 90, 0, 90), dense_mask(mask, Sample(length=90)))
+
+
+@pytest.mark.parametrize("is_form", [True, False])
+def test_a_file_that_claims_more_tiles_than_memory_holds_is_refused(is_form, tmp_path):
+    size = 1 << 20
+    whole = Slabs(size, [0], [size], [0], [size], [0], [0])
+    plan = build_plan(block_sparsity([whole], size, size), SHAPE, Cluster(1, 1))
+    start = np.arange(size)
+    single = Blocks(np.zeros(size, int), start, start + 1, np.zeros(size, int))
+    forms = (PlacedForm(Columns(whole), 0, 0),) if is_form else ()
+    slabs = Slabs(size, *[np.empty(0, np.int64)] * 6) if is_form else whole
+    schema = "dcp.plan/4" if is_form else "dcp.plan/2"
+    path = tmp_path / "a.dcpplan"
+    write_plan(path, replace(plan, blocks=single, slabs=slabs, forms=forms, schema=schema))
+    with pytest.raises(PlanFileError, match=r"expected at most 67_108_864 .*, got"):
+        read_plan(path)
