@@ -14,7 +14,7 @@ import torch
 from torch.distributed import HashStore
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
-from dcp_runtime import DCPExecutor, RunError, torch_transport
+from dcp_runtime import DCPExecutor, RunError, deadline_store, torch_transport
 from dcp_runtime.torch_transport import NcclTransport
 
 TIMEOUT_S = 5.0
@@ -130,6 +130,7 @@ def on_ranks(monkeypatch):
     def run(size, work):
         stand_in = StandIn(size)
         zeros = torch.zeros
+        monkeypatch.setattr(deadline_store, "dist", stand_in)
         for name, value in (
             ("dist", stand_in),
             ("make_group", stand_in.make_group),
