@@ -7,12 +7,16 @@ not be counted: that halves the code. What runs once per plan is numpy instead.
 """
 
 import functools
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from numba import njit, types
 from numba.core import event
+from numba.core.caching import FunctionCache
+from numba.extending import is_jitted
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])  # Any: of any signature
 
@@ -44,17 +48,47 @@ def inner(signature: Any) -> Callable[[_Function], _Function]:  # Any: numba's s
     return decorate
 
 
+# Any: numba's types know none of these options, nor signatures, nor caches.
 def _compile(function: _Function, *signature: Any, **options: bool) -> _Function:
-    # Any: numba's types know none of these options, nor signatures.
-    make = functools.partial(cast(Any, njit), error_model="numpy", _nrt=False, **options)
+    made: Any = cast(Any, njit)(error_model="numpy", _nrt=False, **options)(function)
+    if made is function:  # numba is switched off
+        return function
     try:
-        made = make(*signature, cache=True)(function)
+        made._cache = _Cache(function)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         if "cannot cache" not in str(error):
             raise
         # Neither the folder of the package nor the user's cache can be written: every process pays.
-        made = make(*signature)(function)
+    for types_ in signature:
+        made.compile(types_)
+        made.disable_compile()
     return cast(_Function, made)
+
+
+class _Cache(FunctionCache):
+    """The compiled function on disk, for as long as the code that it calls is the same.
+
+    Numba itself asks only whether the function's own file has changed.
+    """
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        key = super()._index_key(sig, codegen)  # type: ignore[no-untyped-call]
+        return (*key, *map(_content, sorted(_files_called(self._py_func, set()))))
+
+
+def _files_called(function: Callable[..., Any], known: set[str]) -> set[str]:
+    """Add the files of all compiled functions that a function calls, and of those they call."""
+    for name in function.__code__.co_names:
+        called: Any = function.__globals__.get(name)  # Any: numba's types miss `py_func`
+        if is_jitted(called) and called.py_func is not function:
+            known.add(called.py_func.__code__.co_filename)
+            _files_called(called.py_func, known)
+    return known
+
+
+@functools.cache
+def _content(file: str) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 @contextmanager

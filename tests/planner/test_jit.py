@@ -88,3 +88,26 @@ def test_what_cannot_be_cached_is_compiled_all_the_same():
     exec(compile("def f(x): return x + 1", "<nowhere>", "exec"), made)
     assert compiled(made["f"])(1) == 2
     assert len(inner(INT(INT))(made["f"]).signatures) == 1
+
+
+def test_what_calls_changed_code_of_another_file_is_compiled_anew(tmp_path):
+    function = "@inner(INT(INT))\ndef {0}(x):\n    return {1}\n"
+    (tmp_path / "middle.py").write_text(
+        "from dcp_planner.jit import INT, inner\nfrom called import f\n"
+        + function.format("g", "2 * f(x)")
+    )
+    (tmp_path / "caller.py").write_text(
+        "from dcp_planner.jit import compiled\nfrom middle import g\n"
+        "@compiled\ndef h(x):\n    return g(x)\nprint(h(1), len(h.stats.cache_hits))\n"
+    )
+    said = []
+    for added in (1, 1, 20):
+        (tmp_path / "called.py").write_text(
+            "from dcp_planner.jit import INT, inner\n" + function.format("f", f"x + {added}")
+        )
+        run = subprocess.run(
+            [sys.executable, "-B", "-c", "import caller"],
+            capture_output=True, text=True, check=True, cwd=tmp_path,
+        )  # fmt: skip
+        said.append(run.stdout.split())
+    assert said == [["4", "0"], ["4", "1"], ["42", "0"]]
