@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_planner import Cluster, find_cluster, link_seconds
-from dcp_runtime import calibration
+from dcp_runtime import RunError, calibration
 from dcp_runtime.calibration import Line, fit_messages, fit_nonnegative
 from dcp_runtime.commands_calibrate import calibrate
 
@@ -104,6 +104,6 @@ def test_calibrate_without_a_cuda_device_says_so():
 
 def test_calibrate_refuses_a_folder_that_is_missing_before_it_measures(tmp_path):
     result = CliRunner().invoke(calibrate, ["--out", str(tmp_path / "no" / "mine.toml")])
-    assert result.exit_code == 2
-    assert "expected a file in a folder that exists" in result.stderr
+    assert isinstance(result.exception, RunError)
+    assert f"make the folder {tmp_path / 'no'} first" in str(result.exception)
     assert "measuring" not in result.stderr
