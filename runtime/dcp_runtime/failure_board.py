@@ -1,13 +1,14 @@
 """Finds out which rank is to blame when a run breaks, and tells the same to every rank.
 
 Any rank that cannot go on writes why: it raised an error, or it waits for a peer. Who waits for a
-rank that waits itself is led on to that rank's peer; the chain ends at a rank that raised, or at
+rank that waits itself is led on to that rank's peers; the chain ends at a rank that raised, or at
 one that writes nothing, because it is dead or stalled. The first rank to know writes the verdict,
 all others adopt it. Nothing is written while all is well.
 """
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -32,6 +33,7 @@ class Status:
         place: where: ``"forward"``, ``"backward"``, or a step such as ``"prepare"``.
         division: of the direction, or -1.
         text: the low-level error, if there is one.
+        others: ranks that it may be waiting for instead of `peer`.
     """
 
     kind: Literal["waiting", "raised"]
@@ -39,6 +41,7 @@ class Status:
     place: str
     division: int
     text: str
+    others: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,27 +93,42 @@ class FailureBoard:
             time.sleep(0.02)
 
     def _follow(self, own: Status, *, is_over: bool) -> Verdict | None:
-        """Follow the chain of waiting ranks; give a verdict as soon as its end is certain."""
-        waiting, status, chain = self._rank, own, [self._rank]
-        while True:
-            peer = status.peer
-            if peer in chain:
-                circle = ", ".join(map(str, chain[chain.index(peer) :]))
-                text = f"ranks {circle} wait for each other in {_place(status)}"
-                return Verdict(peer, status.division, text) if is_over else None
-            chain.append(peer)
+        """Follow the chains of waiting ranks; give a verdict as soon as their end is certain."""
+        known, silent = {self._rank: own}, None
+        edges = [(self._rank, peer) for peer in (own.peer, *own.others)]
+        for waiting, peer in edges:  # grows
+            if peer in known:
+                continue
             found = self._read(f"status/{peer}")
             if found is None:
-                how = f", {status.text}" if status.text else ""
-                text = (
-                    f"rank {peer} is dead or stalled: rank {waiting} waited for it in "
-                    f"{_place(status)}{how}{'' if self._is_reachable else _LOST_STORE}"
-                )
-                return Verdict(peer, status.division, text) if is_over else None
-            waiting, status = peer, Status(**json.loads(found))
+                silent = silent or (waiting, peer)
+                continue
+            known[peer] = status = Status(**json.loads(found))
             if status.kind == "raised":
                 text = f"rank {peer} failed in {_place(status)}: {status.text}"
                 return Verdict(peer, status.division, text)
+            edges += [(peer, other) for other in (status.peer, *status.others)]
+        if not is_over:
+            return None
+        return self._circle(known) if silent is None else self._silence(*silent, known)
+
+    def _silence(self, waiting: int, peer: int, known: Mapping[int, Status]) -> Verdict:
+        status = known[waiting]
+        how = f", {status.text}" if status.text else ""
+        text = (
+            f"rank {peer} is dead or stalled: rank {waiting} waited for it in "
+            f"{_place(status)}{how}{'' if self._is_reachable else _LOST_STORE}"
+        )
+        return Verdict(peer, status.division, text)
+
+    def _circle(self, known: Mapping[int, Status]) -> Verdict:
+        chain = [self._rank]
+        while (peer := known[chain[-1]].peer) not in chain:
+            chain.append(peer)
+        circle = ", ".join(map(str, chain[chain.index(peer) :]))
+        status = known[chain[-1]]
+        text = f"ranks {circle} wait for each other in {_place(status)}"
+        return Verdict(peer, status.division, text)
 
     def _publish(self, verdict: Verdict) -> Verdict:
         """Write the verdict unless another rank was first; give the one that counts."""

@@ -32,8 +32,7 @@ class NoOverlapTransport:
         """Start all that was kept and wait for all of it."""
         held, self._held = self._held, []
         self._inner.start(held)
-        others = [parcel for parcel in held if parcel not in parcels]
-        self._inner.wait([*parcels, *others], direction)
+        self._inner.wait(held, direction)  # of `parcels`, those not held were waited for before
 
     def report(self, place: str, division: int, error: Exception) -> None:
         """Tell the other ranks that this one cannot go on."""

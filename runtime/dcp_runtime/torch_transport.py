@@ -297,13 +297,18 @@ class NcclTransport(_Members):
             while not all(work.is_completed() for work in works):
                 now = time.monotonic()
                 if now > deadline or (now > looks_s and self._board.is_marked()):
-                    status = Status("waiting", parcel.transfer.peer, direction, parcel.division, "")
-                    raise self._board.settle(status)
+                    raise self._board.settle(self._status(parcel, works, direction))
                 looks_s = now + POLL_S if now > looks_s else looks_s
                 time.sleep(20e-6)
             for work in works:
                 work.wait()  # orders the current stream behind the messages
             parcel.finish()
+
+    def _status(self, parcel: Parcel, works: list[dist.Work], direction: Direction) -> Status:
+        """Say whom a batch waits for: it does not tell which of its messages are missing."""
+        batch = [parcel, *(other for other, own in self._works.items() if own is works)]
+        peer, *others = dict.fromkeys(other.transfer.peer for other in batch)
+        return Status("waiting", peer, direction, parcel.division, "", others)
 
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:
         """Give the events of all ranks on one clock to rank 0, ``None`` to others; collective."""

@@ -15,6 +15,7 @@ from torch.distributed import HashStore
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import DCPExecutor, RunError, deadline_store, torch_transport
+from dcp_runtime.no_overlap import NoOverlapTransport
 from dcp_runtime.torch_transport import NcclTransport
 
 TIMEOUT_S = 5.0
@@ -159,18 +160,19 @@ def on_ranks(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("cluster", "options"),
+    ("cluster", "options", "wrap"),
     [
-        (Cluster(1, 2), {}),
-        (Cluster(1, 4), {"divisions": 4}),
-        (Cluster(2, 2), {"routing": "node", "divisions": 4}),
-        (Cluster(2, 2), {"head_groups": 2}),
+        (Cluster(1, 2), {}, None),
+        (Cluster(1, 4), {"divisions": 4}, None),
+        (Cluster(2, 2), {"routing": "node", "divisions": 4}, None),
+        (Cluster(2, 2), {"routing": "node", "divisions": 4}, NoOverlapTransport),
+        (Cluster(2, 2), {"head_groups": 2}, None),
     ],
-    ids=["a pair", "a node", "once per node", "head groups"],
+    ids=["a pair", "a node", "once per node", "no overlap", "head groups"],
 )
 @pytest.mark.parametrize("partitioner", ["static:zigzag", "native"])
 def test_plans_run_on_communicators_that_keep_the_order(
-    lab, on_ranks, cluster, options, partitioner
+    lab, on_ranks, cluster, options, wrap, partitioner
 ):
     masks = [lab.masks["full"](130), lab.masks["blind_rows"](40)]
     config = PlanConfig(partitioner, **options)
@@ -178,7 +180,8 @@ def test_plans_run_on_communicators_that_keep_the_order(
     q, kv, dout = lab.random_qkv(1, 170, 4, 2, 8, torch.float32)
 
     def work(transport):
-        executor = DCPExecutor(transport=transport, check_finite=True)
+        used = transport if wrap is None else wrap(transport)
+        executor = DCPExecutor(transport=used, check_finite=True)
         prepared = executor.prepare(plan)
         rows = torch.tensor(plan.local_tokens(transport.rank))
         layers = [prepared.forward(q[rows], kv[rows]) for _ in range(2)]
@@ -195,7 +198,8 @@ def test_plans_run_on_communicators_that_keep_the_order(
     lab.assert_as_exact_as_eager(whole, q, kv, dout, dense)
 
 
-def test_a_rank_that_stays_away_is_named_in_time(lab, on_ranks):
+@pytest.mark.parametrize("away", range(3))
+def test_a_rank_that_stays_away_is_named_in_time(lab, on_ranks, away):
     plan = build_plan(
         lab.sparsity_of([lab.masks["full"](120)], 8), ModelShape(4, 2, 8, 4), Cluster(1, 3),
         PlanConfig("static:zigzag"),
@@ -207,11 +211,10 @@ def test_a_rank_that_stays_away_is_named_in_time(lab, on_ranks):
         rows = torch.tensor(plan.local_tokens(transport.rank))
         mine = q[rows], kv[rows]
         prepared._check_tensors(*mine)
-        return None if transport.rank == 1 else prepared.forward(*mine)
+        return None if transport.rank == away else prepared.forward(*mine)
 
-    first, _, last = on_ranks(3, work)
-    for error in (first, last):
+    for error in (e for rank, e in enumerate(on_ranks(3, work)) if rank != away):
         assert isinstance(error, RunError)
-        assert error.rank == 1
+        assert error.rank == away
         assert error.division is not None
-        assert "rank 1 is dead or stalled" in str(error)
+        assert f"rank {away} is dead or stalled" in str(error)
