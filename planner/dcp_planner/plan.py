@@ -234,8 +234,8 @@ class Plan:
         cluster, shape: what it was made for.
         cu_seqlens: int32 ``[S+1]``, sequences of the packed batch.
         blocks, tiles, transfers: the tables.
-        slabs: the exact mask in packed coordinates; a partial tile's mask is `slabs` cut to it.
-        forms: the exact masks of the sequences that have no slabs, at their places.
+        slabs: the exact masks of the sequences that are slabs, in packed coordinates.
+        forms: those of the others, at their places; `mask_tile` cuts both to a tile.
         forward, backward: one program per device, in device order; made from a table on demand.
         partitioner: who placed it, for example ``"kahypar"``.
         provenance: where the mask came from, or ``None``.

@@ -163,6 +163,7 @@ def shared_slabs(forms):
     [
         (lambda f: moved(f, 1), "every form is the mask of a sequence that has no other"),
         (lambda f: moved(f, -70), "every form is the mask of a sequence that has no other"),
+        (lambda f: (replace(f[0], kv_start=f[0].kv_start + 1), *f[1:]), "that has no other"),
         (lambda f: (*f, f[0]), "every form is the mask of a sequence that has no other"),
         (lambda f: (*f, PlacedForm(FORMS[0], 0, 0)), "that has no other"),
         (lambda f: (*f, PlacedForm(FORMS[0], -4, 0)), "that has no other"),
