@@ -200,7 +200,7 @@ def to_text(config: "RunConfig", result: "RunResult") -> str:
     if result.verified is not None:
         source = {
             "provenance": "the spec inside the plan",
-            "slabs": "the plan's own slabs: it names no spec",
+            "slabs": "the plan's own mask: it names no spec",
         }[result.mask_source or "slabs"]
         what = "verified" if result.verified else "NOT VERIFIED"
         lines.append(f"{what} against dense float64 attention; mask from {source}")

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dcp_dsl import Columns, Form, Rows, Slabs, Strided
+from dcp_dsl import Columns, Form, Rows, Slabs, Strided, StridedPart
 from dcp_planner import Plan, PlanPart
 from dcp_runtime.executor import DCPExecutor, PreparedPlan
 from dcp_runtime.stacked_plans import BatchPlan, StackedPlans
@@ -87,18 +88,27 @@ def _look_back(form: Form) -> int:
         case Rows():
             row = np.repeat(np.arange(form.num_tokens), np.diff(form.row_ptr))
             return int((row - form.kv_start).max(initial=-1)) + 1
-        case Strided(period=period, parts=parts):  # distances of a slab have no gaps
-            far = (
-                (_of_slabs(part.slabs) - 1, part.remainders) for part in parts if len(part.slabs)
-            )
-            return max((int((d - (d - r) % period).max(initial=-1)) + 1 for d, r in far), default=0)
+        case Strided(period=period, parts=parts):
+            return max((_of_part(part, period) for part in parts), default=0)
     return form.num_tokens
 
 
+def _of_part(part: StridedPart, period: int) -> int:
+    """Of each slab and remainder the largest distance, if the slab, which has no gaps, has one."""
+    far = _farthest(part.slabs)[:, None]
+    near = (part.slabs.q_start - part.slabs.kv_end + 1)[:, None]
+    distance = far - (far - part.remainders) % period
+    return int(distance[distance >= near].max(initial=-1)) + 1
+
+
 def _of_slabs(slabs: Slabs) -> int:
-    if not len(slabs):
-        return 0
+    return int(_farthest(slabs).max(initial=-1)) + 1
+
+
+def _farthest(slabs: Slabs) -> NDArray[np.int64]:
+    """Give the largest ``q - k`` of each slab, int64 ``[N]``."""
     rows = slabs.q_end - slabs.q_start - 1
-    first = slabs.q_start - slabs.kv_start
+    first = slabs.q_start.astype(np.int64) - slabs.kv_start
     last = first + rows * (1 - slabs.start_slope.astype(np.int64))
-    return int(np.maximum(first, last).max()) + 1
+    farthest: NDArray[np.int64] = np.maximum(first, last)
+    return farthest

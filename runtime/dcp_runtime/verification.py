@@ -62,7 +62,7 @@ class Verification:
     Attributes:
         errors: one per tensor.
         mask_source: ``"provenance"`` if the mask came from the spec's text through the dense
-            oracle, ``"slabs"`` if the plan names no spec and its own slabs had to be trusted.
+            oracle, ``"slabs"`` if the plan names no spec and its own mask had to be trusted.
     """
 
     errors: tuple[TensorError, ...]

@@ -27,6 +27,7 @@ mask dropped = causal and q < k.evict
 mask branches = k <= q < k.subtree_end
 mask dilated_window = sliding(60) and (q - k) % 3 == 0
 mask strides = causal and (q - k < 8 or (q - k) % 8 == 0)
+mask far_strides = (100 <= q - k < 104 or 0 <= q - k < 4) and (q - k) % 64 == 1
 mask own_start = q.first_key <= k <= q
 @partial mask products = causal and q * k % 7 < 3
 """
@@ -40,7 +41,7 @@ COLUMNS = {
 }
 FORMS = {
     "causal": "slabs", "dropped": "cols", "branches": "cols", "dilated_window": "strided",
-    "strides": "strided", "own_start": "rows", "products": "tiles",
+    "strides": "strided", "far_strides": "strided", "own_start": "rows", "products": "tiles",
 }  # fmt: skip
 
 

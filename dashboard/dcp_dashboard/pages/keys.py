@@ -27,7 +27,7 @@ KEYS = (
     ("In the timeline", (
         ("f Enter", "zoom to the selection"),
         ("[ ]", "the event before, the next event"),
-        ("/ n", "search, next hit"),
+        ("/ n", "on its own page: search, next hit"),
         ("o", "open or close a node"),
         ("Shift and drag", "on its own page: mark an area and sum it up"),
         ("m", "on its own page: mark what is shown"),
