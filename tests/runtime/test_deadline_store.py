@@ -83,8 +83,22 @@ def test_a_plan_is_not_waited_for_when_the_store_does_not_answer(stopped, monkey
     if stops == "before the plan comes":
         stopped.add = lambda key, value: 1
     group = SimpleNamespace(get_group_store=lambda: stopped, rank=lambda: 1, size=lambda: 2)
-    with pytest.raises(RunError, match=r"does not answer|no plan of batch 3 from rank 0"):
+    with pytest.raises(RunError, match=r"does not answer; the cause is the process that serves it"):
         PlanExchange(group, timeout_s=0.2).take(3)
+
+
+def test_a_plan_that_cannot_be_left_in_the_store_is_said_so(monkeypatch):
+    class Broken(HashStore):
+        def set(self, key, value):
+            raise RuntimeError("Connection reset")
+
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    store = Broken()
+    group = SimpleNamespace(get_group_store=lambda: store, rank=lambda: 0, size=lambda: 2)
+    exchange = PlanExchange(group, timeout_s=10)
+    exchange._store = DeadlineStore(store, 10)  # keys with a prefix are written from C++
+    with pytest.raises(RunError, match=r"plan of batch 3: Connection reset; the cause is"):
+        exchange.publish(3, [b"", b""])
 
 
 def test_its_thread_ends_with_it():

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from dcp_dsl import DatasetError, DCPError
 from dcp_runtime.data.planned_batch import PlannedBatch, decode_batch
-from dcp_runtime.deadline_store import open_store
+from dcp_runtime.deadline_store import SERVER, open_store
 from dcp_runtime.errors import RunError
 
 FIRST_NAP_S, LONGEST_NAP_S = 0.0005, 0.02
@@ -41,7 +41,11 @@ class PlanExchange:
         self._timeout_s = timeout_s
 
     def publish(self, number: int, parts: Sequence[bytes]) -> None:
-        """Leave the parts of a batch, in rank order."""
+        """Leave the parts of a batch, in rank order.
+
+        Raises:
+            RunError: if the store is lost.
+        """
         for rank, part in enumerate(parts):
             self._set(number, rank, _PART + part)
 
@@ -70,7 +74,7 @@ class PlanExchange:
             message = self._store.get(key)
             self._store.delete_key(key)
         except RuntimeError as error:  # the process that serves the store is gone or stands still
-            raise self._missing(number) from error
+            raise self._lost(number, error) from error
         if message[:1] == _FAILURE:
             raise RunError(message[1:].decode(), rank=0)
         if message[:1] == _BAD_DATA:
@@ -84,5 +88,15 @@ class PlanExchange:
             rank=0,
         )
 
+    def _lost(self, number: int, error: RuntimeError) -> RunError:
+        return RunError(
+            f"rank {self.rank} lost the store that brings the plan of batch {number}: "
+            f"{str(error).splitlines()[0]}; the cause is {SERVER}",
+            rank=0,
+        )
+
     def _set(self, number: int, rank: int, message: bytes) -> None:
-        self._store.set(f"{number}/{rank}", message)
+        try:
+            self._store.set(f"{number}/{rank}", message)
+        except RuntimeError as error:
+            raise self._lost(number, error) from error
