@@ -3,11 +3,12 @@
 ``python runtime/benchmarks/bench_attention.py [--device cpu|cuda] [--json OUT]`` measures, on one
 thread of the CPU or on one GPU, medians of runs in turn; ``--table JSON`` prints the tables of such
 a document. The executor runs a plan for one rank: copying, merging, recording and checking are in
-its time, messages are not; those are measured on four gloo ranks with the links held down.
+its time, messages are not; those are measured on gloo ranks with the links held down.
 """
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -39,6 +40,8 @@ LONG = 16_384
 """From here on each point takes minutes: StreamingLLM alone, timed twice, not warmed up."""
 MESSAGE_SHARE = 0.7
 """Of the time of a run on free links, what a rank's messages take on slow ones."""
+WORLDS = (2, 4)
+"""Ranks of the runs that show overlap."""
 
 
 def main() -> None:
@@ -71,7 +74,7 @@ def main() -> None:
             if not is_long(tokens, options) or name != "causal"
         ],
         "prepare": [measure_prepare(name, call) for name, call in MASKS.items()],
-        "overlap": [] if options.skip_overlap else measure_overlap(),
+        "overlap": [] if options.skip_overlap else [measure_overlap(ranks) for ranks in WORLDS],
     }
     print(to_tables(document))
     if options.json:
@@ -248,37 +251,46 @@ def measure_prepare(name: str, call: str, tokens: int = 131_072) -> dict[str, ob
     }  # fmt: skip
 
 
-def measure_overlap(tokens: int = 32_768, ranks: int = 4) -> list[dict[str, object]]:
-    """Run causal attention on slow links, with overlap and without.
+def measure_overlap(ranks: int, tokens: int = 32_768, turns: int = 3) -> dict[str, object]:
+    """Run causal attention on free links, and on slow ones with overlap and without.
 
-    The links are slow enough that a rank's messages take `MESSAGE_SHARE` of the time that the run
-    took on free ones, and the plan is made for such links, as a calibrated one would be.
+    Slow links are slow enough that a rank's messages take `MESSAGE_SHARE` of the time that the run
+    took on free ones, and the plan is made for such links, as a calibrated one would be. Of ranks
+    that share a core one also waits for another that has none: hence the run on free links, and the
+    number of cores.
     """
     shape, config = ModelShape(1, 1, 64, 4), RunConfig(ranks, timeout_s=300)
     slabs, small = causal_of(tokens), causal_of(tokens // 8)
-    rows: list[dict[str, object]] = []
     with open_world(ranks, timeout_s=300) as world:
         run_plan(plan_of(small, ranks, shape), config, world)  # connections, threads, buffers
-        free = run_plan(plan_of(slabs, ranks, shape), config, world)
-        limit = LinkLimit(free.sent_bytes / ranks / free.seconds / MESSAGE_SHARE)
-        plan = plan_of(slabs, ranks, shape, cluster=cluster_of(free, slabs, limit))
-        expected = simulate(plan)
-        for is_overlapped in (True, False):
-            slow = replace(config, link=limit, overlap=is_overlapped)
-            result = run_plan(plan, slow, world)
-            rows.append(
-                {
-                    "tokens": tokens,
-                    "ranks": ranks,
-                    "overlap": is_overlapped,
-                    "bytes_per_s": limit.bytes_per_s,
-                    "free_s": free.seconds,
-                    "seconds": result.seconds,
-                    "exposed_s": result.exposed_s,
-                    "predicted_s": expected.seconds() if is_overlapped else None,
-                }
-            )
-    return rows
+        first = run_plan(plan_of(slabs, ranks, shape), config, world)
+        limit = LinkLimit(first.sent_bytes / ranks / first.seconds / MESSAGE_SHARE)
+        plan = plan_of(slabs, ranks, shape, cluster=cluster_of(first, slabs, limit))
+        configs = {
+            "free": config,
+            "slow": replace(config, link=limit),
+            "slow, no overlap": replace(config, link=limit, overlap=False),
+        }
+        runs: dict[str, list[RunResult]] = {name: [] for name in configs}
+        for _ in range(turns):
+            for name, chosen in configs.items():
+                runs[name].append(run_plan(plan, chosen, world))
+    return {
+        "tokens": tokens,
+        "ranks": ranks,
+        "cores": len(os.sched_getaffinity(0)),
+        "bytes_per_s": limit.bytes_per_s,
+        "predicted_s": simulate(plan).seconds(),
+        "links": {name: overlap_figures(found) for name, found in runs.items()},
+    }
+
+
+def overlap_figures(runs: list[RunResult]) -> dict[str, float]:
+    """Give medians: how long the runs took, and what share of each its worst rank waited."""
+    return {
+        "seconds": statistics.median(run.seconds for run in runs),
+        "exposed": statistics.median(run.exposed_s / run.seconds for run in runs),
+    }
 
 
 def causal_of(tokens: int) -> Slabs:
@@ -340,13 +352,16 @@ def to_tables(document: dict[str, object]) -> str:
             f"{1e3 * low:.1f}-{1e3 * high:.1f} ms |"
         )
     if overlap:
-        lines += ["", "| 4 gloo ranks, slow links | seconds | exposed |", "|---|---|---|"]
-    lines += [
-        f"| causal, {row['tokens']:,} tokens, {'overlap' if row['overlap'] else 'no overlap'} | "
-        f"{row['seconds']:.2f} | {row['exposed_s']:.2f} s "
-        f"({100 * row['exposed_s'] / row['seconds']:.0f} %) |"
-        for row in overlap
-    ]
+        lines += ["", "| causal, gloo | links | seconds | over free links | exposed |"]
+        lines.append("|---|---|---|---|---|")
+    for world in overlap:
+        free_s = world["links"]["free"]["seconds"]
+        lines += [
+            f"| {world['tokens']:,} tokens, {world['ranks']} ranks on {world['cores']} cores | "
+            f"{name} | {row['seconds']:.2f} | {100 * (row['seconds'] / free_s - 1):+.0f} % | "
+            f"{100 * row['exposed']:.0f} % |"
+            for name, row in world["links"].items()
+        ]
     return "\n".join(lines)
 
 
