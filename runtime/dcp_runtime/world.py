@@ -29,6 +29,8 @@ STARTUP_S = 60.0
 GRACE_S = 3.0
 """Seconds that the other ranks get to say what they know after a first failure."""
 LOG_LINES = 15
+WORKER = ("-m", "dcp_runtime.worker")
+"""Python's arguments that start a rank; its place in the world follows."""
 
 
 @dataclass(slots=True)
@@ -121,7 +123,7 @@ class ProcessWorld:
         arguments = [str(self.folder), str(rank), str(self._num_processes), str(self.timeout_s)]
         with log.open("wb") as stream:
             process = subprocess.Popen(
-                [sys.executable, "-m", "dcp_runtime.worker", *arguments],
+                [sys.executable, *WORKER, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stream,

@@ -1,10 +1,8 @@
 """`run_plan` on real processes: verified results, and ranks that die, stop or break."""
 
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from dcp_runtime import RunConfig, RunError, open_world, run_plan
 
 pytestmark = pytest.mark.dist
 RANKS = 3
+FAULTY_WORKER = Path(__file__).parent / "faulty_worker.py"
 
 
 def plan_of(lab, masks, ranks=RANKS, partitioner="static:zigzag", shape=None):
@@ -84,7 +83,7 @@ def test_wrong_number_of_ranks_is_refused(lab):
         run_plan(plan_of(lab, [lab.masks["causal"](40)]), RunConfig(2))
 
 
-def all_gone(pids, within_s=5.0):
+def all_gone(pids, within_s=60.0):
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
@@ -93,43 +92,29 @@ def all_gone(pids, within_s=5.0):
     return False
 
 
-def cpu_s(pid):
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def signal_after_work(pid, number, work_s):
-    """Signal a process once it has computed for so long: no clock knows when a run is under way."""
-    goal = cpu_s(pid) + work_s
-    while cpu_s(pid) < goal:
-        time.sleep(0.01)
-    os.kill(pid, number)
-
-
 @pytest.mark.parametrize(
-    ("number", "work_s", "says"),
+    ("fault", "point", "says"),
     [
-        (signal.SIGKILL, 0.0, "was killed by SIGKILL"),
-        (signal.SIGKILL, 0.3, "was killed by SIGKILL"),
-        (signal.SIGINT, 0.3, "was killed by SIGINT"),
-        (signal.SIGSTOP, 0.3, "dead or stalled|no sign of life"),
+        ("SIGKILL", "start", "was killed by SIGKILL"),
+        ("SIGKILL", "division", "was killed by SIGKILL"),
+        ("SIGINT", "division", "was killed by SIGINT"),
+        ("SIGSTOP", "division", "dead or stalled|no sign of life"),
     ],
 )
-def test_lost_rank_is_named_and_no_process_is_left(lab, number, work_s, says):
-    small = plan_of(lab, [lab.masks["causal"](64)])
-    plan = plan_of(lab, [lab.masks["causal"](900)])
-    with open_world(RANKS, timeout_s=4) as world:
-        run_plan(small, RunConfig(RANKS), world)  # started and connected
+def test_lost_rank_is_named_and_no_process_is_left(lab, monkeypatch, fault, point, says):
+    monkeypatch.setattr("dcp_runtime.world.WORKER", (str(FAULTY_WORKER),))
+    monkeypatch.setenv("DCP_TEST_FAULT", f"{fault} {point}")
+    plan = plan_of(lab, [lab.masks["causal"](96)])
+    # Only a stopped rank is found by a clock; the others must not be found too late on a busy one.
+    with open_world(RANKS, timeout_s=6 if fault == "SIGSTOP" else 60) as world:
+        run_plan(plan, RunConfig(RANKS), world)  # started and connected
         pids = world.pids
-        killer = threading.Thread(target=signal_after_work, args=(pids[1], number, work_s))
-        killer.start()
         with pytest.raises(RunError, match=says) as caught:
-            run_plan(plan, RunConfig(RANKS, layers=60), world)
-        killer.join()
+            run_plan(plan, RunConfig(RANKS, layers=3), world)
         assert caught.value.rank == 1
         assert "rank 1" in str(caught.value)
         assert "Traceback" not in str(caught.value)
-        if work_s:  # every other rank saw it too, and said in which division
+        if point == "division":  # every other rank saw it too, and said in which division
             assert caught.value.division is not None
             assert "division" in str(caught.value)
     assert all_gone(pids)
@@ -158,7 +143,7 @@ def test_nothing_is_left_of_a_parent_that_was_killed(tmp_path):
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         parent.kill()
     assert len(pids) == 2
-    assert all_gone(pids, within_s=30)  # a rank that starts up looks later
+    assert all_gone(pids)  # a rank that starts up looks later
     assert list(tmp_path.iterdir()) == []
 
 
