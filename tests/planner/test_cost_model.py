@@ -40,6 +40,12 @@ def test_two_tiles_by_hand():
     assert backward.tolist() == pytest.approx((forward * 5).tolist(), rel=1e-12)
 
 
+def test_the_border_of_a_wide_tile_is_paid_by_query_row():
+    # 8 x 16 tokens, 40 visible pairs: half a kernel tile of 4 in vain for each of the 8 rows.
+    (seconds,) = tile_seconds([40], [8], [16], SHAPE, Cluster(flops_per_s=64.0, kernel_tile=4))
+    assert seconds == 40 + 8 * 2
+
+
 @pytest.mark.parametrize(("tokens", "tile"), [(64, 16), (96, 32), (128, 8)])
 def test_a_diagonal_costs_the_kernel_tiles_it_touches(tokens, tile):
     visible = np.tri(tokens, dtype=bool)

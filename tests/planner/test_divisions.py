@@ -121,6 +121,20 @@ def test_a_limit_that_a_static_layout_keeps_is_kept_with_a_warning(masks):
     )
 
 
+def test_of_the_static_layouts_that_keep_a_limit_the_fastest_is_taken(masks):
+    sparsity = masks.pack([masks.causal(96), masks.sliding_window(50, 9)], 4)
+    plans = {
+        name: build_plan(sparsity, ModelShape(), SLOW, PlanConfig(name))
+        for name in ("static:contiguous", "static:zigzag", "static:ring")
+    }
+    limit = max(map(needed, plans.values()))
+    config = PlanConfig("static:grid", memory_limit_bytes=limit)
+    taken = build_plan(sparsity, ModelShape(), SLOW, config)
+    seconds = {name: simulate(plan).seconds() for name, plan in plans.items()}
+    assert taken.partitioner == min(seconds, key=lambda name: seconds[name])
+    assert simulate(taken).seconds() <= min(seconds.values())
+
+
 def test_without_anything_remote_no_memory_is_needed(masks):
     sparsity = masks.pack([masks.causal(16)], 4)
     config = PlanConfig("static:contiguous", memory_limit_bytes=0)

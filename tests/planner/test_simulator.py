@@ -38,8 +38,8 @@ def rows(trace):
 @pytest.mark.parametrize(
     "cluster",
     [
-        Cluster(1, 2, intra_bytes_per_s=1e9, inter_bytes_per_s=1, latency_s=1e-7, flops_per_s=1e9),
-        Cluster(2, 1, intra_bytes_per_s=1, inter_bytes_per_s=1e9, latency_s=1e-7, flops_per_s=1e9),
+        Cluster(1, 2, 1e9, inter_bytes_per_s=1, latency_s=1e-7, inter_latency_s=1, flops_per_s=1e9),
+        Cluster(2, 1, 1, inter_bytes_per_s=1e9, latency_s=1, inter_latency_s=1e-7, flops_per_s=1e9),
     ],
     ids=["inside a node", "between nodes"],
 )
