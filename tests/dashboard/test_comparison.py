@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -165,12 +165,25 @@ def test_moved_tiles_are_those_on_another_device(library, small_plan):
         dict(zip(zip(t.q_block.tolist(), t.kv_block.tolist(), strict=True), t.device, strict=True))
         for t in (small_plan.tiles, other.tiles)
     ]
+    t = small_plan.tiles
+    places = list(zip(t.q_block.tolist(), t.kv_block.tolist(), strict=True))
+    pairs = dict(zip(places, t.pairs.tolist(), strict=True))
     assert len(moves.change) == len(on[0]) == len(on[1])
     for q, kv, change in zip(moves.q_block, moves.kv_block, moves.change, strict=True):
         at = (int(q), int(kv))
         assert change == (SAME if on[0][at] == on[1][at] else MOVED)
     assert 0 < moves.share < 1
     assert moves.fitted_pair_share <= moves.pair_share
+    moved = sum(p for at, p in pairs.items() if on[0][at] != on[1][at])
+    assert moves.pair_share == moved / sum(pairs.values())
+    # Tiles of one plan alone are in neither sum.
+    without = {places[0], places[-1]}
+    keep = [at not in without for at in places]
+    columns = {f.name: getattr(t, f.name) for f in fields(t)}
+    fewer = replace(t, **{n: column[keep] for n, column in columns.items() if column is not None})
+    common = sum(p for at, p in pairs.items() if at not in without)
+    moved = sum(p for at, p in pairs.items() if at not in without and on[0][at] != on[1][at])
+    assert find_moves(replace(small_plan, tiles=fewer), other).pair_share == moved / common
     nothing = find_moves(small_plan, small_plan)
     assert (nothing.share, nothing.pair_share, nothing.moved_tokens) == (0, 0, 0)
 

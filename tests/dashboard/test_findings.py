@@ -10,6 +10,7 @@ from dcp_dashboard.findings import (
     waiting,
 )
 from dcp_dashboard.summary import DeviceTotals
+from dcp_dashboard.waits import find_waits
 from dcp_planner import LANES, Trace
 
 MS = 1_000_000
@@ -60,6 +61,12 @@ def test_the_longest_wait_names_the_message_that_ended_it():
     )
     assert finding.selected == "division.1~backward.0~device.1"
     assert finding.time_ns == (4 * MS, 7 * MS)
+
+
+def test_a_wait_is_ended_by_a_message_of_its_own_direction():
+    late = (1, "receive", 2, 7, 1, 1, 2, "dkv 4")  # arrives with kv 0, in the next pass already
+    (wait, *_) = find_waits(trace_of([*EVENTS, late][::-1]), 5, device=1)
+    assert (wait.peer, wait.message, wait.direction) == (0, "kv 0", "forward")
 
 
 def test_waits_of_one_division_are_summed():

@@ -1,8 +1,9 @@
 """Gateways of blocks that several devices of another node need."""
 
+import numpy as np
+
 from dcp_planner import Cluster, ModelShape, Placement, build_workload
 from dcp_planner.routing import find_needs
-import numpy as np
 
 
 def test_gateways_share_the_bytes_of_queries_and_keys(masks):
@@ -20,9 +21,7 @@ def test_gateways_share_the_bytes_of_queries_and_keys(masks):
     placement = Placement(np.array([0, 1, 2, 3]), device)
     rows, columns = find_needs(workload, placement, Cluster(2, 2), "node")
     shared = [
-        (needs, block)
-        for needs, blocks in ((rows, (0,)), (columns, (0, 1)))
-        for block in blocks
+        (needs, block) for needs, blocks in ((rows, (0,)), (columns, (0, 1))) for block in blocks
     ]
     gateways = []
     for needs, block in shared:
