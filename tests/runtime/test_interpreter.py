@@ -70,6 +70,25 @@ def test_every_head_layout_and_dtype_is_exact(lab, heads, dtype):
         lab.assert_as_exact_as_eager(got, *qkv, block_diagonal(masks))
 
 
+@pytest.mark.parametrize("kernel", ["cpu", "reference"])
+def test_delta_is_summed_in_more_than_bfloat16(lab, kernel):
+    """A token that sees only itself has no gradient of its score: dout.v and delta cancel.
+
+    Their value, 263, lies between two bfloat16 numbers that are 2 apart.
+    """
+    plan = plan_of(
+        lab, [lab.masks["causal"](1)], 16, 1, "static:contiguous", ModelShape(1, 1, 8, 2)
+    )
+    q, v = torch.ones(1, 1, 8), torch.ones(1, 1, 8)
+    v[..., 0] = 256
+    kv = torch.stack([torch.ones(1, 1, 8), v], 1)
+    dout = torch.ones(1, 1, 8)
+    given = (tensor.bfloat16() for tensor in (q, kv, dout))
+    got, _ = lab.run_in_threads(plan, *given, kernel=kernel)
+    assert torch.equal(got["out"].float(), v)
+    assert got["dq"].abs().max() < 1e-3
+
+
 def test_result_does_not_depend_on_the_number_of_ranks(lab):
     masks = [lab.masks["streaming"](100), lab.masks["causal"](28)]
     qkv = lab.random_qkv(2, 128, 4, 2, 8, torch.float64)
