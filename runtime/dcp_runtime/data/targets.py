@@ -1,0 +1,106 @@
+"""Which token of a packed batch predicts which, and what is said about targets that are left out."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_runtime.data.batches import PackedSequence
+from dcp_runtime.data.choices import RowRules
+from dcp_runtime.data.screening import Screening
+from dcp_runtime.data.successors import Runs
+from dcp_runtime.data.token_columns import IGNORE_LABEL, Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Targets:
+    """The targets of a packed batch, over all ranks.
+
+    Attributes:
+        row: int64 ``[N]``, packed position of the token that predicts; one may have several.
+        token: int64 ``[N]``, packed position of the token that is predicted.
+        id: int64 ``[N]``, the token id to predict.
+        weight: float32 ``[N]``, what the loss of each is multiplied by.
+    """
+
+    row: Ints
+    token: Ints
+    id: Ints
+    weight: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @classmethod
+    def of_next(cls, token: Ints, wanted: Ints) -> "Targets":
+        """Let the token before each of `token` predict what is `wanted` there."""
+        return cls(token - 1, token, wanted[token], np.ones(len(token), np.float32))
+
+
+@dataclass(slots=True)
+class TargetFinder:
+    """Finds the targets of batches and keeps the record of those that it leaves out.
+
+    Attributes:
+        rules: what becomes of targets that do not see the token before them.
+        screening: where those left out are counted.
+        says: whether this rank is the one that says it.
+    """
+
+    rules: RowRules
+    screening: Screening
+    says: bool
+
+    def find(self, sequences: Sequence[PackedSequence], hidden: Runs) -> Targets:
+        """Give the targets of a batch: each token that counts is predicted by the one before it.
+
+        Args:
+            sequences: of the batch.
+            hidden: runs of packed tokens that the next token of their sequence does not see.
+        """
+        lengths = [len(sequence.tokens) for sequence in sequences]
+        wanted = np.concatenate([sequence.columns.targets for sequence in sequences])
+        counts = wanted != IGNORE_LABEL
+        counts[np.cumsum([0, *lengths[:-1]])] = False  # the first of a sequence
+        if self.rules.hidden_targets == "keep":
+            return Targets.of_next(np.flatnonzero(counts), wanted)
+        sees = np.ones(len(wanted) + 1, np.bool_)
+        for start, end in hidden:
+            sees[start + 1 : end + 1] = False
+        left_out = np.flatnonzero(counts & ~sees[:-1])
+        if len(left_out):
+            self._record(sequences, np.cumsum([0, *lengths]), left_out, int(counts.sum()))
+        return Targets.of_next(np.flatnonzero(counts & sees[:-1]), wanted)
+
+    def _record(
+        self, sequences: Sequence[PackedSequence], cu: Ints, left_out: Ints, of: int
+    ) -> None:
+        number = np.searchsorted(cu, left_out, side="right") - 1
+        for index, count in enumerate(np.bincount(number).tolist()):
+            if count:
+                self.screening.leave_out_targets(sequences[index].row, count)
+        if not self.says or self.rules.hidden_targets != "warn":
+            return
+        self.says = False
+        first = sequences[number[0]]
+        token = int(left_out[0] - cu[number[0]])
+        masks = ", ".join(f"`{mask.name}`" for mask in first.masks.masks)
+        positions = (
+            "; positions count on through the row, position_column= gives others"
+            if self.rules.position_column is None
+            else ""
+        )
+        # From here over the loader's `_local` and `__iter__` to the training loop.
+        warnings.warn(
+            f"{len(left_out)} of the {of} targets of a batch are left out: their token does not "
+            f"see the token before it, which would have to predict it. The first is token {token} "
+            f"of row {first.row}, which does not see token {token - 1} under {masks}. Say what is "
+            f"meant with RowRules: hidden_targets='leave_out' leaves such targets out and "
+            f"'keep' trains on them; a labels column with {IGNORE_LABEL} there, or a loss_column "
+            f"with 0, says the same token by token{positions}. This is said once; "
+            f"loader.screening.hidden_targets counts them all",
+            UserWarning,
+            stacklevel=5,
+        )
