@@ -75,10 +75,9 @@ def test_the_last_token_of_an_answer_does_not_predict_the_next_answer():
 
 def test_what_is_left_out_is_said_once_by_one_rank_and_counted_by_all():
     rows = [QUESTION, QUESTION, {**QUESTION, "answer_lens": [8]}] * 3
-    with pytest.warns(UserWarning) as caught:
-        loader = loader_of(rows, token_budget=24)
-        for _ in range(2):
-            list(loader)
+    loader = loader_of(rows, token_budget=24)
+    with pytest.warns(UserWarning, match="of the 22 targets of a batch") as caught:
+        assert len([*loader, *loader]) == 10
     assert len(caught) == 1
     assert loader.screening.hidden_targets == 6  # one in each of six rows, once
     silent = [loader_of(rows, rank=1), loader_of(rows, hidden_targets="leave_out")]
@@ -128,7 +127,7 @@ def test_a_mask_under_which_no_token_sees_the_one_before_it_leaves_no_targets_an
 def test_positions_come_from_a_column():
     positions = [0, 1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8]
     rows = [{**QUESTION, "at": positions}, {**QUESTION, "at": np.array(positions, np.int32)}]
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="2 of the 22 targets") as caught:
         data = data_of(rows, position_column="at")
     assert data.position_ids.tolist() == positions * 2
     assert data.position_ids.dtype == torch.int64
@@ -136,7 +135,7 @@ def test_positions_come_from_a_column():
     for bad in ([0, 1], [*positions[:-1], -1], [0.5] * 12, [True] * 12, None, "abc"):
         with pytest.raises(DatasetError, match="row 0: column `at`: expected 12 positions, integ"):
             data_of([{**QUESTION, "at": bad}], position_column="at")
-    with pytest.raises(DatasetError, match="row 0: no column `at`; there are `answer_lens`, "):
+    with pytest.raises(DatasetError, match="row 0: no column `at` for the positions; there are "):
         data_of([QUESTION], position_column="at")
 
 
@@ -245,7 +244,10 @@ def test_all_ranks_together_hold_what_a_dense_oracle_says_token_by_token(mask, c
 def test_labels_stand_at_their_token_and_the_token_before_predicts_them():
     rows = [
         {"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]},
-        {"input_ids": [9, 3, 4], "labels": [9, 41, -100]},  # an id of another token is used as it is
+        {
+            "input_ids": [9, 3, 4],
+            "labels": [9, 41, -100],
+        },  # an id of another token is used as it is
         {"input_ids": [1, 2]},
     ]
     data = data_of(rows, "plain")
@@ -299,7 +301,7 @@ def test_labels_that_are_none_are_refused_with_a_way_out(labels):
 
 
 def test_a_labels_column_that_was_named_must_be_there():
-    with pytest.raises(DatasetError, match="row 0: no column `gold`; there are"):
+    with pytest.raises(DatasetError, match="row 0: no column `gold` for the labels; there are"):
         data_of([QUESTION], labels_column="gold")
 
 
@@ -375,7 +377,9 @@ def test_extra_columns_that_hold_no_number_per_token_are_refused_by_row(values, 
 
 def test_rows_without_an_extra_column_are_refused_or_left_out():
     rows = [{"tokens": [1, 2, 3], "x": [1, 2, 3]}, {"tokens": [1, 2, 3]}]
-    with pytest.raises(DatasetError, match="row 1: no column `x`; there are `tokens`"):
+    with pytest.raises(
+        DatasetError, match="row 1: no column `x` for extra_columns; there are `tokens`"
+    ):
         data_of(rows, "plain", extra_columns=("x",))
     loader = loader_of(rows, "plain", extra_columns=("x",), policy="skip")
     assert [data.rows for data, _ in loader] == [(0,)]
@@ -384,7 +388,9 @@ def test_rows_without_an_extra_column_are_refused_or_left_out():
 
 def test_extra_columns_are_names():
     for bad in ("advantages", (1,), ["a", None]):
-        with pytest.raises(RunError, match=r"extra_columns: expected a tuple of names, got .*\(\"ad"):
+        with pytest.raises(
+            RunError, match=r"extra_columns: expected a tuple of names, got .*\(\"ad"
+        ):
             RowRules(extra_columns=bad)
     with pytest.raises(RunError, match="hidden_targets: expected one of warn, leave_out, keep"):
         RowRules(hidden_targets="no")
@@ -410,7 +416,8 @@ def test_columns_travel_from_any_data_set_through_truncation_and_resuming(kind, 
     found = [data for data, _ in make()]
     assert [data.rows for data in found] == [(0,), (1,), (2,), (3, 4), (5,)]
     for data in found:
-        sent = zip(*([v for r in data.rows for v in rows[r][c][:64]] for c in ("x", "at", "tokens")))
+        of = {c: [v for r in data.rows for v in rows[r][c][:64]] for c in ("x", "at", "tokens")}
+        sent = zip(of["x"], of["at"], of["tokens"], strict=True)
         for i, (x, at, token) in enumerate(sent):
             assert data.extra["x"][i] == np.float32(x)
             assert data.position_ids[i] == at
@@ -480,9 +487,9 @@ def test_all_tensors_move_together(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "to", moved_to)
     moved = data.to("meta", non_blocking=True)
     assert asked == [{"non_blocking": True}] * len(names)
-    assert {name: tensor.device.type for name, tensor in tensors_of(moved).items()} == dict.fromkeys(
-        names, "meta"
-    )
+    assert {
+        name: tensor.device.type for name, tensor in tensors_of(moved).items()
+    } == dict.fromkeys(names, "meta")
     assert (moved.rows, moved.num_targets) == (data.rows, data.num_targets)
     pinned = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
@@ -567,7 +574,9 @@ def test_a_rank_without_targets_has_loss_zero_and_gradients(num_targets):
 def test_logits_of_other_tokens_are_refused():
     data = made([0], [1], [1], 1)
     for shape in ([2, 4], [3], [2, 3, 4], [1, 2, 4]):
-        with pytest.raises(RunError, match=r"expected logits \[3, V\] or \[1, 3, V\], one row per l"):
+        with pytest.raises(
+            RunError, match=r"expected logits \[3, V\] or \[1, 3, V\], one row per l"
+        ):
             next_token_loss(torch.zeros(shape), data)
     with pytest.raises(RunError, match=r"are on meta, the targets on cpu; give local_data.to\(log"):
         next_token_loss(torch.zeros(3, 4, device="meta"), data)

@@ -2,8 +2,9 @@
 
 Reads one line of JSON per request from standard input, ``{"request", "path", "kind"}``. Writes
 either plan files, path and number of each, or to the path the parts of all devices one behind the
-other. Answers with one line: ``{"seconds", "sizes", "plans"}``, the bytes of each part (none for plan
-files) and how many plans, and the `PlannedBatch.notes`; or ``{"error", "is_data"}``. Ends with its parent: then standard input closes.
+other. Answers with one line: ``{"seconds", "sizes", "plans"}``, the bytes of each part (none for
+plan files) and how many plans, and with them `PlannedBatch.notes`; or ``{"error", "is_data"}``.
+Ends with its parent: then standard input closes.
 """
 
 import json

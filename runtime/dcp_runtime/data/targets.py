@@ -1,4 +1,4 @@
-"""Which token of a packed batch predicts which, and what is said about targets that are left out."""
+"""Which token of a packed batch predicts which, and a word about targets that are left out."""
 
 import warnings
 from collections.abc import Sequence
@@ -88,19 +88,19 @@ class TargetFinder:
         token = int(left_out[0] - cu[number[0]])
         masks = ", ".join(f"`{mask.name}`" for mask in first.masks.masks)
         positions = (
-            "; positions count on through the row, position_column= gives others"
+            "; position ids count on through the row, position_column= gives others"
             if self.rules.position_column is None
             else ""
         )
         # From here over the loader's `_local` and `__iter__` to the training loop.
         warnings.warn(
-            f"{len(left_out)} of the {of} targets of a batch are left out: their token does not "
-            f"see the token before it, which would have to predict it. The first is token {token} "
+            f"{len(left_out)} of the {of} targets of a batch are left out: these tokens do not see "
+            f"the token before them, which would have to predict them. The first is token {token} "
             f"of row {first.row}, which does not see token {token - 1} under {masks}. Say what is "
-            f"meant with RowRules: hidden_targets='leave_out' leaves such targets out and "
-            f"'keep' trains on them; a labels column with {IGNORE_LABEL} there, or a loss_column "
-            f"with 0, says the same token by token{positions}. This is said once; "
-            f"loader.screening.hidden_targets counts them all",
+            "meant with RowRules: hidden_targets='leave_out' leaves them out without a word, "
+            f"'keep' trains on them; a labels column with {IGNORE_LABEL}, or a loss_column with 0, "
+            f"leaves single tokens out{positions}. The loader says this once; "
+            "loader.screening.hidden_targets counts on",
             UserWarning,
             stacklevel=5,
         )

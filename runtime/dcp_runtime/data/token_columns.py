@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,11 +83,10 @@ def _labels(name: str | None, row: Row, tokens: Tokens) -> Ints | None:
     if name is None or (name == "labels" and name not in row):
         return None
     wanted = f"token ids from 0, or {IGNORE_LABEL} where the loss counts nothing"
-    way_out = "; RowRules(labels_column=None) does not read it"
-    found = _column(name, row, len(tokens), wanted, way_out)
-    if found.dtype.kind not in "iu" or ((found < 0) & (found != IGNORE_LABEL)).any():
-        raise _refusal(name, row, len(tokens), wanted, way_out)
-    labels = found.astype(np.int64)
+    column = _Column(name, "the labels", wanted, "RowRules(labels_column=None) does not read it")
+    labels = _integers(column.read(row, len(tokens)))
+    if labels is None or ((labels < 0) & (labels != IGNORE_LABEL)).any():
+        raise column.refusal(row, len(tokens))
     _check_alignment(name, labels, tokens)
     return labels
 
@@ -112,10 +111,10 @@ def _counted(name: str | None, row: Row, length: int) -> NDArray[np.bool_] | Non
     """Say which tokens the loss counts as targets, bool ``[n]``; ``None`` if no column says it."""
     if name is None:
         return None
-    wanted = "values 0 or 1"
-    found = _column(name, row, length, wanted)
+    column = _Column(name, "the loss", "values 0 or 1")
+    found = column.read(row, length)
     if not np.isin(found, (0, 1)).all():
-        raise _refusal(name, row, length, wanted)
+        raise column.refusal(row, length)
     return found.astype(np.bool_)
 
 
@@ -143,54 +142,77 @@ def _check_agreement(
 def _positions(name: str | None, row: Row, length: int) -> Ints:
     if name is None:
         return np.arange(length)
-    wanted = "positions, integers from 0"
-    found = _column(name, row, length, wanted)
-    if found.dtype.kind not in "iu" or (found < 0).any():
-        raise _refusal(name, row, length, wanted)
-    return found.astype(np.int64)
+    column = _Column(name, "the positions", "positions, integers from 0")
+    positions = _integers(column.read(row, length))
+    if positions is None or (positions < 0).any():
+        raise column.refusal(row, length)
+    return positions
 
 
 def _extra(name: str, row: Row, length: int) -> Values:
     """Give an extra column as bool, int64 or float32; NaN and infinities stay as they are."""
-    found = _column(name, row, length, "numbers")
+    column = _Column(name, "extra_columns", "numbers")
+    found = column.read(row, length)
     if found.dtype.kind == "b":
         return found
-    kept: Values
     if found.dtype.kind in "iu":
-        kept = found.astype(np.int64)
-        fits = not (kept[found > 0] < 0).any()  # uint64 beyond int64
-    else:
-        with np.errstate(over="ignore"):
-            kept = found.astype(np.float32)
-        fits = bool((np.isfinite(kept) == np.isfinite(found)).all())
-    if not fits:
-        raise _refusal(name, row, length, f"numbers that fit into {kept.dtype}")
+        integers = _integers(found)
+        if integers is None:
+            raise column.refusal(row, length, " that fit into int64")
+        return integers
+    with np.errstate(over="ignore"):
+        kept = found.astype(np.float32)
+    if not np.array_equal(np.isfinite(kept), np.isfinite(found)):
+        raise column.refusal(row, length, " that fit into float32")
     return kept
 
 
-def _column(name: str, row: Row, length: int, wanted: str, way_out: str = "") -> Values:
-    """Give a column as numbers, one per token.
+def _integers(values: Values) -> Ints | None:
+    """Give integers as int64; ``None`` if they are none, or do not fit."""
+    if values.dtype.kind not in "iu":
+        return None
+    found = values.astype(np.int64)
+    return found if np.array_equal(found, values) else None
 
-    Raises:
-        DatasetError: if the row lacks it, or holds something else.
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of one number per token, and what is said about one that is something else.
+
+    Attributes:
+        name: in the row.
+        use: what is read from it.
+        wanted: what it should hold.
+        way_out: how to do without it.
     """
-    if name not in row:
-        have = ", ".join(f"`{column}`" for column in sorted(row))
-        raise DatasetError(f"no column `{name}`; there are {have}")
-    try:
-        found: Values = np.asarray(row[name])
-    except (TypeError, ValueError, RuntimeError):  # lists of several lengths, tensors on a device
-        found = np.empty((), object)
-    if found.shape != (length,) or found.dtype.kind not in "biuf":
-        raise _refusal(name, row, length, wanted, way_out)
-    return found
 
+    name: str
+    use: str
+    wanted: str
+    way_out: str = ""
 
-def _refusal(name: str, row: Row, length: int, wanted: str, way_out: str = "") -> DatasetError:
-    """Say what a column should have held."""
-    value = row[name]
-    count = f"{len(value)}: " if hasattr(value, "__len__") and not isinstance(value, str) else ""
-    return DatasetError(
-        f"column `{name}`: expected {length} {wanted}, one per token, got "
-        f"{count}{str(value)[:60]}{way_out}"
-    )
+    def read(self, row: Row, length: int) -> Values:
+        """Give the numbers of a row.
+
+        Raises:
+            DatasetError: if the row lacks the column, or it holds something else.
+        """
+        if self.name not in row:
+            have = ", ".join(f"`{column}`" for column in sorted(row))
+            raise DatasetError(f"no column `{self.name}` for {self.use}; there are {have}")
+        try:
+            found: Values = np.asarray(row[self.name])
+        except (TypeError, ValueError, RuntimeError):  # ragged lists, tensors on a device
+            found = np.empty((), object)
+        if found.shape != (length,) or found.dtype.kind not in "biuf":
+            raise self.refusal(row, length)
+        return found
+
+    def refusal(self, row: Row, length: int, more: str = "") -> DatasetError:
+        """Say what the column should have held."""
+        value = row[self.name]
+        count = f"{len(value)}: " if isinstance(value, Sequence | np.ndarray) else ""
+        return DatasetError(
+            f"column `{self.name}`: expected {length} {self.wanted}{more}, one per token, got "
+            f"{count}{str(value)[:60]}{'; ' if self.way_out else ''}{self.way_out}"
+        )
