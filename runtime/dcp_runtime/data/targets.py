@@ -66,41 +66,40 @@ class TargetFinder:
         counts[np.cumsum([0, *lengths[:-1]])] = False  # the first of a sequence
         if self.rules.hidden_targets == "keep":
             return Targets.of_next(np.flatnonzero(counts), wanted)
-        sees = np.ones(len(wanted) + 1, np.bool_)
+        sees = np.ones(len(wanted), np.bool_)
         for start, end in hidden:
             sees[start + 1 : end + 1] = False
-        left_out = np.flatnonzero(counts & ~sees[:-1])
+        left_out = np.flatnonzero(counts & ~sees)
         if len(left_out):
-            self._record(sequences, np.cumsum([0, *lengths]), left_out, int(counts.sum()))
-        return Targets.of_next(np.flatnonzero(counts & sees[:-1]), wanted)
+            self._record(sequences, left_out, f"{len(left_out)} of the {counts.sum()} targets")
+        return Targets.of_next(np.flatnonzero(counts & sees), wanted)
 
-    def _record(
-        self, sequences: Sequence[PackedSequence], cu: Ints, left_out: Ints, of: int
-    ) -> None:
-        number = np.searchsorted(cu, left_out, side="right") - 1
-        for index, count in enumerate(np.bincount(number).tolist()):
-            if count:
-                self.screening.leave_out_targets(sequences[index].row, count)
-        if not self.says or self.rules.hidden_targets != "warn":
-            return
-        self.says = False
-        first = sequences[number[0]]
-        token = int(left_out[0] - cu[number[0]])
-        masks = ", ".join(f"`{mask.name}`" for mask in first.masks.masks)
+    def _record(self, sequences: Sequence[PackedSequence], left_out: Ints, share: str) -> None:
+        """Count what is left out, row by row, and say it the first time."""
+        ends = np.cumsum([len(sequence.tokens) for sequence in sequences])
+        number = np.searchsorted(ends, left_out, side="right")
+        for index, count in zip(*np.unique(number, return_counts=True), strict=True):
+            self.screening.leave_out_targets(sequences[index].row, int(count))
+        if self.says and self.rules.hidden_targets == "warn":
+            self.says = False
+            first = sequences[number[0]]
+            self._say(share, first, int(left_out[0] - ends[number[0]]) + len(first.tokens))
+
+    def _say(self, share: str, sequence: PackedSequence, token: int) -> None:
+        masks = ", ".join(f"`{mask.name}`" for mask in sequence.masks.masks)
         positions = (
             "; position ids count on through the row, position_column= gives others"
             if self.rules.position_column is None
             else ""
         )
-        # From here over the loader's `_local` and `__iter__` to the training loop.
+        # Up through `_record`, `find`, `_local` and `__iter__` to the line of the training loop.
         warnings.warn(
-            f"{len(left_out)} of the {of} targets of a batch are left out: these tokens do not see "
-            f"the token before them, which would have to predict them. The first is token {token} "
-            f"of row {first.row}, which does not see token {token - 1} under {masks}. Say what is "
-            "meant with RowRules: hidden_targets='leave_out' leaves them out without a word, "
-            f"'keep' trains on them; a labels column with {IGNORE_LABEL}, or a loss_column with 0, "
-            f"leaves single tokens out{positions}. The loader says this once; "
-            "loader.screening.hidden_targets counts on",
+            f"{share} of a batch are left out: these tokens do not see the token before them, which "
+            f"would have to predict them. The first is token {token} of row {sequence.row}, which does "
+            f"not see token {token - 1} under {masks}. Say what is meant with RowRules: "
+            "hidden_targets='leave_out' leaves them out without a word, 'keep' trains on them; a "
+            f"labels column with {IGNORE_LABEL}, or a loss_column with 0, leaves single tokens out"
+            f"{positions}. The loader says this once; loader.screening.hidden_targets counts on",
             UserWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
