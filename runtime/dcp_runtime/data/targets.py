@@ -94,9 +94,9 @@ class TargetFinder:
         )
         # Up through `_record`, `find`, `_local` and `__iter__` to the line of the training loop.
         warnings.warn(
-            f"{share} of a batch are left out: these tokens do not see the token before them, which "
-            f"would have to predict them. The first is token {token} of row {sequence.row}, which does "
-            f"not see token {token - 1} under {masks}. Say what is meant with RowRules: "
+            f"{share} of a batch are left out: these tokens do not see the token before them, "
+            f"which would have to predict them. The first is token {token} of row {sequence.row}, "
+            f"which does not see token {token - 1} under {masks}. Say what is meant with RowRules: "
             "hidden_targets='leave_out' leaves them out without a word, 'keep' trains on them; a "
             f"labels column with {IGNORE_LABEL}, or a loss_column with 0, leaves single tokens out"
             f"{positions}. The loader says this once; loader.screening.hidden_targets counts on",
