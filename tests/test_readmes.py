@@ -85,8 +85,18 @@ def project(tokens, positions):
     assert tokens.shape == positions.shape
     q = torch.randn(len(tokens), 8, 128, requires_grad=True)
     return q, torch.randn(len(tokens), 2, 2, 128, requires_grad=True)
-def loss_sum(out, labels):
-    return out[labels >= 0].square().sum()
+def head(out):
+    return out.flatten(1)[:, :50]
+"""
+TARGETS = """
+for row in dataset:
+    row["advantages"], row["old_log_probs"] = [0.5] * 700, [-3.9] * 700
+def model(tokens, positions):
+    return torch.zeros(len(tokens), 50)
+"""
+TARGETS_CHECK = """
+assert local_data.num_targets == len(local_data.rows) * 698
+assert abs(loss.item() + 0.5 * 50 ** -1 * 2.718281828 ** 3.9) < 1e-4
 """
 LAYER = """
 loader.close()
@@ -110,12 +120,14 @@ def test_code_of_the_training_page_runs(tmp_path: Path):
     (spec,) = [b for b in blocks("docs/training.md", "") if b.startswith("segment part")]
     assert check(spec) == ()
     (tmp_path / "train.dcpm").write_text(spec, encoding="utf-8")
-    training, choices, layers, resuming, hugging_face = blocks("docs/training.md", "python")
+    training, choices, targets, *others = blocks("docs/training.md", "python")
+    layers, resuming, hugging_face = others
     checks = "assert loss.isfinite()\n"
     same = "assert torch.equal(out, DCPAttn.apply(executor, q, kv))\n"
     rest = "assert [d.rows for d, _ in loader] == [(2, 3), (4,)]\n"
     logits = "assert logits.isfinite().all()\nexecutor.close()\ndist.destroy_process_group()\n"
     first = [TRAINING_PAGE, training, checks, choices, LAYER, layers, same]
+    first += [TARGETS, targets, TARGETS_CHECK]
     parts = [RESUMING, resuming, rest, HUGGING_FACE, hugging_face, logits]
     run("\n".join(first + parts), tmp_path)
 

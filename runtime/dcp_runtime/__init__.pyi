@@ -11,6 +11,7 @@ from .huggingface import register_dcp
 from .kernels.choice import KernelChoice, choose_kernel
 from .launcher import RunConfig, RunResult, open_world, run_plan
 from .layer_plans import LayerPlans
+from .loss import next_token_loss
 from .stacked_plans import BatchPlan, StackedPlans
 from .verification import TensorError
 from .world import ProcessWorld
@@ -38,6 +39,7 @@ __all__ = [
     "choose_kernel",
     "flex_block_mask",
     "flex_mask_mod",
+    "next_token_loss",
     "open_world",
     "register_dcp",
     "run_plan",

@@ -27,6 +27,7 @@ from dcp_runtime.data.resolution import MaskFunction, make_resolver, open_rows
 from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows, TokenColumn
 from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.shared_plans import SharedPlans
+from dcp_runtime.data.targets import TargetFinder
 from dcp_runtime.errors import RunError
 from dcp_runtime.stacked_plans import BatchPlan
 
@@ -98,7 +99,8 @@ class DCPDataloader:
         self._rows = open_rows(dataset, TokenColumn(rows.token_column))
         resolve = make_resolver(self._rows, dataset, mask_fn, rows.path)
         self.screening = Screening(rows.policy)
-        self._reader = RowReader(resolve, packing.token_budget, self.screening, rows.loss_column)
+        self._reader = RowReader(resolve, packing.token_budget, self.screening, rows)
+        self._targets = TargetFinder(rows, self.screening, says=self._rank == 0)
         self._plans = _plan_source(look_ahead, planning, self._cluster)
         self._waiting: deque[_Batch] = deque()
         self._position = _Position()
@@ -142,7 +144,7 @@ class DCPDataloader:
             kept = self._kept(batch.sequences, planned)
             self._position = batch.after
             if kept:  # all rows of a batch may have been left out
-                yield self._local(kept, planned.plan), planned.plan
+                yield self._local(kept, planned), planned.plan
         self._position = _Position(epoch=self._position.epoch + 1)
 
     @property
@@ -253,14 +255,9 @@ class DCPDataloader:
         unfit = {number for number, _ in planned.left_out}
         return [sequence for n, sequence in enumerate(sequences) if n not in unfit]
 
-    def _local(self, sequences: Sequence[PackedSequence], plan: BatchPlan) -> LocalData:
-        return take_local(
-            [sequence.tokens for sequence in sequences],
-            plan,
-            self._rank,
-            tuple(sequence.row for sequence in sequences),
-            [sequence.is_target for sequence in sequences],
-        )
+    def _local(self, sequences: Sequence[PackedSequence], planned: PlannedBatch) -> LocalData:
+        targets = self._targets.find(sequences, planned.hidden)
+        return take_local(sequences, targets, planned.plan, self._rank)
 
     def _screened(self) -> tuple[list[int], list[int]]:
         """Give the rows that can be used by their length, and how many tokens of each are."""

@@ -149,7 +149,7 @@ def test_bad_rows_are_skipped_and_counted():
     rows = rows_of([10, 0, 50, 8, 12])
     for row, parts in zip(rows, ([10], [], [50], [9], [5, 7]), strict=True):
         row["parts"] = parts
-    loader = loader_of(rows, mask=SPEC.mask("own"), policy="skip")
+    loader = loader_of(rows, mask=SPEC.mask("own"), policy="skip", hidden_targets="leave_out")
     for _ in range(2):  # rows are counted once, however often they are met
         assert [data.rows for data, _ in loader] == [(0, 4)]
         assert loader.screening.counts == {"empty": 1, "too_long": 1, "unfit": 1}
@@ -168,8 +168,11 @@ def test_bad_rows_are_skipped_and_counted():
 def test_a_truncated_row_keeps_the_mask_of_its_first_tokens(name):
     rows = [{**rows_of([50])[0], "parts": [20, 30]}]
     mask = SPEC.mask(name)
-    ((data, plan),) = loader_of(rows, mask=mask, policy="truncate", cluster=Cluster(1, 1))
+    options = {"policy": "truncate", "hidden_targets": "leave_out", "cluster": Cluster(1, 1)}
+    ((data, plan),) = loader_of(rows, mask=mask, **options)
     assert data.tokens.tolist() == list(range(40))
+    hidden = [19, 39] if name == "own" else [39]
+    assert [i for i, label in enumerate(data.labels.tolist()) if label == -100] == hidden
     assert plan.provenance is None
     dense = dense_mask(mask, Sample({"parts": [20, 30]}, 50))[:40, :40]
     assert int(plan.tiles.pairs.sum()) == dense.sum()

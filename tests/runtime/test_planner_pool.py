@@ -16,7 +16,7 @@ from loader_options import make_loader
 from dcp_dsl import DatasetError, DCPError, Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig, digest
 from dcp_runtime import RunError
-from dcp_runtime.data.plan_request import PlanRequest
+from dcp_runtime.data.plan_request import PlanRequest, plan_request
 from dcp_runtime.data.planner_pool import PlannerLostError, PlannerPool
 
 pytestmark = pytest.mark.dist
@@ -60,6 +60,15 @@ def test_plans_of_a_process_are_those_of_this_one():
         assert loader.metrics.cached == len(own)  # the second epoch has the same batches
     finally:
         loader.close()
+
+
+def test_what_a_process_says_of_hidden_tokens_is_what_this_one_finds(pool):
+    spec = Spec.from_text('segment s = part[parts]*\nfor "*" use causal and same(part)')
+    rows = [{"tokens": list(range(sum(n))), "parts": n} for n in ([20, 1, 1, 8], [9], [10, 15])]
+    loader = make_loader(rows, spec, **OPTIONS)
+    request = next(iter(loader._coming())).pending.request
+    found, _ = pool.submit(request).result(timeout=60)
+    assert found.hidden == plan_request(request).hidden == ((19, 22), (48, 49))
 
 
 def test_planning_is_hidden_behind_the_step():

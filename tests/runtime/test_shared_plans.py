@@ -106,6 +106,23 @@ def only_the_planner_compiles_masks(executor, processes):
         raise AssertionError("row 1 does not fit its mask")
     strict.close()
 
+OWN = Spec.from_text("segment s = part[parts]*\\nmask own = causal and same(part)").mask("own")
+
+def targets_and_columns_are_alike(executor, processes):
+    rows = [{"tokens": list(range(sum(n))), "parts": n, "x": [i / 7 for i in range(sum(n))]}
+            for n in ([20, 1, 1, 8], [9], [10, 30], [50, 5, 5])]
+    options = {**OPTIONS, "hidden_targets": "leave_out", "extra_columns": ("x",)}
+    each = make_loader(rows, OWN, **options)
+    first = make_loader(rows, OWN, planner="first", processes=processes, **options)
+    for (one, _), (other, _) in zip(each, first, strict=True):
+        assert one.num_targets == other.num_targets
+        for name in ("labels", "target_rows", "target_ids", "position_ids"):
+            assert torch.equal(getattr(one, name), getattr(other, name)), name
+        assert torch.equal(one.extra["x"], other.extra["x"])
+        assert torch.equal(one.target_extra["x"], other.target_extra["x"])
+    first.close()
+    assert each.screening.hidden_targets == first.screening.hidden_targets == 3 + 1 + 2
+
 def refused(executor, planners):
     loader = make_loader(ROWS, MASK, planner="first", processes=planners,
                            **{**OPTIONS, "config": PlanConfig("no such thing")})
@@ -121,6 +138,8 @@ executor = DCPExecutor()
 for scenario in (lambda e: alike(e, 0), lambda e: alike(e, 1), killed,
                  lambda e: only_the_planner_compiles_masks(e, 0),
                  lambda e: only_the_planner_compiles_masks(e, 1),
+                 lambda e: targets_and_columns_are_alike(e, 0),
+                 lambda e: targets_and_columns_are_alike(e, 1),
                  lambda e: refused(e, 0), lambda e: refused(e, 1)):
     scenario(executor)
     dist.barrier()

@@ -14,6 +14,7 @@ from dcp_runtime.group import Group, process_group
 
 PackingOrder: TypeAlias = Literal["in_order", "decreasing"]
 Planner: TypeAlias = Literal["each", "first"]
+HiddenTargets: TypeAlias = Literal["warn", "leave_out", "keep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +63,29 @@ class RowRules:
             counts them.
         token_column: column of the tokens; by default ``tokens``, else ``input_ids``.
         loss_column: column with 0 or 1 per token, 1 where the loss counts it as a target.
+        labels_column: column with a token id per token, -100 where the loss does not count it;
+            label i stands at token i and the token before predicts it, as in Hugging Face's causal
+            models. Rows without a column of the default name have their tokens as labels; ``None``
+            reads none. Must count the same targets as the `loss_column`, if both are there.
+        position_column: column with the position of each token; by default they count from 0.
+        extra_columns: columns with one number per token that come along in `LocalData.extra`.
+        hidden_targets: for targets that do not see the token which should predict them, decided
+            from the mask: ``"warn"`` leaves them out and says so once; ``"leave_out"`` leaves them
+            out; ``"keep"`` trains on them. The loader's `screening` counts those left out.
         path: where an in-memory data set counts as lying when a spec looks for its ``for ... use``.
 
     Raises:
         DatasetError: if there is no such policy.
+        RunError: if `hidden_targets` or `extra_columns` cannot be what they are.
     """
 
     policy: RowPolicy = "error"
     token_column: str | None = None
     loss_column: str | None = None
+    labels_column: str | None = "labels"
+    position_column: str | None = None
+    extra_columns: Sequence[str] = ()
+    hidden_targets: HiddenTargets = "warn"
     path: str = ""
 
     def __post_init__(self) -> None:
@@ -79,6 +94,14 @@ class RowRules:
                 f"expected policy to be one of {', '.join(get_args(RowPolicy))}, got "
                 f"{self.policy!r}"
             )
+        _check_choice("RowRules.hidden_targets", self.hidden_targets, HiddenTargets)
+        names = self.extra_columns
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise RunError(
+                f"RowRules.extra_columns: expected a tuple of names, got {names!r:.60}; one column "
+                'is ("advantages",)'
+            )
+        object.__setattr__(self, "extra_columns", tuple(dict.fromkeys(names)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,8 +84,7 @@ class PlannerPool:
     def _plan(self, request: PlanRequest) -> tuple[PlannedBatch, float]:
         with self._answer(request, "plan") as (answer, path):
             plans = tuple(read_plan(f"{path}.{n}").plan for n in range(answer["plans"]))
-        left_out = tuple((number, text) for number, text in answer["left_out"])
-        return PlannedBatch(plans, tuple(answer["cycle"]), left_out), float(answer["seconds"])
+        return PlannedBatch.with_notes(plans, answer), float(answer["seconds"])
 
     def _plan_parts(self, request: PlanRequest) -> tuple[list[bytes], float]:
         with self._answer(request, "parts") as (answer, path):

@@ -2,9 +2,9 @@
 
 Reads one line of JSON per request from standard input, ``{"request", "path", "kind"}``. Writes
 either plan files, path and number of each, or to the path the parts of all devices one behind the
-other. Answers with one line: ``{"seconds", "sizes", "plans", "cycle", "left_out"}``, the bytes of
-each part (none for plan files), how many plans, the number of each layer's plan, and what does not
-fit its mask; or ``{"error", "is_data"}``. Ends with its parent: then standard input closes.
+other. Answers with one line: ``{"seconds", "sizes", "plans"}``, the bytes of each part (none for
+plan files) and how many plans, and with them `PlannedBatch.notes`; or ``{"error", "is_data"}``.
+Ends with its parent: then standard input closes.
 """
 
 import json
@@ -55,8 +55,7 @@ def carry_out(task: dict[str, Any]) -> dict[str, Any]:  # Any: JSON documents
         "seconds": time.perf_counter() - started,
         "sizes": sizes,
         "plans": len(batch.plans),
-        "cycle": batch.cycle,
-        "left_out": batch.left_out,
+        **batch.notes,
     }
 
 
