@@ -40,7 +40,7 @@ def check_call(value: ast.Call, names: Names, checker: "ExpressionChecker") -> K
     if text in BUILTINS:
         return _check_builtin(value, names, checker)
     found = checker.scope.find_mask(text)
-    if found is not None:
+    if found is not None and text not in checker.scope.segments:
         check_arguments(found[0], value.arguments, value.name.span, names, checker)
         return MASK
     for argument in value.arguments:
