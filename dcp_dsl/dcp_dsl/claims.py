@@ -35,7 +35,7 @@ from dcp_dsl.unparse import unparse
 
 STEPS_PER_STATEMENT = 2**10  # what looking through the text for samples and layouts costs
 MAX_STEPS = 2**28  # of numpy on one pair; about half a second
-SHRINKING_STEPS = 2**22  # for making one counter-example smaller
+SHRINKING_STEPS = 2**27  # for making counter-examples smaller; a quarter of a second
 
 _UNFIT = "mend the sample so that its layout fills it"
 TOO_LONG = "it takes too long", "test smaller masks, on shorter samples"
@@ -49,6 +49,7 @@ class Testing:
         scope: the text's definitions.
         budget: for evaluating masks on samples.
         proofs: for proving.
+        shrinking: for making counter-examples smaller.
         broken: samples of the text that fit no layout.
         found, verdicts: results so far.
     """
@@ -56,6 +57,7 @@ class Testing:
     scope: Scope
     budget: Budget = field(default_factory=lambda: Budget(MAX_STEPS))
     proofs: Budget = field(default_factory=lambda: Budget(MAX_TEXT_STEPS))
+    shrinking: Budget = field(default_factory=lambda: Budget(SHRINKING_STEPS))
     broken: frozenset[str] = frozenset()
     found: list[Diagnostic] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
@@ -173,7 +175,7 @@ def _test_claim(check: ast.Check, what: str, testing: Testing) -> None:
             if failure is not None:
                 if check.sample is None:
                     failure = smallest(
-                        failure, lambda s, b: _test(check, left, right, s, b), check, testing.scope
+                        failure, lambda s, b: _test(check, left, right, s, b), check, testing
                     )
                 _report_failure(check, failure, testing)
                 testing.decide(what, "failed", check.span, tested)
@@ -216,7 +218,8 @@ def smallest(
     failure: Failure,
     search: Callable[[Sample, Budget], Failure | None],
     node: object,
-    scope: Scope,
+    testing: Testing,
+    scope: Scope | None = None,
 ) -> Failure:
     """Give a failure on a sample that is as small as it gets.
 
@@ -224,14 +227,15 @@ def smallest(
         failure: on any sample.
         search: gives the failure on a sample, or None.
         node: the claim or the expression of the mask.
-        scope: where its names are looked up.
+        testing: what the checks of the text share.
+        scope: where the names of `node` are looked up, if not in the text.
     """
+    scope = scope or testing.scope
     per_token = {c for c, kind in column_kinds(node, scope).items() if kind.is_per_token}
-    budget = Budget(SHRINKING_STEPS)
 
     def look(sample: Sample) -> Failure | None:
         try:
-            return search(sample, budget)
+            return search(sample, testing.shrinking)
         except (DatasetError, SpecError, OverBudget):  # it fits no layout, or enough was tried
             return None
 

@@ -61,7 +61,8 @@ def search_fault(mask: Mask, find: Finder, testing: Testing, *, with_open: bool 
                 continue  # a generated sample that a layout with `len` cannot take
             tested += 1
             if failure is not None:
-                return Tried(smallest(failure, look, mask.expression, mask.scope), tested)
+                failure = smallest(failure, look, mask.expression, testing, mask.scope)
+                return Tried(failure, tested)
     except OverBudget:
         return Tried(None, 0, *TOO_LONG)
     except SpecError as error:

@@ -52,9 +52,11 @@ def _steps(sample: Sample, per_token: Collection[str], scopes: Iterable[Scope]) 
     """Give the samples that are one step smaller, shorter ones first."""
     own = {name: sample.columns[name] for name in per_token if name in sample.columns}
     rest = {name: value for name, value in sample.columns.items() if name not in own}
-    if sample.length:
-        for values in _cut(own, sample.length, 1):
-            yield Sample({**rest, **values}, sample.length - 1)
+    tokens = sample.length // 2 or sample.length
+    while tokens:  # halves first, single tokens last
+        for values in _cut(own, sample.length, tokens, every=tokens):
+            yield Sample({**rest, **values}, sample.length - tokens)
+        tokens //= 2
     for columns in _smaller_columns(rest):
         length = _length(columns, sample.length, scopes)
         if length is not None and length <= sample.length:
@@ -64,9 +66,11 @@ def _steps(sample: Sample, per_token: Collection[str], scopes: Iterable[Scope]) 
         yield Sample({**rest, **columns}, sample.length)
 
 
-def _cut(own: Mapping[str, Column], length: int, tokens: int) -> Iterator[Mapping[str, Column]]:
-    """Give the columns per token without so many neighbouring tokens, at every place."""
-    for at in range(length - tokens + 1) if own and tokens else range(1):
+def _cut(
+    own: Mapping[str, Column], length: int, tokens: int, every: int = 1
+) -> Iterator[Mapping[str, Column]]:
+    """Give the columns per token without so many neighbouring tokens, at every so many places."""
+    for at in range(0, length - tokens + 1, every) if own and tokens else range(1):
         yield {name: [*value[:at], *value[at + tokens :]] for name, value in own.items()}
 
 

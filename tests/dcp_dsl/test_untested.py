@@ -2,7 +2,7 @@
 
 import json
 import re
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 from click.testing import CliRunner
@@ -50,7 +50,7 @@ def both(values, wanted):
         ("segment img = flags(f)\n@ahead(img) mask a = causal or (q in img and k in img)", "f",
          (0, 1), lambda v: "0" in "".join(map(str, v)).strip("0")),
         ("segment s = positions(p)\nmask a = causal or (q.s == 0 and k.s == 1)", "p",
-         (0, 1), lambda v: any(b != a + 1 for a, b in zip(v, v[1:], strict=False))),
+         (0, 1), lambda v: any(b != a + 1 for a, b in pairwise(v))),
     ],
     ids=["flags", "named ids", "ids", "far ids", "tokens", "numbers", "two images", "positions"],
 )  # fmt: skip
@@ -135,7 +135,6 @@ def test_what_no_sample_shows_is_a_warning_that_names_the_column():
     (found,) = check(KEPT)
     assert (found.code, found.severity) == ("W293", "warning")
     assert "`evict`" in found.message
-    assert "with q = 0" not in found.hint
     (given,) = re.findall(r"add `(sample .*?)`", found.hint)
     filled = given.replace("evict = ...", "evict = [3, 2, 3]").replace("len = ...", "len = 3")
     assert check(f"{KEPT}{filled}") == ()
@@ -149,11 +148,11 @@ def test_the_verdict_of_a_mask_that_is_not_tested_says_why():
     ]  # fmt: skip
 
 
-def test_a_mask_that_takes_too_long_to_test_is_a_warning():
-    parts = " or ".join(f"(q in s{i} and k in s{i})" for i in range(60))
-    segments = "".join(f"segment s{i} = flags(f{i})\n" for i in range(60))
-    masks = "".join(f"mask m{i} = causal and ({parts} or q == k + {i})\n" for i in range(40))
-    assert "W293" in {d.code for d in check(segments + masks)}
+def test_a_mask_that_takes_too_long_to_test_is_a_warning(monkeypatch):
+    monkeypatch.setattr("dcp_dsl.claims.MAX_STEPS", 2**16)
+    (found,) = check(f"{KEPT}sample s(evict = [4, 4, 4])")
+    assert found.code == "W293"
+    assert found.message.endswith("is not tested: it takes too long")
 
 
 def test_check_finds_the_leak_and_exits_with_1(tmp_path):
