@@ -5,6 +5,7 @@ from random import Random
 
 from dcp_dsl import ast
 from dcp_dsl.budget import Budget
+from dcp_dsl.column_samples import column_kinds, complete_samples
 from dcp_dsl.columns import layout_columns
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.layout import Column
@@ -35,6 +36,8 @@ def claim_samples(
     scope: Scope,
     broken: frozenset[str],
     budget: Budget,
+    *,
+    with_open: bool = False,
 ) -> Iterator[Sample]:
     """Give the samples to test a claim or mask on that reads these columns, small ones first.
 
@@ -45,6 +48,8 @@ def claim_samples(
         scope: the text's definitions.
         broken: samples of the text that fit no layout.
         budget: shared by all claims of the text.
+        with_open: whether to make up token columns and `row` columns as well, which may hold any
+            integer; without it only declared samples give them.
 
     Raises:
         OverBudget: if the text holds too much to test.
@@ -54,7 +59,13 @@ def claim_samples(
     if asked is not None:
         yield _named(scope.samples[asked.text], columns, scope)
         return
-    yield from sorted(_generate(node, columns, scope, budget), key=lambda s: s.length)
+    kinds = {
+        column: kind
+        for column, kind in column_kinds(node, scope).items()
+        if column in columns and (with_open or not kind.is_open)
+    }
+    bases = sorted(_generate(node, columns - kinds.keys(), scope, budget), key=lambda s: s.length)
+    yield from complete_samples(bases, kinds, node, scope)
     size = sum(count_parts(layout) for _, layout in scope.layouts())
     for name, definition in scope.samples.items():
         if name not in broken:
@@ -93,14 +104,14 @@ def _generate(
         for length in range(1, GENERATED + 1):
             yield Sample({}, length)
         return
-    scopes = _read_scopes(node, scope)
+    scopes = read_scopes(node, scope)
     shapes: dict[str, int] = {}
     layouts = [layout for each in scopes for _, layout in each.layouts()]
     for layout in layouts:
         if columns & set(layout_columns(layout)):
             _collect_shapes(layout.parts, 0, shapes)
     if columns - shapes.keys():
-        return  # token columns: only declared samples know sensible values
+        return  # only declared samples know sensible values
     size = sum(map(count_parts, layouts))
     rng = Random(0)  # the same samples every time
     found = 0
@@ -135,7 +146,7 @@ def _sum(value: Column) -> int:
     return sum(map(_sum, value)) if isinstance(value, list) else int(value)
 
 
-def _read_scopes(node: object, scope: Scope) -> list[Scope]:
+def read_scopes(node: object, scope: Scope) -> list[Scope]:
     """Give the text and the other files that the masks of a claim come from."""
     scopes = [scope]
     seen: set[tuple[int, str]] = set()

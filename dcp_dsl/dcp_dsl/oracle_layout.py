@@ -239,6 +239,8 @@ def spell_out(
 
 
 def _spans(values: list[Any], length: int) -> list[Instance]:
+    if any(not isinstance(pair, list) or len(pair) != 2 for pair in values):
+        raise DatasetError("a span is a pair [start, end]")
     spans = sorted((_integer("start", a), _integer("end", b)) for a, b in values)
     if any(start < end for (_, end), (start, _) in pairwise(spans)):
         raise DatasetError("spans overlap")

@@ -10,6 +10,7 @@ from dcp_dsl.attachment import Attachment, attach, attach_files
 from dcp_dsl.checker import check_scope
 from dcp_dsl.diagnostics import Diagnostic, did_you_mean
 from dcp_dsl.errors import DatasetError, MaskCallError, SpecError
+from dcp_dsl.expressions import UNKNOWN_HINT
 from dcp_dsl.imports import build_scope
 from dcp_dsl.mask import Mask
 from dcp_dsl.mask_building import build_mask, build_stack
@@ -168,7 +169,7 @@ class Spec:
         """Say which masks there are where a name is unknown."""
         if not found.message.startswith("unknown name"):
             return found
-        near = found.hint if found.hint.startswith("did you mean") else ""
+        near = "" if found.hint == UNKNOWN_HINT else found.hint
         own = (*self.masks, *self.scope.imported.masks)
         known = [f"masks of {self.name}: {', '.join(own)}"] if own else []
         if not near:
