@@ -214,11 +214,8 @@ class NumberLowering(SegmentLowering):
         instances = self.segment(name.text, env, name.span)
         if instances.is_named:
             return int(instances.total.max(initial=0))
-        if self.frame.is_whole:
-            return len(instances)
         cells = self.frame.cells
-        cell = np.searchsorted(cells.end, instances.start, side="right")
-        counts = np.bincount(cell, minlength=len(cells))
+        counts = np.bincount(instances.cells, minlength=len(cells))
         if (counts == counts[0]).all():
             return int(counts[0])
         return Term.of_q(cells.function(self.n, counts))
