@@ -237,7 +237,7 @@ class _LayoutBinder:
 
     def place_flat(
         self, group: ast.Group, at: int, matrix: Ints, parent: _Parent, last_parts: int | None
-    ) -> Ints:
+    ) -> _Spans:
         """Lay all repetitions of a group of plain leaves at once."""
         width = matrix.shape[1]
         present = np.ones(matrix.shape, np.bool_)

@@ -169,13 +169,16 @@ class OracleNumbers:
             if not isinstance(self.columns[name], int):
                 raise DatasetError(f"`row.{name}`: expected one integer")
             return OracleNumber(self.columns[name], True)
-        if isinstance(inner, ast.Attribute):
-            instances = self.whole_stretches(self.segment(inner.name, env))
+        if isinstance(inner, ast.Attribute) and self.is_number_of(inner, env):
+            instances = self.segment(inner.name, env)
+            if name == "count":
+                labels = self.per_token(instances, [i.total for i in instances], 0)
+                return self.lookup(labels, inner.value, env, self.inside(instances))
             numbers = {
                 "start": [i.start for i in instances], "end": [i.end for i in instances],
                 "len": [i.end - i.start for i in instances], "pos": [i.start for i in instances],
             }[name]  # fmt: skip
-            labels = self.per_token(instances, numbers, 0)
+            labels = self.per_token(self.whole_stretches(instances), numbers, 0)
             if name == "pos":
                 labels = np.arange(self.n) - labels
             return self.lookup(labels, inner.value, env, self.inside(instances))
@@ -192,6 +195,22 @@ class OracleNumbers:
         instances = self.segment(value.name, env)
         labels = self.per_token(instances, [i.number for i in instances], 0)
         return self.lookup(labels, inner, env, self.inside(instances))
+
+    def is_number_of(self, value: ast.Attribute, env: OracleEnv) -> bool:
+        """Say whether an attribute is the number of a token's instance: dots alternate.
+
+        Behind a position stands a segment (`q.S`), behind that a border (`q.S.end`), which may be
+        a position again (`q.S.end.T`).
+        """
+        dots: list[str] = []
+        at: ast.Expr = value
+        while isinstance(at, ast.Attribute):
+            dots.insert(0, at.name.text)
+            at = at.value
+        is_number = False
+        for dot in dots:
+            is_number = not is_number and (dot in env.names or dot in env.scope.segments)
+        return is_number
 
     def lookup(
         self, labels: NDArray[Any], item: ast.Expr, env: OracleEnv, is_defined: Bools | None = None
