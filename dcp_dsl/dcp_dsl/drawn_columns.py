@@ -13,6 +13,7 @@ from dcp_dsl.layout import Column
 
 _LENGTHS = ((1, 4), (0, 2), (0, 3), (0, 1))  # of one part, fewest and most tokens, by style
 _MAX_COUNT = 3  # elements of a list
+_COUNTS = (0, 0, 1, 2, 3)  # to choose from where lists differ in size
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class _Style:
         return self.rng.randint(self.shortest, self.longest)
 
     def size(self) -> int:
-        return self.rng.randint(0, _MAX_COUNT) if self.count is None else self.count
+        return self.rng.choice(_COUNTS) if self.count is None else self.count
 
 
 def draw_columns(layouts: Iterable[ast.Layout], index: int, rng: Random) -> dict[str, Column]:

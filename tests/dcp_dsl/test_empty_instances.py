@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dcp_dsl import Sample, Spec, check, dense_mask
+from dcp_dsl.drawn_columns import draw_columns
 
 PACK = "segment pack = doc(head[h] body[b]*)*\n"
 LAYOUT = (
@@ -154,14 +155,11 @@ def test_a_lookup_behind_a_border_is_tested_and_drawn():
     assert not found
 
 
-def test_a_position_that_is_nothing_is_in_no_segment():
-    # start + pos is the token itself, but only inside `span`.
-    text = "q.span.start + q.span.pos in whole and q not in span"
-    columns = {"borders": [[1, 2]]}
-    assert keys_of(text, columns, 3) == [[], [], []]
-    assert not [d.code for d in check(f"{LAYOUT}@ahead @partial mask m = {text}") if "E" in d.code]
-    redundant = "q.span.start + q.span.pos in whole or q in whole"
-    assert keys_of(redundant, columns, 3) == [[0, 1, 2]] * 3
+@pytest.mark.parametrize("claim", ["{} in p total", "({}).p == q.p total"])
+def test_a_position_that_is_nothing_is_not_proved_to_lie_anywhere(claim):
+    # start + pos is the token itself, but only inside `a`.
+    text = f"segment p = a[x] b[y]\ncheck {claim.format('q.a.start + q.a.pos')}"
+    assert [d.code for d in check(text)] == ["C403"]
 
 
 # ---- claims --------------------------------------------------------------------------------------
@@ -181,6 +179,20 @@ def test_a_position_that_is_nothing_is_in_no_segment():
 )
 def test_a_claim_that_an_empty_part_breaks_fails(layout, claim):
     assert [d.code for d in check(f"{layout}\ncheck {claim}")] == ["C403"]
+
+
+def test_drawn_columns_hold_every_way_of_being_empty():
+    spec = Spec.from_text("segment s = u[x] pack(v[y]*)* w[..]")
+    (layout,) = (layout for _, layout in spec.scope.layouts())
+    rng = Random(0)
+    drawn = [draw_columns([layout], index, rng) for index in range(32)]
+    nested = [columns["y"] for columns in drawn]
+    assert {0, 1, 4} <= {columns["x"] for columns in drawn}
+    assert [] in nested
+    assert any([] in lists and any(lists) for lists in nested)
+    assert any(lists and not any(lists) for lists in nested)
+    assert any([0] in lists for lists in nested)
+    assert any([1] in lists for lists in nested)
 
 
 # ---- laws ----------------------------------------------------------------------------------------
