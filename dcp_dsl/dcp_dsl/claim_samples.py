@@ -7,6 +7,7 @@ from dcp_dsl import ast
 from dcp_dsl.budget import Budget
 from dcp_dsl.column_samples import column_kinds, complete_samples
 from dcp_dsl.columns import layout_columns
+from dcp_dsl.drawn_columns import draw_columns
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.layout import Column
 from dcp_dsl.sample import Sample
@@ -15,10 +16,10 @@ from dcp_dsl.scope import Scope
 from dcp_dsl.walk import mentioned_names, walk
 
 MAX_SAMPLE_TOKENS = 256
-GENERATED = 24
+GENERATED = 32
 TRIES = 50 * GENERATED  # columns of several layouts fit together only by chance
 STEPS_PER_PART = 2**14  # what adding up the lengths of one part of a layout costs
-REST_TOKENS = 3  # what a generated sample has beyond its columns, for `[..]`
+REST_TOKENS = (3, 0, 1)  # what generated samples have beyond their columns, for `[..]`
 
 
 class UnfitSampleError(DatasetError):
@@ -105,24 +106,25 @@ def _generate(
             yield Sample({}, length)
         return
     scopes = read_scopes(node, scope)
-    shapes: dict[str, int] = {}
     layouts = [layout for each in scopes for _, layout in each.layouts()]
-    for layout in layouts:
-        if columns & set(layout_columns(layout)):
-            _collect_shapes(layout.parts, 0, shapes)
-    if columns - shapes.keys():
-        return  # only declared samples know sensible values
+    read = [layout for layout in layouts if columns & set(layout_columns(layout))]
+    if columns - {name for layout in read for name in layout_columns(layout)}:
+        return  # token columns: only declared samples know sensible values
     size = sum(map(count_parts, layouts))
     rng = Random(0)  # the same samples every time
-    found = 0
+    found: set[str] = set()
+    fitting = 0
     for index in range(TRIES):
         budget.spend(STEPS_PER_PART * size)
-        values = {name: _value(shapes[name], 1 + index % 3, rng) for name in sorted(columns)}
-        total = _length(values, scopes)
-        if total is not None:
+        drawn = draw_columns(read, index, rng)
+        values = {name: drawn[name] for name in sorted(columns)}
+        total = _length(values, scopes, REST_TOKENS[index % len(REST_TOKENS)])
+        shown = repr((values, total))
+        if total and shown not in found:
+            found.add(shown)
             yield Sample(values, total)
-            found += 1
-        if found == GENERATED:
+        fitting += total is not None
+        if len(found) == GENERATED or fitting == 2 * GENERATED:
             return
 
 
@@ -131,7 +133,7 @@ def count_parts(layout: ast.Layout) -> int:
     return sum(isinstance(node, ast.Leaf | ast.Group) for node in walk(layout))
 
 
-def _length(values: Mapping[str, Column], scopes: list[Scope]) -> int | None:
+def _length(values: Mapping[str, Column], scopes: list[Scope], rest: int) -> int | None:
     """Give the tokens of a generated sample, None if its columns do not fit together."""
     try:
         lengths = {length for _, length in layout_lengths(values, scopes)}
@@ -139,7 +141,7 @@ def _length(values: Mapping[str, Column], scopes: list[Scope]) -> int | None:
         return None
     if lengths:
         return lengths.pop() if len(lengths) == 1 else None
-    return _sum(list(values.values())) + REST_TOKENS
+    return _sum(list(values.values())) + rest
 
 
 def _sum(value: Column) -> int:
@@ -162,21 +164,3 @@ def read_scopes(node: object, scope: Scope) -> list[Scope]:
             if found[1] not in scopes:
                 scopes.append(found[1])
     return scopes
-
-
-def _collect_shapes(
-    parts: tuple[ast.Leaf | ast.Group, ...], depth: int, shapes: dict[str, int]
-) -> None:
-    """Note for every column how deeply its lists are nested."""
-    for part in parts:
-        if isinstance(part, ast.Group):
-            _collect_shapes(part.parts, depth + part.is_repeated, shapes)
-        elif part.length is not None:
-            for name in layout_columns(ast.Layout((part,))):
-                shapes[name] = depth + part.is_repeated
-
-
-def _value(depth: int, count: int, rng: Random) -> Column:
-    if depth == 0:
-        return rng.randint(1, 4)
-    return [_value(depth - 1, count, rng) for _ in range(count)]

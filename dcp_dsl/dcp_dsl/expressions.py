@@ -24,15 +24,19 @@ from dcp_dsl.kinds import (
     UNKNOWN,
     Function,
     Kind,
+    KindName,
     Names,
     are_comparable,
     combine,
 )  # fmt: skip
+from dcp_dsl.parents import has_one_parent, parent_of
 from dcp_dsl.scope import Scope, library_names
 
 UNKNOWN_HINT = "columns are read as `row.column`; masks and segments must be defined"
 
-_PLACES = {"start": "pos", "end": "pos", "len": "tokens", "pos": "tokens"}
+_PLACES: dict[str, KindName] = {
+    "start": "pos", "end": "pos", "len": "tokens", "pos": "tokens", "count": "int",
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -45,6 +49,7 @@ class ExpressionChecker:
         lost: names that broken statements would have defined.
         columns: names that may stand for columns (arguments of `for ... use`).
         found: diagnostics so far.
+        cells: segments of the `per` around what is checked, from the outside in.
     """
 
     scope: Scope
@@ -54,6 +59,7 @@ class ExpressionChecker:
     found: list[Diagnostic] = field(default_factory=list)
     places: set[tuple[str, Span]] = field(default_factory=set)
     depth: int = 0
+    cells: list[str] = field(default_factory=list)
 
     @property
     def is_full(self) -> bool:
@@ -133,21 +139,20 @@ class ExpressionChecker:
     def segment_name(self, ident: ast.Ident, names: Names) -> str:
         """Check a bare word that must name a segment."""
         kind = names.get(ident.text)
-        if kind in (SEGMENT, UNKNOWN) or (kind is None and self._is_known_segment(ident.text)):
+        if kind == UNKNOWN or self._is_segment(ident.text, names):
+            return ident.text
+        if kind is None and ident.text in self.lost:
             return ident.text
         if kind is not None or self._names_something_else(ident.text):
-            known = [*self.scope.segments, *(n for n, k in names.items() if k == SEGMENT)]
+            known = [*self.scope.segments, *(n for n in names if self._is_segment(n, names))]
             hint = segment_hint(ident.text, known)
             self.report("E103", f"expected a segment, `{ident.text}` is none", ident.span, hint)
         else:
             known = [*self.scope.segments, *self.lost]
-            known += [n for n, k in names.items() if k == SEGMENT]
+            known += [n for n in names if self._is_segment(n, names)]
             hint = segment_hint(ident.text, known)
             self.report("E101", f"unknown segment `{ident.text}`", ident.span, hint)
         return ""
-
-    def _is_known_segment(self, name: str) -> bool:
-        return name in self.scope.segments or name in self.lost
 
     def _names_something_else(self, name: str) -> bool:
         return name in ("q", "k", "len") or self.scope.find_mask(name) is not None
@@ -197,7 +202,9 @@ class ExpressionChecker:
             case ast.In():
                 self.membership(value, names)
             case ast.Per(inner, segment):
+                self.cells.append(segment.text)
                 self.mask(inner, names)
+                self.cells.pop()
                 self.segment_name(segment, names)
             case ast.Rules():
                 self.rules(value, names)
@@ -270,16 +277,12 @@ class ExpressionChecker:
                     "E102", f"a segment has no `.{name.text}`", name.span,
                     f"`{inner.text}.count`, or of a token's instance `q.{inner.text}.{name.text}`",
                 )  # fmt: skip
+            else:
+                self._count(value, inner.text, names)
             return INT
         kind = self.number(inner, names)
         if kind.name == "index":
-            if name.text not in _PLACES:
-                hint = (
-                    did_you_mean(name.text, tuple(_PLACES)) or "`.start`, `.end`, `.len` or `.pos`"
-                )
-                self.report("E102", f"an instance has no `.{name.text}`", name.span, hint)
-                return UNKNOWN
-            return Kind("pos" if _PLACES[name.text] == "pos" else "tokens", depends=kind.depends)
+            return self._place(value, kind)
         if kind.name == "unknown":
             return Kind("unknown", depends=kind.depends)
         if kind.name != "pos":
@@ -314,8 +317,45 @@ class ExpressionChecker:
                 )
         return ""
 
+    def _place(self, value: ast.Attribute, index: Kind) -> Kind:
+        """Give the kind of what is asked about the instance that a token lies in."""
+        name, segment = value.name, index.segment
+        if name.text not in _PLACES:
+            hint = did_you_mean(name.text, tuple(_PLACES))
+            hint = hint or "`.start`, `.end`, `.len`, `.pos` or `.count`"
+            self.report("E102", f"an instance has no `.{name.text}`", name.span, hint)
+            return UNKNOWN
+        if not isinstance(value.value, ast.Attribute):
+            self.report(
+                "E102", f"a `{segment}` number has no `.{name.text}`, a token's instance has",
+                name.span, f"write `q.{segment}.{name.text}` or `k.{segment}.{name.text}`",
+            )  # fmt: skip
+        return Kind(_PLACES[name.text], depends=index.depends)
+
+    def _count(self, value: ast.Attribute, name: str, names: Names) -> None:
+        """Refuse to count instances whose parent is not said: every parent has its own."""
+        kind = names.get(name)
+        if isinstance(kind, Kind):
+            parent = kind.segment
+        else:
+            parent = parent_of(name, self.scope.segments[name])
+        local = {
+            n: k.segment for n, k in names.items() if isinstance(k, Kind) and k.name == "segment"
+        }
+        segments = self.scope.segments
+        if parent and not any(has_one_parent(c, parent, local, segments) for c in self.cells):
+            self.report(
+                "E124", f"every `{parent}` has its own `{name}.count`; this does not say whose",
+                value.span,
+                f"write `q.{name}.count` or `k.{name}.count`, or count in each: "
+                f"`(...) per {parent}`",
+            )  # fmt: skip
+
     def _is_segment(self, name: str, names: Names) -> bool:
-        return names[name] == SEGMENT if name in names else name in self.scope.segments
+        kind = names.get(name)
+        if kind is None:
+            return name in self.scope.segments
+        return isinstance(kind, Kind) and kind.name == "segment"
 
     def binary(self, value: ast.Binary, names: Names) -> Kind:
         """Give the kind of arithmetic."""
