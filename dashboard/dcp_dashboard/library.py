@@ -30,11 +30,13 @@ from dcp_planner import (
     BatchFigures,
     Plan,
     Source,
+    TimeParts,
     Trace,
     figures_of,
     measure,
     read_plan,
     simulate,
+    split_time,
 )
 
 MAX_FILE_BYTES = 2 * 10**9
@@ -146,6 +148,7 @@ class PlanLibrary:
         self._payloads = BoundedCache[bytes](32)
         self._reports = BoundedCache[DatasetReport](16)
         self._figures = BoundedCache[BatchFigures](256)
+        self._time_parts = BoundedCache[TimeParts](256)
 
     @property
     def root(self) -> Path:
@@ -240,6 +243,10 @@ class PlanLibrary:
     def figures(self, loaded: LoadedPlan) -> BatchFigures:
         """Give the planner's figures of a plan, its bounds included; computed once per content."""
         return self._figures.get(_content(loaded.entry), lambda: figures_of(loaded.plan))
+
+    def time_parts(self, loaded: LoadedPlan) -> TimeParts:
+        """Give where the predicted time of a plan goes; predicted anew once per content."""
+        return self._time_parts.get(_content(loaded.entry), lambda: split_time(loaded.plan))
 
     def payload(self, loaded: LoadedPlan, name: str, make: Callable[[LoadedPlan], bytes]) -> bytes:
         """Give bytes made from a plan, from the cache if this content was asked for before."""

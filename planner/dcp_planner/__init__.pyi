@@ -3,6 +3,7 @@ from .batch_report import BatchFigures, figures_of
 from .batches_file import read_batches
 from .buffers import accumulator_bytes, receive_buffer_bytes, receive_rows
 from .build import build_plan
+from .causes import CAUSE_RULE, Explanation, TimeParts, explain_difference, split_time
 from .cluster import BACKWARD_FLOPS_RATIO, Cluster, Link, ModelShape
 from .cluster_file import (
     PRESETS,
@@ -56,6 +57,7 @@ from .workload import Workload, build_workload
 
 __all__ = [
     "BACKWARD_FLOPS_RATIO",
+    "CAUSE_RULE",
     "LANES",
     "PARTITIONERS",
     "PRESETS",
@@ -75,6 +77,7 @@ __all__ = [
     "Direction",
     "DirectionBounds",
     "Division",
+    "Explanation",
     "Hypergraph",
     "Instruction",
     "Lane",
@@ -96,6 +99,7 @@ __all__ = [
     "Schedule",
     "Source",
     "Tiles",
+    "TimeParts",
     "Timings",
     "Trace",
     "TransferKind",
@@ -116,6 +120,7 @@ __all__ = [
     "decode_part",
     "digest",
     "encode_parts",
+    "explain_difference",
     "figures_of",
     "find_cluster",
     "format_cluster",
@@ -137,6 +142,7 @@ __all__ = [
     "receive_rows",
     "reduction_seconds",
     "simulate",
+    "split_time",
     "static_layouts",
     "tall",
     "tile_seconds",

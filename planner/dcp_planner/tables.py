@@ -33,7 +33,7 @@ def show_plan(plan: Plan, trace: Trace, row: BatchRow) -> None:
     metrics = measure(plan)
     summary = _summary(plan, metrics, measure_trace(trace, plan.num_devices))
     if row.figures.plan_s is not None:
-        summary.add_row("planned in", _time(row.figures.plan_s))
+        summary.add_row("planned in", time_text(row.figures.plan_s))
     for name, theirs in row.others.items():
         times = theirs.predicted_s / row.figures.predicted_s if row.figures.predicted_s else 1.0
         summary.add_row(f"speedup over {name}", f"{times:.2f} x")
@@ -82,7 +82,7 @@ def show_stack(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> 
     total = {name: spread.median for name, spread in stack_totals(uses, rows).items()}
     for told, name, shown in (
         ("bytes forward, backward", "{}_bytes", _size),
-        ("predicted forward, backward", "predicted_{}_s", _time),
+        ("predicted forward, backward", "predicted_{}_s", time_text),
     ):
         sides = (total[name.format(side)] for side in ("forward", "backward"))
         table.add_row(told, " ".join(map(shown, sides)))
@@ -91,8 +91,8 @@ def show_stack(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> 
     console.print(table)
 
 
-def show_comparison(first: str, second: str, differences: Sequence[Difference]) -> None:
-    """Print the figures of two plans side by side to standard output."""
+def show_comparison(first: str, second: str, differences: Sequence[Difference], why: str) -> None:
+    """Print the figures of two plans side by side, and why one is faster, to standard output."""
     console = _console()
     names = [first, second]
     if max(map(len, names)) > MOST_COLUMN:
@@ -108,6 +108,7 @@ def show_comparison(first: str, second: str, differences: Sequence[Difference]) 
         shown = (_figure(d.name, value) for value in (d.first, d.second))
         table.add_row(_label(d.name), *shown, change)
     console.print(table)
+    console.print(Text(why))
 
 
 def _label(name: str) -> str:
@@ -118,7 +119,7 @@ def _figure(name: str, value: float) -> str:
     if name.endswith("bytes"):
         return _size(value)
     if name.endswith("_s") or name == "makespan":
-        return _time(value)
+        return time_text(value)
     return f"{value:.3f}" if name.endswith("imbalance") else f"{value:,.0f}"
 
 
@@ -162,9 +163,9 @@ def _summary(plan: Plan, metrics: PlanMetrics, timings: Timings) -> Table:
         ("  between nodes", " ".join(_size(side.inter_node_bytes) for side in both)),
         (
             "predicted forward, backward",
-            f"{_time(timings.forward_s)} {_time(timings.backward_s)}",
+            f"{time_text(timings.forward_s)} {time_text(timings.backward_s)}",
         ),
-        ("exposed wait, mean and worst", f"{_time(_mean(waits))} {_time(max(waits))}"),
+        ("exposed wait, mean and worst", f"{time_text(_mean(waits))} {time_text(max(waits))}"),
         ("communication hidden", f"{timings.overlap:.1%}"),
     ):
         table.add_row(name, Text(value))  # a plan file may hold any text: no markup
@@ -180,8 +181,8 @@ def _devices(metrics: PlanMetrics, timings: Timings) -> Table:
         table.add_row(
             str(device),
             f"{tokens:,}",
-            _time(timings.compute_s[device]),
-            _time(timings.wait_s[device]),
+            time_text(timings.compute_s[device]),
+            time_text(timings.wait_s[device]),
             _size(forward.sent_bytes[device] + backward.sent_bytes[device]),
             _size(forward.received_bytes[device] + backward.received_bytes[device]),
             _size(max(forward.peak_buffer_bytes[device], backward.peak_buffer_bytes[device])),
@@ -193,7 +194,8 @@ def _mean(values: tuple[float, ...]) -> float:
     return sum(values) / len(values)
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Write a time as the tables do."""
     return f"{seconds:.3f} s" if seconds >= 1 else f"{seconds * 1e3:.3f} ms"
 
 

@@ -11,6 +11,7 @@ from dcp_dsl import DatasetError, HeadError, Sample, block_sparsity, load
 from dcp_planner import (
     PARTITIONERS,
     Cluster,
+    Explanation,
     ModelShape,
     PlanConfig,
     PlanError,
@@ -23,6 +24,7 @@ from dcp_planner import (
     read_batches,
     read_plan,
     simulate,
+    split_time,
     static_layouts,
     write_cluster,
     write_plan,
@@ -305,6 +307,22 @@ def test_compare_puts_two_plans_side_by_side(pair):
     assert "%" in table
 
 
+def test_compare_says_why_in_words_and_in_json(pair):
+    cause = json.loads(run(compare, *pair, "--json").stdout)["cause"]
+    parts = [split_time(read_plan(path).plan) for path in pair]
+    for side, found in zip(("first", "second"), parts, strict=True):
+        assert cause[side]["seconds"] == found.seconds
+        assert cause[side]["with_free_links_s"] == found.with_free_links_s
+        total = sum(cause[side][f"{name}_s"] for name in ("work", "imbalance", "links", "order"))
+        assert total == pytest.approx(found.seconds)
+    assert cause["reason"] == Explanation(*parts).reason
+    shown = " ".join(run(compare, *pair).stdout.split())
+    assert cause["text"] in shown
+    assert cause["text"].startswith("The ")
+    same = json.loads(run(compare, pair[0], pair[0], "--json").stdout)["cause"]
+    assert same["reason"] == "close"
+
+
 def test_tables_keep_their_figures_on_a_narrow_terminal(pair, monkeypatch):
     wide = run(simulate_command, pair[0]).stdout, run(compare, *pair).stdout
     monkeypatch.setenv("COLUMNS", "40")
@@ -345,7 +363,10 @@ def test_compare_says_that_masks_or_lengths_differ(folder, pair):
         assert result.exit_code == 0, result.output
     for name, what in (("local", "other masks"), ("short", "batches of other lengths")):
         result = run(compare, pair[0], folder / f"{name}.dcpplan", "--json")
-        assert json.loads(result.stdout)["notes"] == [f"the two plans are for {what}"]
+        document = json.loads(result.stdout)
+        assert document["notes"] == [f"the two plans are for {what}"]
+        assert document["cause"]["reason"] is None
+        assert "these compute other pairs" in document["cause"]["text"]
 
 
 @pytest.mark.parametrize(
