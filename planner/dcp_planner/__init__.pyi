@@ -50,6 +50,7 @@ from .plan_stack import PlanStack, build_stack
 from .report import PlanMetrics, measure
 from .schedule import Division, Schedule
 from .simulator import Prediction, predict, simulate
+from .static_rivals import best_static, over_caps
 from .timing import Timings, measure_trace
 from .trace import LANES, Lane, Source, Trace
 from .validation import validate
@@ -107,6 +108,7 @@ __all__ = [
     "Workload",
     "accumulator_bytes",
     "assemble",
+    "best_static",
     "bound_ratios",
     "bounds",
     "build_hypergraph",
@@ -129,6 +131,7 @@ __all__ = [
     "measure",
     "measure_trace",
     "message_names",
+    "over_caps",
     "place",
     "possible_groups",
     "predict",

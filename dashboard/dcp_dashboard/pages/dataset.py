@@ -91,6 +91,9 @@ def summary_sentence(report: DatasetReport) -> str:
             f" Predicted {q.ratio(float(np.median(values)))} times as fast as {rival}, the fastest "
             f"other method ({q.ratio(values.min())} to {q.ratio(values.max())})."
         )
+        over = sum(rival in batch.over_tokens for batch in report.batches)
+        if over:
+            text += f" In {q.count(over)} of them it owns more tokens on a device than the cap."
     planned = report.column("plan_s")
     if len(planned):
         text += f" Planning took {q.duration(float(np.median(planned)))} a batch."

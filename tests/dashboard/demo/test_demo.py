@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from dcp_dashboard.demo import print_report
-from dcp_dashboard.demo.pipeline import methods
+from dcp_dashboard.demo.pipeline import methods, planned_setting
 from dcp_dashboard.demo.report import BatchReport, DemoReport, MaskReport, MethodReport
 from dcp_planner import read_plan, validate
 from dcp_runtime import TensorError
@@ -39,9 +39,17 @@ def test_demo_verifies_four_masks_and_leaves_readable_plans(tmp_path: Path):
         assert mask["verified"]
         assert {e["tensor"] for e in mask["errors"]} == {"out", "dq", "dk", "dv"}
         assert mask["planned"]["tokens"] == 131_072
-        assert [m["method"] for m in mask["planned"]["methods"]] == [
-            "portfolio", "kahypar", "static:zigzag", "static:contiguous",
-        ]  # fmt: skip
+        planned = {m["method"]: m for m in mask["planned"]["methods"]}
+        layouts = {name: m for name, m in planned.items() if name.startswith("static:")}
+        assert list(planned)[:2] == ["portfolio", "kahypar"]
+        assert len(layouts) >= 5
+        for m in planned.values():
+            assert ("tokens" in m["over_caps"]) == (m["token_imbalance"] > 1.1)
+            assert ("compute" in m["over_caps"]) == (m["compute_imbalance"] > 1.1)
+        held = {name: m for name, m in layouts.items() if m["token_imbalance"] <= 1.1}
+        best = mask["planned"]["best_static"]
+        for scope, known in (("of_all", layouts), ("within_token_cap", held)):
+            assert best[scope] == min(known, key=lambda name: known[name]["predicted_s"])
         for batch, sources in (
             (mask["planned"], ["simulated"]),
             (mask["executed"], ["simulated", "measured"]),
@@ -63,20 +71,28 @@ def test_demo_says_what_is_wrong_with_its_folder(tmp_path: Path):
 
 def test_demo_does_without_kahypar(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "kahypar", None)
-    assert methods() == ("portfolio", "static:zigzag", "static:contiguous")
+    found = methods(planned_setting())
+    assert found[0] == "portfolio"
+    assert all(name.startswith("static:") for name in found[1:])
 
 
 def test_no_figure_of_the_tables_is_cut_off_on_a_terminal_of_80_columns(
     capsys: pytest.CaptureFixture[str],
 ):
-    names = ("portfolio", "kahypar", "static:zigzag", "static:contiguous")
+    names = (
+        "portfolio", "kahypar", "static:contiguous", "static:zigzag", "static:ring",
+        "static:documents", "static:grid",
+    )  # fmt: skip
     placed = tuple(
-        MethodReport(name, 2_000_000_000, 1_440_000_000, 456_000_000, 2.6, 1.39, 1.234)
+        MethodReport(
+            name, 2_000_000_000, 1_440_000_000, 456_000_000, 2.6, 1.39, ("compute", "tokens"), 1.234
+        )
         for name in names
     )
+    best = {"of_all": "static:ring", "within_token_cap": "static:grid"}
     batch = BatchReport(
         "a.dcpplan", 131_072, 11, 1024, 4, 32, 2_262_199_011, 1.0, 0.5, 1092, 96, 18_348, 0.242,
-        placed,
+        placed, best,
     )  # fmt: skip
     errors = tuple(TensorError(name, 2.8e-7, 2.8e-7, 2e-7, 2.2e-7, True) for name in ("out", "dq"))
     mask = MaskReport("causal", "pretrain.parquet", batch, batch, True, errors, 1.912, 0.1)
@@ -85,3 +101,10 @@ def test_no_figure_of_the_tables_is_cut_off_on_a_terminal_of_80_columns(
     assert "…" not in shown
     for figure in ("3.44 GB", "456 MB", "2,262,199,011", "1,234 ms", "1,912 ms", "18,348"):
         assert figure in shown
+    assert "2.60*" in shown
+    assert "1.39*" in shown
+    assert "*: over its cap" in shown
+    words = " ".join(shown.split())
+    for row in ("static ring, best", "static grid,", "static zigzag"):
+        assert row in words
+    assert "documents" not in shown.partition("against dense")[0].partition("placement")[2]
