@@ -76,9 +76,8 @@ def test_demo_does_without_kahypar(monkeypatch: pytest.MonkeyPatch):
     assert all(name.startswith("static:") for name in found[1:])
 
 
-def test_no_figure_of_the_tables_is_cut_off_on_a_terminal_of_80_columns(
-    capsys: pytest.CaptureFixture[str],
-):
+def small_report(best: dict[str, str]) -> DemoReport:
+    """One mask, placed by both planners and five layouts, all of them over both caps."""
     names = (
         "portfolio", "kahypar", "static:contiguous", "static:zigzag", "static:ring",
         "static:documents", "static:grid",
@@ -89,14 +88,20 @@ def test_no_figure_of_the_tables_is_cut_off_on_a_terminal_of_80_columns(
         )
         for name in names
     )
-    best = {"of_all": "static:ring", "within_token_cap": "static:grid"}
     batch = BatchReport(
         "a.dcpplan", 131_072, 11, 1024, 4, 32, 2_262_199_011, 1.0, 0.5, 1092, 96, 18_348, 0.242,
         placed, best,
     )  # fmt: skip
     errors = tuple(TensorError(name, 2.8e-7, 2.8e-7, 2e-7, 2.2e-7, True) for name in ("out", "dq"))
     mask = MaskReport("causal", "pretrain.parquet", batch, batch, True, errors, 1.912, 0.1)
-    print_report(DemoReport("plans", 4, 793, 76.0, (mask,)), Console(width=80))
+    return DemoReport("plans", 4, 793, 76.0, (mask,))
+
+
+def test_no_figure_of_the_tables_is_cut_off_on_a_terminal_of_80_columns(
+    capsys: pytest.CaptureFixture[str],
+):
+    best = {"of_all": "static:ring", "within_token_cap": "static:grid"}
+    print_report(small_report(best), Console(width=80))
     shown = capsys.readouterr().out
     assert "…" not in shown
     for figure in ("3.44 GB", "456 MB", "2,262,199,011", "1,234 ms", "1,912 ms", "18,348"):
@@ -108,3 +113,36 @@ def test_no_figure_of_the_tables_is_cut_off_on_a_terminal_of_80_columns(
     for row in ("static ring, best", "static grid,", "static zigzag"):
         assert row in words
     assert "documents" not in shown.partition("against dense")[0].partition("placement")[2]
+
+
+@pytest.mark.parametrize(
+    ("best", "rows"),
+    [
+        (
+            {"of_all": "static:ring", "within_token_cap": "static:grid"},
+            ["static contiguous", "static zigzag", "static ring, **best of all**",
+             "static grid, **best within the token cap**"],
+        ),
+        (
+            {"of_all": "static:zigzag", "within_token_cap": "static:zigzag"},
+            ["static contiguous", "static zigzag, **best of all and within the token cap**"],
+        ),
+        (
+            {"of_all": "static:ring"},
+            ["static contiguous", "static zigzag", "static ring, **best of all**",
+             "no static layout holds the token cap"],
+        ),
+    ],
+)  # fmt: skip
+def test_the_table_of_the_readme_names_the_best_layouts(
+    tmp_path: Path, best: dict[str, str], rows: list[str]
+):
+    (tmp_path / "demo.json").write_text(json.dumps(small_report(best).to_json(None)))
+    script = Path(__file__).parents[3] / "docs" / "demo_table.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--table", str(tmp_path / "demo.json")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    cells = [line.split(" | ") for line in done.stdout.partition("Then")[0].splitlines()[2:-1]]
+    assert [row[2] for row in cells] == ["dcp-dsl", "KaHyPar, refined", *rows]
+    assert cells[0][5:7] == [r"2.60\*", r"1.39\*"]
