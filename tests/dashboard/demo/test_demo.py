@@ -47,9 +47,9 @@ def test_demo_verifies_four_masks_and_leaves_readable_plans(tmp_path: Path):
             assert ("tokens" in m["over_caps"]) == (m["token_imbalance"] > 1.1)
             assert ("compute" in m["over_caps"]) == (m["compute_imbalance"] > 1.1)
         held = {name: m for name, m in layouts.items() if m["token_imbalance"] <= 1.1}
-        best = mask["planned"]["best_static"]
         for scope, known in (("of_all", layouts), ("within_token_cap", held)):
-            assert best[scope] == min(known, key=lambda name: known[name]["predicted_s"])
+            fastest = min(known, key=lambda name: known[name]["predicted_s"], default=None)
+            assert mask["planned"]["best_static"].get(scope) == fastest
         for batch, sources in (
             (mask["planned"], ["simulated"]),
             (mask["executed"], ["simulated", "measured"]),
