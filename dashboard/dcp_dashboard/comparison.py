@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dcp_dashboard.library import LoadedPlan
 from dcp_dashboard.moves import has_same_blocks
 from dcp_dashboard.quantities import count, counted, digits, duration, percent, ratio, signed, size
-from dcp_planner import BatchFigures, Difference, Source, Trace, compare_figures
+from dcp_planner import BatchFigures, Difference, Source, TimeParts, Trace, compare_figures
 
 EQUAL = 0.0005
 """Changes below this share are called equal: they vanish in three digits."""
@@ -32,11 +32,13 @@ class Side:
         loaded: the plan.
         source: which trace counts.
         figures: the planner's figures of the plan.
+        time_parts: where its predicted time goes.
     """
 
     loaded: LoadedPlan
     source: Source
     figures: BatchFigures
+    time_parts: TimeParts
 
     @property
     def trace(self) -> Trace:

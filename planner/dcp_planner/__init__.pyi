@@ -3,6 +3,7 @@ from .batch_report import BatchFigures, figures_of
 from .batches_file import read_batches
 from .buffers import accumulator_bytes, receive_buffer_bytes, receive_rows
 from .build import build_plan
+from .causes import CAUSE_RULE, Explanation, TimeParts, explain_difference, split_time
 from .cluster import BACKWARD_FLOPS_RATIO, Cluster, Link, ModelShape
 from .cluster_file import (
     PRESETS,
@@ -49,6 +50,7 @@ from .plan_stack import PlanStack, build_stack
 from .report import PlanMetrics, measure
 from .schedule import Division, Schedule
 from .simulator import Prediction, predict, simulate
+from .static_rivals import best_static, over_caps
 from .timing import Timings, measure_trace
 from .trace import LANES, Lane, Source, Trace
 from .validation import validate
@@ -56,6 +58,7 @@ from .workload import Workload, build_workload
 
 __all__ = [
     "BACKWARD_FLOPS_RATIO",
+    "CAUSE_RULE",
     "LANES",
     "PARTITIONERS",
     "PRESETS",
@@ -75,6 +78,7 @@ __all__ = [
     "Direction",
     "DirectionBounds",
     "Division",
+    "Explanation",
     "Hypergraph",
     "Instruction",
     "Lane",
@@ -96,6 +100,7 @@ __all__ = [
     "Schedule",
     "Source",
     "Tiles",
+    "TimeParts",
     "Timings",
     "Trace",
     "TransferKind",
@@ -103,6 +108,7 @@ __all__ = [
     "Workload",
     "accumulator_bytes",
     "assemble",
+    "best_static",
     "bound_ratios",
     "bounds",
     "build_hypergraph",
@@ -116,6 +122,7 @@ __all__ = [
     "decode_part",
     "digest",
     "encode_parts",
+    "explain_difference",
     "figures_of",
     "find_cluster",
     "format_cluster",
@@ -124,6 +131,7 @@ __all__ = [
     "measure",
     "measure_trace",
     "message_names",
+    "over_caps",
     "place",
     "possible_groups",
     "predict",
@@ -137,6 +145,7 @@ __all__ = [
     "receive_rows",
     "reduction_seconds",
     "simulate",
+    "split_time",
     "static_layouts",
     "tall",
     "tile_seconds",

@@ -35,12 +35,15 @@ from dcp_planner import (
     PlanConfig,
     Provenance,
     Trace,
+    best_static,
     build_plan,
     choose_block_size,
     cut_blocks,
     measure,
+    over_caps,
     preset,
     simulate,
+    static_layouts,
     write_plan,
 )
 from dcp_runtime import ProcessWorld, RunConfig, open_world, run_plan
@@ -48,7 +51,7 @@ from dcp_runtime import ProcessWorld, RunConfig, open_world, run_plan
 Progress: TypeAlias = Callable[[str], None]
 
 DATASETS = ("pretrain", "long_chat", "examples", "answers")
-METHODS = ("portfolio", "kahypar", "static:zigzag", "static:contiguous")
+PLANNERS = ("portfolio", "kahypar")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +116,13 @@ def demo_spec() -> Path:
     return packaged if packaged.exists() else Path(__file__).parents[3] / "examples" / "demo.dcpm"
 
 
-def methods() -> tuple[str, ...]:
-    """Give the planners that can run here: KaHyPar, an extra, is only there to compare with."""
-    return tuple(name for name in METHODS if PARTITIONERS[name].unavailable() is None)
+def methods(setting: Setting) -> tuple[str, ...]:
+    """Give the planners that can run here, then every static layout that the setting allows.
+
+    KaHyPar, an extra, is only there to compare with.
+    """
+    planners = tuple(name for name in PLANNERS if PARTITIONERS[name].unavailable() is None)
+    return (*planners, *static_layouts(setting.shape, setting.cluster))
 
 
 def run_demo(config: DemoConfig, progress: Progress) -> DemoReport:
@@ -155,7 +162,7 @@ def _run_mask(
         progress(f"{mask.call}: compiling {setting.tokens:,} tokens")
         batch = compile_batch(spec, dataset, attachment, setting)
         plans = []
-        for method in methods():
+        for method in methods(setting):
             devices = setting.cluster.num_devices
             progress(f"{mask.call}: placing {setting.tokens:,} tokens on {devices}, {method}")
             plans.append(_plan(batch, setting, method, config.seed))
@@ -223,6 +230,10 @@ def _batch_report(placed: Placed) -> BatchReport:
     borders = np.searchsorted(sparsity.q_bounds, sparsity.batch.cu_seqlens)
     blocks_per_sequence = np.diff(borders)
     full = int((sparsity.kind == BlockKind.FULL).sum())
+    methods = tuple(map(_method_report, placed.plans, placed.traces))
+    seconds = {method.method: method.predicted_s for method in methods}
+    over = {method.method: method.over_caps for method in methods}
+    best = best_static(methods[0].predicted_s, seconds, over)
     return BatchReport(
         plan=placed.file.name,
         tokens=sparsity.batch.num_tokens,
@@ -237,7 +248,8 @@ def _batch_report(placed: Placed) -> BatchReport:
         partial_blocks=sparsity.num_blocks - full,
         empty_blocks=int((blocks_per_sequence**2).sum()) - sparsity.num_blocks,
         compile_s=placed.batch.compile_s,
-        methods=tuple(map(_method_report, placed.plans, placed.traces)),
+        methods=methods,
+        best_static={scope: rival.name for scope, rival in best.items()},
     )
 
 
@@ -250,5 +262,6 @@ def _method_report(plan: Plan, trace: Trace) -> MethodReport:
         bytes_between_nodes=metrics.forward.inter_node_bytes + metrics.backward.inter_node_bytes,
         compute_imbalance=metrics.compute_imbalance,
         token_imbalance=metrics.token_imbalance,
+        over_caps=tuple(over_caps(metrics, PlanConfig())),
         predicted_s=trace.seconds(),
     )
