@@ -7,6 +7,7 @@ from .dataloader import DCPDataloader
 from .errors import RunError
 from .executor import DCPExecutor
 from .flex_mask import flex_block_mask, flex_mask_mod
+from .gradients import sum_gradients
 from .huggingface import register_dcp
 from .kernels.choice import KernelChoice, choose_kernel
 from .launcher import RunConfig, RunResult, open_world, run_plan
@@ -41,4 +42,5 @@ __all__ = [
     "open_world",
     "register_dcp",
     "run_plan",
+    "sum_gradients",
 ]
