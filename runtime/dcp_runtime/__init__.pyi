@@ -5,7 +5,7 @@ from .data.look_ahead import PlanningMetrics
 from .data.screening import Screening
 from .dataloader import DCPDataloader
 from .errors import RunError
-from .executor import DCPExecutor
+from .executor import DCPExecutor, PreparedPlan
 from .flex_mask import flex_block_mask, flex_mask_mod
 from .gradients import sum_gradients
 from .huggingface import register_dcp
@@ -28,6 +28,7 @@ __all__ = [
     "Packing",
     "Planning",
     "PlanningMetrics",
+    "PreparedPlan",
     "ProcessWorld",
     "RowRules",
     "RunConfig",

@@ -29,10 +29,10 @@ def sum_gradients(model: torch.nn.Module) -> None:
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not sharded:
         raise RunError(
-            f"expected a model that torch.distributed.fsdp.fully_shard was called on, got "
-            f"{type(model).__name__} without any FSDP module; call fully_shard first. Without FSDP: "
-            "add replicated gradients up with dist.all_reduce, or multiply the loss by the number "
-            "of ranks under DistributedDataParallel, which takes the mean"
+            "expected a model that torch.distributed.fsdp.fully_shard was called on, got "
+            f"{type(model).__name__} without any FSDP module; call fully_shard first. Without "
+            "FSDP: add replicated gradients up with dist.all_reduce, or multiply the loss by the "
+            "number of ranks under DistributedDataParallel, which takes the mean"
         )
     parameters = model.named_parameters()
     alone = [name for name, p in parameters if p.requires_grad and not isinstance(p, DTensor)]

@@ -20,7 +20,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "examples")]
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+sys.path.insert(0, str(Path(__file__).parent))
 from conftest import attend
 from gpt import GPT, GPTConfig
 from loader_options import make_loader
@@ -104,7 +105,7 @@ def loader_of(count, mesh):
 
 
 def gradients(way, step, mesh, executors):
-    """Take the backward passes of a step; give full gradients by name, and their norm if clipped."""
+    """Take the backward passes of a step; give full gradients by name, and their norm."""
     model, batches = make(way, mesh), batches_of(way, step)
     loader = loader_of(len(batches), mesh if has_replicas(way) else None)
     last = len(loader) - 1
@@ -160,7 +161,11 @@ def refusals():
     for block in half.blocks:
         sum_gradients(block)  # the rest is for whoever calls it so
     said = {}
-    for name, model in {"plain": plain, "half": half, "ddp": DistributedDataParallel(plain)}.items():
+    for name, model in {
+        "plain": plain,
+        "half": half,
+        "ddp": DistributedDataParallel(plain),
+    }.items():
         try:
             sum_gradients(model)
         except RunError as error:
