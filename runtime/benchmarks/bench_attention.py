@@ -236,7 +236,7 @@ def measure_prepare(name: str, call: str, tokens: int = 131_072) -> dict[str, ob
     """
     slabs = as_slabs(Spec.from_text("").mask(call).bind(Sample(length=tokens)))
     plan = plan_of(slabs, 8, ModelShape(32, 8, 128, 2), 2048)
-    note, times = note_of(("", digest(plan))), []
+    note, times = note_of("prepare", ("", digest(plan))), []
     for _ in range(5):
         for rank in range(8):
             world = LoopbackWorld(8)

@@ -31,6 +31,9 @@ class Topic:
     way_out: str
 
 
+_STEP = Topic("step", "all ranks prepare the same plans and run the same layers in the same order")
+
+
 def agree(
     transport: Transport, topics: Sequence[Topic], place: str, find: Callable[[], Sequence[str]]
 ) -> None:
@@ -51,7 +54,7 @@ def agree(
         find()
         return
     try:
-        note = note_of(find())
+        note = note_of(place, find())
     except RunError as error:
         transport.meet(f"{_ERROR}{error}", place)
         raise
@@ -60,13 +63,14 @@ def agree(
         if other.startswith(_ERROR):
             text = f"rank {rank} failed in {place}: {other.removeprefix(_ERROR)}"
             raise DisagreementError(text, rank=rank, division=0)
-    for number, topic in enumerate(topics):
+    # Ranks that stand at different steps have other topics: the first comparison ends there.
+    for number, topic in enumerate((_STEP, *topics)):
         _compare(topic, [other.split("\n")[number] for other in notes], place)
 
 
-def note_of(values: Sequence[str]) -> str:
+def note_of(place: str, values: Sequence[str]) -> str:
     """Give the note that carries a rank's values to the others."""
-    return "\n".join(values)
+    return "\n".join((place, *values))
 
 
 def _compare(topic: Topic, values: list[str], place: str) -> None:

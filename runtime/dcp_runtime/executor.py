@@ -77,7 +77,7 @@ class PreparedPlan:
         Raises:
             RunError: if the tensors do not fit the plan, or another rank fails.
         """
-        self.batch.has_run = True
+        self.batch.is_reached = True
         self._check_tensors(q, kv)
         heads = self.part.heads
         current = ForwardPass(self.part, heads.split_q(q), heads.split_kv(kv))

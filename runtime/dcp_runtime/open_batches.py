@@ -30,12 +30,12 @@ class PreparedBatch:
     Attributes:
         name: of the batch, for messages.
         num_plans: how many.
-        has_run: whether a layer ran one of them, or tried to.
+        is_reached: whether a layer ran one of them, or tried to.
     """
 
     def __init__(self, name: str, num_plans: int) -> None:
         self.name, self.num_plans = name, num_plans
-        self.has_run = False
+        self.is_reached = False
         self._calls: WeakSet[OpenCall] = WeakSet()
 
     def open_call(self) -> OpenCall:
@@ -47,11 +47,11 @@ class PreparedBatch:
     @property
     def is_finished(self) -> bool:
         """Whether layers ran and no call of theirs waits for its backward."""
-        return self.has_run and not self._calls
+        return self.is_reached and not self._calls
 
     def __str__(self) -> str:
         """Give the name and what the batch waits for."""
-        missing = "its backward" if self.has_run else "its first layer"
+        missing = "its backward" if self.is_reached else "its first layer"
         return f"{self.name} (waits for {missing})"
 
 
@@ -92,10 +92,10 @@ class OpenBatches:
         self._check_waiting(0)
 
     def _check_waiting(self, most: int) -> None:
-        waiting = [b for b in self._batches if not b.has_run]
+        waiting = [b for b in self._batches if not b.is_reached]
         if len(waiting) <= most:
             return
-        self._batches = [b for b in self._batches if b.has_run]
+        self._batches = [b for b in self._batches if b.is_reached]
         if sys.exception() is not None:  # an error is under way: it says why nothing ran
             return
         raise RunError(
