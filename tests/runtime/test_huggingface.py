@@ -163,6 +163,8 @@ def test_a_model_made_without_dcp_is_found_by_the_plan_that_nothing_ran(executor
         LayerPlans.prepare(executor, plan_of("shared", config))
 
 
+# The name that all versions know.
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_checkpointed_batches_keep_their_plans_while_others_are_open(executor, use_reentrant):
     config, masks = llama(), ("shared", "causal", "local")
@@ -177,7 +179,8 @@ def test_checkpointed_batches_keep_their_plans_while_others_are_open(executor, u
     for loss, mask in zip(losses, masks, strict=True):
         model.zero_grad()
         loss.backward()
-        dense = results(model_of(config, "eager"), attention_mask=dense_bias(mask))
+        # A config of its own: models that share one take the attention of the last that was made.
+        dense = results(model_of(llama(), "eager"), attention_mask=dense_bias(mask))
         assert_close([parameter.grad for parameter in model.parameters()], dense[1:])
 
 
