@@ -71,7 +71,7 @@ class _Attention(torch.autograd.Function):
             q, kv = (_cast(x, torch.get_autocast_dtype(device)) for x in (q, kv))
         with torch.autocast(device, enabled=False):
             out, lse = prepared.forward(q, kv)
-        ctx.prepared, ctx.call = prepared, prepared.open_call()
+        ctx.prepared, ctx.call = prepared, prepared.batch.open_call()
         ctx.save_for_backward(q, kv, out, lse)
         return out
 

@@ -20,7 +20,7 @@ from dcp_runtime.group import Group, process_group
 from dcp_runtime.interpreter import Interpreter
 from dcp_runtime.kernels.choice import choose_kernel, known_kernel, segment_rows
 from dcp_runtime.kernels.kernel import Kernel, QueryRows, TensorKind, accumulator_dtype
-from dcp_runtime.open_batches import OpenBatches, OpenCall, PreparedBatch
+from dcp_runtime.open_batches import OpenBatches, PreparedBatch
 from dcp_runtime.recorder import Recorder, make_trace
 from dcp_runtime.stacked_plans import StackedPlans, digest_of
 from dcp_runtime.tensor_checks import check_gradient, check_tensors
@@ -85,10 +85,6 @@ class PreparedPlan:
         out, lse = (heads.join_q(tensor) for tensor in current.result())
         self._check("forward", out=out)
         return out, lse
-
-    def open_call(self) -> OpenCall:
-        """Give what the graph of a forward call holds until its backward has come."""
-        return self.batch.open_call()
 
     def backward(
         self,
