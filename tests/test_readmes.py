@@ -20,10 +20,10 @@ dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 process_group = dist.group.WORLD
 spec = Spec.from_text('for "*" use causal')
 dataset = [{"tokens": list(range(n))} for n in (700, 900)]
-def model(local_data, executor):
+def model(local_data, prepared):
     q = torch.randn(len(local_data.tokens), 8, 128, requires_grad=True)
     kv = torch.randn(len(local_data.tokens), 2, 2, 128, requires_grad=True)
-    return DCPAttn.apply(executor, q, kv).square().mean()
+    return DCPAttn.apply(prepared, q, kv).square().mean()
 """
 ENDING = "dataloader.close(); executor.close(); dist.destroy_process_group()"
 
@@ -120,10 +120,13 @@ def test_code_of_the_training_page_runs(tmp_path: Path):
     (spec,) = [b for b in blocks("docs/training.md", "") if b.startswith("segment part")]
     assert check(spec) == ()
     (tmp_path / "train.dcpm").write_text(spec, encoding="utf-8")
-    training, choices, targets, *others = blocks("docs/training.md", "python")
-    layers, resuming, hugging_face = others
+    training, choices, targets, layers, again, resuming, hugging_face = blocks(
+        "docs/training.md", "python"
+    )
     checks = "assert loss.isfinite()\n"
-    same = "assert torch.equal(out, DCPAttn.apply(executor, q, kv))\n"
+    same = "assert torch.equal(out, DCPAttn.apply(layers.of(0), q, kv))\n"
+    grads = "first = torch.autograd.grad(out.sum(), q)\n"
+    same += f"{grads}{again}{grads.replace('first', 'second')}assert torch.equal(*first, *second)\n"
     rest = "assert [d.rows for d, _ in loader] == [(2, 3), (4,)]\n"
     logits = "assert logits.isfinite().all()\nexecutor.close()\ndist.destroy_process_group()\n"
     first = [TRAINING_PAGE, training, checks, choices, LAYER, layers, same]
@@ -138,7 +141,8 @@ REPLICAS = RANKS_OF_A_REPLICA = 1
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 from dcp_dsl import Spec
 spec = Spec.from_text('for "*" use causal')
-dataset = [{"tokens": list(range(n))} for n in (5000, 3000, 500)]
+from dcp_runtime import DCPAttn
+dataset = [{"tokens": list(range(1000))} for _ in range(9)]
 seen = []
 """
 
@@ -148,9 +152,10 @@ def test_code_for_several_nodes_runs(tmp_path: Path):
     joining = joining.replace("dist.init_process_group", "# ")  # the test has one process
     ending = """
     seen += local_data.rows
-    executor.prepare(plan)
+    q, kv = torch.ones(plan.num_tokens, 8, 128), torch.ones(plan.num_tokens, 2, 2, 128)
+    DCPAttn.apply(executor.prepare(plan), q, kv)
     assert targets == plan.num_tokens - len(local_data.rows)
-assert seen == [0, 1, 2]
+assert seen == list(range(9))
 executor.close()
 dist.destroy_process_group()
 """

@@ -5,8 +5,9 @@ from .data.look_ahead import PlanningMetrics
 from .data.screening import Screening
 from .dataloader import DCPDataloader
 from .errors import RunError
-from .executor import DCPExecutor
+from .executor import DCPExecutor, PreparedPlan
 from .flex_mask import flex_block_mask, flex_mask_mod
+from .gradients import sum_gradients
 from .huggingface import register_dcp
 from .kernels.choice import KernelChoice, choose_kernel
 from .launcher import RunConfig, RunResult, open_world, run_plan
@@ -28,6 +29,7 @@ __all__ = [
     "Packing",
     "Planning",
     "PlanningMetrics",
+    "PreparedPlan",
     "ProcessWorld",
     "RowRules",
     "RunConfig",
@@ -43,4 +45,5 @@ __all__ = [
     "open_world",
     "register_dcp",
     "run_plan",
+    "sum_gradients",
 ]

@@ -14,6 +14,7 @@ import numpy as np
 
 from dcp_dsl import Dataset
 from dcp_planner import Cluster
+from dcp_runtime.batch_names import name_batch
 from dcp_runtime.data.batches import PackedSequence, RowReader
 from dcp_runtime.data.choices import LookAhead, Packing, Planning, RowRules, check_kind
 from dcp_runtime.data.epochs import check_batches, pack_epoch
@@ -144,7 +145,8 @@ class DCPDataloader:
             kept = self._kept(batch.sequences, planned)
             self._position = batch.after
             if kept:  # all rows of a batch may have been left out
-                yield self._local(kept, planned), planned.plan
+                plan = name_batch(planned.plan, batch.after.epoch, batch.after.batch - 1)
+                yield self._local(kept, planned), plan
         self._position = _Position(epoch=self._position.epoch + 1)
 
     @property

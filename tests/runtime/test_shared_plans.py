@@ -97,6 +97,8 @@ def only_the_planner_compiles_masks(executor, processes):
     assert first.screening.examples == each.screening.examples
     layers = LayerPlans.prepare(executor, found[0][1])
     assert layers.of(4).prepared is layers.of(0).prepared is not layers.of(2).prepared
+    tokens = len(found[0][0].tokens)
+    DCPAttn.apply(layers.of(4), torch.ones(tokens, 2, 8), torch.ones(tokens, 2, 1, 8))
     strict = make_loader(PARTS, LAYERS, planner="first", processes=processes, **OPTIONS)
     try:
         list(strict)
