@@ -85,33 +85,67 @@ def attach(scope: Scope, dataset_path: str | Path, columns: Collection[str]) -> 
     Raises:
         DatasetError: if no statement matches, or the data set lacks a column the mask needs.
     """
-    return attach_files(scope, dataset_path, (dataset_path,), columns)
+    return attach_files(scope, [(str(dataset_path), columns)])[0]
 
 
 def attach_files(
-    scope: Scope,
-    dataset_path: str | Path,
-    files: Sequence[str | Path],
-    columns: Collection[str],
+    scope: Scope, files: Sequence[tuple[str, Collection[str]]]
+) -> tuple[Attachment, ...]:
+    """Give what is attached to each file of a data set: name and columns in, attachment out.
+
+    Raises:
+        DatasetError: if a file matches no statement or lacks a column the mask needs.
+    """
+    statements, found = _match(scope, files)
+    missed = [file for number, file in zip(found, files, strict=True) if number is None]
+    if missed:
+        raise DatasetError(_say_unmatched(scope, statements, missed))
+    chosen = [number for number in found if number is not None]
+    values = {number: _value(statements[number], scope) for number in set(chosen)}
+    return tuple(
+        _attach(statements[number], values[number], scope, Path(name).as_posix(), columns)
+        for number, (name, columns) in zip(chosen, files, strict=True)
+    )
+
+
+def attach_alike(
+    scope: Scope, dataset_path: str, files: Sequence[tuple[str, Collection[str]]]
 ) -> Attachment:
-    """Give what is attached to a data set of several files, each matched by its own path.
+    """Give what is attached to all files of a data set.
 
     Raises:
         DatasetError: if files match different statements or none, or lack a column the mask needs.
     """
-    found: dict[int | None, list[str]] = {}
+    statements, found = _match(scope, files)
+    by_statement: dict[int | None, list[str]] = {}
+    for number, (name, _) in zip(found, files, strict=True):
+        by_statement.setdefault(number, []).append(Path(name).as_posix())
+    if len(by_statement) > 1:
+        raise DatasetError(_say_different(scope, dataset_path, statements, by_statement))
+    return attach_files(scope, files)[0]
+
+
+def _match(
+    scope: Scope, files: Sequence[tuple[str, Collection[str]]]
+) -> tuple[list[ast.Attach], list[int | None]]:
+    """Give the statements, and for each file the number of the first that matches."""
     statements = [s for s in scope.program.statements if isinstance(s, ast.Attach)]
-    for path in (Path(file).as_posix() for file in files):
-        found.setdefault(_first_match(statements, path, columns), []).append(path)
-    if len(found) > 1:
-        raise DatasetError(_say_different(scope, str(dataset_path), statements, found))
-    ((number, paths),) = found.items()
-    if number is not None:
-        return _attach(statements[number], scope, paths[0], columns)
+    return statements, [
+        _first_match(statements, Path(name).as_posix(), columns) for name, columns in files
+    ]
+
+
+def _say_unmatched(
+    scope: Scope,
+    statements: Sequence[ast.Attach],
+    missed: Sequence[tuple[str, Collection[str]]],
+) -> str:
     tried = ", ".join(f'"{s.pattern.text}"' for s in statements) or "none at all"
-    more = f" (and {len(paths) - 1} more files)" if len(paths) > 1 else ""
-    raise DatasetError(
-        f"{scope.program.name}: no `for` statement matches the data set {paths[0]}{more} with the "
+    (name, columns), *others = missed
+    path = Path(name).as_posix()
+    more = f" (and {len(others)} more files)" if others else ""
+    return (
+        f"{scope.program.name}: no `for` statement matches the data set {path}{more} with the "
         f'columns {", ".join(sorted(columns))}; tried {tried}; add `for "*" use causal`'
     )
 
@@ -147,8 +181,8 @@ def _say_different(
         parts.append(f"{whose} matches {shown}{more}")
     return (
         f"{scope.program.name}: the files of {dataset_path} do not share one `for` statement: "
-        f"{'; '.join(parts)}; give those of one statement at a time, or choose one mask for all "
-        "(`--mask`, or `spec.mask(call)` in Python)"
+        f"{'; '.join(parts)}; a plan has one: give those of one statement at a time, or choose one "
+        "mask for all (`--mask`, or `spec.mask(call)` in Python); `DCPDataloader` mixes statements"
     )
 
 
@@ -156,8 +190,13 @@ def _line(statement: ast.Attach, scope: Scope) -> int:
     return scope.program.text.count("\n", 0, statement.span.start) + 1
 
 
-def _attach(statement: ast.Attach, scope: Scope, path: str, columns: Collection[str]) -> Attachment:
-    value = _value(statement, scope)
+def _attach(
+    statement: ast.Attach,
+    value: Mask | Stack,
+    scope: Scope,
+    path: str,
+    columns: Collection[str],
+) -> Attachment:
     renames = {r.new.text: r.column.text for r in statement.renames}
     for column in sorted(value.columns):
         source = renames.get(column, column)

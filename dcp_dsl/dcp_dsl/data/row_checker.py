@@ -18,10 +18,10 @@ from dcp_dsl.attachment import Attachment
 from dcp_dsl.columns import layout_columns, needed_segments
 from dcp_dsl.conversion import as_rows
 from dcp_dsl.data.batch_proof import BatchProver
+from dcp_dsl.data.data_file import LENGTH_COLUMNS, TOKEN_COLUMNS
 from dcp_dsl.data.layout_totals import LayoutTotals, column_depths, measure_layout
 from dcp_dsl.data.nesting import Ints, NestedColumn, column_depth, flatten_column
 from dcp_dsl.data.sources import Source, require_column
-from dcp_dsl.dataset import LENGTH_COLUMNS, TOKEN_COLUMNS
 from dcp_dsl.errors import DatasetError, SpecError
 from dcp_dsl.layout import natural_length
 from dcp_dsl.sample import Sample
