@@ -15,8 +15,9 @@ from dcp_runtime.data.layer_masks import LayerMasks
 from dcp_runtime.data.rows import Row, Tokens
 from dcp_runtime.data.screening import Screening
 
-Resolver: TypeAlias = Callable[[Row], tuple[Mask | Stack, Sample]]
-"""Finds the mask of a row, or the masks of its layers, and the columns they need."""
+Resolver: TypeAlias = Callable[[int, Row], tuple[Mask | Stack, Sample]]
+"""Takes the number and the columns of a row; gives its mask, or those of its layers, and what they
+need of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +78,7 @@ class RowReader:
         if not count:
             return None
         try:
-            found, sample = self.resolve(_with_length(row, len(tokens)))
+            found, sample = self.resolve(index, _with_length(row, len(tokens)))
             masks = LayerMasks.of(found)
             is_target = self._targets(row, len(tokens))
         except DatasetError as error:
