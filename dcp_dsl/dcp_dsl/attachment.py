@@ -6,13 +6,18 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dcp_dsl import ast
+from dcp_dsl.data.data_file import DataFile
+from dcp_dsl.data.row_lengths import file_lengths, layout_length, summed_layouts
 from dcp_dsl.diagnostics import did_you_mean
 from dcp_dsl.errors import DatasetError, DCPError
 from dcp_dsl.guard import Guard
 from dcp_dsl.mask import Mask
 from dcp_dsl.mask_building import build_mask, build_stack
-from dcp_dsl.sample import Sample
+from dcp_dsl.sample import Sample, stated_length
 from dcp_dsl.scope import Scope
 from dcp_dsl.stack import Stack
 
@@ -65,14 +70,35 @@ class Attachment:
     def sample(self, row: Mapping[str, Any]) -> Sample:  # Any: whatever the file format gives
         """Give the sample of a row: its length, and the columns the mask needs by its names.
 
+        Where no column states the length, the layouts of the mask add up to it.
+
         Raises:
-            DatasetError: if the row lacks one of them.
+            DatasetError: if the row lacks one of the columns, or nothing says its length.
+
+        >>> from dcp_dsl import Spec
+        >>> spec = Spec.from_text('segment doc = [lens]* mask m = same(doc) for "*" use m')
+        >>> spec.attachment("rows.jsonl", ["lens"]).sample({"lens": [3, 4]}).length
+        7
         """
         renamed = dict(row)
         for new, column in self.renames.items():
             if column in row:
                 renamed[new] = row[column]
+        if stated_length(renamed) is None:
+            columns = Sample.of_columns({**renamed, "len": 0}, self.columns, self.value.name)
+            length = layout_length(summed_layouts(self.masks), columns.columns)
+            renamed |= {} if length is None else {"len": length}
         return Sample.of_columns(renamed, self.columns, self.value.name)
+
+    def lengths(self, file: DataFile) -> NDArray[np.int64]:
+        """Give the tokens of each row of a file that this is attached to, int64 ``[rows]``.
+
+        What the file states counts; where it states nothing, the layouts of the mask add up to it.
+
+        Raises:
+            DatasetError: if nothing says how long a row is, or what is said makes no sense.
+        """
+        return file_lengths(file, summed_layouts(self.masks), self.renames)
 
     def guard(self) -> Guard:
         """Give what refuses samples that leak or have rows that see nothing."""

@@ -56,7 +56,7 @@ class Dataset:
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each row, int64 ``[N]``: column `len` or `length`, else the tokens.
 
-        `Attachment.lengths` also asks the layouts of a mask.
+        `Attachment.lengths` also asks the layouts of the mask.
 
         Raises:
             DatasetError: if there is none of them, or two of them disagree in a row.

@@ -290,3 +290,62 @@ def test_every_file_is_attached_by_its_own_path_and_columns(tmp_path):
         Spec.from_text(
             'for "rl/*" use causal for "*" use local mask local = q - k < row.reach and causal'
         ).attachments_of(dataset)
+
+
+@pytest.mark.parametrize(
+    ("layout", "rows", "lengths"),
+    [
+        ("doc[lens]*", [{"lens": [3, 4]}, {"lens": []}, {"lens": [5]}], [7, 0, 5]),
+        ("a[x] b[8]", [{"x": 3}, {"x": 0}], [11, 8]),
+        ("a[x + 2] b[x * 2]", [{"x": 3}, {"x": 1}], [11, 5]),
+        (
+            "turn(user[u] bot[b]*)*",
+            [{"u": [1, 2], "b": [[3], [4, 5]]}, {"u": [7], "b": [[1]]}],
+            [15, 8],
+        ),
+    ],
+)
+def test_a_layout_that_fixes_the_length_of_a_row_needs_no_other(tmp_path, layout, rows, lengths):
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    spec = Spec.from_text(f'segment p = {layout} mask m = causal and same(p) for "*" use m')
+    dataset = read_dataset(tmp_path / "a.parquet")
+    attached = spec.attachment_of(dataset)
+    assert attached.lengths(dataset.parts[0]).tolist() == lengths
+    samples = [attached.sample(dataset[row]) for row in range(len(dataset))]
+    assert [sample.length for sample in samples] == lengths
+    assert all(attached.mask.bind(sample).num_tokens == sample.length for sample in samples)
+    assert Sample.of({**dataset[0], "len": lengths[0]}, attached.mask) == samples[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"lens": [3, -1]}, r"a\.jsonl: row 1: segment `p`"),
+        ({"lens": None}, r"a\.jsonl: row 1 has no value in column `lens`"),
+    ],
+)
+def test_rows_whose_layout_has_no_sum_are_named(tmp_path, row, says):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"lens": [1]}) + "\n" + json.dumps(row))
+    spec = Spec.from_text('segment p = doc[lens]* mask m = same(p) for "*" use m')
+    dataset = read_dataset(tmp_path / "a.jsonl")
+    with pytest.raises(DatasetError, match=says):
+        spec.attachment_of(dataset).lengths(dataset.parts[0])
+
+
+def test_what_states_no_length_is_refused_with_a_way_out(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"lens": 4, "size": [1]}))
+    dataset = read_dataset(tmp_path / "a.jsonl")
+
+    def lengths(text):
+        return Spec.from_text(text).attachment_of(dataset).lengths(dataset.parts[0])
+
+    with pytest.raises(DatasetError, match=r"rows need their length: .* or a mask with a layout"):
+        lengths('for "*" use causal')
+    with pytest.raises(DatasetError, match=r"a mask with a layout that adds up to it"):
+        lengths('segment p = a[lens] tail[..] mask m = same(p) for "*" use m')
+    with pytest.raises(
+        DatasetError, match=r"column `lens` holds int64, but segment `p` reads a li"
+    ):
+        lengths('segment p = doc[lens]* mask m = same(p) for "*" use m')
+    with pytest.raises(DatasetError, match="needs its length"):
+        Spec.from_text('for "*" use causal').attachment("a", ["lens"]).sample({"lens": 4})

@@ -149,6 +149,17 @@ def test_a_row_that_does_not_fit_its_mask_is_named():
         next(iter(loader))
 
 
+def test_a_layout_and_tokens_that_disagree_are_refused_in_words():
+    spec = Spec.from_text('segment seq = doc[lens]* mask m = causal and same(seq) for "*" use m')
+    rows = [{"tokens": list(range(7)), "lens": [3, 4]}, {"tokens": list(range(8)), "lens": [3, 4]}]
+    ((data, _),) = make_loader(rows[:1], spec, rank=0, **{**OPTIONS, "cluster": Cluster(1, 1)})
+    assert data.tokens.tolist() == list(range(7))
+    with pytest.raises(
+        DatasetError, match=r"row 0: segment `seq`: the layout has 7 tokens, the sa"
+    ):
+        next(iter(make_loader(rows[1:], spec, rank=0, **OPTIONS)))
+
+
 def test_labels_do_not_cross_sequences():
     ((data, plan),) = make_loader(
         rows_of([3, 1, 2]), SPEC.mask("band"), rank=0, **{**OPTIONS, "cluster": Cluster(1, 1)}
