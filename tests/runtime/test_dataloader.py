@@ -290,6 +290,22 @@ def test_the_rows_of_an_iterator_are_read_once_and_never_missed_in_silence():
         list(loader)  # the rest of the epoch: rows that were read ahead are gone
 
 
+def test_a_data_loader_of_torch_gives_the_same_batches():
+    loader = make_loader(rows_of([30, 30, 20, 40]), SPEC.mask("band"), rank=0, **OPTIONS)
+    expected = [(data.tokens.tolist(), digest(plan)) for data, plan in loader]
+    wrapped = torch.utils.data.DataLoader(loader, batch_size=None)
+    assert len(wrapped) == len(expected) == 2
+    for _ in range(2):
+        assert [(data.tokens.tolist(), digest(plan)) for data, plan in wrapped] == expected
+
+
+def test_workers_of_torch_are_refused_in_words():
+    loader = make_loader(rows_of([30, 30]), SPEC.mask("band"), rank=0, **OPTIONS)
+    wrapped = torch.utils.data.DataLoader(loader, batch_size=None, num_workers=1)
+    with pytest.raises(RunError, match="give DataLoader num_workers=0, LookAhead"):
+        next(iter(wrapped))
+
+
 def test_the_data_set_is_asked_once_for_a_row_of_a_batch():
     class Counted(list):
         asked = 0

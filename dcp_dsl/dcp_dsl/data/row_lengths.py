@@ -85,9 +85,11 @@ def _sums(
     for row in np.flatnonzero(~totals.is_certain).tolist():
         values = {name: column.row_lists(row) for name, column in columns.items()}
         try:
-            lengths[row] = natural_length(segment, layout, values)
+            found = natural_length(segment, layout, values)
         except DatasetError as error:
             raise DatasetError(f"{file.where(row)}: {error}") from None
+        assert found is not None, "the layout does not read the length"
+        lengths[row] = found
     return lengths
 
 

@@ -3,7 +3,7 @@
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol, TypeAlias
@@ -53,6 +53,11 @@ class PendingPlan:
     future: "Future[tuple[PlannedBatch, float]] | Future[tuple[list[bytes], float]] | None"
     number: int = 0
 
+    def cancel(self) -> None:
+        """Give the plan up if nobody has begun with it."""
+        if self.future is not None:
+            self.future.cancel()
+
 
 class PlanSource(Protocol):
     """Makes plans: starts them early and hands them out when they are needed, in the same order."""
@@ -92,9 +97,10 @@ class OwnPlans:
         return PendingPlan(request, in_own_process, self.pool.submit(request))
 
     def close(self) -> None:
-        """End the planner processes."""
-        if self.pool is not None:
-            self.pool.close()
+        """End the planner processes; what is needed from now on is planned in this process."""
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            pool.close()
 
     def take(self, pending: PendingPlan, queued: int) -> PlannedBatch:
         """Wait for a plan, or make it.
@@ -125,9 +131,20 @@ class OwnPlans:
             return pending.in_own_process(), None
         try:
             plan, seconds = pending.future.result()
+        except CancelledError:  # with the processes that were closed
+            return pending.in_own_process(), None
         except PlannerLostError as error:
-            self.metrics.lost += 1
-            warnings.warn(f"{error}; the batch is planned again here", RuntimeWarning, stacklevel=4)
+            if self.pool is not None:  # else they were given up
+                self._lose(self.pool, error)
             return pending.in_own_process(), None
         assert isinstance(plan, PlannedBatch), "this pool was asked for whole plans"
         return plan, seconds
+
+    def _lose(self, pool: PlannerPool, error: PlannerLostError) -> None:
+        """Count a lost process and say what comes of it; give up processes that never start."""
+        self.metrics.lost += 1
+        what = "the batch is planned again here"
+        if pool.cannot_start:
+            self.close()
+            what = "from now on this process plans, when a batch is needed"
+        warnings.warn(f"{error}; {what}", RuntimeWarning, stacklevel=5)

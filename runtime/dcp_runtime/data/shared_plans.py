@@ -59,8 +59,7 @@ class SharedPlans:
         lost = self._lost.pop(pending.number, None)
         if lost is not None:
             self.metrics.lost += 1
-            message = f"{lost}; the batch is placed by {FALLBACK!r}"
-            warnings.warn(message, RuntimeWarning, stacklevel=3)
+            warnings.warn(lost, RuntimeWarning, stacklevel=3)
         self.metrics.plans += 1
         self.metrics.plan_s += self._seconds.pop(pending.number, waited)
         self.metrics.waited_s += waited
@@ -68,9 +67,10 @@ class SharedPlans:
         return batch
 
     def close(self) -> None:
-        """End the planner processes."""
-        if self._pool is not None:
-            self._pool.close()
+        """End the planner processes; from now on rank 0 plans when a plan is taken."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
 
     def _plan_here(self, pending: PendingPlan) -> None:
         try:
@@ -84,14 +84,19 @@ class SharedPlans:
         self, number: int, request: PlanRequest, done: "Future[tuple[list[bytes], float]]"
     ) -> None:
         """Publish what a planner process made, on the thread that waited for it."""
-        if done.cancelled():
+        pool = self._pool
+        if done.cancelled() or pool is None:  # closed: rank 0 plans it when it is taken
             return
         started = perf_counter()
         try:
             parts, self._seconds[number] = done.result()
         except PlannerLostError as error:
-            self._lost[number] = str(error)
-            self._publish_fallback(number, request)
+            if pool.cannot_start:  # the next ones will not be there either
+                self._lost[number] = f"{error}; rank 0 plans"
+            else:
+                self._lost[number] = f"{error}; the batch is placed by {FALLBACK!r}"
+                request = replace(request, config=replace(request.config, partitioner=FALLBACK))
+            self._publish_own(number, request)
             self._seconds[number] = perf_counter() - started
             return
         except DCPError as error:
@@ -99,10 +104,10 @@ class SharedPlans:
             return
         self._exchange.publish(number, parts)
 
-    def _publish_fallback(self, number: int, request: PlanRequest) -> None:
-        config = replace(request.config, partitioner=FALLBACK)
+    def _publish_own(self, number: int, request: PlanRequest) -> None:
+        """Plan a batch on this thread and publish it."""
         try:
-            batch = plan_request(replace(request, config=config))
+            batch = plan_request(request)
         except DCPError as error:
             self._exchange.fail(number, error)
         else:
