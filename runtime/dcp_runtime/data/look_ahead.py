@@ -5,9 +5,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Protocol, TypeAlias
 
+from dcp_planner import stopwatch
 from dcp_runtime.data.plan_request import PlanRequest
 from dcp_runtime.data.planned_batch import PlannedBatch
 from dcp_runtime.data.planner_pool import PlannerLostError, PlannerPool
@@ -28,6 +28,7 @@ class PlanningMetrics:
         waited_s: seconds that the training loop waited for them.
         cached: plans that had been made before.
         lost: planner processes that died or took too long; their batches were planned anew.
+        compile_s: seconds that this process compiled the planner, in none of the others.
         queued: batches under way when the latest plan was handed out.
     """
 
@@ -36,6 +37,7 @@ class PlanningMetrics:
     waited_s: float = 0.0
     cached: int = 0
     lost: int = 0
+    compile_s: float = 0.0
     queued: int = 0
 
     @property
@@ -108,12 +110,12 @@ class OwnPlans:
         Raises:
             DCPError: if the batch cannot be planned.
         """
-        started = perf_counter()
-        plan, seconds = self._result(pending)
-        waited = perf_counter() - started
+        with stopwatch() as watch:
+            plan, seconds = self._result(pending)
         self.metrics.plans += 1
-        self.metrics.plan_s += waited if seconds is None else seconds
-        self.metrics.waited_s += waited
+        self.metrics.plan_s += watch.seconds if seconds is None else seconds
+        self.metrics.waited_s += watch.seconds
+        self.metrics.compile_s += watch.compile_s
         self.metrics.queued = queued
         self._cache[pending.request.key] = plan
         self._cache.move_to_end(pending.request.key)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from time import perf_counter
 
 from dcp_dsl import DCPError
+from dcp_planner import stopwatch
 from dcp_runtime.data.look_ahead import OwnPlanner, PendingPlan, PlanningMetrics
 from dcp_runtime.data.plan_exchange import PlanExchange
 from dcp_runtime.data.plan_request import PlanRequest, plan_request
@@ -51,11 +52,11 @@ class SharedPlans:
         Raises:
             RunError: if rank 0 cannot plan the batch, or is gone.
         """
-        started = perf_counter()
-        if self._exchange.rank == 0 and self._pool is None:
-            self._plan_here(pending)
-        batch = self._exchange.take(pending.number)
-        waited = perf_counter() - started
+        with stopwatch() as watch:
+            if self._exchange.rank == 0 and self._pool is None:
+                self._plan_here(pending)
+            batch = self._exchange.take(pending.number)
+        waited = watch.seconds
         lost = self._lost.pop(pending.number, None)
         if lost is not None:
             self.metrics.lost += 1
@@ -63,6 +64,7 @@ class SharedPlans:
         self.metrics.plans += 1
         self.metrics.plan_s += self._seconds.pop(pending.number, waited)
         self.metrics.waited_s += waited
+        self.metrics.compile_s += watch.compile_s
         self.metrics.queued = queued
         return batch
 
