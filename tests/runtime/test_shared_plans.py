@@ -106,6 +106,22 @@ def only_the_planner_compiles_masks(executor, processes):
         raise AssertionError("row 1 does not fit its mask")
     strict.close()
 
+def nothing_starts(executor):
+    wanted = [digest(plan) for _, plan in make_loader(ROWS, MASK, **OPTIONS)]
+    loader = make_loader(ROWS, MASK, planner="first", processes=1, **OPTIONS)
+    program, sys.executable = sys.executable, "/bin/false"
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = [part.digest for _, part in loader]
+    finally:
+        sys.executable = program
+    assert found[1:] == wanted[1:]  # the first may be placed quickly, the others are planned
+    if rank == 0:
+        assert loader.metrics.lost == len(ROWS), loader.metrics
+        assert str(caught[-1].message).endswith("; rank 0 plans"), caught[-1].message
+    loader.close()
+
 def refused(executor, planners):
     loader = make_loader(ROWS, MASK, planner="first", processes=planners,
                            **{**OPTIONS, "config": PlanConfig("no such thing")})
@@ -118,7 +134,7 @@ def refused(executor, planners):
     loader.close()
 
 executor = DCPExecutor()
-for scenario in (lambda e: alike(e, 0), lambda e: alike(e, 1), killed,
+for scenario in (lambda e: alike(e, 0), lambda e: alike(e, 1), killed, nothing_starts,
                  lambda e: only_the_planner_compiles_masks(e, 0),
                  lambda e: only_the_planner_compiles_masks(e, 1),
                  lambda e: refused(e, 0), lambda e: refused(e, 1)):

@@ -74,6 +74,11 @@ class PlannerPool:
         self._end()
 
     @property
+    def is_closed(self) -> bool:
+        """Whether its processes have been ended."""
+        return self._crew.is_closed
+
+    @property
     def cannot_start(self) -> bool:
         """Whether processes end again and again before they have planned anything."""
         return self._crew.failed_starts >= MOST_FAILED_STARTS

@@ -87,8 +87,8 @@ class SharedPlans:
     ) -> None:
         """Publish what a planner process made, on the thread that waited for it."""
         pool = self._pool
-        if done.cancelled() or pool is None:  # closed: rank 0 plans it when it is taken
-            return
+        if done.cancelled() or pool is None or pool.is_closed:
+            return  # rank 0 plans it if it is taken all the same
         started = perf_counter()
         try:
             parts, self._seconds[number] = done.result()
