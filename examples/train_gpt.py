@@ -68,7 +68,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--planners", type=int, default=0, help="processes that plan ahead")
+    parser.add_argument("--planners", type=int, help="processes that plan ahead")
     parser.add_argument("--losses", type=Path, help="write the loss of every step as JSON")
     arguments = parser.parse_args()
     if arguments.attention != "dcp" and int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -41,6 +41,7 @@ def run(code: str, folder: Path) -> str:
         capture_output=True,
         text=True,
         input="\n",
+        env={**os.environ, "LOCAL_WORLD_SIZE": "64"},  # no core is left for planner processes
         timeout=120,
         check=False,
     )
@@ -133,6 +134,29 @@ def test_code_of_the_training_page_runs(tmp_path: Path):
     first += [TARGETS, targets, TARGETS_CHECK]
     parts = [RESUMING, resuming, rest, HUGGING_FACE, hugging_face, logits]
     run("\n".join(first + parts), tmp_path)
+
+
+MIXED_DATA = """
+import json, pathlib
+rows = {"rl/a": {"prompt_len": 3, "answer_lens": [2, 2]}, "sft/b": {"doc_lens": [4, 5]}}
+for name, row in rows.items():
+    path = pathlib.Path("data", f"{name}.jsonl")
+    path.parent.mkdir(parents=True)
+    size = sum(sum(value) if isinstance(value, list) else value for value in row.values())
+    path.write_text(json.dumps({**row, "tokens": [1] * size}))
+"""
+
+
+def test_code_of_the_data_set_page_runs(tmp_path: Path):
+    (spec,) = [b for b in blocks("docs/datasets.md", "") if b.startswith("segment part")]
+    assert check(spec) == ()
+    (tmp_path / "mix.dcpm").write_text(spec, encoding="utf-8")
+    (mixing,) = blocks("docs/datasets.md", "python")[:1]
+    ending = "((data, plan),) = loader\nprint(sorted(data.rows), int(plan.tiles.pairs.sum()))\n"
+    # Two answers of two tokens behind three, and documents of four and five.
+    assert (
+        run("\n".join([MIXED_DATA, mixing, ending]), tmp_path) == f"[0, 1] {6 + 2 * 9 + 10 + 15}\n"
+    )
 
 
 SEVERAL_NODES = """

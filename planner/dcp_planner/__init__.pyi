@@ -16,6 +16,7 @@ from .cluster_file import (
     write_cluster,
 )
 from .comparison import Difference, compare_figures
+from .compile_clock import compile_seconds, stopwatch
 from .config import PlanConfig
 from .cost_model import link_seconds, reduction_seconds, tile_seconds, workload_seconds
 from .cuts import choose_block_size, cut_blocks, cut_stack
@@ -117,6 +118,7 @@ __all__ = [
     "build_workload",
     "choose_block_size",
     "compare_figures",
+    "compile_seconds",
     "cut_blocks",
     "cut_stack",
     "decode_part",
@@ -147,6 +149,7 @@ __all__ = [
     "simulate",
     "split_time",
     "static_layouts",
+    "stopwatch",
     "tall",
     "tile_seconds",
     "to_perfetto",

@@ -14,6 +14,7 @@ from typing import Any
 from dcp_dsl import replacing
 from dcp_planner.batch import StackUse
 from dcp_planner.batch_report import BatchFigures, Spread, distribution_of, speedups_over, spread_of
+from dcp_planner.compile_clock import compile_seconds
 from dcp_planner.errors import PlanFileError
 from dcp_planner.json_text import json_text
 from dcp_planner.planning import BatchRow, Planning
@@ -69,6 +70,7 @@ class DatasetRun:
             "num_wanted": self.num_wanted,
             "num_available": rows[0].num_available if rows else None,
             "is_complete": is_complete,
+            "compile_s": compile_seconds(),
             "cluster": asdict(self.planning.cluster),
             "shape": asdict(self.planning.shape),
             "config": asdict(self.planning.config),

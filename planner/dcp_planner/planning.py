@@ -1,6 +1,5 @@
 """Batch in, plan, figures and file out: what `dcpm plan` does with each batch."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from dcp_planner.batch import Batch, BlockSize, StackUse
 from dcp_planner.batch_report import BatchFigures, Spread, figures_of, spread_of
 from dcp_planner.build import build_plan
 from dcp_planner.cluster import Cluster, ModelShape
+from dcp_planner.compile_clock import stopwatch
 from dcp_planner.config import PlanConfig
 from dcp_planner.cuts import choose_block_size, cut_stack
 from dcp_planner.fingerprint import digest
@@ -236,17 +236,16 @@ def _planned(
     masks: Sequence[Batch], planning: Planning, config: PlanConfig
 ) -> list[tuple[Plan, BatchFigures]]:
     shape, cluster = planning.shape, planning.cluster
-    start = time.perf_counter()
     layers = [(batch.sparsity, batch.use.layers) for batch in masks if batch.use is not None]
-    if layers:
-        plans = build_stack(layers, shape, cluster, config).plans
-    else:
-        plans = (build_plan(masks[0].sparsity, shape, cluster, config),)
-    plan_s = time.perf_counter() - start
+    with stopwatch() as watch:
+        if layers:
+            plans = build_stack(layers, shape, cluster, config).plans
+        else:
+            plans = (build_plan(masks[0].sparsity, shape, cluster, config),)
     named = [
         replace(plan, provenance=batch.provenance) for plan, batch in zip(plans, masks, strict=True)
     ]
-    return [(plan, figures_of(plan, plan_s)) for plan in named]
+    return [(plan, figures_of(plan, watch.seconds)) for plan in named]
 
 
 def _length_counts(lengths: Sequence[int]) -> tuple[int, ...]:

@@ -622,6 +622,19 @@ def test_files_of_a_folder_are_planned_at_any_depth_with_the_mask_of_their_paths
     assert len(read_plan(out).plan.cu_seqlens) == 6
 
 
+def test_rows_whose_layout_says_their_length_need_no_other_column(tmp_path):
+    spec, rows, out = (tmp_path / name for name in ("a.dcpm", "rows.jsonl", "x.dcpplan"))
+    spec.write_text('segment seq = doc[lens]*\nmask m = causal and same(seq)\nfor "*" use m\n')
+    rows.write_text("".join(json.dumps({"lens": lens}) + "\n" for lens in ([5, 4], [7], [3, 3])))
+    result = run(plan_command, spec, *SMALL, "--dataset", rows, "--tokens", 16, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert read_plan(out).plan.cu_seqlens.tolist() == [0, 9, 16]
+    rows.write_text(json.dumps({"lens": [5, 4], "len": 8}))
+    refused = run(plan_command, spec, *SMALL, "--dataset", rows)
+    assert isinstance(refused.exception, DatasetError)
+    assert "row 0: segment `seq`: the layout has 9 tokens, the sample 8" in str(refused.exception)
+
+
 def test_files_that_match_different_statements_are_refused_by_name(nested):
     result = plan_of(nested, "data")
     assert isinstance(result.exception, DatasetError)

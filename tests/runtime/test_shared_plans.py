@@ -124,6 +124,21 @@ def targets_and_columns_are_alike(executor, processes):
         assert torch.equal(one.target_extra["x"], other.target_extra["x"])
     first.close()
     assert each.screening.hidden_targets == first.screening.hidden_targets == 3 + 1 + 2
+def nothing_starts(executor):
+    wanted = [digest(plan) for _, plan in make_loader(ROWS, MASK, **OPTIONS)]
+    loader = make_loader(ROWS, MASK, planner="first", processes=1, **OPTIONS)
+    program, sys.executable = sys.executable, "/bin/false"
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = [part.digest for _, part in loader]
+    finally:
+        sys.executable = program
+    assert found[1:] == wanted[1:]  # the first may be placed quickly, the others are planned
+    if rank == 0:
+        assert loader.metrics.lost == len(ROWS), loader.metrics
+        assert str(caught[-1].message).endswith("; rank 0 plans"), caught[-1].message
+    loader.close()
 
 def refused(executor, planners):
     loader = make_loader(ROWS, MASK, planner="first", processes=planners,
@@ -137,7 +152,7 @@ def refused(executor, planners):
     loader.close()
 
 executor = DCPExecutor()
-for scenario in (lambda e: alike(e, 0), lambda e: alike(e, 1), killed,
+for scenario in (lambda e: alike(e, 0), lambda e: alike(e, 1), killed, nothing_starts,
                  lambda e: only_the_planner_compiles_masks(e, 0),
                  lambda e: only_the_planner_compiles_masks(e, 1),
                  lambda e: targets_and_columns_are_alike(e, 0),

@@ -1,6 +1,5 @@
 """The whole way once: documents, masks, block sparsity, placement, plan, run, verification."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +37,14 @@ from dcp_planner import (
     best_static,
     build_plan,
     choose_block_size,
+    compile_seconds,
     cut_blocks,
     measure,
     over_caps,
     preset,
     simulate,
     static_layouts,
+    stopwatch,
     write_plan,
 )
 from dcp_runtime import ProcessWorld, RunConfig, open_world, run_plan
@@ -131,7 +132,20 @@ def run_demo(config: DemoConfig, progress: Progress) -> DemoReport:
     Raises:
         DCPError: if a stage fails; the message says what to do.
     """
-    start_s = time.perf_counter()
+    with stopwatch() as watch:
+        documents, masks = _walk(config, progress)
+    return DemoReport(
+        folder=str(config.out / "plans"),
+        ranks=config.ranks,
+        documents=documents,
+        seconds=watch.seconds,
+        masks=masks,
+        compile_s=compile_seconds(),
+    )
+
+
+def _walk(config: DemoConfig, progress: Progress) -> tuple[int, tuple[MaskReport, ...]]:
+    """Give how many documents there are and what was found of each mask."""
     for folder in (config.out, config.out / "data", config.out / "plans"):
         make_folder(folder, DashboardError)
     progress("reading the source files of the standard library")
@@ -141,13 +155,7 @@ def run_demo(config: DemoConfig, progress: Progress) -> DemoReport:
     spec = load(demo_spec())
     with open_world(config.ranks) as world:
         masks = tuple(_run_mask(spec, path, config, world, progress) for path in paths)
-    return DemoReport(
-        folder=str(config.out / "plans"),
-        ranks=config.ranks,
-        documents=len(documents),
-        seconds=time.perf_counter() - start_s,
-        masks=masks,
-    )
+    return len(documents), masks
 
 
 def _run_mask(
@@ -211,17 +219,16 @@ def compile_batch(spec: Spec, dataset: Dataset, attachment: Attachment, setting:
             f"{dataset.lengths.min()}; ask for more with --tokens"
         )
     samples = [attachment.sample(dataset[i]) for i in chosen]
-    start_s = time.perf_counter()
-    forms = [attachment.mask.compile(sample) for sample in samples]
-    sparsity = cut_blocks(forms, choose_block_size(forms, setting.cluster))
-    compile_s = time.perf_counter() - start_s
+    with stopwatch() as watch:
+        forms = [attachment.mask.compile(sample) for sample in samples]
+        sparsity = cut_blocks(forms, choose_block_size(forms, setting.cluster))
     provenance = Provenance(
         spec=spec.source,
         mask=attachment.mask.call,
         samples=tuple(sample.to_json() for sample in samples),
         origin=f"{Path(dataset.path).name}, rows {', '.join(map(str, chosen))}",
     )
-    return Batch(sparsity, provenance, compile_s)
+    return Batch(sparsity, provenance, watch.seconds)
 
 
 def _batch_report(placed: Placed) -> BatchReport:

@@ -111,8 +111,9 @@ class DemoReport:
         folder: where plans and data lie.
         ranks: real processes.
         documents: files of the standard library that became the data set.
-        seconds: of the whole demonstration.
+        seconds: of the whole demonstration, without compiling the planner.
         masks: in the order of the spec.
+        compile_s: seconds of compiling the planner, once per installation.
     """
 
     folder: str
@@ -120,6 +121,7 @@ class DemoReport:
     documents: int
     seconds: float
     masks: tuple[MaskReport, ...]
+    compile_s: float = 0.0
 
     @property
     def verified(self) -> bool:

@@ -14,8 +14,9 @@ from dcp_runtime.data.rows import Row, Tokens
 from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.token_columns import TokenColumns, read_columns
 
-Resolver: TypeAlias = Callable[[Row], tuple[Mask | Stack, Sample]]
-"""Finds the mask of a row, or the masks of its layers, and the columns they need."""
+Resolver: TypeAlias = Callable[[int, Row], tuple[Mask | Stack, Sample]]
+"""Takes the number and the columns of a row; gives its mask, or those of its layers, and what they
+need of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +77,7 @@ class RowReader:
         if not count:
             return None
         try:
-            found, sample = self.resolve(_with_length(row, len(tokens)))
+            found, sample = self.resolve(index, _with_length(row, len(tokens)))
             masks = LayerMasks.of(found)
             columns = read_columns(self.rules, row, tokens)
         except DatasetError as error:
