@@ -152,7 +152,12 @@ def test_a_row_that_does_not_fit_its_mask_is_named():
 def test_a_layout_and_tokens_that_disagree_are_refused_in_words():
     spec = Spec.from_text('segment seq = doc[lens]* mask m = causal and same(seq) for "*" use m')
     rows = [{"tokens": list(range(7)), "lens": [3, 4]}, {"tokens": list(range(8)), "lens": [3, 4]}]
-    ((data, _),) = make_loader(rows[:1], spec, rank=0, **{**OPTIONS, "cluster": Cluster(1, 1)})
+    ((data, _),) = make_loader(
+        rows[:1],
+        spec,
+        rank=0,
+        **{**OPTIONS, "cluster": Cluster(1, 1), "hidden_targets": "leave_out"},
+    )
     assert data.tokens.tolist() == list(range(7))
     with pytest.raises(
         DatasetError, match=r"row 0: segment `seq`: the layout has 7 tokens, the sa"
@@ -239,7 +244,7 @@ def test_files_with_masks_of_their_own_share_batches_and_run_exactly(mixed, lab)
         packed_by_hand([17], 6),
     ]
     dataset = read_dataset(mixed)
-    options = {**OPTIONS, "shuffle": True, "seed": 3}
+    options = {**OPTIONS, "shuffle": True, "seed": 3, "hidden_targets": "leave_out"}
     batches = list(make_loader(dataset, MIXED, rank=0, **options))
     seen = [data.rows for data, _ in batches]
     assert sorted(row for rows in seen for row in rows) == [0, 1, 2, 3]
@@ -266,7 +271,7 @@ def test_rows_in_memory_find_their_mask_by_their_columns():
     ]
     spec = Spec.from_text('for "*" having doc_lens use document for "*" use causal')
     for dataset in (rows, (row for row in rows)):
-        ((_, plan),) = make_loader(dataset, spec, rank=0, **OPTIONS)
+        ((_, plan),) = make_loader(dataset, spec, rank=0, hidden_targets="leave_out", **OPTIONS)
         assert int(plan.tiles.pairs.sum()) == 2 * 3 + 15
 
 
