@@ -1,10 +1,7 @@
-from .assembly import assemble
-from .batch_report import BatchFigures, figures_of
-from .batches_file import read_batches
-from .buffers import accumulator_bytes, receive_buffer_bytes, receive_rows
-from .build import build_plan
-from .cluster import BACKWARD_FLOPS_RATIO, Cluster, Link, ModelShape
-from .cluster_file import (
+from .batches.report_file import read_batches
+from .errors import BufferLimitError, ClusterError, PlanError, PlanFileError
+from .model.cluster import BACKWARD_FLOPS_RATIO, Cluster, Link, ModelShape
+from .model.cluster_file import (
     PRESETS,
     ClusterFile,
     find_cluster,
@@ -14,20 +11,33 @@ from .cluster_file import (
     read_cluster,
     write_cluster,
 )
-from .comparison import Difference, compare_figures
-from .config import PlanConfig
-from .cost_model import link_seconds, reduction_seconds, tile_seconds, workload_seconds
-from .cuts import choose_block_size, cut_blocks, cut_stack
-from .divisions import make_schedule, predict_placement
-from .errors import BufferLimitError, ClusterError, PlanError, PlanFileError
-from .fingerprint import digest
-from .head_groups import message_names, possible_groups, tall
-from .hypergraph import Hypergraph, build_hypergraph
-from .lower_bounds import Bounds, DirectionBounds, bound_ratios, bounds
-from .partitioning import PARTITIONERS, place, static_layouts
-from .perfetto import to_perfetto
-from .placement import Partitioner, Placement
-from .plan import (
+from .model.config import PlanConfig
+from .model.cost_model import link_seconds, reduction_seconds, tile_seconds, workload_seconds
+from .model.cuts import choose_block_size, cut_blocks, cut_stack
+from .model.hypergraph import Hypergraph, build_hypergraph
+from .model.placement import Partitioner, Placement
+from .model.workload import Workload, build_workload
+from .plan.build import build_plan
+from .plan.file import PlanFile, read_plan, write_plan
+from .plan.part import PlanPart, decode_part, encode_parts
+from .plan.stack import PlanStack, build_stack
+from .plan.validation import validate
+from .report.bounds import Bounds, DirectionBounds, bound_ratios, bounds
+from .report.comparison import Difference, compare_figures
+from .report.figures import BatchFigures, figures_of
+from .schedule.assembly import assemble
+from .schedule.divisions import Division, Schedule
+from .search.partitioners import PARTITIONERS, place, static_layouts
+from .simulation.perfetto import to_perfetto
+from .simulation.schedules import make_schedule, predict_placement
+from .simulation.simulator import Prediction, predict, simulate
+from .simulation.timing import Timings, measure_trace
+from .simulation.trace import LANES, Lane, Source, Trace
+from .tables.buffers import accumulator_bytes, receive_buffer_bytes, receive_rows
+from .tables.digest import digest
+from .tables.head_groups import message_names, possible_groups, tall
+from .tables.metrics import PlanMetrics, measure
+from .tables.plan import (
     Attention,
     Blocks,
     CommLaunch,
@@ -43,16 +53,6 @@ from .plan import (
     TransferKind,
     Transfers,
 )
-from .plan_file import PlanFile, read_plan, write_plan
-from .plan_part import PlanPart, decode_part, encode_parts
-from .plan_stack import PlanStack, build_stack
-from .report import PlanMetrics, measure
-from .schedule import Division, Schedule
-from .simulator import Prediction, predict, simulate
-from .timing import Timings, measure_trace
-from .trace import LANES, Lane, Source, Trace
-from .validation import validate
-from .workload import Workload, build_workload
 
 __all__ = [
     "BACKWARD_FLOPS_RATIO",

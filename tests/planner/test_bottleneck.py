@@ -6,13 +6,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_workload, place, predict_placement
-from dcp_planner.bottleneck import field_of, relieve_split
-from dcp_planner.bottleneck_field import LOADS
-from dcp_planner.bottleneck_kernel import relieve
-from dcp_planner.native_effort import EFFORTS
-from dcp_planner.native_partitioner import relieved
-from dcp_planner.native_problem import Split
-from dcp_planner.packing import Caps, loads_of
+from dcp_planner.model.packing import Caps, loads_of
+from dcp_planner.search.bottleneck import field_of, relieve_split
+from dcp_planner.search.bottleneck_kernel import relieve
+from dcp_planner.search.effort import EFFORTS
+from dcp_planner.search.load_state import LOADS
+from dcp_planner.search.native import relieved
+from dcp_planner.search.problem import Split
 
 COMPUTE, INPUTS_IN, INPUTS_OUT, RESULTS_IN, RESULTS_OUT, NEAR_IN, NEAR_OUT = range(LOADS)
 
@@ -109,7 +109,7 @@ def test_uneven_tokens_are_levelled_and_time_is_saved(masks):
 def test_boards_too_wide_for_memory_are_left_alone(masks, monkeypatch):
     workload = build_workload(masks.pack([masks.causal(16)], 4), ModelShape())
     split = Split(np.zeros(workload.num_tiles, np.int32), np.zeros(4, np.int32))
-    monkeypatch.setattr("dcp_planner.bottleneck._MOST_CELLS", 1)
+    monkeypatch.setattr("dcp_planner.search.bottleneck._MOST_CELLS", 1)
     assert relieve_split(split, workload, Cluster(1, 2), Caps(1, 1), 100) is split
 
 

@@ -25,7 +25,7 @@ for lengths in ([4000, 100], [90]):
     plan = build_plan(cut_blocks(forms, choose_block_size(forms, cluster)), ModelShape(), cluster)
     validate(plan)
 found = {}
-for module in pkgutil.iter_modules(dcp_planner.__path__, "dcp_planner."):
+for module in pkgutil.walk_packages(dcp_planner.__path__, "dcp_planner."):
     if "worker" not in module.name:
         for name, value in vars(importlib.import_module(module.name)).items():
             if isinstance(value, CPUDispatcher):
@@ -59,7 +59,7 @@ def test_compiling_is_told_once():
 
 
 def test_plan_says_that_the_planner_is_compiled(tmp_path, monkeypatch):
-    from dcp_planner import planning
+    from dcp_planner.batches import planning
 
     plan_batch = planning.plan_batch
 

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_workload, place
-from dcp_planner.native import Ground, level_sizes, prices_of, search
-from dcp_planner.native_board import bytes_of, fill
-from dcp_planner.native_effort import EFFORTS
-from dcp_planner.native_kernel import descend
-from dcp_planner.native_problem import Split, coarsen, make_board, problem_of, restrict
-from dcp_planner.packing import Caps
+from dcp_planner.model.packing import Caps
+from dcp_planner.search.effort import EFFORTS
+from dcp_planner.search.multilevel import Ground, level_sizes, prices_of, search
+from dcp_planner.search.partition_state import bytes_of, fill
+from dcp_planner.search.problem import Split, coarsen, make_board, problem_of, restrict
+from dcp_planner.search.refinement import descend
 
 
 def config(**choices):
@@ -214,10 +214,10 @@ def test_another_process_finds_the_same(packed):
     code = (
         "import hashlib, numpy as np, sys\n"
         "from dcp_dsl import BatchShape\n"
-        "from dcp_planner.native import Ground, search\n"
-        "from dcp_planner.native_effort import EFFORTS\n"
-        "from dcp_planner.native_problem import Problem\n"
-        "from dcp_planner.packing import Caps\n"
+        "from dcp_planner.search.multilevel import Ground, search\n"
+        "from dcp_planner.search.effort import EFFORTS\n"
+        "from dcp_planner.search.problem import Problem\n"
+        "from dcp_planner.model.packing import Caps\n"
         "from dcp_planner import Cluster\n"
         "n = 30\n"
         "q, k = (a.astype(np.int32) for a in np.nonzero(np.tri(n)))\n"

@@ -26,9 +26,9 @@ from dcp_planner import (
     simulate,
     write_plan,
 )
-from dcp_planner.arrow_tables import TABLES, encode_table
-from dcp_planner.cluster import Cluster
-from dcp_planner.plan_columns import columns_of_plan
+from dcp_planner.model.cluster import Cluster
+from dcp_planner.plan.arrow_tables import TABLES, encode_table
+from dcp_planner.plan.columns import columns_of_plan
 
 PROVENANCE = Provenance("mask m { allow true }\n", "m", ('{"len": 3}',), "a file, batch 0")
 

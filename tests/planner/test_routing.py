@@ -3,7 +3,7 @@
 import numpy as np
 
 from dcp_planner import Cluster, ModelShape, Placement, build_workload
-from dcp_planner.routing import find_needs
+from dcp_planner.schedule.routing import find_needs
 
 
 def test_gateways_share_the_bytes_of_queries_and_keys(masks):

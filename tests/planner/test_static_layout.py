@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_workload, place
-from dcp_planner.static_layout import chunk_of_blocks
+from dcp_planner.baselines.layouts import chunk_of_blocks
 
 
 def owners(sparsity, devices, partitioner):

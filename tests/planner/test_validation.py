@@ -26,7 +26,7 @@ from dcp_planner import (
     simulate,
     validate,
 )
-from dcp_planner.plan import columns_of
+from dcp_planner.tables.plan import columns_of
 
 
 def with_cell(plan: Plan, table: str, column: str, row: int, value: int) -> Plan:

@@ -8,7 +8,7 @@ import click
 from dcp_planner.commands.output import print_json, say
 
 if TYPE_CHECKING:
-    from dcp_planner.plan import Plan
+    from dcp_planner.tables.plan import Plan
 
 
 @click.command()
@@ -27,10 +27,10 @@ def compare(first: str, second: str, conditions: tuple[str, ...], as_json: bool)
 
     Exit status: 0, 1 if a condition of --fail-if holds, 2 if a file cannot be read.
     """
-    from dcp_planner.batch_report import figures_of
-    from dcp_planner.comparison import compare_figures, parse_threshold, to_json
-    from dcp_planner.plan_file import read_plan
-    from dcp_planner.tables import show_comparison
+    from dcp_planner.commands.tables import show_comparison
+    from dcp_planner.plan.file import read_plan
+    from dcp_planner.report.comparison import compare_figures, parse_threshold, to_json
+    from dcp_planner.report.figures import figures_of
 
     thresholds = [parse_threshold(text) for text in conditions]
     plans = [read_plan(path).plan for path in (first, second)]
@@ -61,7 +61,7 @@ def compare(first: str, second: str, conditions: tuple[str, ...], as_json: bool)
 
 def _notes(first: "Plan", second: "Plan") -> list[str]:
     """Say what makes two plans unlike, so that their figures tell little."""
-    from dcp_planner.report import measure
+    from dcp_planner.tables.metrics import measure
 
     is_same_batch = first.cu_seqlens.tolist() == second.cu_seqlens.tolist()
     unlike = {

@@ -1,0 +1,57 @@
+"""Which device owns each token block and computes each tile, and what any partitioner offers."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl import readonly
+from dcp_planner.model.cluster import Cluster
+from dcp_planner.model.config import PlanConfig
+from dcp_planner.model.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """Owner of every token block and device of every tile.
+
+    Attributes:
+        device_of_data: int32 ``[D]``, owner of each token block.
+        device_of_compute: int32 ``[G W]``, device of each tile: of all tiles in head group 0, then
+            of all in group 1, ...
+        warnings: what could not be met, as sentences for people; empty if everything was.
+        head_groups: groups of heads G.
+    """
+
+    device_of_data: NDArray[np.int32]
+    device_of_compute: NDArray[np.int32]
+    warnings: tuple[str, ...] = ()
+    head_groups: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("device_of_data", "device_of_compute"):
+            value = readonly(f"Placement.{name}", getattr(self, name), np.int32, (None,))
+            object.__setattr__(self, name, value)
+
+
+class Partitioner(Protocol):
+    """An adapter that places a workload.
+
+    Attributes:
+        name: its key in the registry.
+        is_fixed: whether it is a layout taken as it is (a baseline); others are repaired to the
+        caps.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def is_fixed(self) -> bool: ...  # noqa: D102
+
+    def unavailable(self) -> str | None:
+        """Give the reason why it cannot run here, with the way out, or ``None``."""
+
+    def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
+        """Place every token block and tile; need not meet the caps unless `is_fixed`."""

@@ -1,0 +1,279 @@
+"""A plan and its traces in one file: a stored zip of ``meta.json`` and Arrow tables.
+
+The layout is written down in ``docs/dcpplan.md``. Reading trusts nothing: sizes are bounded before
+anything is unpacked, every table has to have its columns, the plan is validated and its digest
+computed anew.
+"""
+
+import json
+import stat
+import struct
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dcp_dsl import DatasetError, check_writable, replacing
+from dcp_planner.errors import PlanError, PlanFileError
+from dcp_planner.model.cluster import Cluster, ModelShape
+from dcp_planner.model.config import MOST_HEAD_GROUPS
+from dcp_planner.plan.arrow_tables import TABLES, Columns, decode_table, encode_table
+from dcp_planner.plan.columns import (
+    columns_of_plan,
+    columns_of_traces,
+    plan_of_columns,
+    traces_of_columns,
+)
+from dcp_planner.plan.validation import validate
+from dcp_planner.simulation.trace import Trace
+from dcp_planner.tables.digest import digest
+from dcp_planner.tables.metrics import measure
+from dcp_planner.tables.plan import FORMS_SCHEMA, GROUPED_SCHEMA, SCHEMA, Plan, Provenance
+
+LIMIT_BYTES = 1 << 30
+"""Most bytes a plan file, or any one of its tables unpacked, may have."""
+
+_META = "meta.json"
+_AGAIN = "write it again with `dcpm plan ... --out FILE.dcpplan`"
+_Record = TypeVar("_Record", Cluster, ModelShape)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFile:
+    """What a plan file holds.
+
+    Attributes:
+        plan: validated.
+        traces: in the order they were written, at most one per source.
+        meta: ``meta.json`` as it is; `Any`: a JSON object.
+        verified: whether the measured run was compared with dense attention and exact, ``None`` if
+            it was not compared.
+    """
+
+    plan: Plan
+    traces: tuple[Trace, ...]
+    meta: Mapping[str, Any]
+    verified: bool | None = None
+
+
+def write_plan(
+    path: str | Path, plan: Plan, traces: Sequence[Trace] = (), *, verified: bool | None = None
+) -> None:
+    """Write a plan and its traces; the same arguments give the same bytes.
+
+    The file appears under its name only when it is whole; a failure leaves nothing behind and an
+    older file as it was. `verified` is the verdict on the measured run among the traces.
+
+    Raises:
+        PlanFileError: if it cannot be written.
+    """
+    check_writable(path, PlanFileError)  # before the work
+    tables = {**columns_of_plan(plan), "events": columns_of_traces(tuple(traces))}
+    # Any: what JSON holds
+    meta: dict[str, Any] = {
+        "schema": plan.schema,
+        "digest": digest(plan),
+        "partitioner": plan.partitioner,
+        "warnings": list(plan.warnings),
+        "cluster": asdict(plan.cluster),
+        "shape": asdict(plan.shape),
+        "provenance": asdict(plan.provenance) if plan.provenance else None,
+        "metrics": measure(plan).to_json(),
+        "tables": {name: _num_rows(name, tables[name]) for name in _tables_of(plan.schema)},
+        "traces": [{"source": t.source, "events": len(t)} for t in traces],
+        "verified": verified,
+    }
+    if plan.head_groups > 1:
+        meta["head_groups"] = plan.head_groups
+    members = {_META: json.dumps(meta, indent=1).encode()}
+    members |= {
+        f"{name}.arrow": encode_table(name, tables[name]) for name in _tables_of(plan.schema)
+    }
+    with replacing(path, PlanFileError) as draft:
+        _write_members(draft, members)
+
+
+def read_plan(path: str | Path, *, limit_bytes: int = LIMIT_BYTES) -> PlanFile:
+    """Read and validate a plan file.
+
+    Args:
+        path: a file that `write_plan` wrote.
+        limit_bytes: most bytes of the file, and of what each table unpacks to.
+
+    Raises:
+        PlanFileError: if it is missing, damaged, of another schema, too large, or breaks an
+        invariant.
+    """
+    path = Path(path)
+    try:
+        members = _read_members(path, limit_bytes)
+        return _read_parts(members, limit_bytes)
+    except PlanFileError as error:
+        raise PlanFileError(f"plan file {path}: {error}") from error
+
+
+def _tables_of(schema: str) -> list[str]:
+    """Give the tables that a plan file of a schema has."""
+    return [name for name in TABLES if name != "forms" or schema == FORMS_SCHEMA]
+
+
+def _num_rows(name: str, columns: Columns) -> int:
+    return len(columns[next(iter(TABLES[name]))])
+
+
+def _write_members(path: Path, members: Mapping[str, bytes]) -> None:
+    with path.open("xb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in members.items():
+            archive.writestr(zipfile.ZipInfo(name), data)  # a fixed date: equal plans, equal bytes
+
+
+def _read_members(path: Path, limit_bytes: int) -> dict[str, bytes]:
+    expected = [_META, *(f"{name}.arrow" for name in _tables_of(SCHEMA))]
+    try:
+        if path.is_dir():
+            raise PlanFileError(
+                f"expected a regular file, got a folder; name one in it: {path}/NAME.dcpplan"
+            )
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would never end
+            raise PlanFileError(f"expected a regular file, got something else; {_AGAIN}")
+        size = path.stat().st_size
+        if size > limit_bytes:
+            raise PlanFileError(f"expected at most {limit_bytes} bytes, got {size}")
+        with zipfile.ZipFile(path) as archive:
+            infos = archive.infolist()
+            _check_members(infos, expected, size)
+            known = {*expected, *(f"{name}.arrow" for name in TABLES)}
+            return {info.filename: archive.read(info) for info in infos if info.filename in known}
+    except FileNotFoundError:
+        raise PlanFileError(f"there is no such file; {_AGAIN}") from None
+    except zipfile.BadZipFile as error:
+        found = _describe(path, error)
+        raise PlanFileError(f"expected a whole zip archive, got: {found}; {_AGAIN}") from error
+    except OSError as error:
+        raise PlanFileError(f"cannot be read: {error.strerror or error}") from error
+    except (NotImplementedError, RuntimeError, EOFError, ValueError, OverflowError) as error:
+        # What zipfile raises for encrypted, foreign or damaged headers.
+        raise PlanFileError(f"damaged zip archive: {error}; {_AGAIN}") from error
+    except struct.error as error:
+        raise PlanFileError(f"damaged zip archive: {error}; {_AGAIN}") from error
+
+
+def _describe(path: Path, error: zipfile.BadZipFile) -> str:
+    """Say what stands in the place of an archive."""
+    if path.stat().st_size == 0:
+        return "an empty file"
+    with path.open("rb") as file:
+        is_archive = file.read(4) == b"PK\x03\x04"
+    if is_archive:
+        return f"one that is cut short or damaged ({error})"
+    return "another kind of file" + (f", {path.suffix}" if path.suffix != ".dcpplan" else "")
+
+
+def _check_members(infos: list[zipfile.ZipInfo], expected: list[str], size: int) -> None:
+    names = [info.filename for info in infos]
+    missing = [name for name in expected if name not in names]
+    if missing:
+        raise PlanFileError(
+            f"expected {', '.join(expected)} inside, {missing[0]} is missing; {_AGAIN}"
+        )
+    if len(set(names)) != len(names):
+        raise PlanFileError(f"a name appears twice inside; {_AGAIN}")
+    for info in infos:
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+            raise PlanFileError(f"{info.filename}: expected a stored member, got a compressed one")
+    # Stored members lie side by side, so together they cannot be larger than the file.
+    total = sum(info.file_size for info in infos)
+    if total > size:
+        raise PlanFileError(f"its members declare {total} bytes, the file has {size}")
+
+
+def _read_parts(members: dict[str, bytes], limit_bytes: int) -> PlanFile:
+    meta = _read_meta(members[_META])
+    schema = meta.get("schema")
+    if schema not in (SCHEMA, GROUPED_SCHEMA, FORMS_SCHEMA):
+        raise PlanFileError(
+            f"expected schema {SCHEMA!r}, {GROUPED_SCHEMA!r} or {FORMS_SCHEMA!r}, got {schema!r}; "
+            f"{_AGAIN}"
+        )
+    is_grouped = schema == GROUPED_SCHEMA or (schema == FORMS_SCHEMA and "head_groups" in meta)
+    groups = _member(meta, "head_groups", int) if is_grouped else 1
+    if is_grouped and not 1 < groups <= MOST_HEAD_GROUPS:
+        raise PlanFileError(
+            f"{_META}: expected 2 to {MOST_HEAD_GROUPS} head groups in a {schema!r} plan, got "
+            f"{groups}"
+        )
+    rows = _member(meta, "tables", dict)
+    tables = {}
+    for name in _tables_of(schema):
+        if f"{name}.arrow" not in members:
+            raise PlanFileError(f"expected {name}.arrow inside, it is missing; {_AGAIN}")
+        count = _member(rows, name, int)
+        tables[name] = decode_table(
+            name, members[f"{name}.arrow"], count, limit_bytes, is_grouped=is_grouped
+        )
+    try:
+        plan = plan_of_columns(
+            tables,
+            cluster=_record(Cluster, _member(meta, "cluster", dict)),
+            shape=_record(ModelShape, _member(meta, "shape", dict)),
+            partitioner=_member(meta, "partitioner", str),
+            provenance=_read_provenance(meta.get("provenance")),
+            warnings=tuple(str(text) for text in _member(meta, "warnings", list)),
+            head_groups=groups,
+        )
+        kept = _member(meta, "traces", list)
+        sizes = [_member(trace, "events", int) for trace in kept]
+        sources = [_member(trace, "source", str) for trace in kept]
+        traces = traces_of_columns(tables["events"], sources, sizes)
+        validate(plan)
+    except (ValueError, PlanError, DatasetError) as error:
+        raise PlanFileError(f"holds no valid plan: {error}; {_AGAIN}") from error
+    found, expected = digest(plan), _member(meta, "digest", str)
+    if found != expected:
+        raise PlanFileError(f"expected the digest {expected}, its content has {found}; {_AGAIN}")
+    verified = None if meta.get("verified") is None else _member(meta, "verified", bool)
+    return PlanFile(plan, traces, meta, verified)
+
+
+def _read_meta(data: bytes) -> dict[str, Any]:
+    try:
+        meta = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise PlanFileError(f"{_META}: expected JSON, got: {error}; {_AGAIN}") from error
+    if not isinstance(meta, dict):
+        raise PlanFileError(f"{_META}: expected a JSON object, got {type(meta).__name__}")
+    return meta
+
+
+def _member(values: object, key: str, kind: type) -> Any:  # Any: checked to be a `kind`
+    value = values.get(key) if isinstance(values, dict) else None
+    is_wrong_number = (
+        isinstance(value, int) and kind is int and (isinstance(value, bool) or value < 0)
+    )
+    if not isinstance(value, kind) or is_wrong_number:
+        raise PlanFileError(f"{_META}: expected {key!r} as {kind.__name__}, got {value!r:.60}")
+    return value
+
+
+def _record(cls: type[_Record], values: dict[str, Any]) -> _Record:
+    """Build a cluster or a shape from its JSON object; every field, each of its type."""
+    kinds: dict[object, type] = {int: int, float: float, str: str, float | None: float}
+    given: dict[str, Any] = {}
+    for field in fields(cls):
+        kind, value = kinds[field.type], values.get(field.name)
+        if value is None and field.default is None:
+            given[field.name] = None
+            continue
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        given[field.name] = _member({field.name: value}, field.name, kind)
+    return cls(**given)
+
+
+def _read_provenance(values: object) -> Provenance | None:
+    if values is None:
+        return None
+    samples = _member(values, "samples", list)
+    texts = {key: _member(values, key, str) for key in ("spec", "mask", "origin")}
+    return Provenance(samples=tuple(str(sample) for sample in samples), **texts)

@@ -1,0 +1,81 @@
+"""What a plan makes every device hold beside its own tokens, in bytes."""
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_planner.model.cluster import ModelShape
+from dcp_planner.schedule.emission import bytes_per_token
+from dcp_planner.tables.head_groups import group_shape, tall
+from dcp_planner.tables.plan import DIRECTIONS, Direction, Plan, TransferKind, Transfers
+
+Rows: TypeAlias = NDArray[np.int64]
+
+SUM_BYTES = 4
+"""Bytes of an element of a partial sum: float32."""
+
+
+def receive_rows(plan: Plan, direction: Direction) -> Rows:
+    """Give the token rows of every receive buffer, int64 ``[R, 5]``, one column per `TransferKind`.
+
+    A device allocates exactly these rows: its transfers lie at their `slot` within them. In a plan
+    of several head groups a row is a token with the heads of one group.
+    """
+    # A row of a head group holds the heads of the group.
+    plan = tall(plan)
+    chosen = plan.transfers.is_backward == (direction == "backward")
+    return _rows(plan.transfers, chosen, plan.blocks.num_tokens, plan.num_devices)
+
+
+def receive_buffer_bytes(plan: Plan) -> Rows:
+    """Give the bytes of every device's receive buffers, int64 ``[2, R]``: forward, backward."""
+    shape = group_shape(plan.shape, plan.head_groups)
+    return np.stack([_input_bytes(receive_rows(plan, d), shape, d) for d in DIRECTIONS])
+
+
+def accumulator_bytes(plan: Plan) -> Rows:
+    """Give the bytes of the partial sums of remote blocks, int64 ``[2, R]``: forward, backward.
+
+    They lie at the rows of the blocks' inputs: out and lse, or dq, at those of Q; dkv at those of
+    KV.
+    """
+    shape = group_shape(plan.shape, plan.head_groups)
+    return np.stack([_sum_bytes(receive_rows(plan, d), shape, d) for d in DIRECTIONS])
+
+
+def buffer_bytes(
+    transfers: Transfers,
+    block_tokens: Rows,
+    shape: ModelShape,
+    direction: Direction,
+    num_devices: int,
+) -> Rows:
+    """Give the bytes of receive buffers and partial sums in one direction, int64 ``[R]``.
+
+    `transfers` are those of the direction.
+    """
+    rows = _rows(transfers, np.ones(len(transfers), np.bool_), block_tokens, num_devices)
+    return _input_bytes(rows, shape, direction) + _sum_bytes(rows, shape, direction)
+
+
+def _rows(
+    table: Transfers, chosen: NDArray[np.bool_], block_tokens: Rows, num_devices: int
+) -> Rows:
+    rows = np.zeros((num_devices, len(TransferKind)), np.int64)
+    ends = table.slot[chosen] + block_tokens[table.block[chosen]]
+    np.maximum.at(rows, (table.target[chosen], table.kind[chosen]), ends)
+    return rows
+
+
+def _input_bytes(rows: Rows, shape: ModelShape, direction: Direction) -> Rows:
+    is_backward = direction == "backward"
+    sizes = [bytes_per_token(shape, k, is_backward=is_backward) for k in TransferKind]
+    return np.asarray(rows @ np.array(sizes))
+
+
+def _sum_bytes(rows: Rows, shape: ModelShape, direction: Direction) -> Rows:
+    row, keys = shape.q_heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
+    q, kv = rows[:, TransferKind.Q], rows[:, TransferKind.KV]
+    elements = q * (row + shape.q_heads) if direction == "forward" else q * row + kv * keys
+    return np.asarray(SUM_BYTES * elements)
