@@ -14,27 +14,23 @@ from .model.cluster_file import (
 from .model.config import PlanConfig
 from .model.cost_model import link_seconds, reduction_seconds, tile_seconds, workload_seconds
 from .model.cuts import choose_block_size, cut_blocks, cut_stack
-from .model.hypergraph import Hypergraph, build_hypergraph
 from .model.placement import Partitioner, Placement
-from .model.workload import Workload, build_workload
-from .plan.build import build_plan
+from .model.workload import Direction, Hypergraph, Workload, build_hypergraph, build_workload
+from .plan.build import PlanStack, build_plan, build_stack
 from .plan.file import PlanFile, read_plan, write_plan
 from .plan.part import PlanPart, decode_part, encode_parts
-from .plan.stack import PlanStack, build_stack
 from .plan.validation import validate
 from .report.bounds import Bounds, DirectionBounds, bound_ratios, bounds
 from .report.comparison import Difference, compare_figures
 from .report.figures import BatchFigures, figures_of
-from .schedule.assembly import assemble
 from .schedule.divisions import Division, Schedule
+from .schedule.emission import assemble
 from .search.partitioners import PARTITIONERS, place, static_layouts
 from .simulation.perfetto import to_perfetto
 from .simulation.schedules import make_schedule, predict_placement
 from .simulation.simulator import Prediction, predict, simulate
-from .simulation.timing import Timings, measure_trace
-from .simulation.trace import LANES, Lane, Source, Trace
+from .simulation.trace import LANES, Lane, Source, Timings, Trace, measure_trace
 from .tables.buffers import accumulator_bytes, receive_buffer_bytes, receive_rows
-from .tables.digest import digest
 from .tables.head_groups import message_names, possible_groups, tall
 from .tables.metrics import PlanMetrics, measure
 from .tables.plan import (
@@ -44,7 +40,6 @@ from .tables.plan import (
     CommWait,
     Copy,
     DeviceProgram,
-    Direction,
     Instruction,
     Plan,
     Provenance,
@@ -53,6 +48,7 @@ from .tables.plan import (
     TransferKind,
     Transfers,
 )
+from .tables.programs import digest
 
 __all__ = [
     "BACKWARD_FLOPS_RATIO",

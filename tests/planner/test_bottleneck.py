@@ -7,11 +7,9 @@ from hypothesis import strategies as st
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_workload, place, predict_placement
 from dcp_planner.model.packing import Caps, loads_of
-from dcp_planner.search.bottleneck import field_of, relieve_split
-from dcp_planner.search.bottleneck_kernel import relieve
-from dcp_planner.search.effort import EFFORTS
+from dcp_planner.search.bottleneck import field_of, relieve, relieve_split
 from dcp_planner.search.load_state import LOADS
-from dcp_planner.search.native import relieved
+from dcp_planner.search.native import EFFORTS, relieved
 from dcp_planner.search.problem import Split
 
 COMPUTE, INPUTS_IN, INPUTS_OUT, RESULTS_IN, RESULTS_OUT, NEAR_IN, NEAR_OUT = range(LOADS)

@@ -18,8 +18,8 @@ from dcp_planner import (
     cut_blocks,
     validate,
 )
+from dcp_planner.model.cuts import count_pairs
 from dcp_planner.model.packing import loads_of, pack_largest_first
-from dcp_planner.model.pair_count import count_pairs
 
 
 def dense_of(slabs):

@@ -38,7 +38,7 @@ from dcp_planner import (
     write_plan,
 )
 from dcp_planner.commands.plan import plan as plan_command
-from dcp_planner.search.repair import caps_of
+from dcp_planner.model.placement import caps_of
 
 SHAPES = {"mha": ModelShape(8, 8, 4, 2), "gqa": ModelShape(8, 2, 4, 2), "mqa": ModelShape(8, 1, 4)}
 FAST = PlanConfig(budget="fast")

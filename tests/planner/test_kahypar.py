@@ -27,8 +27,9 @@ from dcp_planner import (
     validate,
 )
 from dcp_planner.model.packing import cap_of
+from dcp_planner.model.placement import caps_of
 from dcp_planner.search.kahypar import _both_directions, _encode
-from dcp_planner.search.repair import Board, caps_of
+from dcp_planner.search.repair import Board
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("kahypar") is None, reason="kahypar is not installed"
@@ -189,7 +190,7 @@ def test_a_process_does_not_outlive_the_planner(tmp_path):
     code = (
         "import time, numpy as np\n"
         "from dcp_planner import Hypergraph, PlanConfig\n"
-        "from dcp_planner.search.kahypar_process import Problem, solve_problems\n"
+        "from dcp_planner.search.kahypar import Problem, solve_problems\n"
         "graph = Hypergraph(np.ones((2, 2)), np.array([0, 2]), np.array([0, 1]), np.array([1]))\n"
         "problem = Problem(graph, np.array([1, 1]), np.array([1, 1]))\n"
         "solve_problems([problem], PlanConfig(), time.monotonic() + 60)\n"

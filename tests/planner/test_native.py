@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_workload, place
 from dcp_planner.model.packing import Caps
-from dcp_planner.search.effort import EFFORTS
 from dcp_planner.search.multilevel import Ground, level_sizes, prices_of, search
+from dcp_planner.search.native import EFFORTS
 from dcp_planner.search.partition_state import bytes_of, fill
 from dcp_planner.search.problem import Split, coarsen, make_board, problem_of, restrict
 from dcp_planner.search.refinement import descend
@@ -215,7 +215,7 @@ def test_another_process_finds_the_same(packed):
         "import hashlib, numpy as np, sys\n"
         "from dcp_dsl import BatchShape\n"
         "from dcp_planner.search.multilevel import Ground, search\n"
-        "from dcp_planner.search.effort import EFFORTS\n"
+        "from dcp_planner.search.native import EFFORTS\n"
         "from dcp_planner.search.problem import Problem\n"
         "from dcp_planner.model.packing import Caps\n"
         "from dcp_planner import Cluster\n"

@@ -19,7 +19,7 @@ from dcp_planner import (
 )
 from dcp_planner.baselines.layouts import STATIC_KINDS
 from dcp_planner.model.packing import loads_of
-from dcp_planner.search.repair import caps_of
+from dcp_planner.model.placement import caps_of
 
 WHOLE = [f"static:{kind}" for kind in STATIC_KINDS]  # layouts that do not split heads
 

@@ -6,8 +6,13 @@ from hypothesis import strategies as st
 
 from dcp_planner import Cluster, ModelShape, Placement, PlanConfig, build_hypergraph, build_workload
 from dcp_planner.model.packing import cap_of, pack_largest_first
-from dcp_planner.search.ownership import choose_owners
-from dcp_planner.search.repair import Board, find_shortfalls, price_between_nodes, repair
+from dcp_planner.search.repair import (
+    Board,
+    choose_owners,
+    find_shortfalls,
+    price_between_nodes,
+    repair,
+)
 
 
 def loads(part, sizes, parts):

@@ -13,16 +13,15 @@ from dcp_planner.batches.batch import Batch, BlockSize, StackUse
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.cuts import choose_block_size, cut_stack
-from dcp_planner.plan.build import build_plan
+from dcp_planner.plan.build import build_plan, build_stack
 from dcp_planner.plan.file import write_plan
-from dcp_planner.plan.stack import build_stack
 from dcp_planner.report.figures import BatchFigures, Spread, figures_of, spread_of
 from dcp_planner.search.partitioners import check_installed, find_partitioner, static_layouts
 from dcp_planner.simulation.simulator import simulate
 from dcp_planner.simulation.trace import Trace
-from dcp_planner.tables.digest import digest
 from dcp_planner.tables.metrics import measure
 from dcp_planner.tables.plan import Plan
+from dcp_planner.tables.programs import digest
 
 STATIC = "static"
 """Stands for every static layout in `Planning.against`."""

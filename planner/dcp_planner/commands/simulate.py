@@ -26,9 +26,9 @@ def simulate(plan: str, cluster: str | None, as_json: bool) -> None:
     from dcp_planner.model.cluster_file import find_cluster
     from dcp_planner.plan.file import read_plan
     from dcp_planner.simulation.simulator import simulate as run_simulation
-    from dcp_planner.simulation.timing import measure_trace
-    from dcp_planner.tables.digest import digest
+    from dcp_planner.simulation.trace import measure_trace
     from dcp_planner.tables.metrics import measure
+    from dcp_planner.tables.programs import digest
 
     made = read_plan(plan).plan
     if cluster is not None:

@@ -11,8 +11,7 @@ from dcp_planner.batches.planning import BatchRow
 from dcp_planner.batches.report_file import stack_speedups, stack_totals
 from dcp_planner.report.comparison import Difference
 from dcp_planner.report.figures import distribution_of, speedups_over
-from dcp_planner.simulation.timing import Timings, measure_trace
-from dcp_planner.simulation.trace import Trace
+from dcp_planner.simulation.trace import Timings, Trace, measure_trace
 from dcp_planner.tables.metrics import PlanMetrics, measure
 from dcp_planner.tables.plan import Plan
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from dcp_dsl import readonly
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
+from dcp_planner.model.packing import Caps, cap_of
 from dcp_planner.model.workload import Workload
 
 
@@ -55,3 +56,11 @@ class Partitioner(Protocol):
 
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
         """Place every token block and tile; need not meet the caps unless `is_fixed`."""
+
+
+def caps_of(workload: Workload, parts: int, config: PlanConfig) -> Caps:
+    """Give the caps of a configuration, widened to what whole tiles and blocks allow."""
+    return Caps(
+        pairs=cap_of(workload.compute_pairs, parts, config.compute_tolerance),
+        tokens=cap_of(workload.block_tokens, parts, config.token_tolerance),
+    )

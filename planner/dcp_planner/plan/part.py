@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from dcp_dsl import BlockKind, PlacedForm, Slabs, form_of, items_of
 from dcp_planner.errors import PlanFileError
 from dcp_planner.model.cluster import Cluster, ModelShape
-from dcp_planner.tables.digest import digest
 from dcp_planner.tables.plan import (
     FORMS_SCHEMA,
     GROUPED_SCHEMA,
@@ -27,7 +26,7 @@ from dcp_planner.tables.plan import (
     Transfers,
     columns_of,
 )
-from dcp_planner.tables.programs import ProgramTable, restore_programs, tabulate_programs
+from dcp_planner.tables.programs import ProgramTable, digest, restore_programs, tabulate_programs
 
 _META = "meta"
 _BLANK = {"kind": BlockKind.FULL, "device": -1, "source": -1, "target": -1}

@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_planner.errors import PlanError
+from dcp_planner.model.workload import DIRECTIONS, Direction
 from dcp_planner.schedule.slots import find_shared_rows
 from dcp_planner.simulation.event_loop import Messages, Steps, run_events
 from dcp_planner.simulation.simulator import find_feeders, launches_of_waits
-from dcp_planner.tables.plan import DIRECTIONS, Direction, Plan, TransferKind
+from dcp_planner.tables.plan import Plan, TransferKind
 from dcp_planner.tables.programs import (
     ATTENTION,
     COPY,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dcp_dsl import BlockKind, Columns, PlacedForm, Slabs, Strided
 from dcp_planner.errors import PlanError
 from dcp_planner.model.config import MOST_HEAD_GROUPS
-from dcp_planner.model.pair_count import count_pairs, find_overlap
+from dcp_planner.model.cuts import count_pairs, find_overlap
 from dcp_planner.plan.program_validation import check_programs
 from dcp_planner.tables.head_groups import tall
 from dcp_planner.tables.plan import Plan, TransferKind, Transfers, schema_of

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from dcp_planner.model.cluster import BACKWARD_FLOPS_RATIO, Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.packing import Caps
-from dcp_planner.model.workload import Workload
-from dcp_planner.search.repair import caps_of
+from dcp_planner.model.placement import caps_of
+from dcp_planner.model.workload import Direction, Workload
 from dcp_planner.tables.head_groups import tall
 from dcp_planner.tables.metrics import DirectionMetrics, measure
-from dcp_planner.tables.plan import Direction, Plan
+from dcp_planner.tables.plan import Plan
 
 Floats = NDArray[np.float64]
 _GRID = 64  # points of c and of r at which the bound is evaluated

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from dcp_dsl import readonly
 from dcp_planner.model.config import Routing
 from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import Workload
-from dcp_planner.tables.plan import Direction
+from dcp_planner.model.workload import Direction, Workload
 
 
 @dataclass(frozen=True, slots=True, eq=False)

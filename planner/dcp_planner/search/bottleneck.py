@@ -3,15 +3,233 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_planner.jit import FLOATS, INT, INTS, NOTHING, compiled, inner
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.cost_model import link_seconds, workload_seconds
 from dcp_planner.model.packing import Caps
 from dcp_planner.model.workload import Workload
-from dcp_planner.search.bottleneck_kernel import relieve
-from dcp_planner.search.load_state import LOADS, Field
+from dcp_planner.search.load_state import (
+    FIELD,
+    LOADS,
+    Field,
+    forget,
+    gather,
+    keep,
+    move_owner,
+    move_set,
+    move_tile,
+    objective,
+    root,
+    value_all,
+)
 from dcp_planner.search.problem import Split
 
+Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+_LEAST_GAIN = 1e-6
+_RAISES = 12  # times that what is above a cap weighs twice as much
+
+
+@inner(NOTHING(FIELD, INT, INT, INT))
+def _aim(field: Field, net: int, device: int, count: int) -> None:
+    """Mark the targets of a set: the own node, users and owner of the net, owners of the others."""
+    blocks, devices = len(field.owner), len(field.node)
+    is_over = field.held[0, device] > field.limits[0, device]
+    for other in range(devices):
+        is_near = is_over or field.node[other] == field.node[device]
+        field.mark[1, other] = 1 if is_near or field.users[net, other] > 0 else 0
+    field.mark[1, field.owner[net % blocks]] = 1
+    for i in range(count):
+        tile = field.tiles[i]
+        other = field.tile_kv[tile] if net < blocks else field.tile_q[tile]
+        field.mark[1, field.owner[other]] = 1
+    field.mark[1, device] = 0
+
+
+@inner(INT(FIELD, INT, INT, FLOATS, INTS))
+def _try_sets(field: Field, device: int, net: int, least: Floats, best: Ints) -> int:
+    """Value all moves of the tiles of one net off a device; gives how many tiles were looked at."""
+    blocks, count, seen = len(field.owner), gather(field, net, device), 0
+    if count == 0:
+        return 0
+    work = 0.0
+    for i in range(count):
+        work += field.work[0, field.tiles[i]]
+    _aim(field, net, device, count)
+    is_owner = field.owner[net % blocks] == device and field.fixed[0] == 0
+    owned = net % blocks if is_owner else -1
+    for target in range(len(field.node)):
+        if field.mark[1, target] == 0 or field.held[0, target] + work > field.limits[0, target]:
+            continue
+        for turn in range(2 if owned >= 0 else 1):
+            block = owned if turn else -1
+            if turn and field.held[1, target] + field.work[1, block] > field.limits[1, target]:
+                continue
+            move_set(field, count, block, target)
+            value = objective(field)
+            move_set(field, count, block, device)
+            forget(field)
+            seen += count + 1
+            if value < least[0]:
+                least[0] = value
+                best[0], best[1], best[2], best[3] = 0, net, target, block
+    return seen
+
+
+@inner(INT(FIELD, INT, INT, FLOATS, INTS))
+def _try_tiles(field: Field, device: int, net: int, least: Floats, best: Ints) -> int:
+    """Value moves of single tiles of a row to devices that have its keys, or own a side."""
+    blocks, seen = len(field.owner), 0
+    is_over = field.held[0, device] > field.limits[0, device]
+    for x in range(field.pointer[0, net], field.pointer[0, net + 1]):
+        tile = field.members[0, x]
+        if field.part[tile] != device:
+            continue
+        column = blocks + field.tile_kv[tile]
+        for target in range(len(field.node)):
+            has_row = field.users[net, target] > 0 or field.owner[net] == target
+            has_column = field.users[column, target] > 0 or field.owner[column - blocks] == target
+            if target == device or not (has_row or has_column):
+                continue
+            is_near = is_over or field.node[target] == field.node[device]
+            if not is_near and not (has_row and has_column):
+                continue
+            if field.held[0, target] + field.work[0, tile] > field.limits[0, target]:
+                continue
+            move_tile(field, tile, target)
+            value = objective(field)
+            move_tile(field, tile, device)
+            forget(field)
+            seen += 2
+            if value < least[0]:
+                least[0] = value
+                best[0], best[1], best[2], best[3] = 1, tile, target, -1
+    return seen
+
+
+@inner(INT(FIELD, INT, INT, FLOATS, INTS))
+def _try_owners(field: Field, device: int, block: int, least: Floats, best: Ints) -> int:
+    """Value all moves of an owner, and swaps with others' blocks where it does not fit."""
+    seen, blocks = 0, len(field.owner)
+    size = field.work[1, block]
+    is_over = field.held[1, device] > field.limits[1, device]
+    for target in range(len(field.node)):
+        is_near = is_over or field.node[target] == field.node[device]
+        is_user = field.users[block, target] > 0 or field.users[blocks + block, target] > 0
+        if target == device or not (is_near or is_user):
+            continue
+        if field.held[1, target] + size <= field.limits[1, target]:
+            move_owner(field, block, target)
+            value = objective(field)
+            move_owner(field, block, device)
+            forget(field)
+            seen += 4
+            if value < least[0]:
+                least[0] = value
+                best[0], best[1], best[2], best[3] = 2, block, target, -1
+    for other in range(blocks):
+        target = int(field.owner[other])
+        more = size - field.work[1, other]
+        if target == device or not (is_over or field.node[target] == field.node[device]):
+            continue
+        if (
+            field.held[1, target] + more > field.limits[1, target]
+            or field.held[1, device] - more > field.limits[1, device]
+        ):
+            continue
+        move_owner(field, block, target)
+        move_owner(field, other, device)
+        value = objective(field)
+        move_owner(field, other, target)
+        move_owner(field, block, device)
+        forget(field)
+        seen += 8
+        if value < least[0]:
+            least[0] = value
+            best[0], best[1], best[2], best[3] = 2, block, target, other
+    return seen
+
+
+@inner(INT(FIELD))
+def _busiest(field: Field) -> int:
+    """Give the device that costs most and is not at rest, or -1."""
+    total = field.total
+    first = root(total[0]) / total[0] if total[0] > 0.0 else 0.0
+    second = root(total[1]) / total[1] if total[1] > 0.0 else 0.0
+    found, most = -1, 0.0
+    for device in range(len(field.node)):
+        now = first * field.term[0, device] + second * field.term[1, device]
+        if field.mark[2, device] == 0 and now > most:
+            found, most = device, now
+    return found
+
+
+@inner(INT(FIELD))
+def _is_any_over(field: Field) -> int:
+    for kind in range(2):
+        for device in range(len(field.node)):
+            if field.held[kind, device] > field.limits[kind, device]:
+                return 1
+    return 0
+
+
+@inner(INT(FIELD, INT, FLOATS, INTS))
+def _find_best(field: Field, device: int, least: Floats, best: Ints) -> int:
+    """Find the best move that relieves a device; gives how much was looked at."""
+    blocks, seen = len(field.owner), 0
+    least[0], best[0] = objective(field) * (1.0 - _LEAST_GAIN), -1
+    for net in range(2 * blocks):
+        if field.users[net, device] > 0:
+            seen += _try_sets(field, device, net, least, best)
+            if net < blocks:
+                seen += _try_tiles(field, device, net, least, best)
+        if net < blocks and field.owner[net] == device and field.fixed[0] == 0:
+            seen += _try_owners(field, device, net, least, best)
+    return seen
+
+
+@compiled
+def relieve(field: Field, least: Floats, best: Ints, budget: int) -> int:
+    """Relieve the busiest device by its best move until no device has one; gives what was done.
+
+    Args:
+        field: filled, but for the terms.
+        least: float64 ``[1]``, scratch.
+        best: int64 ``[4]``, scratch.
+        budget: most moved tiles and owners that are valued, but for the last device.
+    """
+    seen, raised = 0, 0
+    value_all(field)
+    # One device above its cap is as bad as all that the others wait for; worse if it stays there.
+    field.heavy[0] = max(root(field.total[0]), root(field.total[1]))
+    value_all(field)
+    while seen < budget:
+        device = _busiest(field)
+        if device < 0:
+            if raised == _RAISES or not _is_any_over(field):
+                break
+            raised += 1
+            field.heavy[0] *= 2.0
+            field.mark[2] = 0
+            value_all(field)
+            continue
+        seen += _find_best(field, device, least, best)
+        if best[0] < 0:
+            field.mark[2, device] = 1
+            continue
+        if best[0] == 0:
+            move_set(field, gather(field, best[1], device), best[3], best[2])
+        elif best[0] == 1:
+            move_tile(field, best[1], best[2])
+        else:
+            move_owner(field, best[1], best[2])
+            if best[3] >= 0:
+                move_owner(field, best[3], device)
+        keep(field)
+    return seen
+
+
 _MOST_CELLS = 1 << 25  # of the table of users
 
 

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.packing import Caps
+from dcp_planner.model.placement import caps_of
 from dcp_planner.model.workload import Workload
 from dcp_planner.search.caps import hold_caps, level_work
-from dcp_planner.search.effort import Effort
+from dcp_planner.search.native import Effort
 from dcp_planner.search.partition_state import Board, bytes_of, excess_of
-from dcp_planner.search.problem import Problem, Split, coarsen, make_board, restrict
+from dcp_planner.search.problem import Problem, Split, coarsen, make_board, restrict, seeds
 from dcp_planner.search.refinement import descend
-from dcp_planner.search.repair import caps_of, price_between_nodes
-from dcp_planner.search.seeds import seeds
+from dcp_planner.search.repair import price_between_nodes
 
 Floats = NDArray[np.float64]
 

@@ -1,31 +1,119 @@
 """The partitioners by name, and `place`, which runs one and holds its result to the caps."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from dcp_planner.baselines.heads import HEAD_KINDS, StaticHeads
-from dcp_planner.baselines.layouts import STATIC_KINDS, StaticLayout
-from dcp_planner.baselines.teams import (
+import numpy as np
+
+from dcp_planner.baselines.heads import (
+    HEAD_KINDS,
+    StaticHeads,
     groups_worth_trying,
     largest_team,
     largest_team_inside,
-    level_owners,
     spread,
     teams_of,
 )
+from dcp_planner.baselines.layouts import STATIC_KINDS, StaticKind, StaticLayout
 from dcp_planner.errors import PlanError, nearest
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig
-from dcp_planner.model.placement import Partitioner, Placement
+from dcp_planner.model.cost_model import workload_seconds
+from dcp_planner.model.packing import loads_of
+from dcp_planner.model.placement import Partitioner, Placement, caps_of
 from dcp_planner.model.workload import Workload
-from dcp_planner.search.kahypar import KaHyPar
-from dcp_planner.search.kahypar_process import MT_KAHYPAR
-from dcp_planner.search.native import Native, refine
-from dcp_planner.search.portfolio import Portfolio, fastest
-from dcp_planner.search.repair import find_shortfalls
+from dcp_planner.search.kahypar import MT_KAHYPAR, KaHyPar
+from dcp_planner.search.native import EFFORTS, Native, efforts_up_to, refine, relieved, searched
+from dcp_planner.search.repair import find_shortfalls, level_owners
 from dcp_planner.simulation.schedules import predict_placement
 from dcp_planner.tables.head_groups import group_shape, is_cuttable
+
+STARTS: tuple[StaticKind, ...] = ("contiguous", "zigzag", "grid")
+"""Layouts that a search for time starts from as well; a fast one from the first only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Portfolio:
+    """Takes the candidate of the shortest predicted time.
+
+    Attributes:
+        others: partitioners by name that ``PlanConfig.candidates`` may add.
+    """
+
+    others: tuple[Partitioner, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Key in the registry."""
+        return "portfolio"
+
+    @property
+    def is_fixed(self) -> bool:
+        """Its candidates hold the caps on their own, or are layouts taken as they are."""
+        return True
+
+    def unavailable(self) -> str | None:
+        """Needs nothing that is optional."""
+        return None
+
+    def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
+        """Try all candidates; the same seed gives the same result."""
+        return fastest(self._candidates(workload, cluster, config), workload, cluster, config)
+
+    def _candidates(
+        self, workload: Workload, cluster: Cluster, config: PlanConfig
+    ) -> Iterator[Placement]:
+        layouts = {k: StaticLayout(k).place(workload, cluster, config) for k in STATIC_KINDS}
+        yield from layouts.values()
+        for effort in efforts_up_to(config.budget):
+            found = searched(workload, cluster, config, effort)
+            yield from found
+            kinds = STARTS if effort is not EFFORTS["fast"] else STARTS[:1]
+            for start in (found[-1], *(layouts[kind] for kind in kinds)):
+                yield relieved(start, workload, cluster, config, effort, is_uneven=True)
+        for partitioner in self.others:
+            if partitioner.name in config.candidates:
+                yield partitioner.place(workload, cluster, config)
+
+
+def fastest(
+    candidates: Iterable[Placement], workload: Workload, cluster: Cluster, config: PlanConfig
+) -> Placement:
+    """Give the placement of the shortest predicted time among those within the token cap, if any.
+
+    The first of equals; placements may have head groups.
+    """
+    cap = caps_of(workload, cluster.num_devices, config).tokens
+    best: Placement | None = None
+    least = (True, np.inf)  # whether tokens are above the cap, predicted seconds
+    for found in candidates:
+        tokens = loads_of(found.device_of_data, workload.block_tokens, cluster.num_devices)
+        is_over = bool(tokens.max(initial=0) > cap)
+        if (is_over, _compute_seconds(workload, found, cluster)) >= least:
+            continue  # its computing alone takes longer
+        quality = is_over, predict_placement(workload, found, cluster, config).seconds
+        if quality < least:
+            best, least = found, quality
+    assert best is not None, "every candidate takes a finite time"
+    return best
+
+
+def _compute_seconds(workload: Workload, found: Placement, cluster: Cluster) -> float:
+    """Give what the busiest device computes in each direction, added up."""
+    groups = found.head_groups
+    return sum(
+        float(
+            np.bincount(
+                found.device_of_compute,
+                np.tile(workload_seconds(workload, cluster, is_backward=is_backward), groups),
+                cluster.num_devices,
+            ).max()
+        )
+        / groups
+        for is_backward in (False, True)
+    )
+
 
 _EXTERNAL: tuple[Partitioner, ...] = (KaHyPar(), KaHyPar(MT_KAHYPAR))
 _HOPELESS = 1.1  # times the fastest so far: with more head groups it would be slower still

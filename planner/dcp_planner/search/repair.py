@@ -4,16 +4,91 @@ Works on parts, which are devices in the end and nodes on the way there. What cr
 priced higher, at the ratio of the two bandwidths up to a limit.
 """
 
+import heapq
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
-from dcp_planner.model.packing import Caps, cap_of, loads_of
-from dcp_planner.model.placement import Placement
+from dcp_planner.model.packing import cap_of, loads_of, pack_largest_first
+from dcp_planner.model.placement import Placement, caps_of
 from dcp_planner.model.workload import Workload
-from dcp_planner.search.ownership import choose_owners
 from dcp_planner.tables.head_groups import in_groups
+
+Parts = NDArray[np.int32]
+
+
+def choose_owners(
+    cost: NDArray[np.float64], tokens: NDArray[np.int64], cap: int, found: Parts
+) -> Parts:
+    """Give every block an owner that is cheap and keeps every part's tokens under the cap.
+
+    Blocks that lose most by their second choice choose first. If that strands a block, blocks
+    choose largest first; if that fails too, the owners found so far or, at last, an LPT packing are
+    taken.
+
+    Args:
+        cost: float64 ``[D, P]``, cost of each block at each part.
+        tokens: int64 ``[D]``.
+        cap: most tokens of a part; at least what LPT needs.
+        found: int32 ``[D]``, owners as the partitioner left them.
+
+    Returns:
+        int32 ``[D]``. O(D P log D).
+    """
+    parts = cost.shape[1]
+    for owner in (_by_regret(cost, tokens, cap), _by_size(cost, tokens, cap), found):
+        if owner is not None and loads_of(owner, tokens, parts).max(initial=0) <= cap:
+            return owner
+    return pack_largest_first(tokens, parts)
+
+
+def _by_regret(cost: NDArray[np.float64], tokens: NDArray[np.int64], cap: int) -> Parts | None:
+    blocks, parts = cost.shape
+    order = np.argsort(cost, axis=1, kind="stable")
+    room = np.full(parts, cap, np.int64)
+    owner = np.full(blocks, -1, np.int32)
+
+    def choice(block: int) -> tuple[float, int, int] | None:
+        """Give (minus the regret, block, best part) among the parts with room."""
+        fitting = order[block][room[order[block]] >= tokens[block]]
+        if fitting.size == 0:
+            return None
+        regret = cost[block, fitting[1]] - cost[block, fitting[0]] if fitting.size > 1 else np.inf
+        return -float(regret), block, int(fitting[0])
+
+    heap = [choice(block) for block in range(blocks)]
+    if None in heap:
+        return None
+    queue = [entry for entry in heap if entry is not None]
+    heapq.heapify(queue)
+    while queue:
+        entry = heapq.heappop(queue)
+        block = entry[1]
+        now = choice(block)
+        if now is None:
+            return None
+        if now != entry:  # its best part has filled up meanwhile
+            heapq.heappush(queue, now)
+            continue
+        owner[block] = now[2]
+        room[now[2]] -= tokens[block]
+    return owner
+
+
+def _by_size(cost: NDArray[np.float64], tokens: NDArray[np.int64], cap: int) -> Parts | None:
+    room = np.full(cost.shape[1], cap, np.int64)
+    owner = np.full(len(cost), -1, np.int32)
+    for block in np.argsort(-tokens, kind="stable").tolist():
+        fits = room >= tokens[block]
+        if not fits.any():
+            return None
+        owner[block] = int(np.argmin(np.where(fits, cost[block], np.inf)))
+        room[owner[block]] -= tokens[block]
+    return owner
+
 
 _SWEEPS = 3
 _MOST_PRICE = 8.0  # both links work at once, so their seconds do not add up; see LOG.md
@@ -41,14 +116,6 @@ def price_between_nodes(cluster: Cluster) -> float:
     """Give what a byte between nodes counts, in bytes inside a node."""
     ratio = cluster.intra_bytes_per_s / cluster.inter_bytes_per_s
     return min(max(1.0, ratio), _MOST_PRICE)
-
-
-def caps_of(workload: Workload, parts: int, config: PlanConfig) -> Caps:
-    """Give the caps of a configuration, widened to what whole tiles and blocks allow."""
-    return Caps(
-        pairs=cap_of(workload.compute_pairs, parts, config.compute_tolerance),
-        tokens=cap_of(workload.block_tokens, parts, config.token_tolerance),
-    )
 
 
 def find_shortfalls(
@@ -194,3 +261,60 @@ class Board:
             change += np.where(count[blocks] == 0, price, 0.0) - saved[:, None]
         change[rows, source] = np.inf
         return change
+
+
+def level_owners(
+    found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig
+) -> Placement:
+    """Exchange blocks if the members of a team cannot share what it owns under the token cap.
+
+    A block may go to another team then, at the least price for the tokens that it takes along.
+    """
+    devices, tokens = cluster.num_devices, workload.block_tokens
+    cap = caps_of(workload, devices, config).tokens
+    if loads_of(found.device_of_data, tokens, devices).max(initial=0) <= cap:
+        return found
+    tall, placed = in_groups(workload, found)
+    costs = Board(tall, cluster, placed).costs_of_owners()
+    cost = costs.reshape(found.head_groups, workload.num_blocks, devices).sum(axis=0)
+    owner = _exchanged(found.device_of_data.copy(), cost, tokens, cap)
+    if owner is None:
+        owner = choose_owners(cost, tokens, cap, found.device_of_data)
+    return replace(found, device_of_data=owner)
+
+
+def _exchanged(
+    owner: NDArray[np.int32], cost: NDArray[np.float64], tokens: NDArray[np.int64], cap: int
+) -> NDArray[np.int32] | None:
+    """Hand blocks of overloaded devices on, or swap them for smaller ones; ``None`` if stuck.
+
+    Args:
+        owner: int32 ``[D]``; changed.
+        cost: float64 ``[D, R]``, of each block at each device.
+        tokens: int64 ``[D]``.
+        cap: most tokens of a device.
+    """
+    devices, blocks = cost.shape[1], np.arange(len(owner))
+    load = loads_of(owner, tokens, devices)
+    while load.max(initial=0) > cap:
+        source = int(np.argmax(load))
+        given = np.flatnonzero(owner == source)[:, None]
+        # What comes back: a block, or nothing, written as one more block of each device.
+        target = np.append(owner, np.arange(devices))
+        back = np.append(tokens, np.zeros(devices, np.int64))
+        price = cost[given, target] - cost[given, source]
+        price[:, : len(owner)] += cost[blocks, source] - cost[blocks, owner]
+        less = tokens[given] - back
+        is_open = (less > 0) & (load[target] + less <= cap) & (target != source)
+        if not is_open.any():
+            return None
+        excess = int(load[source]) - cap
+        price = np.where(is_open, (price + 1.0) / np.clip(less, 1, excess), np.inf)
+        row, other = divmod(int(np.argmin(price)), len(target))
+        block, peer, moved = int(given[row, 0]), int(target[other]), int(less[row, other])
+        owner[block] = peer
+        if other < len(owner):
+            owner[other] = source
+        load[source] -= moved
+        load[peer] += moved
+    return owner

@@ -17,14 +17,14 @@ from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import Budget, PlanConfig
 from dcp_planner.model.cost_model import workload_seconds
 from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import Workload
+from dcp_planner.model.workload import DIRECTIONS, Direction, Workload
 from dcp_planner.schedule.divisions import Arrivals, Schedule, cut_divisions
 from dcp_planner.schedule.emission import emit
 from dcp_planner.schedule.routing import Needs, find_needs
 from dcp_planner.simulation.simulator import Prediction, play
 from dcp_planner.tables.buffers import buffer_bytes
 from dcp_planner.tables.head_groups import in_groups
-from dcp_planner.tables.plan import DIRECTIONS, Direction, TransferKind, Transfers
+from dcp_planner.tables.plan import TransferKind, Transfers
 
 FINEST = 8
 """Most divisions of what is not local that the simulator chooses."""

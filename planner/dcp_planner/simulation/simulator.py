@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.cost_model import reduction_seconds, tile_seconds
+from dcp_planner.model.workload import Direction
 from dcp_planner.schedule.routing import nics_of_devices
 from dcp_planner.simulation.event_loop import Messages, Steps, run_events
 from dcp_planner.simulation.trace import LANES, Trace
 from dcp_planner.tables.head_groups import message_names, tall
-from dcp_planner.tables.plan import Direction, Plan, TransferKind, Transfers
+from dcp_planner.tables.plan import Plan, TransferKind, Transfers
 from dcp_planner.tables.programs import (
     ATTENTION,
     LAUNCH,

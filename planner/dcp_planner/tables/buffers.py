@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_planner.model.cluster import ModelShape
-from dcp_planner.schedule.emission import bytes_per_token
+from dcp_planner.model.workload import DIRECTIONS, Direction
 from dcp_planner.tables.head_groups import group_shape, tall
-from dcp_planner.tables.plan import DIRECTIONS, Direction, Plan, TransferKind, Transfers
+from dcp_planner.tables.plan import Plan, TransferKind, Transfers
 
 Rows: TypeAlias = NDArray[np.int64]
 
@@ -79,3 +79,16 @@ def _sum_bytes(rows: Rows, shape: ModelShape, direction: Direction) -> Rows:
     q, kv = rows[:, TransferKind.Q], rows[:, TransferKind.KV]
     elements = q * (row + shape.q_heads) if direction == "forward" else q * row + kv * keys
     return np.asarray(SUM_BYTES * elements)
+
+
+def bytes_per_token(shape: ModelShape, kind: TransferKind, *, is_backward: bool) -> int:
+    """Give the bytes of one token in a transfer of this kind.
+
+    >>> bytes_per_token(ModelShape(32, 8, 128, 2), TransferKind.OUT, is_backward=False)
+    8320
+    """
+    if kind in (TransferKind.KV, TransferKind.DKV):
+        return shape.kv_bytes
+    if kind is TransferKind.OUT:
+        return shape.out_bytes
+    return shape.q_backward_bytes if kind is TransferKind.Q and is_backward else shape.q_bytes

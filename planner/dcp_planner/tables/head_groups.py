@@ -22,8 +22,8 @@ from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import ModelShape
 from dcp_planner.model.config import MOST_HEAD_GROUPS
 from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import Workload
-from dcp_planner.tables.plan import DIRECTIONS, Blocks, Plan, TransferKind, schema_of
+from dcp_planner.model.workload import DIRECTIONS, Workload
+from dcp_planner.tables.plan import Blocks, Plan, TransferKind, schema_of
 from dcp_planner.tables.programs import COPY, Programs, ProgramTable, tabulate_programs
 
 Ints = NDArray[np.int64]

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_planner.model.workload import Direction
 from dcp_planner.tables.buffers import receive_buffer_bytes
-from dcp_planner.tables.plan import Direction, Plan, TransferKind
+from dcp_planner.tables.plan import Plan, TransferKind
 
 
 @dataclass(frozen=True, slots=True)

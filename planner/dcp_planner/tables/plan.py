@@ -7,22 +7,20 @@ is a row of `Tiles`, a `transfer` a row of `Transfers`. Instructions are the pap
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import BlockKind, PlacedForm, Slabs, readonly
 from dcp_planner.model.cluster import Cluster, ModelShape
+from dcp_planner.model.workload import Direction
 
 SCHEMA = "dcp.plan/2"
 GROUPED_SCHEMA = "dcp.plan/3"
 """Of plans with more than one head group: tiles and transfers have one column more."""
 FORMS_SCHEMA = "dcp.plan/4"
 """Of plans whose mask is not slabs alone: there is one table more. In head groups or not."""
-
-Direction: TypeAlias = Literal["forward", "backward"]
-DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
 class TransferKind(IntEnum):

@@ -1,23 +1,26 @@
 """Programs as columns: one row per instruction, for making, checking, hashing and storing them."""
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import readonly
+from dcp_planner.model.workload import Direction
 from dcp_planner.tables.plan import (
     Attention,
     CommLaunch,
     CommWait,
     Copy,
     DeviceProgram,
-    Direction,
     Instruction,
     Plan,
     Reduction,
+    columns_of,
 )
 
 OPS = ("copy", "launch", "wait", "attention", "reduction")
@@ -225,3 +228,35 @@ def _instructions(table: ProgramTable) -> Iterator[Instruction]:
                 yield Attention(division, held)
             case _:
                 yield Reduction(division, held)
+
+
+def digest(plan: Plan) -> str:
+    """Give the sha256 over what the devices execute, as 64 hex digits.
+
+    Covers schema, numbers of cluster and shape, sequences, all tables, the mask and the programs;
+    not provenance, the partitioner's name, warnings, or names and sources of the cluster's
+    constants.
+    """
+    cluster = {k: v for k, v in asdict(plan.cluster).items() if k not in ("name", "source")}
+    head: dict[str, object]
+    head = {"schema": plan.schema, "cluster": cluster, "shape": asdict(plan.shape)}
+    if plan.head_groups > 1:
+        head["head_groups"] = plan.head_groups
+    sha = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
+    _add(sha, "cu_seqlens", plan.cu_seqlens)
+    programs = tabulate_programs(plan)
+    for table in (plan.blocks, plan.tiles, plan.transfers):
+        for name, column in columns_of(table).items():
+            _add(sha, f"{type(table).__name__}.{name}", column)
+    for name in programs.__slots__:
+        _add(sha, f"ProgramTable.{name}", getattr(programs, name))
+    _add(sha, "slabs", plan.slabs.table())
+    for placed in plan.forms:
+        sha.update(f"form:{placed.q_start}:{placed.kv_start}:{placed.form.digest};".encode())
+    return sha.hexdigest()
+
+
+def _add(sha: "hashlib._Hash", name: str, array: NDArray[np.generic]) -> None:
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    sha.update(f"{name}:{little.dtype.str}:{little.shape};".encode())
+    sha.update(little.tobytes())
