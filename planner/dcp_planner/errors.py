@@ -9,6 +9,19 @@ class PlanError(DCPError):
     """A plan that cannot be made, or that breaks one of its invariants."""
 
 
+class InvariantError(PlanError):
+    """A row of a plan that breaks an invariant.
+
+    Attributes:
+        invariant: the sentence that is not true.
+        where: the row, for example ``tile 3 (q_block 1, kv_block 0)``.
+    """
+
+    def __init__(self, invariant: str, where: str) -> None:
+        self.invariant, self.where = invariant, where
+        super().__init__(f"{invariant}: broken at {where}")
+
+
 class BufferLimitError(PlanError):
     """A plan that needs more memory than it may."""
 

@@ -31,6 +31,7 @@ from dcp_planner.commands.compare import compare
 from dcp_planner.commands.plan import plan as plan_command
 from dcp_planner.commands.simulate import simulate as simulate_command
 from dcp_planner.commands.validate import validate as validate_command
+from dcp_planner.model.placement import PlanWarning
 
 SPEC = """dcpm 1
 mask local(width: tokens = 8) = causal and q - k < width
@@ -546,7 +547,12 @@ def test_texts_of_a_plan_are_printed_as_they_are(folder):
     _, out = planned(folder, "--sample", '{"len": 50}')
     plan = read_plan(out).plan
     cluster = dataclasses.replace(plan.cluster, name="a [bold]b[/x]")
-    write_plan(out, dataclasses.replace(plan, cluster=cluster, warnings=("less [/y]",)))
+    write_plan(
+        out,
+        dataclasses.replace(
+            plan, cluster=cluster, warnings=(PlanWarning("placed_by_layout", "less [/y]"),)
+        ),
+    )
     result = run(simulate_command, out)
     assert result.exit_code == 0, result.output
     assert "(a [bold]b[/x])" in result.stdout

@@ -98,8 +98,11 @@ def test_a_tolerance_out_of_reach_is_said(masks):
     plan = build_plan(
         masks.pack([masks.causal(8)], 4), ModelShape(), Cluster(1, 4), PlanConfig("kahypar")
     )
-    assert [text.split(":")[0] for text in plan.warnings] == ["compute", "tokens"]
-    assert "whole blocks allow about 2.000" in plan.warnings[1]
+    assert [found.code for found in plan.warnings] == [
+        "compute_above_tolerance",
+        "tokens_above_tolerance",
+    ]
+    assert "whole blocks allow about 2.000" in plan.warnings[1].message
 
 
 def test_it_moves_less_than_zigzag_and_balances_more_than_contiguous(masks):

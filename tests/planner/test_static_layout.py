@@ -44,7 +44,7 @@ def test_zigzag_levels_a_causal_document(masks):
 def test_a_static_layout_says_which_tolerance_it_misses(masks):
     _, found = owners(masks.pack([masks.causal(64)], 4), 4, "static:contiguous")
     assert len(found.warnings) == 1
-    assert found.warnings[0].startswith("compute: the fullest device has 1.7")
+    assert found.warnings[0].message.startswith("compute: the fullest device has 1.7")
 
 
 @given(st.data())

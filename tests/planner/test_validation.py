@@ -165,7 +165,6 @@ def deadlock(plan: Plan) -> Plan:
 
 
 CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
-    "schema": (lambda p: replace(p, schema="dcp.plan/0"), "expected schema 'dcp.plan/2'"),
     "owner": (lambda p: with_cell(p, "blocks", "owner", 2, 4), "every owner is a device 0 to 3: broken at block 2 \\(owner 4"),
     "owner moved": (
         lambda p: with_cell(p, "blocks", "owner", 0, (int(p.blocks.owner[0]) + 1) % 4),

@@ -189,7 +189,7 @@ def _row(
         digest=digest(plan),
         others=others,
         notes=batch.notes,
-        warnings=plan.warnings,
+        warnings=tuple(map(str, plan.warnings)),
         index=batch.index,
         num_available=batch.num_available,
         rows=batch.rows,

@@ -1,7 +1,7 @@
 """Which device owns each token block and computes each tile, and what any partitioner offers."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,27 @@ from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.packing import Caps, cap_of
 from dcp_planner.model.workload import Workload
 
+WarningCode: TypeAlias = Literal[
+    "compute_above_tolerance", "tokens_above_tolerance", "placed_by_layout"
+]
+"""Reasons to warn: a tolerance is missed, or a static layout replaced what needed too much."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanWarning:
+    """A wish of the configuration that a plan could not meet.
+
+    Attributes:
+        code: what programs may decide on.
+        message: a sentence for people.
+    """
+
+    code: WarningCode
+    message: str
+
+    def __str__(self) -> str:
+        return self.message
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
@@ -21,13 +42,13 @@ class Placement:
         device_of_data: int32 ``[D]``, owner of each token block.
         device_of_compute: int32 ``[G W]``, device of each tile: of all tiles in head group 0, then
             of all in group 1, ...
-        warnings: what could not be met, as sentences for people; empty if everything was.
+        warnings: what could not be met; empty if everything was.
         head_groups: groups of heads G.
     """
 
     device_of_data: NDArray[np.int32]
     device_of_compute: NDArray[np.int32]
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[PlanWarning, ...] = ()
     head_groups: int = 1
 
     def __post_init__(self) -> None:

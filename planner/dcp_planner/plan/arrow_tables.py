@@ -42,7 +42,9 @@ TABLES: Mapping[str, Mapping[str, pa.DataType]] = {
         "division": _I32, "peer": _I32, "size_bytes": _I64, "start_ns": _I64, "end_ns": _I64,
     },
 }  # fmt: skip
-"""Every table of a plan file: its columns in order, with their types; `forms` where there are."""
+"""Every table of a plan file: its columns in order, with their types."""
+OPTIONAL_TABLES = frozenset({"forms"})
+"""Tables that a plan file has only where its plan needs them."""
 _GROUPED = ("tiles", "transfers")  # have a column `group` more if there are several head groups
 
 _MAGIC = b"ARROW1\0\0"

@@ -12,7 +12,7 @@ from dcp_planner.errors import BufferLimitError, PlanError
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.packing import loads_of
-from dcp_planner.model.placement import Placement, caps_of
+from dcp_planner.model.placement import Placement, PlanWarning, caps_of
 from dcp_planner.model.workload import Workload, build_workload
 from dcp_planner.plan.validation import validate
 from dcp_planner.schedule.divisions import Schedule
@@ -71,8 +71,8 @@ def _arrange(
     fitting = []
     for name in (f"static:{kind}" for kind in sorted(STATIC_KINDS)):
         found = place(workload, cluster, replace(config, partitioner=name))
-        if any(text.startswith("tokens:") for text in found.warnings):
-            continue  # what is saved in buffers, one device would need for tokens of its own
+        if any(warning.code == "tokens_above_tolerance" for warning in found.warnings):
+            continue  # the memory saved would go to one device's extra tokens
         try:
             schedule = make_schedule(workload, found, cluster, config)
         except BufferLimitError:
@@ -82,7 +82,8 @@ def _arrange(
     if not fitting:
         raise reason
     _, name, found, schedule = min(fitting, key=lambda entry: entry[:2])
-    warning = f"placed by {name}, because with {config.partitioner} {reason}"
+    message = f"placed by {name}, because with {config.partitioner} {reason}"
+    warning = PlanWarning("placed_by_layout", message)
     return replace(found, warnings=(*found.warnings, warning)), schedule, name
 
 

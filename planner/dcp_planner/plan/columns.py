@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl import PlacedForm, Slabs, form_of, items_of
 from dcp_planner.model.cluster import Cluster, ModelShape
+from dcp_planner.model.placement import PlanWarning
 from dcp_planner.plan.arrow_tables import Columns
 from dcp_planner.simulation.trace import LANES, Source, Trace
 from dcp_planner.tables.plan import (
@@ -17,7 +18,6 @@ from dcp_planner.tables.plan import (
     Tiles,
     Transfers,
     columns_of,
-    schema_of,
 )
 from dcp_planner.tables.programs import OPS, ProgramTable, restore_programs, tabulate_programs
 
@@ -68,7 +68,7 @@ def plan_of_columns(
     shape: ModelShape,
     partitioner: str,
     provenance: Provenance | None,
-    warnings: tuple[str, ...],
+    warnings: tuple[PlanWarning, ...],
     head_groups: int = 1,
 ) -> Plan:
     """Build a plan from its tables; not validated yet.
@@ -101,7 +101,6 @@ def plan_of_columns(
         partitioner=partitioner,
         provenance=provenance,
         warnings=warnings,
-        schema=schema_of(head_groups, forms),
         head_groups=head_groups,
         forms=forms,
     )

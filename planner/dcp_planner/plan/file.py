@@ -12,13 +12,20 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from dcp_dsl import DatasetError, check_writable, replacing
-from dcp_planner.errors import PlanError, PlanFileError
+from dcp_planner.errors import InvariantError, PlanError, PlanFileError
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.config import MOST_HEAD_GROUPS
-from dcp_planner.plan.arrow_tables import TABLES, Columns, decode_table, encode_table
+from dcp_planner.model.placement import PlanWarning, WarningCode
+from dcp_planner.plan.arrow_tables import (
+    OPTIONAL_TABLES,
+    TABLES,
+    Columns,
+    decode_table,
+    encode_table,
+)
 from dcp_planner.plan.columns import (
     columns_of_plan,
     columns_of_traces,
@@ -28,7 +35,7 @@ from dcp_planner.plan.columns import (
 from dcp_planner.plan.validation import validate
 from dcp_planner.simulation.trace import Trace
 from dcp_planner.tables.metrics import measure
-from dcp_planner.tables.plan import FORMS_SCHEMA, GROUPED_SCHEMA, SCHEMA, Plan, Provenance
+from dcp_planner.tables.plan import SCHEMA, Plan, Provenance
 from dcp_planner.tables.programs import digest
 
 LIMIT_BYTES = 1 << 30
@@ -72,15 +79,15 @@ def write_plan(
     tables = {**columns_of_plan(plan), "events": columns_of_traces(tuple(traces))}
     # Any: what JSON holds
     meta: dict[str, Any] = {
-        "schema": plan.schema,
+        "schema": SCHEMA,
         "digest": digest(plan),
         "partitioner": plan.partitioner,
-        "warnings": list(plan.warnings),
+        "warnings": [asdict(warning) for warning in plan.warnings],
         "cluster": asdict(plan.cluster),
         "shape": asdict(plan.shape),
         "provenance": asdict(plan.provenance) if plan.provenance else None,
         "metrics": measure(plan).to_json(),
-        "tables": {name: _num_rows(name, tables[name]) for name in _tables_of(plan.schema)},
+        "tables": {name: _num_rows(name, tables[name]) for name in TABLES if name in tables},
         "traces": [{"source": t.source, "events": len(t)} for t in traces],
         "verified": verified,
     }
@@ -88,7 +95,7 @@ def write_plan(
         meta["head_groups"] = plan.head_groups
     members = {_META: json.dumps(meta, indent=1).encode()}
     members |= {
-        f"{name}.arrow": encode_table(name, tables[name]) for name in _tables_of(plan.schema)
+        f"{name}.arrow": encode_table(name, tables[name]) for name in TABLES if name in tables
     }
     with replacing(path, PlanFileError) as draft:
         _write_members(draft, members)
@@ -113,11 +120,6 @@ def read_plan(path: str | Path, *, limit_bytes: int = LIMIT_BYTES) -> PlanFile:
         raise PlanFileError(f"plan file {path}: {error}") from error
 
 
-def _tables_of(schema: str) -> list[str]:
-    """Give the tables that a plan file of a schema has."""
-    return [name for name in TABLES if name != "forms" or schema == FORMS_SCHEMA]
-
-
 def _num_rows(name: str, columns: Columns) -> int:
     return len(columns[next(iter(TABLES[name]))])
 
@@ -129,7 +131,7 @@ def _write_members(path: Path, members: Mapping[str, bytes]) -> None:
 
 
 def _read_members(path: Path, limit_bytes: int) -> dict[str, bytes]:
-    expected = [_META, *(f"{name}.arrow" for name in _tables_of(SCHEMA))]
+    expected = [_META, *(f"{name}.arrow" for name in TABLES if name not in OPTIONAL_TABLES)]
     try:
         if path.is_dir():
             raise PlanFileError(
@@ -190,22 +192,19 @@ def _check_members(infos: list[zipfile.ZipInfo], expected: list[str], size: int)
 
 def _read_parts(members: dict[str, bytes], limit_bytes: int) -> PlanFile:
     meta = _read_meta(members[_META])
-    schema = meta.get("schema")
-    if schema not in (SCHEMA, GROUPED_SCHEMA, FORMS_SCHEMA):
-        raise PlanFileError(
-            f"expected schema {SCHEMA!r}, {GROUPED_SCHEMA!r} or {FORMS_SCHEMA!r}, got {schema!r}; "
-            f"{_AGAIN}"
-        )
-    is_grouped = schema == GROUPED_SCHEMA or (schema == FORMS_SCHEMA and "head_groups" in meta)
+    if meta.get("schema") != SCHEMA:
+        raise PlanFileError(f"expected schema {SCHEMA!r}, got {meta.get('schema')!r}; {_AGAIN}")
+    is_grouped = "head_groups" in meta
     groups = _member(meta, "head_groups", int) if is_grouped else 1
     if is_grouped and not 1 < groups <= MOST_HEAD_GROUPS:
         raise PlanFileError(
-            f"{_META}: expected 2 to {MOST_HEAD_GROUPS} head groups in a {schema!r} plan, got "
-            f"{groups}"
+            f"{_META}: expected 2 to {MOST_HEAD_GROUPS} head groups, or no such key, got {groups}"
         )
     rows = _member(meta, "tables", dict)
     tables = {}
-    for name in _tables_of(schema):
+    for name in TABLES:
+        if name in OPTIONAL_TABLES and name not in rows:
+            continue
         if f"{name}.arrow" not in members:
             raise PlanFileError(f"expected {name}.arrow inside, it is missing; {_AGAIN}")
         count = _member(rows, name, int)
@@ -219,7 +218,7 @@ def _read_parts(members: dict[str, bytes], limit_bytes: int) -> PlanFile:
             shape=_record(ModelShape, _member(meta, "shape", dict)),
             partitioner=_member(meta, "partitioner", str),
             provenance=_read_provenance(meta.get("provenance")),
-            warnings=tuple(str(text) for text in _member(meta, "warnings", list)),
+            warnings=tuple(_read_warning(item) for item in _member(meta, "warnings", list)),
             head_groups=groups,
         )
         kept = _member(meta, "traces", list)
@@ -271,15 +270,22 @@ def _record(cls: type[_Record], values: dict[str, Any]) -> _Record:
     return cls(**given)
 
 
+def _read_warning(values: object) -> PlanWarning:
+    code, message = (_member(values, key, str) for key in ("code", "message"))
+    if code not in get_args(WarningCode):
+        raise PlanFileError(
+            f"{_META}: expected the code of a warning, one of {', '.join(get_args(WarningCode))}, "
+            f"got {code!r:.60}"
+        )
+    return PlanWarning(code, message)
+
+
 def _read_provenance(values: object) -> Provenance | None:
     if values is None:
         return None
     samples = _member(values, "samples", list)
     texts = {key: _member(values, key, str) for key in ("spec", "mask", "origin")}
     return Provenance(samples=tuple(str(sample) for sample in samples), **texts)
-
-
-_BROKEN_AT = ": broken at "
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,10 +332,9 @@ def check_file(path: str) -> Verdict:
         broken = _cause(error)
         if broken is None:
             return Verdict(path, "unreadable", message=str(error))
-        invariant, found, where = str(broken).partition(_BROKEN_AT)
-        if not found:
-            return Verdict(path, "broken", invariant=invariant, message=str(error))
-        return Verdict(path, "broken", invariant, where, str(error))
+        if isinstance(broken, InvariantError):
+            return Verdict(path, "broken", broken.invariant, broken.where, str(error))
+        return Verdict(path, "broken", str(broken), message=str(error))
     return Verdict(path, "valid")
 
 

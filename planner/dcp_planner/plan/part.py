@@ -17,8 +17,6 @@ from dcp_dsl import BlockKind, PlacedForm, Slabs, form_of, items_of
 from dcp_planner.errors import PlanFileError
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.tables.plan import (
-    FORMS_SCHEMA,
-    GROUPED_SCHEMA,
     SCHEMA,
     Blocks,
     Plan,
@@ -91,7 +89,7 @@ def _encode(plan: Plan, device: int, name: str, programs: ProgramTable) -> bytes
             kind, arrays[f"forms.{len(forms)}"] = items_of(placed.form)
             forms.append((kind, placed.q_start, placed.kv_start, placed.form.num_tokens))
     meta: dict[str, Any] = {  # Any: a JSON document
-        "schema": plan.schema,
+        "schema": SCHEMA,
         "device": device,
         "digest": name,
         "partitioner": plan.partitioner,
@@ -119,11 +117,8 @@ def decode_part(data: bytes) -> PlanPart:
         with np.load(io.BytesIO(data), allow_pickle=False) as found:
             arrays: Arrays = {name: found[name] for name in found.files}
         meta = json.loads(arrays[_META].tobytes())
-        if meta["schema"] not in (SCHEMA, GROUPED_SCHEMA, FORMS_SCHEMA):
-            raise PlanFileError(
-                f"expected a part of a {SCHEMA!r}, {GROUPED_SCHEMA!r} or {FORMS_SCHEMA!r} plan, "
-                f"got {meta['schema']!r}"
-            )
+        if meta["schema"] != SCHEMA:
+            raise PlanFileError(f"expected a part of a {SCHEMA!r} plan, got {meta['schema']!r}")
         return PlanPart(int(meta["device"]), str(meta["digest"]), _restore(arrays, meta))
     except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise PlanFileError(f"expected a part of a plan, got {len(data)} bytes: {error}") from error
@@ -144,7 +139,6 @@ def _restore(arrays: Arrays, meta: dict[str, Any]) -> Plan:  # Any: a JSON docum
         forward=forward,
         backward=backward,
         partitioner=meta["partitioner"],
-        schema=meta["schema"],
         head_groups=int(meta.get("head_groups", 1)),
         forms=_forms(arrays, meta),
     )

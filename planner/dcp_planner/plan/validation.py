@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import BlockKind, Columns, PlacedForm, Slabs, Strided
-from dcp_planner.errors import PlanError
+from dcp_planner.errors import InvariantError, PlanError
 from dcp_planner.model.config import MOST_HEAD_GROUPS
 from dcp_planner.model.cuts import count_pairs, find_overlap
 from dcp_planner.plan.program_validation import check_programs
 from dcp_planner.tables.head_groups import tall
-from dcp_planner.tables.plan import Plan, TransferKind, Transfers, schema_of
+from dcp_planner.tables.plan import Plan, TransferKind, Transfers
 
 __all__ = ["PlanError", "validate"]
 
@@ -25,9 +25,6 @@ def validate(plan: Plan) -> None:
     Raises:
         PlanError: names the first invariant that is broken, and where.
     """
-    expected = schema_of(plan.head_groups, plan.forms)
-    if plan.schema != expected:
-        raise PlanError(f"plan: expected schema {expected!r}, got {plan.schema!r}; plan it again")
     _check_groups(plan)
     if plan.head_groups == 1:
         _validate(plan)
@@ -36,10 +33,13 @@ def validate(plan: Plan) -> None:
     try:
         _validate(tall(plan))
     except PlanError as error:
-        raise PlanError(
-            f"{error} (of {plan.head_groups} head groups; block b of group g is called "
+        note = (
+            f" (of {plan.head_groups} head groups; block b of group g is called "
             f"{len(plan.blocks)} * g + b here)"
-        ) from None
+        )
+        if isinstance(error, InvariantError):
+            raise InvariantError(error.invariant, error.where + note) from None
+        raise PlanError(f"{error}{note}") from None
 
 
 def _validate(plan: Plan) -> None:
@@ -65,8 +65,8 @@ def require(holds: NDArray[np.bool_], invariant: str, table: str, *columns: obje
     row = int(np.flatnonzero(~holds)[0])
     names, arrays = columns[::2], columns[1::2]
     shown = ", ".join(f"{n} {np.asarray(a)[row]}" for n, a in zip(names, arrays, strict=True))
-    raise PlanError(
-        f"{invariant}: broken at {table} {row}" + (f" ({shown})" if shown else "") + _more(holds)
+    raise InvariantError(
+        invariant, f"{table} {row}" + (f" ({shown})" if shown else "") + _more(holds)
     )
 
 

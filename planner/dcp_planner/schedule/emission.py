@@ -27,7 +27,6 @@ from dcp_planner.tables.plan import (
     TransferKind,
     Transfers,
     columns_of,
-    schema_of,
 )
 from dcp_planner.tables.programs import LAUNCH, REDUCTION, Programs, ProgramTable
 
@@ -286,7 +285,6 @@ def assemble(
         transfers=_joined(forward, backward),
         slabs=workload.slabs,
         forms=workload.forms,
-        schema=schema_of(1, workload.forms),
         forward=Programs(forward.programs, devices),
         backward=Programs(_shifted(backward.programs, len(forward.transfers)), devices),
         partitioner=partitioner,

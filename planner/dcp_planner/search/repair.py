@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.packing import cap_of, loads_of, pack_largest_first
-from dcp_planner.model.placement import Placement, caps_of
+from dcp_planner.model.placement import Placement, PlanWarning, caps_of
 from dcp_planner.model.workload import Workload
 from dcp_planner.tables.head_groups import in_groups
 
@@ -120,30 +120,32 @@ def price_between_nodes(cluster: Cluster) -> float:
 
 def find_shortfalls(
     found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig
-) -> tuple[str, ...]:
-    """Say which tolerance a placement misses, and whether tiles or blocks could meet it at all."""
+) -> tuple[PlanWarning, ...]:
+    """Warn of each tolerance that a placement misses, and say if tiles or blocks could meet it."""
     workload, found = in_groups(workload, found)
-    return tuple(
-        text
-        for what, unit, part, sizes, tolerance in (
-            ("compute", "tile", found.device_of_compute, workload.compute_pairs,
-             config.compute_tolerance),
-            ("tokens", "block", found.device_of_data, workload.block_tokens,
-             config.token_tolerance),
-        )
-        if (text := _shortfall(what, unit, loads_of(part, sizes, cluster.num_devices), sizes,
-                               tolerance))
-    )  # fmt: skip
+    devices = cluster.num_devices
+    pairs = loads_of(found.device_of_compute, workload.compute_pairs, devices)
+    tokens = loads_of(found.device_of_data, workload.block_tokens, devices)
+    warnings = []
+    if _is_above(pairs, config.compute_tolerance):
+        text = _shortfall("tile", pairs, workload.compute_pairs, config.compute_tolerance)
+        warnings.append(PlanWarning("compute_above_tolerance", f"compute: {text}"))
+    if _is_above(tokens, config.token_tolerance):
+        text = _shortfall("block", tokens, workload.block_tokens, config.token_tolerance)
+        warnings.append(PlanWarning("tokens_above_tolerance", f"tokens: {text}"))
+    return tuple(warnings)
+
+
+def _is_above(loads: NDArray[np.int64], tolerance: float) -> bool:
+    return bool(loads.max(initial=0) > (1 + tolerance) * float(loads.mean()))
 
 
 def _shortfall(
-    what: str, unit: str, loads: NDArray[np.int64], sizes: NDArray[np.int64], tolerance: float
+    unit: str, loads: NDArray[np.int64], sizes: NDArray[np.int64], tolerance: float
 ) -> str:
     mean = float(loads.mean())
-    if loads.max(initial=0) <= (1 + tolerance) * mean:
-        return ""
     reached = cap_of(sizes, len(loads), 0.0) / mean
-    text = f"{what}: the fullest device has {loads.max() / mean:.3f} x the mean, more than the "
+    text = f"the fullest device has {loads.max() / mean:.3f} x the mean, more than the "
     text += f"tolerated {1 + tolerance:.3f}"
     if reached > 1 + tolerance:
         text += f"; whole {unit}s allow about {reached:.3f}, smaller blocks allow less"
@@ -173,7 +175,7 @@ class Board:
             np.add.at(count, (block, self.device), 1)
         self.load = loads_of(self.device, self.pairs, self.parts)
 
-    def placement(self, warnings: tuple[str, ...] = ()) -> Placement:
+    def placement(self, warnings: tuple[PlanWarning, ...] = ()) -> Placement:
         """Give the present state."""
         return Placement(self.owner, self.device, warnings)
 

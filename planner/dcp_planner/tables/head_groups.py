@@ -23,7 +23,7 @@ from dcp_planner.model.cluster import ModelShape
 from dcp_planner.model.config import MOST_HEAD_GROUPS
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import DIRECTIONS, Workload
-from dcp_planner.tables.plan import Blocks, Plan, TransferKind, schema_of
+from dcp_planner.tables.plan import Blocks, Plan, TransferKind
 from dcp_planner.tables.programs import COPY, Programs, ProgramTable, tabulate_programs
 
 Ints = NDArray[np.int64]
@@ -166,7 +166,6 @@ def tall(plan: Plan) -> Plan:
         plan,
         shape=shape,
         head_groups=1,
-        schema=schema_of(1, plan.forms),
         cu_seqlens=_tall_cu_seqlens(plan.cu_seqlens, groups),
         blocks=Blocks(
             _shifted(blocks.sequence, len(plan.cu_seqlens) - 1, groups),
@@ -204,7 +203,6 @@ def folded(plan: Plan, workload: Workload, groups: int) -> Plan:
         plan,
         shape=workload.shape,
         head_groups=groups,
-        schema=schema_of(groups, workload.forms),
         cu_seqlens=workload.cu_seqlens,
         blocks=Blocks(
             workload.block_sequence,

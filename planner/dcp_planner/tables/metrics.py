@@ -94,7 +94,7 @@ def measure(plan: Plan) -> PlanMetrics:
         token_imbalance=_imbalance(tokens),
         forward=_measure_direction(plan, "forward"),
         backward=_measure_direction(plan, "backward"),
-        warnings=plan.warnings,
+        warnings=tuple(map(str, plan.warnings)),
     )
 
 

@@ -5,7 +5,7 @@ is a row of `Tiles`, a `transfer` a row of `Transfers`. Instructions are the pap
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import TypeAlias
 
@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 
 from dcp_dsl import BlockKind, PlacedForm, Slabs, readonly
 from dcp_planner.model.cluster import Cluster, ModelShape
+from dcp_planner.model.placement import PlanWarning
 from dcp_planner.model.workload import Direction
 
-SCHEMA = "dcp.plan/2"
-GROUPED_SCHEMA = "dcp.plan/3"
-"""Of plans with more than one head group: tiles and transfers have one column more."""
-FORMS_SCHEMA = "dcp.plan/4"
-"""Of plans whose mask is not slabs alone: there is one table more. In head groups or not."""
+SCHEMA = "dcp.plan/1"
+"""Version of the tables; a column `group` and a table `forms` are there only if needed."""
 
 
 class TransferKind(IntEnum):
@@ -237,8 +235,7 @@ class Plan:
         forward, backward: one program per device, in device order; made from a table on demand.
         partitioner: who placed it, for example ``"kahypar"``.
         provenance: where the mask came from, or ``None``.
-        warnings: caps of the configuration that could not be met, as sentences for people.
-        schema: version of this layout.
+        warnings: wishes of the configuration that could not be met.
         head_groups: groups of heads G that are placed on their own; every tile is there once for
             each of them, and computes a Gth of the heads.
     """
@@ -254,8 +251,7 @@ class Plan:
     backward: Sequence[DeviceProgram]
     partitioner: str
     provenance: Provenance | None = None
-    warnings: tuple[str, ...] = ()
-    schema: str = field(default=SCHEMA)
+    warnings: tuple[PlanWarning, ...] = ()
     head_groups: int = 1
     forms: tuple[PlacedForm, ...] = ()
 
@@ -295,13 +291,6 @@ class Plan:
         blocks = self.local_blocks(device)
         spans = zip(self.blocks.start[blocks], self.blocks.end[blocks], strict=True)
         return np.concatenate([np.empty(0, np.int64), *(np.arange(a, b) for a, b in spans)])
-
-
-def schema_of(head_groups: int, forms: Sequence[PlacedForm]) -> str:
-    """Give the version of the layout that a plan needs: the oldest that can hold it."""
-    if forms:
-        return FORMS_SCHEMA
-    return SCHEMA if head_groups == 1 else GROUPED_SCHEMA
 
 
 def columns_of(table: Blocks | Tiles | Transfers) -> dict[str, NDArray[np.generic]]:

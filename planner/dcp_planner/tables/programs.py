@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dcp_dsl import readonly
 from dcp_planner.model.workload import Direction
 from dcp_planner.tables.plan import (
+    SCHEMA,
     Attention,
     CommLaunch,
     CommWait,
@@ -239,7 +240,7 @@ def digest(plan: Plan) -> str:
     """
     cluster = {k: v for k, v in asdict(plan.cluster).items() if k not in ("name", "source")}
     head: dict[str, object]
-    head = {"schema": plan.schema, "cluster": cluster, "shape": asdict(plan.shape)}
+    head = {"schema": SCHEMA, "cluster": cluster, "shape": asdict(plan.shape)}
     if plan.head_groups > 1:
         head["head_groups"] = plan.head_groups
     sha = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
