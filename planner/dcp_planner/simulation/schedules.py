@@ -56,12 +56,21 @@ class _Cut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Trial:
-    """What all candidates of one placement share."""
+    """What all candidates of one placement share.
+
+    Attributes:
+        workload, placement, cluster: what is placed, where, on which machine.
+        num_devices: of the cluster.
+        needs: which devices need which blocks: queries, then keys.
+        seconds: of every tile, forward and backward.
+    """
 
     workload: Workload
     placement: Placement
     cluster: Cluster
+    num_devices: int
     needs: tuple[Needs, Needs]
+    seconds: Mapping[Direction, NDArray[np.float64]]
 
     @classmethod
     def of(
@@ -70,7 +79,11 @@ class _Trial:
         """Route a placement, in head groups or not."""
         workload, placement = in_groups(workload, placement)
         needs = find_needs(workload, placement, cluster, config.routing)
-        return cls(workload, placement, cluster, needs)
+        seconds = {
+            direction: workload_seconds(workload, cluster, is_backward=direction == "backward")
+            for direction in DIRECTIONS
+        }
+        return cls(workload, placement, cluster, cluster.num_devices, needs, seconds)
 
     def cut(
         self,
@@ -84,13 +97,13 @@ class _Trial:
         division = cut_divisions(self.workload, self.placement, direction, parts, arrivals)
         emitted = emit(
             direction, self.workload, self.placement, division, self.needs,
-            self.cluster.num_devices, is_frugal=is_frugal,
+            self.num_devices, is_frugal=is_frugal,
         )  # fmt: skip
-        seconds = self._seconds(direction)
+        seconds = self.seconds[direction]
         played = play(emitted.programs, emitted.transfers, seconds, self.cluster)
         needed = buffer_bytes(
             emitted.transfers, self.workload.block_tokens, self.workload.shape, direction,
-            self.cluster.num_devices,
+            self.num_devices,
         )  # fmt: skip
         device = int(np.argmax(needed))
         arrival_ns = self._arrivals(emitted.transfers, played.arrived)
@@ -113,16 +126,13 @@ class _Trial:
         if fine.division.max(initial=0) <= 1:
             return coarse  # no device receives more than one block
         at_ns = fine.arrival_ns
-        work = np.maximum(1, np.rint(self._seconds(direction) * 1e9)).astype(np.int64)
+        work = np.maximum(1, np.rint(self.seconds[direction] * 1e9)).astype(np.int64)
         for arrivals in (Arrivals(at_ns), Arrivals(at_ns, work)):
             for parts in choices:
                 cuts.append(self.cut(direction, parts, arrivals=arrivals))
                 if cuts[-1].division.max(initial=0) < parts:
                     break  # finer cuts are the same
         return min(cuts, key=lambda cut: cut.seconds)
-
-    def _seconds(self, direction: Direction) -> NDArray[np.float64]:
-        return workload_seconds(self.workload, self.cluster, is_backward=direction == "backward")
 
     def _arrivals(self, transfers: Transfers, arrived: NDArray[np.int64]) -> NDArray[np.int64]:
         """Give when the last remote input of each tile has arrived, int64 ``[W]``."""
@@ -132,7 +142,7 @@ class _Trial:
             if chosen.size == 0:
                 continue
             # One transfer for each need, which are sorted by block and device.
-            place = transfers.block[chosen].astype(np.int64) * self.cluster.num_devices
+            place = transfers.block[chosen].astype(np.int64) * self.num_devices
             at_ns = arrived[chosen[np.argsort(place + transfers.target[chosen])]]
             remote = needs.need_of_tile >= 0
             found[remote] = np.maximum(found[remote], at_ns[needs.need_of_tile[remote]])

@@ -1,5 +1,6 @@
 """What a plan makes every device hold beside its own tokens, in bytes."""
 
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -81,6 +82,7 @@ def _sum_bytes(rows: Rows, shape: ModelShape, direction: Direction) -> Rows:
     return np.asarray(SUM_BYTES * elements)
 
 
+@lru_cache(maxsize=64)  # searches ask for the same few thousands of times
 def bytes_per_token(shape: ModelShape, kind: TransferKind, *, is_backward: bool) -> int:
     """Give the bytes of one token in a transfer of this kind.
 
