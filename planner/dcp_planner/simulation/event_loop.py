@@ -57,6 +57,49 @@ class Messages(NamedTuple):
     latency: Ints
 
 
+class _State(NamedTuple):
+    """Everything that changes while one direction is played, and messages listed by their ports.
+
+    Attributes:
+        port_ptr: int64 ``[2, P+1]``, where each port's messages start in `port_list`; leaving by
+            it (0) and entering by it (1).
+        port_list: int64 ``[2, X]``, messages by port, then by number.
+        head: int64 ``[2, P]``, first message of each port that may not have started.
+        is_busy: int64 ``[2, P]``, whether a message occupies the port.
+        ready_at: int64 ``[2, P]``, messages that could start but for their ports.
+        begun, ended: int64 ``[I]``, of each instruction; -1: not yet.
+        at: int64 ``[R]``, instruction that each device is at.
+        still_open: int64 ``[I]``, messages of each launch that have not arrived or left.
+        started: int64 ``[X]``, of each message; -1: not yet.
+        launch_row: int64 ``[2, X]``, launch at the source and at the target; -1: not yet.
+        first_fed, next_fed: int64 ``[X]``, lists of the messages that pass each message on.
+        progress: uint8 ``[X]``, waiting, ready or started.
+        has_arrived: uint8 ``[X]``.
+        to_start: int64 ``[X+1]``, messages that an event makes ready.
+        times, numbers, codes: int64, a binary heap of events.
+    """
+
+    port_ptr: Ints
+    port_list: Ints
+    head: Ints
+    is_busy: Ints
+    ready_at: Ints
+    begun: Ints
+    ended: Ints
+    at: Ints
+    still_open: Ints
+    started: Ints
+    launch_row: Ints
+    first_fed: Ints
+    next_fed: Ints
+    progress: NDArray[np.uint8]
+    has_arrived: NDArray[np.uint8]
+    to_start: Ints
+    times: Ints
+    numbers: Ints
+    codes: Ints
+
+
 @inner(INT(INTS, INTS, INTS, INT, INT, INT, INT))
 def _push(
     times: Ints, numbers: Ints, codes: Ints, size: int, time_ns: int, number: int, code: int
@@ -109,67 +152,59 @@ def run_events(
         Begin and end of every instruction ``[I]``, start of every message ``[X]`` (-1 if never),
         the instruction each device is at ``[R]``, the time of the last event.
     """
-    num_rows, num_messages = len(steps.op), len(messages.source)
-    row_ptr, ports = steps.row_ptr, messages.ports
-    begun_ended = np.full((2, num_rows), -1, np.int64)
-    started = np.full(num_messages, -1, np.int64)
-    at = row_ptr[:-1].copy()
-    # Messages by the port they leave by and enter by, by number.
-    port_list = np.argsort(ports, axis=1, kind="stable")
+    state = _initial_state(steps, messages, num_ports)
+    end_ns = _play(steps, messages, state, start_ns)
+    return state.begun, state.ended, state.started, state.at, int(end_ns)
+
+
+def _initial_state(steps: Steps, messages: Messages, num_ports: int) -> _State:
+    """Lay out the state before the first event, and messages by the ports that they use."""
+    num_rows, num_messages, ports = len(steps.op), len(messages.source), messages.ports
     port_ptr = np.zeros((2, num_ports + 1), np.int64)
     for side in range(2):
         port_ptr[side, 1:] = np.cumsum(np.bincount(ports[side], minlength=num_ports))
-    room = len(row_ptr) + 2 * num_messages + num_rows + 8
-    known = row_ptr, steps.item_ptr, steps.duration, steps.launch_of
-    end_ns = _play(
-        (*known, messages.feeder, messages.busy, messages.latency),
-        (messages.source, messages.target, steps.items),
-        steps.op,
-        ports,
-        port_ptr,
-        port_list,
-        port_ptr[:, :-1].copy(),
-        begun_ended,
-        started,
-        at,
-        np.zeros(num_rows, np.int64),
-        np.full((4, num_messages), -1, np.int64),
-        np.zeros((2, num_messages), np.uint8),
-        np.zeros((2, 2, num_ports), np.int64),
-        np.zeros((3, room), np.int64),
-        np.zeros(num_messages + 1, np.int64),
-        start_ns,
+    room = len(steps.row_ptr) + 2 * num_messages + num_rows + 8
+    begun_ended = np.full((2, num_rows), -1, np.int64)
+    launch_row = np.full((2, num_messages), -1, np.int64)
+    fed = np.full((2, num_messages), -1, np.int64)
+    flags = np.zeros((2, num_messages), np.uint8)
+    events = np.zeros((3, room), np.int64)
+    return _State(
+        port_ptr=port_ptr,
+        port_list=np.argsort(ports, axis=1, kind="stable"),
+        head=port_ptr[:, :-1].copy(),
+        is_busy=np.zeros((2, num_ports), np.int64),
+        ready_at=np.zeros((2, num_ports), np.int64),
+        begun=begun_ended[0],
+        ended=begun_ended[1],
+        at=steps.row_ptr[:-1].copy(),
+        still_open=np.zeros(num_rows, np.int64),
+        started=np.full(num_messages, -1, np.int64),
+        launch_row=launch_row,
+        first_fed=fed[0],
+        next_fed=fed[1],
+        progress=flags[0],
+        has_arrived=flags[1],
+        to_start=np.zeros(num_messages + 1, np.int64),
+        times=events[0],
+        numbers=events[1],
+        codes=events[2],
     )
-    return begun_ended[0], begun_ended[1], started, at, int(end_ns)
 
 
 @compiled
-def _play(  # noqa: C901, PLR0913 - a compiled kernel
-    known: tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints],
-    indices: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]],
-    op: NDArray[np.uint8],
-    ports: Ints,
-    port_ptr: Ints,
-    port_list: Ints,
-    head: Ints,
-    begun_ended: Ints,
-    started: Ints,
-    at: Ints,
-    still_open: Ints,
-    messages: Ints,
-    flags: NDArray[np.uint8],
-    by_port: Ints,
-    heap: Ints,
-    to_start: Ints,
-    start_ns: int,
-) -> int:
-    row_ptr, item_ptr, duration, launch_of, feeder, busy, latency = known
-    source, target, items = indices
-    begun, ended = begun_ended[0], begun_ended[1]
-    launch_row, next_fed, first_fed = messages[:2], messages[2], messages[3]
-    state, has_arrived = flags[0], flags[1]
-    is_busy, ready_at = by_port[0], by_port[1]  # whether taken; ready messages
-    times, numbers, codes = heap[0], heap[1], heap[2]
+def _play(steps: Steps, messages: Messages, current: _State, start_ns: int) -> int:  # noqa: C901
+    row_ptr, op, item_ptr = steps.row_ptr, steps.op, steps.item_ptr
+    items, duration, launch_of = steps.items, steps.duration, steps.launch_of
+    source, target, feeder = messages.source, messages.target, messages.feeder
+    ports, busy, latency = messages.ports, messages.busy, messages.latency
+    port_ptr, port_list, head = current.port_ptr, current.port_list, current.head
+    is_busy, ready_at = current.is_busy, current.ready_at
+    begun, ended, at, still_open = current.begun, current.ended, current.at, current.still_open
+    started, launch_row = current.started, current.launch_row
+    first_fed, next_fed = current.first_fed, current.next_fed
+    state, has_arrived, to_start = current.progress, current.has_arrived, current.to_start
+    times, numbers, codes = current.times, current.numbers, current.codes
     num_devices, num_messages = len(row_ptr) - 1, len(source)
     for x in range(num_messages - 1, -1, -1):
         if feeder[x] >= 0:
