@@ -31,7 +31,7 @@ from .simulation.schedules import make_schedule, predict_placement
 from .simulation.simulator import Prediction, predict, simulate
 from .simulation.trace import LANES, Lane, Source, Timings, Trace, measure_trace
 from .tables.buffers import accumulator_bytes, receive_buffer_bytes, receive_rows
-from .tables.head_groups import message_names, possible_groups, tall
+from .tables.head_groups import expand_head_groups, message_names, possible_groups
 from .tables.metrics import PlanMetrics, measure
 from .tables.plan import (
     Attention,
@@ -112,6 +112,7 @@ __all__ = [
     "decode_part",
     "digest",
     "encode_parts",
+    "expand_head_groups",
     "figures_of",
     "find_cluster",
     "format_cluster",
@@ -134,7 +135,6 @@ __all__ = [
     "reduction_seconds",
     "simulate",
     "static_layouts",
-    "tall",
     "tile_seconds",
     "to_perfetto",
     "validate",

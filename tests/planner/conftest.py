@@ -19,9 +19,9 @@ from dcp_planner import (
     PlanConfig,
     assemble,
     build_workload,
+    expand_head_groups,
     make_schedule,
     possible_groups,
-    tall,
     validate,
 )
 
@@ -142,7 +142,7 @@ def placed_plans(draw: st.DrawFn) -> Plan:
     )
     schedule = make_schedule(workload, placement, cluster, config)
     schedule = replace(schedule, is_frugal=draw(st.booleans()))
-    return tall(assemble(workload, cluster, placement, schedule, "any"))
+    return expand_head_groups(assemble(workload, cluster, placement, schedule, "any"))
 
 
 def clusters() -> st.SearchStrategy[Cluster]:

@@ -29,10 +29,10 @@ from dcp_planner import (
     decode_part,
     digest,
     encode_parts,
+    expand_head_groups,
     measure,
     read_plan,
     simulate,
-    tall,
     validate,
     write_plan,
 )
@@ -116,7 +116,7 @@ def test_a_plan_file_brings_the_forms_back(groups, dense, tmp_path):
     assert measure(found) == measure(plan)
     assert [f.form.digest for f in found.forms] == [f.form.digest for f in plan.forms]
     assert np.array_equal(found.mask_tile(30, 400, 10, 600), dense[30:400, 10:600])
-    assert len(tall(found).forms) == groups * len(plan.forms)
+    assert len(expand_head_groups(found).forms) == groups * len(plan.forms)
 
 
 def test_a_part_brings_the_forms_that_its_device_computes(plan, dense):

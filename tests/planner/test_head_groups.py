@@ -25,6 +25,7 @@ from dcp_planner import (
     decode_part,
     digest,
     encode_parts,
+    expand_head_groups,
     measure,
     place,
     possible_groups,
@@ -33,7 +34,6 @@ from dcp_planner import (
     receive_buffer_bytes,
     simulate,
     static_layouts,
-    tall,
     validate,
     write_plan,
 )
@@ -121,11 +121,11 @@ def test_one_group_is_the_plan_without_groups(sparsity):
     assert plan.head_groups == 1
     assert plan.tiles.group is None
     assert plan.transfers.group is None
-    assert tall(plan) is plan
+    assert expand_head_groups(plan) is plan
 
 
 def test_tokens_have_one_owner_for_all_their_heads(grouped):
-    flat = tall(grouped)
+    flat = expand_head_groups(grouped)
     validate(flat)
     blocks, groups = len(grouped.blocks), grouped.head_groups
     assert len(flat.blocks) == blocks * groups

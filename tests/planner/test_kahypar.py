@@ -29,7 +29,7 @@ from dcp_planner import (
 from dcp_planner.model.packing import cap_of
 from dcp_planner.model.placement import caps_of
 from dcp_planner.search.kahypar import _both_directions, _encode
-from dcp_planner.search.repair import Board
+from dcp_planner.search.repair import PlacementState
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("kahypar") is None, reason="kahypar is not installed"
@@ -79,7 +79,7 @@ def test_tiny_cases_are_placed_at_the_best_cost(masks, name):
     cluster, config = Cluster(1, 2), PlanConfig(partitioner="kahypar", compute_tolerance=0.3)
     assert workload.num_tiles + workload.num_blocks <= 12
     found = place(workload, cluster, config)
-    assert Board(workload, cluster, found).cost() == best_cost(workload, cluster, config)
+    assert PlacementState(workload, cluster, found).cost() == best_cost(workload, cluster, config)
 
 
 @pytest.mark.parametrize("shape", [(1, 4), (2, 2), (2, 3)])

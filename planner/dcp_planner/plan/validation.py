@@ -13,7 +13,7 @@ from dcp_planner.errors import InvariantError, PlanError
 from dcp_planner.model.config import MOST_HEAD_GROUPS
 from dcp_planner.model.cuts import count_pairs, find_overlap
 from dcp_planner.plan.program_validation import check_programs
-from dcp_planner.tables.head_groups import tall
+from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.plan import Plan, TransferKind, Transfers
 
 __all__ = ["PlanError", "validate"]
@@ -31,7 +31,7 @@ def validate(plan: Plan) -> None:
         return
     _check_blocks(plan)
     try:
-        _validate(tall(plan))
+        _validate(expand_head_groups(plan))
     except PlanError as error:
         note = (
             f" (of {plan.head_groups} head groups; block b of group g is called "

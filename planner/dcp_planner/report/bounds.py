@@ -21,7 +21,7 @@ from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.packing import Caps
 from dcp_planner.model.placement import caps_of
 from dcp_planner.model.workload import Direction, Workload
-from dcp_planner.tables.head_groups import tall
+from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.metrics import DirectionMetrics, measure
 from dcp_planner.tables.plan import Plan
 
@@ -84,7 +84,7 @@ def bound_ratios(plan: Plan, predicted_s: tuple[float, float] | None = None) -> 
         ``compute``, and for each direction ``*_bytes``, ``*_inter_bytes`` and, if predicted,
         ``*_time``. A ratio is left out where the bound is 0.
     """
-    found, plan = measure(plan), tall(plan)
+    found, plan = measure(plan), expand_head_groups(plan)
     work = np.zeros(plan.num_devices, np.int64)
     tokens = np.zeros(plan.num_devices, np.int64)
     np.add.at(work, plan.tiles.device, plan.tiles.pairs)

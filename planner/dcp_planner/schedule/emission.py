@@ -18,7 +18,7 @@ from dcp_planner.schedule.routing import Needs, find_needs
 from dcp_planner.schedule.slots import allocate_rows
 from dcp_planner.schedule.stages import Stages, divisions_ahead
 from dcp_planner.tables.buffers import bytes_per_token
-from dcp_planner.tables.head_groups import folded, in_groups
+from dcp_planner.tables.head_groups import expand_placement, fold_head_groups
 from dcp_planner.tables.plan import (
     Blocks,
     Plan,
@@ -253,7 +253,7 @@ def assemble(
 ) -> Plan:
     """Emit the plan of a placed and scheduled workload, without validating it."""
     groups, real = placement.head_groups, workload
-    workload, placement = in_groups(workload, placement)
+    workload, placement = expand_placement(workload, placement)
     needs = find_needs(workload, placement, cluster, schedule.routing)
     devices = cluster.num_devices
     forward, backward = (
@@ -291,7 +291,7 @@ def assemble(
         provenance=provenance,
         warnings=placement.warnings,
     )
-    return plan if groups == 1 else folded(plan, real, groups)
+    return plan if groups == 1 else fold_head_groups(plan, real, groups)
 
 
 def _joined(forward: Emission, backward: Emission) -> Transfers:

@@ -9,9 +9,9 @@ from dcp_planner.model.cost_model import link_seconds, workload_seconds
 from dcp_planner.model.packing import Caps
 from dcp_planner.model.workload import Workload
 from dcp_planner.search.load_state import (
-    FIELD,
+    LOAD_STATE,
     LOADS,
-    Field,
+    LoadState,
     forget,
     gather,
     keep,
@@ -31,45 +31,45 @@ _LEAST_GAIN = 1e-6
 _RAISES = 12  # times that what is above a cap weighs twice as much
 
 
-@inner(NOTHING(FIELD, INT, INT, INT))
-def _aim(field: Field, net: int, device: int, count: int) -> None:
+@inner(NOTHING(LOAD_STATE, INT, INT, INT))
+def _aim(state: LoadState, net: int, device: int, count: int) -> None:
     """Mark the targets of a set: the own node, users and owner of the net, owners of the others."""
-    blocks, devices = len(field.owner), len(field.node)
-    is_over = field.held[0, device] > field.limits[0, device]
+    blocks, devices = len(state.owner), len(state.node)
+    is_over = state.held[0, device] > state.limits[0, device]
     for other in range(devices):
-        is_near = is_over or field.node[other] == field.node[device]
-        field.mark[1, other] = 1 if is_near or field.users[net, other] > 0 else 0
-    field.mark[1, field.owner[net % blocks]] = 1
+        is_near = is_over or state.node[other] == state.node[device]
+        state.mark[1, other] = 1 if is_near or state.users[net, other] > 0 else 0
+    state.mark[1, state.owner[net % blocks]] = 1
     for i in range(count):
-        tile = field.tiles[i]
-        other = field.tile_kv[tile] if net < blocks else field.tile_q[tile]
-        field.mark[1, field.owner[other]] = 1
-    field.mark[1, device] = 0
+        tile = state.tiles[i]
+        other = state.tile_kv[tile] if net < blocks else state.tile_q[tile]
+        state.mark[1, state.owner[other]] = 1
+    state.mark[1, device] = 0
 
 
-@inner(INT(FIELD, INT, INT, FLOATS, INTS))
-def _try_sets(field: Field, device: int, net: int, least: Floats, best: Ints) -> int:
+@inner(INT(LOAD_STATE, INT, INT, FLOATS, INTS))
+def _try_sets(state: LoadState, device: int, net: int, least: Floats, best: Ints) -> int:
     """Value all moves of the tiles of one net off a device; gives how many tiles were looked at."""
-    blocks, count, seen = len(field.owner), gather(field, net, device), 0
+    blocks, count, seen = len(state.owner), gather(state, net, device), 0
     if count == 0:
         return 0
     work = 0.0
     for i in range(count):
-        work += field.work[0, field.tiles[i]]
-    _aim(field, net, device, count)
-    is_owner = field.owner[net % blocks] == device and field.fixed[0] == 0
+        work += state.work[0, state.tiles[i]]
+    _aim(state, net, device, count)
+    is_owner = state.owner[net % blocks] == device and state.fixed[0] == 0
     owned = net % blocks if is_owner else -1
-    for target in range(len(field.node)):
-        if field.mark[1, target] == 0 or field.held[0, target] + work > field.limits[0, target]:
+    for target in range(len(state.node)):
+        if state.mark[1, target] == 0 or state.held[0, target] + work > state.limits[0, target]:
             continue
         for turn in range(2 if owned >= 0 else 1):
             block = owned if turn else -1
-            if turn and field.held[1, target] + field.work[1, block] > field.limits[1, target]:
+            if turn and state.held[1, target] + state.work[1, block] > state.limits[1, target]:
                 continue
-            move_set(field, count, block, target)
-            value = objective(field)
-            move_set(field, count, block, device)
-            forget(field)
+            move_set(state, count, block, target)
+            value = objective(state)
+            move_set(state, count, block, device)
+            forget(state)
             seen += count + 1
             if value < least[0]:
                 least[0] = value
@@ -77,30 +77,30 @@ def _try_sets(field: Field, device: int, net: int, least: Floats, best: Ints) ->
     return seen
 
 
-@inner(INT(FIELD, INT, INT, FLOATS, INTS))
-def _try_tiles(field: Field, device: int, net: int, least: Floats, best: Ints) -> int:
+@inner(INT(LOAD_STATE, INT, INT, FLOATS, INTS))
+def _try_tiles(state: LoadState, device: int, net: int, least: Floats, best: Ints) -> int:
     """Value moves of single tiles of a row to devices that have its keys, or own a side."""
-    blocks, seen = len(field.owner), 0
-    is_over = field.held[0, device] > field.limits[0, device]
-    for x in range(field.pointer[0, net], field.pointer[0, net + 1]):
-        tile = field.members[0, x]
-        if field.part[tile] != device:
+    blocks, seen = len(state.owner), 0
+    is_over = state.held[0, device] > state.limits[0, device]
+    for x in range(state.pointer[0, net], state.pointer[0, net + 1]):
+        tile = state.members[0, x]
+        if state.part[tile] != device:
             continue
-        column = blocks + field.tile_kv[tile]
-        for target in range(len(field.node)):
-            has_row = field.users[net, target] > 0 or field.owner[net] == target
-            has_column = field.users[column, target] > 0 or field.owner[column - blocks] == target
+        column = blocks + state.tile_kv[tile]
+        for target in range(len(state.node)):
+            has_row = state.users[net, target] > 0 or state.owner[net] == target
+            has_column = state.users[column, target] > 0 or state.owner[column - blocks] == target
             if target == device or not (has_row or has_column):
                 continue
-            is_near = is_over or field.node[target] == field.node[device]
+            is_near = is_over or state.node[target] == state.node[device]
             if not is_near and not (has_row and has_column):
                 continue
-            if field.held[0, target] + field.work[0, tile] > field.limits[0, target]:
+            if state.held[0, target] + state.work[0, tile] > state.limits[0, target]:
                 continue
-            move_tile(field, tile, target)
-            value = objective(field)
-            move_tile(field, tile, device)
-            forget(field)
+            move_tile(state, tile, target)
+            value = objective(state)
+            move_tile(state, tile, device)
+            forget(state)
             seen += 2
             if value < least[0]:
                 least[0] = value
@@ -108,42 +108,42 @@ def _try_tiles(field: Field, device: int, net: int, least: Floats, best: Ints) -
     return seen
 
 
-@inner(INT(FIELD, INT, INT, FLOATS, INTS))
-def _try_owners(field: Field, device: int, block: int, least: Floats, best: Ints) -> int:
+@inner(INT(LOAD_STATE, INT, INT, FLOATS, INTS))
+def _try_owners(state: LoadState, device: int, block: int, least: Floats, best: Ints) -> int:
     """Value all moves of an owner, and swaps with others' blocks where it does not fit."""
-    seen, blocks = 0, len(field.owner)
-    size = field.work[1, block]
-    is_over = field.held[1, device] > field.limits[1, device]
-    for target in range(len(field.node)):
-        is_near = is_over or field.node[target] == field.node[device]
-        is_user = field.users[block, target] > 0 or field.users[blocks + block, target] > 0
+    seen, blocks = 0, len(state.owner)
+    size = state.work[1, block]
+    is_over = state.held[1, device] > state.limits[1, device]
+    for target in range(len(state.node)):
+        is_near = is_over or state.node[target] == state.node[device]
+        is_user = state.users[block, target] > 0 or state.users[blocks + block, target] > 0
         if target == device or not (is_near or is_user):
             continue
-        if field.held[1, target] + size <= field.limits[1, target]:
-            move_owner(field, block, target)
-            value = objective(field)
-            move_owner(field, block, device)
-            forget(field)
+        if state.held[1, target] + size <= state.limits[1, target]:
+            move_owner(state, block, target)
+            value = objective(state)
+            move_owner(state, block, device)
+            forget(state)
             seen += 4
             if value < least[0]:
                 least[0] = value
                 best[0], best[1], best[2], best[3] = 2, block, target, -1
     for other in range(blocks):
-        target = int(field.owner[other])
-        more = size - field.work[1, other]
-        if target == device or not (is_over or field.node[target] == field.node[device]):
+        target = int(state.owner[other])
+        more = size - state.work[1, other]
+        if target == device or not (is_over or state.node[target] == state.node[device]):
             continue
         if (
-            field.held[1, target] + more > field.limits[1, target]
-            or field.held[1, device] - more > field.limits[1, device]
+            state.held[1, target] + more > state.limits[1, target]
+            or state.held[1, device] - more > state.limits[1, device]
         ):
             continue
-        move_owner(field, block, target)
-        move_owner(field, other, device)
-        value = objective(field)
-        move_owner(field, other, target)
-        move_owner(field, block, device)
-        forget(field)
+        move_owner(state, block, target)
+        move_owner(state, other, device)
+        value = objective(state)
+        move_owner(state, other, target)
+        move_owner(state, block, device)
+        forget(state)
         seen += 8
         if value < least[0]:
             least[0] = value
@@ -151,82 +151,82 @@ def _try_owners(field: Field, device: int, block: int, least: Floats, best: Ints
     return seen
 
 
-@inner(INT(FIELD))
-def _busiest(field: Field) -> int:
+@inner(INT(LOAD_STATE))
+def _busiest(state: LoadState) -> int:
     """Give the device that costs most and is not at rest, or -1."""
-    total = field.total
+    total = state.total
     first = root(total[0]) / total[0] if total[0] > 0.0 else 0.0
     second = root(total[1]) / total[1] if total[1] > 0.0 else 0.0
     found, most = -1, 0.0
-    for device in range(len(field.node)):
-        now = first * field.term[0, device] + second * field.term[1, device]
-        if field.mark[2, device] == 0 and now > most:
+    for device in range(len(state.node)):
+        now = first * state.term[0, device] + second * state.term[1, device]
+        if state.mark[2, device] == 0 and now > most:
             found, most = device, now
     return found
 
 
-@inner(INT(FIELD))
-def _is_any_over(field: Field) -> int:
+@inner(INT(LOAD_STATE))
+def _is_any_over(state: LoadState) -> int:
     for kind in range(2):
-        for device in range(len(field.node)):
-            if field.held[kind, device] > field.limits[kind, device]:
+        for device in range(len(state.node)):
+            if state.held[kind, device] > state.limits[kind, device]:
                 return 1
     return 0
 
 
-@inner(INT(FIELD, INT, FLOATS, INTS))
-def _find_best(field: Field, device: int, least: Floats, best: Ints) -> int:
+@inner(INT(LOAD_STATE, INT, FLOATS, INTS))
+def _find_best(state: LoadState, device: int, least: Floats, best: Ints) -> int:
     """Find the best move that relieves a device; gives how much was looked at."""
-    blocks, seen = len(field.owner), 0
-    least[0], best[0] = objective(field) * (1.0 - _LEAST_GAIN), -1
+    blocks, seen = len(state.owner), 0
+    least[0], best[0] = objective(state) * (1.0 - _LEAST_GAIN), -1
     for net in range(2 * blocks):
-        if field.users[net, device] > 0:
-            seen += _try_sets(field, device, net, least, best)
+        if state.users[net, device] > 0:
+            seen += _try_sets(state, device, net, least, best)
             if net < blocks:
-                seen += _try_tiles(field, device, net, least, best)
-        if net < blocks and field.owner[net] == device and field.fixed[0] == 0:
-            seen += _try_owners(field, device, net, least, best)
+                seen += _try_tiles(state, device, net, least, best)
+        if net < blocks and state.owner[net] == device and state.fixed[0] == 0:
+            seen += _try_owners(state, device, net, least, best)
     return seen
 
 
 @compiled
-def relieve(field: Field, least: Floats, best: Ints, budget: int) -> int:
+def relieve(state: LoadState, least: Floats, best: Ints, budget: int) -> int:
     """Relieve the busiest device by its best move until no device has one; gives what was done.
 
     Args:
-        field: filled, but for the terms.
+        state: filled, but for the terms.
         least: float64 ``[1]``, scratch.
         best: int64 ``[4]``, scratch.
         budget: most moved tiles and owners that are valued, but for the last device.
     """
     seen, raised = 0, 0
-    value_all(field)
+    value_all(state)
     # One device above its cap is as bad as all that the others wait for; worse if it stays there.
-    field.heavy[0] = max(root(field.total[0]), root(field.total[1]))
-    value_all(field)
+    state.heavy[0] = max(root(state.total[0]), root(state.total[1]))
+    value_all(state)
     while seen < budget:
-        device = _busiest(field)
+        device = _busiest(state)
         if device < 0:
-            if raised == _RAISES or not _is_any_over(field):
+            if raised == _RAISES or not _is_any_over(state):
                 break
             raised += 1
-            field.heavy[0] *= 2.0
-            field.mark[2] = 0
-            value_all(field)
+            state.heavy[0] *= 2.0
+            state.mark[2] = 0
+            value_all(state)
             continue
-        seen += _find_best(field, device, least, best)
+        seen += _find_best(state, device, least, best)
         if best[0] < 0:
-            field.mark[2, device] = 1
+            state.mark[2, device] = 1
             continue
         if best[0] == 0:
-            move_set(field, gather(field, best[1], device), best[3], best[2])
+            move_set(state, gather(state, best[1], device), best[3], best[2])
         elif best[0] == 1:
-            move_tile(field, best[1], best[2])
+            move_tile(state, best[1], best[2])
         else:
-            move_owner(field, best[1], best[2])
+            move_owner(state, best[1], best[2])
             if best[3] >= 0:
-                move_owner(field, best[3], device)
-        keep(field)
+                move_owner(state, best[3], device)
+        keep(state)
     return seen
 
 
@@ -254,13 +254,13 @@ def relieve_split(
     """
     if 2 * workload.num_blocks * cluster.num_devices > _MOST_CELLS:
         return split
-    field = field_of(split, workload, cluster, caps)
-    field.fixed[0] = keeps_owners
-    relieve(field, np.zeros(1), np.zeros(4, np.int64), budget)
-    return Split(field.part, field.owner)
+    state = load_state_of(split, workload, cluster, caps)
+    state.fixed[0] = keeps_owners
+    relieve(state, np.zeros(1), np.zeros(4, np.int64), budget)
+    return Split(state.part, state.owner)
 
 
-def field_of(split: Split, workload: Workload, cluster: Cluster, caps: Caps) -> Field:
+def load_state_of(split: Split, workload: Workload, cluster: Cluster, caps: Caps) -> LoadState:
     """Lay a placement out as the compiled loops want it; the split itself is not changed."""
     blocks, tiles, devices = workload.num_blocks, workload.num_tiles, cluster.num_devices
     pointer, members = np.zeros((2, blocks + 1), np.int64), np.zeros((2, tiles), np.int64)
@@ -286,7 +286,7 @@ def field_of(split: Split, workload: Workload, cluster: Cluster, caps: Caps) -> 
         np.bincount(split.owner, workload.block_tokens, devices),
     ])  # fmt: skip
     limits = np.tile([[float(caps.pairs)], [float(caps.tokens)]], (1, devices))
-    field = Field(
+    state = LoadState(
         tile_q=workload.compute_q.copy(),
         tile_kv=workload.compute_kv.copy(),
         pointer=pointer,
@@ -311,7 +311,7 @@ def field_of(split: Split, workload: Workload, cluster: Cluster, caps: Caps) -> 
         tiles=np.zeros(tiles + 1, np.int64),
         fixed=np.zeros(1, np.int64),
     )
-    return field
+    return state
 
 
 def _message_seconds(workload: Workload, cluster: Cluster) -> Floats:

@@ -1,4 +1,4 @@
-"""Hold a board to its caps: tiles leave overloaded parts, owners are chosen anew under the limit.
+"""Hold a state to its caps: tiles leave overloaded parts, owners are chosen anew under the limit.
 
 Given where the tiles are, what an owner costs is known for each block and part apart from all
 other blocks, so choosing owners is an assignment under a capacity: moves and swaps of blocks.
@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 
 from dcp_planner.jit import FLOAT, FLOATS, INDEX_TABLE, INT, INT_TABLE, compiled, inner
 from dcp_planner.model.packing import pack_largest_first
-from dcp_planner.search.partition_state import BOARD, Board, fill, pin, price_net, reset
+from dcp_planner.search.partition_state import (
+    PARTITION_STATE,
+    PartitionState,
+    fill,
+    pin,
+    price_net,
+    reset,
+)
 
 Ints = NDArray[np.int64]
 Indices = NDArray[np.int32]
@@ -18,28 +25,28 @@ Floats = NDArray[np.float64]
 PLACES = types.UniTuple(INT, 2)  # type: ignore[no-untyped-call] # numba has no types
 
 
-def hold_caps(board: Board, sweeps: int) -> None:
+def hold_caps(state: PartitionState, sweeps: int) -> None:
     """Move tiles and owners until no cap is exceeded, or nothing helps; then improve the owners.
 
     Where owners cannot be mended by moves and swaps, the blocks are packed anew, largest first.
     """
-    level_work(board)
-    cost = owner_costs(board)
-    owner, limit = board.owner.copy(), board.limits[1].copy()
-    if not shed_tokens(cost, owner, board.tokens, limit, board.topology):
-        owner = _pack(board, owner, limit)
-    improve_owners(cost, owner, board.tokens, limit, board.topology, sweeps)
-    set_owners(board, owner)
+    level_work(state)
+    cost = owner_costs(state)
+    owner, limit = state.owner.copy(), state.limits[1].copy()
+    if not shed_tokens(cost, owner, state.tokens, limit, state.topology):
+        owner = _pack(state, owner, limit)
+    improve_owners(cost, owner, state.tokens, limit, state.topology, sweeps)
+    set_owners(state, owner)
 
 
-def _pack(board: Board, owner: Indices, limit: Floats) -> Indices:
+def _pack(state: PartitionState, owner: Indices, limit: Floats) -> Indices:
     """Pack the blocks largest first if that is more level; limits rise to what is reached."""
     parts = len(limit)
     owned = np.flatnonzero(owner >= 0)
     packed = owner.copy()
-    packed[owned] = pack_largest_first(board.tokens[owned], parts)
+    packed[owned] = pack_largest_first(state.tokens[owned], parts)
     loads = [
-        np.bincount(found[owned], weights=board.tokens[owned], minlength=parts)
+        np.bincount(found[owned], weights=state.tokens[owned], minlength=parts)
         for found in (owner, packed)
     ]
     better = int(loads[1].max(initial=0) < loads[0].max(initial=0))
@@ -48,14 +55,14 @@ def _pack(board: Board, owner: Indices, limit: Floats) -> Indices:
 
 
 @compiled
-def level_work(board: Board) -> None:
+def level_work(state: PartitionState) -> None:
     """Move the tiles that are cheapest per unit of work off overloaded parts, fullest part first.
 
     A target must stay under its limit; if there is none, it must stay below the source. For each
     overloaded part O(K), its rows, and its tiles for each move, times K for those that may be best.
     """
-    parts, tiles = board.topology.shape[1], board.tiles
-    part, work, loads, limits = board.part, board.work, board.loads, board.limits
+    parts, tiles = state.topology.shape[1], state.tiles
+    part, work, loads, limits = state.part, state.work, state.loads, state.limits
     left = len(part) + 1
     while left > 0:
         source, excess = -1, 0.0
@@ -64,16 +71,16 @@ def level_work(board: Board) -> None:
                 source, excess = here, loads[0, here] - limits[0, here]
         if source < 0:
             return
-        count = _gather(board, source)
+        count = _gather(state, source)
         while loads[0, source] > limits[0, source] and left > 0:
-            at, goal = _cheapest(board, source, count, loads[0, source] - limits[0, source])
+            at, goal = _cheapest(state, source, count, loads[0, source] - limits[0, source])
             if at < 0:
                 return
             tile = tiles[at]
-            blocks, count = len(board.tokens), count - 1
+            blocks, count = len(state.tokens), count - 1
             tiles[at], tiles[count] = tiles[count], tile
-            pin(int(board.tile_q[tile]), 1, source, goal, board.counts, board.topology)
-            pin(blocks + board.tile_kv[tile], 1, source, goal, board.counts, board.topology)
+            pin(int(state.tile_q[tile]), 1, source, goal, state.counts, state.topology)
+            pin(blocks + state.tile_kv[tile], 1, source, goal, state.counts, state.topology)
             loads[0, source] -= work[tile]
             loads[0, goal] += work[tile]
             part[tile] = goal
@@ -82,12 +89,12 @@ def level_work(board: Board) -> None:
                 break  # it only levels now: whichever is fullest goes on
 
 
-@inner(INT(BOARD, INT))
-def _gather(board: Board, source: int) -> int:
+@inner(INT(PARTITION_STATE, INT))
+def _gather(state: PartitionState, source: int) -> int:
     """Put the tiles of a part into scratch, ascending; gives their number."""
-    pointer, members, counts = board.pointer, board.members, board.counts
-    part, tiles, found = board.part, board.tiles, 0
-    for row in range(len(board.tokens)):
+    pointer, members, counts = state.pointer, state.members, state.counts
+    part, tiles, found = state.part, state.tiles, 0
+    for row in range(len(state.tokens)):
         if counts[row, source] > 0:
             for x in range(pointer[0, row], pointer[0, row + 1]):
                 tile = members[0, x]
@@ -106,16 +113,16 @@ def _most_saved(net: int, part: int, weight: Floats, count: Indices, topology: I
     return saved
 
 
-@inner(PLACES(BOARD, INT, INT, FLOAT))
-def _cheapest(board: Board, source: int, count: int, excess: float) -> tuple[int, int]:
+@inner(PLACES(PARTITION_STATE, INT, INT, FLOAT))
+def _cheapest(state: PartitionState, source: int, count: int, excess: float) -> tuple[int, int]:
     """Give the place in scratch of the tile that is cheapest to move off a part, and where to."""
-    blocks, parts = len(board.tokens), board.topology.shape[1]
-    work, counts, weight = board.work, board.counts, board.weight
-    topology, change, loads, limits = board.topology, board.change, board.loads, board.limits
+    blocks, parts = len(state.tokens), state.topology.shape[1]
+    work, counts, weight = state.work, state.counts, state.weight
+    topology, change, loads, limits = state.topology, state.change, state.loads, state.limits
     best, goal, least, is_allowed = -1, -1, np.inf, False
     for at in range(count):
-        tile = board.tiles[at]
-        row, column = int(board.tile_q[tile]), blocks + board.tile_kv[tile]
+        tile = state.tiles[at]
+        row, column = int(state.tile_q[tile]), blocks + state.tile_kv[tile]
         shed = min(max(work[tile], 1.0), excess)
         if is_allowed:
             saved = _most_saved(row, source, weight, counts, topology)
@@ -138,20 +145,20 @@ def _cheapest(board: Board, source: int, count: int, excess: float) -> tuple[int
     return best, goal
 
 
-def owner_costs(board: Board) -> Floats:
+def owner_costs(state: PartitionState) -> Floats:
     """Give what each block would send if each part owned it, float64 ``[D, K]``."""
-    blocks, parts = len(board.tokens), board.topology.shape[1]
-    far, group = board.weight[-1], board.topology[0]
-    owned = np.flatnonzero(board.owner >= 0)
-    owner = board.owner[owned]
+    blocks, parts = len(state.tokens), state.topology.shape[1]
+    far, group = state.weight[-1], state.topology[0]
+    owned = np.flatnonzero(state.owner >= 0)
+    owner = state.owner[owned]
     cost = np.zeros((blocks, parts))
     for net in (owned, owned + blocks):
-        counts = board.counts[net]
+        counts = state.counts[net]
         is_shared = counts[:, :parts].sum(axis=1) > 1
         row = np.arange(len(net))
         counts[row, owner] -= 1
         counts[row, parts + group[owner]] -= 1
-        weight = np.where(is_shared, board.weight[net], 0.0)[:, None]
+        weight = np.where(is_shared, state.weight[net], 0.0)[:, None]
         cost[owned] += weight * (counts[:, :parts] == 0)
         cost[owned] += far * weight * (counts[:, parts:] == 0)[:, group]
     return cost
@@ -179,10 +186,10 @@ def improve_owners(
     _improve_owners(cost, owner, tokens, held, limit, topology, sweeps)
 
 
-def set_owners(board: Board, owner: Indices) -> None:
-    """Put owners on the board."""
-    np.copyto(board.owner, owner)
-    fill(board)
+def set_owners(state: PartitionState, owner: Indices) -> None:
+    """Put owners on the state."""
+    np.copyto(state.owner, owner)
+    fill(state)
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""The field of the search for time: what a placement keeps busy, as moves change it.
+"""The state of the search for time: what a placement keeps busy, as moves change it.
 
 For every device and either direction: the seconds of its computing, of what it receives and sends
 over the network, inputs and results apart, and inside its node. A device is as slow as a high power
@@ -36,7 +36,7 @@ LOADS = 7  # compute, inputs in, inputs out, results in, results out, inside in,
 _SEEN = 0.25  # of the time on the network is not hidden behind computing
 
 
-class Field(NamedTuple):
+class LoadState(NamedTuple):
     """A placement and what it keeps busy, changed in place.
 
     Attributes:
@@ -87,7 +87,7 @@ class Field(NamedTuple):
     fixed: Ints
 
 
-FIELD = types.NamedTuple(  # type: ignore[no-untyped-call]
+LOAD_STATE = types.NamedTuple(  # type: ignore[no-untyped-call]
     (
         INDICES,  # tile_q
         INDICES,  # tile_kv
@@ -113,34 +113,34 @@ FIELD = types.NamedTuple(  # type: ignore[no-untyped-call]
         INTS,  # tiles
         INTS,  # fixed
     ),
-    Field,
+    LoadState,
 )
 
 
-@inner(NOTHING(FIELD, INT))
-def _touch(field: Field, device: int) -> None:
+@inner(NOTHING(LOAD_STATE, INT))
+def _touch(state: LoadState, device: int) -> None:
     """Remember the loads of a device before its first change."""
-    if field.mark[0, device] == 0:
-        field.mark[0, device] = 1
-        end = len(field.dirty) - 1
-        field.dirty[field.dirty[end]] = device
-        field.dirty[end] += 1
+    if state.mark[0, device] == 0:
+        state.mark[0, device] = 1
+        end = len(state.dirty) - 1
+        state.dirty[state.dirty[end]] = device
+        state.dirty[end] += 1
         for i in range(2 * LOADS):
-            field.saved[device, i] = field.load[device, i]
+            state.saved[device, i] = state.load[device, i]
 
 
-@inner(NOTHING(FIELD, INT, INT, FLOAT))
-def _charge(field: Field, net: int, node: int, sign: float) -> None:
+@inner(NOTHING(LOAD_STATE, INT, INT, FLOAT))
+def _charge(state: LoadState, net: int, node: int, sign: float) -> None:
     """Add (or take away) what the devices of one node do to have a net and to send its results."""
-    count = field.in_node[net, node]
+    count = state.in_node[net, node]
     if count == 0:
         return
-    devices = len(field.node) // field.in_node.shape[1]
-    owner = int(field.owner[net % len(field.owner)])
-    is_home = field.node[owner] == node
+    devices = len(state.node) // state.in_node.shape[1]
+    owner = int(state.owner[net % len(state.owner)])
+    is_home = state.node[owner] == node
     share, passed = sign / count, sign * (count - 1) / count
-    load, users, cost = field.load, field.users, field.cost
-    _touch(field, owner)
+    load, users, cost = state.load, state.users, state.cost
+    _touch(state, owner)
     for way in range(2):
         at, price = LOADS * way, 4 * way
         if is_home:
@@ -155,7 +155,7 @@ def _charge(field: Field, net: int, node: int, sign: float) -> None:
         if users[net, user] == 0 or user == owner:
             continue
         count -= 1
-        _touch(field, user)
+        _touch(state, user)
         for way in range(2):
             at, price = LOADS * way, 4 * way
             if is_home:
@@ -169,57 +169,57 @@ def _charge(field: Field, net: int, node: int, sign: float) -> None:
                 load[user, at + 6] += inside
 
 
-@inner(NOTHING(FIELD, INT, INT, INT))
-def _use(field: Field, net: int, device: int, by: int) -> None:
+@inner(NOTHING(LOAD_STATE, INT, INT, INT))
+def _use(state: LoadState, net: int, device: int, by: int) -> None:
     """Let one tile more or less use a net on a device."""
-    before = field.users[net, device]
+    before = state.users[net, device]
     changes = before == 0 or before + by == 0
-    if not changes or field.owner[net % len(field.owner)] == device:
-        field.users[net, device] += by
+    if not changes or state.owner[net % len(state.owner)] == device:
+        state.users[net, device] += by
         return
-    node = field.node[device]
-    _charge(field, net, node, -1.0)
-    field.users[net, device] += by
-    field.in_node[net, node] += 1 if by > 0 else -1
-    _charge(field, net, node, 1.0)
+    node = state.node[device]
+    _charge(state, net, node, -1.0)
+    state.users[net, device] += by
+    state.in_node[net, node] += 1 if by > 0 else -1
+    _charge(state, net, node, 1.0)
 
 
-@inner(NOTHING(FIELD, INT, INT))
-def move_tile(field: Field, tile: int, target: int) -> None:
+@inner(NOTHING(LOAD_STATE, INT, INT))
+def move_tile(state: LoadState, tile: int, target: int) -> None:
     """Compute a tile elsewhere; not final before `keep`."""
-    here = int(field.part[tile])
-    row, column = int(field.tile_q[tile]), len(field.owner) + field.tile_kv[tile]
-    _use(field, row, here, -1)
-    _use(field, row, target, 1)
-    _use(field, column, here, -1)
-    _use(field, column, target, 1)
-    _touch(field, here)
-    _touch(field, target)
+    here = int(state.part[tile])
+    row, column = int(state.tile_q[tile]), len(state.owner) + state.tile_kv[tile]
+    _use(state, row, here, -1)
+    _use(state, row, target, 1)
+    _use(state, column, here, -1)
+    _use(state, column, target, 1)
+    _touch(state, here)
+    _touch(state, target)
     for way in range(2):
-        field.load[here, LOADS * way] -= field.seconds[way, tile]
-        field.load[target, LOADS * way] += field.seconds[way, tile]
-    field.held[0, here] -= field.work[0, tile]
-    field.held[0, target] += field.work[0, tile]
-    field.part[tile] = target
+        state.load[here, LOADS * way] -= state.seconds[way, tile]
+        state.load[target, LOADS * way] += state.seconds[way, tile]
+    state.held[0, here] -= state.work[0, tile]
+    state.held[0, target] += state.work[0, tile]
+    state.part[tile] = target
 
 
-@inner(NOTHING(FIELD, INT, INT))
-def move_owner(field: Field, block: int, target: int) -> None:
+@inner(NOTHING(LOAD_STATE, INT, INT))
+def move_owner(state: LoadState, block: int, target: int) -> None:
     """Give a block another owner; not final before `keep`."""
-    here, blocks, nodes = int(field.owner[block]), len(field.owner), field.in_node.shape[1]
+    here, blocks, nodes = int(state.owner[block]), len(state.owner), state.in_node.shape[1]
     for net in (block, blocks + block):
         for node in range(nodes):
-            _charge(field, net, node, -1.0)
-    field.owner[block] = target
+            _charge(state, net, node, -1.0)
+    state.owner[block] = target
     for net in (block, blocks + block):
-        if field.users[net, here] > 0:
-            field.in_node[net, field.node[here]] += 1
-        if field.users[net, target] > 0:
-            field.in_node[net, field.node[target]] -= 1
+        if state.users[net, here] > 0:
+            state.in_node[net, state.node[here]] += 1
+        if state.users[net, target] > 0:
+            state.in_node[net, state.node[target]] -= 1
         for node in range(nodes):
-            _charge(field, net, node, 1.0)
-    field.held[1, here] -= field.work[1, block]
-    field.held[1, target] += field.work[1, block]
+            _charge(state, net, node, 1.0)
+    state.held[1, here] -= state.work[1, block]
+    state.held[1, target] += state.work[1, block]
 
 
 @inner(FLOAT(FLOAT))
@@ -235,16 +235,16 @@ def root(x: float) -> float:
     return float(np.sqrt(np.sqrt(np.sqrt(max(x, 0.0)))))
 
 
-@inner(FLOAT(FIELD, INT, INT))
-def _term_of(field: Field, way: int, device: int) -> float:
+@inner(FLOAT(LOAD_STATE, INT, INT))
+def _term_of(state: LoadState, way: int, device: int) -> float:
     """Give the eighth powers of what may keep everybody waiting for a device."""
-    at, load = LOADS * way, field.load
+    at, load = LOADS * way, state.load
     compute, into, out = load[device, at], load[device, at + 1], load[device, at + 2]
     home, back = load[device, at + 3], load[device, at + 4]
     over = 0.0
     for kind in range(2):
-        if field.held[kind, device] > field.limits[kind, device]:
-            over += _power(field.heavy[0] * field.held[kind, device] / field.limits[kind, device])
+        if state.held[kind, device] > state.limits[kind, device]:
+            over += _power(state.heavy[0] * state.held[kind, device] / state.limits[kind, device])
     return (
         over
         + _power(compute + _SEEN * (into + out + home + back))
@@ -257,80 +257,80 @@ def _term_of(field: Field, way: int, device: int) -> float:
     )
 
 
-@inner(FLOAT(FIELD))
-def objective(field: Field) -> float:
+@inner(FLOAT(LOAD_STATE))
+def objective(state: LoadState) -> float:
     """Give the objective after a move that is not yet kept."""
-    value, end = 0.0, len(field.dirty) - 1
+    value, end = 0.0, len(state.dirty) - 1
     for way in range(2):
         change = 0.0
-        for i in range(field.dirty[end]):
-            device = field.dirty[i]
-            change += _term_of(field, way, device) - field.term[way, device]
-        value += root(field.total[way] + change)
+        for i in range(state.dirty[end]):
+            device = state.dirty[i]
+            change += _term_of(state, way, device) - state.term[way, device]
+        value += root(state.total[way] + change)
     return value
 
 
-@inner(NOTHING(FIELD))
-def _add_up(field: Field) -> None:
+@inner(NOTHING(LOAD_STATE))
+def _add_up(state: LoadState) -> None:
     for way in range(2):
         total = 0.0
-        for device in range(len(field.node)):
-            total += field.term[way, device]
-        field.total[way] = total
+        for device in range(len(state.node)):
+            total += state.term[way, device]
+        state.total[way] = total
 
 
-@inner(NOTHING(FIELD))
-def keep(field: Field) -> None:
+@inner(NOTHING(LOAD_STATE))
+def keep(state: LoadState) -> None:
     """Make the move final; who was touched may try again."""
-    end = len(field.dirty) - 1
-    for i in range(field.dirty[end]):
-        device = field.dirty[i]
-        field.mark[0, device] = 0
-        field.mark[2, device] = 0
+    end = len(state.dirty) - 1
+    for i in range(state.dirty[end]):
+        device = state.dirty[i]
+        state.mark[0, device] = 0
+        state.mark[2, device] = 0
         for way in range(2):
-            field.term[way, device] = _term_of(field, way, device)
-    field.dirty[end] = 0
-    _add_up(field)
+            state.term[way, device] = _term_of(state, way, device)
+    state.dirty[end] = 0
+    _add_up(state)
 
 
-@inner(NOTHING(FIELD))
-def forget(field: Field) -> None:
+@inner(NOTHING(LOAD_STATE))
+def forget(state: LoadState) -> None:
     """Restore the loads, to the bit, after a move was undone."""
-    end = len(field.dirty) - 1
-    for i in range(field.dirty[end]):
-        device = field.dirty[i]
-        field.mark[0, device] = 0
+    end = len(state.dirty) - 1
+    for i in range(state.dirty[end]):
+        device = state.dirty[i]
+        state.mark[0, device] = 0
         for j in range(2 * LOADS):
-            field.load[device, j] = field.saved[device, j]
-    field.dirty[end] = 0
+            state.load[device, j] = state.saved[device, j]
+    state.dirty[end] = 0
 
 
-@inner(NOTHING(FIELD, INT, INT, INT))
-def move_set(field: Field, count: int, block: int, target: int) -> None:
+@inner(NOTHING(LOAD_STATE, INT, INT, INT))
+def move_set(state: LoadState, count: int, block: int, target: int) -> None:
     """Move the tiles in scratch, and the owner of a block unless it is -1."""
     for i in range(count):
-        move_tile(field, field.tiles[i], target)
+        move_tile(state, state.tiles[i], target)
     if block >= 0:
-        move_owner(field, block, target)
+        move_owner(state, block, target)
 
 
-@inner(INT(FIELD, INT, INT))
-def gather(field: Field, net: int, device: int) -> int:
+@inner(INT(LOAD_STATE, INT, INT))
+def gather(state: LoadState, net: int, device: int) -> int:
     """Put the tiles of a net on a device into scratch; gives their number."""
-    blocks = len(field.owner)
+    blocks = len(state.owner)
     side, block, count = net // blocks, net % blocks, 0
-    for x in range(field.pointer[side, block], field.pointer[side, block + 1]):
-        tile = field.members[side, x]
-        if field.part[tile] == device:
-            field.tiles[count] = tile
+    for x in range(state.pointer[side, block], state.pointer[side, block + 1]):
+        tile = state.members[side, x]
+        if state.part[tile] == device:
+            state.tiles[count] = tile
             count += 1
     return count
 
 
-@inner(NOTHING(FIELD))
-def value_all(field: Field) -> None:
+@inner(NOTHING(LOAD_STATE))
+def value_all(state: LoadState) -> None:
     """Take the terms of all devices anew."""
-    for device in range(len(field.node)):
+    for device in range(len(state.node)):
         for way in range(2):
-            field.term[way, device] = _term_of(field, way, device)
-    _add_up(field)
+            state.term[way, device] = _term_of(state, way, device)
+    _add_up(state)

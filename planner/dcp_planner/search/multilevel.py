@@ -19,8 +19,8 @@ from dcp_planner.model.placement import caps_of
 from dcp_planner.model.workload import Workload
 from dcp_planner.search.caps import hold_caps, level_work
 from dcp_planner.search.native import Effort
-from dcp_planner.search.partition_state import Board, bytes_of, excess_of
-from dcp_planner.search.problem import Problem, Split, coarsen, make_board, restrict, seeds
+from dcp_planner.search.partition_state import PartitionState, bytes_of, excess_of
+from dcp_planner.search.problem import Problem, Split, coarsen, restrict, seeds, state_of_split
 from dcp_planner.search.refinement import descend
 from dcp_planner.search.repair import price_between_nodes
 
@@ -30,11 +30,11 @@ _MOST_PARTS = 16
 _WIDE = 64  # parts of a level, where their number has no divisors, beyond which less is searched
 _PRICE = 3.0  # of a unit above a cap, in bytes of the mean unit
 _MARGIN = 2.0  # times the bytes of tiles in squares
-_MOST_CELLS = 1 << 26  # of the pin counts of one board
+_MOST_CELLS = 1 << 26  # of the pin counts of one state
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class SearchSetting:
     """What stays the same through all levels of one search.
 
     Attributes:
@@ -61,13 +61,15 @@ class Ground:
         return limits
 
 
-def ground_of(workload: Workload, cluster: Cluster, config: PlanConfig, effort: Effort) -> Ground:
+def setting_of(
+    workload: Workload, cluster: Cluster, config: PlanConfig, effort: Effort
+) -> SearchSetting:
     """Take caps and means of a whole workload."""
     devices = cluster.num_devices
     # Moves and swaps may reach the tolerance where a packing, largest first, does not; they know
     # to settle for what that reaches.
     tokens = int((1 + config.token_tolerance) * int(workload.block_tokens.sum()) / devices)
-    return Ground(
+    return SearchSetting(
         effort,
         replace(caps_of(workload, devices, config), tokens=tokens),
         float(workload.compute_pairs.sum()) / devices,
@@ -76,10 +78,10 @@ def ground_of(workload: Workload, cluster: Cluster, config: PlanConfig, effort: 
     )
 
 
-def search(problem: Problem, cluster: Cluster, ground: Ground) -> Split:
+def search(problem: Problem, cluster: Cluster, setting: SearchSetting) -> Split:
     """Split a problem over all devices of a cluster, for few bytes; deterministic."""
-    split = _recurse(problem, level_sizes(cluster), cluster.num_devices, ground)
-    return polish(problem, split, cluster, ground)
+    split = _recurse(problem, level_sizes(cluster), cluster.num_devices, setting)
+    return polish(problem, split, cluster, setting)
 
 
 def level_sizes(cluster: Cluster) -> list[int]:
@@ -100,73 +102,75 @@ def _factors(count: int) -> list[int]:
     return [*sizes, count] if count > 1 else sizes
 
 
-def _recurse(problem: Problem, sizes: list[int], devices: int, ground: Ground) -> Split:
+def _recurse(problem: Problem, sizes: list[int], devices: int, setting: SearchSetting) -> Split:
     """Split into the parts of the first level, each of them into those of the next."""
     if not sizes:
         part = np.zeros(problem.num_tiles, np.int32)
         return Split(part, np.where(problem.is_owned, 0, -1).astype(np.int32))
     inside = devices // sizes[0]
-    limits = ground.limits(sizes[0], inside, is_last=len(sizes) == 1)
-    split = split_once(problem, limits, ground)
+    limits = setting.limits(sizes[0], inside, is_last=len(sizes) == 1)
+    split = split_once(problem, limits, setting)
     if len(sizes) == 1:
         return split
     part = split.part * np.int32(inside)
     owner = np.where(split.owner >= 0, split.owner * np.int32(inside), np.int32(-1))
     for number in range(sizes[0]):
         inner, tiles, blocks = restrict(problem, split, number)
-        found = _recurse(inner, sizes[1:], inside, ground)
+        found = _recurse(inner, sizes[1:], inside, setting)
         part[tiles] += found.part
         owner[blocks] += np.maximum(found.owner, 0)
     return Split(part, owner)
 
 
-def split_once(problem: Problem, limits: Floats, ground: Ground) -> Split:
+def split_once(problem: Problem, limits: Floats, setting: SearchSetting) -> Split:
     """Split into the parts of one level: coarse pictures first, then finer ones."""
-    effort, parts = ground.effort, limits.shape[1]
+    effort, parts = setting.effort, limits.shape[1]
     pictures = [(problem, np.zeros(0, np.int64), np.zeros(0, np.int64))]
     while pictures[-1][0].num_tiles > effort.coarse_tiles * parts:
         coarser = coarsen(pictures[-1][0])
         if coarser[0].num_tiles > 0.9 * pictures[-1][0].num_tiles:
             break
         pictures.append(coarser)
-    best = _best_start(pictures[-1][0], limits, ground)
+    best = _best_start(pictures[-1][0], limits, setting)
     for (finer, _, _), (_, tile, block) in zip(pictures[-2::-1], pictures[:0:-1], strict=True):
         owner = np.where(finer.is_owned, best.owner[block], np.int32(-1))
-        board = _flat_board(finer, Split(best.part[tile], owner), limits, ground.seed)
-        best = _descend(board, effort.fine_sweeps, effort.fine_noise * _unit(finer), effort)[1]
-    board = _flat_board(problem, best, limits, ground.seed)
-    hold_caps(board, 1)
-    return Split(board.part, board.owner)
+        state = _flat_state(finer, Split(best.part[tile], owner), limits, setting.seed)
+        best = _descend(state, effort.fine_sweeps, effort.fine_noise * _unit(finer), effort)[1]
+    state = _flat_state(problem, best, limits, setting.seed)
+    hold_caps(state, 1)
+    return Split(state.part, state.owner)
 
 
-def _descend(board: Board, sweeps: int, noise: float, effort: Effort) -> tuple[float, Split]:
+def _descend(
+    state: PartitionState, sweeps: int, noise: float, effort: Effort
+) -> tuple[float, Split]:
     """Search and give the cost and the split: those before if the noise led astray."""
-    before = _cost(board), Split(board.part.copy(), board.owner.copy())
-    descend(board, sweeps, noise, effort.longest)
-    after = _cost(board), Split(board.part, board.owner)
+    before = _cost(state), Split(state.part.copy(), state.owner.copy())
+    descend(state, sweeps, noise, effort.longest)
+    after = _cost(state), Split(state.part, state.owner)
     return min(before, after, key=lambda found: found[0])
 
 
-def _best_start(problem: Problem, limits: Floats, ground: Ground) -> Split:
+def _best_start(problem: Problem, limits: Floats, setting: SearchSetting) -> Split:
     """Search from several seeds and give the cheapest result."""
-    effort, parts = ground.effort, limits.shape[1]
+    effort, parts = setting.effort, limits.shape[1]
     # Every part brings tiles, each of which is priced for every part: the work is their square.
     share = min(1.0, _WIDE / parts)
     runs = max(effort.starts, int(effort.runs * share))
     sweeps = max(effort.fine_sweeps, int(effort.sweeps * share))
     starts = list(seeds(problem, parts))
     # A stable sort: among equals the most promising kind of seed stays first.
-    starts.sort(key=lambda start: _cost(_flat_board(problem, start, limits, 0)))
+    starts.sort(key=lambda start: _cost(_flat_state(problem, start, limits, 0)))
     results = []
     for run in range(runs):
         start = starts[run % min(effort.starts, len(starts))]
-        board = _flat_board(problem, start, limits, ground.seed + run)
-        results.append(_descend(board, sweeps, effort.noise * _unit(problem), effort))
+        state = _flat_state(problem, start, limits, setting.seed + run)
+        results.append(_descend(state, sweeps, effort.noise * _unit(problem), effort))
     return min(results, key=lambda found: found[0])[1]
 
 
-def _cost(board: Board) -> float:
-    return float(bytes_of(board) + excess_of(board))
+def _cost(state: PartitionState) -> float:
+    return float(bytes_of(state) + excess_of(state))
 
 
 def _unit(problem: Problem) -> float:
@@ -189,47 +193,49 @@ def prices_of(problem: Problem, parts: int) -> Floats:
     return np.asarray(np.rint(prices / grain) * grain)
 
 
-def _flat_board(problem: Problem, split: Split, limits: Floats, seed: int) -> Board:
+def _flat_state(problem: Problem, split: Split, limits: Floats, seed: int) -> PartitionState:
     """Lay out a level on which all parts are equally far from each other."""
     parts = limits.shape[1]
     topology = np.zeros((3, parts), np.int64)
     topology[2] = parts
-    return make_board(problem, split, limits, prices_of(problem, parts), topology, 0.0, seed)
+    return state_of_split(problem, split, limits, prices_of(problem, parts), topology, 0.0, seed)
 
 
-def polish(problem: Problem, split: Split, cluster: Cluster, ground: Ground) -> Split:
+def polish(problem: Problem, split: Split, cluster: Cluster, setting: SearchSetting) -> Split:
     """Search on all devices together under the cost of both kinds of links, then hold the caps.
 
     A split made elsewhere may be given; the caps hold afterwards if blocks and tiles allow it.
     """
-    effort, width = ground.effort, cluster.num_devices + cluster.nodes
+    effort, width = setting.effort, cluster.num_devices + cluster.nodes
     if 2 * problem.num_blocks * width > _MOST_CELLS:
         return split
     affordable = effort.polish_work // max(1, problem.num_tiles * width)
     sweeps = int(min(effort.polish_sweeps, affordable))
     if sweeps > 0:
-        board = _whole_board(problem, split, cluster, ground)
-        _, split = _descend(board, sweeps, effort.fine_noise * _unit(problem), effort)
-    board = _whole_board(problem, split, cluster, ground)
-    hold_caps(board, effort.polish_sweeps)
-    return Split(board.part, board.owner)
+        state = _whole_state(problem, split, cluster, setting)
+        _, split = _descend(state, sweeps, effort.fine_noise * _unit(problem), effort)
+    state = _whole_state(problem, split, cluster, setting)
+    hold_caps(state, effort.polish_sweeps)
+    return Split(state.part, state.owner)
 
 
-def level_tiles(problem: Problem, split: Split, cluster: Cluster, ground: Ground) -> Split:
+def level_tiles(problem: Problem, split: Split, cluster: Cluster, setting: SearchSetting) -> Split:
     """Move tiles off devices above the cap on work, the cheapest first; owners stay."""
     if 2 * problem.num_blocks * (cluster.num_devices + cluster.nodes) > _MOST_CELLS:
         return split
-    board = _whole_board(problem, split, cluster, ground)
-    level_work(board)
-    return Split(board.part, board.owner)
+    state = _whole_state(problem, split, cluster, setting)
+    level_work(state)
+    return Split(state.part, state.owner)
 
 
-def _whole_board(problem: Problem, split: Split, cluster: Cluster, ground: Ground) -> Board:
+def _whole_state(
+    problem: Problem, split: Split, cluster: Cluster, setting: SearchSetting
+) -> PartitionState:
     """Lay out all devices together, those of other nodes farther away."""
     devices = cluster.num_devices
     group = np.arange(devices) // cluster.devices_per_node
     topology = np.array([group, np.zeros_like(group), np.full_like(group, devices)])
     far = float(round(price_between_nodes(cluster) - 1.0)) if cluster.nodes > 1 else 0.0
-    limits = ground.limits(devices, 1, is_last=True)
+    limits = setting.limits(devices, 1, is_last=True)
     prices = prices_of(problem, devices) * (1 + far)
-    return make_board(problem, split, limits, prices, topology, far, ground.seed)
+    return state_of_split(problem, split, limits, prices, topology, far, setting.seed)

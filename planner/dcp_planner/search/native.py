@@ -110,10 +110,10 @@ def searched(
     Gives the last only if time is short: it is seldom the worse one, and judging takes as long.
     """
     # numba takes half a second to import: only who searches pays for it.
-    from dcp_planner.search.multilevel import ground_of, search
+    from dcp_planner.search.multilevel import search, setting_of
     from dcp_planner.search.problem import problem_of
 
-    split = search(problem_of(workload), cluster, ground_of(workload, cluster, config, effort))
+    split = search(problem_of(workload), cluster, setting_of(workload, cluster, config, effort))
     found = Placement(split.owner, split.part)
     after = relieved(found, workload, cluster, config, effort)
     return (after,) if effort is EFFORTS["fast"] else (found, after)
@@ -124,13 +124,13 @@ def refine(found: Placement, workload: Workload, cluster: Cluster, config: PlanC
 
     The simulator judges what that makes of it.
     """
-    from dcp_planner.search.multilevel import ground_of, polish
+    from dcp_planner.search.multilevel import polish, setting_of
     from dcp_planner.search.problem import Split, problem_of
 
     effort = EFFORTS[config.budget]
-    ground = ground_of(workload, cluster, config, effort)
+    setting = setting_of(workload, cluster, config, effort)
     start = Split(found.device_of_compute, found.device_of_data)
-    split = polish(problem_of(workload), start, cluster, ground)
+    split = polish(problem_of(workload), start, cluster, setting)
     held = Placement(split.owner, split.part, found.warnings)
     after = relieved(held, workload, cluster, config, effort)
     return min((held, after), key=_Seconds(workload, cluster, config))
@@ -151,10 +151,10 @@ def relieved(
     counts as time only. Where the network decides, that costs nothing.
     """
     from dcp_planner.search.bottleneck import relieve_split
-    from dcp_planner.search.multilevel import ground_of
+    from dcp_planner.search.multilevel import setting_of
     from dcp_planner.search.problem import Split
 
-    caps = ground_of(workload, cluster, config, effort).caps
+    caps = setting_of(workload, cluster, config, effort).caps
     if is_uneven:
         caps = replace(caps, pairs=int(workload.compute_pairs.sum()))
     start = Split(found.device_of_compute, found.device_of_data)
@@ -167,14 +167,14 @@ def tiles_placed(
 ) -> tuple[Placement, Placement]:
     """Place tiles where the tokens are: level and cheap to send; searched for time, then level."""
     from dcp_planner.search.bottleneck import relieve_split
-    from dcp_planner.search.multilevel import ground_of, level_tiles
+    from dcp_planner.search.multilevel import level_tiles, setting_of
     from dcp_planner.search.problem import Split, problem_of
 
     effort, problem = EFFORTS[config.budget], problem_of(workload)
-    ground = ground_of(workload, cluster, config, effort)
+    setting = setting_of(workload, cluster, config, effort)
     start = Split(owner[workload.compute_q], owner)
     searched_first = relieve_split(
-        start, workload, cluster, ground.caps, effort.relief, keeps_owners=True
+        start, workload, cluster, setting.caps, effort.relief, keeps_owners=True
     )
-    level, timed = (level_tiles(problem, s, cluster, ground) for s in (start, searched_first))
+    level, timed = (level_tiles(problem, s, cluster, setting) for s in (start, searched_first))
     return Placement(owner, level.part), Placement(owner, timed.part)

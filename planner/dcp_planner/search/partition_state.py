@@ -1,6 +1,6 @@
-"""The board of the native search: one level of the problem as arrays, and what its nets cost.
+"""The state of the native search: one level of the problem as arrays, and what its nets cost.
 
-A board has K parts in G groups (nodes). Every token block b has two nets: its row net, index b,
+A state has K parts in G groups (nodes). Every token block b has two nets: its row net, index b,
 whose pins are the tiles that have it as queries, and its column net, index D + b, for keys; the
 owner of the block is one more pin in both. A net costs ``weight * (parts touched - 1)`` and, times
 ``far``, ``weight * (groups touched - 1)``: what the routed plan sends. What exceeds a cap costs
@@ -31,7 +31,7 @@ Indices = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
 
-class Board(NamedTuple):
+class PartitionState(NamedTuple):
     """One level of the problem, changed in place.
 
     Attributes:
@@ -77,7 +77,7 @@ class Board(NamedTuple):
     random: NDArray[np.uint64]
 
 
-BOARD = types.NamedTuple(  # type: ignore[no-untyped-call]
+PARTITION_STATE = types.NamedTuple(  # type: ignore[no-untyped-call]
     (
         INDICES,  # tile_q
         INDICES,  # tile_kv
@@ -101,7 +101,7 @@ BOARD = types.NamedTuple(  # type: ignore[no-untyped-call]
         INTS,  # nets
         WORDS,  # random
     ),
-    Board,
+    PartitionState,
 )
 
 
@@ -164,34 +164,34 @@ def pin(net: int, moved: int, part: int, target: int, count: Indices, topology: 
     count[net, parts + topology[0, target]] += moved
 
 
-def fill(board: Board) -> None:
-    """Count pins and loads of the placement on the board; O(W + D (K + G))."""
-    blocks, parts = len(board.tokens), board.topology.shape[1]
-    width = board.counts.shape[1]
-    owned = np.flatnonzero(board.owner >= 0)
-    owner = board.owner[owned]
-    tiles = (board.tile_q, board.part), (board.tile_kv, board.part)
+def fill(state: PartitionState) -> None:
+    """Count pins and loads of the placement on the state; O(W + D (K + G))."""
+    blocks, parts = len(state.tokens), state.topology.shape[1]
+    width = state.counts.shape[1]
+    owned = np.flatnonzero(state.owner >= 0)
+    owner = state.owner[owned]
+    tiles = (state.tile_q, state.part), (state.tile_kv, state.part)
     for side, (net, part) in enumerate(tiles):
         cell = np.concatenate([net, owned]).astype(np.int64) * width
         cell += np.concatenate([part, owner])
         pins = np.bincount(cell, minlength=blocks * width).reshape(blocks, width)
         for group in range(width - parts):
-            pins[:, parts + group] = pins[:, :parts][:, board.topology[0] == group].sum(axis=1)
-        board.counts[side * blocks : (side + 1) * blocks] = pins
-    board.loads[0] = np.bincount(board.part, board.work, parts)
-    board.loads[1] = np.bincount(owner, board.tokens[owned], parts)
+            pins[:, parts + group] = pins[:, :parts][:, state.topology[0] == group].sum(axis=1)
+        state.counts[side * blocks : (side + 1) * blocks] = pins
+    state.loads[0] = np.bincount(state.part, state.work, parts)
+    state.loads[1] = np.bincount(owner, state.tokens[owned], parts)
 
 
-def bytes_of(board: Board) -> float:
+def bytes_of(state: PartitionState) -> float:
     """Give the cost of all nets, without what exceeds caps."""
-    parts = board.topology.shape[1]
-    touched = np.count_nonzero(board.counts[:, :parts], axis=1)
-    groups = np.count_nonzero(board.counts[:, parts:], axis=1)
-    cost = board.weight[:-1] * (touched - 1 + board.weight[-1] * (groups - 1))
+    parts = state.topology.shape[1]
+    touched = np.count_nonzero(state.counts[:, :parts], axis=1)
+    groups = np.count_nonzero(state.counts[:, parts:], axis=1)
+    cost = state.weight[:-1] * (touched - 1 + state.weight[-1] * (groups - 1))
     return float(cost[touched > 0].sum())
 
 
-def excess_of(board: Board) -> float:
+def excess_of(state: PartitionState) -> float:
     """Give the cost of what exceeds the caps."""
-    over = board.prices[:, None] * np.maximum(board.loads - board.limits, 0.0)
+    over = state.prices[:, None] * np.maximum(state.loads - state.limits, 0.0)
     return float(np.cumsum(over)[-1])  # one by one: the same bits however wide the machine

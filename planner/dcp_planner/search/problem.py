@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_planner.model.workload import Workload
-from dcp_planner.search.partition_state import Board, fill
+from dcp_planner.search.partition_state import PartitionState, fill
 
 Ints = NDArray[np.int64]
 Indices = NDArray[np.int32]
@@ -139,7 +139,7 @@ def _merge_runs(problem: Problem, limit: float) -> Ints:
     return block
 
 
-def make_board(
+def state_of_split(
     problem: Problem,
     split: Split,
     limits: Floats,
@@ -147,7 +147,7 @@ def make_board(
     topology: Ints,
     far: float,
     seed: int,
-) -> Board:
+) -> PartitionState:
     """Lay a split out as the compiled loops want it, filled; the split itself is not changed."""
     tiles, blocks = problem.num_tiles, problem.num_blocks
     parts, groups = topology.shape[1], int(topology[0].max()) + 1
@@ -156,7 +156,7 @@ def make_board(
     for side, of in enumerate((problem.tile_q, problem.tile_kv)):
         pointer[side, 1:] = np.cumsum(np.bincount(of, minlength=blocks))
         members[side] = np.argsort(of, kind="stable") if side else np.arange(tiles)
-    board = Board(
+    state = PartitionState(
         tile_q=problem.tile_q.copy(),
         tile_kv=problem.tile_kv.copy(),
         work=problem.work.astype(np.float64),
@@ -179,8 +179,8 @@ def make_board(
         nets=np.zeros(2 * blocks, np.int64),
         random=np.array([(2 * seed + 1) * 0x9E3779B97F4A7C15 % 2**64], np.uint64),
     )
-    fill(board)
-    return board
+    fill(state)
+    return state
 
 
 _SLACK = 0.03  # of a part's share, that whole documents may exceed it by

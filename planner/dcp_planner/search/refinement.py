@@ -6,8 +6,8 @@ O(K) per net, since each tile lies in exactly two nets. A move is taken if its c
 amount below ``noise``, is the least; the noise falls to nothing. Randomness is an xorshift and all
 sums are of integers in float64, so results are the same bits everywhere.
 
-Board's arrays are passed one by one to the innermost functions: taking a field out of the tuple
-counts references, which took more time than the work (measured: 2.5 times in all).
+The arrays of `PartitionState` are passed one by one to the innermost functions: taking a field out
+of the tuple counts references, which took more time than the work (measured: 2.5 times in all).
 """
 
 import numpy as np
@@ -25,7 +25,13 @@ from dcp_planner.jit import (
     compiled,
     inner,
 )
-from dcp_planner.search.partition_state import BOARD, Board, pin, price_net, reset
+from dcp_planner.search.partition_state import (
+    PARTITION_STATE,
+    PartitionState,
+    pin,
+    price_net,
+    reset,
+)
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -102,13 +108,13 @@ def _choose(  # noqa: PLR0913 - arrays one by one, see above
     return best
 
 
-@inner(INT(BOARD, INTS, FLOAT))
-def _sweep_tiles(board: Board, order: Ints, noise: float) -> int:
+@inner(INT(PARTITION_STATE, INTS, FLOAT))
+def _sweep_tiles(state: PartitionState, order: Ints, noise: float) -> int:
     """Offer every tile a move; gives how many moved."""
-    moves, blocks = 0, len(board.tokens)
-    part, tile_q, tile_kv, work = board.part, board.tile_q, board.tile_kv, board.work
-    count, weight, topology, change = board.counts, board.weight, board.topology, board.change
-    loads, limits, prices, random = board.loads, board.limits, board.prices, board.random
+    moves, blocks = 0, len(state.tokens)
+    part, tile_q, tile_kv, work = state.part, state.tile_q, state.tile_kv, state.work
+    count, weight, topology, change = state.counts, state.weight, state.topology, state.change
+    loads, limits, prices, random = state.loads, state.limits, state.prices, state.random
     for tile in order:
         here = int(part[tile])
         row, column = int(tile_q[tile]), blocks + tile_kv[tile]
@@ -135,13 +141,13 @@ def _sweep_tiles(board: Board, order: Ints, noise: float) -> int:
     return moves
 
 
-@inner(INT(BOARD, INTS, FLOAT))
-def _sweep_owners(board: Board, order: Ints, noise: float) -> int:
+@inner(INT(PARTITION_STATE, INTS, FLOAT))
+def _sweep_owners(state: PartitionState, order: Ints, noise: float) -> int:
     """Offer every block another owner; gives how many moved."""
-    moves, blocks = 0, len(board.tokens)
-    owner, tokens = board.owner, board.tokens
-    count, weight, topology, change = board.counts, board.weight, board.topology, board.change
-    loads, limits, prices, random = board.loads, board.limits, board.prices, board.random
+    moves, blocks = 0, len(state.tokens)
+    owner, tokens = state.owner, state.tokens
+    count, weight, topology, change = state.counts, state.weight, state.topology, state.change
+    loads, limits, prices, random = state.loads, state.limits, state.prices, state.random
     for block in order:
         here = int(owner[block])
         if here < 0:
@@ -170,13 +176,13 @@ def _touch(pins: Ints, nets: Ints, net: int, known: int) -> int:
     return known
 
 
-@inner(INT(BOARD, INT, INT, INT, FLOAT))
-def _try_set(board: Board, here: int, num_tiles: int, num_owned: int, noise: float) -> int:
+@inner(INT(PARTITION_STATE, INT, INT, INT, FLOAT))
+def _try_set(state: PartitionState, here: int, num_tiles: int, num_owned: int, noise: float) -> int:
     """Offer the tiles and owned blocks in scratch one move together; gives 1 if they moved."""
-    blocks = len(board.tokens)
-    part, tile_q, tile_kv, work = board.part, board.tile_q, board.tile_kv, board.work
-    count, weight, topology, change = board.counts, board.weight, board.topology, board.change
-    pins, nets, tiles, owned, loads = board.pins, board.nets, board.tiles, board.blocks, board.loads
+    blocks = len(state.tokens)
+    part, tile_q, tile_kv, work = state.part, state.tile_q, state.tile_kv, state.work
+    count, weight, topology, change = state.counts, state.weight, state.topology, state.change
+    pins, nets, tiles, owned, loads = state.pins, state.nets, state.tiles, state.blocks, state.loads
     total, size, known = 0.0, 0.0, 0
     for x in range(num_tiles):
         tile = tiles[x]
@@ -185,14 +191,14 @@ def _try_set(board: Board, here: int, num_tiles: int, num_owned: int, noise: flo
         known = _touch(pins, nets, blocks + tile_kv[tile], known)
     for x in range(num_owned):
         block = owned[x]
-        size += board.tokens[block]
+        size += state.tokens[block]
         known = _touch(pins, nets, block, known)
         known = _touch(pins, nets, blocks + block, known)
     reset(here, topology, change)
     for x in range(known):
         price_net(nets[x], pins[nets[x]], here, weight, count, topology, change)
     target = _choose(
-        here, total, size, noise, topology, change, loads, board.limits, board.prices, board.random
+        here, total, size, noise, topology, change, loads, state.limits, state.prices, state.random
     )
     for x in range(known):
         if target != here:
@@ -203,7 +209,7 @@ def _try_set(board: Board, here: int, num_tiles: int, num_owned: int, noise: flo
     for x in range(num_tiles):
         part[tiles[x]] = target
     for x in range(num_owned):
-        board.owner[owned[x]] = target
+        state.owner[owned[x]] = target
     loads[0, here] -= total
     loads[0, target] += total
     loads[1, here] -= size
@@ -211,17 +217,17 @@ def _try_set(board: Board, here: int, num_tiles: int, num_owned: int, noise: flo
     return 1
 
 
-@inner(INT(BOARD, INT, INT, INT, FLOAT))
+@inner(INT(PARTITION_STATE, INT, INT, INT, FLOAT))
 def _sweep_ranges(  # noqa: C901 - one loop nest
-    board: Board, side: int, length: int, offset: int, noise: float
+    state: PartitionState, side: int, length: int, offset: int, noise: float
 ) -> int:
     """Offer the tiles of each range of rows (0) or columns (1) on each part a move together.
 
     Ranges are `length` neighbouring blocks of one sequence, whole sequences if it is 0.
     """
-    moves, blocks, parts = 0, len(board.tokens), board.topology.shape[1]
-    sequence, count, owner, part = board.sequence, board.counts, board.owner, board.part
-    pointer, index, tiles, owned = board.pointer, board.members, board.tiles, board.blocks
+    moves, blocks, parts = 0, len(state.tokens), state.topology.shape[1]
+    sequence, count, owner, part = state.sequence, state.counts, state.owner, state.part
+    pointer, index, tiles, owned = state.pointer, state.members, state.tiles, state.blocks
     first = 0
     while first < blocks:
         end = first + 1
@@ -246,7 +252,7 @@ def _sweep_ranges(  # noqa: C901 - one loop nest
             if num_tiles == 0:
                 continue
             # With the owners, then without; one call, for each is compiled on its own.
-            while _try_set(board, here, num_tiles, num_owned, noise) == 0:
+            while _try_set(state, here, num_tiles, num_owned, noise) == 0:
                 if num_owned == 0:
                     break
                 num_owned = 0
@@ -256,22 +262,22 @@ def _sweep_ranges(  # noqa: C901 - one loop nest
     return moves
 
 
-def descend(board: Board, sweeps: int, noise: float, longest: int) -> None:
+def descend(state: PartitionState, sweeps: int, noise: float, longest: int) -> None:
     """Run sweeps of all moves while the noise falls to nothing over the first four fifths.
 
     Args:
-        board: filled.
+        state: filled.
         sweeps: at most; ends earlier once nothing moves without noise.
         noise: largest at the beginning, cost units.
         longest: longest range of rows or columns before whole sequences; 1: single ones only.
     """
-    tiles, blocks = np.arange(len(board.part)), np.arange(len(board.tokens))
-    _descend(board, tiles, blocks, sweeps, float(noise), longest)
+    tiles, blocks = np.arange(len(state.part)), np.arange(len(state.tokens))
+    _descend(state, tiles, blocks, sweeps, float(noise), longest)
 
 
 @compiled
 def _descend(
-    board: Board, tiles: Ints, blocks: Ints, sweeps: int, noise: float, longest: int
+    state: PartitionState, tiles: Ints, blocks: Ints, sweeps: int, noise: float, longest: int
 ) -> None:
     length, offset, still = 2, 0, 0
     for sweep in range(sweeps):
@@ -281,9 +287,9 @@ def _descend(
         # Single ones, then ranges; each call written once, for each is compiled on its own.
         for turn in range(4 if longest > 1 else 2):
             if turn == 2:
-                offset = int(_draw(board.random) * length)
+                offset = int(_draw(state.random) * length)
             moves += _sweep_ranges(
-                board, turn & 1, length if turn > 1 else 1, offset if turn > 1 else 0, now
+                state, turn & 1, length if turn > 1 else 1, offset if turn > 1 else 0, now
             )
         if longest > 1:
             length *= 2
@@ -291,10 +297,10 @@ def _descend(
                 length = 2
             elif length > longest:
                 length = 0
-        _shuffle(blocks, board.random)
-        moves += _sweep_owners(board, blocks, now)
-        _shuffle(tiles, board.random)
-        moves += _sweep_tiles(board, tiles, now)
+        _shuffle(blocks, state.random)
+        moves += _sweep_owners(state, blocks, now)
+        _shuffle(tiles, state.random)
+        moves += _sweep_tiles(state, tiles, now)
         still = still + 1 if now == 0.0 and moves == 0 else 0
         if still == 3:
             break

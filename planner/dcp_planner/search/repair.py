@@ -15,7 +15,7 @@ from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.packing import cap_of, loads_of, pack_largest_first
 from dcp_planner.model.placement import Placement, PlanWarning, caps_of
 from dcp_planner.model.workload import Workload
-from dcp_planner.tables.head_groups import in_groups
+from dcp_planner.tables.head_groups import expand_placement
 
 Parts = NDArray[np.int32]
 
@@ -101,15 +101,15 @@ def repair(found: Placement, workload: Workload, cluster: Cluster, config: PlanC
     tolerance of the mean; otherwise none more than the mean and one tile.
     """
     caps = caps_of(workload, cluster.num_devices, config)
-    board = Board(workload, cluster, found)
-    board.choose_owners(caps.tokens)
-    board.level(caps.pairs)
+    state = PlacementState(workload, cluster, found)
+    state.choose_owners(caps.tokens)
+    state.level(caps.pairs)
     for _ in range(_SWEEPS):
-        moved = board.sweep(caps.pairs)
-        board.choose_owners(caps.tokens)
+        moved = state.sweep(caps.pairs)
+        state.choose_owners(caps.tokens)
         if not moved:
             break
-    return board.placement(found.warnings)
+    return state.placement(found.warnings)
 
 
 def price_between_nodes(cluster: Cluster) -> float:
@@ -122,7 +122,7 @@ def find_shortfalls(
     found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig
 ) -> tuple[PlanWarning, ...]:
     """Warn of each tolerance that a placement misses, and say if tiles or blocks could meet it."""
-    workload, found = in_groups(workload, found)
+    workload, found = expand_placement(workload, found)
     devices = cluster.num_devices
     pairs = loads_of(found.device_of_compute, workload.compute_pairs, devices)
     tokens = loads_of(found.device_of_data, workload.block_tokens, devices)
@@ -152,7 +152,7 @@ def _shortfall(
     return text
 
 
-class Board:
+class PlacementState:
     """A placement under change, with what every move would cost."""
 
     def __init__(self, workload: Workload, cluster: Cluster, found: Placement) -> None:
@@ -276,8 +276,8 @@ def level_owners(
     cap = caps_of(workload, devices, config).tokens
     if loads_of(found.device_of_data, tokens, devices).max(initial=0) <= cap:
         return found
-    tall, placed = in_groups(workload, found)
-    costs = Board(tall, cluster, placed).costs_of_owners()
+    expanded, placed = expand_placement(workload, found)
+    costs = PlacementState(expanded, cluster, placed).costs_of_owners()
     cost = costs.reshape(found.head_groups, workload.num_blocks, devices).sum(axis=0)
     owner = _exchanged(found.device_of_data.copy(), cost, tokens, cap)
     if owner is None:

@@ -23,7 +23,7 @@ from dcp_planner.schedule.emission import emit
 from dcp_planner.schedule.routing import Needs, find_needs
 from dcp_planner.simulation.simulator import Prediction, play
 from dcp_planner.tables.buffers import buffer_bytes
-from dcp_planner.tables.head_groups import in_groups
+from dcp_planner.tables.head_groups import expand_placement
 from dcp_planner.tables.plan import TransferKind, Transfers
 
 FINEST = 8
@@ -77,7 +77,7 @@ class _Trial:
         cls, workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig
     ) -> "_Trial":
         """Route a placement, in head groups or not."""
-        workload, placement = in_groups(workload, placement)
+        workload, placement = expand_placement(workload, placement)
         needs = find_needs(workload, placement, cluster, config.routing)
         seconds = {
             direction: workload_seconds(workload, cluster, is_backward=direction == "backward")
@@ -160,8 +160,8 @@ def make_schedule(
         BufferLimitError: if no schedule of this placement fits the limit.
     """
     if config.divisions != "auto" and config.memory_limit_bytes is None:
-        tall, placed = in_groups(workload, placement)
-        cuts = [cut_divisions(tall, placed, d, config.divisions - 1) for d in DIRECTIONS]
+        expanded, placed = expand_placement(workload, placement)
+        cuts = [cut_divisions(expanded, placed, d, config.divisions - 1) for d in DIRECTIONS]
         return Schedule(cuts[0], cuts[1], config.routing)
     trial = _Trial.of(workload, placement, cluster, config)
     limit = config.memory_limit_bytes

@@ -23,7 +23,7 @@ from dcp_planner.model.workload import Direction
 from dcp_planner.schedule.routing import nics_of_devices
 from dcp_planner.simulation.event_loop import Messages, Steps, run_events
 from dcp_planner.simulation.trace import LANES, Trace
-from dcp_planner.tables.head_groups import message_names, tall
+from dcp_planner.tables.head_groups import expand_head_groups, message_names
 from dcp_planner.tables.plan import Plan, TransferKind, Transfers
 from dcp_planner.tables.programs import (
     ATTENTION,
@@ -63,7 +63,7 @@ def simulate(plan: Plan) -> Trace:
     Raises:
         PlanError: if the programs wait for each other for ever, or run for a century.
     """
-    parts, start_ns, flat = [], 0, tall(plan)
+    parts, start_ns, flat = [], 0, expand_head_groups(plan)
     for direction in ("forward", "backward"):
         played = _play_direction(flat, direction, start_ns)
         parts.append(played)
@@ -79,7 +79,7 @@ def predict(plan: Plan) -> Prediction:
     Raises:
         PlanError: like `simulate`.
     """
-    flat = tall(plan)
+    flat = expand_head_groups(plan)
     return Prediction(*(_play_direction(flat, d, 0).end_ns / 1e9 for d in ("forward", "backward")))
 
 

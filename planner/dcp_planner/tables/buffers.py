@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dcp_planner.model.cluster import ModelShape
 from dcp_planner.model.workload import DIRECTIONS, Direction
-from dcp_planner.tables.head_groups import group_shape, tall
+from dcp_planner.tables.head_groups import expand_head_groups, group_shape
 from dcp_planner.tables.plan import Plan, TransferKind, Transfers
 
 Rows: TypeAlias = NDArray[np.int64]
@@ -24,7 +24,7 @@ def receive_rows(plan: Plan, direction: Direction) -> Rows:
     of several head groups a row is a token with the heads of one group.
     """
     # A row of a head group holds the heads of the group.
-    plan = tall(plan)
+    plan = expand_head_groups(plan)
     chosen = plan.transfers.is_backward == (direction == "backward")
     return _rows(plan.transfers, chosen, plan.blocks.num_tokens, plan.num_devices)
 

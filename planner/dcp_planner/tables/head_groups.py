@@ -3,8 +3,8 @@
 Heads do not see each other, so attention of G groups of heads is attention of a batch G times as
 long with a Gth of the heads: copy g of a token holds its heads of group g, and sees what the token
 sees, in copy g. Everything that places, schedules, emits, simulates, checks and executes works on
-this *tall* batch and knows nothing of groups. A `Plan` is written in real tokens, with the group as
-a column of tiles and transfers; `tall` and `folded` translate.
+this *expanded* batch and knows nothing of groups. A `Plan` is written in real tokens, with the
+group as a column of tiles and transfers; `expand_head_groups` and `fold_head_groups` translate.
 
 What ties the copies together: a token's owner holds all of its heads, because the rest of the model
 needs whole tokens. And where there are more groups than key/value heads (GQA, MQA), groups that
@@ -94,8 +94,8 @@ def first_groups(shape: ModelShape, groups: int) -> Ints:
     return group - group % sharing
 
 
-def in_groups(workload: Workload, placement: Placement) -> tuple[Workload, Placement]:
-    """Give the tall workload and placement of a placement in head groups; both as they are at 1.
+def expand_placement(workload: Workload, placement: Placement) -> tuple[Workload, Placement]:
+    """Expand a workload and its placement in head groups; both stay as they are with one group.
 
     Raises:
         PlanError: if the heads cannot be cut into these groups.
@@ -104,18 +104,18 @@ def in_groups(workload: Workload, placement: Placement) -> tuple[Workload, Place
     if groups == 1:
         return workload, placement
     owner = np.tile(placement.device_of_data, groups)
-    return tall_workload(workload, groups), Placement(
+    return expand_workload(workload, groups), Placement(
         owner, placement.device_of_compute, placement.warnings
     )
 
 
 def is_cuttable(workload: Workload, groups: int) -> bool:
-    """Whether the tall batch is short enough to be cut at int32 positions."""
+    """Whether the expanded batch is short enough to be cut at int32 positions."""
     return int(workload.cu_seqlens[-1]) * groups <= _MOST_TOKENS
 
 
-def tall_workload(workload: Workload, groups: int) -> Workload:
-    """Give the workload of the tall batch; O(G (W + D + slabs)).
+def expand_workload(workload: Workload, groups: int) -> Workload:
+    """Give the workload of the expanded batch; O(G (W + D + slabs)).
 
     Raises:
         PlanError: if the heads cannot be cut into these groups, or the batch gets too long.
@@ -127,7 +127,7 @@ def tall_workload(workload: Workload, groups: int) -> Workload:
     tokens = int(workload.cu_seqlens[-1])
     return Workload(
         shape=shape,
-        cu_seqlens=_tall_cu_seqlens(workload.cu_seqlens, groups),
+        cu_seqlens=_expanded_cu_seqlens(workload.cu_seqlens, groups),
         block_sequence=_shifted(workload.block_sequence, len(workload.cu_seqlens) - 1, groups),
         block_start=_shifted(workload.block_start, tokens, groups),
         block_end=_shifted(workload.block_end, tokens, groups),
@@ -135,13 +135,13 @@ def tall_workload(workload: Workload, groups: int) -> Workload:
         compute_kv=(workload.compute_kv[None] + blocks * first[:, None]).ravel().astype(np.int32),
         compute_kind=np.tile(workload.compute_kind, groups),
         compute_pairs=np.tile(workload.compute_pairs, groups),
-        slabs=_tall_slabs(workload.slabs, first),
-        forms=_tall_forms(workload.forms, first, tokens),
+        slabs=_expanded_slabs(workload.slabs, first),
+        forms=_expanded_forms(workload.forms, first, tokens),
     )
 
 
-def tall(plan: Plan) -> Plan:
-    """Give the plan of the tall batch: no groups, a Gth of the heads; the plan itself if G is 1.
+def expand_head_groups(plan: Plan) -> Plan:
+    """Build the plan of the expanded batch: one group, a Gth of the heads; the plan itself if G is 1.
 
     Row i of tiles and transfers is row i of the plan; block b of group g is block ``g * D + b``.
     Local tokens of a device are those of group 0, then those of group 1, ...
@@ -159,14 +159,14 @@ def tall(plan: Plan) -> Plan:
     first, count = first_groups(plan.shape, groups), len(blocks)
     of_keys = first[np.minimum(tiles.group, groups - 1)]
     forward, backward = (
-        Programs(_with_copies(tabulate_programs(plan, d), groups, count, is_tall=True), len(p))
+        Programs(_with_copies(tabulate_programs(plan, d), groups, count, is_expanding=True), len(p))
         for d, p in zip(DIRECTIONS, (plan.forward, plan.backward), strict=True)
     )
     return replace(
         plan,
         shape=shape,
         head_groups=1,
-        cu_seqlens=_tall_cu_seqlens(plan.cu_seqlens, groups),
+        cu_seqlens=_expanded_cu_seqlens(plan.cu_seqlens, groups),
         blocks=Blocks(
             _shifted(blocks.sequence, len(plan.cu_seqlens) - 1, groups),
             _shifted(blocks.start, plan.num_tokens, groups),
@@ -184,19 +184,21 @@ def tall(plan: Plan) -> Plan:
             block=_int32(transfers.block + transfers.group.astype(np.int64) * count),
             group=None,
         ),
-        slabs=_tall_slabs(plan.slabs, first),
-        forms=_tall_forms(plan.forms, first, plan.num_tokens),
+        slabs=_expanded_slabs(plan.slabs, first),
+        forms=_expanded_forms(plan.forms, first, plan.num_tokens),
         forward=forward,
         backward=backward,
     )
 
 
-def folded(plan: Plan, workload: Workload, groups: int) -> Plan:
-    """Write a plan of a tall batch in the blocks of its real workload; the inverse of `tall`."""
+def fold_head_groups(plan: Plan, workload: Workload, groups: int) -> Plan:
+    """Write the plan of an expanded batch in real blocks; the inverse of `expand_head_groups`."""
     count = workload.num_blocks
     tiles, transfers = plan.tiles, plan.transfers
     forward, backward = (
-        Programs(_with_copies(tabulate_programs(plan, d), groups, count, is_tall=False), len(p))
+        Programs(
+            _with_copies(tabulate_programs(plan, d), groups, count, is_expanding=False), len(p)
+        )
         for d, p in zip(DIRECTIONS, (plan.forward, plan.backward), strict=True)
     )
     return replace(
@@ -231,13 +233,13 @@ def folded(plan: Plan, workload: Workload, groups: int) -> Plan:
 def message_names(
     kind: NDArray[np.uint8], block: NDArray[np.int32], groups: int, num_blocks: int
 ) -> list[str]:
-    """Name messages of a tall plan for traces: ``"kv 12"``, of several groups ``"kv 12.3"``.
+    """Name messages of an expanded plan for traces: ``"kv 12"``, of several groups ``"kv 12.3"``.
 
     Args:
         kind: uint8 ``[X]``, `TransferKind`.
-        block: int32 ``[X]``, rows of the tall plan's blocks.
+        block: int32 ``[X]``, rows of the expanded plan's blocks.
         groups: head groups G.
-        num_blocks: token blocks D of the plan that is not tall.
+        num_blocks: token blocks D of the plan before that.
 
     >>> message_names(np.array([0, 2]), np.array([5, 6]), 2, 4)
     ['kv 1.1', 'out 2.1']
@@ -259,7 +261,7 @@ def _shifted(column: NDArray[_Number], by: int, groups: int) -> NDArray[_Number]
     return np.asarray((column[None] + shifts).ravel())
 
 
-def _tall_cu_seqlens(cu: NDArray[np.int32], groups: int) -> NDArray[np.int32]:
+def _expanded_cu_seqlens(cu: NDArray[np.int32], groups: int) -> NDArray[np.int32]:
     tokens = int(cu[-1])
     if tokens * groups > _MOST_TOKENS:
         raise PlanError(
@@ -269,7 +271,7 @@ def _tall_cu_seqlens(cu: NDArray[np.int32], groups: int) -> NDArray[np.int32]:
     return np.append(_shifted(cu[:-1], tokens, groups), np.int32(tokens * groups)).astype(np.int32)
 
 
-def _tall_slabs(slabs: Slabs, first: Ints) -> Slabs:
+def _expanded_slabs(slabs: Slabs, first: Ints) -> Slabs:
     groups, tokens = len(first), slabs.num_tokens
     keys = first[:, None] * tokens
     return Slabs(
@@ -283,7 +285,9 @@ def _tall_slabs(slabs: Slabs, first: Ints) -> Slabs:
     )
 
 
-def _tall_forms(forms: tuple[PlacedForm, ...], first: Ints, tokens: int) -> tuple[PlacedForm, ...]:
+def _expanded_forms(
+    forms: tuple[PlacedForm, ...], first: Ints, tokens: int
+) -> tuple[PlacedForm, ...]:
     """Place every mask once for each group: on its own queries, on the keys that it reads."""
     return tuple(
         PlacedForm(f.form, f.q_start + group * tokens, f.kv_start + keys * tokens)
@@ -292,11 +296,13 @@ def _tall_forms(forms: tuple[PlacedForm, ...], first: Ints, tokens: int) -> tupl
     )
 
 
-def _with_copies(table: ProgramTable, groups: int, count: int, *, is_tall: bool) -> ProgramTable:
+def _with_copies(
+    table: ProgramTable, groups: int, count: int, *, is_expanding: bool
+) -> ProgramTable:
     """Let copies name the blocks of all groups, or those of group 0 for all."""
     counts = np.diff(table.item_ptr)
     is_copy = np.repeat(table.op == COPY, counts)
-    if is_tall:
+    if is_expanding:
         # A copy's items, then the same items of the next group, ...: sort by (instruction, group).
         times = np.where(is_copy, groups, 1)
         row = np.repeat(table.row_of_item(), times)
