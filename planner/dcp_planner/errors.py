@@ -1,4 +1,4 @@
-"""What can go wrong in planning, as messages fit to print."""
+"""Errors of planning, with messages fit to print."""
 
 from collections.abc import Iterable
 
@@ -39,7 +39,7 @@ class ClusterError(PlanError, ValueError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Give the end of a sentence that refuses a name: the one that was probably meant, if any.
+    """Suggest the name that was probably meant, as the end of a sentence that refuses another.
 
     >>> nearest("zigzag", ["static:ring", "static:zigzag"])
     '; did you mean `static:zigzag`?'

@@ -23,7 +23,6 @@ from dcp_planner import (
     read_batches,
     read_plan,
     simulate,
-    static_layouts,
     write_cluster,
     write_plan,
 )
@@ -32,6 +31,7 @@ from dcp_planner.commands.plan import plan as plan_command
 from dcp_planner.commands.simulate import simulate as simulate_command
 from dcp_planner.commands.validate import validate as validate_command
 from dcp_planner.model.placement import PlanWarning
+from dcp_planner.search.partitioners import static_layouts
 
 SPEC = """dcpm 1
 mask local(width: tokens = 8) = causal and q - k < width

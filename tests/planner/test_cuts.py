@@ -13,13 +13,13 @@ from dcp_planner import (
     ModelShape,
     PlanConfig,
     build_plan,
-    build_workload,
     choose_block_size,
     cut_blocks,
     validate,
 )
 from dcp_planner.model.cuts import count_pairs
 from dcp_planner.model.packing import loads_of, pack_largest_first
+from dcp_planner.model.workload import build_workload
 
 
 def dense_of(slabs):

@@ -14,18 +14,17 @@ from dcp_planner import (
     PlanConfig,
     PlanError,
     accumulator_bytes,
-    assemble,
     build_plan,
-    build_workload,
-    make_schedule,
-    place,
     predict,
-    predict_placement,
     receive_buffer_bytes,
     simulate,
     validate,
 )
 from dcp_planner.model.placement import PlanWarning
+from dcp_planner.model.workload import build_workload
+from dcp_planner.schedule.emission import assemble
+from dcp_planner.search.partitioners import place
+from dcp_planner.simulation.schedules import make_schedule, predict_placement
 
 SLOW = Cluster(2, 2, inter_bytes_per_s=1e6, intra_bytes_per_s=1e7, latency_s=1e-4, flops_per_s=1e9)
 

@@ -21,24 +21,23 @@ from dcp_planner import (
     bound_ratios,
     build_plan,
     build_stack,
-    build_workload,
     decode_part,
     digest,
     encode_parts,
     expand_head_groups,
     measure,
-    place,
-    possible_groups,
     predict,
     read_plan,
     receive_buffer_bytes,
     simulate,
-    static_layouts,
     validate,
     write_plan,
 )
 from dcp_planner.commands.plan import plan as plan_command
 from dcp_planner.model.placement import caps_of
+from dcp_planner.model.workload import build_workload
+from dcp_planner.search.partitioners import place, static_layouts
+from dcp_planner.tables.head_groups import possible_groups
 
 SHAPES = {"mha": ModelShape(8, 8, 4, 2), "gqa": ModelShape(8, 2, 4, 2), "mqa": ModelShape(8, 1, 4)}
 FAST = PlanConfig(budget="fast")

@@ -21,14 +21,14 @@ from dcp_planner import (
     PlanConfig,
     PlanError,
     build_plan,
-    build_workload,
     measure,
-    place,
     validate,
 )
 from dcp_planner.model.packing import cap_of
 from dcp_planner.model.placement import caps_of
+from dcp_planner.model.workload import build_workload
 from dcp_planner.search.kahypar import _both_directions, _encode
+from dcp_planner.search.partitioners import place
 from dcp_planner.search.repair import PlacementState
 
 pytestmark = pytest.mark.skipif(

@@ -13,16 +13,16 @@ from dcp_planner import (
     ModelShape,
     PlanConfig,
     PlanError,
-    PlanStack,
     build_plan,
     build_stack,
-    build_workload,
     cut_stack,
     digest,
-    place,
     predict,
     validate,
 )
+from dcp_planner.model.workload import build_workload
+from dcp_planner.plan.build import PlanStack
+from dcp_planner.search.partitioners import place
 
 CONFIG = PlanConfig("static:zigzag")
 CLUSTER = Cluster(2, 2)
@@ -78,7 +78,9 @@ def test_the_portfolio_is_never_slower_than_a_static_layout_that_holds_the_token
 
 
 def _at_queries(sparsity, owner):
-    from dcp_planner import Placement, assemble, make_schedule
+    from dcp_planner.model.placement import Placement
+    from dcp_planner.schedule.emission import assemble
+    from dcp_planner.simulation.schedules import make_schedule
 
     workload = build_workload(sparsity, ModelShape())
     placement = Placement(owner, owner[workload.compute_q])

@@ -12,14 +12,14 @@ from dcp_planner import (
     PlanConfig,
     PlanError,
     build_plan,
-    build_workload,
-    place,
     predict,
     validate,
 )
 from dcp_planner.baselines.layouts import STATIC_KINDS
 from dcp_planner.model.packing import loads_of
 from dcp_planner.model.placement import caps_of
+from dcp_planner.model.workload import build_workload
+from dcp_planner.search.partitioners import place
 
 WHOLE = [f"static:{kind}" for kind in STATIC_KINDS]  # layouts that do not split heads
 

@@ -4,8 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_planner import Cluster, ModelShape, Placement, PlanConfig, build_hypergraph, build_workload
+from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_planner.model.packing import cap_of, pack_largest_first
+from dcp_planner.model.placement import Placement
+from dcp_planner.model.workload import build_hypergraph, build_workload
 from dcp_planner.search.repair import (
     Board,
     choose_owners,

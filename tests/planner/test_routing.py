@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from dcp_planner import Cluster, ModelShape, Placement, build_workload
+from dcp_planner import Cluster, ModelShape
+from dcp_planner.model.placement import Placement
+from dcp_planner.model.workload import build_workload
 from dcp_planner.schedule.routing import find_needs
 
 

@@ -3,8 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_workload, place
+from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_planner.baselines.layouts import chunk_of_blocks
+from dcp_planner.model.workload import build_workload
+from dcp_planner.search.partitioners import place
 
 
 def owners(sparsity, devices, partitioner):

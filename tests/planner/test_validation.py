@@ -15,7 +15,6 @@ from dcp_planner import (
     CommLaunch,
     CommWait,
     Copy,
-    DeviceProgram,
     ModelShape,
     Plan,
     PlanConfig,
@@ -26,7 +25,7 @@ from dcp_planner import (
     simulate,
     validate,
 )
-from dcp_planner.tables.plan import columns_of
+from dcp_planner.tables.plan import DeviceProgram, columns_of
 
 
 def with_cell(plan: Plan, table: str, column: str, row: int, value: int) -> Plan:

@@ -1,6 +1,12 @@
-"""Static layouts that split heads: over all devices, or over a node with tokens over the nodes.
+"""Static layouts that split heads, and teams of devices, which any placement in head groups uses.
 
-They choose their head groups themselves, unless ``PlanConfig.head_groups`` says more than 1.
+Neighbouring devices make up a *team* whose members compute different heads of the same tiles; the
+batch is placed on teams as if each were one device. So the problem is smaller than without head
+groups, members are level with each other, and inside a team tokens meet heads by an exchange as
+DeepSpeed-Ulysses does it, each way once. Teams lie inside nodes, or are whole nodes: then only what
+the placement on teams sends crosses the network.
+
+The layouts choose their head groups themselves, unless ``PlanConfig.head_groups`` is more than 1.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +26,7 @@ from dcp_planner.tables.head_groups import possible_groups, why_not
 
 
 def team_sizes(cluster: Cluster) -> tuple[int, ...]:
-    """Give the sizes that teams may have, ascending: they part a node, or the nodes, evenly.
+    """Compute the sizes that teams may have, ascending: they part a node, or the nodes, evenly.
 
     >>> team_sizes(Cluster(nodes=3, devices_per_node=4))
     (1, 2, 4, 12)
@@ -31,18 +37,18 @@ def team_sizes(cluster: Cluster) -> tuple[int, ...]:
 
 
 def largest_team(cluster: Cluster, groups: int) -> int:
-    """Give the size of the largest team over which so many head groups are spread evenly."""
+    """Compute the size of the largest team over which so many head groups are spread evenly."""
     return max(size for size in team_sizes(cluster) if groups % size == 0)
 
 
 def largest_team_inside(cluster: Cluster, groups: int) -> int:
-    """Give the same for teams that lie inside a node."""
+    """Return the same for teams that lie inside a node."""
     sizes = (size for size in team_sizes(cluster) if size <= cluster.devices_per_node)
     return max(size for size in sizes if groups % size == 0)
 
 
 def groups_worth_trying(shape: ModelShape, cluster: Cluster) -> tuple[int, ...]:
-    """Give the head groups that part a node between them, two at least.
+    """Compute the head groups that part a node between them, two at least.
 
     A group more than a team has members would not be placed on its own; teams of several nodes send
     all of their tokens through the network.
@@ -55,7 +61,7 @@ def groups_worth_trying(shape: ModelShape, cluster: Cluster) -> tuple[int, ...]:
 
 
 def groups_of_heads(shape: ModelShape, cluster: Cluster, chosen: int | None) -> int:
-    """Give the head groups of the layout in which all devices split the heads.
+    """Compute the head groups of the layout in which all devices split the heads.
 
     Raises:
         PlanError: if the heads do not go round.
@@ -73,7 +79,7 @@ def groups_of_heads(shape: ModelShape, cluster: Cluster, chosen: int | None) -> 
 
 
 def groups_of_heads_context(shape: ModelShape, cluster: Cluster, chosen: int | None) -> int:
-    """Give the head groups of the layout in which the devices of a node, or a part, split them.
+    """Compute the head groups of the layout in which the devices of a node, or a part, split them.
 
     Raises:
         PlanError: if heads and devices of a node have no divisor in common.
@@ -93,7 +99,7 @@ def groups_of_heads_context(shape: ModelShape, cluster: Cluster, chosen: int | N
 
 
 def teams_of(cluster: Cluster, size: int) -> Cluster:
-    """Give the cluster whose devices are teams of so many devices, with their rates together."""
+    """Build the cluster whose devices are teams of so many devices, with their rates together."""
     inside = cluster.devices_per_node
     nodes, per_node = cluster.nodes, inside // size
     if size > inside:
@@ -142,7 +148,7 @@ HEAD_KINDS: tuple[HeadKind, ...] = ("heads", "heads_context")
 
 @dataclass(frozen=True, slots=True)
 class StaticHeads:
-    """One of the static layouts that split heads.
+    """A static layout that splits heads.
 
     Attributes:
         kind: ``heads``: every device computes all tokens for its share of the heads, as
@@ -167,7 +173,7 @@ class StaticHeads:
         return None
 
     def groups(self, shape: ModelShape, cluster: Cluster, config: PlanConfig) -> int:
-        """Give the head groups of the layout.
+        """Compute the head groups of the layout.
 
         Raises:
             PlanError: if the heads of the shape do not go round.
@@ -178,7 +184,7 @@ class StaticHeads:
         return find(shape, cluster, chosen)
 
     def is_possible(self, shape: ModelShape, cluster: Cluster, config: PlanConfig) -> bool:
-        """Tell whether the heads go round."""
+        """Check whether the heads can be split evenly."""
         try:
             self.groups(shape, cluster, config)
         except PlanError:
@@ -186,7 +192,7 @@ class StaticHeads:
         return True
 
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
-        """Give the layout; O(D log D + G W).
+        """Build the layout; O(D log D + G W).
 
         Raises:
             PlanError: if the heads of the shape do not go round.

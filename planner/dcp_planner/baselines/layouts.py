@@ -1,8 +1,8 @@
-"""Static layouts: what systems without a planner do, as baselines and as starts of a search.
+"""Static layouts, as systems without a planner use them: baselines, and starts of a search.
 
 But for ``grid``, a tile is computed by the owner of its queries, so only keys and values travel.
 Plans send what the mask needs and no more; an all-gather of keys is thus ``contiguous`` or
-``zigzag``, with what nobody reads left out.
+``zigzag`` without the keys that nobody reads.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ STATIC_KINDS: tuple[StaticKind, ...] = ("contiguous", "zigzag", "ring", "documen
 
 @dataclass(frozen=True, slots=True)
 class StaticLayout:
-    """One of the static layouts.
+    """A static layout.
 
     Attributes:
         kind: ``contiguous``: device r owns chunk r of R of the packed batch. ``zigzag``: device r
@@ -53,7 +53,7 @@ class StaticLayout:
         return None
 
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
-        """Give the layout; O((D + W) log D)."""
+        """Build the layout; O((D + W) log D)."""
         devices = cluster.num_devices
         if self.kind == "grid":
             return _grid(workload, cluster)
@@ -69,7 +69,7 @@ class StaticLayout:
 
 
 def _fold(chunk: Indices, parts: int) -> Indices:
-    """Give chunk c and chunk 2P-1-c to the same part."""
+    """Assign chunk c and chunk 2P-1-c to the same part."""
     return np.minimum(chunk, 2 * parts - 1 - chunk).astype(np.int32)
 
 

@@ -1,7 +1,7 @@
-"""From a .dcpm file and a data set, or samples, to the block sparsity of one packed batch.
+"""Pack rows of a data set, or samples, into one batch, and compile it under every mask of a stack.
 
-Where a stack gives layers masks of their own, the batch is there once for each different mask, cut
-at the same places.
+If a stack gives its layers different masks, there is one `Batch` for each mask, cut at the same
+places.
 """
 
 import re
@@ -33,7 +33,7 @@ MOST_TOKENS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class StackUse:
-    """Where a stack uses one of its masks.
+    """Use of a mask by a stack.
 
     Attributes:
         stack: its name.
@@ -49,7 +49,7 @@ class StackUse:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One packed batch under one mask, ready to plan.
+    """A packed batch under one mask, ready to plan.
 
     Attributes:
         sparsity: its blocks.
@@ -71,7 +71,7 @@ class Batch:
 
 
 BlockSize: TypeAlias = int | Callable[[Sequence[Sequence[Form]]], tuple[BlockSparsity, ...]]
-"""Tokens per block, or who cuts the sequences, bound to each mask, at the same places."""
+"""Tokens per block, or a function that cuts the sequences of all masks at common places."""
 
 
 def batch_of_samples(
@@ -180,7 +180,7 @@ def pack_dataset(spec: Spec, path: str, mask_call: str | None, tokens: int) -> P
 
 
 def find_masks(spec: Spec, call: str) -> Mask | Stack:
-    """Give the stack of a name, or the mask of a name or call.
+    """Find the stack of a name, or the mask of a name or call.
 
     Raises:
         DCPError: if there is neither.
@@ -203,7 +203,7 @@ def _no_batch(dataset: Dataset, count: int, index: int, tokens: int) -> str:
 
 @contextmanager
 def _naming(where: str) -> Iterator[None]:
-    """Say which row or sample an error is about."""
+    """Add to an error which row or sample it is about."""
     try:
         yield
     except DatasetError as error:
@@ -236,7 +236,7 @@ def _compile(
 
 
 def _uses(stack: Stack) -> tuple[StackUse | None, ...]:
-    """Say where each mask of a stack is used; one mask for all layers is no stack."""
+    """Find where a stack uses each of its masks; one mask for all layers is no stack."""
     cycle = stack.cycle()
     if len(stack.masks) == 1:
         return (None,)

@@ -1,7 +1,7 @@
 """The report of a planned data set in one JSON file, ``*.dcpbatches.json``, for the dashboard.
 
-It lies beside the plans it speaks of, if they are kept, and is rewritten while planning goes on, so
-that a long run can be watched.
+The file lies beside its plans, if they are kept, and is rewritten while planning goes on, so that a
+long run can be watched.
 """
 
 import json
@@ -39,7 +39,7 @@ _AGAIN = "write it again with `dcpm plan SPEC --dataset PATH --batches N --out F
 
 @dataclass(frozen=True, slots=True)
 class DatasetRun:
-    """What was asked for.
+    """Request that a report answers.
 
     Attributes:
         spec, dataset: paths as the person gave them; ``None``: samples of the command line.
@@ -60,7 +60,7 @@ class DatasetRun:
     use: StackUse | None = None
 
     def document(self, rows: Sequence[BatchRow], *, is_complete: bool) -> dict[str, Any]:
-        """Give the report as a JSON object; `Any`: what JSON holds."""
+        """Return the report as a JSON object; `Any`: what JSON holds."""
         figures = [row.figures for row in rows]
         others = {name: [row.others[name] for row in rows] for name in self.planning.others()}
         return {
@@ -93,7 +93,7 @@ SUMMED = ("predicted_forward_s", "predicted_backward_s", "forward_bytes", "backw
 
 
 def stack_totals(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> dict[str, Spread]:
-    """Give what the layers of one cycle of a stack cost together, over its batches.
+    """Add up what the layers of one cycle of a stack cost together, over its batches.
 
     Args:
         uses: of its masks.
@@ -117,7 +117,7 @@ def stack_totals(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -
 def stack_speedups(
     uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]
 ) -> dict[str, Spread]:
-    """Give how many times faster all layers are predicted than with each other method."""
+    """Compute how many times faster all layers are predicted than with each other method."""
     layers = [use.layers for use in uses]
 
     def seconds(batch: Sequence[BatchFigures]) -> float:
@@ -138,7 +138,7 @@ def stack_speedups(
 def stack_document(
     runs: Sequence[DatasetRun], rows: Sequence[Sequence[BatchRow]]
 ) -> dict[str, Any]:
-    """Give the reports of all masks of a stack as one JSON object; `Any`: what JSON holds.
+    """Return the reports of all masks of a stack as one JSON object; `Any`: what JSON holds.
 
     Args:
         runs: what was planned under each mask; each has its `use`.

@@ -1,4 +1,4 @@
-"""The machine a plan is made for, and the shape of the attention it runs."""
+"""Clusters that plans are made for, and the shape of the attention that runs there."""
 
 from dataclasses import dataclass
 from typing import TypeGuard, TypeVar
@@ -93,7 +93,7 @@ BACKWARD_FLOPS_RATIO = 2.5
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One class of links, as each of its ports sees it; sending and receiving are independent.
+    """Constants of one class of links, for each port; a port sends and receives independently.
 
     Attributes:
         bytes_per_s: what the port sends, and at the same time receives.
@@ -110,11 +110,11 @@ class Link:
     launch_s: float
 
     def busy_s(self, size_bytes: Sizes) -> Sizes:
-        """Give the seconds that a message of `size_bytes` occupies both of its ports."""
+        """Compute the seconds that a message of `size_bytes` occupies both of its ports."""
         return size_bytes / self.bytes_per_s + self.launch_s
 
     def seconds(self, size_bytes: Sizes) -> Sizes:
-        """Give the seconds from the start of a message to the arrival of its last byte."""
+        """Compute the seconds from the start of a message to the arrival of its last byte."""
         return self.busy_s(size_bytes) + self.latency_s
 
 
@@ -201,11 +201,11 @@ class Cluster:
         return -(-self.devices_per_node // self.devices_per_nic)
 
     def node_of(self, device: int) -> int:
-        """Give the node that holds `device`."""
+        """Return the node that holds `device`."""
         return device // self.devices_per_node
 
     def port_of(self, device: int, *, is_inter: bool) -> int:
-        """Give the port through which `device` sends and receives on one class of links.
+        """Return the port through which `device` sends and receives on one class of links.
 
         Inside the node every device has its own; between nodes ports are numbered node after node
         and shared by `devices_per_nic` devices.
@@ -220,7 +220,7 @@ class Cluster:
         return node * self.nics_per_node + place // self.devices_per_nic
 
     def link(self, *, is_inter: bool) -> Link:
-        """Give the constants of the links inside a node, or of those between nodes."""
+        """Return the constants of the links inside a node, or of those between nodes."""
         if not is_inter:
             return Link(self.intra_bytes_per_s, self.latency_s, self.message_launch_s)
         latency = self.latency_s if self.inter_latency_s is None else self.inter_latency_s
@@ -229,7 +229,7 @@ class Cluster:
         return Link(self.inter_bytes_per_s * sharing, latency, self.message_launch_s)
 
     def attention_flops_per_s(self, *, is_backward: bool) -> float:
-        """Give the attention FLOPs per second of a device in one direction."""
+        """Compute the attention FLOPs per second of a device in one direction."""
         if is_backward and self.backward_flops_per_s is not None:
             return self.backward_flops_per_s
         return self.flops_per_s

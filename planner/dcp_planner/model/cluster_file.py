@@ -48,7 +48,7 @@ _REQUIRED = (
 
 @dataclass(frozen=True, slots=True)
 class ClusterFile:
-    """What a cluster file holds.
+    """Content of a cluster file.
 
     Attributes:
         cluster: the constants.
@@ -60,7 +60,7 @@ class ClusterFile:
 
 
 def preset(name: str, nodes: int | None = None, devices_per_node: int | None = None) -> Cluster:
-    """Give a preset, with other numbers of nodes and devices if wanted.
+    """Return a preset, with other numbers of nodes and devices if wanted.
 
     Rates between nodes are per device, so they stay when a node has fewer devices.
 
@@ -74,7 +74,7 @@ def preset(name: str, nodes: int | None = None, devices_per_node: int | None = N
 
 
 def preset_file(name: str) -> ClusterFile:
-    """Give a preset together with the sources of its constants.
+    """Return a preset together with the sources of its constants.
 
     Raises:
         ClusterError: if there is no such preset.
@@ -89,7 +89,7 @@ def preset_file(name: str) -> ClusterFile:
 
 
 def find_cluster(text: str) -> Cluster:
-    """Give the cluster that a command line names: ``NxD``, a preset or a file.
+    """Return the cluster that a command line names: ``NxD``, a preset or a file.
 
     ``:NxD`` behind a preset or a file changes its size. ``4x8`` alone is that many nodes and
     devices of `a100-p4de`.
@@ -195,7 +195,7 @@ def write_cluster(path: str | Path, cluster: Cluster, sources: Mapping[str, str]
 
 
 def format_cluster(cluster: Cluster, sources: Mapping[str, str]) -> str:
-    """Give the text of a cluster file: identity, then constants, then their sources."""
+    """Return the text of a cluster file: identity, then constants, then their sources."""
     lines = [f"schema = {_literal(SCHEMA)}"]
     names = dict.fromkeys(("name", "source", *_NAMES))  # these two first
     values = {name: getattr(cluster, name) for name in names}
@@ -207,7 +207,7 @@ def format_cluster(cluster: Cluster, sources: Mapping[str, str]) -> str:
 
 
 def _literal(value: object) -> str:
-    """Give a TOML literal; JSON's texts are TOML's, but for one control character."""
+    """Return a TOML literal; JSON's texts are TOML's, but for one control character."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(float(value) if isinstance(value, float) else value)  # numpy's say their type
@@ -241,7 +241,7 @@ def _check_keys(values: Mapping[str, object], text: str, where: str) -> None:
 
 
 def _at(text: str, where: str, key: str) -> str:
-    """Give ``where:line`` of a key; only `where` if it stands nowhere as itself."""
+    """Return ``where:line`` of a key; only `where` if it stands nowhere as itself."""
     for number, line in enumerate(text.splitlines(), 1):
         if re.match(rf"\s*\[*\s*[\"']?{re.escape(key)}[\"']?\s*[=.\]]", line):
             return f"{where}:{number}"

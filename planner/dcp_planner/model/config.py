@@ -8,13 +8,13 @@ from typing import Literal, TypeAlias, get_args
 from dcp_planner.errors import PlanError
 
 Routing: TypeAlias = Literal["direct", "node"]
-"""Which way blocks travel: straight from and to the owner, or once per node and on from there."""
+"""Routes of blocks: straight from and to the owner, or once per node and on from there."""
 
 MOST_TOLERANCE = 1e6
 """Largest tolerance: one below the number of devices already forbids nothing."""
 Budget = Literal["fast", "balanced", "best"]
 BUDGETS: tuple[Budget, ...] = ("fast", "balanced", "best")
-"""How much a search may do, least first."""
+"""Budgets of a search, smallest first."""
 MOST_DIVISIONS = 1024
 """Most divisions of one direction."""
 MOST_HEAD_GROUPS = 256
@@ -25,7 +25,7 @@ MOST_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
-    """How to place and schedule a batch.
+    """Choices for placing and scheduling a batch.
 
     Attributes:
         partitioner: a key of `PARTITIONERS`.
@@ -118,7 +118,7 @@ class PlanConfig:
 
 
 def _is_auto_or_count(value: object, least: int, most: int) -> bool:
-    """Whether a value is what its annotation says: Python lets anything through."""
+    """Check that a value is what its annotation says: Python lets anything through."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         return value == "auto"
     return least <= int(value) <= most

@@ -1,4 +1,4 @@
-"""What tiles, messages and reductions cost in seconds on a cluster.
+"""Seconds of tiles, messages and reductions on a cluster.
 
 The simulator charges these, and searches optimise them, so that a plan is judged by the figures it
 was made for. Four terms:
@@ -58,7 +58,7 @@ def tile_seconds(
     *,
     is_backward: bool = False,
 ) -> NDArray[np.float64]:
-    """Give the seconds that each tile takes on one device, without its launch; O(W).
+    """Compute the seconds that each tile takes on one device, without its launch; O(W).
 
     >>> cluster = Cluster(flops_per_s=1e12)
     >>> tile_seconds([10**6], [1000], [1000], ModelShape(1, 1, 250), cluster).tolist()
@@ -74,7 +74,7 @@ def tile_seconds(
 def workload_seconds(
     workload: Workload, cluster: Cluster, *, is_backward: bool = False
 ) -> NDArray[np.float64]:
-    """Give the seconds of every tile of a workload, float64 ``[W]``; O(W)."""
+    """Compute the seconds of every tile of a workload, float64 ``[W]``; O(W)."""
     tokens = workload.block_tokens
     return tile_seconds(
         workload.compute_pairs,
@@ -87,7 +87,7 @@ def workload_seconds(
 
 
 def link_seconds(size_bytes: ArrayLike, cluster: Cluster, *, is_inter: bool) -> NDArray[np.float64]:
-    """Give the seconds that each message occupies the ports of one class of links, ``[X]``.
+    """Compute the seconds that each message occupies the ports of one class of links, ``[X]``.
 
     Messages through one port add up; the latency comes on top, once per message waited for.
 
@@ -99,7 +99,7 @@ def link_seconds(size_bytes: ArrayLike, cluster: Cluster, *, is_inter: bool) -> 
 
 
 def reduction_seconds(size_bytes: ArrayLike, cluster: Cluster) -> NDArray[np.float64]:
-    """Give the seconds to merge arrived partial results of `size_bytes` into the owner's."""
+    """Compute the seconds to merge arrived partial results of `size_bytes` into the owner's."""
     size = np.asarray(size_bytes, np.float64)
     if cluster.copy_bytes_per_s is None:
         return np.zeros_like(size)

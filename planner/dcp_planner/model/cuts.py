@@ -1,8 +1,9 @@
-"""Where a batch is cut into token blocks: at the breakpoints of its masks, and evenly in between.
+"""Cut a batch into token blocks, and count the visible pairs of every tile.
 
-A block is what is owned, sent and computed with as one, so it should hold tokens that are seen
+A block is owned, sent and computed with as a whole, so it should hold tokens that are seen
 together. Where many rows or keys change their mind at once (a document, a sink, a demonstration
 begins), a border costs nothing and saves bytes. Kernels cut blocks again into tiles of their own.
+Pairs are counted exactly, from the mask itself; validation counts them again.
 """
 
 from bisect import bisect_left, insort
@@ -93,7 +94,7 @@ def count_pairs(
 
 
 def find_overlap(slabs: Slabs) -> int | None:
-    """Give a slab that shares a pair with another, or ``None``.
+    """Find a slab that shares a pair with another, or ``None``.
 
     Between two rows where any slab begins or ends, ends are straight lines, so slabs are disjoint
     on all rows if they lie in the same order, side by side, on the first and on the last.
@@ -122,7 +123,7 @@ def find_overlap(slabs: Slabs) -> int | None:
 
 
 def _ranges(first: Ints, last: Ints) -> tuple[Ints, Ints]:
-    """Give (i, v) for every v in ``first[i]..last[i]-1``, for all i."""
+    """List (i, v) for every v in ``first[i]..last[i]-1``, for all i."""
     sizes = np.maximum(last - first, 0)
     total = int(sizes.sum())
     if total > MOST_PIECES:
@@ -248,7 +249,7 @@ def _pack(sequences: Sequence[Form]) -> BlockSparsity:
 
 
 def _borders(batches: Sequence[BlockSparsity], block: int) -> Ints:
-    """Give the borders of all token blocks, int64 ``[D+1]``."""
+    """Find the borders of all token blocks, int64 ``[D+1]``."""
     places, worth = [], []
     for slabs, at in (found for batch in batches for found in _all_slabs(batch)):
         rows = slabs.q_end - slabs.q_start
@@ -267,7 +268,7 @@ def _borders(batches: Sequence[BlockSparsity], block: int) -> Ints:
 
 
 def _all_slabs(batch: BlockSparsity) -> Iterator[tuple[Slabs, int]]:
-    """Give the slabs that a batch is made of, and what their positions count from.
+    """List the slabs that a batch is made of, and what their positions count from.
 
     Queries and keys are cut at the same places, so slabs of a transposed mask say the same. Where
     every row or key has ranges of its own (`Rows`), no place is better than another.

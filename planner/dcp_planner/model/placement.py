@@ -1,4 +1,4 @@
-"""Which device owns each token block and computes each tile, and what any partitioner offers."""
+"""Placements: an owner for every token block, a device for every tile, and the caps of both."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
@@ -73,14 +73,14 @@ class Partitioner(Protocol):
     def is_fixed(self) -> bool: ...  # noqa: D102
 
     def unavailable(self) -> str | None:
-        """Give the reason why it cannot run here, with the way out, or ``None``."""
+        """Explain why it cannot run here, with the way out; ``None`` if it can."""
 
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
         """Place every token block and tile; need not meet the caps unless `is_fixed`."""
 
 
 def caps_of(workload: Workload, parts: int, config: PlanConfig) -> Caps:
-    """Give the caps of a configuration, widened to what whole tiles and blocks allow."""
+    """Compute the caps of a configuration, widened to what whole tiles and blocks allow."""
     return Caps(
         pairs=cap_of(workload.compute_pairs, parts, config.compute_tolerance),
         tokens=cap_of(workload.block_tokens, parts, config.token_tolerance),

@@ -1,4 +1,4 @@
-"""Token blocks and tiles of one batch, with what each one weighs."""
+"""Token blocks and tiles of one batch with their weights, and the hypergraph of placing them."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -16,7 +16,7 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workload:
-    """What has to be placed: D token blocks (data) and W tiles (computation).
+    """Work to place: D token blocks (data) and W tiles (computation).
 
     Attributes:
         shape: heads and element size.
@@ -104,7 +104,7 @@ def build_workload(sparsity: BlockSparsity, shape: ModelShape) -> Workload:
 
 
 def as_arrays(form: Form) -> Form:
-    """Give a form that a plan can carry: tiles, which are a predicate, become ranges of rows.
+    """Convert a form to one that a plan can carry: a predicate (`Tiles`) becomes ranges of rows.
 
     Raises:
         DatasetError: if these are too many.
@@ -150,7 +150,7 @@ class Hypergraph:
         return len(self.vertex_weight)
 
     def cost(self, part: NDArray[np.int32]) -> int:
-        """Give the connectivity cost of a partition, bytes.
+        """Compute the connectivity cost of a partition, bytes.
 
         Args:
             part: int32 ``[V]``, part of each vertex.

@@ -1,4 +1,4 @@
-"""The tables of a plan file as Arrow IPC bytes, read with a bound on what they may unpack to."""
+"""Tables of a plan file as Arrow IPC bytes, read with a bound on the bytes they unpack to."""
 
 import struct
 from collections.abc import Iterator, Mapping
@@ -51,7 +51,7 @@ _MAGIC = b"ARROW1\0\0"
 
 
 def _kinds_of(name: str, *, is_grouped: bool) -> Mapping[str, pa.DataType]:
-    """Give the columns of a table with their types."""
+    """Return the columns of a table with their types."""
     more = {"group": _U8} if is_grouped and name in _GROUPED else {}
     return {**TABLES[name], **more}
 
@@ -151,7 +151,7 @@ def _read_batches(
 
 
 def _declared_sizes(metadata: bytes, body: pa.Buffer) -> tuple[int, int]:
-    """Give the rows of a record batch and the bytes its buffers claim to unpack to.
+    """Read the rows of a record batch and the bytes its buffers claim to unpack to.
 
     Reads the flatbuffer of Arrow's Message.fbs by hand, because pyarrow unpacks before it tells.
     Each compressed buffer begins with its unpacked size as int64, -1 if it is stored as it is.

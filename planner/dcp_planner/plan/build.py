@@ -1,4 +1,11 @@
-"""The whole way: block sparsity and a cluster in, a validated plan out."""
+"""Build validated plans: place, schedule, emit and check; for one mask or for a stack of masks.
+
+In a stack, layers with local and with global attention alternate, but tokens cannot move between
+layers: every mask gets tiles, divisions and programs of its own over one and the same ownership.
+Ownerships are searched for all masks together and for each alone; for each of them every mask's
+tiles are placed anew, and the ownership that takes least time summed over all layers is kept. The
+portfolio looks at the static layouts as well, so that a stack is never slower than they are.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -107,7 +114,7 @@ PORTFOLIO = Portfolio().name
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanStack:
-    """One plan per distinct mask, all with the same blocks and owners.
+    """Plans of all distinct masks, with the same blocks and owners.
 
     Attributes:
         plans: validated.
@@ -200,7 +207,7 @@ def _check(masks: Sequence[tuple[BlockSparsity, int]]) -> None:
 def _candidates(
     workloads: Sequence[Workload], layers: Sequence[int], cluster: Cluster, config: PlanConfig
 ) -> Iterator[list[Placement]]:
-    """Give placements of all masks, each time over one ownership; the first of equals is kept."""
+    """Yield placements of all masks, each time over one ownership; the first of equals is kept."""
     for owner in _ownerships(workloads, layers, cluster, config):
         yield [_place_tiles(workload, owner, cluster, config) for workload in workloads]
     if config.partitioner != PORTFOLIO:
@@ -221,7 +228,7 @@ def _candidates(
 def _ownerships(
     workloads: Sequence[Workload], layers: Sequence[int], cluster: Cluster, config: PlanConfig
 ) -> list[NDArray[np.int32]]:
-    """Give owners found for all masks together, then for each alone; no ownership twice."""
+    """Yield owners found for all masks together, then for each alone; no ownership twice."""
     found: list[NDArray[np.int32]] = []
     for workload in [_union(workloads, layers), *(workloads if len(workloads) > 1 else ())]:
         owner = place(workload, cluster, config).device_of_data
@@ -231,7 +238,7 @@ def _ownerships(
 
 
 def _union(workloads: Sequence[Workload], layers: Sequence[int]) -> Workload:
-    """Give a workload of all masks' tiles, each with its pairs in all layers together.
+    """Build a workload of all masks' tiles, each with its pairs in all layers together.
 
     It is only placed: its tiles are no blocks of its slabs.
     """

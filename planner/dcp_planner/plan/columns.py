@@ -27,7 +27,7 @@ _NUMBERS = ("start_ns", "end_ns", "device", "is_backward", "division", "peer", "
 
 
 def columns_of_plan(plan: Plan) -> dict[str, Columns]:
-    """Give every table of a plan but `events`; `forms` only if it has some."""
+    """Lay out every table of a plan but `events`; `forms` only if the plan has some."""
     cu, programs = plan.cu_seqlens, tabulate_programs(plan)
     forms = {"forms": _columns_of_forms(plan.forms)} if plan.forms else {}
     return {
@@ -50,7 +50,7 @@ def columns_of_plan(plan: Plan) -> dict[str, Columns]:
 
 
 def columns_of_traces(traces: tuple[Trace, ...]) -> Columns:
-    """Give the `events` table: all traces one behind the other."""
+    """Lay out the `events` table: all traces one behind the other."""
     columns: Columns = {
         name: np.concatenate([np.empty(0, np.int64), *(getattr(t, name) for t in traces)])
         for name in _NUMBERS

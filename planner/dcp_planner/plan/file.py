@@ -1,8 +1,8 @@
-"""A plan and its traces in one file: a stored zip of ``meta.json`` and Arrow tables.
+"""Write and read plan files: a stored zip of ``meta.json`` and Arrow tables, with traces.
 
 The layout is written down in ``docs/dcpplan.md``. Reading trusts nothing: sizes are bounded before
 anything is unpacked, every table has to have its columns, the plan is validated and its digest
-computed anew.
+computed anew. `check_file` returns the result of reading as a value.
 """
 
 import json
@@ -48,7 +48,7 @@ _Record = TypeVar("_Record", Cluster, ModelShape)
 
 @dataclass(frozen=True, slots=True)
 class PlanFile:
-    """What a plan file holds.
+    """Content of a plan file.
 
     Attributes:
         plan: validated.
@@ -162,7 +162,7 @@ def _read_members(path: Path, limit_bytes: int) -> dict[str, bytes]:
 
 
 def _describe(path: Path, error: zipfile.BadZipFile) -> str:
-    """Say what stands in the place of an archive."""
+    """Describe the bytes that stand in the place of an archive."""
     if path.stat().st_size == 0:
         return "an empty file"
     with path.open("rb") as file:
@@ -290,7 +290,7 @@ def _read_provenance(values: object) -> Provenance | None:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the check of one file found.
+    """Result of the check of one file.
 
     Attributes:
         file: its path.
@@ -312,11 +312,11 @@ class Verdict:
         return ("valid", "broken", "unreadable").index(self.status)
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON object; `Any`: texts."""
+        """Return a JSON object; `Any`: texts."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     def to_text(self) -> str:
-        """Give a line for people."""
+        """Format the result as a line for people."""
         if self.status == "valid":
             return f"{self.file}: valid"
         if self.status == "unreadable":
@@ -339,7 +339,7 @@ def check_file(path: str) -> Verdict:
 
 
 def _cause(error: BaseException) -> PlanError | None:
-    """Give the broken invariant behind an error of the file, if that is the reason."""
+    """Find the broken invariant behind an error of the file, if that is the reason."""
     cause = error.__cause__
     while cause is not None and not isinstance(cause, PlanError):
         cause = cause.__cause__

@@ -1,4 +1,4 @@
-"""One device's part of a plan as bytes: what one planner sends to every rank.
+"""One device's part of a plan as bytes, as one planner sends it to every rank.
 
 A part keeps the numbers of tiles and transfers, which both ends of a message use as its name; rows
 of other devices are blank in it. It holds no provenance.
@@ -28,14 +28,14 @@ from dcp_planner.tables.programs import ProgramTable, digest, restore_programs, 
 
 _META = "meta"
 _BLANK = {"kind": BlockKind.FULL, "device": -1, "source": -1, "target": -1}
-"""What stands in the rows of other devices; 0 in the columns that are not named."""
+"""Values in the rows of other devices; 0 in the columns that are not named."""
 
 Arrays = dict[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanPart:
-    """What one device needs of a plan.
+    """The part of a plan that one device needs.
 
     Attributes:
         device: whose part.
@@ -64,12 +64,12 @@ class PlanPart:
         return self.plan.cu_seqlens
 
     def local_tokens(self, device: int) -> NDArray[np.int64]:
-        """Give packed positions of the tokens that a device, any one, owns."""
+        """Return packed positions of the tokens that a device, any one, owns."""
         return self.plan.local_tokens(device)
 
 
 def encode_parts(plan: Plan) -> list[bytes]:
-    """Give every device's part of a plan as bytes for `decode_part`, in device order."""
+    """Encode every device's part of a plan as bytes for `decode_part`, in device order."""
     name, programs = digest(plan), tabulate_programs(plan)
     return [_encode(plan, device, name, programs) for device in range(plan.num_devices)]
 
@@ -162,7 +162,7 @@ def _add(
 
 # Any: columns of several types
 def _table(arrays: Arrays, name: str, size: int) -> dict[str, Any]:
-    """Give the columns of a whole table, blank but for the rows that came along."""
+    """Rebuild the columns of a whole table, blank but for the rows that came along."""
     rows = arrays[f"{name}.row"]
     columns = {}
     for key, values in arrays.items():
@@ -193,13 +193,13 @@ def _programs(arrays: Arrays) -> ProgramTable:
 
 
 def _meets(placed: PlacedForm, plan: Plan, q_blocks: NDArray[np.generic]) -> bool:
-    """Tell whether some of the given blocks have queries of a form."""
+    """Check whether some of the given blocks have queries of a form."""
     start = plan.blocks.start[q_blocks]
     return bool(((placed.q_start <= start) & (start < placed.q_end)).any())
 
 
 def _slabs_met(plan: Plan, q_blocks: NDArray[np.generic]) -> NDArray[np.bool_]:
-    """Tell which slabs have rows in some of the given blocks."""
+    """Find the slabs that have rows in some of the given blocks."""
     is_mine = np.zeros(len(plan.blocks), np.int64)
     is_mine[q_blocks] = 1
     before = np.append(0, np.cumsum(is_mine))

@@ -1,6 +1,6 @@
-"""What makes the programs of a plan right: everything done once, in time, and by both ends.
+"""Checks of the programs of a plan: everything is done once, in time, and by both ends.
 
-`check_programs` needs tables that have been checked already (`validation`).
+`check_programs` needs tables that `validation` has checked already.
 """
 
 import numpy as np
@@ -66,7 +66,7 @@ def _is_of_keys(kind: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 
 class _Places:
-    """Where in the programs of one direction each tile, transfer and key stands.
+    """Positions of every tile, transfer and key in the programs of one direction.
 
     A place is a row of the program table; rows of one device are in the order of its program.
     """
@@ -100,7 +100,7 @@ class _Places:
         )
 
     def items_of(self, op: int) -> tuple[Ints, Ints]:
-        """Give the rows and items of all instructions of one kind."""
+        """Find the rows and items of all instructions of one kind."""
         chosen = np.flatnonzero(self.op_of_item == op)
         return self.row_of_item[chosen], self.programs.items[chosen].astype(np.int64)
 
@@ -254,7 +254,7 @@ class _Places:
             raise self.fail(text.format(x=self.told(int(wrong[0]))))
 
     def _uses(self, of_queries: bool) -> tuple[Ints, Ints, Ints]:
-        """Give (block, device) as one number, and the first and last row that computes with it."""
+        """Number (block, device) pairs; return the first and last row that computes with it."""
         if of_queries not in self.uses:
             self.uses[of_queries] = self._find_uses(of_queries)
         return self.uses[of_queries]
@@ -272,7 +272,7 @@ class _Places:
         return place[order][starts], first, last
 
     def _span_of_use(self, transfers: Ints, device: NDArray[np.int32]) -> tuple[Ints, Ints]:
-        """Give the first and last row in which `device` computes with each transfer's block."""
+        """Return the first and last row in which `device` computes with each transfer's block."""
         table = self.plan.transfers
         span = np.zeros((2, len(transfers)), np.int64)
         is_query = ~_is_of_keys(table.kind[transfers])
@@ -316,7 +316,7 @@ class _Places:
         )
 
     def find_merges(self) -> tuple[Ints, Ints]:
-        """Give pairs of results: a partial at a gateway, and what leaves it for the same block."""
+        """Pair each partial at a gateway with the result that leaves it for the same block."""
         table = self.plan.transfers
         results = self.chosen[self.is_result[self.chosen]]
         place = (table.block.astype(np.int64) * 8 + table.kind) * self.plan.num_devices
@@ -366,7 +366,7 @@ class _Places:
             )
 
     def _last_reads(self) -> Ints:
-        """Give the last row that reads what each transfer has brought."""
+        """Return the last row that reads what each transfer has brought."""
         table = self.plan.transfers
         freed = np.where(self.is_result, self.reduction, -1)
         inputs = self.chosen[~self.is_result[self.chosen]]

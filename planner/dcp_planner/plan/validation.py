@@ -1,8 +1,8 @@
-"""What makes a plan right, checked from the tables alone, without trusting who made them.
+"""Checks of the tables of a plan; they use nothing but the tables themselves.
 
-The tables are checked here, in this order: blocks tile the batch; tiles are exactly the visible
-part of the mask, counted anew from the slabs; transfers are exactly what the placement needs, at
-the sizes of the byte model. `program_validation` checks what devices do with them.
+The checks run in this order: blocks tile the batch; tiles are exactly the visible part of the mask,
+counted anew; transfers are exactly those that the placement needs, at the sizes of the byte model.
+`program_validation` checks what devices do with them.
 """
 
 import numpy as np
@@ -229,7 +229,7 @@ def _rows_between(slabs: Slabs, start: int, end: int) -> bool:
 
 
 def _slabs_inside(placed: PlacedForm) -> list[Slabs]:
-    """Give the slabs a form is made of; ranges of rows are disjoint by the checks of `Rows`."""
+    """Return the slabs a form is made of; ranges of rows are disjoint by the checks of `Rows`."""
     match placed.form:
         case (Slabs() as slabs) | Columns(Slabs() as slabs):
             return [slabs]
@@ -299,7 +299,7 @@ def _places(table: Transfers, plan: Plan) -> NDArray[np.int64]:
 
 
 def _needed_places(plan: Plan) -> NDArray[np.int64]:
-    """Give the places of all transfers that the tiles need."""
+    """Return the places of all transfers that the tiles need."""
     owner, tiles, kinds = plan.blocks.owner, plan.tiles, TransferKind
     places = []
     for block, wanted in (

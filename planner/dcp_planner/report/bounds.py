@@ -1,4 +1,4 @@
-"""What no plan can beat: compute, bytes and time, from the blocks and the caps alone.
+"""Lower bounds of compute, bytes and time, from the blocks and the caps alone.
 
 Bytes. A device (or node) that computes c pairs reads r query tokens and k key tokens with ``c <= r
 * k`` (Loomis and Whitney: a set of pairs is no larger than the product of its shadows), c at most
@@ -59,7 +59,7 @@ def bounds(
     cluster: Cluster,
     config: PlanConfig = PlanConfig(),  # noqa: B008 - frozen
 ) -> Bounds:
-    """Give what no plan within the tolerances of `config` can beat; O(W + D log D).
+    """Compute lower bounds for all plans within the tolerances of `config`; O(W + D log D).
 
     >>> from dcp_dsl import Slabs, block_sparsity
     >>> from dcp_planner.model.workload import build_workload
@@ -74,7 +74,7 @@ def bounds(
 
 
 def bound_ratios(plan: Plan, predicted_s: tuple[float, float] | None = None) -> dict[str, float]:
-    """Give how far a plan is above the bounds at its own balance; 1 is the best possible.
+    """Compute how far a plan is above the bounds at its own balance; 1 is the best possible.
 
     Args:
         plan: any plan.
@@ -126,7 +126,7 @@ class _Shadows:
         )
 
     def reach(self, block: NDArray[np.int32]) -> tuple[Floats, Floats]:
-        """Give tokens, and the most pairs that so many rows (or columns) have, both rising."""
+        """Compute tokens, and the most pairs that so many rows (or columns) have, both rising."""
         degree = np.zeros(len(self.tokens))
         np.add.at(degree, block, self.pairs)
         order = np.argsort(-degree / np.maximum(self.tokens, 1), kind="stable")
@@ -155,7 +155,7 @@ def _bounds_of(shadows: _Shadows, shape: ModelShape, cluster: Cluster, caps: Cap
 
 
 def _least_bytes(shadows: _Shadows, caps: Caps, parts: int, row: int, column: int) -> float:
-    """Give the least bytes between so many parts; see the module's docstring."""
+    """Compute the least bytes between so many parts; see the module's docstring."""
     total = float(shadows.pairs.sum())
     if parts == 1 or total == 0:
         return 0.0
@@ -174,7 +174,7 @@ def _least_of_one(
     row: int,
     column: int,
 ) -> float:
-    """Give the least bytes of a part that computes so many pairs and owns so many tokens.
+    """Compute the least bytes of a part that computes so many pairs and owns so many tokens.
 
     Rounded down: r is tried on a grid, k is taken for the upper end of each of its cells.
     """

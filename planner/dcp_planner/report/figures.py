@@ -1,4 +1,4 @@
-"""One planned batch in one row of figures, and a run of batches in their distribution."""
+"""Figures of one planned batch, and their distribution over many batches."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from dcp_planner.tables.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class BatchFigures:
-    """What a plan of one batch costs.
+    """Costs of the plan of one batch.
 
     Attributes:
         tokens, sequences, devices: sizes.
@@ -58,7 +58,7 @@ class BatchFigures:
         return self.predicted_forward_s + self.predicted_backward_s
 
     def to_json(self) -> dict[str, Any]:
-        """Give the figures as a JSON object; `Any`: numbers, a text, an object of numbers."""
+        """Compute the figures as a JSON object; `Any`: numbers, a text, an object of numbers."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return values | {"bound_ratios": dict(self.bound_ratios)}
 
@@ -112,12 +112,12 @@ class Spread:
     most: float
 
     def to_json(self) -> dict[str, float]:
-        """Give a JSON object."""
+        """Return a JSON object."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """Give the spread of at least one value.
+    """Compute the spread of at least one value.
 
     >>> spread_of([3, 1, 8])
     Spread(least=1, median=3, mean=4, most=8)
@@ -126,7 +126,7 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 
 def distribution_of(batches: Sequence[BatchFigures]) -> dict[str, Spread]:
-    """Give the spread of every figure of `DISTRIBUTED` that all batches have."""
+    """Compute the spread of every figure of `DISTRIBUTED` that all batches have."""
     columns = {name: [getattr(batch, name) for batch in batches] for name in DISTRIBUTED}
     return {name: spread_of(column) for name, column in columns.items() if None not in column}
 
@@ -134,7 +134,7 @@ def distribution_of(batches: Sequence[BatchFigures]) -> dict[str, Spread]:
 def speedups_over(
     batches: Sequence[BatchFigures], others: Mapping[str, Sequence[BatchFigures]]
 ) -> dict[str, Spread]:
-    """Give how many times faster the batches are predicted than by each other method."""
+    """Compute how many times faster the batches are predicted than by each other method."""
     return {
         name: spread_of(
             [

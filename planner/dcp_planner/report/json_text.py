@@ -1,4 +1,4 @@
-"""JSON that every reader takes: infinity and NaN, which JSON does not know, become ``null``."""
+"""JSON for every reader: infinity and NaN, which JSON does not know, become ``null``."""
 
 import json
 import math
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def json_text(document: Any) -> str:
-    r"""Give the text of a JSON document; `Any`: what JSON holds.
+    r"""Return the text of a JSON document; `Any`: what JSON holds.
 
     >>> json_text({"ratio": float("inf")})
     '{\n "ratio": null\n}'

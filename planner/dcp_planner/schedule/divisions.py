@@ -1,4 +1,4 @@
-"""When each tile is computed: local tiles first, the rest as its inputs arrive."""
+"""Divisions: local tiles first, the others in the order in which their inputs arrive."""
 
 from dataclasses import dataclass
 
@@ -53,11 +53,11 @@ class Schedule:
         return 1 + int(max(self.division.max(initial=0), self.backward_division.max(initial=0)))
 
     def of(self, direction: Direction) -> NDArray[np.int32]:
-        """Give the division of every tile in one direction."""
+        """Return the division of every tile in one direction."""
         return self.division if direction == "forward" else self.backward_division
 
     def divisions(self, direction: Direction) -> tuple[Division, ...]:
-        """Give the divisions of one direction in order."""
+        """Return the divisions of one direction in order."""
         chosen = self.of(direction)
         return tuple(
             Division(direction, index, np.flatnonzero(chosen == index))
@@ -67,7 +67,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrivals:
-    """When tiles could start, as a simulation of another cut of the same placement showed.
+    """Times at which tiles could start, from a simulation of another cut of the same placement.
 
     Attributes:
         at_ns: int64 ``[W]``, when the last remote input of each tile is there.
@@ -144,7 +144,7 @@ def _order(
     remote: NDArray[np.int64],
     arrivals: Arrivals | None,
 ) -> NDArray[np.int64]:
-    """Give the order of the remote tiles by device and, there, in time.
+    """Return the order of the remote tiles by device and, there, in time.
 
     Tiles that share the block they wait for stand together, so that it is waited for once.
     """
@@ -162,7 +162,7 @@ def _received_bytes(
     needs: tuple[NDArray[np.bool_], NDArray[np.bool_]],
     bytes_per_token: tuple[int, int],
 ) -> NDArray[np.int64]:
-    """Give the bytes of the blocks that the tiles of `order` are first to need on their device."""
+    """Compute the bytes of blocks that the tiles of `order` are first to need on their device."""
     brought = np.zeros(len(order), np.int64)
     sides = workload.compute_q, workload.compute_kv
     for block, needed, size in zip(sides, needs, bytes_per_token, strict=True):

@@ -1,7 +1,7 @@
-"""From placement and schedule to transfers and one program per device.
+"""Emit a plan: from placement and schedule to transfers and one program per device.
 
-`routing` says which way blocks travel, `stages` in which order everybody acts, `slots` where
-arriving blocks lie. What nobody needs is left out: empty launches, waits, attentions, reductions.
+`routing` chooses the ways of blocks, `stages` the order in which everybody acts, `slots` the rows
+of arriving blocks. Empty launches, waits, attentions and reductions are left out.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -165,7 +165,7 @@ def _rows_of(
 
 
 def _first_and_last(needs: Needs, division: NDArray[np.int32]) -> tuple[Ints, Ints]:
-    """Give the first and the last division that computes with each need."""
+    """Return the first and the last division that computes with each need."""
     remote = np.flatnonzero(needs.need_of_tile >= 0)
     of, at = needs.need_of_tile[remote], division[remote].astype(np.int64)
     first, last = np.full(len(needs), np.iinfo(np.int64).max), np.zeros(len(needs), np.int64)
@@ -302,7 +302,7 @@ def _joined(forward: Emission, backward: Emission) -> Transfers:
 
 
 def _shifted(programs: ProgramTable, by: int) -> ProgramTable:
-    """Let the transfers of a program follow `by` others."""
+    """Renumber the transfers of a program so that they follow `by` others."""
     names_transfers = np.isin(programs.op, (LAUNCH, REDUCTION))
     items = programs.items + by * names_transfers[programs.row_of_item()]
     return replace(programs, items=items)

@@ -1,4 +1,4 @@
-"""Which way each block travels: straight from and to its owner, or once per node and on from there.
+"""Routes of blocks: straight from and to the owner, or once per node and on from there.
 
 A need is a pair of a token block and a device that computes with it without owning it: every need
 is one input to bring and one partial result to take home. Routed by node, the devices of a foreign
@@ -28,7 +28,7 @@ _TURNS = 2  # of electing gateways
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Needs:
-    """What devices need of blocks that they do not own, for one side of the tiles.
+    """Needs of devices for blocks that they do not own, for one side of the tiles.
 
     Attributes:
         block, device: int64 ``[N]``, sorted by (block, device), no pair twice.
@@ -56,7 +56,7 @@ class Needs:
 def find_needs(
     workload: Workload, placement: Placement, cluster: Cluster, routing: Routing
 ) -> tuple[Needs, Needs]:
-    """Give the needs of query blocks and of key blocks, with their routes; O(W log W).
+    """Find the needs of query blocks and of key blocks, with their routes; O(W log W).
 
     Gateways are elected so that the ports to the network carry equal loads, those of owners
     included: in the order of blocks, queries first, then once more with all others known.
@@ -89,7 +89,7 @@ def find_needs(
 
 
 def nics_of_devices(cluster: Cluster) -> Ints:
-    """Give the port to the network that each device uses, int64 ``[R]``."""
+    """Return the port to the network that each device uses, int64 ``[R]``."""
     node, place = np.divmod(np.arange(cluster.num_devices), cluster.devices_per_node)
     return np.asarray(node * cluster.nics_per_node + place // cluster.devices_per_nic)
 
@@ -97,7 +97,7 @@ def nics_of_devices(cluster: Cluster) -> Ints:
 def _pairs_of(
     block_of_tile: NDArray[np.int32], workload: Workload, placement: Placement, cluster: Cluster
 ) -> tuple[Ints, Ints, Ints]:
-    """Give block and device of each need, sorted, and the need of each tile, -1 if local."""
+    """Return block and device of each need, sorted, and the need of each tile, -1 if local."""
     owner, device = placement.device_of_data, placement.device_of_compute
     devices = cluster.num_devices
     remote = np.flatnonzero(owner[block_of_tile] != device)
@@ -138,7 +138,7 @@ def _elected(
     block: Ints,
     cluster: Cluster,
 ) -> Ints:
-    """Give the gateway of every need, itself where there is none to elect, int64 ``[N]``."""
+    """Find the gateway of every need, itself where there is none to elect, int64 ``[N]``."""
     owner = placement.device_of_data[block]
     crosses = is_away & (head == np.arange(len(head)))
     load = np.bincount(owner[crosses], size[crosses], cluster.num_devices).astype(np.float64)
@@ -159,7 +159,7 @@ def _elect(  # noqa: PLR0913 - a compiled kernel
     nic_load: NDArray[np.float64],
     gateway: Ints,
 ) -> None:
-    """Give every need the device of its run that carries least, by port, then by itself."""
+    """Assign every need the device of its run that carries least, by port, then by itself."""
     for turn in range(_TURNS):
         at = 0
         while at < len(head):

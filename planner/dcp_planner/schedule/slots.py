@@ -1,4 +1,4 @@
-"""Where arriving blocks lie in the receive buffers: rows reused as soon as nobody reads them."""
+"""Rows of arriving blocks in the receive buffers, reused as soon as nobody reads them."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,7 +99,7 @@ def _place(  # noqa: C901, PLR0913 - a compiled kernel
 def find_shared_rows(
     group: Ints, taken: Ints, freed: Ints, slot: Ints, rows: Ints
 ) -> tuple[int, int] | None:
-    """Give two spans of a group that share rows while both live, or ``None``.
+    """Find two spans of a group that share rows while both live, or ``None``.
 
     A span lives from `taken` up to and including `freed`. O(N log N + N L) for L spans that live at
     the same time in a group.

@@ -1,4 +1,11 @@
-"""Search on from a placement with predicted time as the objective; see `bottleneck_kernel`."""
+"""Search for time: relieve the busiest device or port, one move after the other.
+
+Bytes add up, time does not: a plan takes as long as its busiest device or port; see `load_state`.
+
+Moves: the tiles of one row, or of one column, of one device together, with or without the owner;
+single tiles; an owner; two owners swapped. No move crosses a cap. Every candidate is done, valued
+and undone. No noise: the same bits everywhere.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,7 +160,7 @@ def _try_owners(state: LoadState, device: int, block: int, least: Floats, best: 
 
 @inner(INT(LOAD_STATE))
 def _busiest(state: LoadState) -> int:
-    """Give the device that costs most and is not at rest, or -1."""
+    """Find the device that costs most and is not at rest, or -1."""
     total = state.total
     first = root(total[0]) / total[0] if total[0] > 0.0 else 0.0
     second = root(total[1]) / total[1] if total[1] > 0.0 else 0.0
@@ -315,7 +322,7 @@ def load_state_of(split: Split, workload: Workload, cluster: Cluster, caps: Caps
 
 
 def _message_seconds(workload: Workload, cluster: Cluster) -> Floats:
-    """Give the seconds that a message of each net occupies its ports, float64 ``[8, 2D]``."""
+    """Compute the seconds that a message of each net occupies its ports, float64 ``[8, 2D]``."""
     shape, tokens = workload.shape, workload.block_tokens
     sizes = (
         ((shape.q_bytes, shape.out_bytes), (shape.kv_bytes, 0)),

@@ -1,7 +1,7 @@
-"""Hold a state to its caps: tiles leave overloaded parts, owners are chosen anew under the limit.
+"""Hold a split to its caps: tiles leave overloaded parts, owners are chosen anew under the limit.
 
-Given where the tiles are, what an owner costs is known for each block and part apart from all
-other blocks, so choosing owners is an assignment under a capacity: moves and swaps of blocks.
+Once tiles are placed, the cost of an owner is known for each block and part, independent of all
+other blocks. So choosing owners is an assignment under a capacity: moves and swaps of blocks.
 """
 
 import numpy as np
@@ -106,7 +106,7 @@ def _gather(state: PartitionState, source: int) -> int:
 
 @inner(FLOAT(INT, INT, FLOATS, INDEX_TABLE, INT_TABLE))
 def _most_saved(net: int, part: int, weight: Floats, count: Indices, topology: Ints) -> float:
-    """Give what a net saves at most if one pin leaves a part: the target has the others."""
+    """Compute what a net saves at most if one pin leaves a part: the target has the others."""
     saved = weight[net] if count[net, part] == 1 else 0.0
     if count[net, topology.shape[1] + topology[0, part]] == 1:
         saved += weight[net] * weight[len(weight) - 1]
@@ -115,7 +115,7 @@ def _most_saved(net: int, part: int, weight: Floats, count: Indices, topology: I
 
 @inner(PLACES(PARTITION_STATE, INT, INT, FLOAT))
 def _cheapest(state: PartitionState, source: int, count: int, excess: float) -> tuple[int, int]:
-    """Give the place in scratch of the tile that is cheapest to move off a part, and where to."""
+    """Find the place in scratch of the tile that is cheapest to move off a part, and where to."""
     blocks, parts = len(state.tokens), state.topology.shape[1]
     work, counts, weight = state.work, state.counts, state.weight
     topology, change, loads, limits = state.topology, state.change, state.loads, state.limits
@@ -146,7 +146,7 @@ def _cheapest(state: PartitionState, source: int, count: int, excess: float) -> 
 
 
 def owner_costs(state: PartitionState) -> Floats:
-    """Give what each block would send if each part owned it, float64 ``[D, K]``."""
+    """Compute what each block would send if each part owned it, float64 ``[D, K]``."""
     blocks, parts = len(state.tokens), state.topology.shape[1]
     far, group = state.weight[-1], state.topology[0]
     owned = np.flatnonzero(state.owner >= 0)

@@ -57,7 +57,7 @@ class Solver:
 
     @property
     def install(self) -> str:
-        """How to get it, or to do without."""
+        """Advice on how to install the package, or do without."""
         return (
             f"install it with `pip install 'dcp-dsl[{self.package}]'`, or choose "
             "partitioner='native'"
@@ -70,7 +70,7 @@ MT_KAHYPAR = Solver("mtkahypar", "Mt-KaHyPar")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    """One call of KaHyPar.
+    """Input of one call of KaHyPar.
 
     Attributes:
         hypergraph: pins and edge weights; its vertex weights are not used.
@@ -252,7 +252,7 @@ class KaHyPar:
 def _quality(
     found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig
 ) -> tuple[int, float]:
-    """Give the pairs above the cap, then the predicted seconds: less is better."""
+    """Compute the pairs above the cap, then the predicted seconds: less is better."""
     load = loads_of(found.device_of_compute, workload.compute_pairs, cluster.num_devices)
     excess = max(0, int(load.max()) - caps_of(workload, cluster.num_devices, config).pairs)
     return excess, predict_placement(workload, found, cluster, config).seconds
@@ -261,7 +261,7 @@ def _quality(
 def _place_on_nodes(
     workload: Workload, cluster: Cluster, config: PlanConfig, deadline: float, solver: Solver
 ) -> list[Placement]:
-    """Give a placement on nodes per encoding, repaired to half the compute tolerance."""
+    """Return a placement on nodes per encoding, repaired to half the compute tolerance."""
     if cluster.nodes == 1:
         here = np.zeros(workload.num_blocks, np.int32)
         return [Placement(here, np.zeros(workload.num_tiles, np.int32))] * len(_ENCODINGS)
@@ -316,7 +316,7 @@ def _place_on_devices(
 
 
 def _both_directions(workload: Workload) -> Hypergraph:
-    """Give the hypergraph whose cost is the bytes of a forward and a backward pass."""
+    """Return the hypergraph whose cost is the bytes of a forward and a backward pass."""
     forward, backward = (build_hypergraph(workload, d) for d in ("forward", "backward"))
     return replace(forward, edge_weight=forward.edge_weight + backward.edge_weight)
 
@@ -367,6 +367,6 @@ def _encode(
 
 
 def _compute_budget(units: NDArray[np.int64], step: int, share: float) -> float:
-    """Give the largest sum of tile weights that keeps the whole sum under the limit."""
+    """Compute the largest sum of tile weights that keeps the whole sum under the limit."""
     total = float(np.rint(units / step).sum())
     return (WEIGHT_LIMIT - 2 * total) / (share * total + 1)

@@ -1,4 +1,4 @@
-"""The state of the search for time: what a placement keeps busy, as moves change it.
+"""State of the search for time: how busy every device and port is, as moves change it.
 
 For every device and either direction: the seconds of its computing, of what it receives and sends
 over the network, inputs and results apart, and inside its node. A device is as slow as a high power
@@ -171,7 +171,7 @@ def _charge(state: LoadState, net: int, node: int, sign: float) -> None:
 
 @inner(NOTHING(LOAD_STATE, INT, INT, INT))
 def _use(state: LoadState, net: int, device: int, by: int) -> None:
-    """Let one tile more or less use a net on a device."""
+    """Add or remove one tile that uses a net on a device."""
     before = state.users[net, device]
     changes = before == 0 or before + by == 0
     if not changes or state.owner[net % len(state.owner)] == device:
@@ -205,7 +205,7 @@ def move_tile(state: LoadState, tile: int, target: int) -> None:
 
 @inner(NOTHING(LOAD_STATE, INT, INT))
 def move_owner(state: LoadState, block: int, target: int) -> None:
-    """Give a block another owner; not final before `keep`."""
+    """Change the owner of a block; not final before `keep`."""
     here, blocks, nodes = int(state.owner[block]), len(state.owner), state.in_node.shape[1]
     for net in (block, blocks + block):
         for node in range(nodes):
@@ -231,13 +231,13 @@ def _power(x: float) -> float:
 
 @inner(FLOAT(FLOAT))
 def root(x: float) -> float:
-    """Give the eighth root, that of 0 for less."""
+    """Compute the eighth root, that of 0 for less."""
     return float(np.sqrt(np.sqrt(np.sqrt(max(x, 0.0)))))
 
 
 @inner(FLOAT(LOAD_STATE, INT, INT))
 def _term_of(state: LoadState, way: int, device: int) -> float:
-    """Give the eighth powers of what may keep everybody waiting for a device."""
+    """Compute the eighth powers of what may keep everybody waiting for a device."""
     at, load = LOADS * way, state.load
     compute, into, out = load[device, at], load[device, at + 1], load[device, at + 2]
     home, back = load[device, at + 3], load[device, at + 4]
@@ -259,7 +259,7 @@ def _term_of(state: LoadState, way: int, device: int) -> float:
 
 @inner(FLOAT(LOAD_STATE))
 def objective(state: LoadState) -> float:
-    """Give the objective after a move that is not yet kept."""
+    """Compute the objective after a move that is not yet kept."""
     value, end = 0.0, len(state.dirty) - 1
     for way in range(2):
         change = 0.0

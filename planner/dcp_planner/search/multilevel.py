@@ -1,10 +1,10 @@
-"""The native partitioner: recursive, multilevel, noisy descent with whole documents first.
+"""Multilevel search for few bytes: recursive coarsening, noisy descent, refinement, polishing.
 
 Devices are split level by level (nodes in groups of at most 16, nodes, devices), so bytes between
-nodes are saved before bytes inside. Each level starts on a coarse picture of its problem,
-neighbouring blocks merged, from several seeds; the best result is laid out on the finer blocks and
-searched again with little noise. At last all devices are searched together under the cost of both
-kinds of links, and whatever is still above a cap is moved.
+nodes are saved before bytes inside. Each level starts on a coarser problem, neighbouring blocks
+merged, from several seeds, whole documents among them; the best result is projected to the finer
+blocks and refined with little noise. At last all devices are searched together under the cost of
+both kinds of links, and whatever is still above a cap is moved.
 """
 
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ _MOST_CELLS = 1 << 26  # of the pin counts of one state
 
 @dataclass(frozen=True, slots=True)
 class SearchSetting:
-    """What stays the same through all levels of one search.
+    """Settings that all levels of one search share.
 
     Attributes:
         effort: work to do.
@@ -51,7 +51,7 @@ class SearchSetting:
     seed: int
 
     def limits(self, parts: int, devices: int, *, is_last: bool) -> Floats:
-        """Give the limits of parts of so many devices; inner levels need room of their own."""
+        """Compute the limits of parts of so many devices; inner levels need room of their own."""
         share = 1.0 if is_last else 0.5
         limits = np.empty((2, parts))
         for row, (cap, mean) in enumerate(
@@ -85,7 +85,7 @@ def search(problem: Problem, cluster: Cluster, setting: SearchSetting) -> Split:
 
 
 def level_sizes(cluster: Cluster) -> list[int]:
-    """Give the number of parts of each level, outermost first; their product is all devices.
+    """Compute the number of parts of each level, outermost first; their product is all devices.
 
     >>> level_sizes(Cluster(nodes=128, devices_per_node=8)), level_sizes(Cluster(1, 1))
     ([16, 8, 8], [])
@@ -174,7 +174,7 @@ def _cost(state: PartitionState) -> float:
 
 
 def _unit(problem: Problem) -> float:
-    """Give what noise is counted in: the bytes of a middling row."""
+    """Compute the unit of the noise: the bytes of a median row."""
     return float(np.median(problem.weight[0])) if problem.num_blocks else 0.0
 
 

@@ -1,4 +1,7 @@
-"""The adapter that offers the native search under its name; compiled on first use, then cached."""
+"""The partitioner `native`: how much it searches, counted in work, and its entry points.
+
+numba and the compiled loops are imported on first use, because importing them takes half a second.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -55,14 +58,14 @@ EFFORTS: Mapping[str, Effort] = MappingProxyType(
 
 
 def efforts_up_to(budget: str) -> list[Effort]:
-    """Give the efforts of all budgets up to one, least first: more budget is never worse."""
+    """List the efforts of all budgets up to one, least first: more budget is never worse."""
     names = list(EFFORTS)
     return [EFFORTS[name] for name in names[: names.index(budget) + 1]]
 
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """Search written for this problem; see `native`."""
+    """Search written for this problem; see `multilevel` and `bottleneck`."""
 
     @property
     def name(self) -> str:
@@ -71,7 +74,7 @@ class Native:
 
     @property
     def is_fixed(self) -> bool:
-        """It holds the caps on its own."""
+        """The search holds the caps on its own."""
         return True
 
     def unavailable(self) -> str | None:

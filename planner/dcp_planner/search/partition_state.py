@@ -183,7 +183,7 @@ def fill(state: PartitionState) -> None:
 
 
 def bytes_of(state: PartitionState) -> float:
-    """Give the cost of all nets, without what exceeds caps."""
+    """Compute the cost of all nets, without what exceeds caps."""
     parts = state.topology.shape[1]
     touched = np.count_nonzero(state.counts[:, :parts], axis=1)
     groups = np.count_nonzero(state.counts[:, parts:], axis=1)
@@ -192,6 +192,6 @@ def bytes_of(state: PartitionState) -> float:
 
 
 def excess_of(state: PartitionState) -> float:
-    """Give the cost of what exceeds the caps."""
+    """Compute the cost of what exceeds the caps."""
     over = state.prices[:, None] * np.maximum(state.loads - state.limits, 0.0)
     return float(np.cumsum(over)[-1])  # one by one: the same bits however wide the machine

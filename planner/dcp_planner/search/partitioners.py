@@ -1,4 +1,12 @@
-"""The partitioners by name, and `place`, which runs one and holds its result to the caps."""
+"""Partitioners by name, `place`, which runs one of them, and the default among them: the portfolio.
+
+The portfolio predicts several candidates with the schedule that each would get, and takes the
+fastest: the static layouts, the native search, and the search for time from both. A layout whose
+devices own more tokens than the tolerance allows is out, unless nothing else is left. The compute
+tolerance binds the native search, not the choice: longer computing on one device shows in the
+predicted time already. So among what fits in memory the result is never slower in simulation than
+the best static layout.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -80,7 +88,7 @@ class Portfolio:
 def fastest(
     candidates: Iterable[Placement], workload: Workload, cluster: Cluster, config: PlanConfig
 ) -> Placement:
-    """Give the placement of the shortest predicted time among those within the token cap, if any.
+    """Find the placement of the shortest predicted time among those within the token cap, if any.
 
     The first of equals; placements may have head groups.
     """
@@ -100,7 +108,7 @@ def fastest(
 
 
 def _compute_seconds(workload: Workload, found: Placement, cluster: Cluster) -> float:
-    """Give what the busiest device computes in each direction, added up."""
+    """Add up the seconds that the busiest device computes in each direction."""
     groups = found.head_groups
     return sum(
         float(
@@ -130,14 +138,14 @@ PARTITIONERS: Mapping[str, Partitioner] = MappingProxyType({a.name: a for a in _
 
 
 def static_layouts(shape: ModelShape, cluster: Cluster) -> tuple[str, ...]:
-    """Give the names of all static layouts that can be made for a shape and a cluster."""
+    """List the names of all static layouts that can be made for a shape and a cluster."""
     names = [f"static:{kind}" for kind in STATIC_KINDS]
     config = PlanConfig()
     return (*names, *(heads.name for heads in _HEADS if heads.is_possible(shape, cluster, config)))
 
 
 def find_partitioner(name: str) -> Partitioner:
-    """Give the partitioner of a name.
+    """Find the partitioner of a name.
 
     Raises:
         PlanError: if there is none.

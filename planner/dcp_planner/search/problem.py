@@ -1,4 +1,4 @@
-"""What the native partitioner splits: tiles, blocks, the weight of their nets, fine or coarse."""
+"""Problems of the native search, fine or coarse, and the splits that the search starts from."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -187,7 +187,7 @@ _SLACK = 0.03  # of a part's share, that whole documents may exceed it by
 
 
 def seeds(problem: Problem, parts: int) -> Iterator[Split]:
-    """Give the starts, the most promising first: documents, token ranges, zigzag, equal work."""
+    """Yield the starts, the most promising first: documents, token ranges, zigzag, equal work."""
     for row in (
         by_documents(problem, parts),
         by_tokens(problem, parts),
@@ -202,7 +202,7 @@ def _split_of_rows(problem: Problem, row: NDArray[np.int32]) -> Split:
 
 
 def _shares(problem: Problem, parts: int) -> tuple[Floats, Floats]:
-    """Give the work of each row and the tokens of each block, in shares of a part."""
+    """Compute the work of each row and the tokens of each block, in shares of a part."""
     work = np.zeros(problem.num_blocks)
     np.add.at(work, problem.tile_q, problem.work)
     tokens = problem.tokens.astype(np.float64)
@@ -233,7 +233,7 @@ def zigzag(problem: Problem, parts: int) -> NDArray[np.int32]:
 
 
 def by_documents(problem: Problem, parts: int) -> NDArray[np.int32]:
-    """Give whole documents, largest first, to the emptiest part; cut those that fit nowhere.
+    """Assign whole documents, largest first, to the emptiest part; cut those that fit nowhere.
 
     A document is as large as its work or its tokens, whichever is the larger share. One that fits
     nowhere fills the emptiest parts one after the other with runs of its rows.

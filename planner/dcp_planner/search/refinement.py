@@ -39,7 +39,7 @@ Floats = NDArray[np.float64]
 
 @inner(FLOAT(WORDS))
 def _draw(random: NDArray[np.uint64]) -> float:
-    """Give a number in [0, 1) of 24 bits."""
+    """Return a number in [0, 1) of 24 bits."""
     x = random[0]
     x ^= x << np.uint64(13)
     x ^= x >> np.uint64(7)
@@ -73,7 +73,7 @@ def _choose(  # noqa: PLR0913 - arrays one by one, see above
     prices: Floats,
     random: NDArray[np.uint64],
 ) -> int:
-    """Give the target of the least change less noise; the part itself if staying is least."""
+    """Return the target of the least change less noise; the part itself if staying is least."""
     parts = topology.shape[1]
     best = part
     least = -noise * _draw(random) if noise > 0.0 else -0.5

@@ -1,4 +1,4 @@
-"""Hold any placement to the caps: owners chosen anew, tiles moved off overloaded parts.
+"""Hold any placement to the caps: choose owners anew, move tiles off overloaded parts.
 
 Works on parts, which are devices in the end and nodes on the way there. What crosses nodes is
 priced higher, at the ratio of the two bandwidths up to a limit.
@@ -23,7 +23,7 @@ Parts = NDArray[np.int32]
 def choose_owners(
     cost: NDArray[np.float64], tokens: NDArray[np.int64], cap: int, found: Parts
 ) -> Parts:
-    """Give every block an owner that is cheap and keeps every part's tokens under the cap.
+    """Choose for every block an owner that is cheap and keeps every part's tokens under the cap.
 
     Blocks that lose most by their second choice choose first. If that strands a block, blocks
     choose largest first; if that fails too, the owners found so far or, at last, an LPT packing are
@@ -52,7 +52,7 @@ def _by_regret(cost: NDArray[np.float64], tokens: NDArray[np.int64], cap: int) -
     owner = np.full(blocks, -1, np.int32)
 
     def choice(block: int) -> tuple[float, int, int] | None:
-        """Give (minus the regret, block, best part) among the parts with room."""
+        """Return (minus the regret, block, best part) among the parts with room."""
         fitting = order[block][room[order[block]] >= tokens[block]]
         if fitting.size == 0:
             return None
@@ -113,7 +113,7 @@ def repair(found: Placement, workload: Workload, cluster: Cluster, config: PlanC
 
 
 def price_between_nodes(cluster: Cluster) -> float:
-    """Give what a byte between nodes counts, in bytes inside a node."""
+    """Compute what a byte between nodes counts, in bytes inside a node."""
     ratio = cluster.intra_bytes_per_s / cluster.inter_bytes_per_s
     return min(max(1.0, ratio), _MOST_PRICE)
 
@@ -176,16 +176,16 @@ class PlacementState:
         self.load = loads_of(self.device, self.pairs, self.parts)
 
     def placement(self, warnings: tuple[PlanWarning, ...] = ()) -> Placement:
-        """Give the present state."""
+        """Return the present state as a placement."""
         return Placement(self.owner, self.device, warnings)
 
     def cost(self) -> float:
-        """Give the bytes of a forward and a backward pass, those between nodes priced higher."""
+        """Compute the bytes of a forward and a backward pass, those between nodes priced higher."""
         at_owner = self.costs_of_owners()[np.arange(len(self.owner)), self.owner]
         return float(at_owner.sum())
 
     def choose_owners(self, cap: int) -> None:
-        """Let every block choose its owner anew, if that is cheaper or the cap demands it."""
+        """Choose the owners of all blocks anew, if that is cheaper or the cap demands it."""
         cost = self.costs_of_owners()
         chosen = choose_owners(cost, self.tokens, cap, self.owner)
         rows = np.arange(len(chosen))
@@ -237,13 +237,13 @@ class PlacementState:
         self.device[tile] = target
 
     def _price(self, owner: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Give the price of a byte from each owner to each part, ``[n, P]``."""
+        """Compute the price of a byte from each owner to each part, ``[n, P]``."""
         price = np.where(self.node[owner][:, None] == self.node[None], 1.0, self.ratio)
         price[np.arange(len(owner)), owner] = 0.0
         return price
 
     def costs_of_owners(self) -> NDArray[np.float64]:
-        """Give what each block would move if each part owned it, ``[D, P]``."""
+        """Compute what each block would move if each part owned it, ``[D, P]``."""
         read = np.zeros((len(self.owner), self.parts))
         for size, count in zip(self.size, self.count, strict=True):
             read += size[:, None] * (count > 0)
@@ -252,7 +252,7 @@ class PlacementState:
         return np.asarray(self.ratio * total - (self.ratio - 1) * in_node[:, self.node] - read)
 
     def _cost_of_moves(self, tiles: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Give what moving each tile to each part adds, ``[n, P]``; infinite where it is now."""
+        """Compute what moving each tile to each part adds, ``[n, P]``; infinite where it is now."""
         rows = np.arange(len(tiles))
         source = self.device[tiles]
         change = np.zeros((len(tiles), self.parts))

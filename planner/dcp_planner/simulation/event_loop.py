@@ -1,4 +1,4 @@
-"""The compiled heart of the simulator: programs, ports and messages as arrays, times in whole ns.
+"""The compiled event loop of the simulator, on arrays, with times in whole nanoseconds.
 
 An event is a device that may go on, a message that has left, or one that has arrived. Events at the
 same time are handled in the order in which they were made.

@@ -36,7 +36,7 @@ _SEND, _RECEIVE, _COMPUTE = LANES.index("send"), LANES.index("receive"), LANES.i
 
 
 def rows_of_tracks(trace: Trace) -> Ints:
-    """Give each event a row of its (device, lane) on which no two overlap, int64 ``[E]``.
+    """Assign each event a row of its (device, lane) on which no two overlap, int64 ``[E]``.
 
     As few rows as events overlap at one time; 0 is the first. An event that starts when another
     ends may share its row, unless both start at one time. O(E log E), a loop over lanes only.
@@ -57,7 +57,7 @@ def rows_of_tracks(trace: Trace) -> Ints:
 
 
 def _spread(start: Ints, end: Ints) -> Ints:
-    """Give rows to events sorted by start: each takes the row that was left first, if one is free.
+    """Assign rows to events sorted by start: each takes the row that was left first, if any is.
 
     With c[i] ends until start i, the number of rows taken over before event i is
     q[i + 1] = min(q[i] + 1, c[i]), a running minimum; event i then takes over from the q[i]-th to
@@ -83,14 +83,14 @@ def _spread(start: Ints, end: Ints) -> Ints:
 
 
 def name_codes(trace: Trace) -> tuple[list[str], Ints]:
-    """Give the different names of a trace, and which of them each event has, int64 ``[E]``."""
+    """Encode the names of a trace as a list and an index of each event into it, int64 ``[E]``."""
     coded = pa.array(trace.name, pa.string()).dictionary_encode()
     names = [str(name) for name in coded.dictionary.to_pylist()]
     return names, coded.indices.to_numpy().astype(np.int64)
 
 
 def flow_numbers(trace: Trace, codes: Ints | None = None) -> Ints:
-    """Give sends and receives of one message the same number from 1 on, int64 ``[E]``; 0: none.
+    """Number sends and receives of one message alike, from 1 on, int64 ``[E]``; 0: none.
 
     The n-th send of a name and direction between two devices belongs to the n-th receive. `codes`
     are those of `name_codes`, where they are known.
@@ -120,7 +120,7 @@ def flow_numbers(trace: Trace, codes: Ints | None = None) -> Ints:
 
 
 def unused_bytes(trace: Trace) -> tuple[Ints, Ints, Ints]:
-    """Give how many received bytes every device holds for work that is not done yet.
+    """Count the received bytes that every device holds for work that is not done yet.
 
     They come when a message has arrived and go when the device has finished the division that the
     message was for; bytes that came later than that are gone at once.
@@ -160,7 +160,7 @@ _TITLES = {"simulated": "predicted", "measured": "measured"}
 
 
 def to_perfetto(trace: Trace, *more: Trace) -> bytes:
-    """Give traces as one Perfetto file; each is a group of processes, on one clock.
+    """Encode traces as one Perfetto file; each is a group of processes, on one clock.
 
     Slices carry the direction, the division, and of messages the peer and the bytes. With several
     traces the processes say which one they belong to. O(E log E), about 1 s for a million events.
@@ -188,7 +188,7 @@ class _Packets:
 
 
 class _Group:
-    """One trace: its rows, flows and packets."""
+    """A trace as rows, flows and packets."""
 
     def __init__(
         self, trace: Trace, process: int, track: int, flow: int, *, is_named: bool
@@ -226,7 +226,7 @@ class _Group:
         return self.first_track + self.num_tracks + device
 
     def parts(self, code: dict[str, int]) -> Iterator[_Packets]:
-        """Give begins of slices, with and without a peer, their ends, and the counters."""
+        """Encode begins of slices, with and without a peer, their ends, and the counters."""
         trace = self.trace
         # At one time: ends, then begins, then the ends of slices that last no time.
         ended = np.where(trace.end_ns > trace.start_ns, 0, 2)
@@ -251,7 +251,7 @@ class _Group:
             yield _Packets(_event_packets(counts, time), time, np.full(len(device), 3))
 
     def _begins(self, rows: Ints, name: Ints) -> Bytes:
-        """Give the events that begin the slices of some events; all alike in what they carry."""
+        """Encode the events that begin the slices of some events; all alike in what they carry."""
         trace, size = self.trace, len(rows)
         way = column(17, trace.is_backward[rows].astype(np.int64) + 1)
         parts = [
@@ -270,7 +270,7 @@ class _Group:
 
 
 def _note(name: int, value: Bytes) -> Bytes:
-    """Give a debug annotation per row, its name interned."""
+    """Encode a debug annotation per row, its name interned."""
     head = number(1, name)
     return joined(
         constant(number(_NOTE << 3 | 2, len(head) + value.shape[1], is_raw=True), len(value)),
@@ -280,7 +280,7 @@ def _note(name: int, value: Bytes) -> Bytes:
 
 
 def _event_packets(events: Bytes, time_ns: Ints) -> Bytes:
-    """Give the packets of events of one size."""
+    """Encode the packets of events of one size."""
     size = len(events)
     inner = joined(
         column(_TIMESTAMP, time_ns),
@@ -292,7 +292,7 @@ def _event_packets(events: Bytes, time_ns: Ints) -> Bytes:
 
 
 def _in_order(parts: list[_Packets]) -> bytes:
-    """Give all packets by time, and at one time by phase."""
+    """Sort all packets by time, and at one time by phase."""
     if not parts:
         return b""
     sizes = np.concatenate([np.full(len(part.rows), part.rows.shape[1]) for part in parts])
@@ -309,7 +309,7 @@ def _in_order(parts: list[_Packets]) -> bytes:
 
 
 def _interned(names: list[str]) -> bytes:
-    """Give the packet that says which texts the numbers of later packets mean."""
+    """Encode the packet that maps numbers of later packets to texts."""
     entries = [message(2, number(1, i + 1) + text(2, name)) for i, name in enumerate(names)]
     entries += [message(3, number(1, i + 1) + text(2, name)) for i, name in enumerate(_NOTES)]
     entries += [message(29, number(1, i + 1) + text(2, way)) for i, way in enumerate(_DIRECTIONS)]

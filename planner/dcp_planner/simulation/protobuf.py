@@ -18,7 +18,7 @@ _MOST = 10
 
 
 def varint(value: int) -> bytes:
-    """Give a number as a varint, negative ones as two's complement of 64 bits.
+    """Encode a number as a varint, negative ones as two's complement of 64 bits.
 
     >>> varint(300).hex(), len(varint(-1))
     ('ac02', 10)
@@ -33,7 +33,7 @@ def varint(value: int) -> bytes:
 
 
 def number(field: int, value: int, *, is_raw: bool = False) -> bytes:
-    """Give a field that holds a number; `is_raw` takes the key itself for the field's number.
+    """Encode a field that holds a number; `is_raw` takes the key itself for the field's number.
 
     >>> number(1, 5).hex(), number(1 << 3 | 2, 5, is_raw=True).hex()
     ('0805', '0a05')
@@ -42,12 +42,12 @@ def number(field: int, value: int, *, is_raw: bool = False) -> bytes:
 
 
 def message(field: int, data: bytes) -> bytes:
-    """Give a field that holds another message, or bytes."""
+    """Encode a field that holds another message, or bytes."""
     return varint(field << 3 | 2) + varint(len(data)) + data
 
 
 def text(field: int, value: str) -> bytes:
-    """Give a field that holds a text.
+    """Encode a field that holds a text.
 
     >>> text(2, "a").hex()
     '120161'
@@ -56,12 +56,12 @@ def text(field: int, value: str) -> bytes:
 
 
 def constant(data: bytes, size: int) -> Bytes:
-    """Give the same bytes in every row, uint8 ``[size, len(data)]``."""
+    """Encode the same bytes in every row, uint8 ``[size, len(data)]``."""
     return np.broadcast_to(np.frombuffer(data, np.uint8), (size, len(data)))
 
 
 def column(field: int, values: NDArray[np.integer]) -> Bytes:
-    """Give a field per row, all of one width, uint8 ``[N, key + width]``.
+    """Encode a field per row, all of one width, uint8 ``[N, key + width]``.
 
     >>> column(1, np.array([1, 300])).tolist()
     [[8, 129, 0], [8, 172, 2]]
@@ -79,7 +79,7 @@ def column(field: int, values: NDArray[np.integer]) -> Bytes:
 
 
 def fixed64_column(field: int, values: NDArray[np.integer]) -> Bytes:
-    """Give a field of eight bytes per row, uint8 ``[N, key + 8]``."""
+    """Encode a field of eight bytes per row, uint8 ``[N, key + 8]``."""
     key = np.frombuffer(varint(field << 3 | 1), np.uint8)
     rows = np.empty((len(values), len(key) + 8), np.uint8)
     rows[:, : len(key)] = key

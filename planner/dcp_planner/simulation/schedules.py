@@ -1,4 +1,4 @@
-"""How finely each direction is cut, judged by the simulator and held to a limit of memory.
+"""Schedules: each direction is cut as finely as the simulator finds fastest within the memory.
 
 More divisions hide more communication behind compute, but pay latencies and launches more often;
 frugal ones need less memory and may stand still for it. What is best depends on the plan, so every
@@ -38,7 +38,7 @@ MOST_PARTS = (2, 4, 8, 16, 32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cut:
-    """One way to cut a direction: seconds that it takes, most bytes that a device needs for it.
+    """A way to cut a direction: seconds that it takes, most bytes that a device needs for it.
 
     Attributes:
         division: int32 ``[W]``.
@@ -56,7 +56,7 @@ class _Cut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Trial:
-    """What all candidates of one placement share.
+    """Facts that all candidates of one placement share.
 
     Attributes:
         workload, placement, cluster: what is placed, where, on which machine.
@@ -116,7 +116,7 @@ class _Trial:
         return self.cut(direction, config.divisions - 1)
 
     def best(self, direction: Direction, choices: Sequence[int]) -> _Cut:
-        """Give the fastest cut, the coarsest of equals.
+        """Find the fastest cut, the coarsest of equals.
 
         The finest cut by numbers of blocks shows when everything arrives. In that order divisions
         get equal bytes or equal work: nobody waits for a block while others lie there unused.
@@ -135,7 +135,7 @@ class _Trial:
         return min(cuts, key=lambda cut: cut.seconds)
 
     def _arrivals(self, transfers: Transfers, arrived: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Give when the last remote input of each tile has arrived, int64 ``[W]``."""
+        """Compute when the last remote input of each tile has arrived, int64 ``[W]``."""
         found = np.zeros(self.workload.num_tiles, np.int64)
         for kind, needs in zip((TransferKind.Q, TransferKind.KV), self.needs, strict=True):
             chosen = np.flatnonzero(transfers.kind == kind)
@@ -152,7 +152,7 @@ class _Trial:
 def make_schedule(
     workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig
 ) -> Schedule:
-    """Say when every tile is computed, forward and backward each in its own divisions.
+    """Assign every tile to a division, forward and backward each in its own divisions.
 
     With a memory limit, buffers are given back earlier and divisions cut finer until the plan fits.
 
@@ -193,7 +193,7 @@ def predict_placement(
 
 
 def _smallest(trial: _Trial, direction: Direction, limit: int) -> _Cut:
-    """Give the coarsest frugal cut that fits the limit, or the one that needs least."""
+    """Find the coarsest frugal cut that fits the limit, or the one that needs least."""
     found = trial.cut(direction, MOST_PARTS[0], is_frugal=True)
     for parts in MOST_PARTS[1:]:
         if found.bytes <= limit:

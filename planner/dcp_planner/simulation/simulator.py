@@ -85,7 +85,7 @@ def predict(plan: Plan) -> Prediction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """One direction after its end, all times in ns.
+    """Times of one direction after its end, all in ns.
 
     Attributes:
         programs: what was played.
@@ -161,7 +161,7 @@ def play(
 
 
 def find_feeders(transfers: Transfers) -> Ints:
-    """Give the transfer that brings each passed-on input to its source, int64 ``[X]``, or -1."""
+    """Find the transfer that brings each passed-on input to its source, int64 ``[X]``, or -1."""
     feeder = np.full(len(transfers), -1, np.int64)
     is_input = transfers.kind < TransferKind.OUT
     passed_on = np.flatnonzero(is_input & (transfers.hop > 0))
@@ -180,7 +180,7 @@ def find_feeders(transfers: Transfers) -> Ints:
 
 
 def launches_of_waits(programs: ProgramTable) -> Ints:
-    """Give the launch that each wait belongs to, int64 ``[I]``; -1 for other instructions."""
+    """Find the launch that each wait belongs to, int64 ``[I]``; -1 for other instructions."""
     found = np.full(len(programs), -1, np.int64)
     span = int(programs.key.max(initial=0)) + 2
     place = programs.device.astype(np.int64) * span + programs.key
@@ -199,7 +199,7 @@ def _durations(
     seconds_of_tile: NDArray[np.float64],
     cluster: Cluster,
 ) -> NDArray[np.float64]:
-    """Give the seconds that each instruction takes on the compute lane, ``[I]``."""
+    """Compute the seconds that each instruction takes on the compute lane, ``[I]``."""
     seconds = np.zeros(len(programs))
     counts = np.diff(programs.item_ptr)
     for op, weights in (

@@ -1,4 +1,4 @@
-"""What happened, or would happen, when: the one record of the simulator and of the runtime."""
+"""Traces: events of all devices in time, from the simulator or the runtime, and their figures."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -63,7 +63,7 @@ class Trace:
         return len(self.name)
 
     def seconds(self, *, is_backward: bool | None = None) -> float:
-        """Give the time from the first start to the last end, of one direction or of both."""
+        """Compute the time from the first start to the last end, of one direction or of both."""
         chosen = (
             np.ones(len(self), bool) if is_backward is None else self.is_backward == is_backward
         )
@@ -72,7 +72,7 @@ class Trace:
         return float(self.end_ns[chosen].max() - self.start_ns[chosen].min()) / 1e9
 
     def lane_seconds(self, lane: Lane, num_devices: int) -> NDArray[np.float64]:
-        """Give each device's seconds in a lane, ``[R]``; overlapping messages count twice."""
+        """Compute each device's seconds in a lane, ``[R]``; overlapping messages count twice."""
         chosen = self.lane == LANES.index(lane)
         spent = (self.end_ns[chosen] - self.start_ns[chosen]) / 1e9
         seconds = np.zeros(num_devices)
@@ -108,7 +108,7 @@ class Timings:
         return sum(self.hidden_s) / total if total else 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """Give the figures as a JSON object; `Any`: numbers, texts and lists of numbers."""
+        """Compute the figures as a JSON object; `Any`: numbers, texts and lists of numbers."""
         values = {name: getattr(self, name) for name in self.__slots__}
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
         return plain | {"overlap": self.overlap}
@@ -136,7 +136,7 @@ def measure_trace(trace: Trace, num_devices: int) -> Timings:
 def _covered_seconds(
     trace: Trace, chosen: NDArray[np.bool_], num_devices: int
 ) -> NDArray[np.float64]:
-    """Give the seconds that at least one chosen event of a device covers, ``[R]``."""
+    """Compute the seconds that at least one chosen event of a device covers, ``[R]``."""
     seconds = np.zeros(num_devices)
     for device in range(num_devices):
         here = chosen & (trace.device == device)

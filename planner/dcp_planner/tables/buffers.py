@@ -1,4 +1,4 @@
-"""What a plan makes every device hold beside its own tokens, in bytes."""
+"""Bytes of transfers, and of the buffers that every device needs beside its own tokens."""
 
 from functools import lru_cache
 from typing import TypeAlias
@@ -18,7 +18,7 @@ SUM_BYTES = 4
 
 
 def receive_rows(plan: Plan, direction: Direction) -> Rows:
-    """Give the token rows of every receive buffer, int64 ``[R, 5]``, one column per `TransferKind`.
+    """Compute the rows of every receive buffer, int64 ``[R, 5]``, one column per `TransferKind`.
 
     A device allocates exactly these rows: its transfers lie at their `slot` within them. In a plan
     of several head groups a row is a token with the heads of one group.
@@ -30,13 +30,13 @@ def receive_rows(plan: Plan, direction: Direction) -> Rows:
 
 
 def receive_buffer_bytes(plan: Plan) -> Rows:
-    """Give the bytes of every device's receive buffers, int64 ``[2, R]``: forward, backward."""
+    """Compute the bytes of every device's receive buffers, int64 ``[2, R]``: forward, backward."""
     shape = group_shape(plan.shape, plan.head_groups)
     return np.stack([_input_bytes(receive_rows(plan, d), shape, d) for d in DIRECTIONS])
 
 
 def accumulator_bytes(plan: Plan) -> Rows:
-    """Give the bytes of the partial sums of remote blocks, int64 ``[2, R]``: forward, backward.
+    """Compute the bytes of the partial sums of remote blocks, int64 ``[2, R]``: forward, backward.
 
     They lie at the rows of the blocks' inputs: out and lse, or dq, at those of Q; dkv at those of
     KV.
@@ -52,7 +52,7 @@ def buffer_bytes(
     direction: Direction,
     num_devices: int,
 ) -> Rows:
-    """Give the bytes of receive buffers and partial sums in one direction, int64 ``[R]``.
+    """Compute the bytes of receive buffers and partial sums in one direction, int64 ``[R]``.
 
     `transfers` are those of the direction.
     """
@@ -84,7 +84,7 @@ def _sum_bytes(rows: Rows, shape: ModelShape, direction: Direction) -> Rows:
 
 @lru_cache(maxsize=64)  # searches ask for the same few thousands of times
 def bytes_per_token(shape: ModelShape, kind: TransferKind, *, is_backward: bool) -> int:
-    """Give the bytes of one token in a transfer of this kind.
+    """Compute the bytes of one token in a transfer of this kind.
 
     >>> bytes_per_token(ModelShape(32, 8, 128, 2), TransferKind.OUT, is_backward=False)
     8320

@@ -33,7 +33,7 @@ _MOST_TOKENS = 2**31 - 1  # sequences are cut at int32 positions
 
 
 def group_shape(shape: ModelShape, groups: int) -> ModelShape:
-    """Give the heads of one group: a Gth of the query heads, and the key/value heads they read.
+    """Compute the heads of one group: a Gth of the query heads, and the key/value heads they read.
 
     Raises:
         PlanError: if the heads cannot be cut into so many groups.
@@ -51,7 +51,7 @@ def group_shape(shape: ModelShape, groups: int) -> ModelShape:
 
 
 def why_not(shape: ModelShape, groups: int) -> str:
-    """Say why heads cannot be cut into so many groups; empty if they can.
+    """Explain why heads cannot be cut into so many groups; empty if they can.
 
     >>> why_not(ModelShape(6, 2, 128, 2), 4)
     'cannot cut 6 query and 2 key/value heads into 4 groups; possible are 1, 2, 6'
@@ -66,7 +66,7 @@ def why_not(shape: ModelShape, groups: int) -> str:
 
 
 def possible_groups(shape: ModelShape) -> tuple[int, ...]:
-    """Give every number of head groups that a shape allows, ascending.
+    """List every number of head groups that a shape allows, ascending.
 
     A group has equally many query heads, and whole key/value heads or a part of the readers of one.
 
@@ -84,7 +84,7 @@ def _is_possible(shape: ModelShape, groups: int) -> bool:
 
 
 def first_groups(shape: ModelShape, groups: int) -> Ints:
-    """Give, for every group, the first group that reads the same key/value heads, int64 ``[G]``.
+    """Find, for every group, the first group that reads the same key/value heads, int64 ``[G]``.
 
     >>> first_groups(ModelShape(8, 2, 128, 2), 8).tolist()
     [0, 0, 0, 0, 4, 4, 4, 4]
@@ -110,12 +110,12 @@ def expand_placement(workload: Workload, placement: Placement) -> tuple[Workload
 
 
 def is_cuttable(workload: Workload, groups: int) -> bool:
-    """Whether the expanded batch is short enough to be cut at int32 positions."""
+    """Check that the expanded batch is short enough to be cut at int32 positions."""
     return int(workload.cu_seqlens[-1]) * groups <= _MOST_TOKENS
 
 
 def expand_workload(workload: Workload, groups: int) -> Workload:
-    """Give the workload of the expanded batch; O(G (W + D + slabs)).
+    """Build the workload of the expanded batch; O(G (W + D + slabs)).
 
     Raises:
         PlanError: if the heads cannot be cut into these groups, or the batch gets too long.
@@ -141,7 +141,7 @@ def expand_workload(workload: Workload, groups: int) -> Workload:
 
 
 def expand_head_groups(plan: Plan) -> Plan:
-    """Build the plan of the expanded batch: one group, a Gth of the heads; the plan itself if G is 1.
+    """Build the plan of the expanded batch, which has one group; the plan itself if G is 1.
 
     Row i of tiles and transfers is row i of the plan; block b of group g is block ``g * D + b``.
     Local tokens of a device are those of group 0, then those of group 1, ...
@@ -299,7 +299,7 @@ def _expanded_forms(
 def _with_copies(
     table: ProgramTable, groups: int, count: int, *, is_expanding: bool
 ) -> ProgramTable:
-    """Let copies name the blocks of all groups, or those of group 0 for all."""
+    """Make copies name the blocks of all groups, or those of group 0 for all."""
     counts = np.diff(table.item_ptr)
     is_copy = np.repeat(table.op == COPY, counts)
     if is_expanding:

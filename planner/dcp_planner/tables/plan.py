@@ -1,4 +1,4 @@
-"""The plan: who owns which tokens, who computes which tile, and every device's program.
+"""Plans as tables: owners of blocks, devices of tiles, transfers, and every device's program.
 
 A plan is one immutable value made of tables. Indices into a table are called by its name: a `tile`
 is a row of `Tiles`, a `transfer` a row of `Transfers`. Instructions are the paper's five (Sec. 5).
@@ -22,7 +22,7 @@ SCHEMA = "dcp.plan/1"
 
 
 class TransferKind(IntEnum):
-    """What a transfer carries, all heads of one token block and head group.
+    """Content of a transfer: all heads of one token block and head group.
 
     `KV` and `Q` are inputs, on their way from the block's owner to the devices that compute with
     it; `OUT`, `DQ` and `DKV` are partial results, on their way home. In backward, `Q` is the bundle
@@ -37,7 +37,7 @@ class TransferKind(IntEnum):
 
     @property
     def is_result(self) -> bool:
-        """Whether it is on its way home to the owner."""
+        """True for partial results on their way home to the owner."""
         return self >= TransferKind.OUT
 
 
@@ -199,7 +199,7 @@ Instruction: TypeAlias = Copy | CommLaunch | CommWait | Attention | Reduction
 
 @dataclass(frozen=True, slots=True)
 class DeviceProgram:
-    """What one device does in one direction, in order."""
+    """Instructions of one device in one direction, in order."""
 
     device: int
     instructions: tuple[Instruction, ...]
@@ -207,7 +207,7 @@ class DeviceProgram:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where the mask of a plan came from: enough to rebuild it from the text alone.
+    """Source of a plan's mask: enough to rebuild the mask from the text alone.
 
     Attributes:
         spec: source of the .dcpm file.
@@ -270,7 +270,7 @@ class Plan:
         return self.cluster.num_devices
 
     def mask_tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> NDArray[np.bool_]:
-        """Give the exact mask of some queries and keys of the batch, bool ``[queries, keys]``."""
+        """Return the exact mask of some queries and keys of the batch, bool ``[queries, keys]``."""
         window = (q_start, q_end, kv_start, kv_end)
         seen = self.slabs.tile(*window)
         for placed in self.forms:
@@ -279,22 +279,22 @@ class Plan:
         return seen
 
     def programs(self, direction: Direction) -> Sequence[DeviceProgram]:
-        """Give the programs of all devices in one direction."""
+        """Return the programs of all devices in one direction."""
         return self.forward if direction == "forward" else self.backward
 
     def local_blocks(self, device: int) -> NDArray[np.int64]:
-        """Give the blocks that `device` owns, ascending: the order of its local tokens."""
+        """Return the blocks that `device` owns, ascending: the order of its local tokens."""
         return np.flatnonzero(self.blocks.owner == device)
 
     def local_tokens(self, device: int) -> NDArray[np.int64]:
-        """Give packed positions of the tokens that `device` owns, in its order, ``[T_local]``."""
+        """Return packed positions of the tokens that `device` owns, in its order, ``[T_local]``."""
         blocks = self.local_blocks(device)
         spans = zip(self.blocks.start[blocks], self.blocks.end[blocks], strict=True)
         return np.concatenate([np.empty(0, np.int64), *(np.arange(a, b) for a, b in spans)])
 
 
 def columns_of(table: Blocks | Tiles | Transfers) -> dict[str, NDArray[np.generic]]:
-    """Give the columns of a table by name, in order; without those that it does not have."""
+    """Return the columns of a table by name, in order; without those that it does not have."""
     found = {field.name: getattr(table, field.name) for field in fields(table)}
     return {name: column for name, column in found.items() if column is not None}
 

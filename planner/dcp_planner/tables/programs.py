@@ -1,4 +1,7 @@
-"""Programs as columns: one row per instruction, for making, checking, hashing and storing them."""
+"""Programs as columns: one row per instruction, for making, checking, hashing and storing them.
+
+`digest` hashes all that devices execute: equal digests mean equal work.
+"""
 
 import hashlib
 import json
@@ -79,11 +82,11 @@ class ProgramTable:
         return len(self.op)
 
     def row_of_item(self) -> NDArray[np.int64]:
-        """Give the instruction that each item belongs to, int64 ``[N]``."""
+        """Return the instruction that each item belongs to, int64 ``[N]``."""
         return np.repeat(np.arange(len(self)), np.diff(self.item_ptr))
 
     def rows(self, first: int, last: int) -> "ProgramTable":
-        """Give the instructions from `first` up to before `last`."""
+        """Return the instructions from `first` up to before `last`."""
         values = {f.name: getattr(self, f.name)[first:last] for f in fields(self)}
         values["items"] = self.items[self.item_ptr[first] : self.item_ptr[last]]
         values["item_ptr"] = self.item_ptr[first : last + 1] - self.item_ptr[first]
@@ -113,7 +116,7 @@ class Programs(Sequence[DeviceProgram]):
     @overload
     def __getitem__(self, index: slice) -> tuple[DeviceProgram, ...]: ...
     def __getitem__(self, index: int | slice) -> DeviceProgram | tuple[DeviceProgram, ...]:
-        """Give the program of a device, or of several."""
+        """Return the program of a device, or of several."""
         if isinstance(index, slice):
             return tuple(self[device] for device in range(*index.indices(len(self))))
         device = range(len(self))[index]
@@ -179,7 +182,7 @@ def _tabulate(is_backward: bool, programs: Sequence[DeviceProgram]) -> ProgramTa
 
 
 def restore_programs(table: ProgramTable, num_devices: int) -> tuple[Programs, Programs]:
-    """Give the forward and backward programs back; the inverse of `tabulate_programs`.
+    """Rebuild the forward and backward programs; the inverse of `tabulate_programs`.
 
     Raises:
         ValueError: if rows are out of order or a device is out of range.
@@ -232,7 +235,7 @@ def _instructions(table: ProgramTable) -> Iterator[Instruction]:
 
 
 def digest(plan: Plan) -> str:
-    """Give the sha256 over what the devices execute, as 64 hex digits.
+    """Compute the sha256 over what the devices execute, as 64 hex digits.
 
     Covers schema, numbers of cluster and shape, sequences, all tables, the mask and the programs;
     not provenance, the partitioner's name, warnings, or names and sources of the cluster's
