@@ -192,7 +192,8 @@ def test_a_process_does_not_outlive_the_planner(tmp_path):
     )
     code = (
         "import time, numpy as np\n"
-        "from dcp_planner import Hypergraph, PlanConfig\n"
+        "from dcp_planner import PlanConfig\n"
+        "from dcp_planner.model.workload import Hypergraph\n"
         "from dcp_planner.search.kahypar import Problem, solve_problems\n"
         "graph = Hypergraph(np.ones((2, 2)), np.array([0, 2]), np.array([0, 1]), np.array([1]))\n"
         "problem = Problem(graph, np.array([1, 1]), np.array([1, 1]))\n"
