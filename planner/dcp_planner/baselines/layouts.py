@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dcp_planner.arrays import Indices
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.packing import pack_largest_first
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import Workload
 
-Indices = NDArray[np.int32]
 StaticKind = Literal["contiguous", "zigzag", "ring", "documents", "grid"]
 STATIC_KINDS: tuple[StaticKind, ...] = ("contiguous", "zigzag", "ring", "documents", "grid")
 """Every kind of static layout."""

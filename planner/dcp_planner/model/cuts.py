@@ -22,13 +22,12 @@ from dcp_dsl import (
     Strided,
     block_sparsity,
 )
+from dcp_planner.arrays import Ints
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.packing import loads_of, pack_largest_first
 from dcp_planner.model.workload import as_arrays
-
-Ints = NDArray[np.int64]
 
 MOST_PIECES = 1 << 26
 """Pieces that slabs are cut into: some gigabytes."""

@@ -6,7 +6,7 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import readonly
+from dcp_planner.arrays import freeze_columns
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.packing import Caps, cap_of
@@ -52,9 +52,8 @@ class Placement:
     head_groups: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("device_of_data", "device_of_compute"):
-            value = readonly(f"Placement.{name}", getattr(self, name), np.int32, (None,))
-            object.__setattr__(self, name, value)
+        column = (np.int32, (None,))
+        freeze_columns(self, device_of_data=column, device_of_compute=column)
 
 
 class Partitioner(Protocol):

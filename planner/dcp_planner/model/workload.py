@@ -6,7 +6,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import BlockSparsity, Form, PlacedForm, Slabs, Tiles, as_rows, readonly
+from dcp_dsl import BlockSparsity, Form, PlacedForm, Slabs, Tiles, as_rows
+from dcp_planner.arrays import freeze_columns
 from dcp_planner.model.cluster import ModelShape
 
 Direction: TypeAlias = Literal["forward", "backward"]
@@ -44,14 +45,17 @@ class Workload:
 
     def __post_init__(self) -> None:
         blocks, tiles = len(self.block_start), len(self.compute_q)
-        for name, dtype, length in (
-            ("cu_seqlens", np.int32, None), ("block_sequence", np.int32, blocks),
-            ("block_start", np.int64, blocks), ("block_end", np.int64, blocks),
-            ("compute_q", np.int32, tiles), ("compute_kv", np.int32, tiles),
-            ("compute_kind", np.uint8, tiles), ("compute_pairs", np.int64, tiles),
-        ):  # fmt: skip
-            value = readonly(f"Workload.{name}", getattr(self, name), dtype, (length,))
-            object.__setattr__(self, name, value)
+        freeze_columns(
+            self,
+            cu_seqlens=(np.int32, (None,)),
+            block_sequence=(np.int32, (blocks,)),
+            block_start=(np.int64, (blocks,)),
+            block_end=(np.int64, (blocks,)),
+            compute_q=(np.int32, (tiles,)),
+            compute_kv=(np.int32, (tiles,)),
+            compute_kind=(np.uint8, (tiles,)),
+            compute_pairs=(np.int64, (tiles,)),
+        )
 
     @property
     def num_blocks(self) -> int:
@@ -137,12 +141,13 @@ class Hypergraph:
 
     def __post_init__(self) -> None:
         edges = len(self.edge_weight)
-        for name, dtype, shape in (
-            ("vertex_weight", np.int64, (None, 2)), ("pin_ptr", np.int64, (edges + 1,)),
-            ("pins", np.int32, (None,)), ("edge_weight", np.int64, (edges,)),
-        ):  # fmt: skip
-            value = readonly(f"Hypergraph.{name}", getattr(self, name), dtype, shape)
-            object.__setattr__(self, name, value)
+        freeze_columns(
+            self,
+            vertex_weight=(np.int64, (None, 2)),
+            pin_ptr=(np.int64, (edges + 1,)),
+            pins=(np.int32, (None,)),
+            edge_weight=(np.int64, (edges,)),
+        )
 
     @property
     def num_vertices(self) -> int:

@@ -6,6 +6,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_planner.arrays import Ints
 from dcp_planner.errors import PlanError
 from dcp_planner.model.workload import DIRECTIONS, Direction
 from dcp_planner.schedule.slots import find_shared_rows
@@ -23,7 +24,6 @@ from dcp_planner.tables.programs import (
     tabulate_programs,
 )
 
-Ints = NDArray[np.int64]
 _NEVER = np.iinfo(np.int64).max
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_planner.arrays import Floats
 from dcp_planner.model.cluster import BACKWARD_FLOPS_RATIO, Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.packing import Caps
@@ -25,7 +26,6 @@ from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.metrics import DirectionMetrics, measure
 from dcp_planner.tables.plan import Plan
 
-Floats = NDArray[np.float64]
 _GRID = 64  # points of c and of r at which the bound is evaluated
 
 

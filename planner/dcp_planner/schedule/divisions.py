@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import readonly
+from dcp_planner.arrays import freeze_columns
 from dcp_planner.model.config import Routing
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import Direction, Workload
@@ -43,9 +43,8 @@ class Schedule:
     is_frugal: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("division", "backward_division"):
-            value = readonly(f"Schedule.{name}", getattr(self, name), np.int32, (None,))
-            object.__setattr__(self, name, value)
+        column = (np.int32, (None,))
+        freeze_columns(self, division=column, backward_division=column)
 
     @property
     def num_divisions(self) -> int:

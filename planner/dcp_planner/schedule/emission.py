@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_planner.arrays import Ints
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import DIRECTIONS, Direction, Workload
@@ -29,8 +30,6 @@ from dcp_planner.tables.plan import (
     columns_of,
 )
 from dcp_planner.tables.programs import LAUNCH, REDUCTION, Programs, ProgramTable
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,18 +11,17 @@ stays what it is without routing.
 # mypy: disable-error-code="untyped-decorator"
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_planner.arrays import Ints
 from dcp_planner.jit import compiled
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import Routing
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import Workload
 
-Ints: TypeAlias = NDArray[np.int64]
 _TURNS = 2  # of electing gateways
 
 

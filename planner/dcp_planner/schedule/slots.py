@@ -1,11 +1,9 @@
 """Rows of arriving blocks in the receive buffers, reused as soon as nobody reads them."""
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dcp_planner.arrays import Ints
 from dcp_planner.jit import compiled
-
-Ints = NDArray[np.int64]
 
 
 def allocate_rows(group: Ints, taken: Ints, freed: Ints, rows: Ints) -> Ints:

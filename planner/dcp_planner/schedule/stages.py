@@ -22,12 +22,10 @@ division to get it away, so that buffers can be used again.
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dcp_planner.arrays import Ints
 from dcp_planner.model.config import MOST_DIVISIONS
 from dcp_planner.tables.programs import ATTENTION, COPY, LAUNCH, REDUCTION, WAIT
-
-Ints = NDArray[np.int64]
 
 
 def divisions_ahead(*, is_frugal: bool) -> int:

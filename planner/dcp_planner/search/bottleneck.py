@@ -10,6 +10,7 @@ and undone. No noise: the same bits everywhere.
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_planner.arrays import Floats, Ints
 from dcp_planner.jit import FLOATS, INT, INTS, NOTHING, compiled, inner
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.cost_model import link_seconds, workload_seconds
@@ -30,9 +31,6 @@ from dcp_planner.search.load_state import (
     value_all,
 )
 from dcp_planner.search.problem import Split
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 _LEAST_GAIN = 1e-6
 _RAISES = 12  # times that what is above a cap weighs twice as much

@@ -6,8 +6,8 @@ other blocks. So choosing owners is an assignment under a capacity: moves and sw
 
 import numpy as np
 from numba import types
-from numpy.typing import NDArray
 
+from dcp_planner.arrays import Floats, Indices, Ints
 from dcp_planner.jit import FLOAT, FLOATS, INDEX_TABLE, INT, INT_TABLE, compiled, inner
 from dcp_planner.model.packing import pack_largest_first
 from dcp_planner.search.partition_state import (
@@ -19,9 +19,6 @@ from dcp_planner.search.partition_state import (
     reset,
 )
 
-Ints = NDArray[np.int64]
-Indices = NDArray[np.int32]
-Floats = NDArray[np.float64]
 PLACES = types.UniTuple(INT, 2)  # type: ignore[no-untyped-call] # numba has no types
 
 

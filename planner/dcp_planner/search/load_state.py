@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import types
-from numpy.typing import NDArray
 
+from dcp_planner.arrays import Floats, Indices, Ints
 from dcp_planner.jit import (
     FLOAT,
     FLOAT_TABLE,
@@ -27,10 +27,6 @@ from dcp_planner.jit import (
     NOTHING,
     inner,
 )
-
-Ints = NDArray[np.int64]
-Indices = NDArray[np.int32]
-Floats = NDArray[np.float64]
 
 LOADS = 7  # compute, inputs in, inputs out, results in, results out, inside in, inside out
 _SEEN = 0.25  # of the time on the network is not hidden behind computing

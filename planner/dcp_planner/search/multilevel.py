@@ -10,8 +10,8 @@ both kinds of links, and whatever is still above a cap is moved.
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dcp_planner.arrays import Floats
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.packing import Caps
@@ -23,8 +23,6 @@ from dcp_planner.search.partition_state import PartitionState, bytes_of, excess_
 from dcp_planner.search.problem import Problem, Split, coarsen, restrict, seeds, state_of_split
 from dcp_planner.search.refinement import descend
 from dcp_planner.search.repair import price_between_nodes
-
-Floats = NDArray[np.float64]
 
 _MOST_PARTS = 16
 _WIDE = 64  # parts of a level, where their number has no divisors, beyond which less is searched

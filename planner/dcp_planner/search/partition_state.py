@@ -13,6 +13,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
+from dcp_planner.arrays import Floats, Indices, Ints
 from dcp_planner.jit import (
     FLOAT_TABLE,
     FLOATS,
@@ -25,10 +26,6 @@ from dcp_planner.jit import (
     WORDS,
     inner,
 )
-
-Ints = NDArray[np.int64]
-Indices = NDArray[np.int32]
-Floats = NDArray[np.float64]
 
 
 class PartitionState(NamedTuple):

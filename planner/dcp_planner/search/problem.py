@@ -6,12 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_planner.arrays import Floats, Indices, Ints
 from dcp_planner.model.workload import Workload
 from dcp_planner.search.partition_state import PartitionState, fill
-
-Ints = NDArray[np.int64]
-Indices = NDArray[np.int32]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

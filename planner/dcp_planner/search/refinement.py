@@ -13,6 +13,7 @@ of the tuple counts references, which took more time than the work (measured: 2.
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_planner.arrays import Floats, Ints
 from dcp_planner.jit import (
     FLOAT,
     FLOAT_TABLE,
@@ -32,9 +33,6 @@ from dcp_planner.search.partition_state import (
     price_net,
     reset,
 )
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 @inner(FLOAT(WORDS))

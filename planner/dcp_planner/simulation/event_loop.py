@@ -9,9 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_planner.arrays import Ints
 from dcp_planner.jit import INT, INTS, compiled, inner
-
-Ints = NDArray[np.int64]
 
 _RESUME, _LEAVE, _ARRIVE = 0, 1, 2
 _OP_LAUNCH, _OP_WAIT = 1, 2  # as in program_table.OPS; compiled code takes constants only

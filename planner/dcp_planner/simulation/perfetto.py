@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from dcp_planner.arrays import Ints
 from dcp_planner.simulation.protobuf import (
     Bytes,
     column,
@@ -31,7 +31,6 @@ from dcp_planner.simulation.protobuf import (
 )
 from dcp_planner.simulation.trace import LANES, Trace
 
-Ints = NDArray[np.int64]
 _SEND, _RECEIVE, _COMPUTE = LANES.index("send"), LANES.index("receive"), LANES.index("compute")
 
 

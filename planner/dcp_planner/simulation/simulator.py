@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_planner.arrays import Ints
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.cost_model import reduction_seconds, tile_seconds
@@ -34,7 +35,6 @@ from dcp_planner.tables.programs import (
     tabulate_programs,
 )
 
-Ints = NDArray[np.int64]
 _END_OF_TIME_NS = 1 << 62  # 146 years; traces keep int64
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import PlacedForm, Slabs
+from dcp_planner.arrays import Ints
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import ModelShape
 from dcp_planner.model.config import MOST_HEAD_GROUPS
@@ -26,7 +27,6 @@ from dcp_planner.model.workload import DIRECTIONS, Workload
 from dcp_planner.tables.plan import Blocks, Plan, TransferKind
 from dcp_planner.tables.programs import COPY, Programs, ProgramTable, tabulate_programs
 
-Ints = NDArray[np.int64]
 _Number = TypeVar("_Number", np.int32, np.int64)
 
 _MOST_TOKENS = 2**31 - 1  # sequences are cut at int32 positions

@@ -12,7 +12,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import BlockKind, PlacedForm, Slabs, readonly
+from dcp_dsl import BlockKind, PlacedForm, Slabs
+from dcp_planner.arrays import freeze_columns
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.placement import PlanWarning
 from dcp_planner.model.workload import Direction
@@ -256,8 +257,7 @@ class Plan:
     forms: tuple[PlacedForm, ...] = ()
 
     def __post_init__(self) -> None:
-        cu = readonly("Plan.cu_seqlens", self.cu_seqlens, np.int32, (None,))
-        object.__setattr__(self, "cu_seqlens", cu)
+        freeze_columns(self, cu_seqlens=(np.int32, (None,)))
 
     @property
     def num_tokens(self) -> int:
@@ -300,10 +300,8 @@ def columns_of(table: Blocks | Tiles | Transfers) -> dict[str, NDArray[np.generi
 
 
 def _check_columns(table: object, **dtypes: type[np.generic]) -> None:
-    size = len(getattr(table, next(iter(dtypes))))
-    for name, dtype in dtypes.items():
-        column = getattr(table, name)
-        if column is None and name == "group":
-            continue  # a plan of one head group
-        value = readonly(f"{type(table).__name__}.{name}", column, dtype, (size,))
-        object.__setattr__(table, name, value)
+    """Check that the columns of a table have one length; `group` may be missing."""
+    size = (len(getattr(table, next(iter(dtypes)))),)
+    if getattr(table, "group", 0) is None:  # a plan of one head group
+        del dtypes["group"]
+    freeze_columns(table, **{name: (dtype, size) for name, dtype in dtypes.items()})

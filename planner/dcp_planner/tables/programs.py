@@ -12,7 +12,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import readonly
+from dcp_planner.arrays import freeze_columns
 from dcp_planner.model.workload import Direction
 from dcp_planner.tables.plan import (
     SCHEMA,
@@ -61,14 +61,17 @@ class ProgramTable:
 
     def __post_init__(self) -> None:
         size = len(self.op)
-        for name, dtype, length in (
-            ("is_backward", np.bool_, size), ("device", np.int32, size),
-            ("position", np.int32, size), ("op", np.uint8, size), ("key", np.int32, size),
-            ("division", np.int32, size), ("item_ptr", np.int64, size + 1),
-            ("items", np.int32, None),
-        ):  # fmt: skip
-            value = readonly(f"ProgramTable.{name}", getattr(self, name), dtype, (length,))
-            object.__setattr__(self, name, value)
+        freeze_columns(
+            self,
+            is_backward=(np.bool_, (size,)),
+            device=(np.int32, (size,)),
+            position=(np.int32, (size,)),
+            op=(np.uint8, (size,)),
+            key=(np.int32, (size,)),
+            division=(np.int32, (size,)),
+            item_ptr=(np.int64, (size + 1,)),
+            items=(np.int32, (None,)),
+        )
         if size and self.op.max() >= len(OPS):
             raise ValueError(f"ProgramTable.op: expected 0 to {len(OPS) - 1}, got {self.op.max()}")
         if (
