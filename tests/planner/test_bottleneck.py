@@ -9,8 +9,9 @@ from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_planner.model.packing import Caps, loads_of
 from dcp_planner.model.workload import build_workload
 from dcp_planner.search.bottleneck import load_state_of, relieve, relieve_split
+from dcp_planner.search.effort import EFFORTS
 from dcp_planner.search.load_state import LOADS
-from dcp_planner.search.native import EFFORTS, relieved
+from dcp_planner.search.native import relieved
 from dcp_planner.search.partitioners import place
 from dcp_planner.search.problem import Split
 from dcp_planner.simulation.schedules import predict_placement

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_planner.model.packing import Caps
 from dcp_planner.model.workload import build_workload
+from dcp_planner.search.effort import EFFORTS
 from dcp_planner.search.multilevel import SearchSetting, level_sizes, prices_of, search
-from dcp_planner.search.native import EFFORTS
 from dcp_planner.search.partition_state import bytes_of, fill
 from dcp_planner.search.partitioners import place
 from dcp_planner.search.problem import Split, coarsen, problem_of, restrict, state_of_split

@@ -18,7 +18,7 @@ from dcp_planner.model.packing import Caps
 from dcp_planner.model.placement import caps_of
 from dcp_planner.model.workload import Workload
 from dcp_planner.search.caps import hold_caps, level_work
-from dcp_planner.search.native import Effort
+from dcp_planner.search.effort import Effort
 from dcp_planner.search.partition_state import PartitionState, bytes_of, excess_of
 from dcp_planner.search.problem import Problem, Split, coarsen, restrict, seeds, state_of_split
 from dcp_planner.search.refinement import descend

@@ -31,8 +31,9 @@ from dcp_planner.model.cost_model import workload_seconds
 from dcp_planner.model.packing import loads_of
 from dcp_planner.model.placement import Partitioner, Placement, caps_of
 from dcp_planner.model.workload import Workload
+from dcp_planner.search.effort import EFFORTS, efforts_up_to
 from dcp_planner.search.kahypar import MT_KAHYPAR, KaHyPar
-from dcp_planner.search.native import EFFORTS, Native, efforts_up_to, refine, relieved, searched
+from dcp_planner.search.native import Native, refine, relieved, searched
 from dcp_planner.search.repair import find_shortfalls, level_owners
 from dcp_planner.simulation.schedules import predict_placement
 from dcp_planner.tables.head_groups import group_shape, is_cuttable
