@@ -200,10 +200,6 @@ class Cluster:
         """Network ports of a node."""
         return -(-self.devices_per_node // self.devices_per_nic)
 
-    def node_of(self, device: int) -> int:
-        """Return the node that holds `device`."""
-        return device // self.devices_per_node
-
     def port_of(self, device: int, *, is_inter: bool) -> int:
         """Return the port through which `device` sends and receives on one class of links.
 

@@ -72,11 +72,6 @@ class Workload:
         """Tokens of each block, int64 ``[D]``."""
         return self.block_end - self.block_start
 
-    @property
-    def compute_flops(self) -> NDArray[np.float64]:
-        """Forward FLOPs of each tile, float64 ``[W]``."""
-        return self.compute_pairs.astype(np.float64) * self.shape.flops_per_pair
-
 
 def build_workload(sparsity: BlockSparsity, shape: ModelShape) -> Workload:
     """Turn block sparsity into token blocks and tiles; O(B).
