@@ -20,7 +20,7 @@ from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import MOST_RATE, Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.packing import pack_largest_first
-from dcp_planner.model.placement import Placement
+from dcp_planner.model.placement import Partitioner, Placement
 from dcp_planner.model.workload import Workload
 from dcp_planner.tables.head_groups import possible_groups, why_not
 
@@ -147,7 +147,7 @@ HEAD_KINDS: tuple[HeadKind, ...] = ("heads", "heads_context")
 
 
 @dataclass(frozen=True, slots=True)
-class StaticHeads:
+class StaticHeads(Partitioner):
     """A static layout that splits heads.
 
     Attributes:
@@ -162,15 +162,6 @@ class StaticHeads:
     def name(self) -> str:
         """Key in the registry."""
         return f"static:{self.kind}"
-
-    @property
-    def is_fixed(self) -> bool:
-        """A baseline stays as it is."""
-        return True
-
-    def unavailable(self) -> str | None:
-        """Needs nothing."""
-        return None
 
     def groups(self, shape: ModelShape, cluster: Cluster, config: PlanConfig) -> int:
         """Compute the head groups of the layout.

@@ -14,7 +14,7 @@ from dcp_planner.arrays import Indices
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.packing import pack_largest_first
-from dcp_planner.model.placement import Placement
+from dcp_planner.model.placement import Partitioner, Placement
 from dcp_planner.model.workload import Workload
 
 StaticKind = Literal["contiguous", "zigzag", "ring", "documents", "grid"]
@@ -23,7 +23,7 @@ STATIC_KINDS: tuple[StaticKind, ...] = ("contiguous", "zigzag", "ring", "documen
 
 
 @dataclass(frozen=True, slots=True)
-class StaticLayout:
+class StaticLayout(Partitioner):
     """A static layout.
 
     Attributes:
@@ -41,15 +41,6 @@ class StaticLayout:
     def name(self) -> str:
         """Key in the registry."""
         return f"static:{self.kind}"
-
-    @property
-    def is_fixed(self) -> bool:
-        """A baseline stays as it is."""
-        return True
-
-    def unavailable(self) -> str | None:
-        """Needs nothing."""
-        return None
 
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
         """Build the layout; O((D + W) log D)."""

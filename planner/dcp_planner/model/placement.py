@@ -1,7 +1,8 @@
 """Placements: an owner for every token block, a device for every tile, and the caps of both."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,24 +57,26 @@ class Placement:
         freeze_columns(self, device_of_data=column, device_of_compute=column)
 
 
-class Partitioner(Protocol):
-    """An adapter that places a workload.
+class Partitioner(ABC):
+    """An adapter that places a workload."""
 
-    Attributes:
-        name: its key in the registry.
-        is_fixed: whether it is a layout taken as it is (a baseline); others are repaired to the
-        caps.
-    """
+    __slots__ = ()
 
     @property
-    def name(self) -> str: ...  # noqa: D102
+    @abstractmethod
+    def name(self) -> str:
+        """Key in the registry."""
 
     @property
-    def is_fixed(self) -> bool: ...  # noqa: D102
+    def is_fixed(self) -> bool:
+        """True if the result is taken as it is; others are repaired to the caps."""
+        return True
 
     def unavailable(self) -> str | None:
         """Explain why it cannot run here, with the way out; ``None`` if it can."""
+        return None
 
+    @abstractmethod
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
         """Place every token block and tile; need not meet the caps unless `is_fixed`."""
 

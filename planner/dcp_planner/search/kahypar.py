@@ -32,7 +32,7 @@ from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.packing import cap_of, loads_of, pack_largest_first
-from dcp_planner.model.placement import Placement, caps_of
+from dcp_planner.model.placement import Partitioner, Placement, caps_of
 from dcp_planner.model.workload import Hypergraph, Workload, build_hypergraph
 from dcp_planner.search.repair import price_between_nodes, repair
 from dcp_planner.simulation.schedules import predict_placement
@@ -211,7 +211,7 @@ _ENCODINGS = (True, False)  # with and without token targets
 
 
 @dataclass(frozen=True, slots=True)
-class KaHyPar:
+class KaHyPar(Partitioner):
     """Adapter for the optional packages `kahypar` (GPL-3) and `mtkahypar` (MIT).
 
     Attributes:

@@ -10,29 +10,20 @@ from numpy.typing import NDArray
 
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
-from dcp_planner.model.placement import Placement
+from dcp_planner.model.placement import Partitioner, Placement
 from dcp_planner.model.workload import Workload
 from dcp_planner.search.effort import EFFORTS, Effort, efforts_up_to
 from dcp_planner.simulation.schedules import predict_placement
 
 
 @dataclass(frozen=True, slots=True)
-class Native:
+class Native(Partitioner):
     """Search written for this problem; see `multilevel` and `bottleneck`."""
 
     @property
     def name(self) -> str:
         """Key in the registry."""
         return "native"
-
-    @property
-    def is_fixed(self) -> bool:
-        """The search holds the caps on its own."""
-        return True
-
-    def unavailable(self) -> str | None:
-        """Needs nothing that is optional."""
-        return None
 
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
         """Search with the effort that ``config.budget`` names; the same seed, the same result."""

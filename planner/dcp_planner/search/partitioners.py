@@ -43,7 +43,7 @@ STARTS: tuple[StaticKind, ...] = ("contiguous", "zigzag", "grid")
 
 
 @dataclass(frozen=True, slots=True)
-class Portfolio:
+class Portfolio(Partitioner):
     """Takes the candidate of the shortest predicted time.
 
     Attributes:
@@ -56,15 +56,6 @@ class Portfolio:
     def name(self) -> str:
         """Key in the registry."""
         return "portfolio"
-
-    @property
-    def is_fixed(self) -> bool:
-        """Its candidates hold the caps on their own, or are layouts taken as they are."""
-        return True
-
-    def unavailable(self) -> str | None:
-        """Needs nothing that is optional."""
-        return None
 
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
         """Try all candidates; the same seed gives the same result."""
