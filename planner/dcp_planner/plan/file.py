@@ -289,7 +289,7 @@ def _read_provenance(values: object) -> Provenance | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FileCheck:
     """Result of the check of one file.
 
     Attributes:
@@ -324,18 +324,18 @@ class Verdict:
         return f"{self.file}: broken: {self.invariant}" + (f"; at {self.where}" * bool(self.where))
 
 
-def check_file(path: str) -> Verdict:
+def check_file(path: str) -> FileCheck:
     """Read a plan file and check its plan; never raises for what the file holds."""
     try:
         read_plan(path)
     except PlanFileError as error:
         broken = _cause(error)
         if broken is None:
-            return Verdict(path, "unreadable", message=str(error))
+            return FileCheck(path, "unreadable", message=str(error))
         if isinstance(broken, InvariantError):
-            return Verdict(path, "broken", broken.invariant, broken.where, str(error))
-        return Verdict(path, "broken", str(broken), message=str(error))
-    return Verdict(path, "valid")
+            return FileCheck(path, "broken", broken.invariant, broken.where, str(error))
+        return FileCheck(path, "broken", str(broken), message=str(error))
+    return FileCheck(path, "valid")
 
 
 def _cause(error: BaseException) -> PlanError | None:

@@ -1,23 +1,21 @@
 """Bytes of transfers, and of the buffers that every device needs beside its own tokens."""
 
 from functools import lru_cache
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_planner.arrays import Ints
 from dcp_planner.model.cluster import ModelShape
 from dcp_planner.model.workload import DIRECTIONS, Direction
 from dcp_planner.tables.head_groups import expand_head_groups, group_shape
 from dcp_planner.tables.plan import Plan, TransferKind, Transfers
 
-Rows: TypeAlias = NDArray[np.int64]
-
 SUM_BYTES = 4
 """Bytes of an element of a partial sum: float32."""
 
 
-def receive_rows(plan: Plan, direction: Direction) -> Rows:
+def receive_rows(plan: Plan, direction: Direction) -> Ints:
     """Compute the rows of every receive buffer, int64 ``[R, 5]``, one column per `TransferKind`.
 
     A device allocates exactly these rows: its transfers lie at their `slot` within them. In a plan
@@ -29,13 +27,13 @@ def receive_rows(plan: Plan, direction: Direction) -> Rows:
     return _rows(plan.transfers, chosen, plan.blocks.num_tokens, plan.num_devices)
 
 
-def receive_buffer_bytes(plan: Plan) -> Rows:
+def receive_buffer_bytes(plan: Plan) -> Ints:
     """Compute the bytes of every device's receive buffers, int64 ``[2, R]``: forward, backward."""
     shape = group_shape(plan.shape, plan.head_groups)
     return np.stack([_input_bytes(receive_rows(plan, d), shape, d) for d in DIRECTIONS])
 
 
-def accumulator_bytes(plan: Plan) -> Rows:
+def accumulator_bytes(plan: Plan) -> Ints:
     """Compute the bytes of the partial sums of remote blocks, int64 ``[2, R]``: forward, backward.
 
     They lie at the rows of the blocks' inputs: out and lse, or dq, at those of Q; dkv at those of
@@ -47,11 +45,11 @@ def accumulator_bytes(plan: Plan) -> Rows:
 
 def buffer_bytes(
     transfers: Transfers,
-    block_tokens: Rows,
+    block_tokens: Ints,
     shape: ModelShape,
     direction: Direction,
     num_devices: int,
-) -> Rows:
+) -> Ints:
     """Compute the bytes of receive buffers and partial sums in one direction, int64 ``[R]``.
 
     `transfers` are those of the direction.
@@ -61,21 +59,21 @@ def buffer_bytes(
 
 
 def _rows(
-    table: Transfers, chosen: NDArray[np.bool_], block_tokens: Rows, num_devices: int
-) -> Rows:
+    table: Transfers, chosen: NDArray[np.bool_], block_tokens: Ints, num_devices: int
+) -> Ints:
     rows = np.zeros((num_devices, len(TransferKind)), np.int64)
     ends = table.slot[chosen] + block_tokens[table.block[chosen]]
     np.maximum.at(rows, (table.target[chosen], table.kind[chosen]), ends)
     return rows
 
 
-def _input_bytes(rows: Rows, shape: ModelShape, direction: Direction) -> Rows:
+def _input_bytes(rows: Ints, shape: ModelShape, direction: Direction) -> Ints:
     is_backward = direction == "backward"
     sizes = [bytes_per_token(shape, k, is_backward=is_backward) for k in TransferKind]
     return np.asarray(rows @ np.array(sizes))
 
 
-def _sum_bytes(rows: Rows, shape: ModelShape, direction: Direction) -> Rows:
+def _sum_bytes(rows: Ints, shape: ModelShape, direction: Direction) -> Ints:
     row, keys = shape.q_heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
     q, kv = rows[:, TransferKind.Q], rows[:, TransferKind.KV]
     elements = q * (row + shape.q_heads) if direction == "forward" else q * row + kv * keys
