@@ -30,10 +30,10 @@ from dcp_planner import (
     cut_blocks,
     find_cluster,
     measure,
-    possible_groups,
     predict,
-    static_layouts,
 )
+from dcp_planner.search.partitioners import static_layouts
+from dcp_planner.tables.head_groups import possible_groups
 
 DATA = Path(__file__).parent / "data" / "workloads.json"
 SCHEMA = "dcp.bench_heads/1"

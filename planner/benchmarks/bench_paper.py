@@ -35,17 +35,17 @@ from dcp_planner import (
     PARTITIONERS,
     ModelShape,
     PlanConfig,
-    Prediction,
-    assemble,
     build_plan,
-    build_workload,
     choose_block_size,
     cut_blocks,
-    make_schedule,
     predict,
     preset,
-    static_layouts,
 )
+from dcp_planner.model.workload import build_workload
+from dcp_planner.schedule.emission import assemble
+from dcp_planner.search.partitioners import static_layouts
+from dcp_planner.simulation.schedules import make_schedule
+from dcp_planner.simulation.simulator import Prediction
 
 SCHEMA = "dcp.bench_paper/1"
 DATA = Path(__file__).parent / "data"

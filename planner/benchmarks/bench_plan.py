@@ -38,17 +38,17 @@ from dcp_planner import (
     ModelShape,
     Plan,
     PlanConfig,
-    assemble,
     build_plan,
-    build_workload,
     choose_block_size,
     cut_blocks,
     find_cluster,
-    make_schedule,
     measure,
     predict,
-    static_layouts,
 )
+from dcp_planner.model.workload import build_workload
+from dcp_planner.schedule.emission import assemble
+from dcp_planner.search.partitioners import static_layouts
+from dcp_planner.simulation.schedules import make_schedule
 
 DATA = Path(__file__).parent / "data"
 SCHEMA = "dcp.bench_plan/1"

@@ -23,18 +23,11 @@ from recorded_masks import sequences_of
 from recording import machine, markdown, provenance, shown, write
 
 from dcp_dsl import block_sparsity
-from dcp_planner import (
-    ModelShape,
-    PlanConfig,
-    assemble,
-    build_workload,
-    make_schedule,
-    place,
-    predict,
-    preset,
-    simulate,
-    validate,
-)
+from dcp_planner import ModelShape, PlanConfig, predict, preset, simulate, validate
+from dcp_planner.model.workload import build_workload
+from dcp_planner.schedule.emission import assemble
+from dcp_planner.search.partitioners import place
+from dcp_planner.simulation.schedules import make_schedule
 
 SCHEMA = "dcp.bench_schedule/1"
 TOKENS = 131_072

@@ -1,11 +1,11 @@
-"""Block sparsity and a cluster in, a validated plan and its predicted timeline out.
+"""Plan context parallelism: a validated plan and its predicted timeline for one batch.
 
 ```
 BlockSparsity ─→ Workload ─→ Hypergraph ─partition→ Placement ─schedule→ Schedule ─emit→ Plan
 ─simulate→ Trace
 ```
-`build_plan` walks the whole way. numpy only; KaHyPar runs in a process of its own. Names load on
-first use.
+`build_plan` does all of this. numpy and numba only; KaHyPar runs in a process of its own. Names
+load on first use.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""What can go wrong in planning, as messages fit to print."""
+"""Errors of planning, with messages fit to print."""
 
 from collections.abc import Iterable
 
@@ -7,6 +7,19 @@ from dcp_dsl import DCPError, did_you_mean
 
 class PlanError(DCPError):
     """A plan that cannot be made, or that breaks one of its invariants."""
+
+
+class InvariantError(PlanError):
+    """A row of a plan that breaks an invariant.
+
+    Attributes:
+        invariant: the sentence that is not true.
+        where: the row, for example ``tile 3 (q_block 1, kv_block 0)``.
+    """
+
+    def __init__(self, invariant: str, where: str) -> None:
+        self.invariant, self.where = invariant, where
+        super().__init__(f"{invariant}: broken at {where}")
 
 
 class BufferLimitError(PlanError):
@@ -26,7 +39,7 @@ class ClusterError(PlanError, ValueError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Give the end of a sentence that refuses a name: the one that was probably meant, if any.
+    """Suggest the name that was probably meant, as the end of a sentence that refuses another.
 
     >>> nearest("zigzag", ["static:ring", "static:zigzag"])
     '; did you mean `static:zigzag`?'

@@ -4,8 +4,8 @@ The working buffers of a device hold its own tokens first, in local order, then 
 Remote blocks lie where the plan says (`Transfers.slot`), for as long as they are needed; rows are
 used again.
 
-A plan in head groups is made ready as the plan of a batch G times as long (`dcp_planner.tall`):
-tokens, blocks and rows below are that batch's.
+A plan in head groups is made ready as the plan of a batch G times as long
+(`dcp_planner.expand_head_groups`): tokens, blocks and rows below are that batch's.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from dcp_planner import (
     Instruction,
     Plan,
     TransferKind,
+    expand_head_groups,
     message_names,
-    tall,
 )
 from dcp_runtime.errors import RunError
 from dcp_runtime.head_layout import HeadLayout
@@ -120,7 +120,7 @@ def prepare_device(plan: Plan, device: int, segment_rows: int) -> DevicePlan:
     Raises:
         RunError: if the tiles need a block that no transfer brings.
     """
-    heads, plan = HeadLayout(plan.shape, plan.head_groups), tall(plan)
+    heads, plan = HeadLayout(plan.shape, plan.head_groups), expand_head_groups(plan)
     tiles = np.flatnonzero(plan.tiles.device == device)
     pieces = cut_pieces(plan.blocks, plan.tiles, plan.slabs, tiles, segment_rows, plan.forms)
     columns = _Columns.of(plan, device)

@@ -1,8 +1,9 @@
 """Tensors of whole tokens as rows of head groups, and back.
 
 A plan in head groups is executed as a plan of a batch G times as long with a Gth of the heads
-(`dcp_planner.tall`): the working buffers hold the own tokens with the heads of group 0, then those
-of group 1, ... Only here, on the way in and out of a layer, does anybody see whole tokens.
+(`dcp_planner.expand_head_groups`): the working buffers hold the own tokens with the heads of group
+0, then those of group 1, ... Only here, on the way in and out of a layer, does anybody see whole
+tokens.
 """
 
 from dataclasses import dataclass

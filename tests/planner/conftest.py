@@ -11,19 +11,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dcp_dsl import BatchShape, BlockKind, BlockSparsity, Slabs
-from dcp_planner import (
-    Cluster,
-    ModelShape,
-    Placement,
-    Plan,
-    PlanConfig,
-    assemble,
-    build_workload,
-    make_schedule,
-    possible_groups,
-    tall,
-    validate,
-)
+from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, expand_head_groups, validate
+from dcp_planner.model.placement import Placement
+from dcp_planner.model.workload import build_workload
+from dcp_planner.schedule.emission import assemble
+from dcp_planner.simulation.schedules import make_schedule
+from dcp_planner.tables.head_groups import possible_groups
 
 Dense = NDArray[np.bool_]
 
@@ -142,7 +135,7 @@ def placed_plans(draw: st.DrawFn) -> Plan:
     )
     schedule = make_schedule(workload, placement, cluster, config)
     schedule = replace(schedule, is_frugal=draw(st.booleans()))
-    return tall(assemble(workload, cluster, placement, schedule, "any"))
+    return expand_head_groups(assemble(workload, cluster, placement, schedule, "any"))
 
 
 def clusters() -> st.SearchStrategy[Cluster]:

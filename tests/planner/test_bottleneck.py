@@ -5,28 +5,30 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_workload, place, predict_placement
-from dcp_planner.bottleneck import field_of, relieve_split
-from dcp_planner.bottleneck_field import LOADS
-from dcp_planner.bottleneck_kernel import relieve
-from dcp_planner.native_effort import EFFORTS
-from dcp_planner.native_partitioner import relieved
-from dcp_planner.native_problem import Split
-from dcp_planner.packing import Caps, loads_of
+from dcp_planner import Cluster, ModelShape, PlanConfig
+from dcp_planner.model.packing import Caps, loads_of
+from dcp_planner.model.workload import build_workload
+from dcp_planner.search.bottleneck import load_state_of, relieve, relieve_split
+from dcp_planner.search.effort import EFFORTS
+from dcp_planner.search.load_state import LOADS
+from dcp_planner.search.native import relieved
+from dcp_planner.search.partitioners import place
+from dcp_planner.search.problem import Split
+from dcp_planner.simulation.schedules import predict_placement
 
 COMPUTE, INPUTS_IN, INPUTS_OUT, RESULTS_IN, RESULTS_OUT, NEAR_IN, NEAR_OUT = range(LOADS)
 
 
-def counted(field, cluster, way):
+def counted(state, cluster, way):
     """Count what every device is busy with, block by block, device by device."""
-    blocks, load = len(field.owner), np.zeros((cluster.num_devices, LOADS))
-    for tile, device in enumerate(field.part.tolist()):
-        load[device, COMPUTE] += field.seconds[way, tile]
+    blocks, load = len(state.owner), np.zeros((cluster.num_devices, LOADS))
+    for tile, device in enumerate(state.part.tolist()):
+        load[device, COMPUTE] += state.seconds[way, tile]
     for net in range(2 * blocks):
-        of_tile = field.tile_q if net < blocks else field.tile_kv
-        owner = int(field.owner[net % blocks])
-        users = set(field.part[of_tile == net % blocks].tolist()) - {owner}
-        far_in, far_out, near_in, near_out = field.cost[4 * way : 4 * way + 4, net]
+        of_tile = state.tile_q if net < blocks else state.tile_kv
+        owner = int(state.owner[net % blocks])
+        users = set(state.part[of_tile == net % blocks].tolist()) - {owner}
+        far_in, far_out, near_in, near_out = state.cost[4 * way : 4 * way + 4, net]
         for node in {user // cluster.devices_per_node for user in users}:
             here = [u for u in users if u // cluster.devices_per_node == node]
             if node == owner // cluster.devices_per_node:
@@ -58,12 +60,12 @@ def test_loads_are_what_sets_count_before_and_after_moves(strategies, data):
         strategies.placements(workload.num_blocks, workload.num_tiles, cluster.num_devices)
     )
     split = Split(found.device_of_compute, found.device_of_data)
-    field = field_of(split, workload, cluster, Caps(10**9, 10**9))
+    state = load_state_of(split, workload, cluster, Caps(10**9, 10**9))
     for budget in (0, 500):
-        relieve(field, np.zeros(1), np.zeros(4, np.int64), budget)
+        relieve(state, np.zeros(1), np.zeros(4, np.int64), budget)
         for way in range(2):
             at = slice(LOADS * way, LOADS * (way + 1))
-            assert field.load[:, at] == pytest.approx(counted(field, cluster, way), abs=1e-9)
+            assert state.load[:, at] == pytest.approx(counted(state, cluster, way), abs=1e-9)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -109,7 +111,7 @@ def test_uneven_tokens_are_levelled_and_time_is_saved(masks):
 def test_boards_too_wide_for_memory_are_left_alone(masks, monkeypatch):
     workload = build_workload(masks.pack([masks.causal(16)], 4), ModelShape())
     split = Split(np.zeros(workload.num_tiles, np.int32), np.zeros(4, np.int32))
-    monkeypatch.setattr("dcp_planner.bottleneck._MOST_CELLS", 1)
+    monkeypatch.setattr("dcp_planner.search.bottleneck._MOST_CELLS", 1)
     assert relieve_split(split, workload, Cluster(1, 2), Caps(1, 1), 100) is split
 
 

@@ -5,17 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_planner import (
-    Cluster,
-    ModelShape,
-    PlanConfig,
-    bound_ratios,
-    bounds,
-    build_plan,
-    build_workload,
-    measure,
-    simulate,
-)
+from dcp_planner import Cluster, ModelShape, PlanConfig, bound_ratios, build_plan, measure, simulate
+from dcp_planner.model.workload import build_workload
+from dcp_planner.report.bounds import bounds
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -27,9 +27,9 @@ from dcp_planner import (
     simulate,
     split_time,
 )
-from dcp_planner.causes import CAUSES
-from dcp_planner.cluster import MOST_RATE
-from dcp_planner.schedule import Schedule
+from dcp_planner.model.cluster import MOST_RATE
+from dcp_planner.report.causes import CAUSES
+from dcp_planner.schedule.divisions import Schedule
 
 TINY = ModelShape(q_heads=1, kv_heads=1, head_dim=1, dtype_bytes=1)  # 4 FLOPs a pair, kv 2 B
 QUICK = Cluster(

@@ -14,10 +14,10 @@ from dcp_planner import (
     ClusterError,
     find_cluster,
     preset,
-    preset_file,
     read_cluster,
     write_cluster,
 )
+from dcp_planner.model.cluster_file import preset_file
 
 GOOD = """schema = "dcp.cluster/1"
 name = "mine"

@@ -33,6 +33,7 @@ from dcp_planner.commands.compare import compare
 from dcp_planner.commands.plan import plan as plan_command
 from dcp_planner.commands.simulate import simulate as simulate_command
 from dcp_planner.commands.validate import validate as validate_command
+from dcp_planner.model.placement import PlanWarning
 
 SPEC = """dcpm 1
 mask local(width: tokens = 8) = causal and q - k < width
@@ -182,7 +183,9 @@ def test_a_report_alone_holds_the_batches_so_far_at_any_time(folder, monkeypatch
         return found
 
     monkeypatch.setattr(type(out), "replace", watch)
-    monkeypatch.setattr("dcp_planner.batches_file.ReportWriter.__init__.__defaults__", (0.0,))
+    monkeypatch.setattr(
+        "dcp_planner.batches.report_file.ReportWriter.__init__.__defaults__", (0.0,)
+    )
     result = run(
         plan_command, folder / "a.dcpm", "--dataset", folder / "rows.jsonl", "--tokens", 60,
         "--batches", 2, "--batch", 1, *SMALL, "--out", out,
@@ -565,7 +568,12 @@ def test_texts_of_a_plan_are_printed_as_they_are(folder):
     _, out = planned(folder, "--sample", '{"len": 50}')
     plan = read_plan(out).plan
     cluster = dataclasses.replace(plan.cluster, name="a [bold]b[/x]")
-    write_plan(out, dataclasses.replace(plan, cluster=cluster, warnings=("less [/y]",)))
+    write_plan(
+        out,
+        dataclasses.replace(
+            plan, cluster=cluster, warnings=(PlanWarning("placed_by_layout", "less [/y]"),)
+        ),
+    )
     result = run(simulate_command, out)
     assert result.exit_code == 0, result.output
     assert "(a [bold]b[/x])" in result.stdout

@@ -5,17 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_planner import (
-    Cluster,
-    ClusterError,
-    ModelShape,
-    build_workload,
-    link_seconds,
-    preset,
-    reduction_seconds,
-    tile_seconds,
-    workload_seconds,
-)
+from dcp_planner import Cluster, ClusterError, ModelShape, preset, tile_seconds
+from dcp_planner.model.cost_model import link_seconds, reduction_seconds, workload_seconds
+from dcp_planner.model.workload import build_workload
 
 SHAPE = ModelShape(q_heads=2, kv_heads=1, head_dim=8, dtype_bytes=2)  # 64 FLOPs a pair
 

@@ -13,13 +13,13 @@ from dcp_planner import (
     ModelShape,
     PlanConfig,
     build_plan,
-    build_workload,
     choose_block_size,
     cut_blocks,
     validate,
 )
-from dcp_planner.packing import loads_of, pack_largest_first
-from dcp_planner.pair_count import count_pairs
+from dcp_planner.model.cuts import count_pairs
+from dcp_planner.model.packing import loads_of, pack_largest_first
+from dcp_planner.model.workload import build_workload
 
 
 def dense_of(slabs):
@@ -133,6 +133,6 @@ def test_no_cut_is_tried_that_is_finer_than_the_shortest_block(monkeypatch, devi
         tried.append(int(np.diff(bounds).min()))
         return count_pairs(slabs, bounds, forms)
 
-    monkeypatch.setattr("dcp_planner.cuts.count_pairs", counted)
+    monkeypatch.setattr("dcp_planner.model.cuts.count_pairs", counted)
     choose_block_size([Slabs(2048, [0], [2048], [0], [1], [0], [1])], Cluster(1, devices))
     assert min(tried) == 16

@@ -14,17 +14,17 @@ from dcp_planner import (
     PlanConfig,
     PlanError,
     accumulator_bytes,
-    assemble,
     build_plan,
-    build_workload,
-    make_schedule,
-    place,
     predict,
-    predict_placement,
     receive_buffer_bytes,
     simulate,
     validate,
 )
+from dcp_planner.model.placement import PlanWarning
+from dcp_planner.model.workload import build_workload
+from dcp_planner.schedule.emission import assemble
+from dcp_planner.search.partitioners import place
+from dcp_planner.simulation.schedules import make_schedule, predict_placement
 
 SLOW = Cluster(2, 2, inter_bytes_per_s=1e6, intra_bytes_per_s=1e7, latency_s=1e-4, flops_per_s=1e9)
 
@@ -117,8 +117,21 @@ def test_a_limit_that_a_static_layout_keeps_is_kept_with_a_warning(masks):
     assert needed(plan) <= limit
     assert plan.partitioner == "static:contiguous"
     assert any(
-        "placed by static:contiguous, because with static:zigzag" in w for w in plan.warnings
+        "placed by static:contiguous, because with static:zigzag" in w.message
+        for w in plan.warnings
     )
+
+
+def test_no_decision_reads_the_words_of_a_warning(masks, monkeypatch):
+    sparsity = masks.pack([masks.causal(96), masks.sliding_window(50, 9)], 4)
+    config = PlanConfig("static:zigzag", memory_limit_bytes=0)
+    generous = replace(config, token_tolerance=100.0)
+    reworded = "dcp_planner.search.repair.PlanWarning"
+    monkeypatch.setattr(reworded, lambda code, _: PlanWarning(code, "something else"))
+    plan = build_plan(sparsity, ModelShape(), SLOW, generous)
+    assert plan.partitioner == "static:documents"
+    with pytest.raises(BufferLimitError):  # whole documents would need too many tokens on a device
+        build_plan(sparsity, ModelShape(), SLOW, config)
 
 
 def test_of_the_static_layouts_that_keep_a_limit_the_fastest_is_taken(masks):

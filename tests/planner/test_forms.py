@@ -29,10 +29,10 @@ from dcp_planner import (
     decode_part,
     digest,
     encode_parts,
+    expand_head_groups,
     measure,
     read_plan,
     simulate,
-    tall,
     validate,
     write_plan,
 )
@@ -111,12 +111,12 @@ def test_a_plan_file_brings_the_forms_back(groups, dense, tmp_path):
     plan = build_plan(cut_blocks(FORMS, 64), SHAPE, Cluster(1, 2), config)
     write_plan(tmp_path / "a.dcpplan", plan, [simulate(plan)])
     found = read_plan(tmp_path / "a.dcpplan").plan
-    assert (found.schema, found.head_groups) == ("dcp.plan/4", groups)
+    assert found.head_groups == groups
     assert digest(found) == digest(plan)
     assert measure(found) == measure(plan)
     assert [f.form.digest for f in found.forms] == [f.form.digest for f in plan.forms]
     assert np.array_equal(found.mask_tile(30, 400, 10, 600), dense[30:400, 10:600])
-    assert len(tall(found).forms) == groups * len(plan.forms)
+    assert len(expand_head_groups(found).forms) == groups * len(plan.forms)
 
 
 def test_a_part_brings_the_forms_that_its_device_computes(plan, dense):
@@ -131,11 +131,11 @@ def test_a_part_brings_the_forms_that_its_device_computes(plan, dense):
             assert np.array_equal(part.plan.mask_tile(*window), own)
 
 
-def test_slabs_alone_keep_their_schema_and_their_members(tmp_path):
+def test_slabs_alone_bring_no_table_of_forms(tmp_path):
     plan = build_plan(cut_blocks(FORMS[:1], 32), SHAPE, Cluster(1, 2), PlanConfig("native"))
     write_plan(tmp_path / "a.dcpplan", plan)
     found = read_plan(tmp_path / "a.dcpplan")
-    assert found.plan.schema == "dcp.plan/2"
+    assert found.plan.forms == ()
     assert "forms" not in found.meta["tables"]
 
 
@@ -178,11 +178,6 @@ def test_broken_forms_are_named(plan, change, message):
         validate(replace(plan, forms=change(plan.forms)))
 
 
-def test_a_plan_of_forms_under_an_older_schema_is_refused(plan):
-    with pytest.raises(PlanError, match=r"expected schema 'dcp\.plan/4', got 'dcp\.plan/2'"):
-        validate(replace(plan, schema="dcp.plan/2"))
-
-
 def test_a_file_whose_forms_are_gone_is_refused(plan, tmp_path):
     import zipfile
 
@@ -217,8 +212,7 @@ def test_a_file_that_claims_more_tiles_than_memory_holds_is_refused(is_form, tmp
     single = Blocks(np.zeros(size, int), start, start + 1, np.zeros(size, int))
     forms = (PlacedForm(Columns(whole), 0, 0),) if is_form else ()
     slabs = Slabs(size, *[np.empty(0, np.int64)] * 6) if is_form else whole
-    schema = "dcp.plan/4" if is_form else "dcp.plan/2"
     path = tmp_path / "a.dcpplan"
-    write_plan(path, replace(plan, blocks=single, slabs=slabs, forms=forms, schema=schema))
+    write_plan(path, replace(plan, blocks=single, slabs=slabs, forms=forms))
     with pytest.raises(PlanFileError, match=r"expected at most 67_108_864 .*, got"):
         read_plan(path)

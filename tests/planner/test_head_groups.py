@@ -21,24 +21,23 @@ from dcp_planner import (
     bound_ratios,
     build_plan,
     build_stack,
-    build_workload,
     decode_part,
     digest,
     encode_parts,
+    expand_head_groups,
     measure,
-    place,
-    possible_groups,
     predict,
     read_plan,
     receive_buffer_bytes,
     simulate,
-    static_layouts,
-    tall,
     validate,
     write_plan,
 )
 from dcp_planner.commands.plan import plan as plan_command
-from dcp_planner.repair import caps_of
+from dcp_planner.model.placement import caps_of
+from dcp_planner.model.workload import build_workload
+from dcp_planner.search.partitioners import place, static_layouts
+from dcp_planner.tables.head_groups import possible_groups
 
 SHAPES = {"mha": ModelShape(8, 8, 4, 2), "gqa": ModelShape(8, 2, 4, 2), "mqa": ModelShape(8, 1, 4)}
 FAST = PlanConfig(budget="fast")
@@ -118,14 +117,14 @@ def grouped(sparsity):
 
 def test_one_group_is_the_plan_without_groups(sparsity):
     plan = build_plan(sparsity, ModelShape(), Cluster(2, 2), PlanConfig("static:zigzag"))
-    assert (plan.schema, plan.head_groups) == ("dcp.plan/2", 1)
+    assert plan.head_groups == 1
     assert plan.tiles.group is None
     assert plan.transfers.group is None
-    assert tall(plan) is plan
+    assert expand_head_groups(plan) is plan
 
 
 def test_tokens_have_one_owner_for_all_their_heads(grouped):
-    flat = tall(grouped)
+    flat = expand_head_groups(grouped)
     validate(flat)
     blocks, groups = len(grouped.blocks), grouped.head_groups
     assert len(flat.blocks) == blocks * groups
@@ -146,7 +145,7 @@ def test_a_file_and_parts_keep_the_groups(grouped, tmp_path):
     trace = simulate(grouped)
     write_plan(tmp_path / "g.dcpplan", grouped, [trace])
     found = read_plan(tmp_path / "g.dcpplan")
-    assert (found.plan.schema, found.plan.head_groups) == ("dcp.plan/3", 4)
+    assert found.plan.head_groups == 4
     assert found.meta["head_groups"] == 4
     assert digest(found.plan) == digest(grouped)
     assert np.array_equal(found.plan.tiles.group, grouped.tiles.group)
@@ -171,7 +170,6 @@ def with_column(plan, table, **columns):
 
 BROKEN = {
     "no groups": (lambda p: replace(p, head_groups=0), "a plan has 1 to 256 head groups, got 0"),
-    "schema": (lambda p: replace(p, schema="dcp.plan/2"), "expected schema 'dcp.plan/3'"),
     "another number": (lambda p: replace(p, head_groups=2), "every tile's head group is 0 to 1"),
     "more": (lambda p: replace(p, head_groups=8), "tiles cover every visible pair exactly once"),
     "heads": (lambda p: replace(p, shape=ModelShape(6, 2)), "cannot cut 6 query and 2 key/value"),

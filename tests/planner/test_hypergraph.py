@@ -2,7 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_planner import ModelShape, build_hypergraph, build_workload
+from dcp_planner import ModelShape
+from dcp_planner.model.workload import build_hypergraph, build_workload
 
 
 def pins_of(graph, edge):

@@ -30,7 +30,7 @@ for lengths in ([4000, 100], [90]):
     plan = build_plan(cut_blocks(forms, choose_block_size(forms, cluster)), ModelShape(), cluster)
     validate(plan)
 found = {}
-for module in pkgutil.iter_modules(dcp_planner.__path__, "dcp_planner."):
+for module in pkgutil.walk_packages(dcp_planner.__path__, "dcp_planner."):
     if "worker" not in module.name:
         for name, value in vars(importlib.import_module(module.name)).items():
             if isinstance(value, CPUDispatcher):

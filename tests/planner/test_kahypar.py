@@ -21,14 +21,15 @@ from dcp_planner import (
     PlanConfig,
     PlanError,
     build_plan,
-    build_workload,
     measure,
-    place,
     validate,
 )
-from dcp_planner.kahypar_adapter import _both_directions, _encode
-from dcp_planner.packing import cap_of
-from dcp_planner.repair import Board, caps_of
+from dcp_planner.model.packing import cap_of
+from dcp_planner.model.placement import caps_of
+from dcp_planner.model.workload import build_workload
+from dcp_planner.search.kahypar import _both_directions, _encode
+from dcp_planner.search.partitioners import place
+from dcp_planner.search.repair import PlacementState
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("kahypar") is None, reason="kahypar is not installed"
@@ -78,7 +79,7 @@ def test_tiny_cases_are_placed_at_the_best_cost(masks, name):
     cluster, config = Cluster(1, 2), PlanConfig(partitioner="kahypar", compute_tolerance=0.3)
     assert workload.num_tiles + workload.num_blocks <= 12
     found = place(workload, cluster, config)
-    assert Board(workload, cluster, found).cost() == best_cost(workload, cluster, config)
+    assert PlacementState(workload, cluster, found).cost() == best_cost(workload, cluster, config)
 
 
 @pytest.mark.parametrize("shape", [(1, 4), (2, 2), (2, 3)])
@@ -97,8 +98,11 @@ def test_a_tolerance_out_of_reach_is_said(masks):
     plan = build_plan(
         masks.pack([masks.causal(8)], 4), ModelShape(), Cluster(1, 4), PlanConfig("kahypar")
     )
-    assert [text.split(":")[0] for text in plan.warnings] == ["compute", "tokens"]
-    assert "whole blocks allow about 2.000" in plan.warnings[1]
+    assert [found.code for found in plan.warnings] == [
+        "compute_above_tolerance",
+        "tokens_above_tolerance",
+    ]
+    assert "whole blocks allow about 2.000" in plan.warnings[1].message
 
 
 def test_it_moves_less_than_zigzag_and_balances_more_than_contiguous(masks):
@@ -164,7 +168,7 @@ def test_a_missing_package_is_refused_with_the_way_out(workload, monkeypatch):
 
 def test_a_package_that_does_not_load_is_refused(workload, monkeypatch, tmp_path):
     (tmp_path / "kahypar.py").write_text("raise ImportError('libboost.so: cannot open')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(PlanError, match=r"ended with status 3: libboost.so: cannot open; install"):
         place(workload, Cluster(1, 2), PlanConfig(partitioner="kahypar"))
 
@@ -173,7 +177,7 @@ def test_a_package_that_does_not_load_is_refused(workload, monkeypatch, tmp_path
 def test_a_crash_is_refused(workload, monkeypatch, tmp_path, name):
     code = f"import os, signal\nos.kill(os.getpid(), signal.{name})"
     (tmp_path / "kahypar.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(PlanError, match=f"ended by {name}, as happens when memory runs out"):
         place(workload, Cluster(1, 2), PlanConfig(partitioner="kahypar"))
 
@@ -188,13 +192,15 @@ def test_a_process_does_not_outlive_the_planner(tmp_path):
     )
     code = (
         "import time, numpy as np\n"
-        "from dcp_planner import Hypergraph, PlanConfig\n"
-        "from dcp_planner.kahypar_process import Problem, solve_problems\n"
+        "from dcp_planner import PlanConfig\n"
+        "from dcp_planner.model.workload import Hypergraph\n"
+        "from dcp_planner.search.kahypar import Problem, solve_problems\n"
         "graph = Hypergraph(np.ones((2, 2)), np.array([0, 2]), np.array([0, 1]), np.array([1]))\n"
         "problem = Problem(graph, np.array([1, 1]), np.array([1, 1]))\n"
         "solve_problems([problem], PlanConfig(), time.monotonic() + 60)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path)}
+    search_path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": search_path, "TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as planner:
         deadline = time.monotonic() + 30
         while not (note.exists() and note.read_text().endswith(".")):
@@ -238,14 +244,14 @@ def test_what_no_plan_file_may_hold_is_not_planned():
 
 def test_a_result_that_is_missing_is_refused(workload, monkeypatch, tmp_path):
     (tmp_path / "kahypar.py").write_text("import os\nos._exit(0)")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(PlanError, match="KaHyPar's process left no result"):
         place(workload, Cluster(1, 2), PlanConfig(partitioner="kahypar"))
 
 
 def test_a_time_limit_ends_it(workload, monkeypatch, tmp_path):
     (tmp_path / "kahypar.py").write_text("import time\ntime.sleep(60)")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(PlanError, match=r"longer than the time limit of 0.5 s; use larger blocks"):
         place(workload, Cluster(1, 2), PlanConfig("kahypar", time_limit_s=0.5))
 
@@ -281,7 +287,7 @@ def test_another_configuration_of_kahypar_is_used(workload, tmp_path):
     ini.write_text("this is no configuration")
     with pytest.raises(PlanError, match="KaHyPar's process"):
         place(workload, Cluster(1, 2), PlanConfig("kahypar", kahypar_ini=str(ini)))
-    shipped = Path(sys.modules["dcp_planner.kahypar_adapter"].__file__).with_name("kahypar.ini")
+    shipped = Path(sys.modules["dcp_planner.search.kahypar"].__file__).with_name("kahypar.ini")
     place(workload, Cluster(1, 2), PlanConfig("kahypar", kahypar_ini=str(shipped)))
     with pytest.raises(PlanError, match="which is no file; leave it out"):
         PlanConfig("kahypar", kahypar_ini=str(tmp_path / "none.ini"))

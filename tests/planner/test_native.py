@@ -11,13 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_workload, place
-from dcp_planner.native import Ground, level_sizes, prices_of, search
-from dcp_planner.native_board import bytes_of, fill
-from dcp_planner.native_effort import EFFORTS
-from dcp_planner.native_kernel import descend
-from dcp_planner.native_problem import Split, coarsen, make_board, problem_of, restrict
-from dcp_planner.packing import Caps
+from dcp_planner import Cluster, ModelShape, PlanConfig
+from dcp_planner.model.packing import Caps
+from dcp_planner.model.workload import build_workload
+from dcp_planner.search.effort import EFFORTS
+from dcp_planner.search.multilevel import SearchSetting, level_sizes, prices_of, search
+from dcp_planner.search.partition_state import bytes_of, fill
+from dcp_planner.search.partitioners import place
+from dcp_planner.search.problem import Split, coarsen, problem_of, restrict, state_of_split
+from dcp_planner.search.refinement import descend
 
 
 def config(**choices):
@@ -85,7 +87,7 @@ def test_the_cost_on_the_board_is_what_sets_count(strategies, data):
     )
     devices = cluster.num_devices
     group = np.arange(devices) // cluster.devices_per_node
-    board = make_board(
+    state = state_of_split(
         problem_of(workload),
         Split(found.device_of_compute, found.device_of_data),
         np.full((2, devices), float(workload.compute_pairs.sum() + workload.block_tokens.sum())),
@@ -96,18 +98,18 @@ def test_the_cost_on_the_board_is_what_sets_count(strategies, data):
     )
 
     def counted():
-        now = SimplePlacement(board.owner, board.part)
+        now = SimplePlacement(state.owner, state.part)
         return sent_bytes(workload, now) + 3 * sent_bytes(workload, now, cluster.devices_per_node)
 
-    assert bytes_of(board) == counted()
-    before = bytes_of(board)
-    descend(board, 3, 0.0, 4)
-    assert bytes_of(board) == counted() <= before
-    descend(board, 4, 1e6, 4)
-    assert bytes_of(board) == counted()
-    kept = [array.copy() for array in (board.counts, board.loads)]
-    fill(board)
-    for array, again in zip(kept, (board.counts, board.loads), strict=True):
+    assert bytes_of(state) == counted()
+    before = bytes_of(state)
+    descend(state, 3, 0.0, 4)
+    assert bytes_of(state) == counted() <= before
+    descend(state, 4, 1e6, 4)
+    assert bytes_of(state) == counted()
+    kept = [array.copy() for array in (state.counts, state.loads)]
+    fill(state)
+    for array, again in zip(kept, (state.counts, state.loads), strict=True):
         assert np.array_equal(array, again)
 
 
@@ -214,18 +216,18 @@ def test_another_process_finds_the_same(packed):
     code = (
         "import hashlib, numpy as np, sys\n"
         "from dcp_dsl import BatchShape\n"
-        "from dcp_planner.native import Ground, search\n"
-        "from dcp_planner.native_effort import EFFORTS\n"
-        "from dcp_planner.native_problem import Problem\n"
-        "from dcp_planner.packing import Caps\n"
+        "from dcp_planner.search.multilevel import SearchSetting, search\n"
+        "from dcp_planner.search.native import EFFORTS\n"
+        "from dcp_planner.search.problem import Problem\n"
+        "from dcp_planner.model.packing import Caps\n"
         "from dcp_planner import Cluster\n"
         "n = 30\n"
         "q, k = (a.astype(np.int32) for a in np.nonzero(np.tri(n)))\n"
         "size = np.arange(n) % 7 + 1\n"
         "problem = Problem(q, k, size[q] * size[k], np.zeros(n, np.int32), size,\n"
         "    np.ones(n, bool), np.stack([size * 10.0, size * 3.0]))\n"
-        "ground = Ground(EFFORTS['balanced'], Caps(1100, 20), 1000.0, 18.0, 5)\n"
-        "split = search(problem, Cluster(2, 4), ground)\n"
+        "setting = SearchSetting(EFFORTS['balanced'], Caps(1100, 20), 1000.0, 18.0, 5)\n"
+        "split = search(problem, Cluster(2, 4), setting)\n"
         "print(hashlib.sha256(split.part.tobytes() + split.owner.tobytes()).hexdigest())\n"
     )
     runs = {
@@ -280,7 +282,7 @@ def test_primes_of_devices_are_searched_and_level(masks):
 def test_an_impossible_cap_is_met_as_nearly_as_whole_tiles_allow(packed):
     problem = problem_of(packed)
     mean = problem.work.sum() / 6
-    ground = Ground(EFFORTS["fast"], Caps(1, 1), mean, problem.tokens.sum() / 6, 0)
-    split = search(problem, Cluster(2, 3), ground)
+    setting = SearchSetting(EFFORTS["fast"], Caps(1, 1), mean, problem.tokens.sum() / 6, 0)
+    split = search(problem, Cluster(2, 3), setting)
     load = np.bincount(split.part, weights=problem.work, minlength=6)
     assert load.max() <= mean + problem.work.max()

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_dsl import Slabs
-from dcp_planner.pair_count import count_pairs, find_overlap
+from dcp_planner.model.cuts import count_pairs, find_overlap
 
 
 def to_dense(slabs: Slabs) -> np.ndarray:

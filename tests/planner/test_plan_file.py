@@ -26,9 +26,10 @@ from dcp_planner import (
     simulate,
     write_plan,
 )
-from dcp_planner.arrow_tables import TABLES, encode_table
-from dcp_planner.cluster import Cluster
-from dcp_planner.plan_columns import columns_of_plan
+from dcp_planner.model.cluster import Cluster
+from dcp_planner.model.placement import PlanWarning
+from dcp_planner.plan.arrow_tables import TABLES, encode_table
+from dcp_planner.plan.columns import columns_of_plan
 
 PROVENANCE = Provenance("mask m { allow true }\n", "m", ('{"len": 3}',), "a file, batch 0")
 
@@ -44,7 +45,8 @@ def equal_traces(one, two):
 def written(plan, tmp_path_factory):
     """A plan file as bytes, with the plan and trace it was written from."""
     path = tmp_path_factory.mktemp("plan") / "x.dcpplan"
-    trace, plan = simulate(plan), replace(plan, provenance=PROVENANCE, warnings=("a: b",))
+    warnings = (PlanWarning("placed_by_layout", "a: b"),)
+    trace, plan = simulate(plan), replace(plan, provenance=PROVENANCE, warnings=warnings)
     write_plan(path, plan, [trace])
     return path.read_bytes(), plan, trace
 
@@ -99,10 +101,10 @@ def test_the_same_plan_gives_the_same_bytes(plan, tmp_path):
 
 def test_the_layout_is_the_documented_one(written, tmp_path):
     members = members_of(written[0], tmp_path / "x")
-    names = [name for name in TABLES if name != "forms"]  # a table of dcp.plan/4 alone
+    names = [name for name in TABLES if name != "forms"]  # not needed here
     assert list(members) == ["meta.json", *(f"{name}.arrow" for name in names)]
     meta = json.loads(members["meta.json"])
-    assert meta["schema"] == "dcp.plan/2"
+    assert meta["schema"] == "dcp.plan/1"
     for name in names:
         columns = TABLES[name]
         table = pa.ipc.open_file(members[f"{name}.arrow"]).read_all()
@@ -200,8 +202,8 @@ def replaced(name, content):
 
 
 CASES = {
-    "other schema": (edited_meta(schema="dcp.plan/9"), "expected schema 'dcp.plan/2', 'dcp.plan/3' or 'dcp.plan/4', got 'dcp.plan/9'"),
-    "no schema": (edited_meta(schema=None), "expected schema 'dcp.plan/2', 'dcp.plan/3' or 'dcp.plan/4', got None"),
+    "other schema": (edited_meta(schema="dcp.plan/9"), "expected schema 'dcp.plan/1', got 'dcp.plan/9'"),
+    "no schema": (edited_meta(schema=None), "expected schema 'dcp.plan/1', got None"),
     "digest": (edited_meta(digest="0" * 64), "expected the digest 0000"),
     "digest type": (edited_meta(digest=3), "expected 'digest' as str, got 3"),
     "meta list": (replaced("meta.json", b"[]"), "expected a JSON object, got list"),
@@ -224,6 +226,10 @@ CASES = {
     "trace form": (edited_meta(traces=[3]), "expected 'events' as int"),
     "provenance": (edited_meta(provenance={"spec": 1}), "expected 'samples' as list"),
     "warnings": (edited_meta(warnings="x"), "expected 'warnings' as list"),
+    "warning": (edited_meta(warnings=["x"]), "expected 'code' as str, got None"),
+    "warning code": (edited_meta(warnings=[{"code": "x", "message": ""}]), "expected the code of a warning, one of compute_above_tolerance"),
+    "one head group": (edited_meta(head_groups=1), "expected 2 to 256 head groups, or no such key, got 1"),
+    "no groups": (edited_meta(head_groups=2), "table tiles: expected columns"),
     "no arrow": (replaced("tiles.arrow", b"hello"), "table tiles: expected an Arrow IPC file"),
     "half arrow": (lambda m: m | {"tiles.arrow": m["tiles.arrow"][:300]}, "table tiles: Arrow cannot read it"),
     "other table": (lambda m: m | {"tiles.arrow": m["blocks.arrow"]}, "table tiles: expected columns q_block"),

@@ -12,14 +12,14 @@ from dcp_planner import (
     PlanConfig,
     PlanError,
     build_plan,
-    build_workload,
-    place,
     predict,
     validate,
 )
-from dcp_planner.packing import loads_of
-from dcp_planner.repair import caps_of
-from dcp_planner.static_layout import STATIC_KINDS
+from dcp_planner.baselines.layouts import STATIC_KINDS
+from dcp_planner.model.packing import loads_of
+from dcp_planner.model.placement import caps_of
+from dcp_planner.model.workload import build_workload
+from dcp_planner.search.partitioners import place
 
 WHOLE = [f"static:{kind}" for kind in STATIC_KINDS]  # layouts that do not split heads
 
@@ -72,7 +72,7 @@ def test_a_layout_above_the_token_cap_is_not_taken(masks):
 def test_candidates_are_tried_if_they_are_named(packed, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "dcp_planner.kahypar_adapter.KaHyPar.place",
+        "dcp_planner.search.kahypar.KaHyPar.place",
         lambda *_: asked.append(1) or PARTITIONERS["static:zigzag"].place(*_[1:]),
     )
     workload = build_workload(packed, ModelShape())

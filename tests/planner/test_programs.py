@@ -18,7 +18,7 @@ from dcp_planner import (
     measure,
     validate,
 )
-from dcp_planner.program_table import restore_programs, tabulate_programs
+from dcp_planner.tables.programs import restore_programs, tabulate_programs
 
 
 @given(st.data())

@@ -4,10 +4,17 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_planner import Cluster, ModelShape, Placement, PlanConfig, build_hypergraph, build_workload
-from dcp_planner.ownership import choose_owners
-from dcp_planner.packing import cap_of, pack_largest_first
-from dcp_planner.repair import Board, find_shortfalls, price_between_nodes, repair
+from dcp_planner import Cluster, ModelShape, PlanConfig
+from dcp_planner.model.packing import cap_of, pack_largest_first
+from dcp_planner.model.placement import Placement
+from dcp_planner.model.workload import build_hypergraph, build_workload
+from dcp_planner.search.repair import (
+    PlacementState,
+    choose_owners,
+    find_shortfalls,
+    price_between_nodes,
+    repair,
+)
 
 
 def loads(part, sizes, parts):
@@ -61,17 +68,17 @@ def test_a_move_costs_what_the_recount_says(strategies, data):
     found = data.draw(
         strategies.placements(workload.num_blocks, workload.num_tiles, cluster.num_devices)
     )
-    board = Board(workload, cluster, found)
+    state = PlacementState(workload, cluster, found)
     tiles = np.arange(workload.num_tiles)
-    told = board._cost_of_moves(tiles)
+    told = state._cost_of_moves(tiles)
     for tile in tiles[:6].tolist():
         for target in range(cluster.num_devices):
             if target == found.device_of_compute[tile]:
                 continue
             device = found.device_of_compute.copy()
             device[tile] = target
-            after = Board(workload, cluster, Placement(found.device_of_data, device))
-            assert told[tile, target] == after.cost() - board.cost()
+            after = PlacementState(workload, cluster, Placement(found.device_of_data, device))
+            assert told[tile, target] == after.cost() - state.cost()
 
 
 @given(st.data())
@@ -81,9 +88,9 @@ def test_the_cost_is_both_directions_bytes_with_a_price_between_nodes(strategies
     found = data.draw(strategies.placements(workload.num_blocks, workload.num_tiles, 4))
     part = np.concatenate([found.device_of_compute, found.device_of_data])
     total = sum(build_hypergraph(workload, d).cost(part) for d in ("forward", "backward"))
-    assert Board(workload, flat, found).cost() == total
+    assert PlacementState(workload, flat, found).cost() == total
     apart = Cluster(4, 1)
-    assert Board(workload, apart, found).cost() == total * price_between_nodes(apart)
+    assert PlacementState(workload, apart, found).cost() == total * price_between_nodes(apart)
 
 
 def test_nothing_is_dearer_between_nodes_if_both_links_are_equal():

@@ -3,19 +3,12 @@ import json
 import numpy as np
 import pytest
 
-from dcp_planner import (
-    Cluster,
-    ModelShape,
-    Placement,
-    PlanConfig,
-    Trace,
-    assemble,
-    build_workload,
-    make_schedule,
-    measure,
-    measure_trace,
-    simulate,
-)
+from dcp_planner import Cluster, ModelShape, PlanConfig, Trace, measure, simulate
+from dcp_planner.model.placement import Placement
+from dcp_planner.model.workload import build_workload
+from dcp_planner.schedule.emission import assemble
+from dcp_planner.simulation.schedules import make_schedule
+from dcp_planner.simulation.trace import measure_trace
 
 
 @pytest.fixture
@@ -68,7 +61,7 @@ def test_only_what_crosses_nodes_counts_as_between_nodes(by_hand):
 
 
 def build_again(plan):
-    from dcp_planner import Workload
+    from dcp_planner.model.workload import Workload
 
     return Workload(
         plan.shape, plan.cu_seqlens, plan.blocks.sequence, plan.blocks.start, plan.blocks.end,

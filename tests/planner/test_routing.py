@@ -2,8 +2,10 @@
 
 import numpy as np
 
-from dcp_planner import Cluster, ModelShape, Placement, build_workload
-from dcp_planner.routing import find_needs
+from dcp_planner import Cluster, ModelShape
+from dcp_planner.model.placement import Placement
+from dcp_planner.model.workload import build_workload
+from dcp_planner.schedule.routing import find_needs
 
 
 def test_gateways_share_the_bytes_of_queries_and_keys(masks):

@@ -2,14 +2,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_planner import (
-    Cluster,
-    ModelShape,
-    Placement,
-    PlanConfig,
-    build_workload,
-    make_schedule,
-)
+from dcp_planner import Cluster, ModelShape, PlanConfig
+from dcp_planner.model.placement import Placement
+from dcp_planner.model.workload import build_workload
+from dcp_planner.simulation.schedules import make_schedule
 
 
 def scheduled(data, strategies, divisions):

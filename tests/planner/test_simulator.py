@@ -5,19 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_planner import (
-    LANES,
-    Cluster,
-    ModelShape,
-    Placement,
-    PlanConfig,
-    PlanError,
-    assemble,
-    build_plan,
-    build_workload,
-    make_schedule,
-    simulate,
-)
+from dcp_planner import LANES, Cluster, ModelShape, PlanConfig, PlanError, build_plan, simulate
+from dcp_planner.model.placement import Placement
+from dcp_planner.model.workload import build_workload
+from dcp_planner.schedule.emission import assemble
+from dcp_planner.simulation.schedules import make_schedule
 
 TINY = ModelShape(
     q_heads=1, kv_heads=1, head_dim=1, dtype_bytes=1

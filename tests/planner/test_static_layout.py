@@ -3,8 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_workload, place
-from dcp_planner.static_layout import chunk_of_blocks
+from dcp_planner import Cluster, ModelShape, PlanConfig
+from dcp_planner.baselines.layouts import chunk_of_blocks
+from dcp_planner.model.workload import build_workload
+from dcp_planner.search.partitioners import place
 
 
 def owners(sparsity, devices, partitioner):
@@ -44,7 +46,7 @@ def test_zigzag_levels_a_causal_document(masks):
 def test_a_static_layout_says_which_tolerance_it_misses(masks):
     _, found = owners(masks.pack([masks.causal(64)], 4), 4, "static:contiguous")
     assert len(found.warnings) == 1
-    assert found.warnings[0].startswith("compute: the fullest device has 1.7")
+    assert found.warnings[0].message.startswith("compute: the fullest device has 1.7")
 
 
 @given(st.data())

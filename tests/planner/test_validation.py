@@ -15,7 +15,6 @@ from dcp_planner import (
     CommLaunch,
     CommWait,
     Copy,
-    DeviceProgram,
     ModelShape,
     Plan,
     PlanConfig,
@@ -26,7 +25,7 @@ from dcp_planner import (
     simulate,
     validate,
 )
-from dcp_planner.plan import columns_of
+from dcp_planner.tables.plan import DeviceProgram, columns_of
 
 
 def with_cell(plan: Plan, table: str, column: str, row: int, value: int) -> Plan:
@@ -165,7 +164,6 @@ def deadlock(plan: Plan) -> Plan:
 
 
 CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
-    "schema": (lambda p: replace(p, schema="dcp.plan/0"), "expected schema 'dcp.plan/2'"),
     "owner": (lambda p: with_cell(p, "blocks", "owner", 2, 4), "every owner is a device 0 to 3: broken at block 2 \\(owner 4"),
     "owner moved": (
         lambda p: with_cell(p, "blocks", "owner", 0, (int(p.blocks.owner[0]) + 1) % 4),

@@ -20,10 +20,10 @@ from dcp_planner import (
     build_plan,
     decode_part,
     encode_parts,
-    possible_groups,
     receive_buffer_bytes,
     simulate,
 )
+from dcp_planner.tables.head_groups import possible_groups
 from dcp_runtime.backward_pass import BackwardPass
 from dcp_runtime.device_plan import prepare_device
 from dcp_runtime.errors import RunError

@@ -13,13 +13,13 @@ from dcp_planner import (
     ModelShape,
     PlanConfig,
     TransferKind,
-    assemble,
     build_plan,
-    build_workload,
-    make_schedule,
-    place,
     receive_buffer_bytes,
 )
+from dcp_planner.model.workload import build_workload
+from dcp_planner.schedule.emission import assemble
+from dcp_planner.search.partitioners import place
+from dcp_planner.simulation.schedules import make_schedule
 from dcp_runtime.backward_pass import BackwardPass
 from dcp_runtime.device_plan import prepare_device
 from dcp_runtime.errors import RunError

@@ -10,16 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from dcp_planner import (
-    Cluster,
-    ModelShape,
-    PlanConfig,
-    assemble,
-    build_workload,
-    make_schedule,
-    place,
-    possible_groups,
-)
+from dcp_planner import Cluster, ModelShape, PlanConfig
+from dcp_planner.model.workload import build_workload
+from dcp_planner.schedule.emission import assemble
+from dcp_planner.search.partitioners import place
+from dcp_planner.simulation.schedules import make_schedule
+from dcp_planner.tables.head_groups import possible_groups
 from dcp_runtime import DCPExecutor
 from dcp_runtime.loopback import LoopbackWorld
 

@@ -218,7 +218,7 @@ def figures(plan: Plan, metrics: PlanMetrics, predicted_s: float) -> dict[str, A
         "device_tokens": list(metrics.owned_tokens),
         "device_bytes": [a + b for a, b in zip(forward.received_bytes, backward.received_bytes,
                                                strict=True)],
-        "warnings": list(plan.warnings),
+        "warnings": [warning.message for warning in plan.warnings],
         "placed_by": metrics.partitioner,
         "mask": plan.provenance.mask if plan.provenance else "unnamed mask",
     }  # fmt: skip

@@ -16,7 +16,7 @@ def findings_panel(loaded: LoadedPlan) -> Component:
     """Give the planner's warnings and the findings of every trace."""
     lists = []
     if loaded.plan.warnings:
-        warnings = [html.Li(text) for text in loaded.plan.warnings]
+        warnings = [html.Li(warning.message) for warning in loaded.plan.warnings]
         lists.append(_list("The planner warns", warnings, "dcp-warnings"))
     for source, trace in loaded.traces.items():
         items = [_item(finding, source) for finding in findings(trace, loaded.totals)]

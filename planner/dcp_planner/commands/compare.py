@@ -8,8 +8,8 @@ import click
 from dcp_planner.commands.output import print_json, say
 
 if TYPE_CHECKING:
-    from dcp_planner.causes import Explanation
-    from dcp_planner.plan import Plan
+    from dcp_planner.report.causes import Explanation
+    from dcp_planner.tables.plan import Plan
 
 NO_CAUSE = "Which is faster, and why, is said of two plans of one batch; these compute other pairs."
 
@@ -33,11 +33,11 @@ def compare(first: str, second: str, conditions: tuple[str, ...], as_json: bool)
 
     Exit status: 0, 1 if a condition of --fail-if holds, 2 if a file cannot be read.
     """
-    from dcp_planner.batch_report import figures_of
-    from dcp_planner.causes import explain_difference
-    from dcp_planner.comparison import compare_figures, parse_threshold, to_json
-    from dcp_planner.plan_file import read_plan
-    from dcp_planner.tables import show_comparison, time_text
+    from dcp_planner.commands.tables import show_comparison, time_text
+    from dcp_planner.plan.file import read_plan
+    from dcp_planner.report.causes import explain_difference
+    from dcp_planner.report.comparison import compare_figures, parse_threshold, to_json
+    from dcp_planner.report.figures import figures_of
 
     thresholds = [parse_threshold(text) for text in conditions]
     plans = [read_plan(path).plan for path in (first, second)]
@@ -70,7 +70,7 @@ def compare(first: str, second: str, conditions: tuple[str, ...], as_json: bool)
 
 def _cause(first: "Plan", second: "Plan") -> "Explanation | None":
     """Find out why two plans differ in time; ``None`` if they do not compute the same."""
-    from dcp_planner.causes import Explanation, split_time
+    from dcp_planner.report.causes import Explanation, split_time
 
     unlike = _unlike_batches(first, second)
     return None if any(unlike.values()) else Explanation(split_time(first), split_time(second))
@@ -84,7 +84,7 @@ def _notes(first: "Plan", second: "Plan") -> list[str]:
 
 def _unlike_batches(first: "Plan", second: "Plan") -> dict[str, bool]:
     """Tell in what the batches of two plans differ."""
-    from dcp_planner.report import measure
+    from dcp_planner.tables.metrics import measure
 
     is_same_batch = first.cu_seqlens.tolist() == second.cu_seqlens.tolist()
     return {

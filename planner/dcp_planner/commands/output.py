@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from dcp_planner.json_text import json_text
+from dcp_planner.report.json_text import json_text
 
 
 def say(text: str) -> None:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dcp_dsl import Mask, Spec, Stack
-    from dcp_planner.batch import Batch, BlockSize
-    from dcp_planner.batches_file import DatasetRun
-    from dcp_planner.cluster import Cluster, ModelShape
-    from dcp_planner.planning import PlannedBatch, Planning
+    from dcp_planner.batches.batch import Batch, BlockSize
+    from dcp_planner.batches.planning import PlannedBatch, Planning
+    from dcp_planner.batches.report_file import DatasetRun
+    from dcp_planner.model.cluster import Cluster, ModelShape
 
 MOST_BLOCK = 1 << 32
 MOST_DIVISIONS = 1024
@@ -181,8 +181,8 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
     are written. A stack gets a plan for each of its masks, over one ownership of tokens, and a file
     for each.
     """
-    from dcp_planner.batches_file import stack_document
-    from dcp_planner.tables import show_batches, show_plan, show_stack, show_use
+    from dcp_planner.batches.report_file import stack_document
+    from dcp_planner.commands.tables import show_batches, show_plan, show_stack, show_use
 
     if bool(options["dataset"]) == bool(options["samples"]):
         raise click.UsageError("expected a batch: give either --dataset or --sample")
@@ -231,7 +231,7 @@ def _refuse_options_of_data() -> None:
 
 def _run(spec: str, options: dict[str, Any]) -> "DatasetRun":
     """Say what is asked for; `Any`: click's values."""
-    from dcp_planner.batches_file import DatasetRun
+    from dcp_planner.batches.report_file import DatasetRun
 
     return DatasetRun(
         spec=spec,
@@ -274,7 +274,7 @@ def _planned(
     )  # fmt: skip
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with bar:
-        from dcp_planner.planning import plan_batch
+        from dcp_planner.batches.planning import plan_batch
 
         task = bar.add_task("planning", total=count)
         for batch in batches:
@@ -290,7 +290,7 @@ def _planned(
 def _batches(run: "DatasetRun", samples: "tuple[str, ...]") -> "Iterator[tuple[Batch, ...]]":
     """Compile the batches one after the other, each once for every mask."""
     from dcp_dsl import load
-    from dcp_planner.batch import pack_dataset
+    from dcp_planner.batches.batch import pack_dataset
 
     spec, block_size = load(run.spec), run.planning.block_size
     if run.dataset is None:
@@ -312,7 +312,7 @@ def _batch_of_samples(
     spec: "Spec", call: str | None, texts: tuple[str, ...], block_size: "BlockSize"
 ) -> "tuple[Batch, ...]":
     from dcp_dsl import sample_from_argument
-    from dcp_planner.batch import batch_of_samples
+    from dcp_planner.batches.batch import batch_of_samples
 
     masks = _chosen_masks(spec, call)
     samples = [sample_from_argument(spec, text) for text in texts]
@@ -321,7 +321,7 @@ def _batch_of_samples(
 
 def _chosen_masks(spec: "Spec", call: str | None) -> "Mask | Stack":
     """Give what was named, or the only mask or stack there is."""
-    from dcp_planner.batch import find_masks
+    from dcp_planner.batches.batch import find_masks
 
     known = [*spec.masks, *spec.stacks]
     if call is None and len(known) != 1:
@@ -334,8 +334,8 @@ def _chosen_masks(spec: "Spec", call: str | None) -> "Mask | Stack":
 
 def _planning(options: dict[str, Any]) -> "Planning":
     """Read the choices of the command line; `Any`: click's values."""
-    from dcp_planner.config import PlanConfig
-    from dcp_planner.planning import Planning
+    from dcp_planner.batches.planning import Planning
+    from dcp_planner.model.config import PlanConfig
 
     chosen = {
         "partitioner": options["backend"],
@@ -361,7 +361,7 @@ def _planning(options: dict[str, Any]) -> "Planning":
 
 
 def _shape(options: dict[str, Any]) -> "ModelShape":
-    from dcp_planner.cluster import ModelShape
+    from dcp_planner.model.cluster import ModelShape
 
     names = ("q_heads", "kv_heads", "head_dim")
     context = click.get_current_context()
@@ -379,7 +379,7 @@ def _shape(options: dict[str, Any]) -> "ModelShape":
 def _cluster(options: dict[str, Any]) -> "Cluster":
     from dataclasses import replace
 
-    from dcp_planner.cluster_file import find_cluster
+    from dcp_planner.model.cluster_file import find_cluster
 
     found = find_cluster(options["cluster"] or "a100-p4de:4x8")
     given = {name: options[name] for name in ("nodes", "devices_per_node")}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from dcp_planner.batches_file import DatasetRun, ReportWriter
-    from dcp_planner.planning import BatchRow, PlannedBatch
+    from dcp_planner.batches.planning import BatchRow, PlannedBatch
+    from dcp_planner.batches.report_file import DatasetRun, ReportWriter
 
 PLAN_SUFFIX = ".dcpplan"
 REPORT_SUFFIX = ".dcpbatches.json"
@@ -79,7 +79,7 @@ class MaskOutput:
     @classmethod
     def of(cls, run: "DatasetRun", output: PlanOutput, first: "PlannedBatch") -> "MaskOutput":
         """Open the output of the mask of a planned batch."""
-        from dcp_planner.batches_file import ReportWriter
+        from dcp_planner.batches.report_file import ReportWriter
 
         if first.use is not None:
             run = replace(run, mask=first.row.mask, use=first.use)

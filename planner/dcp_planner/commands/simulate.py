@@ -22,13 +22,13 @@ def simulate(plan: str, cluster: str | None, as_json: bool) -> None:
     """
     from dataclasses import asdict, replace
 
-    from dcp_planner.cluster_file import find_cluster
-    from dcp_planner.fingerprint import digest
-    from dcp_planner.plan_file import read_plan
-    from dcp_planner.report import measure
-    from dcp_planner.simulator import simulate as run_simulation
-    from dcp_planner.tables import show_simulation
-    from dcp_planner.timing import measure_trace
+    from dcp_planner.commands.tables import show_simulation
+    from dcp_planner.model.cluster_file import find_cluster
+    from dcp_planner.plan.file import read_plan
+    from dcp_planner.simulation.simulator import simulate as run_simulation
+    from dcp_planner.simulation.trace import measure_trace
+    from dcp_planner.tables.metrics import measure
+    from dcp_planner.tables.programs import digest
 
     made = read_plan(plan).plan
     if cluster is not None:

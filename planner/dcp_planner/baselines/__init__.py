@@ -1,0 +1,1 @@
+"""Place work without searching, as systems without a planner do."""

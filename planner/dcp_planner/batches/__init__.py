@@ -1,0 +1,1 @@
+"""Plan a data set batch by batch."""

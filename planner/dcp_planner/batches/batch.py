@@ -1,0 +1,258 @@
+"""Pack rows of a data set, or samples, into one batch, and compile it under every mask of a stack.
+
+If a stack gives its layers different masks, there is one `Batch` for each mask, cut at the same
+places.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl import (
+    Attachment,
+    BlockSparsity,
+    Dataset,
+    DatasetError,
+    Form,
+    Mask,
+    Sample,
+    Spec,
+    Stack,
+    block_sparsity,
+    pack,
+    read_dataset,
+)
+from dcp_planner.model.workload import as_arrays
+from dcp_planner.tables.plan import Provenance
+
+MOST_TOKENS = 2**31 - 1
+"""Tokens of one batch: their positions are int32."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackUse:
+    """Use of a mask by a stack.
+
+    Attributes:
+        stack: its name.
+        label: of the mask among those of the stack, fit for the name of a file.
+        layers, period: how many layers of a cycle use it, and of how many.
+    """
+
+    stack: str
+    label: str
+    layers: int
+    period: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A packed batch under one mask, ready to plan.
+
+    Attributes:
+        sparsity: its blocks.
+        provenance: text, mask and samples that make it.
+        notes: what was left out, as sentences for people.
+        index: number of the batch in its data set.
+        num_available: batches that the data set has; ``None`` for samples.
+        rows: first and last row of the data set in it; ``None`` for samples.
+        use: where a stack uses the mask; ``None`` if all layers do.
+    """
+
+    sparsity: BlockSparsity
+    provenance: Provenance
+    notes: tuple[str, ...] = ()
+    index: int = 0
+    num_available: int | None = None
+    rows: tuple[int, int] | None = None
+    use: StackUse | None = None
+
+
+BlockSize: TypeAlias = int | Callable[[Sequence[Sequence[Form]]], tuple[BlockSparsity, ...]]
+"""Tokens per block, or a function that cuts the sequences of all masks at common places."""
+
+
+def batch_of_samples(
+    spec: Spec, value: Mask | Stack, samples: Sequence[Sample], block_size: BlockSize
+) -> tuple[Batch, ...]:
+    """Pack samples one behind the other, once for each different mask.
+
+    Raises:
+        DatasetError: if a sample does not fit a mask.
+        HeadError: if KV heads of one layer have different masks.
+    """
+    stack = value if isinstance(value, Stack) else Stack.of(value)
+    bound = []
+    for number, sample in enumerate(samples):
+        with _naming(f"sample {number}"):
+            bound.append([as_arrays(mask.compile(sample)) for mask in stack.masks])
+    origin = f"{spec.name}, samples of the command line"
+    return _compile(spec, stack, samples, bound, block_size, origin)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedDataset:
+    """A data set with its masks, packed in its order into batches.
+
+    Attributes:
+        spec: the masks.
+        dataset: the rows.
+        attached: the mask or stack, and how a row becomes a sample.
+        tokens: most tokens of a batch.
+        lengths: tokens of every row, int64 ``[N]``.
+        rows: of each batch.
+        notes: what was left out, as sentences for people.
+    """
+
+    spec: Spec
+    dataset: Dataset
+    attached: Attachment
+    tokens: int
+    lengths: NDArray[np.int64]
+    rows: tuple[tuple[int, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, index: int, block_size: BlockSize) -> tuple[Batch, ...]:
+        """Compile one batch, once for each different mask.
+
+        Raises:
+            DatasetError: if there is no such batch, or a row does not fit a mask.
+            HeadError: if KV heads of one layer have different masks.
+        """
+        path = self.dataset.path
+        if index >= len(self):
+            raise DatasetError(f"{path}: {_no_batch(self.lengths, len(self), index, self.tokens)}")
+        value = self.attached.value
+        stack = value if isinstance(value, Stack) else Stack.of(value)
+        rows, samples, bound = self.rows[index], [], []
+        for row in rows:
+            with _naming(f"{path}: row {row}"):
+                columns = {**self.dataset[row], "len": int(self.lengths[row])}
+                samples.append(self.attached.sample(columns))
+                bound.append([as_arrays(mask.compile(samples[-1])) for mask in stack.masks])
+        origin = f"{path}, batch {index} of {len(self)} (rows {rows[0]} to {rows[-1]})"
+        return tuple(
+            replace(
+                found,
+                notes=self.notes,
+                index=index,
+                num_available=len(self),
+                rows=(rows[0], rows[-1]),
+            )
+            for found in _compile(self.spec, stack, samples, bound, block_size, origin)
+        )
+
+
+def pack_dataset(spec: Spec, path: str, mask_call: str | None, tokens: int) -> PackedDataset:
+    """Read a data set and pack its rows in their order.
+
+    Args:
+        spec: the masks.
+        path: of the data set.
+        mask_call: a mask by name or call, or a stack by name; ``None`` takes what the first
+            matching `for` uses, which has to be the same for all files of a folder.
+        tokens: most tokens of a batch; longer rows are left out.
+
+    Raises:
+        DatasetError: if the data set cannot be read or lacks a column.
+    """
+    dataset = read_dataset(path)
+    if mask_call is None:
+        attached = spec.attachment_of(dataset)
+    else:
+        attached = Attachment(find_masks(spec, mask_call), {})
+    lengths = np.concatenate([attached.lengths(part) for part in dataset.parts])
+    short = [row for row, length in enumerate(lengths.tolist()) if 0 < length <= tokens]
+    batches = pack([int(lengths[row]) for row in short], tokens)
+    left_out = len(dataset) - len(short)
+    notes = (
+        f"{left_out} of {len(dataset)} rows are empty or longer than {tokens} tokens: left out",
+    )
+    return PackedDataset(
+        spec=spec,
+        dataset=dataset,
+        attached=attached,
+        tokens=tokens,
+        lengths=lengths,
+        rows=tuple(tuple(short[place] for place in batch) for batch in batches),
+        notes=notes if left_out else (),
+    )
+
+
+def find_masks(spec: Spec, call: str) -> Mask | Stack:
+    """Find the stack of a name, or the mask of a name or call.
+
+    Raises:
+        DCPError: if there is neither.
+    """
+    return spec.stack(call) if call in spec.stacks else spec.mask(call)
+
+
+def _no_batch(lengths: NDArray[np.int64], count: int, index: int, tokens: int) -> str:
+    if count:
+        return f"expected a batch 0 to {count - 1}, got {index}"
+    if not lengths.any():
+        return f"expected rows with tokens, got {len(lengths)} rows without any"
+    shortest = int(lengths[lengths > 0].min())
+    return (
+        f"no row has 1 to {tokens} tokens, the shortest has {shortest}; raise --tokens to "
+        f"{shortest} or more"
+    )
+
+
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Add to an error which row or sample it is about."""
+    try:
+        yield
+    except DatasetError as error:
+        raise DatasetError(f"{where}: {error}") from error
+
+
+def _compile(
+    spec: Spec,
+    stack: Stack,
+    samples: Sequence[Sample],
+    bound: Sequence[Sequence[Form]],
+    block_size: BlockSize,
+    origin: str,
+) -> tuple[Batch, ...]:
+    """Cut a batch; `bound` holds every sample under every mask."""
+    total = sum(sample.length for sample in samples)
+    if total > MOST_TOKENS:
+        raise DatasetError(f"expected a batch of at most {MOST_TOKENS} tokens, got {total}")
+    uses = _uses(stack)
+    by_mask = list(zip(*bound, strict=True))
+    if isinstance(block_size, int):
+        cut = tuple(block_sparsity(forms, block_size, block_size) for forms in by_mask)
+    else:
+        cut = block_size(by_mask)
+    texts = tuple(sample.to_json() for sample in samples)
+    return tuple(
+        Batch(sparsity, Provenance(spec.source, mask.call, texts, origin), use=use)
+        for sparsity, mask, use in zip(cut, stack.masks, uses, strict=True)
+    )
+
+
+def _uses(stack: Stack) -> tuple[StackUse | None, ...]:
+    """Find where a stack uses each of its masks; one mask for all layers is no stack."""
+    cycle = stack.cycle()
+    if len(stack.masks) == 1:
+        return (None,)
+    return tuple(
+        StackUse(
+            stack=stack.name,
+            label=f"{number}-{re.sub(r'[^A-Za-z0-9]+', '_', mask.name)[:40]}",
+            layers=cycle.count(number),
+            period=stack.period,
+        )
+        for number, mask in enumerate(stack.masks)
+    )

@@ -1,0 +1,266 @@
+"""The report of a planned data set in one JSON file, ``*.dcpbatches.json``, for the dashboard.
+
+The file lies beside its plans, if they are kept, and is rewritten while planning goes on, so that a
+long run can be watched.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dcp_dsl import replacing
+from dcp_planner.batches.batch import StackUse
+from dcp_planner.batches.planning import BatchRow, Planning
+from dcp_planner.compile_clock import compile_seconds
+from dcp_planner.errors import PlanFileError
+from dcp_planner.report.figures import (
+    BatchFigures,
+    Spread,
+    distribution_of,
+    speedups_over,
+    spread_of,
+)
+from dcp_planner.report.json_text import json_text
+from dcp_planner.report.static_rivals import Rival, Scope, best_static, spreads_over_best
+
+SCHEMA = "dcp.batches/1"
+STACK_SCHEMA = "dcp.stack/1"
+"""Of one document over the reports of all masks of a stack."""
+SUFFIX = ".dcpbatches.json"
+MOST_BATCHES = 4096
+"""Batches of one report: some 2 kB each."""
+LIMIT_BYTES = 1 << 26
+"""Most bytes of a report that is read."""
+
+REWRITE_S = 3.0
+_AGAIN = "write it again with `dcpm plan SPEC --dataset PATH --batches N --out FOLDER`"
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetRun:
+    """Request that a report answers.
+
+    Attributes:
+        spec, dataset: paths as the person gave them; ``None``: samples of the command line.
+        mask: call that takes the place of the spec's ``for ... use``, or ``None``.
+        token_budget: most tokens of a batch.
+        first_batch, num_wanted: which batches.
+        planning: how they are planned.
+        use: where a stack uses the mask; ``None`` if all layers do.
+    """
+
+    spec: str
+    dataset: str | None
+    mask: str | None
+    token_budget: int
+    first_batch: int
+    num_wanted: int
+    planning: Planning
+    use: StackUse | None = None
+
+    def document(self, rows: Sequence[BatchRow], *, is_complete: bool) -> dict[str, Any]:
+        """Return the report as a JSON object; `Any`: what JSON holds."""
+        figures = [row.figures for row in rows]
+        others = {name: [row.others[name] for row in rows] for name in self.planning.others()}
+        return {
+            "schema": SCHEMA,
+            "spec": self.spec,
+            "dataset": self.dataset,
+            "mask": self.mask,
+            "stack": asdict(self.use) if self.use else None,
+            "token_budget": self.token_budget,
+            "first_batch": self.first_batch,
+            "num_wanted": self.num_wanted,
+            "num_available": rows[0].num_available if rows else None,
+            "is_complete": is_complete,
+            "compile_s": compile_seconds(),
+            "cluster": asdict(self.planning.cluster),
+            "shape": asdict(self.planning.shape),
+            "config": asdict(self.planning.config),
+            "notes": list(rows[0].notes) if rows else [],
+            "batches": [row.to_json() for row in rows],
+            "distribution": _spreads(distribution_of(figures)) if rows else {},
+            "speedup": _spreads(speedups_over(figures, others)) if rows else {},
+            "speedup_over_best_static": _spreads(spreads_over_best(r.best_static for r in rows)),
+        }
+
+
+def _spreads(found: Any) -> dict[str, dict[str, float]]:  # Any: a mapping to Spread
+    return {name: spread.to_json() for name, spread in found.items()}
+
+
+SUMMED = ("predicted_forward_s", "predicted_backward_s", "forward_bytes", "backward_bytes")
+"""Figures that add up over the layers of a stack."""
+
+
+def stack_totals(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> dict[str, Spread]:
+    """Add up what the layers of one cycle of a stack cost together, over its batches.
+
+    Args:
+        uses: of its masks.
+        rows: of each mask, batch by batch.
+    """
+    layers = [use.layers for use in uses]
+    return {
+        name: spread_of(
+            [
+                sum(
+                    count * getattr(row.figures, name)
+                    for count, row in zip(layers, batch, strict=True)
+                )
+                for batch in zip(*rows, strict=True)
+            ]
+        )
+        for name in SUMMED
+    }
+
+
+def stack_speedups(
+    uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]
+) -> dict[str, Spread]:
+    """Give how many times faster all layers are predicted than with each other method."""
+    times = [_stack_seconds(uses, batch) for batch in zip(*rows, strict=True)]
+    return {
+        name: spread_of([theirs[name] / (ours or 1.0) for ours, theirs in times])
+        for name in rows[0][0].others
+    }
+
+
+def stack_best_static(
+    uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]
+) -> list[dict[Scope, Rival]]:
+    """Give the fastest static layouts for all layers together, batch by batch."""
+    found = []
+    for batch in zip(*rows, strict=True):
+        ours, theirs = _stack_seconds(uses, batch)
+        over = {name: {cap for row in batch for cap in row.over_caps[name]} for name in theirs}
+        found.append(best_static(ours, theirs, over))
+    return found
+
+
+def _stack_seconds(
+    uses: Sequence[StackUse], batch: Sequence[BatchRow]
+) -> tuple[float, dict[str, float]]:
+    """Give what the layers of one batch take together: with our plans, and with each other method.
+
+    Args:
+        uses: of the masks.
+        batch: its row of each mask.
+    """
+    layers = [use.layers for use in uses]
+
+    def seconds(figures: Sequence[BatchFigures]) -> float:
+        return sum(count * one.predicted_s for count, one in zip(layers, figures, strict=True))
+
+    others = {name: seconds([row.others[name] for row in batch]) for name in batch[0].others}
+    return seconds([row.figures for row in batch]), others
+
+
+def stack_document(
+    runs: Sequence[DatasetRun], rows: Sequence[Sequence[BatchRow]]
+) -> dict[str, Any]:
+    """Return the reports of all masks of a stack as one JSON object; `Any`: what JSON holds.
+
+    Args:
+        runs: what was planned under each mask; each has its `use`.
+        rows: of each mask, batch by batch.
+    """
+    uses = [run.use for run in runs if run.use is not None]
+    documents = [run.document(own, is_complete=True) for run, own in zip(runs, rows, strict=True)]
+    return {
+        "schema": STACK_SCHEMA,
+        "stack": uses[0].stack,
+        "period": uses[0].period,
+        "total": _spreads(stack_totals(uses, rows)),
+        "speedup": _spreads(stack_speedups(uses, rows)),
+        "speedup_over_best_static": _spreads(spreads_over_best(stack_best_static(uses, rows))),
+        "masks": documents,
+    }
+
+
+class ReportWriter:
+    """Writes a report batch by batch: whole at any time, and soon after each batch.
+
+    Args:
+        path: of the report.
+        run: what was asked for.
+        rewrite_s: least seconds between two versions, so that long runs cost little.
+    """
+
+    def __init__(self, path: Path, run: DatasetRun, rewrite_s: float = REWRITE_S) -> None:
+        self._path = path
+        self._run = run
+        self._rows: list[BatchRow] = []
+        self._rewrite_s = rewrite_s
+        self._written = float("-inf")
+
+    def add(self, row: BatchRow) -> None:
+        """Take one more batch."""
+        self._rows.append(row)
+        if time.monotonic() - self._written >= self._rewrite_s:
+            self._write(is_complete=False)
+
+    def finish(self) -> None:
+        """Write the last version.
+
+        Raises:
+            PlanFileError: if the file cannot be written.
+        """
+        self._write(is_complete=True)
+
+    def _write(self, *, is_complete: bool) -> None:
+        document = self._run.document(self._rows, is_complete=is_complete)
+        for batch in document["batches"]:
+            if batch["file"] is not None:
+                batch["file"] = Path(batch["file"]).name  # it lies beside the report
+        text = json_text(document) + "\n"
+        with replacing(self._path, PlanFileError) as draft:
+            draft.write_text(text, encoding="utf-8")
+        self._written = time.monotonic()
+
+
+def read_batches(path: str | Path) -> dict[str, Any]:
+    """Read a report; `Any`: what JSON holds.
+
+    The outer form is checked (schema, kinds of the main entries, number of batches); a reader of
+    single figures must expect that one is missing.
+
+    Raises:
+        PlanFileError: if it is missing, too large, no JSON, or no such report.
+    """
+    path = Path(path)
+    try:
+        document = json.loads(_read_text(path))
+        _check(document)
+    except PlanFileError as error:
+        raise PlanFileError(f"report {path}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise PlanFileError(f"report {path}: expected JSON, got {error}; {_AGAIN}") from error
+    found: dict[str, Any] = document
+    return found
+
+
+def _read_text(path: Path) -> str:
+    if not path.is_file():
+        raise PlanFileError(f"there is no such file; {_AGAIN}")
+    try:
+        if path.stat().st_size > LIMIT_BYTES:
+            raise PlanFileError(f"expected at most {LIMIT_BYTES} bytes, got a larger file")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PlanFileError(f"it cannot be read: {error.strerror or error}") from error
+
+
+def _check(document: Any) -> None:  # Any: what JSON holds
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise PlanFileError(f"expected a JSON object of schema {SCHEMA!r}; {_AGAIN}")
+    kinds = {"batches": list, "distribution": dict, "speedup": dict, "notes": list}
+    for name, kind in kinds.items():
+        if not isinstance(document.get(name), kind):
+            raise PlanFileError(f"expected `{name}` to be a {kind.__name__}; {_AGAIN}")
+    batches = document["batches"]
+    if len(batches) > MOST_BATCHES or not all(isinstance(batch, dict) for batch in batches):
+        raise PlanFileError(f"expected at most {MOST_BATCHES} batches, each an object; {_AGAIN}")

@@ -1,0 +1,258 @@
+"""Clusters that plans are made for, and the shape of the attention that runs there."""
+
+from dataclasses import dataclass
+from typing import TypeGuard, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_planner.errors import ClusterError
+
+MOST_DEVICES = 1 << 16
+"""Devices that a plan may be for."""
+MOST_NODES = 1 << 20
+"""Nodes, and devices of a node, that anybody may write down."""
+MOST_BYTES_PER_TOKEN = 1 << 24
+"""Bytes of q, or of k, that one token may have: byte counts of a batch stay within int64."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Heads and element size of one attention layer, as one context-parallel rank holds them.
+
+    Attributes:
+        q_heads, kv_heads: query heads and key/value heads; the first is a multiple of the second.
+        head_dim: elements per head.
+        dtype_bytes: bytes per element of q, k, v, out and of the gradients sent between devices.
+
+    >>> shape = ModelShape(q_heads=32, kv_heads=8, head_dim=128, dtype_bytes=2)
+    >>> shape.kv_bytes, shape.q_bytes + shape.out_bytes
+    (4096, 16512)
+    """
+
+    q_heads: int = 8
+    kv_heads: int = 2
+    head_dim: int = 128
+    dtype_bytes: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("q_heads", "kv_heads", "head_dim", "dtype_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"ModelShape.{name}: expected at least 1, got {getattr(self, name)}"
+                )
+        if self.q_heads % self.kv_heads:
+            raise ValueError(
+                f"ModelShape: q_heads must be a multiple of kv_heads, got {self.q_heads} and "
+                f"{self.kv_heads}"
+            )
+        if self.q_bytes > MOST_BYTES_PER_TOKEN:
+            raise ValueError(
+                "ModelShape: q_heads * head_dim * dtype_bytes, the bytes of a token, must be at "
+                f"most {MOST_BYTES_PER_TOKEN}, got {self.q_bytes}"
+            )
+
+    @property
+    def q_bytes(self) -> int:
+        """Bytes of q per token."""
+        return self.q_heads * self.head_dim * self.dtype_bytes
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of k and v together per token."""
+        return 2 * self.kv_heads * self.head_dim * self.dtype_bytes
+
+    @property
+    def out_bytes(self) -> int:
+        """Bytes of out and of its fp32 log-sum-exp per token."""
+        return self.q_bytes + 4 * self.q_heads
+
+    @property
+    def q_backward_bytes(self) -> int:
+        """Bytes per token of a remote query row in backward: q, dout, lse, delta."""
+        return 2 * self.q_bytes + 8 * self.q_heads
+
+    @property
+    def flops_per_pair(self) -> int:
+        """Forward FLOPs of one visible pair, all heads: two products of ``2 * head_dim`` each."""
+        return 4 * self.q_heads * self.head_dim
+
+
+MOST_RATE = 1e20
+"""Bytes or FLOPs per second that anything may sustain."""
+MOST_OVERHEAD_S = 3600.0
+"""Seconds that a latency or a launch may take."""
+MOST_KERNEL_TILE = 1 << 16
+"""Tokens of a kernel tile's edge."""
+
+Sizes = TypeVar("Sizes", float, NDArray[np.float64])
+
+BACKWARD_FLOPS_RATIO = 2.5
+"""Backward FLOPs per forward FLOP: five products a tile, not two (FlashAttention-2, Sec. 3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Constants of one class of links, for each port; a port sends and receives independently.
+
+    Attributes:
+        bytes_per_s: what the port sends, and at the same time receives.
+        latency_s: seconds between leaving one port and arriving at the other.
+        launch_s: seconds that a message occupies both ports on top of its bytes.
+
+    >>> link = Link(bytes_per_s=1e9, latency_s=5e-6, launch_s=1e-6)
+    >>> round(link.busy_s(2e6) * 1e6), round(link.seconds(2e6) * 1e6)
+    (2001, 2006)
+    """
+
+    bytes_per_s: float
+    latency_s: float
+    launch_s: float
+
+    def busy_s(self, size_bytes: Sizes) -> Sizes:
+        """Compute the seconds that a message of `size_bytes` occupies both of its ports."""
+        return size_bytes / self.bytes_per_s + self.launch_s
+
+    def seconds(self, size_bytes: Sizes) -> Sizes:
+        """Compute the seconds from the start of a message to the arrival of its last byte."""
+        return self.busy_s(size_bytes) + self.latency_s
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Nodes of equal devices, and what links and devices sustain.
+
+    Every constant from `inter_latency_s` on has a default that leaves its effect out, so that
+    ``Cluster(4, 8)`` is a machine without overheads. Measured ones come as a preset
+    (`dcp_planner.preset`), from a TOML file (`read_cluster`) or from ``dcpm calibrate``.
+
+    Attributes:
+        nodes, devices_per_node: devices are numbered node after node.
+        intra_bytes_per_s: what one device sends, and at the same time receives, inside its node.
+        inter_bytes_per_s: the same over the network: its share when all devices of a node send.
+        latency_s: seconds before the first byte of a message arrives.
+        flops_per_s: attention FLOPs per second of one device in forward, on full kernel tiles.
+        memory_bytes: memory of one device.
+        name: how tables call it.
+        source: where the constants come from.
+        inter_latency_s: latency between nodes; ``None``: as `latency_s`.
+        devices_per_nic: neighbouring devices of a node that share one network port, which carries
+            ``inter_bytes_per_s * devices_per_nic``; alone, a device has all of it.
+        backward_flops_per_s: the same rate in backward; ``None``: as `flops_per_s`.
+        kernel_tile: tokens of the edge of the tile that the attention kernel computes as a whole,
+            visible or not; 1: only visible pairs cost.
+        kernel_launch_s: seconds before each attention or reduction on a device.
+        message_launch_s: seconds that a message occupies both ports on top of its bytes.
+        copy_bytes_per_s: bytes that a device reads and writes per second when it merges or copies;
+            ``None``: free.
+
+    Raises:
+        ClusterError: if a value is no number, zero, negative, infinite or absurdly large.
+
+    Defaults: an A100-80GB p4de node as in the DCP paper (Sec. 7.1): NVSwitch 300 GB/s each way,
+    4 x 100 Gbit/s shared by 8 devices, 280 TFLOP/s upper bound of the paper's cost model at 60 %.
+    """
+
+    nodes: int = 1
+    devices_per_node: int = 8
+    intra_bytes_per_s: float = 300e9
+    inter_bytes_per_s: float = 6.25e9
+    latency_s: float = 10e-6
+    flops_per_s: float = 168e12
+    memory_bytes: int = 80 * 10**9
+    name: str = "a100-p4de"
+    source: str = "DCP (SOSP'25), Sec. 7.1; AWS p4de.24xlarge data sheet"
+    inter_latency_s: float | None = None
+    devices_per_nic: int = 1
+    backward_flops_per_s: float | None = None
+    kernel_tile: int = 1
+    kernel_launch_s: float = 0.0
+    message_launch_s: float = 0.0
+    copy_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "devices_per_node", "devices_per_nic", "kernel_tile", "memory_bytes"):
+            most = {"memory_bytes": MOST_RATE, "kernel_tile": MOST_KERNEL_TILE}
+            _check_count(name, getattr(self, name), int(most.get(name, MOST_NODES)))
+        for name in ("intra_bytes_per_s", "inter_bytes_per_s", "flops_per_s"):
+            _check_rate(name, getattr(self, name))
+        for name in ("latency_s", "kernel_launch_s", "message_launch_s"):
+            _check_overhead(name, getattr(self, name))
+        for name in ("backward_flops_per_s", "copy_bytes_per_s"):
+            if getattr(self, name) is not None:
+                _check_rate(name, getattr(self, name))
+        if self.inter_latency_s is not None:
+            _check_overhead("inter_latency_s", self.inter_latency_s)
+        if self.num_devices > MOST_DEVICES:
+            raise ClusterError(
+                f"expected a cluster of at most {MOST_DEVICES} devices, got {self.nodes} nodes of "
+                f"{self.devices_per_node}; plan for the devices that share one batch",
+                "nodes",
+            )
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all nodes, R."""
+        return self.nodes * self.devices_per_node
+
+    @property
+    def nics_per_node(self) -> int:
+        """Network ports of a node."""
+        return -(-self.devices_per_node // self.devices_per_nic)
+
+    def port_of(self, device: int, *, is_inter: bool) -> int:
+        """Return the port through which `device` sends and receives on one class of links.
+
+        Inside the node every device has its own; between nodes ports are numbered node after node
+        and shared by `devices_per_nic` devices.
+
+        >>> cluster = Cluster(2, 8, devices_per_nic=4)
+        >>> [cluster.port_of(device, is_inter=True) for device in (0, 3, 4, 8)]
+        [0, 0, 1, 2]
+        """
+        if not is_inter:
+            return device
+        node, place = divmod(device, self.devices_per_node)
+        return node * self.nics_per_node + place // self.devices_per_nic
+
+    def link(self, *, is_inter: bool) -> Link:
+        """Return the constants of the links inside a node, or of those between nodes."""
+        if not is_inter:
+            return Link(self.intra_bytes_per_s, self.latency_s, self.message_launch_s)
+        latency = self.latency_s if self.inter_latency_s is None else self.inter_latency_s
+        # The last port of a node may serve fewer devices; it is no slower for that.
+        sharing = min(self.devices_per_nic, self.devices_per_node)
+        return Link(self.inter_bytes_per_s * sharing, latency, self.message_launch_s)
+
+    def attention_flops_per_s(self, *, is_backward: bool) -> float:
+        """Compute the attention FLOPs per second of a device in one direction."""
+        if is_backward and self.backward_flops_per_s is not None:
+            return self.backward_flops_per_s
+        return self.flops_per_s
+
+
+def _check_count(name: str, value: object, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ClusterError(
+            f"Cluster.{name}: expected a whole number 1 to {most}, got {value!r}", name
+        )
+
+
+def _check_rate(name: str, value: object) -> None:
+    if not _is_number(value) or not 0 < value <= MOST_RATE:
+        raise ClusterError(
+            f"Cluster.{name}: expected more than 0 and at most {MOST_RATE:g} per second, got "
+            f"{value!r}",
+            name,
+        )
+
+
+def _check_overhead(name: str, value: object) -> None:
+    if not _is_number(value) or not 0 <= value <= MOST_OVERHEAD_S:
+        raise ClusterError(
+            f"Cluster.{name}: expected 0 to {MOST_OVERHEAD_S:g} seconds, got {value!r}", name
+        )
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

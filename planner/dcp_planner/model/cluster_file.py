@@ -1,0 +1,248 @@
+"""Clusters as TOML files: the presets of this package, and what a person or `dcpm calibrate` wrote.
+
+A file holds the fields of `Cluster` by their names, and a table ``[sources]`` that says for each
+constant where it comes from:
+
+    schema = "dcp.cluster/1"
+    name = "mine"
+    nodes = 2
+    devices_per_node = 8
+    flops_per_s = 600e12
+    intra_bytes_per_s = 360e9
+    inter_bytes_per_s = 47e9
+    latency_s = 12e-6
+    memory_bytes = 80_000_000_000
+
+    [sources]
+    flops_per_s = "measured on the 3rd of May"
+"""
+
+import json
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from dcp_dsl import replacing
+from dcp_planner.errors import ClusterError, nearest
+from dcp_planner.model.cluster import Cluster
+
+SCHEMA = "dcp.cluster/1"
+PRESETS = ("a100-p4de", "h100-dgx", "h200-dgx", "cpu-gloo")
+"""Clusters that the package brings; `preset` gives them."""
+LIMIT_BYTES = 1 << 16
+"""Most bytes of a cluster file."""
+
+_SIZE = re.compile(r"(\d{1,7})x(\d{1,7})")
+_NAMES = tuple(field.name for field in fields(Cluster))
+_REQUIRED = (
+    "nodes", "devices_per_node", "flops_per_s", "intra_bytes_per_s", "inter_bytes_per_s",
+    "latency_s", "memory_bytes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFile:
+    """Content of a cluster file.
+
+    Attributes:
+        cluster: the constants.
+        sources: where each constant comes from, by its name; may lack some.
+    """
+
+    cluster: Cluster
+    sources: Mapping[str, str]
+
+
+def preset(name: str, nodes: int | None = None, devices_per_node: int | None = None) -> Cluster:
+    """Return a preset, with other numbers of nodes and devices if wanted.
+
+    Rates between nodes are per device, so they stay when a node has fewer devices.
+
+    Raises:
+        ClusterError: if there is no such preset, or the size is absurd.
+
+    >>> preset("h100-dgx", 2, 8).num_devices
+    16
+    """
+    return _resized(preset_file(name).cluster, nodes, devices_per_node)
+
+
+def preset_file(name: str) -> ClusterFile:
+    """Return a preset together with the sources of its constants.
+
+    Raises:
+        ClusterError: if there is no such preset.
+    """
+    if name not in PRESETS:
+        raise ClusterError(
+            f"unknown cluster preset {name!r}; expected one of {', '.join(PRESETS)}"
+            f"{nearest(name, PRESETS)}"
+        )
+    text = (files("dcp_planner.model") / "clusters" / f"{name}.toml").read_text(encoding="utf-8")
+    return parse_cluster(text, f"preset {name}")
+
+
+def find_cluster(text: str) -> Cluster:
+    """Return the cluster that a command line names: ``NxD``, a preset or a file.
+
+    ``:NxD`` behind a preset or a file changes its size. ``4x8`` alone is that many nodes and
+    devices of `a100-p4de`.
+
+    Raises:
+        ClusterError: if nothing has that name, or its content makes no sense.
+
+    >>> find_cluster("h200-dgx:8x8").num_devices, find_cluster("2x4").name
+    (64, 'a100-p4de')
+    """
+    if match := _SIZE.fullmatch(text):
+        return preset("a100-p4de", int(match[1]), int(match[2]))
+    name, _, size = text.rpartition(":")
+    match = _SIZE.fullmatch(size)
+    if not name or not match:
+        name, match = text, None
+    wanted = (int(match[1]), int(match[2])) if match else (None, None)
+    if name in PRESETS:
+        return preset(name, *wanted)
+    if name.endswith(".toml") or os.path.exists(name):  # Path.exists raises for long names
+        return _resized(read_cluster(name).cluster, *wanted)
+    raise ClusterError(
+        f"unknown cluster {text!r}; expected NODESxDEVICES such as 4x8, a preset "
+        f"({', '.join(PRESETS)}) or a .toml file, the last two also with :4x8 behind"
+        f"{nearest(name, PRESETS)}"
+    )
+
+
+def read_cluster(path: str | Path) -> ClusterFile:
+    """Read a cluster file.
+
+    Raises:
+        ClusterError: if it is missing, too large, no TOML, or a key is unknown, missing or has a
+            value that makes no sense; the message names file, line and key.
+    """
+    path = Path(path)
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would never end
+            raise ClusterError(f"{path}: expected a regular file, got something else")
+        with path.open("rb") as file:
+            data = file.read(LIMIT_BYTES + 1)
+        if len(data) > LIMIT_BYTES:
+            raise ClusterError(
+                f"{path}: expected at most {LIMIT_BYTES} bytes, got {status.st_size}"
+            )
+        text = data.decode()
+    except FileNotFoundError:
+        raise ClusterError(
+            f"{path}: there is no such file; write one with `dcpm calibrate --out {path}`"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ClusterError(f"{path}: expected UTF-8 text, byte {error.start} is none") from None
+    except OSError as error:
+        raise ClusterError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return parse_cluster(text, str(path), name=path.stem)
+
+
+def parse_cluster(text: str, where: str, name: str = "") -> ClusterFile:
+    """Parse the text of a cluster file.
+
+    Args:
+        text: TOML.
+        where: names the file in messages.
+        name: of the cluster, if the text gives none.
+
+    Raises:
+        ClusterError: as `read_cluster`.
+    """
+    try:
+        values = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ClusterError(f"{where}: expected TOML, got: {error}") from None
+    schema, sources = values.pop("schema", SCHEMA), values.pop("sources", {})
+    if schema != SCHEMA:
+        raise ClusterError(f"{_at(text, where, 'schema')}: expected {SCHEMA!r}, got {schema!r:.60}")
+    _check_keys(values, text, where)
+    if not isinstance(sources, dict) or not all(isinstance(v, str) for v in sources.values()):
+        raise ClusterError(f"{where}: expected [sources] to map keys to texts, got {sources!r:.60}")
+    for key in sources:
+        if key not in _NAMES:
+            raise ClusterError(f"{where}: [sources]: unknown key {key!r:.60}{nearest(key, _NAMES)}")
+    given: dict[str, Any] = {"name": name or "unnamed", "source": where} | values
+    memory = given["memory_bytes"]
+    if isinstance(memory, float) and memory.is_integer():  # 80e9 is a whole number to people
+        given["memory_bytes"] = int(memory)
+    try:
+        return ClusterFile(Cluster(**given), sources)
+    except ClusterError as error:
+        raise ClusterError(f"{_at(text, where, error.key)}: {error}", error.key) from None
+
+
+def write_cluster(path: str | Path, cluster: Cluster, sources: Mapping[str, str]) -> None:
+    """Write a cluster file; `read_cluster` gives the same back.
+
+    The file appears under its name only when it is whole.
+
+    Raises:
+        ClusterError: if it cannot be written.
+    """
+    with replacing(path, ClusterError) as draft:
+        draft.write_text(format_cluster(cluster, sources), encoding="utf-8")
+
+
+def format_cluster(cluster: Cluster, sources: Mapping[str, str]) -> str:
+    """Return the text of a cluster file: identity, then constants, then their sources."""
+    lines = [f"schema = {_literal(SCHEMA)}"]
+    names = dict.fromkeys(("name", "source", *_NAMES))  # these two first
+    values = {name: getattr(cluster, name) for name in names}
+    lines += [f"{name} = {_literal(v)}" for name, v in values.items() if v is not None]
+    if sources:
+        lines += ["", "[sources]"]
+        lines += [f"{name} = {_literal(sources[name])}" for name in _NAMES if name in sources]
+    return "\n".join(lines) + "\n"
+
+
+def _literal(value: object) -> str:
+    """Return a TOML literal; JSON's texts are TOML's, but for one control character."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(float(value) if isinstance(value, float) else value)  # numpy's say their type
+
+
+def _resized(cluster: Cluster, nodes: int | None, devices_per_node: int | None) -> Cluster:
+    return replace(
+        cluster,
+        nodes=cluster.nodes if nodes is None else nodes,
+        devices_per_node=(
+            cluster.devices_per_node if devices_per_node is None else devices_per_node
+        ),
+    )
+
+
+def _check_keys(values: Mapping[str, object], text: str, where: str) -> None:
+    for key, value in values.items():
+        if key not in _NAMES:
+            raise ClusterError(
+                f"{_at(text, where, key)}: unknown key {key!r:.60}{nearest(key, _NAMES)}", key
+            )
+        if key in ("name", "source") and not isinstance(value, str):
+            raise ClusterError(
+                f"{_at(text, where, key)}: {key}: expected a text, got {value!r:.60}", key
+            )
+    missing = [key for key in _REQUIRED if key not in values]
+    if missing:
+        raise ClusterError(
+            f"{where}: expected {', '.join(_REQUIRED)}; {', '.join(missing)} missing", missing[0]
+        )
+
+
+def _at(text: str, where: str, key: str) -> str:
+    """Return ``where:line`` of a key; only `where` if it stands nowhere as itself."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.match(rf"\s*\[*\s*[\"']?{re.escape(key)}[\"']?\s*[=.\]]", line):
+            return f"{where}:{number}"
+    return where

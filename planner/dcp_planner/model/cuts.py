@@ -1,0 +1,329 @@
+"""Cut a batch into token blocks, and count the visible pairs of every tile.
+
+A block is owned, sent and computed with as a whole, so it should hold tokens that are seen
+together. Where many rows or keys change their mind at once (a document, a sink, a demonstration
+begins), a border costs nothing and saves bytes. Kernels cut blocks again into tiles of their own.
+Pairs are counted exactly, from the mask itself; validation counts them again.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl import (
+    BlockKind,
+    BlockSparsity,
+    Columns,
+    Form,
+    PlacedForm,
+    Slabs,
+    Strided,
+    block_sparsity,
+)
+from dcp_planner.arrays import Ints
+from dcp_planner.errors import PlanError
+from dcp_planner.model.cluster import Cluster
+from dcp_planner.model.config import PlanConfig
+from dcp_planner.model.packing import loads_of, pack_largest_first
+from dcp_planner.model.workload import as_arrays
+
+MOST_PIECES = 1 << 26
+"""Pieces that slabs are cut into: some gigabytes."""
+
+
+def count_pairs(
+    slabs: Slabs, bounds: Ints, forms: Sequence[PlacedForm] = ()
+) -> tuple[Ints, Ints, Ints]:
+    """Count the visible pairs of every non-empty tile.
+
+    Args:
+        slabs: the mask, in packed positions.
+        bounds: int64 ``[D+1]``, borders of the token blocks, for queries and keys alike.
+        forms: the masks of sequences without slabs, which lie between borders.
+
+    Returns:
+        ``q_block``, ``kv_block``, ``pairs``, each int64 ``[W]``, sorted by (q_block, kv_block). O(N
+        + W) up to the sort, for N slabs cut into W pieces.
+
+    Raises:
+        PlanError: if the slabs are cut into more than `MOST_PIECES`.
+        DatasetError: if the forms have too many tiles.
+
+    >>> q, kv, pairs = count_pairs(Slabs(4, [0], [4], [0], [1], [0], [1]), np.array([0, 2, 4]))
+    >>> list(zip(q.tolist(), kv.tolist(), pairs.tolist()))
+    [(0, 0, 3), (1, 0, 4), (1, 1, 3)]
+    """
+    slab, row = _ranges(
+        np.searchsorted(bounds, slabs.q_start, side="right") - 1,
+        np.searchsorted(bounds, slabs.q_end, side="left"),
+    )
+    first = np.maximum(slabs.q_start[slab], bounds[row])
+    rows = np.minimum(slabs.q_end[slab], bounds[row + 1]) - first
+    start_slope = slabs.start_slope[slab].astype(np.int64)
+    end_slope = slabs.end_slope[slab].astype(np.int64)
+    down: Ints = (first - slabs.q_start[slab]).astype(np.int64)
+    start: Ints = (slabs.kv_start[slab] + start_slope * down).astype(np.int64)
+    end: Ints = (slabs.kv_end[slab] + end_slope * down).astype(np.int64)
+    piece, column = _ranges(
+        np.searchsorted(bounds, start, side="right") - 1,
+        np.searchsorted(bounds, end + end_slope * (rows - 1), side="left"),
+    )
+    low, high = bounds[column], bounds[column + 1]
+    start, end, rows = start[piece], end[piece], rows[piece]
+    start_slope, end_slope = start_slope[piece], end_slope[piece]
+
+    def keys_below(border: Ints) -> Ints:
+        return _sum_of_minimum(end, end_slope, border, rows) - _sum_of_minimum(
+            start, start_slope, border, rows
+        )
+
+    pairs = keys_below(high) - keys_below(low)
+    tile = row[piece] * (len(bounds) - 1) + column
+    tile, pairs = tile[pairs > 0], pairs[pairs > 0]
+    for form in forms:
+        own = form.count_blocks(bounds, bounds)
+        tile = np.concatenate([tile, own.row * (len(bounds) - 1) + own.col])
+        pairs = np.concatenate([pairs, own.pairs])
+    found, inverse = np.unique(tile, return_inverse=True)
+    totals = np.zeros(len(found), np.int64)
+    np.add.at(totals, inverse, pairs)
+    return found // (len(bounds) - 1), found % (len(bounds) - 1), totals
+
+
+def find_overlap(slabs: Slabs) -> int | None:
+    """Find a slab that shares a pair with another, or ``None``.
+
+    Between two rows where any slab begins or ends, ends are straight lines, so slabs are disjoint
+    on all rows if they lie in the same order, side by side, on the first and on the last.
+
+    >>> find_overlap(Slabs(4, [0, 2], [4, 3], [0, 1], [1, 4], [0, 0], [1, 0]))
+    1
+    """
+    edges = np.unique(np.concatenate([slabs.q_start, slabs.q_end]))
+    slab, band = _ranges(np.searchsorted(edges, slabs.q_start), np.searchsorted(edges, slabs.q_end))
+    spans = []
+    for row in (edges[band], edges[band + 1] - 1):
+        down = row - slabs.q_start[slab]
+        spans.append(
+            (
+                slabs.kv_start[slab] + slabs.start_slope[slab] * down,
+                slabs.kv_end[slab] + slabs.end_slope[slab] * down,
+            )
+        )
+    order = np.lexsort((spans[0][0], band))
+    follows = np.diff(band[order]) == 0
+    for start, end in spans:
+        crossed = np.flatnonzero(follows & (end[order][:-1] > start[order][1:]))
+        if crossed.size:
+            return int(slab[order][crossed[0] + 1])
+    return None
+
+
+def _ranges(first: Ints, last: Ints) -> tuple[Ints, Ints]:
+    """List (i, v) for every v in ``first[i]..last[i]-1``, for all i."""
+    sizes = np.maximum(last - first, 0)
+    total = int(sizes.sum())
+    if total > MOST_PIECES:
+        raise PlanError(
+            f"expected at most {MOST_PIECES:_} pieces of slabs, got {total:_}; take larger blocks"
+        )
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    offset = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return owner, first[owner] + offset
+
+
+def _sum_of_minimum(value: Ints, slope: Ints, border: Ints, rows: Ints) -> Ints:
+    """Sum ``min(value + slope * r, border)`` over ``r = 0 .. rows - 1``."""
+    free = np.clip(border - value, 0, rows)  # rows in which a rising value stays below the border
+    rising = free * value + free * (free - 1) // 2 + (rows - free) * border
+    return np.where(slope > 0, rising, rows * np.minimum(value, border))
+
+
+BLOCKS_PER_DEVICE = (2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
+"""Token blocks per device that are tried, until the tokens pack well and there are tiles enough."""
+FEWEST_TILES, MOST_TILES = 24, 150
+"""Tiles per device: fewer cannot be balanced, more take long to plan for."""
+SHORT_BLOCK = 16
+"""Tokens of a block where a device's even share of the tokens is less."""
+_FEW_BLOCKS = 64  # so many blocks of fewer tokens are no harm: at most some thousand tiles
+_SLACK = (1.0, 1.05)  # a little more than an even share leaves room for ragged ones
+_GRAIN = 16  # inside a segment borders are multiples of it: whole rows of a matrix instruction
+_SHORTEST_SHARE = 16  # breakpoints lie at least this share of a block apart
+
+
+def cut_blocks(sequences: Sequence[Form], block: int) -> BlockSparsity:
+    """Cut every sequence at the breakpoints of its mask and evenly into at most `block` tokens.
+
+    Args:
+        sequences: the mask of each sequence, in its own coordinates.
+        block: most tokens of a block.
+
+    Returns:
+        Exact block sparsity; queries and keys are cut at the same places. Breakpoints
+        closer than a sixteenth of a block to a stronger one are left out. O(slabs log slabs +
+        tiles).
+
+    >>> from dcp_dsl import Slabs
+    >>> cut_blocks([Slabs(8, [0], [8], [0], [3], [0], [0])], 4).q_bounds.tolist()
+    [0, 3, 5, 8]
+    """
+    _check_block(block)
+    batch = _pack(sequences)
+    return _count(batch, _borders([batch], block), block)
+
+
+def cut_stack(masks: Sequence[Sequence[Form]], block: int) -> tuple[BlockSparsity, ...]:
+    """Cut several masks of the same sequences at the same places, the breakpoints of all of them.
+
+    Args:
+        masks: for each mask, its exact form on every sequence.
+        block: most tokens of a block.
+
+    >>> from dcp_dsl import Slabs
+    >>> causal = Slabs(8, [0], [8], [0], [1], [0], [1])
+    >>> first = Slabs(8, [0], [8], [0], [3], [0], [0])
+    >>> [s.q_bounds.tolist() for s in cut_stack([[causal], [first]], 4)]
+    [[0, 3, 5, 8], [0, 3, 5, 8]]
+    """
+    _check_block(block)
+    batches = [_pack(sequences) for sequences in masks]
+    if any(
+        not np.array_equal(b.batch.cu_seqlens, batches[0].batch.cu_seqlens) for b in batches[1:]
+    ):
+        raise ValueError("masks: expected the same lengths of sequences in every mask, got others")
+    bounds = _borders(batches, block)
+    return tuple(_count(batch, bounds, block) for batch in batches)
+
+
+def choose_block_size(
+    sequences: Sequence[Form],
+    cluster: Cluster,
+    config: PlanConfig = PlanConfig(),  # noqa: B008 - frozen
+) -> int:
+    """Choose the largest block with which `cut_blocks` gives blocks that can be placed well.
+
+    That is: whole blocks can be packed so that no device owns more tokens than two thirds of the
+    tolerance above the mean, and every device gets `FEWEST_TILES` tiles; but never more than
+    `MOST_TILES`, and one block per device where two would be several times as many tiles. Where
+    devices outnumber sixteenths of the tokens, blocks stay at about `SHORT_BLOCK` tokens, and
+    devices stay empty: tiles of single pairs would be more than anyone can place.
+    """
+    batch = _pack(sequences)
+    devices = cluster.num_devices
+    share = batch.batch.num_tokens / devices
+    least = min(SHORT_BLOCK, batch.batch.num_tokens // _FEW_BLOCKS) if share < SHORT_BLOCK else 0
+    least = max(1, least)
+    whole = max(1, -(-batch.batch.num_tokens // devices))
+    finer = _borders([batch], max(least, whole // 2))
+    if len(count_pairs(batch.slabs, finer, batch.others)[2]) > 4 * MOST_TILES * devices:
+        return max(whole, least)  # one block per device: tiles grow with the square of the devices
+    chosen = max(least, int(share / BLOCKS_PER_DEVICE[0]))
+    sizes = (int(share / n * slack) for n in BLOCKS_PER_DEVICE for slack in _SLACK)
+    for block in dict.fromkeys(max(least, size) for size in sizes):
+        bounds = _borders([batch], block)
+        tokens = np.diff(bounds)
+        tiles = len(count_pairs(batch.slabs, bounds, batch.others)[2])
+        if tiles > MOST_TILES * devices and block < chosen:
+            break
+        fullest = loads_of(pack_largest_first(tokens, devices), tokens, devices)
+        is_level = fullest.max(initial=0) <= (1 + config.token_tolerance * 2 / 3) * share
+        if is_level or block < chosen:
+            chosen = block
+        if is_level and tiles >= FEWEST_TILES * devices:
+            break
+    return chosen
+
+
+def _check_block(block: int) -> None:
+    if block < 1:
+        raise ValueError(f"block: expected at least 1 token, got {block}")
+
+
+def _pack(sequences: Sequence[Form]) -> BlockSparsity:
+    """Put the sequences one behind the other, each in one block."""
+    longest = max((s.num_tokens for s in sequences), default=0)
+    return block_sparsity([as_arrays(s) for s in sequences], max(1, longest), max(1, longest))
+
+
+def _borders(batches: Sequence[BlockSparsity], block: int) -> Ints:
+    """Find the borders of all token blocks, int64 ``[D+1]``."""
+    places, worth = [], []
+    for slabs, at in (found for batch in batches for found in _all_slabs(batch)):
+        rows = slabs.q_end - slabs.q_start
+        keys = slabs.kv_end - slabs.kv_start
+        start, end = slabs.start_slope == 0, slabs.end_slope == 0  # key ends that stand still
+        places += [
+            at + p for p in (slabs.q_start, slabs.q_end, slabs.kv_start[start], slabs.kv_end[end])
+        ]
+        # A border is worth what it keeps apart: the keys of the rows, the rows of the keys.
+        worth += [keys, keys, rows[start], rows[end]]
+    points, inverse = np.unique(np.concatenate(places), return_inverse=True)
+    strength = np.bincount(inverse, weights=np.concatenate(worth), minlength=len(points))
+    ends = np.unique(batches[0].batch.cu_seqlens.astype(np.int64))
+    least = max(1, block // _SHORTEST_SHARE)
+    return _even(_spread(ends, points, strength.astype(np.float64), least), block)
+
+
+def _all_slabs(batch: BlockSparsity) -> Iterator[tuple[Slabs, int]]:
+    """List the slabs that a batch is made of, and what their positions count from.
+
+    Queries and keys are cut at the same places, so slabs of a transposed mask say the same. Where
+    every row or key has ranges of its own (`Rows`), no place is better than another.
+    """
+    yield batch.slabs, 0
+    for placed in batch.others:
+        match placed.form:
+            case Columns(Slabs() as slabs):
+                yield slabs, placed.q_start
+            case Strided(parts=parts):
+                yield from ((part.slabs, placed.q_start) for part in parts)
+
+
+def _spread(fixed: Ints, points: Ints, strength: NDArray[np.float64], least: int) -> Ints:
+    """Keep all fixed borders, and the strongest points that are `least` apart from every other."""
+    every = np.union1d(fixed, points)
+    if len(every) < 2 or np.diff(every).min() >= least:
+        return every
+    kept: list[int] = fixed.tolist()
+    for i in np.lexsort((points, -strength)).tolist():
+        point = int(points[i])
+        at = bisect_left(kept, point)
+        is_far = (at == 0 or point - kept[at - 1] >= least) and (
+            at == len(kept) or kept[at] - point >= least
+        )
+        if is_far:
+            insort(kept, point)
+    return np.array(kept, np.int64)
+
+
+def _even(borders: Ints, block: int) -> Ints:
+    """Cut every stretch between two borders into equal parts of at most `block` tokens."""
+    lengths = np.diff(borders)
+    parts = -(-lengths // block)
+    stretch = np.repeat(np.arange(len(lengths)), parts)
+    number = np.arange(len(stretch)) - np.repeat(np.cumsum(parts) - parts, parts)
+    offset = lengths[stretch] * number // np.maximum(parts[stretch], 1)
+    if block >= 8 * _GRAIN:
+        offset = offset // _GRAIN * _GRAIN
+    return np.append(borders[:-1][stretch] + offset, borders[-1:])
+
+
+def _count(batch: BlockSparsity, bounds: Ints, block: int) -> BlockSparsity:
+    row, column, pairs = count_pairs(batch.slabs, bounds, batch.others)
+    tokens = np.diff(bounds)
+    is_full = pairs == tokens[row] * tokens[column]
+    return BlockSparsity(
+        batch=batch.batch,
+        block_q=block,
+        block_kv=block,
+        q_bounds=bounds,
+        kv_bounds=bounds,
+        row_ptr=np.searchsorted(row, np.arange(len(bounds))),
+        col_idx=column.astype(np.int32),
+        kind=np.where(is_full, BlockKind.FULL, BlockKind.PARTIAL).astype(np.uint8),
+        pairs=pairs,
+        slabs=batch.slabs,
+        forms=batch.forms,
+    )

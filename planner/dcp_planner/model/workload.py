@@ -1,0 +1,183 @@
+"""Token blocks and tiles of one batch with their weights, and the hypergraph of placing them."""
+
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl import BlockSparsity, Form, PlacedForm, Slabs, Tiles, as_rows
+from dcp_planner.arrays import freeze_columns
+from dcp_planner.model.cluster import ModelShape
+
+Direction: TypeAlias = Literal["forward", "backward"]
+"""The two passes of attention."""
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workload:
+    """Work to place: D token blocks (data) and W tiles (computation).
+
+    Attributes:
+        shape: heads and element size.
+        cu_seqlens: int32 ``[S+1]``.
+        block_sequence: int32 ``[D]``.
+        block_start, block_end: int64 ``[D]``, tokens of the packed batch.
+        compute_q, compute_kv: int32 ``[W]``, token block of the tile's queries and keys; sorted.
+        compute_kind: uint8 ``[W]``, `BlockKind`.
+        compute_pairs: int64 ``[W]``, exact visible pairs.
+        slabs: the exact mask of the sequences that are slabs.
+        forms: those of the others.
+    """
+
+    shape: ModelShape
+    cu_seqlens: NDArray[np.int32]
+    block_sequence: NDArray[np.int32]
+    block_start: NDArray[np.int64]
+    block_end: NDArray[np.int64]
+    compute_q: NDArray[np.int32]
+    compute_kv: NDArray[np.int32]
+    compute_kind: NDArray[np.uint8]
+    compute_pairs: NDArray[np.int64]
+    slabs: Slabs
+    forms: tuple[PlacedForm, ...] = ()
+
+    def __post_init__(self) -> None:
+        blocks, tiles = len(self.block_start), len(self.compute_q)
+        freeze_columns(
+            self,
+            cu_seqlens=(np.int32, (None,)),
+            block_sequence=(np.int32, (blocks,)),
+            block_start=(np.int64, (blocks,)),
+            block_end=(np.int64, (blocks,)),
+            compute_q=(np.int32, (tiles,)),
+            compute_kv=(np.int32, (tiles,)),
+            compute_kind=(np.uint8, (tiles,)),
+            compute_pairs=(np.int64, (tiles,)),
+        )
+
+    @property
+    def num_blocks(self) -> int:
+        """Token blocks D."""
+        return len(self.block_start)
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles W."""
+        return len(self.compute_q)
+
+    @property
+    def block_tokens(self) -> NDArray[np.int64]:
+        """Tokens of each block, int64 ``[D]``."""
+        return self.block_end - self.block_start
+
+
+def build_workload(sparsity: BlockSparsity, shape: ModelShape) -> Workload:
+    """Turn block sparsity into token blocks and tiles; O(B).
+
+    Raises:
+        ValueError: if queries and keys are cut at different places.
+        DatasetError: for a mask of tiles with too many key ranges.
+    """
+    if not np.array_equal(sparsity.q_bounds, sparsity.kv_bounds):
+        raise ValueError(
+            f"queries and keys must be cut at the same places to share an owner, got block_q "
+            f"{sparsity.block_q} and block_kv {sparsity.block_kv}; use one block size for both"
+        )
+    start, end = sparsity.q_bounds[:-1], sparsity.q_bounds[1:]
+    sequence = np.searchsorted(sparsity.batch.cu_seqlens, start, side="right") - 1
+    return Workload(
+        shape=shape,
+        cu_seqlens=sparsity.batch.cu_seqlens,
+        block_sequence=sequence.astype(np.int32),
+        block_start=start,
+        block_end=end,
+        compute_q=sparsity.row_idx,
+        compute_kv=sparsity.col_idx,
+        compute_kind=sparsity.kind,
+        compute_pairs=sparsity.pairs,
+        slabs=sparsity.slabs,
+        forms=tuple(replace(p, form=as_arrays(p.form)) for p in sparsity.others),
+    )
+
+
+def as_arrays(form: Form) -> Form:
+    """Convert a form to one that a plan can carry: a predicate (`Tiles`) becomes ranges of rows.
+
+    Raises:
+        DatasetError: if these are too many.
+    """
+    return as_rows(form) if isinstance(form, Tiles) else form
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hypergraph:
+    """Vertices with two weights, hyperedges with one.
+
+    Vertices are the W tiles, then the D token blocks. Hyperedge i is the row net of block i (what
+    travels with its queries: q, out and lse), hyperedge D + i its column net (keys and values). Its
+    pins are the block and every tile that reads it. The cost of a partition is the connectivity
+    metric, the sum of ``weight * (parts touched - 1)``: exactly the bytes that are sent.
+
+    Attributes:
+        vertex_weight: int64 ``[V, 2]``: visible pairs, tokens owned.
+        pin_ptr: int64 ``[E+1]``, CSR.
+        pins: int32 ``[P]``, vertices of hyperedge e are ``pins[pin_ptr[e]:pin_ptr[e+1]]``.
+        edge_weight: int64 ``[E]``, bytes.
+
+    Source: DCP (SOSP'25), Sec. 4.2, with one vertex per token block and tiles not split by heads.
+    """
+
+    vertex_weight: NDArray[np.int64]
+    pin_ptr: NDArray[np.int64]
+    pins: NDArray[np.int32]
+    edge_weight: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        edges = len(self.edge_weight)
+        freeze_columns(
+            self,
+            vertex_weight=(np.int64, (None, 2)),
+            pin_ptr=(np.int64, (edges + 1,)),
+            pins=(np.int32, (None,)),
+            edge_weight=(np.int64, (edges,)),
+        )
+
+    @property
+    def num_vertices(self) -> int:
+        """Vertices V."""
+        return len(self.vertex_weight)
+
+    def cost(self, part: NDArray[np.int32]) -> int:
+        """Compute the connectivity cost of a partition, bytes.
+
+        Args:
+            part: int32 ``[V]``, part of each vertex.
+        """
+        edge = np.repeat(np.arange(len(self.edge_weight)), np.diff(self.pin_ptr))
+        touched = np.unique(np.column_stack([edge, part[self.pins]]), axis=0)[:, 0]
+        cuts = np.bincount(touched, minlength=len(self.edge_weight)) - 1
+        return int((self.edge_weight * np.maximum(cuts, 0)).sum())
+
+
+def build_hypergraph(workload: Workload, direction: Direction = "forward") -> Hypergraph:
+    """Build the hypergraph whose cost is the bytes one direction sends; O((W + D) log W)."""
+    tiles, blocks, shape = workload.num_tiles, workload.num_blocks, workload.shape
+    weight = np.zeros((tiles + blocks, 2), np.int64)
+    weight[:tiles, 0] = workload.compute_pairs
+    weight[tiles:, 1] = workload.block_tokens
+    edge = np.concatenate([np.arange(2 * blocks), workload.compute_q, workload.compute_kv + blocks])
+    own = tiles + np.arange(blocks)
+    vertex = np.concatenate([own, own, np.arange(tiles), np.arange(tiles)])
+    order = np.argsort(edge, kind="stable")
+    if direction == "forward":
+        row, column = shape.q_bytes + shape.out_bytes, shape.kv_bytes
+    else:
+        row, column = shape.q_backward_bytes + shape.q_bytes, 2 * shape.kv_bytes
+    return Hypergraph(
+        vertex_weight=weight,
+        pin_ptr=np.append(0, np.cumsum(np.bincount(edge, minlength=2 * blocks))),
+        pins=vertex[order].astype(np.int32),
+        edge_weight=np.concatenate([workload.block_tokens * row, workload.block_tokens * column]),
+    )

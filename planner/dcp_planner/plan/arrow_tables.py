@@ -1,0 +1,225 @@
+"""Tables of a plan file as Arrow IPC bytes, read with a bound on the bytes they unpack to."""
+
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from dcp_planner.errors import PlanFileError
+
+# Any: the element type of a column is its entry in TABLES; texts are lists of str.
+Column: TypeAlias = Any
+Columns: TypeAlias = dict[str, Column]
+
+_I32, _I64, _U8, _BOOL, _TEXT = pa.int32(), pa.int64(), pa.uint8(), pa.bool_(), pa.string()
+TABLES: Mapping[str, Mapping[str, pa.DataType]] = {
+    "sequences": {"sequence": _I32, "start": _I32, "end": _I32},
+    "blocks": {"block": _I32, "sequence": _I32, "start": _I64, "end": _I64, "owner": _I32},
+    "tiles": {
+        "q_block": _I32, "kv_block": _I32, "kind": _U8, "pairs": _I64, "device": _I32,
+        "division": _I32, "backward_division": _I32,
+    },
+    "transfers": {
+        "transfer": _I32, "is_backward": _BOOL, "kind": _U8, "block": _I32, "source": _I32,
+        "target": _I32, "division": _I32, "size_bytes": _I64, "hop": _U8, "slot": _I32,
+    },
+    "instructions": {
+        "direction": _TEXT, "device": _I32, "position": _I32, "op": _TEXT, "key": _I32,
+        "division": _I32, "items": pa.list_(pa.int32()),
+    },
+    "slabs": {
+        "q_start": _I64, "q_end": _I64, "kv_start": _I64, "kv_end": _I64, "start_slope": _U8,
+        "end_slope": _U8,
+    },
+    "forms": {
+        "kind": _TEXT, "q_start": _I64, "kv_start": _I64, "tokens": _I64,
+        "items": pa.list_(pa.int64()),
+    },
+    "events": {
+        "source": _TEXT, "device": _I32, "lane": _TEXT, "name": _TEXT, "is_backward": _BOOL,
+        "division": _I32, "peer": _I32, "size_bytes": _I64, "start_ns": _I64, "end_ns": _I64,
+    },
+}  # fmt: skip
+"""Every table of a plan file: its columns in order, with their types."""
+OPTIONAL_TABLES = frozenset({"forms"})
+"""Tables that a plan file has only where its plan needs them."""
+_GROUPED = ("tiles", "transfers")  # have a column `group` more if there are several head groups
+
+_MAGIC = b"ARROW1\0\0"
+
+
+def _kinds_of(name: str, *, is_grouped: bool) -> Mapping[str, pa.DataType]:
+    """Return the columns of a table with their types."""
+    more = {"group": _U8} if is_grouped and name in _GROUPED else {}
+    return {**TABLES[name], **more}
+
+
+def encode_table(name: str, columns: Columns) -> bytes:
+    """Write one table as an Arrow IPC file with zstd-compressed buffers."""
+    kinds = _kinds_of(name, is_grouped="group" in columns)
+    schema = pa.schema([pa.field(key, kind) for key, kind in kinds.items()])
+    arrays = [
+        _list_array(kind.value_type, *columns[key])
+        if pa.types.is_list(kind)
+        else pa.array(columns[key], kind)
+        for key, kind in kinds.items()
+    ]
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(sink, schema, options=options) as writer:
+        writer.write_batch(pa.record_batch(arrays, schema=schema))
+    return sink.getvalue().to_pybytes()
+
+
+# Any: the stubs miss list arrays and their types
+def _list_array(kind: Any, pointers: Column, values: Column) -> Any:
+    offsets = pa.array(np.asarray(pointers), pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.array(values, kind))
+
+
+def decode_table(
+    name: str, data: bytes, rows: int, limit_bytes: int, *, is_grouped: bool = False
+) -> Columns:
+    """Read one table.
+
+    Args:
+        name: a key of `TABLES`.
+        data: the bytes of an Arrow IPC file.
+        rows: how many rows it has to have.
+        limit_bytes: most bytes its buffers may unpack to; checked before anything is unpacked.
+        is_grouped: whether the plan has several head groups.
+
+    Returns:
+        Column by name: numpy arrays; lists of str for texts; ``(item_ptr, items)`` for lists.
+
+    Raises:
+        PlanFileError: if it is no such table, or too large.
+    """
+    if not data.startswith(_MAGIC):
+        raise PlanFileError(f"table {name}: expected an Arrow IPC file, got {data[:8]!r}")
+    kinds = _kinds_of(name, is_grouped=is_grouped)
+    try:
+        stream = pa.py_buffer(data)[len(_MAGIC) :]
+        batches = list(_read_batches(name, kinds, stream, rows, limit_bytes))
+        table = pa.Table.from_batches(batches, schema=pa.schema(list(kinds.items())))
+        columns = {key: _column(name, key, table.column(key)) for key in kinds}
+    except (pa.ArrowException, OSError, struct.error, IndexError, ValueError) as error:
+        # IndexError and struct.error: metadata that points outside; ValueError: no UTF-8.
+        raise PlanFileError(f"table {name}: Arrow cannot read it: {error}") from error
+    if table.num_rows != rows:
+        raise PlanFileError(
+            f"table {name}: expected {rows} rows as in meta.json, got {table.num_rows}"
+        )
+    return columns
+
+
+def _read_batches(
+    name: str, kinds: Mapping[str, pa.DataType], buffer: pa.Buffer, rows: int, limit_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    reader = pa.ipc.MessageReader.open_stream(buffer)
+    try:
+        schema = pa.ipc.read_schema(reader.read_next_message())
+    except StopIteration:
+        raise PlanFileError(f"table {name}: expected an Arrow schema, got the end") from None
+    expected = list(kinds.items())
+    if [(field.name, field.type) for field in schema] != expected:
+        raise PlanFileError(
+            f"table {name}: expected columns {_told(expected)}, got "
+            f"{_told([(f.name, f.type) for f in schema])}"
+        )
+    left_rows, left_bytes = rows, limit_bytes
+    while True:
+        try:
+            message = reader.read_next_message()
+        except StopIteration:
+            return
+        if message.type != "record batch":
+            raise PlanFileError(f"table {name}: expected record batches, got a {message.type}")
+        body = message.body or pa.py_buffer(b"")
+        length, size = _declared_sizes(message.metadata.to_pybytes(), body)
+        left_rows, left_bytes = left_rows - length, left_bytes - size
+        if length < 0 or left_rows < 0 or left_bytes < 0:
+            raise PlanFileError(
+                f"table {name}: declares more than the {rows} rows of meta.json or unpacks to more "
+                f"than {limit_bytes} bytes; a plan file never does"
+            )
+        batch = pa.ipc.read_record_batch(message, schema)
+        batch.validate(full=True)
+        yield batch
+
+
+def _declared_sizes(metadata: bytes, body: pa.Buffer) -> tuple[int, int]:
+    """Read the rows of a record batch and the bytes its buffers claim to unpack to.
+
+    Reads the flatbuffer of Arrow's Message.fbs by hand, because pyarrow unpacks before it tells.
+    Each compressed buffer begins with its unpacked size as int64, -1 if it is stored as it is.
+    """
+    message = _Flat(metadata, struct.unpack_from("<I", metadata)[0])
+    batch = message.table(2)
+    start, count = batch.vector(2)
+    is_compressed = batch.place(3) is not None
+    total = 0
+    for index in range(count):
+        offset, length = struct.unpack_from("<qq", metadata, start + 16 * index)
+        if offset < 0 or length < 0 or offset + length > body.size:
+            raise IndexError(f"buffer {index} lies outside the {body.size} bytes of its message")
+        size = length
+        if is_compressed and length >= 8:
+            size = struct.unpack("<q", body[offset : offset + 8].to_pybytes())[0]
+            size = length if size == -1 else size
+            if size < 0:
+                raise IndexError(f"buffer {index} declares {size} bytes")
+        total += size
+    place = batch.place(0)
+    return (0 if place is None else struct.unpack_from("<q", metadata, place)[0]), total
+
+
+class _Flat:
+    """A table inside a flatbuffer: fields by number."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self.data, self.at = data, at
+        self.vtable = at - struct.unpack_from("<i", data, at)[0]
+
+    def place(self, number: int) -> int | None:
+        slot = 4 + 2 * number
+        if slot >= struct.unpack_from("<H", self.data, self.vtable)[0]:
+            return None
+        offset = struct.unpack_from("<H", self.data, self.vtable + slot)[0]
+        return self.at + offset if offset else None
+
+    def target(self, number: int) -> int:
+        place = self.place(number)
+        if place is None:
+            raise IndexError(f"field {number} of a message is missing")
+        return int(place + struct.unpack_from("<I", self.data, place)[0])
+
+    def table(self, number: int) -> "_Flat":
+        return _Flat(self.data, self.target(number))
+
+    def vector(self, number: int) -> tuple[int, int]:
+        start = self.target(number)
+        return start + 4, struct.unpack_from("<I", self.data, start)[0]
+
+
+def _column(table: str, key: str, column: Any) -> Column:  # Any: the stubs miss list arrays
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):  # no batch at all
+        array = pa.array([], column.type)
+    if array.null_count:
+        raise PlanFileError(f"table {table}: column {key} has nulls")
+    if pa.types.is_list(array.type):
+        values = array.flatten()
+        if values.null_count:
+            raise PlanFileError(f"table {table}: column {key} has nulls")
+        sizes = array.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
+        return np.append(0, np.cumsum(sizes)), values.to_numpy()
+    if pa.types.is_string(array.type):
+        return array.to_pylist()
+    return array.to_numpy(zero_copy_only=False)
+
+
+def _told(columns: list[tuple[str, pa.DataType]]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns)

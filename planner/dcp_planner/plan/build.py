@@ -1,0 +1,279 @@
+"""Build validated plans: place, schedule, emit and check; for one mask or for a stack of masks.
+
+In a stack, layers with local and with global attention alternate, but tokens cannot move between
+layers: every mask gets tiles, divisions and programs of its own over one and the same ownership.
+Ownerships are searched for all masks together and for each alone; for each of them every mask's
+tiles are placed anew, and the ownership that takes least time summed over all layers is kept. The
+portfolio looks at the static layouts as well, so that a stack is never slower than they are.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl import BlockKind, BlockSparsity
+from dcp_planner.baselines.layouts import STATIC_KINDS, StaticLayout
+from dcp_planner.errors import BufferLimitError, PlanError
+from dcp_planner.model.cluster import Cluster, ModelShape
+from dcp_planner.model.config import PlanConfig
+from dcp_planner.model.packing import loads_of
+from dcp_planner.model.placement import Placement, PlanWarning, caps_of
+from dcp_planner.model.workload import Workload, build_workload
+from dcp_planner.plan.validation import validate
+from dcp_planner.schedule.divisions import Schedule
+from dcp_planner.schedule.emission import assemble
+from dcp_planner.search.native import tiles_placed
+from dcp_planner.search.partitioners import Portfolio, place
+from dcp_planner.search.repair import find_shortfalls
+from dcp_planner.simulation.schedules import make_schedule, predict_placement
+from dcp_planner.simulation.simulator import predict
+from dcp_planner.tables.plan import Plan, Provenance
+
+MOST_TILES = 1 << 22
+"""Tiles that still take minutes, not hours."""
+
+
+def build_plan(
+    sparsity: BlockSparsity,
+    shape: ModelShape,
+    cluster: Cluster,
+    config: PlanConfig = PlanConfig(),  # noqa: B008 - frozen
+    *,
+    provenance: Provenance | None = None,
+) -> Plan:
+    """Place, schedule and emit one batch, and validate the result.
+
+    The same arguments give the same plan, byte for byte; `digest` shows it. What the caps of
+    `config` could not be held to is said in ``Plan.warnings``.
+
+    If the plan does not fit ``config.memory_limit_bytes``, buffers are given back earlier and
+    divisions cut finer; if that is not enough, the fastest static layout that fits takes the place
+    of the partitioner, which ``Plan.warnings`` says.
+
+    Raises:
+        BufferLimitError: if nothing fits the memory limit.
+        PlanError: if the cluster or the number of tiles is too large, or the partitioner is
+            unknown, missing, fails or takes too long.
+        ValueError: if queries and keys are cut at different places.
+    """
+    workload = build_workload(sparsity, shape)
+    check_size(workload, config)
+    placement, schedule, partitioner = _arrange(workload, cluster, config)
+    plan = assemble(workload, cluster, placement, schedule, partitioner, provenance)
+    validate(plan)
+    return plan
+
+
+def _arrange(
+    workload: Workload, cluster: Cluster, config: PlanConfig
+) -> tuple[Placement, Schedule, str]:
+    """Place and schedule; if memory is short, with the fastest static layout that needs less."""
+    placement = place(workload, cluster, config)
+    try:
+        return placement, make_schedule(workload, placement, cluster, config), config.partitioner
+    except BufferLimitError as error:
+        reason = error
+    fitting = []
+    for name in (f"static:{kind}" for kind in sorted(STATIC_KINDS)):
+        found = place(workload, cluster, replace(config, partitioner=name))
+        if any(warning.code == "tokens_above_tolerance" for warning in found.warnings):
+            continue  # the memory saved would go to one device's extra tokens
+        try:
+            schedule = make_schedule(workload, found, cluster, config)
+        except BufferLimitError:
+            continue
+        seconds = predict_placement(workload, found, cluster, config).seconds
+        fitting.append((seconds, name, found, schedule))
+    if not fitting:
+        raise reason
+    _, name, found, schedule = min(fitting, key=lambda entry: entry[:2])
+    message = f"placed by {name}, because with {config.partitioner} {reason}"
+    warning = PlanWarning("placed_by_layout", message)
+    return replace(found, warnings=(*found.warnings, warning)), schedule, name
+
+
+def check_size(workload: Workload, config: PlanConfig) -> None:
+    """Refuse what would take hours.
+
+    Raises:
+        PlanError: if the number of tiles is too large.
+    """
+    groups = 1 if config.head_groups == "auto" else config.head_groups
+    if workload.num_tiles * groups > MOST_TILES:
+        times = f" in each of {groups} head groups" if groups > 1 else ""
+        raise PlanError(
+            f"expected at most {MOST_TILES:,} tiles, got {workload.num_tiles:,} from "
+            f"{workload.num_blocks:,} blocks{times}; use larger blocks"
+        )
+
+
+PORTFOLIO = Portfolio().name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanStack:
+    """Plans of all distinct masks, with the same blocks and owners.
+
+    Attributes:
+        plans: validated.
+        layers: how many layers of the model run each plan.
+    """
+
+    plans: tuple[Plan, ...]
+    layers: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.plans) == len(self.layers), "one number of layers per plan"
+        first = self.plans[0].blocks
+        for plan in self.plans[1:]:
+            for name in ("start", "end", "owner"):
+                if not np.array_equal(getattr(plan.blocks, name), getattr(first, name)):
+                    raise PlanError(
+                        f"the plans of a stack share their blocks and owners: {name} differs"
+                    )
+
+    def seconds(self) -> float:
+        """Predict forward and backward of all layers."""
+        return sum(
+            count * predict(plan).seconds
+            for plan, count in zip(self.plans, self.layers, strict=True)
+        )
+
+
+def build_stack(
+    masks: Sequence[tuple[BlockSparsity, int]],
+    shape: ModelShape,
+    cluster: Cluster,
+    config: PlanConfig = PlanConfig(),  # noqa: B008 - frozen
+) -> PlanStack:
+    """Plan a batch for layers with different masks over one ownership of tokens.
+
+    Args:
+        masks: block sparsity and number of layers of each distinct mask; all of the same sequences,
+            cut at the same places (`cut_stack` cuts them so).
+        shape: heads and element size.
+        cluster: the machine.
+        config: as for `build_plan`; every mask is held to the caps as its plan would be there.
+            Heads are in one group.
+
+    Raises:
+        PlanError: if there is no mask, the masks are cut differently, a mask has too many tiles, or
+            no placement can be made.
+    """
+    _check(masks)
+    if config.head_groups not in (1, "auto"):
+        raise PlanError(
+            f"a stack of masks has one head group, got {config.head_groups}; leave head_groups "
+            "away, or plan each mask on its own"
+        )
+    config = replace(config, head_groups=1)
+    workloads = [build_workload(sparsity, shape) for sparsity, _ in masks]
+    for workload in workloads:
+        check_size(workload, config)
+    layers = [count for _, count in masks]
+
+    def seconds(placed: Sequence[Placement]) -> float:
+        return sum(
+            count * predict_placement(w, p, cluster, config).seconds
+            for w, p, count in zip(workloads, placed, layers, strict=True)
+        )
+
+    best = min(_candidates(workloads, layers, cluster, config), key=seconds)
+    plans = []
+    for workload, placement in zip(workloads, best, strict=True):
+        schedule = make_schedule(workload, placement, cluster, config)
+        plan = assemble(workload, cluster, placement, schedule, config.partitioner)
+        validate(plan)
+        plans.append(plan)
+    return PlanStack(tuple(plans), tuple(layers))
+
+
+def _check(masks: Sequence[tuple[BlockSparsity, int]]) -> None:
+    if not masks:
+        raise PlanError("a stack needs at least one mask, got none")
+    first = masks[0][0]
+    for number, (sparsity, layers) in enumerate(masks):
+        if layers < 1:
+            raise PlanError(f"mask {number} of the stack: expected at least 1 layer, got {layers}")
+        if not np.array_equal(sparsity.q_bounds, first.q_bounds):
+            raise PlanError(
+                f"mask {number} of the stack is cut at other places than mask 0; cut them "
+                "together: cut_stack(masks, block)"
+            )
+
+
+def _candidates(
+    workloads: Sequence[Workload], layers: Sequence[int], cluster: Cluster, config: PlanConfig
+) -> Iterator[list[Placement]]:
+    """Yield placements of all masks, each time over one ownership; the first of equals is kept."""
+    for owner in _ownerships(workloads, layers, cluster, config):
+        yield [_place_tiles(workload, owner, cluster, config) for workload in workloads]
+    if config.partitioner != PORTFOLIO:
+        return
+    cap = caps_of(workloads[0], cluster.num_devices, config).tokens
+    for kind in STATIC_KINDS:
+        found = [StaticLayout(kind).place(workload, cluster, config) for workload in workloads]
+        owner = found[0].device_of_data
+        tokens = loads_of(owner, workloads[0].block_tokens, cluster.num_devices)
+        is_shared = all(np.array_equal(owner, other.device_of_data) for other in found[1:])
+        if is_shared and tokens.max(initial=0) <= cap:
+            yield [
+                replace(p, warnings=find_shortfalls(p, workload, cluster, config))
+                for p, workload in zip(found, workloads, strict=True)
+            ]
+
+
+def _ownerships(
+    workloads: Sequence[Workload], layers: Sequence[int], cluster: Cluster, config: PlanConfig
+) -> list[NDArray[np.int32]]:
+    """Yield owners found for all masks together, then for each alone; no ownership twice."""
+    found: list[NDArray[np.int32]] = []
+    for workload in [_union(workloads, layers), *(workloads if len(workloads) > 1 else ())]:
+        owner = place(workload, cluster, config).device_of_data
+        if not any(np.array_equal(owner, other) for other in found):
+            found.append(owner)
+    return found
+
+
+def _union(workloads: Sequence[Workload], layers: Sequence[int]) -> Workload:
+    """Build a workload of all masks' tiles, each with its pairs in all layers together.
+
+    It is only placed: its tiles are no blocks of its slabs.
+    """
+    first, blocks = workloads[0], workloads[0].num_blocks
+    place_of_tile = np.concatenate(
+        [w.compute_q.astype(np.int64) * blocks + w.compute_kv for w in workloads]
+    )
+    pairs = np.concatenate(
+        [w.compute_pairs * count for w, count in zip(workloads, layers, strict=True)]
+    )
+    found, inverse = np.unique(place_of_tile, return_inverse=True)
+    total = np.zeros(len(found), np.int64)
+    np.add.at(total, inverse, pairs)
+    q, kv = np.divmod(found, max(1, blocks))
+    return replace(
+        first,
+        compute_q=q.astype(np.int32),
+        compute_kv=kv.astype(np.int32),
+        compute_kind=np.full(len(found), BlockKind.PARTIAL, np.uint8),
+        compute_pairs=total,
+    )
+
+
+def _place_tiles(
+    workload: Workload, owner: NDArray[np.int32], cluster: Cluster, config: PlanConfig
+) -> Placement:
+    """Place the tiles of one mask, the tokens being where they are; the fastest way wins.
+
+    Where the queries are is a way as well; the compute tolerance binds it unless the portfolio
+    asks, whose choice is by time alone.
+    """
+    start = Placement(owner, owner[workload.compute_q])
+    candidates = list(tiles_placed(owner, workload, cluster, config))
+    is_by_time = config.partitioner == PORTFOLIO
+    if is_by_time or not find_shortfalls(start, workload, cluster, config):
+        candidates.append(start)
+    best = min(candidates, key=lambda p: predict_placement(workload, p, cluster, config).seconds)
+    return replace(best, warnings=find_shortfalls(best, workload, cluster, config))

@@ -1,0 +1,346 @@
+"""Write and read plan files: a stored zip of ``meta.json`` and Arrow tables, with traces.
+
+The layout is written down in ``docs/dcpplan.md``. Reading trusts nothing: sizes are bounded before
+anything is unpacked, every table has to have its columns, the plan is validated and its digest
+computed anew. `check_file` returns the result of reading as a value.
+"""
+
+import json
+import stat
+import struct
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from dcp_dsl import DatasetError, check_writable, replacing
+from dcp_planner.errors import InvariantError, PlanError, PlanFileError
+from dcp_planner.model.cluster import Cluster, ModelShape
+from dcp_planner.model.config import MOST_HEAD_GROUPS
+from dcp_planner.model.placement import PlanWarning, WarningCode
+from dcp_planner.plan.arrow_tables import (
+    OPTIONAL_TABLES,
+    TABLES,
+    Columns,
+    decode_table,
+    encode_table,
+)
+from dcp_planner.plan.columns import (
+    columns_of_plan,
+    columns_of_traces,
+    plan_of_columns,
+    traces_of_columns,
+)
+from dcp_planner.plan.validation import validate
+from dcp_planner.simulation.trace import Trace
+from dcp_planner.tables.metrics import measure
+from dcp_planner.tables.plan import SCHEMA, Plan, Provenance
+from dcp_planner.tables.programs import digest
+
+LIMIT_BYTES = 1 << 30
+"""Most bytes a plan file, or any one of its tables unpacked, may have."""
+
+_META = "meta.json"
+_AGAIN = "write it again with `dcpm plan ... --out FILE.dcpplan`"
+_Record = TypeVar("_Record", Cluster, ModelShape)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFile:
+    """Content of a plan file.
+
+    Attributes:
+        plan: validated.
+        traces: in the order they were written, at most one per source.
+        meta: ``meta.json`` as it is; `Any`: a JSON object.
+        verified: whether the measured run was compared with dense attention and exact, ``None`` if
+            it was not compared.
+    """
+
+    plan: Plan
+    traces: tuple[Trace, ...]
+    meta: Mapping[str, Any]
+    verified: bool | None = None
+
+
+def write_plan(
+    path: str | Path, plan: Plan, traces: Sequence[Trace] = (), *, verified: bool | None = None
+) -> None:
+    """Write a plan and its traces; the same arguments give the same bytes.
+
+    The file appears under its name only when it is whole; a failure leaves nothing behind and an
+    older file as it was. `verified` is the verdict on the measured run among the traces.
+
+    Raises:
+        PlanFileError: if it cannot be written.
+    """
+    check_writable(path, PlanFileError)  # before the work
+    tables = {**columns_of_plan(plan), "events": columns_of_traces(tuple(traces))}
+    # Any: what JSON holds
+    meta: dict[str, Any] = {
+        "schema": SCHEMA,
+        "digest": digest(plan),
+        "partitioner": plan.partitioner,
+        "warnings": [asdict(warning) for warning in plan.warnings],
+        "cluster": asdict(plan.cluster),
+        "shape": asdict(plan.shape),
+        "provenance": asdict(plan.provenance) if plan.provenance else None,
+        "metrics": measure(plan).to_json(),
+        "tables": {name: _num_rows(name, tables[name]) for name in TABLES if name in tables},
+        "traces": [{"source": t.source, "events": len(t)} for t in traces],
+        "verified": verified,
+    }
+    if plan.head_groups > 1:
+        meta["head_groups"] = plan.head_groups
+    members = {_META: json.dumps(meta, indent=1).encode()}
+    members |= {
+        f"{name}.arrow": encode_table(name, tables[name]) for name in TABLES if name in tables
+    }
+    with replacing(path, PlanFileError) as draft:
+        _write_members(draft, members)
+
+
+def read_plan(path: str | Path, *, limit_bytes: int = LIMIT_BYTES) -> PlanFile:
+    """Read and validate a plan file.
+
+    Args:
+        path: a file that `write_plan` wrote.
+        limit_bytes: most bytes of the file, and of what each table unpacks to.
+
+    Raises:
+        PlanFileError: if it is missing, damaged, of another schema, too large, or breaks an
+        invariant.
+    """
+    path = Path(path)
+    try:
+        members = _read_members(path, limit_bytes)
+        return _read_parts(members, limit_bytes)
+    except PlanFileError as error:
+        raise PlanFileError(f"plan file {path}: {error}") from error
+
+
+def _num_rows(name: str, columns: Columns) -> int:
+    return len(columns[next(iter(TABLES[name]))])
+
+
+def _write_members(path: Path, members: Mapping[str, bytes]) -> None:
+    with path.open("xb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in members.items():
+            archive.writestr(zipfile.ZipInfo(name), data)  # a fixed date: equal plans, equal bytes
+
+
+def _read_members(path: Path, limit_bytes: int) -> dict[str, bytes]:
+    expected = [_META, *(f"{name}.arrow" for name in TABLES if name not in OPTIONAL_TABLES)]
+    try:
+        if path.is_dir():
+            raise PlanFileError(
+                f"expected a regular file, got a folder; name one in it: {path}/NAME.dcpplan"
+            )
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would never end
+            raise PlanFileError(f"expected a regular file, got something else; {_AGAIN}")
+        size = path.stat().st_size
+        if size > limit_bytes:
+            raise PlanFileError(f"expected at most {limit_bytes} bytes, got {size}")
+        with zipfile.ZipFile(path) as archive:
+            infos = archive.infolist()
+            _check_members(infos, expected, size)
+            known = {*expected, *(f"{name}.arrow" for name in TABLES)}
+            return {info.filename: archive.read(info) for info in infos if info.filename in known}
+    except FileNotFoundError:
+        raise PlanFileError(f"there is no such file; {_AGAIN}") from None
+    except zipfile.BadZipFile as error:
+        found = _describe(path, error)
+        raise PlanFileError(f"expected a whole zip archive, got: {found}; {_AGAIN}") from error
+    except OSError as error:
+        raise PlanFileError(f"cannot be read: {error.strerror or error}") from error
+    except (NotImplementedError, RuntimeError, EOFError, ValueError, OverflowError) as error:
+        # What zipfile raises for encrypted, foreign or damaged headers.
+        raise PlanFileError(f"damaged zip archive: {error}; {_AGAIN}") from error
+    except struct.error as error:
+        raise PlanFileError(f"damaged zip archive: {error}; {_AGAIN}") from error
+
+
+def _describe(path: Path, error: zipfile.BadZipFile) -> str:
+    """Describe the bytes that stand in the place of an archive."""
+    if path.stat().st_size == 0:
+        return "an empty file"
+    with path.open("rb") as file:
+        is_archive = file.read(4) == b"PK\x03\x04"
+    if is_archive:
+        return f"one that is cut short or damaged ({error})"
+    return "another kind of file" + (f", {path.suffix}" if path.suffix != ".dcpplan" else "")
+
+
+def _check_members(infos: list[zipfile.ZipInfo], expected: list[str], size: int) -> None:
+    names = [info.filename for info in infos]
+    missing = [name for name in expected if name not in names]
+    if missing:
+        raise PlanFileError(
+            f"expected {', '.join(expected)} inside, {missing[0]} is missing; {_AGAIN}"
+        )
+    if len(set(names)) != len(names):
+        raise PlanFileError(f"a name appears twice inside; {_AGAIN}")
+    for info in infos:
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+            raise PlanFileError(f"{info.filename}: expected a stored member, got a compressed one")
+    # Stored members lie side by side, so together they cannot be larger than the file.
+    total = sum(info.file_size for info in infos)
+    if total > size:
+        raise PlanFileError(f"its members declare {total} bytes, the file has {size}")
+
+
+def _read_parts(members: dict[str, bytes], limit_bytes: int) -> PlanFile:
+    meta = _read_meta(members[_META])
+    if meta.get("schema") != SCHEMA:
+        raise PlanFileError(f"expected schema {SCHEMA!r}, got {meta.get('schema')!r}; {_AGAIN}")
+    is_grouped = "head_groups" in meta
+    groups = _member(meta, "head_groups", int) if is_grouped else 1
+    if is_grouped and not 1 < groups <= MOST_HEAD_GROUPS:
+        raise PlanFileError(
+            f"{_META}: expected 2 to {MOST_HEAD_GROUPS} head groups, or no such key, got {groups}"
+        )
+    rows = _member(meta, "tables", dict)
+    tables = {}
+    for name in TABLES:
+        if name in OPTIONAL_TABLES and name not in rows:
+            continue
+        if f"{name}.arrow" not in members:
+            raise PlanFileError(f"expected {name}.arrow inside, it is missing; {_AGAIN}")
+        count = _member(rows, name, int)
+        tables[name] = decode_table(
+            name, members[f"{name}.arrow"], count, limit_bytes, is_grouped=is_grouped
+        )
+    try:
+        plan = plan_of_columns(
+            tables,
+            cluster=_record(Cluster, _member(meta, "cluster", dict)),
+            shape=_record(ModelShape, _member(meta, "shape", dict)),
+            partitioner=_member(meta, "partitioner", str),
+            provenance=_read_provenance(meta.get("provenance")),
+            warnings=tuple(_read_warning(item) for item in _member(meta, "warnings", list)),
+            head_groups=groups,
+        )
+        kept = _member(meta, "traces", list)
+        sizes = [_member(trace, "events", int) for trace in kept]
+        sources = [_member(trace, "source", str) for trace in kept]
+        traces = traces_of_columns(tables["events"], sources, sizes)
+        validate(plan)
+    except (ValueError, PlanError, DatasetError) as error:
+        raise PlanFileError(f"holds no valid plan: {error}; {_AGAIN}") from error
+    found, expected = digest(plan), _member(meta, "digest", str)
+    if found != expected:
+        raise PlanFileError(f"expected the digest {expected}, its content has {found}; {_AGAIN}")
+    verified = None if meta.get("verified") is None else _member(meta, "verified", bool)
+    return PlanFile(plan, traces, meta, verified)
+
+
+def _read_meta(data: bytes) -> dict[str, Any]:
+    try:
+        meta = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise PlanFileError(f"{_META}: expected JSON, got: {error}; {_AGAIN}") from error
+    if not isinstance(meta, dict):
+        raise PlanFileError(f"{_META}: expected a JSON object, got {type(meta).__name__}")
+    return meta
+
+
+def _member(values: object, key: str, kind: type) -> Any:  # Any: checked to be a `kind`
+    value = values.get(key) if isinstance(values, dict) else None
+    is_wrong_number = (
+        isinstance(value, int) and kind is int and (isinstance(value, bool) or value < 0)
+    )
+    if not isinstance(value, kind) or is_wrong_number:
+        raise PlanFileError(f"{_META}: expected {key!r} as {kind.__name__}, got {value!r:.60}")
+    return value
+
+
+def _record(cls: type[_Record], values: dict[str, Any]) -> _Record:
+    """Build a cluster or a shape from its JSON object; every field, each of its type."""
+    kinds: dict[object, type] = {int: int, float: float, str: str, float | None: float}
+    given: dict[str, Any] = {}
+    for field in fields(cls):
+        kind, value = kinds[field.type], values.get(field.name)
+        if value is None and field.default is None:
+            given[field.name] = None
+            continue
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        given[field.name] = _member({field.name: value}, field.name, kind)
+    return cls(**given)
+
+
+def _read_warning(values: object) -> PlanWarning:
+    code, message = (_member(values, key, str) for key in ("code", "message"))
+    if code not in get_args(WarningCode):
+        raise PlanFileError(
+            f"{_META}: expected the code of a warning, one of {', '.join(get_args(WarningCode))}, "
+            f"got {code!r:.60}"
+        )
+    return PlanWarning(code, message)
+
+
+def _read_provenance(values: object) -> Provenance | None:
+    if values is None:
+        return None
+    samples = _member(values, "samples", list)
+    texts = {key: _member(values, key, str) for key in ("spec", "mask", "origin")}
+    return Provenance(samples=tuple(str(sample) for sample in samples), **texts)
+
+
+@dataclass(frozen=True, slots=True)
+class FileCheck:
+    """Result of the check of one file.
+
+    Attributes:
+        file: its path.
+        status: ``valid``, ``broken`` (an invariant does not hold) or ``unreadable``.
+        invariant: the sentence that is not true; empty unless broken.
+        where: the row that shows it, for example ``tile 3 (q_block 1, kv_block 0)``; may be empty.
+        message: everything there is to say; empty if valid.
+    """
+
+    file: str
+    status: Literal["valid", "broken", "unreadable"]
+    invariant: str = ""
+    where: str = ""
+    message: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """0 valid, 1 broken, 2 unreadable."""
+        return ("valid", "broken", "unreadable").index(self.status)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object; `Any`: texts."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def to_text(self) -> str:
+        """Format the result as a line for people."""
+        if self.status == "valid":
+            return f"{self.file}: valid"
+        if self.status == "unreadable":
+            return self.message
+        return f"{self.file}: broken: {self.invariant}" + (f"; at {self.where}" * bool(self.where))
+
+
+def check_file(path: str) -> FileCheck:
+    """Read a plan file and check its plan; never raises for what the file holds."""
+    try:
+        read_plan(path)
+    except PlanFileError as error:
+        broken = _cause(error)
+        if broken is None:
+            return FileCheck(path, "unreadable", message=str(error))
+        if isinstance(broken, InvariantError):
+            return FileCheck(path, "broken", broken.invariant, broken.where, str(error))
+        return FileCheck(path, "broken", str(broken), message=str(error))
+    return FileCheck(path, "valid")
+
+
+def _cause(error: BaseException) -> PlanError | None:
+    """Find the broken invariant behind an error of the file, if that is the reason."""
+    cause = error.__cause__
+    while cause is not None and not isinstance(cause, PlanError):
+        cause = cause.__cause__
+    return cause

@@ -1,0 +1,410 @@
+"""Checks of the programs of a plan: everything is done once, in time, and by both ends.
+
+`check_programs` needs tables that `validation` has checked already.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_planner.arrays import Ints
+from dcp_planner.errors import PlanError
+from dcp_planner.model.workload import DIRECTIONS, Direction
+from dcp_planner.schedule.slots import find_shared_rows
+from dcp_planner.simulation.event_loop import Messages, Steps, run_events
+from dcp_planner.simulation.simulator import find_feeders, launches_of_waits
+from dcp_planner.tables.plan import Plan, TransferKind
+from dcp_planner.tables.programs import (
+    ATTENTION,
+    COPY,
+    LAUNCH,
+    REDUCTION,
+    WAIT,
+    Programs,
+    ProgramTable,
+    tabulate_programs,
+)
+
+_NEVER = np.iinfo(np.int64).max
+
+
+def check_programs(plan: Plan) -> None:
+    """Check the programs of both directions; O((I + N) log).
+
+    Raises:
+        PlanError: names the first invariant that is broken, and where.
+    """
+    feeder = find_feeders(plan.transfers)
+    for direction in DIRECTIONS:
+        _check_devices(plan, direction)
+        places = _Places(plan, direction, feeder)
+        places.check_copies()
+        places.check_tiles()
+        places.check_launches()
+        places.check_waits()
+        places.check_reductions()
+        places.check_inputs()
+        places.check_results()
+        places.check_order()
+        places.check_slots()
+        places.check_progress()
+
+
+def _check_devices(plan: Plan, direction: Direction) -> None:
+    programs = plan.programs(direction)
+    is_right = len(programs) == plan.num_devices
+    if not isinstance(programs, Programs):
+        is_right &= [p.device for p in programs] == list(range(len(programs)))
+    if not is_right:
+        raise PlanError(
+            f"{direction}: there is one program per device, in order: expected "
+            f"{plan.num_devices}, got {len(programs)}"
+        )
+
+
+def _is_of_keys(kind: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    return np.asarray((kind == TransferKind.KV) | (kind == TransferKind.DKV))
+
+
+class _Places:
+    """Positions of every tile, transfer and key in the programs of one direction.
+
+    A place is a row of the program table; rows of one device are in the order of its program.
+    """
+
+    def __init__(self, plan: Plan, direction: Direction, feeder: Ints) -> None:
+        self.plan, self.direction, self.feeder = plan, direction, feeder
+        self.is_backward = direction == "backward"
+        self.programs: ProgramTable = tabulate_programs(plan, direction)
+        self.launch_of = launches_of_waits(self.programs)
+        self.row_of_item = self.programs.row_of_item()
+        self.op_of_item = self.programs.op[self.row_of_item]
+        table = plan.transfers
+        self.is_result = table.kind >= TransferKind.OUT
+        self.chosen = np.flatnonzero(table.is_backward == self.is_backward)
+        # Per end (0 source, 1 target) and transfer: where it is launched and waited for.
+        self.launch = np.full((2, len(table)), -1, np.int64)
+        self.wait = np.full((2, len(table)), _NEVER, np.int64)
+        self.reduction = np.full(len(table), _NEVER, np.int64)
+        self.tile_row = np.full(len(plan.tiles), -1, np.int64)
+        self.uses: dict[bool, tuple[Ints, Ints, Ints]] = {}
+
+    def fail(self, message: str) -> PlanError:
+        return PlanError(f"{self.direction}: {message}")
+
+    def told(self, transfer: int) -> str:
+        table = self.plan.transfers
+        kind = TransferKind(int(table.kind[transfer])).name
+        return (
+            f"transfer {transfer} ({kind} of block {table.block[transfer]} from "
+            f"{table.source[transfer]} to {table.target[transfer]})"
+        )
+
+    def items_of(self, op: int) -> tuple[Ints, Ints]:
+        """Find the rows and items of all instructions of one kind."""
+        chosen = np.flatnonzero(self.op_of_item == op)
+        return self.row_of_item[chosen], self.programs.items[chosen].astype(np.int64)
+
+    def check_copies(self) -> None:
+        """Every program begins with the copy of exactly the own blocks."""
+        programs, owner = self.programs, self.plan.blocks.owner
+        rows = np.flatnonzero(programs.op == COPY)
+        devices = np.arange(self.plan.num_devices)
+        starts = np.searchsorted(programs.device, devices)
+        wrong: NDArray[np.bool_] = np.bincount(programs.device[rows], minlength=len(devices)) != 1
+        if not wrong.any():
+            owned = np.bincount(owner, minlength=len(devices))
+            wrong = (rows != starts) | (np.diff(programs.item_ptr)[rows] != owned)
+        if not wrong.any():
+            _, items = self.items_of(COPY)
+            blocks = np.argsort(owner, kind="stable")
+            wrong = np.bincount(owner[blocks[items != blocks]], minlength=len(devices)) > 0
+        if wrong.any():
+            device = int(np.flatnonzero(wrong)[0])
+            raise self.fail(f"device {device} first copies exactly the blocks it owns, once")
+
+    def check_tiles(self) -> None:
+        """Every tile is computed once, where and when the table says."""
+        tiles, programs = self.plan.tiles, self.programs
+        rows, items = self.items_of(ATTENTION)
+        self._check_exist("computes tile", rows, items, len(tiles))
+        times = np.bincount(items, minlength=len(tiles))
+        for wrong, text in ((times > 1, "twice"), (times < 1, "never")):
+            if wrong.any():
+                tile = int(np.flatnonzero(wrong)[0])
+                raise self.fail(f"every tile is computed exactly once: tile {tile} is {text}")
+        self.tile_row[items] = rows
+        division = tiles.backward_division if self.is_backward else tiles.division
+        device, at = programs.device[self.tile_row], programs.division[self.tile_row]
+        misplaced = np.flatnonzero((device != tiles.device) | (at != division))
+        if misplaced.size:
+            tile = int(misplaced[0])
+            raise self.fail(
+                f"every tile is computed where and when the table says: tile {tile} is on device "
+                f"{tiles.device[tile]} in division {division[tile]}, but device {device[tile]} "
+                f"computes it in division {at[tile]}"
+            )
+
+    def _check_exist(self, what: str, rows: Ints, items: Ints, count: int) -> None:
+        wrong = np.flatnonzero((items < 0) | (items >= count))
+        if wrong.size:
+            device = self.programs.device[rows[wrong[0]]]
+            raise self.fail(f"device {device} {what} {items[wrong[0]]}, which does not exist")
+
+    def check_launches(self) -> None:
+        """Both ends launch every transfer once, in its division."""
+        programs, table = self.programs, self.plan.transfers
+        launches = np.flatnonzero(programs.op == LAUNCH)
+        place = programs.device[launches].astype(np.int64) << 32 | programs.key[launches]
+        order = np.argsort(place, kind="stable")
+        double = np.flatnonzero(np.diff(place[order]) == 0)
+        if double.size:
+            row = launches[order[double[0] + 1]]
+            raise self.fail(
+                f"device {programs.device[row]} launches each key once: {programs.key[row]} twice"
+            )
+        rows, items = self.items_of(LAUNCH)
+        self._check_exist("names transfer", rows, items, len(table))
+        device = programs.device[rows]
+        ends = np.where(table.source[items] == device, 0, 1)
+        self._refuse(
+            (ends == 1) & (table.target[items] != device),
+            rows,
+            items,
+            "device {d} is no end of {x}",
+        )
+        self._refuse(
+            table.is_backward[items] != self.is_backward, rows, items,
+            "{x} belongs to the other direction",
+        )  # fmt: skip
+        wrong = np.flatnonzero(table.division[items] != programs.division[rows])
+        if wrong.size:
+            x = int(items[wrong[0]])
+            raise self.fail(
+                f"a transfer is launched in its division: {self.told(x)} has division "
+                f"{table.division[x]}, the launch {programs.division[rows[wrong[0]]]}"
+            )
+        both = ends * len(table) + items
+        times = np.bincount(both, minlength=2 * len(table))
+        self._refuse(
+            times[both] > 1, rows, items,
+            "every transfer is launched exactly once by both ends: {x} is launched twice by "
+            "device {d}",
+        )  # fmt: skip
+        self.launch[ends, items] = rows
+        self._check_complete(self.launch < 0, "launched")
+
+    def _refuse(self, wrong: NDArray[np.bool_], rows: Ints, items: Ints, text: str) -> None:
+        found = np.flatnonzero(wrong)
+        if found.size:
+            device, x = self.programs.device[rows[found[0]]], int(items[found[0]])
+            raise self.fail(text.format(d=device, x=self.told(x)))
+
+    def _check_complete(self, missing: NDArray[np.bool_], what: str) -> None:
+        for end, name in ((0, "source"), (1, "target")):
+            found = self.chosen[missing[end, self.chosen]]
+            if found.size:
+                raise self.fail(
+                    f"every transfer is {what} exactly once by both ends: "
+                    f"{self.told(int(found[0]))} is never by its {name}"
+                )
+
+    def check_waits(self) -> None:
+        """A wait follows its launch, and every transfer is waited for by both ends."""
+        programs = self.programs
+        waits, launch = np.flatnonzero(programs.op == WAIT), self.launch_of
+        wrong = waits[(launch[waits] < 0) | (launch[waits] > waits)]
+        if wrong.size:
+            row = int(wrong[0])
+            raise self.fail(
+                f"device {programs.device[row]} waits only for what it has launched: key "
+                f"{programs.key[row]} at instruction {programs.position[row]} is not under way"
+            )
+        first = np.full(len(programs), _NEVER, np.int64)
+        np.minimum.at(first, launch[waits], waits)
+        under_way = self.launch >= 0
+        self.wait[under_way] = first[self.launch[under_way]]
+        self._check_complete(self.wait == _NEVER, "waited for")
+
+    def check_reductions(self) -> None:
+        """Every result is reduced once, by its target, after it has arrived."""
+        table, programs = self.plan.transfers, self.programs
+        rows, items = self.items_of(REDUCTION)
+        self._check_exist("reduces transfer", rows, items, len(table))
+        is_own = (
+            self.is_result[items]
+            & (table.target[items] == programs.device[rows])
+            & (table.is_backward[items] == self.is_backward)
+        )
+        self._refuse(~is_own, rows, items, "device {d} reduces {x}, no result for it")
+        times = np.bincount(items, minlength=len(table))
+        self._refuse(times[items] > 1, rows, items, "every result is reduced exactly once: {x}")
+        self.reduction[items] = rows
+        results = self.chosen[self.is_result[self.chosen]]
+        self._report(
+            results[self.reduction[results] == _NEVER],
+            "every result is reduced exactly once: {x} is not",
+        )
+        self._report(
+            results[self.wait[1, results] >= self.reduction[results]],
+            "a result arrives before its reduction: {x}",
+        )
+
+    def _report(self, wrong: Ints, text: str) -> None:
+        if wrong.size:
+            raise self.fail(text.format(x=self.told(int(wrong[0]))))
+
+    def _uses(self, of_queries: bool) -> tuple[Ints, Ints, Ints]:
+        """Number (block, device) pairs; return the first and last row that computes with it."""
+        if of_queries not in self.uses:
+            self.uses[of_queries] = self._find_uses(of_queries)
+        return self.uses[of_queries]
+
+    def _find_uses(self, of_queries: bool) -> tuple[Ints, Ints, Ints]:
+        tiles = self.plan.tiles
+        block = tiles.q_block if of_queries else tiles.kv_block
+        place = block.astype(np.int64) * self.plan.num_devices + tiles.device
+        order = np.argsort(place, kind="stable")
+        if order.size == 0:
+            return place, place, place
+        starts = np.flatnonzero(np.diff(place[order], prepend=-1) != 0)
+        row = self.tile_row[order]
+        first, last = np.minimum.reduceat(row, starts), np.maximum.reduceat(row, starts)
+        return place[order][starts], first, last
+
+    def _span_of_use(self, transfers: Ints, device: NDArray[np.int32]) -> tuple[Ints, Ints]:
+        """Return the first and last row in which `device` computes with each transfer's block."""
+        table = self.plan.transfers
+        span = np.zeros((2, len(transfers)), np.int64)
+        is_query = ~_is_of_keys(table.kind[transfers])
+        place = table.block[transfers].astype(np.int64) * self.plan.num_devices + device
+        for of_queries in (True, False):
+            chosen = is_query == of_queries
+            known, first, last = self._uses(of_queries)
+            at = np.searchsorted(known, place[chosen])
+            span[:, chosen] = first[at], last[at]
+        return span[0], span[1]
+
+    def check_inputs(self) -> None:
+        """Inputs arrive before the tiles that need them and before they are passed on."""
+        table = self.plan.transfers
+        inputs = self.chosen[~self.is_result[self.chosen]]
+        first, _ = self._span_of_use(inputs, table.target[inputs])
+        self._report(
+            inputs[self.wait[1, inputs] >= first],
+            "an input arrives before the tiles that need it: {x} is waited for too late",
+        )
+        feeder = self.feeder
+        passed = inputs[feeder[inputs] >= 0]
+        self._report(
+            passed[self.launch[1, feeder[passed]] >= self.launch[0, passed]],
+            "an input is passed on after its own launch: {x} is launched too early",
+        )
+
+    def check_results(self) -> None:
+        """Results leave after the last tile that adds to them and after all they merge."""
+        table = self.plan.transfers
+        results = self.chosen[self.is_result[self.chosen]]
+        _, last = self._span_of_use(results, table.source[results])
+        self._report(
+            results[self.launch[0, results] <= last],
+            "a result leaves after its last tile: {x} is launched too early",
+        )
+        merged, into = self.find_merges()
+        self._report(
+            into[self.launch[0, into] <= self.reduction[merged]],
+            "a result leaves after all partials merged into it: {x} is launched too early",
+        )
+
+    def find_merges(self) -> tuple[Ints, Ints]:
+        """Pair each partial at a gateway with the result that leaves it for the same block."""
+        table = self.plan.transfers
+        results = self.chosen[self.is_result[self.chosen]]
+        place = (table.block.astype(np.int64) * 8 + table.kind) * self.plan.num_devices
+        sent = (place + table.source)[results]
+        order = np.argsort(sent)
+        partial = results[table.target[results] != self.plan.blocks.owner[table.block[results]]]
+        at = np.searchsorted(sent, (place + table.target)[partial], sorter=order)
+        return partial, results[order[at]]
+
+    def check_order(self) -> None:
+        """Two devices launch what passes between them in the same order."""
+        chosen, table = self.chosen, self.plan.transfers
+        place = np.zeros(len(self.programs.items), np.int64)
+        place[:] = np.arange(len(place))
+        rows, items = self.items_of(LAUNCH)
+        rank = np.zeros((2, len(table)), np.int64)
+        ends = np.where(table.source[items] == self.programs.device[rows], 0, 1)
+        rank[ends, items] = place[self.op_of_item == LAUNCH]
+        pair = table.target[chosen].astype(np.int64) * self.plan.num_devices + table.source[chosen]
+        pair = pair * 2 + self.is_result[chosen]
+        orders = [np.lexsort((rank[end, chosen], pair)) for end in (0, 1)]
+        differs = np.flatnonzero(chosen[orders[0]] != chosen[orders[1]])
+        if differs.size:
+            raise self.fail(
+                "both ends launch transfers in the same order: "
+                f"{self.told(int(chosen[orders[0]][differs[0]]))} has another place at its target"
+            )
+
+    def check_slots(self) -> None:
+        """No two blocks share rows of a receive buffer while both are in use."""
+        table, chosen = self.plan.transfers, self.chosen
+        wrong = chosen[table.slot[chosen] < 0]
+        self._report(wrong, "receive buffers begin at row 0: {x} has a slot below")
+        freed = self._last_reads()
+        clash = find_shared_rows(
+            table.target[chosen].astype(np.int64) * len(TransferKind) + table.kind[chosen],
+            self.launch[1, chosen],
+            freed[chosen],
+            table.slot[chosen].astype(np.int64),
+            self.plan.blocks.num_tokens[table.block[chosen]],
+        )
+        if clash is not None:
+            first, second = (self.told(int(chosen[i])) for i in clash)
+            raise self.fail(
+                f"rows of a receive buffer hold one block at a time: {second} arrives where "
+                f"{first} is still read"
+            )
+
+    def _last_reads(self) -> Ints:
+        """Return the last row that reads what each transfer has brought."""
+        table = self.plan.transfers
+        freed = np.where(self.is_result, self.reduction, -1)
+        inputs = self.chosen[~self.is_result[self.chosen]]
+        freed[inputs] = self._span_of_use(inputs, table.target[inputs])[1]
+        feeder = self.feeder
+        passed = inputs[feeder[inputs] >= 0]
+        np.maximum.at(freed, feeder[passed], self.wait[0, passed])
+        # Sums of a remote block lie at the rows of its input until they have left.
+        results = self.chosen[self.is_result[self.chosen]]
+        of_keys = _is_of_keys(table.kind)
+        place = (table.block.astype(np.int64) * 2 + of_keys) * self.plan.num_devices
+        brought = (place + table.target)[inputs]
+        order = np.argsort(brought)
+        at = np.searchsorted(brought, (place + table.source)[results], sorter=order)
+        np.maximum.at(freed, inputs[order[at]], self.wait[0, results])
+        return np.asarray(freed)
+
+    def check_progress(self) -> None:
+        """Run the programs with messages that take no time; every device must reach its end."""
+        programs, table, devices = self.programs, self.plan.transfers, self.plan.num_devices
+        own_ports = np.tile(np.arange(len(table)), (2, 1))  # messages do not wait for each other
+        row_ptr = np.searchsorted(programs.device, np.arange(devices + 1))
+        no_time = np.zeros(len(table), np.int64)
+        *_, at, _ = run_events(
+            Steps(
+                row_ptr,
+                programs.op,
+                programs.item_ptr,
+                programs.items,
+                np.zeros(len(programs), np.int64),
+                self.launch_of,
+            ),
+            Messages(table.source, table.target, self.feeder, own_ports, no_time, no_time),
+            len(table),
+            0,
+        )
+        stuck = np.flatnonzero(at < row_ptr[1:])
+        if stuck.size:
+            raise self.fail(
+                f"no two programs wait for each other: devices {stuck[:8].tolist()} never end"
+            )

@@ -1,0 +1,367 @@
+"""Checks of the tables of a plan; they use nothing but the tables themselves.
+
+The checks run in this order: blocks tile the batch; tiles are exactly the visible part of the mask,
+counted anew; transfers are exactly those that the placement needs, at the sizes of the byte model.
+`program_validation` checks what devices do with them.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl import BlockKind, Columns, PlacedForm, Slabs, Strided
+from dcp_planner.errors import InvariantError, PlanError
+from dcp_planner.model.config import MOST_HEAD_GROUPS
+from dcp_planner.model.cuts import count_pairs, find_overlap
+from dcp_planner.plan.program_validation import check_programs
+from dcp_planner.tables.head_groups import expand_head_groups
+from dcp_planner.tables.plan import Plan, TransferKind, Transfers
+
+__all__ = ["PlanError", "validate"]
+
+
+def validate(plan: Plan) -> None:
+    """Check every invariant of a plan; O((N + W + X) log) for N slabs, W tiles, X transfers.
+
+    Raises:
+        PlanError: names the first invariant that is broken, and where.
+    """
+    _check_groups(plan)
+    if plan.head_groups == 1:
+        _validate(plan)
+        return
+    _check_blocks(plan)
+    try:
+        _validate(expand_head_groups(plan))
+    except PlanError as error:
+        note = (
+            f" (of {plan.head_groups} head groups; block b of group g is called "
+            f"{len(plan.blocks)} * g + b here)"
+        )
+        if isinstance(error, InvariantError):
+            raise InvariantError(error.invariant, error.where + note) from None
+        raise PlanError(f"{error}{note}") from None
+
+
+def _validate(plan: Plan) -> None:
+    """Check a plan of one head group."""
+    _check_blocks(plan)
+    _check_tiles(plan)
+    _check_mask(plan)
+    _check_transfers(plan)
+    check_programs(plan)
+
+
+def require(holds: NDArray[np.bool_], invariant: str, table: str, *columns: object) -> None:
+    """Raise the error of the first row that breaks an invariant.
+
+    Args:
+        holds: bool ``[*]``, one per row.
+        invariant: the sentence that is not true.
+        table: what a row is called, for example ``"tile"``.
+        columns: pairs of name and array that the message shows of the row.
+    """
+    if holds.all():
+        return
+    row = int(np.flatnonzero(~holds)[0])
+    names, arrays = columns[::2], columns[1::2]
+    shown = ", ".join(f"{n} {np.asarray(a)[row]}" for n, a in zip(names, arrays, strict=True))
+    raise InvariantError(
+        invariant, f"{table} {row}" + (f" ({shown})" if shown else "") + _more(holds)
+    )
+
+
+def _more(holds: NDArray[np.bool_]) -> str:
+    others = int((~holds).sum()) - 1
+    return f" and {others} more" if others else ""
+
+
+def _check_groups(plan: Plan) -> None:
+    """The columns of head groups are there and within their range, and so are blocks."""
+    groups = plan.head_groups
+    if not 1 <= groups <= MOST_HEAD_GROUPS:
+        raise PlanError(f"a plan has 1 to {MOST_HEAD_GROUPS} head groups, got {groups}")
+    for name, table in (("tile", plan.tiles), ("transfer", plan.transfers)):
+        if (table.group is None) != (groups == 1):
+            raise PlanError(
+                f"{name}s name their head group if and only if there are several: got "
+                f"{groups} and {'no' if table.group is None else 'a'} column"
+            )
+        if table.group is not None:
+            require(
+                table.group < groups,
+                f"every {name}'s head group is 0 to {groups - 1}",
+                name, "group", table.group,
+            )  # fmt: skip
+    if groups > 1:
+        _check_block_columns(plan)
+
+
+def _check_block_columns(plan: Plan) -> None:
+    for name, table, columns in (
+        ("tile", plan.tiles, ("q_block", "kv_block")), ("transfer", plan.transfers, ("block",))
+    ):  # fmt: skip
+        for column in columns:
+            values = getattr(table, column)
+            require(
+                (values >= 0) & (values < len(plan.blocks)),
+                f"every {name}'s {column} is a block 0 to {len(plan.blocks) - 1}",
+                name, column, values,
+            )  # fmt: skip
+
+
+def _check_blocks(plan: Plan) -> None:
+    blocks, cu = plan.blocks, plan.cu_seqlens.astype(np.int64)
+    if cu.size == 0 or cu[0] != 0 or (np.diff(cu) < 0).any():
+        raise PlanError("sequences lie one behind the other: cu_seqlens does not rise from 0")
+    require(
+        (blocks.owner >= 0) & (blocks.owner < plan.num_devices),
+        f"every owner is a device 0 to {plan.num_devices - 1}",
+        "block", "owner", blocks.owner,
+    )  # fmt: skip
+    expected = np.append(0, blocks.end)
+    require(
+        (blocks.start == expected[:-1]) & (blocks.end > blocks.start),
+        "blocks tile the batch in order",
+        "block", "start", blocks.start, "end", blocks.end,
+    )  # fmt: skip
+    if expected[-1] != plan.num_tokens:
+        raise PlanError(
+            f"blocks tile the batch in order: they end at {expected[-1]}, the batch at "
+            f"{plan.num_tokens}"
+        )
+    in_range = (blocks.sequence >= 0) & (blocks.sequence < len(cu) - 1)
+    sequence = np.where(in_range, blocks.sequence, 0)
+    require(
+        in_range & (cu[sequence] <= blocks.start) & (blocks.end <= cu[1:][sequence]),
+        "no block crosses the border of its sequence",
+        "block", "sequence", blocks.sequence, "start", blocks.start, "end", blocks.end,
+    )  # fmt: skip
+
+
+def _check_tiles(plan: Plan) -> None:
+    tiles, num_blocks = plan.tiles, len(plan.blocks)
+    for name in ("q_block", "kv_block"):
+        column = getattr(tiles, name)
+        require(
+            (column >= 0) & (column < num_blocks),
+            f"every tile's {name} is a block 0 to {num_blocks - 1}",
+            "tile", name, column,
+        )  # fmt: skip
+    place = tiles.q_block.astype(np.int64) * max(1, num_blocks) + tiles.kv_block
+    require(
+        np.diff(place, prepend=-1) > 0,
+        "tiles are sorted by (q_block, kv_block), none twice",
+        "tile", "q_block", tiles.q_block, "kv_block", tiles.kv_block,
+    )  # fmt: skip
+    require(
+        (tiles.device >= 0) & (tiles.device < plan.num_devices),
+        f"every tile's device is 0 to {plan.num_devices - 1}",
+        "tile", "device", tiles.device,
+    )  # fmt: skip
+    for name in ("division", "backward_division"):
+        column = getattr(tiles, name)
+        require(column >= 0, f"every tile's {name} is at least 0", "tile", name, column)
+
+
+def _check_mask(plan: Plan) -> None:
+    blocks, tiles, slabs = plan.blocks, plan.tiles, plan.slabs
+    if slabs.num_tokens != plan.num_tokens:
+        raise PlanError(
+            f"the mask covers the batch: slabs of {slabs.num_tokens} tokens, batch of "
+            f"{plan.num_tokens}"
+        )
+    _check_disjoint(slabs, "slab")
+    _check_forms(plan)
+    bounds = np.append(0, blocks.end)
+    q_block, kv_block, pairs = count_pairs(slabs, bounds, plan.forms)
+    have = tiles.q_block.astype(np.int64) * len(blocks) + tiles.kv_block
+    need = q_block * len(blocks) + kv_block
+    if not np.array_equal(have, need):
+        missing, extra = np.setdiff1d(need, have), np.setdiff1d(have, need)
+        wrong, text = (missing, "is missing") if missing.size else (extra, "sees nothing")
+        q, kv = divmod(int(wrong[0]), len(blocks))
+        raise PlanError(
+            "tiles cover every visible pair exactly once: the tile of q_block "
+            f"{q}, kv_block {kv} {text}"
+        )
+    require(
+        tiles.pairs == pairs,
+        "tiles cover every visible pair exactly once",
+        "tile", "pairs", tiles.pairs, "visible", pairs,
+    )  # fmt: skip
+    area = blocks.num_tokens[tiles.q_block] * blocks.num_tokens[tiles.kv_block]
+    require(
+        (tiles.kind == BlockKind.FULL) == (pairs == area),
+        "a tile is full if and only if every pair of it is visible",
+        "tile", "kind", tiles.kind, "pairs", tiles.pairs, "area", area,
+    )  # fmt: skip
+
+
+def _check_disjoint(slabs: Slabs, name: str) -> None:
+    overlap = find_overlap(slabs)
+    if overlap is not None:
+        raise PlanError(f"slabs are disjoint: {name} {overlap} shares a pair with another")
+
+
+def _check_forms(plan: Plan) -> None:
+    """Check that each form is the whole mask of one sequence; O((S + N) log) for N slabs."""
+    cu, taken = plan.cu_seqlens, set[int]()
+    for number, placed in enumerate(plan.forms):
+        spans = ((placed.q_start, placed.q_end), (placed.kv_start, placed.kv_end))
+        places = [int(np.searchsorted(cu, start, side="right")) - 1 for start, _ in spans]
+        is_there = [
+            0 <= at < len(cu) - 1 and (cu[at], cu[at + 1]) == span
+            for at, span in zip(places, spans, strict=True)
+        ]
+        is_sole = placed.q_start not in taken and not _rows_between(plan.slabs, *spans[0])
+        if not all(is_there) or not is_sole:
+            raise PlanError(
+                f"every form is the mask of a sequence that has no other: broken at form {number} "
+                f"(queries {spans[0][0]} to {spans[0][1]}, keys {spans[1][0]} to {spans[1][1]})"
+            )
+        taken.add(placed.q_start)
+        for slabs in _slabs_inside(placed):
+            _check_disjoint(slabs, f"form {number}, slab")
+
+
+def _rows_between(slabs: Slabs, start: int, end: int) -> bool:
+    return bool(((slabs.q_start < end) & (slabs.q_end > start)).any())
+
+
+def _slabs_inside(placed: PlacedForm) -> list[Slabs]:
+    """Return the slabs a form is made of; ranges of rows are disjoint by the checks of `Rows`."""
+    match placed.form:
+        case (Slabs() as slabs) | Columns(Slabs() as slabs):
+            return [slabs]
+        case Strided(parts=parts):
+            return [part.slabs for part in parts]
+    return []
+
+
+def _check_transfers(plan: Plan) -> None:
+    table, blocks = plan.transfers, plan.blocks
+    require(
+        (table.block >= 0) & (table.block < len(blocks)),
+        f"every transfer's block is 0 to {len(blocks) - 1}",
+        "transfer", "block", table.block,
+    )  # fmt: skip
+    require(
+        table.kind < len(TransferKind),
+        "every transfer's kind is known",
+        "transfer", "kind", table.kind,
+    )  # fmt: skip
+    for name in ("source", "target"):
+        column = getattr(table, name)
+        require(
+            (column >= 0) & (column < plan.num_devices),
+            f"every transfer's {name} is a device 0 to {plan.num_devices - 1}",
+            "transfer", name, column,
+        )  # fmt: skip
+    _check_needed(plan)
+    _check_ways(plan)
+    size = blocks.num_tokens[table.block] * _bytes_per_token(plan)
+    require(
+        table.size_bytes == size,
+        "a transfer's size follows from its tokens and the model shape",
+        "transfer", "size_bytes", table.size_bytes, "expected", size,
+    )  # fmt: skip
+
+
+def _check_needed(plan: Plan) -> None:
+    """Every device gets each remote block that it computes with once, and sends one result home."""
+    have, need = _places(plan.transfers, plan), _needed_places(plan)
+    if np.array_equal(np.sort(have), np.sort(need)):
+        return
+    double = np.flatnonzero(np.diff(np.sort(have)) == 0)
+    if double.size:
+        x = int(np.flatnonzero(have == np.sort(have)[double[0]])[1])
+        raise PlanError(f"no transfer is listed twice: {_told(plan, x)} is")
+    missing = np.setdiff1d(need, have)
+    if missing.size:
+        place, worker = divmod(int(missing[0]), plan.num_devices)
+        kind, rest = place % 8, place // 8
+        direction = "backward" if rest % 2 else "forward"
+        ends = ("from", "for") if kind < TransferKind.OUT else ("for", "from")
+        raise PlanError(
+            f"every remote input and result has a transfer: {direction} {TransferKind(kind).name} "
+            f"of block {rest // 2} {ends[1]} device {worker} has none"
+        )
+    extra = np.flatnonzero(~np.isin(have, need))
+    if extra.size:
+        raise PlanError(f"every transfer is needed by a tile: {_told(plan, int(extra[0]))} is not")
+
+
+def _places(table: Transfers, plan: Plan) -> NDArray[np.int64]:
+    """Number what a transfer does by (block, direction, kind, device that computes), ``[X]``."""
+    worker = np.where(table.kind >= TransferKind.OUT, table.source, table.target)
+    place = (table.block.astype(np.int64) * 2 + table.is_backward) * 8 + table.kind
+    return np.asarray(place * plan.num_devices + worker)
+
+
+def _needed_places(plan: Plan) -> NDArray[np.int64]:
+    """Return the places of all transfers that the tiles need."""
+    owner, tiles, kinds = plan.blocks.owner, plan.tiles, TransferKind
+    places = []
+    for block, wanted in (
+        (tiles.q_block, ((0, kinds.Q), (0, kinds.OUT), (1, kinds.Q), (1, kinds.DQ))),
+        (tiles.kv_block, ((0, kinds.KV), (1, kinds.KV), (1, kinds.DKV))),
+    ):
+        remote = np.flatnonzero(owner[block] != tiles.device)
+        pairs = block[remote].astype(np.int64) * plan.num_devices + tiles.device[remote]
+        at, device = np.divmod(np.unique(pairs), plan.num_devices)
+        places += [((at * 2 + way) * 8 + kind) * plan.num_devices + device for way, kind in wanted]
+    return np.concatenate(places)
+
+
+def _check_ways(plan: Plan) -> None:
+    """Inputs come from the owner, or from a device that has them; results go the same way back."""
+    table = plan.transfers
+    place = _places(table, plan) // plan.num_devices * plan.num_devices
+    owner = plan.blocks.owner[table.block]
+    is_result = table.kind >= TransferKind.OUT
+    behind = np.where(is_result, table.target, table.source)  # nearer to the owner
+    order = np.argsort(place + np.where(is_result, table.source, table.target))
+    known = (place + np.where(is_result, table.source, table.target))[order]
+    at = np.minimum(np.searchsorted(known, place + behind), max(0, len(known) - 1))
+    is_home = behind == owner
+    is_member = known[at] == place + behind if len(known) else is_home
+    require(
+        is_home | is_member,
+        "inputs come from, and results go to, the owner or a device that has the block as well",
+        "transfer", "kind", table.kind, "block", table.block, "source", table.source,
+        "target", table.target,
+    )  # fmt: skip
+    other = order[at] if len(known) else at
+    hop, next_hop = table.hop.astype(np.int64), table.hop[other].astype(np.int64)
+    require(
+        is_home | np.where(is_result, hop < next_hop, hop > next_hop),
+        "hops rise along the way of a block",
+        "transfer", "block", table.block, "hop", table.hop, "neighbour's", next_hop,
+    )  # fmt: skip
+    merges = np.zeros(len(table), np.bool_)
+    merges[other[is_result & ~is_home]] = True
+    at_start = np.where(is_result, ~merges, is_home)
+    require(
+        (table.hop == 0) == at_start,
+        "hop 0 is a transfer whose source has the data of its own",
+        "transfer", "block", table.block, "hop", table.hop,
+    )  # fmt: skip
+
+
+def _bytes_per_token(plan: Plan) -> NDArray[np.int64]:
+    """Spell the byte model out from heads and element size, ``[X]``."""
+    shape, table = plan.shape, plan.transfers
+    row = shape.q_heads * shape.head_dim * shape.dtype_bytes
+    keys_and_values = 2 * shape.kv_heads * shape.head_dim * shape.dtype_bytes
+    forward = np.array([keys_and_values, row, row + 4 * shape.q_heads, 0, 0])
+    backward = np.array([keys_and_values, 2 * row + 8 * shape.q_heads, 0, row, keys_and_values])
+    return np.where(table.is_backward, backward[table.kind], forward[table.kind])
+
+
+def _told(plan: Plan, x: int) -> str:
+    table = plan.transfers
+    direction = "backward" if table.is_backward[x] else "forward"
+    return (
+        f"{direction} {TransferKind(int(table.kind[x])).name} of block {table.block[x]} from "
+        f"{table.source[x]} to {table.target[x]}"
+    )

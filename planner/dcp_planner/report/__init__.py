@@ -1,0 +1,1 @@
+"""Compute figures of plans, compare them, and bound what any plan can reach."""

@@ -1,0 +1,147 @@
+"""Figures of one planned batch, and their distribution over many batches."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dcp_planner.plan.part import encode_parts
+from dcp_planner.report.bounds import bound_ratios
+from dcp_planner.simulation.simulator import predict
+from dcp_planner.tables.metrics import measure
+from dcp_planner.tables.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFigures:
+    """Costs of the plan of one batch.
+
+    Attributes:
+        tokens, sequences, devices: sizes.
+        forward_bytes, forward_inter_bytes: sent between devices, and the part between nodes.
+        backward_bytes, backward_inter_bytes: the same in backward.
+        max_send_bytes, max_recv_bytes: of the device that sends, or receives, most in both
+            directions together.
+        compute_imbalance, token_imbalance: most over mean.
+        peak_buffer_bytes: largest buffers of any device in any direction.
+        predicted_forward_s, predicted_backward_s: simulated.
+        plan_s: seconds that planning took, without compiling the planner; ``None`` if nobody
+            measured it.
+        backend: who placed it.
+        bound_ratios: figure over its lower bound, by name; at least 1.
+        plan_bytes_per_rank: most bytes that one rank has to be sent.
+        head_groups: groups of heads that are placed on their own.
+    """
+
+    tokens: int
+    sequences: int
+    devices: int
+    forward_bytes: int
+    forward_inter_bytes: int
+    backward_bytes: int
+    backward_inter_bytes: int
+    max_send_bytes: int
+    max_recv_bytes: int
+    compute_imbalance: float
+    token_imbalance: float
+    peak_buffer_bytes: int
+    predicted_forward_s: float
+    predicted_backward_s: float
+    plan_s: float | None
+    backend: str
+    bound_ratios: Mapping[str, float]
+    plan_bytes_per_rank: int
+    head_groups: int = 1
+
+    @property
+    def predicted_s(self) -> float:
+        """Forward and backward together."""
+        return self.predicted_forward_s + self.predicted_backward_s
+
+    def to_json(self) -> dict[str, Any]:
+        """Compute the figures as a JSON object; `Any`: numbers, a text, an object of numbers."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return values | {"bound_ratios": dict(self.bound_ratios)}
+
+
+def figures_of(plan: Plan, plan_s: float | None = None) -> BatchFigures:
+    """Compute the figures of a plan, predicted times included."""
+    found, predicted = measure(plan), predict(plan)
+    sides = (found.forward, found.backward)
+    sent, received, peak = (
+        [getattr(side, name) for side in sides]
+        for name in ("sent_bytes", "received_bytes", "peak_buffer_bytes")
+    )
+    return BatchFigures(
+        tokens=found.tokens,
+        sequences=len(plan.cu_seqlens) - 1,
+        devices=plan.num_devices,
+        forward_bytes=found.forward.total_bytes,
+        forward_inter_bytes=found.forward.inter_node_bytes,
+        backward_bytes=found.backward.total_bytes,
+        backward_inter_bytes=found.backward.inter_node_bytes,
+        max_send_bytes=max(map(sum, zip(*sent, strict=True))),
+        max_recv_bytes=max(map(sum, zip(*received, strict=True))),
+        compute_imbalance=found.compute_imbalance,
+        token_imbalance=found.token_imbalance,
+        peak_buffer_bytes=max(max(device) for device in peak),
+        predicted_forward_s=predicted.forward_s,
+        predicted_backward_s=predicted.backward_s,
+        plan_s=plan_s,
+        backend=found.partitioner,
+        bound_ratios=bound_ratios(plan, (predicted.forward_s, predicted.backward_s)),
+        plan_bytes_per_rank=max(map(len, encode_parts(plan))),
+        head_groups=plan.head_groups,
+    )
+
+
+DISTRIBUTED = (
+    "tokens", "sequences", "forward_bytes", "forward_inter_bytes", "backward_bytes",
+    "backward_inter_bytes", "compute_imbalance", "token_imbalance", "peak_buffer_bytes",
+    "predicted_forward_s", "predicted_backward_s", "plan_s",
+)  # fmt: skip
+"""Figures whose distribution over batches is reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Smallest, median, mean and largest of a figure over batches."""
+
+    least: float
+    median: float
+    mean: float
+    most: float
+
+    def to_json(self) -> dict[str, float]:
+        """Return a JSON object."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Compute the spread of at least one value.
+
+    >>> spread_of([3, 1, 8])
+    Spread(least=1, median=3, mean=4, most=8)
+    """
+    return Spread(min(values), statistics.median(values), statistics.mean(values), max(values))
+
+
+def distribution_of(batches: Sequence[BatchFigures]) -> dict[str, Spread]:
+    """Compute the spread of every figure of `DISTRIBUTED` that all batches have."""
+    columns = {name: [getattr(batch, name) for batch in batches] for name in DISTRIBUTED}
+    return {name: spread_of(column) for name, column in columns.items() if None not in column}
+
+
+def speedups_over(
+    batches: Sequence[BatchFigures], others: Mapping[str, Sequence[BatchFigures]]
+) -> dict[str, Spread]:
+    """Compute how many times faster the batches are predicted than by each other method."""
+    return {
+        name: spread_of(
+            [
+                theirs.predicted_s / ours.predicted_s if ours.predicted_s else 1.0
+                for ours, theirs in zip(batches, rows, strict=True)
+            ]
+        )
+        for name, rows in others.items()
+    }

@@ -1,0 +1,1 @@
+"""Turn a placement into divisions, routes, transfers and one program per device."""

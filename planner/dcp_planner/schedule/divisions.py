@@ -1,0 +1,193 @@
+"""Divisions: local tiles first, the others in the order in which their inputs arrive."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_planner.arrays import freeze_columns
+from dcp_planner.model.config import Routing
+from dcp_planner.model.placement import Placement
+from dcp_planner.model.workload import Direction, Workload
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Division:
+    """The tiles that all devices compute between two waits.
+
+    Attributes:
+        direction: of the pass.
+        index: 0 for local tiles.
+        tiles: int64 ``[*]``, rows of the workload, ascending.
+    """
+
+    direction: Direction
+    index: int
+    tiles: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """The division of every tile, forward and backward.
+
+    Attributes:
+        division: int32 ``[W]``, in forward; 0 needs nothing from another device.
+        backward_division: int32 ``[W]``.
+        routing: which way blocks travel.
+        is_frugal: whether buffers are given back as early as possible, at the price of waits.
+    """
+
+    division: NDArray[np.int32]
+    backward_division: NDArray[np.int32]
+    routing: Routing = "direct"
+    is_frugal: bool = False
+
+    def __post_init__(self) -> None:
+        column = (np.int32, (None,))
+        freeze_columns(self, division=column, backward_division=column)
+
+    @property
+    def num_divisions(self) -> int:
+        """Divisions in use, over both directions; at least 1."""
+        return 1 + int(max(self.division.max(initial=0), self.backward_division.max(initial=0)))
+
+    def of(self, direction: Direction) -> NDArray[np.int32]:
+        """Return the division of every tile in one direction."""
+        return self.division if direction == "forward" else self.backward_division
+
+    def divisions(self, direction: Direction) -> tuple[Division, ...]:
+        """Return the divisions of one direction in order."""
+        chosen = self.of(direction)
+        return tuple(
+            Division(direction, index, np.flatnonzero(chosen == index))
+            for index in range(self.num_divisions)
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrivals:
+    """Times at which tiles could start, from a simulation of another cut of the same placement.
+
+    Attributes:
+        at_ns: int64 ``[W]``, when the last remote input of each tile is there.
+        weight: int64 ``[W]``, at least 1, what divisions are to have equal amounts of; ``None`` for
+            received bytes.
+    """
+
+    at_ns: NDArray[np.int64]
+    weight: NDArray[np.int64] | None = None
+
+
+def cut_divisions(
+    workload: Workload,
+    placement: Placement,
+    direction: Direction,
+    parts: int,
+    arrivals: Arrivals | None = None,
+) -> NDArray[np.int32]:
+    """Cut each device's tiles into divisions: local ones, and at most `parts` more; O(W log W).
+
+    Division 0 is everything local. The others split what a device receives into equal bytes, in the
+    order of `arrivals`. If those are unknown: first tiles that wait for keys only, then tiles of
+    remote queries, whose inputs are larger and whose results have to travel home. Backward has its
+    own bytes, so it is cut on its own.
+
+    Args:
+        workload: what is computed.
+        placement: where.
+        direction: of the pass.
+        parts: most divisions of what is not local.
+        arrivals: the order in time, if it is known.
+
+    Returns:
+        int32 ``[W]``, division of each tile.
+
+    Source: divisions as in DCP (SOSP'25), Sec. 4.3, without its greedy.
+    """
+    shape = workload.shape
+    q_bytes = shape.q_bytes if direction == "forward" else shape.q_backward_bytes
+    device, owner = placement.device_of_compute, placement.device_of_data
+    sizes = q_bytes, shape.kv_bytes
+    sides = workload.compute_q, workload.compute_kv
+    remote = owner[sides[0]] != device, owner[sides[1]] != device
+    return _cut(workload, device, remote, sizes, parts, arrivals)
+
+
+def _cut(
+    workload: Workload,
+    device: NDArray[np.int32],
+    needs: tuple[NDArray[np.bool_], NDArray[np.bool_]],
+    bytes_per_token: tuple[int, int],
+    parts: int,
+    arrivals: Arrivals | None,
+) -> NDArray[np.int32]:
+    """Cut the tiles that wait for their queries or keys, in `needs`; 0 for all others."""
+    division = np.zeros(workload.num_tiles, np.int32)
+    remote = np.flatnonzero(needs[0] | needs[1])
+    if remote.size == 0:
+        return division
+    order = remote[_order(workload, device, needs[0], remote, arrivals)]
+    runs = device[order].astype(np.int64)
+    if arrivals is not None and arrivals.weight is not None:
+        brought = arrivals.weight[order]
+    else:
+        brought = _received_bytes(workload, order, runs, needs, bytes_per_token)
+    division[order] = 1 + _equal_parts(runs, brought, parts)
+    return division
+
+
+def _order(
+    workload: Workload,
+    device: NDArray[np.int32],
+    needs_q: NDArray[np.bool_],
+    remote: NDArray[np.int64],
+    arrivals: Arrivals | None,
+) -> NDArray[np.int64]:
+    """Return the order of the remote tiles by device and, there, in time.
+
+    Tiles that share the block they wait for stand together, so that it is waited for once.
+    """
+    q, kv, is_row = workload.compute_q[remote], workload.compute_kv[remote], needs_q[remote]
+    first, second = np.where(is_row, q, kv), np.where(is_row, kv, q)
+    if arrivals is not None:
+        return np.lexsort((second, first, arrivals.at_ns[remote], device[remote]))
+    return np.lexsort((second, first, is_row, device[remote]))
+
+
+def _received_bytes(
+    workload: Workload,
+    order: NDArray[np.int64],
+    runs: NDArray[np.int64],
+    needs: tuple[NDArray[np.bool_], NDArray[np.bool_]],
+    bytes_per_token: tuple[int, int],
+) -> NDArray[np.int64]:
+    """Compute the bytes of blocks that the tiles of `order` are first to need on their device."""
+    brought = np.zeros(len(order), np.int64)
+    sides = workload.compute_q, workload.compute_kv
+    for block, needed, size in zip(sides, needs, bytes_per_token, strict=True):
+        chosen = np.flatnonzero(needed[order])
+        blocks = block[order[chosen]]
+        _, first = np.unique(runs[chosen] * workload.num_blocks + blocks, return_index=True)
+        brought[chosen[first]] += workload.block_tokens[blocks[first]] * size
+    return brought
+
+
+def _equal_parts(
+    device: NDArray[np.int64], brought: NDArray[np.int64], parts: int
+) -> NDArray[np.int64]:
+    """Number the parts 0, 1, ... of each device's run so that each brings about the same bytes.
+
+    Every device's first element brings something, so no part number leaks from the device before.
+    """
+    before = np.cumsum(brought) - brought
+    is_first = np.diff(device, prepend=-1) != 0
+    before -= np.maximum.accumulate(np.where(is_first, before, 0))
+    total = np.bincount(device, weights=brought)[device]
+    # What brings nothing stays with the last arrival before it.
+    middle = np.where(brought > 0, device + (before + brought / 2) / total, 0.0)
+    share = np.maximum.accumulate(middle) - device
+    part = np.minimum((share * parts).astype(np.int64), parts - 1)
+    steps = np.diff(part, prepend=0) != 0
+    steps[is_first] = False  # numbers start at 0: an empty first part would only delay
+    dense = np.cumsum(steps)
+    return dense - np.maximum.accumulate(np.where(is_first, dense, 0))

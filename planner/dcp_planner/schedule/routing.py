@@ -1,0 +1,183 @@
+"""Routes of blocks: straight from and to the owner, or once per node and on from there.
+
+A need is a pair of a token block and a device that computes with it without owning it: every need
+is one input to bring and one partial result to take home. Routed by node, the devices of a foreign
+node that need the same block elect a gateway among themselves: the block crosses the network once,
+to the gateway, which passes it on; partial results meet at the gateway, which sends one sum home.
+So every way is at most two hops, nothing is stored where it is not needed, and the total of bytes
+stays what it is without routing.
+"""
+
+# mypy: disable-error-code="untyped-decorator"
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_planner.arrays import Ints
+from dcp_planner.jit import compiled
+from dcp_planner.model.cluster import Cluster
+from dcp_planner.model.config import Routing
+from dcp_planner.model.placement import Placement
+from dcp_planner.model.workload import Workload
+
+_TURNS = 2  # of electing gateways
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Needs:
+    """Needs of devices for blocks that they do not own, for one side of the tiles.
+
+    Attributes:
+        block, device: int64 ``[N]``, sorted by (block, device), no pair twice.
+        need_of_tile: int64 ``[W]``, the need of each tile, -1 if the block is local.
+        is_routed: bool ``[N]``, reached through a gateway.
+        is_gateway: bool ``[N]``, others are reached through it.
+        peer: int64 ``[N]``, whom the device gets the block from and gives its results to: the
+            owner, or its gateway.
+        head: int64 ``[N]``, first need of the same block and node if it crosses the network once
+            for all of them, else the need itself: runs of equal heads travel together.
+    """
+
+    block: Ints
+    device: Ints
+    need_of_tile: Ints
+    is_routed: NDArray[np.bool_]
+    is_gateway: NDArray[np.bool_]
+    peer: Ints
+    head: Ints
+
+    def __len__(self) -> int:
+        return len(self.block)
+
+
+def find_needs(
+    workload: Workload, placement: Placement, cluster: Cluster, routing: Routing
+) -> tuple[Needs, Needs]:
+    """Find the needs of query blocks and of key blocks, with their routes; O(W log W).
+
+    Gateways are elected so that the ports to the network carry equal loads, those of owners
+    included: in the order of blocks, queries first, then once more with all others known.
+    """
+    shape = workload.shape
+    weights = (shape.q_bytes * 2 + shape.out_bytes + shape.q_backward_bytes, shape.kv_bytes * 3)
+    sides = workload.compute_q, workload.compute_kv
+    pairs = [_pairs_of(block, workload, placement, cluster) for block in sides]
+    if routing != "node":
+        q, kv = (_direct(*side, placement) for side in pairs)
+        return q, kv
+    block, at = (np.concatenate([side[n] for side in pairs]) for n in range(2))
+    first = len(pairs[0][0])
+    is_column = np.arange(len(block)) >= first
+    away = at // cluster.devices_per_node != (
+        placement.device_of_data[block] // cluster.devices_per_node
+    )
+    group = (is_column * workload.num_blocks + block) * cluster.nodes
+    group += at // cluster.devices_per_node
+    starts = np.flatnonzero(np.diff(group, prepend=-1) != 0)
+    head = np.repeat(starts, np.diff(np.append(starts, len(group))))
+    head = np.where(away, head, np.arange(len(group)))
+    size = workload.block_tokens[block] * np.where(is_column, weights[1], weights[0])
+    gateway = _elected(head, at, away, size.astype(np.float64), placement, block, cluster)
+    q, kv = (
+        _routed(pairs[n], head[span] - offset, away[span], gateway[span], placement)
+        for n, (span, offset) in enumerate(((slice(None, first), 0), (slice(first, None), first)))
+    )
+    return q, kv
+
+
+def nics_of_devices(cluster: Cluster) -> Ints:
+    """Return the port to the network that each device uses, int64 ``[R]``."""
+    node, place = np.divmod(np.arange(cluster.num_devices), cluster.devices_per_node)
+    return np.asarray(node * cluster.nics_per_node + place // cluster.devices_per_nic)
+
+
+def _pairs_of(
+    block_of_tile: NDArray[np.int32], workload: Workload, placement: Placement, cluster: Cluster
+) -> tuple[Ints, Ints, Ints]:
+    """Return block and device of each need, sorted, and the need of each tile, -1 if local."""
+    owner, device = placement.device_of_data, placement.device_of_compute
+    devices = cluster.num_devices
+    remote = np.flatnonzero(owner[block_of_tile] != device)
+    place = block_of_tile[remote].astype(np.int64) * devices + device[remote]
+    found, inverse = np.unique(place, return_inverse=True)
+    need_of_tile = np.full(len(block_of_tile), -1, np.int64)
+    need_of_tile[remote] = inverse
+    return found // devices, found % devices, need_of_tile
+
+
+def _direct(block: Ints, at: Ints, need_of_tile: Ints, placement: Placement) -> Needs:
+    nobody = np.zeros(len(block), np.bool_)
+    peer = placement.device_of_data.astype(np.int64)[block]
+    return Needs(block, at, need_of_tile, nobody, nobody, peer, np.arange(len(block)))
+
+
+def _routed(
+    pairs: tuple[Ints, Ints, Ints],
+    head: Ints,
+    is_away: NDArray[np.bool_],
+    gateway: Ints,
+    placement: Placement,
+) -> Needs:
+    block, at, need_of_tile = pairs
+    is_routed = is_away & (gateway != at)
+    peer = np.where(is_routed, gateway, placement.device_of_data[block])
+    is_shared = np.zeros(len(block), np.bool_)
+    is_shared[head[is_routed]] = True
+    return Needs(block, at, need_of_tile, is_routed, is_shared[head] & ~is_routed, peer, head)
+
+
+def _elected(
+    head: Ints,
+    at: Ints,
+    is_away: NDArray[np.bool_],
+    size: NDArray[np.float64],
+    placement: Placement,
+    block: Ints,
+    cluster: Cluster,
+) -> Ints:
+    """Find the gateway of every need, itself where there is none to elect, int64 ``[N]``."""
+    owner = placement.device_of_data[block]
+    crosses = is_away & (head == np.arange(len(head)))
+    load = np.bincount(owner[crosses], size[crosses], cluster.num_devices).astype(np.float64)
+    nic, gateway = nics_of_devices(cluster), at.copy()
+    nic_load = np.bincount(nic, load, len(load)).astype(np.float64)
+    _elect(head, at, is_away, size, nic, load, nic_load, gateway)
+    return gateway
+
+
+@compiled
+def _elect(  # noqa: PLR0913 - a compiled kernel
+    head: Ints,
+    device: Ints,
+    is_away: NDArray[np.bool_],
+    size: NDArray[np.float64],
+    nic: Ints,
+    load: NDArray[np.float64],
+    nic_load: NDArray[np.float64],
+    gateway: Ints,
+) -> None:
+    """Assign every need the device of its run that carries least, by port, then by itself."""
+    for turn in range(_TURNS):
+        at = 0
+        while at < len(head):
+            end = at + 1
+            while end < len(head) and head[end] == head[at]:
+                end += 1
+            if is_away[at]:
+                if turn > 0:
+                    load[gateway[at]] -= size[at]
+                    nic_load[nic[gateway[at]]] -= size[at]
+                best = at
+                for i in range(at + 1, end):
+                    a, b = device[i], device[best]
+                    mine, other = nic_load[nic[a]], nic_load[nic[b]]
+                    if mine < other or (mine == other and load[a] < load[b]):
+                        best = i
+                chosen = device[best]
+                load[chosen] += size[at]
+                nic_load[nic[chosen]] += size[at]
+                for i in range(at, end):
+                    gateway[i] = chosen
+            at = end

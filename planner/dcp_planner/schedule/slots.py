@@ -1,0 +1,130 @@
+"""Rows of arriving blocks in the receive buffers, reused as soon as nobody reads them."""
+
+import numpy as np
+
+from dcp_planner.arrays import Ints
+from dcp_planner.jit import compiled
+
+
+def allocate_rows(group: Ints, taken: Ints, freed: Ints, rows: Ints) -> Ints:
+    """Place spans of rows first-fit, one buffer per group.
+
+    Args:
+        group: int64 ``[N]``, the buffer of each span, from 0.
+        taken: int64 ``[N]``, when the span is taken.
+        freed: int64 ``[N]``, from when its rows may be taken again; after `taken`.
+        rows: int64 ``[N]``, at least 1.
+
+    Returns:
+        First row of each span, int64 ``[N]``. Spans of a group that live at the same time do not
+        share rows. Deterministic; O(N F) for F gaps in a buffer.
+
+    >>> one = np.ones(3, np.int64)
+    >>> allocate_rows(0 * one, np.array([0, 0, 2]), np.array([2, 5, 5]), 4 * one).tolist()
+    [0, 4, 0]
+    """
+    order = np.lexsort((np.arange(len(group)), taken, group))
+    leaving = np.lexsort((freed, group))
+    slot = np.zeros(len(group), np.int64)
+    if len(group):
+        gaps = np.zeros((2, len(group) + 1), np.int64)
+        _place(group, taken, freed, rows, order, leaving, slot, gaps)
+    return slot
+
+
+@compiled
+def _place(  # noqa: C901, PLR0913 - a compiled kernel
+    group: Ints,
+    taken: Ints,
+    freed: Ints,
+    rows: Ints,
+    order: Ints,
+    leaving: Ints,
+    slot: Ints,
+    scratch: Ints,
+) -> None:
+    gap_at, gap_rows = scratch[0], scratch[1]  # gaps of the present buffer, ascending
+    gaps, top, out = 0, 0, 0
+    for n in range(len(order)):
+        i = order[n]
+        if n == 0 or group[i] != group[order[n - 1]]:
+            gaps, top, out = 0, 0, n
+        while out < len(leaving) and group[leaving[out]] == group[i]:
+            j = leaving[out]
+            if freed[j] > taken[i]:
+                break
+            at = 0
+            while at < gaps and gap_at[at] < slot[j]:
+                at += 1
+            joins_left = at > 0 and gap_at[at - 1] + gap_rows[at - 1] == slot[j]
+            joins_right = at < gaps and slot[j] + rows[j] == gap_at[at]
+            if joins_left:
+                gap_rows[at - 1] += rows[j]
+                if joins_right:
+                    gap_rows[at - 1] += gap_rows[at]
+                    for k in range(at, gaps - 1):
+                        gap_at[k], gap_rows[k] = gap_at[k + 1], gap_rows[k + 1]
+                    gaps -= 1
+            elif joins_right:
+                gap_at[at] = slot[j]
+                gap_rows[at] += rows[j]
+            else:
+                for k in range(gaps, at, -1):
+                    gap_at[k], gap_rows[k] = gap_at[k - 1], gap_rows[k - 1]
+                gap_at[at], gap_rows[at] = slot[j], rows[j]
+                gaps += 1
+            out += 1
+        at = 0
+        while at < gaps and gap_rows[at] < rows[i]:
+            at += 1
+        if at < gaps:
+            slot[i] = gap_at[at]
+            gap_at[at] += rows[i]
+            gap_rows[at] -= rows[i]
+            if gap_rows[at] == 0:
+                for k in range(at, gaps - 1):
+                    gap_at[k], gap_rows[k] = gap_at[k + 1], gap_rows[k + 1]
+                gaps -= 1
+        elif gaps and gap_at[gaps - 1] + gap_rows[gaps - 1] == top:
+            slot[i] = gap_at[gaps - 1]  # the last gap and some new rows
+            top = slot[i] + rows[i]
+            gaps -= 1
+        else:
+            slot[i] = top
+            top += rows[i]
+
+
+def find_shared_rows(
+    group: Ints, taken: Ints, freed: Ints, slot: Ints, rows: Ints
+) -> tuple[int, int] | None:
+    """Find two spans of a group that share rows while both live, or ``None``.
+
+    A span lives from `taken` up to and including `freed`. O(N log N + N L) for L spans that live at
+    the same time in a group.
+    """
+    order = np.lexsort((taken, group))
+    live = np.zeros(len(group) + 1, np.int64)
+    first, second = _find_clash(group, taken, freed, slot, rows, order, live)
+    return None if first < 0 else (int(first), int(second))
+
+
+@compiled
+def _find_clash(
+    group: Ints, taken: Ints, freed: Ints, slot: Ints, rows: Ints, order: Ints, live: Ints
+) -> tuple[int, int]:
+    count = 0
+    for n in range(len(order)):
+        i = order[n]
+        if n == 0 or group[i] != group[order[n - 1]]:
+            count = 0
+        kept = 0
+        for k in range(count):
+            j = live[k]
+            if freed[j] >= taken[i]:
+                if slot[j] < slot[i] + rows[i] and slot[i] < slot[j] + rows[j]:
+                    return j, i
+                live[kept] = j
+                kept += 1
+        live[kept] = i
+        count = kept + 1
+    return -1, -1

@@ -1,0 +1,372 @@
+"""KaHyPar as a partitioner: nodes first, then the devices of each node, in a process of its own.
+
+KaHyPar knows one int32 weight per vertex, we have two constraints. A block weighs ``M * tokens``, a
+tile its share of the pairs in small integers, and a part may hold ``M * T + C`` where T are the
+tokens that an LPT packing gives it and C the compute cap. ``M > C`` makes one token more than T
+outweigh all the compute a part may have, so the token targets are met exactly and the compute cap
+as well; M and the integers are chosen so that the sum stays far below 2^31 and even a short last
+block keeps its weight. Where exact targets leave the search no way (few, ragged blocks), a second
+encoding without token targets wins, because owners are chosen anew afterwards in any case; the
+result with the shorter predicted time is taken.
+
+Source: two levels and one hyperedge per block as in DCP (SOSP'25), Sec. 4.2; Schlag et al.,
+High-Quality Hypergraph Partitioning (2022).
+"""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_planner.errors import PlanError
+from dcp_planner.model.cluster import Cluster
+from dcp_planner.model.config import PlanConfig
+from dcp_planner.model.packing import cap_of, loads_of, pack_largest_first
+from dcp_planner.model.placement import Partitioner, Placement, caps_of
+from dcp_planner.model.workload import Hypergraph, Workload, build_hypergraph
+from dcp_planner.search.repair import price_between_nodes, repair
+from dcp_planner.simulation.schedules import predict_placement
+
+WEIGHT_LIMIT = 10**9  # of a sum, about; KaHyPar adds tolerances on top and computes in int32
+
+_MOST_PROCESSES = 8
+_MESSAGE_BYTES = 4096  # of a message: what a process says last
+
+
+@dataclass(frozen=True, slots=True)
+class Solver:
+    """An external partitioner that runs in processes of its own.
+
+    Attributes:
+        package: what is imported, and the extra that installs it.
+        title: how people write it.
+    """
+
+    package: str
+    title: str
+
+    @property
+    def install(self) -> str:
+        """Advice on how to install the package, or do without."""
+        return (
+            f"install it with `pip install 'dcp-dsl[{self.package}]'`, or choose "
+            "partitioner='native'"
+        )
+
+
+KAHYPAR = Solver("kahypar", "KaHyPar")
+MT_KAHYPAR = Solver("mtkahypar", "Mt-KaHyPar")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """Input of one call of KaHyPar.
+
+    Attributes:
+        hypergraph: pins and edge weights; its vertex weights are not used.
+        vertex_weight: int64 ``[V]``, the one weight that KaHyPar knows.
+        target: int64 ``[k]``, largest weight of each part.
+    """
+
+    hypergraph: Hypergraph
+    vertex_weight: NDArray[np.int64]
+    target: NDArray[np.int64]
+
+
+def solve_problems(
+    problems: Sequence[Problem], config: PlanConfig, deadline: float, solver: Solver = KAHYPAR
+) -> list[NDArray[np.int32]]:
+    """Partition every hypergraph; as many processes at once as there are cores.
+
+    Args:
+        problems: in any order.
+        config: its seed and time limit.
+        deadline: when to give up, on the clock of ``time.monotonic``.
+        solver: who partitions.
+
+    Returns:
+        Part of every vertex, per problem.
+
+    Raises:
+        PlanError: if a process fails, the deadline passes or the temporary folder cannot take the
+            problems; all processes are ended then.
+    """
+    try:
+        return _solve(problems, config, deadline, solver)
+    except OSError as error:
+        raise PlanError(
+            f"cannot hand a problem to {solver.title} by way of the folder "
+            f"{tempfile.gettempdir()}: {error.strerror or error}; make room there, or "
+            "point TMPDIR at another folder"
+        ) from error
+
+
+def _solve(
+    problems: Sequence[Problem], config: PlanConfig, deadline: float, solver: Solver
+) -> list[NDArray[np.int32]]:
+    count = min(len(problems), len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+    # Large and small problems are dealt out in turn.
+    order = sorted(range(len(problems)), key=lambda i: -len(problems[i].hypergraph.pins))
+    shares = [order[first::count] for first in range(count)]
+    parts: dict[int, NDArray[np.int32]] = {}
+    with tempfile.TemporaryDirectory(prefix="dcp-kahypar-") as folder:
+        started: list[subprocess.Popen[bytes]] = []
+        try:
+            for number, share in enumerate(shares):
+                paths = [Path(folder, f"{number}-{name}.npz") for name in ("in", "out")]
+                _write([problems[i] for i in share], config.seed, paths[0])
+                started.append(_start(paths[0], paths[1], solver, config))
+            for number, (process, share) in enumerate(zip(started, shares, strict=True)):
+                _await(process, config, deadline, solver)
+                found = _read(Path(folder, f"{number}-out.npz"), len(share), solver)
+                parts |= dict(zip(share, found, strict=True))
+        finally:
+            for process in started:
+                process.kill()
+                process.communicate()
+    return [parts[index] for index in range(len(problems))]
+
+
+def _write(problems: Sequence[Problem], seed: int, path: Path) -> None:
+    # Any: numpy's savez has a keyword of another type
+    arrays: dict[str, Any] = {"count": np.array(len(problems)), "seed": np.array(seed)}
+    for index, problem in enumerate(problems):
+        arrays[f"{index}_pin_ptr"] = problem.hypergraph.pin_ptr
+        arrays[f"{index}_pins"] = problem.hypergraph.pins
+        arrays[f"{index}_vertex_weight"] = problem.vertex_weight
+        arrays[f"{index}_edge_weight"] = _to_int32(problem.hypergraph.edge_weight)
+        arrays[f"{index}_target"] = problem.target
+    np.savez(path, **arrays)
+
+
+def _to_int32(edge_weight: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Divide by what all weights share, then scale until the sum fits."""
+    weight = edge_weight // max(1, int(np.gcd.reduce(edge_weight, initial=0)))
+    excess = float(weight.sum()) / WEIGHT_LIMIT
+    return np.maximum(1, np.rint(weight / excess)).astype(np.int64) if excess > 1 else weight
+
+
+def _start(
+    source: Path, target: Path, solver: Solver, config: PlanConfig
+) -> "subprocess.Popen[bytes]":
+    module = "dcp_planner.search.kahypar_worker"
+    arguments = [solver.package, str(source), str(target), str(os.getpid())]
+    if solver is KAHYPAR and config.kahypar_ini is not None:
+        arguments.append(config.kahypar_ini)
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+def _await(
+    process: "subprocess.Popen[bytes]", config: PlanConfig, deadline: float, solver: Solver
+) -> None:
+    try:
+        _, said = process.communicate(timeout=max(0.001, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        raise PlanError(
+            f"{solver.title} took longer than the time limit of {config.time_limit_s:g} s; use "
+            "larger blocks, a larger time_limit_s, or partitioner='native'"
+        ) from None
+    if process.returncode < 0:
+        name = signal.Signals(-process.returncode).name
+        raise PlanError(
+            f"{solver.title}'s process was ended by {name}, as happens when memory runs out; use "
+            "larger blocks, or partitioner='native'"
+        )
+    if process.returncode:
+        lines = said[-_MESSAGE_BYTES:].decode(errors="replace").strip().splitlines()
+        raise PlanError(
+            f"{solver.title}'s process ended with status {process.returncode}: "
+            f"{lines[-1] if lines else 'no message'}; {solver.install}"
+        )
+
+
+def _read(path: Path, count: int, solver: Solver) -> list[NDArray[np.int32]]:
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            return [found[f"{index}_part"] for index in range(count)]
+    except (OSError, ValueError, KeyError) as error:
+        raise PlanError(
+            f"{solver.title}'s process left no result: {error}; {solver.install}"
+        ) from error
+
+
+_UNITS_PER_TILE = 16  # mean weight of a tile below which token units are made coarser
+_MOST_PER_TILE = 1e6  # mean weight of a tile: more would be precision that nobody asked for
+_ENCODINGS = (True, False)  # with and without token targets
+
+
+@dataclass(frozen=True, slots=True)
+class KaHyPar(Partitioner):
+    """Adapter for the optional packages `kahypar` (GPL-3) and `mtkahypar` (MIT).
+
+    Attributes:
+        solver: which of the two.
+    """
+
+    solver: Solver = KAHYPAR
+
+    @property
+    def name(self) -> str:
+        """Key in the registry."""
+        return self.solver.package
+
+    @property
+    def is_fixed(self) -> bool:
+        """Its result is repaired to the caps."""
+        return False
+
+    def unavailable(self) -> str | None:
+        """Look for the package without importing it."""
+        if importlib.util.find_spec(self.solver.package) is None:
+            return f"the package {self.name} is not installed; {self.solver.install}"
+        return None
+
+    def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
+        """Partition into nodes, then each node into devices; the same seed gives the same result.
+
+        Raises:
+            PlanError: if the process fails or exceeds ``config.time_limit_s``.
+        """
+        deadline = time.monotonic() + config.time_limit_s
+        nodes = _place_on_nodes(workload, cluster, config, deadline, self.solver)
+        placements = _place_on_devices(nodes, workload, cluster, config, deadline, self.solver)
+        repaired = [repair(found, workload, cluster, config) for found in placements]
+        return min(repaired, key=lambda found: _quality(found, workload, cluster, config))
+
+
+def _quality(
+    found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig
+) -> tuple[int, float]:
+    """Compute the pairs above the cap, then the predicted seconds: less is better."""
+    load = loads_of(found.device_of_compute, workload.compute_pairs, cluster.num_devices)
+    excess = max(0, int(load.max()) - caps_of(workload, cluster.num_devices, config).pairs)
+    return excess, predict_placement(workload, found, cluster, config).seconds
+
+
+def _place_on_nodes(
+    workload: Workload, cluster: Cluster, config: PlanConfig, deadline: float, solver: Solver
+) -> list[Placement]:
+    """Return a placement on nodes per encoding, repaired to half the compute tolerance."""
+    if cluster.nodes == 1:
+        here = np.zeros(workload.num_blocks, np.int32)
+        return [Placement(here, np.zeros(workload.num_tiles, np.int32))] * len(_ENCODINGS)
+    hypergraph = _both_directions(workload)
+    level = replace(config, compute_tolerance=config.compute_tolerance / 2)
+    cap = cap_of(workload.compute_pairs, cluster.nodes, level.compute_tolerance)
+    problems = [
+        _encode(hypergraph, workload.num_tiles, cluster.nodes, cap, has_targets=has_targets)
+        for has_targets in _ENCODINGS
+    ]
+    flat = replace(cluster, nodes=1, devices_per_node=cluster.nodes)
+    return [
+        repair(
+            Placement(part[workload.num_tiles :], part[: workload.num_tiles]), workload, flat, level
+        )
+        for part in solve_problems(problems, config, deadline, solver)
+    ]
+
+
+def _place_on_devices(
+    nodes: Sequence[Placement],
+    workload: Workload,
+    cluster: Cluster,
+    config: PlanConfig,
+    deadline: float,
+    solver: Solver,
+) -> list[Placement]:
+    per_node = cluster.devices_per_node
+    hypergraph = _both_directions(workload)
+    cap = cap_of(workload.compute_pairs, cluster.num_devices, config.compute_tolerance)
+    ratio = price_between_nodes(cluster)
+    problems, places = [], []
+    results = [np.zeros(hypergraph.num_vertices, np.int32) for _ in nodes]
+    for index, (found, has_targets) in enumerate(zip(nodes, _ENCODINGS, strict=True)):
+        node = np.concatenate([found.device_of_compute, found.device_of_data])
+        for number in range(cluster.nodes):
+            vertices = np.flatnonzero(node == number)
+            results[index][vertices] = number * per_node
+            num_tiles = int((vertices < workload.num_tiles).sum())
+            if num_tiles and per_node > 1:
+                part = _restrict(hypergraph, vertices, workload.num_tiles, ratio)
+                problems.append(_encode(part, num_tiles, per_node, cap, has_targets=has_targets))
+                places.append((index, vertices))
+            else:
+                tokens = hypergraph.vertex_weight[vertices, 1]
+                results[index][vertices] += pack_largest_first(tokens, per_node)
+    solved = solve_problems(problems, config, deadline, solver)
+    for (index, vertices), part_of in zip(places, solved, strict=True):
+        results[index][vertices] += part_of
+    tiles = workload.num_tiles
+    return [Placement(part[tiles:], part[:tiles]) for part in results]
+
+
+def _both_directions(workload: Workload) -> Hypergraph:
+    """Return the hypergraph whose cost is the bytes of a forward and a backward pass."""
+    forward, backward = (build_hypergraph(workload, d) for d in ("forward", "backward"))
+    return replace(forward, edge_weight=forward.edge_weight + backward.edge_weight)
+
+
+def _restrict(
+    hypergraph: Hypergraph, vertices: NDArray[np.int64], num_tiles: int, ratio: float
+) -> Hypergraph:
+    """Keep some vertices; a hyperedge whose block lies elsewhere pays the price between nodes."""
+    new = np.full(hypergraph.num_vertices, -1, np.int64)
+    new[vertices] = np.arange(len(vertices))
+    edges = len(hypergraph.edge_weight)
+    edge = np.repeat(np.arange(edges), np.diff(hypergraph.pin_ptr))
+    kept = new[hypergraph.pins] >= 0
+    sizes = np.bincount(edge[kept], minlength=edges)
+    has_owner = new[num_tiles + np.arange(edges) % (edges // 2)] >= 0
+    used = sizes > 1
+    weight = hypergraph.edge_weight * np.where(has_owner, 1.0, ratio)
+    return Hypergraph(
+        vertex_weight=hypergraph.vertex_weight[vertices],
+        pin_ptr=np.append(0, np.cumsum(sizes[used])),
+        pins=new[hypergraph.pins[kept & used[edge]]].astype(np.int32),
+        edge_weight=weight[used].astype(np.int64),
+    )
+
+
+def _encode(
+    hypergraph: Hypergraph, num_tiles: int, parts: int, cap_pairs: int, *, has_targets: bool
+) -> Problem:
+    """Write pairs and tokens into one int32 weight per vertex; see the module's docstring."""
+    pairs, tokens = hypergraph.vertex_weight[:num_tiles, 0], hypergraph.vertex_weight[num_tiles:, 1]
+    share = max(cap_pairs / pairs.sum(), 1.0 / parts)  # of all compute that one part may have
+    units = tokens if has_targets else np.zeros_like(tokens)
+    step = max(1, int(np.gcd.reduce(units, initial=0)))
+    budget = _compute_budget(units, step, share)
+    while has_targets and budget < _UNITS_PER_TILE * num_tiles and step < tokens.max():
+        step *= 2
+        budget = _compute_budget(units, step, share)
+    units = np.maximum(np.rint(units / step).astype(np.int64), int(has_targets))
+    exact = pairs * (min(budget, _MOST_PER_TILE * num_tiles) / pairs.sum())
+    weight = np.maximum(1, np.rint(exact)).astype(np.int64)
+    # A little slack keeps the cap attainable after rounding.
+    cap = int(np.ceil(share * weight.sum())) + int(weight.max()) // 16
+    scale = cap + 1 if has_targets else 0
+    blocks = scale * units if has_targets else np.ones_like(units)
+    packed = loads_of(pack_largest_first(units, parts), units, parts)
+    target = scale * packed + cap + (0 if has_targets else len(units))
+    return Problem(hypergraph, np.concatenate([weight, blocks]), target)
+
+
+def _compute_budget(units: NDArray[np.int64], step: int, share: float) -> float:
+    """Compute the largest sum of tile weights that keeps the whole sum under the limit."""
+    total = float(np.rint(units / step).sum())
+    return (WEIGHT_LIMIT - 2 * total) / (share * total + 1)

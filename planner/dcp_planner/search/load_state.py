@@ -1,0 +1,332 @@
+"""State of the search for time: how busy every device and port is, as moves change it.
+
+For every device and either direction: the seconds of its computing, of what it receives and sends
+over the network, inputs and results apart, and inside its node. A device is as slow as a high power
+of these, and of the sums that follow one another: inputs must arrive before results can leave. The
+objective is the root of the sum over all devices, nearly the longest, for forward plus backward.
+
+Of a block that several devices of a foreign node need, the network carries one copy; which of them
+receives it is the router's choice, so each is charged an equal share.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import types
+
+from dcp_planner.arrays import Floats, Indices, Ints
+from dcp_planner.jit import (
+    FLOAT,
+    FLOAT_TABLE,
+    FLOATS,
+    INDEX_TABLE,
+    INDICES,
+    INT,
+    INT_TABLE,
+    INTS,
+    NOTHING,
+    inner,
+)
+
+LOADS = 7  # compute, inputs in, inputs out, results in, results out, inside in, inside out
+_SEEN = 0.25  # of the time on the network is not hidden behind computing
+
+
+class LoadState(NamedTuple):
+    """A placement and what it keeps busy, changed in place.
+
+    Attributes:
+        tile_q, tile_kv: int32 ``[W]``.
+        pointer: int64 ``[2, D+1]``, CSR of the tiles of each row (0) and column (1).
+        members: int64 ``[2, W]``.
+        part, owner: int32 ``[W]`` and ``[D]``, device of each tile, owner of each block.
+        users: int32 ``[2D, R]``, tiles of each net (rows, then columns) on each device.
+        in_node: int32 ``[2D, N]``, devices of each node that use a net without owning its block.
+        node: int64 ``[R]``.
+        cost: float64 ``[8, 2D]``, scaled seconds of a message of each net: forward, then backward;
+            between nodes, then inside; input, then result.
+        seconds: float64 ``[2, W]``, of each tile, scaled.
+        work: float64 ``[2, W]``; row 0 the pairs of each tile, row 1 the tokens of each block.
+        held, limits: float64 ``[2, R]``, pairs and tokens.
+        load, saved: float64 ``[R, 2 * LOADS]``, scaled seconds; as they were before the move.
+        term: float64 ``[2, R]``, of each device in either direction.
+        total: float64 ``[2]``, sum of the terms.
+        heavy: float64 ``[1]``, scaled seconds that a device at its cap counts for if it is above.
+        dirty: int64 ``[R+1]``, devices whose loads the move has changed; their number at the end.
+        mark: int64 ``[3, R]``, whether a device is dirty; a target; at rest.
+        tiles: int64 ``[W+1]``, scratch.
+        fixed: int64 ``[1]``, whether owners stay.
+    """
+
+    tile_q: Indices
+    tile_kv: Indices
+    pointer: Ints
+    members: Ints
+    part: Indices
+    owner: Indices
+    users: Indices
+    in_node: Indices
+    node: Ints
+    cost: Floats
+    seconds: Floats
+    work: Floats
+    held: Floats
+    limits: Floats
+    load: Floats
+    saved: Floats
+    term: Floats
+    total: Floats
+    heavy: Floats
+    dirty: Ints
+    mark: Ints
+    tiles: Ints
+    fixed: Ints
+
+
+LOAD_STATE = types.NamedTuple(  # type: ignore[no-untyped-call]
+    (
+        INDICES,  # tile_q
+        INDICES,  # tile_kv
+        INT_TABLE,  # pointer
+        INT_TABLE,  # members
+        INDICES,  # part
+        INDICES,  # owner
+        INDEX_TABLE,  # users
+        INDEX_TABLE,  # in_node
+        INTS,  # node
+        FLOAT_TABLE,  # cost
+        FLOAT_TABLE,  # seconds
+        FLOAT_TABLE,  # work
+        FLOAT_TABLE,  # held
+        FLOAT_TABLE,  # limits
+        FLOAT_TABLE,  # load
+        FLOAT_TABLE,  # saved
+        FLOAT_TABLE,  # term
+        FLOATS,  # total
+        FLOATS,  # heavy
+        INTS,  # dirty
+        INT_TABLE,  # mark
+        INTS,  # tiles
+        INTS,  # fixed
+    ),
+    LoadState,
+)
+
+
+@inner(NOTHING(LOAD_STATE, INT))
+def _touch(state: LoadState, device: int) -> None:
+    """Remember the loads of a device before its first change."""
+    if state.mark[0, device] == 0:
+        state.mark[0, device] = 1
+        end = len(state.dirty) - 1
+        state.dirty[state.dirty[end]] = device
+        state.dirty[end] += 1
+        for i in range(2 * LOADS):
+            state.saved[device, i] = state.load[device, i]
+
+
+@inner(NOTHING(LOAD_STATE, INT, INT, FLOAT))
+def _charge(state: LoadState, net: int, node: int, sign: float) -> None:
+    """Add (or take away) what the devices of one node do to have a net and to send its results."""
+    count = state.in_node[net, node]
+    if count == 0:
+        return
+    devices = len(state.node) // state.in_node.shape[1]
+    owner = int(state.owner[net % len(state.owner)])
+    is_home = state.node[owner] == node
+    share, passed = sign / count, sign * (count - 1) / count
+    load, users, cost = state.load, state.users, state.cost
+    _touch(state, owner)
+    for way in range(2):
+        at, price = LOADS * way, 4 * way
+        if is_home:
+            load[owner, at + 6] += sign * count * cost[price + 2, net]
+            load[owner, at + 5] += sign * count * cost[price + 3, net]
+        else:
+            load[owner, at + 2] += sign * cost[price, net]
+            load[owner, at + 3] += sign * cost[price + 1, net]
+    for user in range(node * devices, (node + 1) * devices):
+        if count == 0:
+            break  # those are all
+        if users[net, user] == 0 or user == owner:
+            continue
+        count -= 1
+        _touch(state, user)
+        for way in range(2):
+            at, price = LOADS * way, 4 * way
+            if is_home:
+                load[user, at + 5] += sign * cost[price + 2, net]
+                load[user, at + 6] += sign * cost[price + 3, net]
+            else:
+                load[user, at + 1] += share * cost[price, net]
+                load[user, at + 4] += share * cost[price + 1, net]
+                inside = passed * (cost[price + 2, net] + cost[price + 3, net])
+                load[user, at + 5] += inside
+                load[user, at + 6] += inside
+
+
+@inner(NOTHING(LOAD_STATE, INT, INT, INT))
+def _use(state: LoadState, net: int, device: int, by: int) -> None:
+    """Add or remove one tile that uses a net on a device."""
+    before = state.users[net, device]
+    changes = before == 0 or before + by == 0
+    if not changes or state.owner[net % len(state.owner)] == device:
+        state.users[net, device] += by
+        return
+    node = state.node[device]
+    _charge(state, net, node, -1.0)
+    state.users[net, device] += by
+    state.in_node[net, node] += 1 if by > 0 else -1
+    _charge(state, net, node, 1.0)
+
+
+@inner(NOTHING(LOAD_STATE, INT, INT))
+def move_tile(state: LoadState, tile: int, target: int) -> None:
+    """Compute a tile elsewhere; not final before `keep`."""
+    here = int(state.part[tile])
+    row, column = int(state.tile_q[tile]), len(state.owner) + state.tile_kv[tile]
+    _use(state, row, here, -1)
+    _use(state, row, target, 1)
+    _use(state, column, here, -1)
+    _use(state, column, target, 1)
+    _touch(state, here)
+    _touch(state, target)
+    for way in range(2):
+        state.load[here, LOADS * way] -= state.seconds[way, tile]
+        state.load[target, LOADS * way] += state.seconds[way, tile]
+    state.held[0, here] -= state.work[0, tile]
+    state.held[0, target] += state.work[0, tile]
+    state.part[tile] = target
+
+
+@inner(NOTHING(LOAD_STATE, INT, INT))
+def move_owner(state: LoadState, block: int, target: int) -> None:
+    """Change the owner of a block; not final before `keep`."""
+    here, blocks, nodes = int(state.owner[block]), len(state.owner), state.in_node.shape[1]
+    for net in (block, blocks + block):
+        for node in range(nodes):
+            _charge(state, net, node, -1.0)
+    state.owner[block] = target
+    for net in (block, blocks + block):
+        if state.users[net, here] > 0:
+            state.in_node[net, state.node[here]] += 1
+        if state.users[net, target] > 0:
+            state.in_node[net, state.node[target]] -= 1
+        for node in range(nodes):
+            _charge(state, net, node, 1.0)
+    state.held[1, here] -= state.work[1, block]
+    state.held[1, target] += state.work[1, block]
+
+
+@inner(FLOAT(FLOAT))
+def _power(x: float) -> float:
+    x *= x
+    x *= x
+    return x * x
+
+
+@inner(FLOAT(FLOAT))
+def root(x: float) -> float:
+    """Compute the eighth root, that of 0 for less."""
+    return float(np.sqrt(np.sqrt(np.sqrt(max(x, 0.0)))))
+
+
+@inner(FLOAT(LOAD_STATE, INT, INT))
+def _term_of(state: LoadState, way: int, device: int) -> float:
+    """Compute the eighth powers of what may keep everybody waiting for a device."""
+    at, load = LOADS * way, state.load
+    compute, into, out = load[device, at], load[device, at + 1], load[device, at + 2]
+    home, back = load[device, at + 3], load[device, at + 4]
+    over = 0.0
+    for kind in range(2):
+        if state.held[kind, device] > state.limits[kind, device]:
+            over += _power(state.heavy[0] * state.held[kind, device] / state.limits[kind, device])
+    return (
+        over
+        + _power(compute + _SEEN * (into + out + home + back))
+        + _power(into + home)
+        + _power(out + back)
+        + _power(into + back)
+        + _power(out + home)
+        + _power(load[device, at + 5])
+        + _power(load[device, at + 6])
+    )
+
+
+@inner(FLOAT(LOAD_STATE))
+def objective(state: LoadState) -> float:
+    """Compute the objective after a move that is not yet kept."""
+    value, end = 0.0, len(state.dirty) - 1
+    for way in range(2):
+        change = 0.0
+        for i in range(state.dirty[end]):
+            device = state.dirty[i]
+            change += _term_of(state, way, device) - state.term[way, device]
+        value += root(state.total[way] + change)
+    return value
+
+
+@inner(NOTHING(LOAD_STATE))
+def _add_up(state: LoadState) -> None:
+    for way in range(2):
+        total = 0.0
+        for device in range(len(state.node)):
+            total += state.term[way, device]
+        state.total[way] = total
+
+
+@inner(NOTHING(LOAD_STATE))
+def keep(state: LoadState) -> None:
+    """Make the move final; who was touched may try again."""
+    end = len(state.dirty) - 1
+    for i in range(state.dirty[end]):
+        device = state.dirty[i]
+        state.mark[0, device] = 0
+        state.mark[2, device] = 0
+        for way in range(2):
+            state.term[way, device] = _term_of(state, way, device)
+    state.dirty[end] = 0
+    _add_up(state)
+
+
+@inner(NOTHING(LOAD_STATE))
+def forget(state: LoadState) -> None:
+    """Restore the loads, to the bit, after a move was undone."""
+    end = len(state.dirty) - 1
+    for i in range(state.dirty[end]):
+        device = state.dirty[i]
+        state.mark[0, device] = 0
+        for j in range(2 * LOADS):
+            state.load[device, j] = state.saved[device, j]
+    state.dirty[end] = 0
+
+
+@inner(NOTHING(LOAD_STATE, INT, INT, INT))
+def move_set(state: LoadState, count: int, block: int, target: int) -> None:
+    """Move the tiles in scratch, and the owner of a block unless it is -1."""
+    for i in range(count):
+        move_tile(state, state.tiles[i], target)
+    if block >= 0:
+        move_owner(state, block, target)
+
+
+@inner(INT(LOAD_STATE, INT, INT))
+def gather(state: LoadState, net: int, device: int) -> int:
+    """Put the tiles of a net on a device into scratch; gives their number."""
+    blocks = len(state.owner)
+    side, block, count = net // blocks, net % blocks, 0
+    for x in range(state.pointer[side, block], state.pointer[side, block + 1]):
+        tile = state.members[side, x]
+        if state.part[tile] == device:
+            state.tiles[count] = tile
+            count += 1
+    return count
+
+
+@inner(NOTHING(LOAD_STATE))
+def value_all(state: LoadState) -> None:
+    """Take the terms of all devices anew."""
+    for device in range(len(state.node)):
+        for way in range(2):
+            state.term[way, device] = _term_of(state, way, device)
+    _add_up(state)

@@ -1,0 +1,127 @@
+"""The partitioner `native`, and the entry points of its searches.
+
+numba and the compiled loops are imported on first use, because importing them takes half a second.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_planner.model.cluster import Cluster
+from dcp_planner.model.config import PlanConfig
+from dcp_planner.model.placement import Partitioner, Placement
+from dcp_planner.model.workload import Workload
+from dcp_planner.search.effort import EFFORTS, Effort, efforts_up_to
+from dcp_planner.simulation.schedules import predict_placement
+
+
+@dataclass(frozen=True, slots=True)
+class Native(Partitioner):
+    """Search written for this problem; see `multilevel` and `bottleneck`."""
+
+    @property
+    def name(self) -> str:
+        """Key in the registry."""
+        return "native"
+
+    def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
+        """Search with the effort that ``config.budget`` names; the same seed, the same result."""
+        found = [
+            placement
+            for effort in efforts_up_to(config.budget)
+            for placement in searched(workload, cluster, config, effort)
+        ]
+        if len(found) == 1:
+            return found[0]
+        return min(found, key=_Seconds(workload, cluster, config))
+
+
+@dataclass(frozen=True, slots=True)
+class _Seconds:
+    """Predicts the time of a placement with the schedule that it would get."""
+
+    workload: Workload
+    cluster: Cluster
+    config: PlanConfig
+
+    def __call__(self, found: Placement) -> float:
+        return predict_placement(self.workload, found, self.cluster, self.config).seconds
+
+
+def searched(
+    workload: Workload, cluster: Cluster, config: PlanConfig, effort: Effort
+) -> tuple[Placement, ...]:
+    """Search for few bytes, then for little time from there; both under the caps.
+
+    Gives the last only if time is short: it is seldom the worse one, and judging takes as long.
+    """
+    # numba takes half a second to import: only who searches pays for it.
+    from dcp_planner.search.multilevel import search, setting_of
+    from dcp_planner.search.problem import problem_of
+
+    split = search(problem_of(workload), cluster, setting_of(workload, cluster, config, effort))
+    found = Placement(split.owner, split.part)
+    after = relieved(found, workload, cluster, config, effort)
+    return (after,) if effort is EFFORTS["fast"] else (found, after)
+
+
+def refine(found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
+    """Search on from any placement: hold it to the caps, then relieve what is busiest.
+
+    The simulator judges what that makes of it.
+    """
+    from dcp_planner.search.multilevel import polish, setting_of
+    from dcp_planner.search.problem import Split, problem_of
+
+    effort = EFFORTS[config.budget]
+    setting = setting_of(workload, cluster, config, effort)
+    start = Split(found.device_of_compute, found.device_of_data)
+    split = polish(problem_of(workload), start, cluster, setting)
+    held = Placement(split.owner, split.part, found.warnings)
+    after = relieved(held, workload, cluster, config, effort)
+    return min((held, after), key=_Seconds(workload, cluster, config))
+
+
+def relieved(
+    found: Placement,
+    workload: Workload,
+    cluster: Cluster,
+    config: PlanConfig,
+    effort: Effort,
+    *,
+    is_uneven: bool = False,
+) -> Placement:
+    """Relieve what is busiest, starting from any placement; tokens stay under their cap.
+
+    Compute as well, unless it may be uneven: then what one device computes for longer than others
+    counts as time only. Where the network decides, that costs nothing.
+    """
+    from dcp_planner.search.bottleneck import relieve_split
+    from dcp_planner.search.multilevel import setting_of
+    from dcp_planner.search.problem import Split
+
+    caps = setting_of(workload, cluster, config, effort).caps
+    if is_uneven:
+        caps = replace(caps, pairs=int(workload.compute_pairs.sum()))
+    start = Split(found.device_of_compute, found.device_of_data)
+    split = relieve_split(start, workload, cluster, caps, effort.relief)
+    return Placement(split.owner, split.part, found.warnings)
+
+
+def tiles_placed(
+    owner: NDArray[np.int32], workload: Workload, cluster: Cluster, config: PlanConfig
+) -> tuple[Placement, Placement]:
+    """Place tiles where the tokens are: level and cheap to send; searched for time, then level."""
+    from dcp_planner.search.bottleneck import relieve_split
+    from dcp_planner.search.multilevel import level_tiles, setting_of
+    from dcp_planner.search.problem import Split, problem_of
+
+    effort, problem = EFFORTS[config.budget], problem_of(workload)
+    setting = setting_of(workload, cluster, config, effort)
+    start = Split(owner[workload.compute_q], owner)
+    searched_first = relieve_split(
+        start, workload, cluster, setting.caps, effort.relief, keeps_owners=True
+    )
+    level, timed = (level_tiles(problem, s, cluster, setting) for s in (start, searched_first))
+    return Placement(owner, level.part), Placement(owner, timed.part)

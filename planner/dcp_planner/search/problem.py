@@ -1,0 +1,267 @@
+"""Problems of the native search, fine or coarse, and the splits that the search starts from."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_planner.arrays import Floats, Indices, Ints
+from dcp_planner.model.workload import Workload
+from dcp_planner.search.partition_state import PartitionState, fill
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """Tiles and blocks to be split; a part of a workload, or a coarser picture of one.
+
+    Attributes:
+        tile_q, tile_kv: int32 ``[W]``, sorted by (q, kv).
+        work: int64 ``[W]``.
+        sequence: int32 ``[D]``.
+        tokens: int64 ``[D]``; 0 for blocks that are owned elsewhere.
+        is_owned: bool ``[D]``, whether the owner is to be chosen here.
+        weight: float64 ``[2, D]``, bytes of row nets and of column nets, whole numbers.
+    """
+
+    tile_q: Indices
+    tile_kv: Indices
+    work: Ints
+    sequence: Indices
+    tokens: Ints
+    is_owned: NDArray[np.bool_]
+    weight: Floats
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles W."""
+        return len(self.tile_q)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks D."""
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """An answer: the part of every tile and the owner of every block (-1: owned elsewhere)."""
+
+    part: Indices
+    owner: Indices
+
+
+def problem_of(workload: Workload) -> Problem:
+    """Take a whole workload; nets weigh the bytes of a forward and a backward pass."""
+    shape, tokens = workload.shape, workload.block_tokens
+    row = 2 * shape.q_bytes + shape.out_bytes + shape.q_backward_bytes
+    return Problem(
+        tile_q=workload.compute_q,
+        tile_kv=workload.compute_kv,
+        work=workload.compute_pairs,
+        sequence=workload.block_sequence,
+        tokens=tokens,
+        is_owned=np.ones(workload.num_blocks, np.bool_),
+        weight=np.stack([tokens * row, tokens * (3 * shape.kv_bytes)]).astype(np.float64),
+    )
+
+
+def restrict(problem: Problem, split: Split, part: int) -> tuple[Problem, Ints, Ints]:
+    """Keep what one part computes or owns; gives it with its tiles and its blocks, ascending.
+
+    Blocks that are owned elsewhere but used here stay, with no owner to choose.
+    """
+    tiles = np.flatnonzero(split.part == part)
+    is_used = split.owner == part
+    is_used[problem.tile_q[tiles]] = True
+    is_used[problem.tile_kv[tiles]] = True
+    blocks = np.flatnonzero(is_used)
+    number = np.cumsum(is_used, dtype=np.int32) - np.int32(1)
+    is_owned = (split.owner[blocks] == part) & problem.is_owned[blocks]
+    inner = Problem(
+        tile_q=number[problem.tile_q[tiles]],
+        tile_kv=number[problem.tile_kv[tiles]],
+        work=problem.work[tiles],
+        sequence=problem.sequence[blocks],
+        tokens=np.where(is_owned, problem.tokens[blocks], 0),
+        is_owned=is_owned,
+        weight=problem.weight[:, blocks],
+    )
+    return inner, tiles, blocks
+
+
+def coarsen(problem: Problem) -> tuple[Problem, Ints, Ints]:
+    """Merge neighbouring blocks of one sequence while they stay within twice the largest block.
+
+    Returns:
+        The coarser problem, and the coarse tile of each tile and coarse block of each block. O(W
+        log W).
+    """
+    block = _merge_runs(problem, 2 * float(problem.weight[1].max(initial=0.0)))
+    size = int(block[-1]) + 1 if len(block) else 0
+    key = block[problem.tile_q] * size + block[problem.tile_kv]
+    found, tile = np.unique(key, return_inverse=True)
+
+    def total(values: NDArray[np.generic], at: Ints, length: int) -> Floats:
+        return np.bincount(at, values.astype(np.float64), length).astype(np.float64)
+
+    first = np.flatnonzero(np.diff(block, prepend=-1))
+    coarse = replace(
+        problem,
+        tile_q=(found // max(size, 1)).astype(np.int32),
+        tile_kv=(found % max(size, 1)).astype(np.int32),
+        work=total(problem.work, tile, len(found)).astype(np.int64),
+        sequence=problem.sequence[first],
+        tokens=total(problem.tokens, block, size).astype(np.int64),
+        is_owned=problem.is_owned[first],
+        weight=np.stack([total(side, block, size) for side in problem.weight]),
+    )
+    return coarse, tile, block
+
+
+def _merge_runs(problem: Problem, limit: float) -> Ints:
+    """Number the runs of blocks that are merged; a net's bytes stand for its block's tokens."""
+    block = np.zeros(problem.num_blocks, np.int64)
+    sequence, is_owned = problem.sequence.tolist(), problem.is_owned.tolist()
+    number, total = -1, 0.0
+    for index, size in enumerate(problem.weight[1].tolist()):
+        starts = (
+            index == 0
+            or sequence[index] != sequence[index - 1]
+            or is_owned[index] != is_owned[index - 1]
+            or total + size > limit
+        )
+        number, total = (number + 1, size) if starts else (number, total + size)
+        block[index] = number
+    return block
+
+
+def state_of_split(
+    problem: Problem,
+    split: Split,
+    limits: Floats,
+    prices: Floats,
+    topology: Ints,
+    far: float,
+    seed: int,
+) -> PartitionState:
+    """Lay a split out as the compiled loops want it, filled; the split itself is not changed."""
+    tiles, blocks = problem.num_tiles, problem.num_blocks
+    parts, groups = topology.shape[1], int(topology[0].max()) + 1
+    pointer = np.zeros((2, blocks + 1), np.int64)
+    members = np.zeros((2, tiles), np.int64)
+    for side, of in enumerate((problem.tile_q, problem.tile_kv)):
+        pointer[side, 1:] = np.cumsum(np.bincount(of, minlength=blocks))
+        members[side] = np.argsort(of, kind="stable") if side else np.arange(tiles)
+    state = PartitionState(
+        tile_q=problem.tile_q.copy(),
+        tile_kv=problem.tile_kv.copy(),
+        work=problem.work.astype(np.float64),
+        part=split.part.astype(np.int32),
+        owner=split.owner.astype(np.int32),
+        tokens=problem.tokens.copy(),
+        sequence=problem.sequence.copy(),
+        pointer=pointer,
+        members=members,
+        weight=np.append(problem.weight.ravel(), far),
+        counts=np.zeros((2 * blocks, parts + groups), np.int32),
+        topology=np.ascontiguousarray(topology, np.int64),
+        loads=np.zeros((2, parts)),
+        limits=np.ascontiguousarray(limits, np.float64),
+        prices=np.ascontiguousarray(prices, np.float64),
+        change=np.zeros(parts + 2),
+        tiles=np.zeros(tiles + 1, np.int64),
+        blocks=np.zeros(blocks + 1, np.int64),
+        pins=np.zeros(2 * blocks, np.int64),
+        nets=np.zeros(2 * blocks, np.int64),
+        random=np.array([(2 * seed + 1) * 0x9E3779B97F4A7C15 % 2**64], np.uint64),
+    )
+    fill(state)
+    return state
+
+
+_SLACK = 0.03  # of a part's share, that whole documents may exceed it by
+
+
+def seeds(problem: Problem, parts: int) -> Iterator[Split]:
+    """Yield the starts, the most promising first: documents, token ranges, zigzag, equal work."""
+    for row in (
+        by_documents(problem, parts),
+        by_tokens(problem, parts),
+        by_work(problem, parts),
+        zigzag(problem, parts),
+    ):
+        yield _split_of_rows(problem, row)
+
+
+def _split_of_rows(problem: Problem, row: NDArray[np.int32]) -> Split:
+    return Split(row[problem.tile_q], np.where(problem.is_owned, row, -1).astype(np.int32))
+
+
+def _shares(problem: Problem, parts: int) -> tuple[Floats, Floats]:
+    """Compute the work of each row and the tokens of each block, in shares of a part."""
+    work = np.zeros(problem.num_blocks)
+    np.add.at(work, problem.tile_q, problem.work)
+    tokens = problem.tokens.astype(np.float64)
+    return (
+        work * (parts / max(1.0, float(work.sum()))),
+        tokens * (parts / max(1.0, float(tokens.sum()))),
+    )
+
+
+def by_tokens(problem: Problem, parts: int) -> NDArray[np.int32]:
+    """Cut the batch into runs of equal tokens."""
+    tokens = _shares(problem, parts)[1]
+    middle = np.cumsum(tokens) - tokens / 2
+    return np.minimum(middle.astype(np.int32), np.int32(parts - 1))
+
+
+def by_work(problem: Problem, parts: int) -> NDArray[np.int32]:
+    """Cut the batch into runs of rows of equal work."""
+    work = _shares(problem, parts)[0]
+    middle = np.cumsum(work) - work / 2
+    return np.minimum(middle.astype(np.int32), np.int32(parts - 1))
+
+
+def zigzag(problem: Problem, parts: int) -> NDArray[np.int32]:
+    """Cut the batch into twice as many runs; part p has runs p and 2K-1-p."""
+    run = by_tokens(problem, 2 * parts)
+    return np.minimum(run, 2 * parts - 1 - run).astype(np.int32)
+
+
+def by_documents(problem: Problem, parts: int) -> NDArray[np.int32]:
+    """Assign whole documents, largest first, to the emptiest part; cut those that fit nowhere.
+
+    A document is as large as its work or its tokens, whichever is the larger share. One that fits
+    nowhere fills the emptiest parts one after the other with runs of its rows.
+    """
+    work, tokens = _shares(problem, parts)
+    first = np.flatnonzero(np.diff(problem.sequence, prepend=-1))
+    end = np.append(first[1:], problem.num_blocks)
+    sizes = np.stack([np.add.reduceat(s, first) for s in (work, tokens)])
+    full = np.zeros((2, parts))
+    row = np.zeros(problem.num_blocks, np.int32)
+    for document in np.argsort(-sizes.max(axis=0), kind="stable").tolist():
+        filled = (full + sizes[:, document : document + 1]).max(axis=0)
+        best = int(np.argmin(filled))
+        run = slice(int(first[document]), int(end[document]))
+        if filled[best] <= 1 + _SLACK or run.stop - run.start == 1:
+            row[run] = best
+            full[:, best] += sizes[:, document]
+        else:
+            row[run] = _fill_in_turn(np.stack([work[run], tokens[run]], axis=1), full)
+    return row
+
+
+def _fill_in_turn(rows: Floats, full: Floats) -> NDArray[np.int32]:
+    """Fill the emptiest part, then the next; what is left goes to the emptiest, row by row."""
+    order = iter(np.argsort(full.max(axis=0), kind="stable").tolist())
+    part: int | None = next(order)
+    chosen = np.zeros(len(rows), np.int32)
+    for index, size in enumerate(rows):
+        while part is not None and (full[:, part] + size).max() > 1 + _SLACK:
+            part = next(order, None)
+        target = int(np.argmin(full.max(axis=0))) if part is None else part
+        chosen[index] = target
+        full[:, target] += size
+    return chosen

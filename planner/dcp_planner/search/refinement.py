@@ -1,0 +1,304 @@
+"""Compiled inner loops of the native partitioner: noisy descent over tiles, ranges and owners.
+
+Moves: one tile; one owner; the tiles of a range of neighbouring rows (or columns) that stand on one
+part, with or without the owners among them. Every move is priced for all admissible parts at once,
+O(K) per net, since each tile lies in exactly two nets. A move is taken if its change, less a random
+amount below ``noise``, is the least; the noise falls to nothing. Randomness is an xorshift and all
+sums are of integers in float64, so results are the same bits everywhere.
+
+The arrays of `PartitionState` are passed one by one to the innermost functions: taking a field out
+of the tuple counts references, which took more time than the work (measured: 2.5 times in all).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_planner.arrays import Floats, Ints
+from dcp_planner.jit import (
+    FLOAT,
+    FLOAT_TABLE,
+    FLOATS,
+    INT,
+    INT_TABLE,
+    INTS,
+    NOTHING,
+    WORDS,
+    compiled,
+    inner,
+)
+from dcp_planner.search.partition_state import (
+    PARTITION_STATE,
+    PartitionState,
+    pin,
+    price_net,
+    reset,
+)
+
+
+@inner(FLOAT(WORDS))
+def _draw(random: NDArray[np.uint64]) -> float:
+    """Return a number in [0, 1) of 24 bits."""
+    x = random[0]
+    x ^= x << np.uint64(13)
+    x ^= x >> np.uint64(7)
+    x ^= x << np.uint64(17)
+    random[0] = x
+    return np.float64(x >> np.uint64(40)) / 16777216.0
+
+
+@inner(NOTHING(INTS, WORDS))
+def _shuffle(order: Ints, random: NDArray[np.uint64]) -> None:
+    for i in range(len(order) - 1, 0, -1):
+        j = int(_draw(random) * (i + 1))
+        order[i], order[j] = order[j], order[i]
+
+
+@inner(FLOAT(FLOAT, FLOAT))
+def _excess(load: float, limit: float) -> float:
+    return load - limit if load > limit else 0.0
+
+
+@inner(INT(INT, FLOAT, FLOAT, FLOAT, INT_TABLE, FLOATS, FLOAT_TABLE, FLOAT_TABLE, FLOATS, WORDS))
+def _choose(  # noqa: PLR0913 - arrays one by one, see above
+    part: int,
+    work: float,
+    size: float,
+    noise: float,
+    topology: Ints,
+    change: Floats,
+    loads: Floats,
+    limits: Floats,
+    prices: Floats,
+    random: NDArray[np.uint64],
+) -> int:
+    """Return the target of the least change less noise; the part itself if staying is least."""
+    parts = topology.shape[1]
+    best = part
+    least = -noise * _draw(random) if noise > 0.0 else -0.5
+    near = change[parts]
+    near += prices[0] * (
+        _excess(loads[0, part] - work, limits[0, part]) - _excess(loads[0, part], limits[0, part])
+    )
+    near += prices[1] * (
+        _excess(loads[1, part] - size, limits[1, part]) - _excess(loads[1, part], limits[1, part])
+    )
+    away = near + change[parts + 1]
+    here = topology[0, part]
+    for target in range(topology[1, part], topology[2, part]):
+        if target == part:
+            continue
+        found = change[target] + (near if topology[0, target] == here else away)
+        if found >= least + noise:
+            continue
+        found += prices[0] * (
+            _excess(loads[0, target] + work, limits[0, target])
+            - _excess(loads[0, target], limits[0, target])
+        )
+        found += prices[1] * (
+            _excess(loads[1, target] + size, limits[1, target])
+            - _excess(loads[1, target], limits[1, target])
+        )
+        if noise > 0.0:
+            found -= noise * _draw(random)
+        if found < least:
+            least = found
+            best = target
+    return best
+
+
+@inner(INT(PARTITION_STATE, INTS, FLOAT))
+def _sweep_tiles(state: PartitionState, order: Ints, noise: float) -> int:
+    """Offer every tile a move; gives how many moved."""
+    moves, blocks = 0, len(state.tokens)
+    part, tile_q, tile_kv, work = state.part, state.tile_q, state.tile_kv, state.work
+    count, weight, topology, change = state.counts, state.weight, state.topology, state.change
+    loads, limits, prices, random = state.loads, state.limits, state.prices, state.random
+    for tile in order:
+        here = int(part[tile])
+        row, column = int(tile_q[tile]), blocks + tile_kv[tile]
+        if (
+            noise == 0.0
+            and count[row, here] > 1
+            and count[column, here] > 1
+            and loads[0, here] <= limits[0, here]
+        ):
+            continue  # it saves nothing anywhere
+        reset(here, topology, change)
+        price_net(row, 1, here, weight, count, topology, change)
+        price_net(column, 1, here, weight, count, topology, change)
+        target = _choose(
+            here, work[tile], 0.0, noise, topology, change, loads, limits, prices, random
+        )
+        if target != here:
+            pin(row, 1, here, target, count, topology)
+            pin(column, 1, here, target, count, topology)
+            loads[0, here] -= work[tile]
+            loads[0, target] += work[tile]
+            part[tile] = target
+            moves += 1
+    return moves
+
+
+@inner(INT(PARTITION_STATE, INTS, FLOAT))
+def _sweep_owners(state: PartitionState, order: Ints, noise: float) -> int:
+    """Offer every block another owner; gives how many moved."""
+    moves, blocks = 0, len(state.tokens)
+    owner, tokens = state.owner, state.tokens
+    count, weight, topology, change = state.counts, state.weight, state.topology, state.change
+    loads, limits, prices, random = state.loads, state.limits, state.prices, state.random
+    for block in order:
+        here = int(owner[block])
+        if here < 0:
+            continue
+        reset(here, topology, change)
+        price_net(block, 1, here, weight, count, topology, change)
+        price_net(blocks + block, 1, here, weight, count, topology, change)
+        size = float(tokens[block])
+        target = _choose(here, 0.0, size, noise, topology, change, loads, limits, prices, random)
+        if target != here:
+            pin(block, 1, here, target, count, topology)
+            pin(blocks + block, 1, here, target, count, topology)
+            loads[1, here] -= size
+            loads[1, target] += size
+            owner[block] = target
+            moves += 1
+    return moves
+
+
+@inner(INT(INTS, INTS, INT, INT))
+def _touch(pins: Ints, nets: Ints, net: int, known: int) -> int:
+    if pins[net] == 0:
+        nets[known] = net
+        known += 1
+    pins[net] += 1
+    return known
+
+
+@inner(INT(PARTITION_STATE, INT, INT, INT, FLOAT))
+def _try_set(state: PartitionState, here: int, num_tiles: int, num_owned: int, noise: float) -> int:
+    """Offer the tiles and owned blocks in scratch one move together; gives 1 if they moved."""
+    blocks = len(state.tokens)
+    part, tile_q, tile_kv, work = state.part, state.tile_q, state.tile_kv, state.work
+    count, weight, topology, change = state.counts, state.weight, state.topology, state.change
+    pins, nets, tiles, owned, loads = state.pins, state.nets, state.tiles, state.blocks, state.loads
+    total, size, known = 0.0, 0.0, 0
+    for x in range(num_tiles):
+        tile = tiles[x]
+        total += work[tile]
+        known = _touch(pins, nets, int(tile_q[tile]), known)
+        known = _touch(pins, nets, blocks + tile_kv[tile], known)
+    for x in range(num_owned):
+        block = owned[x]
+        size += state.tokens[block]
+        known = _touch(pins, nets, block, known)
+        known = _touch(pins, nets, blocks + block, known)
+    reset(here, topology, change)
+    for x in range(known):
+        price_net(nets[x], pins[nets[x]], here, weight, count, topology, change)
+    target = _choose(
+        here, total, size, noise, topology, change, loads, state.limits, state.prices, state.random
+    )
+    for x in range(known):
+        if target != here:
+            pin(nets[x], pins[nets[x]], here, target, count, topology)
+        pins[nets[x]] = 0
+    if target == here:
+        return 0
+    for x in range(num_tiles):
+        part[tiles[x]] = target
+    for x in range(num_owned):
+        state.owner[owned[x]] = target
+    loads[0, here] -= total
+    loads[0, target] += total
+    loads[1, here] -= size
+    loads[1, target] += size
+    return 1
+
+
+@inner(INT(PARTITION_STATE, INT, INT, INT, FLOAT))
+def _sweep_ranges(  # noqa: C901 - one loop nest
+    state: PartitionState, side: int, length: int, offset: int, noise: float
+) -> int:
+    """Offer the tiles of each range of rows (0) or columns (1) on each part a move together.
+
+    Ranges are `length` neighbouring blocks of one sequence, whole sequences if it is 0.
+    """
+    moves, blocks, parts = 0, len(state.tokens), state.topology.shape[1]
+    sequence, count, owner, part = state.sequence, state.counts, state.owner, state.part
+    pointer, index, tiles, owned = state.pointer, state.members, state.tiles, state.blocks
+    first = 0
+    while first < blocks:
+        end = first + 1
+        while (
+            end < blocks
+            and sequence[end] == sequence[first]
+            and (length == 0 or (end + offset) % length != 0)
+        ):
+            end += 1
+        for here in range(parts):
+            num_tiles, num_owned = 0, 0
+            for block in range(first, end):
+                if owner[block] == here:
+                    owned[num_owned] = block
+                    num_owned += 1
+                if count[side * blocks + block, here] > 0:
+                    for x in range(pointer[side, block], pointer[side, block + 1]):
+                        tile = index[side, x]
+                        if part[tile] == here:
+                            tiles[num_tiles] = tile
+                            num_tiles += 1
+            if num_tiles == 0:
+                continue
+            # With the owners, then without; one call, for each is compiled on its own.
+            while _try_set(state, here, num_tiles, num_owned, noise) == 0:
+                if num_owned == 0:
+                    break
+                num_owned = 0
+            else:
+                moves += 1
+        first = end
+    return moves
+
+
+def descend(state: PartitionState, sweeps: int, noise: float, longest: int) -> None:
+    """Run sweeps of all moves while the noise falls to nothing over the first four fifths.
+
+    Args:
+        state: filled.
+        sweeps: at most; ends earlier once nothing moves without noise.
+        noise: largest at the beginning, cost units.
+        longest: longest range of rows or columns before whole sequences; 1: single ones only.
+    """
+    tiles, blocks = np.arange(len(state.part)), np.arange(len(state.tokens))
+    _descend(state, tiles, blocks, sweeps, float(noise), longest)
+
+
+@compiled
+def _descend(
+    state: PartitionState, tiles: Ints, blocks: Ints, sweeps: int, noise: float, longest: int
+) -> None:
+    length, offset, still = 2, 0, 0
+    for sweep in range(sweeps):
+        left = 1.0 - (sweep + 1.0) / (0.8 * sweeps)
+        now = noise * left * left if left > 0.0 else 0.0
+        moves = 0
+        # Single ones, then ranges; each call written once, for each is compiled on its own.
+        for turn in range(4 if longest > 1 else 2):
+            if turn == 2:
+                offset = int(_draw(state.random) * length)
+            moves += _sweep_ranges(
+                state, turn & 1, length if turn > 1 else 1, offset if turn > 1 else 0, now
+            )
+        if longest > 1:
+            length *= 2
+            if length == 0:
+                length = 2
+            elif length > longest:
+                length = 0
+        _shuffle(blocks, state.random)
+        moves += _sweep_owners(state, blocks, now)
+        _shuffle(tiles, state.random)
+        moves += _sweep_tiles(state, tiles, now)
+        still = still + 1 if now == 0.0 and moves == 0 else 0
+        if still == 3:
+            break

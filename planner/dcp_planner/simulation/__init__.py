@@ -1,0 +1,1 @@
+"""Play programs on a model of the cluster and keep what happened as a trace."""

@@ -1,0 +1,390 @@
+"""Run a plan's programs against a cluster model instead of a cluster.
+
+The model, per device: one compute lane, which stands still at a `CommWait`; for links inside the
+node one port that sends and one that receives, and for links between nodes the two ports of its
+NIC, all independent of each other. A message starts once both ends have launched it, what it passes
+on has arrived, and both ports are free; it occupies both for ``Link.busy_s`` and arrives the link's
+latency later. A free port takes the lowest transfer id that it can serve. Attention takes
+`tile_seconds`, reductions `reduction_seconds`, each after the launch of its kernel; copying the own
+blocks counts as free. Backward starts when the slowest device has finished forward. Times are whole
+nanoseconds, durations rounded up.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_planner.arrays import Ints
+from dcp_planner.errors import PlanError
+from dcp_planner.model.cluster import Cluster
+from dcp_planner.model.cost_model import reduction_seconds, tile_seconds
+from dcp_planner.model.workload import Direction
+from dcp_planner.schedule.routing import nics_of_devices
+from dcp_planner.simulation.event_loop import Messages, Steps, run_events
+from dcp_planner.simulation.trace import LANES, Trace
+from dcp_planner.tables.head_groups import expand_head_groups, message_names
+from dcp_planner.tables.plan import Plan, TransferKind, Transfers
+from dcp_planner.tables.programs import (
+    ATTENTION,
+    LAUNCH,
+    REDUCTION,
+    WAIT,
+    ProgramTable,
+    tabulate_programs,
+)
+
+_END_OF_TIME_NS = 1 << 62  # 146 years; traces keep int64
+
+
+class Prediction(NamedTuple):
+    """Predicted seconds of each direction.
+
+    Attributes:
+        forward_s: until the last device has finished forward.
+        backward_s: from there until the last one has finished backward.
+    """
+
+    forward_s: float
+    backward_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Both directions."""
+        return self.forward_s + self.backward_s
+
+
+class WhatIf(NamedTuple):
+    """What a prediction imagines, to find out what it costs as it is.
+
+    Attributes:
+        free_links: messages take no time: no bytes, no launch, no latency; 1 ns for each port.
+        even_compute: in each direction, all devices that compute do so for equally long, as long
+            as the mean of all devices.
+    """
+
+    free_links: bool = False
+    even_compute: bool = False
+
+
+AS_IT_IS = WhatIf()
+
+
+def simulate(plan: Plan) -> Trace:
+    """Predict the timeline of a plan, forward and then backward.
+
+    Discrete events, O(E log E) for E messages and instructions.
+
+    Raises:
+        PlanError: if the programs wait for each other for ever, or run for a century.
+    """
+    parts, start_ns, flat = [], 0, expand_head_groups(plan)
+    for direction in ("forward", "backward"):
+        played = _play_direction(flat, direction, start_ns)
+        parts.append(played)
+        start_ns = played.end_ns
+    table = flat.transfers
+    names = message_names(table.kind, table.block, plan.head_groups, len(plan.blocks))
+    return _trace_of(parts, table, names)
+
+
+def predict(plan: Plan, what_if: WhatIf = AS_IT_IS) -> Prediction:
+    """Predict how long each direction takes, without a timeline; what searches minimise.
+
+    Args:
+        plan: what is played.
+        what_if: what is imagined to be otherwise.
+
+    Raises:
+        PlanError: like `simulate`.
+    """
+    flat = expand_head_groups(plan)
+    forward, backward = (
+        _play_direction(flat, direction, 0, what_if).end_ns / 1e9
+        for direction in ("forward", "backward")
+    )
+    return Prediction(forward, backward)
+
+
+def mean_compute_seconds(plan: Plan) -> float:
+    """Give how long the mean device computes, forward and backward."""
+    flat, total = expand_head_groups(plan), 0.0
+    for direction in ("forward", "backward"):
+        programs = tabulate_programs(flat, direction)
+        seconds = _tile_seconds(flat, direction)
+        total += float(_durations(programs, flat.transfers, seconds, flat.cluster).sum())
+    return total / plan.num_devices
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Played:
+    """Times of one direction after its end, all in ns.
+
+    Attributes:
+        programs: what was played.
+        transfers: int64 ``[X]``, rows of the plan's table, in order.
+        begun, ended: int64 ``[I]``, of every instruction.
+        started, left, arrived: int64 ``[X]``, of every message.
+        end_ns: of the last event.
+    """
+
+    programs: ProgramTable
+    begun: Ints
+    ended: Ints
+    started: Ints
+    left: Ints
+    arrived: Ints
+    end_ns: int
+
+
+def play(
+    programs: ProgramTable,
+    transfers: Transfers,
+    seconds_of_tile: NDArray[np.float64],
+    cluster: Cluster,
+    start_ns: int = 0,
+    what_if: WhatIf = AS_IT_IS,
+) -> Played:
+    """Play one direction; the items of `programs` are rows of `transfers` and of the tiles.
+
+    Raises:
+        PlanError: if the programs wait for each other for ever, or run for a century.
+    """
+    row_ptr = np.searchsorted(programs.device, np.arange(cluster.num_devices + 1))
+    is_inter = (
+        transfers.source // cluster.devices_per_node != transfers.target // cluster.devices_per_node
+    )
+    duration = _durations(programs, transfers, seconds_of_tile, cluster)
+    busy, latency = _message_times(transfers.size_bytes, is_inter, cluster)
+    if what_if.even_compute:
+        duration = _levelled(duration, programs.device, cluster.num_devices)
+    if what_if.free_links:
+        busy, latency = np.zeros_like(busy), np.zeros_like(latency)
+    total = float(duration.sum()) + float(busy.sum()) + float(latency.sum())
+    if not total * 1e9 < _END_OF_TIME_NS - start_ns:
+        raise PlanError(
+            f"expected a predicted time below {_END_OF_TIME_NS / 1e9:.0f} s, got more; give the "
+            "cluster's rates in bytes and FLOPs per second, its latency in seconds"
+        )
+    busy_ns = np.maximum(_nanoseconds(busy), 1)
+    latency_ns = _nanoseconds(latency)
+    begun, ended, started, at, end_ns = run_events(
+        Steps(
+            row_ptr,
+            programs.op,
+            programs.item_ptr,
+            programs.items,
+            _nanoseconds(duration),
+            launches_of_waits(programs),
+        ),
+        Messages(
+            transfers.source,
+            transfers.target,
+            find_feeders(transfers),
+            _ports(transfers, is_inter, cluster),
+            busy_ns,
+            latency_ns,
+        ),
+        cluster.num_devices + cluster.nodes * cluster.nics_per_node,
+        start_ns,
+    )
+    stuck = np.flatnonzero(at < row_ptr[1:])
+    if stuck.size:
+        raise PlanError(
+            "the programs wait for each other for ever: devices "
+            f"{stuck[:8].tolist()} never get past a CommWait; validate(plan) names the transfer"
+        )
+    left = started + busy_ns
+    return Played(programs, begun, ended, started, left, left + latency_ns, int(end_ns))
+
+
+def find_feeders(transfers: Transfers) -> Ints:
+    """Find the transfer that brings each passed-on input to its source, int64 ``[X]``, or -1."""
+    feeder = np.full(len(transfers), -1, np.int64)
+    is_input = transfers.kind < TransferKind.OUT
+    passed_on = np.flatnonzero(is_input & (transfers.hop > 0))
+    if passed_on.size == 0:
+        return feeder
+    inputs = np.flatnonzero(is_input)
+    span = int(max(transfers.source.max(), transfers.target.max())) + 1
+    place = (transfers.block.astype(np.int64) * 2 + transfers.kind) * 2 + transfers.is_backward
+    brought = place[inputs] * span + transfers.target[inputs]
+    order = np.argsort(brought)
+    wanted = place[passed_on] * span + transfers.source[passed_on]
+    found = np.minimum(np.searchsorted(brought, wanted, sorter=order), len(inputs) - 1)
+    chosen = order[found]
+    feeder[passed_on] = np.where(brought[chosen] == wanted, inputs[chosen], -1)
+    return feeder
+
+
+def launches_of_waits(programs: ProgramTable) -> Ints:
+    """Find the launch that each wait belongs to, int64 ``[I]``; -1 for other instructions."""
+    found = np.full(len(programs), -1, np.int64)
+    span = int(programs.key.max(initial=0)) + 2
+    place = programs.device.astype(np.int64) * span + programs.key
+    launches, waits = (np.flatnonzero(programs.op == op) for op in (LAUNCH, WAIT))
+    if launches.size and waits.size:
+        order = np.argsort(place[launches])
+        where = np.searchsorted(place[launches], place[waits], sorter=order)
+        chosen = launches[order[np.minimum(where, len(launches) - 1)]]
+        found[waits] = np.where(place[chosen] == place[waits], chosen, -1)
+    return found
+
+
+def _durations(
+    programs: ProgramTable,
+    transfers: Transfers,
+    seconds_of_tile: NDArray[np.float64],
+    cluster: Cluster,
+) -> NDArray[np.float64]:
+    """Compute the seconds that each instruction takes on the compute lane, ``[I]``."""
+    seconds = np.zeros(len(programs))
+    counts = np.diff(programs.item_ptr)
+    for op, weights in (
+        (ATTENTION, seconds_of_tile),
+        (REDUCTION, reduction_seconds(transfers.size_bytes, cluster)),
+    ):
+        chosen = np.flatnonzero((programs.op == op) & (counts > 0))
+        if chosen.size and len(weights):
+            of_item = np.repeat(programs.op == op, counts)
+            sums = np.add.reduceat(
+                weights[programs.items[of_item]],
+                np.append(0, np.cumsum(counts[chosen]))[:-1],
+            )
+            seconds[chosen] = sums + cluster.kernel_launch_s
+    return seconds
+
+
+def _levelled(
+    seconds: NDArray[np.float64], device: NDArray[np.int32], num_devices: int
+) -> NDArray[np.float64]:
+    """Stretch or shrink what each device computes to the mean of all devices, ``[I]``."""
+    load = np.bincount(device, seconds, num_devices)
+    factor = np.divide(load.mean(), load, out=np.zeros(num_devices), where=load > 0)
+    return np.asarray(seconds * factor[device], np.float64)
+
+
+def _message_times(
+    size_bytes: Ints, is_inter: NDArray[np.bool_], cluster: Cluster
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    busy, latency = np.zeros(len(size_bytes)), np.zeros(len(size_bytes))
+    for side in (False, True):
+        chosen, link = is_inter == side, cluster.link(is_inter=side)
+        busy[chosen] = link.busy_s(size_bytes[chosen].astype(np.float64))
+        latency[chosen] = link.latency_s
+    return busy, latency
+
+
+def _ports(transfers: Transfers, is_inter: NDArray[np.bool_], cluster: Cluster) -> Ints:
+    """Number the ports: devices, then NICs; ``[2, X]``, leaving and entering."""
+    ends = np.stack([transfers.source, transfers.target]).astype(np.int64)
+    return np.where(is_inter, cluster.num_devices + nics_of_devices(cluster)[ends], ends)
+
+
+def _nanoseconds(seconds: NDArray[np.float64]) -> Ints:
+    return np.ceil(seconds * 1e9).astype(np.int64)
+
+
+def _play_direction(
+    plan: Plan, direction: Direction, start_ns: int, what_if: WhatIf = AS_IT_IS
+) -> Played:
+    programs, seconds = tabulate_programs(plan, direction), _tile_seconds(plan, direction)
+    return play(programs, plan.transfers, seconds, plan.cluster, start_ns, what_if)
+
+
+def _tile_seconds(plan: Plan, direction: Direction) -> NDArray[np.float64]:
+    tokens, tiles = plan.blocks.num_tokens, plan.tiles
+    return tile_seconds(
+        tiles.pairs,
+        tokens[tiles.q_block],
+        tokens[tiles.kv_block],
+        plan.shape,
+        plan.cluster,
+        is_backward=direction == "backward",
+    )
+
+
+def _trace_of(parts: list[Played], transfers: Transfers, messages: list[str]) -> Trace:
+    """Write down what happened, sorted by (device, lane, start)."""
+    rows, names = [], []
+    for is_backward, played in zip((False, True), parts, strict=True):
+        for columns, texts in (_compute_events(played), _waits(played, transfers),
+                               _messages(played, transfers, messages)):  # fmt: skip
+            rows.append(np.column_stack([*columns, np.full(len(texts), is_backward)]))
+            names += texts
+    table = np.concatenate(rows).astype(np.int64)
+    order = np.lexsort((table[:, 0], table[:, 3], table[:, 2]))
+    start, end, device, lane, division, peer, size, is_backward = table[order].T
+    return Trace(
+        source="simulated",
+        start_ns=start,
+        end_ns=end,
+        device=device.astype(np.int32),
+        lane=lane.astype(np.uint8),
+        is_backward=is_backward.astype(np.bool_),
+        division=division.astype(np.int32),
+        peer=peer.astype(np.int32),
+        size_bytes=size,
+        name=tuple(names[i] for i in order.tolist()),
+    )
+
+
+_Columns = tuple[NDArray[np.generic], ...]
+
+
+def _compute_events(played: Played) -> tuple[_Columns, list[str]]:
+    """Attentions, and the reductions that take time."""
+    programs = played.programs
+    is_long = (programs.op == REDUCTION) & (played.ended > played.begun)
+    chosen = np.flatnonzero((programs.op == ATTENTION) | is_long)
+    names = ["attention" if op == ATTENTION else "reduction" for op in programs.op[chosen]]
+    return _lane_columns(played, chosen, "compute"), names
+
+
+def _waits(played: Played, transfers: Transfers) -> tuple[_Columns, list[str]]:
+    """Waits that a device stood still for."""
+    programs = played.programs
+    chosen = np.flatnonzero((programs.op == WAIT) & (played.ended > played.begun))
+    launch = launches_of_waits(programs)[chosen]
+    first = programs.items[programs.item_ptr[launch]]
+    names = [
+        f"wait for {'results' if kind >= TransferKind.OUT else 'inputs'} {division}"
+        for kind, division in zip(
+            transfers.kind[first].tolist(), programs.division[chosen].tolist(), strict=True
+        )
+    ]
+    return _lane_columns(played, chosen, "wait"), names
+
+
+def _lane_columns(played: Played, rows: Ints, lane: str) -> _Columns:
+    programs, size = played.programs, len(rows)
+    return (
+        played.begun[rows],
+        played.ended[rows],
+        programs.device[rows],
+        np.full(size, LANES.index(lane)),
+        programs.division[rows],
+        np.full(size, -1),
+        np.zeros(size, np.int64),
+    )
+
+
+def _messages(
+    played: Played, transfers: Transfers, messages: list[str]
+) -> tuple[_Columns, list[str]]:
+    """Every message twice: as it is sent, and as it is received."""
+    x = np.flatnonzero(played.started >= 0)
+    names = [messages[transfer] for transfer in x.tolist()]
+    shift = (played.arrived - played.left)[x]
+    size = len(x)
+    both = (
+        np.concatenate([played.started[x], played.started[x] + shift]),
+        np.concatenate([played.left[x], played.arrived[x]]),
+        np.concatenate([transfers.source[x], transfers.target[x]]),
+        np.repeat([LANES.index("send"), LANES.index("receive")], size),
+        np.tile(transfers.division[x], 2),
+        np.concatenate([transfers.target[x], transfers.source[x]]),
+        np.tile(transfers.size_bytes[x], 2),
+    )
+    return both, names * 2

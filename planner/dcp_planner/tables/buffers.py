@@ -1,0 +1,94 @@
+"""Bytes of transfers, and of the buffers that every device needs beside its own tokens."""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_planner.arrays import Ints
+from dcp_planner.model.cluster import ModelShape
+from dcp_planner.model.workload import DIRECTIONS, Direction
+from dcp_planner.tables.head_groups import expand_head_groups, group_shape
+from dcp_planner.tables.plan import Plan, TransferKind, Transfers
+
+SUM_BYTES = 4
+"""Bytes of an element of a partial sum: float32."""
+
+
+def receive_rows(plan: Plan, direction: Direction) -> Ints:
+    """Compute the rows of every receive buffer, int64 ``[R, 5]``, one column per `TransferKind`.
+
+    A device allocates exactly these rows: its transfers lie at their `slot` within them. In a plan
+    of several head groups a row is a token with the heads of one group.
+    """
+    # A row of a head group holds the heads of the group.
+    plan = expand_head_groups(plan)
+    chosen = plan.transfers.is_backward == (direction == "backward")
+    return _rows(plan.transfers, chosen, plan.blocks.num_tokens, plan.num_devices)
+
+
+def receive_buffer_bytes(plan: Plan) -> Ints:
+    """Compute the bytes of every device's receive buffers, int64 ``[2, R]``: forward, backward."""
+    shape = group_shape(plan.shape, plan.head_groups)
+    return np.stack([_input_bytes(receive_rows(plan, d), shape, d) for d in DIRECTIONS])
+
+
+def accumulator_bytes(plan: Plan) -> Ints:
+    """Compute the bytes of the partial sums of remote blocks, int64 ``[2, R]``: forward, backward.
+
+    They lie at the rows of the blocks' inputs: out and lse, or dq, at those of Q; dkv at those of
+    KV.
+    """
+    shape = group_shape(plan.shape, plan.head_groups)
+    return np.stack([_sum_bytes(receive_rows(plan, d), shape, d) for d in DIRECTIONS])
+
+
+def buffer_bytes(
+    transfers: Transfers,
+    block_tokens: Ints,
+    shape: ModelShape,
+    direction: Direction,
+    num_devices: int,
+) -> Ints:
+    """Compute the bytes of receive buffers and partial sums in one direction, int64 ``[R]``.
+
+    `transfers` are those of the direction.
+    """
+    rows = _rows(transfers, np.ones(len(transfers), np.bool_), block_tokens, num_devices)
+    return _input_bytes(rows, shape, direction) + _sum_bytes(rows, shape, direction)
+
+
+def _rows(
+    table: Transfers, chosen: NDArray[np.bool_], block_tokens: Ints, num_devices: int
+) -> Ints:
+    rows = np.zeros((num_devices, len(TransferKind)), np.int64)
+    ends = table.slot[chosen] + block_tokens[table.block[chosen]]
+    np.maximum.at(rows, (table.target[chosen], table.kind[chosen]), ends)
+    return rows
+
+
+def _input_bytes(rows: Ints, shape: ModelShape, direction: Direction) -> Ints:
+    is_backward = direction == "backward"
+    sizes = [bytes_per_token(shape, k, is_backward=is_backward) for k in TransferKind]
+    return np.asarray(rows @ np.array(sizes))
+
+
+def _sum_bytes(rows: Ints, shape: ModelShape, direction: Direction) -> Ints:
+    row, keys = shape.q_heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
+    q, kv = rows[:, TransferKind.Q], rows[:, TransferKind.KV]
+    elements = q * (row + shape.q_heads) if direction == "forward" else q * row + kv * keys
+    return np.asarray(SUM_BYTES * elements)
+
+
+@lru_cache(maxsize=64)  # searches ask for the same few thousands of times
+def bytes_per_token(shape: ModelShape, kind: TransferKind, *, is_backward: bool) -> int:
+    """Compute the bytes of one token in a transfer of this kind.
+
+    >>> bytes_per_token(ModelShape(32, 8, 128, 2), TransferKind.OUT, is_backward=False)
+    8320
+    """
+    if kind in (TransferKind.KV, TransferKind.DKV):
+        return shape.kv_bytes
+    if kind is TransferKind.OUT:
+        return shape.out_bytes
+    return shape.q_backward_bytes if kind is TransferKind.Q and is_backward else shape.q_bytes

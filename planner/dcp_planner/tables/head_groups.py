@@ -1,0 +1,317 @@
+"""Head groups: attention of G groups of heads, each of which may be placed on its own.
+
+Heads do not see each other, so attention of G groups of heads is attention of a batch G times as
+long with a Gth of the heads: copy g of a token holds its heads of group g, and sees what the token
+sees, in copy g. Everything that places, schedules, emits, simulates, checks and executes works on
+this *expanded* batch and knows nothing of groups. A `Plan` is written in real tokens, with the
+group as a column of tiles and transfers; `expand_head_groups` and `fold_head_groups` translate.
+
+What ties the copies together: a token's owner holds all of its heads, because the rest of the model
+needs whole tokens. And where there are more groups than key/value heads (GQA, MQA), groups that
+share a key/value head share its keys: they exist in the copy of the first of them only.
+"""
+
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl import PlacedForm, Slabs
+from dcp_planner.arrays import Ints
+from dcp_planner.errors import PlanError
+from dcp_planner.model.cluster import ModelShape
+from dcp_planner.model.config import MOST_HEAD_GROUPS
+from dcp_planner.model.placement import Placement
+from dcp_planner.model.workload import DIRECTIONS, Workload
+from dcp_planner.tables.plan import Blocks, Plan, TransferKind
+from dcp_planner.tables.programs import COPY, Programs, ProgramTable, tabulate_programs
+
+_Number = TypeVar("_Number", np.int32, np.int64)
+
+_MOST_TOKENS = 2**31 - 1  # sequences are cut at int32 positions
+
+
+def group_shape(shape: ModelShape, groups: int) -> ModelShape:
+    """Compute the heads of one group: a Gth of the query heads, and the key/value heads they read.
+
+    Raises:
+        PlanError: if the heads cannot be cut into so many groups.
+
+    >>> group_shape(ModelShape(8, 2, 128, 2), 4)
+    ModelShape(q_heads=2, kv_heads=1, head_dim=128, dtype_bytes=2)
+    """
+    if groups == 1:
+        return shape
+    reason = why_not(shape, groups)
+    if reason:
+        raise PlanError(f"head_groups: {reason}")
+    kv_heads = max(1, shape.kv_heads // groups)
+    return replace(shape, q_heads=shape.q_heads // groups, kv_heads=kv_heads)
+
+
+def why_not(shape: ModelShape, groups: int) -> str:
+    """Explain why heads cannot be cut into so many groups; empty if they can.
+
+    >>> why_not(ModelShape(6, 2, 128, 2), 4)
+    'cannot cut 6 query and 2 key/value heads into 4 groups; possible are 1, 2, 6'
+    """
+    if _is_possible(shape, groups):
+        return ""
+    possible = ", ".join(map(str, possible_groups(shape)))
+    return (
+        f"cannot cut {shape.q_heads} query and {shape.kv_heads} key/value heads into {groups} "
+        f"groups; possible are {possible}"
+    )
+
+
+def possible_groups(shape: ModelShape) -> tuple[int, ...]:
+    """List every number of head groups that a shape allows, ascending.
+
+    A group has equally many query heads, and whole key/value heads or a part of the readers of one.
+
+    >>> possible_groups(ModelShape(8, 2, 128, 2))
+    (1, 2, 4, 8)
+    """
+    most = min(shape.q_heads, MOST_HEAD_GROUPS)
+    return tuple(groups for groups in range(1, most + 1) if _is_possible(shape, groups))
+
+
+def _is_possible(shape: ModelShape, groups: int) -> bool:
+    if not 1 <= groups <= MOST_HEAD_GROUPS or shape.q_heads % groups:
+        return False
+    return shape.kv_heads % groups == 0 or groups % shape.kv_heads == 0
+
+
+def first_groups(shape: ModelShape, groups: int) -> Ints:
+    """Find, for every group, the first group that reads the same key/value heads, int64 ``[G]``.
+
+    >>> first_groups(ModelShape(8, 2, 128, 2), 8).tolist()
+    [0, 0, 0, 0, 4, 4, 4, 4]
+    """
+    sharing = max(1, groups // shape.kv_heads)
+    group = np.arange(groups)
+    return group - group % sharing
+
+
+def expand_placement(workload: Workload, placement: Placement) -> tuple[Workload, Placement]:
+    """Expand a workload and its placement in head groups; both stay as they are with one group.
+
+    Raises:
+        PlanError: if the heads cannot be cut into these groups.
+    """
+    groups = placement.head_groups
+    if groups == 1:
+        return workload, placement
+    owner = np.tile(placement.device_of_data, groups)
+    return expand_workload(workload, groups), Placement(
+        owner, placement.device_of_compute, placement.warnings
+    )
+
+
+def is_cuttable(workload: Workload, groups: int) -> bool:
+    """Check that the expanded batch is short enough to be cut at int32 positions."""
+    return int(workload.cu_seqlens[-1]) * groups <= _MOST_TOKENS
+
+
+def expand_workload(workload: Workload, groups: int) -> Workload:
+    """Build the workload of the expanded batch; O(G (W + D + slabs)).
+
+    Raises:
+        PlanError: if the heads cannot be cut into these groups, or the batch gets too long.
+    """
+    shape, blocks = group_shape(workload.shape, groups), workload.num_blocks
+    if groups == 1:
+        return workload
+    first = first_groups(workload.shape, groups)
+    tokens = int(workload.cu_seqlens[-1])
+    return Workload(
+        shape=shape,
+        cu_seqlens=_expanded_cu_seqlens(workload.cu_seqlens, groups),
+        block_sequence=_shifted(workload.block_sequence, len(workload.cu_seqlens) - 1, groups),
+        block_start=_shifted(workload.block_start, tokens, groups),
+        block_end=_shifted(workload.block_end, tokens, groups),
+        compute_q=_shifted(workload.compute_q, blocks, groups),
+        compute_kv=(workload.compute_kv[None] + blocks * first[:, None]).ravel().astype(np.int32),
+        compute_kind=np.tile(workload.compute_kind, groups),
+        compute_pairs=np.tile(workload.compute_pairs, groups),
+        slabs=_expanded_slabs(workload.slabs, first),
+        forms=_expanded_forms(workload.forms, first, tokens),
+    )
+
+
+def expand_head_groups(plan: Plan) -> Plan:
+    """Build the plan of the expanded batch, which has one group; the plan itself if G is 1.
+
+    Row i of tiles and transfers is row i of the plan; block b of group g is block ``g * D + b``.
+    Local tokens of a device are those of group 0, then those of group 1, ...
+
+    Raises:
+        PlanError: if the heads cannot be cut into the plan's groups, or columns are missing.
+    """
+    groups, blocks = plan.head_groups, plan.blocks
+    if groups == 1:
+        return plan
+    shape = group_shape(plan.shape, groups)
+    tiles, transfers = plan.tiles, plan.transfers
+    if tiles.group is None or transfers.group is None:
+        raise PlanError(f"a plan of {groups} head groups says the group of tiles and transfers")
+    first, count = first_groups(plan.shape, groups), len(blocks)
+    of_keys = first[np.minimum(tiles.group, groups - 1)]
+    forward, backward = (
+        Programs(_with_copies(tabulate_programs(plan, d), groups, count, is_expanding=True), len(p))
+        for d, p in zip(DIRECTIONS, (plan.forward, plan.backward), strict=True)
+    )
+    return replace(
+        plan,
+        shape=shape,
+        head_groups=1,
+        cu_seqlens=_expanded_cu_seqlens(plan.cu_seqlens, groups),
+        blocks=Blocks(
+            _shifted(blocks.sequence, len(plan.cu_seqlens) - 1, groups),
+            _shifted(blocks.start, plan.num_tokens, groups),
+            _shifted(blocks.end, plan.num_tokens, groups),
+            np.tile(blocks.owner, groups),
+        ),
+        tiles=replace(
+            tiles,
+            q_block=_int32(tiles.q_block + tiles.group.astype(np.int64) * count),
+            kv_block=_int32(tiles.kv_block + of_keys * count),
+            group=None,
+        ),
+        transfers=replace(
+            transfers,
+            block=_int32(transfers.block + transfers.group.astype(np.int64) * count),
+            group=None,
+        ),
+        slabs=_expanded_slabs(plan.slabs, first),
+        forms=_expanded_forms(plan.forms, first, plan.num_tokens),
+        forward=forward,
+        backward=backward,
+    )
+
+
+def fold_head_groups(plan: Plan, workload: Workload, groups: int) -> Plan:
+    """Write the plan of an expanded batch in real blocks; the inverse of `expand_head_groups`."""
+    count = workload.num_blocks
+    tiles, transfers = plan.tiles, plan.transfers
+    forward, backward = (
+        Programs(
+            _with_copies(tabulate_programs(plan, d), groups, count, is_expanding=False), len(p)
+        )
+        for d, p in zip(DIRECTIONS, (plan.forward, plan.backward), strict=True)
+    )
+    return replace(
+        plan,
+        shape=workload.shape,
+        head_groups=groups,
+        cu_seqlens=workload.cu_seqlens,
+        blocks=Blocks(
+            workload.block_sequence,
+            workload.block_start,
+            workload.block_end,
+            plan.blocks.owner[:count],
+        ),
+        tiles=replace(
+            tiles,
+            q_block=tiles.q_block % count,
+            kv_block=tiles.kv_block % count,
+            group=(tiles.q_block // count).astype(np.uint8),
+        ),
+        transfers=replace(
+            transfers,
+            block=transfers.block % count,
+            group=(transfers.block // count).astype(np.uint8),
+        ),
+        slabs=workload.slabs,
+        forms=workload.forms,
+        forward=forward,
+        backward=backward,
+    )
+
+
+def message_names(
+    kind: NDArray[np.uint8], block: NDArray[np.int32], groups: int, num_blocks: int
+) -> list[str]:
+    """Name messages of an expanded plan for traces: ``"kv 12"``, of several groups ``"kv 12.3"``.
+
+    Args:
+        kind: uint8 ``[X]``, `TransferKind`.
+        block: int32 ``[X]``, rows of the expanded plan's blocks.
+        groups: head groups G.
+        num_blocks: token blocks D of the plan before that.
+
+    >>> message_names(np.array([0, 2]), np.array([5, 6]), 2, 4)
+    ['kv 1.1', 'out 2.1']
+    """
+    labels = [name.name.lower() for name in TransferKind]
+    places = zip(kind.tolist(), block.tolist(), strict=True)
+    if groups == 1:
+        return [f"{labels[k]} {b}" for k, b in places]
+    return [f"{labels[k]} {b % num_blocks}.{b // num_blocks}" for k, b in places]
+
+
+def _int32(column: NDArray[np.integer]) -> NDArray[np.int32]:
+    return column.astype(np.int32)
+
+
+def _shifted(column: NDArray[_Number], by: int, groups: int) -> NDArray[_Number]:
+    """Repeat a column for every group, each time raised by the same."""
+    shifts = np.arange(groups, dtype=column.dtype)[:, None] * column.dtype.type(by)
+    return np.asarray((column[None] + shifts).ravel())
+
+
+def _expanded_cu_seqlens(cu: NDArray[np.int32], groups: int) -> NDArray[np.int32]:
+    tokens = int(cu[-1])
+    if tokens * groups > _MOST_TOKENS:
+        raise PlanError(
+            f"head_groups: expected tokens times groups up to {_MOST_TOKENS:,}, got {tokens:,} "
+            f"times {groups}; use fewer groups"
+        )
+    return np.append(_shifted(cu[:-1], tokens, groups), np.int32(tokens * groups)).astype(np.int32)
+
+
+def _expanded_slabs(slabs: Slabs, first: Ints) -> Slabs:
+    groups, tokens = len(first), slabs.num_tokens
+    keys = first[:, None] * tokens
+    return Slabs(
+        groups * tokens,
+        _shifted(slabs.q_start, tokens, groups),
+        _shifted(slabs.q_end, tokens, groups),
+        (slabs.kv_start[None] + keys).ravel(),
+        (slabs.kv_end[None] + keys).ravel(),
+        np.tile(slabs.start_slope, groups),
+        np.tile(slabs.end_slope, groups),
+    )
+
+
+def _expanded_forms(
+    forms: tuple[PlacedForm, ...], first: Ints, tokens: int
+) -> tuple[PlacedForm, ...]:
+    """Place every mask once for each group: on its own queries, on the keys that it reads."""
+    return tuple(
+        PlacedForm(f.form, f.q_start + group * tokens, f.kv_start + keys * tokens)
+        for group, keys in enumerate(first.tolist())
+        for f in forms
+    )
+
+
+def _with_copies(
+    table: ProgramTable, groups: int, count: int, *, is_expanding: bool
+) -> ProgramTable:
+    """Make copies name the blocks of all groups, or those of group 0 for all."""
+    counts = np.diff(table.item_ptr)
+    is_copy = np.repeat(table.op == COPY, counts)
+    if is_expanding:
+        # A copy's items, then the same items of the next group, ...: sort by (instruction, group).
+        times = np.where(is_copy, groups, 1)
+        row = np.repeat(table.row_of_item(), times)
+        ends = np.cumsum(times)
+        group = np.arange(len(row)) - np.repeat(ends - times, times)
+        items = np.repeat(table.items.astype(np.int64), times) + group * count
+        order = np.lexsort((np.repeat(np.arange(len(times)), times), group, row))
+        items, counts = items[order], np.where(table.op == COPY, counts * groups, counts)
+    else:
+        items = table.items[~is_copy | (table.items < count)]
+        counts = np.where(table.op == COPY, counts // groups, counts)
+    return replace(table, items=items.astype(np.int32), item_ptr=np.append(0, np.cumsum(counts)))
