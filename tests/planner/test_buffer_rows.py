@@ -11,17 +11,17 @@ from dcp_planner import (
     Cluster,
     CommLaunch,
     CommWait,
-    DeviceProgram,
     ModelShape,
-    Placement,
     PlanConfig,
     PlanError,
     TransferKind,
-    assemble,
-    build_workload,
-    make_schedule,
     validate,
 )
+from dcp_planner.model.placement import Placement
+from dcp_planner.model.workload import build_workload
+from dcp_planner.schedule.emission import assemble
+from dcp_planner.simulation.schedules import make_schedule
+from dcp_planner.tables.plan import DeviceProgram
 
 READERS = ("tile", "passed on", "sum")
 

@@ -12,24 +12,24 @@ from dcp_planner import (
     Cluster,
     Explanation,
     ModelShape,
-    Placement,
     PlanConfig,
     TimeParts,
-    assemble,
     build_plan,
-    build_workload,
     choose_block_size,
     cut_blocks,
     explain_difference,
-    make_schedule,
     predict,
     preset,
     simulate,
     split_time,
 )
 from dcp_planner.model.cluster import MOST_RATE
+from dcp_planner.model.placement import Placement
+from dcp_planner.model.workload import build_workload
 from dcp_planner.report.causes import CAUSES
 from dcp_planner.schedule.divisions import Schedule
+from dcp_planner.schedule.emission import assemble
+from dcp_planner.simulation.schedules import make_schedule
 
 TINY = ModelShape(q_heads=1, kv_heads=1, head_dim=1, dtype_bytes=1)  # 4 FLOPs a pair, kv 2 B
 QUICK = Cluster(

@@ -166,7 +166,8 @@ def test_nothing_is_compiled_before_it_is_told(clock, monkeypatch):
 
 
 def test_the_planning_time_leaves_compiling_out(tmp_path, clock, monkeypatch):
-    from dcp_planner import compile_clock, planning
+    from dcp_planner import compile_clock
+    from dcp_planner.batches import planning
 
     build_plan, calls = planning.build_plan, []
     kernel = compiled(uncached())
