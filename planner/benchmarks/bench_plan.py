@@ -272,7 +272,7 @@ def figures_row(plan: Plan) -> Row:
         ),
         "predicted_forward_s": predicted.forward_s,
         "predicted_backward_s": predicted.backward_s,
-        "warnings": list(plan.warnings),
+        "warnings": list(map(str, plan.warnings)),
     }
 
 
