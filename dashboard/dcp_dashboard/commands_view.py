@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from dcp_dashboard.library import LoadedPlan
+    from dcp_dashboard.library.plans import LoadedPlan
 
 
 @click.command()
@@ -46,7 +46,7 @@ def view(  # noqa: PLR0913 - one parameter per option of the command
     from dcp_dashboard.exports.plan_tables import devices_csv, tiles_csv
     from dcp_dashboard.exports.standalone import standalone_page
     from dcp_dashboard.exports.still import still
-    from dcp_dashboard.library import load_file
+    from dcp_dashboard.library.plans import load_file
     from dcp_dsl import check_writable, replacing
 
     wanted: list[tuple[Path | None, Callable[[LoadedPlan], bytes]]] = [

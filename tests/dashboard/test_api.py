@@ -1,8 +1,8 @@
 import pytest
 
 from dcp_dashboard import create_app
-from dcp_dashboard.columns import decode
-from dcp_dashboard.folder import plan_key
+from dcp_dashboard.api.columns import decode
+from dcp_dashboard.library.folder import plan_key
 
 SMALL = plan_key("small.dcpplan")
 

@@ -10,19 +10,19 @@ import pytest
 from plotly.utils import PlotlyJSONEncoder
 
 from dcp_dashboard import create_app
-from dcp_dashboard.columns import decode
-from dcp_dashboard.comparison import (
+from dcp_dashboard.api.columns import decode
+from dcp_dashboard.facts.comparison import (
     FIGURES,
     Comparison,
     compare_devices,
     compare_rows,
 )
-from dcp_dashboard.comparison_figures import MORE, deltas_figure, traffic_difference_figure
-from dcp_dashboard.explanation import explain, parts_of
-from dcp_dashboard.folder import plan_key
-from dcp_dashboard.library import PlanLibrary
-from dcp_dashboard.moves import MOVED, ONLY_FIRST, ONLY_SECOND, SAME, find_moves, fit_devices
+from dcp_dashboard.facts.explanation import explain, parts_of
+from dcp_dashboard.facts.moves import MOVED, ONLY_FIRST, ONLY_SECOND, SAME, find_moves, fit_devices
+from dcp_dashboard.library.folder import plan_key
+from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.compare import Choice, compare_url, load_comparison, read_choices
+from dcp_dashboard.pages.comparison_figures import MORE, deltas_figure, traffic_difference_figure
 from dcp_dashboard.pages.routes import render_page
 from dcp_dsl import DCPError
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from dcp_dashboard import DashboardError, create_app
-from dcp_dashboard.events import EventFilter, csv_lines, matching, read_filter
-from dcp_dashboard.folder import plan_key
-from dcp_dashboard.palette import KINDS
-from dcp_dashboard.payloads import event_kinds
+from dcp_dashboard.api.palette import KINDS
+from dcp_dashboard.api.payloads import event_kinds
+from dcp_dashboard.facts.events import EventFilter, csv_lines, matching, read_filter
+from dcp_dashboard.library.folder import plan_key
 from dcp_planner import LANES
 
 
@@ -128,7 +128,7 @@ def test_a_wrong_request_for_a_trace_is_a_message(client, path):
 
 
 def test_too_many_events_are_a_message_with_a_way_out(client, monkeypatch):
-    monkeypatch.setattr("dcp_dashboard.payloads.MAX_EVENTS", 10)
+    monkeypatch.setattr("dcp_dashboard.api.payloads.MAX_EVENTS", 10)
     answer = client.get(f"/api/plan/{plan_key('small.dcpplan')}/timeline")
     assert answer.status_code == 404
     assert "expected at most 10 events" in answer.json["error"]

@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from dcp_dashboard.app import create_app
-from dcp_dashboard.columns import decode
-from dcp_dashboard.folder import DashboardError, open_folder, plan_key
-from dcp_dashboard.library import PlanLibrary
-from dcp_dashboard.pairs_payload import MAX_PAIRS, read_window
+from dcp_dashboard.api.columns import decode
+from dcp_dashboard.api.pairs_payload import MAX_PAIRS, read_window
+from dcp_dashboard.library.folder import DashboardError, open_folder, plan_key
+from dcp_dashboard.library.plans import PlanLibrary
+from dcp_dashboard.web.app import create_app
 from dcp_planner import LANES, TransferKind
 
 KEY = plan_key("small.dcpplan")

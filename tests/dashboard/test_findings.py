@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dcp_dashboard.findings import (
+from dcp_dashboard.facts.findings import (
     busiest_device,
     busiest_link,
     findings,
@@ -9,8 +9,8 @@ from dcp_dashboard.findings import (
     longest_waits,
     waiting,
 )
-from dcp_dashboard.summary import DeviceTotals
-from dcp_dashboard.waits import find_waits
+from dcp_dashboard.facts.waits import find_waits
+from dcp_dashboard.library.summary import DeviceTotals
 from dcp_planner import LANES, Trace
 
 MS = 1_000_000

@@ -3,8 +3,8 @@ import os
 import pytest
 
 from dcp_dashboard import DashboardError
-from dcp_dashboard import folder as folder_module
-from dcp_dashboard.folder import find, open_folder, plan_key, scan
+from dcp_dashboard.library import folder as folder_module
+from dcp_dashboard.library.folder import find, open_folder, plan_key, scan
 
 
 @pytest.fixture

@@ -7,24 +7,24 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from dcp_dashboard.columns import decode
+from dcp_dashboard.api.columns import decode
+from dcp_dashboard.api.payloads import mask_payload
 from dcp_dashboard.editing.planning import figures
 from dcp_dashboard.exports.mask_svg import mask_svg
 from dcp_dashboard.exports.plan_tables import devices_csv, tiles_csv
 from dcp_dashboard.exports.raster import tile_of_pixel
 from dcp_dashboard.exports.standalone import standalone_page
 from dcp_dashboard.exports.still import still
+from dcp_dashboard.exports.thumbnail import pair_shares
 from dcp_dashboard.facts.division import division_facts
 from dcp_dashboard.facts.event import find_transfer
+from dcp_dashboard.facts.moves import MOVED, find_moves, moves_payload
+from dcp_dashboard.facts.selection import transfer_selection
 from dcp_dashboard.facts.tile import tile_facts
 from dcp_dashboard.facts.transfer import message_events, transfer_facts
-from dcp_dashboard.head_groups import caption_of_first_group, group_labels
-from dcp_dashboard.library import load_file
-from dcp_dashboard.moves import MOVED, find_moves, moves_payload
+from dcp_dashboard.library.head_groups import caption_of_first_group, group_labels
+from dcp_dashboard.library.plans import load_file
 from dcp_dashboard.pages.metrics import metric_cards
-from dcp_dashboard.payloads import mask_payload
-from dcp_dashboard.selection import transfer_selection
-from dcp_dashboard.thumbnail import pair_shares
 from dcp_planner import simulate, write_plan
 
 

@@ -3,9 +3,9 @@ import os
 import pytest
 
 from dcp_dashboard import DashboardError
-from dcp_dashboard import library as library_module
-from dcp_dashboard.folder import plan_key
-from dcp_dashboard.library import BoundedCache, PlanLibrary
+from dcp_dashboard.library import plans as library_module
+from dcp_dashboard.library.folder import plan_key
+from dcp_dashboard.library.plans import BoundedCache, PlanLibrary
 from dcp_dsl import DCPError
 from dcp_planner import write_plan
 

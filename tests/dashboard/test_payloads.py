@@ -3,9 +3,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dcp_dashboard.columns import decode
-from dcp_dashboard.palette import KIND_COLOURS
-from dcp_dashboard.payloads import FETCHES, mask_payload, timeline_payload
+from dcp_dashboard.api.columns import decode
+from dcp_dashboard.api.palette import KIND_COLOURS
+from dcp_dashboard.api.payloads import FETCHES, mask_payload, timeline_payload
 from dcp_planner import LANES, Trace
 
 

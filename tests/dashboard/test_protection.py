@@ -4,7 +4,7 @@ import re
 import pytest
 
 from dcp_dashboard import create_app
-from dcp_dashboard.protection import COOKIE, LOOPBACK_HOSTS, protect
+from dcp_dashboard.web.protection import COOKIE, LOOPBACK_HOSTS, protect
 
 LOCAL = "http://127.0.0.1:8050"
 

@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from dcp_dashboard import DashboardError, serve, start_server
-from dcp_dashboard import server as server_module
 from dcp_dashboard.commands import dashboard
+from dcp_dashboard.web import server as server_module
 
 
 def get(url, host=None):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dcp_dashboard.library import PlanLibrary
-from dcp_dashboard.session_plans import SessionPlans
+from dcp_dashboard.library.plans import PlanLibrary
+from dcp_dashboard.library.session_plans import SessionPlans
 from dcp_dsl import DCPError
 from dcp_planner import digest
 

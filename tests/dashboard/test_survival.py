@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dcp_dashboard.folder import plan_key
+from dcp_dashboard.library.folder import plan_key
 
 DCPM = "from dcp_dsl.cli import main; main()"
 GROWTH_BYTES = 300 * 2**20

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dcp_dashboard.editing.worker_process import Worker, WorkerEnded
-from dcp_dashboard.folder import DashboardError
-from dcp_dashboard.library import PlanLibrary
+from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dsl import DCPError
 
 MAX_WAITING = 4

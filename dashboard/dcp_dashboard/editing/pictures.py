@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dashboard.columns import encode
+from dcp_dashboard.api.columns import encode
 from dcp_dashboard.editing.source import mask_of, sample_of, text_of
 from dcp_dsl import DCPError, Form, Picture, Spec, block_sparsity
 
@@ -20,7 +20,7 @@ def draw_text(request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
     """Draw a mask of a text on a sample; `Any`: JSON values.
 
     Returns:
-        Nothing to say, and columns as `dcp_dashboard.columns` packs them: ``share``, u1 ``[C * C]``
+        An empty object, and columns as `api.columns` packs them: ``share``, u1 ``[C * C]``
         row by row, the visible pairs of a cell over all of its pairs, 255 only if all and 0 only if
         none is visible; stripes of the kinds along the axes as ``stripe_start``, ``stripe_end``,
         ``stripe_kind``, ``stripe_number``.

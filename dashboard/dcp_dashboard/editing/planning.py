@@ -9,8 +9,8 @@ from typing import Any
 
 from dcp_dashboard.editing.planning_choices import BUDGETS
 from dcp_dashboard.editing.source import mask_of, samples_of, text_of, whole
-from dcp_dashboard.folder import DashboardError
-from dcp_dashboard.summary import device_pairs
+from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.summary import device_pairs
 from dcp_dsl import BlockSparsity, DCPError, Form, Sample, Spec, block_sparsity
 from dcp_planner import (
     PARTITIONERS,

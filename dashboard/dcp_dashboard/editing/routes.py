@@ -12,7 +12,7 @@ from dcp_dashboard.editing.planning import figures
 from dcp_dashboard.editing.source import whole
 from dcp_dashboard.editing.specs import batch_of, home_of
 from dcp_dashboard.editing.worker_process import Worker, WorkerEnded
-from dcp_dashboard.library import PlanLibrary
+from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dsl import DCPError
 
 DESK = "dcp_desk"

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dcp_dashboard.folder import DashboardError
+from dcp_dashboard.library.folder import DashboardError
 from dcp_dsl import DCPError, Mask, Sample, Spec, example_call, sample_from_argument
 
 MAX_TEXT = 200_000

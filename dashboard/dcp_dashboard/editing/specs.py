@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qs
 
-from dcp_dashboard.folder import MAX_DEPTH, DashboardError, plan_key
-from dcp_dashboard.library import PlanLibrary
+from dcp_dashboard.library.folder import MAX_DEPTH, DashboardError, plan_key
+from dcp_dashboard.library.plans import PlanLibrary
 from dcp_grammar import MASKS
 from dcp_planner import PRESETS, Plan
 

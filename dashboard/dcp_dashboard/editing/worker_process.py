@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from dcp_dashboard.editing.frames import BrokenFrame, Overdue, pack_frame, receive_frame
-from dcp_dashboard.folder import DashboardError
+from dcp_dashboard.library.folder import DashboardError
 
 START_LIMIT_S = 300.0
 """Time to load the libraries; the planner compiles itself once per installation."""

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from dcp_dashboard.folder import DashboardError
-from dcp_dashboard.head_groups import caption_of_first_group, tiles_of_group
-from dcp_dashboard.library import LoadedPlan
-from dcp_dashboard.palette import device_colours
+from dcp_dashboard.api.palette import device_colours
+from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.head_groups import caption_of_first_group, tiles_of_group
+from dcp_dashboard.library.plans import LoadedPlan
 
 MOST_RUNS = 100_000
 """Rectangles in one drawing; programs that edit SVG give up at about that many."""

@@ -8,8 +8,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv
 
-from dcp_dashboard.device_payload import device_columns
-from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.api.device_payload import device_columns
+from dcp_dashboard.library.plans import LoadedPlan
 
 
 def devices_csv(loaded: LoadedPlan) -> bytes:

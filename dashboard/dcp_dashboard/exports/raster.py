@@ -7,8 +7,8 @@ smaller than a pixel still get one; a timeline pixel sums what each kind covers 
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dashboard.palette import KINDS
-from dcp_dashboard.payloads import event_kinds
+from dcp_dashboard.api.palette import KINDS
+from dcp_dashboard.api.payloads import event_kinds
 from dcp_planner import Plan, Trace
 
 Pixels = NDArray[np.uint8]

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from flask import Blueprint, Response, request
 from werkzeug.wrappers import Response as WSGIResponse
 
-from dcp_dashboard.api import refuse
-from dcp_dashboard.api_traces import as_file
+from dcp_dashboard.api.routes import refuse
+from dcp_dashboard.api.trace_routes import as_file
 from dcp_dashboard.exports.mask_svg import mask_svg
 from dcp_dashboard.exports.plan_tables import devices_csv, tiles_csv
 from dcp_dashboard.exports.standalone import standalone_page
 from dcp_dashboard.exports.still import Theme, still
-from dcp_dashboard.library import LoadedPlan, PlanLibrary
+from dcp_dashboard.library.plans import LoadedPlan, PlanLibrary
 from dcp_dsl import DCPError
 
 CSV = "text/csv; charset=utf-8"

@@ -13,16 +13,16 @@ from pathlib import Path
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard.device_payload import devices_payload
+from dcp_dashboard.api.device_payload import devices_payload
+from dcp_dashboard.api.payloads import length_ns, mask_payload, timeline_payload
 from dcp_dashboard.exports.markup import markup
 from dcp_dashboard.facts.device import device_facts
 from dcp_dashboard.facts.division import division_facts
 from dcp_dashboard.facts.words import SOURCE_LABELS
-from dcp_dashboard.figures import FONT
-from dcp_dashboard.folder import DashboardError
-from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.plans import LoadedPlan
+from dcp_dashboard.pages.figures import FONT
 from dcp_dashboard.pages.plan import overview
-from dcp_dashboard.payloads import length_ns, mask_payload, timeline_payload
 from dcp_planner import Direction
 
 ASSETS = Path(__file__).parent.parent / "assets"

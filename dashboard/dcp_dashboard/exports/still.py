@@ -4,16 +4,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from dcp_dashboard import quantities
-from dcp_dashboard.device_payload import ROWS, device_columns
+from dcp_dashboard.api.device_payload import ROWS, device_columns
+from dcp_dashboard.api.palette import KIND_COLOURS, KINDS, NEUTRAL, device_colours
+from dcp_dashboard.api.payloads import length_ns
 from dcp_dashboard.exports.drawing import Sheet
 from dcp_dashboard.exports.raster import mask_pixels, timeline_pixels
+from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.words import SOURCE_LABELS
-from dcp_dashboard.head_groups import caption_of_first_group
-from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.library.head_groups import caption_of_first_group
+from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.pages.metrics import above_bounds, metric_cards
-from dcp_dashboard.palette import KIND_COLOURS, KINDS, NEUTRAL, device_colours
-from dcp_dashboard.payloads import length_ns
 from dcp_planner import Source
 
 Theme = Literal["light", "dark"]

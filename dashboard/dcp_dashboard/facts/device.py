@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from dcp_dashboard import quantities
+from dcp_dashboard.facts import quantities
+from dcp_dashboard.facts.selection import device_selection, division_selection, pair_selection
 from dcp_dashboard.facts.text import Facts, Link, Row, Section, row
 from dcp_dashboard.facts.transfer import check_device
+from dcp_dashboard.facts.waits import Wait, find_waits
 from dcp_dashboard.facts.words import SOURCE_LABELS, TIMES
-from dcp_dashboard.library import LoadedPlan
-from dcp_dashboard.selection import device_selection, division_selection, pair_selection
-from dcp_dashboard.waits import Wait, find_waits
+from dcp_dashboard.library.plans import LoadedPlan
 from dcp_planner import LANES, Source, Trace
 
 MAX_WAITS = 6

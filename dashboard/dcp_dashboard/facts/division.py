@@ -3,15 +3,15 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dashboard import quantities
+from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.device import device_facts, wait_row
+from dcp_dashboard.facts.selection import device_selection, division_selection
 from dcp_dashboard.facts.text import Facts, Link, Row, Section, row
+from dcp_dashboard.facts.waits import find_waits
 from dcp_dashboard.facts.words import SOURCE_LABELS
-from dcp_dashboard.folder import DashboardError
-from dcp_dashboard.library import LoadedPlan
-from dcp_dashboard.selection import device_selection, division_selection
-from dcp_dashboard.summary import device_pairs, imbalance
-from dcp_dashboard.waits import find_waits
+from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.plans import LoadedPlan
+from dcp_dashboard.library.summary import device_pairs, imbalance
 from dcp_planner import LANES, Direction, Source, TransferKind
 
 MAX_WAITS = 5

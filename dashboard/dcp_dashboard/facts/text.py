@@ -13,7 +13,7 @@ class Link:
 
     Attributes:
         text: the words.
-        selected: a selection as `dcp_dashboard.selection` writes it; empty for plain words.
+        selected: a selection as `dcp_dashboard.facts.selection` writes it; empty for plain words.
         time_ns: part of the timeline to show, ns after the first event, or ``None``.
         source: the trace that the time belongs to.
     """

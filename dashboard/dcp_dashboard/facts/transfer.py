@@ -2,20 +2,20 @@
 
 import numpy as np
 
-from dcp_dashboard import quantities
-from dcp_dashboard.facts.text import Facts, Link, Row, Section, joined, row
-from dcp_dashboard.facts.words import KIND_WORDS, SOURCE_LABELS, TIMES, direction_word
-from dcp_dashboard.folder import DashboardError
-from dcp_dashboard.head_groups import group_labels
-from dcp_dashboard.library import LoadedPlan
-from dcp_dashboard.selection import (
+from dcp_dashboard.facts import quantities
+from dcp_dashboard.facts.selection import (
     device_selection,
     division_selection,
     pair_selection,
     tile_selection,
     transfer_selection,
 )
-from dcp_dashboard.waits import SEND
+from dcp_dashboard.facts.text import Facts, Link, Row, Section, joined, row
+from dcp_dashboard.facts.waits import SEND
+from dcp_dashboard.facts.words import KIND_WORDS, SOURCE_LABELS, TIMES, direction_word
+from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.head_groups import group_labels
+from dcp_dashboard.library.plans import LoadedPlan
 from dcp_planner import Plan, Trace, TransferKind
 
 MAX_LISTED = 8

@@ -3,9 +3,9 @@
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard.folder import PlanEntry
-from dcp_dashboard.library import version_of
-from dcp_dashboard.shell import attributes
+from dcp_dashboard.library.folder import PlanEntry
+from dcp_dashboard.library.plans import version_of
+from dcp_dashboard.pages.layout import attributes
 
 
 def changed_notice(*entries: PlanEntry) -> Component:

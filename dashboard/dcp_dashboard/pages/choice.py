@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard.shell import attributes
+from dcp_dashboard.pages.layout import attributes
 
 
 def choice(

@@ -8,10 +8,10 @@ import dash_mantine_components as dmc
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 from dash.development.base_component import Component
 
-from dcp_dashboard import quantities
-from dcp_dashboard.comparison import Comparison, Side
+from dcp_dashboard.facts import quantities
+from dcp_dashboard.facts.comparison import Comparison, Side
 from dcp_dashboard.facts.words import SOURCE_LABELS
-from dcp_dashboard.library import PlanLibrary
+from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.changed import changed_notice
 from dcp_dashboard.pages.compare_panels import (
     compare_charts,
@@ -21,7 +21,7 @@ from dcp_dashboard.pages.compare_panels import (
     timelines_panel,
     verdict_panel,
 )
-from dcp_dashboard.shell import attributes
+from dcp_dashboard.pages.layout import attributes
 from dcp_dsl import DCPError
 from dcp_planner import Source
 

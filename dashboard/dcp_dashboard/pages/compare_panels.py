@@ -3,8 +3,9 @@
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from dcp_dashboard import quantities
-from dcp_dashboard.comparison import (
+from dcp_dashboard.api.palette import KIND_COLOURS
+from dcp_dashboard.facts import quantities
+from dcp_dashboard.facts.comparison import (
     Comparison,
     Deltas,
     Judgement,
@@ -13,12 +14,8 @@ from dcp_dashboard.comparison import (
     compare_devices,
     compare_rows,
 )
-from dcp_dashboard.comparison_figures import deltas_figure, traffic_difference_figure
-from dcp_dashboard.explanation import explain
-from dcp_dashboard.facts.words import SOURCE_LABELS
-from dcp_dashboard.figures import GRAPH_CONFIG
-from dcp_dashboard.head_groups import head_labels
-from dcp_dashboard.moves import (
+from dcp_dashboard.facts.explanation import explain
+from dcp_dashboard.facts.moves import (
     CHANGES,
     MOVED,
     ONLY_FIRST,
@@ -28,10 +25,13 @@ from dcp_dashboard.moves import (
     find_moves,
     moves_modes,
 )
+from dcp_dashboard.facts.words import SOURCE_LABELS
+from dcp_dashboard.library.head_groups import head_labels
 from dcp_dashboard.pages.choice import choice
+from dcp_dashboard.pages.comparison_figures import deltas_figure, traffic_difference_figure
+from dcp_dashboard.pages.figures import GRAPH_CONFIG
+from dcp_dashboard.pages.layout import attributes, panel, swatches
 from dcp_dashboard.pages.mask import group_choice
-from dcp_dashboard.palette import KIND_COLOURS
-from dcp_dashboard.shell import attributes, panel, swatches
 
 JUDGEMENTS: dict[Judgement, str] = {
     "better": "▲ B better", "worse": "▼ B worse", "equal": "equal", "none": ""

@@ -9,15 +9,15 @@ import plotly.graph_objects as go
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from dcp_dashboard import quantities
-from dcp_dashboard.dataset_figures import lengths_figure, speedup_figure, spread_figure
-from dcp_dashboard.dataset_report import BatchLine, DatasetReport
-from dcp_dashboard.figures import GRAPH_CONFIG
-from dcp_dashboard.folder import plan_key, scan
-from dcp_dashboard.library import PlanLibrary, ReportRow
+from dcp_dashboard.facts import quantities
+from dcp_dashboard.library.dataset_report import BatchLine, DatasetReport
+from dcp_dashboard.library.folder import plan_key, scan
+from dcp_dashboard.library.plans import PlanLibrary, ReportRow
 from dcp_dashboard.pages.changed import changed_notice
+from dcp_dashboard.pages.dataset_figures import lengths_figure, speedup_figure, spread_figure
+from dcp_dashboard.pages.figures import GRAPH_CONFIG
+from dcp_dashboard.pages.layout import attributes, panel
 from dcp_dashboard.pages.queries import Query, read_query, search_box
-from dcp_dashboard.shell import attributes, panel
 
 PAGE_ROWS = 100
 

@@ -13,8 +13,8 @@ from dash.development.base_component import Component
 
 from dcp_dashboard.editing.planning_choices import BUDGETS, methods
 from dcp_dashboard.editing.specs import folder_files, library_texts, start_of
-from dcp_dashboard.library import PlanLibrary
-from dcp_dashboard.shell import attributes, panel
+from dcp_dashboard.library.plans import PlanLibrary
+from dcp_dashboard.pages.layout import attributes, panel
 from dcp_grammar import patterns
 from dcp_planner import PRESETS
 

@@ -3,7 +3,7 @@
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.library.plans import LoadedPlan
 
 FILES = (
     ("file", "Plan (.dcpplan)", "to open elsewhere: dcpm dashboard, dcpm simulate, dcpm compare"),

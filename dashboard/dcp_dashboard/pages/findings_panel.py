@@ -5,10 +5,10 @@ from typing import Any
 from dash import html
 from dash.development.base_component import Component
 
+from dcp_dashboard.facts.findings import Finding, findings
 from dcp_dashboard.facts.words import SOURCE_LABELS
-from dcp_dashboard.findings import Finding, findings
-from dcp_dashboard.library import LoadedPlan
-from dcp_dashboard.shell import attributes
+from dcp_dashboard.library.plans import LoadedPlan
+from dcp_dashboard.pages.layout import attributes
 from dcp_planner import Source
 
 

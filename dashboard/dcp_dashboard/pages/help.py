@@ -3,11 +3,11 @@
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from dcp_dashboard.api.palette import KIND_COLOURS
+from dcp_dashboard.api.payloads import FETCH_COLOURS, FETCHES
 from dcp_dashboard.pages.keys import keyboard_map
+from dcp_dashboard.pages.layout import attributes, swatches
 from dcp_dashboard.pages.metrics import definitions_list
-from dcp_dashboard.palette import KIND_COLOURS
-from dcp_dashboard.payloads import FETCH_COLOURS, FETCHES
-from dcp_dashboard.shell import attributes, swatches
 
 PAGES = (
     ("Plans", "/", "Every plan of the served folder; a click on a heading sorts, a file that "

@@ -3,8 +3,8 @@
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard.library import LoadedPlan
-from dcp_dashboard.shell import attributes, panel
+from dcp_dashboard.library.plans import LoadedPlan
+from dcp_dashboard.pages.layout import attributes, panel
 
 PAUSE_MS = 900
 """How long each division stays while they are played."""

@@ -3,7 +3,7 @@
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard.shell import attributes
+from dcp_dashboard.pages.layout import attributes
 
 KEYS = (
     ("Everywhere", (

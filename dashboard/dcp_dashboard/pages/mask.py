@@ -3,15 +3,15 @@
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard.head_groups import group_labels
-from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.api.payloads import mask_modes
+from dcp_dashboard.library.head_groups import group_labels
+from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.pages.changed import changed_notice
 from dcp_dashboard.pages.choice import choice
 from dcp_dashboard.pages.inspector import inspector
+from dcp_dashboard.pages.layout import attributes, panel
 from dcp_dashboard.pages.plan_tabs import plan_tabs
 from dcp_dashboard.pages.plan_title import plan_title
-from dcp_dashboard.payloads import mask_modes
-from dcp_dashboard.shell import attributes, panel
 
 MAX_TILES = 3_000_000
 """Tiles that a browser is sent: some 40 MB."""

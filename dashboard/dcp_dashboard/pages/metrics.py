@@ -3,10 +3,10 @@
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard import quantities
+from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.words import SOURCE_LABELS, TIMES
-from dcp_dashboard.library import LoadedPlan
-from dcp_dashboard.summary import PlanSummary
+from dcp_dashboard.library.plans import LoadedPlan
+from dcp_dashboard.library.summary import PlanSummary
 from dcp_planner import bound_ratios
 
 DEFINITIONS = (

@@ -5,21 +5,21 @@ from typing import Any
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard import quantities
-from dcp_dashboard.device_payload import ROWS
+from dcp_dashboard.api.device_payload import ROWS
+from dcp_dashboard.api.palette import KIND_COLOURS
+from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.words import SOURCE_LABELS
-from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.pages.changed import changed_notice
 from dcp_dashboard.pages.choice import choice
 from dcp_dashboard.pages.findings_panel import findings_panel
 from dcp_dashboard.pages.inspector import inspector
+from dcp_dashboard.pages.layout import attributes, panel, swatches
 from dcp_dashboard.pages.mask import mask_panel
 from dcp_dashboard.pages.metrics import definitions_panel, metrics_row
 from dcp_dashboard.pages.plan_tabs import plan_tabs
 from dcp_dashboard.pages.plan_title import plan_title
 from dcp_dashboard.pages.timeline import row_names
-from dcp_dashboard.palette import KIND_COLOURS
-from dcp_dashboard.shell import attributes, panel, swatches
 from dcp_planner import Source
 
 MAX_STACKED_DEVICES = 8

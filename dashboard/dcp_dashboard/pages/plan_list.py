@@ -8,13 +8,13 @@ from pathlib import Path
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from dcp_dashboard import quantities
-from dcp_dashboard.examples import EXAMPLES
-from dcp_dashboard.library import PlanLibrary, PlanRow
+from dcp_dashboard.editing.examples import EXAMPLES
+from dcp_dashboard.facts import quantities
+from dcp_dashboard.library.plans import PlanLibrary, PlanRow
+from dcp_dashboard.library.summary import PlanSummary
+from dcp_dashboard.pages.layout import attributes
 from dcp_dashboard.pages.queries import Query, read_query, search_box
 from dcp_dashboard.pages.report_list import report_matches, report_table
-from dcp_dashboard.shell import attributes
-from dcp_dashboard.summary import PlanSummary
 from dcp_planner import Source
 
 

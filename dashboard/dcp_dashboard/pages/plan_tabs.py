@@ -5,8 +5,8 @@ from typing import Literal
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard.library import LoadedPlan
-from dcp_dashboard.shell import attributes
+from dcp_dashboard.library.plans import LoadedPlan
+from dcp_dashboard.pages.layout import attributes
 
 Tab = Literal["overview", "timeline", "mask"]
 

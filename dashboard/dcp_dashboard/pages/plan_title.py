@@ -3,10 +3,10 @@
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.pages.export_menu import export_menu
+from dcp_dashboard.pages.layout import attributes
 from dcp_dashboard.pages.plan_list import run_badge
-from dcp_dashboard.shell import attributes
 
 
 def _edit_link(loaded: LoadedPlan) -> list[Component]:

@@ -6,7 +6,7 @@ from urllib.parse import parse_qs, urlencode
 import dash_mantine_components as dmc
 from dash.development.base_component import Component
 
-from dcp_dashboard.shell import attributes
+from dcp_dashboard.pages.layout import attributes
 
 MAX_SEARCH = 100
 

@@ -7,8 +7,8 @@ import numpy as np
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from dcp_dashboard import quantities
-from dcp_dashboard.library import ReportRow
+from dcp_dashboard.facts import quantities
+from dcp_dashboard.library.plans import ReportRow
 
 HEADS = ("Data set", "Batches", "Tokens, median", "Speed-up, median", "Against", "State")
 

@@ -6,16 +6,16 @@ from urllib.parse import unquote
 
 from dash.development.base_component import Component
 
-from dcp_dashboard.library import LoadedPlan, PlanLibrary
+from dcp_dashboard.library.plans import LoadedPlan, PlanLibrary
 from dcp_dashboard.pages.compare import compare_page
 from dcp_dashboard.pages.dataset import dataset_page
 from dcp_dashboard.pages.edit import edit_page
 from dcp_dashboard.pages.help import help_page
+from dcp_dashboard.pages.layout import message
 from dcp_dashboard.pages.mask import mask_page
 from dcp_dashboard.pages.plan import plan_page
 from dcp_dashboard.pages.plan_list import plan_list_page
 from dcp_dashboard.pages.timeline import timeline_page
-from dcp_dashboard.shell import message
 from dcp_dsl import DCPError
 
 Page = Callable[[PlanLibrary, tuple[str, ...], str], Component | None]

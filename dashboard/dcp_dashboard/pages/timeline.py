@@ -3,14 +3,14 @@
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard import quantities
-from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.api.payloads import MAX_EVENTS
+from dcp_dashboard.facts import quantities
+from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.pages.changed import changed_notice
 from dcp_dashboard.pages.inspector import inspector
+from dcp_dashboard.pages.layout import attributes
 from dcp_dashboard.pages.plan_tabs import plan_tabs
 from dcp_dashboard.pages.plan_title import plan_title
-from dcp_dashboard.payloads import MAX_EVENTS
-from dcp_dashboard.shell import attributes
 
 HINT = (
     "Wheel zooms, drag pans, shift and drag marks an area, shift and wheel or the arrows scroll "

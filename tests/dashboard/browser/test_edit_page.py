@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dcp_dashboard.folder import plan_key
+from dcp_dashboard.library.folder import plan_key
 from dcp_dsl import Picture, Sample, Spec, dense_mask
 
 EDITOR = "#edit .cm-content"

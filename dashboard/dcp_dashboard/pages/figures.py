@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from dcp_dashboard.palette import NEUTRAL
+from dcp_dashboard.api.palette import NEUTRAL
 
 GRAPH_CONFIG: Any = {  # Any: Dash has a type of its own for it
     "displaylogo": False,

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dashboard.folder import DashboardError
-from dcp_dashboard.palette import KINDS
-from dcp_dashboard.payloads import distinct_names, kinds_of_names, track_order
+from dcp_dashboard.api.palette import KINDS
+from dcp_dashboard.api.payloads import distinct_names, kinds_of_names, track_order
+from dcp_dashboard.library.folder import DashboardError
 from dcp_planner import LANES, Trace
 
 COLUMNS = (

@@ -7,10 +7,10 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from dcp_dashboard.dataset_report import BatchLine, DatasetReport
-from dcp_dashboard.figures import finish
-from dcp_dashboard.palette import KIND_COLOURS, NEUTRAL
-from dcp_dashboard.quantities import count, duration, percent, ratio, size
+from dcp_dashboard.api.palette import KIND_COLOURS, NEUTRAL
+from dcp_dashboard.facts.quantities import count, duration, percent, ratio, size
+from dcp_dashboard.library.dataset_report import BatchLine, DatasetReport
+from dcp_dashboard.pages.figures import finish
 
 BINS = 24
 BLUE = KIND_COLOURS["attention"]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcp_dashboard.quantities import duration, percent, ratio, size
-from dcp_dashboard.selection import device_selection, division_selection, pair_selection
-from dcp_dashboard.summary import DeviceTotals, imbalance
-from dcp_dashboard.waits import Wait, find_waits
+from dcp_dashboard.facts.quantities import duration, percent, ratio, size
+from dcp_dashboard.facts.selection import device_selection, division_selection, pair_selection
+from dcp_dashboard.facts.waits import Wait, find_waits
+from dcp_dashboard.library.summary import DeviceTotals, imbalance
 from dcp_planner import Trace
 
 MIN_SHARE = 0.005
@@ -29,7 +29,7 @@ class Finding:
 
     Attributes:
         text, rule: for people.
-        selected: what it speaks of, as `dcp_dashboard.selection` writes it; empty if of everything.
+        selected: the thing it speaks of, as a text of `facts.selection`; empty if of everything.
         time_ns: the part of the trace that it speaks of, or ``None``.
     """
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from flask import Blueprint, jsonify, make_response, request
 from werkzeug.wrappers import Response as WSGIResponse
 
-from dcp_dashboard.folder import DashboardError
-from dcp_dashboard.library import PlanLibrary
-from dcp_dashboard.quantities import size as size_text
+from dcp_dashboard.facts.quantities import size as size_text
+from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dsl import DCPError
 
 MAX_UPLOAD_BYTES = 64 * 10**6

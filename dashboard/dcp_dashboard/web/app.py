@@ -5,20 +5,20 @@ from pathlib import Path
 from dash import Dash, Input, Output
 from dash.development.base_component import Component
 
-from dcp_dashboard.api import data_api
-from dcp_dashboard.api_traces import trace_api
-from dcp_dashboard.compression import compress_code
+from dcp_dashboard.api.routes import data_api
+from dcp_dashboard.api.trace_routes import trace_api
 from dcp_dashboard.editing.routes import DESK, Desk, edit_api
 from dcp_dashboard.exports.routes import export_api
-from dcp_dashboard.folder import open_folder
-from dcp_dashboard.library import PlanLibrary
+from dcp_dashboard.library.folder import open_folder
+from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.compare import add_compare_callbacks
 from dcp_dashboard.pages.keys import keyboard_dialog
+from dcp_dashboard.pages.layout import INDEX, shell
 from dcp_dashboard.pages.routes import render_page
-from dcp_dashboard.shell import INDEX, shell
-from dcp_dashboard.uploads import upload_api
+from dcp_dashboard.web.compression import compress_code
+from dcp_dashboard.web.uploads import upload_api
 
-ASSETS = Path(__file__).parent / "assets"
+ASSETS = Path(__file__).parents[1] / "assets"
 
 
 def create_app(folder: str | Path) -> Dash:

@@ -13,7 +13,7 @@ from dash import Dash
 from flask import Flask, Response, abort, make_response, redirect, request
 from werkzeug.wrappers import Response as WSGIResponse
 
-from dcp_dashboard.requests_to_dash import refuse_malformed
+from dcp_dashboard.web.requests_to_dash import refuse_malformed
 
 COOKIE = "dcp_token"
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")

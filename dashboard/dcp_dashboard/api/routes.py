@@ -6,12 +6,12 @@ from pathlib import PurePosixPath
 from flask import Blueprint, Response, jsonify, make_response, request, send_file
 from werkzeug.wrappers import Response as WSGIResponse
 
-from dcp_dashboard.api_of_selection import add_selection_routes
-from dcp_dashboard.folder import SUFFIX
-from dcp_dashboard.library import PlanLibrary
-from dcp_dashboard.moves import has_same_blocks, moves_payload
-from dcp_dashboard.payloads import mask_payload
-from dcp_dashboard.thumbnail import thumbnail
+from dcp_dashboard.api.payloads import mask_payload
+from dcp_dashboard.api.selection_routes import add_selection_routes
+from dcp_dashboard.exports.thumbnail import thumbnail
+from dcp_dashboard.facts.moves import has_same_blocks, moves_payload
+from dcp_dashboard.library.folder import SUFFIX
+from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dsl import DCPError
 
 MAX_WATCHED = 8

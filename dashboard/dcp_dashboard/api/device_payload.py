@@ -1,4 +1,4 @@
-"""What the charts of the devices draw, in the wire format of `dcp_dashboard.columns`.
+"""What the charts of the devices draw, in the wire format of `dcp_dashboard.api.columns`.
 
 `dcp.devices/1`. Header: `num_devices`, `devices_per_node`, `rows`: the quantities of the balance
 chart, each `{"id", "label", "meaning", "unit", "kind", "ratio", "mean"}`; unit is "count", "bytes"
@@ -10,8 +10,8 @@ between which something moves.
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dashboard.columns import encode, narrow
-from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.api.columns import encode, narrow
+from dcp_dashboard.library.plans import LoadedPlan
 
 ROWS = (
     ("pairs", "Compute", "Visible pairs that the device computes", "count", "attention"),

@@ -7,10 +7,10 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from dcp_dashboard.comparison import Deltas
-from dcp_dashboard.figures import BORDER, device_axis, finish, node_borders
-from dcp_dashboard.palette import NEUTRAL
-from dcp_dashboard.quantities import signed, size
+from dcp_dashboard.api.palette import NEUTRAL
+from dcp_dashboard.facts.comparison import Deltas
+from dcp_dashboard.facts.quantities import signed, size
+from dcp_dashboard.pages.figures import BORDER, device_axis, finish, node_borders
 
 LESS, MORE = "#0072b2", "#d55e00"
 """Blue: less in B, vermillion: more in B (Okabe & Ito); the side of the zero line says so too."""

@@ -8,9 +8,9 @@ the largest one in the direction of the whole is the reason.
 
 from dataclasses import dataclass
 
-from dcp_dashboard.comparison import Comparison, Side
-from dcp_dashboard.findings import Finding
-from dcp_dashboard.quantities import count, duration, percent, ratio, size
+from dcp_dashboard.facts.comparison import Comparison, Side
+from dcp_dashboard.facts.findings import Finding
+from dcp_dashboard.facts.quantities import count, duration, percent, ratio, size
 
 CLOSE = 0.005
 """Runs whose lengths differ by less than this share take the same time."""

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from flask import Blueprint, Response, request
 from werkzeug.wrappers import Response as WSGIResponse
 
-from dcp_dashboard.api import BINARY, answer, refuse
-from dcp_dashboard.events import csv_lines, read_filter
-from dcp_dashboard.folder import DashboardError
-from dcp_dashboard.library import LoadedPlan, PlanLibrary
-from dcp_dashboard.payloads import length_ns, timeline_payload
+from dcp_dashboard.api.payloads import length_ns, timeline_payload
+from dcp_dashboard.api.routes import BINARY, answer, refuse
+from dcp_dashboard.facts.events import csv_lines, read_filter
+from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.plans import LoadedPlan, PlanLibrary
 from dcp_dsl import DCPError
 from dcp_planner import Trace, to_perfetto
 

@@ -12,9 +12,18 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dashboard.library import LoadedPlan
-from dcp_dashboard.moves import has_same_blocks
-from dcp_dashboard.quantities import count, counted, digits, duration, percent, ratio, signed, size
+from dcp_dashboard.facts.moves import has_same_blocks
+from dcp_dashboard.facts.quantities import (
+    count,
+    counted,
+    digits,
+    duration,
+    percent,
+    ratio,
+    signed,
+    size,
+)
+from dcp_dashboard.library.plans import LoadedPlan
 from dcp_planner import BatchFigures, Difference, Source, Trace, compare_figures
 
 EQUAL = 0.0005

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from dcp_dashboard.dataset_report import DatasetReport, read_report
-from dcp_dashboard.folder import (
+from dcp_dashboard.library.dataset_report import DatasetReport, read_report
+from dcp_dashboard.library.folder import (
     REPORT_SUFFIX,
     SUFFIX,
     DashboardError,
@@ -26,8 +26,8 @@ from dcp_dashboard.folder import (
     plan_key,
     scan,
 )
-from dcp_dashboard.session_plans import MAX_PLANS, SessionPlans
-from dcp_dashboard.summary import DeviceTotals, PlanSummary, device_totals, summarise
+from dcp_dashboard.library.session_plans import MAX_PLANS, SessionPlans
+from dcp_dashboard.library.summary import DeviceTotals, PlanSummary, device_totals, summarise
 from dcp_dsl import DCPError
 from dcp_planner import (
     BatchFigures,

@@ -1,4 +1,4 @@
-"""What the two canvases draw, as payloads of the wire format in `dcp_dashboard.columns`.
+"""What the two canvases draw, as payloads of the wire format in `dcp_dashboard.api.columns`.
 
 `dcp.timeline/1`: one row per event, sorted by (device, lane, start). Header: `source`,
 `num_devices`, `devices_per_node`, `base_ns`, `unit_ns`, `longest_ns`, `kinds` and `colours` (by
@@ -24,10 +24,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dcp_dashboard.columns import encode, narrow, narrow_signed
-from dcp_dashboard.folder import DashboardError
-from dcp_dashboard.head_groups import group_labels
-from dcp_dashboard.palette import KIND_COLOURS, KINDS, device_colours, oklch, ramp, tints
+from dcp_dashboard.api.columns import encode, narrow, narrow_signed
+from dcp_dashboard.api.palette import KIND_COLOURS, KINDS, device_colours, oklch, ramp, tints
+from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.head_groups import group_labels
 from dcp_planner import LANES, Plan, Trace
 
 FETCHES = ("nothing", "keys and values", "queries", "both")

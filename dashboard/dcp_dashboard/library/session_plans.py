@@ -12,7 +12,7 @@ import weakref
 from collections import OrderedDict
 from pathlib import Path
 
-from dcp_dashboard.folder import PlanEntry
+from dcp_dashboard.library.folder import PlanEntry
 
 MAX_PLANS = 32
 MAX_TOTAL_BYTES = 10**9

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dcp_dashboard.folder import DashboardError
+from dcp_dashboard.library.folder import DashboardError
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8050
@@ -139,9 +139,9 @@ def _make_server(folder: str | Path, host: str, port: int | None) -> tuple[_Wait
     try:
         from waitress.server import create_server
 
-        from dcp_dashboard.app import create_app
         from dcp_dashboard.editing.routes import DESK
-        from dcp_dashboard.protection import LOOPBACK_HOSTS, protect
+        from dcp_dashboard.web.app import create_app
+        from dcp_dashboard.web.protection import LOOPBACK_HOSTS, protect
     except ImportError as error:
         raise DashboardError(
             f"the dashboard needs the library {error.name!r}, which is not installed; "

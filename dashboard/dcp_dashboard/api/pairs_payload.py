@@ -1,4 +1,4 @@
-"""The exact visible pairs of a part of the mask, in the wire format of `dcp_dashboard.columns`.
+"""The exact visible pairs of a part of the mask, in the wire format of `dcp_dashboard.api.columns`.
 
 `dcp.pairs/1`. Header: `tokens`, the window `[first query, past the last, first key, past the
 last]`. Column `bits` (u1): one bit a pair, queries after queries, each row padded to whole bytes,
@@ -7,8 +7,8 @@ most significant bit first, as `numpy.packbits` writes it.
 
 import numpy as np
 
-from dcp_dashboard.columns import encode
-from dcp_dashboard.folder import DashboardError
+from dcp_dashboard.api.columns import encode
+from dcp_dashboard.library.folder import DashboardError
 from dcp_planner import Plan
 
 MAX_PAIRS = 1 << 24

@@ -7,7 +7,7 @@ import dash_mantine_components as dmc
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from dcp_dashboard.figures import FONT
+from dcp_dashboard.pages.figures import FONT
 
 INDEX = """<!DOCTYPE html>
 <html lang="en">

@@ -1,0 +1,1 @@
+"""The data that canvases ask the server for: binary columns and JSON."""
