@@ -21,8 +21,8 @@ from dcp_dashboard.facts.explanation import explain, parts_of
 from dcp_dashboard.facts.moves import MOVED, ONLY_FIRST, ONLY_SECOND, SAME, find_moves, fit_devices
 from dcp_dashboard.library.folder import plan_key
 from dcp_dashboard.library.plans import PlanLibrary
+from dcp_dashboard.pages.charts import MORE, deltas_figure, traffic_difference_figure
 from dcp_dashboard.pages.compare import Choice, compare_url, load_comparison, read_choices
-from dcp_dashboard.pages.comparison_figures import MORE, deltas_figure, traffic_difference_figure
 from dcp_dashboard.pages.routes import render_page
 from dcp_dsl import DCPError
 

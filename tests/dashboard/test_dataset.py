@@ -9,13 +9,13 @@ from plotly.utils import PlotlyJSONEncoder
 from dcp_dashboard.library.dataset_report import parse_report, read_report
 from dcp_dashboard.library.folder import plan_key
 from dcp_dashboard.library.plans import PlanLibrary
-from dcp_dashboard.pages.dataset import PAGE_ROWS, matches, sort_batches, summary_sentence
-from dcp_dashboard.pages.dataset_figures import (
+from dcp_dashboard.pages.charts import (
     histogram,
     lengths_figure,
     speedup_figure,
     spread_figure,
 )
+from dcp_dashboard.pages.dataset import PAGE_ROWS, matches, sort_batches, summary_sentence
 from dcp_dashboard.pages.queries import Query, read_query
 from dcp_dashboard.pages.routes import render_page
 from dcp_dsl import DCPError

@@ -14,15 +14,19 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dcp_dashboard.api.palette import KIND_COLOURS, KINDS, device_colours
-from dcp_dashboard.commands_view import view
-from dcp_dashboard.exports import mask_svg as mask_svg_module
-from dcp_dashboard.exports.drawing import Sheet
-from dcp_dashboard.exports.markup import markup
-from dcp_dashboard.exports.mask_svg import mask_svg
+from dcp_dashboard.commands import view
+from dcp_dashboard.exports import pictures as mask_svg_module
+from dcp_dashboard.exports.pictures import (
+    covered,
+    mask_pixels,
+    mask_svg,
+    rgb,
+    tile_of_pixel,
+    timeline_pixels,
+)
 from dcp_dashboard.exports.plan_tables import devices_csv, tiles_csv
-from dcp_dashboard.exports.raster import covered, mask_pixels, rgb, tile_of_pixel, timeline_pixels
-from dcp_dashboard.exports.standalone import standalone_page
-from dcp_dashboard.exports.still import still
+from dcp_dashboard.exports.standalone import markup, standalone_page
+from dcp_dashboard.exports.still import Sheet, still
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan, load_file

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from dcp_dashboard.library.summary import device_totals, imbalance, summarise, wait_share
-from dcp_dashboard.pages.figures import GRAPH_CONFIG, device_axis
+from dcp_dashboard.pages.charts import GRAPH_CONFIG, device_axis
 from dcp_planner import measure
 
 

@@ -10,20 +10,17 @@ import pytest
 from dcp_dashboard.api.columns import decode
 from dcp_dashboard.api.payloads import mask_payload
 from dcp_dashboard.editing.planning import figures
-from dcp_dashboard.exports.mask_svg import mask_svg
+from dcp_dashboard.exports.pictures import mask_svg, pair_shares, tile_of_pixel
 from dcp_dashboard.exports.plan_tables import devices_csv, tiles_csv
-from dcp_dashboard.exports.raster import tile_of_pixel
 from dcp_dashboard.exports.standalone import standalone_page
 from dcp_dashboard.exports.still import still
-from dcp_dashboard.exports.thumbnail import pair_shares
-from dcp_dashboard.facts.division import division_facts
+from dcp_dashboard.facts.devices import division_facts
 from dcp_dashboard.facts.event import find_transfer
 from dcp_dashboard.facts.moves import MOVED, find_moves, moves_payload
-from dcp_dashboard.facts.selection import transfer_selection
-from dcp_dashboard.facts.tile import tile_facts
-from dcp_dashboard.facts.transfer import message_events, transfer_facts
-from dcp_dashboard.library.head_groups import caption_of_first_group, group_labels
+from dcp_dashboard.facts.text import transfer_selection
+from dcp_dashboard.facts.tiles import message_events, tile_facts, transfer_facts
 from dcp_dashboard.library.plans import load_file
+from dcp_dashboard.library.summary import caption_of_first_group, group_labels
 from dcp_dashboard.pages.metrics import metric_cards
 from dcp_planner import simulate, write_plan
 
@@ -68,7 +65,7 @@ def test_still_pictures_draw_the_first_group_and_say_so(grouped, monkeypatch):
     q, kv = plan.tiles.q_block[first], plan.tiles.kv_block[first]
     drawn = area[plan.blocks.start[q], plan.blocks.start[kv]]
     assert drawn.tolist() == plan.tiles.device[first].tolist()
-    draw = "dcp_dashboard.exports.drawing.Sheet.text"
+    draw = "dcp_dashboard.exports.still.Sheet.text"
     monkeypatch.setattr(draw, lambda _sheet, _at, text, *_rest, **_more: texts.append(text))
     still(grouped, scale=1)
     assert any(text.endswith(caption_of_first_group(plan)) for text in texts)

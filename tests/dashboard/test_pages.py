@@ -8,7 +8,7 @@ import pytest
 from plotly.utils import PlotlyJSONEncoder
 
 from dcp_dashboard.api.palette import KIND_COLOURS, device_colours, ramp
-from dcp_dashboard.exports.thumbnail import SIDE, thumbnail
+from dcp_dashboard.exports.pictures import SIDE, thumbnail
 from dcp_dashboard.library.folder import plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.help import help_page

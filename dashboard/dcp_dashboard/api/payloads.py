@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from dcp_dashboard.api.columns import encode, narrow, narrow_signed
 from dcp_dashboard.api.palette import KIND_COLOURS, KINDS, device_colours, oklch, ramp, tints
 from dcp_dashboard.library.folder import DashboardError
-from dcp_dashboard.library.head_groups import group_labels
+from dcp_dashboard.library.summary import group_labels
 from dcp_planner import LANES, Plan, Trace
 
 FETCHES = ("nothing", "keys and values", "queries", "both")

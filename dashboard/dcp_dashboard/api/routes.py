@@ -8,7 +8,7 @@ from werkzeug.wrappers import Response as WSGIResponse
 
 from dcp_dashboard.api.payloads import mask_payload
 from dcp_dashboard.api.selection_routes import add_selection_routes
-from dcp_dashboard.exports.thumbnail import thumbnail
+from dcp_dashboard.exports.pictures import thumbnail
 from dcp_dashboard.facts.moves import has_same_blocks, moves_payload
 from dcp_dashboard.library.folder import SUFFIX
 from dcp_dashboard.library.plans import PlanLibrary

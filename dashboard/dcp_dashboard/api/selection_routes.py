@@ -8,12 +8,10 @@ from werkzeug.wrappers import Response as WSGIResponse
 
 from dcp_dashboard.api.device_payload import devices_payload
 from dcp_dashboard.api.pairs_payload import pairs_payload, read_window
-from dcp_dashboard.facts.device import device_facts
-from dcp_dashboard.facts.division import division_facts
+from dcp_dashboard.facts.devices import device_facts, division_facts
 from dcp_dashboard.facts.event import event_facts
 from dcp_dashboard.facts.text import Facts
-from dcp_dashboard.facts.tile import tile_facts
-from dcp_dashboard.facts.transfer import pair_facts, transfer_facts
+from dcp_dashboard.facts.tiles import pair_facts, tile_facts, transfer_facts
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan, PlanLibrary
 from dcp_planner import Direction

@@ -1,4 +1,4 @@
-"""Planning what stands in the editor: at once and roughly, or fully into a plan file."""
+"""Planning of the text in the editor: at once and roughly, or fully into a plan file."""
 
 import tempfile
 import time
@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dcp_dashboard.editing.planning_choices import BUDGETS
 from dcp_dashboard.editing.source import mask_of, samples_of, text_of, whole
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.summary import device_pairs
@@ -29,6 +28,20 @@ from dcp_planner import (
     simulate,
     write_plan,
 )
+
+BUDGETS = ("fast", "balanced", "best")
+"""How much a search may do, least first."""
+
+
+def methods() -> list[tuple[str, str, str]]:
+    """Give (name, label, reason it cannot be chosen here) of every partitioner, searches first.
+
+    >>> methods()[0][:2]
+    ('portfolio', 'portfolio')
+    """
+    order = ["portfolio", "native", *(n for n in PARTITIONERS if n not in ("portfolio", "native"))]
+    return [(name, name, PARTITIONERS[name].unavailable() or "") for name in order]
+
 
 MAX_NODES = 64
 MAX_PER_NODE = 64

@@ -7,7 +7,7 @@ from werkzeug.wrappers import Response as WSGIResponse
 
 from dcp_dashboard.api.routes import refuse
 from dcp_dashboard.api.trace_routes import as_file
-from dcp_dashboard.exports.mask_svg import mask_svg
+from dcp_dashboard.exports.pictures import mask_svg
 from dcp_dashboard.exports.plan_tables import devices_csv, tiles_csv
 from dcp_dashboard.exports.standalone import standalone_page
 from dcp_dashboard.exports.still import Theme, still

@@ -4,16 +4,20 @@ import numpy as np
 
 from dcp_dashboard.api.payloads import track_order
 from dcp_dashboard.facts import quantities
-from dcp_dashboard.facts.selection import (
+from dcp_dashboard.facts.text import (
+    SOURCE_LABELS,
+    Facts,
+    Link,
+    Row,
+    Section,
     device_selection,
     division_selection,
     pair_selection,
+    row,
     selection,
     transfer_selection,
 )
-from dcp_dashboard.facts.text import Facts, Link, Row, Section, row
 from dcp_dashboard.facts.waits import RECEIVE, SEND, WAIT, direction_of, released_by
-from dcp_dashboard.facts.words import SOURCE_LABELS
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_planner import LANES, Source, Trace, TransferKind

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dcp_dashboard.api.columns import encode, narrow
 from dcp_dashboard.api.palette import NEUTRAL, device_colours
-from dcp_dashboard.library.head_groups import head_labels, tiles_of_group
+from dcp_dashboard.library.summary import head_labels, tiles_of_group
 from dcp_dsl import readonly
 from dcp_planner import Plan
 

@@ -10,9 +10,8 @@ from dash.development.base_component import Component
 
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.comparison import Comparison, Side
-from dcp_dashboard.facts.words import SOURCE_LABELS
+from dcp_dashboard.facts.text import SOURCE_LABELS
 from dcp_dashboard.library.plans import PlanLibrary
-from dcp_dashboard.pages.changed import changed_notice
 from dcp_dashboard.pages.compare_panels import (
     compare_charts,
     device_panels,
@@ -21,7 +20,7 @@ from dcp_dashboard.pages.compare_panels import (
     timelines_panel,
     verdict_panel,
 )
-from dcp_dashboard.pages.layout import attributes
+from dcp_dashboard.pages.layout import attributes, changed_notice
 from dcp_dsl import DCPError
 from dcp_planner import Source
 

@@ -25,13 +25,11 @@ from dcp_dashboard.facts.moves import (
     find_moves,
     moves_modes,
 )
-from dcp_dashboard.facts.words import SOURCE_LABELS
-from dcp_dashboard.library.head_groups import head_labels
-from dcp_dashboard.pages.choice import choice
-from dcp_dashboard.pages.comparison_figures import deltas_figure, traffic_difference_figure
-from dcp_dashboard.pages.figures import GRAPH_CONFIG
-from dcp_dashboard.pages.layout import attributes, panel, swatches
-from dcp_dashboard.pages.mask import group_choice
+from dcp_dashboard.facts.text import SOURCE_LABELS
+from dcp_dashboard.library.summary import head_labels
+from dcp_dashboard.pages.charts import GRAPH_CONFIG, deltas_figure, traffic_difference_figure
+from dcp_dashboard.pages.layout import attributes, choice, panel, swatches
+from dcp_dashboard.pages.plan_views import group_choice
 
 JUDGEMENTS: dict[Judgement, str] = {
     "better": "▲ B better", "worse": "▼ B worse", "equal": "equal", "none": ""

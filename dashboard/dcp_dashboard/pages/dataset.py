@@ -13,10 +13,8 @@ from dcp_dashboard.facts import quantities
 from dcp_dashboard.library.dataset_report import BatchLine, DatasetReport
 from dcp_dashboard.library.folder import plan_key, scan
 from dcp_dashboard.library.plans import PlanLibrary, ReportRow
-from dcp_dashboard.pages.changed import changed_notice
-from dcp_dashboard.pages.dataset_figures import lengths_figure, speedup_figure, spread_figure
-from dcp_dashboard.pages.figures import GRAPH_CONFIG
-from dcp_dashboard.pages.layout import attributes, panel
+from dcp_dashboard.pages.charts import GRAPH_CONFIG, lengths_figure, speedup_figure, spread_figure
+from dcp_dashboard.pages.layout import attributes, changed_notice, panel
 from dcp_dashboard.pages.queries import Query, read_query, search_box
 
 PAGE_ROWS = 100

@@ -11,7 +11,7 @@ from typing import Any
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard.editing.planning_choices import BUDGETS, methods
+from dcp_dashboard.editing.planning import BUDGETS, methods
 from dcp_dashboard.editing.specs import folder_files, library_texts, start_of
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.layout import attributes, panel

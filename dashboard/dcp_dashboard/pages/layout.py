@@ -1,4 +1,4 @@
-"""The frame around every page and the small parts pages are made of."""
+"""The frame around every page and the small parts that pages are made of."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,9 @@ import dash_mantine_components as dmc
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from dcp_dashboard.pages.figures import FONT
+from dcp_dashboard.library.folder import PlanEntry
+from dcp_dashboard.library.plans import version_of
+from dcp_dashboard.pages.charts import FONT
 
 INDEX = """<!DOCTYPE html>
 <html lang="en">
@@ -131,3 +133,46 @@ def swatches(items: Sequence[tuple[str, str]]) -> Component:
         for label, colour in items
     ]
     return html.Div(entries, className="dcp-legend")
+
+
+def choice(
+    key: str, options: Sequence[tuple[str, str]], default: str, label: str, *, name: str
+) -> Component:
+    """Give a group of buttons of which one is chosen.
+
+    Args:
+        key: of the state, see `assets/state.js`.
+        options: (value, text) each.
+        default: value while the state has none.
+        label: what is chosen, for people who cannot see it.
+        name: id of the element.
+    """
+    buttons = [
+        html.Button(
+            text, role="radio", type="button",
+            **attributes(data_value=value, aria_checked=str(value == default).lower()),
+        )
+        for value, text in options
+    ]  # fmt: skip
+    return html.Div(
+        buttons, id=name, className="dcp-choice", role="radiogroup",
+        **attributes(data_key=key, data_default=default, aria_label=label),
+    )  # fmt: skip
+
+
+def changed_notice(*entries: PlanEntry) -> Component:
+    """Give the bar for the files that a page shows, hidden until one of them is another.
+
+    `assets/changed.js` asks `/api/changes` for their versions every few seconds.
+    """
+    shown = {entry.key: entry for entry in entries}
+    return html.Div(
+        className="dcp-changed",
+        hidden=True,
+        role="status",
+        **attributes(
+            data_keys=",".join(shown),
+            data_versions=",".join(version_of(entry) for entry in shown.values()),
+            data_names="/".join(entry.relative.rsplit("/", 1)[-1] for entry in shown.values()),
+        ),
+    )

@@ -4,7 +4,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from dcp_dashboard.facts import quantities
-from dcp_dashboard.facts.words import SOURCE_LABELS, TIMES
+from dcp_dashboard.facts.text import SOURCE_LABELS, TIMES
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import PlanSummary
 from dcp_planner import bound_ratios

@@ -12,10 +12,9 @@ from dcp_dashboard.pages.dataset import dataset_page
 from dcp_dashboard.pages.edit import edit_page
 from dcp_dashboard.pages.help import help_page
 from dcp_dashboard.pages.layout import message
-from dcp_dashboard.pages.mask import mask_page
 from dcp_dashboard.pages.plan import plan_page
 from dcp_dashboard.pages.plan_list import plan_list_page
-from dcp_dashboard.pages.timeline import timeline_page
+from dcp_dashboard.pages.plan_views import mask_page, timeline_page
 from dcp_dsl import DCPError
 
 Page = Callable[[PlanLibrary, tuple[str, ...], str], Component | None]

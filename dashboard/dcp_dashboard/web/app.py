@@ -1,9 +1,14 @@
 """The Dash application over one folder of plans: every page brings its own callbacks."""
 
+import gzip
+import hashlib
+import threading
+from collections import OrderedDict
 from pathlib import Path
 
 from dash import Dash, Input, Output
 from dash.development.base_component import Component
+from flask import Flask, Response, request
 
 from dcp_dashboard.api.routes import data_api
 from dcp_dashboard.api.trace_routes import trace_api
@@ -12,10 +17,9 @@ from dcp_dashboard.exports.routes import export_api
 from dcp_dashboard.library.folder import open_folder
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.compare import add_compare_callbacks
-from dcp_dashboard.pages.keys import keyboard_dialog
+from dcp_dashboard.pages.help import keyboard_dialog
 from dcp_dashboard.pages.layout import INDEX, shell
 from dcp_dashboard.pages.routes import render_page
-from dcp_dashboard.web.compression import compress_code
 from dcp_dashboard.web.uploads import upload_api
 
 ASSETS = Path(__file__).parents[1] / "assets"
@@ -66,3 +70,40 @@ def _add_callbacks(app: Dash, library: PlanLibrary) -> None:
         return render_page(library, str(path or "/"), str(query or ""))
 
     add_compare_callbacks(app, library)
+
+
+TYPES = ("text/javascript", "application/javascript", "text/css", "image/svg+xml")
+LEAST_BYTES = 1_000
+LEVEL = 6
+MOST_KEPT = 200
+
+
+def compress_code(server: Flask) -> None:
+    """Compress scripts and styles for browsers that take gzip."""
+    kept: OrderedDict[bytes, bytes] = OrderedDict()
+    lock = threading.Lock()
+
+    def compressed(data: bytes) -> bytes:
+        name = hashlib.blake2b(data, digest_size=16).digest()
+        with lock:
+            if name not in kept:
+                kept[name] = gzip.compress(data, LEVEL, mtime=0)
+            kept.move_to_end(name)
+            while len(kept) > MOST_KEPT:
+                kept.popitem(last=False)
+            return kept[name]
+
+    @server.after_request
+    def compress(response: Response) -> Response:
+        is_code = response.mimetype in TYPES and response.status_code == 200
+        if not is_code or "Content-Encoding" in response.headers:
+            return response
+        response.vary.add("Accept-Encoding")
+        if not request.accept_encodings["gzip"]:
+            return response
+        response.direct_passthrough = False
+        data = response.get_data()
+        if len(data) >= LEAST_BYTES:
+            response.set_data(compressed(data))
+            response.headers["Content-Encoding"] = "gzip"
+        return response

@@ -7,7 +7,7 @@ import pytest
 
 from dcp_dashboard.api.palette import KIND_COLOURS, device_colours
 from dcp_dashboard.facts.findings import findings
-from dcp_dashboard.facts.tile import tile_facts
+from dcp_dashboard.facts.tiles import tile_facts
 from dcp_dashboard.library.folder import open_folder, plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 

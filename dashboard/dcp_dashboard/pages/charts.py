@@ -1,6 +1,11 @@
-"""Plotly charts of a data-set report: lengths of sequences, speed-ups, how figures are spread."""
+"""Plotly charts: differences of two plans, lengths and speed-ups of a data set.
+
+Paper and plot are transparent; `assets/style.css` recolours text and grid lines for the light and
+the dark theme, so a figure never has to be made twice.
+"""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -8,9 +13,161 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from dcp_dashboard.api.palette import KIND_COLOURS, NEUTRAL
-from dcp_dashboard.facts.quantities import count, duration, percent, ratio, size
+from dcp_dashboard.facts.comparison import Deltas
+from dcp_dashboard.facts.quantities import count, duration, percent, ratio, signed, size
 from dcp_dashboard.library.dataset_report import BatchLine, DatasetReport
-from dcp_dashboard.pages.figures import finish
+
+GRAPH_CONFIG: Any = {  # Any: Dash has a type of its own for it
+    "displaylogo": False,
+    "displayModeBar": False,
+    "plotlyServerURL": "",
+    "responsive": True,
+    "showSendToCloud": False,
+}
+"""For every graph: nothing that talks to a cloud, no tool bar."""
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
+
+BORDER = {"width": 1, "dash": "dot", "color": NEUTRAL}
+
+
+def node_borders(num_devices: int, devices_per_node: int) -> list[float]:
+    """Give the positions between the last device of a node and the first of the next."""
+    return [at - 0.5 for at in range(devices_per_node, num_devices, devices_per_node)]
+
+
+def device_axis(num_devices: int) -> dict[str, Any]:  # Any: plotly takes texts and numbers
+    """Give the settings of an axis with one place per device and a few ticks."""
+    step = next(step for step in (1, 2, 4, 8, 16, 32, 64, num_devices) if step * 17 > num_devices)
+    return {
+        "range": [-0.5, num_devices - 0.5], "dtick": step, "tick0": 0, "showgrid": False,
+        "zeroline": False, "fixedrange": True,
+    }  # fmt: skip
+
+
+def finish(figure: go.Figure, margin: dict[str, int]) -> None:
+    """Give a chart what all have in common: no paper, one font, no dragging."""
+    figure.update_annotations(font={"size": 12})
+    figure.update_layout(
+        template="none",
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": FONT, "size": 11},
+        margin=margin,
+        bargap=0.18,
+        hoverlabel={"font": {"family": FONT, "size": 12}},
+        dragmode=False,
+    )
+
+
+LESS, MORE = "#0072b2", "#d55e00"
+"""Blue: less in B, vermillion: more in B (Okabe & Ito); the side of the zero line says so too."""
+
+
+def deltas_figure(deltas: Sequence[Deltas], devices_per_node: int) -> go.Figure:
+    """Draw B minus A per device, one row for each quantity; up is more in B."""
+    figure = make_subplots(
+        rows=len(deltas), cols=1, shared_xaxes=True, vertical_spacing=0.4 / len(deltas)
+    )
+    lines = []
+    for row, delta in enumerate(deltas, start=1):
+        values, axis = delta.difference, "" if row == 1 else str(row)
+        figure.add_trace(
+            go.Bar(
+                x=np.arange(len(values)),
+                y=values,
+                marker={"color": [MORE if v > 0 else LESS for v in values], "line": {"width": 0}},
+                customdata=[
+                    f"{delta.heading}: A {delta.text(a)}, B {delta.text(b)}, "
+                    f"{signed(b - a, delta.text)}"
+                    for a, b in zip(delta.first, delta.second, strict=True)
+                ],
+                hovertemplate="device %{x}<br>%{customdata}<extra></extra>",
+                showlegend=False,
+            ),
+            row=row, col=1,
+        )  # fmt: skip
+        _label(figure, axis, delta)
+        lines += [
+            {"x0": x, "x1": x, "y0": 0, "y1": 1, "xref": f"x{axis}", "yref": f"y{axis} domain",
+             "line": BORDER}
+            for x in node_borders(len(values), devices_per_node)
+        ]  # fmt: skip
+        low, high = float(values.min(initial=0)), float(values.max(initial=0))
+        margin = 0.08 * (high - low) or 1.0
+        ends = (end for end in (low, high) if abs(end) > 2.5 * margin)  # others would touch the 0
+        ticks = sorted({0.0, *ends})
+        figure.update_yaxes(
+            range=[low - margin, high + margin],
+            tickvals=ticks,
+            ticktext=[signed(value, delta.text) if value else "0" for value in ticks],
+            row=row,
+            col=1,
+        )
+    figure.update_layout(shapes=lines)
+    figure.update_xaxes(**device_axis(len(deltas[0].first)))
+    figure.update_xaxes(title_text="device", title_standoff=4, row=len(deltas), col=1)
+    figure.update_yaxes(zeroline=True, zerolinecolor=NEUTRAL, fixedrange=True)
+    finish(figure, {"l": 56, "r": 8, "t": 22, "b": 34})
+    return figure
+
+
+def _label(figure: go.Figure, axis: str, delta: Deltas) -> None:
+    place = {
+        "xref": f"x{axis} domain", "yref": f"y{axis} domain", "y": 1.0, "yanchor": "bottom",
+        "showarrow": False, "yshift": 1,
+    }  # fmt: skip
+    mean = float(delta.difference.mean()) if len(delta.first) else 0.0
+    figure.add_annotation(text=f"<b>{delta.heading}</b>", x=0, xanchor="left", **place)
+    claim = f"mean {signed(mean, delta.text)}"
+    figure.add_annotation(text=claim, x=1, xanchor="right", **place)
+
+
+def traffic_difference_figure(
+    first: NDArray[np.int64], second: NDArray[np.int64], devices_per_node: int
+) -> go.Figure:
+    """Draw how many bytes more or less each device (row) sends to each other device in B.
+
+    Both matrices hold bytes from row to column, int64 ``[R, R]``.
+    """
+    change = second - first
+    is_used = (first > 0) | (second > 0)
+    reach = int(np.abs(change).max(initial=0)) or 1
+    texts = [
+        [f"A {size(a)}, B {size(b)}, {signed(b - a, size)}" for a, b in zip(*rows, strict=True)]
+        for rows in zip(first.tolist(), second.tolist(), strict=True)
+    ]
+    figure = go.Figure(
+        go.Heatmap(
+            z=np.where(is_used, change.astype(float), np.nan),
+            customdata=texts,
+            hovertemplate="device %{y} to device %{x}<br>%{customdata}<extra></extra>",
+            hoverongaps=False,
+            colorscale=[[0.0, LESS], [0.5, "rgba(138,148,163,0.18)"], [1.0, MORE]],
+            zmin=-reach,
+            zmax=reach,
+            xgap=1,
+            ygap=1,
+            colorbar={
+                "thickness": 8, "outlinewidth": 0, "ticksuffix": "B", "tickformat": "~s",
+                "nticks": 5, "len": 1.0, "x": 1.02, "xpad": 4,
+            },
+        )
+    )  # fmt: skip
+    borders = node_borders(len(change), devices_per_node)
+    span = {"x0": -0.5, "x1": len(change) - 0.5, "y0": -0.5, "y1": len(change) - 0.5}
+    figure.update_layout(
+        shapes=[span | {"x0": at, "x1": at, "line": BORDER} for at in borders]
+        + [span | {"y0": at, "y1": at, "line": BORDER} for at in borders]
+    )
+    axis = device_axis(len(change)) | {"constrain": "domain", "title_standoff": 4}
+    figure.update_xaxes(title_text="to device", **axis)
+    figure.update_yaxes(
+        title_text="from device", scaleanchor="x", **axis | {"range": axis["range"][::-1]}
+    )
+    finish(figure, {"l": 44, "r": 8, "t": 8, "b": 34})
+    return figure
+
 
 BINS = 24
 BLUE = KIND_COLOURS["attention"]
