@@ -151,9 +151,9 @@ def view(  # noqa: PLR0913 - one parameter per option of the command
     """
     from dcp_dashboard import DashboardError
     from dcp_dashboard.exports.pictures import mask_svg
-    from dcp_dashboard.exports.plan_tables import devices_csv, tiles_csv
     from dcp_dashboard.exports.standalone import standalone_page
     from dcp_dashboard.exports.still import still
+    from dcp_dashboard.exports.tables import devices_csv, tiles_csv
     from dcp_dashboard.library.plans import load_file
     from dcp_dsl import check_writable, replacing
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from dcp_dashboard import DashboardError, create_app
-from dcp_dashboard.api.palette import KINDS
-from dcp_dashboard.api.payloads import event_kinds
-from dcp_dashboard.facts.events import EventFilter, csv_lines, matching, read_filter
+from dcp_dashboard.exports.tables import events_csv
+from dcp_dashboard.facts.traces import KINDS, EventFilter, event_kinds, matching, read_filter
 from dcp_dashboard.library.folder import plan_key
 from dcp_planner import LANES
 
@@ -84,7 +83,7 @@ def test_a_filter_that_means_nothing_is_refused(query):
 
 
 def test_csv_holds_every_matching_event_once(small_trace):
-    text = "".join(csv_lines([small_trace], EventFilter(kinds=("receive",))))
+    text = "".join(events_csv([small_trace], EventFilter(kinds=("receive",))))
     found = list(csv.DictReader(io.StringIO(text)))
     rows = rows_of(small_trace)
     wanted = [(i, row) for i, row in enumerate(rows) if row["kind"] == "receive"]
@@ -97,7 +96,7 @@ def test_csv_holds_every_matching_event_once(small_trace):
 @pytest.mark.parametrize("name", ["=cmd()", "+1", "-1", "@SUM(A1)", "\tx"])
 def test_a_name_is_no_formula_for_a_spreadsheet(small_trace, name):
     hostile = dataclasses.replace(small_trace, name=(name,) * len(small_trace))
-    text = "".join(csv_lines([hostile], EventFilter()))
+    text = "".join(events_csv([hostile], EventFilter()))
     assert {row["name"] for row in csv.DictReader(io.StringIO(text))} == {f"'{name}"}
 
 
@@ -128,7 +127,7 @@ def test_a_wrong_request_for_a_trace_is_a_message(client, path):
 
 
 def test_too_many_events_are_a_message_with_a_way_out(client, monkeypatch):
-    monkeypatch.setattr("dcp_dashboard.api.payloads.MAX_EVENTS", 10)
+    monkeypatch.setattr("dcp_dashboard.api.devices.MAX_EVENTS", 10)
     answer = client.get(f"/api/plan/{plan_key('small.dcpplan')}/timeline")
     assert answer.status_code == 404
     assert "expected at most 10 events" in answer.json["error"]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from dcp_dashboard.api.palette import KIND_COLOURS, KINDS, device_colours
+from dcp_dashboard.api.palette import KIND_COLOURS, device_colours
 from dcp_dashboard.commands import view
 from dcp_dashboard.exports import pictures as mask_svg_module
 from dcp_dashboard.exports.pictures import (
@@ -24,10 +24,11 @@ from dcp_dashboard.exports.pictures import (
     tile_of_pixel,
     timeline_pixels,
 )
-from dcp_dashboard.exports.plan_tables import devices_csv, tiles_csv
 from dcp_dashboard.exports.standalone import markup, standalone_page
 from dcp_dashboard.exports.still import Sheet, still
+from dcp_dashboard.exports.tables import devices_csv, tiles_csv
 from dcp_dashboard.facts import quantities
+from dcp_dashboard.facts.traces import KINDS
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan, load_file
 

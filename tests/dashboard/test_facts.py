@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dcp_dashboard.api.columns import decode
-from dcp_dashboard.api.pairs_payload import MAX_PAIRS, read_window
+from dcp_dashboard.api.mask import MAX_PAIRS, read_window
 from dcp_dashboard.library.folder import DashboardError, open_folder, plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.web.app import create_app

@@ -9,7 +9,7 @@ from dcp_dashboard.facts.findings import (
     longest_waits,
     waiting,
 )
-from dcp_dashboard.facts.waits import find_waits
+from dcp_dashboard.facts.traces import find_waits
 from dcp_dashboard.library.summary import DeviceTotals
 from dcp_planner import LANES, Trace
 

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from dcp_dashboard.api.columns import decode
-from dcp_dashboard.api.payloads import mask_payload
+from dcp_dashboard.api.mask import mask_payload, moves_payload
 from dcp_dashboard.editing.planning import figures
 from dcp_dashboard.exports.pictures import mask_svg, pair_shares, tile_of_pixel
-from dcp_dashboard.exports.plan_tables import devices_csv, tiles_csv
 from dcp_dashboard.exports.standalone import standalone_page
 from dcp_dashboard.exports.still import still
+from dcp_dashboard.exports.tables import devices_csv, tiles_csv
 from dcp_dashboard.facts.devices import division_facts
 from dcp_dashboard.facts.event import find_transfer
-from dcp_dashboard.facts.moves import MOVED, find_moves, moves_payload
+from dcp_dashboard.facts.metrics import metric_cards
+from dcp_dashboard.facts.moves import MOVED, find_moves
 from dcp_dashboard.facts.text import transfer_selection
 from dcp_dashboard.facts.tiles import message_events, tile_facts, transfer_facts
 from dcp_dashboard.library.plans import load_file
 from dcp_dashboard.library.summary import caption_of_first_group, group_labels
-from dcp_dashboard.pages.metrics import metric_cards
 from dcp_planner import simulate, write_plan
 
 

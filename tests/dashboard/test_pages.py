@@ -9,10 +9,10 @@ from plotly.utils import PlotlyJSONEncoder
 
 from dcp_dashboard.api.palette import KIND_COLOURS, device_colours, ramp
 from dcp_dashboard.exports.pictures import SIDE, thumbnail
+from dcp_dashboard.facts.metrics import DEFINITIONS
 from dcp_dashboard.library.folder import plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.help import help_page
-from dcp_dashboard.pages.metrics import DEFINITIONS
 from dcp_dashboard.pages.plan_list import COLUMNS, sort_rows
 from dcp_dashboard.pages.routes import render_page
 from dcp_planner import simulate, write_plan

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from dcp_dashboard.api.columns import decode
+from dcp_dashboard.api.devices import timeline_payload
+from dcp_dashboard.api.mask import FETCHES, mask_payload
 from dcp_dashboard.api.palette import KIND_COLOURS
-from dcp_dashboard.api.payloads import FETCHES, mask_payload, timeline_payload
 from dcp_planner import LANES, Trace
 
 

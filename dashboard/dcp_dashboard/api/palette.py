@@ -7,7 +7,6 @@ lightness. Either way neighbours differ in lightness, which every eye can see.
 
 import math
 
-KINDS = ("attention", "reduction", "copy", "send", "receive", "wait")
 KIND_COLOURS = {
     "attention": "#0072b2",
     "reduction": "#56b4e9",

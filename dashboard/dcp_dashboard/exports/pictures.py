@@ -4,14 +4,14 @@ The pixels follow the rules of the canvases of the pages: a mask pixel shows the
 tiles smaller than a pixel still get one; a timeline pixel sums how much each kind covers of it.
 """
 
-import struct
-import zlib
+import io
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from dcp_dashboard.api.palette import KINDS, device_colours
-from dcp_dashboard.api.payloads import event_kinds
+from dcp_dashboard.api.palette import device_colours
+from dcp_dashboard.facts.traces import KINDS, event_kinds
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import caption_of_first_group, tiles_of_group
@@ -21,12 +21,19 @@ Pixels = NDArray[np.uint8]
 """RGB, uint8 ``[height, width, 3]``."""
 
 PALEST = 0.22
-"""What is there at all must be visible."""
+"""Least opacity of a timeline pixel that is covered at all."""
 
 BANDS = {
     "compute": (0.04, 0.56), "wait": (0.20, 0.40), "send": (0.58, 0.76), "receive": (0.78, 0.96),
 }  # fmt: skip
 """Top and bottom of each lane as shares of a device's row, as in `assets/timeline.js`."""
+
+MOST_RUNS = 100_000
+"""Rectangles in one drawing; programs that edit SVG give up at about that many."""
+
+SIDE = 64
+COLOUR = (0x3A, 0x7F, 0xC6)
+"""Pixels of the edge of a thumbnail, and its blue."""
 
 
 def tile_of_pixel(plan: Plan, side: int) -> NDArray[np.int64]:
@@ -157,10 +164,6 @@ def rgb(colour: str) -> tuple[int, int, int]:
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
 
 
-MOST_RUNS = 100_000
-"""Rectangles in one drawing; programs that edit SVG give up at about that many."""
-
-
 def mask_svg(loaded: LoadedPlan) -> str:
     """Draw tiles in the colours of their devices, one unit per token, and the owners at the edges.
 
@@ -230,10 +233,6 @@ def _runs(loaded: LoadedPlan) -> "np.ndarray[tuple[int, int], np.dtype[np.int64]
     return np.stack((q[first], kv[first], kv[last], device[first]), axis=1)
 
 
-SIDE = 64
-COLOUR = (0x3A, 0x7F, 0xC6)
-
-
 def thumbnail(plan: Plan) -> bytes:
     """Draw the mask of a plan, transparent where nothing is visible; O(W).
 
@@ -242,7 +241,11 @@ def thumbnail(plan: Plan) -> bytes:
     """
     shares = pair_shares(plan)
     alpha = np.where(shares > 0, 110 + np.round(145 * np.minimum(1.0, shares)), 0)
-    return png(alpha.astype(np.uint8))
+    picture = Image.fromarray(alpha.astype(np.uint8), "P")
+    picture.putpalette(bytes(COLOUR) * 256)  # one colour, the index of a pixel is its opacity
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG", transparency=bytes(range(256)))
+    return buffer.getvalue()
 
 
 def pair_shares(plan: Plan) -> NDArray[np.float64]:
@@ -261,28 +264,3 @@ def pair_shares(plan: Plan) -> NDArray[np.float64]:
             np.add.at(area, at, per_pixel[inside])
     shares: NDArray[np.float64] = area * scale**2
     return shares
-
-
-def png(alpha: NDArray[np.uint8]) -> bytes:
-    """Write an image of one colour with the given opacity, uint8 ``[height, width]``.
-
-    Source: PNG specification, third edition: colour type 3 with a `tRNS` chunk.
-    """
-    height, width = alpha.shape
-    palette = bytes(COLOUR) * 256
-    rows = b"".join(b"\0" + row.tobytes() for row in alpha)
-    header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        _chunk(kind, data)
-        for kind, data in (
-            (b"IHDR", header),
-            (b"PLTE", palette),
-            (b"tRNS", bytes(range(256))),
-            (b"IDAT", zlib.compress(rows)),
-            (b"IEND", b""),
-        )
-    )
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

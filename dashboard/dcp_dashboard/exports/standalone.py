@@ -14,10 +14,11 @@ from typing import Any
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard.api.device_payload import devices_payload
-from dcp_dashboard.api.payloads import length_ns, mask_payload, timeline_payload
+from dcp_dashboard.api.devices import devices_payload, timeline_payload
+from dcp_dashboard.api.mask import mask_payload
 from dcp_dashboard.facts.devices import device_facts, division_facts
 from dcp_dashboard.facts.text import SOURCE_LABELS
+from dcp_dashboard.facts.traces import length_ns
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.pages.charts import FONT

@@ -7,15 +7,14 @@ from typing import Literal
 
 from PIL import Image, ImageDraw, ImageFont
 
-from dcp_dashboard.api.device_payload import ROWS, device_columns
-from dcp_dashboard.api.palette import KIND_COLOURS, KINDS, NEUTRAL, device_colours
-from dcp_dashboard.api.payloads import length_ns
+from dcp_dashboard.api.palette import KIND_COLOURS, NEUTRAL, device_colours
 from dcp_dashboard.exports.pictures import Pixels, mask_pixels, timeline_pixels
 from dcp_dashboard.facts import quantities
+from dcp_dashboard.facts.metrics import ROWS, above_bounds, device_columns, metric_cards
 from dcp_dashboard.facts.text import SOURCE_LABELS
+from dcp_dashboard.facts.traces import KINDS, length_ns
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import caption_of_first_group
-from dcp_dashboard.pages.metrics import above_bounds, metric_cards
 from dcp_planner import Source
 
 Anchor = Literal["ls", "ms", "rs"]

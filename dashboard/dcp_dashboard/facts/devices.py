@@ -17,7 +17,7 @@ from dcp_dashboard.facts.text import (
     row,
 )
 from dcp_dashboard.facts.tiles import check_device
-from dcp_dashboard.facts.waits import Wait, find_waits
+from dcp_dashboard.facts.traces import Wait, find_waits
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import device_pairs, imbalance

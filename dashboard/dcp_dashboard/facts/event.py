@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from dcp_dashboard.api.payloads import track_order
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.text import (
     SOURCE_LABELS,
@@ -17,7 +16,7 @@ from dcp_dashboard.facts.text import (
     selection,
     transfer_selection,
 )
-from dcp_dashboard.facts.waits import RECEIVE, SEND, WAIT, direction_of, released_by
+from dcp_dashboard.facts.traces import RECEIVE, SEND, WAIT, direction_of, released_by, track_order
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_planner import LANES, Source, Trace, TransferKind

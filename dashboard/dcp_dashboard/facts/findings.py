@@ -9,7 +9,7 @@ import numpy as np
 
 from dcp_dashboard.facts.quantities import duration, percent, ratio, size
 from dcp_dashboard.facts.text import device_selection, division_selection, pair_selection
-from dcp_dashboard.facts.waits import Wait, find_waits
+from dcp_dashboard.facts.traces import Wait, find_waits
 from dcp_dashboard.library.summary import DeviceTotals, imbalance
 from dcp_planner import Trace
 

@@ -6,16 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dashboard.api.columns import encode, narrow
-from dcp_dashboard.api.palette import NEUTRAL, device_colours
-from dcp_dashboard.library.summary import head_labels, tiles_of_group
+from dcp_dashboard.library.summary import tiles_of_group
 from dcp_dsl import readonly
 from dcp_planner import Plan
 
 SAME, MOVED, ONLY_FIRST, ONLY_SECOND = range(4)
 CHANGES = ("same device", "moved", "only in A", "only in B")
-CHANGE_COLOURS = ("#a9b4c0", "#d55e00", "#0072b2", "#cc79a7")
-"""Grey for what stayed; Okabe & Ito (2008) for what did not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,87 +177,3 @@ def _rows(union: NDArray[np.int64], keys: NDArray[np.int64]) -> NDArray[np.int64
     is_there = (at < len(keys)) & (np.append(keys, -1)[at] == union)
     rows: NDArray[np.int64] = np.where(is_there, at, -1)
     return rows
-
-
-def moves_payload(first: Plan, second: Plan) -> bytes:
-    """Pack the tiles of both plans for the mask canvas: `dcp.mask/1` with modes of its own.
-
-    The columns are those of `payloads.mask_payload`, of the first plan where it has the tile, and
-    `tile_change` and `tile_fitted` (indices into `CHANGES`), `tile_a`, `tile_b` (the device on each
-    side, the number of devices where the tile is missing), `block_a`, `block_b` (the owners). The
-    owner shown at the edges, `block_owner`, is 0 for blocks that stayed, 1 for those that moved.
-    """
-    moves, plans = find_moves(first, second), (first, second)
-    num_devices = max(plan.num_devices for plan in plans)
-    has_first = moves.first >= 0
-
-    def column(name: str) -> NDArray[np.generic]:
-        ours, theirs = (np.append(getattr(plan.tiles, name), 0) for plan in plans)
-        chosen: NDArray[np.generic] = np.where(has_first, ours[moves.first], theirs[moves.second])
-        return chosen
-
-    def devices(plan: Plan, rows: NDArray[np.int64]) -> NDArray[np.generic]:
-        return narrow(np.append(plan.tiles.device, num_devices)[rows])
-
-    header = {
-        "num_tokens": first.num_tokens,
-        "num_devices": num_devices,
-        "devices_per_node": first.cluster.devices_per_node,
-        "cu_seqlens": first.cu_seqlens.tolist(),
-        "device_colours": list(CHANGE_COLOURS[:2]),
-        "modes": moves_modes(first, second),
-    }
-    grouped: dict[str, NDArray[np.generic]] = {}
-    groups = common_groups(first, second)
-    if groups > 1:
-        header["group_labels"] = head_labels(first.shape.q_heads, groups)
-        grouped["tile_group"] = moves.group.astype(np.uint8)
-    columns = {
-        "block_start": narrow(first.blocks.start),
-        "block_end": narrow(first.blocks.end),
-        "block_owner": moves.is_moved_block.astype(np.uint8),
-        "block_a": narrow(first.blocks.owner),
-        "block_b": narrow(second.blocks.owner),
-        "tile_q": narrow(moves.q_block),
-        "tile_kv": narrow(moves.kv_block),
-        "tile_kind": column("kind").astype(np.uint8),
-        "tile_pairs": narrow(moves.pairs),
-        "tile_device": narrow(column("device")),
-        "tile_division": narrow(column("division")),
-        "tile_backward_division": narrow(column("backward_division")),
-        "tile_change": moves.change,
-        "tile_fitted": moves.fitted,
-        "tile_a": devices(first, moves.first),
-        "tile_b": devices(second, moves.second),
-        **grouped,
-    }
-    return encode("dcp.mask/1", header, columns)
-
-
-def moves_modes(first: Plan, second: Plan) -> list[dict[str, object]]:
-    """Give the ways to colour the mask: what changed, or the devices of either side."""
-    largest = max((first, second), key=lambda plan: plan.num_devices)
-    colours = device_colours(largest.cluster.nodes, largest.cluster.devices_per_node)
-    per_node = largest.cluster.devices_per_node
-    nodes = [
-        {"label": f"node {node}", "colours": colours[node * per_node : (node + 1) * per_node]}
-        for node in range(largest.cluster.nodes)
-    ]
-    changes = [
-        {"label": label, "colours": [colour]}
-        for label, colour in zip(CHANGES, CHANGE_COLOURS, strict=True)
-    ]
-    palette = [*colours, NEUTRAL]
-    missing = [{"label": "not on this side", "colours": [NEUTRAL]}]
-
-    def mode(
-        name: str, label: str, column: str, shades: list[str], legend: object
-    ) -> dict[str, object]:
-        return {"id": name, "label": label, "column": column, "palette": shades, "legend": legend}
-
-    return [
-        mode("change", "Moved", "tile_change", list(CHANGE_COLOURS), changes),
-        mode("fitted", "Moved, renumbered", "tile_fitted", list(CHANGE_COLOURS), changes),
-        mode("a", "Device in A", "tile_a", palette, nodes + missing),
-        mode("b", "Device in B", "tile_b", palette, nodes + missing),
-    ]

@@ -21,7 +21,7 @@ from dcp_dashboard.facts.text import (
     tile_selection,
     transfer_selection,
 )
-from dcp_dashboard.facts.waits import SEND
+from dcp_dashboard.facts.traces import SEND
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import group_labels

@@ -3,6 +3,7 @@
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from dcp_dashboard.api.mask import moves_modes
 from dcp_dashboard.api.palette import KIND_COLOURS
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.comparison import (
@@ -23,7 +24,6 @@ from dcp_dashboard.facts.moves import (
     SAME,
     common_groups,
     find_moves,
-    moves_modes,
 )
 from dcp_dashboard.facts.text import SOURCE_LABELS
 from dcp_dashboard.library.summary import head_labels

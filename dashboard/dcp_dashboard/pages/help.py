@@ -3,10 +3,10 @@
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from dcp_dashboard.api.mask import FETCH_COLOURS, FETCHES
 from dcp_dashboard.api.palette import KIND_COLOURS
-from dcp_dashboard.api.payloads import FETCH_COLOURS, FETCHES
+from dcp_dashboard.facts.metrics import DEFINITIONS
 from dcp_dashboard.pages.layout import attributes, swatches
-from dcp_dashboard.pages.metrics import definitions_list
 
 PAGES = (
     ("Plans", "/", "Every plan of the served folder; a click on a heading sorts, a file that "
@@ -222,4 +222,20 @@ def keyboard_dialog() -> Component:
         id="keyboard",
         className="dcp-dialog",
         **attributes(aria_label="Keyboard"),
+    )
+
+
+def definitions_list() -> Component:
+    """Give every definition as terms and texts."""
+    return html.Dl(
+        [part for name, text in DEFINITIONS for part in (html.Dt(name), html.Dd(text))],
+        className="dcp-terms",
+    )
+
+
+def definitions_panel() -> Component:
+    """Give the definitions, folded, for the bottom of a page."""
+    return html.Details(
+        [html.Summary("What the numbers mean"), definitions_list()],
+        className="dcp-panel dcp-definitions",
     )

@@ -5,14 +5,14 @@ from typing import Any
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard.api.device_payload import ROWS
 from dcp_dashboard.api.palette import KIND_COLOURS
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.findings import Finding, findings
+from dcp_dashboard.facts.metrics import ROWS, above_bounds, metric_cards
 from dcp_dashboard.facts.text import SOURCE_LABELS
 from dcp_dashboard.library.plans import LoadedPlan
+from dcp_dashboard.pages.help import definitions_panel
 from dcp_dashboard.pages.layout import attributes, changed_notice, choice, panel, swatches
-from dcp_dashboard.pages.metrics import definitions_panel, metrics_row
 from dcp_dashboard.pages.plan_frame import inspector, plan_tabs, plan_title
 from dcp_dashboard.pages.plan_views import mask_panel, row_names
 from dcp_planner import Source
@@ -212,3 +212,12 @@ def _item(finding: Finding, source: Source) -> Component:
         title="Select it everywhere and show it in the timeline", **attributes(**place),
     )  # fmt: skip
     return html.Li([link, " ", rule])
+
+
+def metrics_row(loaded: LoadedPlan) -> Component:
+    """Give the key metrics of a plan as a list of terms and values."""
+    cards = [
+        html.Div([html.Dt(name), html.Dd(value, className="dcp-value"), html.Dd(meaning)])
+        for name, value, meaning in metric_cards(loaded.summary, above_bounds(loaded))
+    ]
+    return html.Dl(cards, className="dcp-metrics")

@@ -6,8 +6,8 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from dcp_dashboard.library.plans import LoadedPlan
+from dcp_dashboard.library.summary import PlanSummary
 from dcp_dashboard.pages.layout import attributes, panel
-from dcp_dashboard.pages.plan_list import run_badge
 
 
 def _edit_link(loaded: LoadedPlan) -> list[Component]:
@@ -154,3 +154,11 @@ def steps(loaded: LoadedPlan) -> Component:
         role="group",
         **attributes(aria_label="Step by division", data_pause=str(PAUSE_MS), **counts),
     )
+
+
+def run_badge(summary: PlanSummary, *, is_verified: bool | None) -> Component:
+    """Give a badge that says whether this plan was run, and whether the run was verified."""
+    unverified = ("run" if "measured" in summary.seconds else "not run", "none")
+    verdicts = {True: ("✓ verified", "good"), False: ("✗ failed", "bad"), None: unverified}
+    text, kind = verdicts[is_verified]
+    return html.Span(text, className=f"dcp-badge dcp-badge-{kind}")

@@ -14,6 +14,7 @@ from dcp_dashboard.facts import quantities
 from dcp_dashboard.library.plans import PlanLibrary, PlanRow, ReportRow
 from dcp_dashboard.library.summary import PlanSummary
 from dcp_dashboard.pages.layout import attributes
+from dcp_dashboard.pages.plan_frame import run_badge
 from dcp_dashboard.pages.queries import Query, read_query, search_box
 from dcp_planner import Source
 
@@ -280,14 +281,6 @@ def _compare_link(row: PlanRow, asked: Query) -> Component:
         **attributes(data_plain="link", aria_label=f"Compare the prediction and the run of {name}"),
     )  # fmt: skip
     return html.Div([link, own], className="dcp-compare-links")
-
-
-def run_badge(summary: PlanSummary, *, is_verified: bool | None) -> Component:
-    """Give a badge that says whether this plan was run, and whether the run was verified."""
-    unverified = ("run" if "measured" in summary.seconds else "not run", "none")
-    verdicts = {True: ("✓ verified", "good"), False: ("✗ failed", "bad"), None: unverified}
-    text, kind = verdicts[is_verified]
-    return html.Span(text, className=f"dcp-badge dcp-badge-{kind}")
 
 
 def _summary(row: PlanRow) -> PlanSummary:

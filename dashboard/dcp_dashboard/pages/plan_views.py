@@ -3,7 +3,8 @@
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard.api.payloads import MAX_EVENTS, mask_modes
+from dcp_dashboard.api.devices import MAX_EVENTS
+from dcp_dashboard.api.mask import mask_modes
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import group_labels

@@ -2,8 +2,6 @@
 
 import gzip
 import hashlib
-import threading
-from collections import OrderedDict
 from pathlib import Path
 
 from dash import Dash, Input, Output
@@ -11,11 +9,10 @@ from dash.development.base_component import Component
 from flask import Flask, Response, request
 
 from dcp_dashboard.api.routes import data_api
-from dcp_dashboard.api.trace_routes import trace_api
 from dcp_dashboard.editing.routes import DESK, Desk, edit_api
 from dcp_dashboard.exports.routes import export_api
 from dcp_dashboard.library.folder import open_folder
-from dcp_dashboard.library.plans import PlanLibrary
+from dcp_dashboard.library.plans import BoundedCache, PlanLibrary
 from dcp_dashboard.pages.compare import add_compare_callbacks
 from dcp_dashboard.pages.help import keyboard_dialog
 from dcp_dashboard.pages.layout import INDEX, shell
@@ -23,6 +20,11 @@ from dcp_dashboard.pages.routes import render_page
 from dcp_dashboard.web.uploads import upload_api
 
 ASSETS = Path(__file__).parents[1] / "assets"
+CODE_TYPES = ("text/javascript", "application/javascript", "text/css", "image/svg+xml")
+LEAST_COMPRESSED_BYTES = 1_000
+COMPRESSION_LEVEL = 6
+MOST_KEPT = 200
+"""Texts whose compressed form is kept."""
 
 
 def create_app(folder: str | Path) -> Dash:
@@ -56,7 +58,6 @@ def create_app(folder: str | Path) -> Dash:
     desk = Desk(library)
     app.server.extensions[DESK] = desk
     app.server.register_blueprint(edit_api(library, desk))
-    app.server.register_blueprint(trace_api(library))
     app.server.register_blueprint(upload_api(library))
     app.server.register_blueprint(export_api(library))
     compress_code(app.server)
@@ -72,30 +73,17 @@ def _add_callbacks(app: Dash, library: PlanLibrary) -> None:
     add_compare_callbacks(app, library)
 
 
-TYPES = ("text/javascript", "application/javascript", "text/css", "image/svg+xml")
-LEAST_BYTES = 1_000
-LEVEL = 6
-MOST_KEPT = 200
-
-
 def compress_code(server: Flask) -> None:
-    """Compress scripts and styles for browsers that take gzip."""
-    kept: OrderedDict[bytes, bytes] = OrderedDict()
-    lock = threading.Lock()
+    """Compress scripts and styles for browsers that take gzip, each text once.
 
-    def compressed(data: bytes) -> bytes:
-        name = hashlib.blake2b(data, digest_size=16).digest()
-        with lock:
-            if name not in kept:
-                kept[name] = gzip.compress(data, LEVEL, mtime=0)
-            kept.move_to_end(name)
-            while len(kept) > MOST_KEPT:
-                kept.popitem(last=False)
-            return kept[name]
+    A page's code is a quarter of its size then. Data of plans goes as it is: on loopback,
+    compressing takes longer than sending.
+    """
+    kept = BoundedCache[bytes](MOST_KEPT)
 
     @server.after_request
     def compress(response: Response) -> Response:
-        is_code = response.mimetype in TYPES and response.status_code == 200
+        is_code = response.mimetype in CODE_TYPES and response.status_code == 200
         if not is_code or "Content-Encoding" in response.headers:
             return response
         response.vary.add("Accept-Encoding")
@@ -103,7 +91,9 @@ def compress_code(server: Flask) -> None:
             return response
         response.direct_passthrough = False
         data = response.get_data()
-        if len(data) >= LEAST_BYTES:
-            response.set_data(compressed(data))
+        if len(data) >= LEAST_COMPRESSED_BYTES:
+            name = hashlib.blake2b(data, digest_size=16).digest()
+            packed = kept.get(name, lambda: gzip.compress(data, COMPRESSION_LEVEL, mtime=0))
+            response.set_data(packed)
             response.headers["Content-Encoding"] = "gzip"
         return response

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from dcp_dashboard import start_server
-from dcp_dashboard.api.palette import KIND_COLOURS, KINDS
-from dcp_dashboard.api.payloads import event_kinds
-from dcp_dashboard.facts.events import EventFilter, matching
+from dcp_dashboard.api.palette import KIND_COLOURS
+from dcp_dashboard.facts.traces import KINDS, EventFilter, event_kinds, matching
 from dcp_dashboard.library.folder import plan_key
 from dcp_planner import LANES, Trace, write_plan
 

@@ -1,7 +1,7 @@
-"""The key metrics of a plan and what each of them means."""
+"""The figures shown of a plan: key metrics with their definitions, loads of every device."""
 
-from dash import html
-from dash.development.base_component import Component
+import numpy as np
+from numpy.typing import NDArray
 
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.text import SOURCE_LABELS, TIMES
@@ -40,6 +40,18 @@ DEFINITIONS = (
      "What no plan at the same balance can beat. Bytes: every device must see the tokens that its "
      "pairs need. Time: the larger of compute at perfect balance and the bytes between nodes over "
      f"all network ports. 1.08{TIMES} means 8 % above it; the bound itself may be out of reach."),
+)  # fmt: skip
+
+ROWS = (
+    ("pairs", "Compute", "Visible pairs that the device computes", "count", "attention"),
+    ("tokens", "Tokens", "Tokens that the device owns", "count", "neutral"),
+    ("sent", "Bytes sent", "Bytes that leave the device", "bytes", "send"),
+    ("received", "Bytes received", "Bytes that arrive at the device", "bytes", "receive"),
+    ("memory", "Buffers", "Receive buffers and partial sums that the device allocates, forward or "
+     "backward, whichever needs more", "bytes", "copy"),
+    ("wait_simulated", "Waiting, predicted", "Time that the device stands still", "seconds",
+     "wait"),
+    ("wait_measured", "Waiting, measured", "Time that the device stood still", "seconds", "wait"),
 )  # fmt: skip
 
 
@@ -107,26 +119,17 @@ def _add_ratio(
         found[name] = sum(values) / sum(least)
 
 
-def metrics_row(loaded: LoadedPlan) -> Component:
-    """Give the key metrics of a plan as a list of terms and values."""
-    cards = [
-        html.Div([html.Dt(name), html.Dd(value, className="dcp-value"), html.Dd(meaning)])
-        for name, value, meaning in metric_cards(loaded.summary, above_bounds(loaded))
-    ]
-    return html.Dl(cards, className="dcp-metrics")
-
-
-def definitions_list() -> Component:
-    """Give every definition as terms and texts."""
-    return html.Dl(
-        [part for name, text in DEFINITIONS for part in (html.Dt(name), html.Dd(text))],
-        className="dcp-terms",
-    )
-
-
-def definitions_panel() -> Component:
-    """Give the definitions, folded, for the bottom of a page."""
-    return html.Details(
-        [html.Summary("What the numbers mean"), definitions_list()],
-        className="dcp-panel dcp-definitions",
-    )
+def device_columns(loaded: LoadedPlan) -> dict[str, NDArray[np.float64]]:
+    """Give the values of each row of the balance chart that the plan has, float64 ``[R]``."""
+    totals, size = loaded.totals, loaded.plan.num_devices
+    columns = {
+        "pairs": totals.pairs,
+        "tokens": totals.tokens,
+        "sent": totals.sent_bytes,
+        "received": totals.received_bytes,
+        "memory": totals.memory_bytes,
+    }
+    floats = {name: values.astype(np.float64) for name, values in columns.items()}
+    for source, trace in loaded.traces.items():
+        floats[f"wait_{source}"] = trace.lane_seconds("wait", size)
+    return floats
