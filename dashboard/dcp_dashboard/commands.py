@@ -82,7 +82,8 @@ def demo(*, out: Path, ranks: int, tokens: int, seed: int, serves: bool, as_json
     from rich.console import Console
 
     from dcp_dashboard import DashboardError, serve
-    from dcp_dashboard.demo import DemoConfig, print_report, run_demo
+    from dcp_dashboard.demo.pipeline import DemoConfig, run_demo
+    from dcp_dashboard.demo.tables import print_report
 
     err = Console(stderr=True)
     with err.status("") as status:

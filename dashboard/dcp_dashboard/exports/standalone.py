@@ -17,11 +17,12 @@ from dash.development.base_component import Component
 from dcp_dashboard.api.devices import devices_payload, timeline_payload
 from dcp_dashboard.api.mask import mask_payload
 from dcp_dashboard.facts.devices import device_facts, division_facts
+from dcp_dashboard.facts.metrics import plan_caption
 from dcp_dashboard.facts.text import SOURCE_LABELS
 from dcp_dashboard.facts.traces import length_ns
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
-from dcp_dashboard.pages.charts import FONT
+from dcp_dashboard.pages.layout import FONT
 from dcp_dashboard.pages.plan import overview
 from dcp_planner import Direction
 
@@ -147,12 +148,10 @@ def standalone_page(loaded: LoadedPlan) -> str:
 
 
 def _page(loaded: LoadedPlan) -> Component:
-    facts = [loaded.entry.relative, f"placed by {loaded.summary.metrics.partitioner}",
-             loaded.plan.cluster.name, loaded.summary.origin]  # fmt: skip
     title = html.Div(
         [
             html.H1(loaded.summary.mask),
-            html.Span(" · ".join(filter(None, facts)), className="dcp-muted dcp-facts"),
+            html.Span(plan_caption(loaded), className="dcp-muted dcp-facts"),
         ],
         className="dcp-title",
     )

@@ -10,7 +10,13 @@ from PIL import Image, ImageDraw, ImageFont
 from dcp_dashboard.api.palette import KIND_COLOURS, NEUTRAL, device_colours
 from dcp_dashboard.exports.pictures import Pixels, mask_pixels, timeline_pixels
 from dcp_dashboard.facts import quantities
-from dcp_dashboard.facts.metrics import ROWS, above_bounds, device_columns, metric_cards
+from dcp_dashboard.facts.metrics import (
+    ROWS,
+    above_bounds,
+    device_columns,
+    metric_cards,
+    plan_caption,
+)
 from dcp_dashboard.facts.text import SOURCE_LABELS
 from dcp_dashboard.facts.traces import KINDS, length_ns
 from dcp_dashboard.library.plans import LoadedPlan
@@ -128,11 +134,8 @@ def timeline_height(num_devices: int) -> int:
 
 def _draw_head(sheet: Sheet, loaded: LoadedPlan, colours: ThemeColours) -> None:
     summary = loaded.summary
-    facts = [loaded.entry.relative, f"placed by {summary.metrics.partitioner}",
-             loaded.plan.cluster.name, summary.origin]  # fmt: skip
     sheet.text((MARGIN, MARGIN + 14), summary.mask, colours.ink, size=20)
-    note = " · ".join(filter(None, facts))
-    sheet.text((WIDTH - MARGIN, MARGIN + 14), note, colours.muted, anchor="rs")
+    sheet.text((WIDTH - MARGIN, MARGIN + 14), plan_caption(loaded), colours.muted, anchor="rs")
     cards = metric_cards(summary, above_bounds(loaded))
     step = (WIDTH - 2 * MARGIN) / len(cards)
     for place, (name, value, meaning) in enumerate(cards):

@@ -16,7 +16,6 @@ from dcp_dashboard.facts.text import (
     pair_selection,
     row,
 )
-from dcp_dashboard.facts.tiles import check_device
 from dcp_dashboard.facts.traces import Wait, find_waits
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
@@ -57,6 +56,15 @@ def device_facts(loaded: LoadedPlan, device: int) -> Facts:
     )  # fmt: skip
 
 
+def check_device(loaded: LoadedPlan, device: int) -> None:
+    """Raise `DashboardError` unless the plan has this device."""
+    if not 0 <= device < loaded.plan.num_devices:
+        raise DashboardError(
+            f"{loaded.entry.relative}: expected a device from 0 to {loaded.plan.num_devices - 1}, "
+            f"got {device:,}"
+        )
+
+
 def wait_row(wait: Wait, source: Source, *, is_own: bool) -> Row:
     """Say one wait: where, how long, for whom; with links to the place and to the pair."""
     window = (wait.start_ns, wait.end_ns)
@@ -82,7 +90,7 @@ def _device_load_rows(loaded: LoadedPlan, device: int) -> list[Row]:
     blocks = int((plan.blocks.owner == device).sum())
     return [
         row("Node", str(device // plan.cluster.devices_per_node)),
-        row("Owns", f"{totals.tokens[device]:,} tokens in {q.counted(blocks, 'block')}"),
+        row("Owns", f"{q.counted(totals.tokens[device], 'token')} in {q.counted(blocks, 'block')}"),
         row("Computes", f"{q.count(totals.pairs[device])} pairs in "
             f"{q.counted(int(totals.tiles[device]), 'tile')}, {above} {TIMES} mean"),
         row("Buffers", f"{q.size(totals.memory_bytes[device])} at most for what it receives"),

@@ -10,13 +10,14 @@ from dcp_dashboard.facts.text import (
     Row,
     Section,
     device_selection,
+    direction_word,
     division_selection,
     pair_selection,
     row,
     selection,
     transfer_selection,
 )
-from dcp_dashboard.facts.traces import RECEIVE, SEND, WAIT, direction_of, released_by, track_order
+from dcp_dashboard.facts.traces import RECEIVE, SEND, WAIT, released_by, track_order
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_planner import LANES, Source, Trace, TransferKind
@@ -71,7 +72,7 @@ def _step_rows(trace: Trace, event: int) -> list[Row]:
     division = int(trace.division[event])
     if division < 0:
         return []
-    word, device = direction_of(trace, event), int(trace.device[event])
+    word, device = direction_word(trace.is_backward[event]), int(trace.device[event])
     link = Link(f"division {division} {word}", division_selection(division, word, device))
     return [row("In", link)]
 

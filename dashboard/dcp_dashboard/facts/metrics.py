@@ -55,6 +55,18 @@ ROWS = (
 )  # fmt: skip
 
 
+def plan_caption(loaded: LoadedPlan) -> str:
+    """Return the line below a plan's name: file, method that placed it, cluster, origin."""
+    summary = loaded.summary
+    parts = (
+        loaded.entry.relative,
+        f"placed by {summary.metrics.partitioner}",
+        loaded.plan.cluster.name,
+        summary.origin,
+    )
+    return " · ".join(filter(None, parts))
+
+
 def metric_cards(
     summary: PlanSummary, bounds: "dict[str, float] | None" = None
 ) -> list[tuple[str, str, str]]:
@@ -96,27 +108,26 @@ def above_bounds(loaded: LoadedPlan) -> dict[str, float]:
     Forward and backward are added up. What has no bound, or one of 0, is left out.
     """
     metrics = loaded.summary.metrics
-    found: dict[str, float] = {}
     moved = (metrics.forward.total_bytes, metrics.backward.total_bytes)
     trace = loaded.traces["simulated"]
     seconds = (trace.seconds(is_backward=False), trace.seconds(is_backward=True))
     ratios = bound_ratios(loaded.plan, seconds)
-    _add_ratio(found, "bytes", moved, ratios)
-    _add_ratio(found, "time", seconds, ratios)
-    return found
+    found = {
+        "bytes": _sum_over_bounds("bytes", moved, ratios),
+        "time": _sum_over_bounds("time", seconds, ratios),
+    }
+    return {name: ratio for name, ratio in found.items() if ratio is not None}
 
 
-def _add_ratio(
-    found: dict[str, float],
-    name: str,
-    values: tuple[float, float],
-    ratios: dict[str, float],
-) -> None:
-    """Add sum of values / sum of bounds, each bound being its value over its ratio."""
+def _sum_over_bounds(
+    name: str, values: tuple[float, float], ratios: dict[str, float]
+) -> float | None:
+    """Return the sum of values over the sum of their bounds; each bound is value over ratio."""
     known = [ratios.get(f"{direction}_{name}") for direction in ("forward", "backward")]
-    least = [value / ratio for value, ratio in zip(values, known, strict=True) if ratio]
-    if len(least) == len(values) and sum(least) > 0:
-        found[name] = sum(values) / sum(least)
+    bounds = [value / ratio for value, ratio in zip(values, known, strict=True) if ratio]
+    if len(bounds) < len(values) or sum(bounds) <= 0:
+        return None
+    return sum(values) / sum(bounds)
 
 
 def device_columns(loaded: LoadedPlan) -> dict[str, NDArray[np.float64]]:

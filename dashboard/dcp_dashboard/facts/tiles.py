@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dashboard.facts import quantities
+from dcp_dashboard.facts.devices import check_device
 from dcp_dashboard.facts.text import (
     KIND_WORDS,
     SOURCE_LABELS,
@@ -204,15 +205,6 @@ def pair_facts(loaded: LoadedPlan, source: int, target: int) -> Facts:
             "back_bytes": int(loaded.totals.traffic_bytes[target, source]),
         },
     )  # fmt: skip
-
-
-def check_device(loaded: LoadedPlan, device: int) -> None:
-    """Raise `DashboardError` unless the plan has this device."""
-    if not 0 <= device < loaded.plan.num_devices:
-        raise DashboardError(
-            f"{loaded.entry.relative}: expected a device from 0 to {loaded.plan.num_devices - 1}, "
-            f"got {device:,}"
-        )
 
 
 def message_events(plan: Plan, trace: Trace, transfer: int) -> "list[int]":

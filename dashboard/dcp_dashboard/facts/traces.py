@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dcp_dashboard.facts.text import direction_word
 from dcp_dashboard.library.folder import DashboardError
 from dcp_planner import LANES, Direction, Trace
 
@@ -222,7 +223,7 @@ def _wait(trace: Trace, longest: int, seconds: float) -> Wait:
     place = (
         int(trace.device[longest]),
         int(trace.division[longest]),
-        direction_of(trace, longest),
+        direction_word(bool(trace.is_backward[longest])),
         seconds,
         int(trace.start_ns[longest]),
         int(trace.end_ns[longest]),
@@ -232,11 +233,6 @@ def _wait(trace: Trace, longest: int, seconds: float) -> Wait:
         return Wait(*place)
     is_sent = bool(trace.lane[event] == SEND)
     return Wait(*place, int(trace.peer[event]), is_sent, trace.name[event], event)
-
-
-def direction_of(trace: Trace, event: int) -> Direction:
-    """Give the direction of an event."""
-    return "backward" if trace.is_backward[event] else "forward"
 
 
 def released_by(trace: Trace, wait: int) -> int | None:

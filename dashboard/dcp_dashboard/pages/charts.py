@@ -16,6 +16,7 @@ from dcp_dashboard.api.palette import KIND_COLOURS, NEUTRAL
 from dcp_dashboard.facts.comparison import Deltas
 from dcp_dashboard.facts.quantities import count, duration, percent, ratio, signed, size
 from dcp_dashboard.library.dataset_report import BatchLine, DatasetReport
+from dcp_dashboard.pages.layout import FONT
 
 GRAPH_CONFIG: Any = {  # Any: Dash has a type of its own for it
     "displaylogo": False,
@@ -25,8 +26,6 @@ GRAPH_CONFIG: Any = {  # Any: Dash has a type of its own for it
     "showSendToCloud": False,
 }
 """For every graph: nothing that talks to a cloud, no tool bar."""
-
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
 
 BORDER = {"width": 1, "dash": "dot", "color": NEUTRAL}
 

@@ -15,7 +15,7 @@ from dcp_dashboard.library.folder import plan_key, scan
 from dcp_dashboard.library.plans import PlanLibrary, ReportRow
 from dcp_dashboard.pages.charts import GRAPH_CONFIG, lengths_figure, speedup_figure, spread_figure
 from dcp_dashboard.pages.layout import attributes, changed_notice, panel
-from dcp_dashboard.pages.queries import Query, read_query, search_box
+from dcp_dashboard.pages.tables import Heading, Query, read_query, search_box, sortable_head
 
 PAGE_ROWS = 100
 
@@ -202,19 +202,8 @@ def sort_batches(batches: Sequence[BatchLine], asked: Query) -> list[BatchLine]:
 
 
 def _head(column: Column, asked: Query, address: str) -> Component:
-    sort = asked.sort or "index"
-    is_sorted = sort == column.name
-    arrow = ("▾" if asked.is_descending else "▴") if is_sorted else ""
-    state = ("descending" if asked.is_descending else "ascending") if is_sorted else "none"
-    descends = not asked.is_descending if is_sorted else column.name != "index"
-    url = address + asked.url(sort=column.name, desc=descends, page=0)
-    return html.Th(
-        html.A(
-            [column.heading, html.Span(arrow, className="dcp-arrow")],
-            href=url, title=column.meaning, **attributes(data_plain="link"),
-        ),
-        scope="col", className="dcp-number", **attributes(aria_sort=state),
-    )  # fmt: skip
+    heading = Heading(column.name, column.heading, column.meaning)
+    return sortable_head(heading, asked, address, "index")
 
 
 def _row(batch: BatchLine, plans: set[str], folder: PurePosixPath) -> Component:

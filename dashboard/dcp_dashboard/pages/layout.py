@@ -9,7 +9,8 @@ from dash.development.base_component import Component
 
 from dcp_dashboard.library.folder import PlanEntry
 from dcp_dashboard.library.plans import version_of
-from dcp_dashboard.pages.charts import FONT
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
 
 INDEX = """<!DOCTYPE html>
 <html lang="en">

@@ -5,6 +5,7 @@ from typing import Literal
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from dcp_dashboard.facts.metrics import plan_caption
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import PlanSummary
 from dcp_dashboard.pages.layout import attributes, panel
@@ -22,19 +23,13 @@ def _edit_link(loaded: LoadedPlan) -> list[Component]:
 def plan_title(loaded: LoadedPlan) -> Component:
     """Give the heading of the pages of a plan."""
     summary = loaded.summary
-    facts = [
-        loaded.entry.relative,
-        f"placed by {summary.metrics.partitioner}",
-        loaded.plan.cluster.name,
-    ]
-    if summary.origin:
-        facts.append(summary.origin)
+    caption = plan_caption(loaded)
     return html.Div(
         [
             dcc.Link("Plans", href="/", className="dcp-crumb"),
             html.H1(summary.mask),
             run_badge(summary, is_verified=loaded.verified),
-            html.Span(" · ".join(facts), className="dcp-muted dcp-facts", title=" · ".join(facts)),
+            html.Span(caption, className="dcp-muted dcp-facts", title=caption),
             *_edit_link(loaded),
             export_menu(loaded),
         ],

@@ -15,7 +15,7 @@ from dcp_dashboard.library.plans import PlanLibrary, PlanRow, ReportRow
 from dcp_dashboard.library.summary import PlanSummary
 from dcp_dashboard.pages.layout import attributes
 from dcp_dashboard.pages.plan_frame import run_badge
-from dcp_dashboard.pages.queries import Query, read_query, search_box
+from dcp_dashboard.pages.tables import Heading, Query, read_query, search_box, sortable_head
 from dcp_planner import Source
 
 
@@ -61,7 +61,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-TEXTS = ("name", "partitioner")
+TEXTS = ("partitioner",)
 """Columns of texts; the others hold numbers."""
 
 
@@ -205,37 +205,22 @@ def _caption(root: Path, rows: Sequence[PlanRow]) -> str:
 
 def _table(rows: Sequence[PlanRow], asked: Query, *, is_sorted: bool = True) -> Component:
     heads: list[Component] = [html.Th("Mask", className="dcp-thumb-head", scope="col")]
-    shown = [("name", "Plan", "Mask and file")] + [(c.name, c.heading, c.meaning) for c in COLUMNS]
+    shown = [Heading("name", "Plan", "Mask and file", is_number=False)]
+    shown += [Heading(c.name, c.heading, c.meaning, c.name not in TEXTS) for c in COLUMNS]
     compare = html.Th("Compare", scope="col", title="Choose two plans to compare them")
-    for name, heading, meaning in shown:
-        kind = "" if name in TEXTS else "dcp-number"
+    for heading in shown:
         if is_sorted:
-            heads.append(_head(name, heading, meaning, asked))
+            heads.append(sortable_head(heading, asked, "/", "name"))
         else:
-            heads.append(html.Th(heading, scope="col", title=meaning, className=kind))
-        if name == "name":
+            kind = "dcp-number" if heading.is_number else ""
+            text, meaning = heading.text, heading.meaning
+            heads.append(html.Th(text, scope="col", title=meaning, className=kind))
+        if heading.name == "name":
             heads.append(compare)
     heads.append(html.Th("Run", scope="col", title="Whether a run was recorded and verified"))
     return html.Table(
         [html.Thead(html.Tr(heads)), html.Tbody([_row(row, asked) for row in rows])],
         className="dcp-table dcp-plans",
-    )
-
-
-def _head(name: str, heading: str, meaning: str, asked: Query) -> Component:
-    is_sorted, is_descending = (asked.sort or "name") == name, asked.is_descending
-    descends = not is_descending if is_sorted else name != "name"
-    arrow = ("▾" if is_descending else "▴") if is_sorted else ""
-    state = ("descending" if is_descending else "ascending") if is_sorted else "none"
-    return html.Th(
-        dcc.Link(
-            [heading, html.Span(arrow, className="dcp-arrow")],
-            href="/" + asked.url(sort=name, desc=descends),
-            title=meaning,
-        ),
-        scope="col",
-        className="" if name in TEXTS else "dcp-number",
-        **attributes(aria_sort=state),
     )
 
 
@@ -256,9 +241,7 @@ def _row(row: PlanRow, asked: Query) -> Component:
         html.Td(_compare_link(row, asked)),
     ]
     cells += [
-        html.Td(
-            column.text(summary), className="" if column.name == "partitioner" else "dcp-number"
-        )
+        html.Td(column.text(summary), className="" if column.name in TEXTS else "dcp-number")
         for column in COLUMNS
     ]
     cells.append(html.Td(run_badge(summary, is_verified=row.is_verified)))

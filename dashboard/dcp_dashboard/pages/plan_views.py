@@ -76,8 +76,9 @@ def _nothing_to_draw(loaded: LoadedPlan) -> str:
         return "No query of this batch sees a key: the mask is empty, so there is no tile to show."
     if count > MAX_TILES:
         return (
-            f"This plan has {count:,} tiles; up to {MAX_TILES:,} are drawn here. Plan with larger "
-            "blocks (dcpm plan --block), or see one part of it: dcpm show."
+            f"This plan has {quantities.count(count)} tiles; up to {quantities.count(MAX_TILES)} "
+            "are drawn here. Plan with larger blocks (dcpm plan --block), or see one part of it: "
+            "dcpm show."
         )
     return ""
 

@@ -92,9 +92,9 @@ def start_server(folder: str | Path, host: str = DEFAULT_HOST, port: int = 0) ->
     return RunningServer(url, stop)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Waitress:
-    """A waitress server and the sockets of its loop; Any: waitress ships no types."""
+    """A waitress server and the sockets of its loop, which come and go; Any: it ships no types."""
 
     server: Any
     sockets: dict[int, Any]

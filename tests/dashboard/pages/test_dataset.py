@@ -16,8 +16,8 @@ from dcp_dashboard.pages.charts import (
     spread_figure,
 )
 from dcp_dashboard.pages.dataset import PAGE_ROWS, matches, sort_batches, summary_sentence
-from dcp_dashboard.pages.queries import Query, read_query
 from dcp_dashboard.pages.routes import render_page
+from dcp_dashboard.pages.tables import Query, read_query
 from dcp_dsl import DCPError
 from dcp_planner import write_plan
 

@@ -1,9 +1,10 @@
-"""What the URL of a page with a table says: search, order and page of the table."""
+"""Tables that the URL of a page searches, sorts and turns over."""
 
 from dataclasses import dataclass
 from urllib.parse import parse_qs, urlencode
 
 import dash_mantine_components as dmc
+from dash import html
 from dash.development.base_component import Component
 
 from dcp_dashboard.pages.layout import attributes
@@ -80,3 +81,47 @@ def search_box(asked: Query, label: str) -> Component:
         className="dcp-search", **attributes(aria_label=label),
     )  # fmt: skip
     return box
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """The heading of a column.
+
+    Attributes:
+        name: of the column in the URL.
+        text: shown.
+        meaning: shown when the mouse rests on it.
+        is_number: whether the column holds numbers.
+    """
+
+    name: str
+    text: str
+    meaning: str
+    is_number: bool = True
+
+
+def sortable_head(heading: Heading, asked: Query, address: str, default: str) -> Component:
+    """Build a heading; a click sorts by its column, another click the other way round.
+
+    Args:
+        heading: of the column.
+        asked: present order of the table.
+        address: path of the page.
+        default: name of the column that sorts the table at first, rising; others begin falling.
+    """
+    is_sorted, is_descending = (asked.sort or default) == heading.name, asked.is_descending
+    descends = not is_descending if is_sorted else heading.name != default
+    arrow = ("▾" if is_descending else "▴") if is_sorted else ""
+    state = ("descending" if is_descending else "ascending") if is_sorted else "none"
+    link = html.A(
+        [heading.text, html.Span(arrow, className="dcp-arrow")],
+        href=address + asked.url(sort=heading.name, desc=descends, page=0),
+        title=heading.meaning,
+        **attributes(data_plain="link"),
+    )
+    return html.Th(
+        link,
+        scope="col",
+        className="dcp-number" if heading.is_number else "",
+        **attributes(aria_sort=state),
+    )
