@@ -1,1 +1,1 @@
-"""The data that canvases ask the server for: binary columns and JSON."""
+"""The data that the canvases draw: binary columns, JSON facts, and their routes."""

@@ -54,7 +54,7 @@ def encode(schema: str, header: Mapping[str, Any], columns: Mapping[str, NDArray
 
 
 def decode(payload: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Give back header and columns of `encode`: the format's reference reader, used by tests.
+    """Unpack header and columns of `encode`: the format's reference reader, used by tests.
 
     Raises:
         ValueError: if the payload does not begin like one.
@@ -73,7 +73,7 @@ def decode(payload: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
 
 
 def narrow(values: NDArray[Any]) -> NDArray[Any]:
-    """Give non-negative integers in the smallest of u1, u2, u4 that holds them, else as f8.
+    """Cast non-negative integers to the smallest of u1, u2, u4 that holds them, else to f8.
 
     >>> narrow(np.array([0, 255])).dtype.str[1:], narrow(np.array([0, 2**40])).dtype.str[1:]
     ('u1', 'f8')
@@ -86,7 +86,7 @@ def narrow(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def narrow_signed(values: NDArray[Any]) -> NDArray[Any]:
-    """Give integers as i2 where that holds them, else as i4.
+    """Cast integers to i2 where that holds them, else to i4.
 
     >>> narrow_signed(np.array([-1, 70_000])).dtype.str[1:]
     'i4'

@@ -84,7 +84,7 @@ def timeline_payload(
 
 
 def time_unit_ns(span_ns: int) -> int:
-    """Give the smallest power of ten in which a span fits into 32 bits.
+    """Return the smallest power of ten in which a span fits into 32 bits.
 
     >>> time_unit_ns(4_000_000_000), time_unit_ns(5_000_000_000)
     (1, 10)

@@ -75,7 +75,7 @@ def mask_payload(plan: Plan) -> bytes:
 
 
 def mask_modes(plan: Plan) -> list[dict[str, Any]]:  # Any: JSON values
-    """Give the ways to colour the mask: column, palette by value, and legend."""
+    """Return the ways to colour the mask: column, palette by value, and legend."""
     colours = device_colours(plan.cluster.nodes, plan.cluster.devices_per_node)
     per_node = plan.cluster.devices_per_node
     nodes = [
@@ -98,7 +98,7 @@ def mask_modes(plan: Plan) -> list[dict[str, Any]]:  # Any: JSON values
 
 
 def fetches(plan: Plan) -> NDArray[np.uint8]:
-    """Give what each tile's device has to fetch, as an index into `FETCHES`, uint8 ``[W]``."""
+    """Return the inputs that each tile's device fetches, as index into `FETCHES`, uint8 ``[W]``."""
     owner, tiles = plan.blocks.owner, plan.tiles
     kv = owner[tiles.kv_block] != tiles.device
     q = owner[tiles.q_block] != tiles.device
@@ -107,7 +107,7 @@ def fetches(plan: Plan) -> NDArray[np.uint8]:
 
 
 def densities(plan: Plan) -> NDArray[np.uint8]:
-    """Give the visible share of each tile in steps, the last for full tiles, uint8 ``[W]``."""
+    """Return the visible share of each tile in steps, the last for full tiles, uint8 ``[W]``."""
     tokens, tiles = plan.blocks.num_tokens, plan.tiles
     area = tokens[tiles.q_block] * tokens[tiles.kv_block]
     step: NDArray[np.int64] = tiles.pairs * (DENSITY_STEPS - 1) // np.maximum(area, 1)
@@ -178,7 +178,7 @@ def moves_payload(first: Plan, second: Plan) -> bytes:
 
 
 def moves_modes(first: Plan, second: Plan) -> list[dict[str, object]]:
-    """Give the ways to colour the mask: what changed, or the devices of either side."""
+    """Return the ways to colour the moves: by change, or by the device on either side."""
     largest = max((first, second), key=lambda plan: plan.num_devices)
     colours = device_colours(largest.cluster.nodes, largest.cluster.devices_per_node)
     per_node = largest.cluster.devices_per_node

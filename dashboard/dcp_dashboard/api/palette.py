@@ -21,7 +21,7 @@ NEUTRAL = "#8a94a3"
 
 
 def oklch(lightness: float, chroma: float, hue_degrees: float) -> str:
-    """Give the sRGB colour of a point in OKLCH as ``#rrggbb``; clipped where sRGB ends.
+    """Convert a point in OKLCH to its sRGB colour ``#rrggbb``; clipped where sRGB ends.
 
     Source: B. Ottosson, "A perceptual color space for image processing" (2020).
 
@@ -42,7 +42,7 @@ def oklch(lightness: float, chroma: float, hue_degrees: float) -> str:
 
 
 def device_colours(nodes: int, devices_per_node: int) -> list[str]:
-    """Give one colour per device, node after node.
+    """Return one colour per device, node after node.
 
     >>> len(set(device_colours(4, 8)))
     32
@@ -59,7 +59,7 @@ def device_colours(nodes: int, devices_per_node: int) -> list[str]:
 
 
 def ramp(count: int) -> list[str]:
-    """Give `count` colours of rising lightness, from violet over teal to yellow.
+    """Return `count` colours of rising lightness, from violet over teal to yellow.
 
     >>> ramp(1) == ramp(3)[:1]
     True
@@ -72,7 +72,7 @@ def ramp(count: int) -> list[str]:
 
 
 def tints(count: int) -> list[str]:
-    """Give `count` steps of one blue from pale to strong, for amounts."""
+    """Return `count` steps of one blue from pale to strong, for amounts."""
     last = max(1, count - 1)
     return [oklch(0.90 - 0.45 * i / last, 0.04 + 0.10 * i / last, 250.0) for i in range(count)]
 

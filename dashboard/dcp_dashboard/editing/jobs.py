@@ -44,7 +44,7 @@ class Job:
     ended_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Give the state as the page reads it; `Any`: JSON values."""
+        """Return the state as the page reads it; `Any`: JSON values."""
         end = time.monotonic() if self.ended_s is None else self.ended_s
         return {
             "schema": "dcp.edit_job/1",
@@ -95,7 +95,7 @@ class Jobs:
         return job
 
     def find(self, number: str) -> Job:
-        """Give a job by its number.
+        """Find a job by its number.
 
         Raises:
             DashboardError: if it is not known any more.

@@ -53,7 +53,7 @@ def draw_text(request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
 
 
 def draw_svg(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the picture as `dcpm show --svg` draws it, with the name of a file; `Any`: JSON values.
+    """Draw the picture as `dcpm show --svg` does, with the name of a file; `Any`: JSON values.
 
     Raises:
         DCPError: if mask or sample are not right.
@@ -74,7 +74,7 @@ def picture_of(request: Mapping[str, Any]) -> Picture:
 
 
 def shares(form: Form, cell: int) -> NDArray[np.uint8]:
-    """Give the visible share of cells of `cell` times `cell` tokens, 0 to 255, u1 ``[C, C]``.
+    """Compute the visible share of cells of `cell` times `cell` tokens, 0 to 255, u1 ``[C, C]``.
 
     >>> from dcp_dsl import Slabs
     >>> shares(Slabs(4, [0], [4], [0], [1], [0], [1]), 2).tolist()

@@ -30,11 +30,11 @@ from dcp_planner import (
 )
 
 BUDGETS = ("fast", "balanced", "best")
-"""How much a search may do, least first."""
+"""Budgets of a search, smallest first."""
 
 
 def methods() -> list[tuple[str, str, str]]:
-    """Give (name, label, reason it cannot be chosen here) of every partitioner, searches first.
+    """List (name, label, reason against choosing it here) of every partitioner, searches first.
 
     >>> methods()[0][:2]
     ('portfolio', 'portfolio')
@@ -48,14 +48,14 @@ MAX_PER_NODE = 64
 MAX_DEVICES = 1024
 MAX_BLOCK = 1 << 22
 MAX_PREVIEW_TILES = 12_000
-"""Tiles that are still planned at once."""
+"""Most tiles that are planned while a person types."""
 PREVIEW_METHODS = ("native", "portfolio")
 """Searches that are previewed with their smallest budget; other searches by the first of these."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What is to be planned, read from a request and checked.
+    """A batch and its settings, read from a request and checked.
 
     Attributes:
         spec: the text.
@@ -108,7 +108,7 @@ class PlanRequest:
 
     @property
     def provenance(self) -> Provenance:
-        """Where the plan comes from."""
+        """Text, mask and samples that the plan comes from."""
         samples = tuple(sample.to_json() for sample in self.samples)
         return Provenance(self.spec.source, self.call, samples, "written in the editor")
 
@@ -167,7 +167,7 @@ def _config(request: Mapping[str, Any]) -> PlanConfig:
 
 
 def preview_config(config: PlanConfig) -> PlanConfig:
-    """Give what is planned at once in place of a configuration: static layouts as they are.
+    """Return the quick configuration that a preview plans with: static layouts stay as they are.
 
     >>> preview_config(PlanConfig(partitioner="kahypar")).partitioner
     'native'
@@ -179,7 +179,7 @@ def preview_config(config: PlanConfig) -> PlanConfig:
 
 
 def preview_plan(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Plan at once and give the figures, without a file.
+    """Plan quickly and return the figures, without a file.
 
     Raises:
         DCPError: as `PlanRequest.of`, and for batches of too many tiles.
@@ -199,13 +199,13 @@ def preview_plan(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _told(config: PlanConfig) -> str:
-    """Name a method and, for a search, its budget."""
+    """Return the name of a method and, for a search, its budget."""
     is_fixed = config.partitioner.startswith("static:")
     return config.partitioner if is_fixed else f"{config.partitioner}, {config.budget}"
 
 
 def figures(plan: Plan, metrics: PlanMetrics, predicted_s: float) -> dict[str, Any]:
-    """Give what the page shows of a plan; `Any`: JSON values."""
+    """Return the figures that the page shows of a plan; `Any`: JSON values."""
     forward, backward = metrics.forward, metrics.backward
     total = forward.total_bytes + backward.total_bytes
     return {
@@ -235,7 +235,7 @@ def figures(plan: Plan, metrics: PlanMetrics, predicted_s: float) -> dict[str, A
 def make_plan(
     request: Mapping[str, Any], tell: Callable[[str], None]
 ) -> tuple[dict[str, Any], bytes]:
-    """Plan fully and give the figures and the bytes of the plan file.
+    """Plan fully and return the figures and the bytes of the plan file.
 
     Args:
         request: as `PlanRequest.of` takes it; `Any`: JSON values.
@@ -268,7 +268,7 @@ def make_plan(
 
 
 def warm_up() -> None:
-    """Plan something tiny, so that what is compiled on first use is there."""
+    """Plan a tiny batch, so that the just-in-time compiler has run before the first request."""
     tiny = {"text": "mask warm = causal", "sample": "4096", "nodes": 2, "devices_per_node": 2}
     try:
         preview_plan(tiny)

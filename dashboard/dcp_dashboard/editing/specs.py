@@ -49,7 +49,7 @@ class Start:
 
 
 def library_texts() -> dict[str, str]:
-    """Give the files of the standard library by the name of their mask.
+    """Read the files of the standard library, by the name of their mask.
 
     >>> "streaming" in library_texts()
     True
@@ -81,13 +81,13 @@ def folder_files(root: Path) -> dict[str, Path]:
 
 
 def home_of(root: Path, key: str) -> str | None:
-    """Give the path of a file of the folder by its key; the text of the key is never a path."""
+    """Find the path of a file of the folder by its key; the text of the key is never a path."""
     path = folder_files(root).get(key) if key else None
     return None if path is None else str(path)
 
 
 def start_of(library: PlanLibrary, query: str) -> Start:
-    """Give the text that a URL asks for.
+    """Find the text that a URL asks for.
 
     ``?spec=`` is ``std:NAME`` for a mask of the standard library, the key of a `.dcpm` file of the
     folder or of a plan, whose text it is then, or a text itself.
@@ -117,7 +117,7 @@ def start_of(library: PlanLibrary, query: str) -> Start:
 
 
 def plan_settings(plan: Plan, key: str) -> dict[str, str]:
-    """Give the settings that plan this batch again for the same cluster, compared with the plan."""
+    """Return the settings that plan this batch again for the same cluster, beside the plan."""
     cluster, shape = plan.cluster, plan.shape
     assert plan.provenance is not None, "a plan with a text has one"
     found = {
@@ -135,7 +135,7 @@ def plan_settings(plan: Plan, key: str) -> dict[str, str]:
 
 
 def batch_of(library: PlanLibrary, key: str) -> list[str]:
-    """Give the samples of a plan's batch, as JSON objects.
+    """Return the samples of a plan's batch, as JSON objects.
 
     Raises:
         DCPError: if there is no such plan, or it does not say what its batch was.

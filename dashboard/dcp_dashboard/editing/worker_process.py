@@ -33,7 +33,7 @@ class Overdue(Exception):
 
 
 def pack_frame(message: Mapping[str, Any], blob: bytes = b"") -> bytes:
-    r"""Give the bytes of a frame; `Any`: JSON values.
+    r"""Encode a frame; `Any`: JSON values.
 
     >>> pack_frame({"a": 1}, b"xy")
     b'\x07\x00\x00\x00\x02\x00\x00\x00{"a":1}xy'
@@ -148,7 +148,7 @@ class Worker:
         limit_s: float,
         on_stage: Callable[[str], None] | None = None,
     ) -> Answer:
-        """Send a request and give the answer.
+        """Send a request and return the answer.
 
         Args:
             request: with the name of the ``task``.

@@ -37,7 +37,7 @@ COLOUR = (0x3A, 0x7F, 0xC6)
 
 
 def tile_of_pixel(plan: Plan, side: int) -> NDArray[np.int64]:
-    """Give which tile each pixel of the mask shows, -1 for none; int64 ``[side, side]``.
+    """Find the tile that each pixel of the mask shows, -1 for none; int64 ``[side, side]``.
 
     O(side^2 log W). With groups of heads, the first group's.
     """
@@ -83,7 +83,7 @@ def covered(
     rows: int,
     width: int,
 ) -> NDArray[np.float64]:
-    """Give how much of each pixel the events of each row cover, float64 ``[rows, width]``; O(E).
+    """Compute the share of each pixel that its row's events cover, float64 ``[rows, width]``; O(E).
 
     Args:
         start: of the events, in pixels.
@@ -148,7 +148,7 @@ def timeline_pixels(
 
 
 def _line(cover: NDArray[np.float64], colours: list[str], background: str) -> Pixels:
-    """Give the hue of the kind that covers most of each pixel, paler the less is covered."""
+    """Colour each pixel by the kind that covers most of it, paler the less is covered."""
     hues = np.array([rgb(colour) for colour in colours], np.float64)[cover.argmax(axis=0)]
     share = PALEST + (1 - PALEST) * np.minimum(1.0, cover.sum(axis=0))[..., None]
     mixed: Pixels = np.rint(np.array(rgb(background)) * (1 - share) + hues * share).astype(np.uint8)
@@ -156,7 +156,7 @@ def _line(cover: NDArray[np.float64], colours: list[str], background: str) -> Pi
 
 
 def rgb(colour: str) -> tuple[int, int, int]:
-    """Give red, green and blue of ``#rrggbb``.
+    """Return red, green and blue of ``#rrggbb``.
 
     >>> rgb("#0072b2")
     (0, 114, 178)
@@ -217,7 +217,7 @@ def mask_svg(loaded: LoadedPlan) -> str:
 
 
 def _runs(loaded: LoadedPlan) -> "np.ndarray[tuple[int, int], np.dtype[np.int64]]":
-    """Give (q block, first and last kv block, device) of every run of tiles, int64 ``[N, 4]``."""
+    """Find (q block, first and last kv block, device) of every run of tiles, int64 ``[N, 4]``."""
     plan, tiles = loaded.plan, loaded.plan.tiles
     shown = tiles_of_group(plan, 0)
     order = shown[np.lexsort((tiles.kv_block[shown], tiles.q_block[shown]))]
@@ -249,7 +249,7 @@ def thumbnail(plan: Plan) -> bytes:
 
 
 def pair_shares(plan: Plan) -> NDArray[np.float64]:
-    """Give the visible share of each pixel's area, float64 ``[SIDE, SIDE]``, rows are queries."""
+    """Return the visible share of each pixel's area, float64 ``[SIDE, SIDE]``; rows are queries."""
     scale = SIDE / max(1, plan.num_tokens)
     first = np.minimum((plan.blocks.start * scale).astype(np.int64), SIDE - 1)
     last = np.maximum(np.ceil(plan.blocks.end * scale).astype(np.int64), first + 1)

@@ -82,7 +82,7 @@ SCRIPTS = (
     "timeline_marks.js", "timeline_rows.js", "timeline_selection.js",
     "traffic.js", "mount.js",
 )  # fmt: skip
-"""What the overview needs; `mount.js` last, since it brings to life what the others define."""
+"""Scripts of the overview; `mount.js` last, since it starts the views that the others define."""
 STYLES = ("style.css", "timeline.css")
 MOST_BYTES = 200 * 2**20
 """Of the data in one page; browsers give up on much larger ones."""
@@ -114,7 +114,7 @@ scheme.addEventListener("change", follow);
 
 
 def standalone_page(loaded: LoadedPlan) -> str:
-    """Give the page of a plan as one HTML document; opens from a disk, asks nobody for anything.
+    """Write the page of a plan as one HTML document that opens from a disk without a server.
 
     Selecting works on everything that is in the page: devices and divisions with all their facts,
     tiles and events by what their tooltips say.
@@ -159,7 +159,7 @@ def _page(loaded: LoadedPlan) -> Component:
 
 
 def _data(loaded: LoadedPlan) -> dict[str, bytes]:
-    """Give what the page would ask the server for, by address."""
+    """Return the data that the page would ask the server for, by address."""
     base, plan = f"/api/plan/{loaded.entry.key}", loaded.plan
     per_node = plan.cluster.devices_per_node
     longest = max(length_ns(trace) for trace in loaded.traces.values())
@@ -172,7 +172,7 @@ def _data(loaded: LoadedPlan) -> dict[str, bytes]:
 
 
 def _facts(loaded: LoadedPlan) -> dict[str, object]:
-    """Give the facts of all devices and divisions under the addresses that the inspector asks."""
+    """Return the facts of all devices and divisions under the addresses that the inspector asks."""
     base, tiles = f"/api/plan/{loaded.entry.key}", loaded.plan.tiles
     found: dict[str, object] = {
         f"{base}/device/{device}": device_facts(loaded, device).to_json()

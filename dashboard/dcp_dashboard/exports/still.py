@@ -40,7 +40,7 @@ class Sheet:
         self._pen = ImageDraw.Draw(self._image)
 
     def box(self, corner: tuple[float, float], size: tuple[float, float], colour: str) -> None:
-        """Fill a rectangle; what is there at all is at least one pixel."""
+        """Fill a rectangle, at least one pixel wide and high."""
         left, top = (round(value * self.scale) for value in corner)
         right, bottom = (
             max(start + 1, round((value + extent) * self.scale))
@@ -64,12 +64,12 @@ class Sheet:
         self._pen.text(place, known, fill=colour, font=font, anchor=anchor)
 
     def paste(self, corner: tuple[float, float], pixels: Pixels) -> None:
-        """Put pixels in, one to one."""
+        """Copy pixels into the sheet, one to one."""
         left, top = (round(value * self.scale) for value in corner)
         self._image.paste(Image.fromarray(pixels), (left, top))
 
     def png(self) -> bytes:
-        """Give the file."""
+        """Encode the sheet as a PNG file."""
         buffer = io.BytesIO()
         self._image.save(buffer, "PNG", optimize=True)
         return buffer.getvalue()
@@ -124,7 +124,7 @@ def still(loaded: LoadedPlan, theme: Theme = "light", scale: int = 2) -> bytes:
 
 
 def timeline_height(num_devices: int) -> int:
-    """Give the height of a timeline: rows of 2 to 40 units.
+    """Return the height of a timeline: rows of 2 to 40 units.
 
     >>> timeline_height(4), timeline_height(64), timeline_height(1024)
     (160, 640, 2048)

@@ -82,7 +82,7 @@ def _table_csv(columns: dict[str, NDArray[Any]]) -> bytes:  # Any: numbers or te
 
 
 def events_csv(traces: Iterable[Trace], chosen: EventFilter) -> Iterator[str]:
-    """Give the matching events of traces as CSV, a heading first, some thousand lines at a time."""
+    """Write the matching events of traces as CSV, heading first, some thousand lines at a time."""
     yield ",".join(EVENT_COLUMNS) + "\r\n"
     for trace in traces:
         names, name = distinct_names(trace)
@@ -117,5 +117,5 @@ def events_csv(traces: Iterable[Trace], chosen: EventFilter) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Give a text that no spreadsheet takes for a formula."""
+    """Quote a text that a spreadsheet would take for a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

@@ -26,7 +26,7 @@ MAX_DEVICE_WAITS = 6
 
 
 def device_facts(loaded: LoadedPlan, device: int) -> Facts:
-    """Say everything about a device; O(E).
+    """Collect the facts of a device; O(E).
 
     Raises:
         DashboardError: if the plan has no such device.
@@ -66,7 +66,7 @@ def check_device(loaded: LoadedPlan, device: int) -> None:
 
 
 def wait_row(wait: Wait, source: Source, *, is_own: bool) -> Row:
-    """Say one wait: where, how long, for whom; with links to the place and to the pair."""
+    """Write one wait as a row: place, length and the other device, each with its link."""
     window = (wait.start_ns, wait.end_ns)
     place = f"division {wait.division} {wait.direction}"
     if not is_own:
@@ -143,7 +143,7 @@ MAX_DIVISION_WAITS = 5
 def division_facts(
     loaded: LoadedPlan, division: int, direction: Direction, device: int | None = None
 ) -> Facts:
-    """Say everything about a step of the schedule, of all devices or of one; O(W + X + E).
+    """Collect the facts of a step of the schedule, of all devices or of one; O(W + X + E).
 
     Raises:
         DashboardError: if the plan has no such division or device.

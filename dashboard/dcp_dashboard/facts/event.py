@@ -1,4 +1,4 @@
-"""What there is to say about one event of a trace."""
+"""Facts about one event of a trace."""
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from dcp_planner import LANES, Source, Trace, TransferKind
 
 
 def event_facts(loaded: LoadedPlan, source: Source, index: int) -> Facts:
-    """Say everything about an event, counted as the timeline's payload counts; O(E log E).
+    """Collect the facts of an event, counted as the timeline's payload counts; O(E log E).
 
     Raises:
         DashboardError: if the trace has no such event.
@@ -117,7 +117,7 @@ def _event_selection(trace: Trace, source: Source, event: int, index: int) -> st
 
 
 def other_end_of(trace: Trace, event: int) -> int | None:
-    """Give the receive of a send and the send of a receive, ``None`` if it has none; O(E log E).
+    """Find the receive of a send or the send of a receive, ``None`` if there is none; O(E log E).
 
     The n-th send of a name, direction and pair of devices belongs to the n-th receive of the same.
     """
@@ -154,7 +154,7 @@ def _other_end_rows(trace: Trace, source: Source, event: int) -> list[Row]:
 
 
 def find_transfer(loaded: LoadedPlan, trace: Trace, event: int) -> int | None:
-    """Give the message that an event sends or receives, by its name, ends and direction; O(X)."""
+    """Find the message that an event sends or receives, by its name, ends and direction; O(X)."""
     kind, _, place = trace.name[event].partition(" ")
     block, _, group = place.partition(".")  # "12", of several head groups "12.3"
     if kind.upper() not in TransferKind.__members__ or not block.isdigit():

@@ -1,4 +1,4 @@
-"""What stands out in a trace, as sentences, each with the rule that produced it.
+"""Findings: the few things that stand out in a trace, as sentences with their rules.
 
 Nothing is guessed: a finding is a maximum or a share that the reader can check in the timeline.
 """
@@ -17,7 +17,7 @@ MIN_SHARE = 0.005
 """Below half a per cent of the run nothing is worth a sentence."""
 
 NUM_WAITS = 2
-"""So many of the longest waits are named."""
+"""Number of longest waits that are named."""
 
 OUTSTANDING = 1.5
 """A link stands out when it carries this many times the mean of the links in use."""
@@ -40,7 +40,7 @@ class Finding:
 
 
 def findings(trace: Trace, totals: DeviceTotals) -> tuple[Finding, ...]:
-    """Give the few things worth knowing about a run, the most costly first."""
+    """Return the findings of a run, the most costly first."""
     if trace.seconds() == 0:
         return (Finding("The trace holds no events.", "No event has a duration."),)
     found = (
@@ -54,7 +54,7 @@ def findings(trace: Trace, totals: DeviceTotals) -> tuple[Finding, ...]:
 
 
 def longest_waits(trace: Trace) -> list[Finding]:
-    """Name the devices, divisions and directions with the longest waits, and for whom."""
+    """Name the devices, divisions and directions with the longest waits, and their causes."""
     worst = find_waits(trace, NUM_WAITS)
     if not worst:
         return [Finding("No device ever waits.", "The trace has no event on the wait lanes.")]
@@ -78,7 +78,7 @@ def _wait_finding(wait: Wait) -> Finding:
 
 
 def waiting(trace: Trace, num_devices: int) -> Finding | None:
-    """Say how much of all devices' time is exposed communication, and on which device most."""
+    """State the share of all devices' time that is exposed communication, and the worst device."""
     per_device = trace.lane_seconds("wait", num_devices)
     share = float(per_device.sum() / (trace.seconds() * num_devices))
     if share < MIN_SHARE:

@@ -70,7 +70,7 @@ def plan_caption(loaded: LoadedPlan) -> str:
 def metric_cards(
     summary: PlanSummary, bounds: "dict[str, float] | None" = None
 ) -> list[tuple[str, str, str]]:
-    """Give (name, value, note) of the key metrics, in reading order.
+    """Return (name, value, note) of the key metrics, in reading order.
 
     Args:
         summary: of the plan.
@@ -103,7 +103,7 @@ def metric_cards(
 
 
 def above_bounds(loaded: LoadedPlan) -> dict[str, float]:
-    """Give how far predicted time and bytes lie above their lower bounds; 1 is the bound.
+    """Compute predicted time and bytes over their lower bounds; 1 is the bound.
 
     Forward and backward are added up. What has no bound, or one of 0, is left out.
     """
@@ -131,7 +131,7 @@ def _sum_over_bounds(
 
 
 def device_columns(loaded: LoadedPlan) -> dict[str, NDArray[np.float64]]:
-    """Give the values of each row of the balance chart that the plan has, float64 ``[R]``."""
+    """Return the values of each row of the balance chart that the plan has, float64 ``[R]``."""
     totals, size = loaded.totals, loaded.plan.num_devices
     columns = {
         "pairs": totals.pairs,

@@ -1,4 +1,4 @@
-"""Which tiles and blocks changed their device between two plans that cut the same blocks."""
+"""Tiles and blocks that changed their device between two plans that cut the same blocks."""
 
 import math
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Moves:
             object.__setattr__(self, name, value)
 
     def tiles(self, change: int) -> int:
-        """Give the number of tiles with a change."""
+        """Count the tiles with a change."""
         return int((self.change == change).sum())
 
     @property
@@ -72,7 +72,7 @@ class Moves:
 
 
 def has_same_blocks(first: Plan, second: Plan) -> bool:
-    """Tell whether two plans cut the same tokens, and heads, into the same blocks."""
+    """Return whether two plans cut the same tokens, and heads, into the same blocks."""
     a, b = first.blocks, second.blocks
     if common_groups(first, second) > 1 and first.shape.q_heads != second.shape.q_heads:
         return False
@@ -136,12 +136,12 @@ def find_moves(first: Plan, second: Plan) -> Moves:
 
 
 def common_groups(first: Plan, second: Plan) -> int:
-    """Give the number of head groups that both plans' groups can be cut into."""
+    """Return the number of head groups that both plans' groups can be cut into."""
     return math.lcm(first.head_groups, second.head_groups)
 
 
 def _tiles_of_groups(plan: Plan, groups: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Give the plan's tiles once per finer group, and these groups, sorted by them."""
+    """Return the plan's tiles once per finer group, and these groups, sorted by group."""
     share = groups // plan.head_groups
     tiles = [tiles_of_group(plan, group // share) for group in range(groups)]
     return np.concatenate(tiles), np.repeat(np.arange(groups), [len(rows) for rows in tiles])
@@ -150,7 +150,7 @@ def _tiles_of_groups(plan: Plan, groups: int) -> tuple[NDArray[np.int64], NDArra
 def fit_devices(
     first: NDArray[np.int32], second: NDArray[np.int32], weight: NDArray[np.int64], size: int
 ) -> NDArray[np.int32]:
-    """Give the second placement's devices new numbers so that it looks like the first.
+    """Renumber the second placement's devices so that it looks like the first.
 
     Both place the same items, ``[N]``, of the given weights on `size` devices. Greedy: the two
     devices that share the largest weight get one number, and so on; that keeps at least half of
@@ -172,7 +172,7 @@ def fit_devices(
 
 
 def _rows(union: NDArray[np.int64], keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Give the row of each key of the union in sorted `keys`, -1 where it is missing."""
+    """Find the row of each key of the union in sorted `keys`, -1 where the key is missing."""
     at = np.searchsorted(keys, union)
     is_there = (at < len(keys)) & (np.append(keys, -1)[at] == union)
     rows: NDArray[np.int64] = np.where(is_there, at, -1)

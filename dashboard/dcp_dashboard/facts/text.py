@@ -16,7 +16,7 @@ SCHEMA = "dcp.facts/1"
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Words that select something when followed.
+    """A text; a click on it selects something.
 
     Attributes:
         text: the words.
@@ -31,7 +31,7 @@ class Link:
     source: str = ""
 
     def to_json(self) -> dict[str, Any]:  # Any: JSON values
-        """Give the parts that are set."""
+        """Return the fields that are set, as JSON values."""
         values: dict[str, Any] = {"text": self.text}
         if self.selected:
             values["sel"] = self.selected
@@ -43,7 +43,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A label and what it says."""
+    """A label and the linked texts beside it."""
 
     label: str
     parts: tuple[Link, ...]
@@ -59,7 +59,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is said about one thing.
+    """Everything that is shown about one selected thing.
 
     Attributes:
         title: what it is.
@@ -74,7 +74,7 @@ class Facts:
     values: dict[str, Any]  # Any: JSON values
 
     def to_json(self) -> dict[str, Any]:  # Any: JSON values
-        """Give the answer of the data API."""
+        """Return the answer of the data API."""
         return {
             "schema": SCHEMA,
             "title": self.title,
@@ -95,7 +95,7 @@ class Facts:
 
 
 def row(label: str, *parts: str | Link) -> Row:
-    """Make a row of words and links.
+    """Build a row of words and links.
 
     >>> row("owner", "device ", Link("3", "device.3")).parts[0].text
     'device '
@@ -104,13 +104,13 @@ def row(label: str, *parts: str | Link) -> Row:
 
 
 def joined(links: Sequence[Link], more: int = 0) -> tuple[Link, ...]:
-    """Put commas between links, and at the end how many are left out."""
+    """Put commas between links, and at the end the number of those left out."""
     parts = [part for link in links for part in (Link(", "), link)][1:]
     return (*parts, Link(f" and {more:,} more")) if more > 0 else tuple(parts)
 
 
 def selection(what: str, /, **ids: int | str) -> str:
-    """Give the text of a selection; the id of `what` itself comes first.
+    """Write a selection as text; the id of `what` itself comes first.
 
     >>> selection("device", device=3, peer=4)
     'device.3~peer.4'
@@ -174,7 +174,7 @@ KIND_WORDS: Mapping[TransferKind, str] = MappingProxyType(
 
 
 def direction_word(is_backward: bool) -> Direction:
-    """Give the direction.
+    """Return the direction's name.
 
     >>> direction_word(True)
     'backward'

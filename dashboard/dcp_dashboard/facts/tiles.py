@@ -33,7 +33,7 @@ MAX_SERVING = 12
 
 
 def tile_facts(loaded: LoadedPlan, tile: int) -> Facts:
-    """Say everything about a tile; O(X).
+    """Collect the facts of a tile; O(X).
 
     Raises:
         DashboardError: if the plan has no such tile.
@@ -65,7 +65,7 @@ def tile_facts(loaded: LoadedPlan, tile: int) -> Facts:
 
 
 def serving_transfers(plan: Plan, tile: int) -> NDArray[np.int64]:
-    """Give the messages that bring the tile its inputs and carry its results home; O(X).
+    """Find the messages that bring the tile its inputs and carry its results home; O(X).
 
     Inputs are those of its two blocks to its device; results leave its device, merged with those of
     the other tiles that it computes with the block.
@@ -150,7 +150,7 @@ MAX_LISTED = 8
 
 
 def transfer_facts(loaded: LoadedPlan, transfer: int) -> Facts:
-    """Say everything about a message; O(W + E).
+    """Collect the facts of a message; O(W + E).
 
     Raises:
         DashboardError: if the plan has no such message.
@@ -181,7 +181,7 @@ def transfer_facts(loaded: LoadedPlan, transfer: int) -> Facts:
 
 
 def pair_facts(loaded: LoadedPlan, source: int, target: int) -> Facts:
-    """Say what one device sends another, and what comes back; O(X).
+    """Collect the messages that one device sends another, and those that come back; O(X).
 
     Raises:
         DashboardError: if one of them is no device of the plan.
@@ -208,7 +208,7 @@ def pair_facts(loaded: LoadedPlan, source: int, target: int) -> Facts:
 
 
 def message_events(plan: Plan, trace: Trace, transfer: int) -> "list[int]":
-    """Give the events that send a message, by kind, block, ends and direction; O(E)."""
+    """Find the events that send a message, by kind, block, ends and direction; O(E)."""
     table = plan.transfers
     name = f"{TransferKind(table.kind[transfer]).name.lower()} {table.block[transfer]}"
     if table.group is not None:

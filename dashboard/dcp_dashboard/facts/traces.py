@@ -29,18 +29,18 @@ _NUMBERS = {
 
 
 def track_order(trace: Trace) -> NDArray[np.intp]:
-    """Give the events by (device, lane, start), intp ``[E]``: the rows of the payload."""
+    """Sort the events by (device, lane, start), intp ``[E]``: the rows of the payload."""
     order: NDArray[np.intp] = np.lexsort((trace.start_ns, trace.lane, trace.device))
     return order
 
 
 def length_ns(trace: Trace) -> int:
-    """Give the time from the first start to the last end."""
+    """Return the time from the first start to the last end."""
     return int(trace.end_ns.max() - trace.start_ns.min()) if len(trace) else 0
 
 
 def distinct_names(trace: Trace) -> tuple[list[str], NDArray[np.int64]]:
-    """Give the different names, sorted, and which of them each event has, int64 ``[E]``."""
+    """Return the different names, sorted, and the index of each event's name, int64 ``[E]``."""
     coded = pa.array(trace.name, pa.string()).dictionary_encode()
     found = [str(text) for text in coded.dictionary.to_pylist()]
     order = sorted(range(len(found)), key=found.__getitem__)
@@ -51,7 +51,7 @@ def distinct_names(trace: Trace) -> tuple[list[str], NDArray[np.int64]]:
 
 
 def event_kinds(trace: Trace) -> NDArray[np.uint8]:
-    """Give the kind of each event as an index into `KINDS`, uint8 ``[E]``.
+    """Return the kind of each event as an index into `KINDS`, uint8 ``[E]``.
 
     On the compute lane the event's name says it; whatever is neither reduction nor copy counts as
     attention. The other lanes are kinds themselves.
@@ -62,7 +62,7 @@ def event_kinds(trace: Trace) -> NDArray[np.uint8]:
 def kinds_of_names(
     names: Sequence[str], name: NDArray[np.int64], lane: NDArray[np.uint8]
 ) -> NDArray[np.uint8]:
-    """Give `event_kinds` from the different names and which of them each event has."""
+    """Return `event_kinds`, given the result of `distinct_names` and the lanes."""
     of_lane = np.array([KINDS.index(lane) if lane in KINDS else 0 for lane in LANES], np.uint8)
     of_name = np.zeros(len(names), np.uint8)
     for kind in ("reduction", "copy"):
@@ -74,7 +74,7 @@ def kinds_of_names(
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """Which events are meant, and in which order.
+    """A choice of events and their order, as the timeline's filters and search put it.
 
     Attributes:
         kinds: of `KINDS`; an empty tuple means all, the word ``none`` no event.
@@ -103,7 +103,7 @@ class EventFilter:
 
 
 def read_filter(query: Mapping[str, str]) -> EventFilter:
-    """Make a filter of the texts that the state of the page puts into a URL.
+    """Read a filter from the texts that the state of the page puts into a URL.
 
     Raises:
         DashboardError: if one of them means nothing.
@@ -119,7 +119,7 @@ def read_filter(query: Mapping[str, str]) -> EventFilter:
 
 
 def matching(trace: Trace, chosen: EventFilter) -> NDArray[np.intp]:
-    """Give the rows of a trace that pass a filter, in its order; O(E log E)."""
+    """Return the rows of a trace that pass a filter, in its order; O(E log E)."""
     names, name = distinct_names(trace)
     kind = kinds_of_names(names, name, trace.lane)
     keep = (trace.end_ns - trace.start_ns) >= chosen.longer_ns
@@ -144,7 +144,7 @@ def matching(trace: Trace, chosen: EventFilter) -> NDArray[np.intp]:
 def found_by(
     text: str, trace: Trace, names: list[str], name: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Tell which events a search means, bool ``[E]``: numbers after words, the rest in the name."""
+    """Mark the events that a search means, bool ``[E]``: numbers after words, rest in the name."""
     columns = {"device": trace.device, "division": trace.division, "peer": trace.peer}
     keep = np.ones(len(trace), np.bool_)
     for column, pattern in _NUMBERS.items():
@@ -191,11 +191,11 @@ class Wait:
 def find_waits(
     trace: Trace, limit: int, *, device: int | None = None, division: tuple[int, bool] | None = None
 ) -> list[Wait]:
-    """Give the longest sums of waits, longest first; O(E log E) once, O(E) for each one given.
+    """Return the longest sums of waits, longest first; O(E log E) once, O(E) for each of them.
 
     Args:
         trace: of any source.
-        limit: how many to give at most.
+        limit: most waits to return.
         device: only this one.
         division: only this one, and whether it is of backward.
     """
@@ -236,7 +236,7 @@ def _wait(trace: Trace, longest: int, seconds: float) -> Wait:
 
 
 def released_by(trace: Trace, wait: int) -> int | None:
-    """Give the message of the waiting device that ends last within the wait, or ``None``."""
+    """Find the message of the waiting device that ends last within the wait, or ``None``."""
     is_message = (trace.lane == SEND) | (trace.lane == RECEIVE)
     ends_inside = (trace.end_ns > trace.start_ns[wait]) & (trace.end_ns <= trace.end_ns[wait])
     chosen: NDArray[np.intp] = np.flatnonzero(

@@ -1,1 +1,1 @@
-"""Plan files of the served folder, and everything that is computed from each of them once."""
+"""Plan files of the served folder, each parsed once, and the figures that are computed at once."""

@@ -49,17 +49,17 @@ class BatchLine:
 
     @property
     def best_speedup(self) -> float | None:
-        """How many times as fast as the fastest other method of this batch."""
+        """Speed-up over the fastest other method of this batch."""
         return min(self.speedups.values()) if self.speedups else None
 
     def value(self, name: str) -> float | None:
-        """Give a figure, ``None`` if it is unknown."""
+        """Return a figure, ``None`` if it is unknown."""
         return self.best_speedup if name == "speedup" else self.figures.get(name)
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetReport:
-    """What was planned, batch by batch.
+    """Many planned batches of one data set.
 
     Attributes:
         spec, dataset, cluster, mask: texts; empty if the file does not say.
@@ -80,7 +80,7 @@ class DatasetReport:
     batches: tuple[BatchLine, ...]
 
     def column(self, name: str) -> NDArray[np.float64]:
-        """Give a figure of all batches that have it."""
+        """Return a figure of all batches that have it."""
         values = [batch.value(name) for batch in self.batches]
         return np.array([value for value in values if value is not None], dtype=np.float64)
 
@@ -90,7 +90,7 @@ class DatasetReport:
         return tuple(dict.fromkeys(name for batch in self.batches for name in batch.speedups))
 
     def speedups(self, method: str) -> NDArray[np.float64]:
-        """Give the speed-ups over one method, of the batches that have it."""
+        """Return the speed-ups over one method, of the batches that have it."""
         return np.array([b.speedups[method] for b in self.batches if method in b.speedups])
 
     @property
@@ -119,7 +119,7 @@ def read_report(path: Path) -> DatasetReport:
 
 
 def parse_report(document: Mapping[str, Any]) -> DatasetReport:
-    """Make a report of a checked document; `Any`: what JSON holds.
+    """Build a report from a checked document; `Any`: JSON values.
 
     >>> parse_report({"batches": [{"tokens": 8}, {"tokens": "many"}]}).column("tokens").tolist()
     [8.0]

@@ -60,7 +60,7 @@ class SessionPlans:
         return entry
 
     def find(self, key: str) -> PlanEntry | None:
-        """Give the plan with this key, or ``None``; the text of `key` is never used as a path."""
+        """Find the plan with this key, or ``None``; the text of `key` is never used as a path."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None:
@@ -68,7 +68,7 @@ class SessionPlans:
             return entry
 
     def entries(self) -> tuple[PlanEntry, ...]:
-        """Give what is kept, the most recently used first."""
+        """Return the kept plans, the most recently used first."""
         with self._lock:
             return tuple(reversed(self._entries.values()))
 
@@ -109,7 +109,7 @@ class SessionPlans:
 
 
 def session_key(content: bytes) -> str:
-    """Give the key of a plan's bytes, 16 hexadecimal digits as the keys of the folder have.
+    """Compute the key of a plan's bytes, 16 hexadecimal digits like the keys of the folder.
 
     >>> len(session_key(b"")), session_key(b"a") == session_key(b"a")
     (16, True)

@@ -19,7 +19,7 @@ from dcp_planner import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceTotals:
-    """What each device owns, computes, sends and receives, forward and backward together.
+    """Totals per device: tokens, tiles, pairs, bytes; forward and backward together.
 
     Attributes:
         tokens: int64 ``[R]``, tokens owned.
@@ -88,7 +88,7 @@ class PlanSummary:
 
 
 def summarise(plan: Plan, metrics: PlanMetrics, traces: Mapping[Source, Trace]) -> PlanSummary:
-    """Collect what the list of plans shows of one."""
+    """Collect the figures of a plan that the list shows."""
     provenance, size = plan.provenance, plan.num_devices
     return PlanSummary(
         mask=provenance.mask if provenance else "unnamed mask",
@@ -106,7 +106,7 @@ def summarise(plan: Plan, metrics: PlanMetrics, traces: Mapping[Source, Trace]) 
 
 
 def device_totals(plan: Plan, metrics: PlanMetrics) -> DeviceTotals:
-    """Give the planner's figures per device, with tiles, pairs and the traffic matrix; O(W + X)."""
+    """Compute tokens, tiles, pairs, bytes and traffic per device; O(W + X)."""
     size, tiles, transfers = plan.num_devices, plan.tiles, plan.transfers
     traffic = np.zeros((size, size), np.int64)
     np.add.at(traffic, (transfers.source, transfers.target), transfers.size_bytes)
@@ -125,7 +125,7 @@ def device_totals(plan: Plan, metrics: PlanMetrics) -> DeviceTotals:
 def device_pairs(
     plan: Plan, chosen: NDArray[np.bool_] | slice = slice(None)
 ) -> NDArray[np.float64]:
-    """Give the visible pairs of the chosen tiles on each device, float64 ``[R]``; O(W).
+    """Sum the visible pairs of the chosen tiles on each device, float64 ``[R]``; O(W).
 
     Over all tiles they add up to the visible pairs of the mask: where G groups of heads are placed
     apart, every group computes each pair for its own heads, and the pair counts 1 / G there.
@@ -139,7 +139,7 @@ def device_pairs(
 
 
 def imbalance(values: NDArray[np.float64]) -> float:
-    """Give the largest value over the mean, 1.0 when all are 0.
+    """Return the largest value over the mean, 1.0 when all are 0.
 
     >>> imbalance(np.array([1.0, 1.0, 4.0]))
     2.0
@@ -149,7 +149,7 @@ def imbalance(values: NDArray[np.float64]) -> float:
 
 
 def wait_share(trace: Trace, num_devices: int) -> float:
-    """Give the share of all devices' time that they stand still, waiting for messages."""
+    """Return the share of all devices' time in which they stand still, waiting for messages."""
     seconds = trace.seconds()
     if seconds == 0:
         return 0.0
@@ -157,12 +157,12 @@ def wait_share(trace: Trace, num_devices: int) -> float:
 
 
 def group_labels(plan: Plan) -> list[str]:
-    """Give the query heads of every group, counted from 1: ``["1-2", "3-4"]``, ``["1", "2"]``."""
+    """Return the query heads of every group, counted from 1: ``["1-2", "3-4"]``, ``["1", "2"]``."""
     return head_labels(plan.shape.q_heads, plan.head_groups)
 
 
 def head_labels(heads: int, groups: int) -> list[str]:
-    """Give the heads of each of some groups of the same size, counted from 1.
+    """Write the heads of each group as text, counted from 1; all groups have the same size.
 
     >>> head_labels(4, 2), head_labels(2, 2)
     (['1-2', '3-4'], ['1', '2'])
@@ -175,14 +175,14 @@ def head_labels(heads: int, groups: int) -> list[str]:
 
 
 def tiles_of_group(plan: Plan, group: int) -> NDArray[np.intp]:
-    """Give the rows of `plan.tiles` of one group, all of them in a plan of one group; O(W)."""
+    """Return the rows of `plan.tiles` of one group, all of them in a plan of one group; O(W)."""
     if plan.tiles.group is None:
         return np.arange(len(plan.tiles))
     return np.flatnonzero(plan.tiles.group == group)
 
 
 def caption_of_first_group(plan: Plan) -> str:
-    """Say which heads a still picture shows, nothing if there is one group."""
+    """Name the heads that a still picture shows; empty if there is one group."""
     if plan.head_groups == 1:
         return ""
     word = "heads" if plan.head_groups < plan.shape.q_heads else "head"

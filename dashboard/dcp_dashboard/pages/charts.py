@@ -31,12 +31,12 @@ BORDER = {"width": 1, "dash": "dot", "color": NEUTRAL}
 
 
 def node_borders(num_devices: int, devices_per_node: int) -> list[float]:
-    """Give the positions between the last device of a node and the first of the next."""
+    """Return the positions between the last device of a node and the first of the next."""
     return [at - 0.5 for at in range(devices_per_node, num_devices, devices_per_node)]
 
 
 def device_axis(num_devices: int) -> dict[str, Any]:  # Any: plotly takes texts and numbers
-    """Give the settings of an axis with one place per device and a few ticks."""
+    """Return the settings of an axis with one place per device and a few ticks."""
     step = next(step for step in (1, 2, 4, 8, 16, 32, 64, num_devices) if step * 17 > num_devices)
     return {
         "range": [-0.5, num_devices - 0.5], "dtick": step, "tick0": 0, "showgrid": False,
@@ -45,7 +45,7 @@ def device_axis(num_devices: int) -> dict[str, Any]:  # Any: plotly takes texts 
 
 
 def finish(figure: go.Figure, margin: dict[str, int]) -> None:
-    """Give a chart what all have in common: no paper, one font, no dragging."""
+    """Apply the settings that all charts share: no paper, one font, no dragging."""
     figure.update_annotations(font={"size": 12})
     figure.update_layout(
         template="none",

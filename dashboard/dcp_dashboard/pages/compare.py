@@ -27,7 +27,7 @@ from dcp_planner import Source
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What one picker says: the key of a plan and which of its traces."""
+    """The choice of one picker: the key of a plan and the source of its trace."""
 
     key: str
     source: Source
@@ -65,7 +65,7 @@ def read_choices(query: str) -> tuple[Choice | None, Choice | None]:
 
 
 def compare_url(first: Choice | None, second: Choice | None) -> str:
-    """Give the address of a comparison.
+    """Write the address of a comparison.
 
     >>> compare_url(Choice("x", "simulated"), None)
     '/compare?a=x&as=simulated'
@@ -81,7 +81,7 @@ def compare_url(first: Choice | None, second: Choice | None) -> str:
 
 
 def compare_page(library: PlanLibrary, query: str) -> Component:
-    """Give the page of two plans, or the pickers alone while one is missing.
+    """Build the page of two plans, or the pickers alone while one plan is missing.
 
     Raises:
         DCPError: if a plan is missing, broken or lacks the trace.

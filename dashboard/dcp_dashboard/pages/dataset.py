@@ -1,4 +1,4 @@
-"""The page `/dataset/<key>`: what planning many batches of a data set gave, batch by batch."""
+"""The page `/dataset/<key>`: the report of many planned batches of a data set."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ COLUMNS = (
 
 
 def dataset_page(library: PlanLibrary, key: str, query: str) -> Component:
-    """Give the page of one report.
+    """Build the page of one report.
 
     Raises:
         DCPError: if it is missing or no readable report.
@@ -69,7 +69,7 @@ def dataset_page(library: PlanLibrary, key: str, query: str) -> Component:
 
 
 def summary_sentence(report: DatasetReport) -> str:
-    """Say in one sentence what was planned and what it is predicted to bring."""
+    """Write one sentence: the planned batches and their predicted speed-up."""
     q, batches = quantities, len(report.batches)
     if not batches:
         return "No batch is planned yet."
@@ -184,7 +184,7 @@ def _table_panel(
 
 
 def matches(batch: BatchLine, search: str) -> bool:
-    """Tell whether every word of a search is in the texts of a batch, or is its number."""
+    """Return whether every word of a search is in the texts of a batch, or is its number."""
     text = " ".join([batch.mask, batch.origin, batch.backend, batch.file, *batch.warnings]).lower()
     return all(word in text or word == str(batch.index) for word in search.lower().split())
 
@@ -235,7 +235,7 @@ def _pages(asked: Query, address: str, page: int, last: int) -> Component:
 
 
 def dataset_charts(report: DatasetReport) -> tuple[Component, Component, Component]:
-    """Give the charts, or a sentence where the report says nothing."""
+    """Draw the charts, or write a sentence where the report has no figures."""
     figures = (
         ("lengths", lengths_figure(report), "The report says nothing of lengths."),
         ("speedups", speedup_figure(report),

@@ -49,7 +49,7 @@ COMMANDS = (
 
 
 def help_page() -> Component:
-    """Give the whole page; every section has an anchor to link to."""
+    """Build the help page; every section has an anchor to link to."""
     return html.Div(
         [
             html.Div(html.H1("Help"), className="dcp-title"),
@@ -191,7 +191,7 @@ KEYS = (
 
 
 def keyboard_map() -> Component:
-    """Give all keys and what they do."""
+    """Build the list of all keys and their meanings."""
     parts = []
     for heading, keys in KEYS:
         rows = [
@@ -206,7 +206,7 @@ def _keys(names: str) -> list[Component]:
 
 
 def keyboard_dialog() -> Component:
-    """Give the dialog that `?` opens; `assets/keyboard.js` does."""
+    """Build the dialog that `?` opens; `assets/keyboard.js` opens it."""
     return html.Dialog(
         [
             html.Div(
@@ -226,7 +226,7 @@ def keyboard_dialog() -> Component:
 
 
 def definitions_list() -> Component:
-    """Give every definition as terms and texts."""
+    """Build the list of all definitions."""
     return html.Dl(
         [part for name, text in DEFINITIONS for part in (html.Dt(name), html.Dd(text))],
         className="dcp-terms",
@@ -234,7 +234,7 @@ def definitions_list() -> Component:
 
 
 def definitions_panel() -> Component:
-    """Give the definitions, folded, for the bottom of a page."""
+    """Build the definitions, folded, for the bottom of a page."""
     return html.Details(
         [html.Summary("What the numbers mean"), definitions_list()],
         className="dcp-panel dcp-definitions",

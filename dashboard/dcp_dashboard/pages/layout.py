@@ -51,7 +51,7 @@ NAVIGATION = (
 
 
 def shell(keyboard: Component) -> dmc.MantineProvider:
-    """Give the layout of the whole application; pages appear in ``#page``."""
+    """Build the layout of the whole application; pages appear in ``#page``."""
     header = html.Header(
         [
             dcc.Link(
@@ -93,7 +93,7 @@ def shell(keyboard: Component) -> dmc.MantineProvider:
 
 
 def attributes(**values: str) -> dict[str, Any]:  # Any: Dash's keywords differ in type
-    """Give `data-` and `aria-` attributes as keywords for a Dash component.
+    """Return `data-` and `aria-` attributes as keywords for a Dash component.
 
     >>> attributes(aria_label="Mask")
     {'aria-label': 'Mask'}
@@ -102,7 +102,7 @@ def attributes(**values: str) -> dict[str, Any]:  # Any: Dash's keywords differ 
 
 
 def panel(title: str, children: Sequence[Any], *, tools: Any = None, name: str = "") -> Component:
-    """Give a titled box; `Any` is whatever Dash takes as children."""
+    """Build a titled box; `Any` is whatever Dash takes as children."""
     heading = html.Div([html.H2(title), tools], className="dcp-panel-head")
     return html.Section(
         [heading, *children],
@@ -112,7 +112,7 @@ def panel(title: str, children: Sequence[Any], *, tools: Any = None, name: str =
 
 
 def message(title: str, text: str, *, is_error: bool = False) -> Component:
-    """Give a page that holds one message, keeping its line breaks."""
+    """Build a page that holds one message, keeping its line breaks."""
     return html.Div(
         [
             html.H1(title),
@@ -125,7 +125,7 @@ def message(title: str, text: str, *, is_error: bool = False) -> Component:
 
 
 def swatches(items: Sequence[tuple[str, str]]) -> Component:
-    """Give a legend: (label, colour) per entry."""
+    """Build a legend: (label, colour) per entry."""
     entries = [
         html.Span(
             [html.Span(className="dcp-swatch", style={"backgroundColor": colour}), label],
@@ -139,10 +139,10 @@ def swatches(items: Sequence[tuple[str, str]]) -> Component:
 def choice(
     key: str, options: Sequence[tuple[str, str]], default: str, label: str, *, name: str
 ) -> Component:
-    """Give a group of buttons of which one is chosen.
+    """Build a row of buttons, one of which is chosen: one key of the state.
 
     Args:
-        key: of the state, see `assets/state.js`.
+        key: of the state, see `assets/state.js`; `assets/choice.js` connects the buttons.
         options: (value, text) each.
         default: value while the state has none.
         label: what is chosen, for people who cannot see it.
@@ -162,7 +162,7 @@ def choice(
 
 
 def changed_notice(*entries: PlanEntry) -> Component:
-    """Give the bar for the files that a page shows, hidden until one of them is another.
+    """Build the bar that announces a change of the shown files on disk, hidden until one changes.
 
     `assets/changed.js` asks `/api/changes` for their versions every few seconds.
     """

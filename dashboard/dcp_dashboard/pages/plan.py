@@ -1,4 +1,4 @@
-"""The page `/plan/<key>`: where every block lives, what every device waits for, and why."""
+"""The page `/plan/<key>`: metrics, findings, mask, balance, timeline and traffic of a plan."""
 
 from typing import Any
 
@@ -18,11 +18,11 @@ from dcp_dashboard.pages.plan_views import mask_panel, row_names
 from dcp_planner import Source
 
 MAX_STACKED_DEVICES = 8
-"""Up to so many devices predicted and measured timelines are both shown at first."""
+"""Most devices of a plan whose predicted and measured timelines are both shown at first."""
 
 
 def plan_page(loaded: LoadedPlan) -> Component:
-    """Give the whole page of one plan."""
+    """Build the overview page of a plan."""
     return html.Div(
         [
             changed_notice(loaded.entry),
@@ -35,7 +35,7 @@ def plan_page(loaded: LoadedPlan) -> Component:
 
 
 def overview(loaded: LoadedPlan) -> list[Component]:
-    """Give what stands below the tabs, also written into pages that need no server."""
+    """Build the parts below the tabs; pages that need no server hold them too."""
     key = loaded.entry.key
     return [
         metrics_row(loaded),
@@ -166,7 +166,7 @@ def _device_panel(loaded: LoadedPlan) -> Component:
 
 
 def _of_head_groups(groups: int) -> list[Component]:
-    """Say what tiles and pairs count where groups of heads are placed apart."""
+    """Explain the counts of tiles and pairs where groups of heads are placed apart."""
     if groups == 1:
         return []
     text = (
@@ -183,7 +183,7 @@ def _device_link(device: int) -> Component:
 
 
 def findings_panel(loaded: LoadedPlan) -> Component:
-    """Give the planner's warnings and the findings of every trace."""
+    """Build the panel of the planner's warnings and the findings of every trace."""
     lists = []
     if loaded.plan.warnings:
         warnings = [html.Li(text) for text in loaded.plan.warnings]
@@ -215,7 +215,7 @@ def _item(finding: Finding, source: Source) -> Component:
 
 
 def metrics_row(loaded: LoadedPlan) -> Component:
-    """Give the key metrics of a plan as a list of terms and values."""
+    """Build the list of a plan's key metrics."""
     cards = [
         html.Div([html.Dt(name), html.Dd(value, className="dcp-value"), html.Dd(meaning)])
         for name, value, meaning in metric_cards(loaded.summary, above_bounds(loaded))

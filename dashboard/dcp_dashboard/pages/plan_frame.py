@@ -12,7 +12,7 @@ from dcp_dashboard.pages.layout import attributes, panel
 
 
 def _edit_link(loaded: LoadedPlan) -> list[Component]:
-    """Give the way to another setting for the same batch, where the plan says what it was."""
+    """Build the link to the editor with this plan's batch, if the plan holds its text."""
     provenance = loaded.plan.provenance
     if provenance is None or not provenance.spec.strip():
         return []
@@ -21,7 +21,7 @@ def _edit_link(loaded: LoadedPlan) -> list[Component]:
 
 
 def plan_title(loaded: LoadedPlan) -> Component:
-    """Give the heading of the pages of a plan."""
+    """Build the heading of the pages of a plan."""
     summary = loaded.summary
     caption = plan_caption(loaded)
     return html.Div(
@@ -47,7 +47,7 @@ TABS: tuple[tuple[Tab, str, str], ...] = (
 
 
 def plan_tabs(loaded: LoadedPlan, active: Tab) -> Component:
-    """Give links between the pages of a plan; `assets/navigation.js` keeps the query in them.
+    """Build the links between the pages of a plan; `assets/navigation.js` keeps their query.
 
     Selection, ranges and colours therefore travel from page to page.
     """
@@ -81,7 +81,7 @@ FILES = (
 
 
 def export_menu(loaded: LoadedPlan) -> Component:
-    """Give the links to all files of a plan."""
+    """Build the links to all files of a plan."""
     # A refusal comes as a page of its own, the files themselves as downloads.
     base = f"/api/plan/{loaded.entry.key}"
     links = [
@@ -97,11 +97,11 @@ def export_menu(loaded: LoadedPlan) -> Component:
 
 
 PAUSE_MS = 900
-"""How long each division stays while they are played."""
+"""Time that each division stays while they are played."""
 
 
 def inspector(loaded: LoadedPlan) -> Component:
-    """Give the panel that says all about what is selected; `assets/inspector.js` fills it."""
+    """Build the panel of the selected thing; `assets/inspector.js` fills it."""
     hint = html.P(
         [
             "Nothing is selected. Click a tile, a bar, an event or a device, or step through the "
@@ -126,7 +126,7 @@ def inspector(loaded: LoadedPlan) -> Component:
 
 
 def steps(loaded: LoadedPlan) -> Component:
-    """Give the control that selects one division after the other."""
+    """Build the control that selects one division after the other."""
     tiles = loaded.plan.tiles
     counts = {
         "data_forward": str(int(tiles.division.max(initial=-1)) + 1),
@@ -152,7 +152,7 @@ def steps(loaded: LoadedPlan) -> Component:
 
 
 def run_badge(summary: PlanSummary, *, is_verified: bool | None) -> Component:
-    """Give a badge that says whether this plan was run, and whether the run was verified."""
+    """Build a badge: the plan was not run, was run, or its run was verified or failed."""
     unverified = ("run" if "measured" in summary.seconds else "not run", "none")
     verdicts = {True: ("✓ verified", "good"), False: ("✗ failed", "bad"), None: unverified}
     text, kind = verdicts[is_verified]

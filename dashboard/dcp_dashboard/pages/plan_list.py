@@ -66,7 +66,7 @@ TEXTS = ("partitioner",)
 
 
 def plan_list_page(library: PlanLibrary, query: str) -> Component:
-    """Give the list of plans and data sets; `query` is the URL's, see `queries.read_query`."""
+    """Build the list of plans and data sets; `query` is the URL's, see `tables.read_query`."""
     rows, is_complete = library.rows()
     session, reports = library.session_rows(), library.reports()
     if not (rows or session or reports):
@@ -97,7 +97,7 @@ def plan_list_page(library: PlanLibrary, query: str) -> Component:
 
 
 def matches(row: PlanRow, search: str) -> bool:
-    """Tell whether every word of a search is in a plan's mask, file, origin or placement."""
+    """Return whether every word of a search is in a plan's mask, file, origin or placement."""
     summary = row.summary
     words = [row.entry.relative, row.error]
     if summary is not None:
@@ -119,7 +119,7 @@ def _tools(asked: Query, found: int, total: int) -> Component:
 
 
 def open_button() -> tuple[Component, ...]:
-    """Give the button that opens a file of one's own and what it says; `assets/open.js`."""
+    """Build the button that opens a file from this computer, and its status; `assets/open.js`."""
     return (
         html.Button("Open a file…", id="open-file", className="dcp-button", type="button"),
         html.Span("or drop a .dcpplan file here", id="open-status", className="dcp-muted",
@@ -160,7 +160,7 @@ def sort_rows(rows: Sequence[PlanRow], sort: str, *, descending: bool) -> list[P
 
 
 def empty_page(root: Path) -> Component:
-    """Give the page of a folder without plans: what to type."""
+    """Build the page of a folder without plans: examples, and commands to type."""
     steps = (
         ("Run the demonstration", f"dcpm demo --out {root}"),
         (
@@ -275,7 +275,7 @@ REPORT_HEADS = ("Data set", "Batches", "Tokens, median", "Speed-up, median", "Ag
 
 
 def report_matches(row: ReportRow, search: str) -> bool:
-    """Tell whether every word of a search is in a report's file, data set or spec."""
+    """Return whether every word of a search is in a report's file, data set or spec."""
     report = row.report
     texts = [row.entry.relative, row.error]
     if report is not None:
@@ -285,7 +285,7 @@ def report_matches(row: ReportRow, search: str) -> bool:
 
 
 def report_table(rows: Sequence[ReportRow]) -> Component:
-    """Give a line per report; one that cannot be read says why."""
+    """Build a table with a line per report; an unreadable one shows the reason."""
     heads = [
         html.Th(text, scope="col", className="dcp-number" if 0 < at < 4 else "")
         for at, text in enumerate(REPORT_HEADS)

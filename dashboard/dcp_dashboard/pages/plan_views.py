@@ -19,7 +19,7 @@ LARGE_SIDE = 1040
 
 
 def mask_page(loaded: LoadedPlan) -> Component:
-    """Give the whole page."""
+    """Build the page of the large mask."""
     return html.Div(
         [
             changed_notice(loaded.entry),
@@ -38,7 +38,7 @@ def mask_page(loaded: LoadedPlan) -> Component:
 
 
 def mask_panel(loaded: LoadedPlan, *, side: int = 0) -> Component:
-    """Give the mask with its colourings; `side` bounds the pixels of its edge, 0: as assets say."""
+    """Build the mask with its colourings; `side` bounds its edge in pixels, 0: as assets decide."""
     key = loaded.entry.key
     modes = [(str(mode["id"]), str(mode["label"])) for mode in mask_modes(loaded.plan)]
     tools = choice("colour", modes, modes[0][0], "Colour the mask by", name="mask-mode")
@@ -62,7 +62,7 @@ def mask_panel(loaded: LoadedPlan, *, side: int = 0) -> Component:
 
 
 def group_choice(labels: list[str]) -> Component:
-    """Give the choice which group of heads a mask shows, by the heads of each."""
+    """Build the control that chooses the group of heads a mask shows."""
     heads = [(str(group), label) for group, label in enumerate(labels)]
     first, *others = heads
     options = [(first[0], f"Heads {first[1]}"), *others]
@@ -70,7 +70,7 @@ def group_choice(labels: list[str]) -> Component:
 
 
 def _nothing_to_draw(loaded: LoadedPlan) -> str:
-    """Say why no mask is drawn, nothing if one is."""
+    """Return the reason why no mask is drawn, empty if one is."""
     count = len(loaded.plan.tiles)
     if count == 0:
         return "No query of this batch sees a key: the mask is empty, so there is no tile to show."
@@ -84,7 +84,7 @@ def _nothing_to_draw(loaded: LoadedPlan) -> str:
 
 
 def tile_table(loaded: LoadedPlan) -> Component:
-    """Give the table of the tiles of the selection; `assets/tile_table.js` fills it once open."""
+    """Build the table of the selection's tiles; `assets/tile_table.js` fills it once open."""
     table = html.Div(
         className="dcp-tile-table dcp-scroll dcp-tall",
         tabIndex=0,
@@ -104,7 +104,7 @@ HINT = (
 
 
 def timeline_page(loaded: LoadedPlan) -> Component:
-    """Give the whole page; `assets/timeline*.js` fill it."""
+    """Build the page of the timeline; `assets/timeline*.js` fill it."""
     summary, key = loaded.summary, loaded.entry.key
     return html.Div(
         [
@@ -147,7 +147,7 @@ def _body(loaded: LoadedPlan) -> list[Component]:
 
 
 def row_names(loaded: LoadedPlan, *, is_paired: bool = True) -> list[str]:
-    """Say what the letters beside the rows of a timeline stand for, where it has some.
+    """Explain the letters beside the rows of a timeline, where it has some.
 
     `is_paired`: whether predicted and measured share an axis.
     """
@@ -160,7 +160,7 @@ def row_names(loaded: LoadedPlan, *, is_paired: bool = True) -> list[str]:
 
 
 def _empty(loaded: LoadedPlan) -> list[Component] | None:
-    """Say that there is nothing to draw, if so."""
+    """Return a notice if the traces have no event to draw."""
     if any(len(trace) for trace in loaded.traces.values()):
         return None
     text = "The traces of this plan hold no events: it moves nothing and computes nothing."
@@ -168,7 +168,7 @@ def _empty(loaded: LoadedPlan) -> list[Component] | None:
 
 
 def _too_large(loaded: LoadedPlan) -> list[Component] | None:
-    """Say that a browser could not hold it, if so, and what can."""
+    """Return a notice if a browser could not hold the trace, with programs that can."""
     size = max(len(trace) for trace in loaded.traces.values())
     if size <= MAX_EVENTS:
         return None

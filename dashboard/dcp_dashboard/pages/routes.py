@@ -1,4 +1,4 @@
-"""Which page answers which path; a new page is one line in `ROUTES`."""
+"""The paths of all pages; a new page is one line in `ROUTES`."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -67,7 +67,7 @@ ROUTES: Mapping[str, Page] = MappingProxyType(
 
 
 def render_page(library: PlanLibrary, path: str, query: str) -> Component:
-    """Give the content of a URL; whatever is wrong with it becomes a page that says so."""
+    """Build the page of a URL; an error becomes a page with its message."""
     first, *rest = [unquote(part) for part in path.strip("/").split("/")]
     page = ROUTES.get(first)
     try:

@@ -38,7 +38,7 @@ class Query:
         page: int | None = None,
         pick: str | None = None,
     ) -> str:
-        """Give the query of a link with some of it changed.
+        """Write the query of a link with some of it changed.
 
         >>> Query(search="a b").url(sort="tokens", desc=True)
         '?q=a+b&sort=tokens&desc=1'
@@ -75,7 +75,7 @@ def read_query(text: str) -> Query:
 
 
 def search_box(asked: Query, label: str) -> Component:
-    """Give a field whose text goes into the URL; `assets/search.js` puts it there."""
+    """Build a field whose text goes into the URL; `assets/search.js` puts it there."""
     box: Component = dmc.TextInput(
         id="search", value=asked.search, placeholder="Search", size="xs",
         className="dcp-search", **attributes(aria_label=label),

@@ -28,7 +28,7 @@ MOST_KEPT = 200
 
 
 def create_app(folder: str | Path) -> Dash:
-    """Make the application that shows the plans of a folder; `serve` runs it.
+    """Build the application that shows the plans of a folder; `serve` runs it.
 
     Its worker processes start with the first request for them and end with
     ``app.server.extensions["dcp_desk"].close()``. The application alone checks no

@@ -62,7 +62,7 @@ def protect(app: Dash, hosts: Sequence[str] | None, token: str | None) -> None:
 
 
 def host_name(header: str) -> str | None:
-    """Give the name in a `Host` header without its port, ``None`` if it is malformed.
+    """Return the name in a `Host` header without its port, ``None`` if it is malformed.
 
     >>> host_name("[::1]:8050"), host_name("localhost"), host_name("a@b:1"), host_name("[")
     ('::1', 'localhost', None, None)
@@ -83,7 +83,7 @@ def _net_location(origin: str) -> str | None:
 
 
 def content_security_policy(script_hashes: Sequence[str]) -> str:
-    """Give the policy: everything from this server, no frames, no plug-ins, no other origin.
+    """Write the policy: everything from this server, no frames, no plug-ins, no other origin.
 
     Styles may be inline because React and Plotly set `style` attributes; scripts may not, apart
     from Dash's one line that starts its renderer. Plotly turns SVG into `data:` and `blob:` images.
@@ -124,7 +124,7 @@ CALLBACK_PATH = "/_dash-update-component"
 
 
 def refuse_malformed(app: Dash) -> None:
-    """Refuse requests that no page of ours sends; call once all callbacks are set."""
+    """Refuse requests that no page of ours sends (400, 404); call once all callbacks are set."""
     server: Flask = app.server
 
     @server.before_request
@@ -143,7 +143,7 @@ def refuse_malformed(app: Dash) -> None:
 
 
 def _is_call(app: Dash, body: Any) -> bool:  # Any: a JSON document
-    """Whether a body calls a callback of the server, with the inputs and outputs that it has."""
+    """Return whether a body calls a callback of the server, with all its inputs and outputs."""
     output = body.get("output") if isinstance(body, dict) else None
     known = app.callback_map.get(output) if isinstance(output, str) else None
     if known is None or "callback" not in known:  # the others run in the browser
@@ -163,7 +163,7 @@ def _is_call(app: Dash, body: Any) -> bool:  # Any: a JSON document
 
 
 def _places(parts: Any) -> list[str]:  # Any: a JSON document
-    """Give ``id.property`` of each input or output, nothing for what is none."""
+    """Return ``id.property`` of each input or output of a call."""
     if not isinstance(parts, list):
         return []
     return [f"{part.get('id')}.{part.get('property')}" for part in parts if isinstance(part, dict)]

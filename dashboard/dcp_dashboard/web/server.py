@@ -1,4 +1,4 @@
-"""Serving the application: waitress, one process, eight threads, loopback unless told otherwise."""
+"""The HTTP server: waitress, one process, eight threads, on loopback by default."""
 
 import errno
 import logging
@@ -110,7 +110,7 @@ class _Waitress:
         )
 
     def end_work(self) -> None:
-        """End what is still being answered: the workers first, since requests wait for them."""
+        """End all requests in progress: the workers first, since requests wait for them."""
         self.end_workers()
         dispatcher = self.server.task_dispatcher
         # An answer that is cut off now is no news; this logger belongs to this server alone.

@@ -26,7 +26,7 @@ BINARY = "application/octet-stream"
 
 @dataclass(slots=True)
 class Upload:
-    """One file on its way: what it is called, how long it will be, what has arrived."""
+    """One file on its way: its name, its length, and the bytes that have arrived."""
 
     name: str
     size_bytes: int
@@ -41,7 +41,7 @@ class Uploads:
         self._lock = threading.Lock()
 
     def announce(self, name: str, size_bytes: int) -> str:
-        """Begin a file and give its id.
+        """Begin a file and return its id.
 
         Raises:
             DashboardError: if it is empty or too large.
@@ -60,7 +60,7 @@ class Uploads:
         return number
 
     def add(self, number: str, at: int, piece: bytes) -> Upload | None:
-        """Take the next piece; give the file once it is whole.
+        """Take the next piece; return the file once it is whole.
 
         Raises:
             DashboardError: if the file is not known or the piece does not fit.
@@ -83,7 +83,7 @@ class Uploads:
 
 
 def upload_api(library: PlanLibrary) -> Blueprint:
-    """Make the routes; whatever is wrong is a 400 with ``{"error": message}``."""
+    """Build the routes; every refusal is a 400 with ``{"error": message}``."""
     api = Blueprint("dcp_uploads", __name__, url_prefix="/api/uploads")
     uploads = Uploads()
 
