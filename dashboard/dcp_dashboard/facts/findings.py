@@ -54,7 +54,7 @@ def findings(trace: Trace, totals: DeviceTotals) -> tuple[Finding, ...]:
 
 
 def longest_waits(trace: Trace) -> list[Finding]:
-    """Name the devices, divisions and directions with the longest waits, and their causes."""
+    """Name the devices and divisions with the longest waits, and the devices they wait for."""
     worst = find_waits(trace, NUM_WAITS)
     if not worst:
         return [Finding("No device ever waits.", "The trace has no event on the wait lanes.")]
