@@ -15,18 +15,17 @@ from dcp_dashboard.api.mask import mask_payload, moves_payload, pairs_payload, r
 from dcp_dashboard.facts.devices import device_facts, division_facts
 from dcp_dashboard.facts.event import event_facts
 from dcp_dashboard.facts.moves import has_same_blocks
-from dcp_dashboard.facts.text import Facts
+from dcp_dashboard.facts.text import DIRECTIONS, Facts
 from dcp_dashboard.facts.tiles import pair_facts, tile_facts, transfer_facts
 from dcp_dashboard.facts.traces import length_ns
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan, PlanLibrary
 from dcp_dsl import DCPError
-from dcp_planner import Direction, Trace
+from dcp_planner import Trace
 
 MAX_WATCHED = 8
 """Files whose versions one request may ask for."""
 JSON, BINARY = "application/json", "application/octet-stream"
-DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
 def data_api(library: PlanLibrary) -> Blueprint:

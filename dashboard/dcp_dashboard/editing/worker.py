@@ -17,6 +17,9 @@ from dcp_dashboard.editing import checking
 from dcp_dashboard.editing.worker_process import pack_frame, read_frame
 from dcp_dsl import DCPError
 
+MAX_DATA_BYTES = 16 * 2**30
+"""Memory of a worker: beyond it, Python raises and the worker ends, not the machine."""
+
 Request = Mapping[str, Any]
 """A JSON object with the name of the ``task``."""
 Task = Callable[[Request, Callable[[str], None]], tuple[dict[str, Any], bytes]]
@@ -63,10 +66,6 @@ TASKS: Mapping[str, Task] = MappingProxyType(
         "plan": _plan,
     }
 )
-
-
-MAX_DATA_BYTES = 16 * 2**30
-"""Memory of a worker: beyond it, Python raises and the worker ends, not the machine."""
 
 
 def run_worker(requests: BinaryIO, answers: BinaryIO) -> None:

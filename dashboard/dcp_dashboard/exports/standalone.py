@@ -18,13 +18,13 @@ from dcp_dashboard.api.devices import devices_payload, timeline_payload
 from dcp_dashboard.api.mask import mask_payload
 from dcp_dashboard.facts.devices import device_facts, division_facts
 from dcp_dashboard.facts.metrics import plan_caption
-from dcp_dashboard.facts.text import SOURCE_LABELS
+from dcp_dashboard.facts.text import DIRECTIONS, SOURCE_LABELS
 from dcp_dashboard.facts.traces import length_ns
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
+from dcp_dashboard.library.summary import count_divisions
 from dcp_dashboard.pages.layout import FONT
 from dcp_dashboard.pages.plan import overview
-from dcp_planner import Direction
 
 VOID = frozenset({"br", "col", "hr", "img", "input", "link", "meta"})
 RENAMED = {"className": "class", "htmlFor": "for", "colSpan": "colspan", "tabIndex": "tabindex"}
@@ -173,17 +173,13 @@ def _data(loaded: LoadedPlan) -> dict[str, bytes]:
 
 def _facts(loaded: LoadedPlan) -> dict[str, object]:
     """Return the facts of all devices and divisions under the addresses that the inspector asks."""
-    base, tiles = f"/api/plan/{loaded.entry.key}", loaded.plan.tiles
+    base = f"/api/plan/{loaded.entry.key}"
     found: dict[str, object] = {
         f"{base}/device/{device}": device_facts(loaded, device).to_json()
         for device in range(loaded.plan.num_devices)
     }
-    steps: tuple[tuple[Direction, int], ...] = (
-        ("forward", int(tiles.division.max(initial=-1)) + 1),
-        ("backward", int(tiles.backward_division.max(initial=-1)) + 1),
-    )
-    for direction, count in steps:
-        for division in range(count):
+    for direction in DIRECTIONS:
+        for division in range(count_divisions(loaded.plan, direction)):
             facts = division_facts(loaded, division, direction, None)
             found[f"{base}/division/{direction}/{division}"] = facts.to_json()
     return found

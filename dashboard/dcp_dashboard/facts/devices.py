@@ -19,7 +19,7 @@ from dcp_dashboard.facts.text import (
 from dcp_dashboard.facts.traces import Wait, find_waits
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
-from dcp_dashboard.library.summary import device_pairs, imbalance
+from dcp_dashboard.library.summary import count_divisions, device_pairs, imbalance
 from dcp_planner import LANES, Direction, Source, Trace, TransferKind
 
 MAX_DEVICE_WAITS = 6
@@ -150,7 +150,7 @@ def division_facts(
     """
     tiles = loaded.plan.tiles
     column = tiles.division if direction == "forward" else tiles.backward_division
-    last = int(column.max(initial=-1))
+    last = count_divisions(loaded.plan, direction) - 1
     if not 0 <= division <= last:
         raise DashboardError(
             f"{loaded.entry.relative}: expected a division from 0 to {last} in {direction}, got "

@@ -160,6 +160,8 @@ SOURCE_LABELS: Mapping[Source, str] = MappingProxyType(
     {"simulated": "Predicted", "measured": "Measured"}
 )
 
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
+
 TIMES = "\u00d7"
 
 KIND_WORDS: Mapping[TransferKind, str] = MappingProxyType(

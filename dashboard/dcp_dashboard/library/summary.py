@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl import readonly
 from dcp_planner import (
+    Direction,
     Plan,
     PlanMetrics,
     Source,
@@ -98,7 +99,7 @@ def summarise(plan: Plan, metrics: PlanMetrics, traces: Mapping[Source, Trace]) 
         num_heads=plan.shape.q_heads,
         num_head_groups=plan.head_groups,
         num_nodes=plan.cluster.nodes,
-        num_divisions=int(plan.tiles.division.max(initial=-1)) + 1,
+        num_divisions=count_divisions(plan, "forward"),
         metrics=metrics,
         seconds={source: trace.seconds() for source, trace in traces.items()},
         wait_share={source: wait_share(trace, size) for source, trace in traces.items()},
@@ -136,6 +137,13 @@ def device_pairs(
     )
     pairs: NDArray[np.float64] = work / plan.head_groups
     return pairs
+
+
+def count_divisions(plan: Plan, direction: Direction) -> int:
+    """Count the steps of a direction's schedule."""
+    tiles = plan.tiles
+    division = tiles.division if direction == "forward" else tiles.backward_division
+    return int(division.max(initial=-1)) + 1
 
 
 def imbalance(values: NDArray[np.float64]) -> float:

@@ -7,17 +7,35 @@ from dash.development.base_component import Component
 
 from dcp_dashboard.facts.metrics import plan_caption
 from dcp_dashboard.library.plans import LoadedPlan
-from dcp_dashboard.library.summary import PlanSummary
+from dcp_dashboard.library.summary import PlanSummary, count_divisions
 from dcp_dashboard.pages.layout import attributes, panel
 
+Tab = Literal["overview", "timeline", "mask"]
 
-def _edit_link(loaded: LoadedPlan) -> list[Component]:
-    """Build the link to the editor with this plan's batch, if the plan holds its text."""
-    provenance = loaded.plan.provenance
-    if provenance is None or not provenance.spec.strip():
-        return []
-    href = f"/edit?spec={loaded.entry.key}"
-    return [html.A("Edit and plan again", href=href, **attributes(data_plain="link"))]
+TABS: tuple[tuple[Tab, str, str], ...] = (
+    ("overview", "Overview", ""),
+    ("timeline", "Timeline", "/timeline"),
+    ("mask", "Mask", "/mask"),
+)
+
+FILES = (
+    ("file", "Plan (.dcpplan)", "to open elsewhere: dcpm dashboard, dcpm simulate, dcpm compare"),
+    (
+        "overview.html",
+        "Page (.html)",
+        "this overview as one file; zooms and selects without a server",
+    ),
+    ("overview.png", "Picture (.png)", "figures, mask, balance and timelines"),
+    ("mask.svg", "Mask (.svg)", "sharp at any size"),
+    ("trace.pftrace", "Traces for ui.perfetto.dev", "predicted and measured"),
+    ("devices.csv", "Devices (.csv)", "one line per device"),
+    ("tiles.csv", "Tiles (.csv)", "one line per tile"),
+    ("events.csv", "Events (.csv)", "one line per event of the traces"),
+)
+"""Last part of the address, name, what it is for."""
+
+PAUSE_MS = 900
+"""Time that each division stays while they are played."""
 
 
 def plan_title(loaded: LoadedPlan) -> Component:
@@ -37,13 +55,21 @@ def plan_title(loaded: LoadedPlan) -> Component:
     )
 
 
-Tab = Literal["overview", "timeline", "mask"]
+def _edit_link(loaded: LoadedPlan) -> list[Component]:
+    """Build the link to the editor with this plan's batch, if the plan holds its text."""
+    provenance = loaded.plan.provenance
+    if provenance is None or not provenance.spec.strip():
+        return []
+    href = f"/edit?spec={loaded.entry.key}"
+    return [html.A("Edit and plan again", href=href, **attributes(data_plain="link"))]
 
-TABS: tuple[tuple[Tab, str, str], ...] = (
-    ("overview", "Overview", ""),
-    ("timeline", "Timeline", "/timeline"),
-    ("mask", "Mask", "/mask"),
-)
+
+def run_badge(summary: PlanSummary, *, is_verified: bool | None) -> Component:
+    """Build a badge: the plan was not run, was run, or its run was verified or failed."""
+    unverified = ("run" if "measured" in summary.seconds else "not run", "none")
+    verdicts = {True: ("✓ verified", "good"), False: ("✗ failed", "bad"), None: unverified}
+    text, kind = verdicts[is_verified]
+    return html.Span(text, className=f"dcp-badge dcp-badge-{kind}")
 
 
 def plan_tabs(loaded: LoadedPlan, active: Tab) -> Component:
@@ -63,23 +89,6 @@ def plan_tabs(loaded: LoadedPlan, active: Tab) -> Component:
     return html.Nav(links, className="dcp-tabs", **attributes(aria_label="Views of this plan"))
 
 
-FILES = (
-    ("file", "Plan (.dcpplan)", "to open elsewhere: dcpm dashboard, dcpm simulate, dcpm compare"),
-    (
-        "overview.html",
-        "Page (.html)",
-        "this overview as one file; zooms and selects without a server",
-    ),
-    ("overview.png", "Picture (.png)", "figures, mask, balance and timelines"),
-    ("mask.svg", "Mask (.svg)", "sharp at any size"),
-    ("trace.pftrace", "Traces for ui.perfetto.dev", "predicted and measured"),
-    ("devices.csv", "Devices (.csv)", "one line per device"),
-    ("tiles.csv", "Tiles (.csv)", "one line per tile"),
-    ("events.csv", "Events (.csv)", "one line per event of the traces"),
-)
-"""Last part of the address, name, what it is for."""
-
-
 def export_menu(loaded: LoadedPlan) -> Component:
     """Build the links to all files of a plan."""
     # A refusal comes as a page of its own, the files themselves as downloads.
@@ -94,10 +103,6 @@ def export_menu(loaded: LoadedPlan) -> Component:
         for address, name, purpose in FILES
     ]
     return html.Details([html.Summary("Export"), html.Ul(links)], className="dcp-export")
-
-
-PAUSE_MS = 900
-"""Time that each division stays while they are played."""
 
 
 def inspector(loaded: LoadedPlan) -> Component:
@@ -127,10 +132,9 @@ def inspector(loaded: LoadedPlan) -> Component:
 
 def steps(loaded: LoadedPlan) -> Component:
     """Build the control that selects one division after the other."""
-    tiles = loaded.plan.tiles
     counts = {
-        "data_forward": str(int(tiles.division.max(initial=-1)) + 1),
-        "data_backward": str(int(tiles.backward_division.max(initial=-1)) + 1),
+        "data_forward": str(count_divisions(loaded.plan, "forward")),
+        "data_backward": str(count_divisions(loaded.plan, "backward")),
     }
     buttons = [
         html.Button(
@@ -149,11 +153,3 @@ def steps(loaded: LoadedPlan) -> Component:
         role="group",
         **attributes(aria_label="Step by division", data_pause=str(PAUSE_MS), **counts),
     )
-
-
-def run_badge(summary: PlanSummary, *, is_verified: bool | None) -> Component:
-    """Build a badge: the plan was not run, was run, or its run was verified or failed."""
-    unverified = ("run" if "measured" in summary.seconds else "not run", "none")
-    verdicts = {True: ("✓ verified", "good"), False: ("✗ failed", "bad"), None: unverified}
-    text, kind = verdicts[is_verified]
-    return html.Span(text, className=f"dcp-badge dcp-badge-{kind}")
