@@ -77,11 +77,7 @@ def mask_payload(plan: Plan) -> bytes:
 def mask_modes(plan: Plan) -> list[dict[str, Any]]:  # Any: JSON values
     """Return the ways to colour the mask: column, palette by value, and legend."""
     colours = device_colours(plan.cluster.nodes, plan.cluster.devices_per_node)
-    per_node = plan.cluster.devices_per_node
-    nodes = [
-        {"label": f"node {node}", "colours": colours[node * per_node : (node + 1) * per_node]}
-        for node in range(plan.cluster.nodes)
-    ]
+    nodes = _node_legend(plan, colours)
     devices = [{"label": f"device {i}", "colours": [c]} for i, c in enumerate(colours)]
     divisions = ramp(int(plan.tiles.division.max(initial=0)) + 1)
     blues = tints(DENSITY_STEPS)
@@ -112,6 +108,14 @@ def densities(plan: Plan) -> NDArray[np.uint8]:
     area = tokens[tiles.q_block] * tokens[tiles.kv_block]
     step: NDArray[np.int64] = tiles.pairs * (DENSITY_STEPS - 1) // np.maximum(area, 1)
     return step.astype(np.uint8)
+
+
+def _node_legend(plan: Plan, colours: list[str]) -> list[dict[str, Any]]:  # Any: JSON values
+    each = plan.cluster.devices_per_node
+    return [
+        {"label": f"node {node}", "colours": colours[node * each : (node + 1) * each]}
+        for node in range(plan.cluster.nodes)
+    ]
 
 
 def _mode(
@@ -177,15 +181,11 @@ def moves_payload(first: Plan, second: Plan) -> bytes:
     return encode("dcp.mask/1", header, columns)
 
 
-def moves_modes(first: Plan, second: Plan) -> list[dict[str, object]]:
+def moves_modes(first: Plan, second: Plan) -> list[dict[str, Any]]:  # Any: JSON values
     """Return the ways to colour the moves: by change, or by the device on either side."""
     largest = max((first, second), key=lambda plan: plan.num_devices)
     colours = device_colours(largest.cluster.nodes, largest.cluster.devices_per_node)
-    per_node = largest.cluster.devices_per_node
-    nodes = [
-        {"label": f"node {node}", "colours": colours[node * per_node : (node + 1) * per_node]}
-        for node in range(largest.cluster.nodes)
-    ]
+    nodes = _node_legend(largest, colours)
     changes = [
         {"label": label, "colours": [colour]}
         for label, colour in zip(CHANGES, CHANGE_COLOURS, strict=True)
@@ -193,16 +193,11 @@ def moves_modes(first: Plan, second: Plan) -> list[dict[str, object]]:
     palette = [*colours, NEUTRAL]
     missing = [{"label": "not on this side", "colours": [NEUTRAL]}]
 
-    def mode(
-        name: str, label: str, column: str, shades: list[str], legend: object
-    ) -> dict[str, object]:
-        return {"id": name, "label": label, "column": column, "palette": shades, "legend": legend}
-
     return [
-        mode("change", "Moved", "tile_change", list(CHANGE_COLOURS), changes),
-        mode("fitted", "Moved, renumbered", "tile_fitted", list(CHANGE_COLOURS), changes),
-        mode("a", "Device in A", "tile_a", palette, nodes + missing),
-        mode("b", "Device in B", "tile_b", palette, nodes + missing),
+        _mode("change", "Moved", "tile_change", CHANGE_COLOURS, changes),
+        _mode("fitted", "Moved, renumbered", "tile_fitted", CHANGE_COLOURS, changes),
+        _mode("a", "Device in A", "tile_a", palette, nodes + missing),
+        _mode("b", "Device in B", "tile_b", palette, nodes + missing),
     ]
 
 

@@ -183,21 +183,13 @@ def mask_svg(loaded: LoadedPlan) -> str:
             f"{len(runs):,}; take the PNG instead"
         )
     shapes = [
-        f'<rect class="d{device}" x="{start[first]}" y="{start[q]}" '
-        f'width="{end[last] - start[first]}" height="{end[q] - start[q]}"/>'
+        _rect(device, start[first], start[q], end[last] - start[first], end[q] - start[q])
         for q, first, last, device in runs.tolist()
     ]
     edge = max(1, size // 80)
-    for low, high, owner in zip(
-        start.tolist(), end.tolist(), plan.blocks.owner.tolist(), strict=True
-    ):
-        extent = high - low
-        shapes.append(
-            f'<rect class="d{owner}" x="{low}" y="{size + edge}" width="{extent}" height="{edge}"/>'
-        )
-        shapes.append(
-            f'<rect class="d{owner}" x="{-2 * edge}" y="{low}" width="{edge}" height="{extent}"/>'
-        )
+    for low, high, owner in zip(start, end, plan.blocks.owner, strict=True):
+        shapes.append(_rect(owner, low, size + edge, high - low, edge))
+        shapes.append(_rect(owner, -2 * edge, low, edge, high - low))
     style = "".join(f".d{device}{{fill:{colour}}}" for device, colour in enumerate(colours))
     caption, room = caption_of_first_group(plan), 0
     if caption:
@@ -214,6 +206,10 @@ def mask_svg(loaded: LoadedPlan) -> str:
         + "\n".join(shapes)
         + "\n</svg>\n"
     )
+
+
+def _rect(device: int, x: int, y: int, width: int, height: int) -> str:
+    return f'<rect class="d{device}" x="{x}" y="{y}" width="{width}" height="{height}"/>'
 
 
 def _runs(loaded: LoadedPlan) -> "np.ndarray[tuple[int, int], np.dtype[np.int64]]":

@@ -114,11 +114,6 @@ def find_moves(first: Plan, second: Plan) -> Moves:
         max(first.num_devices, second.num_devices),
     )
 
-    def changes(second_device: NDArray[np.int32]) -> NDArray[np.uint8]:
-        found = np.where(devices[0] == second_device, SAME, MOVED)
-        found[rows[1] < 0], found[rows[0] < 0] = ONLY_FIRST, ONLY_SECOND
-        return found.astype(np.uint8)
-
     moved = first.blocks.owner != second.blocks.owner
     tokens = int(first.blocks.num_tokens[moved].sum())
     return Moves(
@@ -126,13 +121,20 @@ def find_moves(first: Plan, second: Plan) -> Moves:
         kv_block=union % blocks,
         group=union // blocks**2,
         pairs=pairs,
-        change=changes(devices[1]),
-        fitted=changes(np.append(numbers, -1)[devices[1]]),
+        change=_changes(devices[0], devices[1]),
+        fitted=_changes(devices[0], np.append(numbers, -1)[devices[1]]),
         first=rows[0],
         second=rows[1],
         is_moved_block=moved,
         moved_tokens=tokens / first.num_tokens if first.num_tokens else 0.0,
     )
+
+
+def _changes(first: NDArray[np.int32], second: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """Compare the devices of each tile in both plans, -1 where a plan lacks the tile."""
+    found = np.where(first == second, SAME, MOVED)
+    found[second < 0], found[first < 0] = ONLY_FIRST, ONLY_SECOND
+    return found.astype(np.uint8)
 
 
 def common_groups(first: Plan, second: Plan) -> int:
