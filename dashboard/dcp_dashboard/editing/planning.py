@@ -32,6 +32,17 @@ from dcp_planner import (
 BUDGETS = ("fast", "balanced", "best")
 """Budgets of a search, smallest first."""
 
+MAX_NODES = 64
+MAX_PER_NODE = 64
+MAX_DEVICES = 1024
+MAX_BLOCK = 1 << 22
+
+MAX_PREVIEW_TILES = 12_000
+"""Most tiles that are planned while a person types."""
+
+PREVIEW_METHODS = ("native", "portfolio")
+"""Searches that are previewed with their smallest budget; other searches by the first of these."""
+
 
 def methods() -> list[tuple[str, str, str]]:
     """List (name, label, reason against choosing it here) of every partitioner, searches first.
@@ -41,16 +52,6 @@ def methods() -> list[tuple[str, str, str]]:
     """
     order = ["portfolio", "native", *(n for n in PARTITIONERS if n not in ("portfolio", "native"))]
     return [(name, name, PARTITIONERS[name].unavailable() or "") for name in order]
-
-
-MAX_NODES = 64
-MAX_PER_NODE = 64
-MAX_DEVICES = 1024
-MAX_BLOCK = 1 << 22
-MAX_PREVIEW_TILES = 12_000
-"""Most tiles that are planned while a person types."""
-PREVIEW_METHODS = ("native", "portfolio")
-"""Searches that are previewed with their smallest budget; other searches by the first of these."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,36 @@ sample tiny(question_len = 4, answer_lens = [3, 3, 2])
 check shared_question implies causal
 """
 
+PACKED = """# Packed documents: causal, and nothing crosses a document's border.
+segment doc = [doc_lens]*
+mask document = causal and same(doc)
+"""
+
+LAMBDA = """# The first tokens stay visible beside a sliding window (StreamingLLM).
+mask streaming(sink: tokens = 64, window: tokens = 4k) = causal and (k < sink or q - k < window)
+"""
+
+DOCUMENTS = (9000, 400, 5200, 1300, 700, 11000, 2600, 2568)
+
+EXAMPLES: tuple[dict[str, Any], ...] = tuple(  # Any: JSON values
+    {
+        "label": f"example: {name}",
+        "text": text,
+        "mask": mask,
+        "sample": json.dumps(sample),
+        "nodes": 2,
+        "devices_per_node": 4,
+        "method": method,
+        "budget": "fast",
+    }
+    for name, text, mask, sample, method in (
+        ("documents", PACKED, "document", {"doc_lens": DOCUMENTS}, "portfolio"),
+        ("documents, zigzag", PACKED, "document", {"doc_lens": DOCUMENTS}, "static:zigzag"),
+        ("streaming", LAMBDA, "streaming", {"len": 32_768}, "portfolio"),
+    )
+)
+"""Bodies of requests, each with the `label` that the list shows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -168,32 +198,3 @@ def _read(path: Path) -> str:
         return data.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DashboardError(f"{path.name}: cannot be read as text: {error}") from error
-
-
-PACKED = """# Packed documents: causal, and nothing crosses a document's border.
-segment doc = [doc_lens]*
-mask document = causal and same(doc)
-"""
-LAMBDA = """# The first tokens stay visible beside a sliding window (StreamingLLM).
-mask streaming(sink: tokens = 64, window: tokens = 4k) = causal and (k < sink or q - k < window)
-"""
-DOCUMENTS = (9000, 400, 5200, 1300, 700, 11000, 2600, 2568)
-
-EXAMPLES: tuple[dict[str, Any], ...] = tuple(  # Any: JSON values
-    {
-        "label": f"example: {name}",
-        "text": text,
-        "mask": mask,
-        "sample": json.dumps(sample),
-        "nodes": 2,
-        "devices_per_node": 4,
-        "method": method,
-        "budget": "fast",
-    }
-    for name, text, mask, sample, method in (
-        ("documents", PACKED, "document", {"doc_lens": DOCUMENTS}, "portfolio"),
-        ("documents, zigzag", PACKED, "document", {"doc_lens": DOCUMENTS}, "static:zigzag"),
-        ("streaming", LAMBDA, "streaming", {"len": 32_768}, "portfolio"),
-    )
-)
-"""Bodies of requests, each with the `label` that the list shows."""

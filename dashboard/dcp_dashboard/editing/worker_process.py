@@ -23,6 +23,14 @@ _SIZES = struct.Struct("<II")
 MAX_JSON_BYTES = 1 << 24
 MAX_BLOB_BYTES = 1 << 30
 
+START_LIMIT_S = 300.0
+"""Time to load the libraries; the planner compiles itself once per installation."""
+
+Kind = Literal["check", "plan"]
+
+Answer = tuple[dict[str, Any], bytes]
+"""A JSON object and bytes; `Any`: JSON values."""
+
 
 class BrokenFrame(Exception):
     """The other side ended or sent something that is no frame."""
@@ -88,14 +96,6 @@ def _receive(descriptor: int, size: int, deadline: float) -> bytes:
             raise BrokenFrame("the pipe ended")
         parts += part
     return bytes(parts)
-
-
-START_LIMIT_S = 300.0
-"""Time to load the libraries; the planner compiles itself once per installation."""
-
-Kind = Literal["check", "plan"]
-Answer = tuple[dict[str, Any], bytes]
-"""A JSON object and bytes; `Any`: JSON values."""
 
 
 class WorkerEnded(DashboardError):

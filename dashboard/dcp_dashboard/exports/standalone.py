@@ -30,6 +30,47 @@ VOID = frozenset({"br", "col", "hr", "img", "input", "link", "meta"})
 RENAMED = {"className": "class", "htmlFor": "for", "colSpan": "colspan", "tabIndex": "tabindex"}
 BOOLEAN = frozenset({"open", "hidden", "disabled"})
 
+ASSETS = Path(__file__).parent.parent / "assets"
+
+SCRIPTS = (
+    "state.js", "selection.js", "canvas.js", "columns.js", "choice.js", "device_bars.js",
+    "inspector.js", "keyboard.js", "mask.js", "mask_groups.js", "mask_keys.js", "mask_pairs.js",
+    "mask_raster.js", "steps.js", "timeline.js", "timeline_cover.js", "timeline_events.js",
+    "timeline_marks.js", "timeline_rows.js", "timeline_selection.js",
+    "traffic.js", "mount.js",
+)  # fmt: skip
+"""Scripts of the overview; `mount.js` last, since it starts the views that the others define."""
+
+STYLES = ("style.css", "timeline.css")
+
+MOST_BYTES = 200 * 2**20
+"""Of the data in one page; browsers give up on much larger ones."""
+
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline';
+style-src 'unsafe-inline'; connect-src data:; img-src data:">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<main class="dcp-page" id="page">{body}</main>
+<script type="application/json" id="dcp-bundle">{bundle}</script>
+<script>
+const scheme = matchMedia("(prefers-color-scheme: dark)");
+const follow = () => document.documentElement.setAttribute(
+  "data-mantine-color-scheme", scheme.matches ? "dark" : "light");
+follow();
+scheme.addEventListener("change", follow);
+</script>
+{scripts}
+</body>
+</html>
+"""
+
 
 def markup(node: Any) -> str:
     """Write a tree of `dash.html` components as HTML; texts and values are escaped.
@@ -72,45 +113,6 @@ def _attribute(name: str, value: Any) -> str:  # Any: a property of whatever typ
 
 def _hyphened(name: str) -> str:
     return "".join(f"-{char.lower()}" if char.isupper() else char for char in name)
-
-
-ASSETS = Path(__file__).parent.parent / "assets"
-SCRIPTS = (
-    "state.js", "selection.js", "canvas.js", "columns.js", "choice.js", "device_bars.js",
-    "inspector.js", "keyboard.js", "mask.js", "mask_groups.js", "mask_keys.js", "mask_pairs.js",
-    "mask_raster.js", "steps.js", "timeline.js", "timeline_cover.js", "timeline_events.js",
-    "timeline_marks.js", "timeline_rows.js", "timeline_selection.js",
-    "traffic.js", "mount.js",
-)  # fmt: skip
-"""Scripts of the overview; `mount.js` last, since it starts the views that the others define."""
-STYLES = ("style.css", "timeline.css")
-MOST_BYTES = 200 * 2**20
-"""Of the data in one page; browsers give up on much larger ones."""
-
-PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline';
-style-src 'unsafe-inline'; connect-src data:; img-src data:">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<main class="dcp-page" id="page">{body}</main>
-<script type="application/json" id="dcp-bundle">{bundle}</script>
-<script>
-const scheme = matchMedia("(prefers-color-scheme: dark)");
-const follow = () => document.documentElement.setAttribute(
-  "data-mantine-color-scheme", scheme.matches ? "dark" : "light");
-follow();
-scheme.addEventListener("change", follow);
-</script>
-{scripts}
-</body>
-</html>
-"""
 
 
 def standalone_page(loaded: LoadedPlan) -> str:

@@ -30,6 +30,12 @@ Anchor = Literal["ls", "ms", "rs"]
 MISSING = str.maketrans({"\u00d7": "x", "\u00b5": "u", "\u00a0": " "})
 """The font that comes with Pillow has Latin letters only, and not all signs."""
 
+Theme = Literal["light", "dark"]
+WIDTH, MARGIN, GUTTER = 1440, 32, 48
+
+HEAD, SIDE, ROW_HEAD = 116, 560, 54
+"""Heights: title and figures; the mask, a square; what stands above a timeline."""
+
 
 class Sheet:
     """A picture measured in units of 1/96 inch."""
@@ -75,9 +81,6 @@ class Sheet:
         return buffer.getvalue()
 
 
-Theme = Literal["light", "dark"]
-
-
 @dataclass(frozen=True, slots=True)
 class ThemeColours:
     """Colours of a theme, as in `assets/style.css`."""
@@ -96,9 +99,6 @@ THEMES = MappingProxyType(
         "dark": ThemeColours("#101317", "#171b20", "#1e2329", "#e6eaef", "#9aa5b1", "#2c333b"),
     }
 )
-WIDTH, MARGIN, GUTTER = 1440, 32, 48
-HEAD, SIDE, ROW_HEAD = 116, 560, 54
-"""Heights: title and figures; the mask, a square; what stands above a timeline."""
 
 
 def still(loaded: LoadedPlan, theme: Theme = "light", scale: int = 2) -> bytes:

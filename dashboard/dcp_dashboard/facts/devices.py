@@ -24,6 +24,8 @@ from dcp_planner import LANES, Direction, Source, Trace, TransferKind
 
 MAX_DEVICE_WAITS = 6
 
+MAX_DIVISION_WAITS = 5
+
 
 def device_facts(loaded: LoadedPlan, device: int) -> Facts:
     """Collect the facts of a device; O(E).
@@ -135,9 +137,6 @@ def _device_time_rows(trace: Trace, device: int) -> list[Row]:
         row("Done at", f"{quantities.duration(done / 1e9)} of {quantities.duration(total / 1e9)}")
     )
     return rows
-
-
-MAX_DIVISION_WAITS = 5
 
 
 def division_facts(

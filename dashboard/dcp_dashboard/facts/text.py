@@ -13,6 +13,23 @@ from dcp_planner import Direction, Plan, Source, TransferKind
 
 SCHEMA = "dcp.facts/1"
 
+SOURCE_LABELS: Mapping[Source, str] = MappingProxyType(
+    {"simulated": "Predicted", "measured": "Measured"}
+)
+
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
+TIMES = "\u00d7"
+
+KIND_WORDS: Mapping[TransferKind, str] = MappingProxyType(
+    {
+        TransferKind.KV: "Keys and values",
+        TransferKind.Q: "Queries",
+        TransferKind.OUT: "Partial outputs",
+        TransferKind.DQ: "Gradients of queries",
+        TransferKind.DKV: "Gradients of keys and values",
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -154,25 +171,6 @@ def transfer_selection(plan: Plan, transfer: int) -> str:
         kind=int(table.kind[transfer]),
         **({} if table.group is None else {"group": int(table.group[transfer])}),
     )  # fmt: skip
-
-
-SOURCE_LABELS: Mapping[Source, str] = MappingProxyType(
-    {"simulated": "Predicted", "measured": "Measured"}
-)
-
-DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
-
-TIMES = "\u00d7"
-
-KIND_WORDS: Mapping[TransferKind, str] = MappingProxyType(
-    {
-        TransferKind.KV: "Keys and values",
-        TransferKind.Q: "Queries",
-        TransferKind.OUT: "Partial outputs",
-        TransferKind.DQ: "Gradients of queries",
-        TransferKind.DKV: "Gradients of keys and values",
-    }
-)
 
 
 def direction_word(is_backward: bool) -> Direction:

@@ -31,6 +31,8 @@ from dcp_planner import Plan, Trace, TransferKind
 
 MAX_SERVING = 12
 
+MAX_LISTED = 8
+
 
 def tile_facts(loaded: LoadedPlan, tile: int) -> Facts:
     """Collect the facts of a tile; O(X).
@@ -144,9 +146,6 @@ def _transfer_link(plan: Plan, transfer: int) -> Link:
     route = f"device {table.source[transfer]} → {table.target[transfer]}"
     size = quantities.size(table.size_bytes[transfer])
     return Link(f"{route}, {size}", transfer_selection(plan, transfer))
-
-
-MAX_LISTED = 8
 
 
 def transfer_facts(loaded: LoadedPlan, transfer: int) -> Facts:

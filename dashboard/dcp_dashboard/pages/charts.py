@@ -29,6 +29,22 @@ GRAPH_CONFIG: Any = {  # Any: Dash has a type of its own for it
 
 BORDER = {"width": 1, "dash": "dot", "color": NEUTRAL}
 
+LESS, MORE = "#0072b2", "#d55e00"
+"""Blue: less in B, vermillion: more in B (Okabe & Ito); the side of the zero line says so too."""
+
+BINS = 24
+BLUE = KIND_COLOURS["attention"]
+
+SPREADS: Sequence[tuple[str, str, Callable[[float], str], str, str]] = (
+    ("density", "Density", percent, ".1~%", ""),
+    ("compute_imbalance", "Compute max/mean", ratio, ".3~f", ""),
+    ("token_imbalance", "Token max/mean", ratio, ".3~f", ""),
+    ("bytes", "Bytes moved", size, "~s", "B"),
+    ("seconds", "Predicted time", duration, "~s", "s"),
+    ("plan_s", "Planning time", duration, "~s", "s"),
+)
+"""Name, heading, how a value is written, tick format and unit of the distributions."""
+
 
 def node_borders(num_devices: int, devices_per_node: int) -> list[float]:
     """Return the positions between the last device of a node and the first of the next."""
@@ -57,10 +73,6 @@ def finish(figure: go.Figure, margin: dict[str, int]) -> None:
         hoverlabel={"font": {"family": FONT, "size": 12}},
         dragmode=False,
     )
-
-
-LESS, MORE = "#0072b2", "#d55e00"
-"""Blue: less in B, vermillion: more in B (Okabe & Ito); the side of the zero line says so too."""
 
 
 def deltas_figure(deltas: Sequence[Deltas], devices_per_node: int) -> go.Figure:
@@ -166,19 +178,6 @@ def traffic_difference_figure(
     )
     finish(figure, {"l": 44, "r": 8, "t": 8, "b": 34})
     return figure
-
-
-BINS = 24
-BLUE = KIND_COLOURS["attention"]
-SPREADS: Sequence[tuple[str, str, Callable[[float], str], str, str]] = (
-    ("density", "Density", percent, ".1~%", ""),
-    ("compute_imbalance", "Compute max/mean", ratio, ".3~f", ""),
-    ("token_imbalance", "Token max/mean", ratio, ".3~f", ""),
-    ("bytes", "Bytes moved", size, "~s", "B"),
-    ("seconds", "Predicted time", duration, "~s", "s"),
-    ("plan_s", "Planning time", duration, "~s", "s"),
-)
-"""Name, heading, how a value is written, tick format and unit of the distributions."""
 
 
 def lengths_figure(report: DatasetReport) -> go.Figure | None:

@@ -47,6 +47,50 @@ COMMANDS = (
     ("Everything at once", "dcpm demo --out runs"),
 )  # fmt: skip
 
+SECTIONS = (
+    ("pages", "Pages"),
+    ("reading", "Reading a plan"),
+    ("colours", "Colours"),
+    ("keys", "Keyboard"),
+    ("definitions", "Definitions"),
+    ("plans", "Making plans"),
+)
+
+KEYS = (
+    ("Everywhere", (
+        ("Click, Enter", "select a tile, bar, cell, event or device; what belongs to it keeps its "
+                         "colour in every view"),
+        ("Esc", "clear the selection; once more: show all of a canvas"),
+        (". ,", "next division, division before; a selected device stays selected, the page of the "
+                "timeline zooms to it"),
+        ("p", "play all divisions, pause"),
+        ("?", "show these keys"),
+        ("Tab", "to the next control or canvas"),
+    )),
+    ("In a mask or a timeline", (
+        ("Wheel, w s, + -", "zoom in and out"),
+        ("Drag, a d", "pan"),
+        ("Arrows", "pan; in the mask with a tile selected: the next tile that way"),
+        ("Enter", "in the mask: select the tile in the middle, then zoom to it until its pairs can "
+                  "be seen"),
+        ("0, double click", "show all"),
+    )),
+    ("In the timeline", (
+        ("f Enter", "zoom to the selection"),
+        ("[ ]", "the event before, the next event"),
+        ("/ n", "on its own page: search, next hit"),
+        ("o", "open or close a node"),
+        ("Shift and drag", "on its own page: mark an area and sum it up"),
+        ("m", "on its own page: mark what is shown"),
+    )),
+    ("In the list and in a data set", (
+        ("/", "search"),
+    )),
+    ("In balance and traffic", (
+        ("Arrows", "select the next device or pair"),
+    )),
+)  # fmt: skip
+
 
 def help_page() -> Component:
     """Build the help page; every section has an anchor to link to."""
@@ -64,16 +108,6 @@ def help_page() -> Component:
         className="dcp-help",
         **attributes(data_title="Help"),
     )
-
-
-SECTIONS = (
-    ("pages", "Pages"),
-    ("reading", "Reading a plan"),
-    ("colours", "Colours"),
-    ("keys", "Keyboard"),
-    ("definitions", "Definitions"),
-    ("plans", "Making plans"),
-)
 
 
 def _contents() -> Component:
@@ -152,42 +186,6 @@ def _commands() -> list[Component]:
             className="dcp-terms",
         ),
     ]
-
-
-KEYS = (
-    ("Everywhere", (
-        ("Click, Enter", "select a tile, bar, cell, event or device; what belongs to it keeps its "
-                         "colour in every view"),
-        ("Esc", "clear the selection; once more: show all of a canvas"),
-        (". ,", "next division, division before; a selected device stays selected, the page of the "
-                "timeline zooms to it"),
-        ("p", "play all divisions, pause"),
-        ("?", "show these keys"),
-        ("Tab", "to the next control or canvas"),
-    )),
-    ("In a mask or a timeline", (
-        ("Wheel, w s, + -", "zoom in and out"),
-        ("Drag, a d", "pan"),
-        ("Arrows", "pan; in the mask with a tile selected: the next tile that way"),
-        ("Enter", "in the mask: select the tile in the middle, then zoom to it until its pairs can "
-                  "be seen"),
-        ("0, double click", "show all"),
-    )),
-    ("In the timeline", (
-        ("f Enter", "zoom to the selection"),
-        ("[ ]", "the event before, the next event"),
-        ("/ n", "on its own page: search, next hit"),
-        ("o", "open or close a node"),
-        ("Shift and drag", "on its own page: mark an area and sum it up"),
-        ("m", "on its own page: mark what is shown"),
-    )),
-    ("In the list and in a data set", (
-        ("/", "search"),
-    )),
-    ("In balance and traffic", (
-        ("Arrows", "select the next device or pair"),
-    )),
-)  # fmt: skip
 
 
 def keyboard_map() -> Component:

@@ -18,6 +18,11 @@ from dcp_dashboard.pages.plan_frame import run_badge
 from dcp_dashboard.pages.tables import Heading, Query, read_query, search_box, sortable_head
 from dcp_planner import Source
 
+TEXTS = ("partitioner",)
+"""Columns of texts; the others hold numbers."""
+
+REPORT_HEADS = ("Data set", "Batches", "Tokens, median", "Speed-up, median", "Against", "State")
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -59,10 +64,6 @@ COLUMNS = (
     Column("measured", "Measured", "Measured seconds, forward and backward",
            lambda s: s.seconds.get("measured", 0.0), lambda s: seconds(s, "measured")),
 )  # fmt: skip
-
-
-TEXTS = ("partitioner",)
-"""Columns of texts; the others hold numbers."""
 
 
 def plan_list_page(library: PlanLibrary, query: str) -> Component:
@@ -269,9 +270,6 @@ def _compare_link(row: PlanRow, asked: Query) -> Component:
 def _summary(row: PlanRow) -> PlanSummary:
     assert row.summary is not None, "broken rows are sorted apart"
     return row.summary
-
-
-REPORT_HEADS = ("Data set", "Batches", "Tokens, median", "Speed-up, median", "Against", "State")
 
 
 def report_matches(row: ReportRow, search: str) -> bool:

@@ -17,6 +17,13 @@ MAX_TILES = 3_000_000
 LARGE_SIDE = 1040
 """Pixels of the large mask, at most."""
 
+HINT = (
+    "Wheel zooms, drag pans, shift and drag marks an area, shift and wheel or the arrows scroll "
+    "the rows. WASD move, F or Enter zooms to the selection, [ ] go to the neighbouring event, o "
+    "opens or closes a node, / searches, n goes to the next hit, 0 or Esc shows everything. Paler "
+    "pixels are only partly covered."
+)
+
 
 def mask_page(loaded: LoadedPlan) -> Component:
     """Build the page of the large mask."""
@@ -93,14 +100,6 @@ def tile_table(loaded: LoadedPlan) -> Component:
     return html.Details(
         [html.Summary("Tiles as a table"), table], className="dcp-panel dcp-definitions"
     )
-
-
-HINT = (
-    "Wheel zooms, drag pans, shift and drag marks an area, shift and wheel or the arrows scroll "
-    "the rows. WASD move, F or Enter zooms to the selection, [ ] go to the neighbouring event, o "
-    "opens or closes a node, / searches, n goes to the next hit, 0 or Esc shows everything. Paler "
-    "pixels are only partly covered."
-)
 
 
 def timeline_page(loaded: LoadedPlan) -> Component:

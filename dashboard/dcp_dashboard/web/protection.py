@@ -26,6 +26,8 @@ TOKEN_PAGE = """<!DOCTYPE html>
 </body></html>
 """
 
+CALLBACK_PATH = "/_dash-update-component"
+
 
 def protect(app: Dash, hosts: Sequence[str] | None, token: str | None) -> None:
     """Install the checks and headers on the application's server; call once all layouts are set.
@@ -118,9 +120,6 @@ def _check_token(token: str) -> WSGIResponse | None:
     if hmac.compare_digest(cookie.encode(), token.encode()):
         return None
     return make_response(TOKEN_PAGE, 401)
-
-
-CALLBACK_PATH = "/_dash-update-component"
 
 
 def refuse_malformed(app: Dash) -> None:
