@@ -11,12 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-LABELS = {
-    "portfolio": "dcp-dsl",
-    "kahypar": "KaHyPar, refined",
-    "static:zigzag": "static zigzag",
-    "static:contiguous": "static contiguous",
-}
+LABELS = {"portfolio": "dcp-dsl", "kahypar": "KaHyPar, refined"}
+KNOWN = ("static:zigzag", "static:contiguous")
 
 
 def table(report: dict[str, Any]) -> str:  # Any: a JSON document
@@ -28,16 +24,25 @@ def table(report: dict[str, Any]) -> str:  # Any: a JSON document
     ]
     for mask in report["masks"]:
         batch = mask["planned"]
-        for number, method in enumerate(batch["methods"]):
+        best = batch["best_static"]
+        told = [
+            method
+            for method in batch["methods"]
+            if not method["method"].startswith("static:")
+            or method["method"] in (*KNOWN, *best.values())
+        ]
+        for number, method in enumerate(told):
             name = f"`{mask['mask'].split('(')[0]}`" if number == 0 else ""
             density = f"{batch['density']:.1%}" if number == 0 else ""
             moved = (method["bytes_forward"] + method["bytes_backward"]) / 1e6
             lines.append(
-                f"| {name} | {density} | {LABELS[method['method']]} | {moved:,.0f} MB "
+                f"| {name} | {density} | {_label(method, best)} | {moved:,.0f} MB "
                 f"| {method['bytes_between_nodes'] / 1e6:,.0f} MB "
-                f"| {method['compute_imbalance']:.2f} | {method['token_imbalance']:.2f} "
+                f"| {_capped(method, 'compute')} | {_capped(method, 'tokens')} "
                 f"| {method['predicted_s'] * 1e3:.1f} ms |"
             )
+        if "within_token_cap" not in best:
+            lines.append("|  |  | no static layout holds the token cap |  |  |  |  |  |")
     ranks = report["ranks"]
     lines += ["", f"Then the batches that really ran, on {ranks} processes:", ""]
     lines += ["| mask | tokens | out | dq | dk | dv |", "|---|--:|--:|--:|--:|--:|"]
@@ -46,6 +51,24 @@ def table(report: dict[str, Any]) -> str:  # Any: a JSON document
         tokens = mask["executed"]["tokens"]
         lines.append(f"| `{mask['mask'].split('(')[0]}` | {tokens:,} | {errors} |")
     return "\n".join(lines) + "\n"
+
+
+def _label(method: dict[str, Any], best: dict[str, str]) -> str:
+    """Name a method; `Any`: a JSON object."""
+    name = method["method"]
+    label = LABELS.get(name, name.replace(":", " "))
+    if name not in best.values():
+        return label
+    is_within = best.get("within_token_cap") == name
+    if best["of_all"] != name:
+        return f"{label}, **best within the token cap**"
+    return f"{label}, **best of all{' and within the token cap' if is_within else ''}**"
+
+
+def _capped(method: dict[str, Any], cap: str) -> str:
+    """Write max/mean, with a star if it is over the cap; `Any`: a JSON object."""
+    imbalance = method["compute_imbalance" if cap == "compute" else "token_imbalance"]
+    return f"{imbalance:.2f}" + (r"\*" if cap in method["over_caps"] else "")
 
 
 if __name__ == "__main__":

@@ -34,10 +34,17 @@ class CurrentPlans:
         """The plans of the batch.
 
         Raises:
-            RunError: before the first `prepare`.
+            RunError: before the first `prepare`, and inside a backward pass, where a layer that is
+                recomputed would find the plans of whichever batch was prepared last.
         """
         if self._layers is None:
             raise RunError("no plan is prepared; call plans.prepare(executor, plan) first")
+        if torch._C._current_graph_task_id() != -1:  # as torch.utils.checkpoint asks it
+            raise RunError(
+                "the core attention is recomputed inside a backward pass, when another batch may "
+                "have been prepared; leave it out of recomputation: --recompute-granularity "
+                "selective with --recompute-modules that do not name core_attn"
+            )
         return self._layers
 
 

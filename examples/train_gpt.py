@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from documents import read_documents
 from gpt import GPT, Attention, GPTConfig
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
@@ -35,6 +36,7 @@ from dcp_runtime import (
     LookAhead,
     Packing,
     Planning,
+    sum_gradients,
 )
 
 EXAMPLES = Path(__file__).resolve().parent
@@ -66,7 +68,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--planners", type=int, default=0, help="processes that plan ahead")
+    parser.add_argument("--planners", type=int, help="processes that plan ahead")
     parser.add_argument("--losses", type=Path, help="write the loss of every step as JSON")
     arguments = parser.parse_args()
     if arguments.attention != "dcp" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -128,14 +130,7 @@ def train(
     arguments: argparse.Namespace, loader: DCPDataloader, make_attention: AttentionOfBatch
 ) -> list[float]:
     """Give the loss per token of every step."""
-    torch.manual_seed(arguments.seed)  # the same weights on every rank
-    model = GPT(GPTConfig())
-    if arguments.parallel == "fsdp":
-        for block in model.blocks:
-            fully_shard(block)
-        fully_shard(model)
-        model.set_force_sum_reduction_for_comms(True)  # losses are already divided, see below
-        model.set_gradient_divide_factor(1.0)
+    model = make_model(GPTConfig(), arguments.parallel, arguments.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate, foreach=True)
     losses: list[float] = []
     for local_data, plan in endless(loader):
@@ -159,6 +154,20 @@ def train(
         if len(losses) == arguments.steps:
             break
     return losses
+
+
+def make_model(
+    config: GPTConfig, parallel: str, seed: int = 0, mesh: DeviceMesh | None = None
+) -> GPT:
+    """Give the same model on every rank, or its shards on the ranks of a mesh (``None``: all)."""
+    torch.manual_seed(seed)
+    model = GPT(config)
+    if parallel == "fsdp":
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        sum_gradients(model)  # losses are divided by the targets of all ranks
+    return model
 
 
 def endless(loader: DCPDataloader) -> Iterator[tuple[LocalData, BatchPlan]]:

@@ -20,10 +20,10 @@ dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 process_group = dist.group.WORLD
 spec = Spec.from_text('for "*" use causal')
 dataset = [{"tokens": list(range(n))} for n in (700, 900)]
-def model(local_data, executor):
+def model(local_data, prepared):
     q = torch.randn(len(local_data.tokens), 8, 128, requires_grad=True)
     kv = torch.randn(len(local_data.tokens), 2, 2, 128, requires_grad=True)
-    return DCPAttn.apply(executor, q, kv).square().mean()
+    return DCPAttn.apply(prepared, q, kv).square().mean()
 """
 ENDING = "dataloader.close(); executor.close(); dist.destroy_process_group()"
 
@@ -41,6 +41,7 @@ def run(code: str, folder: Path) -> str:
         capture_output=True,
         text=True,
         input="\n",
+        env={**os.environ, "LOCAL_WORLD_SIZE": "64"},  # no core is left for planner processes
         timeout=120,
         check=False,
     )
@@ -85,8 +86,18 @@ def project(tokens, positions):
     assert tokens.shape == positions.shape
     q = torch.randn(len(tokens), 8, 128, requires_grad=True)
     return q, torch.randn(len(tokens), 2, 2, 128, requires_grad=True)
-def loss_sum(out, labels):
-    return out[labels >= 0].square().sum()
+def head(out):
+    return out.flatten(1)[:, :50]
+"""
+TARGETS = """
+for row in dataset:
+    row["advantages"], row["old_log_probs"] = [0.5] * 700, [-3.9] * 700
+def model(tokens, positions):
+    return torch.zeros(len(tokens), 50)
+"""
+TARGETS_CHECK = """
+assert local_data.num_targets == len(local_data.rows) * 698
+assert abs(loss.item() + 0.5 * 50 ** -1 * 2.718281828 ** 3.9) < 1e-4
 """
 LAYER = """
 loader.close()
@@ -110,14 +121,42 @@ def test_code_of_the_training_page_runs(tmp_path: Path):
     (spec,) = [b for b in blocks("docs/training.md", "") if b.startswith("segment part")]
     assert check(spec) == ()
     (tmp_path / "train.dcpm").write_text(spec, encoding="utf-8")
-    training, choices, layers, resuming, hugging_face = blocks("docs/training.md", "python")
+    training, choices, targets, layers, again, resuming, hugging_face = blocks(
+        "docs/training.md", "python"
+    )
     checks = "assert loss.isfinite()\n"
-    same = "assert torch.equal(out, DCPAttn.apply(executor, q, kv))\n"
+    same = "assert torch.equal(out, DCPAttn.apply(layers.of(0), q, kv))\n"
+    grads = "first = torch.autograd.grad(out.sum(), q)\n"
+    same += f"{grads}{again}{grads.replace('first', 'second')}assert torch.equal(*first, *second)\n"
     rest = "assert [d.rows for d, _ in loader] == [(2, 3), (4,)]\n"
     logits = "assert logits.isfinite().all()\nexecutor.close()\ndist.destroy_process_group()\n"
     first = [TRAINING_PAGE, training, checks, choices, LAYER, layers, same]
+    first += [TARGETS, targets, TARGETS_CHECK]
     parts = [RESUMING, resuming, rest, HUGGING_FACE, hugging_face, logits]
     run("\n".join(first + parts), tmp_path)
+
+
+MIXED_DATA = """
+import json, pathlib
+rows = {"rl/a": {"prompt_len": 3, "answer_lens": [2, 2]}, "sft/b": {"doc_lens": [4, 5]}}
+for name, row in rows.items():
+    path = pathlib.Path("data", f"{name}.jsonl")
+    path.parent.mkdir(parents=True)
+    size = sum(sum(value) if isinstance(value, list) else value for value in row.values())
+    path.write_text(json.dumps({**row, "tokens": [1] * size}))
+"""
+
+
+def test_code_of_the_data_set_page_runs(tmp_path: Path):
+    (spec,) = [b for b in blocks("docs/datasets.md", "") if b.startswith("segment part")]
+    assert check(spec) == ()
+    (tmp_path / "mix.dcpm").write_text(spec, encoding="utf-8")
+    (mixing,) = blocks("docs/datasets.md", "python")[:1]
+    ending = "((data, plan),) = loader\nprint(sorted(data.rows), int(plan.tiles.pairs.sum()))\n"
+    # Two answers of two tokens behind three, and documents of four and five.
+    assert (
+        run("\n".join([MIXED_DATA, mixing, ending]), tmp_path) == f"[0, 1] {6 + 2 * 9 + 10 + 15}\n"
+    )
 
 
 SEVERAL_NODES = """
@@ -126,7 +165,8 @@ REPLICAS = RANKS_OF_A_REPLICA = 1
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 from dcp_dsl import Spec
 spec = Spec.from_text('for "*" use causal')
-dataset = [{"tokens": list(range(n))} for n in (5000, 3000, 500)]
+from dcp_runtime import DCPAttn
+dataset = [{"tokens": list(range(1000))} for _ in range(9)]
 seen = []
 """
 
@@ -136,9 +176,10 @@ def test_code_for_several_nodes_runs(tmp_path: Path):
     joining = joining.replace("dist.init_process_group", "# ")  # the test has one process
     ending = """
     seen += local_data.rows
-    executor.prepare(plan)
+    q, kv = torch.ones(plan.num_tokens, 8, 128), torch.ones(plan.num_tokens, 2, 2, 128)
+    DCPAttn.apply(executor.prepare(plan), q, kv)
     assert targets == plan.num_tokens - len(local_data.rows)
-assert seen == [0, 1, 2]
+assert seen == list(range(9))
 executor.close()
 dist.destroy_process_group()
 """

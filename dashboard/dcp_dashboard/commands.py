@@ -102,6 +102,8 @@ def demo(*, out: Path, ranks: int, tokens: int, seed: int, serves: bool, as_json
             return
         print_report(report, Console())
         where = url or f"dcpm dashboard {report.folder}"
+        if report.compile_s:
+            click.echo(f"Compiled the planner once, {report.compile_s:.0f} s, not counted below.")
         click.echo(f"{report.seconds:.0f} s. Plans are in {report.folder}. See them: {where}")
         if url:
             click.echo("Press Ctrl-C to stop.", err=True)

@@ -6,13 +6,18 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dcp_dsl import ast
+from dcp_dsl.data.data_file import DataFile
+from dcp_dsl.data.row_lengths import file_lengths, layout_length, summed_layouts
 from dcp_dsl.diagnostics import did_you_mean
 from dcp_dsl.errors import DatasetError, DCPError
 from dcp_dsl.guard import Guard
 from dcp_dsl.mask import Mask
 from dcp_dsl.mask_building import build_mask, build_stack
-from dcp_dsl.sample import Sample
+from dcp_dsl.sample import Sample, stated_length
 from dcp_dsl.scope import Scope
 from dcp_dsl.stack import Stack
 
@@ -65,14 +70,35 @@ class Attachment:
     def sample(self, row: Mapping[str, Any]) -> Sample:  # Any: whatever the file format gives
         """Give the sample of a row: its length, and the columns the mask needs by its names.
 
+        Where no column states the length, the layouts of the mask add up to it.
+
         Raises:
-            DatasetError: if the row lacks one of them.
+            DatasetError: if the row lacks one of the columns, or nothing says its length.
+
+        >>> from dcp_dsl import Spec
+        >>> spec = Spec.from_text('segment doc = [lens]* mask m = same(doc) for "*" use m')
+        >>> spec.attachment("rows.jsonl", ["lens"]).sample({"lens": [3, 4]}).length
+        7
         """
         renamed = dict(row)
         for new, column in self.renames.items():
             if column in row:
                 renamed[new] = row[column]
+        if stated_length(renamed) is None:
+            columns = Sample.of_columns({**renamed, "len": 0}, self.columns, self.value.name)
+            length = layout_length(summed_layouts(self.masks), columns.columns)
+            renamed |= {} if length is None else {"len": length}
         return Sample.of_columns(renamed, self.columns, self.value.name)
+
+    def lengths(self, file: DataFile) -> NDArray[np.int64]:
+        """Give the tokens of each row of a file that this is attached to, int64 ``[rows]``.
+
+        What the file states counts; where it states nothing, the layouts of the mask add up to it.
+
+        Raises:
+            DatasetError: if nothing says how long a row is, or what is said makes no sense.
+        """
+        return file_lengths(file, summed_layouts(self.masks), self.renames)
 
     def guard(self) -> Guard:
         """Give what refuses samples that leak or have rows that see nothing."""
@@ -85,33 +111,67 @@ def attach(scope: Scope, dataset_path: str | Path, columns: Collection[str]) -> 
     Raises:
         DatasetError: if no statement matches, or the data set lacks a column the mask needs.
     """
-    return attach_files(scope, dataset_path, (dataset_path,), columns)
+    return attach_files(scope, [(str(dataset_path), columns)])[0]
 
 
 def attach_files(
-    scope: Scope,
-    dataset_path: str | Path,
-    files: Sequence[str | Path],
-    columns: Collection[str],
+    scope: Scope, files: Sequence[tuple[str, Collection[str]]]
+) -> tuple[Attachment, ...]:
+    """Give what is attached to each file of a data set: name and columns in, attachment out.
+
+    Raises:
+        DatasetError: if a file matches no statement or lacks a column the mask needs.
+    """
+    statements, found = _match(scope, files)
+    missed = [file for number, file in zip(found, files, strict=True) if number is None]
+    if missed:
+        raise DatasetError(_say_unmatched(scope, statements, missed))
+    chosen = [number for number in found if number is not None]
+    values = {number: _value(statements[number], scope) for number in set(chosen)}
+    return tuple(
+        _attach(statements[number], values[number], scope, Path(name).as_posix(), columns)
+        for number, (name, columns) in zip(chosen, files, strict=True)
+    )
+
+
+def attach_alike(
+    scope: Scope, dataset_path: str, files: Sequence[tuple[str, Collection[str]]]
 ) -> Attachment:
-    """Give what is attached to a data set of several files, each matched by its own path.
+    """Give what is attached to all files of a data set.
 
     Raises:
         DatasetError: if files match different statements or none, or lack a column the mask needs.
     """
-    found: dict[int | None, list[str]] = {}
+    statements, found = _match(scope, files)
+    by_statement: dict[int | None, list[str]] = {}
+    for number, (name, _) in zip(found, files, strict=True):
+        by_statement.setdefault(number, []).append(Path(name).as_posix())
+    if len(by_statement) > 1:
+        raise DatasetError(_say_different(scope, dataset_path, statements, by_statement))
+    return attach_files(scope, files)[0]
+
+
+def _match(
+    scope: Scope, files: Sequence[tuple[str, Collection[str]]]
+) -> tuple[list[ast.Attach], list[int | None]]:
+    """Give the statements, and for each file the number of the first that matches."""
     statements = [s for s in scope.program.statements if isinstance(s, ast.Attach)]
-    for path in (Path(file).as_posix() for file in files):
-        found.setdefault(_first_match(statements, path, columns), []).append(path)
-    if len(found) > 1:
-        raise DatasetError(_say_different(scope, str(dataset_path), statements, found))
-    ((number, paths),) = found.items()
-    if number is not None:
-        return _attach(statements[number], scope, paths[0], columns)
+    return statements, [
+        _first_match(statements, Path(name).as_posix(), columns) for name, columns in files
+    ]
+
+
+def _say_unmatched(
+    scope: Scope,
+    statements: Sequence[ast.Attach],
+    missed: Sequence[tuple[str, Collection[str]]],
+) -> str:
     tried = ", ".join(f'"{s.pattern.text}"' for s in statements) or "none at all"
-    more = f" (and {len(paths) - 1} more files)" if len(paths) > 1 else ""
-    raise DatasetError(
-        f"{scope.program.name}: no `for` statement matches the data set {paths[0]}{more} with the "
+    (name, columns), *others = missed
+    path = Path(name).as_posix()
+    more = f" (and {len(others)} more files)" if others else ""
+    return (
+        f"{scope.program.name}: no `for` statement matches the data set {path}{more} with the "
         f'columns {", ".join(sorted(columns))}; tried {tried}; add `for "*" use causal`'
     )
 
@@ -147,8 +207,8 @@ def _say_different(
         parts.append(f"{whose} matches {shown}{more}")
     return (
         f"{scope.program.name}: the files of {dataset_path} do not share one `for` statement: "
-        f"{'; '.join(parts)}; give those of one statement at a time, or choose one mask for all "
-        "(`--mask`, or `spec.mask(call)` in Python)"
+        f"{'; '.join(parts)}; a plan has one: give those of one statement at a time, or choose one "
+        "mask for all (`--mask`, or `spec.mask(call)` in Python); `DCPDataloader` mixes statements"
     )
 
 
@@ -156,8 +216,13 @@ def _line(statement: ast.Attach, scope: Scope) -> int:
     return scope.program.text.count("\n", 0, statement.span.start) + 1
 
 
-def _attach(statement: ast.Attach, scope: Scope, path: str, columns: Collection[str]) -> Attachment:
-    value = _value(statement, scope)
+def _attach(
+    statement: ast.Attach,
+    value: Mask | Stack,
+    scope: Scope,
+    path: str,
+    columns: Collection[str],
+) -> Attachment:
     renames = {r.new.text: r.column.text for r in statement.renames}
     for column in sorted(value.columns):
         source = renames.get(column, column)

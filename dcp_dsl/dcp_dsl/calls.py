@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from dcp_dsl import ast
 from dcp_dsl.ast import Span
 from dcp_dsl.diagnostics import did_you_mean
+from dcp_dsl.foreign_names import JOINS
 from dcp_dsl.kinds import (
     BUILTINS,
     MASK,
@@ -40,7 +41,7 @@ def check_call(value: ast.Call, names: Names, checker: "ExpressionChecker") -> K
     if text in BUILTINS:
         return _check_builtin(value, names, checker)
     found = checker.scope.find_mask(text)
-    if found is not None:
+    if found is not None and text not in checker.scope.segments:
         check_arguments(found[0], value.arguments, value.name.span, names, checker)
         return MASK
     for argument in value.arguments:
@@ -50,8 +51,21 @@ def check_call(value: ast.Call, names: Names, checker: "ExpressionChecker") -> K
     if text in checker.scope.segments:
         checker.report("E103", f"`{text}` is a segment and cannot be called", value.name.span)
     else:
-        checker.unknown(text, value.name.span, names)
+        _report_unknown(value, names, checker)
     return UNKNOWN
+
+
+def _report_unknown(value: ast.Call, names: Names, checker: "ExpressionChecker") -> None:
+    """Report a call of something unknown; `and_masks(a, b)` is told to be `a and b`."""
+    operator = JOINS.get(value.name.text)
+    if operator is None or not value.arguments:
+        checker.unknown(value.name.text, value.name.span, names, "call")
+        return
+    text = checker.program.text
+    parts = [argument.span.text(text) for argument in value.arguments]
+    meant = f"({f' {operator} '.join(parts)})"
+    message = f"unknown name `{value.name.text}`"
+    checker.report("E101", message, value.span, f"write `{meant}`", fix=meant)
 
 
 def _has_count(value: ast.Call, low: int, high: int, checker: "ExpressionChecker") -> bool:

@@ -5,7 +5,9 @@ from random import Random
 
 from dcp_dsl import ast
 from dcp_dsl.budget import Budget
+from dcp_dsl.column_samples import column_kinds, complete_samples
 from dcp_dsl.columns import layout_columns
+from dcp_dsl.drawn_columns import draw_columns
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.layout import Column
 from dcp_dsl.sample import Sample
@@ -14,10 +16,10 @@ from dcp_dsl.scope import Scope
 from dcp_dsl.walk import mentioned_names, walk
 
 MAX_SAMPLE_TOKENS = 256
-GENERATED = 24
+GENERATED = 32
 TRIES = 50 * GENERATED  # columns of several layouts fit together only by chance
 STEPS_PER_PART = 2**14  # what adding up the lengths of one part of a layout costs
-REST_TOKENS = 3  # what a generated sample has beyond its columns, for `[..]`
+REST_TOKENS = (3, 0, 1)  # what generated samples have beyond their columns, for `[..]`
 
 
 class UnfitSampleError(DatasetError):
@@ -35,6 +37,8 @@ def claim_samples(
     scope: Scope,
     broken: frozenset[str],
     budget: Budget,
+    *,
+    with_open: bool = False,
 ) -> Iterator[Sample]:
     """Give the samples to test a claim or mask on that reads these columns, small ones first.
 
@@ -45,6 +49,8 @@ def claim_samples(
         scope: the text's definitions.
         broken: samples of the text that fit no layout.
         budget: shared by all claims of the text.
+        with_open: whether to make up token columns and `row` columns as well, which may hold any
+            integer; without it only declared samples give them.
 
     Raises:
         OverBudget: if the text holds too much to test.
@@ -54,7 +60,13 @@ def claim_samples(
     if asked is not None:
         yield _named(scope.samples[asked.text], columns, scope)
         return
-    yield from sorted(_generate(node, columns, scope, budget), key=lambda s: s.length)
+    kinds = {
+        column: kind
+        for column, kind in column_kinds(node, scope).items()
+        if column in columns and (with_open or not kind.is_open)
+    }
+    bases = sorted(_generate(node, columns - kinds.keys(), scope, budget), key=lambda s: s.length)
+    yield from complete_samples(bases, kinds, node, scope)
     size = sum(count_parts(layout) for _, layout in scope.layouts())
     for name, definition in scope.samples.items():
         if name not in broken:
@@ -93,25 +105,26 @@ def _generate(
         for length in range(1, GENERATED + 1):
             yield Sample({}, length)
         return
-    scopes = _read_scopes(node, scope)
-    shapes: dict[str, int] = {}
+    scopes = read_scopes(node, scope)
     layouts = [layout for each in scopes for _, layout in each.layouts()]
-    for layout in layouts:
-        if columns & set(layout_columns(layout)):
-            _collect_shapes(layout.parts, 0, shapes)
-    if columns - shapes.keys():
+    read = [layout for layout in layouts if columns & set(layout_columns(layout))]
+    if columns - {name for layout in read for name in layout_columns(layout)}:
         return  # token columns: only declared samples know sensible values
     size = sum(map(count_parts, layouts))
     rng = Random(0)  # the same samples every time
-    found = 0
+    found: set[str] = set()
+    fitting = 0
     for index in range(TRIES):
         budget.spend(STEPS_PER_PART * size)
-        values = {name: _value(shapes[name], 1 + index % 3, rng) for name in sorted(columns)}
-        total = _length(values, scopes)
-        if total is not None:
+        drawn = draw_columns(read, index, rng)
+        values = {name: drawn[name] for name in sorted(columns)}
+        total = _length(values, scopes, REST_TOKENS[index % len(REST_TOKENS)])
+        shown = repr((values, total))
+        if total and shown not in found:
+            found.add(shown)
             yield Sample(values, total)
-            found += 1
-        if found == GENERATED:
+        fitting += total is not None
+        if len(found) == GENERATED or fitting == 2 * GENERATED:
             return
 
 
@@ -120,7 +133,7 @@ def count_parts(layout: ast.Layout) -> int:
     return sum(isinstance(node, ast.Leaf | ast.Group) for node in walk(layout))
 
 
-def _length(values: Mapping[str, Column], scopes: list[Scope]) -> int | None:
+def _length(values: Mapping[str, Column], scopes: list[Scope], rest: int) -> int | None:
     """Give the tokens of a generated sample, None if its columns do not fit together."""
     try:
         lengths = {length for _, length in layout_lengths(values, scopes)}
@@ -128,14 +141,14 @@ def _length(values: Mapping[str, Column], scopes: list[Scope]) -> int | None:
         return None
     if lengths:
         return lengths.pop() if len(lengths) == 1 else None
-    return _sum(list(values.values())) + REST_TOKENS
+    return _sum(list(values.values())) + rest
 
 
 def _sum(value: Column) -> int:
     return sum(map(_sum, value)) if isinstance(value, list) else int(value)
 
 
-def _read_scopes(node: object, scope: Scope) -> list[Scope]:
+def read_scopes(node: object, scope: Scope) -> list[Scope]:
     """Give the text and the other files that the masks of a claim come from."""
     scopes = [scope]
     seen: set[tuple[int, str]] = set()
@@ -151,21 +164,3 @@ def _read_scopes(node: object, scope: Scope) -> list[Scope]:
             if found[1] not in scopes:
                 scopes.append(found[1])
     return scopes
-
-
-def _collect_shapes(
-    parts: tuple[ast.Leaf | ast.Group, ...], depth: int, shapes: dict[str, int]
-) -> None:
-    """Note for every column how deeply its lists are nested."""
-    for part in parts:
-        if isinstance(part, ast.Group):
-            _collect_shapes(part.parts, depth + part.is_repeated, shapes)
-        elif part.length is not None:
-            for name in layout_columns(ast.Layout((part,))):
-                shapes[name] = depth + part.is_repeated
-
-
-def _value(depth: int, count: int, rng: Random) -> Column:
-    if depth == 0:
-        return rng.randint(1, 4)
-    return [_value(depth - 1, count, rng) for _ in range(count)]

@@ -4,6 +4,7 @@ A claim that fails is shown with the smallest sample and the first pair that bre
 says whether a claim that holds is proved or tested.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +12,14 @@ from numpy.typing import NDArray
 
 from dcp_dsl import ast
 from dcp_dsl.budget import Budget, OverBudget
-from dcp_dsl.claim_samples import STEPS_PER_PART, UnfitSampleError, claim_samples, count_parts
+from dcp_dsl.claim_samples import (
+    STEPS_PER_PART,
+    UnfitSampleError,
+    claim_samples,
+    count_parts,
+    read_scopes,
+)
+from dcp_dsl.column_samples import column_kinds
 from dcp_dsl.columns import needed_columns
 from dcp_dsl.diagnostics import MAX_FINDINGS, Diagnostic, Fix, make_diagnostic
 from dcp_dsl.errors import DatasetError, SpecError
@@ -22,10 +30,12 @@ from dcp_dsl.report import Outcome, Verdict
 from dcp_dsl.sample import Sample
 from dcp_dsl.sample_statement import NoLengthError, declared_sample
 from dcp_dsl.scope import Scope
+from dcp_dsl.shrinking import shrink
 from dcp_dsl.unparse import unparse
 
 STEPS_PER_STATEMENT = 2**10  # what looking through the text for samples and layouts costs
 MAX_STEPS = 2**28  # of numpy on one pair; about half a second
+SHRINKING_STEPS = 2**27  # for making counter-examples smaller; a quarter of a second
 
 _UNFIT = "mend the sample so that its layout fills it"
 TOO_LONG = "it takes too long", "test smaller masks, on shorter samples"
@@ -39,6 +49,7 @@ class Testing:
         scope: the text's definitions.
         budget: for evaluating masks on samples.
         proofs: for proving.
+        shrinking: for making counter-examples smaller.
         broken: samples of the text that fit no layout.
         found, verdicts: results so far.
     """
@@ -46,6 +57,7 @@ class Testing:
     scope: Scope
     budget: Budget = field(default_factory=lambda: Budget(MAX_STEPS))
     proofs: Budget = field(default_factory=lambda: Budget(MAX_TEXT_STEPS))
+    shrinking: Budget = field(default_factory=lambda: Budget(SHRINKING_STEPS))
     broken: frozenset[str] = frozenset()
     found: list[Diagnostic] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
@@ -161,6 +173,10 @@ def _test_claim(check: ast.Check, what: str, testing: Testing) -> None:
                 continue  # a generated sample that a layout with `len` cannot take
             tested += 1
             if failure is not None:
+                if check.sample is None:
+                    failure = smallest(
+                        failure, lambda s, b: _test(check, left, right, s, b), check, testing
+                    )
                 _report_failure(check, failure, testing)
                 testing.decide(what, "failed", check.span, tested)
                 return
@@ -196,6 +212,34 @@ class Failure:
         """Give the place and the sample in words."""
         place = f"q = {self.q}" + ("" if self.k is None else f", k = {self.k}")
         return f"at {place} of the sample {self.sample.to_json()}"
+
+
+def smallest(
+    failure: Failure,
+    search: Callable[[Sample, Budget], Failure | None],
+    node: object,
+    testing: Testing,
+    scope: Scope | None = None,
+) -> Failure:
+    """Give a failure on a sample that is as small as it gets.
+
+    Args:
+        failure: on any sample.
+        search: gives the failure on a sample, or None.
+        node: the claim or the expression of the mask.
+        testing: what the checks of the text share.
+        scope: where the names of `node` are looked up, if not in the text.
+    """
+    scope = scope or testing.scope
+    per_token = {c for c, kind in column_kinds(node, scope).items() if kind.is_per_token}
+
+    def look(sample: Sample) -> Failure | None:
+        try:
+            return search(sample, testing.shrinking)
+        except (DatasetError, SpecError, OverBudget):  # it fits no layout, or enough was tried
+            return None
+
+    return shrink(failure.sample, failure, look, per_token, read_scopes(node, scope))
 
 
 def _test(

@@ -1,27 +1,39 @@
 """Which columns of a sample a layout and a mask need."""
 
 from collections.abc import Iterator
+from typing import TypeAlias
 
 from dcp_dsl import ast
 from dcp_dsl.scope import Scope
 from dcp_dsl.walk import mentioned_names, walk
 
+Reader: TypeAlias = ast.Layout | ast.Columns | ast.Token | ast.Attribute
+
 
 def needed_columns(expression: ast.Expr, scope: Scope) -> frozenset[str]:
     """Give the columns that evaluating a mask expression reads, through everything it calls."""
-    found: set[str] = set()
+    return frozenset(column for column, _ in column_readers(expression, scope))
+
+
+def column_readers(expression: object, scope: Scope) -> Iterator[tuple[str, Reader]]:
+    """Give every column that an expression reads, with what reads it.
+
+    That is a layout, the source of a segment such as ``flags(column)``, a `token` statement, or
+    ``row.column``.
+    """
     for node, at in reached(expression, scope):
         if isinstance(node, ast.Segment):
             if isinstance(node.source, ast.Layout):
-                found.update(layout_columns(node.source))
+                for column in layout_columns(node.source):
+                    yield column, node.source
             elif isinstance(node.source, ast.Columns):
-                found.add(node.source.column.text)
+                yield node.source.column.text, node.source
         else:
-            found.update(_row_columns(node))
+            for attribute in _row_columns(node):
+                yield attribute.name.text, attribute
             for name, is_attribute in mentioned_names(node):
                 if is_attribute and name in at.tokens and name not in at.segments:
-                    found.add(at.tokens[name].column.text)
-    return frozenset(found)
+                    yield at.tokens[name].column.text, at.tokens[name]
 
 
 def needed_segments(expression: object, scope: Scope) -> list[ast.Segment]:
@@ -37,17 +49,25 @@ def reached(expression: object, scope: Scope) -> Iterator[tuple[object, Scope]]:
     while pending:
         node, at = pending.pop()
         yield node, at
+        local = _local_names(node)
         for name, is_attribute in mentioned_names(node):
-            if (id(at), name) in seen:
+            if (id(at), name) in seen or name in local:
                 continue
-            if not is_attribute and (mask := at.find_mask(name)) is not None:
-                seen.add((id(at), name))
-                pending.append(mask)
-            if name in at.segments:
+            if name in at.segments:  # which hides a mask of the library
                 seen.add((id(at), name))
                 if id(at.segments[name]) not in statements:
                     statements.add(id(at.segments[name]))
                     pending.append((at.segments[name], at))
+            elif not is_attribute and (mask := at.find_mask(name)) is not None:
+                seen.add((id(at), name))
+                pending.append(mask)
+
+
+def _local_names(node: object) -> set[str]:
+    """Give the parameters and bindings of a mask, which hide masks of the library."""
+    if not isinstance(node, ast.MaskDef):
+        return set()
+    return {part.name.text for part in (*node.params, *node.bindings)}
 
 
 def reads_length(layout: ast.Layout) -> bool:
@@ -64,9 +84,7 @@ def layout_columns(layout: ast.Layout | ast.Group) -> list[str]:
     return list(dict.fromkeys(name for name in names if name != "len"))
 
 
-def _row_columns(node: object) -> set[str]:
-    return {
-        inner.name.text
-        for inner in walk(node)
-        if isinstance(inner, ast.Attribute) and inner.value == ast.Name("row")
-    }
+def _row_columns(node: object) -> Iterator[ast.Attribute]:
+    for inner in walk(node):
+        if isinstance(inner, ast.Attribute) and inner.value == ast.Name("row"):
+            yield inner

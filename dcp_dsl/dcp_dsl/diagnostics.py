@@ -2,7 +2,8 @@
 
 import re
 from bisect import bisect_right
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher, get_close_matches
 from typing import Any, Literal, TypeAlias
 
@@ -11,6 +12,8 @@ from dcp_dsl.ast import Span
 MAX_FINDINGS = 100  # nobody reads more at once, and looking for the places of all of them is slow
 MAX_CANDIDATES = 300
 CERTAIN = 0.75  # how alike two words are before one is put in place of the other
+
+UNDECIDED = frozenset({"W290", "W291", "W293"})  # what `--strict` does not let pass
 
 _MEANT = re.compile(r"did you mean `(\w+)`\?$")
 
@@ -119,6 +122,11 @@ class Diagnostic:
             "end_column": self.end_column,
             "fix": None if self.fix is None else asdict(self.fix),
         }
+
+
+def strict(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """Make errors of the warnings that something is neither proved nor tested."""
+    return tuple(replace(d, severity="error") if d.code in UNDECIDED else d for d in found)
 
 
 def make_diagnostic(  # noqa: PLR0913  # all but four are keywords that most callers leave out

@@ -81,7 +81,7 @@ class Frame:
         bands: rows and keys that matter.
         is_transposed: whether regions have the keys as their rows.
         max_jobs: how wide a comparison may grow.
-        outer: the frame of the whole sample, None if this is it.
+        outer: the frame around, None for the whole sample.
         segments: instances already found, by text and statement.
         tokens: token columns already read, by name.
     """
@@ -116,7 +116,7 @@ class Frame:
         bands = Bands.square(cells.start, cells.end)
         return Frame(
             self.num_tokens, self.columns, self.budget, cells, bands, self.is_transposed,
-            self.max_jobs, self.outer or self, tokens=self.tokens,
+            self.max_jobs, self, tokens=self.tokens,
         )  # fmt: skip
 
     def within(self, region: Region) -> "Frame":

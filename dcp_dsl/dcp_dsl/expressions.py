@@ -2,11 +2,19 @@
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Literal
 
 from dcp_dsl import ast
 from dcp_dsl.ast import Program, Span
 from dcp_dsl.calls import check_arguments, check_call
-from dcp_dsl.diagnostics import MAX_FINDINGS, Diagnostic, did_you_mean, make_diagnostic
+from dcp_dsl.diagnostics import (
+    MAX_FINDINGS,
+    Diagnostic,
+    did_you_mean,
+    make_diagnostic,
+    replace_span,
+)
+from dcp_dsl.foreign_names import FUNCTIONS, POSITIONS, position_hint, segment_hint
 from dcp_dsl.kinds import (
     BUILTINS,
     INT,
@@ -16,13 +24,19 @@ from dcp_dsl.kinds import (
     UNKNOWN,
     Function,
     Kind,
+    KindName,
     Names,
     are_comparable,
     combine,
 )  # fmt: skip
+from dcp_dsl.parents import has_one_parent, parent_of
 from dcp_dsl.scope import Scope, library_names
 
-_PLACES = {"start": "pos", "end": "pos", "len": "tokens", "pos": "tokens"}
+UNKNOWN_HINT = "columns are read as `row.column`; masks and segments must be defined"
+
+_PLACES: dict[str, KindName] = {
+    "start": "pos", "end": "pos", "len": "tokens", "pos": "tokens", "count": "int",
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -35,6 +49,7 @@ class ExpressionChecker:
         lost: names that broken statements would have defined.
         columns: names that may stand for columns (arguments of `for ... use`).
         found: diagnostics so far.
+        cells: segments of the `per` around what is checked, from the outside in.
     """
 
     scope: Scope
@@ -44,14 +59,23 @@ class ExpressionChecker:
     found: list[Diagnostic] = field(default_factory=list)
     places: set[tuple[str, Span]] = field(default_factory=set)
     depth: int = 0
+    cells: list[str] = field(default_factory=list)
 
     @property
     def is_full(self) -> bool:
         """Whether so much was found that nothing more is reported."""
         return len(self.found) >= MAX_FINDINGS
 
-    def report(self, code: str, message: str, span: Span, hint: str = "", label: str = "") -> None:
-        """Add a diagnostic, once per place and code."""
+    def report(
+        self,
+        code: str,
+        message: str,
+        span: Span,
+        hint: str = "",
+        label: str = "",
+        fix: str | None = None,
+    ) -> None:
+        """Add a diagnostic, once per place and code; `fix` certainly belongs in that place."""
         if self.is_full or (code, span) in self.places:
             return
         self.places.add((code, span))
@@ -59,6 +83,7 @@ class ExpressionChecker:
             make_diagnostic(
                 code, message, self.program.text, span,
                 name=self.program.name, hint=hint, label=label,
+                fix=None if fix is None else replace_span(span, fix, self.program.text),
             )
         )  # fmt: skip
 
@@ -66,10 +91,11 @@ class ExpressionChecker:
 
     def mask(self, value: ast.Expr, names: Names) -> None:
         """Check an expression that must be a mask."""
-        kind = self.kind(value, names)
+        kind = self.kind(value, names, is_mask=True)
         if kind.name not in ("mask", "unknown"):
+            name = value.text if isinstance(value, ast.Name) else "segment"
             hint = {
-                "segment": "write `k in segment`, `q in segment` or `same(segment)`",
+                "segment": f"write `k in {name}`, `q in {name}` or `same({name})`",
             }.get(kind.name, "compare it: `q - k < 4`")
             self.report("E103", f"expected a mask, got {kind.described()}", value.span, hint)
 
@@ -113,37 +139,41 @@ class ExpressionChecker:
     def segment_name(self, ident: ast.Ident, names: Names) -> str:
         """Check a bare word that must name a segment."""
         kind = names.get(ident.text)
-        if kind in (SEGMENT, UNKNOWN) or (kind is None and self._is_known_segment(ident.text)):
+        if kind == UNKNOWN or self._is_segment(ident.text, names):
+            return ident.text
+        if kind is None and ident.text in self.lost:
             return ident.text
         if kind is not None or self._names_something_else(ident.text):
-            self.report("E103", f"expected a segment, `{ident.text}` is none", ident.span)
+            known = [*self.scope.segments, *(n for n in names if self._is_segment(n, names))]
+            hint = segment_hint(ident.text, known)
+            self.report("E103", f"expected a segment, `{ident.text}` is none", ident.span, hint)
         else:
             known = [*self.scope.segments, *self.lost]
-            known += [n for n, k in names.items() if k == SEGMENT]
-            hint = (
-                did_you_mean(ident.text, known)
-                or "segments are defined by `segment` or `where b = every 256`"
-            )
+            known += [n for n in names if self._is_segment(n, names)]
+            hint = segment_hint(ident.text, known)
             self.report("E101", f"unknown segment `{ident.text}`", ident.span, hint)
         return ""
-
-    def _is_known_segment(self, name: str) -> bool:
-        return name in self.scope.segments or name in self.lost
 
     def _names_something_else(self, name: str) -> bool:
         return name in ("q", "k", "len") or self.scope.find_mask(name) is not None
 
     # ---- kinds ----
 
-    def kind(self, value: ast.Expr, names: Names) -> Kind:
-        """Give the kind of an expression, reporting what is wrong inside."""
+    def kind(self, value: ast.Expr, names: Names, *, is_mask: bool = False) -> Kind:
+        """Give the kind of an expression, reporting what is wrong inside.
+
+        Args:
+            value: the expression.
+            names: parameters and bindings around it.
+            is_mask: whether only a mask fits, so that an unknown name is a misspelt mask.
+        """
         match value:
             case ast.Number():
                 return INT
             case ast.Bool():
                 return MASK
             case ast.Name():
-                return self.name(value, names)
+                return self.name(value, names, is_mask=is_mask)
             case ast.Attribute():
                 return self.attribute(value, names)
             case ast.Call():
@@ -172,12 +202,14 @@ class ExpressionChecker:
             case ast.In():
                 self.membership(value, names)
             case ast.Per(inner, segment):
+                self.cells.append(segment.text)
                 self.mask(inner, names)
+                self.cells.pop()
                 self.segment_name(segment, names)
             case ast.Rules():
                 self.rules(value, names)
 
-    def name(self, value: ast.Name, names: Names) -> Kind:
+    def name(self, value: ast.Name, names: Names, *, is_mask: bool = False) -> Kind:
         """Give the kind of a name."""
         text = value.text
         if text in names:
@@ -205,30 +237,34 @@ class ExpressionChecker:
             return UNKNOWN
         if text in self.columns:
             return INT  # one integer per sample
-        self.unknown(text, value.span, names)
+        self.unknown(text, value.span, names, "mask" if is_mask else "")
         return UNKNOWN
 
-    def unknown(self, text: str, span: Span, names: Names) -> None:
-        """Report an unknown name with the closest known one."""
+    def unknown(
+        self, text: str, span: Span, names: Names, wanted: Literal["mask", "call", ""] = ""
+    ) -> None:
+        """Report an unknown name with the closest one that fits in its place.
+
+        Args:
+            text: the name.
+            span: its place.
+            names: parameters and bindings around it.
+            wanted: whether a mask has to stand there, or what takes arguments.
+        """
         if self.is_full:  # finding the closest name is slow
             return
-        known = {
-            *names,
-            *self.scope.masks,
-            *self.scope.imported.masks,
-            *self.scope.segments,
-            *library_names(),
-            "q",
-            "k",
-            "len",
-        }
-        known |= {*BUILTINS, *SEGMENT_FUNCTIONS, *self.lost}
-        hint = did_you_mean(text, sorted(known))
-        if not hint and text in self.scope.tokens:
+        scope = self.scope
+        known = {*names, *scope.masks, *scope.imported.masks, *library_names(), *self.lost}
+        if wanted == "call":
+            known |= {*BUILTINS, *SEGMENT_FUNCTIONS}
+        elif wanted == "":
+            known |= {*scope.segments, "q", "k", "len"}
+        hint = position_hint(text) or FUNCTIONS.get(text) or did_you_mean(text, sorted(known))
+        if not hint and text in scope.tokens:
             hint = f"a token column is read as `q.{text}` or `k.{text}`"
-        if not hint:
-            hint = "columns are read as `row.column`; masks and segments must be defined"
-        self.report("E101", f"unknown name `{text}`", span, hint)
+        self.report(
+            "E101", f"unknown name `{text}`", span, hint or UNKNOWN_HINT, fix=POSITIONS.get(text)
+        )
 
     def attribute(self, value: ast.Attribute, names: Names) -> Kind:
         """Give the kind of `row.col`, `S.count`, `q.S`, `q.S.start`, `q.token`."""
@@ -241,32 +277,85 @@ class ExpressionChecker:
                     "E102", f"a segment has no `.{name.text}`", name.span,
                     f"`{inner.text}.count`, or of a token's instance `q.{inner.text}.{name.text}`",
                 )  # fmt: skip
+            else:
+                self._count(value, inner.text, names)
             return INT
         kind = self.number(inner, names)
         if kind.name == "index":
-            if name.text not in _PLACES:
-                hint = (
-                    did_you_mean(name.text, tuple(_PLACES)) or "`.start`, `.end`, `.len` or `.pos`"
-                )
-                self.report("E102", f"an instance has no `.{name.text}`", name.span, hint)
-                return UNKNOWN
-            return Kind("pos" if _PLACES[name.text] == "pos" else "tokens", depends=kind.depends)
+            return self._place(value, kind)
         if kind.name == "unknown":
             return Kind("unknown", depends=kind.depends)
         if kind.name != "pos":
-            self.report("E102", f"{kind.described()} has no `.{name.text}`", name.span)
+            hint = self._column_hint(value)
+            self.report("E102", f"{kind.described()} has no `.{name.text}`", name.span, hint)
             return UNKNOWN
         if self._is_segment(name.text, names) or name.text in self.lost:
             return Kind("index", name.text, kind.depends)
         if name.text in self.scope.tokens:
             return Kind("int", depends=kind.depends)
         known = [*self.scope.segments, *self.scope.tokens, *names, *self.lost]
-        hint = did_you_mean(name.text, known)
+        hint = did_you_mean(name.text, known) or self._segments_hint(value)
         self.report("E102", f"a position has no `.{name.text}`", name.span, hint)
         return Kind("unknown", depends=kind.depends)
 
+    def _segments_hint(self, value: ast.Attribute) -> str:
+        """Say how the segments around a token are read, and a column with an integer per token."""
+        item, name = value.value.span.text(self.program.text), value.name.text
+        if name == "parent" and self.scope.segments:
+            read = ", ".join(f"`{item}.{segment}`" for segment in sorted(self.scope.segments))
+            return f"what a token lies in is read by its name: {read}"
+        return f"a column with one integer per token is read so after `token {name}`"
+
+    def _column_hint(self, value: ast.Attribute) -> str:
+        """Say what to do about `q.parent.parent` for a token column `parent`."""
+        match value.value:
+            case ast.Attribute(value=ast.Name("q" | "k" as item), name=outer):
+                joined = f"{outer.text}_{value.name.text}"
+                return (
+                    "a column is read at `q` and `k` only; give the data set a column with both "
+                    f"steps: `token {joined}` and `{item}.{joined}`"
+                )
+        return ""
+
+    def _place(self, value: ast.Attribute, index: Kind) -> Kind:
+        """Give the kind of what is asked about the instance that a token lies in."""
+        name, segment = value.name, index.segment
+        if name.text not in _PLACES:
+            hint = did_you_mean(name.text, tuple(_PLACES))
+            hint = hint or "`.start`, `.end`, `.len`, `.pos` or `.count`"
+            self.report("E102", f"an instance has no `.{name.text}`", name.span, hint)
+            return UNKNOWN
+        if not isinstance(value.value, ast.Attribute):
+            self.report(
+                "E102", f"a `{segment}` number has no `.{name.text}`, a token's instance has",
+                name.span, f"write `q.{segment}.{name.text}` or `k.{segment}.{name.text}`",
+            )  # fmt: skip
+        return Kind(_PLACES[name.text], depends=index.depends)
+
+    def _count(self, value: ast.Attribute, name: str, names: Names) -> None:
+        """Refuse to count instances whose parent is not said: every parent has its own."""
+        kind = names.get(name)
+        if isinstance(kind, Kind):
+            parent = kind.segment
+        else:
+            parent = parent_of(name, self.scope.segments[name])
+        local = {
+            n: k.segment for n, k in names.items() if isinstance(k, Kind) and k.name == "segment"
+        }
+        segments = self.scope.segments
+        if parent and not any(has_one_parent(c, parent, local, segments) for c in self.cells):
+            self.report(
+                "E124", f"every `{parent}` has its own `{name}.count`; this does not say whose",
+                value.span,
+                f"write `q.{name}.count` or `k.{name}.count`, or count in each: "
+                f"`(...) per {parent}`",
+            )  # fmt: skip
+
     def _is_segment(self, name: str, names: Names) -> bool:
-        return names[name] == SEGMENT if name in names else name in self.scope.segments
+        kind = names.get(name)
+        if kind is None:
+            return name in self.scope.segments
+        return isinstance(kind, Kind) and kind.name == "segment"
 
     def binary(self, value: ast.Binary, names: Names) -> Kind:
         """Give the kind of arithmetic."""
@@ -295,12 +384,28 @@ class ExpressionChecker:
             index, at = (left, i) if left.name == "index" else (right, i + 1)
             other = right if at == i else left
             segment = index.segment
+            if other.name == "index":
+                self._report_two_segments(value, i, left, right)
+                continue
             self.report(
                 "E104", f"this compares {other.described()} with a `{segment}` number", spans[at],
                 f"for token positions use `.{segment}.start`, `.{segment}.end` or "
                 f"`same({segment})`",
                 f"`.{segment}` counts segments",
             )  # fmt: skip
+
+    def _report_two_segments(self, value: ast.Compare, i: int, left: Kind, right: Kind) -> None:
+        """Report a comparison of the numbers of two segments."""
+        sides = value.operands[i], value.operands[i + 1]
+        texts = [side.span.text(self.program.text) for side in sides]
+        both = f" {value.ops[i]} ".join(f"1 * {text}" for text in texts)
+        self.report(
+            "E104", f"this compares {left.described()} with {right.described()}",
+            Span(sides[0].span.start, sides[1].span.end),
+            f"if number n of `{left.segment}` belongs to number n of `{right.segment}`, write "
+            f"`{both}`; `same({left.segment})` asks for one instance",
+            "each counts its own instances",
+        )  # fmt: skip
 
     def membership(self, value: ast.In, names: Names) -> None:
         """Check that `in` asks for a position in a segment."""

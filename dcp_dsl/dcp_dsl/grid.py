@@ -91,6 +91,13 @@ class Interval:
         low, high = np.where(mixed, 1, self.low), np.where(mixed, 1, self.high)
         return Interval(low, high, self.surely, self.possibly), mixed, never
 
+    def below(self, size: "Interval") -> "Interval":
+        """Give the number where it is at least 0 and less than another one."""
+        surely = (self.low >= 0) & (self.high < size.low)
+        possibly = (self.high >= 0) & (self.low < size.high)
+        found = self._with(size, self.low, self.high)
+        return Interval(self.low, self.high, found.surely & surely, found.possibly & possibly)
+
     def look_up(self, values: Ints) -> "Interval":
         """Give ``values[number]`` for a number inside the array."""
         is_point = self.low == self.high

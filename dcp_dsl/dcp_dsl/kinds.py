@@ -25,7 +25,7 @@ class Kind:
 
     Attributes:
         name: which one.
-        segment: of an index, the segment it counts.
+        segment: of an index, the segment it counts; of a segment behind `where`, its parent.
         depends: the positions (`q`, `k`) it depends on.
     """
 

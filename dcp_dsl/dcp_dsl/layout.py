@@ -12,7 +12,7 @@ import numpy as np
 from dcp_dsl import ast
 from dcp_dsl.columns import layout_columns, reads_length
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.instances import Instances, Ints, join
+from dcp_dsl.instances import Instances, Ints, Nesting, join
 from dcp_dsl.sample import MAX_TOKENS
 from dcp_dsl.scope import part_names
 
@@ -39,11 +39,11 @@ def bind_layout(
     Raises:
         DatasetError: if a column is missing, has the wrong shape, or the lengths do not add up.
     """
-    binder = _LayoutBinder(segment.name.text, columns, length)
+    binder = _LayoutBinder(segment, columns, length)
     binder.rest = binder.find_rest(layout.parts)
     top = _Parent()
     end = binder.walk(layout.parts, 0, columns, top, is_top=True)
-    top.close(binder.found)
+    top.close(binder.found, segment)
     if end != length:
         needed = sorted(set(layout_columns(layout)))
         raise DatasetError(
@@ -66,7 +66,7 @@ def natural_length(
     """
     if reads_length(layout):
         return None
-    binder = _LayoutBinder(segment.name.text, columns, MAX_TOKENS)
+    binder = _LayoutBinder(segment, columns, MAX_TOKENS)
     return binder.walk(layout.parts, 0, columns, _Parent())
 
 
@@ -78,32 +78,65 @@ def _list_names(names: list[str]) -> str:
     return ", ".join(f"`{n}`" for n in names) if names else "the layout"
 
 
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """Repetitions of one part.
+
+    Attributes:
+        start, end: int64 ``[R]``, tokens.
+        opens, closes: int64 ``[R]``, steps of the walk, see `Nesting`.
+    """
+
+    start: Ints
+    end: Ints
+    opens: Ints
+    closes: Ints
+
+    def select(self, kept: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> "_Spans":
+        """Give some of them."""
+        return _Spans(self.start[kept], self.end[kept], self.opens[kept], self.closes[kept])
+
+    def nesting(self, segment: ast.Segment) -> Nesting:
+        """Say where they stand in the layout of a statement."""
+        return Nesting(segment, self.opens, self.closes, self.end)
+
+
 @dataclass(slots=True)
 class _Parent:
     """Instances found so far inside one named group (or the sample), waiting for their total."""
 
-    waiting: dict[str, list[tuple[Ints, Ints]]] = field(default_factory=dict)
+    waiting: dict[str, list[_Spans]] = field(default_factory=dict)
 
-    def add(self, name: str, start: Ints, end: Ints) -> None:
-        self.waiting.setdefault(name, []).append((start, end))
+    def add(self, name: str, spans: _Spans) -> None:
+        self.waiting.setdefault(name, []).append(spans)
 
-    def close(self, found: dict[str, list[Instances]]) -> None:
+    def close(self, found: dict[str, list[Instances]], segment: ast.Segment) -> None:
         """Number what was found and hand it over."""
-        for name, spans in self.waiting.items():
-            starts, ends = (np.concatenate(group) for group in zip(*spans, strict=True))
-            found.setdefault(name, []).append(Instances.of(starts, ends))
+        for name, several in self.waiting.items():
+            spans = several[0]
+            if len(several) > 1:
+                columns = ((s.start, s.end, s.opens, s.closes) for s in several)
+                spans = _Spans(*(np.concatenate(group) for group in zip(*columns, strict=True)))
+            numbered = Instances.of(spans.start, spans.end, spans.nesting(segment))
+            found.setdefault(name, []).append(numbered)
 
 
 @dataclass(slots=True)
 class _LayoutBinder:
     """Walks a layout from left to right, keeping the position in the sample."""
 
-    segment: str
+    statement: ast.Segment
     columns: Mapping[str, Column]
     length: int
     rest: int = 0
     groups: int = 0
+    step: int = 0
     found: dict[str, list[Instances]] = field(default_factory=dict)
+
+    @property
+    def segment(self) -> str:
+        """The name of the statement."""
+        return self.statement.name.text
 
     def find_rest(self, parts: tuple[ast.Leaf | ast.Group, ...]) -> int:
         """Give the tokens that `[..]` stands for: what the other parts leave."""
@@ -111,7 +144,7 @@ class _LayoutBinder:
             return 0
         used = self.walk(parts, 0, self.columns, _Parent(), is_top=True)
         self.found.clear()
-        self.groups = 0
+        self.groups = self.step = 0
         if used > self.length:
             raise DatasetError(
                 f"segment `{self.segment}`: the parts before `[..]` have {used} tokens, the sample "
@@ -132,21 +165,28 @@ class _LayoutBinder:
         for part in parts:
             begin = at
             if isinstance(part, ast.Leaf):
-                bounds = at + np.concatenate([[0], np.cumsum(self.leaf_lengths(part, row))])
+                spans = self.place_leaf(part, at, row)
             else:
-                bounds = self.walk_group(part, at, row, parent)
-            at = int(bounds[-1])
+                spans = self.walk_group(part, at, row, parent)
+            at = int(spans.end[-1]) if len(spans.end) else at
             if isinstance(part, ast.Leaf) and part.name is not None:
-                parent.add(part.name.text, bounds[:-1], bounds[1:])
+                parent.add(part.name.text, spans)
             if is_top:
-                parent.add(self.segment, bounds[:-1], bounds[1:])
+                parent.add(self.segment, spans)
             assert at >= begin, "lengths are checked to be positive"
         return at
 
+    def place_leaf(self, leaf: ast.Leaf, at: int, row: Mapping[str, Column]) -> _Spans:
+        """Lay out a part without parts, as often as it repeats."""
+        bounds = at + np.concatenate([[0], np.cumsum(self.leaf_lengths(leaf, row))])
+        steps = self.step + np.arange(len(bounds))
+        self.step += len(bounds) - 1
+        return _Spans(bounds[:-1], bounds[1:], steps[:-1], steps[1:])
+
     def walk_group(
         self, group: ast.Group, at: int, row: Mapping[str, Column], parent: _Parent
-    ) -> Ints:
-        """Lay a group out; give the borders of its repetitions."""
+    ) -> _Spans:
+        """Lay a group out; give its repetitions."""
         count, last_parts = self.repetitions(group, row) if group.is_repeated else (1, None)
         matrix = self.flat_lengths(group, row, count) if group.is_repeated else None
         if matrix is not None:
@@ -157,19 +197,24 @@ class _LayoutBinder:
                 f"segment `{self.segment}`: nested groups repeat more than {MAX_GROUPS:_} times; "
                 f"split the sample"
             )
-        bounds = [at]
+        bounds, opens, closes = [at], [], []
         names = layout_columns(group) if group.is_repeated else []
         for index in range(count):
+            opens.append(self.step)
+            self.step += 1
             parts = group.parts[: last_parts if index == count - 1 else None]
             own = {name: row[name][index] for name in names if index < len(row[name])}
             inner = parent if group.name is None else _Parent()
             bounds.append(self.walk(parts, bounds[-1], {**row, **own}, inner))
+            closes.append(self.step)
             if group.name is not None:
-                inner.close(self.found)
+                inner.close(self.found, self.statement)
         borders = np.array(bounds, np.int64)
+        steps = np.array(opens, np.int64), np.array(closes, np.int64)
+        spans = _Spans(borders[:-1], borders[1:], *steps)
         if group.name is not None:
-            parent.add(group.name.text, borders[:-1], borders[1:])
-        return borders
+            parent.add(group.name.text, spans)
+        return spans
 
     def flat_lengths(self, group: ast.Group, row: Mapping[str, Column], count: int) -> Ints | None:
         """Give the lengths ``[repetitions, parts]`` of a group of plain leaves, else None.
@@ -192,7 +237,7 @@ class _LayoutBinder:
 
     def place_flat(
         self, group: ast.Group, at: int, matrix: Ints, parent: _Parent, last_parts: int | None
-    ) -> Ints:
+    ) -> _Spans:
         """Lay all repetitions of a group of plain leaves at once."""
         width = matrix.shape[1]
         present = np.ones(matrix.shape, np.bool_)
@@ -201,21 +246,26 @@ class _LayoutBinder:
             matrix = np.where(present, matrix, 0)
         bounds = at + np.concatenate([[0], np.cumsum(matrix.ravel())])
         starts, ends = bounds[:-1].reshape(matrix.shape), bounds[1:].reshape(matrix.shape)
+        opens = self.step + np.arange(len(matrix)) * (width + 1)
+        self.step += len(matrix) * (width + 1)
+        spans = _Spans(bounds[:-1:width], bounds[width::width], opens, opens + width + 1)
         if group.name is not None:
-            parent.add(group.name.text, bounds[:-1:width], bounds[width::width])
-        names = [part.name.text if part.name is not None else None for part in group.parts]
-        for name in {n for n in names if n is not None}:
-            which = [i for i, other in enumerate(names) if other == name]
-            kept = present[:, which]
-            spans = starts[:, which][kept], ends[:, which][kept]
-            if group.name is None:
-                parent.add(name, *spans)
+            parent.add(group.name.text, spans)
+        for index, part in enumerate(group.parts):
+            if part.name is None:
                 continue
-            number = (np.cumsum(kept, axis=1) - 1)[kept]
-            total = np.broadcast_to(kept.sum(axis=1, keepdims=True), kept.shape)[kept]
-            repetition = np.broadcast_to(np.arange(len(matrix))[:, None], kept.shape)[kept]
-            self.found.setdefault(name, []).append(Instances(*spans, number, total, repetition))
-        return bounds[::width]
+            kept, step = present[:, index], opens + 1 + index
+            own = _Spans(starts[:, index], ends[:, index], step, step + 1).select(kept)
+            if group.name is None:
+                parent.add(part.name.text, own)
+                continue
+            zero, one = np.zeros(kept.sum(), np.int64), np.ones(kept.sum(), np.int64)
+            alone = Instances(
+                own.start, own.end, zero, one, np.flatnonzero(kept),
+                nesting=own.nesting(self.statement),
+            )  # fmt: skip
+            self.found.setdefault(part.name.text, []).append(alone)
+        return spans
 
     # ---- columns ----
 

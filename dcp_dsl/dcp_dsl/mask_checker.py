@@ -5,7 +5,7 @@ from dcp_dsl.calls import check_argument
 from dcp_dsl.definitions import MAX_EXPANDED_NODES, report_size
 from dcp_dsl.diagnostics import did_you_mean
 from dcp_dsl.expressions import ExpressionChecker
-from dcp_dsl.kinds import PARAM_TYPES, SEGMENT, UNKNOWN, Function, Kind, Names, param_kind
+from dcp_dsl.kinds import PARAM_TYPES, UNKNOWN, Function, Kind, Names, param_kind
 from dcp_dsl.tokens import RESERVED
 from dcp_dsl.walk import mentioned_names, walk
 
@@ -51,7 +51,7 @@ def _local_names(mask: ast.MaskDef, checker: ExpressionChecker) -> Names:
             check_argument(param.default, param, dict(names), checker)
         names[param.name.text] = param_kind(param.type.text)
     for binding in mask.bindings:
-        names[binding.name.text] = SEGMENT if isinstance(binding, ast.BindSegment) else UNKNOWN
+        names[binding.name.text] = _binding_kind(binding)
     cyclic = _cyclic_bindings(mask)
     for binding in mask.bindings:
         if binding.name.text in cyclic:
@@ -63,6 +63,14 @@ def _local_names(mask: ast.MaskDef, checker: ExpressionChecker) -> Names:
         if isinstance(binding, ast.BindValue) and binding.name.text not in cyclic:
             names[binding.name.text] = checker.kind(binding.value, names)
     return names
+
+
+def _binding_kind(binding: ast.Binding) -> Kind:
+    """Give the kind of a `where` binding, as far as it is known before its value is read."""
+    if not isinstance(binding, ast.BindSegment):
+        return UNKNOWN
+    parent = binding.source.parent
+    return Kind("segment", "" if parent is None else parent.text)
 
 
 def _check_local_definitions(mask: ast.MaskDef, checker: ExpressionChecker) -> None:

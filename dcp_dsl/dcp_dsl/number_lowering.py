@@ -153,13 +153,20 @@ class NumberLowering(SegmentLowering):
     def function_of(self, value: ast.Attribute, env: Env) -> tuple[Piecewise, ast.Expr]:
         """Give the function of a token that an attribute reads, and the position it reads it at."""
         name, inner = value.name.text, value.value
-        if isinstance(inner, ast.Attribute):
+        if isinstance(inner, ast.Attribute) and self.is_instance(inner, env):
             instances = self.segment(inner.name.text, env, inner.name.span)
             return self.place(instances, name), inner.value
         if name not in env.names and name not in env.scope.segments:
             return self.token_column(name, env), inner
         instances = self.segment(name, env, value.name.span)
         return instances.function(self.n, instances.number), inner
+
+    def is_instance(self, value: ast.Attribute, env: Env) -> bool:
+        """Say whether an attribute is the instance of a token, as `q.S` is and `q.S.end` is not."""
+        name, inner = value.name.text, value.value
+        if isinstance(inner, ast.Attribute) and self.is_instance(inner, env):
+            return False
+        return name in env.names or name in env.scope.segments
 
     def at_position(self, function: Piecewise, position: ast.Expr, env: Env) -> Term:
         """Evaluate a function of the token that an expression points at."""
@@ -189,7 +196,9 @@ class NumberLowering(SegmentLowering):
         return where + cells.function(self.n, cells.start)
 
     def place(self, instances: Instances, name: str) -> Piecewise:
-        """Give `.start`, `.end`, `.len` or `.pos` of the instance of each token."""
+        """Give `.start`, `.end`, `.len`, `.pos` or `.count` of the instance of each token."""
+        if name == "count":
+            return instances.function(self.n, instances.total)
         if instances.is_split:
             raise DatasetError(
                 f"`.{name}` needs instances of one stretch each, but an id comes back after "
@@ -214,11 +223,8 @@ class NumberLowering(SegmentLowering):
         instances = self.segment(name.text, env, name.span)
         if instances.is_named:
             return int(instances.total.max(initial=0))
-        if self.frame.is_whole:
-            return len(instances)
         cells = self.frame.cells
-        cell = np.searchsorted(cells.end, instances.start, side="right")
-        counts = np.bincount(cell, minlength=len(cells))
+        counts = np.bincount(instances.cells, minlength=len(cells))
         if (counts == counts[0]).all():
             return int(counts[0])
         return Term.of_q(cells.function(self.n, counts))

@@ -107,19 +107,33 @@ class Combined:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LookedUp:
-    """A function of the token that a number points at; undefined outside the sample."""
+    """A function of the token that a number points at; undefined outside the sample.
+
+    Attributes:
+        function: of tokens.
+        at: counts tokens from the start of the sample, or of the cell that the query lies in.
+        start, size: where the cell of each token begins and how long it is; then the number is
+            undefined outside the cell.
+    """
 
     function: Piecewise
     at: "NumberTree"
+    start: Piecewise | None = None
+    size: Piecewise | None = None
 
     def on(self, grid: Grid) -> Interval:
         """Bound the number on every block of a grid."""
-        return grid.look_up(self.function, self.at.on(grid))
+        at = self.at.on(grid)
+        if self.start is not None and self.size is not None:
+            at = at.below(grid.of_q(self.size)) + grid.of_q(self.start)
+        return grid.look_up(self.function, at)
 
     def parts(self) -> Iterator[Ints | str]:
         """Give what the number is made of, for a digest."""
         yield "at"
-        yield from function_parts(self.function)
+        for function in (self.function, self.start, self.size):
+            if function is not None:
+                yield from function_parts(function)
         yield from self.at.parts()
 
 

@@ -73,7 +73,7 @@ def evaluate(
     cache: dict[tuple[int, str], list[Instance]] = {}
     for begin in range(0, length, step):
         rows = np.arange(begin, min(begin + step, length))
-        oracle = _Oracle(length, rows, columns, length, 0, False, cache, budget)
+        oracle = _Oracle(length, rows, columns, length, 0, None, None, cache, budget)
         result[rows] = oracle.mask(value, env)
     return result
 
@@ -213,8 +213,9 @@ class _Oracle(OracleNumbers):
                 size = instance.end - instance.start
                 offset = self.offset + instance.start
                 part = _Oracle(
-                    size, rows, self.columns, self.length, offset, True, self.cache, self.budget
-                )
+                    size, rows, self.columns, self.length, offset, self, instance, self.cache,
+                    self.budget,
+                )  # fmt: skip
                 result[mine, instance.start : instance.end] = part.mask(inner, env)
         return result
 

@@ -4,7 +4,7 @@ Shares nothing with `layout`, which it is there to judge.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import add, floordiv, mod, mul, sub
 from typing import Any
@@ -24,6 +24,9 @@ class Instance:
         parent: tells parents apart.
         name: tells instances apart; only ids give several stretches one name.
         is_id: whether the number is an id, which means the same everywhere.
+        layout: the statement that laid it out; None for tiles and columns.
+        path: which child to take at each level of that layout to come to it.
+        within: of a tile, the instance that it is cut from.
     """
 
     start: int
@@ -33,6 +36,9 @@ class Instance:
     parent: int = 0
     name: int = 0
     is_id: bool = False
+    layout: ast.Segment | None = None
+    path: tuple[int, ...] = ()
+    within: "Instance | None" = None
 
 
 @dataclass(slots=True)
@@ -61,7 +67,7 @@ def lay_out(
         for child in top.children:
             child.name = name
             child.children = []
-    return _numbered(top, name)
+    return _numbered(top, name, statement)
 
 
 def _expand(part: ast.Leaf | ast.Group, row: Mapping[str, Any], total: int) -> list[_Node]:
@@ -178,26 +184,28 @@ def _give_rest(top: _Node, length: int) -> None:
             child.length = length - _size(top)
 
 
-def _numbered(top: _Node, name: str) -> list[Instance]:
+def _numbered(top: _Node, name: str, statement: ast.Segment) -> list[Instance]:
     """Number all nodes of a name among those with the same nearest named ancestor."""
-    spans: list[tuple[int, int, int]] = []  # start, end, ancestor
+    spans: list[tuple[int, int, int, tuple[int, ...]]] = []  # start, end, ancestor, path
 
-    def visit(node: _Node, at: int, ancestor: int) -> int:
-        for child in node.children:
-            end = at + _size(child)
+    def visit(node: _Node, at: int, ancestor: int, path: tuple[int, ...]) -> int:
+        for index, child in enumerate(node.children):
+            end, here = at + _size(child), (*path, index)
             if child.name == name:
-                spans.append((at, end, ancestor))
-            visit(child, at, id(child) if child.name is not None else ancestor)
+                spans.append((at, end, ancestor, here))
+            visit(child, at, id(child) if child.name is not None else ancestor, here)
             at = end
         return at
 
-    visit(top, 0, id(top))
-    parents = list(dict.fromkeys(ancestor for _, _, ancestor in spans))
+    visit(top, 0, id(top), ())
+    parents = list(dict.fromkeys(ancestor for _, _, ancestor, _ in spans))
     found = []
-    for index, (start, end, ancestor) in enumerate(spans):
+    for index, (start, end, ancestor, path) in enumerate(spans):
         siblings = [i for i, span in enumerate(spans) if span[2] == ancestor]
         number, parent = siblings.index(index), parents.index(ancestor)
-        found.append(Instance(start, end, number, len(siblings), parent, index))
+        found.append(
+            Instance(start, end, number, len(siblings), parent, index, layout=statement, path=path)
+        )
     return found
 
 
@@ -239,6 +247,8 @@ def spell_out(
 
 
 def _spans(values: list[Any], length: int) -> list[Instance]:
+    if any(not isinstance(pair, list) or len(pair) != 2 for pair in values):
+        raise DatasetError("a span is a pair [start, end]")
     spans = sorted((_integer("start", a), _integer("end", b)) for a, b in values)
     if any(start < end for (_, end), (start, _) in pairwise(spans)):
         raise DatasetError("spans overlap")
@@ -271,19 +281,51 @@ def _named(
     return [Instance(f.start, f.end, i, len(found), 0, i) for i, f in enumerate(found)]
 
 
-def cut_to(instances: list[Instance], start: int, end: int) -> list[Instance]:
-    """Give what lies in ``[start, end)``, counted from there, numbered anew unless by ids."""
-    inside = [
-        Instance(max(i.start, start) - start, min(i.end, end) - start, i.number, i.total, i.parent,
-                 i.name, i.is_id)
-        for i in instances
-        if max(i.start, start) < min(i.end, end)
-    ]  # fmt: skip
+def cut_to(instances: list[Instance], cell: Instance, length: int) -> list[Instance]:
+    """Give what lies in a cell of a frame, counted from its start, numbered anew unless by ids.
+
+    Args:
+        instances: in the frame around.
+        cell: a stretch of tokens there.
+        length: tokens of the frame around.
+    """
+    inside = []
+    for one in instances:
+        start, end = max(one.start, cell.start), min(one.end, cell.end)
+        if start < end or (one.start == one.end and _stands_in(one, cell, length)):
+            inside.append(replace(one, start=start - cell.start, end=end - cell.start))
     found = []
     for index, one in enumerate(inside):
+        if one.is_id:
+            found.append(one)
+            continue
         siblings = [i.number for i in inside if i.parent == one.parent]
-        number = one.number if one.is_id else one.number - min(siblings)
-        total = one.total if one.is_id else len(siblings)
-        name = one.name if one.is_id else index
-        found.append(Instance(one.start, one.end, number, total, one.parent, name, one.is_id))
+        number = one.number - min(siblings)
+        found.append(replace(one, number=number, total=len(siblings), name=index))
+    return found
+
+
+def _stands_in(empty: Instance, cell: Instance, length: int) -> bool:
+    """Say whether an instance without tokens lies in a cell.
+
+    Its layout decides, for cells of the same layout. Else it goes with the token behind it, and at
+    the end of the frame with the token before it. A tile divides what it is cut from.
+    """
+    if cell.within is not None:
+        if not _stands_in(empty, cell.within, length):
+            return False
+        length = cell.within.end
+    elif empty.layout is not None and empty.layout == cell.layout:
+        return empty.path[: len(cell.path)] == cell.path
+    return cell.start <= empty.start < cell.end or empty.start == cell.end == length
+
+
+def choose(instances: list[Instance], which: str, how_many: int) -> list[Instance]:
+    """Give the first or the last instances of every parent, numbered among themselves."""
+    found = []
+    for one in instances:
+        total = min(one.total, max(how_many, 0))
+        skipped = one.total - total if which == "last" else 0
+        if 0 <= one.number - skipped < total:
+            found.append(replace(one, number=one.number - skipped, total=total))
     return found

@@ -12,7 +12,7 @@ from dcp_dsl.ast import Program, Span
 from dcp_dsl.budget import Budget
 from dcp_dsl.diagnostics import make_diagnostic
 from dcp_dsl.errors import DatasetError, SpecError
-from dcp_dsl.oracle_layout import Instance, cut_to, lay_out, spell_out
+from dcp_dsl.oracle_layout import Instance, choose, cut_to, lay_out, spell_out
 from dcp_dsl.scope import Scope
 
 Bools = NDArray[np.bool_]
@@ -58,7 +58,8 @@ class OracleNumbers:
     columns: Mapping[str, Any]  # Any: see Sample
     length: int  # of the sample
     offset: int  # of the instance in the sample; 0 outside `per`
-    is_inside_per: bool
+    outer: "OracleNumbers | None"  # the frame around this one, None outside `per`
+    cell: Instance | None  # the instance that this frame is, as the frame around has it
     cache: dict[tuple[int, str], list[Instance]]
     budget: Budget | None
 
@@ -168,13 +169,16 @@ class OracleNumbers:
             if not isinstance(self.columns[name], int):
                 raise DatasetError(f"`row.{name}`: expected one integer")
             return OracleNumber(self.columns[name], True)
-        if isinstance(inner, ast.Attribute):
-            instances = self.whole_stretches(self.segment(inner.name, env))
+        if isinstance(inner, ast.Attribute) and self.is_number_of(inner, env):
+            instances = self.segment(inner.name, env)
+            if name == "count":
+                labels = self.per_token(instances, [i.total for i in instances], 0)
+                return self.lookup(labels, inner.value, env, self.inside(instances))
             numbers = {
                 "start": [i.start for i in instances], "end": [i.end for i in instances],
                 "len": [i.end - i.start for i in instances], "pos": [i.start for i in instances],
             }[name]  # fmt: skip
-            labels = self.per_token(instances, numbers, 0)
+            labels = self.per_token(self.whole_stretches(instances), numbers, 0)
             if name == "pos":
                 labels = np.arange(self.n) - labels
             return self.lookup(labels, inner.value, env, self.inside(instances))
@@ -191,6 +195,22 @@ class OracleNumbers:
         instances = self.segment(value.name, env)
         labels = self.per_token(instances, [i.number for i in instances], 0)
         return self.lookup(labels, inner, env, self.inside(instances))
+
+    def is_number_of(self, value: ast.Attribute, env: OracleEnv) -> bool:
+        """Say whether an attribute is the number of a token's instance: dots alternate.
+
+        Behind a position stands a segment (`q.S`), behind that a border (`q.S.end`), which may be
+        a position again (`q.S.end.T`).
+        """
+        dots: list[str] = []
+        at: ast.Expr = value
+        while isinstance(at, ast.Attribute):
+            dots.insert(0, at.name.text)
+            at = at.value
+        is_number = False
+        for dot in dots:
+            is_number = not is_number and (dot in env.names or dot in env.scope.segments)
+        return is_number
 
     def lookup(
         self, labels: NDArray[Any], item: ast.Expr, env: OracleEnv, is_defined: Bools | None = None
@@ -235,9 +255,7 @@ class OracleNumbers:
         assert isinstance(value, ast.Call), "a segment is a name or a call"
         instances = self.instances(value.arguments[0].value, env)
         how_many = self.constant(value.arguments[1].value, env) if len(value.arguments) > 1 else 1
-        if value.name.text == "first":
-            return [i for i in instances if i.number < how_many]
-        return [i for i in instances if i.number >= i.total - how_many]
+        return choose(instances, value.name.text, how_many)
 
     def segment(self, name: ast.Ident, env: OracleEnv) -> list[Instance]:
         """Give the instances of a segment by name."""
@@ -247,12 +265,15 @@ class OracleNumbers:
         statement = env.scope.segments[name.text]
         if isinstance(statement.source, ast.Every):
             return self.tiles(statement.source, OracleEnv(env.scope, env.scope.program, {}))
-        key = (id(env.scope), name.text)
+        return self.placed(statement, (id(env.scope), name.text))
+
+    def placed(self, statement: ast.Segment, key: tuple[int, str]) -> list[Instance]:
+        """Give the instances of a name of a statement, inside `per` cut to each frame in turn."""
+        if self.outer is not None and self.cell is not None:
+            return cut_to(self.outer.placed(statement, key), self.cell, self.outer.n)
         if key not in self.cache:
-            self.cache[key] = self.lay_out(statement, name.text)
-        whole = self.cache[key]
-        is_inside = self.offset != 0 or self.n != self.length or self.is_inside_per
-        return cut_to(whole, self.offset, self.offset + self.n) if is_inside else whole
+            self.cache[key] = self.lay_out(statement, key[1])
+        return self.cache[key]
 
     def lay_out(self, statement: ast.Segment, name: str) -> list[Instance]:
         """Give the instances of a name of a statement on the whole sample."""
@@ -277,15 +298,20 @@ class OracleNumbers:
         size = self.constant(every.size, env)
         if size < 1:
             self.fail("E111", f"`every {size}` makes no tiles", env, every.size.span)
-        parents = [(0, self.n)]
+        parents: list[Instance | None] = [None]
         if every.parent is not None:
-            parents = [(i.start, i.end) for i in self.segment(every.parent, env)]
+            parents = [*self.segment(every.parent, env)]
         found: list[Instance] = []
-        for parent, (start, end) in enumerate(parents):
+        for index, parent in enumerate(parents):
+            start, end = (0, self.n) if parent is None else (parent.start, parent.end)
             starts = list(range(start, end, size))
             for number, at in enumerate(starts):
-                tile = Instance(at, min(at + size, end), number, len(starts), parent, len(found))
-                found.append(tile)
+                found.append(
+                    Instance(
+                        at, min(at + size, end), number, len(starts), index, len(found),
+                        within=parent,
+                    )
+                )  # fmt: skip
         return found
 
     def fail(self, code: str, message: str, env: OracleEnv, span: Span) -> NoReturn:

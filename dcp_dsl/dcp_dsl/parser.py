@@ -21,6 +21,7 @@ from dcp_dsl.diagnostics import (
     replace_span,
 )
 from dcp_dsl.errors import SpecError
+from dcp_dsl.foreign_syntax import fail_foreign_syntax
 from dcp_dsl.syntax_errors import MESSAGES, MISTAKES
 from dcp_dsl.syntax_words import BuildError
 from dcp_dsl.tokens import KEYWORDS, RESERVED, STATEMENT_KEYWORDS, RawToken, split_statements
@@ -217,6 +218,7 @@ def _lark() -> lark.Lark:
 def _explain(error: lark.UnexpectedInput, text: str, tokens: list[RawToken]) -> NoReturn:
     """Raise the most telling message for an error of the parser."""
     place = _place(error, tokens)
+    fail_foreign_syntax(place, tokens, text)
     _fail_foreign_operator(place, text)
     _fail_unknown_character(place)
     _fail_unbalanced(tokens)

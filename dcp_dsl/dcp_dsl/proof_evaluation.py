@@ -125,9 +125,10 @@ class Evaluation:
         raise Undecided
 
     def place(self, item: ast.Expr, names: Names) -> Place | None:
-        """Give the token that an expression is, None for other expressions."""
-        value = self.number(item, names).value
-        if len(value.terms) == 1 and not value.constant:
+        """Give the token that an expression is, wherever it is one; None for other expressions."""
+        number = self.number(item, names)
+        value = number.value
+        if number.is_defined is True and len(value.terms) == 1 and not value.constant:
             unknown, factor = value.terms[0]
             if unknown.family == ("position", self.frame) and factor == 1:
                 return unknown.place
@@ -306,6 +307,8 @@ class Evaluation:
             return Number(self.facts.add(("row", name), ""))
         if isinstance(inner, ast.Name) and inner.text not in ("q", "k") and name == "count":
             view = self.view(inner.text, names)
+            if view.parent:
+                return Number(view.count("", self.facts))
             return Number(self.facts.add(("count", view.key), "", (0, INFINITE)))
         if isinstance(inner, ast.Attribute) and (at := self.place(inner.value, names)) is not None:
             return self.instance(self.view(inner.name.text, names), name, at)
@@ -318,7 +321,9 @@ class Evaluation:
         return Number(self.facts.add(("token", name), place))
 
     def instance(self, view: View, name: str, place: Place) -> Number:
-        """Evaluate `.start`, `.end`, `.len` or `.pos` of a token's instance."""
+        """Evaluate `.start`, `.end`, `.len`, `.pos` or `.count` of a token's instance."""
+        if name == "count":
+            return Number(view.count(place, self.facts), view.inside[place])
         start = view.border("start", place, self.facts)
         if name == "start":
             return Number(start, view.inside[place])

@@ -42,20 +42,27 @@ class View:
             self.borders[which, place] = known
         return known
 
+    def count(self, place: Place, facts: Facts) -> Sum:
+        """Give how many instances the parent of a token's instance has."""
+        at = shared_place(facts) if self.parent else place
+        return facts.add(("total", self.key), at, _COUNT)
+
     def select(self, which: str, count: Sum, facts: Facts) -> "View":
-        """Give the `first` or `last` instances of every parent."""
+        """Give the `first` or `last` instances of every parent, numbered within them."""
+        key = (which, self.key, count)
         inside: dict[Place, Formula] = {}
+        numbers: dict[Place, Sum] = {}
         for place, is_inside in self.inside.items():
-            number = self.numbers[place]
+            numbers[place] = number = self.numbers[place]
             if which == "first":
                 chosen = facts.compare(number, "<", count)
             else:
-                at: Place = shared_place(facts) if self.parent else place
-                total = facts.add(("total", self.key), at, _COUNT)
-                chosen = facts.compare(number.plus(count), ">=", total)
+                chosen = facts.compare(number.plus(count), ">=", self.count(place, facts))
+                at = shared_place(facts) if self.parent else place
+                numbers[place] = number.plus(facts.add(("left out", key), at, _COUNT), -1)
             inside[place] = all_of([is_inside, chosen])
         same = all_of([self.same, *(inside[place] for place in inside)])
-        return replace(self, inside=inside, same=same, borders={})
+        return replace(self, key=key, inside=inside, same=same, numbers=numbers, borders={})
 
 
 def shared_place(facts: Facts) -> Place:

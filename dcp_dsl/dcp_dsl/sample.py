@@ -112,6 +112,21 @@ def row_length(row: Mapping[str, Any]) -> int:
     Raises:
         DatasetError: if none of them is there, or two of them disagree.
     """
+    found = stated_length(row)
+    if found is None:
+        have = ", ".join(f"`{name}`" for name in sorted(row)) or "no columns"
+        raise DatasetError(
+            f"a row needs its length: a column `len`, `length` or `tokens`; this one has {have}"
+        )
+    return found
+
+
+def stated_length(row: Mapping[str, Any]) -> int | None:
+    """Give the tokens of a row as `row_length` does; None if no column states them.
+
+    Raises:
+        DatasetError: if two columns disagree.
+    """
     found: dict[str, int] = {}
     for name in ("len", "length"):
         if row.get(name) is not None:
@@ -127,15 +142,10 @@ def row_length(row: Mapping[str, Any]) -> int:
                 f"{type(tokens).__name__}"
             )
         found["tokens"] = len(tokens)
-    if not found:
-        have = ", ".join(f"`{name}`" for name in sorted(row)) or "no columns"
-        raise DatasetError(
-            f"a row needs its length: a column `len`, `length` or `tokens`; this one has {have}"
-        )
     if len(set(found.values())) > 1:
         shown = ", ".join(f"`{name}` says {value}" for name, value in found.items())
         raise DatasetError(f"the lengths of a row disagree: {shown}")
-    return next(iter(found.values()))
+    return next(iter(found.values()), None)
 
 
 def _plain(

@@ -15,7 +15,11 @@ from dcp_dsl.scope import Scope, library_scopes
 
 
 class NoLengthError(DatasetError):
-    """A `sample` statement that does not say how many tokens it has."""
+    """A sample that does not say how many tokens it has; `columns` holds what it gives."""
+
+    def __init__(self, message: str, columns: Mapping[str, Column]) -> None:
+        self.columns = columns
+        super().__init__(message)
 
 
 def declared_sample(definition: ast.SampleDef, scope: Scope) -> Sample:
@@ -56,7 +60,8 @@ def complete_sample(given: Mapping[str, Column], scope: Scope, where: str) -> Sa
     if not found:
         raise NoLengthError(
             f"{where}: nothing says how many tokens it has; add `len = ...` "
-            f"(a layout says it only if the sample has all its columns and no part is `[..]`)"
+            f"(a layout says it only if the sample has all its columns and no part is `[..]`)",
+            columns,
         )
     if len(set(found.values())) > 1:
         shown = ", ".join(f"`{source}` says {length}" for source, length in found.items())

@@ -33,9 +33,8 @@ class SegmentLowering:
         assert isinstance(value, ast.Call), "checked: a segment is a name or a call"
         instances = self.instances(value.arguments[0].value, env)
         how_many = 1 if len(value.arguments) < 2 else self.constant(value.arguments[1].value, env)
-        if value.name.text == "first":
-            return instances.select(instances.number < how_many)
-        return instances.select(instances.number >= instances.total - how_many)
+        is_first = value.name.text == "first"
+        return instances.first(how_many) if is_first else instances.last(how_many)
 
     def segment(self, name: str, env: Env, span: Span) -> Instances:
         """Give the instances of a segment by name."""
@@ -46,20 +45,7 @@ class SegmentLowering:
         statement = env.scope.segments[name]
         if isinstance(statement.source, ast.Every):
             return self.tiles(statement.source, Env(env.scope, env.scope.program))
-        key = (id(env.scope), statement.name.text)
-        if key not in self.frame.segments:
-            self.frame.segments[key] = self.bind(statement, key)
-        return self.frame.segments[key][name]
-
-    def bind(self, statement: ast.Segment, key: tuple[int, str]) -> dict[str, Instances]:
-        """Find the instances of all names of a statement; inside `per` cut to each instance."""
-        outer = self.frame.outer
-        if outer is not None:
-            if key not in outer.segments:
-                outer.segments[key] = _find(statement, outer)
-            whole = outer.segments[key]
-            return {name: found.clip(self.frame.cells)[0] for name, found in whole.items()}
-        return _find(statement, self.frame)
+        return _bind(statement, (id(env.scope), statement.name.text), self.frame)[name]
 
     def tiles(self, every: ast.Every, env: Env) -> Instances:
         """Give the tiles of an `every`."""
@@ -70,8 +56,21 @@ class SegmentLowering:
                 "the size of a tile is at least 1 token",
             )  # fmt: skip
         if every.parent is None:
-            return tile(size, self.frame.cells)
+            return tile(size, self.frame.cells.as_parents())
         return tile(size, self.segment(every.parent.text, env, every.parent.span))
+
+
+def _bind(statement: ast.Segment, key: tuple[int, str], frame: Frame) -> dict[str, Instances]:
+    """Find the instances of all names of a statement, once; inside `per` cut to each instance."""
+    if key not in frame.segments:
+        if frame.outer is None:
+            frame.segments[key] = _find(statement, frame)
+        else:
+            around = _bind(statement, key, frame.outer)
+            frame.segments[key] = {
+                name: found.clip(frame.cells, frame.outer.cells) for name, found in around.items()
+            }
+    return frame.segments[key]
 
 
 def _find(statement: ast.Segment, frame: Frame) -> dict[str, Instances]:

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dcp_dsl import ast
-from dcp_dsl.attachment import Attachment, attach, attach_files
+from dcp_dsl.attachment import Attachment, attach, attach_alike, attach_files
 from dcp_dsl.checker import check_scope
 from dcp_dsl.diagnostics import Diagnostic, did_you_mean
 from dcp_dsl.errors import DatasetError, MaskCallError, SpecError
+from dcp_dsl.expressions import UNKNOWN_HINT
 from dcp_dsl.imports import build_scope
 from dcp_dsl.mask import Mask
 from dcp_dsl.mask_building import build_mask, build_stack
@@ -168,7 +169,7 @@ class Spec:
         """Say which masks there are where a name is unknown."""
         if not found.message.startswith("unknown name"):
             return found
-        near = found.hint if found.hint.startswith("did you mean") else ""
+        near = "" if found.hint == UNKNOWN_HINT else found.hint
         own = (*self.masks, *self.scope.imported.masks)
         known = [f"masks of {self.name}: {', '.join(own)}"] if own else []
         if not near:
@@ -213,12 +214,24 @@ class Spec:
         """
         return attach(self.scope, dataset_path, columns)
 
-    def attachment_of(self, dataset: "Dataset") -> "Attachment":
-        """Give what is attached to a data set; each of its files is matched by its own path.
+    def attachments_of(self, dataset: "Dataset") -> "tuple[Attachment, ...]":
+        """Give what is attached to each file of a data set, in the order of its `files`.
+
+        Each file is matched by its own path and its own columns: one data set may mix masks.
 
         Raises:
-            DatasetError: if its files match different `for` statements or none, or it lacks a
-                column the mask needs.
+            DatasetError: if a file matches no `for` statement or lacks a column its mask needs.
         """
-        files = dataset.files or (dataset.path,)
-        return attach_files(self.scope, dataset.path, files, dataset.columns)
+        return attach_files(self.scope, _named_columns(dataset))
+
+    def attachment_of(self, dataset: "Dataset") -> "Attachment":
+        """Give what is attached to all files of a data set alike.
+
+        Raises:
+            DatasetError: as `attachments_of`, and if files match different `for` statements.
+        """
+        return attach_alike(self.scope, dataset.path, _named_columns(dataset))
+
+
+def _named_columns(dataset: "Dataset") -> list[tuple[str, Collection[str]]]:
+    return [(part.name, part.columns) for part in dataset.parts]

@@ -1,25 +1,22 @@
 """Find masks that would train garbage: look-ahead nobody asked for, tokens that see nothing.
 
 Each mask of a text is first proved sound for every sample; what is not proved is searched for on
-small samples that fit its layouts, and the smallest one that shows the fault is part of the error.
+small samples that fit its columns, and the smallest one that shows the fault is part of the error.
+What can be neither proved nor tested is a warning.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import ast
-from dcp_dsl.budget import OverBudget
-from dcp_dsl.claim_samples import claim_samples
-from dcp_dsl.claims import TOO_LONG, Failure, Testing, first_empty_row, first_pair
+from dcp_dsl.claims import Failure, Testing, first_empty_row, first_pair
+from dcp_dsl.column_samples import column_kinds
 from dcp_dsl.diagnostics import MAX_FINDINGS
-from dcp_dsl.errors import DatasetError, SpecError
+from dcp_dsl.fault_search import Finder, Tried, search_fault
 from dcp_dsl.guard import find_definition, leaking_pairs, read_decorators
 from dcp_dsl.mask import Mask
-from dcp_dsl.oracle import dense_mask
 from dcp_dsl.proof import never
 from dcp_dsl.sample import Sample
 
@@ -36,13 +33,32 @@ class _Subject:
     definition: ast.MaskDef | None
 
 
-_Search: TypeAlias = Callable[[NDArray[np.bool_], Sample], Failure | None]
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What has to hold of a mask.
+
+    Attributes:
+        what: the statement, for the verdict.
+        question: the same as a question, for the warning that it is not tested.
+        find: gives what contradicts it on a sample.
+        code, message, hint: of the error when something does.
+        way_out: what allows such samples, for the warning.
+    """
+
+    what: str
+    question: str
+    find: Finder
+    code: str
+    message: str
+    hint: str
+    way_out: str
 
 
 def check_masks(testing: Testing) -> None:
     """Check every mask of a text without errors, and every mask it attaches or stacks.
 
-    Finds E120 for look-ahead, E121 for tokens that see nothing, E122 for masks without pairs.
+    Finds E120 for look-ahead, E121 for tokens that see nothing, E122 for masks without pairs, and
+    W293 for masks of which neither can be proved nor tested.
     """
     for subject in _subjects(testing):
         if len(testing.found) < MAX_FINDINGS:
@@ -114,11 +130,29 @@ def _check_empty(subject: _Subject, testing: Testing) -> None:
         testing.report("E122", message, subject.span, "look for two conditions that exclude")
         testing.decide(what, "failed", subject.span)
     elif not is_partial:
-        hint = "mend the mask, or mark it `@partial` if such rows are meant"
-        failure = _search(what, mask, first_empty_row, subject, testing)
-        if failure is not None:
-            message = f"a token sees nothing: {failure.described()}"
-            testing.report("E121", message, subject.span, hint)
+        _test_empty(what, subject, testing)
+
+
+def _test_empty(what: str, subject: _Subject, testing: Testing) -> None:
+    """Look for tokens that see nothing on samples.
+
+    A made-up token column proves nothing here: `q < k.evict` hides every key where the column is
+    0, which no data set has. Only declared samples test such a mask. Without one, the made-up
+    sample becomes part of the warning.
+    """
+    claim = _Claim(
+        what, "whether every token sees something", first_empty_row,
+        "E121", "a token sees nothing",
+        "mend the mask, or mark it `@partial` if such rows are meant", "mark the mask `@partial`",
+    )  # fmt: skip
+    tried = search_fault(subject.mask, claim.find, testing)
+    if not tried.samples and not tried.reason:
+        guess = search_fault(subject.mask, claim.find, testing, with_open=True)
+        if guess.failure is not None:
+            _report_untested(claim, guess, subject, testing)
+            return
+        tried = guess
+    _conclude(claim, tried, subject, testing)
 
 
 def _check_ahead(subject: _Subject, testing: Testing) -> None:
@@ -136,43 +170,49 @@ def _check_ahead(subject: _Subject, testing: Testing) -> None:
     if never(mask.expression, mask.scope, ("before",), testing.proofs):
         testing.decide(what, "proved", subject.span)
         return
-    failure = _search(
-        what, mask, lambda seen, sample: first_pair(np.triu(seen, k=1), sample), subject, testing
-    )
-    if failure is not None:
-        message = f"a token sees a later one{where}: {failure.described()}"
-        hint = "add `causal and`, or mark the mask `@ahead` or `@ahead(segment)` if it is meant"
-        testing.report("E120", message, subject.span, hint)
+    claim = _Claim(
+        what, f"whether a token sees a later one{where}", _first_ahead,
+        "E120", f"a token sees a later one{where}",
+        "add `causal and`, or mark the mask `@ahead` or `@ahead(segment)` if it is meant",
+        "add `causal and`",
+    )  # fmt: skip
+    _conclude(claim, search_fault(mask, claim.find, testing, with_open=True), subject, testing)
+
+
+def _first_ahead(seen: NDArray[np.bool_], sample: Sample) -> Failure | None:
+    return first_pair(np.triu(seen, k=1), sample)
+
+
+def _conclude(claim: _Claim, tried: Tried, subject: _Subject, testing: Testing) -> None:
+    """Say how a search went: a fault, samples without one, or nothing that could be tested."""
+    if tried.failure is not None:
+        message = f"{claim.message}: {tried.failure.described()}"
+        testing.report(claim.code, message, subject.span, claim.hint)
+        testing.decide(claim.what, "failed", subject.span, tried.samples)
+    elif tried.samples:
+        testing.decide(claim.what, "tested", subject.span, tried.samples)
+    else:
+        _report_untested(claim, tried, subject, testing)
+
+
+def _report_untested(claim: _Claim, tried: Tried, subject: _Subject, testing: Testing) -> None:
+    """Warn that a claim is neither proved nor tested, and say what a `sample` must give."""
+    reason, hint = tried.reason, tried.hint
+    if not reason:
+        mask = subject.mask
+        kinds = column_kinds(mask.expression, mask.scope)
+        unknown = [column for column in sorted(mask.columns) if column not in kinds]
+        open_ = [column for column, kind in sorted(kinds.items()) if kind.is_open]
+        reason = f"no sample gives {' and '.join(f'`{c}`' for c in open_ or unknown)}"
+        given = "".join(f"{column} = ..., " for column in sorted(mask.columns))
+        hint = f"add `sample tiny({given}len = ...)` as in your data, or {claim.way_out}"
+    if tried.failure is not None:
+        hint += f"; made-up values break it {tried.failure.described()}"
+    message = f"{claim.question} is not tested: {reason}"
+    testing.report("W293", message, subject.span, hint)
+    testing.decide(claim.what, "untested", subject.span, reason=reason)
 
 
 def _definition(mask: Mask) -> ast.MaskDef | None:
     found = find_definition(mask)
     return None if found is None else found[0]
-
-
-def _search(
-    what: str, mask: Mask, search: _Search, subject: _Subject, testing: Testing
-) -> Failure | None:
-    """Look for a fault on small samples, and say how it went."""
-    tested, reason = 0, ""
-    try:
-        samples = claim_samples(
-            mask.expression, None, mask.columns, mask.scope, testing.broken, testing.budget
-        )
-        for sample in samples:
-            try:
-                seen = dense_mask(mask, sample, budget=testing.budget)
-            except DatasetError:
-                continue  # a generated sample that a layout with `len` cannot take
-            tested += 1
-            failure = search(seen, sample)
-            if failure is not None:
-                testing.decide(what, "failed", subject.span, tested)
-                return failure
-        reason = "" if tested else "no sample has its columns"
-    except OverBudget:
-        tested, reason = 0, TOO_LONG[0]
-    except SpecError as error:
-        tested, reason = 0, error.diagnostics[0].message
-    testing.decide(what, "tested" if tested else "untested", subject.span, tested, reason)
-    return None

@@ -253,4 +253,6 @@ class _Tiling:
         at = self.tree(position, env)
         if self.frame.is_whole:
             return LookedUp(function, at)
-        raise NotSeparable  # a token of another instance cannot be told apart by its number
+        cells, n = self.frame.cells, self.frame.num_tokens
+        start, size = cells.function(n, cells.start), cells.function(n, cells.end - cells.start)
+        return LookedUp(function, at, start, size)

@@ -3,6 +3,7 @@ from .batch_report import BatchFigures, figures_of
 from .batches_file import read_batches
 from .buffers import accumulator_bytes, receive_buffer_bytes, receive_rows
 from .build import build_plan
+from .causes import CAUSE_RULE, Explanation, TimeParts, explain_difference, split_time
 from .cluster import BACKWARD_FLOPS_RATIO, Cluster, Link, ModelShape
 from .cluster_file import (
     PRESETS,
@@ -15,6 +16,7 @@ from .cluster_file import (
     write_cluster,
 )
 from .comparison import Difference, compare_figures
+from .compile_clock import compile_seconds, stopwatch
 from .config import PlanConfig
 from .cost_model import link_seconds, reduction_seconds, tile_seconds, workload_seconds
 from .cuts import choose_block_size, cut_blocks, cut_stack
@@ -49,6 +51,7 @@ from .plan_stack import PlanStack, build_stack
 from .report import PlanMetrics, measure
 from .schedule import Division, Schedule
 from .simulator import Prediction, predict, simulate
+from .static_rivals import best_static, over_caps
 from .timing import Timings, measure_trace
 from .trace import LANES, Lane, Source, Trace
 from .validation import validate
@@ -56,6 +59,7 @@ from .workload import Workload, build_workload
 
 __all__ = [
     "BACKWARD_FLOPS_RATIO",
+    "CAUSE_RULE",
     "LANES",
     "PARTITIONERS",
     "PRESETS",
@@ -75,6 +79,7 @@ __all__ = [
     "Direction",
     "DirectionBounds",
     "Division",
+    "Explanation",
     "Hypergraph",
     "Instruction",
     "Lane",
@@ -96,6 +101,7 @@ __all__ = [
     "Schedule",
     "Source",
     "Tiles",
+    "TimeParts",
     "Timings",
     "Trace",
     "TransferKind",
@@ -103,6 +109,7 @@ __all__ = [
     "Workload",
     "accumulator_bytes",
     "assemble",
+    "best_static",
     "bound_ratios",
     "bounds",
     "build_hypergraph",
@@ -111,11 +118,13 @@ __all__ = [
     "build_workload",
     "choose_block_size",
     "compare_figures",
+    "compile_seconds",
     "cut_blocks",
     "cut_stack",
     "decode_part",
     "digest",
     "encode_parts",
+    "explain_difference",
     "figures_of",
     "find_cluster",
     "format_cluster",
@@ -124,6 +133,7 @@ __all__ = [
     "measure",
     "measure_trace",
     "message_names",
+    "over_caps",
     "place",
     "possible_groups",
     "predict",
@@ -137,7 +147,9 @@ __all__ = [
     "receive_rows",
     "reduction_seconds",
     "simulate",
+    "split_time",
     "static_layouts",
+    "stopwatch",
     "tall",
     "tile_seconds",
     "to_perfetto",

@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dcp_dsl import (
     Attachment,
     BlockSparsity,
@@ -101,6 +104,7 @@ class PackedDataset:
         dataset: the rows.
         attached: the mask or stack, and how a row becomes a sample.
         tokens: most tokens of a batch.
+        lengths: tokens of every row, int64 ``[N]``.
         rows: of each batch.
         notes: what was left out, as sentences for people.
     """
@@ -109,6 +113,7 @@ class PackedDataset:
     dataset: Dataset
     attached: Attachment
     tokens: int
+    lengths: NDArray[np.int64]
     rows: tuple[tuple[int, ...], ...]
     notes: tuple[str, ...] = ()
 
@@ -124,13 +129,14 @@ class PackedDataset:
         """
         path = self.dataset.path
         if index >= len(self):
-            raise DatasetError(f"{path}: {_no_batch(self.dataset, len(self), index, self.tokens)}")
+            raise DatasetError(f"{path}: {_no_batch(self.lengths, len(self), index, self.tokens)}")
         value = self.attached.value
         stack = value if isinstance(value, Stack) else Stack.of(value)
         rows, samples, bound = self.rows[index], [], []
         for row in rows:
             with _naming(f"{path}: row {row}"):
-                samples.append(self.attached.sample(self.dataset[row]))
+                columns = {**self.dataset[row], "len": int(self.lengths[row])}
+                samples.append(self.attached.sample(columns))
                 bound.append([as_arrays(mask.compile(samples[-1])) for mask in stack.masks])
         origin = f"{path}, batch {index} of {len(self)} (rows {rows[0]} to {rows[-1]})"
         return tuple(
@@ -163,8 +169,9 @@ def pack_dataset(spec: Spec, path: str, mask_call: str | None, tokens: int) -> P
         attached = spec.attachment_of(dataset)
     else:
         attached = Attachment(find_masks(spec, mask_call), {})
-    short = [row for row, length in enumerate(dataset.lengths.tolist()) if 0 < length <= tokens]
-    batches = pack([int(dataset.lengths[row]) for row in short], tokens)
+    lengths = np.concatenate([attached.lengths(part) for part in dataset.parts])
+    short = [row for row, length in enumerate(lengths.tolist()) if 0 < length <= tokens]
+    batches = pack([int(lengths[row]) for row in short], tokens)
     left_out = len(dataset) - len(short)
     notes = (
         f"{left_out} of {len(dataset)} rows are empty or longer than {tokens} tokens: left out",
@@ -174,6 +181,7 @@ def pack_dataset(spec: Spec, path: str, mask_call: str | None, tokens: int) -> P
         dataset=dataset,
         attached=attached,
         tokens=tokens,
+        lengths=lengths,
         rows=tuple(tuple(short[place] for place in batch) for batch in batches),
         notes=notes if left_out else (),
     )
@@ -188,13 +196,12 @@ def find_masks(spec: Spec, call: str) -> Mask | Stack:
     return spec.stack(call) if call in spec.stacks else spec.mask(call)
 
 
-def _no_batch(dataset: Dataset, count: int, index: int, tokens: int) -> str:
+def _no_batch(lengths: NDArray[np.int64], count: int, index: int, tokens: int) -> str:
     if count:
         return f"expected a batch 0 to {count - 1}, got {index}"
-    longest = int(dataset.lengths.max(initial=0))
-    if not longest:
-        return f"expected rows with tokens, got {len(dataset)} rows without any"
-    shortest = int(dataset.lengths[dataset.lengths > 0].min())
+    if not lengths.any():
+        return f"expected rows with tokens, got {len(lengths)} rows without any"
+    shortest = int(lengths[lengths > 0].min())
     return (
         f"no row has 1 to {tokens} tokens, the shortest has {shortest}; raise --tokens to "
         f"{shortest} or more"

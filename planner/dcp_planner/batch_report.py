@@ -25,7 +25,8 @@ class BatchFigures:
         compute_imbalance, token_imbalance: most over mean.
         peak_buffer_bytes: largest buffers of any device in any direction.
         predicted_forward_s, predicted_backward_s: simulated.
-        plan_s: seconds that planning took; ``None`` if nobody measured it.
+        plan_s: seconds that planning took, without compiling the planner; ``None`` if nobody
+            measured it.
         backend: who placed it.
         bound_ratios: figure over its lower bound, by name; at least 1.
         plan_bytes_per_rank: most bytes that one rank has to be sent.

@@ -14,9 +14,11 @@ from typing import Any
 from dcp_dsl import replacing
 from dcp_planner.batch import StackUse
 from dcp_planner.batch_report import BatchFigures, Spread, distribution_of, speedups_over, spread_of
+from dcp_planner.compile_clock import compile_seconds
 from dcp_planner.errors import PlanFileError
 from dcp_planner.json_text import json_text
 from dcp_planner.planning import BatchRow, Planning
+from dcp_planner.static_rivals import Rival, Scope, best_static, spreads_over_best
 
 SCHEMA = "dcp.batches/1"
 STACK_SCHEMA = "dcp.stack/1"
@@ -68,6 +70,7 @@ class DatasetRun:
             "num_wanted": self.num_wanted,
             "num_available": rows[0].num_available if rows else None,
             "is_complete": is_complete,
+            "compile_s": compile_seconds(),
             "cluster": asdict(self.planning.cluster),
             "shape": asdict(self.planning.shape),
             "config": asdict(self.planning.config),
@@ -75,6 +78,7 @@ class DatasetRun:
             "batches": [row.to_json() for row in rows],
             "distribution": _spreads(distribution_of(figures)) if rows else {},
             "speedup": _spreads(speedups_over(figures, others)) if rows else {},
+            "speedup_over_best_static": _spreads(spreads_over_best(r.best_static for r in rows)),
         }
 
 
@@ -112,21 +116,41 @@ def stack_speedups(
     uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]
 ) -> dict[str, Spread]:
     """Give how many times faster all layers are predicted than with each other method."""
-    layers = [use.layers for use in uses]
-
-    def seconds(batch: Sequence[BatchFigures]) -> float:
-        return sum(c * figures.predicted_s for c, figures in zip(layers, batch, strict=True))
-
+    times = [_stack_seconds(uses, batch) for batch in zip(*rows, strict=True)]
     return {
-        name: spread_of(
-            [
-                seconds([row.others[name] for row in batch])
-                / (seconds([row.figures for row in batch]) or 1.0)
-                for batch in zip(*rows, strict=True)
-            ]
-        )
+        name: spread_of([theirs[name] / (ours or 1.0) for ours, theirs in times])
         for name in rows[0][0].others
     }
+
+
+def stack_best_static(
+    uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]
+) -> list[dict[Scope, Rival]]:
+    """Give the fastest static layouts for all layers together, batch by batch."""
+    found = []
+    for batch in zip(*rows, strict=True):
+        ours, theirs = _stack_seconds(uses, batch)
+        over = {name: {cap for row in batch for cap in row.over_caps[name]} for name in theirs}
+        found.append(best_static(ours, theirs, over))
+    return found
+
+
+def _stack_seconds(
+    uses: Sequence[StackUse], batch: Sequence[BatchRow]
+) -> tuple[float, dict[str, float]]:
+    """Give what the layers of one batch take together: with our plans, and with each other method.
+
+    Args:
+        uses: of the masks.
+        batch: its row of each mask.
+    """
+    layers = [use.layers for use in uses]
+
+    def seconds(figures: Sequence[BatchFigures]) -> float:
+        return sum(count * one.predicted_s for count, one in zip(layers, figures, strict=True))
+
+    others = {name: seconds([row.others[name] for row in batch]) for name in batch[0].others}
+    return seconds([row.figures for row in batch]), others
 
 
 def stack_document(
@@ -146,6 +170,7 @@ def stack_document(
         "period": uses[0].period,
         "total": _spreads(stack_totals(uses, rows)),
         "speedup": _spreads(stack_speedups(uses, rows)),
+        "speedup_over_best_static": _spreads(spreads_over_best(stack_best_static(uses, rows))),
         "masks": documents,
     }
 

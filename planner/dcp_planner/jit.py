@@ -8,15 +8,16 @@ not be counted: that halves the code. What runs once per plan is numpy instead.
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from numba import njit, types
-from numba.core import event
 from numba.core.caching import FunctionCache
 from numba.extending import is_jitted
+
+from dcp_planner.compile_cache import PrivateFolderLocator
+from dcp_planner.compile_clock import COMPILE_CLOCK
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])  # Any: of any signature
 
@@ -53,16 +54,26 @@ def _compile(function: _Function, *signature: Any, **options: bool) -> _Function
     made: Any = cast(Any, njit)(error_model="numpy", _nrt=False, **options)(function)
     if made is function:  # numba is switched off
         return function
+    COMPILE_CLOCK.watch(function)
     try:
         made._cache = _Cache(function)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         if "cannot cache" not in str(error):
             raise
-        # Neither the folder of the package nor the user's cache can be written: every process pays.
+        COMPILE_CLOCK.is_kept = False  # no folder can be written: every process pays
     for types_ in signature:
         made.compile(types_)
         made.disable_compile()
     return cast(_Function, made)
+
+
+_Impl: Any = FunctionCache._impl_class  # Any: numba's caches have no types
+
+
+class _CacheImpl(_Impl):  # type: ignore[misc]
+    """Looks for a folder to keep what was compiled: numba's own, then one for temporary files."""
+
+    _locator_classes = (*_Impl._locator_classes, PrivateFolderLocator)
 
 
 class _Cache(FunctionCache):
@@ -70,6 +81,8 @@ class _Cache(FunctionCache):
 
     Numba itself asks only whether the function's own file has changed.
     """
+
+    _impl_class = _CacheImpl
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         key = super()._index_key(sig, codegen)  # type: ignore[no-untyped-call]
@@ -89,26 +102,3 @@ def _files_called(function: Callable[..., Any], known: set[str]) -> set[str]:
 @functools.cache
 def _content(file: str) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-
-
-@contextmanager
-def announced(tell: Callable[[], None]) -> Iterator[None]:
-    """Call `tell` once if anything is compiled inside, before it is; what lies on disk is not."""
-    with event.install_listener("numba:compile", _First(tell)):
-        yield
-
-
-class _First(event.Listener):
-    """Hears of the first function that is compiled."""
-
-    def __init__(self, tell: Callable[[], None]) -> None:
-        self._tell = tell
-        self._has_told = False
-
-    def on_start(self, event: event.Event) -> None:
-        if not self._has_told:
-            self._has_told = True
-            self._tell()
-
-    def on_end(self, event: event.Event) -> None:
-        pass

@@ -226,7 +226,7 @@ class Provenance:
     origin: str = ""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Plan:
     """Placement, schedule and programs of one batch on one cluster.
 

@@ -36,7 +36,7 @@ _BLANK = {"kind": BlockKind.FULL, "device": -1, "source": -1, "target": -1}
 Arrays = dict[str, NDArray[np.generic]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PlanPart:
     """What one device needs of a plan.
 

@@ -1,6 +1,5 @@
 """Batch in, plan, figures and file out: what `dcpm plan` does with each batch."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from dcp_planner.batch import Batch, BlockSize, StackUse
 from dcp_planner.batch_report import BatchFigures, Spread, figures_of, spread_of
 from dcp_planner.build import build_plan
 from dcp_planner.cluster import Cluster, ModelShape
+from dcp_planner.compile_clock import stopwatch
 from dcp_planner.config import PlanConfig
 from dcp_planner.cuts import choose_block_size, cut_stack
 from dcp_planner.fingerprint import digest
@@ -22,6 +22,7 @@ from dcp_planner.plan_file import write_plan
 from dcp_planner.plan_stack import build_stack
 from dcp_planner.report import measure
 from dcp_planner.simulator import simulate
+from dcp_planner.static_rivals import Rival, Scope, best_static, over_caps
 from dcp_planner.trace import Trace
 
 STATIC = "static"
@@ -79,6 +80,7 @@ class BatchRow:
         mask, origin: what was planned.
         digest: of the plan.
         others: figures of the other backends, by name.
+        over_caps: caps that each of them exceeds, with the most over the mean that it reaches.
         notes, warnings: as sentences for people.
         index, num_available, rows: as of the `Batch`.
         lengths: of its sequences, in tokens.
@@ -92,6 +94,7 @@ class BatchRow:
     origin: str
     digest: str
     others: Mapping[str, BatchFigures]
+    over_caps: Mapping[str, Mapping[str, float]]
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
     index: int
@@ -102,6 +105,12 @@ class BatchRow:
     density: float
     file: str | None = None
 
+    @property
+    def best_static(self) -> dict[Scope, Rival]:
+        """The fastest static layouts among the other backends."""
+        seconds = {name: theirs.predicted_s for name, theirs in self.others.items()}
+        return best_static(self.figures.predicted_s, seconds, self.over_caps)
+
     def to_json(self) -> dict[str, Any]:
         """Give a JSON object; `Any`: what JSON holds."""
         others = {
@@ -109,6 +118,9 @@ class BatchRow:
                 "predicted_forward_s": theirs.predicted_forward_s,
                 "predicted_backward_s": theirs.predicted_backward_s,
                 "plan_s": theirs.plan_s,
+                "compute_imbalance": theirs.compute_imbalance,
+                "token_imbalance": theirs.token_imbalance,
+                "over_caps": list(self.over_caps[name]),
             }
             for name, theirs in self.others.items()
         }
@@ -124,6 +136,7 @@ class BatchRow:
             "file": self.file,
             "warnings": list(self.warnings),
             "against": others,
+            "best_static": {scope: rival._asdict() for scope, rival in self.best_static.items()},
         }
 
 
@@ -172,7 +185,13 @@ def plan_batch(masks: Sequence[Batch], planning: Planning) -> tuple[PlannedBatch
         PlannedBatch(
             plan,
             simulate(plan),
-            _row(batch, plan, figures, {name: theirs[at] for name, theirs in others.items()}),
+            _row(
+                batch,
+                plan,
+                figures,
+                {name: theirs[at] for name, theirs in others.items()},
+                planning.config,
+            ),
             batch.use,
         )
         for at, (batch, (plan, figures)) in enumerate(zip(masks, own, strict=True))
@@ -180,7 +199,11 @@ def plan_batch(masks: Sequence[Batch], planning: Planning) -> tuple[PlannedBatch
 
 
 def _row(
-    batch: Batch, plan: Plan, figures: BatchFigures, others: Mapping[str, BatchFigures]
+    batch: Batch,
+    plan: Plan,
+    figures: BatchFigures,
+    others: Mapping[str, BatchFigures],
+    config: PlanConfig,
 ) -> BatchRow:
     lengths = np.diff(plan.cu_seqlens).tolist()
     return BatchRow(
@@ -189,6 +212,7 @@ def _row(
         origin=batch.provenance.origin,
         digest=digest(plan),
         others=others,
+        over_caps={name: over_caps(theirs, config) for name, theirs in others.items()},
         notes=batch.notes,
         warnings=plan.warnings,
         index=batch.index,
@@ -212,17 +236,16 @@ def _planned(
     masks: Sequence[Batch], planning: Planning, config: PlanConfig
 ) -> list[tuple[Plan, BatchFigures]]:
     shape, cluster = planning.shape, planning.cluster
-    start = time.perf_counter()
     layers = [(batch.sparsity, batch.use.layers) for batch in masks if batch.use is not None]
-    if layers:
-        plans = build_stack(layers, shape, cluster, config).plans
-    else:
-        plans = (build_plan(masks[0].sparsity, shape, cluster, config),)
-    plan_s = time.perf_counter() - start
+    with stopwatch() as watch:
+        if layers:
+            plans = build_stack(layers, shape, cluster, config).plans
+        else:
+            plans = (build_plan(masks[0].sparsity, shape, cluster, config),)
     named = [
         replace(plan, provenance=batch.provenance) for plan, batch in zip(plans, masks, strict=True)
     ]
-    return [(plan, figures_of(plan, plan_s)) for plan in named]
+    return [(plan, figures_of(plan, watch.seconds)) for plan in named]
 
 
 def _length_counts(lengths: Sequence[int]) -> tuple[int, ...]:

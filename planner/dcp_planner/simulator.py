@@ -54,6 +54,22 @@ class Prediction(NamedTuple):
         return self.forward_s + self.backward_s
 
 
+class WhatIf(NamedTuple):
+    """What a prediction imagines, to find out what it costs as it is.
+
+    Attributes:
+        free_links: messages take no time: no bytes, no launch, no latency; 1 ns for each port.
+        even_compute: in each direction, all devices that compute do so for equally long, as long
+            as the mean of all devices.
+    """
+
+    free_links: bool = False
+    even_compute: bool = False
+
+
+AS_IT_IS = WhatIf()
+
+
 def simulate(plan: Plan) -> Trace:
     """Predict the timeline of a plan, forward and then backward.
 
@@ -72,14 +88,32 @@ def simulate(plan: Plan) -> Trace:
     return _trace_of(parts, table, names)
 
 
-def predict(plan: Plan) -> Prediction:
+def predict(plan: Plan, what_if: WhatIf = AS_IT_IS) -> Prediction:
     """Predict how long each direction takes, without a timeline; what searches minimise.
+
+    Args:
+        plan: what is played.
+        what_if: what is imagined to be otherwise.
 
     Raises:
         PlanError: like `simulate`.
     """
     flat = tall(plan)
-    return Prediction(*(_play_direction(flat, d, 0).end_ns / 1e9 for d in ("forward", "backward")))
+    forward, backward = (
+        _play_direction(flat, direction, 0, what_if).end_ns / 1e9
+        for direction in ("forward", "backward")
+    )
+    return Prediction(forward, backward)
+
+
+def mean_compute_seconds(plan: Plan) -> float:
+    """Give how long the mean device computes, forward and backward."""
+    flat, total = tall(plan), 0.0
+    for direction in ("forward", "backward"):
+        programs = tabulate_programs(flat, direction)
+        seconds = _tile_seconds(flat, direction)
+        total += float(_durations(programs, flat.transfers, seconds, flat.cluster).sum())
+    return total / plan.num_devices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,6 +143,7 @@ def play(
     seconds_of_tile: NDArray[np.float64],
     cluster: Cluster,
     start_ns: int = 0,
+    what_if: WhatIf = AS_IT_IS,
 ) -> Played:
     """Play one direction; the items of `programs` are rows of `transfers` and of the tiles.
 
@@ -121,6 +156,10 @@ def play(
     )
     duration = _durations(programs, transfers, seconds_of_tile, cluster)
     busy, latency = _message_times(transfers.size_bytes, is_inter, cluster)
+    if what_if.even_compute:
+        duration = _levelled(duration, programs.device, cluster.num_devices)
+    if what_if.free_links:
+        busy, latency = np.zeros_like(busy), np.zeros_like(latency)
     total = float(duration.sum()) + float(busy.sum()) + float(latency.sum())
     if not total * 1e9 < _END_OF_TIME_NS - start_ns:
         raise PlanError(
@@ -216,6 +255,15 @@ def _durations(
     return seconds
 
 
+def _levelled(
+    seconds: NDArray[np.float64], device: NDArray[np.int32], num_devices: int
+) -> NDArray[np.float64]:
+    """Stretch or shrink what each device computes to the mean of all devices, ``[I]``."""
+    load = np.bincount(device, seconds, num_devices)
+    factor = np.divide(load.mean(), load, out=np.zeros(num_devices), where=load > 0)
+    return np.asarray(seconds * factor[device], np.float64)
+
+
 def _message_times(
     size_bytes: Ints, is_inter: NDArray[np.bool_], cluster: Cluster
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -237,9 +285,16 @@ def _nanoseconds(seconds: NDArray[np.float64]) -> Ints:
     return np.ceil(seconds * 1e9).astype(np.int64)
 
 
-def _play_direction(plan: Plan, direction: Direction, start_ns: int) -> Played:
+def _play_direction(
+    plan: Plan, direction: Direction, start_ns: int, what_if: WhatIf = AS_IT_IS
+) -> Played:
+    programs, seconds = tabulate_programs(plan, direction), _tile_seconds(plan, direction)
+    return play(programs, plan.transfers, seconds, plan.cluster, start_ns, what_if)
+
+
+def _tile_seconds(plan: Plan, direction: Direction) -> NDArray[np.float64]:
     tokens, tiles = plan.blocks.num_tokens, plan.tiles
-    seconds = tile_seconds(
+    return tile_seconds(
         tiles.pairs,
         tokens[tiles.q_block],
         tokens[tiles.kv_block],
@@ -247,8 +302,6 @@ def _play_direction(plan: Plan, direction: Direction, start_ns: int) -> Played:
         plan.cluster,
         is_backward=direction == "backward",
     )
-    programs = tabulate_programs(plan, direction)
-    return play(programs, plan.transfers, seconds, plan.cluster, start_ns)
 
 
 def _trace_of(parts: list[Played], transfers: Transfers, messages: list[str]) -> Trace:

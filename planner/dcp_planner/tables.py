@@ -1,18 +1,20 @@
 """What `dcpm plan`, `dcpm simulate` and `dcpm compare` print for people."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from dcp_planner.batch import StackUse
-from dcp_planner.batch_report import distribution_of, speedups_over
-from dcp_planner.batches_file import stack_speedups, stack_totals
+from dcp_planner.batch_report import Spread, distribution_of, speedups_over
+from dcp_planner.batches_file import stack_best_static, stack_speedups, stack_totals
 from dcp_planner.comparison import Difference
 from dcp_planner.plan import Plan
 from dcp_planner.planning import BatchRow
 from dcp_planner.report import PlanMetrics, measure
+from dcp_planner.static_rivals import PREFIX, Scope, spreads_over_best
 from dcp_planner.timing import Timings, measure_trace
 from dcp_planner.trace import Trace
 
@@ -33,14 +35,39 @@ def show_plan(plan: Plan, trace: Trace, row: BatchRow) -> None:
     metrics = measure(plan)
     summary = _summary(plan, metrics, measure_trace(trace, plan.num_devices))
     if row.figures.plan_s is not None:
-        summary.add_row("planned in", _time(row.figures.plan_s))
+        summary.add_row("planned in", time_text(row.figures.plan_s))
     for name, theirs in row.others.items():
         times = theirs.predicted_s / row.figures.predicted_s if row.figures.predicted_s else 1.0
-        summary.add_row(f"speedup over {name}", f"{times:.2f} x")
+        summary.add_row(f"speedup over {name}", f"{times:.2f} x{_over(row.over_caps[name])}")
+    for scope, label in _best_lines(row.others).items():
+        rival = row.best_static.get(scope)
+        summary.add_row(label, f"{rival.speedup:.2f} x ({rival.name})" if rival else NONE_HOLDS)
     console.print(summary)
     _print_warnings(console, metrics)
     if row.file:
         console.print(f"wrote {row.file}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _over(caps: Mapping[str, float]) -> str:
+    """Say which caps a layout exceeds, and how far.
+
+    >>> _over({"compute": 2.404, "tokens": 1.18})
+    ', over caps: compute 2.4, tokens 1.18'
+    """
+    told = ", ".join(f"{name} {most:.3g}" for name, most in caps.items())
+    return f", over caps: {told}" if told else ""
+
+
+BEST: dict[Scope, str] = {
+    "of_all": "speedup over best static",
+    "within_token_cap": "  within the token cap",
+}
+NONE_HOLDS = "no static layout holds it"
+
+
+def _best_lines(others: Collection[str]) -> dict[Scope, str]:
+    """Give the labels of the lines about the best static layouts, if there are any to choose."""
+    return BEST if sum(name.startswith(PREFIX) for name in others) > 1 else {}
 
 
 def show_batches(rows: Sequence[BatchRow]) -> None:
@@ -57,11 +84,33 @@ def show_batches(rows: Sequence[BatchRow]) -> None:
     if others:
         table.add_row("speedup over")
     for name, spread in speedups_over(figures, others).items():
-        table.add_row(f"  {name}", *(f"{v:.2f}" for v in spread.to_json().values()))
+        table.add_row(f"  {name}", *_times(spread))
+    best = [row.best_static for row in rows]
+    for scope, label in _best_lines(others).items():
+        found, held = spreads_over_best(best).get(scope), sum(scope in batch for batch in best)
+        part = "" if held in (0, len(rows)) else f", {held} of {len(rows)}"
+        table.add_row(label + part, *(_times(found) if found else [NONE_HOLDS]))
     console.print(table)
+    for line in _over_in_batches(rows):
+        console.print(Text(line))  # not markup: `:ring:` is a picture to rich
     warned = sum(bool(row.warnings) for row in rows)
     if warned:
         console.print(f"warning: {warned} batches miss a cap; --json says which", style="yellow")
+
+
+def _times(spread: Spread) -> list[str]:
+    return [f"{value:.2f}" for value in spread.to_json().values()]
+
+
+def _over_in_batches(rows: Sequence[BatchRow]) -> list[str]:
+    """Say of each method in how many batches it exceeds which cap."""
+    lines = []
+    for name in rows[0].others:
+        count = Counter(cap for row in rows for cap in row.over_caps[name])
+        told = ", ".join(f"{cap} in {often}" for cap, often in sorted(count.items()))
+        if told:
+            lines.append(f"{name} is over caps: {told} of {len(rows)} batches")
+    return lines
 
 
 def show_use(mask: str, use: StackUse) -> None:
@@ -82,17 +131,22 @@ def show_stack(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> 
     total = {name: spread.median for name, spread in stack_totals(uses, rows).items()}
     for told, name, shown in (
         ("bytes forward, backward", "{}_bytes", _size),
-        ("predicted forward, backward", "predicted_{}_s", _time),
+        ("predicted forward, backward", "predicted_{}_s", time_text),
     ):
         sides = (total[name.format(side)] for side in ("forward", "backward"))
         table.add_row(told, " ".join(map(shown, sides)))
     for name, spread in stack_speedups(uses, rows).items():
-        table.add_row(f"speedup over {name}", f"{spread.median:.2f} x")
+        caps = [mask[batch].over_caps[name] for mask in rows for batch in range(count)]
+        over = {cap: max(found.get(cap, 0.0) for found in caps) for found in caps for cap in found}
+        table.add_row(f"speedup over {name}", f"{spread.median:.2f} x{_over(over)}")
+    best = spreads_over_best(stack_best_static(uses, rows))
+    for scope, label in _best_lines(rows[0][0].others).items():
+        table.add_row(label, f"{best[scope].median:.2f} x" if scope in best else NONE_HOLDS)
     console.print(table)
 
 
-def show_comparison(first: str, second: str, differences: Sequence[Difference]) -> None:
-    """Print the figures of two plans side by side to standard output."""
+def show_comparison(first: str, second: str, differences: Sequence[Difference], why: str) -> None:
+    """Print the figures of two plans side by side, and why one is faster, to standard output."""
     console = _console()
     names = [first, second]
     if max(map(len, names)) > MOST_COLUMN:
@@ -108,6 +162,7 @@ def show_comparison(first: str, second: str, differences: Sequence[Difference]) 
         shown = (_figure(d.name, value) for value in (d.first, d.second))
         table.add_row(_label(d.name), *shown, change)
     console.print(table)
+    console.print(Text(why))
 
 
 def _label(name: str) -> str:
@@ -118,7 +173,7 @@ def _figure(name: str, value: float) -> str:
     if name.endswith("bytes"):
         return _size(value)
     if name.endswith("_s") or name == "makespan":
-        return _time(value)
+        return time_text(value)
     return f"{value:.3f}" if name.endswith("imbalance") else f"{value:,.0f}"
 
 
@@ -162,9 +217,9 @@ def _summary(plan: Plan, metrics: PlanMetrics, timings: Timings) -> Table:
         ("  between nodes", " ".join(_size(side.inter_node_bytes) for side in both)),
         (
             "predicted forward, backward",
-            f"{_time(timings.forward_s)} {_time(timings.backward_s)}",
+            f"{time_text(timings.forward_s)} {time_text(timings.backward_s)}",
         ),
-        ("exposed wait, mean and worst", f"{_time(_mean(waits))} {_time(max(waits))}"),
+        ("exposed wait, mean and worst", f"{time_text(_mean(waits))} {time_text(max(waits))}"),
         ("communication hidden", f"{timings.overlap:.1%}"),
     ):
         table.add_row(name, Text(value))  # a plan file may hold any text: no markup
@@ -180,8 +235,8 @@ def _devices(metrics: PlanMetrics, timings: Timings) -> Table:
         table.add_row(
             str(device),
             f"{tokens:,}",
-            _time(timings.compute_s[device]),
-            _time(timings.wait_s[device]),
+            time_text(timings.compute_s[device]),
+            time_text(timings.wait_s[device]),
             _size(forward.sent_bytes[device] + backward.sent_bytes[device]),
             _size(forward.received_bytes[device] + backward.received_bytes[device]),
             _size(max(forward.peak_buffer_bytes[device], backward.peak_buffer_bytes[device])),
@@ -193,7 +248,8 @@ def _mean(values: tuple[float, ...]) -> float:
     return sum(values) / len(values)
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Write a time as the tables do."""
     return f"{seconds:.3f} s" if seconds >= 1 else f"{seconds * 1e3:.3f} ms"
 
 

@@ -26,6 +26,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from dcp_dsl import Sample, Slabs, Spec, as_slabs, block_sparsity
 from dcp_planner import LANES, Cluster, ModelShape, Plan, PlanConfig, build_plan, digest, simulate
 from dcp_runtime import RunConfig, RunResult, flex_block_mask, open_world, run_plan
+from dcp_runtime.agreement import note_of
 from dcp_runtime.device_plan import prepare_device
 from dcp_runtime.executor import DCPExecutor
 from dcp_runtime.kernels.choice import choose_kernel
@@ -235,7 +236,7 @@ def measure_prepare(name: str, call: str, tokens: int = 131_072) -> dict[str, ob
     """
     slabs = as_slabs(Spec.from_text("").mask(call).bind(Sample(length=tokens)))
     plan = plan_of(slabs, 8, ModelShape(32, 8, 128, 2), 2048)
-    note, times = digest(plan), []
+    note, times = note_of("prepare", ("", digest(plan))), []
     for _ in range(5):
         for rank in range(8):
             world = LoopbackWorld(8)

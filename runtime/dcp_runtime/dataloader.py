@@ -11,11 +11,20 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from torch.utils.data import IterableDataset, get_worker_info
 
 from dcp_dsl import Dataset
 from dcp_planner import Cluster
+from dcp_runtime.batch_names import name_batch
 from dcp_runtime.data.batches import PackedSequence, RowReader
-from dcp_runtime.data.choices import LookAhead, Packing, Planning, RowRules, check_kind
+from dcp_runtime.data.choices import (
+    LookAhead,
+    Packing,
+    Planning,
+    RowRules,
+    check_count,
+    check_kind,
+)
 from dcp_runtime.data.epochs import check_batches, pack_epoch
 from dcp_runtime.data.local_data import LocalData, take_local
 from dcp_runtime.data.look_ahead import OwnPlans, PendingPlan, PlanningMetrics, PlanSource
@@ -27,6 +36,7 @@ from dcp_runtime.data.resolution import MaskFunction, make_resolver, open_rows
 from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows, TokenColumn
 from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.shared_plans import SharedPlans
+from dcp_runtime.data.targets import TargetFinder
 from dcp_runtime.errors import RunError
 from dcp_runtime.stacked_plans import BatchPlan
 
@@ -54,12 +64,16 @@ class _Batch:
     after: _Position
 
 
-class DCPDataloader:
+class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
     """Packs samples to a token budget, plans each batch, and yields this rank's part of it.
 
-    Every sample is in exactly one batch of an epoch. Iterating gives one epoch, one iteration at a
-    time; iterating again gives the next one (the same batches unless they are shuffled).
-    `state_dict` says how far the training loop has come, `load_state_dict` goes on from there.
+    Every sample is in exactly one batch of an epoch. Every iteration begins an epoch: the next one,
+    also where the last was left before its end (the same batches unless they are shuffled).
+    `set_epoch` chooses another. `state_dict` says how far the training loop has come; after
+    `load_state_dict` the first iteration gives the rest of that epoch.
+
+    ``torch.utils.data.DataLoader(loader, batch_size=None)`` gives the same batches; batches are
+    planned ahead by `look_ahead`, not by workers of torch.
 
     Yields `LocalData` and the plan of the batch; where a stack gives layers different masks, the
     plans of all of them as `StackedPlans`, over one ownership of tokens.
@@ -98,10 +112,14 @@ class DCPDataloader:
         self._rows = open_rows(dataset, TokenColumn(rows.token_column))
         resolve = make_resolver(self._rows, dataset, mask_fn, rows.path)
         self.screening = Screening(rows.policy)
-        self._reader = RowReader(resolve, packing.token_budget, self.screening, rows.loss_column)
+        self._reader = RowReader(resolve, packing.token_budget, self.screening, rows)
+        self._targets = TargetFinder(rows, self.screening, says=self._rank == 0)
         self._plans = _plan_source(look_ahead, planning, self._cluster)
         self._waiting: deque[_Batch] = deque()
-        self._position = _Position()
+        self._position = _Position()  # behind the batch that was yielded last
+        self._next: _Position | None = None  # where the next iteration begins, if somebody said it
+        self._iterations = 0
+        self._is_under_way = False
         self._usable: tuple[list[int], list[int]] | None = None
         if isinstance(self._rows, IndexedRows):
             if packing.batches is not None:
@@ -115,35 +133,45 @@ class DCPDataloader:
             )
 
     def __len__(self) -> int:
-        """Number of batches of the epoch that comes next.
+        """Number of batches of the whole epoch that is under way, else of the one that comes next.
 
         Raises:
             TypeError: for a stream of rows, whose end is not known.
         """
         if self._usable is None:
             raise TypeError("a stream of rows has no length")
-        return len(self._batches_of(self._position.epoch))
+        return len(
+            self._batches_of((self._position if self._is_under_way else self._start()).epoch)
+        )
 
     def __iter__(self) -> Iterator[tuple[LocalData, BatchPlan]]:
-        """Give the rest of the epoch, one batch after the other, with plans made ahead."""
-        coming = self._coming()
-        waiting = self._waiting
-        waiting.clear()
-        while True:
-            while len(waiting) <= self._look_ahead.batches:
-                batch = next(coming, None)
-                if batch is None:
-                    break
-                waiting.append(batch)
-            if not waiting:
-                break
-            batch = waiting.popleft()
-            planned = self._plans.take(batch.pending, len(waiting))
-            kept = self._kept(batch.sequences, planned)
-            self._position = batch.after
-            if kept:  # all rows of a batch may have been left out
-                yield self._local(kept, planned.plan), planned.plan
-        self._position = _Position(epoch=self._position.epoch + 1)
+        """Begin an epoch, or go on in the one that was loaded; plans are made ahead.
+
+        Raises:
+            RunError: in a worker process of torch's `DataLoader`.
+        """
+        if get_worker_info() is not None:
+            raise RunError(
+                "DCPDataloader cannot be read by workers of torch's DataLoader: each would give "
+                "all batches, and none says how far training has come; give DataLoader "
+                "num_workers=0, LookAhead(processes=...) plans ahead"
+            )
+        for batch in self._waiting:  # of an iteration that was left
+            batch.pending.cancel()
+        self._waiting.clear()
+        self._position, self._next = self._start(), None
+        self._iterations += 1
+        return self._epoch(self._iterations)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration give an epoch, from its start; a state loaded from it stays.
+
+        Raises:
+            RunError: if it is no count.
+        """
+        check_count("epoch", epoch, 0)
+        if self._next is None or self._next.epoch != epoch:
+            self._next = _Position(epoch)
 
     @property
     def metrics(self) -> PlanningMetrics:
@@ -153,6 +181,8 @@ class DCPDataloader:
     def state_dict(self) -> State:
         """Give what is needed to go on behind the batch that was yielded last, fit for JSON."""
         position = self._position
+        if self._next is not None and not self._is_under_way:
+            position = self._next
         return {
             "schema": SCHEMA,
             "epoch": position.epoch,
@@ -183,11 +213,52 @@ class DCPDataloader:
             raise RunError(
                 f"expected epoch, batch and row of the state to be counts, got {numbers}"
             )
-        self._position = _Position(*map(int, numbers))  # type: ignore[arg-type]  # checked above
+        self._next = _Position(*map(int, numbers))  # type: ignore[arg-type]  # checked above
 
     def close(self) -> None:
-        """End the planner processes, if there are any."""
+        """End the planner processes, if there are any; they also end with the loader itself."""
         self._plans.close()
+
+    def _start(self) -> _Position:
+        """Give where the next iteration begins."""
+        if self._next is not None:
+            return self._next
+        was_left = self._position.batch > 0
+        return _Position(self._position.epoch + 1) if was_left else self._position
+
+    def _epoch(self, iteration: int) -> Iterator[tuple[LocalData, BatchPlan]]:
+        """Give the batches from the present position to the end of its epoch."""
+        self._check_newest(iteration)
+        coming, waiting = self._coming(), self._waiting
+        self._is_under_way = True
+        try:
+            while True:
+                while len(waiting) <= self._look_ahead.batches:
+                    batch = next(coming, None)
+                    if batch is None:
+                        break
+                    waiting.append(batch)
+                if not waiting:
+                    break
+                batch = waiting.popleft()
+                planned = self._plans.take(batch.pending, len(waiting))
+                kept = self._kept(batch.sequences, planned)
+                self._position = batch.after
+                if kept:  # all rows of a batch may have been left out
+                    plan = name_batch(planned.plan, batch.after.epoch, batch.after.batch - 1)
+                    yield self._local(kept, planned), plan
+                    self._check_newest(iteration)
+            self._position = _Position(self._position.epoch + 1)
+        finally:
+            if iteration == self._iterations:
+                self._is_under_way = False
+
+    def _check_newest(self, iteration: int) -> None:
+        if iteration != self._iterations:
+            raise RunError(
+                "another iteration over this DCPDataloader has begun and ended this one: expected "
+                "one at a time; make a loader for each"
+            )
 
     def _coming(self) -> Iterator[_Batch]:
         """Give batches from the present position on, each with its plan under way."""
@@ -253,14 +324,9 @@ class DCPDataloader:
         unfit = {number for number, _ in planned.left_out}
         return [sequence for n, sequence in enumerate(sequences) if n not in unfit]
 
-    def _local(self, sequences: Sequence[PackedSequence], plan: BatchPlan) -> LocalData:
-        return take_local(
-            [sequence.tokens for sequence in sequences],
-            plan,
-            self._rank,
-            tuple(sequence.row for sequence in sequences),
-            [sequence.is_target for sequence in sequences],
-        )
+    def _local(self, sequences: Sequence[PackedSequence], planned: PlannedBatch) -> LocalData:
+        targets = self._targets.find(sequences, planned.hidden)
+        return take_local(sequences, targets, planned.plan, self._rank)
 
     def _screened(self) -> tuple[list[int], list[int]]:
         """Give the rows that can be used by their length, and how many tokens of each are."""
@@ -297,7 +363,7 @@ def _sequence_request(
 
 
 def _plan_source(look_ahead: LookAhead, planning: Planning, cluster: Cluster) -> PlanSource:
-    processes = look_ahead.processes
+    processes = look_ahead.num_processes
     if look_ahead.planner == "each":
         return OwnPlans(PlannerPool(processes, PLAN_TIME_LIMIT_S) if processes else None)
     exchange = PlanExchange(planning.process_group, 2 * PLAN_TIME_LIMIT_S)

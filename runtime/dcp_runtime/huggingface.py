@@ -98,6 +98,7 @@ def attention_forward(  # noqa: PLR0913 - the signature is transformers'
             "dcp=LayerPlans.prepare(executor, plan)"
         )
     layer = dcp.of(index)
+    layer.prepared.batch.is_reached = True  # what follows may refuse the model
     _refuse(where, attention_mask, dropout, others)
     _check_window(where, layer, sliding_window)
     _check_shapes(where, query, key)

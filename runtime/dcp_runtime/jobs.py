@@ -14,7 +14,7 @@ import torch
 from dcp_planner import Plan, read_plan, write_plan
 from dcp_runtime.attention import DCPAttn
 from dcp_runtime.errors import RunError
-from dcp_runtime.executor import DCPExecutor
+from dcp_runtime.executor import DCPExecutor, PreparedPlan
 from dcp_runtime.inputs import DTYPES, Inputs, random_inputs
 from dcp_runtime.link import LinkLimit
 from dcp_runtime.loopback import LoopbackTransport, LoopbackWorld
@@ -98,7 +98,8 @@ def _run_rank(
         transport = NoOverlapTransport(transport)
     executor = DCPExecutor(kernel=job.kernel, transport=transport, check_finite=job.check_finite)
     start_s = time.perf_counter()
-    recorders.append(executor.prepare(plan).recorder)
+    prepared = executor.prepare(plan)
+    recorders.append(prepared.recorder)
     prepare_s = time.perf_counter() - start_s
     blocks = plan.local_blocks(transport.rank).tolist()
     layers = [
@@ -106,7 +107,7 @@ def _run_rank(
         for n in range(job.layers)
     ]
     transport.meet("", "meeting before the first layer")
-    _save(folder / f"{job.name}-{transport.rank}.npz", _attend(executor, layers))
+    _save(folder / f"{job.name}-{transport.rank}.npz", _attend(prepared, layers))
     timeline = executor.gather_timeline()
     executor.close()
     reply: dict[str, Any] = {"prepare_s": prepare_s}  # Any: whatever JSON can hold
@@ -125,10 +126,10 @@ def _device(job: Job, transport: Transport) -> torch.device:
     return torch.device("cuda", 0 if is_shared else transport.rank % torch.cuda.device_count())
 
 
-def _attend(executor: DCPExecutor, layers: list[Inputs]) -> dict[str, torch.Tensor | None]:
+def _attend(prepared: PreparedPlan, layers: list[Inputs]) -> dict[str, torch.Tensor | None]:
     """Run all layers forward, then all layers backward, as a model does."""
     leaves = [(x.q.requires_grad_(), x.kv.requires_grad_()) for x in layers]
-    outs = [DCPAttn.apply(executor, q, kv) for q, kv in leaves]
+    outs = [DCPAttn.apply(prepared, q, kv) for q, kv in leaves]
     for out, inputs in reversed(list(zip(outs, layers, strict=True))):
         torch.autograd.backward(out, inputs.dout)
     results: dict[str, torch.Tensor | None] = {}

@@ -14,7 +14,7 @@ from dcp_runtime.stacked_plans import BatchPlan, StackedPlans
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """What one layer runs; `DCPAttn.apply` takes it in the place of an executor.
+    """What one layer runs; `DCPAttn.apply` takes it.
 
     Attributes:
         prepared: its plan.
@@ -62,7 +62,8 @@ class LayerPlans:
         if not isinstance(plans, StackedPlans):
             found = (plans,) if isinstance(plans, Plan | PlanPart) else tuple(plans)
             plans = StackedPlans(found, tuple(cycle))
-        layers = tuple(LayerPlan(executor.prepare(plan), look_back(plan)) for plan in plans.plans)
+        prepared = executor.prepare_stack(plans)
+        layers = tuple(map(LayerPlan, prepared, map(look_back, plans.plans)))
         return cls(layers, plans.cycle)
 
     def of(self, layer: int) -> LayerPlan:

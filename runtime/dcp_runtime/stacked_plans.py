@@ -10,7 +10,7 @@ from dcp_planner import Plan, PlanPart, digest
 from dcp_runtime.errors import RunError
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class StackedPlans:
     """Plans over one ownership of tokens, and which of them each layer runs.
 
@@ -60,7 +60,7 @@ class StackedPlans:
     @property
     def digests(self) -> tuple[str, ...]:
         """Digests of the whole plans; equal on all ranks."""
-        return tuple(p.digest if isinstance(p, PlanPart) else digest(p) for p in self.plans)
+        return tuple(map(digest_of, self.plans))
 
     def local_tokens(self, device: int) -> NDArray[np.int64]:
         """Give packed positions of the tokens that a device owns, the same in every layer."""
@@ -69,6 +69,11 @@ class StackedPlans:
 
 BatchPlan: TypeAlias = Plan | PlanPart | StackedPlans
 """What a data loader yields beside the data: one plan for all layers, or one per distinct mask."""
+
+
+def digest_of(plan: Plan | PlanPart) -> str:
+    """Give the digest of a plan, or of the whole plan that a part was cut from."""
+    return plan.digest if isinstance(plan, PlanPart) else digest(plan)
 
 
 def blocks_of(plan: Plan | PlanPart) -> tuple[NDArray[np.generic], ...]:

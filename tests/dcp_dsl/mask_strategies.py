@@ -30,13 +30,13 @@ position = st.sampled_from(["q", "k"])
 @st.composite
 def numbers_of(draw: st.DrawFn, name: str) -> str:
     """Draw a number that depends on one position only."""
-    kind = draw(st.integers(0, 9))
+    kind = draw(st.integers(0, 11))
     s = draw(segment)
     c = draw(st.integers(1, 6))
     forms = (
         name, f"{name}.{s}", f"{name} // {c}", f"{name} % {c}", f"{name}.{s}.start",
         f"{name}.{s}.end - 1", f"{name}.{s}.pos", f"{name}.{s}.len", f"{name}.mark",
-        f"clamp({name}, {c}, {c + 3})",
+        f"clamp({name}, {c}, {c + 3})", f"{name}.{s}.count", f"{name}.{s}.end.{s}",
     )  # fmt: skip
     return forms[kind]
 
@@ -45,7 +45,7 @@ def numbers_of(draw: st.DrawFn, name: str) -> str:
 def comparisons(draw: st.DrawFn) -> str:
     """Draw a comparison of numbers; kinds are left to chance, so unit errors are filtered later."""
     op = draw(st.sampled_from(COMPARISONS))
-    shape = draw(st.integers(0, 6))
+    shape = draw(st.integers(0, 7))
     a, b = draw(numbers_of("q")), draw(numbers_of("k"))
     c = draw(small)
     if shape == 0:
@@ -59,6 +59,9 @@ def comparisons(draw: st.DrawFn) -> str:
         return f"q.{s} - k.{s} {op} {draw(st.integers(-2, 3))}"
     if shape == 4:
         return f"{draw(st.integers(2, 3))} * q - {draw(st.integers(1, 3))} * k {op} {c}"
+    if shape == 7:
+        p, s = draw(position), draw(segment)
+        return f"{p}.{s} {op} {p}.{s}.count - {draw(st.integers(0, 2))}"
     if shape == 5:
         return f"abs({a} - {b}) {op} {c}"
     return f"k {draw(st.sampled_from(['<', '<=']))} q {op} {c}"
@@ -67,13 +70,13 @@ def comparisons(draw: st.DrawFn) -> str:
 @st.composite
 def atoms(draw: st.DrawFn) -> str:
     """Draw a mask without operators."""
-    kind = draw(st.integers(0, 7))
+    kind = draw(st.integers(0, 8))
     s, p, m = draw(segment), draw(position), draw(st.integers(0, 3))
     if kind <= 2:
         return draw(comparisons())
     forms = (
         f"same({s})", f"{p} in {s}", f"{p} not in {s}", f"{p} in first({s}, {m})",
-        f"{p} in last({s}, {m})",
+        f"{p} in last({s}, {m})", f"{p} in first(last({s}, {m}))",
     )  # fmt: skip
     return forms[kind - 3]
 
@@ -106,7 +109,9 @@ def samples(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
 
     def parts(total: int, most: int) -> list[int]:
         """Cut a length into a few parts, some of them empty."""
-        cuts = sorted(draw(st.lists(st.integers(0, total), max_size=most)))
+        cuts = draw(st.lists(st.integers(0, total), max_size=most))
+        cuts += draw(st.lists(st.sampled_from([0, *cuts, total]), max_size=2))  # empty parts
+        cuts.sort()
         return [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
 
     question, *answers = parts(length, 4)

@@ -11,9 +11,12 @@ LAYOUTS = """
 segment part = question[question_len] answer[answer_lens]*
 segment seq = (text[text_lens] image[image_lens])* tail[..]
 segment pack = doc(head[head_lens] body[body_lens]*)*
+segment grove = plant(trunk[trunk_lens] twig(bud[bud_lens]*)* fruit[fruit_lens])*
 segment half = left[len // 2] right[..]
 segment tile = every 3
 segment inner = every 2 in answer
+segment slice = every 2 in plant
+segment shred = every 2 in span
 segment role = ids(role_ids) as planner, solver, critic
 segment word = ids(word_ids)
 segment span = spans(span_list)
@@ -28,7 +31,7 @@ mask after(p: pos, w: tokens) = near(p) and k <= q where near(t) = t - k < w
 STRETCHES = (
     "part", "question", "answer", "seq", "text", "image", "tail", "pack", "doc", "head", "body",
     "half", "left", "right", "tile", "inner", "planner", "solver", "critic", "span", "mark",
-    "turn",
+    "turn", "grove", "plant", "trunk", "twig", "bud", "fruit", "slice", "shred",
 )  # fmt: skip
 SEGMENTS = (*STRETCHES, "role", "word")
 LIBRARY = (
@@ -67,7 +70,9 @@ class MaskWriter:
             f"{at}.{s}.end - 1", f"{at}.{s}.pos", f"{at}.{s}.len", f"{at}.weight", f"{at}.evict",
             f"{at}.word", f"clamp({name}, {c}, {c + 3})", f"abs({name} - {c})", f"max({name}, {c})",
             f"{name} // 2 % {c}", f"min({name} + {c}, len - 1)", f"f({name})", f"{name} - mid",
-            f"{name} // {name}.{s}.len", f"{self.rng.choice(SEGMENTS)}.count",
+            f"{name} // {name}.{s}.len", f"{self.rng.choice(SEGMENTS)}.count", f"{at}.{s}.count",
+            f"{at}.{s}.{self.pick('start', 'end')}.{self.rng.choice(SEGMENTS)}",
+            f"{at}.{s}.end.weight",
         )  # fmt: skip
 
     def comparison(self) -> str:
@@ -83,6 +88,7 @@ class MaskWriter:
             f"(q - k) // {d} {op} {c - 3}", f"((q - k) // {d} + 1) % 3 {op} 1",
             f"q * k % {d + 1} {op} {c % 3}", f"max(q - k, {c}) {op} {d}",
             f"{a} * {b} {op} {c}", f"(q - k) % (k + 1) {op} {c % 3}", f"len - q {op} {c}",
+            f"k.{s} {op} k.{s}.count - {d}", f"max(q, k).{s} {op} {c % 3}",
         )  # fmt: skip
 
     def atom(self) -> str:
@@ -97,6 +103,7 @@ class MaskWriter:
                 f"same({s})", f"{at} in {s}", f"{at} not in {s}", f"{at} in first({s}, {m})",
                 f"{at} in last({s}, {m})", f"{at} in last(b)", "same(b)", "same(c)",
                 f"k in first(last({s}, 3))", f"after({at}, {m})", "k < row.limit",
+                f"{at} in last(first({s}, 3), {m})", f"{self.pick('max', 'min')}(q, k) in {s}",
             )  # fmt: skip
         return self.rng.choice((*LIBRARY, *RULES))
 
@@ -130,7 +137,9 @@ def write_sample(rng: Random, longest: int = 17) -> tuple[dict[str, Any], int]:
     length = rng.randint(0, longest)
 
     def parts(total: int, most: int) -> list[int]:
-        cuts = sorted(rng.randint(0, total) for _ in range(rng.randint(0, most)))
+        cuts = [rng.randint(0, total) for _ in range(rng.randint(0, most))]
+        cuts += rng.choices([0, *cuts, total], k=rng.choice([0, 0, 1, 2]))  # empty parts
+        cuts.sort()
         return [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
 
     question, *answers = parts(length, 4)
@@ -141,6 +150,9 @@ def write_sample(rng: Random, longest: int = 17) -> tuple[dict[str, Any], int]:
     if not answers:
         question, answers = 0, [length]
     docs = [parts(n, 2) for n in parts(length, 2)]
+    trees = [parts(n, 2) if n else [0] * rng.randint(1, 4) for n in parts(length, 2)]
+    trees = [t if len(t) > 1 else [0, *t] for t in trees]  # trunk, twigs, fruit
+    twigs = [[parts(n, 2) if n else [0] * rng.randint(0, 2) for n in t[1:-1]] for t in trees]
     borders = sorted(rng.randint(0, length) for _ in range(2 * rng.randint(0, 3)))
     spans = [list(pair) for pair in zip(borders[::2], borders[1::2], strict=True)]
     rng.shuffle(spans)
@@ -150,6 +162,8 @@ def write_sample(rng: Random, longest: int = 17) -> tuple[dict[str, Any], int]:
     return {
         "question_len": question, "answer_lens": answers, "text_lens": texts, "image_lens": images,
         "head_lens": [d[0] for d in docs], "body_lens": [d[1:] for d in docs],
+        "trunk_lens": [t[0] for t in trees], "bud_lens": twigs,
+        "fruit_lens": [t[-1] for t in trees],
         "role_ids": stretches(rng, length, 2), "word_ids": stretches(rng, length, 4),
         "span_list": spans, "mark_list": [rng.randint(0, 1) for _ in range(length)],
         "position_ids": positions, "weight": [rng.randint(-2, 9) for _ in range(length)],

@@ -183,11 +183,23 @@ def test_an_empty_folder_is_refused(tmp_path):
         read_dataset(tmp_path)
 
 
-def test_files_of_a_folder_need_the_same_columns(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"len": 1}')
-    (tmp_path / "b.jsonl").write_text('{"length": 1}')
-    with pytest.raises(DatasetError, match=r"b\.jsonl has the columns `length`"):
-        read_dataset(tmp_path)
+def test_files_of_a_folder_may_have_different_columns(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"len": 1}\n{"len": 4}')
+    (tmp_path / "b.jsonl").write_text('{"length": 2, "tokens": [7, 8]}')
+    (tmp_path / "c.jsonl").write_text('{"text": "abc"}')
+    dataset = read_dataset(tmp_path)
+    assert dataset.columns == ("len", "length", "tokens", "text")
+    assert [plain(dataset[row]) for row in range(-4, 4)] == 2 * [
+        {"len": 1}, {"len": 4}, {"length": 2, "tokens": [7, 8]}, {"text": "abc"},
+    ]  # fmt: skip
+    assert [dataset.part_of(row) for row in range(4)] == [0, 0, 1, 2]
+    assert dataset.tokens(2).tolist() == [7, 8]
+    with pytest.raises(DatasetError, match=r"a\.jsonl has no column `tokens`"):
+        dataset.tokens(1)
+    with pytest.raises(DatasetError, match=r"c\.jsonl: rows need their length: .* has `text`"):
+        _ = dataset.lengths
+    (tmp_path / "c.jsonl").unlink()
+    assert read_dataset(tmp_path).lengths.tolist() == [1, 4, 2]
 
 
 @pytest.mark.parametrize(
@@ -213,8 +225,6 @@ def test_a_data_set_without_tokens_says_so(tmp_path):
     dataset = read_dataset(tmp_path / "a.jsonl")
     with pytest.raises(DatasetError, match="no column `tokens`"):
         dataset.tokens(0)
-    with pytest.raises(DatasetError, match="did you mean `len`"):
-        dataset.require(["lenn"])
 
 
 @settings(deadline=None, derandomize=True)
@@ -250,7 +260,92 @@ def test_a_folder_holds_its_files_at_any_depth_each_matched_by_its_own_path(tmp_
     assert len(dataset) == 2
     spec = Spec.from_text('for "d/*" use causal')
     assert spec.attachment_of(dataset).mask.call == "causal"
-    with pytest.raises(DatasetError, match=r"no statement matches .*d/b\.jsonl; give those of one"):
+    with pytest.raises(DatasetError, match=r"no statement matches .*d/b\.jsonl; a plan has one"):
         Spec.from_text('for "a/*" use causal').attachment_of(dataset)
     with pytest.raises(DatasetError, match=r"no `for` .*a/x\.jsonl \(and 1 more files\)"):
         Spec.from_text('for "z/*" use causal').attachment_of(dataset)
+
+
+def test_every_file_is_attached_by_its_own_path_and_columns(tmp_path):
+    for name, row in (
+        ("rl/a", {"question_len": 2, "answer_lens": [1, 2], "length": 5}),
+        ("sft/a", {"tokens": [1, 2, 3], "reach": 2}),
+        ("sft/b", {"tokens": [1, 2, 3]}),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
+    spec = Spec.from_text(
+        'for "*" having answer_lens use shared_question\n'
+        'for "sft/*" having reach use sliding(window = reach)\n'
+        'for "sft/*" use causal\n',
+        "mix.dcpm",
+    )
+    dataset = read_dataset(tmp_path)
+    found = spec.attachments_of(dataset)
+    assert [one.where for one in found] == ["mix.dcpm:1", "mix.dcpm:2", "mix.dcpm:3"]
+    assert found[1].sample(dataset[1]) == Sample({"reach": 2}, 3)
+    with pytest.raises(DatasetError, match=r"in line 2 matches .*sft/a.*DCPDataloader"):
+        spec.attachment_of(dataset)
+    with pytest.raises(DatasetError, match=r"needs the column `reach`, which .*sft/b\.jsonl does"):
+        Spec.from_text(
+            'for "rl/*" use causal for "*" use local mask local = q - k < row.reach and causal'
+        ).attachments_of(dataset)
+
+
+@pytest.mark.parametrize(
+    ("layout", "rows", "lengths"),
+    [
+        ("doc[lens]*", [{"lens": [3, 4]}, {"lens": []}, {"lens": [5]}], [7, 0, 5]),
+        ("a[x] b[8]", [{"x": 3}, {"x": 0}], [11, 8]),
+        ("a[x + 2] b[x * 2]", [{"x": 3}, {"x": 1}], [11, 5]),
+        (
+            "turn(user[u] bot[b]*)*",
+            [{"u": [1, 2], "b": [[3], [4, 5]]}, {"u": [7], "b": [[1]]}],
+            [15, 8],
+        ),
+    ],
+)
+def test_a_layout_that_fixes_the_length_of_a_row_needs_no_other(tmp_path, layout, rows, lengths):
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    spec = Spec.from_text(f'segment p = {layout} mask m = causal and same(p) for "*" use m')
+    dataset = read_dataset(tmp_path / "a.parquet")
+    attached = spec.attachment_of(dataset)
+    assert attached.lengths(dataset.parts[0]).tolist() == lengths
+    samples = [attached.sample(dataset[row]) for row in range(len(dataset))]
+    assert [sample.length for sample in samples] == lengths
+    assert all(attached.mask.bind(sample).num_tokens == sample.length for sample in samples)
+    assert Sample.of({**dataset[0], "len": lengths[0]}, attached.mask) == samples[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"lens": [3, -1]}, r"a\.jsonl: row 1: segment `p`"),
+        ({"lens": None}, r"a\.jsonl: row 1 has no value in column `lens`"),
+    ],
+)
+def test_rows_whose_layout_has_no_sum_are_named(tmp_path, row, says):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"lens": [1]}) + "\n" + json.dumps(row))
+    spec = Spec.from_text('segment p = doc[lens]* mask m = same(p) for "*" use m')
+    dataset = read_dataset(tmp_path / "a.jsonl")
+    with pytest.raises(DatasetError, match=says):
+        spec.attachment_of(dataset).lengths(dataset.parts[0])
+
+
+def test_what_states_no_length_is_refused_with_a_way_out(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"lens": 4, "size": [1]}))
+    dataset = read_dataset(tmp_path / "a.jsonl")
+
+    def lengths(text):
+        return Spec.from_text(text).attachment_of(dataset).lengths(dataset.parts[0])
+
+    with pytest.raises(DatasetError, match=r"rows need their length: .* or a mask with a layout"):
+        lengths('for "*" use causal')
+    with pytest.raises(DatasetError, match=r"a mask with a layout that adds up to it"):
+        lengths('segment p = a[lens] tail[..] mask m = same(p) for "*" use m')
+    with pytest.raises(
+        DatasetError, match=r"column `lens` holds int64, but segment `p` reads a li"
+    ):
+        lengths('segment p = doc[lens]* mask m = same(p) for "*" use m')
+    with pytest.raises(DatasetError, match="needs its length"):
+        Spec.from_text('for "*" use causal').attachment("a", ["lens"]).sample({"lens": 4})

@@ -86,7 +86,7 @@ def test_claims_over_layouts_of_the_library_behind_other_operators_are_tested():
 
 
 def test_a_claim_that_nothing_can_be_tested_on_is_a_warning():
-    text = "token e\nmask a = causal and q < k.e\ncheck a total"
+    text = "token e\ncheck causal and q < k.e total"
     assert [d.code for d in check(text)] == ["W291"]
     assert check(f"{text}\nsample tiny(e = [1, 2])") == ()
 

@@ -11,6 +11,7 @@ from dcp_dsl import DatasetError, HeadError, Sample, block_sparsity, load
 from dcp_planner import (
     PARTITIONERS,
     Cluster,
+    Explanation,
     ModelShape,
     PlanConfig,
     PlanError,
@@ -23,6 +24,7 @@ from dcp_planner import (
     read_batches,
     read_plan,
     simulate,
+    split_time,
     static_layouts,
     write_cluster,
     write_plan,
@@ -305,6 +307,22 @@ def test_compare_puts_two_plans_side_by_side(pair):
     assert "%" in table
 
 
+def test_compare_says_why_in_words_and_in_json(pair):
+    cause = json.loads(run(compare, *pair, "--json").stdout)["cause"]
+    parts = [split_time(read_plan(path).plan) for path in pair]
+    for side, found in zip(("first", "second"), parts, strict=True):
+        assert cause[side]["seconds"] == found.seconds
+        assert cause[side]["with_free_links_s"] == found.with_free_links_s
+        total = sum(cause[side][f"{name}_s"] for name in ("work", "imbalance", "links", "order"))
+        assert total == pytest.approx(found.seconds)
+    assert cause["reason"] == Explanation(*parts).reason
+    shown = " ".join(run(compare, *pair).stdout.split())
+    assert cause["text"] in shown
+    assert cause["text"].startswith("The ")
+    same = json.loads(run(compare, pair[0], pair[0], "--json").stdout)["cause"]
+    assert same["reason"] == "close"
+
+
 def test_tables_keep_their_figures_on_a_narrow_terminal(pair, monkeypatch):
     wide = run(simulate_command, pair[0]).stdout, run(compare, *pair).stdout
     monkeypatch.setenv("COLUMNS", "40")
@@ -345,7 +363,10 @@ def test_compare_says_that_masks_or_lengths_differ(folder, pair):
         assert result.exit_code == 0, result.output
     for name, what in (("local", "other masks"), ("short", "batches of other lengths")):
         result = run(compare, pair[0], folder / f"{name}.dcpplan", "--json")
-        assert json.loads(result.stdout)["notes"] == [f"the two plans are for {what}"]
+        document = json.loads(result.stdout)
+        assert document["notes"] == [f"the two plans are for {what}"]
+        assert document["cause"]["reason"] is None
+        assert "these compute other pairs" in document["cause"]["text"]
 
 
 @pytest.mark.parametrize(
@@ -601,6 +622,19 @@ def test_files_of_a_folder_are_planned_at_any_depth_with_the_mask_of_their_paths
     assert len(read_plan(out).plan.cu_seqlens) == 6
 
 
+def test_rows_whose_layout_says_their_length_need_no_other_column(tmp_path):
+    spec, rows, out = (tmp_path / name for name in ("a.dcpm", "rows.jsonl", "x.dcpplan"))
+    spec.write_text('segment seq = doc[lens]*\nmask m = causal and same(seq)\nfor "*" use m\n')
+    rows.write_text("".join(json.dumps({"lens": lens}) + "\n" for lens in ([5, 4], [7], [3, 3])))
+    result = run(plan_command, spec, *SMALL, "--dataset", rows, "--tokens", 16, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert read_plan(out).plan.cu_seqlens.tolist() == [0, 9, 16]
+    rows.write_text(json.dumps({"lens": [5, 4], "len": 8}))
+    refused = run(plan_command, spec, *SMALL, "--dataset", rows)
+    assert isinstance(refused.exception, DatasetError)
+    assert "row 0: segment `seq`: the layout has 9 tokens, the sample 8" in str(refused.exception)
+
+
 def test_files_that_match_different_statements_are_refused_by_name(nested):
     result = plan_of(nested, "data")
     assert isinstance(result.exception, DatasetError)
@@ -721,3 +755,81 @@ def test_simulate_says_that_the_plans_own_devices_stay(folder):
     _, out = planned(folder, "--sample", '{"len": 50}')
     assert "the plan is for 1x2 devices" in run(simulate_command, out, "--cluster", "1x4").stderr
     assert "note:" not in run(simulate_command, out, "--cluster", "1x2").stderr
+
+
+def loads(plan, of):
+    """Most over the mean of what devices compute or own, counted tile by tile."""
+    shares = [0] * plan.num_devices
+    if of == "compute":
+        for device, pairs in zip(plan.tiles.device, plan.tiles.pairs, strict=True):
+            shares[device] += int(pairs)
+    else:
+        for owner, tokens in zip(plan.blocks.owner, plan.blocks.num_tokens, strict=True):
+            shares[owner] += int(tokens)
+    return max(shares) / (sum(shares) / len(shares))
+
+
+def test_a_layout_over_a_cap_is_marked_and_the_best_within_it_is_named(folder):
+    lengths, name = (40, 24), "static:documents"  # tokens 40 to 24: 1.25 of the mean, none sent
+    samples = [part for n in lengths for part in ("--sample", f"len = {n}")]
+    asked = (*SMALL, "--mask", "causal", "--backend", "native", "--against", "static", *samples)
+    (batch,) = json.loads(run(plan_command, folder / "a.dcpm", *asked, "--json").stdout)["batches"]
+    mask = load(folder / "a.dcpm").mask("causal")
+    sparsity = block_sparsity([mask.bind(Sample({}, n)) for n in lengths], 8, 8)
+    cluster = preset("a100-p4de", 1, 2)
+    plans = {
+        other: build_plan(sparsity, ModelShape(), cluster, PlanConfig(other))
+        for other in static_layouts(ModelShape(), cluster)
+    }
+    over = {
+        other: [cap for cap in ("compute", "tokens") if loads(plan, cap) > 1.1]
+        for other, plan in plans.items()
+    }
+    assert over[name] == ["compute", "tokens"]
+    assert any("tokens" not in caps for caps in over.values())
+    assert {other: told["over_caps"] for other, told in batch["against"].items()} == over
+    seconds = {other: predict(plan).seconds for other, plan in plans.items()}
+    own = batch["predicted_forward_s"] + batch["predicted_backward_s"]
+    held = {other: s for other, s in seconds.items() if "tokens" not in over[other]}
+    for scope, known in (("of_all", seconds), ("within_token_cap", held)):
+        best = min(known, key=known.get)
+        assert batch["best_static"][scope] == {
+            "name": best, "speedup": pytest.approx(known[best] / own)
+        }  # fmt: skip
+    assert batch["best_static"]["of_all"]["name"] == name
+    lines = run(plan_command, folder / "a.dcpm", *asked).stdout.splitlines()
+    (marked,) = [line for line in lines if line.startswith(f"speedup over {name}")]
+    assert marked.rstrip().endswith("over caps: compute 1.46, tokens 1.25")
+    told = {line[:33].strip(): line[33:] for line in lines}
+    assert name in told["speedup over best static"]
+    assert batch["best_static"]["within_token_cap"]["name"] in told["within the token cap"]
+
+
+def test_that_no_layout_holds_the_cap_is_said(folder):
+    # Three blocks on two devices: one owns two of them, in any layout.
+    asked = (*SMALL, "--mask", "causal", "--against", "static", "--sample", "len = 24")
+    document = json.loads(run(plan_command, folder / "a.dcpm", *asked, "--json").stdout)
+    assert list(document["batches"][0]["best_static"]) == ["of_all"]
+    assert list(document["speedup_over_best_static"]) == ["of_all"]
+    assert "no static layout holds it" in run(plan_command, folder / "a.dcpm", *asked).stdout
+
+
+def test_batches_and_stacks_are_told_beside_their_best_layouts(folder):
+    data = ("--dataset", folder / "rows.jsonl", "--tokens", 60, "--batches", 3)
+    layouts = ("--against", "static:ring", "--against", "static:contiguous")
+    asked = (*SMALL, *data, *layouts)
+    document = json.loads(run(plan_command, folder / "a.dcpm", *asked, "--json").stdout)
+    best = [batch["best_static"]["of_all"]["speedup"] for batch in document["batches"]]
+    spread = document["speedup_over_best_static"]["of_all"]
+    assert (spread["least"], spread["most"]) == (min(best), max(best))
+    over = [batch["against"]["static:ring"]["over_caps"] for batch in document["batches"]]
+    table = run(plan_command, folder / "a.dcpm", *asked).stdout
+    count = sum("compute" in caps for caps in over)
+    assert count > 0
+    assert f"static:ring is over caps: compute in {count}" in table
+    (folder / "s.dcpm").write_text("stack mixed = 2 of causal and q - k < 9, causal\n")
+    sample = ("--sample", "len = 100", *layouts)
+    stack = json.loads(run(plan_command, folder / "s.dcpm", *SMALL, *sample, "--json").stdout)
+    speedups = {name: spread["most"] for name, spread in stack["speedup"].items()}
+    assert stack["speedup_over_best_static"]["of_all"]["most"] == min(speedups.values())
+    assert "within the token cap" in run(plan_command, folder / "s.dcpm", *SMALL, *sample).stdout

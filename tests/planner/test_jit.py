@@ -1,14 +1,19 @@
 """What the first plan after an installation has to compile."""
 
 import json
+import os
+import stat
 import subprocess
 import sys
 
 import click.testing
+import pytest
 from numba import njit
 
 from dcp_planner.commands.plan import plan
-from dcp_planner.jit import INT, announced, compiled, inner
+from dcp_planner.compile_cache import check_private
+from dcp_planner.compile_clock import COMPILE_CLOCK
+from dcp_planner.jit import INT, compiled, inner
 
 _COUNT = """
 import importlib, json, pkgutil
@@ -44,50 +49,152 @@ def test_every_compiled_function_is_compiled_once(tmp_path):
     assert run.stderr == ""
 
 
-def test_compiling_is_told_once():
+_KERNEL = """
+import sys
+from dcp_planner.jit import INT, compiled, inner
+from dcp_planner.compile_clock import compile_seconds, stopwatch
+assert compile_seconds() == 0.0
+@inner(INT(INT))
+def twice(x):
+    return 2 * x
+sys.stderr.write("imported\\n")
+imported = compile_seconds()
+@compiled
+def kernel(x):
+    return twice(x) + 1
+with stopwatch() as watch:
+    assert kernel(3) == 7
+print(imported > 0, watch.compile_s > 0, watch.seconds >= 0, len(kernel.stats.cache_hits))
+"""
+_SAID = "compiling the planner once per installation, some 15 s on a free core"
+
+
+def compile_kernel(folder, **environment):
+    """Import a small kernel in a process of its own; give what it prints, line by line."""
+    (folder / "kernel.py").write_text(_KERNEL)
+    unset = {"NUMBA_CACHE_DIR", "XDG_CACHE_HOME"}
+    kept = {name: value for name, value in os.environ.items() if name not in unset}
+    run = subprocess.run(
+        [sys.executable, "-B", "-c", "import kernel"],
+        env=kept | {name: str(value) for name, value in environment.items()},
+        capture_output=True, text=True, check=True, cwd=folder,
+    )  # fmt: skip
+    return run.stdout.split(), run.stderr.splitlines()
+
+
+def test_compiling_is_told_once_before_it_begins_and_measured_apart(tmp_path):
+    cache = tmp_path / "cache"
+    out, err = compile_kernel(tmp_path, NUMBA_CACHE_DIR=cache)
+    assert (out, err) == (["True", "True", "True", "0"], [_SAID, "imported"])
+    out, err = compile_kernel(tmp_path, NUMBA_CACHE_DIR=cache)
+    assert (out, err) == (["False", "False", "True", "1"], ["imported"])
+
+
+@pytest.fixture
+def unwritable(tmp_path):
+    """A folder for a module, and an environment, in which numba finds no place for its cache."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir(mode=0o700)
+    module = tmp_path / "module"
+    module.mkdir()
+    (module / "__pycache__").write_text("no folder")  # stops root, whom no mode would
+    nowhere = {"HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null/cache"}
+    return module, {**nowhere, "TMPDIR": temporary}, temporary / f"dcp-compiled-{os.geteuid()}"
+
+
+def test_a_private_folder_keeps_what_no_other_place_can(unwritable):
+    module, environment, folder = unwritable
+    assert compile_kernel(module, **environment)[1] == [_SAID, "imported"]
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert compile_kernel(module, **environment) == (["False", "False", "True", "1"], ["imported"])
+    folder.chmod(0o770)  # somebody else may have put code there
+    out, err = compile_kernel(module, **environment)
+    assert out == ["True", "True", "True", "0"]
+    assert "in every process: it cannot be kept in" in err[0]
+    assert "set NUMBA_CACHE_DIR" in err[0]
+
+
+def test_a_folder_that_others_can_change_is_not_private(tmp_path, monkeypatch):
+    tmp_path.chmod(0o700)
+    folder = tmp_path / "own"
+    folder.mkdir(mode=0o700)
+    check_private(folder)
+    (tmp_path / "link").symlink_to(folder)
+    (tmp_path / "file").touch(0o600)
+    for other in ("link", "file"):
+        with pytest.raises(PermissionError, match="expected a folder"):
+            check_private(tmp_path / other)
+    tmp_path.chmod(0o777)
+    with pytest.raises(PermissionError, match="no sticky bit"):
+        check_private(folder)
+    tmp_path.chmod(0o1777)
+    check_private(folder)
+    other = os.geteuid() + 1
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: other)
+        with pytest.raises(PermissionError, match="a folder of this user that others cannot enter"):
+            check_private(folder)
+    folder.chmod(0o750)
+    with pytest.raises(PermissionError, match="that others cannot enter"):
+        check_private(folder)
+
+
+def uncached():
+    """A function that numba has nowhere to keep."""
+    made = {}
+    exec(compile("def f(x): return x + 1", "<nowhere>", "exec"), made)
+    return made["f"]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of this process, as it was before it told anything."""
+    monkeypatch.setattr(COMPILE_CLOCK, "is_kept", True)
+    monkeypatch.setattr(COMPILE_CLOCK, "_has_told", False)
+    return COMPILE_CLOCK
+
+
+def test_nothing_is_compiled_before_it_is_told(clock, monkeypatch):
     told = []
-    double = njit(lambda x: x + x)
-    with announced(lambda: told.append(1)):
-        assert told == []
-        double(1)
-        double(1.0)
-    njit(lambda x: x)(1)
-    assert told == [1]
-    with announced(lambda: told.append(1)):
-        double(1)  # compiled already
-    assert told == [1]
+    kernel = compiled(uncached())
+    monkeypatch.setattr(clock, "_words", lambda: told.append(len(kernel.signatures)))
+    assert kernel(1) == 2
+    assert kernel(1.0) == 2.0
+    assert (told, len(kernel.signatures)) == ([0], 2)
+    assert njit(lambda x: x)(1) == 1  # of somebody else
+    assert told == [0]
 
 
-def test_plan_says_that_the_planner_is_compiled(tmp_path, monkeypatch):
-    from dcp_planner import planning
+def test_the_planning_time_leaves_compiling_out(tmp_path, clock, monkeypatch):
+    from dcp_planner import compile_clock, planning
 
-    plan_batch = planning.plan_batch
+    build_plan, calls = planning.build_plan, []
+    kernel = compiled(uncached())
 
-    def on_an_empty_cache(batch, how):
-        njit(lambda x: x)(1)
-        return plan_batch(batch, how)
+    def build_on_an_empty_cache(*arguments):
+        calls.append(kernel(1))
+        return build_plan(*arguments)
 
     spec = tmp_path / "a.dcpm"
     spec.write_text("mask m = causal\n")
     options = ["--sample", '{"len": 64}', "--mask", "m", "--cluster", "1x2", "--json"]
+    monkeypatch.setattr(planning, "build_plan", build_on_an_empty_cache)
+    # A clock that stands still but while the kernel is compiled, which takes it 1000 s.
+    monkeypatch.setattr(compile_clock, "perf_counter", lambda: 1000.0 * len(kernel.signatures))
+    before = compile_clock.compile_seconds()
+    run = click.testing.CliRunner().invoke(plan, [str(spec), *options])
+    assert run.exit_code == 0, run.output
+    document = json.loads(run.stdout)
+    assert calls == [2]
+    assert document["batches"][0]["plan_s"] == 0.0
+    assert document["compile_s"] - before == 1000.0
+    assert "s, which the planning time leaves out" in run.stderr
 
-    def said():
-        run = click.testing.CliRunner().invoke(plan, [str(spec), *options])
-        assert run.exit_code == 0, run.output
-        assert json.loads(run.stdout)["schema"]
-        return run.stderr.count("compiling the planner (once per installation)")
 
-    said()
-    assert said() == 0
-    monkeypatch.setattr(planning, "plan_batch", on_an_empty_cache)
-    assert said() == 1
-
-
-def test_what_cannot_be_cached_is_compiled_all_the_same():
-    made = {}
-    exec(compile("def f(x): return x + 1", "<nowhere>", "exec"), made)
-    assert compiled(made["f"])(1) == 2
-    assert len(inner(INT(INT))(made["f"]).signatures) == 1
+def test_what_cannot_be_cached_is_compiled_all_the_same(clock):
+    assert compiled(uncached())(1) == 2
+    assert len(inner(INT(INT))(uncached()).signatures) == 1
+    assert not clock.is_kept
 
 
 def test_what_calls_changed_code_of_another_file_is_compiled_anew(tmp_path):

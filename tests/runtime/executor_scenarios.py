@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,9 @@ def check(plan, qkv, mask, out, mine):
 
 def two_layers_before_backward(executor, ranks):
     plan, qkv, mask = make("streaming", 0, ranks)
-    executor.prepare(plan)
+    prepared = executor.prepare(plan)
     first, second = (leaves(plan, *qkv[:2]) for _ in range(2))
-    outs = [DCPAttn.apply(executor, *mine[:2]) for mine in (first, second)]
+    outs = [DCPAttn.apply(prepared, *mine[:2]) for mine in (first, second)]
     for out, mine in zip(outs, (first, second), strict=True):
         out.backward(qkv[2][mine[2]])
         check(plan, qkv, mask, out, mine)
@@ -80,23 +81,26 @@ def another_plan_before_backward(executor, ranks):
     cases = [make("causal", 1, ranks), make("blind_rows", 2, ranks, "static:contiguous")]
     open_calls = []
     for plan, qkv, _ in cases:
-        executor.prepare(plan)
+        prepared = executor.prepare(plan)
         mine = leaves(plan, *qkv[:2])
-        open_calls.append((DCPAttn.apply(executor, *mine[:2]), mine))
+        open_calls.append((DCPAttn.apply(prepared, *mine[:2]), mine))
     for (plan, qkv, mask), (out, mine) in zip(cases, open_calls, strict=True):
         out.backward(qkv[2][mine[2]])
         check(plan, qkv, mask, out, mine)
 
 
 def activation_checkpointing(executor, ranks):
-    plan, qkv, mask = make("causal", 3, ranks)
-    executor.prepare(plan)
-    mine = leaves(plan, *qkv[:2])
-    out = checkpoint(
-        lambda q, kv: DCPAttn.apply(executor, q, kv), mine[0], mine[1], use_reentrant=False
-    )
-    out.backward(qkv[2][mine[2]])
-    check(plan, qkv, mask, out, mine)
+    """Two batches are open, of as many tokens on every rank; each is recomputed under its plan."""
+    cases = [make("causal", 3, ranks), make("scattered", 4, ranks)]
+    for use_reentrant in (False, True):
+        open_calls = []
+        for plan, qkv, _ in cases:
+            mine = leaves(plan, *qkv[:2])
+            call = partial(DCPAttn.apply, executor.prepare(plan))
+            open_calls.append((checkpoint(call, *mine[:2], use_reentrant=use_reentrant), mine))
+        for (plan, qkv, mask), (out, mine) in zip(cases, open_calls, strict=True):
+            out.backward(qkv[2][mine[2]])
+            check(plan, qkv, mask, out, mine)
 
 
 def gathered_timeline_holds_all_ranks(executor, ranks):

@@ -1,13 +1,20 @@
 """How training loops use the executor, on loopback worlds: several ranks in this process.
 
-Each scenario is called on every rank with its transport and gives what is compared with dense
-attention, or asserts what it states.
+Each scenario is called on every rank with its transport and cases, each a plan and q, kv, dout, and
+gives what is compared with dense attention: the number of the case, this rank's rows, tensors.
 """
+
+from functools import partial
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from dcp_runtime import DCPAttn, DCPExecutor
+from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans
+
+CHECKPOINTS = {
+    "reentrant": partial(checkpoint, use_reentrant=True),
+    "non-reentrant": partial(checkpoint, use_reentrant=False),
+}
 
 
 def leaves(plan, rank, q, kv):
@@ -15,96 +22,120 @@ def leaves(plan, rank, q, kv):
     return q[rows].clone().requires_grad_(), kv[rows].clone().requires_grad_(), rows
 
 
-def attend(executor, plan, rank, qkv, wrap=None):
-    """One layer: gives rows and tensors after `backward` has been called on its output."""
+def attend(prepared, number, case, rank, wrap=lambda call, *arguments: call(*arguments)):
+    """One layer of a batch: gives what `finish` needs."""
+    plan, qkv = case
     q, kv, rows = leaves(plan, rank, *qkv[:2])
-    call = wrap or (lambda q, kv: DCPAttn.apply(executor, q, kv))
-    return call(q, kv), q, kv, rows
+    out = wrap(lambda q, kv: DCPAttn.apply(prepared, q, kv), q, kv)
+    return number, out, q, kv, rows, qkv[2]
 
 
-def finish(layer, dout):
-    out, q, kv, rows = layer
+def finish(layer):
+    number, out, q, kv, rows, dout = layer
     out.backward(dout[rows].to(out.dtype))
-    return rows, {"out": out.detach(), "dq": q.grad, "dkv": kv.grad}
+    return number, rows, {"out": out.detach(), "dq": q.grad, "dkv": kv.grad}
 
 
 def layers_forward_then_backward(transport, cases):
-    (plan, qkv), *_ = cases
     executor = DCPExecutor(transport=transport, check_finite=True)
-    executor.prepare(plan)
-    layers = [attend(executor, plan, transport.rank, qkv) for _ in range(3)]
-    return [finish(layer, qkv[2]) for layer in reversed(layers)]
+    prepared = executor.prepare(cases[0][0])
+    layers = [attend(prepared, 0, cases[0], transport.rank) for _ in range(3)]
+    return [finish(layer) for layer in reversed(layers)]
 
 
-def micro_batches_with_plans_of_their_own(transport, cases):
+def one_batch_at_a_time_by_the_executor_alone(transport, cases, wrap=None):
     executor = DCPExecutor(transport=transport)
     found = []
-    for plan, qkv in cases:
-        executor.prepare(plan)
-        found.append(finish(attend(executor, plan, transport.rank, qkv), qkv[2]))
+    for number, case in enumerate(cases):
+        executor.prepare(case[0])
+        options = {} if wrap is None else {"wrap": wrap}
+        found.append(finish(attend(executor, number, case, transport.rank, **options)))
     return found
 
 
-def forward_of_all_batches_before_any_backward(transport, cases):
+def batches_without_backward_by_the_executor_alone(transport, cases):
     executor = DCPExecutor(transport=transport)
-    layers = []
-    for plan, qkv in cases:
-        executor.prepare(plan)
-        layers.append(attend(executor, plan, transport.rank, qkv))
-    return [finish(layer, qkv[2]) for layer, (_, qkv) in zip(layers, cases, strict=True)]
+    for case in cases:
+        executor.prepare(case[0])
+        with torch.no_grad():
+            out = attend(executor, 0, case, transport.rank)
+        assert out[1].grad_fn is None
+    executor.prepare(cases[0][0])
+    return [finish(attend(executor, 0, cases[0], transport.rank))]
 
 
-def activation_checkpointing(transport, cases):
+def forward_of_all_batches_before_any_backward(transport, cases, wrap=None):
     executor = DCPExecutor(transport=transport)
-    found = []
-    for plan, qkv in cases:
-        executor.prepare(plan)
+    options = {} if wrap is None else {"wrap": wrap}
+    layers = [
+        attend(executor.prepare(case[0]), number, case, transport.rank, **options)
+        for number, case in enumerate(cases)
+    ]
+    return [finish(layer) for layer in layers]
 
-        def again(q, kv):
-            return checkpoint(
-                lambda q, kv: DCPAttn.apply(executor, q, kv), q, kv, use_reentrant=False
-            )
 
-        found.append(finish(attend(executor, plan, transport.rank, qkv, again), qkv[2]))
+def interleaved_order(transport, cases, wrap):
+    """A pipeline's step: each rank has two chunks of the model, each batch passes them in turn.
+
+    All plans are prepared before the first chunk runs, as `torch.distributed.pipelining` wants it.
+    """
+    executor = DCPExecutor(transport=transport, micro_batches=len(cases))
+    plans = [LayerPlans.prepare(executor, case[0]) for case in cases]
+    is_open, found = {}, []
+
+    def forward(batch, chunk):
+        plan = plans[batch].of(chunk)
+        is_open[batch, chunk] = attend(plan, batch, cases[batch], transport.rank, wrap)
+
+    def backward(batch, chunk):
+        found.append(finish(is_open.pop((batch, chunk))))
+
+    last = len(cases) - 1
+    forward(0, 0), forward(1, 0), forward(0, 1)
+    for batch in range(1, last):
+        forward(batch + 1, 0), backward(batch - 1, 1), forward(batch, 1), backward(batch - 1, 0)
+    backward(last - 1, 1), forward(last, 1), backward(last, 1)
+    backward(last - 1, 0), backward(last, 0)
+    assert not is_open
     return found
 
 
-def strided_arguments(transport, cases):
+def strided(call, q, kv):
+    q = q.transpose(0, 1).contiguous().transpose(0, 1)
+    kv = kv.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
+    return call(q, kv)
+
+
+def compiled_around(transport, cases, graphs):
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
     executor = DCPExecutor(transport=transport)
     found = []
-    for plan, qkv in cases:
-        executor.prepare(plan)
 
-        def strided(q, kv):
-            q = q.transpose(0, 1).contiguous().transpose(0, 1)
-            kv = kv.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
-            return DCPAttn.apply(executor, q, kv)
+    @torch.compile(backend=backend, fullgraph=False)
+    def block(prepared, q, kv):
+        return DCPAttn.apply(prepared, q * 1.0, kv * 1.0) * 1.0
 
-        found.append(finish(attend(executor, plan, transport.rank, qkv, strided), qkv[2]))
-    return found
-
-
-def compiled_around(transport, cases):
-    executor = DCPExecutor(transport=transport)
-    found = []
-    for plan, qkv in cases:
-        executor.prepare(plan)
-
-        @torch.compile(backend="eager", fullgraph=False)
-        def block(q, kv, executor=executor):
-            return DCPAttn.apply(executor, q * 1.0, kv * 1.0) * 1.0
-
-        found.append(finish(attend(executor, plan, transport.rank, qkv, block), qkv[2]))
+    for number, (plan, qkv) in enumerate(cases):
+        prepared = executor.prepare(plan)
+        q, kv, rows = leaves(plan, transport.rank, *qkv[:2])
+        found.append(finish((number, block(prepared, q, kv), q, kv, rows, qkv[2])))
     return found
 
 
 SCENARIOS = {
-    scenario.__name__: scenario
-    for scenario in (
-        layers_forward_then_backward,
-        micro_batches_with_plans_of_their_own,
-        forward_of_all_batches_before_any_backward,
-        activation_checkpointing,
-        strided_arguments,
-    )
+    "layers forward, then backward": layers_forward_then_backward,
+    "one batch at a time": one_batch_at_a_time_by_the_executor_alone,
+    "batches without backward": batches_without_backward_by_the_executor_alone,
+    "all forward before any backward": forward_of_all_batches_before_any_backward,
+    "strided arguments": partial(one_batch_at_a_time_by_the_executor_alone, wrap=strided),
 }
+for name, wrap in CHECKPOINTS.items():
+    SCENARIOS |= {
+        f"{name} checkpoints, all open": partial(
+            forward_of_all_batches_before_any_backward, wrap=wrap
+        ),
+        f"{name} checkpoints, interleaved": partial(interleaved_order, wrap=wrap),
+    }

@@ -119,6 +119,60 @@ def test_a_stream_gives_the_same_batches_and_resumes(lengths, stop, look_ahead):
         assert [data.rows for data, _ in again] == wanted[stop:]
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_every_iteration_begins_an_epoch_also_behind_one_that_was_left(shuffle):
+    rows = rows_of([10, 30, 25, 5, 17, 40, 9, 22, 31, 8, 12, 3])
+    undisturbed = loader_of(rows, shuffle=shuffle, seed=4)
+    epochs = [[data.rows for data, _ in undisturbed] for _ in range(3)]
+    loader = loader_of(rows, shuffle=shuffle, seed=4)
+    for number, _ in enumerate(loader):
+        assert len(loader) == len(epochs[0])
+        if number == 1:
+            break
+    assert len(loader) == len(epochs[1])
+    assert [data.rows for data, _ in loader] == epochs[1]
+    iter(loader)  # gives no batch: no epoch is left by it
+    assert [data.rows for data, _ in loader] == epochs[2]
+
+
+def test_an_epoch_may_be_chosen_and_a_loaded_state_of_it_stays():
+    rows = rows_of([10] * 30)
+    undisturbed = loader_of(rows, shuffle=True)
+    epochs = [[data.rows for data, _ in undisturbed] for _ in range(3)]
+    loader = loader_of(rows, shuffle=True)
+    for epoch in (2, 0, 0, 1):
+        loader.set_epoch(epoch)
+        assert [data.rows for data, _ in loader] == epochs[epoch]
+    loader.set_epoch(1)
+    batches = iter(loader)
+    assert [next(batches)[0].rows for _ in range(2)] == epochs[1][:2]
+    state = loader.state_dict()
+    loader.set_epoch(2)  # of the next iteration
+    assert next(batches)[0].rows == epochs[1][2]
+    assert [data.rows for data, _ in loader] == epochs[2]
+    for asked, expected in ((1, epochs[1][2:]), (2, epochs[2])):
+        resumed = loader_of(rows, shuffle=True)
+        resumed.load_state_dict(state)
+        resumed.set_epoch(asked)
+        assert len(resumed) == len(epochs[asked])  # of the whole epoch
+        assert resumed.state_dict()["epoch"] == asked
+        assert [data.rows for data, _ in resumed] == expected
+    with pytest.raises(RunError, match="epoch: expected at least 0, got -1"):
+        loader.set_epoch(-1)
+
+
+def test_two_iterations_at_a_time_are_refused():
+    loader = loader_of(rows_of([30, 30, 30]))
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    with pytest.raises(RunError, match="another iteration over this DCPDataloader has begun"):
+        next(first)
+    assert [data.rows for data, _ in second] == [(0,), (1,), (2,)]
+    with pytest.raises(RunError, match="another iteration"):
+        list(zip(loader, loader, strict=True))
+
+
 def test_shuffling_orders_every_epoch_anew_and_depends_on_the_seed_alone():
     def epochs(seed):
         loader = loader_of(rows_of([10] * 30), shuffle=True, seed=seed)
@@ -149,7 +203,7 @@ def test_bad_rows_are_skipped_and_counted():
     rows = rows_of([10, 0, 50, 8, 12])
     for row, parts in zip(rows, ([10], [], [50], [9], [5, 7]), strict=True):
         row["parts"] = parts
-    loader = loader_of(rows, mask=SPEC.mask("own"), policy="skip")
+    loader = loader_of(rows, mask=SPEC.mask("own"), policy="skip", hidden_targets="leave_out")
     for _ in range(2):  # rows are counted once, however often they are met
         assert [data.rows for data, _ in loader] == [(0, 4)]
         assert loader.screening.counts == {"empty": 1, "too_long": 1, "unfit": 1}
@@ -168,8 +222,11 @@ def test_bad_rows_are_skipped_and_counted():
 def test_a_truncated_row_keeps_the_mask_of_its_first_tokens(name):
     rows = [{**rows_of([50])[0], "parts": [20, 30]}]
     mask = SPEC.mask(name)
-    ((data, plan),) = loader_of(rows, mask=mask, policy="truncate", cluster=Cluster(1, 1))
+    options = {"policy": "truncate", "hidden_targets": "leave_out", "cluster": Cluster(1, 1)}
+    ((data, plan),) = loader_of(rows, mask=mask, **options)
     assert data.tokens.tolist() == list(range(40))
+    hidden = [19, 39] if name == "own" else [39]
+    assert [i for i, label in enumerate(data.labels.tolist()) if label == -100] == hidden
     assert plan.provenance is None
     dense = dense_mask(mask, Sample({"parts": [20, 30]}, 50))[:40, :40]
     assert int(plan.tiles.pairs.sum()) == dense.sum()

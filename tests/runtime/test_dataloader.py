@@ -1,9 +1,12 @@
 """`DCPDataloader`: every sample once, labels across block borders, all ranks one plan."""
 
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
@@ -146,6 +149,17 @@ def test_a_row_that_does_not_fit_its_mask_is_named():
         next(iter(loader))
 
 
+def test_a_layout_and_tokens_that_disagree_are_refused_in_words():
+    spec = Spec.from_text('segment seq = doc[lens]* mask m = causal and same(seq) for "*" use m')
+    rows = [{"tokens": list(range(7)), "lens": [3, 4]}, {"tokens": list(range(8)), "lens": [3, 4]}]
+    ((data, _),) = make_loader(rows[:1], spec, rank=0, **{**OPTIONS, "cluster": Cluster(1, 1)})
+    assert data.tokens.tolist() == list(range(7))
+    with pytest.raises(
+        DatasetError, match=r"row 0: segment `seq`: the layout has 7 tokens, the sa"
+    ):
+        next(iter(make_loader(rows[1:], spec, rank=0, **OPTIONS)))
+
+
 def test_labels_do_not_cross_sequences():
     ((data, plan),) = make_loader(
         rows_of([3, 1, 2]), SPEC.mask("band"), rank=0, **{**OPTIONS, "cluster": Cluster(1, 1)}
@@ -167,14 +181,101 @@ def test_head_groups_of_the_config_reach_the_plan():
     assert tokens == list(range(30))  # each on one rank, whole
 
 
-def test_a_folder_whose_files_have_different_masks_is_refused(tmp_path):
-    for name in ("chat", "web"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "a.jsonl").write_text('{"tokens": [1, 2, 3]}')
-    spec = Spec.from_text('for "chat/*" use causal\nfor "web/*" use sliding(2)')
-    with pytest.raises(DatasetError, match=r"do not share one `for` statement: .*web/a\.jsonl"):
-        make_loader(read_dataset(tmp_path), spec, rank=0, **OPTIONS)
-    assert len(make_loader(read_dataset(tmp_path / "chat"), spec, rank=0, **OPTIONS)) == 1
+@pytest.fixture
+def mixed(tmp_path):
+    """A folder whose files have columns and masks of their own."""
+    (tmp_path / "rl").mkdir()
+    (tmp_path / "sft").mkdir()
+    rl = [([11, 7, 9], 5), ([4, 6], 8)]
+    pq.write_table(
+        pa.table(
+            {
+                "prompt_len": [prompt for _, prompt in rl],
+                "answer_lens": [answers for answers, _ in rl],
+                "input_ids": [list(range(prompt + sum(answers))) for answers, prompt in rl],
+            }
+        ),
+        tmp_path / "rl" / "a.parquet",
+    )
+    with (tmp_path / "sft" / "a.jsonl").open("w") as file:
+        for doc_lens in ([13, 8], [17]):
+            row = {"doc_lens": doc_lens, "tokens": list(range(sum(doc_lens))), "source": "web"}
+            file.write(json.dumps(row) + "\n")
+    return tmp_path
+
+
+MIXED = Spec.from_text(
+    "segment part = question[question_len] answer[answer_lens]*\n"
+    "segment doc = [doc_lens]*\n"
+    "mask shared = causal and (k in question or same(answer))\n"
+    "mask packed(w: tokens) = causal and same(doc) and q - k < w\n"
+    'for "rl/*" having answer_lens use shared with question_len = prompt_len\n'
+    'for "sft/*" use packed(w = 6)\n'
+)
+MIXED_RL = Spec.from_text("\n".join(MIXED.source.splitlines()[:-1]))
+
+
+def shared_by_hand(prompt, answers):
+    """Who sees whom where several answers follow one question, token by token."""
+    part = [0] * prompt + [n + 1 for n, answer in enumerate(answers) for _ in range(answer)]
+    return [
+        [k <= q and part[k] in (0, part[q]) for k in range(len(part))] for q in range(len(part))
+    ]
+
+
+def packed_by_hand(doc_lens, window):
+    doc = [n for n, length in enumerate(doc_lens) for _ in range(length)]
+    return [
+        [k <= q and doc[k] == doc[q] and q - k < window for k in range(len(doc))]
+        for q in range(len(doc))
+    ]
+
+
+def test_files_with_masks_of_their_own_share_batches_and_run_exactly(mixed, lab):
+    expected = [
+        shared_by_hand(5, [11, 7, 9]),
+        shared_by_hand(8, [4, 6]),
+        packed_by_hand([13, 8], 6),
+        packed_by_hand([17], 6),
+    ]
+    dataset = read_dataset(mixed)
+    options = {**OPTIONS, "shuffle": True, "seed": 3}
+    batches = list(make_loader(dataset, MIXED, rank=0, **options))
+    seen = [data.rows for data, _ in batches]
+    assert sorted(row for rows in seen for row in rows) == [0, 1, 2, 3]
+    assert any(min(rows) < 2 <= max(rows) for rows in seen)  # both masks in one batch
+    for number, (data, plan) in enumerate(batches):
+        dense = block_diagonal([np.array(expected[row]) for row in data.rows])
+        q, kv, dout = lab.random_qkv(number, len(dense), 2, 1, 8, torch.float32)
+        got, _ = lab.run_in_threads(plan, q, kv, dout)
+        lab.assert_as_exact_as_eager(got, q, kv, dout, dense)
+
+
+def block_diagonal(masks):
+    ends = np.cumsum([len(mask) for mask in masks])
+    whole = np.zeros((ends[-1], ends[-1]), bool)
+    for mask, end in zip(masks, ends, strict=True):
+        whole[end - len(mask) : end, end - len(mask) : end] = mask
+    return whole
+
+
+def test_rows_in_memory_find_their_mask_by_their_columns():
+    rows = [
+        {"tokens": [1, 2, 3, 4], "doc_lens": [2, 2]},
+        {"tokens": [1, 2, 3, 4, 5]},
+    ]
+    spec = Spec.from_text('for "*" having doc_lens use document for "*" use causal')
+    for dataset in (rows, (row for row in rows)):
+        ((_, plan),) = make_loader(dataset, spec, rank=0, **OPTIONS)
+        assert int(plan.tiles.pairs.sum()) == 2 * 3 + 15
+
+
+def test_a_file_that_no_statement_takes_is_named(mixed):
+    with pytest.raises(
+        DatasetError, match=r"no `for` statement matches .*sft/a\.jsonl with the col"
+    ):
+        make_loader(read_dataset(mixed), MIXED_RL, rank=0, **OPTIONS)
+    assert len(make_loader(read_dataset(mixed / "rl"), MIXED_RL, rank=0, **OPTIONS)) == 1
 
 
 def test_the_rows_of_an_iterator_are_read_once_and_never_missed_in_silence():
@@ -187,6 +288,22 @@ def test_the_rows_of_an_iterator_are_read_once_and_never_missed_in_silence():
     next(iter(loader))
     with pytest.raises(DatasetError, match="from a generator"):
         list(loader)  # the rest of the epoch: rows that were read ahead are gone
+
+
+def test_a_data_loader_of_torch_gives_the_same_batches():
+    loader = make_loader(rows_of([30, 30, 20, 40]), SPEC.mask("band"), rank=0, **OPTIONS)
+    expected = [(data.tokens.tolist(), digest(plan)) for data, plan in loader]
+    wrapped = torch.utils.data.DataLoader(loader, batch_size=None)
+    assert len(wrapped) == len(expected) == 2
+    for _ in range(2):
+        assert [(data.tokens.tolist(), digest(plan)) for data, plan in wrapped] == expected
+
+
+def test_workers_of_torch_are_refused_in_words():
+    loader = make_loader(rows_of([30, 30]), SPEC.mask("band"), rank=0, **OPTIONS)
+    wrapped = torch.utils.data.DataLoader(loader, batch_size=None, num_workers=1)
+    with pytest.raises(RunError, match="give DataLoader num_workers=0, LookAhead"):
+        next(iter(wrapped))
 
 
 def test_the_data_set_is_asked_once_for_a_row_of_a_batch():

@@ -152,6 +152,38 @@ def test_what_the_plan_does_not_do_is_refused(executor):
         model(tokens[:, :9], position_ids=positions[:, :9], use_cache=False, dcp=layers)
 
 
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_a_model_made_without_dcp_is_found_by_the_plan_that_nothing_ran(executor, implementation):
+    """It takes the plans without a word and attends under a mask of its own."""
+    config = llama()
+    layers = LayerPlans.prepare(executor, plan_of("shared", config))
+    results(model_of(config, implementation), dcp=layers)
+    says = "no layer ran the plan of prepared batch 1, .* made with attn_implementation='dcp'"
+    with pytest.raises(RunError, match=says):
+        LayerPlans.prepare(executor, plan_of("shared", config))
+
+
+# The name that all versions know.
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointed_batches_keep_their_plans_while_others_are_open(executor, use_reentrant):
+    config, masks = llama(), ("shared", "causal", "local")
+    model = model_of(config, "dcp").train()
+    model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    tokens, positions = inputs()
+    losses = []
+    for mask in masks:
+        layers = LayerPlans.prepare(executor, plan_of(mask, config))
+        logits = model(tokens, position_ids=positions, use_cache=False, dcp=layers).logits
+        losses.append(logits.square().mean())
+    for loss, mask in zip(losses, masks, strict=True):
+        model.zero_grad()
+        loss.backward()
+        # A config of its own: models that share one take the attention of the last that was made.
+        dense = results(model_of(llama(), "eager"), attention_mask=dense_bias(mask))
+        assert_close([parameter.grad for parameter in model.parameters()], dense[1:])
+
+
 def test_a_model_with_dropout_by_default_is_refused(executor):
     config = GPT2Config(n_embd=32, n_head=4, n_layer=1, vocab_size=50)
     layers = LayerPlans.prepare(executor, plan_of("causal", llama()))

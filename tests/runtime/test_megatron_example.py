@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
@@ -112,6 +113,27 @@ def test_two_context_parallel_ranks_give_the_step_of_dense_attention(scale):
     for number, gradient in enumerate(wanted_gradients):
         found = sum(gradients[number] for _, _, gradients in results)
         torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_core_attention_that_is_recomputed_is_refused(use_reentrant):
+    """Its plans are those of the batch prepared last, which need not be the batch of the pass."""
+
+    def step(transport):
+        plans, executor = CurrentPlans(), DCPExecutor(transport=transport)
+        layer = SelfAttention(core(1, plans))
+        loader = make_loader(
+            ROWS, SPEC.mask("local"), shape=ModelShape(Q_HEADS, KV_HEADS, HEAD_DIM, 4),
+            rank=transport.rank, cluster=CLUSTER,
+        )  # fmt: skip
+        ((_, plan),) = loader
+        plans.prepare(executor, plan)
+        hidden = torch.ones(len(plan.local_tokens(transport.rank)), 1, WIDTH, requires_grad=True)
+        out = checkpoint(layer, hidden, None, use_reentrant=use_reentrant)
+        with pytest.raises(RunError, match="recomputed inside a backward pass, when another batch"):
+            out.sum().backward()
+
+    LoopbackWorld(CLUSTER.num_devices).run(step)
 
 
 def test_what_no_plan_computes_is_refused():

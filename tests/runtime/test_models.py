@@ -27,43 +27,101 @@ def make(lab, mask, lengths, seed, shape=SHAPE, dtype=torch.float32, routing="di
     return plan, lab.random_qkv(seed, sum(lengths), *heads, dtype), dense
 
 
-@pytest.fixture
-def cases(lab):
-    return [make(lab, "causal", (70, 30), 1), make(lab, "blind_rows", (60, 1, 20), 2)]
+@pytest.fixture(params=[2, 3])
+def cases(lab, request):
+    """Plans that share the ownership of tokens: of another's plan only the numbers would tell."""
+    masks = ("causal", "scattered", "streaming")[: request.param]
+    return [make(lab, mask, (70, 30), seed) for seed, mask in enumerate(masks, 1)]
 
 
 def check(lab, cases, parts):
-    """Put the ranks' results together, case by case (or layer by layer of the first case)."""
-    count = len(parts[0])
-    for n in range(count):
-        _, qkv, dense = cases[n] if count == len(cases) else cases[0]
+    """Put the ranks' results together, layer by layer, and compare them with dense attention."""
+    assert parts[0]
+    for layers in zip(*parts, strict=True):
+        number = layers[0][0]
+        _, qkv, dense = cases[number]
         whole = {}
         for name in ("out", "dq", "dkv"):
             like = qkv[1] if name == "dkv" else qkv[0]
             whole[name] = torch.full(like.shape, torch.nan, dtype=like.dtype)
-            for rank in parts:
-                rows, tensors = rank[n]
+            for same, rows, tensors in layers:
+                assert same == number
                 whole[name][rows] = tensors[name]
         lab.assert_as_exact_as_eager(whole, *qkv, dense)
 
 
+def run(cases, scenario, ranks=RANKS, **options):
+    plans = [(plan, qkv) for plan, qkv, _ in cases]
+    world = LoopbackWorld(ranks, timeout_s=20)
+    return world.run(lambda transport: scenario(transport, plans, **options))
+
+
 @pytest.mark.parametrize("name", model_scenarios.SCENARIOS)
 def test_training_loop(lab, cases, name):
-    scenario = model_scenarios.SCENARIOS[name]
-    plans = [(plan, qkv) for plan, qkv, _ in cases]
-    check(lab, cases, LoopbackWorld(RANKS).run(lambda transport: scenario(transport, plans)))
+    check(lab, cases, run(cases, model_scenarios.SCENARIOS[name]))
+
+
+@pytest.mark.parametrize("wrap", model_scenarios.CHECKPOINTS)
+def test_an_executor_that_a_checkpoint_asks_again_is_refused(cases, wrap):
+    """By then the executor may hold another plan, and gradients would be wrong without a word."""
+    scenario = model_scenarios.one_batch_at_a_time_by_the_executor_alone
+    with pytest.raises(RunError, match=r"asked the executor for its plan inside a backward pass"):
+        run(cases, scenario, wrap=model_scenarios.CHECKPOINTS[wrap])
+
+
+def test_an_executor_is_refused_while_another_batch_waits_for_its_backward(cases):
+    says = r"while prepared batch 1 \(waits for its backward\) and prepared batch 2 are open"
+
+    def work(transport, plans):
+        executor = DCPExecutor(transport=transport)
+        executor.prepare(plans[0][0])
+        first = model_scenarios.attend(executor, 0, plans[0], transport.rank)
+        executor.prepare(plans[1][0])
+        with pytest.raises(RunError, match=says):  # the second batch, or more of the first?
+            model_scenarios.attend(executor, 1, plans[1], transport.rank)
+        model_scenarios.finish(first)
+        model_scenarios.finish(model_scenarios.attend(executor, 1, plans[1], transport.rank))
+
+    run(cases, work)
+
+
+def test_an_executor_is_refused_while_another_batch_waits_for_its_first_layer(cases):
+    says = r"while prepared batch 1 \(waits for its first layer\) and prepared batch 2 are open"
+
+    def work(transport, plans):
+        executor = DCPExecutor(transport=transport, micro_batches=2)
+        ready = [executor.prepare(plan) for plan, _ in plans[:2]]
+        with pytest.raises(RunError, match=says):
+            model_scenarios.attend(executor, 0, plans[0], transport.rank)
+        for number, prepared in enumerate(ready):
+            case = plans[number]
+            model_scenarios.finish(model_scenarios.attend(prepared, number, case, transport.rank))
+
+    run(cases, work)
+
+
+def test_what_is_no_prepared_plan_is_refused(lab):
+    def work(executor, q, kv, dout):
+        with pytest.raises(RunError, match=r"expected a prepared plan, .* got Plan$"):
+            DCPAttn.apply(executor.prepared.part.plan, q, kv)
+        DCPAttn.apply(executor, q, kv)
+
+    on_every_rank(make(lab, "causal", (60,), 6), work)
 
 
 # The tracer itself looks at .grad of what it is given.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_compiled_model_breaks_its_graph_and_gives_the_same(lab):
     # One rank: the compiler's own state is per process, not per thread.
-    masks = [lab.masks["causal"](50)]
-    config = PlanConfig(partitioner="static:zigzag")
-    plan = build_plan(lab.sparsity_of(masks, 16), SHAPE, Cluster(devices_per_node=1), config)
-    qkv = lab.random_qkv(3, 50, 4, 2, 8, torch.float32)
-    ((part,),) = [LoopbackWorld(1).run(lambda t: model_scenarios.compiled_around(t, [(plan, qkv)]))]
-    check(lab, [(plan, qkv, masks[0])], [part])
+    config, cases = PlanConfig(partitioner="static:zigzag"), []
+    for seed, name in enumerate(["causal", "scattered"] * 5):
+        mask = lab.masks[name](50)
+        plan = build_plan(lab.sparsity_of([mask], 16), SHAPE, Cluster(devices_per_node=1), config)
+        cases.append((plan, lab.random_qkv(seed, 50, 4, 2, 8, torch.float32), mask))
+    torch._dynamo.reset()
+    graphs = []
+    check(lab, cases, run(cases, model_scenarios.compiled_around, ranks=1, graphs=graphs))
+    assert len(graphs) == 2  # before the layer and behind it; another plan is no other program
 
 
 def on_every_rank(case, work, **options):
@@ -290,7 +348,7 @@ def test_the_clock_of_the_plan_before_goes_on(lab):
     plan, *_ = make(lab, "causal", (60,), 8)
 
     def run(transport):
-        executor = DCPExecutor(transport=transport)
+        executor = DCPExecutor(transport=transport, micro_batches=2)
         first = executor.prepare(plan).recorder
         assert executor.prepare(plan).recorder.clock is first.clock
 

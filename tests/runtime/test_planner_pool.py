@@ -1,9 +1,12 @@
 """Plans made ahead in processes of their own: the same plans, whatever happens to a process."""
 
+import gc
 import os
 import signal
+import subprocess
 import sys
 import time
+import warnings
 from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +18,9 @@ from loader_options import make_loader
 
 from dcp_dsl import DatasetError, DCPError, Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig, digest
-from dcp_runtime import RunError
-from dcp_runtime.data.plan_request import PlanRequest
-from dcp_runtime.data.planner_pool import PlannerLostError, PlannerPool
+from dcp_runtime import LookAhead, RunError
+from dcp_runtime.data.plan_request import PlanRequest, plan_request
+from dcp_runtime.data.planner_pool import MOST_FAILED_STARTS, PlannerLostError, PlannerPool
 
 pytestmark = pytest.mark.dist
 
@@ -60,6 +63,15 @@ def test_plans_of_a_process_are_those_of_this_one():
         assert loader.metrics.cached == len(own)  # the second epoch has the same batches
     finally:
         loader.close()
+
+
+def test_what_a_process_says_of_hidden_tokens_is_what_this_one_finds(pool):
+    spec = Spec.from_text('segment s = part[parts]*\nfor "*" use causal and same(part)')
+    rows = [{"tokens": list(range(sum(n))), "parts": n} for n in ([20, 1, 1, 8], [9], [10, 15])]
+    loader = make_loader(rows, spec, **OPTIONS)
+    request = next(iter(loader._coming())).pending.request
+    found, _ = pool.submit(request).result(timeout=60)
+    assert found.hidden == plan_request(request).hidden == ((19, 22), (48, 49))
 
 
 def test_planning_is_hidden_behind_the_step():
@@ -152,3 +164,87 @@ def test_requests_survive_json():
     request = request_of()
     assert PlanRequest.from_json(request.to_json()) == request
     assert PlanRequest.from_json(request.to_json()).key == request.key != request_of(1).key
+
+
+@pytest.mark.parametrize(
+    ("cores", "local_ranks", "options", "processes"),
+    [
+        (1, None, {}, 0),
+        (2, None, {}, 1),
+        (2, None, {"batches": 0}, 0),
+        (2, None, {"processes": 0}, 0),
+        (1, None, {"processes": 3}, 3),
+        (7, "4", {}, 0),
+        (8, "4", {}, 1),
+        (4, "4", {"planner": "first"}, 0),
+        (5, "4", {"planner": "first"}, 1),
+        (2, "many", {}, 1),
+    ],
+)
+def test_a_process_plans_where_a_core_is_left_for_it(
+    cores, local_ranks, options, processes, monkeypatch
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if local_ranks is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local_ranks)
+    assert LookAhead(**options).num_processes == processes
+
+
+def is_running(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
+
+
+def test_processes_end_with_the_loader_that_nobody_holds():
+    loader = make_loader(ROWS, SPEC, processes=1, **OPTIONS)
+    next(iter(loader))
+    (pid,) = loader._plans.pool.processes
+    assert is_running(pid)
+    del loader
+    gc.collect()
+    assert not is_running(pid)
+
+
+UNFINISHED = """
+import sys
+from loader_options import make_loader
+from test_planner_pool import OPTIONS, ROWS, SPEC
+loader = make_loader(ROWS, SPEC, processes=1, ahead=3, **OPTIONS)
+for _ in loader:
+    print(*loader._plans.pool.processes)
+    break
+"""
+
+
+def test_processes_end_with_a_script_that_leaves_its_loop():
+    done = subprocess.run(
+        [sys.executable, "-c", UNFINISHED],
+        cwd=Path(__file__).parent, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr
+    assert not is_running(int(done.stdout))
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/no/such/program"])
+def test_where_no_process_starts_this_one_plans(program, monkeypatch):
+    own = [digest(plan) for _, plan in make_loader(ROWS, SPEC, **OPTIONS)]
+    loader = make_loader(ROWS, SPEC, processes=1, **OPTIONS)
+    with monkeypatch.context() as patched, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        patched.setattr(sys, "executable", program)
+        assert [digest(plan) for _, plan in loader] == own
+        assert [digest(plan) for _, plan in loader] == own
+    assert 1 <= len(told) == loader.metrics.lost <= MOST_FAILED_STARTS
+    assert str(told[-1].message).endswith("from now on this process plans, when a batch is needed")
+
+
+def test_a_closed_loader_plans_in_this_process():
+    own = [digest(plan) for _, plan in make_loader(ROWS, SPEC, **OPTIONS)]
+    loader = make_loader(ROWS, SPEC, processes=1, ahead=3, **OPTIONS)
+    batches = iter(loader)
+    found = [digest(next(batches)[1])]
+    loader.close()
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+        found += [digest(plan) for _, plan in batches]
+    assert found == own

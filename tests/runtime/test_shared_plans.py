@@ -97,6 +97,8 @@ def only_the_planner_compiles_masks(executor, processes):
     assert first.screening.examples == each.screening.examples
     layers = LayerPlans.prepare(executor, found[0][1])
     assert layers.of(4).prepared is layers.of(0).prepared is not layers.of(2).prepared
+    tokens = len(found[0][0].tokens)
+    DCPAttn.apply(layers.of(4), torch.ones(tokens, 2, 8), torch.ones(tokens, 2, 1, 8))
     strict = make_loader(PARTS, LAYERS, planner="first", processes=processes, **OPTIONS)
     try:
         list(strict)
@@ -105,6 +107,38 @@ def only_the_planner_compiles_masks(executor, processes):
     else:
         raise AssertionError("row 1 does not fit its mask")
     strict.close()
+
+OWN = Spec.from_text("segment s = part[parts]*\\nmask own = causal and same(part)").mask("own")
+
+def targets_and_columns_are_alike(executor, processes):
+    rows = [{"tokens": list(range(sum(n))), "parts": n, "x": [i / 7 for i in range(sum(n))]}
+            for n in ([20, 1, 1, 8], [9], [10, 30], [50, 5, 5])]
+    options = {**OPTIONS, "hidden_targets": "leave_out", "extra_columns": ("x",)}
+    each = make_loader(rows, OWN, **options)
+    first = make_loader(rows, OWN, planner="first", processes=processes, **options)
+    for (one, _), (other, _) in zip(each, first, strict=True):
+        assert one.num_targets == other.num_targets
+        for name in ("labels", "target_rows", "target_ids", "position_ids"):
+            assert torch.equal(getattr(one, name), getattr(other, name)), name
+        assert torch.equal(one.extra["x"], other.extra["x"])
+        assert torch.equal(one.target_extra["x"], other.target_extra["x"])
+    first.close()
+    assert each.screening.hidden_targets == first.screening.hidden_targets == 3 + 1 + 2
+def nothing_starts(executor):
+    wanted = [digest(plan) for _, plan in make_loader(ROWS, MASK, **OPTIONS)]
+    loader = make_loader(ROWS, MASK, planner="first", processes=1, **OPTIONS)
+    program, sys.executable = sys.executable, "/bin/false"
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = [part.digest for _, part in loader]
+    finally:
+        sys.executable = program
+    assert found[1:] == wanted[1:]  # the first may be placed quickly, the others are planned
+    if rank == 0:
+        assert loader.metrics.lost == len(ROWS), loader.metrics
+        assert str(caught[-1].message).endswith("; rank 0 plans"), caught[-1].message
+    loader.close()
 
 def refused(executor, planners):
     loader = make_loader(ROWS, MASK, planner="first", processes=planners,
@@ -118,9 +152,11 @@ def refused(executor, planners):
     loader.close()
 
 executor = DCPExecutor()
-for scenario in (lambda e: alike(e, 0), lambda e: alike(e, 1), killed,
+for scenario in (lambda e: alike(e, 0), lambda e: alike(e, 1), killed, nothing_starts,
                  lambda e: only_the_planner_compiles_masks(e, 0),
                  lambda e: only_the_planner_compiles_masks(e, 1),
+                 lambda e: targets_and_columns_are_alike(e, 0),
+                 lambda e: targets_and_columns_are_alike(e, 1),
                  lambda e: refused(e, 0), lambda e: refused(e, 1)):
     scenario(executor)
     dist.barrier()

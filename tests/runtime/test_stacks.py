@@ -2,10 +2,12 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).parent))
 from loader_options import make_loader
@@ -49,23 +51,29 @@ def dense_of(masks, rows, budget=50):
     return torch.block_diag(*parts).bool().numpy()
 
 
-def check_layers(lab, ranks, mask_fn, masks_of, num_layers, **more):
-    """Run layers under the loader's plans on all ranks and compare each with dense attention."""
+def check_layers(lab, ranks, mask_fn, masks_of, num_layers, attend=DCPAttn.apply, **more):
+    """Run layers under the loader's plans on all ranks and compare each with dense attention.
+
+    All batches run forward before the first runs backward.
+    """
     q, kv, dout = lab.random_qkv(5, 50, *HEADS, torch.float32)
 
     def run(transport):
-        executor, found = DCPExecutor(transport=transport), []
+        executor, batches = DCPExecutor(transport=transport), []
         for data, plan in make_loader(ROWS, mask_fn, rank=transport.rank, **options(ranks, **more)):
             layers = LayerPlans.prepare(executor, plan)
             rows = torch.tensor(plan.local_tokens(transport.rank))
             outputs = []
             for layer in range(num_layers):
                 leaves = [x[rows].clone().requires_grad_() for x in (q, kv)]
-                outputs.append((DCPAttn.apply(layers.of(layer), *leaves), *leaves))
+                outputs.append((attend(layers.of(layer), *leaves), *leaves))
+            batches.append((data.rows, plan.num_tokens, rows, outputs))
+        found = []
+        for data_rows, tokens, rows, outputs in batches:
             for out, *_ in reversed(outputs):
                 out.backward(dout[rows])
             results = [{"out": o.detach(), "dq": a.grad, "dkv": b.grad} for o, a, b in outputs]
-            found.append((data.rows, plan.num_tokens, rows, results))
+            found.append((data_rows, tokens, rows, results))
         return found
 
     for parts in zip(*LoopbackWorld(ranks).run(run), strict=True):
@@ -86,6 +94,15 @@ def test_every_layer_of_an_attached_stack_runs_its_own_mask_exactly(lab, ranks):
         return SPEC.mask("own" if layer % 3 == 2 else "band")
 
     check_layers(lab, ranks, SPEC, mask_of, num_layers=4)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_layers_that_a_checkpoint_runs_again_keep_the_plan_of_their_batch(lab, use_reentrant):
+    def mask_of(row, layer):
+        return SPEC.mask("own" if layer % 3 == 2 else "band")
+
+    attend = partial(checkpoint, DCPAttn.apply, use_reentrant=use_reentrant)
+    check_layers(lab, 2, SPEC, mask_of, num_layers=3, attend=attend)
 
 
 def test_rows_of_a_batch_may_have_stacks_of_their_own(lab):
@@ -188,9 +205,8 @@ def test_heads_with_masks_of_their_own_run_as_the_page_on_training_says(lab):
 def test_plans_that_place_tokens_differently_are_no_stack():
     plans = []
     for name in ("static:zigzag", "static:contiguous"):
-        (_, plan), *_ = make_loader(
-            ROWS, SPEC.mask("own"), rank=0, **options(2, config=PlanConfig(name))
-        )
+        more = options(2, config=PlanConfig(name), hidden_targets="leave_out")
+        (_, plan), *_ = make_loader(ROWS, SPEC.mask("own"), rank=0, **more)
         plans.append(plan)
     with pytest.raises(RunError, match="the plans of a stack place tokens on different ranks"):
         StackedPlans(tuple(plans), (0, 1))

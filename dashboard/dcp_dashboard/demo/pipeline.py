@@ -1,6 +1,5 @@
 """The whole way once: documents, masks, block sparsity, placement, plan, run, verification."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +34,17 @@ from dcp_planner import (
     PlanConfig,
     Provenance,
     Trace,
+    best_static,
     build_plan,
     choose_block_size,
+    compile_seconds,
     cut_blocks,
     measure,
+    over_caps,
     preset,
     simulate,
+    static_layouts,
+    stopwatch,
     write_plan,
 )
 from dcp_runtime import ProcessWorld, RunConfig, open_world, run_plan
@@ -48,7 +52,7 @@ from dcp_runtime import ProcessWorld, RunConfig, open_world, run_plan
 Progress: TypeAlias = Callable[[str], None]
 
 DATASETS = ("pretrain", "long_chat", "examples", "answers")
-METHODS = ("portfolio", "kahypar", "static:zigzag", "static:contiguous")
+PLANNERS = ("portfolio", "kahypar")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +117,13 @@ def demo_spec() -> Path:
     return packaged if packaged.exists() else Path(__file__).parents[3] / "examples" / "demo.dcpm"
 
 
-def methods() -> tuple[str, ...]:
-    """Give the planners that can run here: KaHyPar, an extra, is only there to compare with."""
-    return tuple(name for name in METHODS if PARTITIONERS[name].unavailable() is None)
+def methods(setting: Setting) -> tuple[str, ...]:
+    """Give the planners that can run here, then every static layout that the setting allows.
+
+    KaHyPar, an extra, is only there to compare with.
+    """
+    planners = tuple(name for name in PLANNERS if PARTITIONERS[name].unavailable() is None)
+    return (*planners, *static_layouts(setting.shape, setting.cluster))
 
 
 def run_demo(config: DemoConfig, progress: Progress) -> DemoReport:
@@ -124,7 +132,20 @@ def run_demo(config: DemoConfig, progress: Progress) -> DemoReport:
     Raises:
         DCPError: if a stage fails; the message says what to do.
     """
-    start_s = time.perf_counter()
+    with stopwatch() as watch:
+        documents, masks = _walk(config, progress)
+    return DemoReport(
+        folder=str(config.out / "plans"),
+        ranks=config.ranks,
+        documents=documents,
+        seconds=watch.seconds,
+        masks=masks,
+        compile_s=compile_seconds(),
+    )
+
+
+def _walk(config: DemoConfig, progress: Progress) -> tuple[int, tuple[MaskReport, ...]]:
+    """Give how many documents there are and what was found of each mask."""
     for folder in (config.out, config.out / "data", config.out / "plans"):
         make_folder(folder, DashboardError)
     progress("reading the source files of the standard library")
@@ -134,13 +155,7 @@ def run_demo(config: DemoConfig, progress: Progress) -> DemoReport:
     spec = load(demo_spec())
     with open_world(config.ranks) as world:
         masks = tuple(_run_mask(spec, path, config, world, progress) for path in paths)
-    return DemoReport(
-        folder=str(config.out / "plans"),
-        ranks=config.ranks,
-        documents=len(documents),
-        seconds=time.perf_counter() - start_s,
-        masks=masks,
-    )
+    return len(documents), masks
 
 
 def _run_mask(
@@ -155,7 +170,7 @@ def _run_mask(
         progress(f"{mask.call}: compiling {setting.tokens:,} tokens")
         batch = compile_batch(spec, dataset, attachment, setting)
         plans = []
-        for method in methods():
+        for method in methods(setting):
             devices = setting.cluster.num_devices
             progress(f"{mask.call}: placing {setting.tokens:,} tokens on {devices}, {method}")
             plans.append(_plan(batch, setting, method, config.seed))
@@ -204,17 +219,16 @@ def compile_batch(spec: Spec, dataset: Dataset, attachment: Attachment, setting:
             f"{dataset.lengths.min()}; ask for more with --tokens"
         )
     samples = [attachment.sample(dataset[i]) for i in chosen]
-    start_s = time.perf_counter()
-    forms = [attachment.mask.compile(sample) for sample in samples]
-    sparsity = cut_blocks(forms, choose_block_size(forms, setting.cluster))
-    compile_s = time.perf_counter() - start_s
+    with stopwatch() as watch:
+        forms = [attachment.mask.compile(sample) for sample in samples]
+        sparsity = cut_blocks(forms, choose_block_size(forms, setting.cluster))
     provenance = Provenance(
         spec=spec.source,
         mask=attachment.mask.call,
         samples=tuple(sample.to_json() for sample in samples),
         origin=f"{Path(dataset.path).name}, rows {', '.join(map(str, chosen))}",
     )
-    return Batch(sparsity, provenance, compile_s)
+    return Batch(sparsity, provenance, watch.seconds)
 
 
 def _batch_report(placed: Placed) -> BatchReport:
@@ -223,6 +237,10 @@ def _batch_report(placed: Placed) -> BatchReport:
     borders = np.searchsorted(sparsity.q_bounds, sparsity.batch.cu_seqlens)
     blocks_per_sequence = np.diff(borders)
     full = int((sparsity.kind == BlockKind.FULL).sum())
+    methods = tuple(map(_method_report, placed.plans, placed.traces))
+    seconds = {method.method: method.predicted_s for method in methods}
+    over = {method.method: method.over_caps for method in methods}
+    best = best_static(methods[0].predicted_s, seconds, over)
     return BatchReport(
         plan=placed.file.name,
         tokens=sparsity.batch.num_tokens,
@@ -237,7 +255,8 @@ def _batch_report(placed: Placed) -> BatchReport:
         partial_blocks=sparsity.num_blocks - full,
         empty_blocks=int((blocks_per_sequence**2).sum()) - sparsity.num_blocks,
         compile_s=placed.batch.compile_s,
-        methods=tuple(map(_method_report, placed.plans, placed.traces)),
+        methods=methods,
+        best_static={scope: rival.name for scope, rival in best.items()},
     )
 
 
@@ -250,5 +269,6 @@ def _method_report(plan: Plan, trace: Trace) -> MethodReport:
         bytes_between_nodes=metrics.forward.inter_node_bytes + metrics.backward.inter_node_bytes,
         compute_imbalance=metrics.compute_imbalance,
         token_imbalance=metrics.token_imbalance,
+        over_caps=tuple(over_caps(metrics, PlanConfig())),
         predicted_s=trace.seconds(),
     )

@@ -1,5 +1,6 @@
 """What the demonstration found, as values: printed as tables for people, as JSON for programs."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -7,6 +8,8 @@ if TYPE_CHECKING:  # importing it would import torch
     from dcp_runtime import TensorError
 
 SCHEMA = "dcp.demo/1"
+KNOWN_LAYOUTS = ("static:zigzag", "static:contiguous")
+"""Layouts that are told in any case, because other systems use them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,7 @@ class MethodReport:
         bytes_forward, bytes_backward: sent between devices.
         bytes_between_nodes: the part of both that crosses the network.
         compute_imbalance, token_imbalance: max/mean over devices; 1 is perfect.
+        over_caps: names of the caps that it exceeds, ``compute`` and ``tokens``.
         predicted_s: simulated seconds of forward and backward.
     """
 
@@ -27,6 +31,7 @@ class MethodReport:
     bytes_between_nodes: int
     compute_imbalance: float
     token_imbalance: float
+    over_caps: tuple[str, ...]
     predicted_s: float
 
 
@@ -42,7 +47,9 @@ class BatchReport:
         sparsity: share of all pairs within sequences that is not visible.
         full_blocks, partial_blocks, empty_blocks: of all blocks within sequences.
         compile_s: seconds from samples to block sparsity.
-        methods: the planner's default first.
+        methods: the planner's default first, then KaHyPar if it is there, then all static layouts.
+        best_static: name of the fastest static layout ``of_all``, and of the fastest
+            ``within_token_cap`` if one holds it.
     """
 
     plan: str
@@ -59,6 +66,18 @@ class BatchReport:
     empty_blocks: int
     compile_s: float
     methods: tuple[MethodReport, ...]
+    best_static: Mapping[str, str]
+
+    @property
+    def told(self) -> tuple[MethodReport, ...]:
+        """The methods worth a line: planners, layouts that people know, the best layouts."""
+        names = {*KNOWN_LAYOUTS, *self.best_static.values()}
+        is_static = [method.method.startswith("static:") for method in self.methods]
+        return tuple(
+            method
+            for method, layout in zip(self.methods, is_static, strict=True)
+            if not layout or method.method in names
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +111,9 @@ class DemoReport:
         folder: where plans and data lie.
         ranks: real processes.
         documents: files of the standard library that became the data set.
-        seconds: of the whole demonstration.
+        seconds: of the whole demonstration, without compiling the planner.
         masks: in the order of the spec.
+        compile_s: seconds of compiling the planner, once per installation.
     """
 
     folder: str
@@ -101,6 +121,7 @@ class DemoReport:
     documents: int
     seconds: float
     masks: tuple[MaskReport, ...]
+    compile_s: float = 0.0
 
     @property
     def verified(self) -> bool:

@@ -4,14 +4,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from dcp_dashboard.demo.report import DemoReport, MaskReport
+from dcp_dashboard.demo.report import BatchReport, DemoReport, MaskReport, MethodReport
 
-_LABELS = {
-    "portfolio": "dcp-dsl",
-    "kahypar": "KaHyPar, refined",
-    "static:zigzag": "static zigzag",
-    "static:contiguous": "static contiguous",
-}
+_LABELS = {"portfolio": "dcp-dsl", "kahypar": "KaHyPar, refined"}
 
 
 def print_report(report: DemoReport, console: Console) -> None:
@@ -44,17 +39,30 @@ def _placements(mask: MaskReport) -> Table:
         is_run = batch is mask.executed
         on = f"{batch.devices} processes" if is_run else f"{batch.devices} GPUs"
         table.add_row(Text(f"{batch.tokens:,} on {on}", style="dim"))
-        for number, method in enumerate(batch.methods):
+        for number, method in enumerate(batch.told):
             table.add_row(
-                f"  {_LABELS.get(method.method, method.method)}",
+                f"  {_label(method, batch)}",
                 _bytes(method.bytes_forward + method.bytes_backward),
                 _bytes(method.bytes_between_nodes) if batch.nodes > 1 else "-",
-                f"{method.compute_imbalance:.2f}",
-                f"{method.token_imbalance:.2f}",
+                _capped(method, "compute", method.compute_imbalance),
+                _capped(method, "tokens", method.token_imbalance),
                 _seconds(method.predicted_s),
                 _seconds(mask.measured_s) if is_run and number == 0 else "",
             )
+    table.add_row(Text("*: over its cap", style="dim"))
     return table
+
+
+def _label(method: MethodReport, batch: BatchReport) -> str:
+    name = _LABELS.get(method.method, method.method.replace(":", " "))
+    if batch.best_static.get("of_all") == method.method:
+        return f"{name}, best"
+    is_within = batch.best_static.get("within_token_cap") == method.method
+    return f"{name}, best within the token cap" if is_within else name
+
+
+def _capped(method: MethodReport, cap: str, imbalance: float) -> str:
+    return f"{imbalance:.2f}{'*' if cap in method.over_caps else ' '}"
 
 
 def _table(first: str, *others: str) -> Table:

@@ -24,7 +24,7 @@ from dcp_dashboard.facts.quantities import (
     size,
 )
 from dcp_dashboard.library.plans import LoadedPlan
-from dcp_planner import BatchFigures, Difference, Source, Trace, compare_figures
+from dcp_planner import BatchFigures, Difference, Source, TimeParts, Trace, compare_figures
 
 EQUAL = 0.0005
 """Changes below this share are called equal: they vanish in three digits."""
@@ -41,11 +41,13 @@ class Side:
         loaded: the plan.
         source: which trace counts.
         figures: the planner's figures of the plan.
+        time_parts: where its predicted time goes.
     """
 
     loaded: LoadedPlan
     source: Source
     figures: BatchFigures
+    time_parts: TimeParts
 
     @property
     def trace(self) -> Trace:

@@ -1,24 +1,26 @@
-"""Who is faster, and mostly why: one sentence from the mean device of both sides.
+"""Who is faster, and why: the planner decides the reason of predictions, none is made up for runs.
 
-The run of every device is computing, waiting for messages, or standing idle (it has nothing to do
-until the others reach the end of forward or backward). So the length of a run is the mean over
-devices of compute + wait + idle, and the difference of two runs is the sum of three differences;
-the largest one in the direction of the whole is the reason.
+A prediction can be repeated with other links and other compute, so its reason is decided
+(`dcp_planner.explain_difference`). A run cannot be repeated so: the page says what its devices did,
+computing, waiting for messages or standing idle (nothing to do until the others reach the end of
+forward or backward), and that no reason is decided.
 """
 
 from dataclasses import dataclass
 
 from dcp_dashboard.facts.comparison import Comparison, Side
 from dcp_dashboard.facts.findings import Finding
-from dcp_dashboard.facts.quantities import count, duration, percent, ratio, size
+from dcp_dashboard.facts.quantities import count, duration, percent, ratio
+from dcp_planner import CAUSE_RULE, Explanation, explain_difference
 
-CLOSE = 0.005
-"""Runs whose lengths differ by less than this share take the same time."""
+CLOSE = 0.01
+"""Runs whose lengths differ by less than this share take about the same time."""
 
-RULE = (
+RUN_RULE = (
     "The length of a run is, for the mean device, computing + waiting for messages + standing "
-    "idle (nothing left to do before the last device reaches the end of a direction). The reason "
-    "is the part that differs most in the direction of the whole."
+    "idle (nothing left to do before the last device reaches the end of a direction). Who waits "
+    "may wait for slow links or for a device that computes for longer: a run cannot be repeated "
+    "with other links, so its reason is not decided."
 )
 
 
@@ -40,70 +42,70 @@ def parts_of(side: Side) -> Parts:
 
 
 def explain(comparison: Comparison) -> Finding:
-    """Say which side is faster and mostly why; of a prediction and its run, what the run does."""
+    """Say which side is faster, and why if that can be decided."""
     if not comparison.is_same_batch:
         return _explain_rates(comparison)
     first, second = comparison.first, comparison.second
-    is_run = comparison.is_same_plan and first.source != second.source
-    times = first.trace.seconds(), second.trace.seconds()
-    if abs(times[0] - times[1]) <= CLOSE * max(times):
-        both = "The run and its prediction" if is_run else "A and B"
+    if "measured" in (first.source, second.source):
+        return _explain_run(comparison)
+    outdated = [name for name, side in (("A", first), ("B", second)) if _is_outdated(side)]
+    if outdated:
+        return _explain_outdated(comparison, outdated)
+    found = Explanation(first.time_parts, second.time_parts)
+    return Finding(explain_difference(found, ("A", "B"), duration, percent), CAUSE_RULE)
+
+
+def _is_outdated(side: Side) -> bool:
+    """Tell whether the file's prediction is another than the planner's present one."""
+    stored, present = side.trace.seconds(), side.time_parts.seconds
+    return abs(stored - present) > CLOSE * max(stored, present)
+
+
+def _explain_outdated(comparison: Comparison, names: list[str]) -> Finding:
+    sides = {"A": comparison.first, "B": comparison.second}
+    now = " and ".join(f"{duration(sides[name].time_parts.seconds)} for {name}" for name in names)
+    times = (f"{name} takes {duration(side.trace.seconds())}" for name, side in sides.items())
+    return Finding(
+        f"{' and '.join(times)}, as the files say. No reason is decided, because the planner now "
+        f"predicts something else: {now}. Plan the batch again.",
+        "A reason is decided by predicting again; predictions in files may be of another version.",
+    )
+
+
+def _explain_run(comparison: Comparison) -> Finding:
+    """Compare a run with its prediction, or with another side, without naming a reason."""
+    first, second = comparison.first, comparison.second
+    names = "A", "B"
+    if comparison.is_same_plan and first.source != second.source:
+        is_first_run = first.source == "measured"
+        names = "The run", "predicted"
+        first, second = (first, second) if is_first_run else (second, first)
+    ours, theirs = first.trace.seconds(), second.trace.seconds()
+    if abs(ours - theirs) <= CLOSE * max(ours, theirs):
+        both = "The run and its prediction" if names[1] == "predicted" else "A and B"
         return Finding(
-            f"{both} take the same time: {duration(times[0])} and {duration(times[1])}.",
+            f"{both} take about the same time: {duration(ours)} and {duration(theirs)}.",
             f"Times from first start to last end; they differ by less than {percent(CLOSE)}.",
         )
-    if is_run:
-        subject, other = (first, second) if first.source == "measured" else (second, first)
-        names = ("The run", "predicted")
-    else:
-        subject, other = (first, second) if times[0] < times[1] else (second, first)
-        names = ("A", "B") if subject is first else ("B", "A")
-    ours, theirs = subject.trace.seconds(), other.trace.seconds()
     more = "more" if ours > theirs else "less"
-    claim = (
-        f"{names[0]} takes {percent(abs(ours / theirs - 1))} {more} time than {names[1]}: "
-        f"{duration(ours)} against {duration(theirs)}"
-    )
-    return Finding(f"{claim}, mostly because {_reason(subject, other)}.", RULE)
-
-
-REASONS = {
-    "compute": ("compute for a shorter time", "compute for a longer time"),
-    "wait": ("wait less for messages", "wait longer for messages"),
-    "idle": ("stand idle less until the last one is done",
-             "stand idle longer until the last one is done"),
-}  # fmt: skip
-"""What the devices of a side do when it is faster, and when it is slower."""
-
-
-def _reason(subject: Side, other: Side) -> str:
-    ours, theirs = parts_of(subject), parts_of(other)
-    total = subject.trace.seconds() - other.trace.seconds()
-    changes = {name: getattr(ours, name) - getattr(theirs, name) for name in Parts.__slots__}
-    name = max(changes, key=lambda part: changes[part] / total)
-    weight = f"{duration(abs(changes[name]))} of the {duration(abs(total))}"
-    if changes[name] / total > 1 + CLOSE:
-        weight = f"{duration(abs(changes[name]))}, part of which the others make up for"
-    values = [duration(max(0.0, getattr(side, name))) for side in (ours, theirs)]
-    return (
-        f"its devices {REASONS[name][total > 0]} ({values[0]} against {values[1]} on average, "
-        f"{weight}){_support(name, subject, other)}"
+    share = percent(abs(ours / theirs - 1)) if theirs else "infinitely much"
+    return Finding(
+        f"{names[0]} takes {share} {more} time than {names[1]}: {duration(ours)} against "
+        f"{duration(theirs)}. On average its devices {_doings(first, second)}. Why cannot be "
+        "decided of a run.",
+        RUN_RULE,
     )
 
 
-def _support(name: str, faster: Side, slower: Side) -> str:
-    """Name the figure of the plans that goes with the reason, if it points the same way."""
-    won, lost = faster.figures, slower.figures
-    if name == "wait":
-        ours, theirs = (f.forward_inter_bytes + f.backward_inter_bytes for f in (won, lost))
-        if ours < theirs:
-            return f"; {size(ours)} cross between nodes instead of {size(theirs)}"
-    if name == "idle" and won.compute_imbalance < lost.compute_imbalance * (1 - CLOSE):
-        levels = f"{ratio(won.compute_imbalance)} instead of {ratio(lost.compute_imbalance)}"
-        return f"; compute max/mean is {levels}"
-    if name == "compute" and faster.loaded.plan.cluster != slower.loaded.plan.cluster:
-        return "; the clusters differ"
-    return ""
+def _doings(first: Side, second: Side) -> str:
+    ours, theirs = parts_of(first), parts_of(second)
+    words = {"compute": "compute for", "wait": "wait for messages for", "idle": "stand idle for"}
+    told = [
+        f"{word} {duration(max(0.0, getattr(ours, name)))} "
+        f"against {duration(max(0.0, getattr(theirs, name)))}"
+        for name, word in words.items()
+    ]
+    return f"{told[0]}, {told[1]} and {told[2]}"
 
 
 def _explain_rates(comparison: Comparison) -> Finding:

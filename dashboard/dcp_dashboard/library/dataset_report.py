@@ -29,6 +29,7 @@ class BatchLine:
         figures: by name of the file, finite numbers; `seconds` is forward and backward together,
             `shortest`, `median_length`, `longest` are lengths of its sequences in tokens.
         against: predicted seconds of other methods.
+        over_tokens: other methods that own more tokens on a device than the cap.
         speedups: their seconds over ours.
         length_counts: sequences by power of two of their length, empty if unknown.
         mask, origin, backend: texts.
@@ -39,6 +40,7 @@ class BatchLine:
     index: int
     figures: Mapping[str, float]
     against: Mapping[str, float]
+    over_tokens: frozenset[str]
     speedups: Mapping[str, float]
     length_counts: tuple[int, ...]
     mask: str
@@ -159,6 +161,7 @@ def _line(at: int, batch: Mapping[str, Any]) -> BatchLine:
         index=at if index is None else index,
         figures=figures,
         against=against,
+        over_tokens=_over_tokens(batch.get("against")),
         speedups={name: theirs / ours for name, theirs in against.items()} if ours else {},
         length_counts=_counts(batch.get("length_counts")),
         mask=_text(batch.get("mask")),
@@ -178,6 +181,15 @@ def _against(value: object) -> dict[str, float]:
         if seconds:
             found[_text(name)] = seconds
     return found
+
+
+def _over_tokens(value: object) -> frozenset[str]:
+    items = list(value.items())[:MOST_METHODS] if isinstance(value, dict) else []
+    return frozenset(
+        _text(name)
+        for name, figures in items
+        if isinstance(figures, dict) and "tokens" in _texts(figures.get("over_caps"))
+    )
 
 
 def _seconds(figures: Mapping[str, Any]) -> float | None:

@@ -1,12 +1,19 @@
 """The served folder: which plan files it holds, under opaque keys, and nothing outside it.
 
 A key is a digest of the path relative to the folder, so that no text from a URL is ever used as a
-path: it is only compared with the keys of files that the scan found.
+path: it is only looked up among the keys of the names that a walk through the folder found.
+
+A walk is remembered together with the times of change of the folders that it saw. As long as those
+stand, no folder is read again: a key that is known costs one look at its file, an unknown one a
+look at each folder.
 """
 
 import hashlib
 import os
 import stat
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +21,14 @@ from dcp_dsl import DCPError
 
 SUFFIX = ".dcpplan"
 REPORT_SUFFIX = ".dcpbatches.json"
+SUFFIXES = (SUFFIX, REPORT_SUFFIX)
 MAX_DEPTH = 8
 MAX_ENTRIES = 50_000
+"""Names that a walk looks at, so that serving a whole disk by mistake ends."""
 MAX_FILES = 2_000
+"""Plans, and reports, of a list; the other files of the folder are found by their keys."""
+RECENT_NS = 2 * 10**9
+"""A folder changed so shortly before a walk may change again without a new time of change."""
 
 
 class DashboardError(DCPError):
@@ -43,12 +55,12 @@ class PlanEntry:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a walk through the folder found.
+    """The files of a list.
 
     Attributes:
-        entries: plan files, sorted by `PlanEntry.relative`.
+        entries: plan files, sorted by `PlanEntry.relative`, at most `MAX_FILES`.
         reports: reports of data sets, likewise.
-        is_complete: false if the walk stopped at one of its bounds.
+        is_complete: false if the folder holds more.
     """
 
     entries: tuple[PlanEntry, ...]
@@ -85,52 +97,130 @@ def open_folder(folder: str | Path) -> Path:
     return path.resolve()
 
 
-def scan(root: Path) -> Scan:
-    """Find the plan files and reports below `root`, at most `MAX_FILES`, `MAX_DEPTH` folders deep.
+class Folder:
+    """The served folder; safe to use from several threads.
 
     Hidden folders are skipped, symbolic links to folders are not followed, and a file counts only
-    if it is a regular file that lies below `root` after all links are resolved.
+    if it is a regular file that lies below the root after all links are resolved.
+
+    Args:
+        root: as `open_folder` gives it.
     """
-    found: list[PlanEntry] = []
-    seen = 0
-    is_complete = True
-    for current, folders, files in os.walk(root, followlinks=False):
-        depth = len(Path(current).relative_to(root).parts)
-        kept = sorted(name for name in folders if not name.startswith("."))
-        if depth >= MAX_DEPTH and kept:
-            kept, is_complete = [], False
-        folders[:] = kept
-        seen += len(folders) + len(files)
-        for name in sorted(files):
-            is_ours = name.endswith((SUFFIX, REPORT_SUFFIX))
-            entry = _entry(root, Path(current) / name) if is_ours else None
-            if entry is not None:
-                found.append(entry)
-        if seen > MAX_ENTRIES or len(found) > MAX_FILES:
-            is_complete = False
-            break
-    found.sort(key=lambda entry: entry.relative)
-    kept_files = found[:MAX_FILES]
-    return Scan(
-        tuple(entry for entry in kept_files if entry.relative.endswith(SUFFIX)),
-        tuple(entry for entry in kept_files if entry.relative.endswith(REPORT_SUFFIX)),
-        is_complete,
-    )
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._lock = threading.Lock()
+        self._walk = _Walk({}, {}, is_complete=True)
+
+    def scan(self) -> Scan:
+        """Give the files of the list as they are now; looks at each of them."""
+        walk = self._walked()
+        entries = self._entries(walk, SUFFIX)
+        reports = self._entries(walk, REPORT_SUFFIX)
+        is_short = max(len(entries), len(reports)) <= MAX_FILES
+        return Scan(
+            tuple(entries[:MAX_FILES]), tuple(reports[:MAX_FILES]), walk.is_complete and is_short
+        )
+
+    def find(self, key: str, suffix: str | tuple[str, ...] = SUFFIXES) -> PlanEntry | None:
+        """Give the file with this key as it is now, whether or not the list shows it, or ``None``.
+
+        The text of `key` is never used as a path.
+        """
+        relative = self._walk.names.get(key) or self._walked().names.get(key)
+        if relative is None or not relative.endswith(suffix):
+            return None
+        return _entry(self.root, self.root / relative)
+
+    def bounds(self) -> str:
+        """Say which files the last walk left out and cannot be found; empty if it left out none."""
+        if self._walk.is_complete:
+            return ""
+        return (
+            f"; only the first {MAX_ENTRIES:,} names and {MAX_DEPTH} levels of folders below "
+            f"{self.root} are looked at, serve a folder further down for the others"
+        )
+
+    def _entries(self, walk: "_Walk", suffix: str) -> list[PlanEntry]:
+        """Give the files of one kind, one more than a list holds if there are more."""
+        found: list[PlanEntry] = []
+        for relative in sorted(name for name in walk.names.values() if name.endswith(suffix)):
+            entry = _entry(self.root, self.root / relative)
+            found += [] if entry is None else [entry]
+            if len(found) > MAX_FILES:
+                break
+        return found
+
+    def _walked(self) -> "_Walk":
+        """Give a walk that nothing has changed since."""
+        with self._lock:
+            if not self._walk.is_current():
+                self._walk = _walk(self.root)
+            return self._walk
 
 
-def find(root: Path, key: str) -> PlanEntry | None:
-    """Give the plan file with this key, or ``None``; the text of `key` is never used as a path."""
-    return next((entry for entry in scan(root).entries if entry.key == key), None)
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """What one walk saw.
+
+    Attributes:
+        names: path below the root of every name that ends as ours do, by key.
+        folders: what `_times` said of each folder before it was read; ``None`` if it changed
+            shortly before.
+        is_complete: false if the walk stopped at one of its bounds.
+    """
+
+    names: dict[str, str]
+    folders: dict[str, tuple[int, int] | None]
+    is_complete: bool
+
+    def is_current(self) -> bool:
+        """Tell whether no folder has got or lost a name since."""
+        return bool(self.folders) and all(
+            times is not None and times == _times(folder) for folder, times in self.folders.items()
+        )
 
 
-def find_report(root: Path, key: str) -> PlanEntry | None:
-    """Give the report with this key, or ``None``; the text of `key` is never used as a path."""
-    return next((entry for entry in scan(root).reports if entry.key == key), None)
+def _walk(root: Path) -> _Walk:
+    names: dict[str, str] = {}
+    folders: dict[str, tuple[int, int] | None] = {}
+    seen, is_complete, waiting = 0, True, [("", 0)]
+    while waiting:
+        below, depth = waiting.pop()
+        path, now_ns = os.path.join(root, below), time.time_ns()
+        times = _times(path)
+        is_recent = times is not None and times[0] > now_ns - RECENT_NS
+        folders[path] = None if is_recent else times
+        for name, is_folder in _names(path):
+            seen += 1
+            if seen > MAX_ENTRIES:
+                return _Walk(names, folders, is_complete=False)
+            relative = f"{below}{name}"
+            if is_folder and not name.startswith("."):
+                is_complete = is_complete and depth < MAX_DEPTH
+                waiting += [(f"{relative}/", depth + 1)] if depth < MAX_DEPTH else []
+            elif not is_folder and name.endswith(SUFFIXES):
+                names[plan_key(relative)] = relative
+    return _Walk(names, folders, is_complete=is_complete)
 
 
-def look_again(root: Path, entry: PlanEntry) -> PlanEntry | None:
-    """Give a file of an earlier scan as it is now, ``None`` if it is gone or no longer inside."""
-    return _entry(root, root / entry.relative)
+def _names(path: str) -> Iterator[tuple[str, bool]]:
+    """Give the names in a folder, and whether each is a folder and no link; none if unreadable."""
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                yield entry.name, entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return
+
+
+def _times(path: str) -> tuple[int, int] | None:
+    """Give when names in a folder, and when its permissions, changed last; in ns."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ctime_ns
 
 
 def _entry(root: Path, path: Path) -> PlanEntry | None:

@@ -19,12 +19,9 @@ from dcp_dashboard.library.folder import (
     REPORT_SUFFIX,
     SUFFIX,
     DashboardError,
+    Folder,
     PlanEntry,
-    find,
-    find_report,
-    look_again,
     plan_key,
-    scan,
 )
 from dcp_dashboard.library.session_plans import MAX_PLANS, SessionPlans
 from dcp_dashboard.library.summary import DeviceTotals, PlanSummary, device_totals, summarise
@@ -33,11 +30,13 @@ from dcp_planner import (
     BatchFigures,
     Plan,
     Source,
+    TimeParts,
     Trace,
     figures_of,
     measure,
     read_plan,
     simulate,
+    split_time,
 )
 
 MAX_FILE_BYTES = 2 * 10**9
@@ -48,8 +47,6 @@ MAX_SESSION_BYTES = 2**28
 MAX_DEVICES = 1024
 """Devices of a plan that is shown: traffic is a cell for every two of them."""
 LIST_BUDGET_S = 5.0
-MAX_SEEN = 1_024
-"""Files whose place is remembered, so that asking for their version walks no folder."""
 
 Value = TypeVar("Value")
 
@@ -139,27 +136,31 @@ class PlanLibrary:
     """Everything the pages and the data API read; the only place that opens plan files.
 
     Attributes:
-        root: the served folder.
+        folder: the served folder.
         session: plans that lie in no folder, dropped on a page or planned there.
     """
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.folder = Folder(root)
         self.session = SessionPlans()
-        self._lock = threading.Lock()
         self._plans = BoundedCache[LoadedPlan](8)
         self._rows = BoundedCache[PlanRow](4_096)
         self._payloads = BoundedCache[bytes](32)
         self._reports = BoundedCache[DatasetReport](16)
-        self._seen: OrderedDict[str, PlanEntry] = OrderedDict()
         self._figures = BoundedCache[BatchFigures](256)
+        self._time_parts = BoundedCache[TimeParts](256)
+
+    @property
+    def root(self) -> Path:
+        """The served folder, resolved."""
+        return self.folder.root
 
     def rows(self) -> tuple[tuple[PlanRow, ...], bool]:
         """Give a row for every plan file, and whether the scan of the folder was complete.
 
         Files are read for at most `LIST_BUDGET_S`; the rest say that they are not read yet.
         """
-        found = scan(self.root)
+        found = self.folder.scan()
         deadline = time.monotonic() + LIST_BUDGET_S
         rows = []
         for entry in found.entries:
@@ -176,7 +177,7 @@ class PlanLibrary:
 
     def reports(self) -> tuple[ReportRow, ...]:
         """Give every report of a data set in the folder; unreadable ones with the reason."""
-        return tuple(self._report_row(entry) for entry in scan(self.root).reports)
+        return tuple(self._report_row(entry) for entry in self.folder.scan().reports)
 
     def report(self, key: str) -> ReportRow:
         """Give the report with this key.
@@ -185,11 +186,12 @@ class PlanLibrary:
             DashboardError: if no file has this key.
             DCPError: if the file is no readable report.
         """
-        entry = find_report(self.root, key)
+        entry = self.folder.find(key, REPORT_SUFFIX)
         if entry is None:
             raise DashboardError(
                 f"expected the key of a {REPORT_SUFFIX} file below {self.root}, got {key[:40]!r}; "
                 "the file may have been moved or deleted, the list shows what is there"
+                f"{self.folder.bounds()}"
             )
         return ReportRow(entry, self._read_report(entry))
 
@@ -198,19 +200,7 @@ class PlanLibrary:
 
         Costs one look at the file, not a walk through the folder, once the key is known.
         """
-        kept = self.session.find(key)
-        if kept is not None:
-            return version_of(kept)
-        with self._lock:
-            known = self._seen.get(key)
-        entry = look_again(self.root, known) if known else None
-        if known is None:
-            entry = find(self.root, key) or find_report(self.root, key)
-            if entry is not None:
-                with self._lock:
-                    self._seen[key] = entry
-                    while len(self._seen) > MAX_SEEN:
-                        self._seen.popitem(last=False)
+        entry = self.session.find(key) or self.folder.find(key)
         return None if entry is None else version_of(entry)
 
     def load(self, key: str) -> LoadedPlan:
@@ -221,13 +211,13 @@ class PlanLibrary:
             DCPError: if the file is no readable plan.
         """
         kept = self.session.find(key)
-        entry = kept or find(self.root, key)
+        entry = kept or self.folder.find(key, SUFFIX)
         if entry is None:
             raise DashboardError(
                 f"expected the key of a {SUFFIX} file below {self.root}, got {key[:40]!r}; the "
                 "file may have been moved or deleted, the list shows what is there. Plans that "
                 f"were dropped or made on a page are kept until the server ends, {MAX_PLANS} at "
-                "most"
+                f"most{self.folder.bounds()}"
             )
         limit = MAX_FILE_BYTES if kept is None else MAX_SESSION_BYTES
         return self._plans.get(_content(entry), lambda: _read(entry, limit))
@@ -253,6 +243,10 @@ class PlanLibrary:
     def figures(self, loaded: LoadedPlan) -> BatchFigures:
         """Give the planner's figures of a plan, its bounds included; computed once per content."""
         return self._figures.get(_content(loaded.entry), lambda: figures_of(loaded.plan))
+
+    def time_parts(self, loaded: LoadedPlan) -> TimeParts:
+        """Give where the predicted time of a plan goes; predicted anew once per content."""
+        return self._time_parts.get(_content(loaded.entry), lambda: split_time(loaded.plan))
 
     def payload(self, loaded: LoadedPlan, name: str, make: Callable[[LoadedPlan], bytes]) -> bytes:
         """Give bytes made from a plan, from the cache if this content was asked for before."""

@@ -124,7 +124,7 @@ def _side(library: PlanLibrary, choice: Choice) -> Side:
             f"{loaded.entry.relative} holds no {choice.source} trace, only "
             f"{', '.join(loaded.traces)}; record one with: dcpm run PLAN --trace"
         )
-    return Side(loaded, choice.source, library.figures(loaded))
+    return Side(loaded, choice.source, library.figures(loaded), library.time_parts(loaded))
 
 
 def _head(library: PlanLibrary, choices: tuple[Choice | None, Choice | None]) -> Component:

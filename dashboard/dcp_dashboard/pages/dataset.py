@@ -11,7 +11,7 @@ from dash.development.base_component import Component
 
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.library.dataset_report import BatchLine, DatasetReport
-from dcp_dashboard.library.folder import plan_key, scan
+from dcp_dashboard.library.folder import SUFFIX, plan_key
 from dcp_dashboard.library.plans import PlanLibrary, ReportRow
 from dcp_dashboard.pages.charts import GRAPH_CONFIG, lengths_figure, speedup_figure, spread_figure
 from dcp_dashboard.pages.layout import attributes, changed_notice, panel
@@ -89,6 +89,9 @@ def summary_sentence(report: DatasetReport) -> str:
             f" Predicted {q.ratio(float(np.median(values)))} times as fast as {rival}, the fastest "
             f"other method ({q.ratio(values.min())} to {q.ratio(values.max())})."
         )
+        over = sum(rival in batch.over_tokens for batch in report.batches)
+        if over:
+            text += f" In {q.count(over)} of them it owns more tokens on a device than the cap."
     planned = report.column("plan_s")
     if len(planned):
         text += f" Planning took {q.duration(float(np.median(planned)))} a batch."
@@ -157,10 +160,9 @@ def _table_panel(
     last = max(0, (len(ordered) - 1) // PAGE_ROWS)
     page = min(asked.page, last)
     shown = ordered[page * PAGE_ROWS : (page + 1) * PAGE_ROWS]
-    plans = {entry.key for entry in scan(library.root).entries}
     folder = PurePosixPath(row.entry.relative).parent
     heads = [_head(column, asked, address) for column in COLUMNS]
-    body = [_row(batch, plans, folder) for batch in shown]
+    body = [_row(batch, library, folder) for batch in shown]
     table = html.Table(
         [html.Thead(html.Tr([*heads, html.Th("Plan", scope="col")])), html.Tbody(body)],
         className="dcp-table",
@@ -206,11 +208,11 @@ def _head(column: Column, asked: Query, address: str) -> Component:
     return sortable_head(heading, asked, address, "index")
 
 
-def _row(batch: BatchLine, plans: set[str], folder: PurePosixPath) -> Component:
+def _row(batch: BatchLine, library: PlanLibrary, folder: PurePosixPath) -> Component:
     key = plan_key((folder / batch.file).as_posix()) if batch.file else ""
     link = (
         dcc.Link(batch.file, href=f"/plan/{key}")
-        if key in plans
+        if library.folder.find(key, SUFFIX)
         else html.Span("-", title="No plan file")
     )
     cells = []

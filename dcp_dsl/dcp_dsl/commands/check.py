@@ -52,39 +52,38 @@ class _Checked:
 @click.option("--diff", "diffs", is_flag=True, help="Show what --fix would change; write nothing.")
 @click.option("--verdicts", "lists", is_flag=True,
               help="List what was proved for every sample, and what was only tested.")  # fmt: skip
+@click.option("--strict", "is_strict", is_flag=True,
+              help="What is neither proved nor tested is an error: W290, W291, W293.")  # fmt: skip
 @click.option("--dataset", metavar="PATH",
               help="Check the rows of a data set against the `for` statements of the file: Parquet "
               "or JSON lines, a folder, a saved Hugging Face data set, or hf:NAME.")  # fmt: skip
-def check(
-    files: tuple[str, ...],
-    output_format: str,
-    as_json: bool,
-    fixes: bool,
-    diffs: bool,
-    lists: bool,
-    dataset: str | None,
-) -> None:
+def check(files: tuple[str, ...], output_format: str, dataset: str | None, **flags: bool) -> None:
     """Find what is wrong with .dcpm files: syntax, names, kinds, layouts, failed checks.
 
     `-` reads standard input; with --fix the mended text goes to standard output and the findings
     to standard error. Exit status: 0 without errors (warnings may be shown), 1 with errors or if
     --diff has something to show, 2 if a file cannot be read or written.
     """
-    if as_json and output_format not in ("full", "json"):
+    fixes, diffs, lists = flags["fixes"], flags["diffs"], flags["lists"]
+    if flags["as_json"] and output_format not in ("full", "json"):
         raise click.UsageError("--json says --output-format json; leave one of them away")
-    output_format = "json" if as_json else output_format
+    output_format = "json" if flags["as_json"] else output_format
     if dataset is not None:
-        if fixes or diffs or lists or output_format not in ("full", "json"):
+        if fixes or diffs or lists or flags["is_strict"] or output_format not in ("full", "json"):
             raise click.UsageError(
                 "--dataset checks rows and reports as text or --json; leave --fix, --diff, "
-                "--verdicts and other formats away"
+                "--verdicts, --strict and other formats away"
             )
         from dcp_dsl.commands.check_dataset import check_dataset_command
 
         sys.exit(check_dataset_command(files, dataset, as_json=output_format == "json"))
+    from dcp_dsl.diagnostics import strict
+
     checked = _Checked()
     for name in files:
         _check_file(name, checked, fixes=fixes, diffs=diffs)
+    if flags["is_strict"]:
+        checked.findings = list(strict(checked.findings))
     if diffs:
         verb = "would be fixed"
     else:

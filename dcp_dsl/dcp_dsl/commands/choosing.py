@@ -8,6 +8,7 @@ import click
 if TYPE_CHECKING:
     from dcp_dsl.mask import Mask
     from dcp_dsl.sample import Sample
+    from dcp_dsl.sample_statement import NoLengthError
     from dcp_dsl.spec import Spec
 
 mask_option = click.option(
@@ -90,12 +91,37 @@ def choose_sample(spec: "Spec", mask: "Mask", given: str | None, length: str | N
     try:
         sample = sample_from_argument(spec, given, fixed)
     except NoLengthError as error:
-        wanted = ", ".join(f"`{column}`" for column in sorted(mask.columns)) or "no columns"
-        raise NoLengthError(f"{error}; mask `{mask.name}` reads {wanted}") from None
+        raise NoLengthError(_no_length(spec, mask, error), error.columns) from None
     missing = mask.columns - sample.columns.keys()
     kept = {c: v for c, v in sample.columns.items() if c in mask.columns}
     # A wrong sample is refused by `bind`, which names what is missing.
     return sample if missing else Sample(kept, sample.length if fixed is None else fixed)
+
+
+def _no_length(spec: "Spec", mask: "Mask", error: "NoLengthError") -> str:
+    """Say which columns of a mask a sample lacks, with a sample that has them."""
+    from dcp_dsl.errors import DatasetError
+    from dcp_dsl.pictures.preview import preview_sample
+    from dcp_dsl.sample_argument import sample_from_argument
+
+    missing = sorted(mask.columns - error.columns.keys())
+    if not missing:
+        wanted = ", ".join(f"`{column}`" for column in sorted(mask.columns)) or "no columns"
+        return f"{error}; mask `{mask.name}` reads {wanted}"
+    example = preview_sample(mask)
+    shown = {} if example is None else {c: example.columns[c] for c in missing}
+    read = {column: v for column, v in error.columns.items() if column in mask.columns}
+    given = {**read, **(shown or dict.fromkeys(missing, "..."))}
+    written = ", ".join(f"{column} = {value}" for column, value in given.items())
+    try:
+        sample_from_argument(spec, written)
+    except DatasetError:  # no layout says the length
+        written += ", len = ..."
+    columns = " and ".join(f"`{column}`" for column in missing)
+    return (
+        f"--sample: mask `{mask.name}` reads {columns}, which the sample does not give; write "
+        f"--sample '{written}'"
+    )
 
 
 def read_tokens(text: str, option: str) -> int:

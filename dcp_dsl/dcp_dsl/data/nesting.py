@@ -6,7 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.errors import DatasetError
+
 Ints = NDArray[np.int64]
+
+_SHAPES = {0: "one integer per row", 1: "a list of integers per row", 2: "lists of lists per row"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +81,36 @@ def column_depth(kind: Any) -> int | None:  # Any: the stubs know no common type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return depth
     return depth if pa.types.is_null(kind) else None
+
+
+def require_depth(
+    kind: Any,  # Any: a pyarrow type
+    depth: int,
+    *,
+    source: str,
+    column: str,
+    mask_column: str,
+    reader: str,
+) -> None:
+    """Check that a column holds lists nested as deep as its reader needs.
+
+    Args:
+        kind: type of the column.
+        depth: levels of lists that are read.
+        source: file or split that has the column.
+        column: its name there.
+        mask_column: its name in the mask.
+        reader: who reads it.
+
+    Raises:
+        DatasetError: if it does not.
+    """
+    if column_depth(kind) != depth:
+        wanted = _SHAPES.get(depth, f"lists nested {depth} deep per row")
+        raise DatasetError(
+            f"{source}: column `{column}` holds {kind}, but {reader} reads {wanted} from it; mend "
+            f"the column, or name another one with `with {mask_column} = ...`"
+        )
 
 
 def _is_list(kind: Any) -> bool:  # Any: as above

@@ -18,10 +18,10 @@ from dcp_dsl.attachment import Attachment
 from dcp_dsl.columns import layout_columns, needed_segments
 from dcp_dsl.conversion import as_rows
 from dcp_dsl.data.batch_proof import BatchProver
+from dcp_dsl.data.data_file import LENGTH_COLUMNS, TOKEN_COLUMNS
 from dcp_dsl.data.layout_totals import LayoutTotals, column_depths, measure_layout
-from dcp_dsl.data.nesting import Ints, NestedColumn, column_depth, flatten_column
+from dcp_dsl.data.nesting import Ints, NestedColumn, column_depth, flatten_column, require_depth
 from dcp_dsl.data.sources import Source, require_column
-from dcp_dsl.dataset import LENGTH_COLUMNS, TOKEN_COLUMNS
 from dcp_dsl.errors import DatasetError, SpecError
 from dcp_dsl.layout import natural_length
 from dcp_dsl.sample import Sample
@@ -30,7 +30,6 @@ from dcp_dsl.tiles import Tiles
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_SHAPES = {0: "one integer per row", 1: "a list of integers per row", 2: "lists of lists per row"}
 MAX_REMEMBERED = 100_000
 
 
@@ -124,12 +123,9 @@ class RowChecker:
     def _check_type(self, column: str, depth: int, reader: str) -> None:
         own = self._own(column)
         kind = require_column(self.source, own)
-        if column_depth(kind) != depth:
-            wanted = _SHAPES.get(depth, f"lists nested {depth} deep per row")
-            raise DatasetError(
-                f"{self.source.name}: column `{own}` holds {kind}, but {reader} reads {wanted} "
-                f"from it; mend the column, or name another one with `with {column} = ...`"
-            )
+        require_depth(
+            kind, depth, source=self.source.name, column=own, mask_column=column, reader=reader
+        )
 
     # ---- rows ------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ _ATTRIBUTES = {
     "end": "one behind its last token",
     "len": "its tokens",
     "pos": "place of the token in it",
+    "count": "how many instances its parent has",
 }
 
 

@@ -191,6 +191,7 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
     run = _run(spec, options)
     output = open_output(options["out"], run.num_wanted)
     masks = _plan_all(run, output, options)
+    _say_compiled()
     runs, rows = [mask.run for mask in masks], [mask.rows for mask in masks]
     uses = [run.use for run in runs if run.use is not None]
     if as_json:
@@ -210,6 +211,13 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
             say(f"wrote {report}; `dcpm dashboard {report.parent}` shows it")
     if uses:
         show_stack(uses, rows)
+
+
+def _say_compiled() -> None:
+    from dcp_planner.compile_clock import compile_seconds
+
+    if compile_seconds():
+        say(f"compiled in {compile_seconds():.1f} s, which the planning time leaves out")
 
 
 def _refuse_options_of_data() -> None:
@@ -259,15 +267,13 @@ def _planned(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from dcp_planner.jit import announced
-
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
         TimeElapsedColumn(),
     )  # fmt: skip
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with bar, announced(lambda: say("compiling the planner (once per installation)")):
+    with bar:
         from dcp_planner.planning import plan_batch
 
         task = bar.add_task("planning", total=count)

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dcp_dsl import DatasetError, Mask, Sample, Stack
+from dcp_runtime.data.choices import RowRules
 from dcp_runtime.data.layer_masks import LayerMasks
 from dcp_runtime.data.rows import Row, Tokens
 from dcp_runtime.data.screening import Screening
+from dcp_runtime.data.token_columns import TokenColumns, read_columns
 
-Resolver: TypeAlias = Callable[[Row], tuple[Mask | Stack, Sample]]
-"""Finds the mask of a row, or the masks of its layers, and the columns they need."""
+Resolver: TypeAlias = Callable[[int, Row], tuple[Mask | Stack, Sample]]
+"""Takes the number and the columns of a row; gives its mask, or those of its layers, and what they
+need of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,14 +26,14 @@ class PackedSequence:
     Attributes:
         row: its number in the data set.
         tokens: int64 ``[n]``, those that take part.
-        is_target: bool ``[n]``, whether the loss counts each as a target.
+        columns: what the row's columns say about each of them.
         masks: of its layers.
         sample: what they are made of; may be longer than ``n``.
     """
 
     row: int
     tokens: Tokens
-    is_target: NDArray[np.bool_]
+    columns: TokenColumns
     masks: LayerMasks
     sample: Sample
 
@@ -46,13 +46,13 @@ class RowReader:
         resolve: finds mask and sample of a row.
         token_budget: most tokens of a row.
         screening: what becomes of rows that cannot be used.
-        loss_column: column of 0 and 1 per token that says which tokens the loss counts.
+        rules: which columns are read beside the tokens.
     """
 
     resolve: Resolver
     token_budget: int
     screening: Screening
-    loss_column: str | None = None
+    rules: RowRules
 
     def usable_tokens(self, row: int, length: int) -> int:
         """Give how many tokens of a row take part by its length alone; 0 leaves it out.
@@ -77,27 +77,13 @@ class RowReader:
         if not count:
             return None
         try:
-            found, sample = self.resolve(_with_length(row, len(tokens)))
+            found, sample = self.resolve(index, _with_length(row, len(tokens)))
             masks = LayerMasks.of(found)
-            is_target = self._targets(row, len(tokens))
+            columns = read_columns(self.rules, row, tokens)
         except DatasetError as error:
             self.screening.leave_out(index, "unfit", f"row {index}: {error}")
             return None
-        return PackedSequence(index, tokens[:count], is_target[:count], masks, sample)
-
-    def _targets(self, row: Row, length: int) -> NDArray[np.bool_]:
-        if self.loss_column is None:
-            return np.ones(length, bool)
-        if row.get(self.loss_column) is None:
-            have = ", ".join(f"`{name}`" for name in sorted(row))
-            raise DatasetError(f"no column `{self.loss_column}` for the loss; there are {have}")
-        found = np.asarray(row[self.loss_column])
-        if found.shape != (length,) or not np.isin(found, (0, 1)).all():
-            raise DatasetError(
-                f"column `{self.loss_column}`: expected {length} values 0 or 1, one per token, got "
-                f"{str(row[self.loss_column])[:60]}"
-            )
-        return found.astype(bool)
+        return PackedSequence(index, tokens[:count], columns.first(count), masks, sample)
 
 
 def _with_length(row: Row, length: int) -> Row:

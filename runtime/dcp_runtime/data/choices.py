@@ -1,5 +1,6 @@
 """What a user chooses about a `DCPDataloader`, by subject; every choice has a default."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
@@ -14,6 +15,7 @@ from dcp_runtime.group import Group, process_group
 
 PackingOrder: TypeAlias = Literal["in_order", "decreasing"]
 Planner: TypeAlias = Literal["each", "first"]
+HiddenTargets: TypeAlias = Literal["warn", "leave_out", "keep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,8 @@ class Packing:
     batches: Sequence[Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
-        _check_count("Packing.token_budget", self.token_budget, 1)
-        _check_count("Packing.seed", self.seed, 0)
+        check_count("Packing.token_budget", self.token_budget, 1)
+        check_count("Packing.seed", self.seed, 0)
         _check_choice("Packing.order", self.order, PackingOrder)
         if self.batches is not None:
             if self.shuffle:
@@ -62,15 +64,29 @@ class RowRules:
             counts them.
         token_column: column of the tokens; by default ``tokens``, else ``input_ids``.
         loss_column: column with 0 or 1 per token, 1 where the loss counts it as a target.
+        labels_column: column with a token id per token, -100 where the loss does not count it;
+            label i stands at token i and the token before predicts it, as in Hugging Face's causal
+            models. Rows without a column of the default name have their tokens as labels; ``None``
+            reads none. Must count the same targets as the `loss_column`, if both are there.
+        position_column: column with the position of each token; by default they count from 0.
+        extra_columns: columns with one number per token that come along in `LocalData.extra`.
+        hidden_targets: for targets that do not see the token which should predict them, decided
+            from the mask: ``"warn"`` leaves them out and says so once; ``"leave_out"`` leaves them
+            out; ``"keep"`` trains on them. The loader's `screening` counts those left out.
         path: where an in-memory data set counts as lying when a spec looks for its ``for ... use``.
 
     Raises:
         DatasetError: if there is no such policy.
+        RunError: if `hidden_targets` or `extra_columns` cannot be what they are.
     """
 
     policy: RowPolicy = "error"
     token_column: str | None = None
     loss_column: str | None = None
+    labels_column: str | None = "labels"
+    position_column: str | None = None
+    extra_columns: Sequence[str] = ()
+    hidden_targets: HiddenTargets = "warn"
     path: str = ""
 
     def __post_init__(self) -> None:
@@ -79,6 +95,14 @@ class RowRules:
                 f"expected policy to be one of {', '.join(get_args(RowPolicy))}, got "
                 f"{self.policy!r}"
             )
+        _check_choice("RowRules.hidden_targets", self.hidden_targets, HiddenTargets)
+        names = self.extra_columns
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise RunError(
+                f"RowRules.extra_columns: expected a tuple of names, got {names!r:.60}; one column "
+                'is ("advantages",)'
+            )
+        object.__setattr__(self, "extra_columns", tuple(dict.fromkeys(names)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +131,7 @@ class Planning:
 
     def __post_init__(self) -> None:
         if self.block_size is not None:
-            _check_count("Planning.block_size", self.block_size, 1)
+            check_count("Planning.block_size", self.block_size, 1)
         process_group(self.group)  # a mesh of several dims is refused here
 
     @property
@@ -153,7 +177,8 @@ class LookAhead:
 
     Attributes:
         batches: how many batches ahead.
-        processes: processes that plan them; 0 plans in this process, when a batch is needed.
+        processes: processes that plan them; 0 plans in this process, when a batch is needed. By
+            default 1 where a core is left for it, else 0.
         planner: ``"each"`` rank makes the same plan itself, or the ``"first"`` of the group makes
             it and sends every rank its part.
 
@@ -162,16 +187,43 @@ class LookAhead:
     """
 
     batches: int = 2
-    processes: int = 0
+    processes: int | None = None
     planner: Planner = "each"
 
     def __post_init__(self) -> None:
-        _check_count("LookAhead.batches", self.batches, 0)
-        _check_count("LookAhead.processes", self.processes, 0)
+        check_count("LookAhead.batches", self.batches, 0)
+        if self.processes is not None:
+            check_count("LookAhead.processes", self.processes, 0)
         _check_choice("LookAhead.planner", self.planner, Planner)
 
+    @property
+    def num_processes(self) -> int:
+        """Processes that plan for this rank: those chosen, else 1 where a core is left for it.
 
-def _check_count(name: str, value: object, least: int) -> None:
+        Each rank of this machine needs a core itself; with ``planner="each"`` each needs another
+        one for its planner, with ``"first"`` one planner serves all.
+        """
+        if self.processes is not None:
+            return self.processes
+        ranks = _ranks_of_this_machine()
+        planners = ranks if self.planner == "each" else 1
+        return int(self.batches > 0 and len(os.sched_getaffinity(0)) >= ranks + planners)
+
+
+def _ranks_of_this_machine() -> int:
+    """Give how many ranks share its cores; torchrun says it, else all ranks might."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if told.isdecimal() and int(told) > 0:
+        return int(told)
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def check_count(name: str, value: object, least: int) -> None:
+    """Refuse what is no integer of at least `least`.
+
+    Raises:
+        RunError: naming the value.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise RunError(f"{name}: expected at least {least}, got {value!r}")
 

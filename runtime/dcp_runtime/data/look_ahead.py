@@ -3,11 +3,11 @@
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Protocol, TypeAlias
 
+from dcp_planner import stopwatch
 from dcp_runtime.data.plan_request import PlanRequest
 from dcp_runtime.data.planned_batch import PlannedBatch
 from dcp_runtime.data.planner_pool import PlannerLostError, PlannerPool
@@ -28,6 +28,7 @@ class PlanningMetrics:
         waited_s: seconds that the training loop waited for them.
         cached: plans that had been made before.
         lost: planner processes that died or took too long; their batches were planned anew.
+        compile_s: seconds that this process compiled the planner, in none of the others.
         queued: batches under way when the latest plan was handed out.
     """
 
@@ -36,6 +37,7 @@ class PlanningMetrics:
     waited_s: float = 0.0
     cached: int = 0
     lost: int = 0
+    compile_s: float = 0.0
     queued: int = 0
 
     @property
@@ -52,6 +54,11 @@ class PendingPlan:
     in_own_process: OwnPlanner
     future: "Future[tuple[PlannedBatch, float]] | Future[tuple[list[bytes], float]] | None"
     number: int = 0
+
+    def cancel(self) -> None:
+        """Give the plan up if nobody has begun with it."""
+        if self.future is not None:
+            self.future.cancel()
 
 
 class PlanSource(Protocol):
@@ -92,9 +99,10 @@ class OwnPlans:
         return PendingPlan(request, in_own_process, self.pool.submit(request))
 
     def close(self) -> None:
-        """End the planner processes."""
-        if self.pool is not None:
-            self.pool.close()
+        """End the planner processes; what is needed from now on is planned in this process."""
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            pool.close()
 
     def take(self, pending: PendingPlan, queued: int) -> PlannedBatch:
         """Wait for a plan, or make it.
@@ -102,12 +110,12 @@ class OwnPlans:
         Raises:
             DCPError: if the batch cannot be planned.
         """
-        started = perf_counter()
-        plan, seconds = self._result(pending)
-        waited = perf_counter() - started
+        with stopwatch() as watch:
+            plan, seconds = self._result(pending)
         self.metrics.plans += 1
-        self.metrics.plan_s += waited if seconds is None else seconds
-        self.metrics.waited_s += waited
+        self.metrics.plan_s += watch.seconds if seconds is None else seconds
+        self.metrics.waited_s += watch.seconds
+        self.metrics.compile_s += watch.compile_s
         self.metrics.queued = queued
         self._cache[pending.request.key] = plan
         self._cache.move_to_end(pending.request.key)
@@ -125,9 +133,20 @@ class OwnPlans:
             return pending.in_own_process(), None
         try:
             plan, seconds = pending.future.result()
+        except CancelledError:  # with the processes that were closed
+            return pending.in_own_process(), None
         except PlannerLostError as error:
-            self.metrics.lost += 1
-            warnings.warn(f"{error}; the batch is planned again here", RuntimeWarning, stacklevel=4)
+            if self.pool is not None:  # else they were given up
+                self._lose(self.pool, error)
             return pending.in_own_process(), None
         assert isinstance(plan, PlannedBatch), "this pool was asked for whole plans"
         return plan, seconds
+
+    def _lose(self, pool: PlannerPool, error: PlannerLostError) -> None:
+        """Count a lost process and say what comes of it; give up processes that never start."""
+        self.metrics.lost += 1
+        what = "the batch is planned again here"
+        if pool.cannot_start:
+            self.close()
+            what = "from now on this process plans, when a batch is needed"
+        warnings.warn(f"{error}; {what}", RuntimeWarning, stacklevel=5)

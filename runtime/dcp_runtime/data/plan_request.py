@@ -27,6 +27,7 @@ from dcp_planner import (
 from dcp_runtime.data.layer_masks import Slot, join_cycles
 from dcp_runtime.data.planned_batch import PlannedBatch
 from dcp_runtime.data.screening import SKIP_HINT
+from dcp_runtime.data.successors import hidden_from_next
 from dcp_runtime.data.truncation import truncate
 
 
@@ -150,7 +151,8 @@ def make_plans(
         replace(plan, provenance=_provenance(request, kept, slot))
         for plan, slot in zip(plans, slots, strict=True)
     )
-    return PlannedBatch(named, cycle, tuple(left_out))
+    hidden = hidden_from_next([list(of.values()) for of in bound])
+    return PlannedBatch(named, cycle, tuple(left_out), hidden)
 
 
 def _build(

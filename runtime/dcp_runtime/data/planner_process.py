@@ -2,20 +2,19 @@
 
 Reads one line of JSON per request from standard input, ``{"request", "path", "kind"}``. Writes
 either plan files, path and number of each, or to the path the parts of all devices one behind the
-other. Answers with one line: ``{"seconds", "sizes", "plans", "cycle", "left_out"}``, the bytes of
-each part (none for plan files), how many plans, the number of each layer's plan, and what does not
-fit its mask; or ``{"error", "is_data"}``. Ends with its parent: then standard input closes.
+other. Answers with one line: ``{"seconds", "sizes", "plans"}``, the bytes of each part (none for
+plan files) and how many plans, and with them `PlannedBatch.notes`; or ``{"error", "is_data"}``.
+Ends with its parent: then standard input closes.
 """
 
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from dcp_dsl import DatasetError, DCPError
-from dcp_planner import Plan, write_plan
+from dcp_planner import Plan, stopwatch, write_plan
 from dcp_runtime.data.plan_request import PlanRequest, plan_request
 from dcp_runtime.data.planned_batch import encode_batch
 
@@ -39,24 +38,23 @@ def carry_out(task: dict[str, Any]) -> dict[str, Any]:  # Any: JSON documents
     Raises:
         DCPError: if it cannot be planned.
     """
-    started = time.perf_counter()
     request = PlanRequest.from_json(task["request"])
-    batch = plan_request(request)
     sizes: list[int] = []
-    if task["kind"] == "parts":
-        parts = encode_batch(batch, request.cluster.num_devices)
-        sizes = [len(part) for part in parts]
-        Path(task["path"]).write_bytes(b"".join(parts))
-    else:
-        for number, plan in enumerate(batch.plans):
-            assert isinstance(plan, Plan), "plans are made whole"
-            write_plan(f"{task['path']}.{number}", plan)
+    with stopwatch() as watch:
+        batch = plan_request(request)
+        if task["kind"] == "parts":
+            parts = encode_batch(batch, request.cluster.num_devices)
+            sizes = [len(part) for part in parts]
+            Path(task["path"]).write_bytes(b"".join(parts))
+        else:
+            for number, plan in enumerate(batch.plans):
+                assert isinstance(plan, Plan), "plans are made whole"
+                write_plan(f"{task['path']}.{number}", plan)
     return {
-        "seconds": time.perf_counter() - started,
+        "seconds": watch.seconds,
         "sizes": sizes,
         "plans": len(batch.plans),
-        "cycle": batch.cycle,
-        "left_out": batch.left_out,
+        **batch.notes,
     }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from dcp_dsl import Dataset, DatasetError, Mask, Sample, Spec, Stack
+from dcp_dsl import Attachment, Dataset, DatasetError, Mask, Sample, Spec, Stack
 from dcp_runtime.data.batches import Resolver
 from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows, TokenColumn
 
@@ -43,7 +43,7 @@ def make_resolver(
         return _attached(rows, dataset, mask_fn, path)
     if isinstance(mask_fn, Mask | Stack):
         always = mask_fn
-        return lambda row: (always, _sample(row, always))
+        return lambda _, row: (always, _sample(row, always))
     if not callable(mask_fn):
         raise DatasetError(
             "expected mask_fn to be a loaded spec, a mask or a function from a row to a mask (or a "
@@ -52,7 +52,7 @@ def make_resolver(
         )
     choose = mask_fn
 
-    def resolve(row: Row) -> tuple[Mask | Stack, Sample]:
+    def resolve(_: int, row: Row) -> tuple[Mask | Stack, Sample]:
         chosen = choose(row)
         if not isinstance(chosen, Mask | Stack):
             raise DatasetError(f"mask_fn must give a Mask or a Stack for each row, got {chosen!r}")
@@ -66,20 +66,31 @@ def _sample(row: Row, value: Mask | Stack) -> Sample:
 
 
 def _attached(rows: IndexedRows | StreamedRows, dataset: object, spec: Spec, path: str) -> Resolver:
-    """Resolve through the spec's ``for`` statements: once, or for a stream by its first row."""
-    if isinstance(rows, IndexedRows):
-        attachment = (
-            spec.attachment_of(dataset)
-            if isinstance(dataset, Dataset)
-            else spec.attachment(path, rows.columns)
-        )
-        return lambda row: (attachment.value, attachment.sample(row))
-    found: dict[frozenset[str], Any] = {}  # Any: attachments
+    """Resolve through the ``for`` statements of a spec: by file, in memory by a row's columns."""
+    if isinstance(dataset, Dataset):
+        return _attached_files(dataset, spec)
+    found: dict[frozenset[str], Attachment] = {}
 
-    def resolve(row: Row) -> tuple[Mask | Stack, Sample]:
-        columns = frozenset(row)
+    def attachment_of(columns: frozenset[str]) -> Attachment:
         if columns not in found:
             found[columns] = spec.attachment(path, columns)
-        return found[columns].value, found[columns].sample(row)
+        return found[columns]
+
+    def resolve(_: int, row: Row) -> tuple[Mask | Stack, Sample]:
+        attachment = attachment_of(frozenset(row))
+        return attachment.value, attachment.sample(row)
+
+    if isinstance(rows, IndexedRows):
+        attachment_of(rows.columns)  # what matches nothing is said now
+    return resolve
+
+
+def _attached_files(dataset: Dataset, spec: Spec) -> Resolver:
+    """Resolve the rows of files, each through the first ``for`` that matches its file."""
+    attachments = spec.attachments_of(dataset)
+
+    def resolve(index: int, row: Row) -> tuple[Mask | Stack, Sample]:
+        attachment = attachments[dataset.part_of(index)]
+        return attachment.value, attachment.sample(row)
 
     return resolve

@@ -21,11 +21,13 @@ class Screening:
             ``"truncate"`` cuts rows longer than the budget and raises for the others.
         counts: rows left out or cut, by reason.
         examples: what was wrong with the first `KEPT_EXAMPLES` of them.
+        hidden_targets: targets left out because they do not see the token before them.
     """
 
     policy: RowPolicy = "error"
     counts: dict[str, int] = field(default_factory=dict)
     examples: list[str] = field(default_factory=list)
+    hidden_targets: int = 0
     _known: set[tuple[int, str]] = field(default_factory=set)
 
     def leave_out(self, row: int, reason: Reason, what: str) -> None:
@@ -51,6 +53,12 @@ class Screening:
             )
         self._record(row, "too_long", what)
         return budget if self.policy == "truncate" else 0
+
+    def leave_out_targets(self, row: int, count: int) -> None:
+        """Record that a row is used without some of its targets."""
+        if (row, "hidden") not in self._known:
+            self._known.add((row, "hidden"))
+            self.hidden_targets += count
 
     def _record(self, row: int, reason: Reason, what: str) -> None:
         if (row, reason) in self._known:  # a second epoch finds the same rows

@@ -6,6 +6,7 @@ from dataclasses import replace
 from time import perf_counter
 
 from dcp_dsl import DCPError
+from dcp_planner import stopwatch
 from dcp_runtime.data.look_ahead import OwnPlanner, PendingPlan, PlanningMetrics
 from dcp_runtime.data.plan_exchange import PlanExchange
 from dcp_runtime.data.plan_request import PlanRequest, plan_request
@@ -51,26 +52,27 @@ class SharedPlans:
         Raises:
             RunError: if rank 0 cannot plan the batch, or is gone.
         """
-        started = perf_counter()
-        if self._exchange.rank == 0 and self._pool is None:
-            self._plan_here(pending)
-        batch = self._exchange.take(pending.number)
-        waited = perf_counter() - started
+        with stopwatch() as watch:
+            if self._exchange.rank == 0 and self._pool is None:
+                self._plan_here(pending)
+            batch = self._exchange.take(pending.number)
+        waited = watch.seconds
         lost = self._lost.pop(pending.number, None)
         if lost is not None:
             self.metrics.lost += 1
-            message = f"{lost}; the batch is placed by {FALLBACK!r}"
-            warnings.warn(message, RuntimeWarning, stacklevel=3)
+            warnings.warn(lost, RuntimeWarning, stacklevel=3)
         self.metrics.plans += 1
         self.metrics.plan_s += self._seconds.pop(pending.number, waited)
         self.metrics.waited_s += waited
+        self.metrics.compile_s += watch.compile_s
         self.metrics.queued = queued
         return batch
 
     def close(self) -> None:
-        """End the planner processes."""
-        if self._pool is not None:
-            self._pool.close()
+        """End the planner processes; from now on rank 0 plans when a plan is taken."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
 
     def _plan_here(self, pending: PendingPlan) -> None:
         try:
@@ -84,14 +86,19 @@ class SharedPlans:
         self, number: int, request: PlanRequest, done: "Future[tuple[list[bytes], float]]"
     ) -> None:
         """Publish what a planner process made, on the thread that waited for it."""
-        if done.cancelled():
-            return
+        pool = self._pool
+        if done.cancelled() or pool is None or pool.is_closed:
+            return  # rank 0 plans it if it is taken all the same
         started = perf_counter()
         try:
             parts, self._seconds[number] = done.result()
         except PlannerLostError as error:
-            self._lost[number] = str(error)
-            self._publish_fallback(number, request)
+            if pool.cannot_start:  # the next ones will not be there either
+                self._lost[number] = f"{error}; rank 0 plans"
+            else:
+                self._lost[number] = f"{error}; the batch is placed by {FALLBACK!r}"
+                request = replace(request, config=replace(request.config, partitioner=FALLBACK))
+            self._publish_own(number, request)
             self._seconds[number] = perf_counter() - started
             return
         except DCPError as error:
@@ -99,10 +106,10 @@ class SharedPlans:
             return
         self._exchange.publish(number, parts)
 
-    def _publish_fallback(self, number: int, request: PlanRequest) -> None:
-        config = replace(request.config, partitioner=FALLBACK)
+    def _publish_own(self, number: int, request: PlanRequest) -> None:
+        """Plan a batch on this thread and publish it."""
         try:
-            batch = plan_request(replace(request, config=config))
+            batch = plan_request(request)
         except DCPError as error:
             self._exchange.fail(number, error)
         else:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dcp_dashboard.demo.pipeline import methods
+from dcp_dashboard.demo.pipeline import methods, planned_setting
 from dcp_dashboard.demo.report import BatchReport, DemoReport, MaskReport, MethodReport
 from dcp_dashboard.demo.tables import print_report
 from dcp_planner import read_plan, validate
@@ -39,9 +39,17 @@ def test_demo_verifies_four_masks_and_leaves_readable_plans(tmp_path: Path):
         assert mask["verified"]
         assert {e["tensor"] for e in mask["errors"]} == {"out", "dq", "dk", "dv"}
         assert mask["planned"]["tokens"] == 131_072
-        assert [m["method"] for m in mask["planned"]["methods"]] == [
-            "portfolio", "kahypar", "static:zigzag", "static:contiguous",
-        ]  # fmt: skip
+        planned = {m["method"]: m for m in mask["planned"]["methods"]}
+        layouts = {name: m for name, m in planned.items() if name.startswith("static:")}
+        assert list(planned)[:2] == ["portfolio", "kahypar"]
+        assert len(layouts) >= 5
+        for m in planned.values():
+            assert ("tokens" in m["over_caps"]) == (m["token_imbalance"] > 1.1)
+            assert ("compute" in m["over_caps"]) == (m["compute_imbalance"] > 1.1)
+        held = {name: m for name, m in layouts.items() if m["token_imbalance"] <= 1.1}
+        for scope, known in (("of_all", layouts), ("within_token_cap", held)):
+            fastest = min(known, key=lambda name: known[name]["predicted_s"], default=None)
+            assert mask["planned"]["best_static"].get(scope) == fastest
         for batch, sources in (
             (mask["planned"], ["simulated"]),
             (mask["executed"], ["simulated", "measured"]),
@@ -63,25 +71,78 @@ def test_demo_says_what_is_wrong_with_its_folder(tmp_path: Path):
 
 def test_demo_does_without_kahypar(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "kahypar", None)
-    assert methods() == ("portfolio", "static:zigzag", "static:contiguous")
+    found = methods(planned_setting())
+    assert found[0] == "portfolio"
+    assert all(name.startswith("static:") for name in found[1:])
+
+
+def small_report(best: dict[str, str]) -> DemoReport:
+    """One mask, placed by both planners and five layouts, all of them over both caps."""
+    names = (
+        "portfolio", "kahypar", "static:contiguous", "static:zigzag", "static:ring",
+        "static:documents", "static:grid",
+    )  # fmt: skip
+    placed = tuple(
+        MethodReport(
+            name, 2_000_000_000, 1_440_000_000, 456_000_000, 2.6, 1.39, ("compute", "tokens"), 1.234
+        )
+        for name in names
+    )
+    batch = BatchReport(
+        "a.dcpplan", 131_072, 11, 1024, 4, 32, 2_262_199_011, 1.0, 0.5, 1092, 96, 18_348, 0.242,
+        placed, best,
+    )  # fmt: skip
+    errors = tuple(TensorError(name, 2.8e-7, 2.8e-7, 2e-7, 2.2e-7, True) for name in ("out", "dq"))
+    mask = MaskReport("causal", "pretrain.parquet", batch, batch, True, errors, 1.912, 0.1)
+    return DemoReport("plans", 4, 793, 76.0, (mask,))
 
 
 def test_no_figure_of_the_tables_is_cut_off_on_a_terminal_of_80_columns(
     capsys: pytest.CaptureFixture[str],
 ):
-    names = ("portfolio", "kahypar", "static:zigzag", "static:contiguous")
-    placed = tuple(
-        MethodReport(name, 2_000_000_000, 1_440_000_000, 456_000_000, 2.6, 1.39, 1.234)
-        for name in names
-    )
-    batch = BatchReport(
-        "a.dcpplan", 131_072, 11, 1024, 4, 32, 2_262_199_011, 1.0, 0.5, 1092, 96, 18_348, 0.242,
-        placed,
-    )  # fmt: skip
-    errors = tuple(TensorError(name, 2.8e-7, 2.8e-7, 2e-7, 2.2e-7, True) for name in ("out", "dq"))
-    mask = MaskReport("causal", "pretrain.parquet", batch, batch, True, errors, 1.912, 0.1)
-    print_report(DemoReport("plans", 4, 793, 76.0, (mask,)), Console(width=80))
+    best = {"of_all": "static:ring", "within_token_cap": "static:grid"}
+    print_report(small_report(best), Console(width=80))
     shown = capsys.readouterr().out
     assert "…" not in shown
     for figure in ("3.44 GB", "456 MB", "2,262,199,011", "1,234 ms", "1,912 ms", "18,348"):
         assert figure in shown
+    assert "2.60*" in shown
+    assert "1.39*" in shown
+    assert "*: over its cap" in shown
+    words = " ".join(shown.split())
+    for row in ("static ring, best", "static grid,", "static zigzag"):
+        assert row in words
+    assert "documents" not in shown.partition("against dense")[0].partition("placement")[2]
+
+
+@pytest.mark.parametrize(
+    ("best", "rows"),
+    [
+        (
+            {"of_all": "static:ring", "within_token_cap": "static:grid"},
+            ["static contiguous", "static zigzag", "static ring, **best of all**",
+             "static grid, **best within the token cap**"],
+        ),
+        (
+            {"of_all": "static:zigzag", "within_token_cap": "static:zigzag"},
+            ["static contiguous", "static zigzag, **best of all and within the token cap**"],
+        ),
+        (
+            {"of_all": "static:ring"},
+            ["static contiguous", "static zigzag", "static ring, **best of all**",
+             "no static layout holds the token cap"],
+        ),
+    ],
+)  # fmt: skip
+def test_the_table_of_the_readme_names_the_best_layouts(
+    tmp_path: Path, best: dict[str, str], rows: list[str]
+):
+    (tmp_path / "demo.json").write_text(json.dumps(small_report(best).to_json(None)))
+    script = Path(__file__).parents[3] / "docs" / "demo_table.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--table", str(tmp_path / "demo.json")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    cells = [line.split(" | ") for line in done.stdout.partition("Then")[0].splitlines()[2:-1]]
+    assert [row[2] for row in cells] == ["dcp-dsl", "KaHyPar, refined", *rows]
+    assert cells[0][5:7] == [r"2.60\*", r"1.39\*"]

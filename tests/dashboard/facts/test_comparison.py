@@ -11,20 +11,18 @@ from plotly.utils import PlotlyJSONEncoder
 
 from dcp_dashboard import create_app
 from dcp_dashboard.api.columns import decode
-from dcp_dashboard.facts.comparison import (
-    FIGURES,
-    Comparison,
-    compare_devices,
-    compare_rows,
-)
+from dcp_dashboard.facts.comparison import FIGURES, Comparison, compare_devices, compare_rows
 from dcp_dashboard.facts.explanation import explain, parts_of
 from dcp_dashboard.facts.moves import MOVED, ONLY_FIRST, ONLY_SECOND, SAME, find_moves, fit_devices
+from dcp_dashboard.facts.quantities import duration
+from dcp_dashboard.library import plans as library_module
 from dcp_dashboard.library.folder import plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.charts import MORE, deltas_figure, traffic_difference_figure
 from dcp_dashboard.pages.compare import Choice, compare_url, load_comparison, read_choices
 from dcp_dashboard.pages.routes import render_page
 from dcp_dsl import DCPError
+from dcp_planner import predict, simulate, write_plan
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +128,20 @@ def test_a_run_differs_from_its_prediction_in_times_only(library):
     assert [delta.name for delta in compare_devices(comparison)] == ["compute", "wait"]
     names = {row.difference.name for row in compare_rows(comparison)}
     assert names == {"time", "forward", "backward", "rate", "waiting"}
-    text = explain(comparison).text
-    assert text.startswith("The run takes 25\u00a0% more time than predicted")
-    assert "longer" in text
+    found = explain(comparison)
+    assert found.text.startswith("The run takes 25\u00a0% more time than predicted")
+    ours, theirs = (parts_of(side) for side in (comparison.second, comparison.first))
+    for words, name in (("compute for", "compute"), ("messages for", "wait"), ("idle for", "idle")):
+        values = [duration(getattr(parts, name)) for parts in (ours, theirs)]
+        assert f"{words} {values[0]} against {values[1]}" in found.text
+    assert found.text.endswith("Why cannot be decided of a run.")
+    assert "because" not in found.text
+
+
+def test_two_runs_get_no_reason_either(library):
+    found = explain(compared(library, ("zigzag", "measured"), ("contiguous", "measured")))
+    assert found.text.endswith("Why cannot be decided of a run.")
+    assert "a run cannot be repeated with other links" in found.rule
 
 
 def test_the_parts_of_a_run_add_up_to_its_length(library):
@@ -143,19 +152,48 @@ def test_the_parts_of_a_run_add_up_to_its_length(library):
         assert min(parts.compute, parts.wait, parts.idle) >= 0
 
 
-def test_the_sentence_names_the_faster_side_and_the_largest_part(library):
+def test_the_sentence_names_the_faster_side_and_its_reason(library):
     comparison = compared(library, "zigzag", "contiguous")
     sides = {"A": comparison.first, "B": comparison.second}
     fast, slow = sorted(sides, key=lambda name: sides[name].trace.seconds())
     text = explain(comparison).text
     assert text.startswith(f"{fast} takes ")
     assert f"less time than {slow}" in text
-    ours, theirs = parts_of(sides[fast]), parts_of(sides[slow])
-    saved = {name: getattr(theirs, name) - getattr(ours, name) for name in ours.__slots__}
-    words = {"compute": "compute for a shorter time", "wait": "wait less", "idle": "idle less"}
-    assert words[max(saved, key=saved.get)] in text
+    free = [
+        predict(
+            replace(
+                side.loaded.plan,
+                cluster=replace(
+                    side.loaded.plan.cluster, intra_bytes_per_s=1e20, inter_bytes_per_s=1e20,
+                    latency_s=0.0,
+                ),
+            )
+        ).seconds
+        for side in sides.values()
+    ]  # fmt: skip
+    assert (
+        f"With infinitely fast links A would take {duration(free[0])} and B {duration(free[1])}"
+        in text
+    )
+    assert f"mostly because {slow} loses more to its links" in text
     same = explain(compared(library, "zigzag", "zigzag")).text
-    assert same.startswith("A and B take the same time")
+    assert same.startswith("A and B take about the same time")
+
+
+def test_a_prediction_that_is_not_the_planners_is_no_ground_for_a_reason(tmp_path, small_plan):
+    trace = simulate(small_plan)
+    slower = replace(trace, start_ns=trace.start_ns * 2, end_ns=trace.end_ns * 2)
+    write_plan(tmp_path / "now.dcpplan", small_plan, (trace,))
+    write_plan(tmp_path / "then.dcpplan", small_plan, (slower,))
+    found = explain(compared(PlanLibrary(tmp_path), "now", "then"))
+    assert "No reason is decided" in found.text
+    assert f"something else: {duration(trace.seconds())} for B. Plan" in found.text
+
+
+def test_a_plan_is_predicted_under_other_conditions_once(library, monkeypatch):
+    compared(library, "zigzag", "contiguous")
+    monkeypatch.setattr(library_module, "split_time", None)  # would fail if it were called
+    compared(library, "contiguous", ("zigzag", "measured"))
 
 
 def test_moved_tiles_are_those_on_another_device(library, small_plan):

@@ -3,6 +3,7 @@ import os
 import pytest
 
 from dcp_dashboard import DashboardError
+from dcp_dashboard.library import folder as folder_module
 from dcp_dashboard.library import plans as library_module
 from dcp_dashboard.library.folder import plan_key
 from dcp_dashboard.library.plans import BoundedCache, PlanLibrary
@@ -94,3 +95,23 @@ def test_a_failed_maker_leaves_nothing_behind():
     with pytest.raises(ZeroDivisionError):
         cache.get("a", lambda: 1 // 0)
     assert cache.get("a", lambda: 7) == 7
+
+
+def test_plans_that_the_list_leaves_out_are_found_without_reading_the_folder_again(
+    tmp_path, lone_plan, monkeypatch
+):
+    names = [f"{i}.dcpplan" for i in range(9)]
+    write_plan(tmp_path / names[0], lone_plan)
+    for name in names[1:]:
+        os.link(tmp_path / names[0], tmp_path / name)
+    os.utime(tmp_path, ns=(1, 1))
+    monkeypatch.setattr(folder_module, "MAX_FILES", 2)
+    library, read, scandir = PlanLibrary(tmp_path), [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: read.append(path) or scandir(path))
+    listed = [row.entry.relative for row in library.rows()[0]]
+    assert listed == names[:2]
+    for name in names:
+        assert library.load(plan_key(name)).entry.relative == name
+        assert library.version(plan_key(name)) is not None
+    assert library.version("0123456789abcdef") is None
+    assert len(read) == 1

@@ -74,6 +74,18 @@ def page_of(folder, query="", name="run/report.dcpbatches.json"):
     return json.dumps(page, cls=PlotlyJSONEncoder, ensure_ascii=False)
 
 
+def test_a_fastest_method_over_the_token_cap_is_said_to_be_so():
+    batches = [batch(i, *times) for i, times in enumerate(TIMES)]
+    assert "than the cap" not in summary_sentence(parse_report(document(batches)))
+    for index, caps in ((0, ["compute"]), (1, ["compute", "tokens"]), (2, ["tokens"])):
+        batches[index]["against"]["static:zigzag"]["over_caps"] = caps
+    batches[0]["against"]["static:ring"]["over_caps"] = "tokens"  # no list: nobody knows
+    report = parse_report(document(batches))
+    assert report.rival == "static:zigzag"
+    text = summary_sentence(report)
+    assert "In 2 of them it owns more tokens on a device than the cap." in text
+
+
 def test_speedups_are_their_time_over_ours():
     report = parse_report(document(BATCHES))
     assert report.speedups("static:zigzag") == pytest.approx([1.5, 2.0, 1.0])

@@ -1,0 +1,71 @@
+"""Where compiled code is kept if neither the folder of the package nor HOME can be written.
+
+Whoever can write there can make this process run code of theirs. So the folder belongs to this user
+alone, and what looks otherwise is not used.
+"""
+
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from numba.core import caching
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def private_folder() -> Path:
+    """Give the folder of this user below the one for temporary files; make it if it is missing.
+
+    Raises:
+        OSError: if it cannot be made, or others could write there.
+    """
+    folder = Path(tempfile.gettempdir(), f"dcp-compiled-{os.geteuid()}")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    check_private(folder)
+    return folder
+
+
+def check_private(folder: Path) -> None:
+    """Check that nobody but this user, and root, can put something into a folder or in its place.
+
+    Raises:
+        PermissionError: if somebody can, or it is no folder.
+    """
+    own, parent = folder.lstat(), folder.parent.stat()
+    if not stat.S_ISDIR(own.st_mode):
+        raise PermissionError(f"{folder}: expected a folder")
+    if own.st_uid != os.geteuid() or own.st_mode & _OTHERS:
+        raise PermissionError(f"{folder}: expected a folder of this user that others cannot enter")
+    is_shared = parent.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if is_shared and not parent.st_mode & stat.S_ISVTX:
+        raise PermissionError(f"{folder.parent}: others can replace what lies here (no sticky bit)")
+
+
+# Any: numba's caches have no types.
+class PrivateFolderLocator(caching._SourceFileBackedLocatorMixin, caching._CacheLocator):
+    """Keeps the compiled functions of a file in the private folder."""
+
+    def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
+        self._py_file = py_file
+        self._lineno = py_func.__code__.co_firstlineno
+        self._path: str | None = None
+
+    def ensure_cache_path(self) -> None:
+        """Make the folder for the file, inside the private one.
+
+        Raises:
+            OSError: if there is no private folder.
+        """
+        name = self.get_suitable_cache_subpath(self._py_file)  # type: ignore[no-untyped-call]
+        self._path = os.path.join(private_folder(), name)
+        super().ensure_cache_path()  # type: ignore[no-untyped-call]
+
+    def get_cache_path(self) -> str:
+        """Give the folder for the file."""
+        assert self._path is not None, "numba asks for the folder before it uses it"
+        return self._path

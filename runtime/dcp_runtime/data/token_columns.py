@@ -1,0 +1,218 @@
+"""Columns of a row that hold one value per token: targets, positions, and what users send along."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl import DatasetError
+from dcp_runtime.data.choices import RowRules
+from dcp_runtime.data.rows import Row, Tokens
+
+IGNORE_LABEL = -100
+"""Label of a token that predicts nothing, as ``torch.nn.CrossEntropyLoss`` ignores it."""
+
+MANY = 8
+"""Labels that all lie one token too early before a column counts as shifted, not as a chance."""
+
+Ints: TypeAlias = NDArray[np.int64]
+Values: TypeAlias = NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenColumns:
+    """What the columns of a row say about each of its tokens.
+
+    Attributes:
+        targets: int64 ``[n]``, what the token before should predict at each token; `IGNORE_LABEL`
+            where the loss does not count it.
+        positions: int64 ``[n]``.
+        extra: the extra columns, bool, int64 or float32 ``[n]`` each.
+    """
+
+    targets: Ints
+    positions: Ints
+    extra: Mapping[str, Values]
+
+    def first(self, count: int) -> "TokenColumns":
+        """Give the columns of the first tokens."""
+        extra = {name: values[:count] for name, values in self.extra.items()}
+        return TokenColumns(self.targets[:count], self.positions[:count], extra)
+
+
+def read_columns(rules: RowRules, row: Row, tokens: Tokens) -> TokenColumns:
+    """Read the columns that `rules` name.
+
+    Raises:
+        DatasetError: if one is missing, does not fit the tokens, or contradicts another.
+    """
+    length = len(tokens)
+    return TokenColumns(
+        targets=_targets(rules, row, tokens),
+        positions=_positions(rules.position_column, row, length),
+        extra={name: _extra(name, row, length) for name in rules.extra_columns},
+    )
+
+
+def join(parts: Sequence[Values]) -> Values:
+    """Put the values of several rows one behind the other; floats in one make floats of all.
+
+    >>> join([np.array([1, 2]), np.array([0.5], np.float32)]).dtype
+    dtype('float32')
+    """
+    is_float = any(part.dtype == np.float32 for part in parts)
+    joined: Values = np.concatenate(parts)
+    return joined.astype(np.float32) if is_float else joined
+
+
+def _targets(rules: RowRules, row: Row, tokens: Tokens) -> Ints:
+    """Give the target at each token: its label, else the token itself, where the loss counts it."""
+    labels = _labels(rules.labels_column, row, tokens)
+    counted = _counted(rules.loss_column, row, len(tokens))
+    if labels is None:
+        return tokens if counted is None else np.where(counted, tokens, IGNORE_LABEL)
+    if counted is not None:
+        _check_agreement(rules, labels != IGNORE_LABEL, counted)
+    return labels
+
+
+def _labels(name: str | None, row: Row, tokens: Tokens) -> Ints | None:
+    """Give the labels of a row, each beside its token; ``None`` if there are none to be read."""
+    if name is None or (name == "labels" and name not in row):
+        return None
+    wanted = f"token ids from 0, or {IGNORE_LABEL} where the loss counts nothing"
+    column = _Column(name, "the labels", wanted, "RowRules(labels_column=None) does not read it")
+    labels = _integers(column.read(row, len(tokens)))
+    if labels is None or ((labels < 0) & (labels != IGNORE_LABEL)).any():
+        raise column.refusal(row, len(tokens))
+    _check_alignment(name, labels, tokens)
+    return labels
+
+
+def _check_alignment(name: str, labels: Ints, tokens: Tokens) -> None:
+    """Refuse labels that are shifted already: every one is the token behind its own.
+
+    Raises:
+        DatasetError: if they are.
+    """
+    seen = labels[:-1] != IGNORE_LABEL
+    early, next_ones, own = labels[:-1][seen], tokens[1:][seen], tokens[:-1][seen]
+    if len(early) >= MANY and (early == next_ones).all() and (early != own).any():
+        raise DatasetError(
+            f"column `{name}` is shifted already: every label is the token behind its own; "
+            "expected label i at token i, as Hugging Face's causal models take them (the token "
+            "before predicts it); shift the column back by one token"
+        )
+
+
+def _counted(name: str | None, row: Row, length: int) -> NDArray[np.bool_] | None:
+    """Say which tokens the loss counts as targets, bool ``[n]``; ``None`` if no column says it."""
+    if name is None:
+        return None
+    column = _Column(name, "the loss", "values 0 or 1")
+    found = column.read(row, length)
+    if not np.isin(found, (0, 1)).all():
+        raise column.refusal(row, length)
+    return found.astype(np.bool_)
+
+
+def _check_agreement(
+    rules: RowRules, labelled: NDArray[np.bool_], counted: NDArray[np.bool_]
+) -> None:
+    """Refuse two columns that count different targets; the first token is no target of either.
+
+    Raises:
+        DatasetError: if they do.
+    """
+    differs = 1 + np.flatnonzero(labelled[1:] != counted[1:])
+    if not len(differs):
+        return
+    at = int(differs[0])
+    loss, labels = f"`{rules.loss_column}`", f"`{rules.labels_column}`"
+    one, other = (loss, labels) if counted[at] else (labels, loss)
+    raise DatasetError(
+        f"columns {labels} and {loss} contradict each other at {len(differs)} of {len(counted)} "
+        f"tokens: {one} counts token {at} as a target, {other} leaves it out; mend one, or read "
+        f"one alone: RowRules(labels_column=None), or no loss_column"
+    )
+
+
+def _positions(name: str | None, row: Row, length: int) -> Ints:
+    if name is None:
+        return np.arange(length)
+    column = _Column(name, "the positions", "positions, integers from 0")
+    positions = _integers(column.read(row, length))
+    if positions is None or (positions < 0).any():
+        raise column.refusal(row, length)
+    return positions
+
+
+def _extra(name: str, row: Row, length: int) -> Values:
+    """Give an extra column as bool, int64 or float32; NaN and infinities stay as they are."""
+    column = _Column(name, "extra_columns", "numbers")
+    found = column.read(row, length)
+    if found.dtype.kind == "b":
+        return found
+    if found.dtype.kind in "iu":
+        integers = _integers(found)
+        if integers is None:
+            raise column.refusal(row, length, " that fit into int64")
+        return integers
+    with np.errstate(over="ignore"):
+        kept = found.astype(np.float32)
+    if not np.array_equal(np.isfinite(kept), np.isfinite(found)):
+        raise column.refusal(row, length, " that fit into float32")
+    return kept
+
+
+def _integers(values: Values) -> Ints | None:
+    """Give integers as int64; ``None`` if they are none, or do not fit."""
+    if values.dtype.kind not in "iu":
+        return None
+    found = values.astype(np.int64)
+    return found if np.array_equal(found, values) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of one number per token, and what is said about one that is something else.
+
+    Attributes:
+        name: in the row.
+        use: what is read from it.
+        wanted: what it should hold.
+        way_out: how to do without it.
+    """
+
+    name: str
+    use: str
+    wanted: str
+    way_out: str = ""
+
+    def read(self, row: Row, length: int) -> Values:
+        """Give the numbers of a row.
+
+        Raises:
+            DatasetError: if the row lacks the column, or it holds something else.
+        """
+        if self.name not in row:
+            have = ", ".join(f"`{column}`" for column in sorted(row))
+            raise DatasetError(f"no column `{self.name}` for {self.use}; there are {have}")
+        try:
+            found: Values = np.asarray(row[self.name])
+        except (TypeError, ValueError, RuntimeError):  # ragged lists, tensors on a device
+            found = np.empty((), object)
+        if found.shape != (length,) or found.dtype.kind not in "biuf":
+            raise self.refusal(row, length)
+        return found
+
+    def refusal(self, row: Row, length: int, more: str = "") -> DatasetError:
+        """Say what the column should have held."""
+        value = row[self.name]
+        count = f"{len(value)}: " if isinstance(value, Sequence | np.ndarray) else ""
+        return DatasetError(
+            f"column `{self.name}`: expected {length} {self.wanted}{more}, one per token, got "
+            f"{count}{str(value)[:60]}{'; ' if self.way_out else ''}{self.way_out}"
+        )

@@ -1,0 +1,231 @@
+"""What `dcpm check` cannot prove: made-up samples, the smallest one shown, warnings, `--strict`."""
+
+import json
+import re
+from itertools import pairwise, product
+
+import pytest
+from click.testing import CliRunner
+
+from dcp_dsl import DatasetError, Sample, Spec, check, check_report, load
+from dcp_dsl.commands.check import check as check_command
+
+LEAK = "segment img = flags(is_image)\nmask a = causal or (q in img and k in img)\n"
+KEPT = "token evict\nmask a = causal and q < k.evict\n"
+
+
+def shown_sample(diagnostic):
+    """Give the sample that a message shows."""
+    return json.loads(re.search(r"of the sample (\{.*\})", diagnostic.message)[1])
+
+
+def run(tmp_path, text, *options):
+    path = tmp_path / "a.dcpm"
+    path.write_text(text)
+    return CliRunner().invoke(check_command, [str(path), *options])
+
+
+# ---- made-up columns -----------------------------------------------------------------------------
+
+
+def both(values, wanted):
+    """Whether two tokens have such a value."""
+    return sum(value in wanted for value in values) > 1
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "values", "leaks"),
+    [
+        (LEAK, "is_image", (0, 1), lambda v: both(v, [1])),
+        ("segment role = ids(r) as text, img\nmask a = causal or (q in img and k in img)", "r",
+         (-1, 0, 1), lambda v: both(v, [1])),
+        ("segment role = ids(r)\nmask a = causal or same(role)", "r",
+         (-1, 0, 1), lambda v: any(both(v, [i]) for i in (0, 1))),
+        ("segment role = ids(r) as a1, a2, a3\nmask a = causal or (q in a1 and k in a3)", "r",
+         (-1, 0, 1, 2), lambda v: any(0 in v[:i] and 2 in v[i:] for i in range(len(v)))),
+        ("token d\nmask a = causal or q.d == k.d", "d",
+         (0, 1), lambda v: both(v, [0]) or both(v, [1])),
+        ("token d\nmask a = causal or (q.d == 77 and k.d == 500)", "d",
+         (0, 77, 500), lambda v: any(77 in v[:i] and 500 in v[i:] for i in range(len(v)))),
+        ("segment img = flags(f)\n@ahead(img) mask a = causal or (q in img and k in img)", "f",
+         (0, 1), lambda v: "0" in "".join(map(str, v)).strip("0")),
+        ("segment s = positions(p)\nmask a = causal or (q.s == 0 and k.s == 1)", "p",
+         (0, 1), lambda v: any(b != a + 1 for a, b in pairwise(v))),
+    ],
+    ids=["flags", "named ids", "ids", "far ids", "tokens", "numbers", "two images", "positions"],
+)  # fmt: skip
+def test_a_leak_through_a_column_is_found_with_the_smallest_sample(text, column, values, leaks):
+    (found,) = check(text)
+    assert found.code == "E120"
+    sample = shown_sample(found)
+    assert len(sample[column]) == sample["len"]
+    assert leaks(sample[column])
+    for shorter in range(sample["len"]):
+        assert not any(leaks(list(v)) for v in product(values, repeat=shorter))
+    for at, value in enumerate(sample[column]):  # no single value can become 0
+        if value:
+            assert not leaks([*sample[column][:at], 0, *sample[column][at + 1 :]])
+
+
+def test_a_leak_through_spans_and_row_columns_is_found():
+    (found,) = check("segment s = spans(im)\nmask a = causal or (q in s and k in s)")
+    assert (found.code, shown_sample(found)["im"]) == ("E120", [[0, 2]])
+    (found,) = check("mask a = causal or k - q < row.reach")
+    assert (found.code, shown_sample(found)) == ("E120", {"reach": 2, "len": 2})
+
+
+def test_columns_of_a_layout_and_per_token_are_made_up_together():
+    text = (
+        "segment doc = [doc_lens]*\nsegment img = flags(is_image)\n"
+        "mask a = causal per doc or (same(doc) and q in img and k in img)"
+    )
+    (found,) = check(text)
+    assert (found.code, shown_sample(found)) == (
+        "E120", {"doc_lens": [2], "is_image": [1, 1], "len": 2},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "segment img = flags(f)\n@ahead(img) mask a = causal or same(img)",
+        "segment img = flags(f)\nmask a = causal and (k in img or q == k)",
+        "segment role = ids(r) as x, y\nmask a = causal minus (k in x and q in y)",
+        "segment asking = flags(f)\n@partial mask a = causal and q in asking",
+    ],
+)
+def test_a_sound_mask_over_columns_has_no_finding(text):
+    assert check(text) == ()
+
+
+def test_a_token_that_sees_nothing_is_found_where_the_column_allows_it():
+    (found,) = check("segment img = flags(is_image)\nmask a = causal and k in img")
+    assert (found.code, shown_sample(found)) == ("E121", {"is_image": [0], "len": 1})
+
+
+def test_a_claim_is_tested_on_made_up_flags_and_ids_but_not_on_made_up_token_columns():
+    flags = "segment img = flags(f)\ncheck causal or same(img) lookback"
+    (found,) = check(flags)
+    assert (found.code, '"f": [1, 1], "len": 2' in found.hint) == ("C404", True)
+    (found,) = check("token d\ncheck causal or q.d == k.d lookback")
+    assert found.code == "W291"
+
+
+def test_a_declared_sample_with_wrong_spans_is_explained():
+    text = (
+        "segment s = spans(im)\nsample x(im = [[1]], len = 3)\ncheck causal and same(s) total on x"
+    )
+    (found,) = check(text)
+    assert (found.code, "[start, end]" in found.message) == ("E117", True)
+
+
+def test_a_failure_in_a_layout_is_shown_on_the_smallest_sample():
+    (found,) = check("segment doc = [lens]*\nmask a = causal\ncheck a implies same(doc)")[-1:]
+    assert (found.code, found.hint) == (
+        "C401", 'at q = 1, k = 0 of the sample {"lens": [1, 1], "len": 2}',
+    )  # fmt: skip
+    nested = "segment s = doc(a[xs]*)*\nmask m = causal or (q.a == 1 and k.a == 2)"
+    assert shown_sample(check(nested)[0])["len"] == 2
+
+
+# ---- what stays open -----------------------------------------------------------------------------
+
+
+def test_what_no_sample_shows_is_a_warning_that_names_the_column():
+    (found,) = check(KEPT)
+    assert (found.code, found.severity) == ("W293", "warning")
+    assert "`evict`" in found.message
+    (given,) = re.findall(r"add `(sample .*?)`", found.hint)
+    filled = given.replace("evict = ...", "evict = [3, 2, 3]").replace("len = ...", "len = 3")
+    assert check(f"{KEPT}{filled}") == ()
+    assert check(KEPT.replace("mask", "@partial mask")) == ()
+
+
+def test_the_verdict_of_a_mask_that_is_not_tested_says_why():
+    verdicts = check_report(KEPT).verdicts
+    assert [(v.outcome, v.reason) for v in verdicts] == [
+        ("untested", "no sample gives `evict`"), ("proved", ""),
+    ]  # fmt: skip
+
+
+def test_a_mask_that_takes_too_long_to_test_is_a_warning(monkeypatch):
+    monkeypatch.setattr("dcp_dsl.claims.MAX_STEPS", 2**16)
+    (found,) = check(f"{KEPT}sample s(evict = [4, 4, 4])")
+    assert found.code == "W293"
+    assert found.message.endswith("is not tested: it takes too long")
+
+
+def test_check_finds_the_leak_and_exits_with_1(tmp_path):
+    result = run(tmp_path, LEAK)
+    assert result.exit_code == 1
+    assert '{"is_image": [1, 1], "len": 2}' in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (KEPT, "W293"),
+        ("token evict\ncheck causal and q < k.evict total\n", "W291"),
+        ("check causal and q // (len - len) < 1 equals causal\n", "W290"),
+    ],
+)
+def test_strict_makes_an_error_of_what_is_not_decided(tmp_path, text, code):
+    assert run(tmp_path, text).exit_code == 0
+    result = run(tmp_path, text, "--strict", "--json")
+    assert result.exit_code == 1
+    document = json.loads(result.stdout)
+    assert [(f["code"], f["severity"]) for f in document["findings"]] == [(code, "error")]
+    assert (document["errors"], document["warnings"]) == (1, 0)
+
+
+def test_strict_leaves_other_warnings_alone(tmp_path):
+    assert run(tmp_path, "mask a = causal and q - k <= 4k\n", "--strict").exit_code == 0
+
+
+def test_strict_and_dataset_exclude_each_other(tmp_path):
+    result = run(tmp_path, LEAK, "--strict", "--dataset", str(tmp_path))
+    assert result.exit_code == 2
+    assert "--strict" in result.stderr
+
+
+# ---- Python --------------------------------------------------------------------------------------
+
+
+def test_loading_and_guarding_test_nothing_and_still_decide_every_row(tmp_path, monkeypatch):
+    path = tmp_path / "a.dcpm"
+    path.write_text(LEAK)
+    monkeypatch.setattr("dcp_dsl.fault_search.search_fault", None)
+    monkeypatch.setattr("dcp_dsl.fault_search.dense_mask", None)
+    guard = load(path).mask("a").guard()
+    assert (guard.is_causal_proved, guard.is_total_proved) == (False, True)
+    guard.check(Sample({"is_image": [1, 0]}, 2))
+    with pytest.raises(DatasetError, match="token 0 sees the later token 1"):
+        guard.check(Sample({"is_image": [1, 1]}, 2))
+
+
+# ---- names of the library ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("segment document = text[lens]*\nmask a = causal and same(document)", {"lens"}),
+        ("mask a = causal and same(document) where document = every 4", set()),
+        ("mask a(tree: tokens = 3) = causal and q - k < tree", set()),
+    ],
+    ids=["segment", "tiles", "parameter"],
+)
+def test_a_name_that_hides_a_mask_of_the_library_reads_none_of_its_columns(text, columns):
+    assert check(text) == ()
+    assert Spec.from_text(text).mask("a").columns == columns
+
+
+def test_a_segment_that_hides_a_mask_of_the_library_cannot_be_called():
+    (found, *_) = check("segment document = text[lens]*\nmask a = causal and document()")
+    assert (found.code, "is a segment" in found.message) == ("E103", True)
+
+
+def test_a_layout_named_like_a_mask_of_the_library_means_its_own_parts():
+    spec = Spec.from_text("segment document = text[lens]*\nmask a = causal and same(document)")
+    bound = spec.mask("a").bind(Sample({"lens": [2, 3]}, 5))
+    assert bound.num_pairs == 3 + 6

@@ -1,0 +1,166 @@
+"""Rows of a receive buffer that are given away while something still reads them."""
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dcp_planner import (
+    Attention,
+    Cluster,
+    CommLaunch,
+    CommWait,
+    DeviceProgram,
+    ModelShape,
+    Placement,
+    PlanConfig,
+    PlanError,
+    TransferKind,
+    assemble,
+    build_workload,
+    make_schedule,
+    validate,
+)
+
+READERS = ("tile", "passed on", "sum")
+
+
+def random_plan(masks, seed):
+    """Return a plan of scattered tiles on two nodes: it needs every kind of transfer."""
+    workload = build_workload(masks.pack([masks.causal(72)], 4), ModelShape())
+    rng = np.random.default_rng(seed)
+    placement = Placement(
+        rng.integers(0, 6, workload.num_blocks), rng.integers(0, 6, workload.num_tiles)
+    )
+    cluster = Cluster(nodes=2, devices_per_node=3)
+    config = PlanConfig(divisions=8, routing="node")
+    schedule = make_schedule(workload, placement, cluster, config)
+    return assemble(workload, cluster, placement, schedule, "any")
+
+
+def side_of(kind):
+    return "kv" if kind in (TransferKind.KV, TransferKind.DKV) else "q"
+
+
+def rows_of(plan, direction):
+    """Walk the programs of a direction.
+
+    Returns:
+        For (device, transfer) the rows that launch it and wait for it, and for
+        (device, side, block) the rows of the attentions that read the block.
+    """
+    launch, wait, attention = {}, {}, defaultdict(list)
+    for program in getattr(plan, direction):
+        at, by_key = program.device, {}
+        for row, step in enumerate(program.instructions):
+            if isinstance(step, CommLaunch):
+                by_key[step.key] = step.transfers
+                launch |= {(at, x): row for x in step.transfers}
+            elif isinstance(step, CommWait):
+                wait |= {(at, x): row for x in by_key[step.key]}
+            elif isinstance(step, Attention):
+                for tile in step.tiles:
+                    attention[at, "q", int(plan.tiles.q_block[tile])].append(row)
+                    attention[at, "kv", int(plan.tiles.kv_block[tile])].append(row)
+    return launch, wait, attention
+
+
+def lives_of(plan, direction):
+    """Return, for each input of a direction, its place, its launch and its last row by reader."""
+    table = plan.transfers
+    launch, wait, attention = rows_of(plan, direction)
+    chosen = np.flatnonzero(table.is_backward == (direction == "backward")).tolist()
+    kinds = {x: TransferKind(table.kind[x]) for x in chosen}
+    lives = {}
+    for x in (x for x in chosen if not kinds[x].is_result):
+        at, block, side = int(table.target[x]), int(table.block[x]), side_of(kinds[x])
+        leaving = [
+            z for z in chosen
+            if table.source[z] == at and table.block[z] == block and side_of(kinds[z]) == side
+        ]  # fmt: skip
+        last = {
+            "tile": max(attention[at, side, block], default=-1),
+            "passed on": max((wait[at, z] for z in leaving if not kinds[z].is_result), default=-1),
+            "sum": max((wait[at, z] for z in leaving if kinds[z].is_result), default=-1),
+        }
+        lives[x] = ((at, kinds[x]), launch[at, x], last)
+    return lives
+
+
+def clashes(plan, lives):
+    """Return the pairs of inputs that hold the same rows at the same time."""
+    slot, rows = plan.transfers.slot, plan.blocks.num_tokens[plan.transfers.block]
+    return [
+        (x, y)
+        for x, (place, start, last) in lives.items()
+        for y, (other, later, _) in lives.items()
+        if x != y and place == other and start <= later <= max(last.values())
+        and slot[x] < slot[y] + rows[y] and slot[y] < slot[x] + rows[x]
+    ]  # fmt: skip
+
+
+def launched_late(plan, direction, y):
+    """Let the target of an input launch it just before it needs it; None if others come after it.
+
+    Both ends launch what one sends to the other in the same order.
+    """
+    table, target = plan.transfers, int(plan.transfers.target[y])
+    programs = list(getattr(plan, direction))
+    steps = list(programs[target].instructions)
+    launches = [step for step in steps if isinstance(step, CommLaunch)]
+    received = [
+        x for step in launches for x in step.transfers
+        if table.target[x] == target and table.source[x] == table.source[y]
+        and not TransferKind(table.kind[x]).is_result
+    ]  # fmt: skip
+    if received[-1] != y:
+        return None
+    (old,) = (step for step in launches if y in step.transfers)
+    key = 1 + max(step.key for step in launches)
+    rest = tuple(x for x in old.transfers if x != y)
+    at = next(n for n, s in enumerate(steps) if isinstance(s, CommWait) and s.key == old.key)
+    late = [CommLaunch(key, old.division, (y,)), CommWait(key, old.division)]
+    steps[at:at] = late
+    steps[steps.index(old)] = replace(old, transfers=rest)
+    if not rest:
+        steps = [step for step in steps if getattr(step, "key", None) != old.key]
+    programs[target] = DeviceProgram(target, tuple(steps))
+    return replace(plan, **{direction: tuple(programs)})
+
+
+def broken_plans(masks, reader):
+    """Yield plans in which an input arrives where only `reader` still reads an older one."""
+    for seed in range(20):
+        plan = random_plan(masks, seed)
+        for direction in ("forward", "backward"):
+            before = lives_of(plan, direction)
+            assert clashes(plan, before) == []
+            for y, (place, _, reads) in before.items():
+                late = launched_late(plan, direction, y)
+                if late is None or reads["passed on"] >= 0:
+                    continue  # an input is passed on after its own launch
+                validate(late)
+                lives = lives_of(late, direction)
+                start = lives[y][1]
+                for x, (other, _, last) in lives.items():
+                    rest = max(row for name, row in last.items() if name != reader)
+                    if other != place or not rest < start <= last[reader]:
+                        continue
+                    slot = late.transfers.slot.copy()
+                    slot[y] = slot[x]
+                    broken = replace(late, transfers=replace(late.transfers, slot=slot))
+                    if clashes(broken, lives) == [(x, y)]:
+                        yield broken
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_rows_are_not_given_away_while_they_are_read(masks, reader):
+    found = 0
+    for broken in broken_plans(masks, reader):
+        with pytest.raises(PlanError, match="rows of a receive buffer hold one block at a time"):
+            validate(broken)
+        found += 1
+        if found == 5:
+            return
+    pytest.fail(f"expected 5 plans in which only a {reader} still reads, found {found}")

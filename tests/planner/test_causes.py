@@ -1,0 +1,200 @@
+"""Reasons that are planted by hand, in plans small enough to follow nanosecond by nanosecond."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcp_dsl import Sample, Spec
+from dcp_planner import (
+    Cluster,
+    Explanation,
+    ModelShape,
+    Placement,
+    PlanConfig,
+    TimeParts,
+    assemble,
+    build_plan,
+    build_workload,
+    choose_block_size,
+    cut_blocks,
+    explain_difference,
+    make_schedule,
+    predict,
+    preset,
+    simulate,
+    split_time,
+)
+from dcp_planner.causes import CAUSES
+from dcp_planner.cluster import MOST_RATE
+from dcp_planner.schedule import Schedule
+
+TINY = ModelShape(q_heads=1, kv_heads=1, head_dim=1, dtype_bytes=1)  # 4 FLOPs a pair, kv 2 B
+QUICK = Cluster(
+    1, 2, intra_bytes_per_s=1e15, latency_s=0, flops_per_s=1e9
+)  # 4 ns a pair, messages for nothing
+
+
+def planned(sparsity, owners, devices, cluster=QUICK, divisions=None, is_frugal=False):
+    """Plan with this owner of every block, this device of every tile, these divisions."""
+    workload = build_workload(sparsity, TINY)
+    placed = Placement(np.array(owners), np.array(devices))
+    schedule = make_schedule(workload, placed, cluster, PlanConfig(routing="direct"))
+    if divisions is not None:
+        schedule = Schedule(np.array(divisions), np.array(divisions), is_frugal=is_frugal)
+    return assemble(workload, cluster, placed, schedule, "by hand")
+
+
+def explained(first, second):
+    return Explanation(split_time(first), split_time(second))
+
+
+def told(found):
+    return explain_difference(found, ("A", "B"), lambda seconds: f"{seconds * 1e9:.0f} ns")
+
+
+def test_the_parts_of_a_time_are_these_nanoseconds(masks):
+    # As in test_simulator: kv 0 takes 8 ns and 100 ns of latency to device 1, dkv 0 goes back.
+    cluster = Cluster(1, 2, intra_bytes_per_s=1e9, latency_s=1e-7, flops_per_s=1e9)
+    sparsity = masks.pack([masks.causal(8)], 4)
+    plan = build_plan(sparsity, TINY, cluster, PlanConfig("static:contiguous"))
+    found = split_time(plan)
+    # Forward 40 | 40 + wait + 64, backward 100 | 100 + 160 and dkv home. Means: 72 and 180.
+    assert found == TimeParts(
+        seconds=pytest.approx(548e-9),
+        with_free_links_s=pytest.approx((104 + 261) * 1e-9),  # a message takes 1 ns
+        # Device 1 of forward 28, waits to 108, 45; of backward 70, waits to 108, 111, 108 home.
+        with_even_compute_s=pytest.approx((153 + 327) * 1e-9),
+        with_both_s=pytest.approx((73 + 182) * 1e-9),
+        work_s=pytest.approx(252e-9),
+    )
+    assert found.of("links") == pytest.approx(((548 - 365) + (480 - 255)) / 2 * 1e-9)
+    assert found.of("imbalance") == pytest.approx(((548 - 480) + (365 - 255)) / 2 * 1e-9)
+
+
+@given(st.data())
+def test_the_parts_add_up_to_the_time_and_free_links_are_those_of_a_fast_cluster(strategies, data):
+    plan = data.draw(strategies.placed_plans())
+    found = split_time(plan)
+    assert sum(map(found.of, CAUSES)) == pytest.approx(found.seconds)
+    assert found.seconds == predict(plan).seconds
+    fast = replace(
+        plan.cluster, intra_bytes_per_s=MOST_RATE, inter_bytes_per_s=MOST_RATE, latency_s=0.0
+    )
+    assert found.with_free_links_s == predict(replace(plan, cluster=fast)).seconds
+    spent = simulate(plan).lane_seconds("compute", plan.num_devices)
+    assert found.work_s == pytest.approx(spent.mean(), abs=1e-6)
+    assert found.with_both_s >= found.work_s - 1e-12
+
+
+def test_slow_links_are_the_reason_where_only_they_differ(masks):
+    sparsity = masks.pack([masks.causal(8), masks.causal(8)], 8)
+    slow = replace(QUICK, intra_bytes_per_s=1e9, latency_s=1e-7)
+    at_home = planned(sparsity, [0, 1], [0, 1], slow)
+    away = planned(sparsity, [0, 1], [1, 0], slow)  # as even, but every input and result travels
+    for found in (explained(at_home, away), explained(away, at_home)):
+        assert found.reason == "links"
+    text = told(explained(at_home, away))
+    assert text.startswith("A takes ")
+    assert ", mostly because B loses more to its links. With infinitely fast links A would" in text
+
+
+def test_the_device_with_most_compute_is_the_reason_where_links_are_fast(masks):
+    sparsity = masks.pack([masks.causal(8), masks.causal(8)], 8)
+    even = planned(sparsity, [0, 1], [0, 1])
+    heaped = planned(sparsity, [0, 1], [0, 0])  # three messages, one behind the other, 1 ns each
+    found = explained(even, heaped)
+    assert found.reason == "imbalance"
+    text = told(found)
+    assert text.startswith("A takes 50.1% less time than B: 504 ns against 1011 ns")
+    assert "mostly because B shares out its compute less evenly" in text
+    assert "with compute shared evenly 504 ns and" in text
+
+
+def test_more_work_is_the_reason_where_a_machine_is_slower(masks):
+    sparsity = masks.pack([masks.causal(8), masks.causal(8)], 8)
+    plan = planned(sparsity, [0, 1], [0, 1])
+    slower = replace(plan, cluster=replace(QUICK, flops_per_s=5e8))
+    found = explained(slower, plan)
+    assert found.reason == "work"
+    assert told(found).startswith("B takes 50.0% less time than A")
+    assert "mostly because the mean device of A has more to compute" in told(found)
+
+
+def test_what_neither_links_nor_compute_explain_is_said_to_be_so(masks):
+    # Device 0 computes four full tiles at home; device 1 four whose keys come from there, in two
+    # divisions. A frugal order launches the second keys only behind the tiles of device 0: device 1
+    # waits for half of its time, whatever the links. Bytes and compute are the same.
+    dense = np.zeros((16, 16), bool)
+    dense[:, :8] = True
+    sparsity = masks.pack([dense], 4)
+    devices, divisions = [0] * 4 + [1] * 4, [0] * 4 + [1, 2] * 2
+    early, late = (
+        planned(sparsity, [0, 0, 1, 1], devices, divisions=divisions, is_frugal=is_frugal)
+        for is_frugal in (False, True)
+    )
+    found = explained(late, early)
+    assert found.reason == "order"
+    assert found.share("order") == pytest.approx(448e-9, abs=2e-9)
+    text = told(found)
+    assert text.startswith("B takes 33.3% less time than A: 899 ns against 1347 ns, which neither")
+    assert "devices of A wait longer for what others do first" in text
+
+
+def test_a_small_difference_gets_no_reason(masks):
+    sparsity = masks.pack([masks.causal(8), masks.causal(8)], 8)
+    plan = planned(sparsity, [0, 1], [0, 1])
+    nearly = replace(plan, cluster=replace(QUICK, flops_per_s=0.992e9))
+    found = explained(plan, nearly)
+    assert found.reason == "close"
+    assert told(found) == (
+        "A and B take about the same time, 504 ns and 509 ns: they differ by less than 1.0%, too "
+        "little to name a reason."
+    )
+
+
+def test_several_reasons_are_listed_with_what_each_costs():
+    first = TimeParts(10.0, 9.0, 9.5, 8.5, 8.0)
+    second = TimeParts(14.0, 11.0, 11.5, 8.5, 8.0)
+    found = Explanation(first, second)
+    assert found.reason == "several"
+    text = explain_difference(found, ("the old", "the new"), "{:g} s".format)
+    assert text == (
+        "The old takes 28.6% less time than the new: 10 s against 14 s, for no single reason: the "
+        "new loses more to uneven compute (2 s) and links (2 s). With infinitely fast links the "
+        "old would take 9 s and the new 11 s, with compute shared evenly 9.5 s and 11.5 s, with "
+        "both 8.5 s and 8.5 s."
+    )
+
+
+def test_what_works_against_the_difference_is_said():
+    found = Explanation(TimeParts(10.0, 6.0, 10.0, 6.0, 6.0), TimeParts(12.0, 11.0, 7.0, 6.0, 6.0))
+    assert found.reason == "imbalance"
+    assert "less evenly; against that, it loses less to links (3 s). With" in explain_difference(
+        found, ("A", "B"), "{:g} s".format
+    )
+
+
+def test_zigzag_on_a_few_documents_is_slow_for_its_compute_not_for_its_messages():
+    cluster, config = preset("a100-p4de", 4, 8), PlanConfig("native", budget="fast")
+    lengths = (40_000, 30_000, 20_000, 15_000, 10_000, 8_000, 4_000, 4_072)
+    mask = Spec.from_text("mask c = causal").mask("c")
+    forms = [mask.compile(Sample({}, n)) for n in lengths]
+    sparsity = cut_blocks(forms, choose_block_size(forms, cluster, config))
+    ours = build_plan(sparsity, ModelShape(), cluster, config)
+    zigzag = build_plan(sparsity, ModelShape(), cluster, PlanConfig("static:zigzag"))
+    found = explained(ours, zigzag)
+    # The columns of the timeline mislead: devices that compute little wait for one that does much.
+    spent = {
+        lane: [simulate(plan).lane_seconds(lane, 32).mean() for plan in (ours, zigzag)]
+        for lane in ("compute", "wait")
+    }
+    assert spent["wait"][1] - spent["wait"][0] > 0.5 * found.difference
+    fast = replace(
+        cluster, intra_bytes_per_s=MOST_RATE, inter_bytes_per_s=MOST_RATE, latency_s=0.0,
+        inter_latency_s=None, message_launch_s=0.0,
+    )  # fmt: skip
+    assert predict(replace(zigzag, cluster=fast)).seconds > 0.8 * found.second.seconds
+    assert found.reason == "imbalance"

@@ -1,0 +1,210 @@
+"""Gradients of a small GPT on four gloo ranks: ``python gradient_scenarios.py FOLDER``.
+
+Every way to train a model in parallel takes the same steps; rank 0 writes what each of them gives
+beside dense attention in one process. The ranks are forked, so that torch is imported once.
+"""
+
+import json
+import sys
+from contextlib import nullcontext
+from functools import cache
+from pathlib import Path
+
+import torch
+import torch._dynamo  # FSDP loads it; here it is loaded once for all ranks
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+sys.path.insert(0, str(Path(__file__).parent))
+from conftest import attend
+from gpt import GPT, GPTConfig
+from loader_options import make_loader
+from train_gpt import add_gradients, dcp_attention, make_model
+
+from dcp_dsl import Spec
+from dcp_planner import ModelShape, PlanConfig
+from dcp_runtime import DCPExecutor, RunError, sum_gradients
+
+RANKS, SEED = 4, 5
+CONFIG = GPTConfig(layers=2, width=32, vocabulary=50)
+WINDOW = 9
+SPEC = Spec.from_text(f"mask local = causal and q - k < {WINDOW}")
+LENGTHS = (31, 20, 12, 40, 17, 25)
+ROWS = [{"tokens": [(7 * n + 3 * i * i) % 50 for i in range(n)]} for n in LENGTHS]
+BATCHES = [[0], [1, 2], [3], [4, 5]]
+WAYS = ("replicate", "ddp", "fsdp", "fsdp, dp x cp")
+STEPS = ("one batch", "two batches, synchronised once", "two batches, clipped")
+
+
+def batches_of(way, step):
+    """The batches of one step; two replicas take twice as many."""
+    return BATCHES[: (2 if has_replicas(way) else 1) * (1 if step == "one batch" else 2)]
+
+
+def num_targets(batches):
+    return sum(LENGTHS[row] - 1 for batch in batches for row in batch)
+
+
+@cache
+def dense_gradients(count):
+    """Every row on its own, every pair of tokens computed and hidden by a mask; loss by hand."""
+    torch.manual_seed(SEED)
+    model = GPT(CONFIG)
+    for batch in BATCHES[:count]:
+        for row in batch:
+            tokens = torch.tensor(ROWS[row]["tokens"])
+            q, k = torch.arange(len(tokens))[:, None], torch.arange(len(tokens))
+            mask = ((k <= q) & (q - k < WINDOW)).numpy()
+            logits = model(tokens, k, lambda layer, q, kv, mask=mask: attend(q, kv, mask)[0])
+            logprobs = torch.log_softmax(logits[:-1], -1)
+            picked = logprobs[torch.arange(len(tokens) - 1), tokens[1:]]
+            (-picked.sum() / num_targets(BATCHES[:count])).backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def make(way, mesh):
+    parallel = way.split(",")[0]
+    model = make_model(CONFIG, parallel, SEED, mesh if has_replicas(way) else None)
+    return DistributedDataParallel(model) if way == "ddp" else model
+
+
+def has_replicas(way):
+    return "dp" in way.split()
+
+
+def without_sync(model, way):
+    """Let a backward leave the gradients of the ranks as they are."""
+    if way == "ddp":
+        return model.no_sync()
+    if way.startswith("fsdp"):
+        model.set_requires_gradient_sync(False)
+    return nullcontext()
+
+
+def load(batches, **planning):
+    """Give a loader, whose later iterations take the plans of the first one."""
+    shape = ModelShape(CONFIG.q_heads, CONFIG.kv_heads, CONFIG.head_dim, 8)
+    return make_loader(
+        ROWS, SPEC.mask("local"), token_budget=50, batches=batches, shape=shape, block_size=8,
+        config=PlanConfig("static:zigzag"), **planning,
+    )  # fmt: skip
+
+
+@cache
+def loader_of(count, mesh):
+    """The loader of one step's batches; of a mesh, those of this rank's replica."""
+    if mesh is None:
+        return load(BATCHES[:count])
+    return load(BATCHES[mesh["dp"].get_local_rank() : count : 2], group=mesh["cp"])
+
+
+def gradients(way, step, mesh, executors):
+    """Take the backward passes of a step; give full gradients by name, and their norm."""
+    model, batches = make(way, mesh), batches_of(way, step)
+    loader = loader_of(len(batches), mesh if has_replicas(way) else None)
+    last = len(loader) - 1
+    make_attention = dcp_attention(executors[has_replicas(way)])
+    for number, (data, plan) in enumerate(loader):
+        attention = make_attention(data, plan)
+        later = step.endswith("once") and number < last
+        with without_sync(model, way) if later else nullcontext():
+            logits = model(data.tokens, data.position_ids, attention)
+            loss = functional.cross_entropy(logits, data.labels, reduction="sum")
+            scale = RANKS if way == "ddp" else 1
+            (scale * loss / num_targets(batches)).backward()
+        if later and way.startswith("fsdp"):
+            model.set_requires_gradient_sync(True)
+    if way == "replicate":
+        add_gradients(model)
+    norm = None
+    if step.endswith("clipped"):
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit(batches), foreach=True)
+    found = {n.removeprefix("module."): full(p.grad) for n, p in model.named_parameters()}
+    return found, None if norm is None else float(full(norm))
+
+
+def full(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def norm_of(gradients):
+    return float(torch.cat([g.flatten() for g in gradients.values()]).norm())
+
+
+def limit(batches):
+    return norm_of(dense_gradients(len(batches))) / 3
+
+
+def ratios(found, wanted):
+    """Of each parameter: ||found|| / ||wanted||, and ||found - wanted|| / ||wanted||."""
+    assert found.keys() == wanted.keys()
+    return {
+        name: [float(found[name].norm() / g.norm()), float((found[name] - g).norm() / g.norm())]
+        for name, g in wanted.items()
+    }
+
+
+def refusals():
+    """What `sum_gradients` says to models that it cannot help."""
+    plain, half, frozen = GPT(CONFIG), GPT(CONFIG), GPT(CONFIG)
+    for block in (*half.blocks, *frozen.blocks):
+        fully_shard(block)
+    for name, parameter in frozen.named_parameters():
+        parameter.requires_grad_(name.startswith("blocks."))
+    sum_gradients(frozen)  # what is not trained needs no sum
+    for block in half.blocks:
+        sum_gradients(block)  # the rest is for whoever calls it so
+    said = {}
+    for name, model in {
+        "plain": plain,
+        "half": half,
+        "ddp": DistributedDataParallel(plain),
+    }.items():
+        try:
+            sum_gradients(model)
+        except RunError as error:
+            said[name] = str(error)
+    return said
+
+
+def run(rank, folder):
+    torch.set_default_dtype(torch.float64)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(f"{folder}/store", RANKS), rank=rank, world_size=RANKS
+    )
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
+    executors = [DCPExecutor(timeout_s=60), DCPExecutor(mesh["cp"], timeout_s=60)]
+    result = {"refusals": refusals()}
+    for step in STEPS:
+        for way in WAYS:
+            batches = batches_of(way, step)
+            found, norm = gradients(way, step, mesh, executors)
+            wanted = dense_gradients(len(batches))
+            entry = {}
+            if norm is not None:
+                whole = norm_of(wanted)
+                entry["norm"] = norm / whole
+                wanted = {n: g * (limit(batches) / (whole + 1e-6)) for n, g in wanted.items()}
+            entry["dense"] = ratios(found, wanted)
+            if way == "replicate":
+                replicated = found
+            elif batches == batches_of("replicate", step):
+                entry["replicated"] = ratios(found, replicated)
+            result[f"{step}: {way}"] = entry
+    if rank == 0:
+        Path(folder, "result.json").write_text(json.dumps(result))
+    for executor in executors:
+        executor.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    next(iter(load([[0]])))  # the ranks inherit the planner's compiled loops
+    mp.start_processes(run, (sys.argv[1],), RANKS, start_method="fork")

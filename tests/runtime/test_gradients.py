@@ -1,0 +1,78 @@
+"""Gradients, parameter by parameter: every way to train in parallel against dense attention."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dcp_runtime import RunError, sum_gradients
+
+SCRIPT = Path(__file__).with_name("gradient_scenarios.py")
+WAYS = ("replicate", "ddp", "fsdp", "fsdp, dp x cp")
+STEPS = ("one batch", "two batches, synchronised once", "two batches, clipped")
+PARAMETERS = 2 * 7 + 3
+EXACT = 1e-12
+"""Relative; the gradients are float64, and sums over ranks round in another order."""
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    """Run all scenarios once, on four processes of one world."""
+    folder = tmp_path_factory.mktemp("gradients")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(SCRIPT), str(folder)],
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("step", STEPS)
+def test_gradients_are_those_of_dense_attention(result, step, way):
+    found = result[f"{step}: {way}"]
+    assert len(found["dense"]) == PARAMETERS
+    for name, (ratio, error) in found["dense"].items():
+        assert ratio == pytest.approx(1, rel=EXACT), name
+        assert error < EXACT, name
+    assert ("norm" in found) == step.endswith("clipped")
+    assert found.get("norm", 1) == pytest.approx(1, rel=EXACT)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+@pytest.mark.parametrize("step", STEPS)
+def test_gradients_are_those_of_replicated_weights(result, step, way):
+    replicated = result[f"{step}: {way}"]["replicated"]
+    assert len(replicated) == PARAMETERS
+    for name, (_, error) in replicated.items():
+        assert error < EXACT, name
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("plain", r"fully_shard was called on, got GPT without any FSDP module; call fully_shard"),
+        ("ddp", r"got DistributedDataParallel without any FSDP module; .*multiply the loss by"),
+        (
+            "half",
+            r"no FSDP module holds embedding\.weight, norm\.weight, to_logits\.weight: .*call "
+            r"fully_shard on the model itself as well, and sum_gradients after it",
+        ),
+    ],
+)
+def test_a_model_whose_gradients_would_not_be_summed_is_refused(result, model, says):
+    assert re.search(says, result["refusals"][model])
+
+
+def test_without_a_process_group_a_model_is_refused_as_well():
+    with pytest.raises(RunError, match=r"got Linear without any FSDP module"):
+        sum_gradients(torch.nn.Linear(2, 2))
+    with pytest.raises(RunError, match="expected a model, got list"):
+        sum_gradients([])

@@ -1,0 +1,285 @@
+"""Batches that an executor prepares: a plan that nothing ran, a rank that skipped one."""
+
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from loader_options import make_loader
+
+from dcp_dsl import Spec
+from dcp_planner import Cluster, ModelShape, PlanConfig, decode_part, encode_parts
+from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, RunError
+from dcp_runtime.batch_names import batch_name, name_batch
+from dcp_runtime.loopback import LoopbackWorld
+
+RANKS, HEADS = 3, (2, 1, 4)
+SPEC = Spec.from_text("mask band = causal and q - k < 9\nstack mixed = 2 of band, causal\n")
+ROWS = [{"tokens": [row] * 24} for row in range(4)]  # of one length: all batches have equal plans
+STACK = SPEC.stack("mixed")
+UNRUN = r"no layer ran the plan of {}, so no layer attended under its mask: does the model use this"
+
+
+def load(rank, mask=None, rows=ROWS, **options):
+    return make_loader(
+        rows, mask or SPEC.mask("band"), rank=rank, token_budget=24, shape=ModelShape(*HEADS, 4),
+        block_size=8, cluster=Cluster(devices_per_node=RANKS), config=PlanConfig("static:zigzag"),
+        **options,
+    )  # fmt: skip
+
+
+@cache
+def plans(mask=None):
+    """Give the plans that the loaders of all ranks yield, made once."""
+    return tuple(plan for _, plan in load(0, mask))
+
+
+def attend(prepared, plan, rank):
+    q_heads, kv_heads, dim = HEADS
+    tokens = len(plan.local_tokens(rank))
+    q = torch.ones(tokens, q_heads, dim, requires_grad=True)
+    return DCPAttn.apply(prepared, q, torch.ones(tokens, 2, kv_heads, dim))
+
+
+def on_ranks(work, **options):
+    def run(transport):
+        executor = DCPExecutor(transport=transport, **options)
+        return work(executor, plans())
+
+    return LoopbackWorld(RANKS, timeout_s=10).run(run)
+
+
+def test_a_plan_that_nothing_ran_is_named_by_the_next_prepare():
+    def work(executor, batches):
+        attend(executor.prepare(batches[0]), batches[0], executor.rank)
+        executor.prepare(batches[1])
+        with pytest.raises(RunError, match=UNRUN.format("epoch 0, batch 1")):
+            executor.prepare(batches[2])
+        # It was said once; nothing is under way, and the executor goes on.
+        attend(executor.prepare(batches[2]), batches[2], executor.rank)
+        executor.close()
+
+    on_ranks(work)
+
+
+def test_a_plan_that_nothing_ran_is_named_by_close():
+    def work(executor, batches):
+        executor.prepare(batches[3])
+        with pytest.raises(RunError, match=UNRUN.format("epoch 0, batch 3")):
+            executor.close()
+        executor.close()
+
+    on_ranks(work)
+
+
+def one_rank_goes_on(executor, prepared, batches):
+    """The model of rank 1 does not use this attention."""
+    if executor.rank == 1:
+        executor.prepare(batches[1])
+    else:
+        attend(prepared, batches[0], executor.rank)
+
+
+def test_a_plan_that_one_rank_did_not_run_is_named_on_all():
+    said = {}
+
+    def work(executor, batches):
+        prepared = executor.prepare(batches[0])
+        with pytest.raises(RunError) as caught:
+            one_rank_goes_on(executor, prepared, batches)
+        said[executor.rank] = str(caught.value)
+
+    on_ranks(work)
+    assert said[1].startswith("no layer ran the plan of epoch 0, batch 0")
+    assert said[0] == said[2] == f"rank 1 failed in the first layer: {said[1]}"
+
+
+def fail():
+    raise ValueError("the model failed before its first layer")
+
+
+def test_an_error_under_way_is_not_masked():
+    def work(executor, batches):
+        try:
+            executor.prepare(batches[0])
+            fail()
+        finally:
+            executor.close()
+
+    with pytest.raises(ValueError, match="the model failed"):
+        on_ranks(work)
+
+
+def test_a_batch_that_is_prepared_while_an_error_is_handled_is_the_way_on():
+    def work(executor, batches):
+        executor.prepare(batches[0])
+        try:
+            fail()
+        except ValueError:
+            prepared = executor.prepare(batches[1])
+        attend(prepared, batches[1], executor.rank)
+        executor.close()
+
+    on_ranks(work)
+
+
+def test_a_layer_that_failed_has_tried():
+    def work(executor, batches):
+        prepared = executor.prepare(batches[0])
+        with pytest.raises(RunError, match="expected q"):
+            DCPAttn.apply(prepared, torch.ones(99, 2, 4), torch.ones(99, 2, 1, 4))
+        attend(executor.prepare(batches[1]), batches[1], executor.rank)
+        executor.close()
+
+    on_ranks(work)
+
+
+def test_evaluation_and_ranks_without_tokens_raise_no_alarm():
+    ((_, short),) = load(0, rows=[{"tokens": [1, 2, 3]}])
+
+    def run(transport):
+        executor = DCPExecutor(transport=transport)
+        assert {len(short.local_tokens(rank)) for rank in range(RANKS)} == {0, 3}
+        for plan in (short, *plans()):
+            prepared = executor.prepare(plan)
+            with torch.no_grad():
+                attend(prepared, plan, transport.rank)
+        executor.close()
+
+    LoopbackWorld(RANKS, timeout_s=10).run(run)
+
+
+def test_a_stack_is_run_when_one_of_its_plans_is():
+    def run(transport):
+        executor = DCPExecutor(transport=transport)
+        first, second, *_ = plans(STACK)
+        layers = LayerPlans.prepare(executor, first)
+        with pytest.raises(RunError, match=r"holds 2 plans of epoch 0, batch 0, one per mask"):
+            attend(executor, first, transport.rank)
+        attend(layers.of(0), first, transport.rank)  # a model of fewer layers than the cycle has
+        LayerPlans.prepare(executor, second)
+        with pytest.raises(RunError, match=UNRUN.format("epoch 0, batch 1")):
+            executor.close()
+
+    LoopbackWorld(RANKS, timeout_s=10).run(run)
+
+
+def test_a_stack_is_no_plan_of_prepare():
+    def run(transport):
+        executor = DCPExecutor(transport=transport)
+        (stack, *_) = plans(STACK)
+        with pytest.raises(RunError, match=r"expected one Plan, got 2 of a stack; .*LayerPlans"):
+            executor.prepare(stack)
+        executor.close()
+
+    LoopbackWorld(RANKS, timeout_s=10).run(run)
+
+
+def test_a_pipeline_prepares_its_micro_batches_first():
+    def work(executor, batches):
+        ready = [executor.prepare(plan) for plan in batches[:2]]
+        with pytest.raises(RunError, match=UNRUN.format("epoch 0, batch 0")):
+            executor.prepare(batches[2])
+        for prepared, plan in zip(ready, batches, strict=False):
+            attend(prepared, plan, executor.rank)
+        executor.close()
+
+    on_ranks(work, micro_batches=2)
+    for wrong in (0, -1, "2", 1.5):
+        with pytest.raises(RunError, match="expected micro_batches to be at least 1, got"):
+            on_ranks(work, micro_batches=wrong)
+
+
+def skipping(executor, batches, prepare):
+    """Rank 1 leaves out batch 1; all plans are equal, so that it runs what the others run."""
+    said = None
+    for number, plan in enumerate(batches):
+        if executor.rank == 1 and number == 1:
+            continue
+        try:
+            prepared = prepare(executor, plan)
+        except RunError as error:
+            said = str(error), error.rank, number
+            break
+        attend(prepared, plan, executor.rank)
+    executor.close()
+    return said
+
+
+SKIPPED = (
+    "rank 1 has another batch of the data loader than rank 0 in prepare: expected epoch 0, batch "
+    "1, got epoch 0, batch 2; every rank prepares every batch that its loader yields, in order, "
+    "and all loaders resume from the same state"
+)
+
+
+@pytest.mark.parametrize(
+    ("mask", "prepare"),
+    [
+        (None, DCPExecutor.prepare),
+        (None, lambda e, plan: LayerPlans.prepare(e, plan).of(0)),
+        (STACK, lambda e, plan: LayerPlans.prepare(e, plan).of(0)),
+    ],
+    ids=["a plan", "a plan for all layers", "a stack"],
+)
+def test_a_rank_that_skipped_a_batch_is_named_at_once_on_all(mask, prepare):
+    def run(transport):
+        executor = DCPExecutor(transport=transport)
+        return skipping(executor, plans(mask), prepare)
+
+    said = LoopbackWorld(RANKS, timeout_s=10).run(run)
+    assert said == [(SKIPPED, 1, 1), (SKIPPED, 1, 2), (SKIPPED, 1, 1)]
+
+
+def test_ranks_in_step_agree_over_epochs_and_resumed_loaders():
+    def run(transport):
+        executor = DCPExecutor(transport=transport)
+        loader = load(transport.rank)
+        state, names = loader.state_dict(), []
+        for plan in [plan for _ in range(2) for _, plan in loader]:
+            attend(executor.prepare(plan), plan, transport.rank)
+            names.append(batch_name(plan))
+        again = load(transport.rank)
+        again.load_state_dict({**state, "epoch": 1, "batch": 3})
+        names += [batch_name(plan) for _, plan in again]
+        executor.close()
+        return names
+
+    names = [f"epoch {epoch}, batch {batch}" for epoch in (0, 1) for batch in range(4)]
+    assert LoopbackWorld(RANKS).run(run) == [[*names, names[-1]]] * RANKS
+
+
+def test_a_plan_made_by_hand_agrees_with_one_that_a_loader_yielded():
+    by_hand = encode_parts(plans()[0])  # as one rank that plans would send them
+
+    def work(executor, batches):
+        plan = batches[1] if executor.rank == 0 else decode_part(by_hand[executor.rank])
+        attend(executor.prepare(plan), plan, executor.rank)
+        executor.close()
+
+    on_ranks(work)
+
+
+def test_a_plan_that_serves_two_batches_has_a_name_for_each():
+    plan = plans()[0]
+    part = decode_part(encode_parts(plan)[0])
+    for given in (plan, part):
+        first = name_batch(given, 3, 0)
+        second = name_batch(first, 3, 1)
+        assert [batch_name(p) for p in (first, second)] == ["epoch 3, batch 0", "epoch 3, batch 1"]
+        assert second.local_tokens(0) is not None
+        assert type(second) is type(given)
+    assert batch_name("no plan") == ""
+
+
+def test_ranks_at_different_steps_are_told_so():
+    def work(executor, batches):
+        prepared = executor.prepare(batches[0])
+        says = "rank 1 has another step than rank 0 in .*: expected the first layer, got prepare"
+        with pytest.raises(RunError, match=says):
+            one_rank_goes_on(executor, prepared, batches)
+
+    on_ranks(work, micro_batches=2)

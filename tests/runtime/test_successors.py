@@ -1,0 +1,135 @@
+"""Which tokens see the one before them: equal to the dense mask, in every form."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dcp_dsl import Columns, Rows, Sample, Slabs, Spec, Strided, StridedPart, Tiles, dense_mask
+from dcp_runtime.data.successors import hidden_from_next, sees_previous
+
+N = 150  # more than two of the tiles that are looked at together
+SPEC = Spec.from_text("""
+segment doc = ids(doc_ids)
+segment part = question[question_len] answer[answer_lens]*
+token evict
+mask band = causal and q - k < 7
+mask shared = causal and (k in question or same(answer))
+mask own = causal and same(doc)
+@ahead mask whole = true
+@ahead mask only_later = k >= q
+mask far = causal and (k == q or q - k >= 2)
+mask dilated = causal and (q - k) % 3 == 0
+@partial mask comb = causal and (q - k) % 3 == 1
+mask mixed = causal and ((q - k) % 3 == 0 or q - k < 2 and k > 10)
+@partial mask cache = causal and q < k.evict
+@partial mask product = causal and q * q % 7 > k % 5
+""")
+FORMS = {"cache": "cols", "dilated": "strided", "comb": "strided", "mixed": "strided"}
+
+
+def sample_of(mask):
+    rng = np.random.default_rng(0)
+    columns = {
+        "doc_ids": rng.integers(0, 4, N).tolist(),
+        "question_len": 20,
+        "answer_lens": [1, 40, 1, 1, 47, 40],
+        "evict": (np.arange(N) + rng.integers(1, 30, N)).tolist(),
+    }
+    return Sample({name: columns[name] for name in mask.columns}, N)
+
+
+def previous_of(dense):
+    """Say token by token whether it sees the one before it."""
+    return [q > 0 and bool(dense[q][q - 1]) for q in range(len(dense))]
+
+
+def ranges_of(dense):
+    """Give the key ranges of every row, pair by pair."""
+    found = []
+    for q, row in enumerate(dense):
+        start = None
+        for k, seen in enumerate([*row, False]):
+            if seen and start is None:
+                start = k
+            if not seen and start is not None:
+                found.append((q, start, k))
+                start = None
+    return found
+
+
+def rows_of(dense):
+    ranges = ranges_of(dense)
+    ptr = [sum(q < row for q, _, _ in ranges) for row in range(len(dense) + 1)]
+    return Rows(len(dense), ptr, [a for _, a, _ in ranges], [b for _, _, b in ranges])
+
+
+def slabs_of(dense):
+    table = np.array([(q, q + 1, a, b, 0, 0) for q, a, b in ranges_of(dense)], np.int64)
+    return Slabs(len(dense), *table.reshape(-1, 6).T)
+
+
+@pytest.mark.parametrize("name", SPEC.masks)
+def test_the_diagonal_of_a_compiled_mask_is_that_of_its_dense_matrix(name):
+    mask = SPEC.mask(name)
+    form = mask.compile(sample_of(mask))
+    assert form.form == FORMS.get(name, "tiles" if name == "product" else "slabs")
+    assert sees_previous(form).tolist() == previous_of(dense_mask(mask, sample_of(mask)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(size=st.integers(1, 9), seed=st.integers(0, 2**20), density=st.floats(0, 1))
+def test_rows_and_columns_give_the_same_diagonal(size, seed, density):
+    dense = np.random.default_rng(seed).random((size, size)) < density
+    wanted = previous_of(dense)
+    for form in (
+        slabs_of(dense), rows_of(dense), Columns(slabs_of(dense.T)), Columns(rows_of(dense.T))
+    ):  # fmt: skip
+        assert sees_previous(form).tolist() == wanted, form.form
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    first=st.integers(0, 5), rows=st.integers(1, 6), key=st.integers(0, 9), keys=st.integers(1, 6),
+    slopes=st.tuples(st.integers(0, 1), st.integers(0, 1)), period=st.integers(2, 4),
+)  # fmt: skip
+def test_slabs_of_every_slope_cross_the_diagonal_where_their_pairs_do(
+    first, rows, key, keys, slopes, period
+):
+    n, (a, b) = 24, slopes
+    keys += a * rows  # never empty
+    slab = Slabs(n, [first], [first + rows], [key], [key + keys], [a], [b])
+    dense = np.zeros((n, n), bool)
+    for q in range(first, first + rows):
+        dense[q, key + a * (q - first) : key + keys + b * (q - first)] = True
+    assert sees_previous(slab).tolist() == previous_of(dense)
+    assert sees_previous(Columns(slab)).tolist() == previous_of(dense.T)
+    strided = Strided(n, period, (StridedPart(slab, np.array([1])),))
+    assert sees_previous(strided).tolist() == previous_of(dense)
+    others = Strided(n, period, (StridedPart(slab, np.array([0])),))
+    assert not sees_previous(others).any()
+
+
+def test_a_batch_gives_runs_of_tokens_that_are_hidden_in_every_layer():
+    def own(*lengths):
+        dense = np.zeros((sum(lengths),) * 2, bool)
+        at = 0
+        for length in lengths:
+            dense[at : at + length, at : at + length] = np.tri(length, dtype=bool)
+            at += length
+        return slabs_of(dense)
+
+    assert hidden_from_next([[own(3)], [own(1)], [own(2, 2)], [own(1, 1, 1, 2)]]) == (
+        (5, 6), (8, 11),
+    )  # fmt: skip
+    assert hidden_from_next([[own(2, 3, 1), own(1, 4, 1)], [own(1)]]) == ((4, 5),)
+    assert hidden_from_next([]) == ()
+
+
+def test_a_mask_of_tiles_is_never_painted_whole(monkeypatch):
+    mask = SPEC.mask("product")
+    form, asked = mask.compile(sample_of(mask)), []
+    tile = Tiles.tile
+    monkeypatch.setattr(Tiles, "tile", lambda *args: asked.append(args[1:]) or tile(*args))
+    sees_previous(form)
+    assert sum((q1 - q0) * (k1 - k0) for q0, q1, k0, k1 in asked) < N * N / 2

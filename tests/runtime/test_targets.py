@@ -1,0 +1,588 @@
+"""Targets, positions and columns of tokens: what every rank trains on, token by token."""
+
+import math
+import random
+import sys
+import warnings
+from dataclasses import fields, replace
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from loader_options import make_loader
+
+from dcp_dsl import DatasetError, Sample, Spec, dense_mask, read_dataset
+from dcp_planner import Cluster, ModelShape, PlanConfig
+from dcp_runtime import LocalData, RowRules, RunError, next_token_loss
+
+SPEC = Spec.from_text("""
+segment part = question[question_len] answer[answer_lens]*
+mask shared = causal and (k in question or same(answer))
+mask plain = causal
+mask dilated = causal and (q - k) % 2 == 0
+mask own = causal and same(answer) or causal and q in question and k in question
+mask far = causal and (k == q or q - k >= 2)
+stack layers = 2 of shared, own
+stack helped = shared, plain
+stack apart = dilated, far
+""")
+ONE = Cluster(1, 1)
+OPTIONS = {
+    "token_budget": 64,
+    "block_size": 8,
+    "cluster": Cluster(devices_per_node=3),
+    "shape": ModelShape(2, 1, 8, 4),
+    "config": PlanConfig(partitioner="static:zigzag"),
+    "rank": 0,
+}
+QUESTION = {
+    "tokens": [1, 2, 3, 4, 11, 12, 13, 21, 22, 23, 24, 25],
+    "question_len": 4,
+    "answer_lens": [3, 5],
+}
+
+
+def loader_of(rows, mask="shared", **options):
+    value = SPEC.stack(mask) if mask in SPEC.stacks else SPEC.mask(mask)
+    return make_loader(rows, value, **{**OPTIONS, **options})
+
+
+def data_of(rows, mask="shared", **options):
+    ((data, _),) = loader_of(rows, mask, cluster=ONE, **options)
+    return data
+
+
+def test_the_last_token_of_an_answer_does_not_predict_the_next_answer():
+    with pytest.warns(UserWarning, match="1 of the 11 targets of a batch are left out") as caught:
+        data = data_of([QUESTION])
+    assert data.labels.tolist() == [2, 3, 4, 11, 12, 13, -100, 22, 23, 24, 25, -100]
+    assert data.loss_mask.tolist() == [label != -100 for label in data.labels.tolist()]
+    assert data.num_targets == 10
+    assert data.target_rows.tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9, 10]
+    assert data.target_ids.tolist() == [2, 3, 4, 11, 12, 13, 22, 23, 24, 25]
+    assert data.target_weights.tolist() == [1.0] * 10
+    assert data.position_ids.tolist() == list(range(12))
+    said = str(caught[0].message)
+    assert "token 7 of row 0, which does not see token 6 under `shared`" in said
+    for way_out in ("position_column=", "hidden_targets='leave_out'", "'keep'", "labels column"):
+        assert way_out in said
+    assert caught[0].filename == __file__
+
+
+def test_what_is_left_out_is_said_once_by_one_rank_and_counted_by_all():
+    rows = [QUESTION, QUESTION, {**QUESTION, "answer_lens": [8]}] * 3
+    loader = loader_of(rows, token_budget=24)
+    with pytest.warns(UserWarning, match="of the 22 targets of a batch") as caught:
+        assert len([*loader, *loader]) == 10
+    assert len(caught) == 1
+    assert loader.screening.hidden_targets == 6  # one in each of six rows, once
+    silent = [loader_of(rows, rank=1), loader_of(rows, hidden_targets="leave_out")]
+    for loader in silent:
+        list(loader)
+        assert loader.screening.hidden_targets == 6
+
+
+def test_hidden_targets_may_be_kept():
+    data = data_of([QUESTION], hidden_targets="keep")
+    assert data.labels.tolist() == [*QUESTION["tokens"][1:], -100]
+    loader = loader_of([QUESTION], hidden_targets="keep")
+    list(loader)
+    assert loader.screening.hidden_targets == 0
+
+
+def test_a_column_that_leaves_the_hidden_target_out_keeps_the_loader_silent():
+    labels = [-100, 2, 3, 4, 11, 12, 13, -100, 22, 23, 24, 25]
+    data = data_of([{**QUESTION, "labels": labels}])
+    assert data.labels.tolist() == [*labels[1:], -100]
+    data = data_of([{**QUESTION, "counted": [int(x >= 0) for x in labels]}], loss_column="counted")
+    assert data.labels.tolist() == [*labels[1:], -100]
+    # Columns that count the token do not overrule the mask; 'keep' does.
+    row = {**QUESTION, "counted": [1] * 12}
+    with pytest.warns(UserWarning, match="1 of the 11 targets"):
+        assert data_of([row], loss_column="counted").labels[6] == -100
+    assert data_of([row], loss_column="counted", hidden_targets="keep").labels[6] == 21
+
+
+@pytest.mark.parametrize(("mask", "label"), [("layers", -100), ("helped", 21)])
+def test_a_target_stays_if_it_sees_the_token_before_it_in_one_layer(mask, label):
+    data = data_of([QUESTION], mask, hidden_targets="leave_out")
+    assert data.labels[6] == label
+
+
+@pytest.mark.parametrize("mask", ["dilated", "apart"])
+def test_a_mask_under_which_no_token_sees_the_one_before_it_leaves_no_targets_and_says_so(mask):
+    rows = [{"tokens": list(range(9)), "question_len": 9, "answer_lens": []}]
+    with pytest.warns(UserWarning, match="8 of the 8 targets"):
+        data = data_of(rows, mask)
+    assert data.num_targets == 0
+    assert (data.labels == -100).all()
+    kept = data_of(rows, mask, hidden_targets="keep")
+    assert kept.labels.tolist() == [*range(1, 9), -100]
+
+
+def test_positions_come_from_a_column():
+    positions = [0, 1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8]
+    rows = [{**QUESTION, "at": positions}, {**QUESTION, "at": np.array(positions, np.int32)}]
+    with pytest.warns(UserWarning, match="2 of the 22 targets") as caught:
+        data = data_of(rows, position_column="at")
+    assert data.position_ids.tolist() == positions * 2
+    assert data.position_ids.dtype == torch.int64
+    assert "position_column" not in str(caught[0].message)
+    for bad in ([0, 1], [*positions[:-1], -1], [0.5] * 12, [True] * 12, None, "abc"):
+        with pytest.raises(DatasetError, match="row 0: column `at`: expected 12 positions, integ"):
+            data_of([{**QUESTION, "at": bad}], position_column="at")
+    with pytest.raises(DatasetError, match="row 0: no column `at` for the positions; there are "):
+        data_of([QUESTION], position_column="at")
+
+
+def random_row(rng):
+    """A row with every column there is; the mask of its loss and its labels agree."""
+    question, answers = rng.randint(1, 6), [rng.randint(1, 5) for _ in range(rng.randint(0, 3))]
+    n = question + sum(answers)
+    tokens = [rng.randint(0, 99) for _ in range(n)]
+    labels = [rng.choice([-100, token, rng.randint(0, 99)]) for token in tokens]
+    return {
+        "tokens": tokens,
+        "question_len": question,
+        "answer_lens": answers,
+        "targets": labels,
+        "counted": [int(label != -100) for label in labels],
+        "at": [rng.randint(0, 9) for _ in range(n)],
+        "advantages": [rng.uniform(-1, 1) for _ in range(n)],
+        "kinds": [rng.randint(0, 3) for _ in range(n)],
+    }
+
+
+def oracle(row, masks, columns, *, keep):
+    """Give for every token what it is to predict, ``None`` for nothing, pair by pair."""
+    n = len(row["tokens"])
+    seen = []
+    for mask in masks:
+        sample = Sample({name: row[name] for name in mask.columns}, n)
+        seen.append(dense_mask(mask, sample))
+    found = []
+    for q in range(n):
+        target = None
+        if q + 1 < n and (keep or any(bool(dense[q + 1][q]) for dense in seen)):
+            target = row["targets"][q + 1] if "labels" in columns else row["tokens"][q + 1]
+            if "labels" in columns and target == -100:
+                target = None
+            if "loss" in columns and row["counted"][q + 1] == 0:
+                target = None
+        found.append(target)
+    return found
+
+
+CASES = [
+    ("shared", (), False),
+    ("shared", ("labels",), False),
+    ("own", ("loss",), False),
+    ("layers", ("loss", "labels"), False),
+    ("helped", ("labels",), False),
+    ("plain", ("loss",), False),
+    ("far", ("labels",), False),
+    ("dilated", ("labels",), True),
+    ("shared", ("loss",), True),
+]
+
+
+@pytest.mark.parametrize(("mask", "columns", "keep"), CASES)
+def test_all_ranks_together_hold_what_a_dense_oracle_says_token_by_token(mask, columns, keep):
+    rng = random.Random(f"{mask} {columns}")
+    rows = [random_row(rng) for _ in range(12)]
+    masks = SPEC.stack(mask).masks if mask in SPEC.stacks else (SPEC.mask(mask),)
+    options = {
+        "labels_column": "targets" if "labels" in columns else "labels",
+        "loss_column": "counted" if "loss" in columns else None,
+        "position_column": "at",
+        "extra_columns": ("advantages", "kinds"),
+        "hidden_targets": "keep" if keep else "leave_out",
+    }
+    loaders = [loader_of(rows, mask, rank=rank, **options) for rank in range(3)]
+    wanted = {number: oracle(row, masks, columns, keep=keep) for number, row in enumerate(rows)}
+    met, of_targets = [], []
+    for parts in zip(*loaders, strict=True):
+        lengths = [len(rows[row]["tokens"]) for row in parts[0][0].rows]
+        cu = [0, *accumulate(lengths)]
+        total = sum(t is not None for row in parts[0][0].rows for t in wanted[row])
+        assert {data.num_targets for data, _ in parts} == {total}
+        for rank, (data, plan) in enumerate(parts):
+            places = []
+            for packed in plan.local_tokens(rank).tolist():
+                number = next(i for i in range(len(lengths)) if packed < cu[i + 1])
+                places.append((data.rows[number], packed - cu[number]))
+            met += places
+            for i, (row, at) in enumerate(places):
+                values, target = rows[row], wanted[row][at]
+                assert data.tokens[i] == values["tokens"][at]
+                assert data.position_ids[i] == values["at"][at]
+                assert data.labels[i] == (-100 if target is None else target)
+                assert bool(data.loss_mask[i]) == (target is not None)
+                assert data.extra["advantages"][i] == np.float32(values["advantages"][at])
+                assert data.extra["kinds"][i] == values["kinds"][at]
+            for j, i in enumerate(data.target_rows.tolist()):
+                row, at = places[i]
+                of_targets.append((row, at))
+                assert data.target_ids[j] == wanted[row][at]
+                behind = np.float32(rows[row]["advantages"][at + 1])
+                assert data.target_extra["advantages"][j] == behind
+                assert data.target_extra["kinds"][j] == rows[row]["kinds"][at + 1]
+            assert data.target_rows.tolist() == sorted(data.target_rows.tolist())
+    assert sorted(met) == [(r, i) for r, row in enumerate(rows) for i in range(len(row["tokens"]))]
+    assert sorted(of_targets) == [
+        (row, at) for row in wanted for at, target in enumerate(wanted[row]) if target is not None
+    ]
+
+
+# Labels
+
+
+def test_labels_stand_at_their_token_and_the_token_before_predicts_them():
+    rows = [
+        {"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]},
+        {
+            "input_ids": [9, 3, 4],
+            "labels": [9, 41, -100],
+        },  # an id of another token is used as it is
+        {"input_ids": [1, 2]},
+    ]
+    data = data_of(rows, "plain")
+    assert data.labels.tolist() == [-100, 7, 8, -100, 41, -100, -100, 2, -100]
+    assert data.num_targets == 4
+    unread = data_of(rows, "plain", labels_column=None)
+    assert unread.labels.tolist() == [6, 7, 8, -100, 3, 4, -100, 2, -100]
+
+
+def test_labels_are_those_that_a_hugging_face_model_trains_on():
+    datasets = pytest.importorskip("datasets", exc_type=ImportError)
+    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    rows = [{"input_ids": [5, 6, 7, 8, 2], "labels": [-100, -100, 7, 8, -100]}]
+    data = data_of(datasets.Dataset.from_list(rows), "plain")
+    config = transformers.LlamaConfig(
+        vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=1, num_key_value_heads=1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        given = {name: torch.tensor([values]) for name, values in rows[0].items()}
+        theirs = model(**given)
+        ours = next_token_loss(model(given["input_ids"]).logits, data)
+    torch.testing.assert_close(ours, theirs.loss)
+
+
+def test_labels_and_loss_column_must_count_the_same_targets():
+    row = {"tokens": [5, 6, 7, 8], "labels": [-100, -100, 7, 8], "mask": [1, 0, 1, 1]}
+    data = data_of([row], "plain", loss_column="mask")  # the first token is never a target
+    assert data.labels.tolist() == [-100, 7, 8, -100]
+    other = {**row, "mask": [0, 1, 1, 0]}
+    match = (
+        "row 0: columns `labels` and `mask` contradict each other at 2 of 4 tokens: `mask` counts "
+        r"token 1 as a target, `labels` leaves it out; .*RowRules\(labels_column=None\)"
+    )
+    with pytest.raises(DatasetError, match=match):
+        data_of([other], "plain", loss_column="mask")
+    alone = data_of([other], "plain", loss_column="mask", labels_column=None)
+    assert alone.labels.tolist() == [6, 7, -100, -100]
+
+
+@pytest.mark.parametrize("labels", [[1, 2], [1.0] * 4, [0, -1, 2, 3], None, 1, [[1]] * 4, "a"])
+def test_labels_that_are_none_are_refused_with_a_way_out(labels):
+    match = (
+        r"row 0: column `labels`: expected 4 token ids from 0, or -100 .*, one per token, got .*"
+        r"RowRules\(labels_column=None\)"
+    )
+    with pytest.raises(DatasetError, match=match):
+        data_of([{"tokens": [5, 6, 7, 8], "labels": labels}], "plain")
+
+
+def test_a_labels_column_that_was_named_must_be_there():
+    with pytest.raises(DatasetError, match="row 0: no column `gold` for the labels; there are"):
+        data_of([QUESTION], labels_column="gold")
+
+
+def test_labels_that_were_shifted_already_are_refused():
+    tokens = list(range(20, 32))
+    rows = [{"tokens": tokens, "labels": [*tokens[1:], -100]}]
+    with pytest.raises(DatasetError, match="row 0: column `labels` is shifted already: every lab"):
+        data_of(rows, "plain")
+    alike = [{"tokens": [7] * 12, "labels": [7] * 12}]  # both at their token and one too early
+    assert data_of(alike, "plain").num_targets == 11
+    chance = [{"tokens": tokens, "labels": [-100] * 5 + [26] + [-100] * 6}]
+    assert data_of(chance, "plain").labels[4] == 26
+
+
+# Extra columns
+
+
+def test_extra_columns_keep_their_kind():
+    rows = [
+        {
+            "tokens": [1, 2, 3],
+            "advantages": np.array([0.5, -1, math.nan]),
+            "kinds": np.array([0, 2, 255], np.uint8),
+            "is_tool": [True, False, True],
+            "mixed": [1, 2, 3],
+            "rewards": torch.tensor([math.inf, 0, 1]),
+        },
+        {
+            "tokens": [4],
+            "advantages": [2.0],
+            "kinds": [7],
+            "is_tool": [False],
+            "mixed": [0.25],
+            "rewards": [1.5],
+        },
+    ]
+    names = ("advantages", "kinds", "is_tool", "mixed", "rewards")
+    data = data_of(rows, "plain", extra_columns=names)
+    assert tuple(data.extra) == names
+    advantages = data.extra["advantages"]
+    assert advantages.dtype == torch.float32
+    assert advantages[[0, 1, 3]].tolist() == [0.5, -1.0, 2.0]
+    assert advantages[2].isnan()  # as it came
+    assert data.extra["kinds"].tolist() == [0, 2, 255, 7]
+    assert data.extra["kinds"].dtype == torch.int64
+    assert data.extra["is_tool"].tolist() == [True, False, True, False]
+    assert data.extra["mixed"].tolist() == [1, 2, 3, 0.25]
+    assert data.extra["rewards"].tolist() == [math.inf, 0, 1, 1.5]
+    assert data.target_extra["kinds"].tolist() == [2, 255]
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        ([1.0], r"expected 3 numbers, one per token, got 1: \[1.0\]"),
+        ([1.0, None, 2.0], "expected 3 numbers, one per token, got 3: "),
+        ([[1.0]] * 3, "expected 3 numbers"),
+        ([[1.0], [1, 2], [3]], "expected 3 numbers"),
+        (0.5, "expected 3 numbers, one per token, got 0.5"),
+        ("abc", "expected 3 numbers"),
+        (None, "expected 3 numbers, one per token, got None"),
+        (np.array([1e300, 0, 0]), "expected 3 numbers that fit into float32"),
+        (np.array([2**63, 0, 0], np.uint64), "expected 3 numbers that fit into int64"),
+        ([2**70, 0, 0], "expected 3 numbers"),
+        (torch.ones(3, dtype=torch.bfloat16), "expected 3 numbers"),
+    ],
+)
+def test_extra_columns_that_hold_no_number_per_token_are_refused_by_row(values, match):
+    rows = [{"tokens": [1, 2, 3], "x": [1, 2, 3]}, {"tokens": [1, 2, 3], "x": values}]
+    with pytest.raises(DatasetError, match=f"row 1: column `x`: {match}"):
+        data_of(rows, "plain", extra_columns=("x",))
+
+
+def test_rows_without_an_extra_column_are_refused_or_left_out():
+    rows = [{"tokens": [1, 2, 3], "x": [1, 2, 3]}, {"tokens": [1, 2, 3]}]
+    with pytest.raises(
+        DatasetError, match="row 1: no column `x` for extra_columns; there are `tokens`"
+    ):
+        data_of(rows, "plain", extra_columns=("x",))
+    loader = loader_of(rows, "plain", extra_columns=("x",), policy="skip")
+    assert [data.rows for data, _ in loader] == [(0,)]
+    assert loader.screening.counts == {"unfit": 1}
+
+
+def test_extra_columns_are_names():
+    for bad in ("advantages", (1,), ["a", None]):
+        with pytest.raises(
+            RunError, match=r"extra_columns: expected a tuple of names, got .*\(\"ad"
+        ):
+            RowRules(extra_columns=bad)
+    with pytest.raises(RunError, match="hidden_targets: expected one of warn, leave_out, keep"):
+        RowRules(hidden_targets="no")
+
+
+@pytest.mark.parametrize("kind", ["list", "stream", "jsonl", "parquet"])
+def test_columns_travel_from_any_data_set_through_truncation_and_resuming(kind, tmp_path):
+    rng = random.Random(3)
+    rows = [
+        {"tokens": [1000 * r + i for i in range(n)], "x": [rng.random() for _ in range(n)],
+         "at": [i + 5 for i in range(n)], "labels": [-100] * (n // 2) + [9] * (n - n // 2)}
+        for r, n in enumerate((30, 80, 30, 40, 7, 64))
+    ]  # fmt: skip
+    options = {"policy": "truncate", "extra_columns": ["x"], "position_column": "at"}
+
+    def make():
+        return loader_of(opened(rows, kind, tmp_path), "plain", cluster=ONE, **options)
+
+    loader = make()
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    found = [data for data, _ in make()]
+    assert [data.rows for data in found] == [(0,), (1,), (2,), (3, 4), (5,)]
+    for data in found:
+        of = {c: [v for r in data.rows for v in rows[r][c][:64]] for c in ("x", "at", "tokens")}
+        sent = zip(of["x"], of["at"], of["tokens"], strict=True)
+        for i, (x, at, token) in enumerate(sent):
+            assert data.extra["x"][i] == np.float32(x)
+            assert data.position_ids[i] == at
+            assert data.tokens[i] == token
+        targets = [v for r in data.rows for v in [*rows[r]["labels"][1:64], -100]]
+        assert [int(t) for t in data.labels if t != -100] == [t for t in targets if t != -100]
+    resumed = make()
+    resumed.load_state_dict(state)
+    for data, want in zip((data for data, _ in resumed), found[1:], strict=True):
+        assert torch.equal(data.extra["x"], want.extra["x"])
+        assert torch.equal(data.target_extra["x"], want.target_extra["x"])
+
+
+def opened(rows, kind, folder):
+    """Give rows as one of the kinds of data sets."""
+    if kind == "list":
+        return rows
+    if kind == "stream":
+        return Stream(rows)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / f"rows.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        import json
+
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return read_dataset(path)
+
+
+class Stream:
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+# LocalData and the loss
+
+
+def tensors_of(data):
+    """Every tensor of a LocalData by name, however deep."""
+    found = {}
+    for field in fields(data):
+        value = getattr(data, field.name)
+        if isinstance(value, torch.Tensor):
+            found[field.name] = value
+        elif isinstance(value, dict):
+            found |= {f"{field.name}.{name}": tensor for name, tensor in value.items()}
+    return found
+
+
+def test_all_tensors_move_together(monkeypatch):
+    data = data_of([{"tokens": [1, 2, 3], "x": [0.5, 1, 2]}], "plain", extra_columns=("x",))
+    names = set(tensors_of(data))
+    assert names >= {"tokens", "labels", "target_rows", "extra.x", "target_extra.x"}
+    asked = []
+    to = torch.Tensor.to
+
+    def moved_to(self, *args, **options):
+        asked.append(options)
+        return to(self, *args, **options)
+
+    monkeypatch.setattr(torch.Tensor, "to", moved_to)
+    moved = data.to("meta", non_blocking=True)
+    assert asked == [{"non_blocking": True}] * len(names)
+    assert {
+        name: tensor.device.type for name, tensor in tensors_of(moved).items()
+    } == dict.fromkeys(names, "meta")
+    assert (moved.rows, moved.num_targets) == (data.rows, data.num_targets)
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
+    assert tensors_of(data.pin_memory()).keys() == names
+    assert {id(tensor) for tensor in pinned} == {id(tensor) for tensor in tensors_of(data).values()}
+
+
+def cross_entropy(row, target):
+    """The loss of one target, number by number."""
+    most = max(row)
+    return most + math.log(sum(math.exp(value - most) for value in row)) - row[target]
+
+
+def made(target_rows, target_ids, weights, num_targets, tokens=3):
+    """A LocalData with targets of one's own."""
+    data = data_of([{"tokens": list(range(tokens))}], "plain")
+    return replace(
+        data,
+        target_rows=torch.tensor(target_rows, dtype=torch.int64),
+        target_ids=torch.tensor(target_ids, dtype=torch.int64),
+        target_weights=torch.tensor(weights, dtype=torch.float32),
+        num_targets=num_targets,
+    )
+
+
+def test_the_loss_adds_all_targets_of_a_token_by_their_weights():
+    logits = torch.tensor([[0.0, 1, 2, -1], [3, 0.5, 0, 0], [-2, 0, 1, 4]], requires_grad=True)
+    rows, ids, weights = [1, 1, 0, 1], [0, 3, 2, 3], [1.0, 0.5, 2.0, 0.25]
+    data = made(rows, ids, weights, num_targets=7)
+    table = logits.tolist()
+    want = sum(
+        w * cross_entropy(table[r], i) for r, i, w in zip(rows, ids, weights, strict=True)
+    )  # fmt: skip
+    loss = next_token_loss(logits, data)
+    assert loss.item() == pytest.approx(want / 7, rel=1e-6)
+    assert next_token_loss(logits[None], data, num_targets=2).item() == pytest.approx(want / 2)
+    loss.backward()
+    for r in range(3):
+        for v in range(4):
+            gradient = 0.0
+            for row, target, weight in zip(rows, ids, weights, strict=True):
+                if row == r:
+                    share = math.exp(table[r][v]) / sum(map(math.exp, table[r]))
+                    gradient += weight * (share - (v == target)) / 7
+            assert logits.grad[r, v].item() == pytest.approx(gradient, abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_the_loss_is_summed_in_float32_or_better(dtype):
+    logits = torch.tensor([[0.5, 1.5], [2, 0.25], [1, 1]], dtype=dtype)
+    loss = next_token_loss(logits, made([0, 2], [1, 0], [1, 1], 2))
+    assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    want = (cross_entropy([0.5, 1.5], 1) + cross_entropy([1, 1], 0)) / 2
+    assert loss.item() == pytest.approx(want, rel=1e-6)
+
+
+def test_losses_of_all_ranks_add_up_to_the_mean_over_the_batch():
+    rng = random.Random(1)
+    rows = [random_row(rng) for _ in range(5)]
+    table = [[rng.uniform(-2, 2) for _ in range(100)] for _ in range(100)]
+    loaders = [loader_of(rows, rank=rank, hidden_targets="leave_out") for rank in range(3)]
+    for parts in zip(*loaders, strict=True):
+        losses = [next_token_loss(torch.tensor(table)[data.tokens], data) for data, _ in parts]
+        want = []
+        for row in parts[0][0].rows:
+            targets = oracle(rows[row], [SPEC.mask("shared")], (), keep=False)
+            for token, target in zip(rows[row]["tokens"], targets, strict=True):
+                if target is not None:
+                    want.append(cross_entropy(table[token], target))
+        assert sum(loss.item() for loss in losses) == pytest.approx(sum(want) / len(want), rel=1e-5)
+
+
+@pytest.mark.parametrize("num_targets", [0, 5])
+def test_a_rank_without_targets_has_loss_zero_and_gradients(num_targets):
+    logits = torch.randn(3, 4, requires_grad=True)
+    loss = next_token_loss(logits, made([], [], [], num_targets))
+    assert loss.item() == 0
+    loss.backward()
+    assert torch.equal(logits.grad, torch.zeros(3, 4))
+
+
+def test_logits_of_other_tokens_are_refused():
+    data = made([0], [1], [1], 1)
+    for shape in ([2, 4], [3], [2, 3, 4], [1, 2, 4]):
+        with pytest.raises(
+            RunError, match=r"expected logits \[3, V\] or \[1, 3, V\], one row per l"
+        ):
+            next_token_loss(torch.zeros(shape), data)
+    with pytest.raises(RunError, match=r"are on meta, the targets on cpu; give local_data.to\(log"):
+        next_token_loss(torch.zeros(3, 4, device="meta"), data)
+
+
+def test_nothing_is_said_where_nothing_is_left_out():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(data_of([{"tokens": [1, 2, 3]}], "plain"), LocalData)
