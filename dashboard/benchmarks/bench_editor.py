@@ -25,7 +25,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from dcp_dashboard import start_server
 from dcp_dashboard.editing.worker_process import Worker
-from dcp_dashboard.folder import plan_key
+from dcp_dashboard.library.folder import plan_key
 from dcp_dsl import check_report
 
 TEXT = Path(__file__).parent / "data" / "fifty.dcpm"

@@ -29,7 +29,7 @@ import numpy as np
 from playwright.sync_api import Page, sync_playwright
 
 from dcp_dashboard import start_server
-from dcp_dashboard.folder import plan_key
+from dcp_dashboard.library.folder import plan_key
 from dcp_dsl import BatchShape, BlockSparsity, Slabs
 from dcp_planner import LANES, Cluster, ModelShape, Plan, PlanConfig, Trace, build_plan, write_plan
 

@@ -1,4 +1,4 @@
-// The reading half of the wire format in dcp_dashboard/columns.py: "DCPC", u32 header size, JSON header,
+// The reading half of the wire format in dcp_dashboard/api/columns.py: "DCPC", u32 header size, JSON header,
 // then little-endian columns at multiples of 8. Typed arrays look straight into the response.
 "use strict";
 

@@ -1,7 +1,7 @@
 // Bars per device, one row per quantity (compute, tokens, bytes, buffers, waits), all on one device axis. SVG: the
 // theme colours it, it stays sharp in print, and a bar is marked without drawing anything anew.
 //
-// Data: "dcp.devices/1" (see dcp_dashboard/device_payload.py).
+// Data: "dcp.devices/1" (see dcp_dashboard/api/devices.py).
 "use strict";
 
 window.dcp = window.dcp || {};

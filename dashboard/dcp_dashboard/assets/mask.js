@@ -1,6 +1,6 @@
 // The mask with its placement: queries down, keys across, both in tokens of the packed batch.
 //
-// Data: "dcp.mask/1" (see dcp_dashboard/payloads.py). Zooming rasterises which tile each pixel shows;
+// Data: "dcp.mask/1" (see dcp_dashboard/api/mask.py). Zooming rasterises which tile each pixel shows;
 // recolouring only looks up the colour of that tile. The strips at the left and at the bottom show who owns
 // the tokens of that row or column. Zoomed in far enough, partial tiles show their pairs ("dcp.pairs/1").
 "use strict";

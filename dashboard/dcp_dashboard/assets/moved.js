@@ -1,6 +1,6 @@
 // The tiles of two plans in one mask: coloured by what changed, described by both devices.
 //
-// Data: "dcp.mask/1" with the columns of dcp_dashboard/moves.py.
+// Data: "dcp.mask/1" with the columns of dcp_dashboard/api/mask.py.
 "use strict";
 
 window.dcp = window.dcp || {};

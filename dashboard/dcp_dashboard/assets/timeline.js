@@ -1,6 +1,6 @@
 // The timeline: per device a band of compute, with waits as a thin line in its gaps, one of sends, one of receives.
 //
-// Data: one or two "dcp.timeline/1" (see dcp_dashboard/payloads.py), predicted and measured, on one time axis.
+// Data: one or two "dcp.timeline/1" (see dcp_dashboard/api/devices.py), predicted and measured, on one time axis.
 // This file holds what is shown and reacts; timeline_events.js knows the events, timeline_rows.js the rows,
 // timeline_cover.js makes pixels, timeline_marks.js draws lines and texts, timeline_selection.js what is selected.
 "use strict";

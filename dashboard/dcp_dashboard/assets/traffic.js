@@ -1,6 +1,6 @@
 // Who sends whom how much: a cell per ordered pair of devices, or of nodes; rows send, columns receive.
 //
-// Data: "dcp.devices/1" (see dcp_dashboard/device_payload.py).
+// Data: "dcp.devices/1" (see dcp_dashboard/api/devices.py).
 "use strict";
 
 window.dcp = window.dcp || {};

@@ -14,7 +14,7 @@ from dcp_dashboard.demo.report import (
     MaskReport,
     MethodReport,
 )
-from dcp_dashboard.folder import DashboardError
+from dcp_dashboard.library.folder import DashboardError
 from dcp_dsl import (
     Attachment,
     BlockKind,

@@ -1,4 +1,4 @@
-"""The checker behind the editor: what `dcpm check` finds, with places; hover and completion."""
+"""The checker behind the editor: findings of `dcpm check` with places, hover, completion."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -53,14 +53,14 @@ def _finding(found: Diagnostic, name: str) -> dict[str, Any]:
 
 
 def describe_word(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the hover text of a place as Markdown, empty if there is nothing to say."""
+    """Return the hover text of a place as Markdown, empty if there is none."""
     text, name = text_of(request)
     offset = whole(request, "offset", 0, 0, len(text))
     return {"markdown": describe_at(text, offset, name) or ""}
 
 
 def propose(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what could be written at a place."""
+    """Propose words for a place."""
     text, name = text_of(request)
     offset = whole(request, "offset", 0, 0, len(text))
     found = complete_at(text, offset, name)[:MAX_PROPOSALS]
@@ -68,7 +68,7 @@ def propose(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def format_text(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the text as `dcpm fmt` writes it.
+    """Format the text as `dcpm fmt` does.
 
     Raises:
         SpecError: if it does not parse.

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dcp_dashboard.editing.worker_process import Worker, WorkerEnded
-from dcp_dashboard.folder import DashboardError
-from dcp_dashboard.library import PlanLibrary
+from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dsl import DCPError
 
 MAX_WAITING = 4
@@ -44,7 +44,7 @@ class Job:
     ended_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Give the state as the page reads it; `Any`: JSON values."""
+        """Return the state as the page reads it; `Any`: JSON values."""
         end = time.monotonic() if self.ended_s is None else self.ended_s
         return {
             "schema": "dcp.edit_job/1",
@@ -95,7 +95,7 @@ class Jobs:
         return job
 
     def find(self, number: str) -> Job:
-        """Give a job by its number.
+        """Find a job by its number.
 
         Raises:
             DashboardError: if it is not known any more.

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dashboard.columns import encode
+from dcp_dashboard.api.columns import encode
 from dcp_dashboard.editing.source import mask_of, sample_of, text_of
 from dcp_dsl import DCPError, Form, Picture, Spec, block_sparsity
 
@@ -20,7 +20,7 @@ def draw_text(request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
     """Draw a mask of a text on a sample; `Any`: JSON values.
 
     Returns:
-        Nothing to say, and columns as `dcp_dashboard.columns` packs them: ``share``, u1 ``[C * C]``
+        An empty object, and columns as `api.columns` packs them: ``share``, u1 ``[C * C]``
         row by row, the visible pairs of a cell over all of its pairs, 255 only if all and 0 only if
         none is visible; stripes of the kinds along the axes as ``stripe_start``, ``stripe_end``,
         ``stripe_kind``, ``stripe_number``.
@@ -53,7 +53,7 @@ def draw_text(request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
 
 
 def draw_svg(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the picture as `dcpm show --svg` draws it, with the name of a file; `Any`: JSON values.
+    """Draw the picture as `dcpm show --svg` does, with the name of a file; `Any`: JSON values.
 
     Raises:
         DCPError: if mask or sample are not right.
@@ -74,7 +74,7 @@ def picture_of(request: Mapping[str, Any]) -> Picture:
 
 
 def shares(form: Form, cell: int) -> NDArray[np.uint8]:
-    """Give the visible share of cells of `cell` times `cell` tokens, 0 to 255, u1 ``[C, C]``.
+    """Compute the visible share of cells of `cell` times `cell` tokens, 0 to 255, u1 ``[C, C]``.
 
     >>> from dcp_dsl import Slabs
     >>> shares(Slabs(4, [0], [4], [0], [1], [0], [1]), 2).tolist()

@@ -1,4 +1,4 @@
-"""Planning what stands in the editor: at once and roughly, or fully into a plan file."""
+"""Planning of the text in the editor: at once and roughly, or fully into a plan file."""
 
 import tempfile
 from collections.abc import Callable, Mapping
@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dcp_dashboard.editing.planning_choices import BUDGETS
 from dcp_dashboard.editing.source import mask_of, samples_of, text_of, whole
-from dcp_dashboard.folder import DashboardError
-from dcp_dashboard.summary import device_pairs
+from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.summary import device_pairs
 from dcp_dsl import BlockSparsity, DCPError, Form, Sample, Spec, block_sparsity
 from dcp_planner import (
     PARTITIONERS,
@@ -30,19 +29,34 @@ from dcp_planner import (
     write_plan,
 )
 
+BUDGETS = ("fast", "balanced", "best")
+"""Budgets of a search, smallest first."""
+
 MAX_NODES = 64
 MAX_PER_NODE = 64
 MAX_DEVICES = 1024
 MAX_BLOCK = 1 << 22
+
 MAX_PREVIEW_TILES = 12_000
-"""Tiles that are still planned at once."""
+"""Most tiles that are planned while a person types."""
+
 PREVIEW_METHODS = ("native", "portfolio")
 """Searches that are previewed with their smallest budget; other searches by the first of these."""
 
 
+def methods() -> list[tuple[str, str, str]]:
+    """List (name, label, reason against choosing it here) of every partitioner, searches first.
+
+    >>> methods()[0][:2]
+    ('portfolio', 'portfolio')
+    """
+    order = ["portfolio", "native", *(n for n in PARTITIONERS if n not in ("portfolio", "native"))]
+    return [(name, name, PARTITIONERS[name].unavailable() or "") for name in order]
+
+
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What is to be planned, read from a request and checked.
+    """A batch and its settings, read from a request and checked.
 
     Attributes:
         spec: the text.
@@ -95,7 +109,7 @@ class PlanRequest:
 
     @property
     def provenance(self) -> Provenance:
-        """Where the plan comes from."""
+        """Text, mask and samples that the plan comes from."""
         samples = tuple(sample.to_json() for sample in self.samples)
         return Provenance(self.spec.source, self.call, samples, "written in the editor")
 
@@ -154,7 +168,7 @@ def _config(request: Mapping[str, Any]) -> PlanConfig:
 
 
 def preview_config(config: PlanConfig) -> PlanConfig:
-    """Give what is planned at once in place of a configuration: static layouts as they are.
+    """Return the quick configuration that a preview plans with: static layouts stay as they are.
 
     >>> preview_config(PlanConfig(partitioner="kahypar")).partitioner
     'native'
@@ -166,7 +180,7 @@ def preview_config(config: PlanConfig) -> PlanConfig:
 
 
 def preview_plan(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Plan at once and give the figures, without a file.
+    """Plan quickly and return the figures, without a file.
 
     Raises:
         DCPError: as `PlanRequest.of`, and for batches of too many tiles.
@@ -191,13 +205,13 @@ def _preview(asked: PlanRequest) -> dict[str, Any]:
 
 
 def _told(config: PlanConfig) -> str:
-    """Name a method and, for a search, its budget."""
+    """Return the name of a method and, for a search, its budget."""
     is_fixed = config.partitioner.startswith("static:")
     return config.partitioner if is_fixed else f"{config.partitioner}, {config.budget}"
 
 
 def figures(plan: Plan, metrics: PlanMetrics, predicted_s: float) -> dict[str, Any]:
-    """Give what the page shows of a plan; `Any`: JSON values."""
+    """Return the figures that the page shows of a plan; `Any`: JSON values."""
     forward, backward = metrics.forward, metrics.backward
     total = forward.total_bytes + backward.total_bytes
     return {
@@ -227,7 +241,7 @@ def figures(plan: Plan, metrics: PlanMetrics, predicted_s: float) -> dict[str, A
 def make_plan(
     request: Mapping[str, Any], tell: Callable[[str], None]
 ) -> tuple[dict[str, Any], bytes]:
-    """Plan fully and give the figures and the bytes of the plan file.
+    """Plan fully and return the figures and the bytes of the plan file.
 
     Args:
         request: as `PlanRequest.of` takes it; `Any`: JSON values.
@@ -260,7 +274,7 @@ def make_plan(
 
 
 def warm_up() -> None:
-    """Plan something tiny, so that what is compiled on first use is there."""
+    """Plan a tiny batch, so that the just-in-time compiler has run before the first request."""
     tiny = {"text": "mask warm = causal", "sample": "4096", "nodes": 2, "devices_per_node": 2}
     try:
         preview_plan(tiny)

@@ -1,4 +1,4 @@
-"""What the page `/edit` asks for: `/api/edit/...`, JSON in, JSON or columns out."""
+"""The routes of the page `/edit`: `/api/edit/...`, JSON in, JSON or columns out."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,11 +12,11 @@ from dcp_dashboard.editing.planning import figures
 from dcp_dashboard.editing.source import whole
 from dcp_dashboard.editing.specs import batch_of, home_of
 from dcp_dashboard.editing.worker_process import Worker, WorkerEnded
-from dcp_dashboard.library import PlanLibrary
+from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dsl import DCPError
 
 DESK = "dcp_desk"
-"""Where an application keeps its `Desk`: a key of its ``extensions``."""
+"""Key of an application's ``extensions`` under which its `Desk` stands."""
 CHECK_LIMIT_S = 5.0
 PREVIEW_LIMIT_S = 5.0
 MAX_PLAN_S = 600
@@ -41,7 +41,7 @@ class Desk:
 
 
 def edit_api(library: PlanLibrary, desk: Desk) -> Blueprint:
-    """Make the routes of the editor.
+    """Build the routes of the editor.
 
     What is wrong with a text, a sample or a setting is an answer too, ``{"error": message}``
     with status 200: while one types it is the rule, and no browser should log it. A request that no
@@ -63,7 +63,7 @@ def edit_api(library: PlanLibrary, desk: Desk) -> Blueprint:
 
 
 def _add_text_routes(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
-    """Add what the checker answers."""
+    """Add the routes that the checker answers."""
 
     def ask(task: str) -> tuple[dict[str, Any], bytes]:
         return desk.checker.call(_request(library, task), CHECK_LIMIT_S)
@@ -86,7 +86,7 @@ def _add_text_routes(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
 
 
 def _add_plan_routes(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
-    """Add what the planners answer."""
+    """Add the routes that the planners answer."""
 
     @api.post("/preview")
     def preview() -> WSGIResponse:
@@ -118,7 +118,7 @@ def _add_plan_routes(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
 
 
 def _request(library: PlanLibrary, task: str) -> dict[str, Any]:
-    """Give the JSON object of the request, for a worker; `Any`: JSON values.
+    """Read the JSON object of the request, for a worker; `Any`: JSON values.
 
     ``home``, the key of a file, becomes the path that imports start from, or nothing; ``batch``,
     the key of a plan, the samples of its batch.

@@ -1,10 +1,10 @@
-"""What a request says about a text: its mask and its sample, read with care."""
+"""Text, mask and samples of a request from the editor, read with bounds."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from dcp_dashboard.folder import DashboardError
+from dcp_dashboard.library.folder import DashboardError
 from dcp_dsl import DCPError, Mask, Sample, Spec, example_call, sample_from_argument
 
 MAX_TEXT = 200_000
@@ -15,7 +15,7 @@ MAX_SAMPLES = 2_048
 
 
 def text_of(request: Mapping[str, Any]) -> tuple[str, str]:
-    """Give the text of a request and its name, from which imports are found; `Any`: JSON values.
+    """Return the text of a request and its name, where imports start; `Any`: JSON values.
 
     Raises:
         DashboardError: if there is none, or it is too long.
@@ -34,7 +34,7 @@ def text_of(request: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def mask_of(spec: Spec, request: Mapping[str, Any]) -> Mask:
-    """Give the mask that a request names, by name or call; the first one if it names none.
+    """Return the mask that a request names, by name or call; the first one if it names none.
 
     Raises:
         DCPError: if there is none, or the call is wrong.
@@ -48,7 +48,7 @@ def mask_of(spec: Spec, request: Mapping[str, Any]) -> Mask:
 
 
 def sample_of(spec: Spec, mask: Mask, request: Mapping[str, Any]) -> Sample:
-    """Give the sample of a request, with the columns that the mask reads.
+    """Return the sample of a request, with the columns that the mask reads.
 
     ``request["sample"]`` is the name of one of the text, a JSON object of columns, or a number of
     tokens; ``request["scale"]`` multiplies all its lengths.
@@ -78,7 +78,7 @@ def sample_of(spec: Spec, mask: Mask, request: Mapping[str, Any]) -> Sample:
 
 
 def samples_of(spec: Spec, mask: Mask, request: Mapping[str, Any]) -> tuple[Sample, ...]:
-    """Give the samples of a batch: those of ``request["samples"]``, else copies of the one sample.
+    """Return the samples of a batch: ``request["samples"]``, else copies of the one sample.
 
     ``request["copies"]`` packs all of them so often; `Any`: JSON values.
 
@@ -121,7 +121,7 @@ def _times(value: Any, scale: int) -> Any:  # Any: integers in nested lists
 
 
 def whole(request: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
-    """Give a whole number of a request; `Any`: JSON values.
+    """Return a whole number of a request; `Any`: JSON values.
 
     Raises:
         DashboardError: if it is none, or out of its range.
@@ -137,7 +137,7 @@ def whole(request: Mapping[str, Any], name: str, default: int, low: int, high: i
 
 
 def _outline_mask(spec: Spec, name: str) -> dict[str, Any]:  # Any: JSON values
-    """Give a mask with its parameters and, if it has some, arguments that suit a small sample.
+    """Describe a mask: its parameters and, if it has some, arguments that suit a small sample.
 
     ``wants`` says that it cannot do without arguments.
     """
@@ -161,7 +161,7 @@ def _outline_mask(spec: Spec, name: str) -> dict[str, Any]:  # Any: JSON values
 
 
 def outline(spec: Spec) -> dict[str, Any]:
-    """Give what a text defines, for the pickers of the page; `Any`: JSON values.
+    """List the masks and samples that a text defines, for the page's pickers; `Any`: JSON values.
 
     A sample that cannot be made says why instead of its length.
     """

@@ -1,13 +1,15 @@
-"""Texts to start from: the standard library, files of the served folder, the text of a plan."""
+"""Texts to start from: examples, the standard library, files of the folder, the text of a plan."""
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs
 
-from dcp_dashboard.folder import MAX_DEPTH, DashboardError, plan_key
-from dcp_dashboard.library import PlanLibrary
+from dcp_dashboard.library.folder import MAX_DEPTH, DashboardError, plan_key
+from dcp_dashboard.library.plans import PlanLibrary
 from dcp_grammar import MASKS
 from dcp_planner import PRESETS, Plan
 
@@ -25,6 +27,36 @@ mask shared_question = causal and (k in question or same(answer))
 sample tiny(question_len = 4, answer_lens = [3, 3, 2])
 check shared_question implies causal
 """
+
+PACKED = """# Packed documents: causal, and nothing crosses a document's border.
+segment doc = [doc_lens]*
+mask document = causal and same(doc)
+"""
+
+LAMBDA = """# The first tokens stay visible beside a sliding window (StreamingLLM).
+mask streaming(sink: tokens = 64, window: tokens = 4k) = causal and (k < sink or q - k < window)
+"""
+
+DOCUMENTS = (9000, 400, 5200, 1300, 700, 11000, 2600, 2568)
+
+EXAMPLES: tuple[dict[str, Any], ...] = tuple(  # Any: JSON values
+    {
+        "label": f"example: {name}",
+        "text": text,
+        "mask": mask,
+        "sample": json.dumps(sample),
+        "nodes": 2,
+        "devices_per_node": 4,
+        "method": method,
+        "budget": "fast",
+    }
+    for name, text, mask, sample, method in (
+        ("documents", PACKED, "document", {"doc_lens": DOCUMENTS}, "portfolio"),
+        ("documents, zigzag", PACKED, "document", {"doc_lens": DOCUMENTS}, "static:zigzag"),
+        ("streaming", LAMBDA, "streaming", {"len": 32_768}, "portfolio"),
+    )
+)
+"""Bodies of requests, each with the `label` that the list shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +79,7 @@ class Start:
 
 
 def library_texts() -> dict[str, str]:
-    """Give the files of the standard library by the name of their mask.
+    """Read the files of the standard library, by the name of their mask.
 
     >>> "streaming" in library_texts()
     True
@@ -79,13 +111,13 @@ def folder_files(root: Path) -> dict[str, Path]:
 
 
 def home_of(root: Path, key: str) -> str | None:
-    """Give the path of a file of the folder by its key; the text of the key is never a path."""
+    """Find the path of a file of the folder by its key; the text of the key is never a path."""
     path = folder_files(root).get(key) if key else None
     return None if path is None else str(path)
 
 
 def start_of(library: PlanLibrary, query: str) -> Start:
-    """Give the text that a URL asks for.
+    """Find the text that a URL asks for.
 
     ``?spec=`` is ``std:NAME`` for a mask of the standard library, the key of a `.dcpm` file of the
     folder or of a plan, whose text it is then, or a text itself.
@@ -115,7 +147,7 @@ def start_of(library: PlanLibrary, query: str) -> Start:
 
 
 def plan_settings(plan: Plan, key: str) -> dict[str, str]:
-    """Give the settings that plan this batch again for the same cluster, compared with the plan."""
+    """Return the settings that plan this batch again for the same cluster, beside the plan."""
     cluster, shape = plan.cluster, plan.shape
     assert plan.provenance is not None, "a plan with a text has one"
     found = {
@@ -133,7 +165,7 @@ def plan_settings(plan: Plan, key: str) -> dict[str, str]:
 
 
 def batch_of(library: PlanLibrary, key: str) -> list[str]:
-    """Give the samples of a plan's batch, as JSON objects.
+    """Return the samples of a plan's batch, as JSON objects.
 
     Raises:
         DCPError: if there is no such plan, or it does not say what its batch was.

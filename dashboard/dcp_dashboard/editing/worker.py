@@ -1,4 +1,4 @@
-"""The loop of a worker process: `python -m dcp_dashboard.editing.worker check|plan`.
+"""A worker process and its tasks: `python -m dcp_dashboard.editing.worker check|plan`.
 
 It reads frames from standard input and answers each on standard output until the input ends. A text
 that hangs or crashes it takes nobody along: the server ends it and starts another.
@@ -9,18 +9,67 @@ import resource
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
-from dcp_dashboard.editing.frames import pack_frame, read_frame
+from dcp_dashboard.editing import checking
+from dcp_dashboard.editing.worker_process import pack_frame, read_frame
+from dcp_dsl import DCPError
 
 MAX_DATA_BYTES = 16 * 2**30
 """Memory of a worker: beyond it, Python raises and the worker ends, not the machine."""
 
+Request = Mapping[str, Any]
+"""A JSON object with the name of the ``task``."""
+Task = Callable[[Request, Callable[[str], None]], tuple[dict[str, Any], bytes]]
+"""Takes the request and whom to tell the stages of a long task."""
+
+
+def _plain(task: Callable[[Request], dict[str, Any]]) -> Task:
+    return lambda request, _: (task(request), b"")
+
+
+def _picture(request: Request, _: Callable[[str], None]) -> tuple[dict[str, Any], bytes]:
+    from dcp_dashboard.editing.pictures import draw_text  # numpy is not needed to find errors
+
+    return draw_text(request)
+
+
+def _svg(request: Request, _: Callable[[str], None]) -> tuple[dict[str, Any], bytes]:
+    from dcp_dashboard.editing.pictures import draw_svg
+
+    return draw_svg(request), b""
+
+
+def _preview(request: Request, _: Callable[[str], None]) -> tuple[dict[str, Any], bytes]:
+    from dcp_dashboard.editing.planning import preview_plan
+
+    return preview_plan(request), b""
+
+
+def _plan(request: Request, tell: Callable[[str], None]) -> tuple[dict[str, Any], bytes]:
+    from dcp_dashboard.editing.planning import make_plan
+
+    return make_plan(request, tell)
+
+
+TASKS: Mapping[str, Task] = MappingProxyType(
+    {
+        "check": _plain(checking.check_text),
+        "hover": _plain(checking.describe_word),
+        "complete": _plain(checking.propose),
+        "format": _plain(checking.format_text),
+        "picture": _picture,
+        "svg": _svg,
+        "preview": _preview,
+        "plan": _plan,
+    }
+)
+
 
 def run_worker(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer until the requests end; what a person can cause is an answer with an ``error``."""
-    from dcp_dashboard.editing.tasks import TASKS
-    from dcp_dsl import DCPError
 
     def send(message: dict[str, Any], blob: bytes = b"") -> None:  # Any: JSON values
         answers.write(pack_frame(message, blob))

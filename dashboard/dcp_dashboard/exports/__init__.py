@@ -1,1 +1,1 @@
-"""A plan as files: a picture, a drawing, tables, a page that needs no server."""
+"""A plan as files: pictures, tables, traces, a page that needs no server."""

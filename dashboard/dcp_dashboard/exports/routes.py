@@ -1,26 +1,52 @@
-"""Files of a plan under `/api/plan/<key>/`: picture, drawing, tables, a page of its own."""
+"""The files of a plan under `/api/plan/<key>/`: pictures, tables, traces, a page of its own."""
 
 from collections.abc import Callable
+from pathlib import PurePosixPath
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, request, send_file
 from werkzeug.wrappers import Response as WSGIResponse
 
-from dcp_dashboard.api import refuse
-from dcp_dashboard.api_traces import as_file
-from dcp_dashboard.exports.mask_svg import mask_svg
-from dcp_dashboard.exports.plan_tables import devices_csv, tiles_csv
+from dcp_dashboard.api.routes import BINARY, answer, refuse, trace_of
+from dcp_dashboard.exports.pictures import mask_svg, thumbnail
 from dcp_dashboard.exports.standalone import standalone_page
 from dcp_dashboard.exports.still import Theme, still
-from dcp_dashboard.library import LoadedPlan, PlanLibrary
+from dcp_dashboard.exports.tables import devices_csv, events_csv, tiles_csv
+from dcp_dashboard.facts.traces import read_filter
+from dcp_dashboard.library.folder import SUFFIX
+from dcp_dashboard.library.plans import LoadedPlan, PlanLibrary
 from dcp_dsl import DCPError
+from dcp_planner import Trace, to_perfetto
 
 CSV = "text/csv; charset=utf-8"
 
 
 def export_api(library: PlanLibrary) -> Blueprint:
-    """Make the routes; refusals are as in `data_api`."""
+    """Build the routes; refusals are as in `data_api`."""
     api = Blueprint("dcp_exports", __name__, url_prefix="/api/plan/<key>")
+    _add_plan_routes(api, library)
+    _add_trace_routes(api, library)
 
+    @api.get("/thumbnail.png")
+    def small_picture(key: str) -> WSGIResponse:
+        loaded = library.load(key)
+        return answer(
+            library.payload(loaded, "png", lambda item: thumbnail(item.plan)), "image/png"
+        )
+
+    @api.get("/file")
+    def file(key: str) -> WSGIResponse:
+        entry = library.load(key).entry
+        name = f"{PurePosixPath(entry.relative).name.removesuffix(SUFFIX)}{SUFFIX}"
+        return send_file(entry.path, BINARY, as_attachment=True, download_name=name)
+
+    @api.errorhandler(DCPError)
+    def explain(error: DCPError) -> WSGIResponse:
+        return refuse(str(error))
+
+    return api
+
+
+def _add_plan_routes(api: Blueprint, library: PlanLibrary) -> None:
     def send(key: str, suffix: str, kind: str, make: Callable[[LoadedPlan], bytes]) -> WSGIResponse:
         loaded = library.load(key)
         return as_file(Response(make(loaded), content_type=kind), loaded, suffix)
@@ -47,8 +73,30 @@ def export_api(library: PlanLibrary) -> Blueprint:
     def tiles(key: str) -> WSGIResponse:
         return send(key, "tiles.csv", CSV, tiles_csv)
 
-    @api.errorhandler(DCPError)
-    def explain(error: DCPError) -> WSGIResponse:
-        return refuse(str(error))
 
-    return api
+def _add_trace_routes(api: Blueprint, library: PlanLibrary) -> None:
+    """Add the traces as files; ``?source=`` is one of them or ``both``, all there are."""
+
+    def traces(loaded: LoadedPlan) -> list[Trace]:
+        source = request.args.get("source", "both")
+        return list(loaded.traces.values()) if source == "both" else [trace_of(loaded, source)]
+
+    @api.get("/events.csv")
+    def events(key: str) -> WSGIResponse:
+        loaded = library.load(key)
+        lines = events_csv(traces(loaded), read_filter(request.args))
+        return as_file(Response(lines, content_type=CSV), loaded, "csv")
+
+    @api.get("/trace.pftrace")
+    def perfetto(key: str) -> WSGIResponse:
+        loaded = library.load(key)
+        content = to_perfetto(*traces(loaded))
+        return as_file(Response(content, content_type=BINARY), loaded, "pftrace")
+
+
+def as_file(response: Response, loaded: LoadedPlan, suffix: str) -> Response:
+    """Make a response a download, named after the plan's file."""
+    name = PurePosixPath(loaded.entry.relative).name.removesuffix(SUFFIX)
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in name)
+    response.headers.set("Content-Disposition", "attachment", filename=f"{plain}.{suffix}")
+    return response

@@ -1,7 +1,7 @@
 """One HTML file with the overview of a plan: it draws, zooms and selects without any server.
 
-The page is the overview itself, written as HTML; its scripts and styles are inlined, and what its
-canvases would ask the server for lies in the page as `data:` addresses.
+The page is the overview itself, written as HTML; its scripts and styles are inlined, and the data
+that its canvases would ask the server for lies in the page as `data:` addresses.
 """
 
 import base64
@@ -9,23 +9,29 @@ import json
 import re
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard.device_payload import devices_payload
-from dcp_dashboard.exports.markup import markup
-from dcp_dashboard.facts.device import device_facts
-from dcp_dashboard.facts.division import division_facts
-from dcp_dashboard.facts.words import SOURCE_LABELS
-from dcp_dashboard.figures import FONT
-from dcp_dashboard.folder import DashboardError
-from dcp_dashboard.library import LoadedPlan
+from dcp_dashboard.api.devices import devices_payload, timeline_payload
+from dcp_dashboard.api.mask import mask_payload
+from dcp_dashboard.facts.devices import device_facts, division_facts
+from dcp_dashboard.facts.metrics import plan_caption
+from dcp_dashboard.facts.text import DIRECTIONS, SOURCE_LABELS
+from dcp_dashboard.facts.traces import length_ns
+from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.plans import LoadedPlan
+from dcp_dashboard.library.summary import count_divisions
+from dcp_dashboard.pages.layout import FONT
 from dcp_dashboard.pages.plan import overview
-from dcp_dashboard.payloads import length_ns, mask_payload, timeline_payload
-from dcp_planner import Direction
+
+VOID = frozenset({"br", "col", "hr", "img", "input", "link", "meta"})
+RENAMED = {"className": "class", "htmlFor": "for", "colSpan": "colspan", "tabIndex": "tabindex"}
+BOOLEAN = frozenset({"open", "hidden", "disabled"})
 
 ASSETS = Path(__file__).parent.parent / "assets"
+
 SCRIPTS = (
     "state.js", "selection.js", "canvas.js", "columns.js", "choice.js", "device_bars.js",
     "inspector.js", "keyboard.js", "mask.js", "mask_groups.js", "mask_keys.js", "mask_pairs.js",
@@ -33,8 +39,10 @@ SCRIPTS = (
     "timeline_marks.js", "timeline_rows.js", "timeline_selection.js",
     "traffic.js", "mount.js",
 )  # fmt: skip
-"""What the overview needs; `mount.js` last, since it brings to life what the others define."""
+"""Scripts of the overview; `mount.js` last, since it starts the views that the others define."""
+
 STYLES = ("style.css", "timeline.css")
+
 MOST_BYTES = 200 * 2**20
 """Of the data in one page; browsers give up on much larger ones."""
 
@@ -64,8 +72,51 @@ scheme.addEventListener("change", follow);
 """
 
 
+def markup(node: Any) -> str:
+    """Write a tree of `dash.html` components as HTML; texts and values are escaped.
+
+    Args:
+        node: a component of `dash.html`, a text, a number, a list of these, or nothing; `Any`
+            because Dash does not say it closer.
+
+    Raises:
+        TypeError: for a component of another library: it has no HTML of its own.
+
+    >>> from dash import html
+    >>> markup(html.P(["1 < 2", html.Br()], className="a"))
+    '<p class="a">1 &lt; 2<br></p>'
+    """
+    if node is None:
+        return ""
+    if isinstance(node, (list, tuple)):
+        return "".join(markup(child) for child in node)
+    if not isinstance(node, Component):
+        return escape(str(node), quote=False)
+    described = node.to_plotly_json()  # type: ignore[no-untyped-call]  # Dash has no types here
+    if described["namespace"] != "dash_html_components":
+        raise TypeError(f"expected a component of dash.html, got {described['type']}")
+    tag = described["type"].lower()
+    properties = dict(described["props"])
+    inside = markup(properties.pop("children", None))
+    opening = f"<{tag}{''.join(_attribute(name, value) for name, value in properties.items())}>"
+    return opening if tag in VOID else f"{opening}{inside}</{tag}>"
+
+
+def _attribute(name: str, value: Any) -> str:  # Any: a property of whatever type
+    name = RENAMED.get(name, name)
+    if name in BOOLEAN:
+        return f" {name}" if value else ""
+    if name == "style":
+        value = ";".join(f"{_hyphened(key)}:{text}" for key, text in value.items())
+    return f' {name}="{escape(str(value))}"'
+
+
+def _hyphened(name: str) -> str:
+    return "".join(f"-{char.lower()}" if char.isupper() else char for char in name)
+
+
 def standalone_page(loaded: LoadedPlan) -> str:
-    """Give the page of a plan as one HTML document; opens from a disk, asks nobody for anything.
+    """Write the page of a plan as one HTML document that opens from a disk without a server.
 
     Selecting works on everything that is in the page: devices and divisions with all their facts,
     tiles and events by what their tooltips say.
@@ -99,12 +150,10 @@ def standalone_page(loaded: LoadedPlan) -> str:
 
 
 def _page(loaded: LoadedPlan) -> Component:
-    facts = [loaded.entry.relative, f"placed by {loaded.summary.metrics.partitioner}",
-             loaded.plan.cluster.name, loaded.summary.origin]  # fmt: skip
     title = html.Div(
         [
             html.H1(loaded.summary.mask),
-            html.Span(" · ".join(filter(None, facts)), className="dcp-muted dcp-facts"),
+            html.Span(plan_caption(loaded), className="dcp-muted dcp-facts"),
         ],
         className="dcp-title",
     )
@@ -112,7 +161,7 @@ def _page(loaded: LoadedPlan) -> Component:
 
 
 def _data(loaded: LoadedPlan) -> dict[str, bytes]:
-    """Give what the page would ask the server for, by address."""
+    """Return the data that the page would ask the server for, by address."""
     base, plan = f"/api/plan/{loaded.entry.key}", loaded.plan
     per_node = plan.cluster.devices_per_node
     longest = max(length_ns(trace) for trace in loaded.traces.values())
@@ -125,18 +174,14 @@ def _data(loaded: LoadedPlan) -> dict[str, bytes]:
 
 
 def _facts(loaded: LoadedPlan) -> dict[str, object]:
-    """Give the facts of all devices and divisions under the addresses that the inspector asks."""
-    base, tiles = f"/api/plan/{loaded.entry.key}", loaded.plan.tiles
+    """Return the facts of all devices and divisions under the addresses that the inspector asks."""
+    base = f"/api/plan/{loaded.entry.key}"
     found: dict[str, object] = {
         f"{base}/device/{device}": device_facts(loaded, device).to_json()
         for device in range(loaded.plan.num_devices)
     }
-    steps: tuple[tuple[Direction, int], ...] = (
-        ("forward", int(tiles.division.max(initial=-1)) + 1),
-        ("backward", int(tiles.backward_division.max(initial=-1)) + 1),
-    )
-    for direction, count in steps:
-        for division in range(count):
+    for direction in DIRECTIONS:
+        for division in range(count_divisions(loaded.plan, direction)):
             facts = division_facts(loaded, division, direction, None)
             found[f"{base}/division/{direction}/{division}"] = facts.to_json()
     return found

@@ -1,22 +1,84 @@
 """A plan as one picture, drawn without a browser: figures, mask, balance, timelines."""
 
+import io
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from dcp_dashboard import quantities
-from dcp_dashboard.device_payload import ROWS, device_columns
-from dcp_dashboard.exports.drawing import Sheet
-from dcp_dashboard.exports.raster import mask_pixels, timeline_pixels
-from dcp_dashboard.facts.words import SOURCE_LABELS
-from dcp_dashboard.head_groups import caption_of_first_group
-from dcp_dashboard.library import LoadedPlan
-from dcp_dashboard.pages.metrics import above_bounds, metric_cards
-from dcp_dashboard.palette import KIND_COLOURS, KINDS, NEUTRAL, device_colours
-from dcp_dashboard.payloads import length_ns
+from PIL import Image, ImageDraw, ImageFont
+
+from dcp_dashboard.api.palette import KIND_COLOURS, NEUTRAL, device_colours
+from dcp_dashboard.exports.pictures import Pixels, mask_pixels, timeline_pixels
+from dcp_dashboard.facts import quantities
+from dcp_dashboard.facts.metrics import (
+    ROWS,
+    above_bounds,
+    device_columns,
+    metric_cards,
+    plan_caption,
+)
+from dcp_dashboard.facts.text import SOURCE_LABELS
+from dcp_dashboard.facts.traces import KINDS, length_ns
+from dcp_dashboard.library.plans import LoadedPlan
+from dcp_dashboard.library.summary import caption_of_first_group
 from dcp_planner import Source
 
+Anchor = Literal["ls", "ms", "rs"]
+"""Left, middle or right end of a text's baseline, in Pillow's words."""
+
+
+MISSING = str.maketrans({"\u00d7": "x", "\u00b5": "u", "\u00a0": " "})
+"""The font that comes with Pillow has Latin letters only, and not all signs."""
+
 Theme = Literal["light", "dark"]
+WIDTH, MARGIN, GUTTER = 1440, 32, 48
+
+HEAD, SIDE, ROW_HEAD = 116, 560, 54
+"""Heights: title and figures; the mask, a square; what stands above a timeline."""
+
+
+class Sheet:
+    """A picture measured in units of 1/96 inch."""
+
+    def __init__(self, background: str, width: int, height: int, scale: int) -> None:
+        self.scale = scale
+        self._image = Image.new("RGB", (width * scale, height * scale), background)
+        self._pen = ImageDraw.Draw(self._image)
+
+    def box(self, corner: tuple[float, float], size: tuple[float, float], colour: str) -> None:
+        """Fill a rectangle, at least one pixel wide and high."""
+        left, top = (round(value * self.scale) for value in corner)
+        right, bottom = (
+            max(start + 1, round((value + extent) * self.scale))
+            for start, value, extent in zip((left, top), corner, size, strict=True)
+        )
+        self._pen.rectangle((left, top, right - 1, bottom - 1), fill=colour)
+
+    def text(
+        self,
+        at: tuple[float, float],
+        text: str,
+        colour: str,
+        *,
+        size: int = 12,
+        anchor: Anchor = "ls",
+    ) -> None:
+        """Write one line, the anchor of its baseline at a point."""
+        font = ImageFont.load_default(size * self.scale)
+        place = (at[0] * self.scale, at[1] * self.scale)
+        known = text.translate(MISSING).encode("latin-1", "replace").decode("latin-1")
+        self._pen.text(place, known, fill=colour, font=font, anchor=anchor)
+
+    def paste(self, corner: tuple[float, float], pixels: Pixels) -> None:
+        """Copy pixels into the sheet, one to one."""
+        left, top = (round(value * self.scale) for value in corner)
+        self._image.paste(Image.fromarray(pixels), (left, top))
+
+    def png(self) -> bytes:
+        """Encode the sheet as a PNG file."""
+        buffer = io.BytesIO()
+        self._image.save(buffer, "PNG", optimize=True)
+        return buffer.getvalue()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +99,6 @@ THEMES = MappingProxyType(
         "dark": ThemeColours("#101317", "#171b20", "#1e2329", "#e6eaef", "#9aa5b1", "#2c333b"),
     }
 )
-WIDTH, MARGIN, GUTTER = 1440, 32, 48
-HEAD, SIDE, ROW_HEAD = 116, 560, 54
-"""Heights: title and figures; the mask, a square; what stands above a timeline."""
 
 
 def still(loaded: LoadedPlan, theme: Theme = "light", scale: int = 2) -> bytes:
@@ -65,7 +124,7 @@ def still(loaded: LoadedPlan, theme: Theme = "light", scale: int = 2) -> bytes:
 
 
 def timeline_height(num_devices: int) -> int:
-    """Give the height of a timeline: rows of 2 to 40 units.
+    """Return the height of a timeline: rows of 2 to 40 units.
 
     >>> timeline_height(4), timeline_height(64), timeline_height(1024)
     (160, 640, 2048)
@@ -75,11 +134,8 @@ def timeline_height(num_devices: int) -> int:
 
 def _draw_head(sheet: Sheet, loaded: LoadedPlan, colours: ThemeColours) -> None:
     summary = loaded.summary
-    facts = [loaded.entry.relative, f"placed by {summary.metrics.partitioner}",
-             loaded.plan.cluster.name, summary.origin]  # fmt: skip
     sheet.text((MARGIN, MARGIN + 14), summary.mask, colours.ink, size=20)
-    note = " · ".join(filter(None, facts))
-    sheet.text((WIDTH - MARGIN, MARGIN + 14), note, colours.muted, anchor="rs")
+    sheet.text((WIDTH - MARGIN, MARGIN + 14), plan_caption(loaded), colours.muted, anchor="rs")
     cards = metric_cards(summary, above_bounds(loaded))
     step = (WIDTH - 2 * MARGIN) / len(cards)
     for place, (name, value, meaning) in enumerate(cards):

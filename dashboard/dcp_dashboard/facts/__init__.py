@@ -1,1 +1,1 @@
-"""Everything about the one selected thing, as text with links that select further."""
+"""Facts about plans as numbers and sentences: waits, findings, comparisons; no browser."""

@@ -1,26 +1,30 @@
-"""What there is to say about one event of a trace."""
+"""Facts about one event of a trace."""
 
 import numpy as np
 
-from dcp_dashboard import quantities
-from dcp_dashboard.facts.text import Facts, Link, Row, Section, row
-from dcp_dashboard.facts.words import SOURCE_LABELS
-from dcp_dashboard.folder import DashboardError
-from dcp_dashboard.library import LoadedPlan
-from dcp_dashboard.payloads import track_order
-from dcp_dashboard.selection import (
+from dcp_dashboard.facts import quantities
+from dcp_dashboard.facts.text import (
+    SOURCE_LABELS,
+    Facts,
+    Link,
+    Row,
+    Section,
     device_selection,
+    direction_word,
     division_selection,
     pair_selection,
+    row,
     selection,
     transfer_selection,
 )
-from dcp_dashboard.waits import RECEIVE, SEND, WAIT, direction_of, released_by
+from dcp_dashboard.facts.traces import RECEIVE, SEND, WAIT, released_by, track_order
+from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.plans import LoadedPlan
 from dcp_planner import LANES, Source, Trace, TransferKind
 
 
 def event_facts(loaded: LoadedPlan, source: Source, index: int) -> Facts:
-    """Say everything about an event, counted as the timeline's payload counts; O(E log E).
+    """Collect the facts of an event, counted as the timeline's payload counts; O(E log E).
 
     Raises:
         DashboardError: if the trace has no such event.
@@ -68,7 +72,7 @@ def _step_rows(trace: Trace, event: int) -> list[Row]:
     division = int(trace.division[event])
     if division < 0:
         return []
-    word, device = direction_of(trace, event), int(trace.device[event])
+    word, device = direction_word(trace.is_backward[event]), int(trace.device[event])
     link = Link(f"division {division} {word}", division_selection(division, word, device))
     return [row("In", link)]
 
@@ -113,7 +117,7 @@ def _event_selection(trace: Trace, source: Source, event: int, index: int) -> st
 
 
 def other_end_of(trace: Trace, event: int) -> int | None:
-    """Give the receive of a send and the send of a receive, ``None`` if it has none; O(E log E).
+    """Find the receive of a send or the send of a receive, ``None`` if there is none; O(E log E).
 
     The n-th send of a name, direction and pair of devices belongs to the n-th receive of the same.
     """
@@ -150,7 +154,7 @@ def _other_end_rows(trace: Trace, source: Source, event: int) -> list[Row]:
 
 
 def find_transfer(loaded: LoadedPlan, trace: Trace, event: int) -> int | None:
-    """Give the message that an event sends or receives, by its name, ends and direction; O(X)."""
+    """Find the message that an event sends or receives, by its name, ends and direction; O(X)."""
     kind, _, place = trace.name[event].partition(" ")
     block, _, group = place.partition(".")  # "12", of several head groups "12.3"
     if kind.upper() not in TransferKind.__members__ or not block.isdigit():

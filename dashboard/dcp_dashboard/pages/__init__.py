@@ -1,1 +1,1 @@
-"""The pages: each module gives the content of one kind of URL, `routes` says which."""
+"""The pages: each module builds the content of one kind of URL; `routes` maps paths to pages."""

@@ -8,11 +8,10 @@ import dash_mantine_components as dmc
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 from dash.development.base_component import Component
 
-from dcp_dashboard import quantities
-from dcp_dashboard.comparison import Comparison, Side
-from dcp_dashboard.facts.words import SOURCE_LABELS
-from dcp_dashboard.library import PlanLibrary
-from dcp_dashboard.pages.changed import changed_notice
+from dcp_dashboard.facts import quantities
+from dcp_dashboard.facts.comparison import Comparison, Side
+from dcp_dashboard.facts.text import SOURCE_LABELS
+from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.compare_panels import (
     compare_charts,
     device_panels,
@@ -21,14 +20,14 @@ from dcp_dashboard.pages.compare_panels import (
     timelines_panel,
     verdict_panel,
 )
-from dcp_dashboard.shell import attributes
+from dcp_dashboard.pages.layout import attributes, changed_notice
 from dcp_dsl import DCPError
 from dcp_planner import Source
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What one picker says: the key of a plan and which of its traces."""
+    """The choice of one picker: the key of a plan and the source of its trace."""
 
     key: str
     source: Source
@@ -66,7 +65,7 @@ def read_choices(query: str) -> tuple[Choice | None, Choice | None]:
 
 
 def compare_url(first: Choice | None, second: Choice | None) -> str:
-    """Give the address of a comparison.
+    """Write the address of a comparison.
 
     >>> compare_url(Choice("x", "simulated"), None)
     '/compare?a=x&as=simulated'
@@ -82,7 +81,7 @@ def compare_url(first: Choice | None, second: Choice | None) -> str:
 
 
 def compare_page(library: PlanLibrary, query: str) -> Component:
-    """Give the page of two plans, or the pickers alone while one is missing.
+    """Build the page of two plans, or the pickers alone while one plan is missing.
 
     Raises:
         DCPError: if a plan is missing, broken or lacks the trace.

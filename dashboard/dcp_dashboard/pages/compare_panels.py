@@ -3,8 +3,10 @@
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from dcp_dashboard import quantities
-from dcp_dashboard.comparison import (
+from dcp_dashboard.api.mask import moves_modes
+from dcp_dashboard.api.palette import KIND_COLOURS
+from dcp_dashboard.facts import quantities
+from dcp_dashboard.facts.comparison import (
     Comparison,
     Deltas,
     Judgement,
@@ -13,12 +15,8 @@ from dcp_dashboard.comparison import (
     compare_devices,
     compare_rows,
 )
-from dcp_dashboard.comparison_figures import deltas_figure, traffic_difference_figure
-from dcp_dashboard.explanation import explain
-from dcp_dashboard.facts.words import SOURCE_LABELS
-from dcp_dashboard.figures import GRAPH_CONFIG
-from dcp_dashboard.head_groups import head_labels
-from dcp_dashboard.moves import (
+from dcp_dashboard.facts.explanation import explain
+from dcp_dashboard.facts.moves import (
     CHANGES,
     MOVED,
     ONLY_FIRST,
@@ -26,12 +24,12 @@ from dcp_dashboard.moves import (
     SAME,
     common_groups,
     find_moves,
-    moves_modes,
 )
-from dcp_dashboard.pages.choice import choice
-from dcp_dashboard.pages.mask import group_choice
-from dcp_dashboard.palette import KIND_COLOURS
-from dcp_dashboard.shell import attributes, panel, swatches
+from dcp_dashboard.facts.text import SOURCE_LABELS
+from dcp_dashboard.library.summary import head_labels
+from dcp_dashboard.pages.charts import GRAPH_CONFIG, deltas_figure, traffic_difference_figure
+from dcp_dashboard.pages.layout import attributes, choice, panel, swatches
+from dcp_dashboard.pages.plan_views import group_choice
 
 JUDGEMENTS: dict[Judgement, str] = {
     "better": "▲ B better", "worse": "▼ B worse", "equal": "equal", "none": ""
@@ -39,7 +37,7 @@ JUDGEMENTS: dict[Judgement, str] = {
 
 
 def verdict_panel(comparison: Comparison) -> Component:
-    """Give the sentence that says who is faster, its rule, and what cannot be compared."""
+    """Build the verdict: which side is faster, by which rule, and the limits of the comparison."""
     found = explain(comparison)
     parts: list[Component] = [
         html.P(found.text, className="dcp-verdict"),
@@ -54,7 +52,7 @@ def verdict_panel(comparison: Comparison) -> Component:
 
 
 def table_panel(comparison: Comparison) -> Component:
-    """Give the table of figures, each with its difference and what it means for B."""
+    """Build the table of figures, each with its difference and its meaning for B."""
     heads = ("Figure", "A", "B", "B − A", "For B")  # noqa: RUF001 - a minus
     head = html.Tr(
         [
@@ -100,7 +98,7 @@ def _table_row(row: Row) -> Component:
 
 
 def timelines_panel(comparison: Comparison) -> Component:
-    """Give both timelines under each other, on one time axis."""
+    """Build both timelines, one above the other, on one time axis."""
     sides = (("A", comparison.first), ("B", comparison.second))
     until = max(int(side.trace.end_ns.max(initial=0)) for _, side in sides)
     views = []
@@ -131,7 +129,7 @@ def timelines_panel(comparison: Comparison) -> Component:
 
 
 def device_panels(comparison: Comparison) -> Component:
-    """Give what every device does more or less in B: charts and a table."""
+    """Build charts and a table of every device's differences."""
     chart = panel("Every device, B minus A", [_slot("deltas")], name="dcp-deltas")
     if comparison.is_same_plan:  # one plan: the traffic is the same
         charts = html.Div([chart, html.Div(_slot("traffic-difference"), hidden=True)])
@@ -175,7 +173,7 @@ def _device_table(deltas: tuple[Deltas, ...]) -> Component:
 
 
 def moves_panel(comparison: Comparison) -> Component:
-    """Give how much changed its device, and a canvas that shows where."""
+    """Build a sentence on the tiles that changed their device, and a canvas that shows them."""
     first, second = comparison.first.loaded, comparison.second.loaded
     moves = find_moves(first.plan, second.plan)
     q = quantities
@@ -211,7 +209,7 @@ def moves_panel(comparison: Comparison) -> Component:
 
 
 def compare_charts(comparison: Comparison) -> tuple[Component, Component]:
-    """Give the diverging chart of the devices and the difference of the traffic."""
+    """Draw the differences of all devices, and of the traffic between them."""
     deltas = compare_devices(comparison)
     if not deltas:
         return html.Div(), html.Div()

@@ -1,4 +1,4 @@
-"""The page `/dataset/<key>`: what planning many batches of a data set gave, batch by batch."""
+"""The page `/dataset/<key>`: the report of many planned batches of a data set."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,15 +9,13 @@ import plotly.graph_objects as go
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from dcp_dashboard import quantities
-from dcp_dashboard.dataset_figures import lengths_figure, speedup_figure, spread_figure
-from dcp_dashboard.dataset_report import BatchLine, DatasetReport
-from dcp_dashboard.figures import GRAPH_CONFIG
-from dcp_dashboard.folder import SUFFIX, plan_key
-from dcp_dashboard.library import PlanLibrary, ReportRow
-from dcp_dashboard.pages.changed import changed_notice
-from dcp_dashboard.pages.queries import Query, read_query, search_box
-from dcp_dashboard.shell import attributes, panel
+from dcp_dashboard.facts import quantities
+from dcp_dashboard.library.dataset_report import BatchLine, DatasetReport
+from dcp_dashboard.library.folder import SUFFIX, plan_key
+from dcp_dashboard.library.plans import PlanLibrary, ReportRow
+from dcp_dashboard.pages.charts import GRAPH_CONFIG, lengths_figure, speedup_figure, spread_figure
+from dcp_dashboard.pages.layout import attributes, changed_notice, panel
+from dcp_dashboard.pages.tables import Heading, Query, read_query, search_box, sortable_head
 
 PAGE_ROWS = 100
 
@@ -51,7 +49,7 @@ COLUMNS = (
 
 
 def dataset_page(library: PlanLibrary, key: str, query: str) -> Component:
-    """Give the page of one report.
+    """Build the page of one report.
 
     Raises:
         DCPError: if it is missing or no readable report.
@@ -71,7 +69,7 @@ def dataset_page(library: PlanLibrary, key: str, query: str) -> Component:
 
 
 def summary_sentence(report: DatasetReport) -> str:
-    """Say in one sentence what was planned and what it is predicted to bring."""
+    """Write one sentence: the planned batches and their predicted speed-up."""
     q, batches = quantities, len(report.batches)
     if not batches:
         return "No batch is planned yet."
@@ -188,7 +186,7 @@ def _table_panel(
 
 
 def matches(batch: BatchLine, search: str) -> bool:
-    """Tell whether every word of a search is in the texts of a batch, or is its number."""
+    """Return whether every word of a search is in the texts of a batch, or is its number."""
     text = " ".join([batch.mask, batch.origin, batch.backend, batch.file, *batch.warnings]).lower()
     return all(word in text or word == str(batch.index) for word in search.lower().split())
 
@@ -206,19 +204,8 @@ def sort_batches(batches: Sequence[BatchLine], asked: Query) -> list[BatchLine]:
 
 
 def _head(column: Column, asked: Query, address: str) -> Component:
-    sort = asked.sort or "index"
-    is_sorted = sort == column.name
-    arrow = ("▾" if asked.is_descending else "▴") if is_sorted else ""
-    state = ("descending" if asked.is_descending else "ascending") if is_sorted else "none"
-    descends = not asked.is_descending if is_sorted else column.name != "index"
-    url = address + asked.url(sort=column.name, desc=descends, page=0)
-    return html.Th(
-        html.A(
-            [column.heading, html.Span(arrow, className="dcp-arrow")],
-            href=url, title=column.meaning, **attributes(data_plain="link"),
-        ),
-        scope="col", className="dcp-number", **attributes(aria_sort=state),
-    )  # fmt: skip
+    heading = Heading(column.name, column.heading, column.meaning)
+    return sortable_head(heading, asked, address, "index")
 
 
 def _row(batch: BatchLine, library: PlanLibrary, folder: PurePosixPath) -> Component:
@@ -250,7 +237,7 @@ def _pages(asked: Query, address: str, page: int, last: int) -> Component:
 
 
 def dataset_charts(report: DatasetReport) -> tuple[Component, Component, Component]:
-    """Give the charts, or a sentence where the report says nothing."""
+    """Draw the charts, or write a sentence where the report has no figures."""
     figures = (
         ("lengths", lengths_figure(report), "The report says nothing of lengths."),
         ("speedups", speedup_figure(report),

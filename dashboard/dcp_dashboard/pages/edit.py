@@ -1,4 +1,4 @@
-"""The page `/edit`: a text of the language, what is wrong with it, its picture, what it costs."""
+"""The page `/edit`: a text of the language with its findings, its picture and its cost."""
 
 import hashlib
 import json
@@ -11,10 +11,10 @@ from typing import Any
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard.editing.planning_choices import BUDGETS, methods
+from dcp_dashboard.editing.planning import BUDGETS, methods
 from dcp_dashboard.editing.specs import folder_files, library_texts, start_of
-from dcp_dashboard.library import PlanLibrary
-from dcp_dashboard.shell import attributes, panel
+from dcp_dashboard.library.plans import PlanLibrary
+from dcp_dashboard.pages.layout import attributes, panel
 from dcp_grammar import patterns
 from dcp_planner import PRESETS
 
@@ -28,7 +28,7 @@ KEYS = (
 
 
 def edit_page(library: PlanLibrary, query: str) -> Component:
-    """Give the frame of the editor; its script fills it. `query` may name a text: ``?spec=``.
+    """Build the frame of the editor; its script fills it. `query` may name a text: ``?spec=``.
 
     Raises:
         DCPError: if there is no such text.
@@ -68,7 +68,7 @@ def _part(name: str) -> dict[str, Any]:  # Any: Dash's keywords differ in type
 
 
 def _actions(library: PlanLibrary) -> Sequence[Component]:
-    """Give what may be done with the whole text."""
+    """Build the controls for the whole text: start from another, format, download."""
     standard = [html.Option(name, value=f"std:{name}") for name in library_texts()]
     files = [
         html.Option(path.relative_to(library.root).as_posix(), value=key)
@@ -105,7 +105,7 @@ def _plan_panel() -> Component:
 
 @cache
 def _patterns() -> str:
-    """Give the language's token patterns for the browser, which reads the same expressions."""
+    """Return the language's token patterns as JSON; the browser reads the same expressions."""
     return json.dumps([{"regex": p.regex, "types": p.pygments} for p in patterns()])
 
 
@@ -116,5 +116,5 @@ def _choices() -> str:
 
 @cache
 def _bundle_mark() -> str:
-    """Give a mark of the script's content, so that a browser never keeps an older one."""
+    """Return a mark of the script's content, so that a browser never keeps an older one."""
     return hashlib.sha256(BUNDLE.read_bytes()).hexdigest()[:12]

@@ -1,13 +1,12 @@
-"""The page `/help`: what the pages show, colours, keys, definitions, and how to make plans."""
+"""The page `/help`, and the keyboard map that `?` opens anywhere."""
 
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from dcp_dashboard.pages.keys import keyboard_map
-from dcp_dashboard.pages.metrics import definitions_list
-from dcp_dashboard.palette import KIND_COLOURS
-from dcp_dashboard.payloads import FETCH_COLOURS, FETCHES
-from dcp_dashboard.shell import attributes, swatches
+from dcp_dashboard.api.mask import FETCH_COLOURS, FETCHES
+from dcp_dashboard.api.palette import KIND_COLOURS
+from dcp_dashboard.facts.metrics import DEFINITIONS
+from dcp_dashboard.pages.layout import attributes, swatches
 
 PAGES = (
     ("Plans", "/", "Every plan of the served folder; a click on a heading sorts, a file that "
@@ -48,9 +47,53 @@ COMMANDS = (
     ("Everything at once", "dcpm demo --out runs"),
 )  # fmt: skip
 
+SECTIONS = (
+    ("pages", "Pages"),
+    ("reading", "Reading a plan"),
+    ("colours", "Colours"),
+    ("keys", "Keyboard"),
+    ("definitions", "Definitions"),
+    ("plans", "Making plans"),
+)
+
+KEYS = (
+    ("Everywhere", (
+        ("Click, Enter", "select a tile, bar, cell, event or device; what belongs to it keeps its "
+                         "colour in every view"),
+        ("Esc", "clear the selection; once more: show all of a canvas"),
+        (". ,", "next division, division before; a selected device stays selected, the page of the "
+                "timeline zooms to it"),
+        ("p", "play all divisions, pause"),
+        ("?", "show these keys"),
+        ("Tab", "to the next control or canvas"),
+    )),
+    ("In a mask or a timeline", (
+        ("Wheel, w s, + -", "zoom in and out"),
+        ("Drag, a d", "pan"),
+        ("Arrows", "pan; in the mask with a tile selected: the next tile that way"),
+        ("Enter", "in the mask: select the tile in the middle, then zoom to it until its pairs can "
+                  "be seen"),
+        ("0, double click", "show all"),
+    )),
+    ("In the timeline", (
+        ("f Enter", "zoom to the selection"),
+        ("[ ]", "the event before, the next event"),
+        ("/ n", "on its own page: search, next hit"),
+        ("o", "open or close a node"),
+        ("Shift and drag", "on its own page: mark an area and sum it up"),
+        ("m", "on its own page: mark what is shown"),
+    )),
+    ("In the list and in a data set", (
+        ("/", "search"),
+    )),
+    ("In balance and traffic", (
+        ("Arrows", "select the next device or pair"),
+    )),
+)  # fmt: skip
+
 
 def help_page() -> Component:
-    """Give the whole page; every section has an anchor to link to."""
+    """Build the help page; every section has an anchor to link to."""
     return html.Div(
         [
             html.Div(html.H1("Help"), className="dcp-title"),
@@ -65,16 +108,6 @@ def help_page() -> Component:
         className="dcp-help",
         **attributes(data_title="Help"),
     )
-
-
-SECTIONS = (
-    ("pages", "Pages"),
-    ("reading", "Reading a plan"),
-    ("colours", "Colours"),
-    ("keys", "Keyboard"),
-    ("definitions", "Definitions"),
-    ("plans", "Making plans"),
-)
 
 
 def _contents() -> Component:
@@ -153,3 +186,54 @@ def _commands() -> list[Component]:
             className="dcp-terms",
         ),
     ]
+
+
+def keyboard_map() -> Component:
+    """Build the list of all keys and their meanings."""
+    parts = []
+    for heading, keys in KEYS:
+        rows = [
+            part for names, meaning in keys for part in (html.Dt(_keys(names)), html.Dd(meaning))
+        ]
+        parts += [html.H3(heading), html.Dl(rows, className="dcp-keys")]
+    return html.Div(parts)
+
+
+def _keys(names: str) -> list[Component]:
+    return [html.Kbd(name) for name in names.split(" ")] if len(names) < 4 else [html.Kbd(names)]
+
+
+def keyboard_dialog() -> Component:
+    """Build the dialog that `?` opens; `assets/keyboard.js` opens it."""
+    return html.Dialog(
+        [
+            html.Div(
+                [
+                    html.H2("Keyboard"),
+                    html.Button("Close", type="button", className="dcp-quiet", title="Esc"),
+                ],
+                className="dcp-panel-head",
+            ),
+            keyboard_map(),
+            html.P(html.A("All help", href="/help", **attributes(data_plain="link"))),
+        ],
+        id="keyboard",
+        className="dcp-dialog",
+        **attributes(aria_label="Keyboard"),
+    )
+
+
+def definitions_list() -> Component:
+    """Build the list of all definitions."""
+    return html.Dl(
+        [part for name, text in DEFINITIONS for part in (html.Dt(name), html.Dd(text))],
+        className="dcp-terms",
+    )
+
+
+def definitions_panel() -> Component:
+    """Build the definitions, folded, for the bottom of a page."""
+    return html.Details(
+        [html.Summary("What the numbers mean"), definitions_list()],
+        className="dcp-panel dcp-definitions",
+    )

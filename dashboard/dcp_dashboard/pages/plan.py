@@ -1,33 +1,28 @@
-"""The page `/plan/<key>`: where every block lives, what every device waits for, and why."""
+"""The page `/plan/<key>`: metrics, findings, mask, balance, timeline and traffic of a plan."""
 
 from typing import Any
 
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard import quantities
-from dcp_dashboard.device_payload import ROWS
-from dcp_dashboard.facts.words import SOURCE_LABELS
-from dcp_dashboard.library import LoadedPlan
-from dcp_dashboard.pages.changed import changed_notice
-from dcp_dashboard.pages.choice import choice
-from dcp_dashboard.pages.findings_panel import findings_panel
-from dcp_dashboard.pages.inspector import inspector
-from dcp_dashboard.pages.mask import mask_panel
-from dcp_dashboard.pages.metrics import definitions_panel, metrics_row
-from dcp_dashboard.pages.plan_tabs import plan_tabs
-from dcp_dashboard.pages.plan_title import plan_title
-from dcp_dashboard.pages.timeline import row_names
-from dcp_dashboard.palette import KIND_COLOURS
-from dcp_dashboard.shell import attributes, panel, swatches
+from dcp_dashboard.api.palette import KIND_COLOURS
+from dcp_dashboard.facts import quantities
+from dcp_dashboard.facts.findings import Finding, findings
+from dcp_dashboard.facts.metrics import ROWS, above_bounds, metric_cards
+from dcp_dashboard.facts.text import SOURCE_LABELS
+from dcp_dashboard.library.plans import LoadedPlan
+from dcp_dashboard.pages.help import definitions_panel
+from dcp_dashboard.pages.layout import attributes, changed_notice, choice, panel, swatches
+from dcp_dashboard.pages.plan_frame import inspector, plan_tabs, plan_title
+from dcp_dashboard.pages.plan_views import mask_panel, row_names
 from dcp_planner import Source
 
 MAX_STACKED_DEVICES = 8
-"""Up to so many devices predicted and measured timelines are both shown at first."""
+"""Most devices of a plan whose predicted and measured timelines are both shown at first."""
 
 
 def plan_page(loaded: LoadedPlan) -> Component:
-    """Give the whole page of one plan."""
+    """Build the overview page of a plan."""
     return html.Div(
         [
             changed_notice(loaded.entry),
@@ -40,7 +35,7 @@ def plan_page(loaded: LoadedPlan) -> Component:
 
 
 def overview(loaded: LoadedPlan) -> list[Component]:
-    """Give what stands below the tabs, also written into pages that need no server."""
+    """Build the parts below the tabs; pages that need no server hold them too."""
     key = loaded.entry.key
     return [
         metrics_row(loaded),
@@ -171,7 +166,7 @@ def _device_panel(loaded: LoadedPlan) -> Component:
 
 
 def _of_head_groups(groups: int) -> list[Component]:
-    """Say what tiles and pairs count where groups of heads are placed apart."""
+    """Explain the counts of tiles and pairs where groups of heads are placed apart."""
     if groups == 1:
         return []
     text = (
@@ -185,3 +180,44 @@ def _device_link(device: int) -> Component:
     return html.Button(
         str(device), type="button", className="dcp-link", **attributes(data_sel=f"device.{device}")
     )
+
+
+def findings_panel(loaded: LoadedPlan) -> Component:
+    """Build the panel of the planner's warnings and the findings of every trace."""
+    lists = []
+    if loaded.plan.warnings:
+        warnings = [html.Li(warning.message) for warning in loaded.plan.warnings]
+        lists.append(_list("The planner warns", warnings, "dcp-warnings"))
+    for source, trace in loaded.traces.items():
+        items = [_item(finding, source) for finding in findings(trace, loaded.totals)]
+        lists.append(_list(f"{SOURCE_LABELS[source]}: what stands out", items))
+    return html.Section(
+        lists, className="dcp-panel dcp-findings-row", **attributes(aria_label="Findings")
+    )
+
+
+def _list(heading: str, items: list[Any], name: str = "") -> Component:  # Any: Dash components
+    return html.Div([html.H2(heading), html.Ul(items, className=name)], className="dcp-findings")
+
+
+def _item(finding: Finding, source: Source) -> Component:
+    rule = html.Details([html.Summary("rule"), html.Span(finding.rule)], className="dcp-rule")
+    if not finding.selected:
+        return html.Li([finding.text, " ", rule])
+    place = {"data_sel": finding.selected, "data_jump": "#timelines", "data_source": source}
+    if finding.time_ns is not None:
+        place["data_time"] = "-".join(str(max(0, value)) for value in finding.time_ns)
+    link = html.Button(
+        finding.text, type="button", className="dcp-link dcp-finding",
+        title="Select it everywhere and show it in the timeline", **attributes(**place),
+    )  # fmt: skip
+    return html.Li([link, " ", rule])
+
+
+def metrics_row(loaded: LoadedPlan) -> Component:
+    """Build the list of a plan's key metrics."""
+    cards = [
+        html.Div([html.Dt(name), html.Dd(value, className="dcp-value"), html.Dd(meaning)])
+        for name, value, meaning in metric_cards(loaded.summary, above_bounds(loaded))
+    ]
+    return html.Dl(cards, className="dcp-metrics")

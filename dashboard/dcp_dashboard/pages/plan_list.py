@@ -3,19 +3,25 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+import numpy as np
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from dcp_dashboard import quantities
-from dcp_dashboard.examples import EXAMPLES
-from dcp_dashboard.library import PlanLibrary, PlanRow
-from dcp_dashboard.pages.queries import Query, read_query, search_box
-from dcp_dashboard.pages.report_list import report_matches, report_table
-from dcp_dashboard.shell import attributes
-from dcp_dashboard.summary import PlanSummary
+from dcp_dashboard.editing.specs import EXAMPLES
+from dcp_dashboard.facts import quantities
+from dcp_dashboard.library.plans import PlanLibrary, PlanRow, ReportRow
+from dcp_dashboard.library.summary import PlanSummary
+from dcp_dashboard.pages.layout import attributes
+from dcp_dashboard.pages.plan_frame import run_badge
+from dcp_dashboard.pages.tables import Heading, Query, read_query, search_box, sortable_head
 from dcp_planner import Source
+
+TEXTS = ("partitioner",)
+"""Columns of texts; the others hold numbers."""
+
+REPORT_HEADS = ("Data set", "Batches", "Tokens, median", "Speed-up, median", "Against", "State")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +66,8 @@ COLUMNS = (
 )  # fmt: skip
 
 
-TEXTS = ("name", "partitioner")
-"""Columns of texts; the others hold numbers."""
-
-
 def plan_list_page(library: PlanLibrary, query: str) -> Component:
-    """Give the list of plans and data sets; `query` is the URL's, see `queries.read_query`."""
+    """Build the list of plans and data sets; `query` is the URL's, see `tables.read_query`."""
     rows, is_complete = library.rows()
     session, reports = library.session_rows(), library.reports()
     if not (rows or session or reports):
@@ -96,7 +98,7 @@ def plan_list_page(library: PlanLibrary, query: str) -> Component:
 
 
 def matches(row: PlanRow, search: str) -> bool:
-    """Tell whether every word of a search is in a plan's mask, file, origin or placement."""
+    """Return whether every word of a search is in a plan's mask, file, origin or placement."""
     summary = row.summary
     words = [row.entry.relative, row.error]
     if summary is not None:
@@ -118,7 +120,7 @@ def _tools(asked: Query, found: int, total: int) -> Component:
 
 
 def open_button() -> tuple[Component, ...]:
-    """Give the button that opens a file of one's own and what it says; `assets/open.js`."""
+    """Build the button that opens a file from this computer, and its status; `assets/open.js`."""
     return (
         html.Button("Open a file…", id="open-file", className="dcp-button", type="button"),
         html.Span("or drop a .dcpplan file here", id="open-status", className="dcp-muted",
@@ -159,7 +161,7 @@ def sort_rows(rows: Sequence[PlanRow], sort: str, *, descending: bool) -> list[P
 
 
 def empty_page(root: Path) -> Component:
-    """Give the page of a folder without plans: what to type."""
+    """Build the page of a folder without plans: examples, and commands to type."""
     steps = (
         ("Run the demonstration", f"dcpm demo --out {root}"),
         (
@@ -204,37 +206,22 @@ def _caption(root: Path, rows: Sequence[PlanRow]) -> str:
 
 def _table(rows: Sequence[PlanRow], asked: Query, *, is_sorted: bool = True) -> Component:
     heads: list[Component] = [html.Th("Mask", className="dcp-thumb-head", scope="col")]
-    shown = [("name", "Plan", "Mask and file")] + [(c.name, c.heading, c.meaning) for c in COLUMNS]
+    shown = [Heading("name", "Plan", "Mask and file", is_number=False)]
+    shown += [Heading(c.name, c.heading, c.meaning, c.name not in TEXTS) for c in COLUMNS]
     compare = html.Th("Compare", scope="col", title="Choose two plans to compare them")
-    for name, heading, meaning in shown:
-        kind = "" if name in TEXTS else "dcp-number"
+    for heading in shown:
         if is_sorted:
-            heads.append(_head(name, heading, meaning, asked))
+            heads.append(sortable_head(heading, asked, "/", "name"))
         else:
-            heads.append(html.Th(heading, scope="col", title=meaning, className=kind))
-        if name == "name":
+            kind = "dcp-number" if heading.is_number else ""
+            text, meaning = heading.text, heading.meaning
+            heads.append(html.Th(text, scope="col", title=meaning, className=kind))
+        if heading.name == "name":
             heads.append(compare)
     heads.append(html.Th("Run", scope="col", title="Whether a run was recorded and verified"))
     return html.Table(
         [html.Thead(html.Tr(heads)), html.Tbody([_row(row, asked) for row in rows])],
         className="dcp-table dcp-plans",
-    )
-
-
-def _head(name: str, heading: str, meaning: str, asked: Query) -> Component:
-    is_sorted, is_descending = (asked.sort or "name") == name, asked.is_descending
-    descends = not is_descending if is_sorted else name != "name"
-    arrow = ("▾" if is_descending else "▴") if is_sorted else ""
-    state = ("descending" if is_descending else "ascending") if is_sorted else "none"
-    return html.Th(
-        dcc.Link(
-            [heading, html.Span(arrow, className="dcp-arrow")],
-            href="/" + asked.url(sort=name, desc=descends),
-            title=meaning,
-        ),
-        scope="col",
-        className="" if name in TEXTS else "dcp-number",
-        **attributes(aria_sort=state),
     )
 
 
@@ -255,9 +242,7 @@ def _row(row: PlanRow, asked: Query) -> Component:
         html.Td(_compare_link(row, asked)),
     ]
     cells += [
-        html.Td(
-            column.text(summary), className="" if column.name == "partitioner" else "dcp-number"
-        )
+        html.Td(column.text(summary), className="" if column.name in TEXTS else "dcp-number")
         for column in COLUMNS
     ]
     cells.append(html.Td(run_badge(summary, is_verified=row.is_verified)))
@@ -282,14 +267,57 @@ def _compare_link(row: PlanRow, asked: Query) -> Component:
     return html.Div([link, own], className="dcp-compare-links")
 
 
-def run_badge(summary: PlanSummary, *, is_verified: bool | None) -> Component:
-    """Give a badge that says whether this plan was run, and whether the run was verified."""
-    unverified = ("run" if "measured" in summary.seconds else "not run", "none")
-    verdicts = {True: ("✓ verified", "good"), False: ("✗ failed", "bad"), None: unverified}
-    text, kind = verdicts[is_verified]
-    return html.Span(text, className=f"dcp-badge dcp-badge-{kind}")
-
-
 def _summary(row: PlanRow) -> PlanSummary:
     assert row.summary is not None, "broken rows are sorted apart"
     return row.summary
+
+
+def report_matches(row: ReportRow, search: str) -> bool:
+    """Return whether every word of a search is in a report's file, data set or spec."""
+    report = row.report
+    texts = [row.entry.relative, row.error]
+    if report is not None:
+        texts += [report.dataset, report.spec, report.mask]
+    text = " ".join(texts).lower()
+    return all(word in text for word in search.lower().split())
+
+
+def report_table(rows: Sequence[ReportRow]) -> Component:
+    """Build a table with a line per report; an unreadable one shows the reason."""
+    heads = [
+        html.Th(text, scope="col", className="dcp-number" if 0 < at < 4 else "")
+        for at, text in enumerate(REPORT_HEADS)
+    ]
+    return html.Table(
+        [html.Thead(html.Tr(heads)), html.Tbody([_report_row(row) for row in rows])],
+        className="dcp-table dcp-reports",
+    )
+
+
+def _report_row(row: ReportRow) -> Component:
+    href, report = f"/dataset/{row.entry.key}", row.report
+    if report is None:
+        name = dcc.Link(html.Span(row.entry.relative, className="dcp-file"), href=href)
+        text = html.Pre(row.error, className="dcp-row-error")
+        cells = [html.Td(name), html.Td(text, colSpan=len(REPORT_HEADS) - 1)]
+        return html.Tr(cells, className="dcp-broken")
+    title = html.Span(
+        PurePosixPath(report.dataset or report.spec or "samples").name, className="dcp-mask-name"
+    )
+    name = dcc.Link([title, html.Span(row.entry.relative, className="dcp-file")], href=href)
+    tokens, rival = report.column("tokens"), report.rival
+    speedup = quantities.ratio(float(np.median(report.speedups(rival)))) if rival else "-"
+    numbers = (
+        quantities.count(len(report.batches)),
+        quantities.count(float(np.median(tokens))) if len(tokens) else "-",
+        speedup,
+    )
+    state = "complete" if report.is_complete else "not complete"
+    return html.Tr(
+        [
+            html.Td(name),
+            *(html.Td(text, className="dcp-number") for text in numbers),
+            html.Td(rival or "-"),
+            html.Td(html.Span(state, className="dcp-badge dcp-badge-none")),
+        ]
+    )

@@ -1,4 +1,4 @@
-"""Which page answers which path; a new page is one line in `ROUTES`."""
+"""The paths of all pages; a new page is one line in `ROUTES`."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -6,16 +6,15 @@ from urllib.parse import unquote
 
 from dash.development.base_component import Component
 
-from dcp_dashboard.library import LoadedPlan, PlanLibrary
+from dcp_dashboard.library.plans import LoadedPlan, PlanLibrary
 from dcp_dashboard.pages.compare import compare_page
 from dcp_dashboard.pages.dataset import dataset_page
 from dcp_dashboard.pages.edit import edit_page
 from dcp_dashboard.pages.help import help_page
-from dcp_dashboard.pages.mask import mask_page
+from dcp_dashboard.pages.layout import message
 from dcp_dashboard.pages.plan import plan_page
 from dcp_dashboard.pages.plan_list import plan_list_page
-from dcp_dashboard.pages.timeline import timeline_page
-from dcp_dashboard.shell import message
+from dcp_dashboard.pages.plan_views import mask_page, timeline_page
 from dcp_dsl import DCPError
 
 Page = Callable[[PlanLibrary, tuple[str, ...], str], Component | None]
@@ -68,7 +67,7 @@ ROUTES: Mapping[str, Page] = MappingProxyType(
 
 
 def render_page(library: PlanLibrary, path: str, query: str) -> Component:
-    """Give the content of a URL; whatever is wrong with it becomes a page that says so."""
+    """Build the page of a URL; an error becomes a page with its message."""
     first, *rest = [unquote(part) for part in path.strip("/").split("/")]
     page = ROUTES.get(first)
     try:

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from dcp_dashboard import RunningServer, start_server
-from dcp_dashboard.folder import plan_key
+from dcp_dashboard.library.folder import plan_key
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [

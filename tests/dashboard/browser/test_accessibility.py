@@ -9,7 +9,7 @@ import axe_playwright_python
 import pytest
 
 from dcp_dashboard import start_server
-from dcp_dashboard.folder import plan_key
+from dcp_dashboard.library.folder import plan_key
 
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
 RUN = """async (rules) => {

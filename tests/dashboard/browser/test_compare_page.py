@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from dcp_dashboard import start_server
-from dcp_dashboard.folder import plan_key
-from dcp_dashboard.moves import CHANGE_COLOURS
-from dcp_dashboard.palette import KIND_COLOURS
+from dcp_dashboard.api.mask import CHANGE_COLOURS
+from dcp_dashboard.api.palette import KIND_COLOURS
+from dcp_dashboard.library.folder import plan_key
 from dcp_planner import LANES, read_plan, simulate
 
 TIMELINES = ("#compare-timeline-a", "#compare-timeline-b")

@@ -3,17 +3,26 @@
 import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dcp_dashboard.folder import plan_key
+from dcp_dashboard import RunningServer, start_server
+from dcp_dashboard.library.folder import plan_key
 from dcp_dsl import Picture, Sample, Spec, dense_mask
 
 EDITOR = "#edit .cm-content"
 DRAWN = "[data-part=picture][data-state=drawn]"
 ACCENT = "() => getComputedStyle(document.documentElement).getPropertyValue('--accent').trim()"
+
+
+@pytest.fixture(scope="module")
+def server(served_folder) -> Iterator[RunningServer]:
+    """A server of its own: plans made here stay in its session, where lists would show them."""
+    with start_server(served_folder) as running:
+        yield running
 
 
 def open_editor(visit, path="edit"):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dcp_dashboard import start_server
-from dcp_dashboard.folder import plan_key
+from dcp_dashboard.library.folder import plan_key
 from dcp_planner import write_plan
 
 DROP = """([name, bytes]) => {

@@ -4,8 +4,8 @@ import re
 
 import numpy as np
 
-from dcp_dashboard.folder import plan_key
-from dcp_dashboard.palette import device_colours
+from dcp_dashboard.api.palette import device_colours
+from dcp_dashboard.library.folder import plan_key
 
 BACKGROUND = (0xF3, 0xF4, 0xF7)
 HOLLOW = 0.2

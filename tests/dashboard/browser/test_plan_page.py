@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dcp_dashboard import start_server
-from dcp_dashboard.folder import plan_key
-from dcp_dashboard.palette import KIND_COLOURS, device_colours
+from dcp_dashboard.api.palette import KIND_COLOURS, device_colours
+from dcp_dashboard.library.folder import plan_key
 from dcp_planner import LANES, Plan, Trace, simulate
 
 TIMELINE = ".dcp-view-simulated .dcp-timeline"

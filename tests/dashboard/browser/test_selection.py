@@ -5,11 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from dcp_dashboard.facts.tile import tile_facts
-from dcp_dashboard.findings import findings
-from dcp_dashboard.folder import open_folder, plan_key
-from dcp_dashboard.library import PlanLibrary
-from dcp_dashboard.palette import KIND_COLOURS, device_colours
+from dcp_dashboard.api.palette import KIND_COLOURS, device_colours
+from dcp_dashboard.facts.findings import findings
+from dcp_dashboard.facts.tiles import tile_facts
+from dcp_dashboard.library.folder import open_folder, plan_key
+from dcp_dashboard.library.plans import PlanLibrary
 
 PANEL = {"light": "#f3f4f7", "dark": "#1e2329"}  # --canvas of style.css
 DETAILED = ".dcp-mask[data-state=drawn][data-detail=shown]"

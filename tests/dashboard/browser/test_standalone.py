@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from dcp_dashboard.api.palette import device_colours
 from dcp_dashboard.exports.standalone import standalone_page
-from dcp_dashboard.library import load_file
-from dcp_dashboard.palette import device_colours
+from dcp_dashboard.library.plans import load_file
 
 
 def test_the_file_draws_and_selects_on_its_own(browser, served_folder, small_plan, tmp_path):

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from dcp_dashboard import start_server
-from dcp_dashboard.events import EventFilter, matching
-from dcp_dashboard.folder import plan_key
-from dcp_dashboard.palette import KIND_COLOURS, KINDS
-from dcp_dashboard.payloads import event_kinds
+from dcp_dashboard.api.palette import KIND_COLOURS
+from dcp_dashboard.facts.traces import KINDS, EventFilter, event_kinds, matching
+from dcp_dashboard.library.folder import plan_key
 from dcp_planner import LANES, Trace, write_plan
 
 READ = """(canvas, points) => {

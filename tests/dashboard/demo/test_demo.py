@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dcp_dashboard.demo import print_report
 from dcp_dashboard.demo.pipeline import methods, planned_setting
 from dcp_dashboard.demo.report import BatchReport, DemoReport, MaskReport, MethodReport
+from dcp_dashboard.demo.tables import print_report
 from dcp_planner import read_plan, validate
 from dcp_runtime import TensorError
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dcp_dashboard import create_app
-from dcp_dashboard.protection import LOOPBACK_HOSTS, protect
+from dcp_dashboard.web.protection import LOOPBACK_HOSTS, protect
 
 LOCAL = "http://127.0.0.1:8050"
 

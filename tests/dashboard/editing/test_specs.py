@@ -6,8 +6,8 @@ from urllib.parse import urlencode
 import pytest
 
 from dcp_dashboard.editing.specs import batch_of, folder_files, home_of, library_texts, start_of
-from dcp_dashboard.folder import plan_key
-from dcp_dashboard.library import PlanLibrary
+from dcp_dashboard.library.folder import plan_key
+from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dsl import DCPError, check
 
 

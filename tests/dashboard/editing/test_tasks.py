@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcp_dashboard.columns import decode
+from dcp_dashboard.api.columns import decode
 from dcp_dashboard.editing.checking import check_text, describe_word, format_text, propose
 from dcp_dashboard.editing.pictures import draw_text
 from dcp_dashboard.editing.planning import make_plan, preview_plan

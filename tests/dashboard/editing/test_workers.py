@@ -11,10 +11,15 @@ from urllib.request import Request, urlopen
 import pytest
 
 from dcp_dashboard import start_server
-from dcp_dashboard.editing.frames import BrokenFrame, pack_frame, receive_frame
 from dcp_dashboard.editing.jobs import Jobs
-from dcp_dashboard.editing.worker_process import Worker, WorkerEnded
-from dcp_dashboard.library import PlanLibrary
+from dcp_dashboard.editing.worker_process import (
+    BrokenFrame,
+    Worker,
+    WorkerEnded,
+    pack_frame,
+    receive_frame,
+)
+from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dsl import DCPError, Spec
 from dcp_planner import (
     ModelShape,

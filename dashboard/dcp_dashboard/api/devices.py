@@ -1,0 +1,125 @@
+"""The data of the canvases of devices: the timeline, and balance with traffic.
+
+Both are payloads of the wire format in `api.columns`.
+
+`dcp.timeline/1`: one row per event, sorted by (device, lane, start). Header: `source`,
+`num_devices`, `devices_per_node`, `base_ns`, `unit_ns`, `longest_ns`, `kinds` and `colours` (by
+code), `names` (distinct texts). Columns: `start`, `end` (u4, in `unit_ns` after `base_ns`),
+`device`, `lane` (index into `dcp_planner.LANES`), `kind` (index into `kinds`), `backward` (0 or 1),
+`division`, `peer` (-1: none), `bytes`, `name` (index into `names`).
+`unit_ns` is 1 up to 4.29 s, then a power of ten. `longest_ns` is the length of the longest trace of
+the plan: the axis that all share.
+
+`dcp.devices/1`. Header: `num_devices`, `devices_per_node`, `rows`: the quantities of the balance
+chart, each `{"id", "label", "meaning", "unit", "kind", "ratio", "mean"}`; unit is "count", "bytes"
+or "seconds", kind names the colour, ratio is max/mean. Columns: one of type f8 per row, by its id,
+a value per device; and the traffic: `source`, `target`, `bytes`, one row for every two devices
+between which something moves.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dashboard.api.columns import encode, narrow, narrow_signed
+from dcp_dashboard.api.palette import KIND_COLOURS
+from dcp_dashboard.facts.metrics import ROWS, device_columns
+from dcp_dashboard.facts.traces import KINDS, distinct_names, kinds_of_names, track_order
+from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.plans import LoadedPlan
+from dcp_planner import Trace
+
+MAX_EVENTS = 4_000_000
+"""Events of a timeline that a browser draws: about 20 bytes each, on the way and in memory."""
+
+
+def timeline_payload(
+    trace: Trace, num_devices: int, devices_per_node: int, longest_ns: int = 0
+) -> bytes:
+    """Pack a trace for the timeline canvas; O(E log E), about 1 s for a million events.
+
+    Args:
+        trace: at most `MAX_EVENTS` events.
+        num_devices: of the plan's cluster.
+        devices_per_node: of the plan's cluster.
+        longest_ns: length of the plan's longest trace, if that is not this one.
+
+    Raises:
+        DashboardError: if a browser could not hold so many events.
+    """
+    if len(trace) > MAX_EVENTS:
+        raise DashboardError(
+            f"expected at most {MAX_EVENTS:,} events in a timeline, the {trace.source} trace has "
+            f"{len(trace):,}; open it in ui.perfetto.dev: dcpm run writes it with "
+            "--trace FILE.pftrace, and the page of the timeline exports it"
+        )
+    base = int(trace.start_ns.min(initial=0)) if len(trace) else 0
+    span = int(trace.end_ns.max(initial=base)) - base
+    unit = time_unit_ns(span)
+    names, name = distinct_names(trace)
+    header = {
+        "source": trace.source,
+        "num_devices": num_devices,
+        "devices_per_node": devices_per_node,
+        "base_ns": base,
+        "unit_ns": unit,
+        "longest_ns": max(span, longest_ns),
+        "kinds": list(KINDS),
+        "colours": [KIND_COLOURS[kind] for kind in KINDS],
+        "names": names,
+    }
+    columns = {
+        "start": ((trace.start_ns - base) // unit).astype(np.uint32),
+        "end": (-(-(trace.end_ns - base) // unit)).astype(np.uint32),
+        "bytes": narrow(trace.size_bytes),
+        "division": narrow_signed(trace.division),
+        "peer": narrow_signed(trace.peer),
+        "name": narrow(name),
+        "device": narrow(trace.device),
+        "lane": trace.lane,
+        "kind": kinds_of_names(names, name, trace.lane),
+        "backward": trace.is_backward.astype(np.uint8),
+    }
+    order = track_order(trace)
+    return encode("dcp.timeline/1", header, {key: col[order] for key, col in columns.items()})
+
+
+def time_unit_ns(span_ns: int) -> int:
+    """Return the smallest power of ten in which a span fits into 32 bits.
+
+    >>> time_unit_ns(4_000_000_000), time_unit_ns(5_000_000_000)
+    (1, 10)
+    """
+    unit = 1
+    while span_ns // unit >= 2**32 - 1:
+        unit *= 10
+    return unit
+
+
+def devices_payload(loaded: LoadedPlan) -> bytes:
+    """Pack the loads of all devices and the traffic between them; O(R^2)."""
+    loads = device_columns(loaded)
+    rows = []
+    for name, label, meaning, unit, kind in ROWS:
+        if name not in loads:
+            continue
+        values = loads[name]
+        mean = float(np.mean(values)) if len(values) else 0.0
+        ratio = float(np.max(values)) / mean if mean else 1.0
+        rows.append(
+            {"id": name, "label": label, "meaning": meaning, "unit": unit, "kind": kind,
+             "mean": mean, "ratio": ratio}
+        )  # fmt: skip
+    traffic = loaded.totals.traffic_bytes
+    source, target = np.nonzero(traffic)
+    columns: dict[str, NDArray[np.generic]] = {
+        **loads,
+        "source": narrow(source),
+        "target": narrow(target),
+        "bytes": traffic[source, target].astype(np.float64),
+    }
+    header = {
+        "num_devices": loaded.plan.num_devices,
+        "devices_per_node": loaded.plan.cluster.devices_per_node,
+        "rows": rows,
+    }
+    return encode("dcp.devices/1", header, columns)

@@ -1,0 +1,234 @@
+"""The data of the mask canvas: tiles of a plan, tiles that moved between two plans, single pairs.
+
+All are payloads of the wire format in `api.columns`.
+
+`dcp.mask/1`: one row per block and one per tile. Header: `num_tokens`, `num_devices`,
+`devices_per_node`, `cu_seqlens`, `device_colours`, and `modes`, the ways to colour a tile, each
+`{"id", "label", "column", "palette", "legend"}`: a tile has the colour `palette[column[tile]]`.
+Columns: `block_start`, `block_end`, `block_owner`; `tile_q`, `tile_kv` (blocks), `tile_kind`,
+`tile_pairs`, `tile_device`, `tile_division`, `tile_backward_division`, `tile_fetch`,
+`tile_density`. A plan of several head groups has `group_labels` (the heads of each group) in its
+header and a column `tile_group`: the tiles of one group are shown at a time.
+
+`dcp.pairs/1`: the exact visible pairs of a part of the mask. Header: `tokens`, the window `[first
+query, past the last, first key, past the last]`. Column `bits` (u1): one bit a pair, queries after
+queries, each row padded to whole bytes, most significant bit first, as `numpy.packbits` writes it.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dashboard.api.columns import encode, narrow
+from dcp_dashboard.api.palette import NEUTRAL, device_colours, oklch, ramp, tints
+from dcp_dashboard.facts.moves import CHANGES, common_groups, find_moves
+from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.summary import group_labels, head_labels
+from dcp_planner import Plan
+
+FETCHES = ("nothing", "keys and values", "queries", "both")
+FETCH_TONES = ((0.74, 0.10, 300), (0.58, 0.16, 345), (0.45, 0.14, 300))
+FETCH_COLOURS = (oklch(0.85, 0.02, 250), *(oklch(*c) for c in FETCH_TONES))
+DENSITY_STEPS = 16
+
+CHANGE_COLOURS = ("#a9b4c0", "#d55e00", "#0072b2", "#cc79a7")
+"""Grey for what stayed; Okabe & Ito (2008) for what did not."""
+
+MAX_PAIRS = 1 << 24
+"""Pairs of a window: two megabytes of bits."""
+
+Window = tuple[int, int, int, int]
+
+
+def mask_payload(plan: Plan) -> bytes:
+    """Pack blocks and tiles for the mask canvas; O(D + W)."""
+    header = {
+        "num_tokens": plan.num_tokens,
+        "num_devices": plan.num_devices,
+        "devices_per_node": plan.cluster.devices_per_node,
+        "cu_seqlens": plan.cu_seqlens.tolist(),
+        "device_colours": device_colours(plan.cluster.nodes, plan.cluster.devices_per_node),
+        "modes": mask_modes(plan),
+    }
+    blocks, tiles = plan.blocks, plan.tiles
+    grouped: dict[str, NDArray[np.generic]] = {}
+    if tiles.group is not None:
+        header["group_labels"] = group_labels(plan)
+        grouped["tile_group"] = tiles.group
+    columns = {
+        "block_start": narrow(blocks.start),
+        "block_end": narrow(blocks.end),
+        "block_owner": narrow(blocks.owner),
+        "tile_q": narrow(tiles.q_block),
+        "tile_kv": narrow(tiles.kv_block),
+        "tile_kind": tiles.kind,
+        "tile_pairs": narrow(tiles.pairs),
+        "tile_device": narrow(tiles.device),
+        "tile_division": narrow(tiles.division),
+        "tile_backward_division": narrow(tiles.backward_division),
+        "tile_fetch": fetches(plan),
+        "tile_density": densities(plan),
+        **grouped,
+    }
+    return encode("dcp.mask/1", header, columns)
+
+
+def mask_modes(plan: Plan) -> list[dict[str, Any]]:  # Any: JSON values
+    """Return the ways to colour the mask: column, palette by value, and legend."""
+    colours = device_colours(plan.cluster.nodes, plan.cluster.devices_per_node)
+    nodes = _node_legend(plan, colours)
+    devices = [{"label": f"device {i}", "colours": [c]} for i, c in enumerate(colours)]
+    divisions = ramp(int(plan.tiles.division.max(initial=0)) + 1)
+    blues = tints(DENSITY_STEPS)
+    return [
+        _mode("device", "Device", "tile_device", colours, devices if len(colours) <= 8 else nodes),
+        _mode("division", "Division", "tile_division", divisions,
+              [{"label": f"division {i}", "colours": [c]} for i, c in enumerate(divisions)]),
+        _mode("fetch", "Fetched", "tile_fetch", FETCH_COLOURS,
+              [{"label": f"fetches {name}", "colours": [c]}
+               for name, c in zip(FETCHES, FETCH_COLOURS, strict=True)]),
+        _mode("density", "Density", "tile_density", blues,
+              [{"label": "visible pairs of the tile, few to all", "colours": blues}]),
+    ]  # fmt: skip
+
+
+def fetches(plan: Plan) -> NDArray[np.uint8]:
+    """Return the inputs that each tile's device fetches, as index into `FETCHES`, uint8 ``[W]``."""
+    owner, tiles = plan.blocks.owner, plan.tiles
+    kv = owner[tiles.kv_block] != tiles.device
+    q = owner[tiles.q_block] != tiles.device
+    wanted: NDArray[np.uint8] = (kv + 2 * q).astype(np.uint8)
+    return wanted
+
+
+def densities(plan: Plan) -> NDArray[np.uint8]:
+    """Return the visible share of each tile in steps, the last for full tiles, uint8 ``[W]``."""
+    tokens, tiles = plan.blocks.num_tokens, plan.tiles
+    area = tokens[tiles.q_block] * tokens[tiles.kv_block]
+    step: NDArray[np.int64] = tiles.pairs * (DENSITY_STEPS - 1) // np.maximum(area, 1)
+    return step.astype(np.uint8)
+
+
+def _node_legend(plan: Plan, colours: list[str]) -> list[dict[str, Any]]:  # Any: JSON values
+    each = plan.cluster.devices_per_node
+    return [
+        {"label": f"node {node}", "colours": colours[node * each : (node + 1) * each]}
+        for node in range(plan.cluster.nodes)
+    ]
+
+
+def _mode(
+    name: str, label: str, column: str, palette: "list[str] | tuple[str, ...]", legend: list[Any]
+) -> dict[str, Any]:  # Any: JSON values
+    return {
+        "id": name, "label": label, "column": column, "palette": list(palette), "legend": legend,
+    }  # fmt: skip
+
+
+def moves_payload(first: Plan, second: Plan) -> bytes:
+    """Pack the tiles of both plans for the mask canvas: `dcp.mask/1` with modes of its own.
+
+    The columns are those of `mask_payload`, of the first plan where it has the tile, and
+    `tile_change` and `tile_fitted` (indices into `CHANGES`), `tile_a`, `tile_b` (the device on each
+    side, the number of devices where the tile is missing), `block_a`, `block_b` (the owners). The
+    owner shown at the edges, `block_owner`, is 0 for blocks that stayed, 1 for those that moved.
+    """
+    moves, plans = find_moves(first, second), (first, second)
+    num_devices = max(plan.num_devices for plan in plans)
+    has_first = moves.first >= 0
+
+    def column(name: str) -> NDArray[np.generic]:
+        ours, theirs = (np.append(getattr(plan.tiles, name), 0) for plan in plans)
+        chosen: NDArray[np.generic] = np.where(has_first, ours[moves.first], theirs[moves.second])
+        return chosen
+
+    def devices(plan: Plan, rows: NDArray[np.int64]) -> NDArray[np.generic]:
+        return narrow(np.append(plan.tiles.device, num_devices)[rows])
+
+    header = {
+        "num_tokens": first.num_tokens,
+        "num_devices": num_devices,
+        "devices_per_node": first.cluster.devices_per_node,
+        "cu_seqlens": first.cu_seqlens.tolist(),
+        "device_colours": list(CHANGE_COLOURS[:2]),
+        "modes": moves_modes(first, second),
+    }
+    grouped: dict[str, NDArray[np.generic]] = {}
+    groups = common_groups(first, second)
+    if groups > 1:
+        header["group_labels"] = head_labels(first.shape.q_heads, groups)
+        grouped["tile_group"] = moves.group.astype(np.uint8)
+    columns = {
+        "block_start": narrow(first.blocks.start),
+        "block_end": narrow(first.blocks.end),
+        "block_owner": moves.is_moved_block.astype(np.uint8),
+        "block_a": narrow(first.blocks.owner),
+        "block_b": narrow(second.blocks.owner),
+        "tile_q": narrow(moves.q_block),
+        "tile_kv": narrow(moves.kv_block),
+        "tile_kind": column("kind").astype(np.uint8),
+        "tile_pairs": narrow(moves.pairs),
+        "tile_device": narrow(column("device")),
+        "tile_division": narrow(column("division")),
+        "tile_backward_division": narrow(column("backward_division")),
+        "tile_change": moves.change,
+        "tile_fitted": moves.fitted,
+        "tile_a": devices(first, moves.first),
+        "tile_b": devices(second, moves.second),
+        **grouped,
+    }
+    return encode("dcp.mask/1", header, columns)
+
+
+def moves_modes(first: Plan, second: Plan) -> list[dict[str, Any]]:  # Any: JSON values
+    """Return the ways to colour the moves: by change, or by the device on either side."""
+    largest = max((first, second), key=lambda plan: plan.num_devices)
+    colours = device_colours(largest.cluster.nodes, largest.cluster.devices_per_node)
+    nodes = _node_legend(largest, colours)
+    changes = [
+        {"label": label, "colours": [colour]}
+        for label, colour in zip(CHANGES, CHANGE_COLOURS, strict=True)
+    ]
+    palette = [*colours, NEUTRAL]
+    missing = [{"label": "not on this side", "colours": [NEUTRAL]}]
+
+    return [
+        _mode("change", "Moved", "tile_change", CHANGE_COLOURS, changes),
+        _mode("fitted", "Moved, renumbered", "tile_fitted", CHANGE_COLOURS, changes),
+        _mode("a", "Device in A", "tile_a", palette, nodes + missing),
+        _mode("b", "Device in B", "tile_b", palette, nodes + missing),
+    ]
+
+
+def read_window(text: str, num_tokens: int) -> Window:
+    """Read ``"q0-q1-k0-k1"``, half-open ranges of tokens.
+
+    Raises:
+        DashboardError: if it is something else, lies outside the batch or is too large.
+
+    >>> read_window("0-4-2-6", 8)
+    (0, 4, 2, 6)
+    """
+    parts = text.split("-")
+    if len(parts) != 4 or not all(part.isascii() and part.isdigit() for part in parts):
+        raise DashboardError(f"expected tokens=q0-q1-k0-k1, four whole numbers, got {text[:80]!r}")
+    q0, q1, k0, k1 = (int(part[:12]) for part in parts)
+    if not (q0 < q1 <= num_tokens and k0 < k1 <= num_tokens):
+        raise DashboardError(
+            f"expected non-empty ranges inside {num_tokens:,} tokens, got queries {q0} to {q1} and "
+            f"keys {k0} to {k1}"
+        )
+    if (q1 - q0) * (k1 - k0) > MAX_PAIRS:
+        raise DashboardError(
+            f"expected at most {MAX_PAIRS:,} pairs in one window, got {(q1 - q0) * (k1 - k0):,}; "
+            "ask for fewer tokens"
+        )
+    return q0, q1, k0, k1
+
+
+def pairs_payload(plan: Plan, window: Window) -> bytes:
+    """Pack the mask of a window, taken from the plan's own form of the mask; O(pairs)."""
+    visible = plan.mask_tile(*window)
+    bits = np.packbits(visible, axis=1).ravel()
+    return encode("dcp.pairs/1", {"tokens": list(window)}, {"bits": bits})

@@ -1,0 +1,169 @@
+"""The data API behind the canvases and the panel of the selection: `/api/plan/<key>/...`.
+
+Every answer carries an ETag of its content, so a browser asks again but receives nothing twice.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+
+from flask import Blueprint, Response, jsonify, make_response, request
+from werkzeug.wrappers import Response as WSGIResponse
+
+from dcp_dashboard.api.devices import devices_payload, timeline_payload
+from dcp_dashboard.api.mask import mask_payload, moves_payload, pairs_payload, read_window
+from dcp_dashboard.facts.devices import device_facts, division_facts
+from dcp_dashboard.facts.event import event_facts
+from dcp_dashboard.facts.moves import has_same_blocks
+from dcp_dashboard.facts.text import DIRECTIONS, Facts
+from dcp_dashboard.facts.tiles import pair_facts, tile_facts, transfer_facts
+from dcp_dashboard.facts.traces import length_ns
+from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.plans import LoadedPlan, PlanLibrary
+from dcp_dsl import DCPError
+from dcp_planner import Trace
+
+MAX_WATCHED = 8
+"""Files whose versions one request may ask for."""
+JSON, BINARY = "application/json", "application/octet-stream"
+
+
+def data_api(library: PlanLibrary) -> Blueprint:
+    """Build the routes that serve the plans of a library.
+
+    A plan that is missing or broken is a 404 with ``{"error": message}``.
+    """
+    api = Blueprint("dcp_data", __name__, url_prefix="/api")
+    _add_mask_routes(api, library)
+    _add_device_routes(api, library)
+    _add_facts_routes(api, library)
+
+    @api.get("/changes")
+    def changes() -> WSGIResponse:
+        keys = [key for key in request.args.get("keys", "").split(",") if key][:MAX_WATCHED]
+        response = make_response(jsonify(versions={key: library.version(key) for key in keys}))
+        response.cache_control.no_store = True
+        return response
+
+    @api.errorhandler(DCPError)
+    def explain(error: DCPError) -> WSGIResponse:
+        return refuse(str(error))
+
+    return api
+
+
+def _add_mask_routes(api: Blueprint, library: PlanLibrary) -> None:
+    """Add the mask of a plan, a part of it pair by pair, and tiles that moved between two plans."""
+
+    @api.get("/plan/<key>/mask")
+    def mask(key: str) -> WSGIResponse:
+        loaded = library.load(key)
+        return answer(library.payload(loaded, "mask", lambda item: mask_payload(item.plan)), BINARY)
+
+    @api.get("/plan/<key>/pairs")
+    def pairs(key: str) -> WSGIResponse:
+        plan = library.load(key).plan
+        window = read_window(request.args.get("tokens", ""), plan.num_tokens)
+        return answer(pairs_payload(plan, window), BINARY)
+
+    @api.get("/compare/<first>/<second>/moves")
+    def moves(first: str, second: str) -> WSGIResponse:
+        a, b = library.load(first), library.load(second)
+        if not has_same_blocks(a.plan, b.plan):
+            return refuse(
+                f"{a.entry.relative} and {b.entry.relative} cut tokens differently; tiles cannot "
+                "be compared"
+            )
+        name = f"moves {b.entry.key} {b.entry.size_bytes} {b.entry.mtime_ns}"
+        payload = library.payload(a, name, lambda item: moves_payload(item.plan, b.plan))
+        return answer(payload, BINARY)
+
+
+def _add_device_routes(api: Blueprint, library: PlanLibrary) -> None:
+    """Add the loads of all devices, and the timeline of one trace (``?source=``)."""
+
+    @api.get("/plan/<key>/devices")
+    def devices(key: str) -> WSGIResponse:
+        loaded = library.load(key)
+        return answer(library.payload(loaded, "devices", devices_payload), BINARY)
+
+    @api.get("/plan/<key>/timeline")
+    def timeline(key: str) -> WSGIResponse:
+        loaded = library.load(key)
+        trace = trace_of(loaded, request.args.get("source", "simulated"))
+        longest = max(length_ns(each) for each in loaded.traces.values())
+
+        def make(item: LoadedPlan) -> bytes:
+            plan = item.plan
+            per_node = plan.cluster.devices_per_node
+            return timeline_payload(trace, plan.num_devices, per_node, longest)
+
+        return answer(library.payload(loaded, f"timeline {trace.source}", make), BINARY)
+
+
+def _add_facts_routes(api: Blueprint, library: PlanLibrary) -> None:
+    """Add one address for each kind of thing that can be selected."""
+
+    def facts(key: str, make: Callable[[LoadedPlan], Facts]) -> WSGIResponse:
+        text = json.dumps(make(library.load(key)).to_json(), separators=(",", ":"))
+        return answer(text.encode(), JSON)
+
+    @api.get("/plan/<key>/tile/<int:tile>")
+    def tile(key: str, tile: int) -> WSGIResponse:
+        return facts(key, lambda loaded: tile_facts(loaded, tile))
+
+    @api.get("/plan/<key>/transfer/<int:transfer>")
+    def transfer(key: str, transfer: int) -> WSGIResponse:
+        return facts(key, lambda loaded: transfer_facts(loaded, transfer))
+
+    @api.get("/plan/<key>/device/<int:device>")
+    def device(key: str, device: int) -> WSGIResponse:
+        return facts(key, lambda loaded: device_facts(loaded, device))
+
+    @api.get("/plan/<key>/device/<int:device>/<int:peer>")
+    def pair(key: str, device: int, peer: int) -> WSGIResponse:
+        return facts(key, lambda loaded: pair_facts(loaded, device, peer))
+
+    @api.get("/plan/<key>/division/<direction>/<int:division>")
+    def division(key: str, direction: str, division: int) -> WSGIResponse:
+        known = next((name for name in DIRECTIONS if name == direction), None)
+        if known is None:
+            raise DashboardError(f"expected forward or backward, got {direction[:20]!r}")
+        text = request.args.get("device", "")
+        one = int(text[:9]) if text.isascii() and text.isdigit() else None
+        return facts(key, lambda loaded: division_facts(loaded, division, known, one))
+
+    @api.get("/plan/<key>/event/<source>/<int:index>")
+    def event(key: str, source: str, index: int) -> WSGIResponse:
+        return facts(
+            key, lambda loaded: event_facts(loaded, trace_of(loaded, source).source, index)
+        )
+
+
+def trace_of(loaded: LoadedPlan, source: str) -> Trace:
+    """Return the trace of a plan that a request names by its source.
+
+    Raises:
+        DashboardError: if the plan has no such trace.
+    """
+    for name, trace in loaded.traces.items():
+        if name == source:
+            return trace
+    raise DashboardError(
+        f"{loaded.entry.relative} has no trace {source[:40]!r}; it has {', '.join(loaded.traces)}"
+    )
+
+
+def answer(payload: bytes, content_type: str) -> WSGIResponse:
+    """Return bytes with an ETag of their content; 304 if the browser has them already."""
+    response = Response(payload, content_type=content_type)
+    response.set_etag(hashlib.blake2b(payload, digest_size=16).hexdigest())
+    # The browser may keep them but must ask again: the file can change.
+    response.cache_control.no_cache = True
+    response.cache_control.private = True
+    return response.make_conditional(request)
+
+
+def refuse(message: str) -> WSGIResponse:
+    """Return a 404 that says why there is nothing."""
+    return make_response(jsonify(error=message), 404)

@@ -1,0 +1,262 @@
+"""Mask and timeline of a plan as pictures: pixels computed at once for the whole picture, and SVG.
+
+The pixels follow the rules of the canvases of the pages: a mask pixel shows the tile at its middle,
+tiles smaller than a pixel still get one; a timeline pixel sums how much each kind covers of it.
+"""
+
+import io
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from dcp_dashboard.api.palette import device_colours
+from dcp_dashboard.facts.traces import KINDS, event_kinds
+from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.plans import LoadedPlan
+from dcp_dashboard.library.summary import caption_of_first_group, tiles_of_group
+from dcp_planner import Plan, Trace
+
+Pixels = NDArray[np.uint8]
+"""RGB, uint8 ``[height, width, 3]``."""
+
+PALEST = 0.22
+"""Least opacity of a timeline pixel that is covered at all."""
+
+BANDS = {
+    "compute": (0.04, 0.56), "wait": (0.20, 0.40), "send": (0.58, 0.76), "receive": (0.78, 0.96),
+}  # fmt: skip
+"""Top and bottom of each lane as shares of a device's row, as in `assets/timeline.js`."""
+
+MOST_RUNS = 100_000
+"""Rectangles in one drawing; programs that edit SVG give up at about that many."""
+
+SIDE = 64
+COLOUR = (0x3A, 0x7F, 0xC6)
+"""Pixels of the edge of a thumbnail, and its blue."""
+
+
+def tile_of_pixel(plan: Plan, side: int) -> NDArray[np.int64]:
+    """Find the tile that each pixel of the mask shows, -1 for none; int64 ``[side, side]``.
+
+    O(side^2 log W). With groups of heads, the first group's.
+    """
+    tiles, blocks = plan.tiles, plan.blocks
+    count = len(blocks.start)
+    found = np.full((side, side), -1, np.int64)
+    if not len(tiles) or not count:
+        return found
+    key = tiles.q_block.astype(np.int64) * count + tiles.kv_block
+    order = np.argsort(key, kind="stable")
+    ordered = key[order]
+    middle = (np.arange(side) + 0.5) * plan.num_tokens / side
+    block = np.searchsorted(blocks.start, middle, side="right") - 1
+    wanted = block[:, None] * count + block[None, :]
+    at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
+    hit = ordered[at] == wanted
+    found[hit] = order[at[hit]]
+    scale = side / plan.num_tokens
+    narrow = (blocks.end - blocks.start) * scale < 1
+    small = np.flatnonzero(narrow[tiles.q_block] | narrow[tiles.kv_block])
+    first = np.minimum((blocks.start * scale).astype(np.int64), side - 1)
+    rows, columns = first[tiles.q_block[small]], first[tiles.kv_block[small]]
+    free = found[rows, columns] < 0
+    found[rows[free], columns[free]] = small[free]
+    return found
+
+
+def mask_pixels(plan: Plan, side: int, colours: list[str], background: str) -> Pixels:
+    """Draw the mask, each tile in the colour of its device."""
+    tile = tile_of_pixel(plan, side)
+    palette = np.array([rgb(colour) for colour in colours], np.uint8)
+    picture = np.empty((side, side, 3), np.uint8)
+    picture[:] = rgb(background)
+    shown = tile >= 0
+    picture[shown] = palette[plan.tiles.device[tile[shown]]]
+    return picture
+
+
+def covered(
+    start: NDArray[np.float64],
+    end: NDArray[np.float64],
+    row: NDArray[np.int64],
+    rows: int,
+    width: int,
+) -> NDArray[np.float64]:
+    """Compute the share of each pixel that its row's events cover, float64 ``[rows, width]``; O(E).
+
+    Args:
+        start: of the events, in pixels.
+        end: of the events, in pixels.
+        row: of the events.
+        rows: of the result.
+        width: of the result.
+
+    >>> covered(np.array([0.5]), np.array([2.25]), np.array([0]), 1, 4).tolist()
+    [[0.5, 1.0, 0.25, 0.0]]
+    """
+    change = np.zeros((rows, width + 2))
+    for edge, sign in ((start, 1.0), (end, -1.0)):
+        # From an edge on, the pixels after it count whole and its own pixel counts the rest.
+        pixel = np.clip(np.floor(edge), 0, width).astype(np.int64)
+        share = np.clip(edge - pixel, 0, 1)
+        np.add.at(change, (row, pixel), sign * (1 - share))
+        np.add.at(change, (row, pixel + 1), sign * share)
+    return np.cumsum(change, axis=1)[:, :width]
+
+
+def timeline_pixels(
+    trace: Trace, devices: int, size: tuple[int, int], span_ns: int, colours: list[str],
+    background: str,
+) -> Pixels:  # fmt: skip
+    """Draw a trace: one row per device, lanes as on the pages.
+
+    Args:
+        trace: what is drawn.
+        devices: rows.
+        size: height and width in pixels.
+        span_ns: time that the width stands for.
+        colours: by index into `KINDS`.
+        background: where nothing happens.
+    """
+    height, width = size
+    picture = np.empty((height, width, 3), np.uint8)
+    picture[:] = rgb(background)
+    if not len(trace):
+        return picture
+    scale = width / max(1, span_ns)
+    base = int(trace.start_ns.min())
+    start, end = (trace.start_ns - base) * scale, (trace.end_ns - base) * scale
+    kinds = event_kinds(trace)
+    cover = np.zeros((len(KINDS), devices, width))
+    for kind in range(len(KINDS)):
+        of = kinds == kind
+        cover[kind] = covered(start[of], end[of], trace.device[of].astype(np.int64), devices, width)
+    compute = [KINDS.index(name) for name in ("attention", "reduction", "copy")]
+    lanes = {
+        "compute": compute,
+        **{name: [KINDS.index(name)] for name in ("wait", "send", "receive")},
+    }
+    row_height = height / devices
+    for lane, members in lanes.items():
+        line = _line(cover[members], [colours[kind] for kind in members], background)
+        is_there = cover[members].sum(axis=0) > 1e-9
+        for device in range(devices):
+            top, bottom = (round((device + share) * row_height) for share in BANDS[lane])
+            picture[top : max(top + 1, bottom), is_there[device]] = line[device, is_there[device]]
+    return picture
+
+
+def _line(cover: NDArray[np.float64], colours: list[str], background: str) -> Pixels:
+    """Colour each pixel by the kind that covers most of it, paler the less is covered."""
+    hues = np.array([rgb(colour) for colour in colours], np.float64)[cover.argmax(axis=0)]
+    share = PALEST + (1 - PALEST) * np.minimum(1.0, cover.sum(axis=0))[..., None]
+    mixed: Pixels = np.rint(np.array(rgb(background)) * (1 - share) + hues * share).astype(np.uint8)
+    return mixed
+
+
+def rgb(colour: str) -> tuple[int, int, int]:
+    """Return red, green and blue of ``#rrggbb``.
+
+    >>> rgb("#0072b2")
+    (0, 114, 178)
+    """
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+def mask_svg(loaded: LoadedPlan) -> str:
+    """Draw tiles in the colours of their devices, one unit per token, and the owners at the edges.
+
+    Neighbouring tiles of a row on the same device become one rectangle. Of several groups of heads
+    the first is drawn, and a line below says so.
+
+    Raises:
+        DashboardError: if more than `MOST_RUNS` rectangles are needed.
+    """
+    plan = loaded.plan
+    colours = device_colours(plan.cluster.nodes, plan.cluster.devices_per_node)
+    start, end, size = plan.blocks.start, plan.blocks.end, plan.num_tokens
+    runs = _runs(loaded)
+    if len(runs) > MOST_RUNS:
+        raise DashboardError(
+            f"{loaded.entry.relative}: expected at most {MOST_RUNS:,} rectangles in an SVG, got "
+            f"{len(runs):,}; take the PNG instead"
+        )
+    shapes = [
+        _rect(device, start[first], start[q], end[last] - start[first], end[q] - start[q])
+        for q, first, last, device in runs.tolist()
+    ]
+    edge = max(1, size // 80)
+    for low, high, owner in zip(start, end, plan.blocks.owner, strict=True):
+        shapes.append(_rect(owner, low, size + edge, high - low, edge))
+        shapes.append(_rect(owner, -2 * edge, low, edge, high - low))
+    style = "".join(f".d{device}{{fill:{colour}}}" for device, colour in enumerate(colours))
+    caption, room = caption_of_first_group(plan), 0
+    if caption:
+        room = 3 * edge
+        shapes.append(
+            f'<text y="{size + 4 * edge - edge // 4}" font-family="sans-serif" '
+            f'font-size="{1.5 * edge:g}" fill="#59636f">{caption}</text>'
+        )
+    box = f"{-2 * edge} 0 {size + 2 * edge} {size + 2 * edge + room}"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" width="800" height="800" '
+        f'shape-rendering="crispEdges"><style>{style}</style>\n'
+        f'<rect width="{size}" height="{size}" fill="#f3f4f7"/>\n'
+        + "\n".join(shapes)
+        + "\n</svg>\n"
+    )
+
+
+def _rect(device: int, x: int, y: int, width: int, height: int) -> str:
+    return f'<rect class="d{device}" x="{x}" y="{y}" width="{width}" height="{height}"/>'
+
+
+def _runs(loaded: LoadedPlan) -> "np.ndarray[tuple[int, int], np.dtype[np.int64]]":
+    """Find (q block, first and last kv block, device) of every run of tiles, int64 ``[N, 4]``."""
+    plan, tiles = loaded.plan, loaded.plan.tiles
+    shown = tiles_of_group(plan, 0)
+    order = shown[np.lexsort((tiles.kv_block[shown], tiles.q_block[shown]))]
+    q, kv, device = (
+        column[order].astype(np.int64) for column in (tiles.q_block, tiles.kv_block, tiles.device)
+    )
+    if not len(q):
+        return np.empty((0, 4), np.int64)
+    touches = plan.blocks.end[kv[:-1]] == plan.blocks.start[kv[1:]]
+    goes_on = (q[1:] == q[:-1]) & (device[1:] == device[:-1]) & touches & (kv[1:] == kv[:-1] + 1)
+    first = np.flatnonzero(np.concatenate(([True], ~goes_on)))
+    last = np.concatenate((first[1:] - 1, [len(q) - 1]))
+    return np.stack((q[first], kv[first], kv[last], device[first]), axis=1)
+
+
+def thumbnail(plan: Plan) -> bytes:
+    """Draw the mask of a plan, transparent where nothing is visible; O(W).
+
+    The pairs of a tile are spread evenly over the pixels it touches; the strongest blue is a pixel
+    whose pairs are all visible.
+    """
+    shares = pair_shares(plan)
+    alpha = np.where(shares > 0, 110 + np.round(145 * np.minimum(1.0, shares)), 0)
+    picture = Image.fromarray(alpha.astype(np.uint8), "P")
+    picture.putpalette(bytes(COLOUR) * 256)  # one colour, the index of a pixel is its opacity
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG", transparency=bytes(range(256)))
+    return buffer.getvalue()
+
+
+def pair_shares(plan: Plan) -> NDArray[np.float64]:
+    """Return the visible share of each pixel's area, float64 ``[SIDE, SIDE]``; rows are queries."""
+    scale = SIDE / max(1, plan.num_tokens)
+    first = np.minimum((plan.blocks.start * scale).astype(np.int64), SIDE - 1)
+    last = np.maximum(np.ceil(plan.blocks.end * scale).astype(np.int64), first + 1)
+    tiles = plan.tiles
+    area = np.zeros((SIDE, SIDE))
+    rows, columns = (last - first)[tiles.q_block], (last - first)[tiles.kv_block]
+    per_pixel = tiles.pairs / (rows * columns * plan.head_groups)  # each tile is there per group
+    for down in range(int(rows.max(initial=0))):
+        for right in range(int(columns.max(initial=0))):
+            inside = (down < rows) & (right < columns)
+            at = (first[tiles.q_block[inside]] + down, first[tiles.kv_block[inside]] + right)
+            np.add.at(area, at, per_pixel[inside])
+    shares: NDArray[np.float64] = area * scale**2
+    return shares

@@ -1,0 +1,322 @@
+"""Two sides in numbers: two plans, or the prediction and the run of one, and which is better.
+
+Nothing is judged that cannot be compared: times and bytes of different batches stand side by side
+without a verdict, and `Comparison.limits` says why.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dashboard.facts.moves import has_same_blocks
+from dcp_dashboard.facts.quantities import (
+    count,
+    counted,
+    digits,
+    duration,
+    percent,
+    ratio,
+    signed,
+    size,
+)
+from dcp_dashboard.library.plans import LoadedPlan
+from dcp_planner import BatchFigures, Difference, Source, TimeParts, Trace, compare_figures
+
+EQUAL = 0.0005
+"""Changes below this share are called equal: they vanish in three digits."""
+
+Judgement = Literal["better", "worse", "equal", "none"]
+Text = Callable[[float], str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """A plan and one of its traces.
+
+    Attributes:
+        loaded: the plan.
+        source: which trace counts.
+        figures: the planner's figures of the plan.
+        time_parts: where its predicted time goes.
+    """
+
+    loaded: LoadedPlan
+    source: Source
+    figures: BatchFigures
+    time_parts: TimeParts
+
+    @property
+    def trace(self) -> Trace:
+        """The trace that counts."""
+        return self.loaded.traces[self.source]
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the plan."""
+        return self.loaded.plan.num_devices
+
+    @property
+    def rate(self) -> float:
+        """Visible pairs per second and device: comparable between batches and clusters."""
+        seconds = self.trace.seconds() * self.num_devices
+        return self.loaded.summary.metrics.pairs / seconds if seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table of figures.
+
+    Attributes:
+        heading, meaning: for people.
+        difference: the two values; its name is the key of the figure.
+        text: how a value is written.
+        judgement: what the change means for the second side.
+    """
+
+    heading: str
+    meaning: str
+    difference: Difference
+    text: Text
+    judgement: Judgement
+
+    @property
+    def change(self) -> str:
+        """The difference with its sign, in the figure's own unit and in per cent."""
+        first, second = self.difference.first, self.difference.second
+        if first == second:
+            return "equal"
+        if self.text is percent:  # per cent of per cent would be read as points
+            return f"{signed(100 * (second - first), digits)} points"
+        relative = self.difference.change
+        share = "" if relative is None else f" ({signed(relative, percent)})"
+        return signed(second - first, self.text) + share
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Deltas:
+    """One quantity of all devices on both sides.
+
+    Attributes:
+        name, heading: for URLs and people.
+        first, second: ``[R]``.
+        text: how a value is written.
+    """
+
+    name: str
+    heading: str
+    first: NDArray[np.float64]
+    second: NDArray[np.float64]
+    text: Text
+
+    @property
+    def difference(self) -> NDArray[np.float64]:
+        """Second minus first, ``[R]``."""
+        return self.second - self.first
+
+
+@dataclass(frozen=True, eq=False)  # no slots: its parts are computed once, when asked for
+class Comparison:
+    """Two sides, A first."""
+
+    first: Side
+    second: Side
+
+    @cached_property
+    def is_same_plan(self) -> bool:
+        """Whether both sides are traces of one plan."""
+        return self.first.loaded.entry.key == self.second.loaded.entry.key
+
+    @cached_property
+    def is_same_batch(self) -> bool:
+        """Whether both plans compute the same pairs of the same sequences."""
+        a, b = self.first.loaded.plan, self.second.loaded.plan
+        return (
+            np.array_equal(a.cu_seqlens, b.cu_seqlens)
+            and self.first.loaded.summary.metrics.pairs == self.second.loaded.summary.metrics.pairs
+            and a.shape == b.shape
+        )
+
+    @cached_property
+    def is_same_cluster(self) -> bool:
+        """Whether both plans are for one cluster."""
+        return self.first.loaded.plan.cluster == self.second.loaded.plan.cluster
+
+    @cached_property
+    def has_same_devices(self) -> bool:
+        """Whether device numbers mean the same on both sides: as many nodes of as many devices."""
+        a, b = (side.loaded.plan.cluster for side in (self.first, self.second))
+        return (a.nodes, a.devices_per_node) == (b.nodes, b.devices_per_node)
+
+    @cached_property
+    def has_same_blocks(self) -> bool:
+        """Whether both plans cut the same tokens into the same blocks."""
+        return has_same_blocks(self.first.loaded.plan, self.second.loaded.plan)
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """What cannot be compared, and why, as sentences."""
+        a, b = self.first, self.second
+        found = []
+        if not self.is_same_batch:
+            found.append(
+                f"The batches differ ({_batch(a)} against {_batch(b)}): times and bytes are not "
+                "judged. Pairs per second and device, shares and max/mean are."
+            )
+        if not self.has_same_devices:
+            found.append(
+                f"The clusters differ ({_cluster(a)} against {_cluster(b)}): devices are not "
+                "compared one by one."
+            )
+        elif not self.is_same_cluster:
+            found.append(
+                f"The clusters have the same devices but other rates ({_cluster(a)} against "
+                f"{_cluster(b)}): a difference in time may come from the hardware."
+            )
+        if not self.has_same_blocks:
+            word = "tokens" if a.loaded.plan.shape == b.loaded.plan.shape else "tokens or heads"
+            found.append(
+                f"The plans cut {word} differently ({counted(len(a.loaded.plan.blocks), 'block')} "
+                f"against {counted(len(b.loaded.plan.blocks), 'block')}): tiles are not compared."
+            )
+        return tuple(found)
+
+
+def compare_rows(comparison: Comparison) -> tuple[Row, ...]:
+    """Give the table of figures, in reading order; of one plan only what a run can change."""
+    a, b = comparison.first, comparison.second
+    planned = {d.name: d for d in compare_figures(a.figures, b.figures)}
+    rows = []
+    for figure in FIGURES:
+        if comparison.is_same_plan and not figure.is_of_run:
+            continue
+        of = figure.value
+        difference = planned[figure.name] if of is None else Difference(figure.name, of(a), of(b))
+        is_fair = comparison.is_same_batch or not figure.is_total
+        judged = judge(difference, figure.goal) if is_fair else "none"
+        rows.append(Row(figure.heading, figure.meaning, difference, figure.text, judged))
+    return tuple(rows)
+
+
+def judge(difference: Difference, goal: Literal["less", "more", None]) -> Judgement:
+    """Say what a change means for the second side.
+
+    >>> judge(Difference("makespan", 2.0, 1.0), "less"), judge(Difference("rate", 2.0, 1.0), "more")
+    ('better', 'worse')
+    """
+    if goal is None:
+        return "none"
+    if abs(difference.second - difference.first) <= EQUAL * abs(difference.first):
+        return "equal"
+    return "better" if (difference.second < difference.first) == (goal == "less") else "worse"
+
+
+def compare_devices(comparison: Comparison) -> tuple[Deltas, ...]:
+    """Give what each device computes, waits, sends, receives and owns; none if devices differ.
+
+    Two traces of one plan differ in the first two only.
+    """
+    if not comparison.has_same_devices:
+        return ()
+    a, b = comparison.first, comparison.second
+
+    def pair(
+        name: str, heading: str, of: Callable[[Side], NDArray[np.generic]], text: Text
+    ) -> Deltas:
+        return Deltas(name, heading, of(a).astype(float), of(b).astype(float), text)
+
+    times = (
+        pair("compute", "Compute", lambda s: s.trace.lane_seconds("compute", s.num_devices),
+             duration),
+        pair("wait", "Wait", lambda s: s.trace.lane_seconds("wait", s.num_devices), duration),
+    )  # fmt: skip
+    if comparison.is_same_plan:
+        return times
+    return (
+        *times,
+        pair("sent", "Sent", lambda s: s.loaded.totals.sent_bytes, size),
+        pair("received", "Received", lambda s: s.loaded.totals.received_bytes, size),
+        pair("tokens", "Tokens", lambda s: s.loaded.totals.tokens, count),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """How one figure is found and judged.
+
+    Attributes:
+        name: of the planner's figure if `value` is ``None``.
+        heading, meaning, text: as of `Row`.
+        goal: which direction is better; ``None``: neither.
+        is_total: whether it grows with the batch, so that only equal batches are judged.
+        value: from a side.
+        is_of_run: whether two traces of one plan can differ in it.
+    """
+
+    name: str
+    heading: str
+    meaning: str
+    text: Text
+    goal: Literal["less", "more", None]
+    is_total: bool = True
+    value: Callable[[Side], float] | None = None
+    is_of_run: bool = False
+
+
+def _rate(value: float) -> str:
+    return f"{count(value)}/s"
+
+
+FIGURES = (
+    Figure("time", "Time", "From the first start to the last end, forward and backward", duration,
+           "less", value=lambda s: s.trace.seconds(), is_of_run=True),
+    Figure("forward", "Forward", "The same, forward only", duration, "less",
+           value=lambda s: s.trace.seconds(is_backward=False), is_of_run=True),
+    Figure("backward", "Backward", "The same, backward only", duration, "less",
+           value=lambda s: s.trace.seconds(is_backward=True), is_of_run=True),
+    Figure("rate", "Pairs per second and device", "Visible pairs over time and devices", _rate,
+           "more", is_total=False, value=lambda s: s.rate, is_of_run=True),
+    Figure("waiting", "Waiting", "Share of all devices' time that they wait for messages", percent,
+           "less", is_total=False, value=lambda s: s.loaded.summary.wait_share[s.source],
+           is_of_run=True),
+    Figure("compute_imbalance", "Compute max/mean", "Pairs of the busiest device over the mean",
+           ratio, "less", is_total=False),
+    Figure("token_imbalance", "Token max/mean", "Tokens of the largest owner over the mean", ratio,
+           "less", is_total=False),
+    Figure("forward_bytes", "Bytes forward", "Sum over all transfers, forward", size, "less"),
+    Figure("forward_inter_bytes", "Bytes forward between nodes", "The part that leaves a node",
+           size, "less"),
+    Figure("backward_bytes", "Bytes backward", "Sum over all transfers, backward", size, "less"),
+    Figure("backward_inter_bytes", "Bytes backward between nodes", "The part that leaves a node",
+           size, "less"),
+    Figure("max_send_bytes", "Most sent by one device", "Forward and backward", size, "less"),
+    Figure("max_recv_bytes", "Most received by one device", "Forward and backward", size, "less"),
+    Figure("peak_buffer_bytes", "Largest receive buffers",
+           "Of any device, in the direction that needs more", size, "less"),
+    Figure("tokens", "Tokens", "Of the packed batch", count, None,
+           value=lambda s: s.figures.tokens),
+    Figure("pairs", "Visible pairs", "(query, key) pairs that the mask lets attend", count, None,
+           value=lambda s: s.loaded.summary.metrics.pairs),
+    Figure("devices", "Devices", "Of the cluster", count, None, value=lambda s: s.num_devices),
+    Figure("divisions", "Divisions", "Steps of the forward schedule", count, None,
+           value=lambda s: s.loaded.summary.num_divisions),
+    Figure("tiles", "Tiles", "Non-empty tiles of the mask", count, None,
+           value=lambda s: s.loaded.summary.metrics.tiles),
+)  # fmt: skip
+"""What is compared, in reading order."""
+
+
+def _batch(side: Side) -> str:
+    summary = side.loaded.summary
+    return (
+        f"{summary.mask}, {counted(summary.metrics.tokens, 'token')} in "
+        f"{counted(summary.num_sequences, 'sequence')}, {count(summary.metrics.pairs)} pairs"
+    )
+
+
+def _cluster(side: Side) -> str:
+    cluster = side.loaded.plan.cluster
+    return f"{cluster.name}, {counted(cluster.nodes, 'node')} of {cluster.devices_per_node}"

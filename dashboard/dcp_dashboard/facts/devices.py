@@ -1,0 +1,260 @@
+"""Facts about a device and about a division: load, partners, times and waits."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dashboard.facts import quantities
+from dcp_dashboard.facts.text import (
+    SOURCE_LABELS,
+    TIMES,
+    Facts,
+    Link,
+    Row,
+    Section,
+    device_selection,
+    division_selection,
+    pair_selection,
+    row,
+)
+from dcp_dashboard.facts.traces import Wait, find_waits
+from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.plans import LoadedPlan
+from dcp_dashboard.library.summary import count_divisions, device_pairs, imbalance
+from dcp_planner import LANES, Direction, Source, Trace, TransferKind
+
+MAX_DEVICE_WAITS = 6
+
+MAX_DIVISION_WAITS = 5
+
+
+def device_facts(loaded: LoadedPlan, device: int) -> Facts:
+    """Collect the facts of a device; O(E).
+
+    Raises:
+        DashboardError: if the plan has no such device.
+    """
+    check_device(loaded, device)
+    totals, plan = loaded.totals, loaded.plan
+    waits = {
+        source: find_waits(trace, MAX_DEVICE_WAITS, device=device)
+        for source, trace in loaded.traces.items()
+    }
+    sections = [Section("", (*_device_load_rows(loaded, device), *_partner_rows(loaded, device)))]
+    for source, found in waits.items():
+        rows = _device_time_rows(loaded.traces[source], device)
+        rows += [wait_row(wait, source, is_own=True) for wait in found]
+        sections.append(Section(SOURCE_LABELS[source], tuple(rows)))
+    return Facts(
+        f"Device {device}",
+        device_selection(device),
+        tuple(sections),
+        {
+            "device": device, "node": device // plan.cluster.devices_per_node,
+            "tokens": int(totals.tokens[device]), "tiles": int(totals.tiles[device]),
+            "pairs": round(totals.pairs[device]), "sent_bytes": int(totals.sent_bytes[device]),
+            "received_bytes": int(totals.received_bytes[device]),
+            "wait_s": {source: sum(w.seconds for w in found) for source, found in waits.items()},
+        },
+    )  # fmt: skip
+
+
+def check_device(loaded: LoadedPlan, device: int) -> None:
+    """Raise `DashboardError` unless the plan has this device."""
+    if not 0 <= device < loaded.plan.num_devices:
+        raise DashboardError(
+            f"{loaded.entry.relative}: expected a device from 0 to {loaded.plan.num_devices - 1}, "
+            f"got {device:,}"
+        )
+
+
+def wait_row(wait: Wait, source: Source, *, is_own: bool) -> Row:
+    """Write one wait as a row: place, length and the other device, each with its link."""
+    window = (wait.start_ns, wait.end_ns)
+    place = f"division {wait.division} {wait.direction}"
+    if not is_own:
+        place = f"device {wait.device}"
+    chosen = division_selection(wait.division, wait.direction, wait.device)
+    parts: list[str | Link] = [Link(place, chosen, window, source)]
+    if wait.peer >= 0:
+        ends = (wait.device, wait.peer) if wait.is_sent else (wait.peer, wait.device)
+        parts += [
+            " for ",
+            Link(f"device {wait.peer}", pair_selection(*ends)),
+            f" ({wait.message})",
+        ]
+    return row(f"waits {quantities.duration(wait.seconds)}", *parts)
+
+
+def _device_load_rows(loaded: LoadedPlan, device: int) -> list[Row]:
+    totals, plan, q = loaded.totals, loaded.plan, quantities
+    mean = totals.pairs.mean()
+    above = q.ratio(totals.pairs[device] / mean) if mean else "0"
+    blocks = int((plan.blocks.owner == device).sum())
+    return [
+        row("Node", str(device // plan.cluster.devices_per_node)),
+        row("Owns", f"{q.counted(totals.tokens[device], 'token')} in {q.counted(blocks, 'block')}"),
+        row("Computes", f"{q.count(totals.pairs[device])} pairs in "
+            f"{q.counted(int(totals.tiles[device]), 'tile')}, {above} {TIMES} mean"),
+        row("Buffers", f"{q.size(totals.memory_bytes[device])} at most for what it receives"),
+    ]  # fmt: skip
+
+
+def _partner_rows(loaded: LoadedPlan, device: int) -> list[Row]:
+    traffic, rows = loaded.totals.traffic_bytes, []
+    for label, amounts, is_source in (
+        ("Sends", traffic[device], True),
+        ("Receives", traffic[:, device], False),
+    ):
+        text = quantities.size(int(amounts.sum()))
+        if not amounts.any():
+            rows.append(row(label, text))
+            continue
+        most = int(amounts.argmax())
+        pair = pair_selection(device, most) if is_source else pair_selection(most, device)
+        word = "to" if is_source else "from"
+        size = quantities.size(int(amounts[most]))
+        rows.append(row(label, f"{text}, most {word} ", Link(f"device {most}", pair), f" ({size})"))
+    return rows
+
+
+def _device_time_rows(trace: Trace, device: int) -> list[Row]:
+    mine = trace.device == device
+    if not mine.any():
+        return [row("", "Its trace has no event of this device.")]
+    compute = mine & (trace.lane == LANES.index("compute"))
+    wait = mine & (trace.lane == LANES.index("wait"))
+    length = trace.end_ns - trace.start_ns
+    total = max(1, int(trace.end_ns.max()))
+    rows = [
+        row(label, f"{quantities.duration(spent / 1e9)}, {quantities.percent(spent / total)}")
+        for label, spent in (
+            ("Computing", float(length[compute].sum())),
+            ("Waiting", float(length[wait].sum())),
+        )
+    ]
+    done = int(np.max(trace.end_ns[mine]))
+    rows.append(
+        row("Done at", f"{quantities.duration(done / 1e9)} of {quantities.duration(total / 1e9)}")
+    )
+    return rows
+
+
+def division_facts(
+    loaded: LoadedPlan, division: int, direction: Direction, device: int | None = None
+) -> Facts:
+    """Collect the facts of a step of the schedule, of all devices or of one; O(W + X + E).
+
+    Raises:
+        DashboardError: if the plan has no such division or device.
+    """
+    tiles = loaded.plan.tiles
+    column = tiles.division if direction == "forward" else tiles.backward_division
+    last = count_divisions(loaded.plan, direction) - 1
+    if not 0 <= division <= last:
+        raise DashboardError(
+            f"{loaded.entry.relative}: expected a division from 0 to {last} in {direction}, got "
+            f"{division}"
+        )
+    chosen = column == division
+    pairs = device_pairs(loaded.plan, chosen)
+    sections = [
+        Section(
+            "",
+            (
+                *_division_load_rows(loaded, division, direction, pairs),
+                _way(division, last, direction, device),
+            ),
+        )
+    ]
+    sections += [
+        Section(
+            SOURCE_LABELS[source], _division_time_rows(loaded, source, division, direction, device)
+        )
+        for source in loaded.traces
+    ]
+    if device is not None:
+        sections += [
+            Section(f"Device {device}", section.rows)
+            for section in device_facts(loaded, device).sections[:1]
+        ]
+    title = f"Division {division}, {direction}"
+    return Facts(
+        title if device is None else f"{title}, device {device}",
+        division_selection(division, direction, device),
+        tuple(sections),
+        {
+            "division": division, "direction": direction, "tiles": int(chosen.sum()),
+            "pairs": round(pairs.sum()), "max_over_mean": imbalance(pairs),
+        },
+    )  # fmt: skip
+
+
+def _division_load_rows(
+    loaded: LoadedPlan,
+    division: int,
+    direction: Direction,
+    pairs: NDArray[np.float64],
+) -> list[Row]:
+    plan, q = loaded.plan, quantities
+    table = plan.transfers
+    column = plan.tiles.division if direction == "forward" else plan.tiles.backward_division
+    arrives = (
+        (table.is_backward == (direction == "backward"))
+        & (table.division == division)
+        & (table.kind < TransferKind.OUT)
+    )
+    busiest = int(pairs.argmax())
+    tiles = q.counted(int((column == division).sum()), "tile")
+    devices = q.counted(int((pairs > 0).sum()), "device")
+    size = q.size(int(table.size_bytes[arrives].sum()))
+    return [
+        row("Computes", f"{q.count(pairs.sum())} pairs in {tiles} on {devices}"),
+        row("Balance", f"max/mean {q.ratio(imbalance(pairs))}, most on ",
+            Link(f"device {busiest}", division_selection(division, direction, busiest))),
+        row("Needs", f"{size} in {q.counted(int(arrives.sum()), 'message')}"),
+    ]  # fmt: skip
+
+
+def _way(division: int, last: int, direction: Direction, device: int | None) -> Row:
+    """Link to the steps before and after, and to the same one of the other direction."""
+    parts: list[str | Link] = []
+    for step, word in ((division - 1, "before"), (division + 1, "after")):
+        if 0 <= step <= last:
+            parts += [
+                Link(f"division {step}", division_selection(step, direction, device)),
+                f" {word}, ",
+            ]
+    if device is None:
+        parts.append(f"{last + 1} in all")
+    else:
+        parts.append(Link("all devices", division_selection(division, direction)))
+    return row("Steps", *parts)
+
+
+def _division_time_rows(
+    loaded: LoadedPlan, source: Source, division: int, direction: Direction, device: int | None
+) -> tuple[Row, ...]:
+    trace, is_backward = loaded.traces[source], direction == "backward"
+    chosen = (
+        (trace.lane == LANES.index("compute"))
+        & (trace.division == division)
+        & (trace.is_backward == is_backward)
+    )
+    if device is not None:
+        chosen &= trace.device == device
+    rows = []
+    if chosen.any():
+        start, end = int(trace.start_ns[chosen].min()), int(trace.end_ns[chosen].max())
+        spent = np.zeros(loaded.plan.num_devices)
+        np.add.at(spent, trace.device[chosen], (trace.end_ns - trace.start_ns)[chosen] / 1e9)
+        text = f"{quantities.duration(start / 1e9)} to {quantities.duration(end / 1e9)}"
+        link = Link(text, division_selection(division, direction, device), (start, end), source)
+        rows.append(row("Computed", link))
+        longest = int(spent.argmax())
+        rows.append(
+            row("Longest", f"{quantities.duration(spent[longest])} on ",
+                Link(f"device {longest}", device_selection(longest)))
+        )  # fmt: skip
+    waits = find_waits(trace, MAX_DIVISION_WAITS, device=device, division=(division, is_backward))
+    rows += [wait_row(wait, source, is_own=False) for wait in waits]
+    return tuple(rows) or (row("", "The trace has no event of it."),)

@@ -1,0 +1,249 @@
+"""Questions to a trace: order, names and kinds of its events, search, the longest waits.
+
+The page filters events in the browser, where they are already; the export asks the server, with the
+same words. Both mean the same, which a test holds them to.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dcp_dashboard.facts.text import direction_word
+from dcp_dashboard.library.folder import DashboardError
+from dcp_planner import LANES, Direction, Trace
+
+WAIT, SEND, RECEIVE = (LANES.index(lane) for lane in ("wait", "send", "receive"))
+
+KINDS = ("attention", "reduction", "copy", "send", "receive", "wait")
+SORTABLE = ("device", "kind", "name", "division", "peer", "bytes", "start_ns", "duration_ns")
+
+_NUMBERS = {
+    "device": r"\b(?:gpu|device|rank)\s*(\d{1,9})\b",
+    "division": r"\bdivision\s*(\d{1,9})\b",
+    "peer": r"\b(?:peer|from|to)\s*(\d{1,9})\b",
+}
+
+
+def track_order(trace: Trace) -> NDArray[np.intp]:
+    """Sort the events by (device, lane, start), intp ``[E]``: the rows of the payload."""
+    order: NDArray[np.intp] = np.lexsort((trace.start_ns, trace.lane, trace.device))
+    return order
+
+
+def length_ns(trace: Trace) -> int:
+    """Return the time from the first start to the last end."""
+    return int(trace.end_ns.max() - trace.start_ns.min()) if len(trace) else 0
+
+
+def distinct_names(trace: Trace) -> tuple[list[str], NDArray[np.int64]]:
+    """Return the different names, sorted, and the index of each event's name, int64 ``[E]``."""
+    coded = pa.array(trace.name, pa.string()).dictionary_encode()
+    found = [str(text) for text in coded.dictionary.to_pylist()]
+    order = sorted(range(len(found)), key=found.__getitem__)
+    rank = np.empty(len(found), np.int64)
+    rank[order] = np.arange(len(found))
+    codes: NDArray[np.int64] = rank[coded.indices.to_numpy()]
+    return [found[i] for i in order], codes
+
+
+def event_kinds(trace: Trace) -> NDArray[np.uint8]:
+    """Return the kind of each event as an index into `KINDS`, uint8 ``[E]``.
+
+    On the compute lane the event's name says it; whatever is neither reduction nor copy counts as
+    attention. The other lanes are kinds themselves.
+    """
+    return kinds_of_names(*distinct_names(trace), trace.lane)
+
+
+def kinds_of_names(
+    names: Sequence[str], name: NDArray[np.int64], lane: NDArray[np.uint8]
+) -> NDArray[np.uint8]:
+    """Return `event_kinds`, given the result of `distinct_names` and the lanes."""
+    of_lane = np.array([KINDS.index(lane) if lane in KINDS else 0 for lane in LANES], np.uint8)
+    of_name = np.zeros(len(names), np.uint8)
+    for kind in ("reduction", "copy"):
+        of_name[[text.startswith(kind) for text in names]] = KINDS.index(kind)
+    is_compute = lane == LANES.index("compute")
+    kinds: NDArray[np.uint8] = np.where(is_compute, of_name[name], of_lane[lane])
+    return kinds
+
+
+@dataclass(frozen=True, slots=True)
+class EventFilter:
+    """A choice of events and their order, as the timeline's filters and search put it.
+
+    Attributes:
+        kinds: of `KINDS`; an empty tuple means all, the word ``none`` no event.
+        longer_ns: least duration.
+        find: words as in the page's search: ``gpu 17``, ``division 3``, ``backward``, ``kv 12``.
+        sort: one of `SORTABLE`, with ``-`` in front for falling; empty: device, lane, start.
+    """
+
+    kinds: tuple[str, ...] = ()
+    longer_ns: int = 0
+    find: str = ""
+    sort: str = ""
+
+    def __post_init__(self) -> None:
+        unknown = [kind for kind in self.kinds if kind not in (*KINDS, "none")]
+        if unknown:
+            raise DashboardError(
+                f"expected kinds of {', '.join(KINDS)}, got {unknown[0][:40]!r}; leave `kinds` out "
+                "to get all events"
+            )
+        if self.sort.removeprefix("-") not in ("", *SORTABLE):
+            raise DashboardError(
+                f"expected to sort by one of {', '.join(SORTABLE)}, got {self.sort[:40]!r}; leave "
+                "`sort` out to get the order of devices, lanes and time"
+            )
+
+
+def read_filter(query: Mapping[str, str]) -> EventFilter:
+    """Read a filter from the texts that the state of the page puts into a URL.
+
+    Raises:
+        DashboardError: if one of them means nothing.
+    """
+    longer = query.get("longer", "0")
+    if not re.fullmatch(r"\d{1,18}", longer, re.ASCII):
+        raise DashboardError(
+            f"expected `longer` in whole nanoseconds, got {longer[:40]!r}; leave it out for events "
+            "of any duration"
+        )
+    kinds = tuple(kind for kind in query.get("kinds", "").split(",") if kind)
+    return EventFilter(kinds, int(longer), query.get("find", "")[:200], query.get("sort", ""))
+
+
+def matching(trace: Trace, chosen: EventFilter) -> NDArray[np.intp]:
+    """Return the rows of a trace that pass a filter, in its order; O(E log E)."""
+    names, name = distinct_names(trace)
+    kind = kinds_of_names(names, name, trace.lane)
+    keep = (trace.end_ns - trace.start_ns) >= chosen.longer_ns
+    if chosen.kinds:
+        keep &= np.isin(kind, [i for i, known in enumerate(KINDS) if known in chosen.kinds])
+    if chosen.find.strip():
+        keep &= found_by(chosen.find, trace, names, name)
+    order = track_order(trace)
+    rows: NDArray[np.intp] = order[keep[order]]
+    if not chosen.sort:
+        return rows
+    columns: dict[str, NDArray[np.int64]] = {
+        "device": trace.device.astype(np.int64), "kind": kind.astype(np.int64), "name": name,
+        "division": trace.division.astype(np.int64), "peer": trace.peer.astype(np.int64),
+        "bytes": trace.size_bytes, "start_ns": trace.start_ns,
+        "duration_ns": trace.end_ns - trace.start_ns,
+    }  # fmt: skip
+    key = columns[chosen.sort.removeprefix("-")][rows]
+    return rows[np.argsort(-key if chosen.sort.startswith("-") else key, kind="stable")]
+
+
+def found_by(
+    text: str, trace: Trace, names: list[str], name: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Mark the events that a search means, bool ``[E]``: numbers after words, rest in the name."""
+    columns = {"device": trace.device, "division": trace.division, "peer": trace.peer}
+    keep = np.ones(len(trace), np.bool_)
+    for column, pattern in _NUMBERS.items():
+        number = re.search(pattern, text, re.IGNORECASE | re.ASCII)
+        if number:
+            keep &= columns[column] == int(number[1])
+            text = text.replace(number[0], " ", 1)
+    for word, is_backward in (("forward", False), ("backward", True)):
+        if re.search(rf"\b{word}\b", text, re.IGNORECASE):
+            keep &= trace.is_backward == is_backward
+            text = re.sub(rf"\b{word}\b", " ", text, count=1, flags=re.IGNORECASE)
+    wanted = re.escape(" ".join(text.split()).lower())
+    end = r"(?![0-9])" if re.search(r"[0-9]$", wanted) else ""
+    is_named = np.array([bool(re.search(wanted + end, n.lower())) for n in names], np.bool_)
+    return keep & is_named[name] if len(names) else keep
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The waits of one device in one division and direction.
+
+    Attributes:
+        device, division, direction: where.
+        seconds: their sum.
+        start_ns, end_ns: the longest of them.
+        peer: the other device of the message that ended the longest, -1 if none is known.
+        is_sent: whether that message went to the peer, instead of coming from it.
+        message: its name in the trace, for example ``"kv 12"``; empty if none is known.
+        event: its row in the trace, -1 if none is known.
+    """
+
+    device: int
+    division: int
+    direction: Direction
+    seconds: float
+    start_ns: int
+    end_ns: int
+    peer: int = -1
+    is_sent: bool = False
+    message: str = ""
+    event: int = -1
+
+
+def find_waits(
+    trace: Trace, limit: int, *, device: int | None = None, division: tuple[int, bool] | None = None
+) -> list[Wait]:
+    """Return the longest sums of waits, longest first; O(E log E) once, O(E) for each of them.
+
+    Args:
+        trace: of any source.
+        limit: most waits to return.
+        device: only this one.
+        division: only this one, and whether it is of backward.
+    """
+    chosen = trace.lane == WAIT
+    if device is not None:
+        chosen &= trace.device == device
+    if division is not None:
+        chosen &= (trace.division == division[0]) & (trace.is_backward == division[1])
+    waits = np.flatnonzero(chosen)
+    if not len(waits):
+        return []
+    place = trace.device[waits].astype(np.int64) << 32 | (trace.division[waits] + 1)
+    _, group = np.unique(place * 2 + trace.is_backward[waits], return_inverse=True)
+    length = (trace.end_ns - trace.start_ns)[waits]
+    total = np.bincount(group, weights=length)
+    found = []
+    for index in np.argsort(-total, kind="stable")[:limit]:
+        members = np.flatnonzero(group == index)
+        longest = int(waits[members[length[members].argmax()]])
+        found.append(_wait(trace, longest, float(total[index]) / 1e9))
+    return found
+
+
+def _wait(trace: Trace, longest: int, seconds: float) -> Wait:
+    place = (
+        int(trace.device[longest]),
+        int(trace.division[longest]),
+        direction_word(bool(trace.is_backward[longest])),
+        seconds,
+        int(trace.start_ns[longest]),
+        int(trace.end_ns[longest]),
+    )
+    event = released_by(trace, longest)
+    if event is None:
+        return Wait(*place)
+    is_sent = bool(trace.lane[event] == SEND)
+    return Wait(*place, int(trace.peer[event]), is_sent, trace.name[event], event)
+
+
+def released_by(trace: Trace, wait: int) -> int | None:
+    """Find the message of the waiting device that ends last within the wait, or ``None``."""
+    is_message = (trace.lane == SEND) | (trace.lane == RECEIVE)
+    ends_inside = (trace.end_ns > trace.start_ns[wait]) & (trace.end_ns <= trace.end_ns[wait])
+    chosen: NDArray[np.intp] = np.flatnonzero(
+        is_message
+        & ends_inside
+        & (trace.device == trace.device[wait])
+        & (trace.is_backward == trace.is_backward[wait])
+        & (trace.peer >= 0)
+    )
+    return int(chosen[trace.end_ns[chosen].argmax()]) if len(chosen) else None

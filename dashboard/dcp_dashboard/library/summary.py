@@ -1,0 +1,200 @@
+"""A plan in numbers: the planner's metrics, totals per device, groups of heads."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl import readonly
+from dcp_planner import (
+    Direction,
+    Plan,
+    PlanMetrics,
+    Source,
+    Trace,
+    accumulator_bytes,
+    receive_buffer_bytes,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceTotals:
+    """Totals per device: tokens, tiles, pairs, bytes; forward and backward together.
+
+    Attributes:
+        tokens: int64 ``[R]``, tokens owned.
+        tiles: int64 ``[R]``, tiles computed; a tile of every head group counts.
+        pairs: float64 ``[R]``, as `device_pairs` gives them.
+        sent_bytes, received_bytes: int64 ``[R]``.
+        traffic_bytes: int64 ``[R, R]``, from row to column.
+        memory_bytes: int64 ``[R]``, receive buffers and partial sums of the direction that needs
+            more of them.
+    """
+
+    tokens: NDArray[np.int64]
+    tiles: NDArray[np.int64]
+    pairs: NDArray[np.float64]
+    sent_bytes: NDArray[np.int64]
+    received_bytes: NDArray[np.int64]
+    traffic_bytes: NDArray[np.int64]
+    memory_bytes: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        size = len(self.tokens)
+        for name in ("tokens", "tiles", "pairs", "sent_bytes", "received_bytes", "memory_bytes"):
+            dtype = np.float64 if name == "pairs" else np.int64
+            value = readonly(f"DeviceTotals.{name}", getattr(self, name), dtype, (size,))
+            object.__setattr__(self, name, value)
+        traffic = readonly("DeviceTotals.traffic_bytes", self.traffic_bytes, np.int64, (size, size))
+        object.__setattr__(self, "traffic_bytes", traffic)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """One plan in numbers.
+
+    Attributes:
+        mask, origin: texts for people.
+        num_sequences, num_devices, num_nodes: counts.
+        num_heads, num_head_groups: query heads, and the groups of them that are placed apart.
+        num_divisions: divisions of the forward schedule.
+        metrics: the planner's figures.
+        seconds: per source of a trace, from first start to last end.
+        wait_share: per source, time that devices stand still over devices times `seconds`.
+    """
+
+    mask: str
+    origin: str
+    num_sequences: int
+    num_devices: int
+    num_heads: int
+    num_head_groups: int
+    num_nodes: int
+    num_divisions: int
+    metrics: PlanMetrics
+    seconds: Mapping[Source, float]
+    wait_share: Mapping[Source, float]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that move, forward and backward."""
+        return self.metrics.forward.total_bytes + self.metrics.backward.total_bytes
+
+    @property
+    def inter_node_share(self) -> float:
+        """Share of the moved bytes that crosses between nodes."""
+        crossing = self.metrics.forward.inter_node_bytes + self.metrics.backward.inter_node_bytes
+        return crossing / self.total_bytes if self.total_bytes else 0.0
+
+
+def summarise(plan: Plan, metrics: PlanMetrics, traces: Mapping[Source, Trace]) -> PlanSummary:
+    """Collect the figures of a plan that the list shows."""
+    provenance, size = plan.provenance, plan.num_devices
+    return PlanSummary(
+        mask=provenance.mask if provenance else "unnamed mask",
+        origin=provenance.origin if provenance else "",
+        num_sequences=len(plan.cu_seqlens) - 1,
+        num_devices=size,
+        num_heads=plan.shape.q_heads,
+        num_head_groups=plan.head_groups,
+        num_nodes=plan.cluster.nodes,
+        num_divisions=count_divisions(plan, "forward"),
+        metrics=metrics,
+        seconds={source: trace.seconds() for source, trace in traces.items()},
+        wait_share={source: wait_share(trace, size) for source, trace in traces.items()},
+    )
+
+
+def device_totals(plan: Plan, metrics: PlanMetrics) -> DeviceTotals:
+    """Compute tokens, tiles, pairs, bytes and traffic per device; O(W + X)."""
+    size, tiles, transfers = plan.num_devices, plan.tiles, plan.transfers
+    traffic = np.zeros((size, size), np.int64)
+    np.add.at(traffic, (transfers.source, transfers.target), transfers.size_bytes)
+    forward, backward = metrics.forward, metrics.backward
+    return DeviceTotals(
+        tokens=np.array(metrics.owned_tokens),
+        tiles=np.bincount(tiles.device, minlength=size),
+        pairs=device_pairs(plan),
+        sent_bytes=np.add(forward.sent_bytes, backward.sent_bytes),
+        received_bytes=np.add(forward.received_bytes, backward.received_bytes),
+        traffic_bytes=traffic,
+        memory_bytes=(receive_buffer_bytes(plan) + accumulator_bytes(plan)).max(axis=0),
+    )
+
+
+def device_pairs(
+    plan: Plan, chosen: NDArray[np.bool_] | slice = slice(None)
+) -> NDArray[np.float64]:
+    """Sum the visible pairs of the chosen tiles on each device, float64 ``[R]``; O(W).
+
+    Over all tiles they add up to the visible pairs of the mask: where G groups of heads are placed
+    apart, every group computes each pair for its own heads, and the pair counts 1 / G there.
+    """
+    tiles = plan.tiles
+    work = np.bincount(
+        tiles.device[chosen], weights=tiles.pairs[chosen], minlength=plan.num_devices
+    )
+    pairs: NDArray[np.float64] = work / plan.head_groups
+    return pairs
+
+
+def count_divisions(plan: Plan, direction: Direction) -> int:
+    """Count the steps of a direction's schedule."""
+    tiles = plan.tiles
+    division = tiles.division if direction == "forward" else tiles.backward_division
+    return int(division.max(initial=-1)) + 1
+
+
+def imbalance(values: NDArray[np.float64]) -> float:
+    """Return the largest value over the mean, 1.0 when all are 0.
+
+    >>> imbalance(np.array([1.0, 1.0, 4.0]))
+    2.0
+    """
+    total = float(values.sum())
+    return float(values.max() * len(values) / total) if total else 1.0
+
+
+def wait_share(trace: Trace, num_devices: int) -> float:
+    """Return the share of all devices' time in which they stand still, waiting for messages."""
+    seconds = trace.seconds()
+    if seconds == 0:
+        return 0.0
+    return float(trace.lane_seconds("wait", num_devices).sum() / (seconds * num_devices))
+
+
+def group_labels(plan: Plan) -> list[str]:
+    """Return the query heads of every group, counted from 1: ``["1-2", "3-4"]``, ``["1", "2"]``."""
+    return head_labels(plan.shape.q_heads, plan.head_groups)
+
+
+def head_labels(heads: int, groups: int) -> list[str]:
+    """Write the heads of each group as text, counted from 1; all groups have the same size.
+
+    >>> head_labels(4, 2), head_labels(2, 2)
+    (['1-2', '3-4'], ['1', '2'])
+    """
+    each = heads // groups
+    return [
+        f"{group * each + 1}-{(group + 1) * each}" if each > 1 else str(group + 1)
+        for group in range(groups)
+    ]
+
+
+def tiles_of_group(plan: Plan, group: int) -> NDArray[np.intp]:
+    """Return the rows of `plan.tiles` of one group, all of them in a plan of one group; O(W)."""
+    if plan.tiles.group is None:
+        return np.arange(len(plan.tiles))
+    return np.flatnonzero(plan.tiles.group == group)
+
+
+def caption_of_first_group(plan: Plan) -> str:
+    """Name the heads that a still picture shows; empty if there is one group."""
+    if plan.head_groups == 1:
+        return ""
+    word = "heads" if plan.head_groups < plan.shape.q_heads else "head"
+    return (
+        f"{word} {group_labels(plan)[0]} of {plan.shape.q_heads}, "
+        f"the first of {plan.head_groups} groups"
+    )

@@ -1,0 +1,1 @@
+"""The application and its server: protection, routes, files that a browser sends."""

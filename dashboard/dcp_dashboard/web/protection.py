@@ -1,0 +1,168 @@
+"""Checks of every request: hosts, origin, token, malformed calls; and the headers of every answer.
+
+A page from another site may point a browser at this server, so loopback alone protects nothing: the
+`Host` header must name the server, a state-free POST must come from our own page, and a server that
+listens beyond loopback wants a token that only the person at the terminal has seen.
+"""
+
+import hmac
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from dash import Dash
+from dash.exceptions import DependencyException
+from flask import Flask, Response, abort, make_response, redirect, request
+from werkzeug.wrappers import Response as WSGIResponse
+
+COOKIE = "dcp_token"
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+MAX_BODY_BYTES = 1_000_000
+
+TOKEN_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><title>dcp-dsl</title></head>
+<body><h1>A token is needed</h1>
+<p>Open the full address that <code>dcpm dashboard</code> printed, with <code>?token=...</code>.</p>
+</body></html>
+"""
+
+CALLBACK_PATH = "/_dash-update-component"
+
+
+def protect(app: Dash, hosts: Sequence[str] | None, token: str | None) -> None:
+    """Install the checks and headers on the application's server; call once all layouts are set.
+
+    Args:
+        app: the application.
+        hosts: names that the `Host` header may carry; ``None`` takes any, for use with a token.
+        token: secret that the first request must bring as ``?token=``; ``None`` asks for none.
+    """
+    server: Flask = app.server
+    server.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
+    policy = content_security_policy(app.csp_hashes())
+
+    @server.before_request
+    def check() -> WSGIResponse | None:
+        if hosts is not None and host_name(request.headers.get("Host", "")) not in hosts:
+            abort(400, f"this server answers to {', '.join(hosts)} only")
+        origin = request.headers.get("Origin")
+        if origin is not None and _net_location(origin) != request.host:
+            abort(403, "this address takes requests from its own pages only")
+        return None if token is None else _check_token(token)
+
+    refuse_malformed(app)  # after the checks above: first who asks, then what
+
+    @server.after_request
+    def add_headers(response: Response) -> Response:
+        response.headers["Content-Security-Policy"] = policy
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["X-Frame-Options"] = "DENY"
+        response.headers["Referrer-Policy"] = "no-referrer"
+        response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
+        response.headers["Cross-Origin-Opener-Policy"] = "same-origin"
+        return response
+
+
+def host_name(header: str) -> str | None:
+    """Return the name in a `Host` header without its port, ``None`` if it is malformed.
+
+    >>> host_name("[::1]:8050"), host_name("localhost"), host_name("a@b:1"), host_name("[")
+    ('::1', 'localhost', None, None)
+    """
+    if "@" in header:
+        return None
+    try:
+        return urlsplit(f"//{header}").hostname
+    except ValueError:
+        return None
+
+
+def _net_location(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
+def content_security_policy(script_hashes: Sequence[str]) -> str:
+    """Write the policy: everything from this server, no frames, no plug-ins, no other origin.
+
+    Styles may be inline because React and Plotly set `style` attributes; scripts may not, apart
+    from Dash's one line that starts its renderer. Plotly turns SVG into `data:` and `blob:` images.
+
+    >>> "unsafe-eval" in content_security_policy(["'sha256-x'"])
+    False
+    """
+    return "; ".join(
+        (
+            "default-src 'self'",
+            f"script-src 'self' {' '.join(script_hashes)}",
+            "style-src 'self' 'unsafe-inline'",
+            "img-src 'self' data: blob:",
+            "font-src 'self'",
+            "connect-src 'self'",
+            "object-src 'none'",
+            "base-uri 'none'",
+            "form-action 'self'",
+            "frame-ancestors 'none'",
+        )
+    )
+
+
+def _check_token(token: str) -> WSGIResponse | None:
+    given = request.args.get("token")
+    if given is not None and hmac.compare_digest(given.encode(), token.encode()):
+        rest = urlencode([(key, value) for key, value in request.args.items() if key != "token"])
+        response = redirect(request.path + (f"?{rest}" if rest else ""), code=303)
+        response.set_cookie(COOKIE, token, httponly=True, samesite="Strict")
+        return response
+    cookie = request.cookies.get(COOKIE, "")
+    if hmac.compare_digest(cookie.encode(), token.encode()):
+        return None
+    return make_response(TOKEN_PAGE, 401)
+
+
+def refuse_malformed(app: Dash) -> None:
+    """Refuse requests that no page of ours sends (400, 404); call once all callbacks are set."""
+    server: Flask = app.server
+
+    @server.before_request
+    def check() -> None:
+        if request.path == CALLBACK_PATH and request.method == "POST" and request.is_json:
+            try:
+                body = request.get_json()
+            except RecursionError:
+                body = None
+            if not _is_call(app, body):
+                abort(400, "expected a call as the pages of this server make it")
+
+    @server.errorhandler(DependencyException)
+    def refuse(error: DependencyException) -> Response:
+        return Response(f"{error}\n", 404, content_type="text/plain")
+
+
+def _is_call(app: Dash, body: Any) -> bool:  # Any: a JSON document
+    """Return whether a body calls a callback of the server, with all its inputs and outputs."""
+    output = body.get("output") if isinstance(body, dict) else None
+    known = app.callback_map.get(output) if isinstance(output, str) else None
+    if known is None or "callback" not in known:  # the others run in the browser
+        return False
+    outputs, changed = body.get("outputs"), body.get("changedPropIds", [])
+    if isinstance(outputs, list):
+        written = f"..{'...'.join(_places(outputs))}.."
+    else:
+        written = "".join(_places([outputs]))
+    return (
+        written == output
+        and _places(body.get("inputs")) == _places(known["inputs"])
+        and isinstance(changed, list)
+        and all(isinstance(name, str) for name in changed)
+        and not body.get("state")
+    )
+
+
+def _places(parts: Any) -> list[str]:  # Any: a JSON document
+    """Return ``id.property`` of each input or output of a call."""
+    if not isinstance(parts, list):
+        return []
+    return [f"{part.get('id')}.{part.get('property')}" for part in parts if isinstance(part, dict)]

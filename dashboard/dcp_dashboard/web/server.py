@@ -1,0 +1,210 @@
+"""The HTTP server: waitress, one process, eight threads, on loopback by default."""
+
+import errno
+import logging
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dcp_dashboard.library.folder import DashboardError
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8050
+PORTS_TRIED = 50
+THREADS = 8
+END_LIMIT_S = 1.0
+"""Time that requests in progress get once the server ends."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A dashboard that is being served from a thread of this process.
+
+    Attributes:
+        url: address to open, with the token if there is one.
+    """
+
+    url: str
+    _stop: Callable[[], None]
+
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        self._stop()
+
+    def __enter__(self) -> "RunningServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def serve(
+    folder: str | Path,
+    host: str = DEFAULT_HOST,
+    port: int | None = None,
+    *,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve the plans of a folder until interrupted.
+
+    Args:
+        folder: where the `.dcpplan` files are.
+        host: address to bind. Beyond loopback, a random token must be in the first URL.
+        port: port to bind; ``None`` takes 8050 or the next free one.
+        on_ready: called with the URL once the port is bound; left out, it is printed.
+
+    Raises:
+        DashboardError: if the folder is missing, the port is taken or a library is not installed.
+        KeyboardInterrupt: at Ctrl-C, once everything is closed; a signal whose handler raises
+            another exception ends it in the same way.
+    """
+    server, url = _make_server(folder, host, port)
+    try:
+        (on_ready or _print_url)(url)
+        server.run()
+    finally:
+        server.close_all()
+        server.end_work()
+
+
+def start_server(folder: str | Path, host: str = DEFAULT_HOST, port: int = 0) -> RunningServer:
+    """Serve the plans of a folder from a thread; port 0 takes any free one.
+
+    Raises:
+        DashboardError: as `serve`.
+    """
+    server, url = _make_server(folder, host, port)
+    thread = threading.Thread(target=server.run, name="dcp-dashboard", daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        server.wake(server.close_all)  # in its own loop: nothing may close sockets under its feet
+        thread.join(timeout=5)
+        server.end_work()
+
+    return RunningServer(url, stop)
+
+
+@dataclass(slots=True)
+class _Waitress:
+    """A waitress server and the sockets of its loop, which come and go; Any: it ships no types."""
+
+    server: Any
+    sockets: dict[int, Any]
+    end_workers: Callable[[], None]
+
+    def run(self) -> None:
+        # Not `server.run`: it swallows Ctrl-C, after which nobody knows how the program ended.
+        settings = self.server.adj
+        self.server.asyncore.loop(
+            timeout=settings.asyncore_loop_timeout,
+            map=self.sockets,
+            use_poll=settings.asyncore_use_poll,
+        )
+
+    def end_work(self) -> None:
+        """End all requests in progress: the workers first, since requests wait for them."""
+        self.end_workers()
+        dispatcher = self.server.task_dispatcher
+        # An answer that is cut off now is no news; this logger belongs to this server alone.
+        dispatcher.logger = logging.Logger("dcp_dashboard.ending", logging.CRITICAL)
+        dispatcher.shutdown(timeout=END_LIMIT_S)
+
+    def wake(self, action: Callable[[], None]) -> None:
+        # A loop that is awake already may run the action, which closes this pipe, before the write.
+        with suppress(OSError):
+            self.server.trigger.pull_trigger(action)
+
+    def close_all(self) -> None:
+        from waitress import wasyncore
+
+        wasyncore.close_all(
+            self.sockets, ignore_all=True
+        )  # open connections too, then the loop ends
+
+
+def _print_url(url: str) -> None:
+    print(url, flush=True)  # the command's data: the address, on standard output
+    print("Press Ctrl-C to stop.", file=sys.stderr, flush=True)
+
+
+def _make_server(folder: str | Path, host: str, port: int | None) -> tuple[_Waitress, str]:
+    try:
+        from waitress.server import create_server
+
+        from dcp_dashboard.editing.routes import DESK
+        from dcp_dashboard.web.app import create_app
+        from dcp_dashboard.web.protection import LOOPBACK_HOSTS, protect
+    except ImportError as error:
+        raise DashboardError(
+            f"the dashboard needs the library {error.name!r}, which is not installed; "
+            "install it with: pip install 'dcp-dsl[dashboard]'"
+        ) from error
+    app = create_app(folder)
+    is_local = host in LOOPBACK
+    token = None if is_local else secrets.token_urlsafe(24)
+    protect(app, LOOPBACK_HOSTS if is_local else None, token)
+    # Waitress warns of every request that has to wait for a thread, as the pictures of a list do.
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)
+    bound = _bind(host, port)
+    address = bound.getsockname()
+    sockets: dict[int, Any] = {}
+    server = create_server(
+        app.server,
+        map=sockets,
+        sockets=[bound],
+        threads=THREADS,
+        ident="dcp-dsl",
+        max_request_body_size=2**20,
+        connection_limit=200,
+    )
+    shown = f"[{host}]" if ":" in host else host
+    if host in ("0.0.0.0", "::"):  # every interface: show a name that other machines can open
+        shown = socket.gethostname()
+    query = f"?token={token}" if token else ""
+    end_workers = app.server.extensions[DESK].close
+    return _Waitress(server, sockets, end_workers), f"http://{shown}:{address[1]}/{query}"
+
+
+def _bind(host: str, port: int | None) -> socket.socket:
+    first = DEFAULT_PORT if port is None else port
+    tried = range(first, first + (PORTS_TRIED if port is None else 1))
+    for candidate in tried:
+        try:
+            return _listen(host, candidate)
+        except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                raise DashboardError(
+                    f"cannot listen on {host}: {error.strerror or error}; choose an address of "
+                    "this machine with --host, such as 127.0.0.1, or 0.0.0.0 for all of them"
+                ) from error
+            if error.errno != errno.EADDRINUSE or port is not None:
+                raise DashboardError(
+                    f"cannot listen on {host} port {candidate}: {error.strerror or error}; choose "
+                    "another one with --port, or leave --port out to take the next free one"
+                ) from error
+    raise DashboardError(
+        f"expected a free port on {host}, got none from {tried[0]} to {tried[-1]}; choose one with "
+        "--port"
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,188 @@
+"""Files of a plan: what they draw and say is held against the plan itself."""
+
+import csv
+import io
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from dash import dcc, html
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from dcp_dashboard.api.palette import KIND_COLOURS, device_colours
+from dcp_dashboard.commands import view
+from dcp_dashboard.exports import pictures as mask_svg_module
+from dcp_dashboard.exports.pictures import (
+    covered,
+    mask_pixels,
+    mask_svg,
+    rgb,
+    tile_of_pixel,
+    timeline_pixels,
+)
+from dcp_dashboard.exports.standalone import markup, standalone_page
+from dcp_dashboard.exports.still import Sheet, still
+from dcp_dashboard.exports.tables import devices_csv, tiles_csv
+from dcp_dashboard.facts import quantities
+from dcp_dashboard.facts.traces import KINDS
+from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.plans import LoadedPlan, load_file
+
+
+@pytest.fixture(scope="module")
+def loaded(served_folder) -> LoadedPlan:
+    return load_file(served_folder / "small.dcpplan")
+
+
+def test_every_tile_has_its_devices_colour_in_the_middle_of_its_pixels(loaded):
+    plan, side = loaded.plan, 512
+    colours = device_colours(plan.cluster.nodes, plan.cluster.devices_per_node)
+    picture = mask_pixels(plan, side, colours, "#000000")
+    middle = ((plan.blocks.start + plan.blocks.end) / 2 * side / plan.num_tokens).astype(int)
+    for q, kv, device in zip(
+        plan.tiles.q_block, plan.tiles.kv_block, plan.tiles.device, strict=True
+    ):
+        assert tuple(picture[middle[q], middle[kv]]) == rgb(colours[device])
+    assert tuple(picture[10, side - 10]) == (0, 0, 0)
+
+
+def test_tiles_smaller_than_a_pixel_do_not_vanish(loaded):
+    shown = tile_of_pixel(loaded.plan, 7)
+    blocks = loaded.plan.blocks
+    for tile in range(len(loaded.plan.tiles)):
+        q = int(blocks.start[loaded.plan.tiles.q_block[tile]] * 7 / loaded.plan.num_tokens)
+        kv = int(blocks.start[loaded.plan.tiles.kv_block[tile]] * 7 / loaded.plan.num_tokens)
+        assert shown[q, kv] >= 0
+
+
+@given(st.lists(st.tuples(st.floats(0, 12), st.floats(0, 12), st.integers(0, 2)), max_size=8))
+def test_coverage_is_the_length_of_each_event_inside_each_pixel(events):
+    start = np.array([min(a, b) for a, b, _ in events])
+    end = np.array([max(a, b) for a, b, _ in events])
+    row = np.array([r for *_, r in events], dtype=np.int64)
+    expected = np.zeros((3, 12))
+    for a, b, r in zip(start, end, row, strict=True):
+        for pixel in range(12):
+            expected[r, pixel] += max(0.0, min(b, pixel + 1) - max(a, pixel))
+    np.testing.assert_allclose(covered(start, end, row, 3, 12), expected, atol=1e-9)
+
+
+def test_a_timeline_shows_the_longest_event_of_every_kind_in_its_colour(loaded):
+    trace, size = loaded.traces["simulated"], loaded.plan.num_devices
+    span = int(trace.end_ns.max() - trace.start_ns.min())
+    colours = [KIND_COLOURS[kind] for kind in KINDS]
+    picture = timeline_pixels(trace, size, (size * 40, 900), span, colours, "#ffffff")
+    for lane, height in ((0, 0.48), (1, 0.67), (2, 0.87), (3, 0.30)):
+        events = np.flatnonzero(trace.lane == lane)
+        event = events[(trace.end_ns - trace.start_ns)[events].argmax()]
+        middle = (trace.start_ns[event] + trace.end_ns[event]) / 2 - trace.start_ns.min()
+        x, y = int(middle * 900 / span), int((trace.device[event] + height) * 40)
+        kind = ("attention", "send", "receive", "wait")[lane]
+        assert tuple(picture[y, x]) == rgb(KIND_COLOURS[kind])
+
+
+def test_the_picture_is_a_png_that_holds_the_mask_where_it_belongs(loaded):
+    image = Image.open(io.BytesIO(still(loaded, "dark", scale=1)))
+    assert image.format == "PNG"
+    assert image.width == 1440
+    plan = loaded.plan
+    colours = device_colours(plan.cluster.nodes, plan.cluster.devices_per_node)
+    mask = mask_pixels(plan, 560, colours, "#1e2329")
+    found = np.asarray(image.crop((80, 148, 80 + 560, 148 + 560)))
+    assert (found == mask).all()
+
+
+def test_the_drawing_covers_exactly_the_tiles(loaded):
+    plan = loaded.plan
+    colours = device_colours(plan.cluster.nodes, plan.cluster.devices_per_node)
+    root = ElementTree.fromstring(mask_svg(loaded))
+    style = root.find("{*}style").text
+    assert [f".d{i}{{fill:{colour}}}" in style for i, colour in enumerate(colours)] == [True] * 4
+    area = np.full((plan.num_tokens, plan.num_tokens), -1)
+    for shape in root.iter("{http://www.w3.org/2000/svg}rect"):
+        if shape.get("class") is None:
+            continue
+        x, y, width, height = (int(shape.get(name)) for name in ("x", "y", "width", "height"))
+        if x >= 0 and y < plan.num_tokens:
+            assert (area[y : y + height, x : x + width] == -1).all()
+            area[y : y + height, x : x + width] = int(shape.get("class")[1:])
+    expected = np.full_like(area, -1)
+    start, end = plan.blocks.start, plan.blocks.end
+    for q, kv, device in zip(
+        plan.tiles.q_block, plan.tiles.kv_block, plan.tiles.device, strict=True
+    ):
+        expected[start[q] : end[q], start[kv] : end[kv]] = device
+    assert (area == expected).all()
+
+
+def test_a_drawing_of_too_many_rectangles_is_refused_with_a_way_out(loaded, monkeypatch):
+    monkeypatch.setattr(mask_svg_module, "MOST_RUNS", 3)
+    with pytest.raises(DashboardError, match=r"at most 3 rectangles .* take the PNG instead"):
+        mask_svg(loaded)
+
+
+def test_tables_say_what_the_plan_says(loaded):
+    plan = loaded.plan
+    devices = list(csv.DictReader(io.StringIO(devices_csv(loaded).decode())))
+    assert [int(row["tokens"]) for row in devices] == [
+        int((plan.blocks.end - plan.blocks.start)[plan.blocks.owner == device].sum())
+        for device in range(plan.num_devices)
+    ]
+    assert [row["node"] for row in devices] == ["0", "0", "1", "1"]
+    sent = np.zeros(plan.num_devices, int)
+    np.add.at(sent, plan.transfers.source, plan.transfers.size_bytes)
+    assert [int(row["sent_bytes"]) for row in devices] == sent.tolist()
+    tiles = list(csv.DictReader(io.StringIO(tiles_csv(loaded).decode())))
+    assert len(tiles) == len(plan.tiles)
+    last = tiles[-1]
+    assert int(last["q_end"]) == plan.blocks.end[plan.tiles.q_block[-1]]
+    assert last["kind"] == {1: "partial", 2: "full"}[int(plan.tiles.kind[-1])]
+
+
+def test_texts_of_a_page_are_escaped_and_foreign_components_refused():
+    tree = html.A(["<b>", html.Img(src='x"y')], href="?a&b", style={"backgroundColor": "red"})
+    expected = '<a href="?a&amp;b" style="background-color:red">&lt;b&gt;<img src="x&quot;y"></a>'
+    assert markup(tree) == expected
+    with pytest.raises(TypeError, match="Link"):
+        markup(html.Div(dcc.Link("x", href="/")))
+
+
+def test_a_page_of_its_own_names_no_address_but_its_data(loaded):
+    text = standalone_page(loaded)
+    addresses = re.findall(r'(?:src|href|data-url)="([^"]{1,40})', text)
+    assert addresses
+    assert all(each.startswith("data:application/octet-stream;base64,") for each in addresses)
+    assert "</script" not in re.sub(r"</script>\n", "", text)
+
+
+def test_view_writes_what_is_asked_for_and_nothing_else(served_folder, tmp_path):
+    plan = str(served_folder / "small.dcpplan")
+    png, page = tmp_path / "a.png", tmp_path / "a.html"
+    done = CliRunner().invoke(view, [plan, "--png", str(png), "--html", str(page), "--scale", "1"])
+    assert done.exit_code == 0
+    assert done.output.split() == [str(png), str(page)]
+    assert sorted(tmp_path.iterdir()) == [page, png]
+    assert CliRunner().invoke(view, [plan]).exit_code == 2
+    broken = CliRunner().invoke(view, [str(tmp_path / "no.dcpplan"), "--png", str(png)])
+    assert isinstance(broken.exception, DashboardError)
+
+
+def test_the_space_within_a_quantity_is_drawn_as_a_space():
+    def drawn(text):
+        sheet = Sheet("#ffffff", 60, 20, 1)
+        sheet.text((2, 14), text, "#000000")
+        return sheet.png()
+
+    assert drawn(quantities.size(2e6)) == drawn("2 MB") != drawn("2MB")
+
+
+def test_view_writes_nothing_if_one_of_the_files_cannot_be_written(served_folder, tmp_path):
+    plan, png = str(served_folder / "small.dcpplan"), tmp_path / "a.png"
+    done = CliRunner().invoke(view, [plan, "--png", str(png), "--tiles", str(tmp_path / "no/a")])
+    assert isinstance(done.exception, DashboardError)
+    assert f"make the folder {tmp_path}/no first, or choose another" in str(done.exception)
+    assert not png.exists()

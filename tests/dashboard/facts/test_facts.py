@@ -1,0 +1,212 @@
+"""What the pages say about one selected thing, against the plan's tables read row by row."""
+
+import json
+
+import numpy as np
+import pytest
+
+from dcp_dashboard.api.columns import decode
+from dcp_dashboard.api.mask import MAX_PAIRS, read_window
+from dcp_dashboard.library.folder import DashboardError, open_folder, plan_key
+from dcp_dashboard.library.plans import PlanLibrary
+from dcp_dashboard.web.app import create_app
+from dcp_planner import LANES, TransferKind
+
+KEY = plan_key("small.dcpplan")
+
+
+@pytest.fixture(scope="module")
+def client(served_folder):
+    return create_app(served_folder).server.test_client()
+
+
+@pytest.fixture(scope="module")
+def loaded(served_folder):
+    return PlanLibrary(open_folder(served_folder)).load(KEY)
+
+
+def ask(client, path):
+    answer = client.get(f"/api/plan/{KEY}/{path}")
+    assert answer.status_code == 200, answer.text
+    facts = json.loads(answer.text)
+    assert facts["schema"] == "dcp.facts/1"
+    return facts
+
+
+def words(facts):
+    return [
+        (row["label"], "".join(part["text"] for part in row["parts"]))
+        for section in facts["sections"]
+        for row in section["rows"]
+    ]
+
+
+def links(facts):
+    return [
+        part["sel"]
+        for section in facts["sections"]
+        for row in section["rows"]
+        for part in row["parts"]
+        if "sel" in part
+    ]
+
+
+def test_a_tile_says_its_place_owners_and_messages(client, small_plan):
+    tiles, blocks, table = small_plan.tiles, small_plan.blocks, small_plan.transfers
+    for tile in range(len(tiles)):
+        facts = ask(client, f"tile/{tile}")
+        q, kv, device = (
+            int(column[tile]) for column in (tiles.q_block, tiles.kv_block, tiles.device)
+        )
+        values = facts["values"]
+        assert values["pairs"] == tiles.pairs[tile]
+        assert (values["q_owner"], values["kv_owner"]) == (blocks.owner[q], blocks.owner[kv])
+        assert values["backward_division"] == tiles.backward_division[tile]
+        expected = []
+        for x in range(len(table)):
+            kind = TransferKind(table.kind[x])
+            block = kv if kind in (TransferKind.KV, TransferKind.DKV) else q
+            end = table.source[x] if kind.is_result else table.target[x]
+            if table.block[x] == block and end == device:
+                expected.append(x)
+        assert values["transfers"] == expected
+        linked = {int(text.split("~")[0][9:]) for text in links(facts) if text[:8] == "transfer"}
+        assert linked == set(expected)
+        assert f"device.{device}" in links(facts)
+
+
+def test_a_device_says_what_it_waits_for(client, small_plan, small_trace):
+    waits = small_trace.lane == LANES.index("wait")
+    for device in range(small_plan.num_devices):
+        facts = ask(client, f"device/{device}")
+        mine = waits & (small_trace.device == device)
+        waited = float((small_trace.end_ns - small_trace.start_ns)[mine].sum()) / 1e9
+        assert facts["values"]["wait_s"]["simulated"] == pytest.approx(waited)
+        assert facts["values"]["tokens"] == len(small_plan.local_tokens(device))
+        text = " ".join(value for label, value in words(facts) if label.startswith("waits"))
+        assert "for device" in text
+        assert any(link.startswith("division.") for link in links(facts))
+
+
+def test_a_pair_says_both_ways(client, small_plan):
+    table = small_plan.transfers
+    facts = ask(client, "device/0/1")
+    for name, a, b in (("size_bytes", 0, 1), ("back_bytes", 1, 0)):
+        moved = sum(
+            int(table.size_bytes[x])
+            for x in range(len(table))
+            if (table.source[x], table.target[x]) == (a, b)
+        )
+        assert facts["values"][name] == moved
+    assert ("Path", "within a node") in words(facts)
+    assert ("Path", "between nodes") in words(ask(client, "device/1/2"))
+
+
+def test_a_division_says_its_load_and_when_it_runs(client, small_plan, small_trace):
+    tiles = small_plan.tiles
+    for direction, column in (("forward", tiles.division), ("backward", tiles.backward_division)):
+        for division in range(int(column.max()) + 1):
+            facts = ask(client, f"division/{direction}/{division}")
+            chosen = column == division
+            assert facts["values"]["pairs"] == tiles.pairs[chosen].sum()
+            of_device = [tiles.pairs[chosen & (tiles.device == d)].sum() for d in range(4)]
+            most = max(of_device) * 4 / sum(of_device)
+            assert facts["values"]["max_over_mean"] == pytest.approx(most)
+            labels = [label for label, _ in words(facts)]
+            assert labels.count("Computed") == 2  # predicted and measured
+    one = ask(client, "division/forward/1?device=2")
+    assert one["sel"] == "division.1~backward.0~device.2"
+
+
+def test_a_message_says_its_route_and_the_tiles_it_serves(client, small_plan, loaded):
+    table, tiles = small_plan.transfers, small_plan.tiles
+    for x in range(len(table)):
+        facts = ask(client, f"transfer/{x}")
+        kind = TransferKind(table.kind[x])
+        device = table.source[x] if kind.is_result else table.target[x]
+        column = tiles.kv_block if kind in (TransferKind.KV, TransferKind.DKV) else tiles.q_block
+        served = [
+            f"tile.{t}~"
+            for t in range(len(tiles))
+            if tiles.device[t] == device and column[t] == table.block[x]
+        ]
+        shown = [text for text in links(facts) if text.startswith("tile.")]
+        assert len(shown) == min(8, len(served))
+        assert all(text.startswith(tuple(served)) for text in shown)
+        assert sum("time" in p for s in facts["sections"] for r in s["rows"] for p in r["parts"])
+
+
+def test_an_event_is_the_row_of_the_timelines_payload(client):
+    header, columns = decode(client.get(f"/api/plan/{KEY}/timeline?source=simulated").data)
+    for row in (0, len(columns["start"]) // 2, len(columns["start"]) - 1):
+        values = ask(client, f"event/simulated/{row}")["values"]
+        assert values["device"] == columns["device"][row]
+        assert values["start_ns"] == columns["start"][row] * header["unit_ns"]
+        assert values["name"] == header["names"][columns["name"][row]]
+
+
+def test_both_ends_of_a_message_name_each_other(client):
+    _header, columns = decode(client.get(f"/api/plan/{KEY}/timeline?source=simulated").data)
+    for lane, label in ((1, "Its receive"), (2, "Its send")):
+        row = int(np.flatnonzero(columns["lane"] == lane)[0])
+        for wanted in (label, "Its send" if lane == 1 else "Its receive"):
+            facts = ask(client, f"event/simulated/{row}")
+            (other,) = [r for s in facts["sections"] for r in s["rows"] if r["label"] == wanted]
+            chosen = dict(part.split(".") for part in other["parts"][0]["sel"].split("~"))
+            end = int(chosen["event"])
+            assert columns["name"][end] == columns["name"][row]
+            assert columns["backward"][end] == columns["backward"][row]
+            assert (columns["device"][end], columns["peer"][end]) == (
+                columns["peer"][row], columns["device"][row]
+            )  # fmt: skip
+            row = end
+        assert ask(client, f"event/simulated/{row}")["sel"].startswith(f"event.{row}~")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "tile/99999", "device/4", "device/0/9", "division/forward/99", "division/sideways/0",
+        "division/forward/0?device=77", "transfer/99999", "event/simulated/999999",
+        "event/dreamt/0", "pairs", "pairs?tokens=0-4-0", "pairs?tokens=4-4-0-4",
+        "pairs?tokens=0-4000-0-4", "pairs?tokens=0-4-\u0665-9",
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_refused_with_what_is_expected(client, path):
+    answer = client.get(f"/api/plan/{KEY}/{path}")
+    assert answer.status_code == 404
+    assert "expected" in answer.json["error"] or "has no trace" in answer.json["error"]
+
+
+def test_pairs_of_a_window_are_those_of_the_mask(client, small_plan):
+    total = small_plan.num_tokens
+    sequence = np.searchsorted(small_plan.cu_seqlens, np.arange(total), side="right")
+    position = np.arange(total)
+    dense = (sequence[:, None] == sequence[None]) & (position[:, None] >= position[None])
+    for q0, q1, k0, k1 in ((0, 40, 0, 40), (990, 1013, 500, 1009), (0, 2000, 1, 2048)):
+        answer = client.get(f"/api/plan/{KEY}/pairs?tokens={q0}-{q1}-{k0}-{k1}")
+        header, columns = decode(answer.data)
+        assert header["tokens"] == [q0, q1, k0, k1]
+        bits = np.unpackbits(columns["bits"].reshape(q1 - q0, -1), axis=1)[:, : k1 - k0]
+        assert (bits == dense[q0:q1, k0:k1]).all()
+
+
+def test_a_window_of_too_many_pairs_is_refused():
+    side = int(MAX_PAIRS**0.5) + 1
+    with pytest.raises(DashboardError, match="expected at most 16,777,216 pairs"):
+        read_window(f"0-{side}-0-{side}", 10_000)
+
+
+def test_loads_of_the_devices_are_those_of_the_plan(client, small_plan):
+    header, columns = decode(client.get(f"/api/plan/{KEY}/devices").data)
+    tiles, table = small_plan.tiles, small_plan.transfers
+    for device in range(4):
+        assert columns["pairs"][device] == tiles.pairs[tiles.device == device].sum()
+        assert columns["sent"][device] == table.size_bytes[table.source == device].sum()
+    for row in header["rows"]:
+        values = columns[row["id"]]
+        assert row["ratio"] == pytest.approx(values.max() / values.mean())
+    matrix = np.zeros((4, 4))
+    matrix[columns["source"], columns["target"]] = columns["bytes"]
+    assert matrix.sum() == table.size_bytes.sum()
+    assert matrix[0, 1] == table.size_bytes[(table.source == 0) & (table.target == 1)].sum()

@@ -1,0 +1,137 @@
+"""Plans that place groups of heads apart: every picture and table tells the groups apart."""
+
+import csv
+import io
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from dcp_dashboard.api.columns import decode
+from dcp_dashboard.api.mask import mask_payload, moves_payload
+from dcp_dashboard.editing.planning import figures
+from dcp_dashboard.exports.pictures import mask_svg, pair_shares, tile_of_pixel
+from dcp_dashboard.exports.standalone import standalone_page
+from dcp_dashboard.exports.still import still
+from dcp_dashboard.exports.tables import devices_csv, tiles_csv
+from dcp_dashboard.facts.devices import division_facts
+from dcp_dashboard.facts.event import find_transfer
+from dcp_dashboard.facts.metrics import metric_cards
+from dcp_dashboard.facts.moves import MOVED, find_moves
+from dcp_dashboard.facts.text import transfer_selection
+from dcp_dashboard.facts.tiles import message_events, tile_facts, transfer_facts
+from dcp_dashboard.library.plans import load_file
+from dcp_dashboard.library.summary import caption_of_first_group, group_labels
+from dcp_planner import simulate, write_plan
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory, grouped_plan):
+    file = tmp_path_factory.mktemp("grouped") / "grouped.dcpplan"
+    write_plan(file, grouped_plan, (simulate(grouped_plan),))
+    return load_file(file)
+
+
+def test_the_mask_says_which_group_every_tile_is_of(grouped_plan, small_plan):
+    header, columns = decode(mask_payload(grouped_plan))
+    assert header["group_labels"] == ["1-2", "3-4"]
+    assert columns["tile_group"].tolist() == grouped_plan.tiles.group.tolist()
+    assert len(columns["tile_q"]) == 2 * len(small_plan.tiles)
+    header, columns = decode(mask_payload(small_plan))
+    assert "group_labels" not in header
+    assert "tile_group" not in columns
+
+
+def test_a_single_head_is_no_range(grouped_plan, small_plan):
+    assert group_labels(small_plan) == ["1-4"]
+    assert caption_of_first_group(small_plan) == ""
+    assert caption_of_first_group(grouped_plan) == "heads 1-2 of 4, the first of 2 groups"
+
+
+def test_still_pictures_draw_the_first_group_and_say_so(grouped, monkeypatch):
+    plan, texts = grouped.plan, []
+    shown = np.unique(tile_of_pixel(plan, 256))
+    assert set(plan.tiles.group[shown[shown >= 0]].tolist()) == {0}
+    root = ElementTree.fromstring(mask_svg(grouped))
+    name = "{http://www.w3.org/2000/svg}"
+    assert [text.text for text in root.iter(f"{name}text")] == [caption_of_first_group(plan)]
+    area = np.full((plan.num_tokens, plan.num_tokens), -1)
+    for shape in root.iter(f"{name}rect"):
+        x, y, width, height = (int(shape.get(key, 0)) for key in ("x", "y", "width", "height"))
+        if shape.get("class") and x >= 0 and y < plan.num_tokens:
+            assert (area[y : y + height, x : x + width] == -1).all()
+            area[y : y + height, x : x + width] = int(shape.get("class")[1:])
+    first = plan.tiles.group == 0
+    q, kv = plan.tiles.q_block[first], plan.tiles.kv_block[first]
+    drawn = area[plan.blocks.start[q], plan.blocks.start[kv]]
+    assert drawn.tolist() == plan.tiles.device[first].tolist()
+    draw = "dcp_dashboard.exports.still.Sheet.text"
+    monkeypatch.setattr(draw, lambda _sheet, _at, text, *_rest, **_more: texts.append(text))
+    still(grouped, scale=1)
+    assert any(text.endswith(caption_of_first_group(plan)) for text in texts)
+
+
+def test_pages_and_tables_name_groups(grouped, small_plan):
+    plan = grouped.plan
+    lines = list(csv.DictReader(io.StringIO(tiles_csv(grouped).decode())))
+    assert [int(line["group"]) for line in lines] == plan.tiles.group.tolist()
+    assert ("Heads", "4", "in 2 groups of heads") in metric_cards(grouped.summary)
+    page = standalone_page(grouped)
+    assert 'id="mask-group"' in page
+    assert "dcp.maskGroups =" in page
+    last = str(tile_facts(grouped, len(plan.tiles) - 1).to_json())
+    assert "3-4 of 4: group 2 of 2" in last
+
+
+def test_the_pairs_of_all_devices_are_those_of_the_mask(grouped, small_plan):
+    lengths = (1000, 560, 488)
+    visible = sum(n * (n + 1) // 2 for n in lengths)
+    tiles = grouped.plan.tiles
+    of_device = [0.0] * 4
+    for tile in range(len(tiles)):  # each of the two groups computes half of the heads of a pair
+        of_device[tiles.device[tile]] += tiles.pairs[tile] / 2
+    assert grouped.totals.pairs.tolist() == of_device
+    assert sum(of_device) == grouped.summary.metrics.pairs == visible
+    preview = figures(grouped.plan, grouped.summary.metrics, 1.0)
+    assert preview["device_pairs"] == of_device
+    lines = csv.DictReader(io.StringIO(devices_csv(grouped).decode()))
+    assert [int(line["pairs"]) for line in lines] == [round(pairs) for pairs in of_device]
+    divisions = range(int(tiles.division.max()) + 1)
+    parts = [division_facts(grouped, division, "forward").values["pairs"] for division in divisions]
+    assert sum(parts) == pytest.approx(visible, abs=len(parts))
+    assert "counts 1/2 in each" in standalone_page(grouped)
+
+
+def test_thumbnails_do_not_count_pairs_once_per_group(grouped_plan, small_plan):
+    np.testing.assert_allclose(pair_shares(grouped_plan), pair_shares(small_plan))
+
+
+def test_messages_of_groups_are_found_in_traces_and_name_their_heads(grouped):
+    plan, trace = grouped.plan, grouped.traces["simulated"]
+    table = plan.transfers
+    chosen = np.flatnonzero(table.group == 1)[::7]
+    assert len(chosen) > 3
+    for transfer in chosen.tolist():
+        events = message_events(plan, trace, transfer)
+        assert [find_transfer(grouped, trace, event) for event in events] == [transfer]
+        assert transfer_selection(plan, transfer).endswith("~group.1")
+    facts = str(transfer_facts(grouped, int(chosen[0])).to_json())
+    assert "query heads 3-4: group 2 of 2" in facts
+
+
+def test_moved_tiles_are_compared_group_by_group(grouped_plan, small_plan):
+    grouped, plain = grouped_plan.tiles, small_plan.tiles
+    place = dict(zip(zip(plain.q_block, plain.kv_block, strict=True), plain.device, strict=True))
+    expected = [
+        device != place[q, kv]
+        for q, kv, device in zip(grouped.q_block, grouped.kv_block, grouped.device, strict=True)
+    ]
+    moves = find_moves(grouped_plan, small_plan)
+    assert moves.first.tolist() == list(range(len(grouped)))
+    assert (moves.change == MOVED).tolist() == expected
+    assert moves.group.tolist() == grouped.group.tolist()
+    assert find_moves(grouped_plan, grouped_plan).share == 0
+    header, columns = decode(moves_payload(small_plan, grouped_plan))
+    assert header["group_labels"] == ["1-2", "3-4"]
+    assert columns["tile_group"].tolist() == grouped.group.tolist()
+    assert columns["tile_b"].tolist() == grouped.device.tolist()

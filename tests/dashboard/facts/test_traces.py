@@ -1,0 +1,148 @@
+"""Filtered events and their CSV, against loops that look at one event at a time."""
+
+import csv
+import dataclasses
+import gzip
+import io
+import re
+
+import numpy as np
+import pytest
+
+from dcp_dashboard import DashboardError, create_app
+from dcp_dashboard.exports.tables import events_csv
+from dcp_dashboard.facts.traces import KINDS, EventFilter, event_kinds, matching, read_filter
+from dcp_dashboard.library.folder import plan_key
+from dcp_planner import LANES
+
+
+def rows_of(trace):
+    """Every event as a plain record, in the order of device, lane and start."""
+    kinds = event_kinds(trace)
+    rows = [
+        {
+            "row": i, "device": int(trace.device[i]), "lane": LANES[trace.lane[i]],
+            "kind": KINDS[kinds[i]], "name": trace.name[i], "backward": bool(trace.is_backward[i]),
+            "division": int(trace.division[i]), "peer": int(trace.peer[i]),
+            "bytes": int(trace.size_bytes[i]), "start_ns": int(trace.start_ns[i]),
+            "duration_ns": int(trace.end_ns[i] - trace.start_ns[i]),
+        }
+        for i in range(len(trace))
+    ]  # fmt: skip
+    return sorted(rows, key=lambda r: (r["device"], LANES.index(r["lane"]), r["start_ns"]))
+
+
+@pytest.mark.parametrize(
+    ("find", "wanted"),
+    [
+        ("gpu 2", lambda r: r["device"] == 2),
+        ("division 1 kv", lambda r: r["division"] == 1 and "kv" in r["name"]),
+        ("kv 1", lambda r: re.search(r"kv 1(?!\d)", r["name"]) is not None),
+        ("DEVICE 1 backward attention",
+         lambda r: r["device"] == 1 and r["backward"] and r["name"] == "attention"),
+        ("to 3", lambda r: r["peer"] == 3),
+        ("no such thing", lambda _: False),
+        ("(", lambda _: False),
+        ("  ", lambda _: True),
+    ],
+)  # fmt: skip
+def test_a_search_finds_what_its_words_say(small_trace, find, wanted):
+    found = [row["row"] for row in rows_of(small_trace) if wanted(row)]
+    assert matching(small_trace, EventFilter(find=find)).tolist() == found
+
+
+def test_kinds_and_durations_filter_together(small_trace):
+    chosen = EventFilter(kinds=("send", "wait"), longer_ns=5_000)
+    found = [
+        row["row"] for row in rows_of(small_trace)
+        if row["kind"] in ("send", "wait") and row["duration_ns"] >= 5_000
+    ]  # fmt: skip
+    assert found
+    assert matching(small_trace, chosen).tolist() == found
+    assert matching(small_trace, EventFilter(kinds=("none",))).tolist() == []
+
+
+@pytest.mark.parametrize("column", ["duration_ns", "name", "kind", "peer", "start_ns"])
+def test_sorting_is_stable_in_both_directions(small_trace, column):
+    def key(row):
+        return KINDS.index(row["kind"]) if column == "kind" else row[column]
+
+    rows = rows_of(small_trace)
+    rising = matching(small_trace, EventFilter(sort=column)).tolist()
+    falling = matching(small_trace, EventFilter(sort=f"-{column}")).tolist()
+    assert rising == [row["row"] for row in sorted(rows, key=key)]
+    assert falling == [row["row"] for row in sorted(rows, key=key, reverse=True)]
+
+
+@pytest.mark.parametrize(
+    "query", [{"kinds": "sends"}, {"longer": "-3"}, {"longer": "1e9"}, {"sort": "__class__"}]
+)
+def test_a_filter_that_means_nothing_is_refused(query):
+    with pytest.raises(DashboardError, match=r"expected .* got .*; leave"):
+        read_filter(query)
+
+
+def test_csv_holds_every_matching_event_once(small_trace):
+    text = "".join(events_csv([small_trace], EventFilter(kinds=("receive",))))
+    found = list(csv.DictReader(io.StringIO(text)))
+    rows = rows_of(small_trace)
+    wanted = [(i, row) for i, row in enumerate(rows) if row["kind"] == "receive"]
+    assert [(int(f["event"]), f["name"], int(f["duration_ns"])) for f in found] == [
+        (i, row["name"], row["duration_ns"]) for i, row in wanted
+    ]
+    assert {f["source"] for f in found} == {"simulated"}
+
+
+@pytest.mark.parametrize("name", ["=cmd()", "+1", "-1", "@SUM(A1)", "\tx"])
+def test_a_name_is_no_formula_for_a_spreadsheet(small_trace, name):
+    hostile = dataclasses.replace(small_trace, name=(name,) * len(small_trace))
+    text = "".join(events_csv([hostile], EventFilter()))
+    assert {row["name"] for row in csv.DictReader(io.StringIO(text))} == {f"'{name}"}
+
+
+@pytest.fixture
+def client(served_folder):
+    return create_app(served_folder).server.test_client()
+
+
+def test_exports_are_files_named_after_the_plan(client, small_trace):
+    key = plan_key("small.dcpplan")
+    answer = client.get(f"/api/plan/{key}/events.csv?source=both&find=gpu%201")
+    assert answer.headers["Content-Disposition"] == "attachment; filename=small.csv"
+    lines = answer.data.decode().splitlines()
+    assert len(lines) == 1 + 2 * np.count_nonzero(small_trace.device == 1)
+    answer = client.get(f"/api/plan/{key}/trace.pftrace?source=both")
+    assert answer.headers["Content-Disposition"] == "attachment; filename=small.pftrace"
+    assert b"device 3 (measured)" in answer.data
+    assert b"device 3 (predicted)" in answer.data
+
+
+@pytest.mark.parametrize(
+    "path", ["events.csv?sort=x", "trace.pftrace?source=x", "timeline?source="]
+)
+def test_a_wrong_request_for_a_trace_is_a_message(client, path):
+    answer = client.get(f"/api/plan/{plan_key('small.dcpplan')}/{path}")
+    assert answer.status_code == 404
+    assert answer.json["error"].startswith(("expected", "small.dcpplan has no trace"))
+
+
+def test_too_many_events_are_a_message_with_a_way_out(client, monkeypatch):
+    monkeypatch.setattr("dcp_dashboard.api.devices.MAX_EVENTS", 10)
+    answer = client.get(f"/api/plan/{plan_key('small.dcpplan')}/timeline")
+    assert answer.status_code == 404
+    assert "expected at most 10 events" in answer.json["error"]
+    assert "ui.perfetto.dev" in answer.json["error"]
+
+
+def test_code_travels_compressed_and_data_as_it_is(client):
+    accepts = {"Accept-Encoding": "gzip"}
+    with (
+        client.get("/assets/timeline.js", headers=accepts) as script,
+        client.get("/assets/timeline.js") as plain,
+    ):
+        assert script.headers["Content-Encoding"] == "gzip"
+        assert "Content-Encoding" not in plain.headers
+        assert gzip.decompress(script.data) == plain.data
+        assert len(script.data) < len(plain.data) / 2
+    data = client.get(f"/api/plan/{plan_key('small.dcpplan')}/timeline", headers=accepts)
+    assert "Content-Encoding" not in data.headers

@@ -1,0 +1,184 @@
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from dcp_dashboard import DashboardError
+from dcp_dashboard.library import folder as folder_module
+from dcp_dashboard.library.folder import (
+    MAX_FILES,
+    REPORT_SUFFIX,
+    SUFFIX,
+    Folder,
+    open_folder,
+    plan_key,
+)
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret.dcpplan").write_bytes(b"secret")
+    root = tmp_path / "root"
+    (root / "runs" / "a").mkdir(parents=True)
+    (root / "one.dcpplan").write_bytes(b"1")
+    (root / "runs" / "a" / "two.dcpplan").write_bytes(b"22")
+    return root
+
+
+def names(root):
+    return [entry.relative for entry in Folder(root).scan().entries]
+
+
+def test_plans_are_found_in_every_folder_below(root):
+    assert names(root) == ["one.dcpplan", "runs/a/two.dcpplan"]
+    assert Folder(root).scan().is_complete
+
+
+def test_nothing_but_regular_visible_files_below_the_folder_is_listed(root):
+    (root / "link-out.dcpplan").symlink_to(root.parent / "outside" / "secret.dcpplan")
+    (root / "link-folder").symlink_to(root.parent / "outside")
+    (root / "dangling.dcpplan").symlink_to(root / "gone.dcpplan")
+    (root / "loop.dcpplan").symlink_to(root / "loop.dcpplan")
+    (root / "folder.dcpplan").mkdir()
+    os.mkfifo(root / "pipe.dcpplan")
+    (root / ".hidden").mkdir()
+    (root / ".hidden" / "x.dcpplan").write_bytes(b"x")
+    (root / "other.txt").write_bytes(b"x")
+    assert names(root) == ["one.dcpplan", "runs/a/two.dcpplan"]
+
+
+def test_a_link_that_stays_inside_is_listed(root):
+    (root / "again.dcpplan").symlink_to(root / "one.dcpplan")
+    assert "again.dcpplan" in names(root)
+
+
+def test_odd_file_names_are_plain_names(root):
+    odd = ["..dcpplan", "a b&c=d.dcpplan", "<b>.dcpplan", "ü\n.dcpplan", "\udcff.dcpplan"]
+    for name in odd:
+        (root / name).write_bytes(b"x")
+    found = {entry.relative: entry.key for entry in Folder(root).scan().entries}
+    assert set(odd) <= set(found)
+    assert all(len(key) == 16 and set(key) <= set("0123456789abcdef") for key in found.values())
+    assert len(set(found.values())) == len(found)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "..", "../outside/secret.dcpplan", "one.dcpplan", "/etc/passwd", "\0", "%2e%2e", "0" * 16],
+)
+def test_a_key_is_never_used_as_a_path(root, key):
+    assert Folder(root).find(key) is None
+
+
+def test_a_key_finds_its_file_again(root):
+    entry = Folder(root).find(plan_key("runs/a/two.dcpplan"))
+    assert entry is not None
+    assert entry.path == root / "runs" / "a" / "two.dcpplan"
+    assert entry.size_bytes == 2
+
+
+def test_the_scan_stops_at_its_bounds_and_says_so(root, monkeypatch):
+    monkeypatch.setattr(folder_module, "MAX_FILES", 1)
+    assert len(Folder(root).scan().entries) == 1
+    assert not Folder(root).scan().is_complete
+    monkeypatch.setattr(folder_module, "MAX_FILES", 10)
+    monkeypatch.setattr(folder_module, "MAX_DEPTH", 0)
+    assert names(root) == ["one.dcpplan"]
+    assert not Folder(root).scan().is_complete
+
+
+def test_a_missing_folder_says_what_to_do(tmp_path):
+    with pytest.raises(DashboardError, match=r"which does not exist; make one with: dcpm demo"):
+        open_folder(tmp_path / "nowhere")
+
+
+def test_a_file_in_place_of_a_folder_says_what_to_do(tmp_path):
+    (tmp_path / "x.dcpplan").write_bytes(b"")
+    with pytest.raises(DashboardError, match=r"serve the folder it lies in: dcpm dashboard"):
+        open_folder(tmp_path / "x.dcpplan")
+
+
+@pytest.fixture
+def read_folders(monkeypatch):
+    """Names of the folders that were read, in order."""
+    read, scandir = [], os.scandir
+
+    def count(path):
+        read.append(Path(path).name)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", count)
+    return read
+
+
+def age(*folders):
+    """Make folders look as if their names had stood for a minute."""
+    for folder in folders:
+        then = time.time_ns() - 60 * 10**9
+        os.utime(folder, ns=(then, then))
+
+
+def test_each_of_thousands_of_plans_is_found_and_the_folder_is_read_once(tmp_path, read_folders):
+    plan, report = tmp_path / f"0{SUFFIX}", tmp_path / f"z{REPORT_SUFFIX}"
+    plan.write_bytes(b"1")
+    report.write_bytes(b"22")
+    names = [plan.name] + [f"{i}{SUFFIX}" for i in range(1, MAX_FILES + 500)]
+    for name in names[1:]:
+        os.link(plan, tmp_path / name)
+    age(tmp_path)
+    folder = Folder(tmp_path)
+    for name in names:
+        entry = folder.find(plan_key(name))
+        assert entry is not None
+        assert entry.path == tmp_path / name
+    assert folder.find(plan_key("unknown")) is None
+    found = folder.scan()
+    assert (len(found.entries), found.is_complete) == (MAX_FILES, False)
+    assert [entry.relative for entry in found.reports] == [report.name]  # plans crowd none out
+    assert read_folders == [tmp_path.name]
+
+
+def test_only_a_change_of_names_makes_a_folder_read_again(root, read_folders):
+    age(root / "runs" / "a", root / "runs", root)
+    folder, key = Folder(root), plan_key("runs/a/new.dcpplan")
+    assert folder.find(key) is None
+    once = list(read_folders)
+    assert sorted(once) == ["a", "root", "runs"]
+    (root / "one.dcpplan").write_bytes(b"other bytes")
+    assert folder.find(plan_key("one.dcpplan")).size_bytes == 11
+    assert folder.find(key) is None
+    assert read_folders == once
+    (root / "runs" / "a" / "new.dcpplan").write_bytes(b"x")
+    assert folder.find(key).relative == "runs/a/new.dcpplan"
+    assert len(read_folders) == 6
+
+
+def test_a_folder_that_changed_just_now_is_read_again(root, read_folders):
+    # Two names that come within one tick of the clock leave the folder with the same time.
+    age(root / "runs" / "a", root / "runs")
+    folder = Folder(root)
+    for _ in range(2):
+        assert folder.find(plan_key("new.dcpplan")) is None
+    assert read_folders.count("root") == 2
+
+
+def test_a_known_file_that_goes_and_comes_is_seen_as_it_is(root):
+    folder, key = Folder(root), plan_key("one.dcpplan")
+    assert folder.find(key) is not None
+    (root / "one.dcpplan").unlink()
+    assert folder.find(key) is None
+    (root / "one.dcpplan").symlink_to(root.parent / "outside" / "secret.dcpplan")
+    assert folder.find(key) is None
+    (root / "one.dcpplan").unlink()
+    (root / "one.dcpplan").write_bytes(b"again")
+    assert folder.find(key).size_bytes == 5
+
+
+def test_a_folder_with_too_many_names_says_what_is_not_looked_at(root, monkeypatch):
+    assert Folder(root).bounds() == ""
+    monkeypatch.setattr(folder_module, "MAX_ENTRIES", 2)
+    folder = Folder(root)
+    assert not folder.scan().is_complete
+    assert "only the first 2 names and 8 levels of folders" in folder.bounds()

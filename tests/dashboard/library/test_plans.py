@@ -1,0 +1,117 @@
+import os
+
+import pytest
+
+from dcp_dashboard import DashboardError
+from dcp_dashboard.library import folder as folder_module
+from dcp_dashboard.library import plans as library_module
+from dcp_dashboard.library.folder import plan_key
+from dcp_dashboard.library.plans import BoundedCache, PlanLibrary
+from dcp_dsl import DCPError
+from dcp_planner import write_plan
+
+
+def test_rows_hold_numbers_or_the_reason_why_not(served_folder):
+    rows, is_complete = PlanLibrary(served_folder).rows()
+    by_name = {row.entry.relative: row for row in rows}
+    assert is_complete
+    assert sorted(by_name) == ["cut.dcpplan", "deep/large.dcpplan", "small.dcpplan"]
+    assert by_name["cut.dcpplan"].summary is None
+    assert "cut.dcpplan" in by_name["cut.dcpplan"].error
+    assert by_name["small.dcpplan"].summary.metrics.tokens == 2048
+    assert set(by_name["small.dcpplan"].summary.seconds) == {"simulated", "measured"}
+
+
+def test_a_plan_without_a_trace_is_simulated(served_folder):
+    loaded = PlanLibrary(served_folder).load(plan_key("deep/large.dcpplan"))
+    assert list(loaded.traces) == ["simulated"]
+    assert loaded.summary.seconds["simulated"] > 0
+
+
+def test_an_overwritten_file_is_read_anew(tmp_path, small_plan, large_plan):
+    path = tmp_path / "p.dcpplan"
+    write_plan(path, large_plan)
+    library = PlanLibrary(tmp_path)
+    assert library.load(plan_key("p.dcpplan")).plan.num_devices == 32
+    write_plan(path, small_plan)
+    assert library.load(plan_key("p.dcpplan")).plan.num_devices == 4
+
+
+def test_an_unchanged_file_is_parsed_once(served_folder):
+    library = PlanLibrary(served_folder)
+    key = plan_key("small.dcpplan")
+    assert library.load(key) is library.load(key)
+
+
+def test_a_touched_file_is_another_content(tmp_path, small_plan):
+    path = tmp_path / "p.dcpplan"
+    write_plan(path, small_plan)
+    library = PlanLibrary(tmp_path)
+    first = library.load(plan_key("p.dcpplan"))
+    os.utime(path, ns=(1, 1))
+    assert library.load(plan_key("p.dcpplan")) is not first
+
+
+def test_an_unknown_key_and_a_broken_file_are_messages(served_folder):
+    library = PlanLibrary(served_folder)
+    with pytest.raises(DashboardError, match="the list shows what is there"):
+        library.load("0123456789abcdef")
+    with pytest.raises(DCPError, match=r"cut\.dcpplan"):
+        library.load(plan_key("cut.dcpplan"))
+
+
+def test_a_file_too_large_is_refused_before_it_is_read(served_folder, monkeypatch):
+    monkeypatch.setattr(library_module, "MAX_FILE_BYTES", 1000)
+    with pytest.raises(DashboardError, match=r"expected at most 1,000 bytes, got"):
+        PlanLibrary(served_folder).load(plan_key("small.dcpplan"))
+
+
+def test_a_plan_for_too_many_devices_is_refused(served_folder, monkeypatch):
+    monkeypatch.setattr(library_module, "MAX_DEVICES", 31)
+    with pytest.raises(DashboardError, match="at most 31 devices, got 32; see its numbers with"):
+        PlanLibrary(served_folder).load(plan_key("deep/large.dcpplan"))
+
+
+def test_a_list_that_takes_too_long_shows_the_rest_as_not_read(served_folder, monkeypatch):
+    monkeypatch.setattr(library_module, "LIST_BUDGET_S", -1.0)
+    rows, _ = PlanLibrary(served_folder).rows()
+    assert {row.error for row in rows} == {"not read yet; reload the page to go on"}
+
+
+def test_the_cache_forgets_what_was_used_longest_ago():
+    cache = BoundedCache[str](2)
+    made = []
+
+    def make(name):
+        return lambda: made.append(name) or name
+
+    for name in ("a", "b", "a", "c", "a", "b"):
+        cache.get(name, make(name))
+    assert made == ["a", "b", "c", "b"]
+
+
+def test_a_failed_maker_leaves_nothing_behind():
+    cache = BoundedCache[int](2)
+    with pytest.raises(ZeroDivisionError):
+        cache.get("a", lambda: 1 // 0)
+    assert cache.get("a", lambda: 7) == 7
+
+
+def test_plans_that_the_list_leaves_out_are_found_without_reading_the_folder_again(
+    tmp_path, lone_plan, monkeypatch
+):
+    names = [f"{i}.dcpplan" for i in range(9)]
+    write_plan(tmp_path / names[0], lone_plan)
+    for name in names[1:]:
+        os.link(tmp_path / names[0], tmp_path / name)
+    os.utime(tmp_path, ns=(1, 1))
+    monkeypatch.setattr(folder_module, "MAX_FILES", 2)
+    library, read, scandir = PlanLibrary(tmp_path), [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: read.append(path) or scandir(path))
+    listed = [row.entry.relative for row in library.rows()[0]]
+    assert listed == names[:2]
+    for name in names:
+        assert library.load(plan_key(name)).entry.relative == name
+        assert library.version(plan_key(name)) is not None
+    assert library.version("0123456789abcdef") is None
+    assert len(read) == 1

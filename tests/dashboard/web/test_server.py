@@ -1,0 +1,179 @@
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dcp_dashboard import DashboardError, serve, start_server
+from dcp_dashboard.commands import dashboard
+from dcp_dashboard.web import server as server_module
+
+
+def get(url, host=None):
+    request = urllib.request.Request(url, headers={"Host": host} if host else {})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def test_a_started_server_answers_until_it_is_closed(served_folder):
+    server = start_server(served_folder)
+    assert server.url.startswith("http://127.0.0.1:")
+    status, body = get(server.url)
+    assert status == 200
+    assert b'<html lang="en">' in body
+    assert get(server.url, host="evil")[0] == 400
+    server.close()
+    with pytest.raises(urllib.error.URLError):
+        get(server.url)
+
+
+def test_requests_that_wait_for_a_thread_are_no_news(served_folder, caplog):
+    with start_server(served_folder):
+        logging.getLogger("waitress.queue").warning("Task queue depth is 1")
+    assert caplog.records == []
+
+
+def test_many_servers_live_in_one_process(served_folder, tmp_path):
+    with start_server(served_folder) as one, start_server(tmp_path) as two:
+        assert one.url != two.url
+        assert get(one.url)[0] == get(two.url)[0] == 200
+
+
+def test_beyond_loopback_the_url_carries_a_token(served_folder):
+    with start_server(served_folder, host="0.0.0.0") as server:
+        address, token = server.url.split("?token=")
+        port = address.rstrip("/").rsplit(":", 1)[1]
+        assert len(token) >= 32
+        assert get(f"http://127.0.0.1:{port}/")[0] == 401
+
+
+def busy_port():
+    taken = socket.socket()
+    taken.bind(("127.0.0.1", 0))
+    taken.listen()
+    return taken
+
+
+def test_a_busy_port_that_was_asked_for_is_an_error(served_folder):
+    with closing(busy_port()) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            DashboardError, match=rf"port {port}: .* choose another one with --port"
+        ):
+            start_server(served_folder, port=port)
+
+
+def test_a_busy_default_port_moves_on_to_the_next(monkeypatch):
+    with closing(busy_port()) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(server_module, "DEFAULT_PORT", port)
+        with closing(server_module._bind("127.0.0.1", None)) as bound:
+            assert port < bound.getsockname()[1] < port + server_module.PORTS_TRIED
+
+
+def test_an_address_that_is_not_ours_is_an_error(served_folder):
+    with pytest.raises(DashboardError, match=r"cannot listen on 192\.0\.2\.1: .* with --host"):
+        start_server(served_folder, host="192.0.2.1")
+    with pytest.raises(DashboardError, match=r"no\.such\.host\.invalid: .* with --host"):
+        start_server(served_folder, host="no.such.host.invalid")
+
+
+def test_a_missing_library_names_the_extra(served_folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "waitress.server", None)
+    with pytest.raises(DashboardError, match=r"pip install 'dcp-dsl\[dashboard\]'"):
+        serve(served_folder)
+
+
+def test_the_command_reports_a_missing_folder(tmp_path):
+    result = CliRunner().invoke(dashboard, [str(tmp_path / "nowhere")])
+    assert isinstance(result.exception, DashboardError)
+
+
+DCPM = "from dcp_dsl.cli import main; main()"
+SLOW = {
+    "text": "mask m = causal", "sample": "4194304", "block": 2048, "nodes": 8,
+    "devices_per_node": 8, "method": "native", "budget": "best",
+}  # fmt: skip
+
+
+def ask(url, body, content_type="application/json"):
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": content_type})
+    with urllib.request.urlopen(request, timeout=100) as answer:
+        return json.load(answer)
+
+
+@contextmanager
+def command(folder):
+    """`dcpm dashboard` in a process of its own, and its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", DCPM, "dashboard", str(folder)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    try:
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def children_of(number):
+    """Process numbers by reading /proc, so that a process that hides its parent counts too."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (folder / "stat").read_text().rpartition(")")[2].split()[1] == str(number):
+                found.add(folder)
+    return found
+
+
+def open_connections(url):
+    """One that says nothing, one that stopped in a header, one that stopped in a body."""
+    port = int(url.rstrip("/").rsplit(":", 1)[1])
+    sent = (
+        b"",
+        b"GET / HTTP/1.1\r\nHost: loc",
+        b"POST /api/uploads HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\nabc",
+    )
+    opened = [socket.create_connection(("127.0.0.1", port)) for _ in sent]
+    for connection, text in zip(opened, sent, strict=True):
+        connection.sendall(text)
+    return opened
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "message"),
+    [(signal.SIGINT, 130, "\ndcpm: interrupted\n"), (signal.SIGTERM, 143, "")],
+    ids=["ctrl-c", "terminate"],
+)
+def test_a_signal_ends_the_command_quietly_with_all_it_does(tmp_path, number, status, message):
+    with command(tmp_path) as (process, url):
+        assert url.startswith("http://127.0.0.1:")
+        connections = open_connections(url)
+        assert ask(f"{url}api/edit/check", {"text": "mask m = causal"})["is_usable"]
+        assert ask(f"{url}api/edit/plan", SLOW)["state"] in ("waiting", "running")
+        assert ask(f"{url}api/edit/plan", SLOW)["state"] == "waiting"
+        workers = children_of(process.pid)
+        assert len(workers) >= 2
+        process.send_signal(number)
+        rest, errors = process.communicate(timeout=20)
+        assert process.returncode == status
+        assert rest == ""
+        assert errors == f"Press Ctrl-C to stop.\n{message}"
+        assert [worker for worker in workers if worker.exists()] == []
+        for connection in connections:
+            connection.close()
