@@ -67,7 +67,7 @@ class Editor:
         self.number += 1
         self.send({"id": self.number, "method": method, "params": params})
         while True:
-            message = self.received.get(timeout=60)
+            message = self.received.get(timeout=250)
             if message.get("id") == self.number:
                 assert "error" not in message, message
                 return message["result"]
@@ -76,7 +76,7 @@ class Editor:
     def diagnostics(self, uri):
         """Wait for the next diagnostics of a document."""
         while True:
-            message = self.notes.pop(0) if self.notes else self.received.get(timeout=60)
+            message = self.notes.pop(0) if self.notes else self.received.get(timeout=250)
             if (message.get("method") == "textDocument/publishDiagnostics"
                     and message["params"]["uri"] == uri):  # fmt: skip
                 return message["params"]["diagnostics"]

@@ -61,7 +61,7 @@ def run_process(folder, *arguments):
     code = "from dcp_dsl.cli import main; main()"
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=folder, capture_output=True, text=True, timeout=250, check=False
     )
 
 
@@ -593,7 +593,7 @@ def test_the_commands_import_nothing_heavy():
         "heavy = {'numpy', 'pyarrow', 'rich', 'kahypar', 'lark', 'torch'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=250)
 
 
 ATTACHED = """mask near = causal and q - k < 5

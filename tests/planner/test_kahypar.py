@@ -202,7 +202,7 @@ def test_a_process_does_not_outlive_the_planner(tmp_path):
     search_path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": search_path, "TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as planner:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 200
         while not (note.exists() and note.read_text().endswith(".")):
             assert planner.poll() is None
             assert time.monotonic() < deadline
@@ -267,7 +267,9 @@ def test_the_planner_never_imports_kahypar_nor_prints(workload):
         "build_plan(s, ModelShape(), Cluster(1, 2))\n"
         "assert 'kahypar' not in sys.modules and 'pyarrow' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, timeout=250
+    )
     assert (done.stdout, done.stderr) == (b"", b"")
 
 

@@ -91,7 +91,7 @@ def test_bench_paper_puts_predictions_beside_bars(tmp_path):
         sys.executable, BENCHMARKS / "bench_paper.py", "--batches", "1", "--limit", "1",
         "--block", "8192", "--ours", "static:ring", "--json", out,
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     document = json.loads(out.read_text())
     rows = {row["method"]: row for row in document["rows"]}

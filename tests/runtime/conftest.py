@@ -168,7 +168,7 @@ def run_in_threads(
             dq, dkv = prepared.backward(*mine, out, lse, dout[rows])
         return rows, {"out": out, "lse": lse, "dq": dq, "dkv": dkv}, prepared.recorder
 
-    parts = LoopbackWorld(plan.num_devices, timeout_s=20).run(run_rank)
+    parts = LoopbackWorld(plan.num_devices, timeout_s=60).run(run_rank)
     whole = {}
     for name in ("out", "lse", "dq", "dkv"):
         first = parts[0][1][name]

@@ -220,7 +220,7 @@ def main():
         world_size=size,
         timeout=timedelta(seconds=30),
     )
-    executor = DCPExecutor(timeout_s=20)
+    executor = DCPExecutor(timeout_s=60)
     for scenario in SCENARIOS:
         try:
             scenario(executor, size)

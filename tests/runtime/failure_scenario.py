@@ -70,7 +70,7 @@ def restart(folder, rank):
     """Run on the ranks that are left."""
     dist.destroy_process_group()
     join(folder, "again", 0 if rank == 0 else 1, 2)
-    executor = DCPExecutor(timeout_s=20)
+    executor = DCPExecutor(timeout_s=60)
     rows, tensors = run(executor, plan_of(2), lambda phase: None)
     qkv = random_qkv(0, TOKENS, 4, 2, 8, torch.float32)
     whole = {}

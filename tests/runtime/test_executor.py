@@ -38,7 +38,7 @@ def results(tmp_path_factory):
         for rank in range(RANKS)
     ]
     try:
-        logs = [process.communicate(timeout=120)[0] for process in processes]
+        logs = [process.communicate(timeout=250)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -52,7 +52,7 @@ def check(lab, cases, parts):
 
 def run(cases, scenario, ranks=RANKS, **options):
     plans = [(plan, qkv) for plan, qkv, _ in cases]
-    world = LoopbackWorld(ranks, timeout_s=20)
+    world = LoopbackWorld(ranks, timeout_s=60)
     return world.run(lambda transport: scenario(transport, plans, **options))
 
 
@@ -297,7 +297,7 @@ def test_wrong_tensors_on_one_rank_are_an_error_on_all_that_names_it(lab, change
         # Nothing is under way: with right tensors the same executor goes on.
         DCPAttn.apply(executor, q[rows], kv[rows])
 
-    LoopbackWorld(RANKS, timeout_s=10).run(run)
+    LoopbackWorld(RANKS, timeout_s=60).run(run)
     assert [raised[rank].rank for rank in (0, 2)] == [1, 1]
 
 
@@ -327,7 +327,7 @@ def test_of_two_ranks_that_differ_the_first_is_believed(lab):
             DCPExecutor(transport=transport).prepare(plans[transport.rank])
         assert caught.value.rank == 1
 
-    LoopbackWorld(2, timeout_s=10).run(run)
+    LoopbackWorld(2, timeout_s=60).run(run)
 
 
 def test_the_part_of_another_rank_is_refused(lab):
@@ -341,7 +341,7 @@ def test_the_part_of_another_rank_is_refused(lab):
             executor.prepare(turned)
         executor.prepare(parts[transport.rank])
 
-    LoopbackWorld(RANKS, timeout_s=10).run(run)
+    LoopbackWorld(RANKS, timeout_s=60).run(run)
 
 
 def test_the_clock_of_the_plan_before_goes_on(lab):
@@ -352,7 +352,7 @@ def test_the_clock_of_the_plan_before_goes_on(lab):
         first = executor.prepare(plan).recorder
         assert executor.prepare(plan).recorder.clock is first.clock
 
-    LoopbackWorld(RANKS, timeout_s=10).run(run)
+    LoopbackWorld(RANKS, timeout_s=60).run(run)
 
 
 def test_a_wrong_gradient_on_one_rank_is_an_error_on_all(lab):
@@ -379,7 +379,7 @@ def test_another_plan_on_one_rank_is_an_error_on_all_that_names_it(lab):
         assert caught.value.rank == 2
         executor.prepare(plan)
 
-    LoopbackWorld(RANKS, timeout_s=10).run(run)
+    LoopbackWorld(RANKS, timeout_s=60).run(run)
 
 
 def test_wrong_tensors_in_a_later_layer_are_an_error_on_all(lab):
@@ -394,7 +394,7 @@ def test_wrong_tensors_in_a_later_layer_are_an_error_on_all(lab):
         DCPAttn.apply(executor, late, kv[rows].to(late.dtype))
 
     with pytest.raises(RunError, match="rank 1 failed in division 0 of forward: all layers") as e:
-        LoopbackWorld(RANKS, timeout_s=10).run(run)
+        LoopbackWorld(RANKS, timeout_s=60).run(run)
     assert (e.value.rank, e.value.division) == (1, 0)
 
 
@@ -431,7 +431,7 @@ def test_nan_is_found_where_it_came_from(lab):
         DCPAttn.apply(executor, q[rows], kv[rows])
 
     with pytest.raises(RunError, match=r"rank 1 sent kv|rank 1: out has") as caught:
-        LoopbackWorld(RANKS, timeout_s=10).run(run)
+        LoopbackWorld(RANKS, timeout_s=60).run(run)
     assert caught.value.rank is not None
 
 
@@ -455,7 +455,7 @@ def test_a_result_that_is_not_finite_is_an_error_on_all(lab, direction):
             raise
 
     with pytest.raises(RunError):
-        LoopbackWorld(RANKS, timeout_s=10).run(run)
+        LoopbackWorld(RANKS, timeout_s=60).run(run)
     says = {"forward": "rank 1: out has", "backward": "rank 1: dq has|rank 1 sent dkv"}[direction]
     for rank in range(RANKS):
         assert said[rank].rank == 1
@@ -479,7 +479,7 @@ def test_a_message_that_is_never_written_is_found(lab, monkeypatch):
         prepared.forward(q[rows], kv[rows])
 
     with pytest.raises(RunError, match=r"rank \d sent kv \d+ with NaN"):
-        LoopbackWorld(RANKS, timeout_s=10).run(run)
+        LoopbackWorld(RANKS, timeout_s=60).run(run)
 
 
 def test_one_rank_needs_no_other(lab):

@@ -70,7 +70,7 @@ def test_what_a_process_says_of_hidden_tokens_is_what_this_one_finds(pool):
     rows = [{"tokens": list(range(sum(n))), "parts": n} for n in ([20, 1, 1, 8], [9], [10, 15])]
     loader = make_loader(rows, spec, **OPTIONS)
     request = next(iter(loader._coming())).pending.request
-    found, _ = pool.submit(request).result(timeout=60)
+    found, _ = pool.submit(request).result(timeout=250)
     assert found.hidden == plan_request(request).hidden == ((19, 22), (48, 49))
 
 
@@ -81,7 +81,7 @@ def test_planning_is_hidden_behind_the_step():
             if number == 0:
                 waited = loader.metrics.waited_s
                 under_way = [batch.pending.future for batch in loader._waiting]
-                futures.wait(under_way, timeout=60)  # a long training step
+                futures.wait(under_way, timeout=250)  # a long training step
         assert loader.metrics.waited_s - waited < waited  # only the first plan was waited for
         assert len(under_way) == 4
         assert 0 <= loader.metrics.hidden_share <= 1
@@ -110,7 +110,7 @@ def test_a_plan_that_takes_too_long_ends_its_process():
     pool = PlannerPool(1, time_limit_s=0.01)  # no interpreter starts that fast
     try:
         with pytest.raises(PlannerLostError, match=r"a plan took longer than 0\.01 s"):
-            pool.submit(request_of()).result(timeout=60)
+            pool.submit(request_of()).result(timeout=250)
     finally:
         pool.close()
 
@@ -119,11 +119,11 @@ def test_what_the_planner_refuses_is_said(pool):
     request = request_of()
     bad = replace(request, masks=(replace(request.masks[0], call="nonsense"),))
     with pytest.raises(RunError, match="nonsense"):
-        pool.submit(bad).result(timeout=120)
+        pool.submit(bad).result(timeout=250)
     sample = replace(request.sequences[0], row=7, sample='{"len": 0, "x": 1.5}')
     with pytest.raises(DatasetError, match="expected integers or lists of integers"):
-        pool.submit(replace(request, sequences=(sample,))).result(timeout=120)
-    batch, seconds = pool.submit(request).result(timeout=120)  # the process goes on
+        pool.submit(replace(request, sequences=(sample,))).result(timeout=250)
+    batch, seconds = pool.submit(request).result(timeout=250)  # the process goes on
     assert seconds > 0
     assert batch.plan.num_devices == 2
 
@@ -143,7 +143,7 @@ def test_a_batch_that_cannot_be_planned_is_refused_as_without_processes():
 
 
 def test_ctrl_c_in_a_terminal_does_not_reach_the_processes(pool):
-    pool.submit(request_of()).result(timeout=120)
+    pool.submit(request_of()).result(timeout=250)
     (pid,) = pool.processes
     assert os.getpgid(pid) != os.getpgid(0)  # a terminal interrupts the group in its foreground
 
@@ -219,7 +219,7 @@ for _ in loader:
 def test_processes_end_with_a_script_that_leaves_its_loop():
     done = subprocess.run(
         [sys.executable, "-c", UNFINISHED],
-        cwd=Path(__file__).parent, capture_output=True, text=True, check=False, timeout=120,
+        cwd=Path(__file__).parent, capture_output=True, text=True, check=False, timeout=250,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Error" not in done.stderr

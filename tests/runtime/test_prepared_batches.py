@@ -49,7 +49,7 @@ def on_ranks(work, **options):
         executor = DCPExecutor(transport=transport, **options)
         return work(executor, plans())
 
-    return LoopbackWorld(RANKS, timeout_s=10).run(run)
+    return LoopbackWorld(RANKS, timeout_s=60).run(run)
 
 
 def test_a_plan_that_nothing_ran_is_named_by_the_next_prepare():
@@ -149,7 +149,7 @@ def test_evaluation_and_ranks_without_tokens_raise_no_alarm():
                 attend(prepared, plan, transport.rank)
         executor.close()
 
-    LoopbackWorld(RANKS, timeout_s=10).run(run)
+    LoopbackWorld(RANKS, timeout_s=60).run(run)
 
 
 def test_a_stack_is_run_when_one_of_its_plans_is():
@@ -164,7 +164,7 @@ def test_a_stack_is_run_when_one_of_its_plans_is():
         with pytest.raises(RunError, match=UNRUN.format("epoch 0, batch 1")):
             executor.close()
 
-    LoopbackWorld(RANKS, timeout_s=10).run(run)
+    LoopbackWorld(RANKS, timeout_s=60).run(run)
 
 
 def test_a_stack_is_no_plan_of_prepare():
@@ -175,7 +175,7 @@ def test_a_stack_is_no_plan_of_prepare():
             executor.prepare(stack)
         executor.close()
 
-    LoopbackWorld(RANKS, timeout_s=10).run(run)
+    LoopbackWorld(RANKS, timeout_s=60).run(run)
 
 
 def test_a_pipeline_prepares_its_micro_batches_first():
@@ -230,7 +230,7 @@ def test_a_rank_that_skipped_a_batch_is_named_at_once_on_all(mask, prepare):
         executor = DCPExecutor(transport=transport)
         return skipping(executor, plans(mask), prepare)
 
-    said = LoopbackWorld(RANKS, timeout_s=10).run(run)
+    said = LoopbackWorld(RANKS, timeout_s=60).run(run)
     assert said == [(SKIPPED, 1, 1), (SKIPPED, 1, 2), (SKIPPED, 1, 1)]
 
 

@@ -93,7 +93,7 @@ def test_a_kernel_is_chosen_with_the_first_layer_and_keeps_its_tables(plan, lab,
         wide.forward(q[rows].double(), kv[rows].double())
         return prepared._agreed.kernel
 
-    kernels = LoopbackWorld(2, timeout_s=20).run(work)
+    kernels = LoopbackWorld(2, timeout_s=60).run(work)
     # The kernel of the first plan serves the second; its tables are there before the first layer,
     # and those of the third plan too, whose tensors then are of another type.
     assert len(made) == 4
@@ -111,4 +111,4 @@ def test_layers_of_one_plan_still_share_dtype_and_device(plan, lab):
         with pytest.raises(RunError, match=r"expected torch.float32 on cpu, got torch.float64"):
             prepared.forward(q.double(), kv.double())
 
-    LoopbackWorld(2, timeout_s=20).run(work)
+    LoopbackWorld(2, timeout_s=60).run(work)

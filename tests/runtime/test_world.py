@@ -25,7 +25,7 @@ def plan_of(lab, masks, ranks=RANKS, partitioner="static:zigzag", shape=None):
 
 @pytest.fixture(scope="module")
 def world():
-    with open_world(RANKS, timeout_s=30) as opened:
+    with open_world(RANKS, timeout_s=60) as opened:
         yield opened
 
 
@@ -69,7 +69,7 @@ def test_same_seed_gives_the_same_errors_and_another_one_does_not(lab, world):
 
 def test_local_error_of_all_ranks_is_one_message_and_the_next_world_works(lab):
     plan = plan_of(lab, [lab.masks["causal"](80)], ranks=2)
-    with open_world(2, timeout_s=20) as broken:
+    with open_world(2, timeout_s=60) as broken:
         with pytest.raises(
             RunError, match=r"expected a kernel out of .*cpu, reference, got 'flesh'"
         ):
@@ -121,7 +121,7 @@ def test_lost_rank_is_named_and_no_process_is_left(lab, monkeypatch, fault, poin
 
 
 def test_processes_end_when_the_world_is_left_by_an_error(lab):
-    world = open_world(2, timeout_s=20)
+    world = open_world(2, timeout_s=60)
     pids = world.__enter__().pids
     # As a with statement does when Ctrl-C arrives inside it.
     with pytest.raises(KeyboardInterrupt):

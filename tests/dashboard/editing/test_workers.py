@@ -164,7 +164,7 @@ def test_the_workers_end_with_their_server(tmp_path):
     with start_server(tmp_path) as server:
         body = json.dumps({"text": TEXT}).encode()
         asked = Request(f"{server.url}api/edit/check", body, {"Content-Type": "application/json"})
-        with urlopen(asked, timeout=60) as answer:
+        with urlopen(asked, timeout=250) as answer:
             assert json.load(answer)["is_usable"]
         started = workers_of_this_process() - before
         assert len(started) >= 2  # one checks, one gets ready to preview

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -141,6 +141,7 @@ def children_of(number):
     return found
 
 
+@contextmanager
 def open_connections(url):
     """One that says nothing, one that stopped in a header, one that stopped in a body."""
     port = int(url.rstrip("/").rsplit(":", 1)[1])
@@ -149,10 +150,11 @@ def open_connections(url):
         b"GET / HTTP/1.1\r\nHost: loc",
         b"POST /api/uploads HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\nabc",
     )
-    opened = [socket.create_connection(("127.0.0.1", port)) for _ in sent]
-    for connection, text in zip(opened, sent, strict=True):
-        connection.sendall(text)
-    return opened
+    with ExitStack() as opened:
+        for text in sent:
+            connection = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+            connection.sendall(text)
+        yield
 
 
 @pytest.mark.parametrize(
@@ -161,19 +163,16 @@ def open_connections(url):
     ids=["ctrl-c", "terminate"],
 )
 def test_a_signal_ends_the_command_quietly_with_all_it_does(tmp_path, number, status, message):
-    with command(tmp_path) as (process, url):
+    with command(tmp_path) as (process, url), open_connections(url):
         assert url.startswith("http://127.0.0.1:")
-        connections = open_connections(url)
         assert ask(f"{url}api/edit/check", {"text": "mask m = causal"})["is_usable"]
         assert ask(f"{url}api/edit/plan", SLOW)["state"] in ("waiting", "running")
         assert ask(f"{url}api/edit/plan", SLOW)["state"] == "waiting"
         workers = children_of(process.pid)
         assert len(workers) >= 2
         process.send_signal(number)
-        rest, errors = process.communicate(timeout=20)
+        rest, errors = process.communicate(timeout=200)
         assert process.returncode == status
         assert rest == ""
         assert errors == f"Press Ctrl-C to stop.\n{message}"
         assert [worker for worker in workers if worker.exists()] == []
-        for connection in connections:
-            connection.close()

@@ -99,7 +99,7 @@ def started(tmp_path, served_folder):
 def ask(url, body=None, content_type="application/json"):
     request = urllib.request.Request(url, body, {"Content-Type": content_type})
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=250) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         with error:
