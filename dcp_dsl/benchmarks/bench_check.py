@@ -24,9 +24,9 @@ import numpy as np
 
 from dcp_dsl import Sample, Spec, check_report, dense_mask
 from dcp_dsl.budget import Budget
-from dcp_dsl.claims import Testing, check_claims
-from dcp_dsl.parser import parse_all
-from dcp_dsl.static_checks import check_masks
+from dcp_dsl.claims.static_checks import check_masks
+from dcp_dsl.claims.testing import Testing, check_claims
+from dcp_dsl.syntax.parser import parse_all
 
 FIFTY = Path(__file__).parent / "data" / "fifty.dcpm"
 TOKENS = 131_072

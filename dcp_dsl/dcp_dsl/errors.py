@@ -15,7 +15,7 @@ a bug.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dcp_dsl.diagnostics import Diagnostic
+    from dcp_dsl.syntax.diagnostics import Diagnostic
 
 
 class DCPError(Exception):

@@ -4,7 +4,7 @@ import stat
 from pathlib import Path
 
 from dcp_dsl.errors import SpecError
-from dcp_dsl.output_file import replacing
+from dcp_dsl.files import replacing
 
 MAX_BYTES = 2**19
 _DESCRIPTORS = (("/", "dev"), ("/", "proc"))  # where shells put the pipes of `<(command)`

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_dsl import DatasetError, Sample, Spec, dense_mask, load
-from dcp_dsl.guard import Guard
+from dcp_dsl.claims.guard import Guard
 
 SPEC = Spec.from_text(
     "token evict\n"
@@ -60,7 +60,7 @@ def test_a_guard_refuses_exactly_the_samples_that_leak_or_have_empty_rows(name, 
 def test_what_is_proved_is_not_decided_again_but_the_layout_still_is(monkeypatch):
     guard = SPEC.mask("shared").guard()
     assert (guard.is_causal_proved, guard.is_total_proved) == (True, True)
-    monkeypatch.setattr("dcp_dsl.mask.Mask.compile", None)
+    monkeypatch.setattr("dcp_dsl.core.mask.Mask.compile", None)
     guard.check(Sample({"question_len": 2, "answer_lens": [3, 1]}, 6))
     with pytest.raises(DatasetError, match="the layout has 6 tokens, the sample 7"):
         guard.check(Sample({"question_len": 2, "answer_lens": [3, 1]}, 7))

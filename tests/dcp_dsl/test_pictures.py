@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dcp_dsl import Picture, Sample, Slabs, Spec, dense_mask, preview
+from dcp_dsl.checks.scope import library_names
 from dcp_dsl.commands.show import show
 from dcp_dsl.pictures import palette, svg
-from dcp_dsl.scope import library_names
 
 SVG = "{http://www.w3.org/2000/svg}"
 SPEC = Spec.from_text("""

@@ -10,9 +10,9 @@ import click
 from dcp_dsl.commands.reading import read_source
 
 if TYPE_CHECKING:
-    from dcp_dsl.diagnostics import Diagnostic
-    from dcp_dsl.fixes import FixedText
-    from dcp_dsl.report import Verdict
+    from dcp_dsl.claims.report import Verdict
+    from dcp_dsl.syntax.diagnostics import Diagnostic
+    from dcp_dsl.syntax.fixes import FixedText
 
 SCHEMA_CHECK = "dcp.check/1"
 FORMATS = ("full", "concise", "json", "github", "sarif")
@@ -77,7 +77,7 @@ def check(files: tuple[str, ...], output_format: str, dataset: str | None, **fla
         from dcp_dsl.commands.check_dataset import check_dataset_command
 
         sys.exit(check_dataset_command(files, dataset, as_json=output_format == "json"))
-    from dcp_dsl.diagnostics import strict
+    from dcp_dsl.syntax.diagnostics import strict
 
     checked = _Checked()
     for name in files:
@@ -99,7 +99,7 @@ def check(files: tuple[str, ...], output_format: str, dataset: str | None, **fla
 
 def _check_file(name: str, checked: _Checked, *, fixes: bool, diffs: bool) -> None:
     """Check one file, and mend it or show how."""
-    from dcp_dsl.spec import check_report
+    from dcp_dsl.specs.spec import check_report
 
     given = read_source(name, checked.unreadable)
     if given is None:
@@ -111,7 +111,7 @@ def _check_file(name: str, checked: _Checked, *, fixes: bool, diffs: bool) -> No
         checked.findings += report.diagnostics
         checked.verdicts[name] = report.verdicts
         return
-    from dcp_dsl.fixes import fix_text
+    from dcp_dsl.syntax.fixes import fix_text
 
     mended = fix_text(text, name, lambda text, name: check_report(text, name).diagnostics)
     checked.texts[name] = mended.text
@@ -151,7 +151,7 @@ def _print(checked: _Checked, files: tuple[str, ...], form: str, *, to_stderr: b
             shown = found.render() + "\n" if form == "full" else found.concise()
             click.echo(shown, err=to_stderr)
     elif form == "github":
-        from dcp_dsl.diagnostic_formats import format_github
+        from dcp_dsl.syntax.diagnostic_formats import format_github
 
         for found in checked.findings:
             click.echo(format_github(found), err=to_stderr)
@@ -202,7 +202,7 @@ def _count_verdicts(checked: _Checked) -> str:
 def _sarif(checked: _Checked) -> dict[str, object]:
     from importlib.metadata import version
 
-    from dcp_dsl.diagnostic_formats import format_sarif
+    from dcp_dsl.syntax.diagnostic_formats import format_sarif
 
     return format_sarif(checked.findings, checked.texts, version("dcp-dsl"))
 

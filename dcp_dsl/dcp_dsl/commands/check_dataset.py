@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from dcp_dsl.spec import Spec
+    from dcp_dsl.specs.spec import Spec
 
 QUIET_S = 0.5  # nothing is shown of what is done sooner
 
 
 def check_dataset_command(files: tuple[str, ...], dataset: str, *, as_json: bool) -> int:
     """Report what the spec does to a data set; give the exit status."""
-    from dcp_dsl.data.dataset_checker import check_dataset
-    from dcp_dsl.spec import load
+    from dcp_dsl.coverage.dataset_checker import check_dataset
+    from dcp_dsl.specs.spec import load
 
     if len(files) != 1:
         raise click.UsageError("--dataset takes one spec: dcpm check SPEC --dataset PATH")
@@ -31,7 +31,7 @@ def check_dataset_command(files: tuple[str, ...], dataset: str, *, as_json: bool
 
 
 def _require_statements(spec: "Spec") -> None:
-    from dcp_dsl.ast import Attach
+    from dcp_dsl.syntax.ast import Attach
 
     if not any(isinstance(s, Attach) for s in spec.scope.program.statements):
         masks = ", ".join(spec.masks) or "causal"
@@ -70,7 +70,7 @@ class _Bar:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-        from dcp_dsl.data.dataset_checker import count_rows
+        from dcp_dsl.coverage.dataset_checker import count_rows
 
         self.progress = Progress(
             "checking rows", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),

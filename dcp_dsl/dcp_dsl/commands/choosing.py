@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from dcp_dsl.mask import Mask
-    from dcp_dsl.sample import Sample
-    from dcp_dsl.sample_statement import NoLengthError
-    from dcp_dsl.spec import Spec
+    from dcp_dsl.core.mask import Mask
+    from dcp_dsl.core.sample import Sample
+    from dcp_dsl.core.sample_statement import NoLengthError
+    from dcp_dsl.specs.spec import Spec
 
 mask_option = click.option(
     "--mask", "call", metavar="MASK", help="A mask by name or call, or any mask expression."
@@ -26,7 +26,7 @@ length_option = click.option(
 
 def load_spec(path: str | None) -> "Spec":
     """Read a spec, `-` from standard input; without a path there is the standard library alone."""
-    from dcp_dsl.spec import Spec, load
+    from dcp_dsl.specs.spec import Spec, load
 
     if path == "-":
         from dcp_dsl.text_file import MAX_BYTES, decode_text
@@ -41,7 +41,7 @@ def choose_mask(spec: "Spec", call: str | None) -> "Mask":
         return spec.mask(call)
     if len(spec.masks) == 1:
         return spec.mask(spec.masks[0])
-    from dcp_dsl.scope import library_names
+    from dcp_dsl.checks.scope import library_names
 
     whose = spec.name if spec.masks else "the standard library"
     have = ", ".join(spec.masks or library_names())
@@ -72,10 +72,10 @@ def choose_masks(spec: "Spec", call: str | None) -> "list[tuple[str, Mask]]":
 
 def choose_sample(spec: "Spec", mask: "Mask", given: str | None, length: str | None) -> "Sample":
     """Give the sample that was asked for, or the first declared one that fits the mask."""
+    from dcp_dsl.core.sample import Sample
+    from dcp_dsl.core.sample_statement import NoLengthError
     from dcp_dsl.pictures.preview import preview_sample
-    from dcp_dsl.sample import Sample
-    from dcp_dsl.sample_argument import sample_from_argument
-    from dcp_dsl.sample_statement import NoLengthError
+    from dcp_dsl.specs.sample_argument import sample_from_argument
 
     fixed = None if length is None else read_tokens(length, "--len")
     if given is None:
@@ -102,7 +102,7 @@ def _no_length(spec: "Spec", mask: "Mask", error: "NoLengthError") -> str:
     """Say which columns of a mask a sample lacks, with a sample that has them."""
     from dcp_dsl.errors import DatasetError
     from dcp_dsl.pictures.preview import preview_sample
-    from dcp_dsl.sample_argument import sample_from_argument
+    from dcp_dsl.specs.sample_argument import sample_from_argument
 
     missing = sorted(mask.columns - error.columns.keys())
     if not missing:
@@ -126,9 +126,9 @@ def _no_length(spec: "Spec", mask: "Mask", error: "NoLengthError") -> str:
 
 def read_tokens(text: str, option: str) -> int:
     """Read a number of tokens as the language writes it: 4096, 4_096 or 4k."""
-    from dcp_dsl.ast import Number
     from dcp_dsl.errors import SpecError
-    from dcp_dsl.parser import parse_expression
+    from dcp_dsl.syntax.ast import Number
+    from dcp_dsl.syntax.parser import parse_expression
 
     try:
         value = parse_expression(text)

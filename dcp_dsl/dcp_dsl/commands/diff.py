@@ -30,7 +30,7 @@ def diff(
     A and B are names or calls, such as `causal` or `"sliding(4k) per doc"`. Exit status: 0 if they
     see the same pairs, 1 if they do not.
     """
-    from dcp_dsl.mask_algebra import compare_masks
+    from dcp_dsl.forms.algebra import compare_masks
 
     for name in (left, right):
         if name.endswith(".dcpm"):

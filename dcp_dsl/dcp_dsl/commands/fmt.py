@@ -68,7 +68,7 @@ class _Formatted:
 def _format(name: str, unreadable: list[dict[str, str]]) -> _Formatted | None:
     """Format a file or standard input in memory; say why not, and remember it."""
     from dcp_dsl.errors import SpecError
-    from dcp_dsl.formatter import format_source
+    from dcp_dsl.syntax.formatter import format_source
     from dcp_dsl.text_file import encode_text
 
     given = read_source(name, unreadable)

@@ -18,8 +18,8 @@ from dcp_dsl.commands.format_names import READABLE
 from dcp_dsl.commands.writing import write_output
 
 if TYPE_CHECKING:
+    from dcp_dsl.forms.slabs import Slabs
     from dcp_dsl.interchange.difference import MaskDifference
-    from dcp_dsl.slabs import Slabs
 
 SCHEMA = "dcp.import/1"
 

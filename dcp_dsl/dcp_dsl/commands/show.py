@@ -104,7 +104,7 @@ def _write(name: str, data: bytes) -> None:
 
 
 def _document(picture: "Picture", used: str) -> dict[str, object]:
-    from dcp_dsl.conversion import as_slabs
+    from dcp_dsl.forms.conversion import as_slabs
 
     return {
         "schema": SCHEMA_SHOW,

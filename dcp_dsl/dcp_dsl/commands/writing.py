@@ -8,7 +8,7 @@ import click
 def write_output(name: str, data: bytes) -> None:
     """Write a file, or into a pipe or a device, and say so."""
     from dcp_dsl.errors import DCPError
-    from dcp_dsl.output_file import replacing
+    from dcp_dsl.files import replacing
 
     if os.path.exists(name) and not os.path.isfile(name) and not os.path.isdir(name):
         with open(name, "wb") as stream:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dcp_dsl.diagnostics import did_you_mean
 from dcp_dsl.errors import DatasetError
+from dcp_dsl.syntax.diagnostics import did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa

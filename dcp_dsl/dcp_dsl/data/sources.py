@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from dcp_dsl.data.files import find_files, is_parquet, read_file
 from dcp_dsl.data.hugging_face import HUB, is_saved_dataset, load_tables
-from dcp_dsl.diagnostics import did_you_mean
 from dcp_dsl.errors import DatasetError
+from dcp_dsl.syntax.diagnostics import did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa

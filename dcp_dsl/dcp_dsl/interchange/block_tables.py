@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.blocks import block_sparsity
 from dcp_dsl.errors import ExchangeError
-from dcp_dsl.slabs import Slabs
-from dcp_dsl.sparsity import BlockKind
+from dcp_dsl.forms.blocks import block_sparsity
+from dcp_dsl.forms.slabs import Slabs
+from dcp_dsl.forms.sparsity import BlockKind
 
 Ints32 = NDArray[np.int32]
 MAX_ENTRIES = 2**28

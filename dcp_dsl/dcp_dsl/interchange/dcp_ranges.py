@@ -7,9 +7,9 @@ start and end), half-open, positions within the sequence.
 import numpy as np
 
 from dcp_dsl.errors import ExchangeError
+from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.export import Export
 from dcp_dsl.interchange.runs import Runs, row_runs, slabs_of_rows
-from dcp_dsl.slabs import Slabs
 
 MAX_RANGES = 2
 

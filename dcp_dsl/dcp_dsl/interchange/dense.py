@@ -3,9 +3,9 @@
 import numpy as np
 
 from dcp_dsl.errors import ExchangeError
+from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.export import Export
 from dcp_dsl.interchange.runs import Runs, row_runs, slabs_of_rows
-from dcp_dsl.slabs import Slabs
 
 MAX_TOKENS = 2**15  # 1 GiB
 

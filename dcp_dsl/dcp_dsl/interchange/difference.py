@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcp_dsl.errors import ExchangeError
+from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.runs import region_of
-from dcp_dsl.slabs import Slabs
 
 
 @dataclass(frozen=True, slots=True)

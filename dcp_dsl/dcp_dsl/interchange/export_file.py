@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from dcp_dsl.errors import ExchangeError
+from dcp_dsl.files import replacing
 from dcp_dsl.interchange.export import Export
-from dcp_dsl.output_file import replacing
 
 SCHEMA = "dcp.export/1"
 SUFFIXES = (".npz", ".json", ".py")

@@ -10,11 +10,11 @@ Source: flash-attn-4, flash_attn.cute.block_sparsity and the signature of its `m
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.block_tables import BlockTables, build_block_tables
 from dcp_dsl.interchange.export import Export, ExportConfig
 from dcp_dsl.interchange.flex import captured, plain_title
 from dcp_dsl.interchange.mask_mod import build_mask_mod
-from dcp_dsl.slabs import Slabs
 
 _TEMPLATE = '''"""FlashAttention-4 mask `{title}` on {tokens} tokens, batch of 1.
 

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.errors import ExchangeError
+from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.export import Export
 from dcp_dsl.interchange.runs import Runs, key_runs, slabs_of_keys
-from dcp_dsl.slabs import Slabs
 
 Ints = NDArray[np.int64]
 MAX_HIDDEN = 2

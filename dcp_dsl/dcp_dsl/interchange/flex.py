@@ -5,10 +5,10 @@ Source: documentation of torch.nn.attention.flex_attention.BlockMask.
 
 from textwrap import indent
 
+from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.block_tables import build_block_tables
 from dcp_dsl.interchange.export import Export, ExportConfig
 from dcp_dsl.interchange.mask_mod import MaskMod, build_mask_mod
-from dcp_dsl.slabs import Slabs
 
 _TEMPLATE = '''"""FlexAttention mask `{title}` on {tokens} tokens.
 

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.errors import ExchangeError
+from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.export import Export
-from dcp_dsl.piecewise import TooManyPieces
-from dcp_dsl.region import Region
-from dcp_dsl.slabs import Slabs
+from dcp_dsl.symbolic.piecewise import TooManyPieces
+from dcp_dsl.symbolic.region import Region
 
 Ints = NDArray[np.int64]
 

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.errors import ExchangeError
+from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.dense import MAX_TOKENS, to_dense
 from dcp_dsl.interchange.runs import Runs, key_runs, row_runs
-from dcp_dsl.slabs import Slabs
 
 MAX_TERMS = 6
 MAX_RANGES = 8

@@ -10,8 +10,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.region import Region
-from dcp_dsl.slabs import Slabs
+from dcp_dsl.forms.slabs import Slabs
+from dcp_dsl.symbolic.region import Region
 
 Ints = NDArray[np.int64]
 

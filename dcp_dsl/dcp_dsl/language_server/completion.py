@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
-from dcp_dsl import ast
-from dcp_dsl.columns import layout_columns
+from dcp_dsl.checks.columns import layout_columns
+from dcp_dsl.checks.scope import Scope, find_library_scope, library_names
 from dcp_dsl.language_server.document import Document
-from dcp_dsl.scope import Scope, find_library_scope, library_names
-from dcp_dsl.tokens import STATEMENT_KEYWORDS, RawToken
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.tokens import STATEMENT_KEYWORDS, RawToken
 from dcp_grammar import WORDS, Role
 
 Kind: TypeAlias = Literal[

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcp_dsl import ast
-from dcp_dsl.ast import Span
+from dcp_dsl.checks.scope import Scope, segment_names
 from dcp_dsl.language_server.document import Document
-from dcp_dsl.scope import Scope, segment_names
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.ast import Span
 from dcp_grammar import MASKS
 
 

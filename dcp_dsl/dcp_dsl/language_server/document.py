@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-from dcp_dsl import ast
-from dcp_dsl.imports import build_scope
-from dcp_dsl.parser import Parsed, parse_all
-from dcp_dsl.scope import Scope
-from dcp_dsl.tokens import RawToken, scan
+from dcp_dsl.checks.imports import build_scope
+from dcp_dsl.checks.scope import Scope
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.parser import Parsed, parse_all
+from dcp_dsl.syntax.tokens import RawToken, scan
 
 Encoding: TypeAlias = Literal["utf-8", "utf-16", "utf-32"]
 

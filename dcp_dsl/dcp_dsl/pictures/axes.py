@@ -4,13 +4,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dcp_dsl import ast
-from dcp_dsl.columns import layout_columns, needed_segments
-from dcp_dsl.layout import bind_layout
-from dcp_dsl.mask import Mask
-from dcp_dsl.sample import Sample
-from dcp_dsl.scope import Scope
-from dcp_dsl.walk import mentioned_names
+from dcp_dsl.checks.columns import layout_columns, needed_segments
+from dcp_dsl.checks.scope import Scope
+from dcp_dsl.core.layout import bind_layout
+from dcp_dsl.core.mask import Mask
+from dcp_dsl.core.sample import Sample
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.walk import mentioned_names
 
 
 @dataclass(frozen=True, slots=True)

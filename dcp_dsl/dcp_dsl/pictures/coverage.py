@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import readonly
-from dcp_dsl.blocks import block_sparsity
-from dcp_dsl.form import Form
+from dcp_dsl.forms.blocks import block_sparsity
+from dcp_dsl.forms.form import Form
 
 
 @dataclass(frozen=True, slots=True, eq=False)

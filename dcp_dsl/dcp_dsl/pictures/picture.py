@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from dcp_dsl.form import Form
-from dcp_dsl.mask import Mask
+from dcp_dsl.core.mask import Mask
+from dcp_dsl.core.sample import Sample
+from dcp_dsl.forms.form import Form
 from dcp_dsl.pictures.axes import Stripe, find_stripes
-from dcp_dsl.sample import Sample
 
 
 @dataclass(frozen=True, slots=True, eq=False)

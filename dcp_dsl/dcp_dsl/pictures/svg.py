@@ -14,7 +14,7 @@ from dcp_dsl.pictures.axes import Stripe, condense, kinds
 from dcp_dsl.pictures.coverage import measure_coverage
 
 if TYPE_CHECKING:
-    from dcp_dsl.form import Form
+    from dcp_dsl.forms.form import Form
     from dcp_dsl.pictures.picture import Picture
 
 SIDE = 320  # pixels of the matrix
@@ -111,9 +111,9 @@ def _matrix(form: "Form") -> Iterator[str]:
 
 def _slab_table(form: "Form") -> tuple[list[list[int]], bool] | None:
     """Give the slabs of a form, and whether queries and keys are swapped; None if too many."""
-    from dcp_dsl.conversion import as_slabs
-    from dcp_dsl.slabs import Slabs
-    from dcp_dsl.transposed import Columns
+    from dcp_dsl.forms.conversion import as_slabs
+    from dcp_dsl.forms.slabs import Slabs
+    from dcp_dsl.forms.transposed import Columns
 
     if isinstance(form, Columns) and isinstance(form.keys, Slabs):
         return (form.keys.table().tolist(), True) if len(form.keys) <= MAX_POLYGONS else None

@@ -1,0 +1,148 @@
+"""Small samples for columns whose statement says what they hold: flags, ids, token columns.
+
+`claim_samples` makes up the columns of layouts, which say how long a sample is. Here each such
+sample gets the columns that depend on its length.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
+from typing import Literal, TypeAlias
+
+from dcp_dsl.checks.columns import Reader, column_readers, reached
+from dcp_dsl.checks.scope import Scope
+from dcp_dsl.core.layout import Column
+from dcp_dsl.core.sample import Sample
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.walk import walk
+
+DRAWS = 6  # samples of each length: every token alike, then random ones
+UNNAMED_IDS = 3  # ids 0 to 2 are enough for tokens of one, two and three segments
+MAX_LITERALS = 16  # numbers of the mask that values are taken from
+MAX_LITERAL = 2**20  # an id or a threshold; larger numbers say nothing about values
+
+Source: TypeAlias = Literal["spans", "positions", "flags", "ids", "token", "row"]
+
+# What says most about a column comes first; one column may be read in several ways.
+_ORDER: tuple[Source, ...] = ("spans", "positions", "flags", "ids", "token", "row")
+_OPEN: tuple[Source, ...] = ("token", "row")  # any integer: only the data knows which make sense
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnKind:
+    """What a column holds, as far as the text says it.
+
+    Attributes:
+        source: the statement or expression that reads it.
+        most: how many different ids it has; 0 for other columns.
+    """
+
+    source: Source
+    most: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the text allows any integer, so that only a sample shows sensible ones."""
+        return self.source in _OPEN
+
+    @property
+    def is_per_token(self) -> bool:
+        """Whether the column has one integer per token."""
+        return self.source not in ("spans", "row")
+
+
+def column_kinds(node: object, scope: Scope) -> dict[str, ColumnKind]:
+    """Give what is known about the columns that an expression reads, but for those of layouts."""
+    found: dict[str, ColumnKind] = {}
+    lengths: set[str] = set()
+    for column, reader in column_readers(node, scope):
+        if isinstance(reader, ast.Layout):
+            lengths.add(column)
+            continue
+        kind = _kind(reader)
+        if column not in found or _rank(kind) < _rank(found[column]):
+            found[column] = kind
+    return {column: kind for column, kind in found.items() if column not in lengths}
+
+
+def _kind(reader: Reader) -> ColumnKind:
+    match reader:
+        case ast.Columns(kind=kind, names=names):
+            source = next(known for known in _ORDER if known == kind.text)
+            return ColumnKind(source, (len(names) or UNNAMED_IDS) if source == "ids" else 0)
+        case ast.Token():
+            return ColumnKind("token")
+    return ColumnKind("row")
+
+
+def _rank(kind: ColumnKind) -> tuple[int, int]:
+    return _ORDER.index(kind.source), kind.most
+
+
+def complete_samples(
+    bases: Iterable[Sample], kinds: Mapping[str, ColumnKind], node: object, scope: Scope
+) -> Iterator[Sample]:
+    """Give each sample several times with the columns that it lacks; always the same values.
+
+    Args:
+        bases: samples with a length, in the order in which to complete them.
+        kinds: the columns to add. Without any, the samples come as they are.
+        node: the expression they are for; token columns also get the numbers it compares with.
+        scope: where its names are looked up.
+    """
+    if not kinds:
+        yield from bases
+        return
+    literals = _literals(node, scope)
+    rng = Random(0)  # the same samples every time
+    for base in bases:
+        for index in range(DRAWS):
+            columns = {
+                name: _draw(kinds[name], base.length, literals, rng, is_uniform=index == 0)
+                for name in sorted(kinds)
+            }
+            yield Sample({**base.columns, **columns}, base.length)
+
+
+def _literals(node: object, scope: Scope) -> list[int]:
+    """Give the small numbers of an expression and of the masks it calls, and their neighbours."""
+    found: set[int] = set()
+    for reached_node, _ in reached(node, scope):
+        for inner in walk(reached_node):
+            if isinstance(inner, ast.Number) and inner.value <= MAX_LITERAL:
+                found |= {inner.value - 1, inner.value, inner.value + 1}
+    return sorted(found)[:MAX_LITERALS]
+
+
+def _draw(
+    kind: ColumnKind, length: int, literals: list[int], rng: Random, *, is_uniform: bool
+) -> Column:
+    """Give the values of a column for a sample of this length."""
+    match kind.source:
+        case "flags":
+            return [1] * length if is_uniform else _stretches([0, 1], length, rng)
+        case "ids":
+            values = list(range(-1, kind.most))
+            return [0] * length if is_uniform else _stretches(values, length, rng)
+        case "token":
+            values = [*range(-1, length + 2), *literals]
+            return [length] * length if is_uniform else _stretches(values, length, rng)
+        case "row":
+            return rng.choice([*range(1, length + 2), *(n for n in literals if n > 0)])
+    borders = [0, length] if is_uniform else _borders(length, rng)
+    if kind.source == "spans":
+        return [[a, b] for a, b in pairwise(borders) if is_uniform or rng.random() < 0.7]
+    return [at - a for a, b in pairwise(borders) for at in range(a, b)]
+
+
+def _stretches(values: list[int], length: int, rng: Random) -> Column:
+    """Give a value per token; every other token repeats the one before."""
+    drawn: list[Column] = []
+    for _ in range(length):
+        drawn.append(drawn[-1] if drawn and rng.random() < 0.5 else rng.choice(values))
+    return drawn
+
+
+def _borders(length: int, rng: Random) -> list[int]:
+    return [0, *(at for at in range(1, length) if rng.random() < 0.5), length]

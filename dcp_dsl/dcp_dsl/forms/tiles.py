@@ -1,0 +1,97 @@
+"""Masks given by a predicate: blocks are decided by bounds, what is left pair by pair."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from typing import ClassVar
+
+import numpy as np
+
+from dcp_dsl.forms.form import (
+    BlockCounts,
+    Bools,
+    FormName,
+    Ints,
+    RowRanges,
+    ranges_of_tile,
+    row_chunks,
+)  # fmt: skip
+from dcp_dsl.forms.predicates import Predicate
+from dcp_dsl.symbolic.grid import Grid
+
+BLOCKS_AT_ONCE = 2**18
+PAIRS_AT_ONCE = 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """A mask as a predicate, for what no other form holds: products of positions, ids at random.
+
+    Attributes:
+        num_tokens: rows, and keys, of the mask.
+        predicate: decides blocks and pairs.
+    """
+
+    form: ClassVar[FormName] = "tiles"
+
+    num_tokens: int
+    predicate: Predicate
+
+    @cached_property
+    def num_pairs(self) -> int:
+        """Number of visible (query, key) pairs; costs what counting blocks costs."""
+        bounds = np.unique(np.append(np.arange(0, self.num_tokens, 256), self.num_tokens))
+        return int(self.count_blocks(bounds, bounds).pairs.sum())
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the predicate; see `Form`."""
+        digest = sha256(f"dcp.mask/1 tiles {self.num_tokens}".encode())
+        for part in self.predicate.parts():
+            if isinstance(part, str):
+                digest.update(f" {part} ".encode())
+            else:
+                digest.update(f" {part.shape} ".encode())
+                digest.update(np.ascontiguousarray(part, "<i8").tobytes())
+        return digest.hexdigest()
+
+    def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
+        """Give the mask of some queries and keys, bool ``[queries, keys]``."""
+        seen = np.zeros((q_end - q_start, kv_end - kv_start), np.bool_)
+        if seen.size:
+            for begin, end in row_chunks(q_end - q_start, kv_end - kv_start, PAIRS_AT_ONCE):
+                grid = Grid.of_pairs(q_start + begin, q_start + end, kv_start, kv_end)
+                seen[begin:end] = self.predicate.on(grid)[1]
+        return seen
+
+    def row_ranges(self, q_start: int, q_end: int) -> RowRanges:
+        """Give the maximal key ranges of the rows ``[q_start, q_end)``; see `Form`."""
+        return ranges_of_tile(self.tile(q_start, q_end, 0, self.num_tokens))
+
+    def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
+        """Count the visible pairs of every block; see `Form`."""
+        width = len(kv_bounds) - 1
+        parts = [(np.empty(0, np.int64),) * 3]
+        for begin, end in row_chunks(len(q_bounds) - 1, width, BLOCKS_AT_ONCE):
+            pairs = self._count_some(q_bounds[begin : end + 1], kv_bounds)
+            row, col = np.nonzero(pairs)
+            parts.append((row + begin, col, pairs[row, col]))
+        return BlockCounts.without_slabs(*(np.concatenate(c) for c in zip(*parts, strict=True)))
+
+    def _count_some(self, q_bounds: Ints, kv_bounds: Ints) -> Ints:
+        always, ever = self.predicate.on(Grid(q_bounds, kv_bounds))
+        pairs = np.where(always, np.diff(q_bounds)[:, None] * np.diff(kv_bounds), 0)
+        for row, first, last in zip(*ranges_to_check(ever & ~always), strict=True):
+            start, end = kv_bounds[first], kv_bounds[last]
+            seen = self.tile(int(q_bounds[row]), int(q_bounds[row + 1]), int(start), int(end))
+            borders = kv_bounds[first:last] - start
+            counted = np.add.reduceat(seen.sum(axis=0), borders)
+            pairs[row, first:last] = counted
+        return pairs
+
+
+def ranges_to_check(undecided: Bools) -> tuple[list[int], list[int], list[int]]:
+    """Give (row, first, end) of the runs of undecided blocks."""
+    row_ptr, starts, ends = ranges_of_tile(undecided)
+    rows = np.repeat(np.arange(len(undecided)), np.diff(row_ptr))
+    return rows.tolist(), starts.tolist(), ends.tolist()
