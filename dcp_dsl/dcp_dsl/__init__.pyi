@@ -6,7 +6,7 @@ from .core.sample import Sample
 from .core.stack import HeadError, HeadMask, Stack, StackLayer
 from .data.dataset import Dataset, read_dataset
 from .data.packing import pack
-from .errors import DatasetError, DCPError, ExchangeError, SpecError
+from .errors import DatasetError, DCPError, ExchangeError
 from .files import check_writable, make_folder, replacing
 from .forms.algebra import (
     MaskComparison,
@@ -44,7 +44,7 @@ from .pictures.preview import preview
 from .specs.attachment import Attachment
 from .specs.sample_argument import sample_from_argument
 from .specs.spec import Spec, check, check_report, load
-from .syntax.diagnostics import Diagnostic, Edit, Fix, did_you_mean
+from .syntax.diagnostics import Diagnostic, Edit, Fix, SpecError, did_you_mean
 from .syntax.formatter import format_source
 from .syntax.parser import Program, parse
 

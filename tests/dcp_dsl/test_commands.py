@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dcp_dsl.commands.check import check
 from dcp_dsl.cli import dcpm
+from dcp_dsl.commands.check import check
 from dcp_dsl.commands.fmt import fmt
 
 SPECS = sorted((Path(__file__).parents[1] / "fixtures" / "specs").glob("*.dcpm"))

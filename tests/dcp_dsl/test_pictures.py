@@ -187,9 +187,10 @@ def test_a_mask_without_declared_samples_is_drawn_on_one_made_up_from_its_layout
     assert preview(Spec.from_text("token t = ids  mask m = q.t == 1 or q == k").mask("m")) is None
 
 
-def test_notebooks_draw_masks_slabs_and_pictures():
+def test_notebooks_draw_pictures_of_masks_and_of_slabs():
     mask = SPEC.mask("shared")
-    for shown in (mask, mask.bind(SPEC.sample("tiny")), preview(mask)):
+    tiny = SPEC.sample("tiny")
+    for shown in (preview(mask), Picture.of(mask, tiny), Picture("slabs", mask.bind(tiny))):
         assert shown._repr_svg_().startswith("<svg ")
 
 

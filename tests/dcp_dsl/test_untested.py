@@ -7,7 +7,7 @@ from itertools import pairwise, product
 import pytest
 from click.testing import CliRunner
 
-from dcp_dsl import DatasetError, Sample, Spec, check, check_report, load
+from dcp_dsl import DatasetError, Guard, Sample, Spec, check, check_report, load
 from dcp_dsl.commands.check import check as check_command
 
 LEAK = "segment img = flags(is_image)\nmask a = causal or (q in img and k in img)\n"
@@ -196,7 +196,7 @@ def test_loading_and_guarding_test_nothing_and_still_decide_every_row(tmp_path, 
     path.write_text(LEAK)
     monkeypatch.setattr("dcp_dsl.claims.fault_search.search_fault", None)
     monkeypatch.setattr("dcp_dsl.claims.fault_search.dense_mask", None)
-    guard = load(path).mask("a").guard()
+    guard = Guard.of([load(path).mask("a")])
     assert (guard.is_causal_proved, guard.is_total_proved) == (False, True)
     guard.check(Sample({"is_image": [1, 0]}, 2))
     with pytest.raises(DatasetError, match="token 0 sees the later token 1"):

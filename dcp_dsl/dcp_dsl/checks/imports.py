@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from dcp_dsl.checks.scope import Imported, Scope
-from dcp_dsl.errors import SpecError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program
-from dcp_dsl.syntax.diagnostics import Diagnostic, did_you_mean, make_diagnostic
+from dcp_dsl.syntax.diagnostics import Diagnostic, SpecError, did_you_mean, make_diagnostic
 
 MAX_FILES = 64
 
@@ -129,7 +128,7 @@ def _read(
         check_scope,  # checking a file needs its imports resolved first
     )
     from dcp_dsl.syntax.parser import parse_all
-    from dcp_dsl.text_file import SpecFileError, read_text
+    from dcp_dsl.syntax.text_file import SpecFileError, read_text
 
     span = statement.path.span
     if len(reader.scopes) + len(reader.broken) >= MAX_FILES:

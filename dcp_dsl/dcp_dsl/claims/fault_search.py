@@ -12,8 +12,9 @@ from dcp_dsl.claims.samples import claim_samples
 from dcp_dsl.claims.testing import TOO_LONG, Failure, Testing, smallest
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
-from dcp_dsl.errors import DatasetError, SpecError
+from dcp_dsl.errors import DatasetError
 from dcp_dsl.oracle.dense import dense_mask
+from dcp_dsl.syntax.diagnostics import SpecError
 
 Finder: TypeAlias = Callable[[NDArray[np.bool_], Sample], Failure | None]
 

@@ -7,22 +7,21 @@ exactly, from its bound form.
 import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.checks.columns import needed_segments
 from dcp_dsl.checks.scope import Imported, Scope
+from dcp_dsl.core.layout import Column, bind_layout
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.forms.transposed import Columns
+from dcp_dsl.proof.proving import prove_causal, prove_total
 from dcp_dsl.syntax import ast
-
-if TYPE_CHECKING:
-    from dcp_dsl.core.layout import Column
 
 _SAME = "same instance"  # no name of a text: it has a space
 
@@ -50,11 +49,6 @@ class MaskRule:
     @classmethod
     def of(cls, mask: Mask) -> "MaskRule":
         """Read the decorators of the definition that a mask is a call of, and prove what can be."""
-        from dcp_dsl.proof.proving import (  # what proves needs nothing of this
-            prove_causal,
-            prove_total,
-        )
-
         definition = find_definition(mask)
         ahead, segments, is_partial = read_decorators(definition[0] if definition else None)
         leaks = None
@@ -140,9 +134,6 @@ def check_layouts(mask: Mask, sample: Sample) -> None:
     Raises:
         DatasetError: naming the segment and its columns.
     """
-    from dcp_dsl.checks.columns import needed_segments
-    from dcp_dsl.core.layout import bind_layout
-
     missing = sorted(mask.columns - sample.columns.keys())
     if missing:
         raise DatasetError(f"mask `{mask.name}` needs the column `{missing[0]}`")

@@ -15,6 +15,7 @@ from dcp_dsl.claims.fault_search import Finder, Tried, search_fault
 from dcp_dsl.claims.guard import find_definition, leaking_pairs, read_decorators
 from dcp_dsl.claims.testing import Failure, Testing, first_empty_row, first_pair
 from dcp_dsl.core.mask import Mask
+from dcp_dsl.core.mask_building import with_columns
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.proof.proving import never
 from dcp_dsl.syntax import ast
@@ -86,8 +87,6 @@ def _subjects(testing: Testing) -> list[_Subject]:
 
 def _used(testing: Testing) -> list[ast.Expr]:
     """Give the expressions that are attached to data sets or stacked into layers."""
-    from dcp_dsl.specs.attachment import with_columns
-
     found: list[ast.Expr] = []
     for statement in testing.scope.program.statements:
         match statement:

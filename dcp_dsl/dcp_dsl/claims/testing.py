@@ -26,11 +26,11 @@ from dcp_dsl.claims.shrinking import shrink
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.core.sample_statement import NoLengthError, declared_sample
-from dcp_dsl.errors import DatasetError, SpecError
+from dcp_dsl.errors import DatasetError
 from dcp_dsl.oracle.dense import dense_mask
 from dcp_dsl.proof.proving import MAX_TEXT_STEPS, never
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.diagnostics import MAX_FINDINGS, Diagnostic, Fix, make_diagnostic
+from dcp_dsl.syntax.diagnostics import MAX_FINDINGS, Diagnostic, Fix, SpecError, make_diagnostic
 from dcp_dsl.syntax.unparse import unparse
 
 STEPS_PER_STATEMENT = 2**10  # what looking through the text for samples and layouts costs

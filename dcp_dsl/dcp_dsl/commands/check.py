@@ -124,7 +124,7 @@ def _check_file(name: str, checked: _Checked, *, fixes: bool, diffs: bool) -> No
 
 
 def _write(name: str, mended: "FixedText", data: bytes, checked: _Checked) -> None:
-    from dcp_dsl.text_file import SpecFileError, encode_text, replace_bytes
+    from dcp_dsl.syntax.text_file import SpecFileError, encode_text, replace_bytes
 
     if name == "-":
         click.echo(encode_text(mended.text, data), nl=False)

@@ -29,7 +29,7 @@ def load_spec(path: str | None) -> "Spec":
     from dcp_dsl.specs.spec import Spec, load
 
     if path == "-":
-        from dcp_dsl.text_file import MAX_BYTES, decode_text
+        from dcp_dsl.syntax.text_file import MAX_BYTES, decode_text
 
         return Spec.from_text(decode_text("-", sys.stdin.buffer.read(MAX_BYTES + 1)), "-")
     return Spec.from_text("", "<library>") if path is None else load(path)
@@ -126,8 +126,8 @@ def _no_length(spec: "Spec", mask: "Mask", error: "NoLengthError") -> str:
 
 def read_tokens(text: str, option: str) -> int:
     """Read a number of tokens as the language writes it: 4096, 4_096 or 4k."""
-    from dcp_dsl.errors import SpecError
     from dcp_dsl.syntax.ast import Number
+    from dcp_dsl.syntax.diagnostics import SpecError
     from dcp_dsl.syntax.parser import parse_expression
 
     try:

@@ -7,7 +7,7 @@ import click
 
 def read_source(name: str, unreadable: list[dict[str, str]]) -> tuple[str, bytes] | None:
     """Read a file or standard input as text and bytes; say why not, and remember it."""
-    from dcp_dsl.text_file import MAX_BYTES, SpecFileError, decode_text, read_bytes
+    from dcp_dsl.syntax.text_file import MAX_BYTES, SpecFileError, decode_text, read_bytes
 
     try:
         data = sys.stdin.buffer.read(MAX_BYTES + 1) if name == "-" else read_bytes(name)

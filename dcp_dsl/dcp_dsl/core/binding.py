@@ -7,7 +7,7 @@ from dcp_dsl.core.environment import Env, Frame
 from dcp_dsl.core.layout import Column
 from dcp_dsl.core.lowering import Lowering, Place
 from dcp_dsl.core.orientation import reads_keys_only
-from dcp_dsl.forms.conversion import to_form
+from dcp_dsl.forms.conversion import slabs_of, to_form
 from dcp_dsl.forms.form import Form
 from dcp_dsl.symbolic.piecewise import TooManyPieces
 from dcp_dsl.symbolic.region import Region
@@ -33,7 +33,7 @@ def bind_expression(
         DatasetError: if the sample does not fit a layout.
     """
     if num_tokens == 0:
-        return Region.empty(0).to_slabs()
+        return slabs_of(Region.empty(0))
     has_tokens = any(isinstance(c, list) and len(c) == num_tokens for c in columns.values())
     keys_first = has_tokens and reads_keys_only(value, env.scope)
     place: Place | None = None

@@ -1,18 +1,17 @@
 """A checked mask, ready to be bound to samples."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from dcp_dsl.checks.scope import Scope
+from dcp_dsl.core.binding import bind_expression
+from dcp_dsl.core.environment import Env, LoweringError
 from dcp_dsl.core.sample import Sample
-from dcp_dsl.errors import DatasetError, SpecError
+from dcp_dsl.errors import DatasetError
+from dcp_dsl.forms.conversion import as_slabs
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.diagnostics import make_diagnostic
-
-if TYPE_CHECKING:
-    from dcp_dsl.claims.guard import Guard
+from dcp_dsl.syntax.diagnostics import SpecError, make_diagnostic
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,12 +39,6 @@ class Mask:
     scope: Scope = field(repr=False)
     program: ast.Program = field(repr=False)
 
-    def guard(self) -> "Guard":
-        """Give what refuses samples on which the mask leaks or a token sees nothing."""
-        from dcp_dsl.claims.guard import Guard  # a guard is made of masks
-
-        return Guard.of((self,))
-
     def bind(self, sample: Sample) -> Slabs:
         """Give the exact mask of one sample as slabs.
 
@@ -57,8 +50,6 @@ class Mask:
                 falls into more than a million slabs.
             SpecError: for sizes out of range, and for masks too large for every form (E191).
         """
-        from dcp_dsl.forms.conversion import as_slabs  # numpy's half of the room, loaded on use
-
         return as_slabs(self.compile(sample))
 
     def compile(self, sample: Sample) -> Form:
@@ -76,10 +67,6 @@ class Mask:
         >>> mask.compile(Sample(length=100_000)).form
         'strided'
         """
-        # numpy's half of the room, loaded on use
-        from dcp_dsl.core.binding import bind_expression
-        from dcp_dsl.core.environment import Env, LoweringError
-
         missing = sorted(self.columns - sample.columns.keys())
         if missing:
             have = ", ".join(f"`{c}`" for c in sorted(sample.columns)) or "no columns"
@@ -96,10 +83,3 @@ class Mask:
                     error.code, error.message, text, error.span, name=name, hint=error.hint
                 ),)
             ) from None  # fmt: skip
-
-    def _repr_svg_(self) -> str | None:
-        """Draw the mask on a sample of its text, for notebooks; None if there is no sample."""
-        from dcp_dsl.pictures.preview import preview
-
-        picture = preview(self)
-        return None if picture is None else picture.svg()

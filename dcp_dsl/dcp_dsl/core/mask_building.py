@@ -1,12 +1,15 @@
 """From checked syntax to masks and stacks: canonical calls, columns, layers."""
 
+from collections.abc import Collection
+from dataclasses import replace
+
 from dcp_dsl.checks.checker import check_expression
 from dcp_dsl.checks.columns import needed_columns
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.stack import HeadMask, Stack, StackLayer
-from dcp_dsl.errors import SpecError
 from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.diagnostics import SpecError
 from dcp_dsl.syntax.unparse import unparse
 
 
@@ -66,3 +69,23 @@ def _layer(layer: ast.Layer, scope: Scope) -> StackLayer:
         for group in layer.heads
     ]
     return StackLayer(layer.count, tuple(heads))
+
+
+def with_columns(used: ast.Expr, having: Collection[str], scope: Scope) -> ast.Expr:
+    """Turn names of columns among the arguments of a call into ``row.column``.
+
+    ``for "*" having window use sliding(window = window)`` takes each row's own window.
+    """
+    if not isinstance(used, ast.Call):
+        return used
+    return replace(used, arguments=tuple(_with_column(a, having, scope) for a in used.arguments))
+
+
+def _with_column(argument: ast.Argument, having: Collection[str], scope: Scope) -> ast.Argument:
+    value = argument.value
+    if not isinstance(value, ast.Name) or value.text not in having:
+        return argument
+    if scope.find_mask(value.text) is not None or value.text in scope.segments:
+        return argument
+    column = ast.Attribute(ast.Name("row"), ast.Ident(value.text), span=value.span)
+    return replace(argument, value=column)

@@ -4,15 +4,24 @@ import json
 import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from dcp_dsl.errors import DatasetError
 
-if TYPE_CHECKING:
-    from dcp_dsl.core.mask import Mask
-
 MAX_TOKENS = 2**31 - 1
 MAX_NESTING = 16
+
+
+class ReadsColumns(Protocol):
+    """A mask, as far as a sample must know it: its name and the columns it needs."""
+
+    @property
+    def name(self) -> str:
+        """The mask's name, for messages."""
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Columns that a sample must have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,7 @@ class Sample:
         object.__setattr__(self, "columns", plain)
 
     @classmethod
-    def of(cls, row: Mapping[str, Any], mask: "Mask") -> "Sample":
+    def of(cls, row: Mapping[str, Any], mask: ReadsColumns) -> "Sample":
         """Take from a row of a data set its length and the columns that a mask needs.
 
         Raises:

@@ -11,10 +11,11 @@ from dcp_dsl.coverage.nesting import Ints
 from dcp_dsl.coverage.report import DatasetCoverage, StatementCoverage
 from dcp_dsl.coverage.row_checker import RefusedRow, RowChecker
 from dcp_dsl.data.sources import Source, find_sources
-from dcp_dsl.errors import DatasetError, SpecError
+from dcp_dsl.errors import DatasetError
 from dcp_dsl.specs.attachment import Attachment, matches
 from dcp_dsl.specs.spec import Spec
 from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.diagnostics import SpecError
 
 DENSITY_ROWS = 200  # bound to measure densities; a millisecond each
 MAX_REFUSED = 1000  # kept with their columns

@@ -21,11 +21,12 @@ from dcp_dsl.coverage.layout_totals import LayoutTotals, column_depths, measure_
 from dcp_dsl.coverage.nesting import Ints, NestedColumn, column_depth, flatten_column
 from dcp_dsl.data.dataset import LENGTH_COLUMNS, TOKEN_COLUMNS
 from dcp_dsl.data.sources import Source, require_column
-from dcp_dsl.errors import DatasetError, SpecError
+from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.conversion import as_rows
 from dcp_dsl.forms.tiles import Tiles
 from dcp_dsl.specs.attachment import Attachment
 from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.diagnostics import SpecError
 
 if TYPE_CHECKING:
     import pyarrow as pa

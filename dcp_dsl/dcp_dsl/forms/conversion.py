@@ -32,7 +32,7 @@ def to_form(value: MaskValue, *, is_transposed: bool) -> Form:
         value = value.maximal()
         size = len(value.q_start)
         is_short = size < MIN_ROWS_SLABS or rows > ROWS_PER_SLAB * size
-        inner = value.to_slabs() if is_short else _rows(value)
+        inner = slabs_of(value) if is_short else _rows(value)
     return Columns(inner) if is_transposed else inner
 
 
@@ -41,7 +41,7 @@ def _strided(value: Classes) -> Strided:
     for label, region in enumerate(value.regions):
         if len(region.q_start):
             remainders = np.flatnonzero(value.labels == label)
-            parts.append(StridedPart(region.to_slabs(), remainders))
+            parts.append(StridedPart(slabs_of(region), remainders))
     return Strided(value.num_tokens, value.period, tuple(parts))
 
 
@@ -55,6 +55,13 @@ def _rows(region: Region) -> Rows:
         row, start, end = row[order], start[order], end[order]
     row_ptr = np.searchsorted(row, np.arange(region.num_tokens + 1))
     return Rows(region.num_tokens, row_ptr, start, end)
+
+
+def slabs_of(region: Region) -> Slabs:
+    """Return a region as the public value, in maximal slabs."""
+    q_start, q_end, kv_start, kv_end, *slopes = region.maximal().columns()
+    start_slope, end_slope = (slope.astype(np.uint8) for slope in slopes)
+    return Slabs(region.num_tokens, q_start, q_end, kv_start, kv_end, start_slope, end_slope)
 
 
 def as_slabs(form: Form, max_slabs: int = MAX_SLABS) -> Slabs:
@@ -79,7 +86,7 @@ def as_slabs(form: Form, max_slabs: int = MAX_SLABS) -> Slabs:
             f"a mask of form `{form.form}` on {form.num_tokens:_} tokens falls into more than "
             f"{max_slabs:_} slabs; use a shorter sample, or what takes `{form.form}` as it is"
         )
-    return region.to_slabs()
+    return slabs_of(region)
 
 
 def as_rows(form: Form, max_ranges: int = MAX_RANGES) -> Rows:

@@ -132,9 +132,3 @@ class Slabs:
     def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
         """Count the visible pairs of every block; see `Form`."""
         return count_slab_blocks(self, q_bounds, kv_bounds)
-
-    def _repr_svg_(self) -> str:
-        """Draw the visible pairs, for notebooks."""
-        from dcp_dsl.pictures.picture import Picture
-
-        return Picture(f"{len(self):,} slabs", self).svg()

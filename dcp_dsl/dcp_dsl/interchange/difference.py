@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcp_dsl.errors import ExchangeError
+from dcp_dsl.forms.conversion import slabs_of
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.runs import region_of
 
@@ -44,7 +45,7 @@ def find_difference(left: Slabs, right: Slabs) -> MaskDifference | None:
     if np.array_equal(left.table(), right.table()):
         return None
     a, b = region_of(left), region_of(right)
-    sides = [(a - b).to_slabs(), (b - a).to_slabs()]
+    sides = [slabs_of(a - b), slabs_of(b - a)]
     firsts = [
         (int(s.q_start[0]), int(s.kv_start[0]), i == 0) for i, s in enumerate(sides) if len(s)
     ]

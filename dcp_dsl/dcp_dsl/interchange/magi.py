@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.errors import ExchangeError
+from dcp_dsl.forms.conversion import slabs_of
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.export import Export
 from dcp_dsl.symbolic.piecewise import TooManyPieces
@@ -71,7 +72,7 @@ def from_magi(export: Export) -> Slabs:
     if len(twice.q_start):
         q, k = int(twice.q_start[0]), int(twice.kv_start[0])
         raise ExchangeError(_overlap(columns, np.flatnonzero(kept), q, k), "X303")
-    return once.to_slabs()
+    return slabs_of(once)
 
 
 def _checked(export: Export) -> tuple[Ints, ...]:

@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.forms.conversion import slabs_of
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.symbolic.region import Region
 
@@ -107,14 +108,14 @@ def transpose(slabs: Slabs) -> Slabs:
         bottom = np.where(rises, q0 + begin - k0 + 1, q1)
         pieces.append((begin, end, top, bottom, falls.astype(np.int64), rises.astype(np.int64)))
     columns = tuple(np.concatenate(group) for group in zip(*pieces, strict=True))
-    return Region.of(slabs.num_tokens, columns).to_slabs()
+    return slabs_of(Region.of(slabs.num_tokens, columns))
 
 
 def slabs_of_rows(runs: Runs) -> Slabs:
     """Glue the visible keys of every row to slabs in normal form."""
     flat = np.zeros(len(runs.line), np.int64)
     columns = (runs.line, runs.line + 1, runs.lo, runs.hi, flat, flat)
-    return Region.of(runs.num_lines, columns).to_slabs()
+    return slabs_of(Region.of(runs.num_lines, columns))
 
 
 def slabs_of_keys(runs: Runs) -> Slabs:

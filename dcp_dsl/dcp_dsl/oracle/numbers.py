@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from dcp_dsl.budget import Budget
 from dcp_dsl.checks.scope import Scope
-from dcp_dsl.errors import DatasetError, SpecError
+from dcp_dsl.errors import DatasetError
 from dcp_dsl.oracle.layout import Instance, choose, cut_to, lay_out, spell_out
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program, Span
-from dcp_dsl.syntax.diagnostics import make_diagnostic
+from dcp_dsl.syntax.diagnostics import SpecError, make_diagnostic
 
 Bools = NDArray[np.bool_]
 

@@ -4,18 +4,15 @@ from dataclasses import dataclass
 
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
-from dcp_dsl.forms.form import Form
-from dcp_dsl.pictures.axes import Stripe, find_stripes
+from dcp_dsl.pictures.axes import find_stripes
+from dcp_dsl.pictures.drawing import Drawing
+from dcp_dsl.pictures.svg import draw_svg
+from dcp_dsl.pictures.text import draw_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Picture:
-    """What there is to draw: the visible pairs, and the kinds of tokens along the axes.
-
-    Attributes:
-        title: what the mask is called.
-        bound: the mask on the sample, in any exact form.
-        stripes: kinds of tokens in the order of the sample; empty if there is no layout.
+class Picture(Drawing):
+    """A mask on a sample that draws itself: as text, as SVG, as PNG, and in notebooks.
 
     >>> from dcp_dsl import Spec
     >>> spec = Spec.from_text("segment doc = [lens]*  mask a = causal per doc")
@@ -30,10 +27,6 @@ class Picture:
         d doc
     """
 
-    title: str
-    bound: Form
-    stripes: tuple[Stripe, ...] = ()
-
     @classmethod
     def of(cls, mask: Mask, sample: Sample) -> "Picture":
         """Bind a mask to a sample and find the kinds of its tokens.
@@ -44,20 +37,6 @@ class Picture:
         """
         return cls(mask.call, mask.compile(sample), find_stripes(mask, sample))
 
-    @property
-    def summary(self) -> str:
-        """Tokens and density, for example ``6 tokens, 12 of 36 pairs (33 %)``."""
-        tokens, pairs = self.bound.num_tokens, self.bound.num_pairs
-        share = f" ({100 * pairs / tokens**2:.3g} %)" if tokens else ""
-        return f"{_count(tokens)}, {pairs:,} of {tokens**2:,} pairs{share}"
-
-    @property
-    def density(self) -> str:
-        """Tokens and density in few words, for example ``6 tokens, 33 % of all pairs``."""
-        tokens, pairs = self.bound.num_tokens, self.bound.num_pairs
-        share = f", {100 * pairs / tokens**2:.3g} % of all pairs" if tokens else ""
-        return f"{_count(tokens)}{share}"
-
     def text(self, columns: int = 64, *, is_ascii: bool = False, has_colour: bool = False) -> str:
         """Draw with characters: two rows in each up to `columns` tokens, else shaded blocks.
 
@@ -66,25 +45,17 @@ class Picture:
             is_ascii: draw for a terminal that knows ASCII only.
             has_colour: colour the kinds along the axes.
         """
-        from dcp_dsl.pictures.text import draw_text
-
         return draw_text(self, columns, is_ascii=is_ascii, has_colour=has_colour)
 
     def svg(self) -> str:
         """Draw as SVG: one polygon per slab where the mask has slabs, for light and dark pages."""
-        from dcp_dsl.pictures.svg import draw_svg
-
         return draw_svg(self)
 
     def png(self, side: int = 512) -> bytes:
         """Draw as PNG with a matrix of about `side` pixels."""
-        from dcp_dsl.pictures.png import draw_png
+        from dcp_dsl.pictures.png import draw_png  # Pillow is loaded on use
 
         return draw_png(self, side)
 
     def _repr_svg_(self) -> str:
         return self.svg()
-
-
-def _count(tokens: int) -> str:
-    return f"{tokens:,} token{'' if tokens == 1 else 's'}"

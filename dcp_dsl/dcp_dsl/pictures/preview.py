@@ -7,10 +7,11 @@ from dcp_dsl.core.layout import Column
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.core.sample_statement import declared_sample, layout_lengths
-from dcp_dsl.errors import DatasetError, SpecError
+from dcp_dsl.errors import DatasetError
 from dcp_dsl.pictures.axes import read_scopes
 from dcp_dsl.pictures.picture import Picture
 from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.diagnostics import SpecError
 
 MAX_TOKENS = 4096  # a longer sample is no example
 PLAIN_TOKENS = 16  # of a mask without columns whose text has no sample

@@ -1,7 +1,7 @@
 """`for "pattern" having a, b use MASK with new = column`: which data set gets which mask."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.guard import Guard
 from dcp_dsl.core.mask import Mask
-from dcp_dsl.core.mask_building import build_mask, build_stack
+from dcp_dsl.core.mask_building import build_mask, build_stack, with_columns
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.core.stack import Stack
 from dcp_dsl.errors import DatasetError, DCPError
@@ -179,26 +179,6 @@ def _value(statement: ast.Attach, scope: Scope) -> Mask | Stack:
         return build_stack(*found)
     having = {c.text for c in statement.having}
     return build_mask(with_columns(used, having, scope), scope, scope.program)
-
-
-def with_columns(used: ast.Expr, having: Collection[str], scope: Scope) -> ast.Expr:
-    """Turn names of columns among the arguments of a call into ``row.column``.
-
-    ``for "*" having window use sliding(window = window)`` takes each row's own window.
-    """
-    if not isinstance(used, ast.Call):
-        return used
-    return replace(used, arguments=tuple(_with_column(a, having, scope) for a in used.arguments))
-
-
-def _with_column(argument: ast.Argument, having: Collection[str], scope: Scope) -> ast.Argument:
-    value = argument.value
-    if not isinstance(value, ast.Name) or value.text not in having:
-        return argument
-    if scope.find_mask(value.text) is not None or value.text in scope.segments:
-        return argument
-    column = ast.Attribute(ast.Name("row"), ast.Ident(value.text), span=value.span)
-    return replace(argument, value=column)
 
 
 def matches(pattern: str, path: str) -> bool:

@@ -6,9 +6,10 @@ from pathlib import Path
 from dcp_dsl.core.layout import Column
 from dcp_dsl.core.sample import Sample, read_columns
 from dcp_dsl.core.sample_statement import column_values, complete_sample
-from dcp_dsl.errors import DatasetError, SpecError
+from dcp_dsl.errors import DatasetError
 from dcp_dsl.specs.spec import Spec
 from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.diagnostics import SpecError
 from dcp_dsl.syntax.parser import parse
 
 MAX_BYTES = 2**28

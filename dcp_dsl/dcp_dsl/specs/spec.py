@@ -15,12 +15,12 @@ from dcp_dsl.core.mask_building import build_mask, build_stack
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.core.sample_statement import declared_sample
 from dcp_dsl.core.stack import Stack
-from dcp_dsl.errors import DatasetError, MaskCallError, SpecError
+from dcp_dsl.errors import DatasetError
 from dcp_dsl.specs.attachment import Attachment, attach, attach_files
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.diagnostics import Diagnostic, did_you_mean
+from dcp_dsl.syntax.diagnostics import Diagnostic, MaskCallError, SpecError, did_you_mean
 from dcp_dsl.syntax.parser import parse_all, parse_expression
-from dcp_dsl.text_file import read_text
+from dcp_dsl.syntax.text_file import read_text
 
 if TYPE_CHECKING:
     from dcp_dsl.data.dataset import Dataset

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.symbolic.few_slabs import sweep as sweep_few
 from dcp_dsl.symbolic.intersection import intersect, is_single
 from dcp_dsl.symbolic.piecewise import TooManyPieces, sorted_unique
@@ -129,13 +128,6 @@ class Region:
     def num_links(self) -> int:
         """Give how many slabs continue another one on the next row."""
         return int((_followers(self.num_tokens, self.columns()) >= 0).sum())
-
-    def to_slabs(self) -> Slabs:
-        """Give the public value."""
-        if not self.is_maximal:
-            return self.maximal().to_slabs()
-        slopes = self.start_slope.astype(np.uint8), self.end_slope.astype(np.uint8)
-        return Slabs(self.num_tokens, self.q_start, self.q_end, self.kv_start, self.kv_end, *slopes)
 
     def is_equal(self, other: "Region") -> bool:
         """Whether both hold the same pairs."""

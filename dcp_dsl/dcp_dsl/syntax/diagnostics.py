@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher, get_close_matches
 from typing import Any, Literal, TypeAlias
 
+from dcp_dsl.errors import DCPError
 from dcp_dsl.syntax.ast import Span
 
 MAX_FINDINGS = 100  # nobody reads more at once, and looking for the places of all of them is slow
@@ -122,6 +123,25 @@ class Diagnostic:
             "end_column": self.end_column,
             "fix": None if self.fix is None else asdict(self.fix),
         }
+
+
+class SpecError(DCPError):
+    """A .dcpm text with errors: `diagnostics` holds all of them."""
+
+    exit_code = 1
+
+    def __init__(self, diagnostics: tuple[Diagnostic, ...]) -> None:
+        self.diagnostics = diagnostics
+        super().__init__("\n\n".join(d.render() for d in diagnostics))
+
+
+class MaskCallError(SpecError):
+    """A mask named or called in an argument, as ``--mask`` does, that the text does not have.
+
+    The text itself may be right: unlike errors in it, this is wrong usage.
+    """
+
+    exit_code = 2
 
 
 def strict(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:

@@ -10,13 +10,13 @@ from typing import Any, NoReturn
 
 import lark
 
-from dcp_dsl.errors import SpecError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program, Span
 from dcp_dsl.syntax.ast_builder import build_expression, build_statement
 from dcp_dsl.syntax.diagnostics import (
     MAX_FINDINGS,
     Diagnostic,
+    SpecError,
     did_you_mean,
     make_diagnostic,
     replace_span,

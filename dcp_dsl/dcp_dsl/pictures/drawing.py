@@ -1,4 +1,4 @@
-"""How much of every cell of a picture is visible: the mask seen through a coarse grid."""
+"""What a picture shows: a mask with the kinds of its tokens, and its visible part cell by cell."""
 
 from dataclasses import dataclass
 
@@ -8,6 +8,40 @@ from numpy.typing import NDArray
 from dcp_dsl.arrays import readonly
 from dcp_dsl.forms.blocks import block_sparsity
 from dcp_dsl.forms.form import Form
+from dcp_dsl.pictures.axes import Stripe
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawing:
+    """A mask on a sample and the kinds of its tokens: all that a drawing function needs.
+
+    Attributes:
+        title: what the mask is called.
+        bound: the mask on the sample, in any exact form.
+        stripes: kinds of tokens in the order of the sample; empty if there is no layout.
+    """
+
+    title: str
+    bound: Form
+    stripes: tuple[Stripe, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """Tokens and density, for example ``6 tokens, 12 of 36 pairs (33 %)``."""
+        tokens, pairs = self.bound.num_tokens, self.bound.num_pairs
+        share = f" ({100 * pairs / tokens**2:.3g} %)" if tokens else ""
+        return f"{_count(tokens)}, {pairs:,} of {tokens**2:,} pairs{share}"
+
+    @property
+    def density(self) -> str:
+        """Tokens and density in few words, for example ``6 tokens, 33 % of all pairs``."""
+        tokens, pairs = self.bound.num_tokens, self.bound.num_pairs
+        share = f", {100 * pairs / tokens**2:.3g} % of all pairs" if tokens else ""
+        return f"{_count(tokens)}{share}"
+
+
+def _count(tokens: int) -> str:
+    return f"{tokens:,} token{'' if tokens == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

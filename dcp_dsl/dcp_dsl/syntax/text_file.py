@@ -3,8 +3,8 @@
 import stat
 from pathlib import Path
 
-from dcp_dsl.errors import SpecError
 from dcp_dsl.files import replacing
+from dcp_dsl.syntax.diagnostics import SpecError
 
 MAX_BYTES = 2**19
 _DESCRIPTORS = (("/", "dev"), ("/", "proc"))  # where shells put the pipes of `<(command)`
