@@ -1,9 +1,12 @@
 """Checked, read-only arrays: what every value that passes between stages is made of."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+Ints: TypeAlias = NDArray[np.int64]
+Bools: TypeAlias = NDArray[np.bool_]
 
 
 def sealed(array: NDArray[Any]) -> NDArray[Any]:  # Any: elements of every type

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dcp_dsl.cli import dcpm
 from dcp_dsl import cli
+from dcp_dsl.cli import dcpm
 
 DCPM = [sys.executable, "-c", "from dcp_dsl.cli import main; main()"]
 

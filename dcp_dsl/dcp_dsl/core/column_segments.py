@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.core.instances import Instances, Ints
+from dcp_dsl.arrays import Ints
+from dcp_dsl.core.instances import Instances
 from dcp_dsl.core.layout import Column
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.symbolic.piecewise import MAX_VALUE

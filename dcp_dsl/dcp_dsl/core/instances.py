@@ -10,11 +10,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.symbolic.piecewise import Piecewise
 from dcp_dsl.syntax import ast
-
-Ints = NDArray[np.int64]
 
 MAX_INSTANCES = 2**22
 

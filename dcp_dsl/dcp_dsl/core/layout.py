@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dcp_dsl.arrays import Ints
 from dcp_dsl.checks.columns import layout_columns, reads_length
 from dcp_dsl.checks.scope import part_names
-from dcp_dsl.core.instances import Instances, Ints, Nesting, join
+from dcp_dsl.core.instances import Instances, Nesting, join
 from dcp_dsl.core.sample import MAX_TOKENS
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax import ast

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Ints
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.guard import Guard, MaskRule
-from dcp_dsl.coverage.nesting import Ints, NestedColumn
+from dcp_dsl.coverage.nesting import NestedColumn
 from dcp_dsl.proof.proving import never
 from dcp_dsl.syntax import ast
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dcp_dsl.arrays import Ints
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.coverage.distribution import Distribution
-from dcp_dsl.coverage.nesting import Ints
 from dcp_dsl.coverage.report import DatasetCoverage, StatementCoverage
 from dcp_dsl.coverage.row_checker import RefusedRow, RowChecker
 from dcp_dsl.data.sources import Source, find_sources

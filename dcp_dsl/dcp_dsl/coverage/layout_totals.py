@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Ints
 from dcp_dsl.checks.columns import layout_columns
-from dcp_dsl.coverage.nesting import Ints, NestedColumn
+from dcp_dsl.coverage.nesting import NestedColumn
 from dcp_dsl.syntax import ast
 
 

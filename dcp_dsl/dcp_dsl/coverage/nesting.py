@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from dcp_dsl.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)

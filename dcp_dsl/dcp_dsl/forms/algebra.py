@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.conversion import to_form
 from dcp_dsl.forms.form import Form, ranges_of_tile, row_chunks
@@ -19,7 +20,7 @@ from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.forms.strided import Strided
 from dcp_dsl.forms.transposed import Columns
 from dcp_dsl.symbolic.classes import Classes, MaskValue
-from dcp_dsl.symbolic.piecewise import Ints, TooManyPieces
+from dcp_dsl.symbolic.piecewise import TooManyPieces
 from dcp_dsl.symbolic.region import Region
 from dcp_dsl.symbolic.transposition import transpose
 

@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Ints
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.forms.strided import Strided
 from dcp_dsl.forms.transposed import Columns
-
-Ints = NDArray[np.int64]
 
 Cuts: TypeAlias = Literal["grid", "mask"]
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dcp_dsl.forms.form import BlockCounts, Ints, limit_blocks
+from dcp_dsl.arrays import Ints
+from dcp_dsl.forms.form import BlockCounts, limit_blocks
 from dcp_dsl.symbolic.bands import expand
 
 if TYPE_CHECKING:

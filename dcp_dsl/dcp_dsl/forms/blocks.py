@@ -6,16 +6,13 @@ Every sequence is counted in its own form; only blocks that hold pairs are ever 
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dcp_dsl.arrays import sealed
+from dcp_dsl.arrays import Ints, sealed
 from dcp_dsl.forms.block_borders import Cuts, find_borders
 from dcp_dsl.forms.block_count import count_slab_blocks
 from dcp_dsl.forms.form import BlockCounts, Form
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.forms.sparsity import BatchShape, BlockKind, BlockSparsity, place_forms
-
-Ints = NDArray[np.int64]
 
 
 def block_sparsity(

@@ -11,14 +11,12 @@ from hashlib import sha256
 from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Bools, Ints
 from dcp_dsl.errors import DatasetError
 
 MAX_BLOCKS = 2**26  # some gigabytes of rows, columns and counts
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 FormName: TypeAlias = Literal["slabs", "cols", "strided", "rows", "tiles"]
 

@@ -10,8 +10,9 @@
 
 import numpy as np
 
+from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.forms.form import Form, Ints
+from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.rows import Rows
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.forms.strided import Strided, StridedPart

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcp_dsl.forms.form import BlockCounts, Bools, Form, Ints
+from dcp_dsl.arrays import Bools, Ints
+from dcp_dsl.forms.form import BlockCounts, Form
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dcp_dsl.forms.form import Bools, Form, Ints
+from dcp_dsl.arrays import Bools, Ints
+from dcp_dsl.forms.form import Form
 from dcp_dsl.symbolic.grid import Grid
 from dcp_dsl.symbolic.number_trees import NumberTree
 

@@ -6,12 +6,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.arrays import readonly
+from dcp_dsl.arrays import Bools, Ints, readonly
 from dcp_dsl.forms.form import (
     BlockCounts,
-    Bools,
     FormName,
-    Ints,
     RowRanges,
     digest_of,
     paint_ranges,

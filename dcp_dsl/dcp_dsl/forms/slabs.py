@@ -6,13 +6,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.arrays import readonly
+from dcp_dsl.arrays import Bools, Ints, readonly
 from dcp_dsl.forms.block_count import count_slab_blocks
 from dcp_dsl.forms.form import (
     BlockCounts,
-    Bools,
     FormName,
-    Ints,
     RowRanges,
     digest_of,
     paint_ranges,

@@ -7,13 +7,11 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from dcp_dsl.arrays import readonly
+from dcp_dsl.arrays import Bools, Ints, readonly
 from dcp_dsl.forms.block_count import count_slab_blocks, cut_at_rows, merge_blocks
 from dcp_dsl.forms.form import (
     BlockCounts,
-    Bools,
     FormName,
-    Ints,
     RowRanges,
     digest_of,
     limit_blocks,

@@ -7,11 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from dcp_dsl.arrays import Bools, Ints
 from dcp_dsl.forms.form import (
     BlockCounts,
-    Bools,
     FormName,
-    Ints,
     RowRanges,
     ranges_of_tile,
     row_chunks,

@@ -9,11 +9,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from dcp_dsl.arrays import Bools, Ints
 from dcp_dsl.forms.form import (
     BlockCounts,
-    Bools,
     FormName,
-    Ints,
     RowRanges,
     digest_of,
     ranges_of_tile,

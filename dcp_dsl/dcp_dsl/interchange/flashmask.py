@@ -17,14 +17,13 @@ Source: FlashMask (arXiv 2410.01359), Sec. 4; Paddle's documentation of flashmas
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.export import Export
 from dcp_dsl.interchange.runs import Runs, key_runs, slabs_of_keys
 
-Ints = NDArray[np.int64]
 MAX_HIDDEN = 2
 
 

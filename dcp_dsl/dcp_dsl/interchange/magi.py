@@ -10,16 +10,14 @@ Source: MagiAttention, documentation of flex_flash_attn_func.
 from enum import IntEnum
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.forms.conversion import slabs_of
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.export import Export
 from dcp_dsl.symbolic.piecewise import TooManyPieces
 from dcp_dsl.symbolic.region import Region
-
-Ints = NDArray[np.int64]
 
 
 class SliceType(IntEnum):

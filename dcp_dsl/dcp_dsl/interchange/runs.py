@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Ints
 from dcp_dsl.forms.conversion import slabs_of
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.symbolic.region import Region
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

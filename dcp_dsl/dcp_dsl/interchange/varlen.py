@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.export import Export
 
-Ints = NDArray[np.int64]
 MAX_INDICES = 2**28
 
 

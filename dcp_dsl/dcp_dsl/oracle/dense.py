@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from dcp_dsl.arrays import Bools
 from dcp_dsl.budget import Budget
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.oracle.layout import Instance
-from dcp_dsl.oracle.numbers import Bools, Local, OracleEnv, OracleNumbers, Thunk
+from dcp_dsl.oracle.numbers import Local, OracleEnv, OracleNumbers, Thunk
 from dcp_dsl.syntax import ast
 
 MAX_TOKENS = 2**15  # 1 GiB of pairs

@@ -7,6 +7,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Bools
 from dcp_dsl.budget import Budget
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.errors import DatasetError
@@ -14,8 +15,6 @@ from dcp_dsl.oracle.layout import Instance, choose, cut_to, lay_out, spell_out
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program, Span
 from dcp_dsl.syntax.diagnostics import SpecError, make_diagnostic
-
-Bools = NDArray[np.bool_]
 
 STEPS_PER_NODE = 2**13  # what visiting a node costs beside its pairs
 

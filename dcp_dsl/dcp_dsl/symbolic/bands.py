@@ -7,9 +7,8 @@ found so far restricts what is looked at next. Bands are disjoint in their rows.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from dcp_dsl.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dcp_dsl.symbolic.piecewise import Bools, Ints, TooManyPieces
+from dcp_dsl.arrays import Bools, Ints
+from dcp_dsl.symbolic.piecewise import TooManyPieces
 from dcp_dsl.symbolic.region import Region
 
 MAX_PERIOD = 2**16

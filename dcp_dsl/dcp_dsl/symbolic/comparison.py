@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dcp_dsl.arrays import Bools, Ints
 from dcp_dsl.symbolic.bands import Bands, expand, overlaps
-from dcp_dsl.symbolic.piecewise import Bools, Ints, Piecewise, TooManyPieces, sorted_unique
+from dcp_dsl.symbolic.piecewise import Piecewise, TooManyPieces, sorted_unique
 from dcp_dsl.symbolic.region import MAX_CELLS, Region
 from dcp_dsl.symbolic.rising import Runs
 

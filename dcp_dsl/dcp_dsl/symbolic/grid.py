@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from dcp_dsl.symbolic.piecewise import Bools, Ints, Piecewise
+from dcp_dsl.arrays import Bools, Ints
+from dcp_dsl.symbolic.piecewise import Piecewise
 
 UNBOUNDED = 2**62
 

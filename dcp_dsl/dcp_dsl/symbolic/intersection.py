@@ -7,10 +7,9 @@ walk down the rows, take the later start and the earlier end, cut where two of t
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Ints
 from dcp_dsl.symbolic.bands import overlaps
 from dcp_dsl.symbolic.piecewise import sorted_unique
-
-Ints = NDArray[np.int64]
 
 
 def is_single(columns: tuple[Ints, ...]) -> bool:

@@ -6,8 +6,9 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from dcp_dsl.arrays import Ints
 from dcp_dsl.symbolic.grid import Grid, Interval
-from dcp_dsl.symbolic.piecewise import Ints, Piecewise
+from dcp_dsl.symbolic.piecewise import Piecewise
 from dcp_dsl.symbolic.terms import Cyclic, Extreme, Number, Quotient, Term
 
 Operation: TypeAlias = Literal["+", "-", "*", "//", "%", "min", "max"]

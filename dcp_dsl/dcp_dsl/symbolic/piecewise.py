@@ -7,10 +7,8 @@ defined: `k.doc` is nothing outside all documents.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from dcp_dsl.arrays import Bools, Ints
 
 MAX_VALUE = 2**50  # sums and products of two such values would not fit into int64 with ease
 

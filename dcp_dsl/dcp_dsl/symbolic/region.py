@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Ints
 from dcp_dsl.symbolic.few_slabs import sweep as sweep_few
 from dcp_dsl.symbolic.intersection import intersect, is_single
 from dcp_dsl.symbolic.piecewise import TooManyPieces, sorted_unique
-
-Ints = NDArray[np.int64]
 
 MAX_CELLS = 2**21
 GLUED_AT_ONCE = 2**13

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcp_dsl.symbolic.piecewise import Bools, Ints, Piecewise, sorted_unique
+from dcp_dsl.arrays import Bools, Ints
+from dcp_dsl.symbolic.piecewise import Piecewise, sorted_unique
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,10 +6,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from dcp_dsl.arrays import Bools, Ints
 from dcp_dsl.symbolic.piecewise import (
     MAX_VALUE,
-    Bools,
-    Ints,
     Piecewise,
     TooManyPieces,
     ValueTooLarge,

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from dcp_dsl.arrays import Ints
 from dcp_dsl.symbolic.bands import expand
-from dcp_dsl.symbolic.piecewise import Ints
 from dcp_dsl.symbolic.region import Region
 
 
