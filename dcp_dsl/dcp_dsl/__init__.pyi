@@ -4,8 +4,7 @@ from .claims.report import Report, Verdict
 from .core.mask import Mask
 from .core.sample import Sample
 from .core.stack import HeadError, HeadMask, Stack, StackLayer
-from .data.dataset import Dataset, read_dataset
-from .data.packing import pack
+from .data.dataset import Dataset, pack, read_dataset
 from .errors import DatasetError, DCPError, ExchangeError
 from .files import check_writable, make_folder, replacing
 from .forms.algebra import (
@@ -20,27 +19,22 @@ from .forms.algebra import (
 )
 from .forms.blocks import block_sparsity
 from .forms.conversion import as_rows, as_slabs
-from .forms.form import BlockCounts, Form
+from .forms.form import BlockCounts, Form, PlacedForm
 from .forms.items import form_of, items_of
-from .forms.placed_form import PlacedForm
-from .forms.rows import Rows
+from .forms.rows import Columns, Rows
 from .forms.slabs import Slabs
 from .forms.sparsity import BatchShape, BlockKind, BlockSparsity
 from .forms.strided import Strided, StridedPart
 from .forms.tiles import Tiles
-from .forms.transposed import Columns
-from .interchange.block_tables import BlockTables, build_block_tables
-from .interchange.difference import MaskDifference, find_difference
-from .interchange.export import Export, ExportConfig
-from .interchange.export_file import read_export, write_export
+from .interchange.block_sparse import BlockTables, MaskMod, build_block_tables, build_mask_mod
+from .interchange.export import Export, ExportConfig, read_export, write_export
 from .interchange.formats import export_mask, import_mask
-from .interchange.mask_mod import MaskMod, build_mask_mod
+from .interchange.runs import MaskDifference, find_difference
 from .interchange.varlen import VarlenCall, varlen_calls
 from .language_server.completion import Proposal, complete_at
 from .language_server.hover import describe_at, example_call
 from .oracle.dense import dense_mask
-from .pictures.picture import Picture
-from .pictures.preview import preview
+from .pictures.picture import Picture, preview
 from .specs.attachment import Attachment
 from .specs.sample_argument import sample_from_argument
 from .specs.spec import Spec, check, check_report, load

@@ -8,11 +8,9 @@ from dcp_dsl import (
     Sample,
     Spec,
     SpecError,
-    block_count,
     block_sparsity,
     check,
     dense_mask,
-    form,
 )
 from dcp_dsl.syntax.parser import MAX_CHARACTERS
 
@@ -196,8 +194,8 @@ def test_a_negative_size_is_found_without_a_sample(text):
 
 def test_more_pieces_of_slabs_than_memory_holds_are_refused_before_they_are_made(monkeypatch):
     made = []
-    monkeypatch.setattr(block_count, "expand", lambda *arrays: made.append(arrays))
-    monkeypatch.setattr(form, "MAX_BLOCKS", 100)
+    monkeypatch.setattr("dcp_dsl.forms.slabs.expand", lambda *arrays: made.append(arrays))
+    monkeypatch.setattr("dcp_dsl.forms.form.MAX_BLOCKS", 100)
     slabs = Spec.from_text("mask local = causal and q - k < 2").mask("local").bind(Sample({}, 200))
     with pytest.raises(DatasetError, match=r"expected at most 100 blocks.*take larger blocks"):
         slabs.count_blocks(np.arange(201), np.arange(201))

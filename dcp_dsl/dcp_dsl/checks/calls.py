@@ -18,7 +18,7 @@ from dcp_dsl.checks.kinds import (
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Span
 from dcp_dsl.syntax.diagnostics import did_you_mean
-from dcp_dsl.syntax.foreign_names import JOINS
+from dcp_dsl.syntax.foreign import JOINS
 
 if TYPE_CHECKING:  # expressions hold calls and calls hold expressions
     from dcp_dsl.checks.expressions import ExpressionChecker

@@ -1,9 +1,14 @@
 """Check a text as a whole: statement by statement, and every expression in it."""
 
-from dcp_dsl.checks.definitions import check_definitions, check_recursion, check_size
+from dcp_dsl.checks.definitions import (
+    check_definitions,
+    check_every,
+    check_layout,
+    check_mask,
+    check_recursion,
+    check_size,
+)
 from dcp_dsl.checks.expressions import ExpressionChecker
-from dcp_dsl.checks.layout_checker import check_layout
-from dcp_dsl.checks.mask_checker import check_every, check_mask
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program

@@ -18,8 +18,9 @@ from dcp_dsl.checks.kinds import (
     Names,
     are_comparable,
     combine,
+    has_one_parent,
+    parent_of,
 )  # fmt: skip
-from dcp_dsl.checks.parents import has_one_parent, parent_of
 from dcp_dsl.checks.scope import Scope, library_names
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program, Span
@@ -30,7 +31,7 @@ from dcp_dsl.syntax.diagnostics import (
     make_diagnostic,
     replace_span,
 )
-from dcp_dsl.syntax.foreign_names import FUNCTIONS, POSITIONS, position_hint, segment_hint
+from dcp_dsl.syntax.foreign import FUNCTIONS, POSITIONS, position_hint, segment_hint
 
 UNKNOWN_HINT = "columns are read as `row.column`; masks and segments must be defined"
 

@@ -18,8 +18,8 @@ from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.form import Form
+from dcp_dsl.forms.rows import Columns
 from dcp_dsl.forms.slabs import Slabs
-from dcp_dsl.forms.transposed import Columns
 from dcp_dsl.proof.proving import prove_causal, prove_total
 from dcp_dsl.syntax import ast
 

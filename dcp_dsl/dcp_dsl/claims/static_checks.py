@@ -5,21 +5,81 @@ small samples that fit its columns, and the smallest one that shows the fault is
 What can be neither proved nor tested is a warning.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.budget import Budget, OverBudget
 from dcp_dsl.claims.column_samples import column_kinds
-from dcp_dsl.claims.fault_search import Finder, Tried, search_fault
 from dcp_dsl.claims.guard import find_definition, leaking_pairs, read_decorators
-from dcp_dsl.claims.testing import Failure, Testing, first_empty_row, first_pair
-from dcp_dsl.core.mask import Mask
-from dcp_dsl.core.mask_building import with_columns
+from dcp_dsl.claims.samples import claim_samples
+from dcp_dsl.claims.testing import TOO_LONG, Failure, Testing, first_empty_row, first_pair, smallest
+from dcp_dsl.core.mask import Mask, with_columns
 from dcp_dsl.core.sample import Sample
+from dcp_dsl.errors import DatasetError
+from dcp_dsl.oracle.dense import dense_mask
 from dcp_dsl.proof.proving import never
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.diagnostics import MAX_FINDINGS
+from dcp_dsl.syntax.diagnostics import MAX_FINDINGS, SpecError
+
+Finder: TypeAlias = Callable[[NDArray[np.bool_], Sample], Failure | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """How a search went.
+
+    Attributes:
+        failure: the fault on the smallest sample that shows it, or None.
+        samples: how many samples were tried.
+        reason: why the mask could not be evaluated on samples, else empty.
+        hint: the way out of that, or empty.
+    """
+
+    failure: Failure | None
+    samples: int
+    reason: str = ""
+    hint: str = ""
+
+
+def search_fault(mask: Mask, find: Finder, testing: Testing, *, with_open: bool = False) -> Tried:
+    """Look for a fault of a mask on samples that fit it, small ones first.
+
+    Args:
+        mask: the mask.
+        find: gives the fault of a dense mask on a sample, or None.
+        testing: what the checks of the text share.
+        with_open: whether to make up token columns and `row` columns too.
+    """
+
+    def look(sample: Sample, budget: Budget) -> Failure | None:
+        return find(dense_mask(mask, sample, budget=budget), sample)
+
+    tested = 0
+    try:
+        samples = claim_samples(
+            mask.expression, None, mask.columns, mask.scope, testing.broken, testing.budget,
+            with_open=with_open,
+        )  # fmt: skip
+        for sample in samples:
+            try:
+                failure = look(sample, testing.budget)
+            except DatasetError:
+                continue  # a generated sample that a layout with `len` cannot take
+            tested += 1
+            if failure is not None:
+                failure = smallest(failure, look, mask.expression, testing, mask.scope)
+                return Tried(failure, tested)
+    except OverBudget:
+        return Tried(None, 0, *TOO_LONG)
+    except SpecError as error:
+        found = error.diagnostics[0]
+        return Tried(None, 0, found.message, found.hint)
+    return Tried(None, tested)
+
 
 _NUMBER = 3  # what a parameter without a value is tested with; proofs take every number
 

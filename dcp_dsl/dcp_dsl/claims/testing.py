@@ -21,8 +21,8 @@ from dcp_dsl.claims.samples import (
     claim_samples,
     count_parts,
     read_scopes,
+    shrink,
 )
-from dcp_dsl.claims.shrinking import shrink
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.core.sample_statement import NoLengthError, declared_sample

@@ -4,7 +4,7 @@ import json
 
 import click
 
-from dcp_dsl.commands.choosing import (
+from dcp_dsl.commands.options import (
     choose_mask,
     choose_sample,
     length_option,

@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from dcp_dsl.commands.choosing import choose_sample, length_option, load_spec, sample_option
+from dcp_dsl.commands.options import choose_sample, length_option, load_spec, sample_option
 
 SCHEMA_DIFF = "dcp.diff/1"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dcp_dsl.commands.choosing import (
+from dcp_dsl.commands.options import (
     choose_masks,
     choose_sample,
     length_option,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dcp_dsl.commands.mask_report import MaskReport
     from dcp_dsl.core.mask import Mask
     from dcp_dsl.core.sample import Sample
-    from dcp_dsl.syntax.explanations import Explanation
+    from dcp_dsl.syntax.diagnostic_formats import Explanation
 
 SCHEMA_CODE = "dcp.code/1"
 SCHEMA_MASK = "dcp.mask/1"
@@ -95,7 +95,7 @@ def explain(
 
 
 def _explain_code(code: str, *, as_json: bool) -> None:
-    from dcp_dsl.syntax.explanations import explain_code
+    from dcp_dsl.syntax.diagnostic_formats import explain_code
 
     found = explain_code(code)
     if as_json:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import click
 
-from dcp_dsl.commands.reading import read_source
+from dcp_dsl.commands.options import read_source
 
 SCHEMA_FMT = "dcp.fmt/1"
 

@@ -9,11 +9,10 @@ from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.forms.blocks import block_sparsity
 from dcp_dsl.forms.form import Form
-from dcp_dsl.forms.rows import Rows
+from dcp_dsl.forms.rows import Columns, Rows
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.forms.sparsity import BlockKind
 from dcp_dsl.forms.strided import Strided
-from dcp_dsl.forms.transposed import Columns
 
 SLOPES = {(0, 0): "full", (0, 1): "causal", (1, 0): "inverse causal", (1, 1): "band"}
 """Slopes of a slab's two ends -> the shape a kernel knows: MagiAttention's four types."""

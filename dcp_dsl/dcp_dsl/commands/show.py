@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dcp_dsl.commands.choosing import (
+from dcp_dsl.commands.options import (
     choose_masks,
     choose_sample,
     length_option,
     load_spec,
     mask_option,
     sample_option,
+    write_output,
 )
-from dcp_dsl.commands.writing import write_output
 
 if TYPE_CHECKING:
     from dcp_dsl.pictures.picture import Picture

@@ -1,18 +1,48 @@
-"""Choose the form of a mask on a sample: try the symbolic ones, fall back to bounds and tiles."""
+"""Choose the form of a mask on a sample: try the symbolic ones, fall back to bounds and tiles.
+
+A mask is tried from the side it is simple from, the queries or the keys, and then from the other.
+"""
 
 from collections.abc import Mapping
 
 from dcp_dsl.budget import Budget, OverBudget
+from dcp_dsl.checks.scope import Scope
 from dcp_dsl.core.environment import Env, Frame
 from dcp_dsl.core.layout import Column
 from dcp_dsl.core.lowering import Lowering, Place
-from dcp_dsl.core.orientation import reads_keys_only
 from dcp_dsl.forms.conversion import slabs_of, to_form
 from dcp_dsl.forms.form import Form
 from dcp_dsl.symbolic.piecewise import TooManyPieces
 from dcp_dsl.symbolic.region import Region
 from dcp_dsl.symbolic.terms import NotSeparable
 from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.walk import mentioned_names, walk
+
+
+def reads_keys_only(value: ast.Expr, scope: Scope) -> bool:
+    """Whether a mask reads token columns at keys and none at queries, as eviction and trees do."""
+    positions: set[str] = set()
+    seen: set[tuple[int, str]] = set()
+    pending: list[tuple[object, Scope]] = [(value, scope)]
+    while pending:
+        node, at = pending.pop()
+        for inner in walk(node):
+            match inner:
+                case ast.Attribute(ast.Name(text), name) if _is_token(name.text, at):
+                    positions.add(text)
+                case ast.Attribute(_, name) if _is_token(name.text, at):
+                    positions.add("")
+        for mentioned, is_attribute in mentioned_names(node):
+            found = None if is_attribute else at.find_mask(mentioned)
+            if found is not None and (id(at), mentioned) not in seen:
+                seen.add((id(at), mentioned))
+                pending.append(found)
+    return positions == {"k"}
+
+
+def _is_token(name: str, scope: Scope) -> bool:
+    return name in scope.tokens and name not in scope.segments
+
 
 MAX_STEPS = 2**23  # slabs and nodes; one or two seconds
 

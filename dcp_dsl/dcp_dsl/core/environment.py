@@ -15,10 +15,9 @@ from dcp_dsl.budget import Budget
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.core.instances import Instances
 from dcp_dsl.core.layout import Column
-from dcp_dsl.symbolic.bands import Bands, expand
 from dcp_dsl.symbolic.comparison import MAX_JOBS, compare
 from dcp_dsl.symbolic.number_trees import NumberTree
-from dcp_dsl.symbolic.piecewise import Piecewise, sorted_unique
+from dcp_dsl.symbolic.piecewise import Bands, Piecewise, expand, sorted_unique
 from dcp_dsl.symbolic.region import Region
 from dcp_dsl.symbolic.terms import Number, Term
 from dcp_dsl.syntax import ast

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dcp_dsl.arrays import Ints
-from dcp_dsl.core.column_segments import per_token_values
 from dcp_dsl.core.environment import Closure, Env
 from dcp_dsl.core.instances import Instances
-from dcp_dsl.core.segment_lowering import SegmentLowering
+from dcp_dsl.core.segment_lowering import SegmentLowering, per_token_values
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.symbolic.number_trees import NumberTree
 from dcp_dsl.symbolic.piecewise import MAX_VALUE, Piecewise, ValueTooLarge

@@ -6,8 +6,10 @@ The layers of a stack repeat: layer 7 of ``5 of sliding(1k), causal`` is layer 1
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dcp_dsl.core.mask import Mask
+from dcp_dsl.checks.scope import Scope
+from dcp_dsl.core.mask import Mask, build_mask
 from dcp_dsl.errors import DCPError
+from dcp_dsl.syntax import ast
 
 
 class HeadError(DCPError):
@@ -163,3 +165,18 @@ def _runs(owner: list[Mask]) -> Iterator[tuple[range, Mask]]:
         if head == len(owner) or not _is_same(owner[head], owner[begin]):
             yield range(begin, head), owner[begin]
             begin = head
+
+
+def build_stack(definition: ast.Stack, scope: Scope) -> Stack:
+    """Make a checked `stack` statement a value."""
+    return Stack(definition.name.text, tuple(_layer(each, scope) for each in definition.layers))
+
+
+def _layer(layer: ast.Layer, scope: Scope) -> StackLayer:
+    if layer.value is not None:
+        return StackLayer(layer.count, (HeadMask(build_mask(layer.value, scope, scope.program)),))
+    heads = [
+        HeadMask(build_mask(group.value, scope, scope.program), group.first, group.last)
+        for group in layer.heads
+    ]
+    return StackLayer(layer.count, tuple(heads))

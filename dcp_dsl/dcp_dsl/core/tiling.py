@@ -13,10 +13,8 @@ from dcp_dsl.core.lowering import Lowering, Place
 from dcp_dsl.core.number_lowering import VaryingLength
 from dcp_dsl.forms.conversion import to_form
 from dcp_dsl.forms.form import Form
-from dcp_dsl.forms.predicates import Compared, Inverted, Joined, Known, Predicate
-from dcp_dsl.forms.tiles import Tiles
-from dcp_dsl.symbolic.grid import Grid
-from dcp_dsl.symbolic.number_trees import Combined, LookedUp, NumberTree, Operation, Plain
+from dcp_dsl.forms.tiles import Compared, Inverted, Joined, Known, Predicate, Tiles
+from dcp_dsl.symbolic.number_trees import Combined, Grid, LookedUp, NumberTree, Operation, Plain
 from dcp_dsl.symbolic.piecewise import Piecewise, TooManyPieces
 from dcp_dsl.symbolic.terms import NotSeparable, Term
 from dcp_dsl.syntax import ast

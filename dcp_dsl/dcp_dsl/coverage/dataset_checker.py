@@ -7,8 +7,7 @@ import numpy as np
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.core.sample import Sample
-from dcp_dsl.coverage.distribution import Distribution
-from dcp_dsl.coverage.report import DatasetCoverage, StatementCoverage
+from dcp_dsl.coverage.report import DatasetCoverage, Distribution, StatementCoverage
 from dcp_dsl.coverage.row_checker import RefusedRow, RowChecker
 from dcp_dsl.data.sources import Source, find_sources
 from dcp_dsl.errors import DatasetError

@@ -18,8 +18,14 @@ from dcp_dsl.checks.columns import layout_columns, needed_segments
 from dcp_dsl.core.layout import natural_length
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.coverage.batch_proof import BatchProver
-from dcp_dsl.coverage.layout_totals import LayoutTotals, column_depths, measure_layout
-from dcp_dsl.coverage.nesting import NestedColumn, column_depth, flatten_column
+from dcp_dsl.coverage.nesting import (
+    LayoutTotals,
+    NestedColumn,
+    column_depth,
+    column_depths,
+    flatten_column,
+    measure_layout,
+)
 from dcp_dsl.data.dataset import LENGTH_COLUMNS, TOKEN_COLUMNS
 from dcp_dsl.data.sources import Source, require_column
 from dcp_dsl.errors import DatasetError

@@ -1,4 +1,4 @@
-"""Exact set operations and comparisons of masks on a sample, whatever their forms.
+"""Combine and compare masks on a sample exactly, whatever their forms.
 
 Slabs, strided masks and ranges per row are combined symbolically, masks seen from the keys among
 themselves too. Where the two forms have nothing in common, or one is a predicate, the pairs are
@@ -15,14 +15,56 @@ from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.conversion import to_form
 from dcp_dsl.forms.form import Form, ranges_of_tile, row_chunks
-from dcp_dsl.forms.rows import Rows
+from dcp_dsl.forms.rows import Columns, Rows
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.forms.strided import Strided
-from dcp_dsl.forms.transposed import Columns
 from dcp_dsl.symbolic.classes import Classes, MaskValue
-from dcp_dsl.symbolic.piecewise import TooManyPieces
+from dcp_dsl.symbolic.piecewise import TooManyPieces, expand
 from dcp_dsl.symbolic.region import Region
-from dcp_dsl.symbolic.transposition import transpose
+
+
+def transpose(region: Region) -> Region:
+    """Give the region whose rows are the keys: key k sees the queries that saw it.
+
+    A slab of r rows is seen by each of its keys from a run of its rows; where that run begins and
+    ends moves by 0 or 1 per key, with at most two turns.
+
+    >>> below = Region.of(3, tuple(np.array([v]) for v in (0, 3, 0, 1, 0, 1)))
+    >>> [c.tolist() for c in transpose(below).columns()]
+    [[0], [3], [0], [3], [1], [0]]
+    """
+    q_start, q_end, kv_start, kv_end, low, high = region.columns()
+    rows = q_end - q_start
+    last_end = kv_end + high * (rows - 1)
+    # Keys at which one of the ends of the run of rows turns.
+    turns = np.column_stack([
+        kv_start,
+        np.where(high == 1, kv_end, last_end),
+        np.where(low == 1, kv_start + rows - 1, last_end),
+        last_end,
+    ])  # fmt: skip
+    turns = np.sort(np.clip(turns, kv_start[:, None], last_end[:, None]), axis=1)
+    slab, part = expand(np.zeros(len(rows), np.int64), np.full(len(rows), 3))
+    start, end = turns[slab, part], turns[slab, part + 1]
+    first, first_slope = _first_row(start, kv_end[slab], high[slab])
+    last, last_slope = _last_row(start, kv_start[slab], low[slab], rows[slab])
+    base = q_start[slab]
+    columns: tuple[Ints, ...] = (start, end, base + first, base + last, first_slope, last_slope)
+    kept = start < end
+    return Region.of(region.num_tokens, tuple(c[kept] for c in columns))
+
+
+def _first_row(key: Ints, kv_end: Ints, high: Ints) -> tuple[Ints, Ints]:
+    """Give the first row of a slab whose end has passed a key, and its growth per key."""
+    is_later = (high == 1) & (key >= kv_end)
+    return np.where(is_later, key - kv_end + 1, 0), is_later.astype(np.int64)
+
+
+def _last_row(key: Ints, kv_start: Ints, low: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """Give one past the last row whose start has not passed a key, and its growth per key."""
+    is_growing = (low == 1) & (key - kv_start + 1 < rows)
+    return np.where(is_growing, key - kv_start + 1, rows), is_growing.astype(np.int64)
+
 
 MAX_TOKENS = 2**15  # for looking at pairs: a billion of them, in bunches
 

@@ -5,13 +5,11 @@ import numpy as np
 from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.form import Form, row_chunks
-from dcp_dsl.forms.rows import Rows
+from dcp_dsl.forms.rows import Columns, Rows
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.forms.strided import Strided, StridedPart
-from dcp_dsl.forms.transposed import Columns
-from dcp_dsl.symbolic.bands import expand
 from dcp_dsl.symbolic.classes import Classes, MaskValue
-from dcp_dsl.symbolic.piecewise import TooManyPieces
+from dcp_dsl.symbolic.piecewise import TooManyPieces, expand
 from dcp_dsl.symbolic.region import Region
 
 MAX_SLABS = 2**20

@@ -13,10 +13,9 @@ import numpy as np
 from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.form import Form
-from dcp_dsl.forms.rows import Rows
+from dcp_dsl.forms.rows import Columns, Rows
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.forms.strided import Strided, StridedPart
-from dcp_dsl.forms.transposed import Columns
 from dcp_dsl.symbolic.classes import MAX_PERIOD
 
 KINDS = ("slabs", "rows", "cols:slabs", "cols:rows", "strided")

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import readonly
-from dcp_dsl.forms.form import Form
-from dcp_dsl.forms.placed_form import PlacedForm
+from dcp_dsl.forms.form import Form, PlacedForm
 from dcp_dsl.forms.slabs import Slabs
 
 

@@ -8,7 +8,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Bools, Ints, readonly
-from dcp_dsl.forms.block_count import count_slab_blocks, cut_at_rows, merge_blocks
 from dcp_dsl.forms.form import (
     BlockCounts,
     FormName,
@@ -17,8 +16,8 @@ from dcp_dsl.forms.form import (
     limit_blocks,
     ranges_of_tile,
 )
-from dcp_dsl.forms.slabs import Slabs
-from dcp_dsl.symbolic.bands import expand
+from dcp_dsl.forms.slabs import Slabs, count_slab_blocks, cut_at_rows, merge_blocks
+from dcp_dsl.symbolic.piecewise import expand
 
 
 @dataclass(frozen=True, slots=True, eq=False)

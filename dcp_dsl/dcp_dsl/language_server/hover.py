@@ -4,12 +4,10 @@ from base64 import b64encode
 
 from dcp_dsl.checks.columns import layout_columns
 from dcp_dsl.checks.scope import Scope
-from dcp_dsl.core.mask_building import build_mask
+from dcp_dsl.core.mask import build_mask
 from dcp_dsl.errors import DatasetError, DCPError
-from dcp_dsl.language_server.definition import Definition, find_definition
-from dcp_dsl.language_server.document import Document
-from dcp_dsl.pictures.picture import Picture
-from dcp_dsl.pictures.preview import preview
+from dcp_dsl.language_server.document import Definition, Document, find_definition
+from dcp_dsl.pictures.picture import Picture, preview
 from dcp_dsl.specs.spec import Spec
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.unparse import unparse

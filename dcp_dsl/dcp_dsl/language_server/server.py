@@ -11,14 +11,12 @@ from lsprotocol import types as lsp
 from pygls.lsp.server import LanguageServer
 
 from dcp_dsl.language_server.completion import complete
-from dcp_dsl.language_server.definition import find_definition
-from dcp_dsl.language_server.document import Document
+from dcp_dsl.language_server.document import Document, find_definition
 from dcp_dsl.language_server.hover import describe
 from dcp_dsl.specs.spec import check
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.diagnostics import Diagnostic, Fix, SpecError
-from dcp_dsl.syntax.explanations import explanations
-from dcp_dsl.syntax.fixes import choose_fixes
+from dcp_dsl.syntax.diagnostic_formats import explanations
+from dcp_dsl.syntax.diagnostics import Diagnostic, Fix, SpecError, choose_fixes
 from dcp_dsl.syntax.formatter import format_source
 
 PAUSE_S = 0.15  # wait for the next key before checking

@@ -10,8 +10,8 @@ from html import escape
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.conversion import as_slabs
 from dcp_dsl.forms.form import Form
+from dcp_dsl.forms.rows import Columns
 from dcp_dsl.forms.slabs import Slabs
-from dcp_dsl.forms.transposed import Columns
 from dcp_dsl.pictures import palette
 from dcp_dsl.pictures.axes import Stripe, condense, kinds
 from dcp_dsl.pictures.drawing import Drawing, measure_coverage

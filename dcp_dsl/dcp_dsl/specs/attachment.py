@@ -8,10 +8,9 @@ from typing import Any
 
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.guard import Guard
-from dcp_dsl.core.mask import Mask
-from dcp_dsl.core.mask_building import build_mask, build_stack, with_columns
+from dcp_dsl.core.mask import Mask, build_mask, with_columns
 from dcp_dsl.core.sample import Sample
-from dcp_dsl.core.stack import Stack
+from dcp_dsl.core.stack import Stack, build_stack
 from dcp_dsl.errors import DatasetError, DCPError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import did_you_mean

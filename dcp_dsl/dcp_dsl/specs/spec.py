@@ -10,11 +10,10 @@ from dcp_dsl.checks.expressions import UNKNOWN_HINT
 from dcp_dsl.checks.imports import build_scope
 from dcp_dsl.checks.scope import Scope, library_names
 from dcp_dsl.claims.report import Report, Verdict
-from dcp_dsl.core.mask import Mask
-from dcp_dsl.core.mask_building import build_mask, build_stack
+from dcp_dsl.core.mask import Mask, build_mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.core.sample_statement import declared_sample
-from dcp_dsl.core.stack import Stack
+from dcp_dsl.core.stack import Stack, build_stack
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.specs.attachment import Attachment, attach, attach_files
 from dcp_dsl.syntax import ast

@@ -1,9 +1,7 @@
-"""From ``f(q) + g(k) <= 0`` and its five sisters to slabs.
+"""Turn ``f(q) + g(k) <= 0`` and its five sisters into slabs.
 
 On a run of keys where g rises, the keys with ``g(k) <= t`` are a prefix whose end is a function of
-t with slopes 0 and 1; putting ``t = -f(q)`` gives an end of a slab for each piece of f. Where the
-end would move otherwise than by 0 or 1 key per row, the piece falls apart into single rows: still
-exact, only longer.
+t. So g is cut into stretches on which it rises or falls.
 """
 
 from dataclasses import dataclass
@@ -11,10 +9,159 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcp_dsl.arrays import Bools, Ints
-from dcp_dsl.symbolic.bands import Bands, expand, overlaps
-from dcp_dsl.symbolic.piecewise import Piecewise, TooManyPieces, sorted_unique
+from dcp_dsl.symbolic.piecewise import (
+    Bands,
+    Piecewise,
+    TooManyPieces,
+    expand,
+    overlaps,
+    sorted_unique,
+)
 from dcp_dsl.symbolic.region import MAX_CELLS, Region
-from dcp_dsl.symbolic.rising import Runs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Runs:
+    """Runs of keys ``[start, end)`` in order, and how many of their keys have values up to t.
+
+    Attributes:
+        start, end: int64 ``[R]``, keys.
+        sign: int64 ``[R]``, 1 where the function rises, -1 where it falls; levels are of
+            ``sign * function``, which always rises.
+        first: int64 ``[R+1]``, where the levels of each run lie in the arrays below.
+        levels: int64 ``[L]``, values at which the prefix changes, rising in each run.
+        ends: int64 ``[L]``, end of the prefix with values up to the level.
+        slopes: int64 ``[L]``, growth of the end per unit of t behind the level, 0 or 1.
+        values: int64 ``[V]``, the distinct levels, rising.
+        keys: int64 ``[L]``, ``run * (V + 1) + index of the level in values``.
+    """
+
+    start: Ints
+    end: Ints
+    sign: Ints
+    first: Ints
+    levels: Ints
+    ends: Ints
+    slopes: Ints
+    values: Ints
+    keys: Ints
+
+    @classmethod
+    def of(cls, function: Piecewise, breaks: Ints) -> "Runs":
+        """Cut a function into runs; none goes past a break, given as rising positions."""
+        if len(breaks):
+            function = function.cut(breaks)
+        starts, ends, values, slopes = _defined_pieces(function)
+        slopes = np.where(ends - starts > 1, slopes, 0)
+        if len(starts) == 0:
+            none = np.empty(0, np.int64)
+            return cls(none, none, none, np.zeros(1, np.int64), none, none, none, none, none)
+        is_new = _run_starts(starts, ends, values, slopes, breaks)
+        begin = np.flatnonzero(is_new)
+        run = np.cumsum(is_new) - 1
+        last = np.append(begin[1:], len(starts)) - 1
+        sign = _signs(starts, ends, values, slopes, begin, last)
+        run_end = ends[last]
+        steps = _levels(starts, ends, sign[run] * values, sign[run] * slopes, run)
+        return cls._of_levels(starts[begin], run_end, sign, *steps)
+
+    @classmethod
+    def _of_levels(
+        cls, start: Ints, end: Ints, sign: Ints, run: Ints, levels: Ints, ends: Ints, slopes: Ints
+    ) -> "Runs":
+        first = np.searchsorted(run, np.arange(len(start) + 1))
+        if len(start) == 1:
+            values, rank = levels, np.arange(len(levels))
+        else:
+            values = sorted_unique(levels)
+            rank = np.searchsorted(values, levels)
+        keys = run * (len(values) + 1) + rank
+        return cls(start, end, sign, first, levels, ends, slopes, values, keys)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def count_levels(self, run: Ints, t: Ints) -> Ints:
+        """Give how many levels of all runs before, and of this one up to t, there are."""
+        rank = np.searchsorted(self.values, t, side="right")
+        if len(self.start) == 1:
+            return rank
+        return np.searchsorted(self.keys, run * (len(self.values) + 1) + rank, side="left")
+
+    def ends_at(self, run: Ints, t: Ints) -> Ints:
+        """Give one past the last key of the run with value up to t, its start if there is none."""
+        at = self.count_levels(run, t) - 1
+        is_before = at < self.first[run]
+        at = np.maximum(at, 0)
+        inside = self.ends[at] + self.slopes[at] * (t - self.levels[at])
+        return np.where(is_before, self.start[run], inside)
+
+
+def _defined_pieces(function: Piecewise) -> tuple[Ints, Ints, Ints, Ints]:
+    starts, lengths, kept = function.starts, function.lengths, function.is_defined
+    if kept.all():
+        return starts, starts + lengths, function.values, function.slopes
+    return starts[kept], (starts + lengths)[kept], function.values[kept], function.slopes[kept]
+
+
+def _run_starts(starts: Ints, ends: Ints, values: Ints, slopes: Ints, breaks: Ints) -> Bools:
+    """Mark the pieces that begin a run."""
+    is_new = np.ones(len(starts), np.bool_)
+    is_new[1:] = starts[1:] != ends[:-1]
+    if len(breaks):
+        is_new |= np.isin(starts, breaks)
+    jumps = values[1:] - (values + slopes * (ends - starts - 1))[:-1]
+    rises, falls = slopes > 0, slopes < 0
+    # A stretch may rise or fall as a whole; one that does both is cut before every fall.
+    bad_up, bad_down = falls.copy(), rises.copy()
+    inner = ~is_new[1:]
+    bad_up[1:] |= inner & (jumps < 0)
+    bad_down[1:] |= inner & (jumps > 0)
+    begin = np.flatnonzero(is_new)
+    is_mixed = np.logical_or.reduceat(bad_up, begin) & np.logical_or.reduceat(bad_down, begin)
+    if is_mixed.any():
+        mixed = np.repeat(is_mixed, np.diff(np.append(begin, len(starts))))
+        cut = bad_up.copy()
+        cut[1:] |= falls[:-1]
+        is_new |= mixed & cut
+    return is_new
+
+
+def _signs(starts: Ints, ends: Ints, values: Ints, slopes: Ints, begin: Ints, last: Ints) -> Ints:
+    """Give -1 for the runs that fall."""
+    final = values[last] + slopes[last] * (ends[last] - starts[last] - 1)
+    return np.where(final < values[begin], -1, 1)
+
+
+def _levels(
+    starts: Ints, ends: Ints, values: Ints, slopes: Ints, run: Ints
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Give (run, level, end, slope) of every change of the prefix; values rise in a run."""
+    if (slopes > 1).any():  # steeper than 1: every key is a step of its own
+        repeat = np.where(slopes > 1, ends - starts, 1)
+        piece = np.repeat(np.arange(len(repeat)), repeat)
+        inner = np.arange(len(piece)) - np.repeat(np.cumsum(repeat) - repeat, repeat)
+        values = values[piece] + slopes[piece] * inner
+        single = slopes[piece] > 1
+        starts = np.where(single, starts[piece] + inner, starts[piece])
+        ends = np.where(single, starts + 1, ends[piece])
+        slopes, run = np.where(single, 0, slopes[piece]), run[piece]
+    is_unit = slopes == 1
+    if not is_unit.any():
+        levels, reach, growth = values, ends, slopes
+    else:
+        # A piece of slope 1 ends in a flat stretch.
+        length = ends - starts
+        levels = np.column_stack([values, values + np.where(is_unit, length - 1, 0)]).ravel()
+        reach = np.column_stack([np.where(is_unit, starts + 1, ends), ends]).ravel()
+        growth = np.column_stack([slopes, np.zeros_like(slopes)]).ravel()
+        run = np.repeat(run, 2)
+    # Of equal levels of a run the last one counts.
+    is_final = np.append((levels[1:] != levels[:-1]) | (run[1:] != run[:-1]), True)
+    if is_final.all():
+        return run, levels, reach, growth
+    return run[is_final], levels[is_final], reach[is_final], growth[is_final]
+
 
 _MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "==", "!=": "!="}
 

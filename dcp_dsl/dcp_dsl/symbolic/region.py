@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Ints
-from dcp_dsl.symbolic.few_slabs import sweep as sweep_few
-from dcp_dsl.symbolic.intersection import intersect, is_single
 from dcp_dsl.symbolic.piecewise import TooManyPieces, sorted_unique
+from dcp_dsl.symbolic.shortcuts import intersect, is_single
+from dcp_dsl.symbolic.shortcuts import sweep as sweep_few
 
 MAX_CELLS = 2**21
 GLUED_AT_ONCE = 2**13

@@ -12,7 +12,7 @@ import lark
 
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program, Span
-from dcp_dsl.syntax.ast_builder import build_expression, build_statement
+from dcp_dsl.syntax.ast_builder import BuildError, build_expression, build_statement
 from dcp_dsl.syntax.diagnostics import (
     MAX_FINDINGS,
     Diagnostic,
@@ -21,10 +21,9 @@ from dcp_dsl.syntax.diagnostics import (
     make_diagnostic,
     replace_span,
 )
-from dcp_dsl.syntax.foreign_syntax import fail_foreign_syntax
+from dcp_dsl.syntax.foreign import fail_foreign_syntax
 from dcp_dsl.syntax.mistakes import MESSAGES, MISTAKES
 from dcp_dsl.syntax.tokens import KEYWORDS, RESERVED, STATEMENT_KEYWORDS, RawToken, split_statements
-from dcp_dsl.syntax.words import BuildError
 from dcp_grammar import GRAMMAR
 
 __all__ = ["MAX_CHARACTERS", "Parsed", "Program", "parse", "parse_all", "parse_expression"]

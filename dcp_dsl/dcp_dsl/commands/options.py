@@ -1,5 +1,10 @@
-"""The options by which `show` and `explain` are told a mask and a sample."""
+"""Options that several commands share, and how they read and write files.
 
+Masks and samples are named on the command line; `-` is standard input. Names of formats stand here
+because numpy must not be loaded to print help.
+"""
+
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -10,6 +15,37 @@ if TYPE_CHECKING:
     from dcp_dsl.core.sample import Sample
     from dcp_dsl.core.sample_statement import NoLengthError
     from dcp_dsl.specs.spec import Spec
+
+FORMATS = ("dense", "dcp", "flashmask", "magi", "varlen", "flex", "flash4")
+READABLE = ("dense", "dcp", "flashmask", "magi")
+
+
+def read_source(name: str, unreadable: list[dict[str, str]]) -> tuple[str, bytes] | None:
+    """Read a file or standard input as text and bytes; say why not, and remember it."""
+    from dcp_dsl.syntax.text_file import MAX_BYTES, SpecFileError, decode_text, read_bytes
+
+    try:
+        data = sys.stdin.buffer.read(MAX_BYTES + 1) if name == "-" else read_bytes(name)
+        return decode_text(name, data), data
+    except SpecFileError as error:
+        click.echo(f"dcpm: {error}", err=True)
+        unreadable.append({"file": name, "message": str(error)})
+        return None
+
+
+def write_output(name: str, data: bytes) -> None:
+    """Write a file, or into a pipe or a device, and say so."""
+    from dcp_dsl.errors import DCPError
+    from dcp_dsl.files import replacing
+
+    if os.path.exists(name) and not os.path.isfile(name) and not os.path.isdir(name):
+        with open(name, "wb") as stream:
+            stream.write(data)
+    else:
+        with replacing(name, DCPError) as draft:
+            draft.write_bytes(data)
+    click.echo(f"wrote {name}", err=True)
+
 
 mask_option = click.option(
     "--mask", "call", metavar="MASK", help="A mask by name or call, or any mask expression."
@@ -74,7 +110,7 @@ def choose_sample(spec: "Spec", mask: "Mask", given: str | None, length: str | N
     """Give the sample that was asked for, or the first declared one that fits the mask."""
     from dcp_dsl.core.sample import Sample
     from dcp_dsl.core.sample_statement import NoLengthError
-    from dcp_dsl.pictures.preview import preview_sample
+    from dcp_dsl.pictures.picture import preview_sample
     from dcp_dsl.specs.sample_argument import sample_from_argument
 
     fixed = None if length is None else read_tokens(length, "--len")
@@ -101,7 +137,7 @@ def choose_sample(spec: "Spec", mask: "Mask", given: str | None, length: str | N
 def _no_length(spec: "Spec", mask: "Mask", error: "NoLengthError") -> str:
     """Say which columns of a mask a sample lacks, with a sample that has them."""
     from dcp_dsl.errors import DatasetError
-    from dcp_dsl.pictures.preview import preview_sample
+    from dcp_dsl.pictures.picture import preview_sample
     from dcp_dsl.specs.sample_argument import sample_from_argument
 
     missing = sorted(mask.columns - error.columns.keys())
