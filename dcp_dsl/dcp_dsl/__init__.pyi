@@ -1,14 +1,12 @@
 from .arrays import readonly
 from .claims.guard import Guard
-from .claims.report import Report, Verdict
 from .core.mask import Mask
 from .core.sample import Sample
-from .core.stack import HeadError, HeadMask, Stack, StackLayer
+from .core.stack import HeadError, Stack
 from .data.dataset import Dataset, pack, read_dataset
 from .errors import DatasetError, DCPError, ExchangeError
 from .files import check_writable, make_folder, replacing
 from .forms.algebra import (
-    MaskComparison,
     compare_masks,
     implies,
     intersect,
@@ -19,71 +17,59 @@ from .forms.algebra import (
 )
 from .forms.blocks import block_sparsity
 from .forms.conversion import as_rows, as_slabs
-from .forms.form import BlockCounts, Form, PlacedForm
+from .forms.form import Form, PlacedForm
 from .forms.items import form_of, items_of
 from .forms.rows import Columns, Rows
 from .forms.slabs import Slabs
 from .forms.sparsity import BatchShape, BlockKind, BlockSparsity
 from .forms.strided import Strided, StridedPart
 from .forms.tiles import Tiles
-from .interchange.block_sparse import BlockTables, MaskMod, build_block_tables, build_mask_mod
+from .interchange.block_sparse import MaskMod, build_block_tables, build_mask_mod
 from .interchange.export import Export, ExportConfig, read_export, write_export
 from .interchange.formats import export_mask, import_mask
-from .interchange.runs import MaskDifference, find_difference
-from .interchange.varlen import VarlenCall, varlen_calls
-from .language_server.completion import Proposal, complete_at
+from .interchange.runs import find_difference
+from .interchange.varlen import varlen_calls
+from .language_server.completion import complete_at
 from .language_server.hover import describe_at, example_call
 from .oracle.dense import dense_mask
 from .pictures.picture import Picture, preview
 from .specs.attachment import Attachment
 from .specs.sample_argument import sample_from_argument
 from .specs.spec import Spec, check, check_report, load
-from .syntax.diagnostics import Diagnostic, Edit, Fix, SpecError, did_you_mean
+from .syntax.diagnostics import Diagnostic, SpecError, did_you_mean
 from .syntax.formatter import format_source
 from .syntax.parser import Program, parse
 
 __all__ = [
     "Attachment",
     "BatchShape",
-    "BlockCounts",
     "BlockKind",
     "BlockSparsity",
-    "BlockTables",
     "Columns",
     "DCPError",
     "Dataset",
     "DatasetError",
     "Diagnostic",
-    "Edit",
     "ExchangeError",
     "Export",
     "ExportConfig",
-    "Fix",
     "Form",
     "Guard",
     "HeadError",
-    "HeadMask",
     "Mask",
-    "MaskComparison",
-    "MaskDifference",
     "MaskMod",
     "Picture",
     "PlacedForm",
     "Program",
-    "Proposal",
-    "Report",
     "Rows",
     "Sample",
     "Slabs",
     "Spec",
     "SpecError",
     "Stack",
-    "StackLayer",
     "Strided",
     "StridedPart",
     "Tiles",
-    "VarlenCall",
-    "Verdict",
     "as_rows",
     "as_slabs",
     "block_sparsity",

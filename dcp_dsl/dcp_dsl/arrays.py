@@ -1,4 +1,4 @@
-"""Checked, read-only arrays: what every value that passes between stages is made of."""
+"""Checked, read-only arrays: every value that passes between stages is made of them."""
 
 from typing import Any, TypeAlias
 
@@ -22,7 +22,7 @@ def sealed(array: NDArray[Any]) -> NDArray[Any]:  # Any: elements of every type
 def readonly(
     name: str, values: ArrayLike, dtype: type[np.generic], shape: tuple[int | None, ...]
 ) -> NDArray[Any]:  # Any: the element type is the run-time argument `dtype`
-    """Give `values` as a read-only array of `dtype` and `shape`.
+    """Return `values` as a read-only array of `dtype` and `shape`.
 
     Integers are narrowed only when every value fits. An array that is already read-only and of the
     right type is returned as it is, without a copy.

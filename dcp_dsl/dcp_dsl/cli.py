@@ -26,7 +26,7 @@ class EntryPointGroup(click.Group):
     """A click group that finds its commands among the entry points of the installed packages."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Give the names of all commands, without importing them."""
+        """Return the names of all commands, without importing them."""
         return sorted(_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

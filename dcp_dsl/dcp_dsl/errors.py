@@ -1,4 +1,4 @@
-"""What a person can do wrong, as exceptions whose message is fit to print.
+"""Errors that a person can cause; the message of each is fit to print.
 
 ```
 DCPError                a message with what was expected, what was found, where, and the way out
@@ -36,5 +36,5 @@ class ExchangeError(DCPError):
 
     @property
     def exit_code(self) -> int:  # type: ignore[override]  # a refusal is a finding, bad input is not
-        """Give 1 for a refusal, 2 for wrong input."""
+        """Return 1 for a refusal, 2 for wrong input."""
         return 1 if self.code else 2

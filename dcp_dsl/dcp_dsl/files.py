@@ -24,7 +24,7 @@ _WAYS_OUT = {
 
 @contextmanager
 def replacing(path: str | Path, error: _Refusal) -> Iterator[Path]:
-    """Give a draft beside a file, which takes the file's place when the block ends.
+    """Yield a draft beside a file, which takes the file's place when the block ends.
 
     The file appears under its name only when it is whole; a failure leaves nothing behind and an
     older file as it was. A link keeps pointing at its file, and a file keeps its permissions. What

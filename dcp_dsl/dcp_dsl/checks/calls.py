@@ -1,7 +1,7 @@
-"""Check calls: of masks, `where` functions and builtins; do the arguments fit the parameters?"""
+"""Check calls of masks, `where` functions and builtins: do the arguments fit the parameters?"""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Literal, Protocol
 
 from dcp_dsl.checks.kinds import (
     BUILTINS,
@@ -15,19 +15,51 @@ from dcp_dsl.checks.kinds import (
     are_comparable,
     param_kind,
 )  # fmt: skip
+from dcp_dsl.checks.scope import Scope
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Span
 from dcp_dsl.syntax.diagnostics import did_you_mean
 from dcp_dsl.syntax.foreign import JOINS
 
-if TYPE_CHECKING:  # expressions hold calls and calls hold expressions
-    from dcp_dsl.checks.expressions import ExpressionChecker
-
 MAX_CALL_DEPTH = 20
 
 
-def check_call(value: ast.Call, names: Names, checker: "ExpressionChecker") -> Kind:
-    """Give the kind of a call."""
+class Checker(Protocol):
+    """The checker of the expressions around a call, as far as a call needs it.
+
+    Expressions hold calls and calls hold expressions; `ExpressionChecker` is the only one.
+    """
+
+    scope: Scope
+    program: ast.Program
+    lost: frozenset[str]
+    depth: int
+
+    def report(
+        self, code: str, message: str, span: Span, hint: str = "", *, fix: str | None = None
+    ) -> None:
+        """Add a diagnostic."""
+
+    def unknown(
+        self, text: str, span: Span, names: Names, wanted: Literal["mask", "call", ""] = ""
+    ) -> None:
+        """Report an unknown name."""
+
+    def kind(self, value: ast.Expr, names: Names) -> Kind:
+        """Check an expression of any kind."""
+
+    def number(self, value: ast.Expr, names: Names) -> Kind:
+        """Check an expression that must be a number."""
+
+    def constant(self, value: ast.Expr, names: Names, *, at_least: int | None = None) -> None:
+        """Check a number that may not depend on a position."""
+
+    def segment(self, value: ast.Expr, names: Names) -> str:
+        """Check an expression that must be a segment; return its name."""
+
+
+def check_call(value: ast.Call, names: Names, checker: Checker) -> Kind:
+    """Return the kind of a call."""
     text = value.name.text
     if text in SEGMENT_FUNCTIONS:
         return _check_segment_function(value, names, checker)
@@ -55,7 +87,7 @@ def check_call(value: ast.Call, names: Names, checker: "ExpressionChecker") -> K
     return UNKNOWN
 
 
-def _report_unknown(value: ast.Call, names: Names, checker: "ExpressionChecker") -> None:
+def _report_unknown(value: ast.Call, names: Names, checker: Checker) -> None:
     """Report a call of something unknown; `and_masks(a, b)` is told to be `a and b`."""
     operator = JOINS.get(value.name.text)
     if operator is None or not value.arguments:
@@ -68,7 +100,7 @@ def _report_unknown(value: ast.Call, names: Names, checker: "ExpressionChecker")
     checker.report("E101", message, value.span, f"write `{meant}`", fix=meant)
 
 
-def _has_count(value: ast.Call, low: int, high: int, checker: "ExpressionChecker") -> bool:
+def _has_count(value: ast.Call, low: int, high: int, checker: Checker) -> bool:
     """Check the number of arguments, all by position."""
     for argument in value.arguments:
         if argument.name is not None:
@@ -85,7 +117,7 @@ def _has_count(value: ast.Call, low: int, high: int, checker: "ExpressionChecker
     return False
 
 
-def _check_segment_function(value: ast.Call, names: Names, checker: "ExpressionChecker") -> Kind:
+def _check_segment_function(value: ast.Call, names: Names, checker: Checker) -> Kind:
     """Check `same(S)`, `first(S, m)`, `last(S, m)`."""
     kind = MASK if value.name.text == "same" else SEGMENT
     if _has_count(value, *SEGMENT_FUNCTIONS[value.name.text], checker):
@@ -95,8 +127,8 @@ def _check_segment_function(value: ast.Call, names: Names, checker: "ExpressionC
     return kind
 
 
-def _check_builtin(value: ast.Call, names: Names, checker: "ExpressionChecker") -> Kind:
-    """Give the kind of `abs`, `min`, `max`, `clamp`."""
+def _check_builtin(value: ast.Call, names: Names, checker: Checker) -> Kind:
+    """Return the kind of `abs`, `min`, `max`, `clamp`."""
     kinds = [checker.number(a.value, names) for a in value.arguments]
     if not _has_count(value, *BUILTINS[value.name.text], checker):
         return UNKNOWN
@@ -112,10 +144,8 @@ def _check_builtin(value: ast.Call, names: Names, checker: "ExpressionChecker") 
     return result
 
 
-def _check_function(
-    value: ast.Call, function: Function, names: Names, checker: "ExpressionChecker"
-) -> Kind:
-    """Give the kind of a call of a `where` function: check its body with these arguments."""
+def _check_function(value: ast.Call, function: Function, names: Names, checker: Checker) -> Kind:
+    """Return the kind of a call of a `where` function: check its body with these arguments."""
     kinds = [checker.kind(a.value, names) for a in value.arguments]
     params = function.definition.params
     if not _has_count(value, len(params), len(params), checker) or checker.depth > MAX_CALL_DEPTH:
@@ -132,7 +162,7 @@ def check_arguments(
     given: tuple[ast.Argument, ...],
     span: Span,
     names: Names,
-    checker: "ExpressionChecker",
+    checker: Checker,
 ) -> None:
     """Check the arguments of a mask against its parameters."""
     params = {p.name.text: p for p in mask.params}
@@ -162,7 +192,7 @@ def check_arguments(
 
 
 def _has_place(
-    mask: ast.MaskDef, given: tuple[ast.Argument, ...], index: int, checker: "ExpressionChecker"
+    mask: ast.MaskDef, given: tuple[ast.Argument, ...], index: int, checker: Checker
 ) -> bool:
     """Check that an argument by position has a parameter and stands before those by name."""
     argument = given[index]
@@ -179,9 +209,7 @@ def _has_place(
     return False
 
 
-def check_argument(
-    value: ast.Expr, param: ast.Param, names: Names, checker: "ExpressionChecker"
-) -> None:
+def check_argument(value: ast.Expr, param: ast.Param, names: Names, checker: Checker) -> None:
     """Check one argument (or default) against its parameter."""
     wanted, kind = param_kind(param.type.text), checker.kind(value, names)
     if UNKNOWN in (wanted, replace(kind, depends=frozenset())):

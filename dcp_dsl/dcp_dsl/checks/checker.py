@@ -46,7 +46,7 @@ def check_expression(
 
 
 def _missing_imports(scope: Scope) -> frozenset[str]:
-    """Give the imported names that could not be found; their `import` is reported already."""
+    """Return the imported names that could not be found; their `import` is reported already."""
     names = {
         name.text
         for statement in scope.program.statements

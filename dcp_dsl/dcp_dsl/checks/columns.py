@@ -1,4 +1,4 @@
-"""Which columns of a sample a layout and a mask need."""
+"""Find the columns of a sample that a layout and a mask need."""
 
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -11,12 +11,12 @@ Reader: TypeAlias = ast.Layout | ast.Columns | ast.Token | ast.Attribute
 
 
 def needed_columns(expression: ast.Expr, scope: Scope) -> frozenset[str]:
-    """Give the columns that evaluating a mask expression reads, through everything it calls."""
+    """Return the columns that evaluating a mask expression reads, through everything it calls."""
     return frozenset(column for column, _ in column_readers(expression, scope))
 
 
 def column_readers(expression: object, scope: Scope) -> Iterator[tuple[str, Reader]]:
-    """Give every column that an expression reads, with what reads it.
+    """Yield every column that an expression reads, with what reads it.
 
     That is a layout, the source of a segment such as ``flags(column)``, a `token` statement, or
     ``row.column``.
@@ -37,12 +37,12 @@ def column_readers(expression: object, scope: Scope) -> Iterator[tuple[str, Read
 
 
 def needed_segments(expression: object, scope: Scope) -> list[ast.Segment]:
-    """Give the segment statements that evaluating expressions lays out."""
+    """Return the segment statements that evaluating expressions lays out."""
     return [node for node, _ in reached(expression, scope) if isinstance(node, ast.Segment)]
 
 
 def reached(expression: object, scope: Scope) -> Iterator[tuple[object, Scope]]:
-    """Give an expression and all masks and segments it comes to, each with its scope, once."""
+    """Yield an expression and all masks and segments it comes to, each with its scope, once."""
     seen: set[tuple[int, str]] = set()
     statements: set[int] = set()
     pending: list[tuple[object, Scope]] = [(expression, scope)]
@@ -64,14 +64,14 @@ def reached(expression: object, scope: Scope) -> Iterator[tuple[object, Scope]]:
 
 
 def _local_names(node: object) -> set[str]:
-    """Give the parameters and bindings of a mask, which hide masks of the library."""
+    """Return the parameters and bindings of a mask, which hide masks of the library."""
     if not isinstance(node, ast.MaskDef):
         return set()
     return {part.name.text for part in (*node.params, *node.bindings)}
 
 
 def reads_length(layout: ast.Layout) -> bool:
-    """Whether a layout depends on the sample's length: by `len` or by `[..]`."""
+    """Return whether a layout depends on the sample's length: by `len` or by `[..]`."""
     return any(
         isinstance(node, ast.Leaf) and (node.length is None or ast.Name("len") in walk(node.length))
         for node in walk(layout)
@@ -79,7 +79,7 @@ def reads_length(layout: ast.Layout) -> bool:
 
 
 def layout_columns(layout: ast.Layout | ast.Group) -> list[str]:
-    """Give the columns that a layout, or a group of one, reads; in the order of the text."""
+    """Return the columns that a layout, or a group of one, reads; in the order of the text."""
     names = (node.text for node in walk(layout.parts) if isinstance(node, ast.Name))
     return list(dict.fromkeys(name for name in names if name != "len"))
 

@@ -51,7 +51,7 @@ def _defined(statement: ast.Statement) -> list[tuple[str, ast.Ident]]:
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """How large a mask is with everything it calls written out."""
+    """The size of a mask with everything it calls written out."""
 
     depth: int
     nodes: int
@@ -70,7 +70,7 @@ _Sizes: TypeAlias = dict[tuple[int, str], _Size]  # by scope and name
 def _measure(
     name: str, scope: Scope, checker: ExpressionChecker, sizes: _Sizes, path: tuple[str, ...]
 ) -> _Size:
-    """Give the size of a mask of a scope; `path` holds the masks being measured."""
+    """Return the size of a mask of a scope; `path` holds the masks being measured."""
     key = id(scope), name
     if key in sizes:
         return sizes[key]
@@ -108,7 +108,7 @@ def report_size(mask: ast.MaskDef, checker: ExpressionChecker) -> None:
 
 
 def _depth(node: object) -> int:
-    """Give the depth of a tree; the parser bounds it."""
+    """Return the depth of a tree; the parser bounds it."""
     deepest = 0
     stack: list[tuple[object, int]] = [(node, 0)]
     while stack:
@@ -232,7 +232,7 @@ def check_mask(mask: ast.MaskDef, checker: ExpressionChecker) -> None:
 
 
 def _local_names(mask: ast.MaskDef, checker: ExpressionChecker) -> Names:
-    """Give the kinds of parameters and bindings, checking them on the way."""
+    """Return the kinds of parameters and bindings, checking them on the way."""
     _check_local_definitions(mask, checker)
     names: dict[str, Kind | Function] = {}
     for param in mask.params:
@@ -258,7 +258,7 @@ def _local_names(mask: ast.MaskDef, checker: ExpressionChecker) -> Names:
 
 
 def _binding_kind(binding: ast.Binding) -> Kind:
-    """Give the kind of a `where` binding, as far as it is known before its value is read."""
+    """Return the kind of a `where` binding, as far as it is known before its value is read."""
     if not isinstance(binding, ast.BindSegment):
         return UNKNOWN
     parent = binding.source.parent
@@ -282,7 +282,7 @@ def _check_local_definitions(mask: ast.MaskDef, checker: ExpressionChecker) -> N
 
 
 def _dependencies(mask: ast.MaskDef) -> dict[str, set[str]]:
-    """Give for each `where` binding the bindings it mentions."""
+    """Return for each `where` binding the bindings it mentions."""
     own = {b.name.text for b in mask.bindings}
     found = {}
     for binding in mask.bindings:
@@ -306,7 +306,7 @@ def _cyclic_bindings(mask: ast.MaskDef) -> set[str]:
 
 
 def _expanded_bindings(mask: ast.MaskDef) -> int:
-    """Give the size of a mask's body with all its bindings written out."""
+    """Return the size of a mask's body with all its bindings written out."""
     sizes: dict[str, int] = dict.fromkeys(_cyclic_bindings(mask), 1)
     for binding in _in_order(mask):
         sizes[binding.name.text] = _expanded(binding, sizes)
@@ -319,7 +319,7 @@ def _expanded(node: object, sizes: dict[str, int]) -> int:
 
 
 def _in_order(mask: ast.MaskDef) -> list[ast.Binding]:
-    """Give the bindings so that each comes behind those it mentions; cyclic ones are left out."""
+    """Return the bindings so that each comes behind those it mentions; cyclic ones are left out."""
     graph = _dependencies(mask)
     by_name = {b.name.text: b for b in mask.bindings}
     order: list[ast.Binding] = []
@@ -352,7 +352,7 @@ def _check_cover(rules: ast.Rules, mask: ast.MaskDef, checker: ExpressionChecker
 
 
 def _uncovered(parts: tuple[ast.Leaf | ast.Group, ...], subjects: set[str]) -> list[ast.Ident]:
-    """Give the named leaves that are neither subjects nor inside a group that is one."""
+    """Return the named leaves that are neither subjects nor inside a group that is one."""
     found: list[ast.Ident] = []
     for part in parts:
         if part.name is not None and part.name.text in subjects:

@@ -64,7 +64,7 @@ class ExpressionChecker:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much was found that nothing more is reported."""
+        """True if so much was found that nothing more is reported."""
         return len(self.found) >= MAX_FINDINGS
 
     def report(
@@ -161,7 +161,7 @@ class ExpressionChecker:
     # ---- kinds ----
 
     def kind(self, value: ast.Expr, names: Names, *, is_mask: bool = False) -> Kind:
-        """Give the kind of an expression, reporting what is wrong inside.
+        """Return the kind of an expression, reporting what is wrong inside.
 
         Args:
             value: the expression.
@@ -211,7 +211,7 @@ class ExpressionChecker:
                 self.rules(value, names)
 
     def name(self, value: ast.Name, names: Names, *, is_mask: bool = False) -> Kind:
-        """Give the kind of a name."""
+        """Return the kind of a name."""
         text = value.text
         if text in names:
             known = names[text]
@@ -268,7 +268,7 @@ class ExpressionChecker:
         )
 
     def attribute(self, value: ast.Attribute, names: Names) -> Kind:
-        """Give the kind of `row.col`, `S.count`, `q.S`, `q.S.start`, `q.token`."""
+        """Return the kind of `row.col`, `S.count`, `q.S`, `q.S.start`, `q.token`."""
         inner, name = value.value, value.name
         if inner == ast.Name("row"):
             return INT
@@ -319,7 +319,7 @@ class ExpressionChecker:
         return ""
 
     def _place(self, value: ast.Attribute, index: Kind) -> Kind:
-        """Give the kind of what is asked about the instance that a token lies in."""
+        """Return the kind of what is asked about the instance that a token lies in."""
         name, segment = value.name, index.segment
         if name.text not in _PLACES:
             hint = did_you_mean(name.text, tuple(_PLACES))
@@ -359,7 +359,7 @@ class ExpressionChecker:
         return isinstance(kind, Kind) and kind.name == "segment"
 
     def binary(self, value: ast.Binary, names: Names) -> Kind:
-        """Give the kind of arithmetic."""
+        """Return the kind of arithmetic."""
         left, right = self.number(value.left, names), self.number(value.right, names)
         divisor = _literal(value.right) if value.op in ("//", "%") else None
         if divisor is not None and divisor < 1:
@@ -428,7 +428,7 @@ class ExpressionChecker:
 
 
 def _literal(value: ast.Expr) -> int | None:
-    """Give the value of a number with or without a sign in front; nothing for anything else."""
+    """Return the value of a number with or without a sign in front; nothing for anything else."""
     match value:
         case ast.Number(value=number):
             return number

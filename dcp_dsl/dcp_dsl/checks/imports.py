@@ -1,5 +1,6 @@
-"""`import a, b from "file.dcpm"`: read the other file and give what its names mean.
+"""Read the files that a text imports, and bring in the names it lists.
 
+A statement reads `import a, b from "file.dcpm"`.
 Reading is confined: a file is named relative to the one that imports it, and nothing outside the
 folder of the first file is read. Each file keeps its own names; only what is listed comes in.
 """
@@ -26,7 +27,7 @@ class _Reader:
 
 
 def build_scope(program: Program) -> tuple[Scope, tuple[Diagnostic, ...]]:
-    """Give the definitions of a text with what it imports, and what is wrong with its imports.
+    """Return the definitions of a text with what it imports, and what is wrong with its imports.
 
     Relative paths start at the folder of `program.name`; a text without a file cannot import.
 
@@ -53,7 +54,7 @@ def _imports(program: Program) -> list[ast.Import]:
 
 
 def _home(name: str) -> Path | None:
-    """Give the file a text was read from, None for texts such as ``<text>`` and ``-``."""
+    """Return the file a text was read from, None for texts such as ``<text>`` and ``-``."""
     is_file = name != "-" and not name.startswith("<") and name.endswith(".dcpm")
     return Path(name) if is_file else None
 
@@ -106,7 +107,7 @@ _CHECK_IT = "check that file by itself"
 
 
 def _locate(text: str, reader: _Reader) -> tuple[Path | None, str]:
-    """Give the file a path in quotes stands for, or None and why it is not read."""
+    """Return the file a path in quotes stands for, or None and why it is not read."""
     given = PurePosixPath(text)
     if not text.endswith(".dcpm"):
         return None, "is no .dcpm file"
@@ -185,7 +186,7 @@ def _bring(name: str, other: Scope, imported: Imported) -> str | None:
 
 
 def require_scope(program: Program) -> Scope:
-    """Give the scope of a text whose imports are in order.
+    """Return the scope of a text whose imports are in order.
 
     Raises:
         SpecError: if they are not.

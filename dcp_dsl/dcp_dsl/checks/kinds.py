@@ -34,16 +34,16 @@ class Kind:
 
     @property
     def is_number(self) -> bool:
-        """Whether it can be computed with."""
+        """True if it can be computed with."""
         return self.name in ("pos", "tokens", "int", "index", "unknown")
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a number without a place: a length or an integer."""
+        """True if it is a number without a place: a length or an integer."""
         return self.name in ("tokens", "int")
 
     def described(self) -> str:
-        """Give the kind in words."""
+        """Return the kind in words."""
         words = {
             "pos": "a position",
             "tokens": "a number of tokens",
@@ -63,7 +63,7 @@ INT = Kind("int")
 
 
 def param_kind(type_name: str) -> Kind:
-    """Give the kind of a parameter of a declared type."""
+    """Return the kind of a parameter of a declared type."""
     kinds: dict[str, Kind] = {
         "tokens": Kind("tokens"), "int": INT, "pos": Kind("pos"), "bool": MASK, "mask": MASK,
     }  # fmt: skip
@@ -71,7 +71,7 @@ def param_kind(type_name: str) -> Kind:
 
 
 def combine(op: str, left: Kind, right: Kind) -> Kind | None:
-    """Give the kind of ``left op right``, or None if it means nothing."""
+    """Return the kind of ``left op right``, or None if it means nothing."""
     depends = left.depends | right.depends
     if "unknown" in (left.name, right.name):
         return Kind("unknown", depends=depends)
@@ -88,7 +88,7 @@ def combine(op: str, left: Kind, right: Kind) -> Kind | None:
 
 
 def _add_places(op: str, left: Kind, right: Kind) -> Kind | None:
-    """Give the kind of a sum or difference with a position or a segment's number."""
+    """Return the kind of a sum or difference with a position or a segment's number."""
     depends = left.depends | right.depends
     if left.name == "pos":
         if right.name == "pos":
@@ -107,7 +107,7 @@ def _add_places(op: str, left: Kind, right: Kind) -> Kind | None:
 
 
 def are_comparable(left: Kind, right: Kind) -> bool:
-    """Whether comparing two numbers means something."""
+    """Return whether comparing two numbers means something."""
     names = {left.name, right.name}
     if "unknown" in names or names == {"pos"}:
         return True
@@ -130,7 +130,7 @@ Names: TypeAlias = Mapping[str, Kind | Function]
 
 
 def parent_of(name: str, statement: ast.Segment) -> str:
-    """Give the name of the segment whose instances number those of a name; "" for the sample.
+    """Return the name of the segment whose instances number those of a name; "" for the sample.
 
     Args:
         name: one of the names that the statement defines.

@@ -1,4 +1,4 @@
-"""Which name means what: the definitions of one text, and the standard library behind it."""
+"""Look names up: the definitions of one text, and the standard library behind it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from dcp_grammar import MASKS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Imported:
-    """What `import` statements bring into a text, by name, each with the scope it is read in."""
+    """Names that `import` statements bring into a text, each with the scope it is read in."""
 
     masks: "dict[str, tuple[ast.MaskDef, Scope]]" = field(default_factory=dict)
     stacks: "dict[str, tuple[ast.Stack, Scope]]" = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Scope:
         return cls(program, masks, stacks, samples, tokens, segments, imported)
 
     def find_mask(self, name: str) -> "tuple[ast.MaskDef, Scope] | None":
-        """Give the mask of this name and the scope its body is read in.
+        """Return the mask of this name and the scope its body is read in.
 
         Own masks come first, then imported ones, then the standard library.
         """
@@ -76,15 +76,15 @@ class Scope:
         return None if library is None else (library.masks[name], library)
 
     def own_mask(self, name: str) -> "tuple[ast.MaskDef, Scope] | None":
-        """Give a mask of the text or one it imports, and the scope its body is read in."""
+        """Return a mask of the text or one it imports, and the scope its body is read in."""
         return (self.masks[name], self) if name in self.masks else self.imported.masks.get(name)
 
     def find_stack(self, name: str) -> "tuple[ast.Stack, Scope] | None":
-        """Give a stack of the text or one it imports, and the scope its masks are read in."""
+        """Return a stack of the text or one it imports, and the scope its masks are read in."""
         return (self.stacks[name], self) if name in self.stacks else self.imported.stacks.get(name)
 
     def layouts(self) -> "list[tuple[ast.Segment, ast.Layout]]":
-        """Give the segment statements, own and imported, that are layouts, each with its layout."""
+        """Return the segment statements, own and imported, that are layouts, with the layouts."""
         own = [s for s in self.program.statements if isinstance(s, ast.Segment)]
         brought = {id(s): s for s in self.imported.segments.values()}
         segments = [*own, *brought.values()]
@@ -92,7 +92,7 @@ class Scope:
 
 
 def segment_names(segment: ast.Segment) -> Iterator[ast.Ident]:
-    """Give every name a segment statement defines: its own, its parts', those after `as`."""
+    """Yield every name a segment statement defines: its own, its parts', those after `as`."""
     yield segment.name
     match segment.source:
         case ast.Layout(parts):
@@ -102,7 +102,7 @@ def segment_names(segment: ast.Segment) -> Iterator[ast.Ident]:
 
 
 def part_names(parts: tuple[ast.Leaf | ast.Group, ...]) -> Iterator[ast.Ident]:
-    """Give the names inside a layout, from left to right."""
+    """Yield the names inside a layout, from left to right."""
     for part in parts:
         if part.name is not None:
             yield part.name
@@ -112,7 +112,7 @@ def part_names(parts: tuple[ast.Leaf | ast.Group, ...]) -> Iterator[ast.Ident]:
 
 @cache
 def library_names() -> tuple[str, ...]:
-    """Give the names of the standard library's masks, sorted; each lives in a file of its name."""
+    """Return the sorted names of the library's masks; each lives in a file of its name."""
     names = (entry.name for entry in MASKS.iterdir())
     return tuple(sorted(n.removesuffix(".dcpm") for n in names if n.endswith(".dcpm")))
 
@@ -130,7 +130,7 @@ def find_library_scope(name: str) -> Scope | None:
 
 
 def library_scopes() -> Iterator[Scope]:
-    """Give the definitions of every file of the standard library."""
+    """Yield the definitions of every file of the standard library."""
     for name in library_names():
         scope = find_library_scope(name)
         assert scope is not None, f"{name} is a file of the library"

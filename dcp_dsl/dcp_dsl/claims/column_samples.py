@@ -25,7 +25,7 @@ _COUNTS = (0, 0, 1, 2, 3)  # to choose from where lists differ in size
 
 @dataclass(frozen=True, slots=True)
 class _Style:
-    """How columns are drawn.
+    """The way in which columns are drawn.
 
     Attributes:
         rng: where chance comes from.
@@ -104,7 +104,7 @@ _OPEN: tuple[Source, ...] = ("token", "row")  # any integer: only the data knows
 
 @dataclass(frozen=True, slots=True)
 class ColumnKind:
-    """What a column holds, as far as the text says it.
+    """The contents of a column, as far as the text says them.
 
     Attributes:
         source: the statement or expression that reads it.
@@ -116,17 +116,17 @@ class ColumnKind:
 
     @property
     def is_open(self) -> bool:
-        """Whether the text allows any integer, so that only a sample shows sensible ones."""
+        """True if the text allows any integer, so that only a sample shows sensible ones."""
         return self.source in _OPEN
 
     @property
     def is_per_token(self) -> bool:
-        """Whether the column has one integer per token."""
+        """True if the column has one integer per token."""
         return self.source not in ("spans", "row")
 
 
 def column_kinds(node: object, scope: Scope) -> dict[str, ColumnKind]:
-    """Give what is known about the columns that an expression reads, but for those of layouts."""
+    """Return what is known about the columns that an expression reads, but for those of layouts."""
     found: dict[str, ColumnKind] = {}
     lengths: set[str] = set()
     for column, reader in column_readers(node, scope):
@@ -156,7 +156,7 @@ def _rank(kind: ColumnKind) -> tuple[int, int]:
 def complete_samples(
     bases: Iterable[Sample], kinds: Mapping[str, ColumnKind], node: object, scope: Scope
 ) -> Iterator[Sample]:
-    """Give each sample several times with the columns that it lacks; always the same values.
+    """Yield each sample several times with the columns that it lacks; always the same values.
 
     Args:
         bases: samples with a length, in the order in which to complete them.
@@ -179,7 +179,7 @@ def complete_samples(
 
 
 def _literals(node: object, scope: Scope) -> list[int]:
-    """Give the small numbers of an expression and of the masks it calls, and their neighbours."""
+    """Return the small numbers of an expression and of the masks it calls, and their neighbours."""
     found: set[int] = set()
     for reached_node, _ in reached(node, scope):
         for inner in walk(reached_node):
@@ -191,7 +191,7 @@ def _literals(node: object, scope: Scope) -> list[int]:
 def _draw(
     kind: ColumnKind, length: int, literals: list[int], rng: Random, *, is_uniform: bool
 ) -> Column:
-    """Give the values of a column for a sample of this length."""
+    """Return the values of a column for a sample of this length."""
     match kind.source:
         case "flags":
             return [1] * length if is_uniform else _stretches([0, 1], length, rng)
@@ -210,7 +210,7 @@ def _draw(
 
 
 def _stretches(values: list[int], length: int, rng: Random) -> Column:
-    """Give a value per token; every other token repeats the one before."""
+    """Return a value per token; every other token repeats the one before."""
     drawn: list[Column] = []
     for _ in range(length):
         drawn.append(drawn[-1] if drawn and rng.random() < 0.5 else rng.choice(values))

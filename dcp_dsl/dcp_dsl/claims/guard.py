@@ -28,7 +28,7 @@ _SAME = "same instance"  # no name of a text: it has a space
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskRule:
-    """What a mask allows by its decorators, and what is proved about it.
+    """The decorators of a mask, and the statements proved about it.
 
     Attributes:
         mask: the mask.
@@ -105,12 +105,12 @@ class Guard:
 
     @property
     def is_causal_proved(self) -> bool:
-        """Whether no sample can have a look-ahead that is not allowed."""
+        """True if no sample can have a look-ahead that is not allowed."""
         return all(rule.is_causal_proved for rule in self.rules)
 
     @property
     def is_total_proved(self) -> bool:
-        """Whether in every sample every token sees something, or need not."""
+        """True if in every sample every token sees something, or need not."""
         return all(rule.is_total_proved for rule in self.rules)
 
     def check(self, sample: Sample) -> None:
@@ -146,7 +146,7 @@ def check_layouts(mask: Mask, sample: Sample) -> None:
 
 
 def find_definition(mask: Mask) -> tuple[ast.MaskDef, Scope] | None:
-    """Give the definition that a mask is a name or a call of; None for other expressions."""
+    """Return the definition that a mask is a name or a call of; None for other expressions."""
     match mask.expression:
         case ast.Name(text):
             return mask.scope.find_mask(text)
@@ -158,7 +158,7 @@ def find_definition(mask: Mask) -> tuple[ast.MaskDef, Scope] | None:
 def read_decorators(
     definition: ast.MaskDef | None,
 ) -> tuple[bool, tuple[ast.Ident, ...], bool]:
-    """Give whether looking ahead is allowed anywhere, the segments it is allowed in, `@partial`."""
+    """Return whether a mask may look ahead anywhere, the segments where it may, `@partial`."""
     decorators = () if definition is None else definition.decorators
     ahead = [d for d in decorators if d.name.text == "ahead"]
     is_anywhere = any(not d.arguments for d in ahead)
@@ -167,7 +167,7 @@ def read_decorators(
 
 
 def leaking_pairs(mask: Mask, segments: tuple[ast.Ident, ...], scope: Scope) -> Mask:
-    """Give the mask of the pairs that look ahead outside one instance of any of the segments."""
+    """Return the mask of the pairs that look ahead outside one instance of any of the segments."""
     ahead = ast.Compare((ast.Name("q"), ast.Name("k")), ("<",))
     if not segments:
         return replace(mask, expression=ast.And((mask.expression, ahead)))
@@ -184,7 +184,7 @@ def leaking_pairs(mask: Mask, segments: tuple[ast.Ident, ...], scope: Scope) -> 
 
 
 def _first_empty(bound: Form) -> int | None:
-    """Give the first row that sees nothing."""
+    """Return the first row that sees nothing."""
     if isinstance(bound, Slabs):  # sorted by their first row
         covered = np.maximum.accumulate(np.concatenate([[0], bound.q_end]))
         gaps = np.flatnonzero(np.append(bound.q_start, bound.num_tokens) > covered)
@@ -195,7 +195,7 @@ def _first_empty(bound: Form) -> int | None:
 
 
 def _first_ahead(bound: Slabs) -> tuple[int, int] | None:
-    """Give a row that sees a later token, and that token."""
+    """Return a row that sees a later token, and that token."""
     # An end moves as fast as the row or stands still, so its first row looks ahead the furthest.
     ahead = np.flatnonzero(bound.kv_end - 1 > bound.q_start)
     if not len(ahead):
@@ -205,7 +205,7 @@ def _first_ahead(bound: Slabs) -> tuple[int, int] | None:
 
 
 def _first_pair(bound: Form) -> tuple[int, int] | None:
-    """Give the first pair of a mask."""
+    """Return the first pair of a mask."""
     if not bound.num_pairs:
         return None
     row = int(_rows_with_pairs(bound).min())
@@ -214,7 +214,7 @@ def _first_pair(bound: Form) -> tuple[int, int] | None:
 
 
 def _rows_with_pairs(bound: Form) -> NDArray[np.int64]:
-    """Give the rows that see anything, by counting blocks of one row and all keys."""
+    """Return the rows that see anything, by counting blocks of one row and all keys."""
     if isinstance(bound, Columns):  # each key is seen by a few runs of rows
         _, starts, ends = bound.keys.row_ranges(0, bound.num_tokens)
         size = bound.num_tokens + 1

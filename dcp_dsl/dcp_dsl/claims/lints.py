@@ -1,4 +1,4 @@
-"""Warnings about texts that mean something, but probably not what was meant.
+"""Warn about texts that mean something, but probably not what their author meant.
 
 Looked for once a text is free of errors: W201-W208. What is claimed about masks is proved, so a
 lint never guesses about meaning, only about intent.
@@ -201,7 +201,7 @@ def _check_documents(mask: ast.MaskDef, testing: Testing) -> None:
 
 
 def _packed(testing: Testing) -> Iterator[tuple[ast.Segment, str]]:
-    """Give the layouts of packed documents: one named part that repeats and fills the sample."""
+    """Yield the layouts of packed documents: one named part that repeats and fills the sample."""
     for segment, layout in testing.scope.layouts():
         if len(layout.parts) == 1 and layout.parts[0].is_repeated:
             part = layout.parts[0]
@@ -212,7 +212,7 @@ def _packed(testing: Testing) -> Iterator[tuple[ast.Segment, str]]:
 
 
 def _is_asked_for(mask: ast.MaskDef, document: str) -> bool:
-    """Whether a mask speaks of documents otherwise than by `same` and `per`."""
+    """Return whether a mask speaks of documents otherwise than by `same` and `per`."""
     for node in walk(mask):
         match node:
             case ast.In(_, container) if document in {n for n, _ in mentioned_names(container)}:

@@ -1,4 +1,4 @@
-"""What checking a text found out: diagnostics, and what was proved or tested on the way."""
+"""The report on a text: its diagnostics, and its statements as proved, tested or failed."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -10,7 +10,7 @@ Outcome: TypeAlias = Literal["proved", "tested", "failed", "untested"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a statement about a mask was decided.
+    """The decision about a statement: proved, tested, failed or untested.
 
     Attributes:
         what: the statement, such as ``mask packed: no look-ahead`` or the text of a `check`.
@@ -28,7 +28,7 @@ class Verdict:
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:  # Any: texts and numbers, ready for json.dumps
-        """Give the fields as JSON values."""
+        """Return the fields as JSON values."""
         return {
             "what": self.what, "outcome": self.outcome, "line": self.line,
             "samples": self.samples, "reason": self.reason,
@@ -48,7 +48,7 @@ class Report:
     verdicts: tuple[Verdict, ...]
 
     def summary(self) -> str:
-        """Give one line: how many statements were proved, tested, failed, not tested."""
+        """Return one line: how many statements were proved, tested, failed, not tested."""
         count = len(self.verdicts)
         parts = []
         for outcome in ("proved", "tested", "failed", "untested"):

@@ -43,7 +43,7 @@ def claim_samples(
     *,
     with_open: bool = False,
 ) -> Iterator[Sample]:
-    """Give the samples to test a claim or mask on that reads these columns, small ones first.
+    """Yield the samples to test a claim or mask on that reads these columns, small ones first.
 
     Args:
         node: the claim or the expression of the mask.
@@ -103,7 +103,7 @@ def _named(definition: ast.SampleDef, columns: frozenset[str], scope: Scope) -> 
 def _generate(
     node: object, columns: frozenset[str], scope: Scope, budget: Budget
 ) -> Iterator[Sample]:
-    """Give small samples whose columns fit the layouts; always the same ones."""
+    """Yield small samples whose columns fit the layouts; always the same ones."""
     if not columns:
         for length in range(1, GENERATED + 1):
             yield Sample({}, length)
@@ -132,12 +132,12 @@ def _generate(
 
 
 def count_parts(layout: ast.Layout) -> int:
-    """Give the number of parts and groups of a layout."""
+    """Return the number of parts and groups of a layout."""
     return sum(isinstance(node, ast.Leaf | ast.Group) for node in walk(layout))
 
 
 def _length(values: Mapping[str, Column], scopes: list[Scope], rest: int) -> int | None:
-    """Give the tokens of a generated sample, None if its columns do not fit together."""
+    """Return the tokens of a generated sample, None if its columns do not fit together."""
     try:
         lengths = {length for _, length in layout_lengths(values, scopes)}
     except DatasetError:  # a length below 0, say, by `a - b`
@@ -152,7 +152,7 @@ def _sum(value: Column) -> int:
 
 
 def read_scopes(node: object, scope: Scope) -> list[Scope]:
-    """Give the text and the other files that the masks of a claim come from."""
+    """Return the text and the other files that the masks of a claim come from."""
     scopes = [scope]
     seen: set[tuple[int, str]] = set()
     todo: list[tuple[object, Scope]] = [(node, scope)]
@@ -181,7 +181,7 @@ def shrink(
     per_token: Collection[str],
     scopes: Iterable[Scope],
 ) -> _Found:
-    """Give what a search finds on the smallest sample that can be reached by small steps.
+    """Return what a search finds on the smallest sample that can be reached by small steps.
 
     A step leaves out a token or an element of a list, or makes a value smaller.
 
@@ -209,7 +209,7 @@ def shrink(
 
 
 def _steps(sample: Sample, per_token: Collection[str], scopes: Iterable[Scope]) -> Iterator[Sample]:
-    """Give the samples that are one step smaller, shorter ones first."""
+    """Yield the samples that are one step smaller, shorter ones first."""
     own = {name: sample.columns[name] for name in per_token if name in sample.columns}
     rest = {name: value for name, value in sample.columns.items() if name not in own}
     tokens = sample.length // 2 or sample.length
@@ -229,13 +229,13 @@ def _steps(sample: Sample, per_token: Collection[str], scopes: Iterable[Scope]) 
 def _cut(
     own: Mapping[str, Column], length: int, tokens: int, every: int = 1
 ) -> Iterator[Mapping[str, Column]]:
-    """Give the columns per token without so many neighbouring tokens, at every so many places."""
+    """Yield the columns per token without so many neighbouring tokens, at every so many places."""
     for at in range(0, length - tokens + 1, every) if own and tokens else range(1):
         yield {name: [*value[:at], *value[at + tokens :]] for name, value in own.items()}
 
 
 def _new_length(columns: Mapping[str, Column], before: int, scopes: Iterable[Scope]) -> int | None:
-    """Give the length that the layouts say, else the one before; None if they disagree."""
+    """Return the length that the layouts say, else the one before; None if they disagree."""
     try:
         lengths = {length for _, length in layout_lengths(columns, scopes)}
     except DatasetError:
@@ -246,7 +246,7 @@ def _new_length(columns: Mapping[str, Column], before: int, scopes: Iterable[Sco
 
 
 def _smaller_columns(columns: Mapping[str, Column]) -> Iterator[Mapping[str, Column]]:
-    """Give columns with one element less in all lists or in one, or with one smaller number."""
+    """Yield columns with one element less in all lists or in one, or with one smaller number."""
     lists = {name: value for name, value in columns.items() if isinstance(value, list)}
     for index in range(max(map(len, lists.values()), default=0)):
         shorter = {name: [*v[:index], *v[index + 1 :]] for name, v in lists.items()}
@@ -258,7 +258,7 @@ def _smaller_columns(columns: Mapping[str, Column]) -> Iterator[Mapping[str, Col
 
 
 def _shorter(value: Column) -> Iterator[Column]:
-    """Give a list without one of its elements, or of the elements of the lists in it."""
+    """Yield a list without one of its elements, or of the elements of the lists in it."""
     for index, item in enumerate(value if isinstance(value, list) else []):
         yield [*value[:index], *value[index + 1 :]]
         for shorter in _shorter(item):
@@ -272,7 +272,7 @@ def _smaller_values(columns: Mapping[str, Column]) -> Iterator[Mapping[str, Colu
 
 
 def _smaller(value: Column) -> Iterator[Column]:
-    """Give a value with all numbers 0, or one of them nearer to 0."""
+    """Yield a value with all numbers 0, or one of them nearer to 0."""
     if isinstance(value, list):
         if any(value) and all(isinstance(item, int) for item in value):
             yield [0] * len(value)

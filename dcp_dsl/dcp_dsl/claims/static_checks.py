@@ -30,7 +30,7 @@ Finder: TypeAlias = Callable[[NDArray[np.bool_], Sample], Failure | None]
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """How a search went.
+    """The result of a search.
 
     Attributes:
         failure: the fault on the smallest sample that shows it, or None.
@@ -96,7 +96,7 @@ class _Subject:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What has to hold of a mask.
+    """A statement that must hold of a mask.
 
     Attributes:
         what: the statement, for the verdict.
@@ -128,7 +128,7 @@ def check_masks(testing: Testing) -> None:
 
 
 def _subjects(testing: Testing) -> list[_Subject]:
-    """Give the masks of a text that can be looked at; those with a mask as parameter cannot."""
+    """Return the masks of a text that can be looked at; those with a mask as parameter cannot."""
     found = []
     for definition in testing.scope.masks.values():
         call = _call(definition)
@@ -146,7 +146,7 @@ def _subjects(testing: Testing) -> list[_Subject]:
 
 
 def _used(testing: Testing) -> list[ast.Expr]:
-    """Give the expressions that are attached to data sets or stacked into layers."""
+    """Return the expressions that are attached to data sets or stacked into layers."""
     found: list[ast.Expr] = []
     for statement in testing.scope.program.statements:
         match statement:
@@ -161,7 +161,7 @@ def _used(testing: Testing) -> list[ast.Expr]:
 
 
 def _call(definition: ast.MaskDef) -> ast.Expr | None:
-    """Give a call of a mask with small numbers where it has no defaults."""
+    """Return a call of a mask with small numbers where it has no defaults."""
     arguments = []
     for param in definition.params:
         if param.default is None:

@@ -43,7 +43,7 @@ TOO_LONG = "it takes too long", "test smaller masks, on shorter samples"
 
 @dataclass(slots=True)
 class Testing:
-    """What the checks of one text share.
+    """The state that the checks of one text share.
 
     Attributes:
         scope: the text's definitions.
@@ -84,7 +84,7 @@ class Testing:
         self.verdicts.append(Verdict(what, outcome, line, samples, reason))
 
     def read_mask(self, expression: ast.Expr) -> Mask:
-        """Give a checked expression of the text as a mask."""
+        """Return a checked expression of the text as a mask."""
         columns = needed_columns(expression, self.scope)
         text = unparse(expression)
         return Mask(text, text, columns, expression, self.scope, self.scope.program)
@@ -209,7 +209,7 @@ class Failure:
     k: int | None
 
     def described(self) -> str:
-        """Give the place and the sample in words."""
+        """Return the place and the sample in words."""
         place = f"q = {self.q}" + ("" if self.k is None else f", k = {self.k}")
         return f"at {place} of the sample {self.sample.to_json()}"
 
@@ -221,7 +221,7 @@ def smallest(
     testing: Testing,
     scope: Scope | None = None,
 ) -> Failure:
-    """Give a failure on a sample that is as small as it gets.
+    """Return a failure on a sample that is as small as it gets.
 
     Args:
         failure: on any sample.
@@ -256,13 +256,13 @@ def _test(
 
 
 def first_empty_row(seen: NDArray[np.bool_], sample: Sample) -> Failure | None:
-    """Give the first token that sees nothing."""
+    """Return the first token that sees nothing."""
     blind = np.flatnonzero(~seen.any(axis=1))
     return Failure(sample, int(blind[0]), None) if len(blind) else None
 
 
 def first_pair(wrong: NDArray[np.bool_], sample: Sample) -> Failure | None:
-    """Give the first pair of a dense mask."""
+    """Return the first pair of a dense mask."""
     pairs = np.argwhere(wrong)
     return Failure(sample, *pairs[0].tolist()) if len(pairs) else None
 

@@ -1,4 +1,4 @@
-"""`dcpm blocks`."""
+"""`dcpm blocks`: the visible pairs of every non-empty block of a mask."""
 
 import json
 

@@ -91,7 +91,7 @@ FORMATS = ("full", "concise", "json", "github", "sarif")
 
 @dataclass(slots=True)
 class _Checked:
-    """What was found in all files so far."""
+    """The findings in all files so far."""
 
     findings: "list[Diagnostic]" = field(default_factory=list)
     unreadable: list[dict[str, str]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""`dcpm diff`."""
+"""`dcpm diff`: compare two masks on samples and show the first difference."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""`dcpm explain`."""
+"""`dcpm explain`: a mask in numbers, or the meaning of a code."""
 
 import json
 import re
@@ -168,7 +168,7 @@ def _percent(part: float) -> str:
 
 
 def _amount(value: int) -> str:
-    """Give a number with a prefix of a thousand: 12.3 G, say."""
+    """Return a number with a prefix of a thousand: 12.3 G, say."""
     size, prefixes = float(value), iter(" kMGTPE")
     prefix = next(prefixes)
     while size >= 1000 and prefix != "E":

@@ -1,4 +1,4 @@
-"""`dcpm export`."""
+"""`dcpm export`: write a mask for another attention kernel."""
 
 import json
 

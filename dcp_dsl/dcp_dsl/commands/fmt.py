@@ -1,4 +1,4 @@
-"""`dcpm fmt`."""
+"""`dcpm fmt`: lay texts out in the one style, or show what would change."""
 
 import json
 import sys

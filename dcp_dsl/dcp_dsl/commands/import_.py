@@ -1,4 +1,4 @@
-"""`dcpm import`."""
+"""`dcpm import`: read an exported mask back, draw it, compare it with a mask of a text."""
 
 import json
 import sys

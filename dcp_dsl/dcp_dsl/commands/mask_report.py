@@ -1,4 +1,4 @@
-"""What a bound mask is and costs, in numbers: form, slabs, pairs, density, blocks, work."""
+"""Measure a bound mask: form, slabs, pairs, density, blocks, work."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -63,7 +63,7 @@ class MaskReport:
     head_dim: int
 
     def to_json(self) -> dict[str, Any]:  # Any: numbers and texts, ready for json.dumps
-        """Give all fields."""
+        """Return all fields."""
         return asdict(self)
 
 
@@ -135,7 +135,7 @@ def _shapes(slabs: Slabs) -> dict[str, int]:
 
 
 def _widest_row(slabs: Slabs) -> int:
-    """Give the most keys of a row: rows change only where a slab begins or ends, or linearly."""
+    """Return the most keys of a row: rows change only where a slab begins or ends, or linearly."""
     if not len(slabs):
         return 0
     knots = np.unique(np.concatenate([slabs.q_start, slabs.q_end - 1]))

@@ -72,7 +72,7 @@ def load_spec(path: str | None) -> "Spec":
 
 
 def choose_mask(spec: "Spec", call: str | None) -> "Mask":
-    """Give the mask that was asked for, or the only one of the file."""
+    """Return the mask that was asked for, or the only one of the file."""
     if call is not None:
         return spec.mask(call)
     if len(spec.masks) == 1:
@@ -85,7 +85,7 @@ def choose_mask(spec: "Spec", call: str | None) -> "Mask":
 
 
 def choose_masks(spec: "Spec", call: str | None) -> "list[tuple[str, Mask]]":
-    """Give the mask that was asked for, or those of a stack, each with where the stack uses it."""
+    """Return the mask asked for, or those of a stack, each with where the stack uses it."""
     if call is None and not spec.masks and len(spec.stacks) == 1:
         call = spec.stacks[0]
     if call not in spec.stacks:
@@ -107,7 +107,7 @@ def choose_masks(spec: "Spec", call: str | None) -> "list[tuple[str, Mask]]":
 
 
 def choose_sample(spec: "Spec", mask: "Mask", given: str | None, length: str | None) -> "Sample":
-    """Give the sample that was asked for, or the first declared one that fits the mask."""
+    """Return the sample that was asked for, or the first declared one that fits the mask."""
     from dcp_dsl.core.sample import Sample
     from dcp_dsl.core.sample_statement import NoLengthError
     from dcp_dsl.pictures.picture import preview_sample

@@ -1,4 +1,4 @@
-"""`dcpm show`."""
+"""`dcpm show`: draw a mask in the terminal, as SVG or as PNG."""
 
 import json
 import sys

@@ -20,7 +20,7 @@ from dcp_dsl.syntax.walk import mentioned_names, walk
 
 
 def reads_keys_only(value: ast.Expr, scope: Scope) -> bool:
-    """Whether a mask reads token columns at keys and none at queries, as eviction and trees do."""
+    """Return whether a mask reads token columns at keys only, as eviction and trees do."""
     positions: set[str] = set()
     seen: set[tuple[int, str]] = set()
     pending: list[tuple[object, Scope]] = [(value, scope)]
@@ -50,7 +50,7 @@ MAX_STEPS = 2**23  # slabs and nodes; one or two seconds
 def bind_expression(
     value: ast.Expr, env: Env, columns: Mapping[str, Column], num_tokens: int
 ) -> Form:
-    """Give the pairs that a mask expression allows on a sample.
+    """Return the pairs that a mask expression allows on a sample.
 
     Args:
         value: expression of kind mask, already checked.

@@ -1,4 +1,4 @@
-"""What names mean at one place of a mask, and the coordinates it is evaluated in.
+"""Resolve names at one place of a mask, and hold the coordinates it is evaluated in.
 
 Names are looked up in three steps: parameters and `where` bindings, then the text, then the
 standard library. Bindings are evaluated where they are used, in the coordinates of that place,
@@ -48,7 +48,7 @@ Value: TypeAlias = Number | bool | Closure | NumberTree
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Env:
-    """What names mean at one place.
+    """The meaning of names at one place.
 
     Attributes:
         scope: definitions.
@@ -100,18 +100,18 @@ class Frame:
     def of(
         cls, num_tokens: int, columns: Mapping[str, Column], budget: Budget, *, is_transposed: bool
     ) -> "Frame":
-        """Give the frame of a whole sample."""
+        """Return the frame of a whole sample."""
         cells = Instances.of(np.zeros(1, np.int64), np.full(1, num_tokens, np.int64))
         bands = Bands.whole(num_tokens)
         return cls(num_tokens, columns, budget, cells, bands, is_transposed)
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is the whole sample, not inside `per`."""
+        """True if this is the whole sample, not inside `per`."""
         return self.outer is None
 
     def inside(self, cells: Instances) -> "Frame":
-        """Give the frame of instances, with coordinates of their own."""
+        """Return the frame of instances, with coordinates of their own."""
         bands = Bands.square(cells.start, cells.end)
         return Frame(
             self.num_tokens, self.columns, self.budget, cells, bands, self.is_transposed,
@@ -119,32 +119,32 @@ class Frame:
         )  # fmt: skip
 
     def within(self, region: Region) -> "Frame":
-        """Give the same coordinates, looking only at what a region may hold."""
+        """Return the same coordinates, looking only at what a region may hold."""
         return replace(self, bands=hull(region), max_jobs=MAX_JOBS)
 
     def narrow(self, max_jobs: int) -> "Frame":
-        """Give the same frame with less patience for wide comparisons."""
+        """Return the same frame with less patience for wide comparisons."""
         return replace(self, max_jobs=max_jobs)
 
     def compare(self, term: Term, op: str) -> Region:
-        """Give the pairs with ``term op 0``."""
+        """Return the pairs with ``term op 0``."""
         on_rows, on_keys = term.on_q, term.on_k
         if self.is_transposed:
             on_rows, on_keys = on_keys, on_rows
         return compare(on_rows, on_keys, op, self.bands, max_jobs=self.max_jobs)
 
     def distance(self) -> Term:
-        """Give ``q - k``."""
+        """Return ``q - k``."""
         at = self.cells.function(self.num_tokens, np.zeros(len(self.cells), np.int64), slope=1)
         return Term(at, at.scale(-1))
 
     def everything(self) -> Region:
-        """Give all pairs of each cell."""
+        """Return all pairs of each cell."""
         start, end = self.cells.start, self.cells.end
         return Region.rectangles(self.num_tokens, start, end, start, end)
 
     def unary(self, instances: Instances, *, is_of_k: bool) -> Region:
-        """Give the pairs of a cell whose query (or key) lies in one of the instances."""
+        """Return the pairs of a cell whose query (or key) lies in one of the instances."""
         own = instances.filled()
         cell = np.searchsorted(self.cells.end, own.start, side="right")
         whole = self.cells.start[cell], self.cells.end[cell]
@@ -156,7 +156,7 @@ class Frame:
 
 
 def hull(region: Region) -> Bands:
-    """Give bands that hold a region: for each run of rows the keys between the outermost ones."""
+    """Return bands that hold a region: for each run of rows the keys between the outermost ones."""
     if len(region.q_start) == 0:
         none = np.empty(0, np.int64)
         return Bands(none, none, none, none)

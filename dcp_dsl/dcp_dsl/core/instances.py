@@ -1,4 +1,4 @@
-"""Where each instance of a segment begins and ends: arrays of borders, never labels per token.
+"""Instances of segments: arrays of their first and last tokens, never labels per token.
 
 Numbers count within the nearest named group around a segment, else within the sample. An instance
 without tokens exists: it has a number and it counts.
@@ -20,7 +20,7 @@ MAX_INSTANCES = 2**22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Nesting:
-    """Where instances stand in their layout: what two empty ones at one token differ in.
+    """Places of instances in their layout: two empty ones at one token differ in nothing else.
 
     A walk through the layout opens and closes every part, one step each.
 
@@ -36,7 +36,7 @@ class Nesting:
     end: Ints
 
     def take(self, chosen: NDArray[np.bool_] | Ints) -> "Nesting":
-        """Give that of some of the instances."""
+        """Return that of some of the instances."""
         return Nesting(self.layout, self.opens[chosen], self.closes[chosen], self.end[chosen])
 
 
@@ -76,11 +76,11 @@ class Instances:
 
     @cached_property
     def is_split(self) -> bool:
-        """Whether one id names several stretches."""
+        """True if one id names several stretches."""
         return self.is_named and len(np.unique(self.number)) < len(self.number)
 
     def select(self, chosen: NDArray[np.bool_] | Ints) -> "Instances":
-        """Give some of the instances with their numbers unchanged."""
+        """Return some of the instances with their numbers unchanged."""
         return Instances(
             self.start[chosen], self.end[chosen], self.number[chosen], self.total[chosen],
             self.parent[chosen], self.is_named, None if self.cell is None else self.cell[chosen],
@@ -88,19 +88,19 @@ class Instances:
         )  # fmt: skip
 
     def first(self, how_many: int) -> "Instances":
-        """Give the first instances of every parent, numbered within them."""
+        """Return the first instances of every parent, numbered within them."""
         kept = self.select(self.number < how_many)
         return replace(kept, total=np.minimum(kept.total, how_many))
 
     def last(self, how_many: int) -> "Instances":
-        """Give the last instances of every parent, numbered within them."""
+        """Return the last instances of every parent, numbered within them."""
         left_out = np.maximum(self.total - how_many, 0)
         chosen = self.number >= self.total - how_many
         kept, left_out = self.select(chosen), left_out[chosen]
         return replace(kept, number=kept.number - left_out, total=kept.total - left_out)
 
     def as_parents(self) -> "Instances":
-        """Give cells as what tiles are cut from: every cell is in itself, and in no layout."""
+        """Return cells as what tiles are cut from: every cell is in itself, and in no layout."""
         return replace(self, cell=np.arange(len(self)), nesting=None)
 
     @property
@@ -109,12 +109,12 @@ class Instances:
         return np.zeros(len(self), np.int64) if self.cell is None else self.cell
 
     def filled(self) -> "Instances":
-        """Give the instances that have tokens."""
+        """Return the instances that have tokens."""
         has_tokens = self.end > self.start
         return self if has_tokens.all() else self.select(has_tokens)
 
     def function(self, num_tokens: int, values: Ints, slope: int = 0) -> Piecewise:
-        """Give ``values[i] + slope * (t - start[i])`` on instance i, undefined between them."""
+        """Return ``values[i] + slope * (t - start[i])`` on instance i, undefined between them."""
         has_tokens = self.end > self.start
         start, end, values = self.start[has_tokens], self.end[has_tokens], values[has_tokens]
         before = np.concatenate([[0], end])  # a gap may follow each instance and precede the first
@@ -135,7 +135,7 @@ class Instances:
         )
 
     def clip(self, cells: "Instances", outer: "Instances") -> "Instances":
-        """Give what lies inside each cell, numbered within it; ids keep their numbers.
+        """Return what lies inside each cell, numbered within it; ids keep their numbers.
 
         An instance without tokens lies in the cell that its layout puts it in. If the cell is none
         of that layout, it lies with the token behind it; at the end of the frame around, with the
@@ -170,7 +170,7 @@ class Instances:
         return Instances(*inside, number, members[group], group, False, cell, nesting)
 
     def _cut(self, cells: "Instances") -> tuple[Ints, Ints]:
-        """Give each instance with tokens once for each cell that holds some of them."""
+        """Return each instance with tokens once for each cell that holds some of them."""
         low = np.searchsorted(cells.end, self.start, side="right")
         high = np.searchsorted(cells.start, self.end, side="left")
         counts = np.maximum(high - low, 0)
@@ -178,7 +178,7 @@ class Instances:
         return index, np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts - low, counts)
 
     def _settle(self, cells: "Instances", outer: "Instances") -> tuple[Ints, Ints]:
-        """Give instances without tokens and the cell that each lies in."""
+        """Return instances without tokens and the cell that each lies in."""
         own, around, limit = self.nesting, cells.nesting, outer.end[cells.cells]
         if own is not None and around is not None and own.layout == around.layout:
             limit = around.end

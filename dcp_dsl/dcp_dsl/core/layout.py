@@ -1,4 +1,4 @@
-"""Bind layouts to a sample: where each instance of `question`, `answer`, `doc` begins and ends.
+"""Bind layouts to a sample: find the tokens of each `question`, `answer`, `doc`.
 
 A layout becomes arrays of instances, never labels per token.
 """
@@ -27,7 +27,7 @@ Column: TypeAlias = (
 def bind_layout(
     segment: ast.Segment, layout: ast.Layout, columns: Mapping[str, Column], length: int
 ) -> dict[str, Instances]:
-    """Give the instances of every name of a layout.
+    """Return the instances of every name of a layout.
 
     The statement's own name stands for the outermost parts: each repetition is an instance.
 
@@ -60,7 +60,7 @@ def bind_layout(
 def natural_length(
     segment: ast.Segment, layout: ast.Layout, columns: Mapping[str, Column]
 ) -> int | None:
-    """Give the tokens that the columns add up to; None if the layout asks for the sample's length.
+    """Add up the tokens of the columns; None if the layout asks for the sample's length.
 
     Raises:
         DatasetError: if a column is missing or has the wrong shape.
@@ -94,7 +94,7 @@ class _Spans:
     closes: Ints
 
     def select(self, kept: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> "_Spans":
-        """Give some of them."""
+        """Return some of them."""
         return _Spans(self.start[kept], self.end[kept], self.opens[kept], self.closes[kept])
 
     def nesting(self, segment: ast.Segment) -> Nesting:
@@ -140,7 +140,7 @@ class _LayoutBinder:
         return self.statement.name.text
 
     def find_rest(self, parts: tuple[ast.Leaf | ast.Group, ...]) -> int:
-        """Give the tokens that `[..]` stands for: what the other parts leave."""
+        """Return the tokens that `[..]` stands for: what the other parts leave."""
         if not any(isinstance(p, ast.Leaf) and p.length is None for p in parts):
             return 0
         used = self.walk(parts, 0, self.columns, _Parent(), is_top=True)
@@ -218,7 +218,7 @@ class _LayoutBinder:
         return spans
 
     def flat_lengths(self, group: ast.Group, row: Mapping[str, Column], count: int) -> Ints | None:
-        """Give the lengths ``[repetitions, parts]`` of a group of plain leaves, else None.
+        """Return the lengths ``[repetitions, parts]`` of a group of plain leaves, else None.
 
         A column that lacks the last repetition has length 0 there.
         """
@@ -349,7 +349,7 @@ class _LayoutBinder:
         return results[op] if op in results else (a // b if op == "//" else a % b)
 
     def repetitions(self, group: ast.Group, row: Mapping[str, Column]) -> tuple[int, int | None]:
-        """Give how often a group repeats: its columns have one element per repetition.
+        """Return how often a group repeats: its columns have one element per repetition.
 
         The last repetition may end early: the columns of its missing parts are one element short.
 
@@ -382,7 +382,7 @@ class _LayoutBinder:
 
 
 def _part_columns(part: ast.Leaf | ast.Group) -> list[str]:
-    """Give the columns that one part reads."""
+    """Return the columns that one part reads."""
     return layout_columns(ast.Layout((part,)))
 
 

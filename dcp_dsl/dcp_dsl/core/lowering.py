@@ -33,7 +33,7 @@ _MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "==", "!=": "!="}
 
 
 def compare_numbers(a: Number, b: Number, op: str, frame: Frame) -> MaskValue:
-    """Give the pairs of the frame where ``a op b``.
+    """Return the pairs of the frame where ``a op b``.
 
     Raises:
         NotSeparable: if the difference has no form that can be solved.
@@ -83,7 +83,7 @@ def _compare_extreme(value: Extreme, op: str, frame: Frame) -> Region:
 
 
 def _defined(term: Term, frame: Frame) -> Region:
-    """Give the pairs on which a term is defined."""
+    """Return the pairs on which a term is defined."""
     both = []
     for function, make in ((term.on_q, Term.of_q), (term.on_k, Term.of_k)):
         flat = np.zeros_like(function.values)
@@ -212,14 +212,14 @@ class Lowering:
         return self.mask(definition.value, self.call_env(definition, scope, arguments, env))
 
     def same(self, instances: Instances) -> Region:
-        """Give the pairs of tokens of the same instance."""
+        """Return the pairs of tokens of the same instance."""
         own = instances.filled()
         if own.is_split:
             return self.same_id(own)
         return Region.rectangles(self.n, own.start, own.end, own.start, own.end)
 
     def same_id(self, own: Instances) -> Region:
-        """Give the pairs of tokens with the same id, which may come in several stretches."""
+        """Return the pairs of tokens with the same id, which may come in several stretches."""
         group = own.parent * (int(own.number.max()) + 1) + own.number
         order = np.argsort(group, kind="stable")
         _, first, counts = np.unique(group[order], return_index=True, return_counts=True)
@@ -252,7 +252,7 @@ class Lowering:
         env: Env,
         position: Callable[[ast.Expr, Env], Value] | None = None,
     ) -> Env:
-        """Give the environment of a mask's body: its parameters and bindings.
+        """Return the environment of a mask's body: its parameters and bindings.
 
         Args:
             definition: the mask.
@@ -400,5 +400,5 @@ class Lowering:
         return result & self.frame.unary(subject, is_of_k=False)
 
     def near(self, limit: int, op: str) -> Region:
-        """Give the pairs with ``q - k op limit``."""
+        """Return the pairs with ``q - k op limit``."""
         return self.frame.compare(self.frame.distance().shift(-limit), op)

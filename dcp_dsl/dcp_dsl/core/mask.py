@@ -44,7 +44,7 @@ class Mask:
     program: ast.Program = field(repr=False)
 
     def bind(self, sample: Sample) -> Slabs:
-        """Give the exact mask of one sample as slabs.
+        """Return the exact mask of one sample as slabs.
 
         What has no short form as slabs is converted, which costs what it has in slabs; `compile`
         gives such masks in their own form, at any length.
@@ -57,7 +57,7 @@ class Mask:
         return as_slabs(self.compile(sample))
 
     def compile(self, sample: Sample) -> Form:
-        """Give the exact mask of one sample in the form that describes it shortest.
+        """Return the exact mask of one sample in the form that describes it shortest.
 
         The cost grows with the number of segments and tiles, not with the number of tokens. The
         form is named by its attribute `form`; see `Form` for what all of them can do.

@@ -38,7 +38,7 @@ class NumberLowering(SegmentLowering):
     positions: dict[str, Term] = field(default_factory=dict)  # q and k themselves
 
     def position_of(self, name: str) -> Term:
-        """Give `q` or `k`, counted from the start of its cell."""
+        """Return `q` or `k`, counted from the start of its cell."""
         if name not in self.positions:
             cells = self.frame.cells
             function = cells.function(self.n, np.zeros(len(cells), np.int64), slope=1)
@@ -46,7 +46,7 @@ class NumberLowering(SegmentLowering):
         return self.positions[name]
 
     def length(self) -> Number:
-        """Give `len`: of the sample, or of the instance."""
+        """Return `len`: of the sample, or of the instance."""
         cells = self.frame.cells
         sizes = cells.end - cells.start
         if (sizes == sizes[0]).all():
@@ -151,7 +151,7 @@ class NumberLowering(SegmentLowering):
         return self.at_position(*self.function_of(value, env), env)
 
     def function_of(self, value: ast.Attribute, env: Env) -> tuple[Piecewise, ast.Expr]:
-        """Give the function of a token that an attribute reads, and the position it reads it at."""
+        """Return the function of a token that an attribute reads, and the position read."""
         name, inner = value.name.text, value.value
         if isinstance(inner, ast.Attribute) and self.is_instance(inner, env):
             instances = self.segment(inner.name.text, env, inner.name.span)
@@ -196,7 +196,7 @@ class NumberLowering(SegmentLowering):
         return where + cells.function(self.n, cells.start)
 
     def place(self, instances: Instances, name: str) -> Piecewise:
-        """Give `.start`, `.end`, `.len`, `.pos` or `.count` of the instance of each token."""
+        """Return `.start`, `.end`, `.len`, `.pos` or `.count` of the instance of each token."""
         if name == "count":
             return instances.function(self.n, instances.total)
         if instances.is_split:
@@ -273,7 +273,7 @@ class NumberLowering(SegmentLowering):
         return result
 
     def function_env(self, function: Closure, arguments: tuple[ast.Argument, ...], env: Env) -> Env:
-        """Give the environment of a `where` function's body: its parameters."""
+        """Return the environment of a `where` function's body: its parameters."""
         assert isinstance(function.value, ast.BindFunction), "only functions have parameters"
         values = [self.number(a.value, env) for a in arguments]
         params = [p.text for p in function.value.params]
@@ -288,12 +288,12 @@ def _bounded(value: Number) -> Number:
 
 
 def _defined_on(starts: Ints, ends: Ints, num_tokens: int) -> Piecewise:
-    """Give 0 on ranges of positions, undefined elsewhere."""
+    """Return 0 on ranges of positions, undefined elsewhere."""
     return Instances.of(starts, ends).function(num_tokens, np.zeros_like(starts))
 
 
 def _num_pieces(value: Number) -> int:
-    """Give how many pieces the functions in a number have."""
+    """Return how many pieces the functions in a number have."""
     if not isinstance(value, Term | Extreme):
         return 0
     terms = value.terms if isinstance(value, Extreme) else (value,)

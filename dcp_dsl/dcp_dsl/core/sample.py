@@ -1,4 +1,4 @@
-"""One sample: the columns its layout is made of and its length in tokens."""
+"""A sample: the columns its layout is made of and its length in tokens."""
 
 import json
 import reprlib
@@ -85,7 +85,7 @@ class Sample:
         return cls({k: v for k, v in columns.items() if k != "len"}, columns["len"])
 
     def to_json(self) -> str:
-        """Give one line of JSON; equal samples give equal lines."""
+        """Return one line of JSON; equal samples give equal lines."""
         return json.dumps(dict(sorted(self.columns.items())) | {"len": self.length})
 
 
@@ -116,7 +116,7 @@ def read_columns(text: str, where: str) -> dict[str, Any]:  # Any: as `Sample.co
 
 
 def row_length(row: Mapping[str, Any]) -> int:
-    """Give the tokens of a row: its column `len` or `length`, else the size of `tokens`.
+    """Return the tokens of a row: its column `len` or `length`, else the size of `tokens`.
 
     Raises:
         DatasetError: if none of them is there, or two of them disagree.

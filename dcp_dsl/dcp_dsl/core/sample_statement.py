@@ -1,4 +1,4 @@
-"""From a `sample` statement to a sample: its columns, and the length that they imply.
+"""Build a sample from a `sample` statement: its columns, and the length that they imply.
 
 A statement may leave `len` out where a layout says it: ``sample s(doc_lens = [3, 4])`` has 7 tokens
 if `segment doc = [doc_lens]*` stands in the text, or in the library's mask that reads `doc_lens`.
@@ -23,7 +23,7 @@ class NoLengthError(DatasetError):
 
 
 def declared_sample(definition: ast.SampleDef, scope: Scope) -> Sample:
-    """Give the sample that a statement declares.
+    """Return the sample that a statement declares.
 
     Its length is its `len`; else what every layout whose columns it has adds up to; else the size
     of a column of a `token` statement.
@@ -36,7 +36,7 @@ def declared_sample(definition: ast.SampleDef, scope: Scope) -> Sample:
 
 
 def column_values(definition: ast.SampleDef) -> dict[str, Column]:
-    """Give the columns of a statement, `len` among them, with lists as lists."""
+    """Return the columns of a statement, `len` among them, with lists as lists."""
     return {entry.name.text: _lists(entry.value) for entry in definition.fields}
 
 
@@ -72,7 +72,7 @@ def complete_sample(given: Mapping[str, Column], scope: Scope, where: str) -> Sa
 def layout_lengths(
     columns: Mapping[str, Column], scopes: Iterable[Scope]
 ) -> Iterable[tuple[str, int]]:
-    """Give (segment, length) for each layout that says how long a sample with these columns is.
+    """Yield (segment, length) for each layout that says how long a sample with these columns is.
 
     A layout stays silent if it lacks a column, reads `len` or takes the remaining tokens.
     """
@@ -86,7 +86,7 @@ def layout_lengths(
 
 
 def _other_lengths(columns: Mapping[str, Column], scope: Scope) -> dict[str, int]:
-    """Give what the columns of `token` statements say, else the layouts of the library."""
+    """Return what the columns of `token` statements say, else the layouts of the library."""
     tokens = {t: columns.get(token.column.text) for t, token in scope.tokens.items()}
     sizes = {f"token {t}": len(value) for t, value in tokens.items() if isinstance(value, list)}
     return sizes or dict(layout_lengths(columns, library_scopes()))

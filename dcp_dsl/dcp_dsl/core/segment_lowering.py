@@ -27,7 +27,7 @@ KINDS = ("ids", "spans", "flags", "positions")
 def bind_columns(
     segment: ast.Segment, source: ast.Columns, columns: Mapping[str, Column], length: int
 ) -> dict[str, Instances]:
-    """Give the instances of a segment that a column spells out, and of the names behind `as`.
+    """Return the instances of a segment that a column spells out, and of the names behind `as`.
 
     `ids`: one integer per token; tokens of equal ids are one instance with that number, -1 is
     outside. Each name behind `as` stands for the stretches of one id (0, 1, ...), numbered from 0.
@@ -82,7 +82,7 @@ def per_token_values(value: Column, length: int, where: str) -> Ints:
 
 
 def is_too_large(array: NDArray[Any]) -> bool:  # Any: integers of every size
-    """Whether one of the integers leaves the range that is computed with."""
+    """Return whether one of the integers leaves the range that is computed with."""
     return bool(array.max() > MAX_VALUE or array.min() < -MAX_VALUE)
 
 
@@ -175,7 +175,7 @@ class SegmentLowering:
         return instances.first(how_many) if is_first else instances.last(how_many)
 
     def segment(self, name: str, env: Env, span: Span) -> Instances:
-        """Give the instances of a segment by name."""
+        """Return the instances of a segment by name."""
         local = env.names.get(name)
         if isinstance(local, Closure):
             assert isinstance(local.value, ast.Every), "checked: the name is a segment"
@@ -186,7 +186,7 @@ class SegmentLowering:
         return _bind(statement, (id(env.scope), statement.name.text), self.frame)[name]
 
     def tiles(self, every: ast.Every, env: Env) -> Instances:
-        """Give the tiles of an `every`."""
+        """Return the tiles of an `every`."""
         size = self.constant(every.size, env)
         if size < 1:
             env.fail(

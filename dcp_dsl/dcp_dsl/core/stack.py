@@ -1,4 +1,4 @@
-"""A `stack` statement as a value: which mask each layer and each KV head of a model uses.
+"""A `stack` statement as a value: the mask of each layer and each KV head of a model.
 
 The layers of a stack repeat: layer 7 of ``5 of sliding(1k), causal`` is layer 1 of the cycle.
 """
@@ -32,7 +32,7 @@ class HeadMask:
 
 @dataclass(frozen=True, slots=True)
 class StackLayer:
-    """One entry of the cycle: `count` layers that are alike."""
+    """An entry of the cycle: `count` layers that are alike."""
 
     count: int
     heads: tuple[HeadMask, ...]
@@ -61,7 +61,7 @@ class Stack:
 
     @classmethod
     def of(cls, mask: Mask) -> "Stack":
-        """Give the stack whose layers all use one mask."""
+        """Return the stack whose layers all use one mask."""
         return cls(mask.name, (StackLayer(1, (HeadMask(mask),)),))
 
     @property
@@ -84,7 +84,7 @@ class Stack:
         return frozenset().union(*(mask.columns for mask in self.masks))
 
     def cycle(self) -> tuple[int, ...]:
-        """Give for each layer of the cycle the number of its mask among `masks`.
+        """Return for each layer of the cycle the number of its mask among `masks`.
 
         Raises:
             HeadError: if KV heads of one layer have different masks, or some have none.
@@ -108,7 +108,7 @@ class Stack:
         return tuple(cycle)
 
     def layer(self, index: int) -> StackLayer:
-        """Give the entry that layer `index` of a model (from 0) uses."""
+        """Return the entry that layer `index` of a model (from 0) uses."""
         place = index % self.period
         for entry in self.layers:
             if place < entry.count:
@@ -117,7 +117,7 @@ class Stack:
         raise AssertionError("the place is smaller than the period")
 
     def heads(self, layer: int, kv_heads: int) -> tuple[tuple[range, Mask], ...]:
-        """Give the masks of a layer by ranges of KV heads, in order; together they are all heads.
+        """Return the masks of a layer by ranges of KV heads, in order; together they are all heads.
 
         Args:
             layer: from 0; the cycle repeats.
@@ -147,7 +147,7 @@ class Stack:
         return tuple(_runs([mask for mask in owner if mask is not None]))
 
     def layers_of(self, mask: Mask, num_layers: int) -> tuple[int, ...]:
-        """Give the layers of a model in which any head uses a mask (one of `masks`)."""
+        """Return the layers of a model in which any head uses a mask (one of `masks`)."""
         return tuple(
             index
             for index in range(num_layers)

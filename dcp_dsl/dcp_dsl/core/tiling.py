@@ -27,7 +27,7 @@ MAX_BLOCKS = 2**9  # per side, when deciding whether a mask is too large
 def bind_tiles(
     value: ast.Expr, env: Env, columns: Mapping[str, Column], num_tokens: int, place: Place
 ) -> Form:
-    """Give the mask as a predicate.
+    """Return the mask as a predicate.
 
     Args:
         value: as for `bind_expression`, like the next three.
@@ -68,7 +68,7 @@ class _Tiling:
         self.numbers = lowering.numbers
 
     def mask(self, value: ast.Expr, env: Env) -> Predicate:
-        """Give a mask as a predicate: known as a whole, or made of its parts."""
+        """Return a mask as a predicate: known as a whole, or made of its parts."""
         try:
             found = self.lowering.mask(value, env)
         except (NotSeparable, TooManyPieces):
@@ -76,7 +76,7 @@ class _Tiling:
         return Known(to_form(found, is_transposed=False))
 
     def parts(self, value: ast.Expr, env: Env) -> Predicate:
-        """Give a mask as a tree of its parts."""
+        """Return a mask as a tree of its parts."""
         match value:
             case ast.Not(inner):
                 return self.inside(Inverted(self.mask(inner, env)))
@@ -106,7 +106,7 @@ class _Tiling:
         return Joined(True, (everything, predicate))
 
     def named_mask(self, value: ast.Name | ast.Call, env: Env) -> Predicate:
-        """Give a mask by name."""
+        """Return a mask by name."""
         name = value.text if isinstance(value, ast.Name) else value.name.text
         arguments = value.arguments if isinstance(value, ast.Call) else ()
         if name == "same" and arguments:
@@ -120,7 +120,7 @@ class _Tiling:
         return self.mask(definition.value, inner)
 
     def local_mask(self, local: Value, arguments: Sequence[ast.Argument], env: Env) -> Predicate:
-        """Give a parameter or a binding."""
+        """Return a parameter or a binding."""
         assert isinstance(local, Closure), "checked: a number is no mask"
         if isinstance(local.value, ast.BindFunction):
             return self.mask(local.value.value, self.function_env(local, arguments, env))
@@ -128,26 +128,26 @@ class _Tiling:
         return self.mask(local.value, local.env)
 
     def function_env(self, function: Closure, arguments: Sequence[ast.Argument], env: Env) -> Env:
-        """Give the environment of a `where` function's body, whose arguments may be trees."""
+        """Return the environment of a `where` function's body, whose arguments may be trees."""
         assert isinstance(function.value, ast.BindFunction), "only functions have parameters"
         values = [self.argument(a.value, env) for a in arguments]
         names = {p.text: v for p, v in zip(function.value.params, values, strict=True)}
         return Env(function.env.scope, function.env.program, {**function.env.names, **names})
 
     def argument(self, value: ast.Expr, env: Env) -> Value:
-        """Give a number as the value of a parameter."""
+        """Return a number as the value of a parameter."""
         tree = self.tree(value, env)
         return tree.value if isinstance(tree, Plain) else tree
 
     def same(self, instances: Instances) -> Predicate:
-        """Give equality of the numbers of instances, for ids that come in many stretches."""
+        """Return equality of the numbers of instances, for ids that come in many stretches."""
         own = instances.filled()
         function = own.function(self.frame.num_tokens, own.number)
         of_q, of_k = Plain(Term.of_q(function)), Plain(Term.of_k(function))
         return self.inside(Compared("==", of_q, of_k))
 
     def rule(self, rule: ast.Rule, env: Env) -> Predicate:
-        """Give one rule of a rule block."""
+        """Return one rule of a rule block."""
         subject = self.numbers.segment(rule.subject.text, env, rule.subject.span)
         queries = Known(to_form(self.frame.unary(subject, is_of_k=False), is_transposed=False))
         seen: list[Predicate] = []
@@ -165,12 +165,12 @@ class _Tiling:
         return Joined(True, (queries, Joined(False, tuple(seen))))
 
     def per(self, value: ast.Per, env: Env) -> Predicate:
-        """Give a mask inside every instance of a segment."""
+        """Return a mask inside every instance of a segment."""
         cells = self.numbers.segment(value.segment.text, env, value.segment.span).filled()
         return self.per_cells(cells, value.value, env)
 
     def per_cells(self, cells: Instances, value: ast.Expr, env: Env) -> Predicate:
-        """Give a mask inside each cell."""
+        """Return a mask inside each cell."""
         inner = _Tiling(Lowering(self.frame.inside(cells)))
         try:
             return inner.inside(inner.mask(value, env))
@@ -180,14 +180,14 @@ class _Tiling:
             return Joined(False, tuple(self.per_cells(cell, value, env) for cell in alone))
 
     def comparison(self, value: ast.Compare, env: Env) -> Predicate:
-        """Give a chain of comparisons."""
+        """Return a chain of comparisons."""
         trees = [self.tree(operand, env) for operand in value.operands]
         pairs = zip(value.ops, trees, trees[1:], strict=False)
         items = tuple(self.inside(Compared(op, a, b)) for op, a, b in pairs)
         return items[0] if len(items) == 1 else Joined(True, items)
 
     def membership(self, value: ast.In, env: Env) -> Predicate:
-        """Give `in` and `not in`."""
+        """Return `in` and `not in`."""
         instances = self.numbers.instances(value.container, env).filled()
         zeros = np.zeros(len(instances), np.int64)
         function = instances.function(self.frame.num_tokens, zeros)
@@ -197,14 +197,14 @@ class _Tiling:
     # ---- numbers ----
 
     def tree(self, value: ast.Expr, env: Env) -> NumberTree:
-        """Give a number: known as a whole, or made of its parts."""
+        """Return a number: known as a whole, or made of its parts."""
         try:
             return Plain(self.numbers.number(value, env))
         except (NotSeparable, TooManyPieces):
             return self.number_parts(value, env)
 
     def number_parts(self, value: ast.Expr, env: Env) -> NumberTree:
-        """Give a number as a tree of its parts."""
+        """Return a number as a tree of its parts."""
         match value:
             case ast.Name(text) if text in env.names:
                 local = env.names[text]
@@ -230,7 +230,7 @@ class _Tiling:
         raise AssertionError(f"checked: {type(value).__name__} is no number")
 
     def builtin(self, name: str, numbers: list[NumberTree]) -> NumberTree:
-        """Give abs, min, max or clamp."""
+        """Return abs, min, max or clamp."""
         if name == "abs":
             return Combined("max", numbers[0], Combined("*", Plain(-1), numbers[0]))
         if name == "clamp":
@@ -242,7 +242,7 @@ class _Tiling:
         return result
 
     def attribute(self, value: ast.Attribute, env: Env) -> NumberTree:
-        """Give what an attribute reads of a token."""
+        """Return what an attribute reads of a token."""
         function, position = self.numbers.function_of(value, env)
         return self.look_up(function, position, env)
 

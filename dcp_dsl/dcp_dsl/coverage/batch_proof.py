@@ -1,4 +1,4 @@
-"""Prove for many rows at once what cannot be proved for every row there could be.
+"""Prove for a batch of rows at once statements that do not hold for every possible row.
 
 ``causal and q - k < row.window`` has empty rows for a window of 0, so nothing is proved about it in
 general. In a batch whose windows lie between 1 and 4096 it has none: the proof is tried once more
@@ -37,7 +37,7 @@ class BatchProver:
     proofs_left: int = MAX_PROOFS
 
     def prove(self, rows: Ints) -> NDArray[np.bool_]:
-        """Give for each of some rows whether the rules are proved to hold on it.
+        """Return for each of some rows whether the rules are proved to hold on it.
 
         Rows must be free of missing values, and their token columns as long as the rows.
         """
@@ -58,7 +58,7 @@ class BatchProver:
         return is_proved
 
     def _can_help(self, rows: Ints) -> bool:
-        """Whether what the columns say proves anything at all: tried on single rows."""
+        """Return whether what the columns say proves anything at all: tried on single rows."""
         tried = rows[:: max(1, len(rows) // 3)][:3]
         return any(
             all(self._holds(rule, tried[i : i + 1]) for rule in self.guard.rules)
@@ -78,7 +78,7 @@ class BatchProver:
         return True
 
     def _facts(self, scope: Scope, rows: Ints) -> Iterator[ast.Expr]:
-        """Give what holds on all of these rows, as masks."""
+        """Yield what holds on all of these rows, as masks."""
         for name, column in self.columns.items():
             if column.depth == 0:
                 values = column.values[rows]
@@ -102,7 +102,7 @@ def _between(value: ast.Expr, values: Ints) -> ast.Expr:
 
 
 def _tokens_of(column: NestedColumn, rows: Ints) -> tuple[Ints, Ints]:
-    """Give the values of a column with one integer per token, and their positions in the row."""
+    """Return the values of a column with one integer per token, and their positions in the row."""
     starts, ends = column.offsets[0][rows], column.offsets[0][rows + 1]
     sizes = ends - starts
     position = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)

@@ -52,7 +52,7 @@ def check_dataset(spec: Spec, path: str, progress: Progress | None = None) -> Da
 
 
 def count_rows(path: str) -> int:
-    """Give the rows of a data set without reading them, where its format allows that."""
+    """Return the rows of a data set without reading them, where its format allows that."""
     return sum(source.num_rows for source in find_sources(path))
 
 
@@ -61,7 +61,7 @@ def _ignore(_: int) -> None:
 
 
 def _find(statements: Iterable[ast.Attach], source: Source) -> int | None:
-    """Give the index of the first statement that matches a source, as `Spec.attachment` does."""
+    """Return the index of the first statement that matches a source, as `Spec.attachment` does."""
     for index, statement in enumerate(statements):
         if matches(statement.pattern.text, source.name) and all(
             column.text in source.columns for column in statement.having

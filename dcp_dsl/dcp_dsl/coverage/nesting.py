@@ -43,7 +43,7 @@ class NestedColumn:
         return len(self.has_null)
 
     def bounds(self, level: int) -> Ints:
-        """Give which items of a level belong to each row, as int64 ``[rows + 1]``; 0 is the row."""
+        """Return the borders of the items of each row: int64 ``[rows + 1]``; level 0 is the rows."""
         bounds = np.arange(self.num_rows + 1)
         for offsets in self.offsets[:level]:
             bounds = offsets[bounds]
@@ -58,7 +58,7 @@ class NestedColumn:
         return result
 
     def row_lists(self, row: int) -> Any:  # Any: an integer or nested lists of them
-        """Give the value of one row as a Python object."""
+        """Return the value of one row as a Python object."""
         return self._item(row, 0)
 
     def _item(self, item: int, level: int) -> Any:  # Any: as above
@@ -71,7 +71,7 @@ class NestedColumn:
 
 
 def column_depth(kind: Any) -> int | None:  # Any: the stubs know no common type of lists
-    """Give how many lists are nested in a type, None if there are no integers inside.
+    """Return how many lists are nested in a type, None if there are no integers inside.
 
     >>> import pyarrow as pa
     >>> column_depth(pa.list_(pa.int32())), column_depth(pa.string())
@@ -156,7 +156,7 @@ class LayoutTotals:
 
 
 def column_depths(layout: ast.Layout) -> dict[str, int]:
-    """Give how deeply the lists of each column of a layout are nested.
+    """Return how deeply the lists of each column of a layout are nested.
 
     >>> from dcp_dsl.syntax.parser import parse
     >>> layout = parse("segment p = doc(head[h] body[b]*)* tail[t]").statements[0].source
@@ -172,7 +172,7 @@ def column_depths(layout: ast.Layout) -> dict[str, int]:
 
 
 def _leaves(parts: tuple[ast.Leaf | ast.Group, ...], depth: int) -> Iterator[tuple[ast.Leaf, int]]:
-    """Give the leaves of a layout with the nesting of the lists they read."""
+    """Yield the leaves of a layout with the nesting of the lists they read."""
     for part in parts:
         inner = depth + part.is_repeated
         if isinstance(part, ast.Group):
@@ -215,7 +215,7 @@ def measure_layout(
 def _groups(
     parts: tuple[ast.Leaf | ast.Group, ...], depth: int = 0
 ) -> Iterator[tuple[int, list[str]]]:
-    """Give (depth, columns) of every repeated group."""
+    """Yield (depth, columns) of every repeated group."""
     for part in parts:
         if isinstance(part, ast.Group):
             if part.is_repeated:
@@ -224,7 +224,7 @@ def _groups(
 
 
 def _have_equal_sizes(columns: list[NestedColumn], level: int, num_rows: int) -> NDArray[np.bool_]:
-    """Whether the lists of a repeated group have equally many elements, row by row."""
+    """Return whether the lists of a repeated group have equally many elements, row by row."""
     result = np.ones(num_rows, np.bool_)
     if not columns:
         return result

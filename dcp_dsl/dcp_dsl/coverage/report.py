@@ -61,7 +61,7 @@ class Distribution:
         )
 
     def to_json(self) -> dict[str, Any]:  # Any: numbers, ready for json.dumps
-        """Give all fields but the total of shares."""
+        """Return all fields but the total of shares."""
         return {
             "count": self.count, "min": self.smallest, "median": self.median, "mean": self.mean,
             "max": self.largest, "total": self.total, "edges": list(self.edges),
@@ -147,7 +147,7 @@ class DatasetCoverage:
         return matched + sum(rows for _, rows, _ in self.unmatched)
 
     def to_json(self) -> dict[str, Any]:  # Any: a JSON document
-        """Give the document that `dcpm check --dataset --json` prints."""
+        """Return the document that `dcpm check --dataset --json` prints."""
         return {
             "schema": "dcp.dataset/1",
             "dataset": self.path,
@@ -161,7 +161,7 @@ class DatasetCoverage:
         }
 
     def text(self) -> str:
-        """Give the report in words."""
+        """Return the report in words."""
         lines = [f"{self.path}: {_count(self.num_rows, 'row')}"]
         for statement in self.statements:
             lines += ["", *_statement_lines(statement)]

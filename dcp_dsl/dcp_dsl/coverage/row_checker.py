@@ -114,7 +114,7 @@ class RowChecker:
         return frozenset(own | sizes)
 
     def _own(self, column: str) -> str:
-        """Give the data set's name of a column of the mask."""
+        """Return the data set's name of a column of the mask."""
         return self.attachment.renames.get(column, column)
 
     # ---- types -----------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class _Rows:
         return measure_layout(segment.source, self.flat, self.num_rows)
 
     def _token_columns(self) -> Iterator[tuple[str, Ints]]:
-        """Give the sizes of columns with one integer per token."""
+        """Yield the sizes of columns with one integer per token."""
         laid_out = {
             column
             for segment in self.checker.segments
@@ -278,11 +278,11 @@ class _Rows:
     # ---- words -----------------------------------------------------------------------------------
 
     def columns_of(self, row: int) -> dict[str, Any]:
-        """Give the columns of a row by the mask's names."""
+        """Return the columns of a row by the mask's names."""
         return {name: column.row_lists(row) for name, column in self.flat.items()}
 
     def shown(self, row: int) -> dict[str, Any]:
-        """Give the columns of a row by the data set's names."""
+        """Return the columns of a row by the data set's names."""
         own = self.checker._own
         return {own(name): column.row_lists(row) for name, column in sorted(self.flat.items())}
 
@@ -301,7 +301,7 @@ class _Rows:
 
 
 def _stored_lengths(batch: "pa.Table") -> Iterator[tuple[str, Ints]]:
-    """Give what the columns for lengths and tokens say; -1 where a row says nothing."""
+    """Yield what the columns for lengths and tokens say; -1 where a row says nothing."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

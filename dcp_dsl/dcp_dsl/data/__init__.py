@@ -1,1 +1,1 @@
-"""Real data sets under a spec: where rows are read from, how long they are, which are refused."""
+"""Read real data sets: their files, their columns, and samples packed into batches."""

@@ -42,7 +42,7 @@ class Dataset:
         return int(self.table.num_rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:  # Any: whatever the columns hold
-        """Give one row: texts, numbers and bytes as they are, lists of integers as numpy arrays.
+        """Return one row: texts, numbers and bytes as they are, lists of integers as numpy arrays.
 
         Lists are views of the table where they can be; nothing is turned into Python objects but
         what the row's other columns hold.
@@ -91,7 +91,7 @@ class Dataset:
         return lengths
 
     def tokens(self, index: int) -> NDArray[np.int64]:
-        """Give the tokens of one row, int64 ``[length]``; bytes count as one token each.
+        """Return the tokens of one row, int64 ``[length]``; bytes count as one token each.
 
         Raises:
             DatasetError: if the data set has no token column or the row has none.

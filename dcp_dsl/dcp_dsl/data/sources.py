@@ -24,7 +24,7 @@ MAX_JSON_NESTING = 500
 
 
 def find_files(path: Path, *, is_deep: bool = False) -> list[Path]:
-    """Give the files of a data set: a file, or those of a folder in the order of their names.
+    """Return the files of a data set: a file, or those of a folder in the order of their names.
 
     Args:
         path: file or folder.
@@ -72,7 +72,7 @@ def _kind(path: Path) -> str | None:
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether a file is a Parquet file, by its suffix."""
+    """Return whether a file is a Parquet file, by its suffix."""
     return _kind(path) == "parquet"
 
 
@@ -185,12 +185,12 @@ _MARKS = ("state.json", "dataset_dict.json")  # what `save_to_disk` leaves in a 
 
 
 def is_saved_dataset(path: Path) -> bool:
-    """Whether `datasets.save_to_disk` wrote this folder."""
+    """Return whether `datasets.save_to_disk` wrote this folder."""
     return any(os.path.isfile(path / name) for name in _MARKS)  # False for impossible names
 
 
 def load_tables(path: str) -> "Iterator[tuple[str, pa.Table]]":
-    """Give the splits of a data set as (name, rows), mapped from disk.
+    """Yield the splits of a data set as (name, rows), mapped from disk.
 
     Args:
         path: ``hf:NAME``, ``hf:NAME:SPLIT``, or a folder that `save_to_disk` wrote.
@@ -275,7 +275,7 @@ class Source:
 
 
 def find_sources(path: str) -> tuple[Source, ...]:
-    """Give the sources of a data set.
+    """Return the sources of a data set.
 
     Args:
         path: a ``.parquet`` or ``.jsonl`` file; a folder of them, at any depth; a folder that
@@ -311,7 +311,7 @@ def _from_table(name: str, table: "pa.Table") -> Source:
 
 
 def require_column(source: Source, column: str) -> Any:  # Any: a pyarrow type
-    """Give the type of a column.
+    """Return the type of a column.
 
     Raises:
         DatasetError: if the source does not have it; with the closest one it has.

@@ -24,7 +24,7 @@ from dcp_dsl.symbolic.region import Region
 
 
 def transpose(region: Region) -> Region:
-    """Give the region whose rows are the keys: key k sees the queries that saw it.
+    """Return the region whose rows are the keys: key k sees the queries that saw it.
 
     A slab of r rows is seen by each of its keys from a run of its rows; where that run begins and
     ends moves by 0 or 1 per key, with at most two turns.
@@ -55,13 +55,13 @@ def transpose(region: Region) -> Region:
 
 
 def _first_row(key: Ints, kv_end: Ints, high: Ints) -> tuple[Ints, Ints]:
-    """Give the first row of a slab whose end has passed a key, and its growth per key."""
+    """Return the first row of a slab whose end has passed a key, and its growth per key."""
     is_later = (high == 1) & (key >= kv_end)
     return np.where(is_later, key - kv_end + 1, 0), is_later.astype(np.int64)
 
 
 def _last_row(key: Ints, kv_start: Ints, low: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """Give one past the last row whose start has not passed a key, and its growth per key."""
+    """Return one past the last row whose start has not passed a key, and its growth per key."""
     is_growing = (low == 1) & (key - kv_start + 1 < rows)
     return np.where(is_growing, key - kv_start + 1, rows), is_growing.astype(np.int64)
 
@@ -75,7 +75,7 @@ _SYMBOLIC = {"and": and_, "or": or_, "minus": sub}
 
 @dataclass(frozen=True, slots=True)
 class MaskComparison:
-    """How two masks on the same sample differ.
+    """The difference of two masks on the same sample.
 
     Attributes:
         only_left, only_right: pairs that only one of them sees.
@@ -90,12 +90,12 @@ class MaskComparison:
 
     @property
     def is_equal(self) -> bool:
-        """Whether both see the same pairs."""
+        """True if both see the same pairs."""
         return self.only_left == 0 and self.only_right == 0
 
 
 def intersect(left: Form, right: Form) -> Form:
-    """Give the pairs that both masks see.
+    """Return the pairs that both masks see.
 
     Raises:
         DatasetError: if they have different lengths, or their forms can only be combined pair by
@@ -110,29 +110,29 @@ def intersect(left: Form, right: Form) -> Form:
 
 
 def unite(left: Form, right: Form) -> Form:
-    """Give the pairs that any of two masks sees; see `intersect`."""
+    """Return the pairs that any of two masks sees; see `intersect`."""
     return _combine(left, right, "or")
 
 
 def subtract(left: Form, right: Form) -> Form:
-    """Give the pairs that the left mask sees and the right one does not; see `intersect`."""
+    """Return the pairs that the left mask sees and the right one does not; see `intersect`."""
     return _combine(left, right, "minus")
 
 
 def is_empty(mask: Form) -> bool:
-    """Whether no query sees any key."""
+    """Return whether no query sees any key."""
     return mask.num_pairs == 0
 
 
 def is_equal(left: Form, right: Form) -> bool:
-    """Whether two masks see the same pairs; equal digests decide at once."""
+    """Return whether two masks see the same pairs; equal digests decide at once."""
     if left.num_tokens != right.num_tokens:
         return False
     return left.digest == right.digest or compare_masks(left, right).is_equal
 
 
 def implies(left: Form, right: Form) -> bool:
-    """Whether the right mask sees every pair that the left one sees."""
+    """Return whether the right mask sees every pair that the left one sees."""
     return is_empty(subtract(left, right))
 
 
@@ -150,7 +150,7 @@ def compare_masks(left: Form, right: Form) -> MaskComparison:
 
 
 def first_pair(mask: Form) -> tuple[int, int] | None:
-    """Give the first visible pair in reading order, None if there is none."""
+    """Return the first visible pair in reading order, None if there is none."""
     if isinstance(mask, Slabs):
         return (int(mask.q_start[0]), int(mask.kv_start[0])) if len(mask) else None
     for begin, end in row_chunks(mask.num_tokens, mask.num_tokens):
@@ -176,7 +176,7 @@ def _combine(left: Form, right: Form, operation: Operation) -> Form:
 
 
 def _symbolic(mask: Form, *, is_transposed: bool) -> MaskValue | None:
-    """Give a mask as regions with queries (or keys) as their rows; None if it has none."""
+    """Return a mask as regions with queries (or keys) as their rows; None if it has none."""
     match mask:
         case Columns(keys):
             region = _region(keys)

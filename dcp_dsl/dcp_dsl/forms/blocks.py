@@ -22,7 +22,7 @@ Cuts: TypeAlias = Literal["grid", "mask"]
 def find_borders(
     sequences: Sequence[Form], block_q: int, block_kv: int, cuts: Cuts, min_block: int | None
 ) -> tuple[Ints, Ints]:
-    """Give the borders of the query blocks and of the key blocks of a packed batch.
+    """Return the borders of the query blocks and of the key blocks of a packed batch.
 
     With equal block sizes both are the same, so that queries and keys are cut at the same places.
     """
@@ -41,7 +41,7 @@ def find_borders(
 
 
 def breakpoints(form: Form) -> tuple[Ints, Ints]:
-    """Give where a mask changes: rows and keys, each int64 ``[N, 2]`` of (position, weight).
+    """Return where a mask changes: rows and keys, each int64 ``[N, 2]`` of (position, weight).
 
     A row is a breakpoint where slabs begin or end, weighted by the keys they hold there; a key
     where an end of a slab stands still, weighted by its rows. Transposed and strided masks have
@@ -115,7 +115,7 @@ def _fill(cuts: Sequence[Ints], lengths: Sequence[int], block: int) -> Ints:
 
 
 def _grid(lengths: Sequence[int], block: int) -> Ints:
-    """Give the borders of blocks of one size."""
+    """Return the borders of blocks of one size."""
     starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     parts = [
         np.arange(start, start + length, block)

@@ -1,4 +1,4 @@
-"""From one exact form to another: regions to the shortest form, every form to slabs."""
+"""Convert exact forms: regions to the shortest form, every form to slabs or rows."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ ROWS_PER_SLAB = 1.5  # rows that slabs must have on average to be shorter than r
 
 
 def to_form(value: MaskValue, *, is_transposed: bool) -> Form:
-    """Give the value in the form that describes it shortest."""
+    """Return the value in the form that describes it shortest."""
     if isinstance(value, Classes):
         assert not is_transposed, "remainders of the distance are found in rows"
         return _strided(value)
@@ -64,7 +64,7 @@ def slabs_of(region: Region) -> Slabs:
 
 
 def as_slabs(form: Form, max_slabs: int = MAX_SLABS) -> Slabs:
-    """Give any exact form as slabs.
+    """Return any exact form as slabs.
 
     Costs what the form has in row ranges: a strided or transposed mask of some thousand tokens
     fits, one of a million does not.
@@ -89,7 +89,7 @@ def as_slabs(form: Form, max_slabs: int = MAX_SLABS) -> Slabs:
 
 
 def as_rows(form: Form, max_ranges: int = MAX_RANGES) -> Rows:
-    """Give any exact form as key ranges of each row; costs what it has in such ranges.
+    """Return any exact form as key ranges of each row; costs what it has in such ranges.
 
     Raises:
         DatasetError: if there would be more than `max_ranges` ranges.
@@ -108,7 +108,7 @@ def as_rows(form: Form, max_ranges: int = MAX_RANGES) -> Rows:
 
 
 def _as_region(form: Form, max_slabs: int) -> Region | None:
-    """Give a form as a region; None if its row ranges are too many."""
+    """Return a form as a region; None if its row ranges are too many."""
     found = _row_ranges(form, 4 * max_slabs)
     if found is None:
         return None
@@ -117,7 +117,7 @@ def _as_region(form: Form, max_slabs: int) -> Region | None:
 
 
 def _row_ranges(form: Form, most: int) -> tuple[Ints, Ints, Ints] | None:
-    """Give row, first key and end of all key ranges, by row; None if there are more than `most`."""
+    """List row, first key and end of all key ranges; None if there are more than `most`."""
     parts = [(np.empty(0, np.int64),) * 3]
     total = 0
     for begin, end in row_chunks(form.num_tokens, form.num_tokens):

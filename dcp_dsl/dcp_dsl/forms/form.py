@@ -44,7 +44,7 @@ class BlockCounts:
 
     @classmethod
     def without_slabs(cls, row: Ints, col: Ints, pairs: Ints) -> "BlockCounts":
-        """Give the blocks of a form that has no slabs."""
+        """Return the blocks of a form that has no slabs."""
         none = np.zeros(len(row) + 1, np.int64)
         return cls(row, col, pairs, none, np.empty(0, np.int64))
 
@@ -54,7 +54,7 @@ class Form(Protocol):
 
     @property
     def form(self) -> FormName:
-        """Which of the five forms it is."""
+        """The name of the form."""
 
     @property
     def num_tokens(self) -> int:
@@ -69,10 +69,10 @@ class Form(Protocol):
         """SHA-256 of the value in hex; equal digests mean equal masks."""
 
     def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
-        """Give the mask of queries ``[q_start, q_end)`` and keys ``[kv_start, kv_end)``."""
+        """Return the mask of queries ``[q_start, q_end)`` and keys ``[kv_start, kv_end)``."""
 
     def row_ranges(self, q_start: int, q_end: int) -> RowRanges:
-        """Give the maximal key ranges of rows: ``(row_ptr [R+1], starts [P], ends [P])``."""
+        """Return the maximal key ranges of rows: ``(row_ptr [R+1], starts [P], ends [P])``."""
 
     def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
         """Count the visible pairs of every non-empty block.
@@ -99,7 +99,7 @@ def limit_blocks(count: int) -> None:
 
 
 def digest_of(form: str, num_tokens: int, *arrays: Ints) -> str:
-    """Give the SHA-256 of a form's arrays, in hex."""
+    """Return the SHA-256 of a form's arrays, in hex."""
     digest = sha256(f"dcp.mask/1 {form} {num_tokens}".encode())
     for array in arrays:
         digest.update(f" {array.shape} ".encode())
@@ -108,7 +108,7 @@ def digest_of(form: str, num_tokens: int, *arrays: Ints) -> str:
 
 
 def paint_ranges(ranges: RowRanges, kv_start: int, kv_end: int) -> Bools:
-    """Give bool ``[rows, keys]`` for key ranges per row."""
+    """Return bool ``[rows, keys]`` for key ranges per row."""
     row_ptr, starts, ends = ranges
     rows, width, counts = len(row_ptr) - 1, kv_end - kv_start, np.diff(row_ptr)
     low = np.clip(starts - kv_start, 0, width)
@@ -127,7 +127,7 @@ def paint_ranges(ranges: RowRanges, kv_start: int, kv_end: int) -> Bools:
 
 
 def ranges_of_tile(tile: Bools) -> RowRanges:
-    """Give the maximal ranges of ones in each row of a tile."""
+    """Return the maximal ranges of ones in each row of a tile."""
     edge = np.zeros((len(tile), 1), np.int8)
     step = np.diff(np.concatenate([edge, tile.astype(np.int8), edge], axis=1), axis=1)
     row, starts = np.nonzero(step == 1)
@@ -137,7 +137,7 @@ def ranges_of_tile(tile: Bools) -> RowRanges:
 
 
 def row_chunks(num_rows: int, width: int, at_once: int = 2**24) -> Iterator[tuple[int, int]]:
-    """Give bunches of rows that together hold about `at_once` pairs."""
+    """Yield bunches of rows that together hold about `at_once` pairs."""
     step = max(1, at_once // max(1, width))
     for begin in range(0, num_rows, step):
         yield begin, min(begin + step, num_rows)
@@ -164,16 +164,16 @@ class PlacedForm:
 
     @property
     def q_end(self) -> int:
-        """One behind the sequence's last query in the batch."""
+        """The end of the sequence's queries in the batch."""
         return self.q_start + self.form.num_tokens
 
     @property
     def kv_end(self) -> int:
-        """One behind the sequence's last key in the batch."""
+        """The end of the sequence's keys in the batch."""
         return self.kv_start + self.form.num_tokens
 
     def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
-        """Give the mask of some queries and keys of the batch, bool ``[queries, keys]``."""
+        """Return the mask of some queries and keys of the batch, bool ``[queries, keys]``."""
         seen = np.zeros((q_end - q_start, kv_end - kv_start), np.bool_)
         q0, q1 = max(q_start, self.q_start), min(q_end, self.q_end)
         k0, k1 = max(kv_start, self.kv_start), min(kv_end, self.kv_end)

@@ -1,4 +1,4 @@
-"""Exact forms as a name and one array of integers, to be kept in files and sent; and back.
+"""Write exact forms as a name and one array of integers, for files and messages; read them back.
 
 | kind | integers |
 |---|---|
@@ -22,7 +22,7 @@ KINDS = ("slabs", "rows", "cols:slabs", "cols:rows", "strided")
 
 
 def items_of(form: Form) -> tuple[str, Ints]:
-    """Give a form as its kind and integers; `form_of` makes it again.
+    """Return a form as its kind and integers; `form_of` makes it again.
 
     Raises:
         DatasetError: for a form of tiles, which is made of a predicate and not of arrays.

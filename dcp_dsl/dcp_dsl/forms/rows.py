@@ -1,4 +1,4 @@
-"""Two forms for masks that are long as slabs: `Rows` and `Columns`.
+"""Two forms for masks that would be long as slabs: `Rows` and `Columns`.
 
 `Rows` holds key ranges of each row, for masks whose rows have nothing in common. `Columns` holds
 the mask seen from the keys: where a bound depends on the key, as in tree attention or a cache that
@@ -65,13 +65,13 @@ class Rows:
         return digest_of(self.form, self.num_tokens, self.row_ptr, self.kv_start, self.kv_end)
 
     def row_ranges(self, q_start: int, q_end: int) -> RowRanges:
-        """Give the maximal key ranges of the rows ``[q_start, q_end)``; see `Form`."""
+        """Return the maximal key ranges of the rows ``[q_start, q_end)``; see `Form`."""
         first, last = self.row_ptr[q_start], self.row_ptr[q_end]
         row_ptr = self.row_ptr[q_start : q_end + 1] - first
         return row_ptr, self.kv_start[first:last], self.kv_end[first:last]
 
     def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
-        """Give the mask of some queries and keys, bool ``[queries, keys]``."""
+        """Return the mask of some queries and keys, bool ``[queries, keys]``."""
         return paint_ranges(self.row_ranges(q_start, q_end), kv_start, kv_end)
 
     def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
@@ -138,11 +138,11 @@ class Columns:
         return digest_of(self.form, self.num_tokens, inner)
 
     def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
-        """Give the mask of some queries and keys, bool ``[queries, keys]``."""
+        """Return the mask of some queries and keys, bool ``[queries, keys]``."""
         return self.keys.tile(kv_start, kv_end, q_start, q_end).T
 
     def row_ranges(self, q_start: int, q_end: int) -> RowRanges:
-        """Give the maximal key ranges of the rows ``[q_start, q_end)``; see `Form`."""
+        """Return the maximal key ranges of the rows ``[q_start, q_end)``; see `Form`."""
         return ranges_of_tile(self.tile(q_start, q_end, 0, self.num_tokens))
 
     def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:

@@ -84,7 +84,7 @@ def cut_at_rows(slabs: "Slabs", q_bounds: Ints) -> tuple[Ints, ...]:
 
 
 def _pairs_below(border: Ints, end: Ints, slope: Ints, rows: Ints) -> Ints:
-    """Give ``sum over r < rows of min(end + slope * r, border)``."""
+    """Return ``sum over r < rows of min(end + slope * r, border)``."""
     # Rows on which the end is still left of the border.
     moving = np.clip(border - end, 0, rows)
     still = np.where(end < border, rows, 0)
@@ -196,7 +196,7 @@ class Slabs:
         return len(self.q_start)
 
     def table(self) -> NDArray[np.int64]:
-        """Give all slabs as int64 ``[N, 6]``, columns in the order of the attributes."""
+        """Return all slabs as int64 ``[N, 6]``, columns in the order of the attributes."""
         return np.column_stack(
             [
                 self.q_start, self.q_end, self.kv_start, self.kv_end,
@@ -217,7 +217,7 @@ class Slabs:
         return digest_of(self.form, self.num_tokens, self.table())
 
     def row_ranges(self, q_start: int, q_end: int) -> RowRanges:
-        """Give the maximal key ranges of the rows ``[q_start, q_end)``; see `Form`."""
+        """Return the maximal key ranges of the rows ``[q_start, q_end)``; see `Form`."""
         index = np.flatnonzero((self.q_start < q_end) & (self.q_end > q_start))
         first = np.maximum(self.q_start[index], q_start)
         counts = np.minimum(self.q_end[index], q_end) - first
@@ -231,7 +231,7 @@ class Slabs:
         return row_ptr, start[order], end[order]
 
     def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
-        """Give the mask of some queries and keys, bool ``[queries, keys]``."""
+        """Return the mask of some queries and keys, bool ``[queries, keys]``."""
         return paint_ranges(self.row_ranges(q_start, q_end), kv_start, kv_end)
 
     def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:

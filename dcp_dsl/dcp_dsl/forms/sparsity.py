@@ -20,7 +20,7 @@ def _no_indices() -> NDArray[np.int64]:
 
 
 class BlockKind(IntEnum):
-    """How many pairs of a block are visible; empty blocks are never stored."""
+    """Partial or full: empty blocks are never stored."""
 
     PARTIAL = 1
     FULL = 2
@@ -28,7 +28,7 @@ class BlockKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """Where each sequence of a packed batch begins and ends.
+    """The borders of the sequences of a packed batch.
 
     Attributes:
         cu_seqlens: int32 ``[S+1]``, cumulative lengths, tokens; starts with 0.
@@ -62,7 +62,7 @@ class BatchShape:
 
 
 def place_forms(sequences: Sequence[Form], batch: BatchShape) -> tuple[PlacedForm, ...]:
-    """Give the masks that are no slabs, each where its sequence lies in the batch."""
+    """Return the masks that are no slabs, each where its sequence lies in the batch."""
     starts = batch.cu_seqlens[:-1].tolist()
     found = zip(sequences, starts, strict=True)
     return tuple(PlacedForm(s, at, at) for s, at in found if not isinstance(s, Slabs))
@@ -70,7 +70,7 @@ def place_forms(sequences: Sequence[Form], batch: BatchShape) -> tuple[PlacedFor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockSparsity:
-    """Which blocks of the attention matrix hold visible pairs, and exactly how many.
+    """The blocks of the attention matrix that hold visible pairs, and exactly how many.
 
     Blocks never cross a sequence border, so the last block of each sequence may be short; queries
     and keys are cut at the same places when ``block_q == block_kv``.
@@ -152,11 +152,11 @@ class BlockSparsity:
 
     @property
     def has_slabs(self) -> bool:
-        """Whether `slabs` holds the whole mask: every sequence is in that form."""
+        """True if `slabs` holds the whole mask: every sequence is in that form."""
         return all(isinstance(form, Slabs) for form in self.forms)
 
     def slabs_of(self, block: int) -> NDArray[np.int64]:
-        """Give the slabs that touch a block, int64 ``[M, 6]`` as `Slabs.table` has them; O(M)."""
+        """Return the slabs that touch a block, int64 ``[M, 6]`` as `Slabs.table` has them; O(M)."""
         own = self.slab_idx[self.slab_ptr[block] : self.slab_ptr[block + 1]]
         return np.column_stack(
             [
@@ -169,7 +169,7 @@ class BlockSparsity:
         ).astype(np.int64)  # fmt: skip
 
     def tile(self, block: int) -> NDArray[np.bool_]:
-        """Give the exact mask inside a block, bool ``[queries, keys]``, whatever its form."""
+        """Return the exact mask inside a block, bool ``[queries, keys]``, whatever its form."""
         row = int(np.searchsorted(self.row_ptr, block, side="right")) - 1
         col = int(self.col_idx[block])
         q_start, q_end = self.q_bounds[row : row + 2].tolist()

@@ -78,7 +78,7 @@ class Strided:
         return digest_of(self.form, self.num_tokens, *arrays)
 
     def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
-        """Give the mask of some queries and keys, bool ``[queries, keys]``."""
+        """Return the mask of some queries and keys, bool ``[queries, keys]``."""
         seen = np.zeros((q_end - q_start, kv_end - kv_start), np.bool_)
         if not seen.size:
             return seen
@@ -92,7 +92,7 @@ class Strided:
         return seen
 
     def row_ranges(self, q_start: int, q_end: int) -> RowRanges:
-        """Give the maximal key ranges of the rows ``[q_start, q_end)``; see `Form`."""
+        """Return the maximal key ranges of the rows ``[q_start, q_end)``; see `Form`."""
         return ranges_of_tile(self.tile(q_start, q_end, 0, self.num_tokens))
 
     def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
@@ -110,7 +110,7 @@ class Strided:
 def _count_part(
     part: StridedPart, period: int, q_bounds: Ints, kv_bounds: Ints
 ) -> tuple[Ints, Ints, Ints]:
-    """Give (row, col, pairs) of the blocks a part touches; a block may come several times."""
+    """Return (row, col, pairs) of the blocks a part touches; a block may come several times."""
     remainders = part.remainders
     is_few = 2 * len(remainders) <= period
     if not is_few:  # count all pairs, take the other remainders away
@@ -155,7 +155,7 @@ def _touched(slabs: Slabs, q_bounds: Ints, kv_bounds: Ints) -> _Entries:
 
 
 def _count_remainder(entries: _Entries, kv_bounds: Ints, period: int, remainder: int) -> Ints:
-    """Give the pairs of each entry whose distance has one remainder."""
+    """Return the pairs of each entry whose distance has one remainder."""
     left, right = kv_bounds[entries.col], kv_bounds[entries.col + 1]
     ends = ((entries.last, entries.high, 1), (entries.first, entries.low, -1))
     total = np.zeros(len(entries.col), np.int64)
@@ -186,11 +186,11 @@ def _keys_below(
 
 
 def _falling_sum(first: Ints, count: Ints, period: int) -> Ints:
-    """Give ``sum over i < count of (first - i) // period``."""
+    """Return ``sum over i < count of (first - i) // period``."""
     return _sum_below(first + 1, period) - _sum_below(first + 1 - count, period)
 
 
 def _sum_below(x: Ints, period: int) -> Ints:
-    """Give the sum of ``j // period`` for j from 0 up to x (exclusive), also below 0."""
+    """Return the sum of ``j // period`` for j from 0 up to x (exclusive), also below 0."""
     whole = x // period
     return period * (whole * (whole - 1) // 2) + whole * (x - period * whole)

@@ -49,7 +49,7 @@ class Known:
         return own == np.diff(q)[:, None] * np.diff(k), own > 0
 
     def parts(self) -> Iterator[Ints | str]:
-        """Give what the mask is made of, for a digest."""
+        """Yield what the mask is made of, for a digest."""
         yield self.mask.digest
 
 
@@ -67,7 +67,7 @@ class Compared:
         return np.broadcast_to(always, grid.shape), np.broadcast_to(ever, grid.shape)
 
     def parts(self) -> Iterator[Ints | str]:
-        """Give what the mask is made of, for a digest."""
+        """Yield what the mask is made of, for a digest."""
         yield self.op
         yield from self.left.parts()
         yield from self.right.parts()
@@ -87,7 +87,7 @@ class Joined:
         return join([a for a, _ in verdicts]), join([b for _, b in verdicts])
 
     def parts(self) -> Iterator[Ints | str]:
-        """Give what the mask is made of, for a digest."""
+        """Yield what the mask is made of, for a digest."""
         yield f"{'and' if self.is_and else 'or'} {len(self.items)}"
         for item in self.items:
             yield from item.parts()
@@ -95,7 +95,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inverted:
-    """What a mask does not show."""
+    """The pairs that a mask does not show."""
 
     inner: "Predicate"
 
@@ -105,7 +105,7 @@ class Inverted:
         return ~ever, ~always
 
     def parts(self) -> Iterator[Ints | str]:
-        """Give what the mask is made of, for a digest."""
+        """Yield what the mask is made of, for a digest."""
         yield "not"
         yield from self.inner.parts()
 
@@ -150,7 +150,7 @@ class Tiles:
         return digest.hexdigest()
 
     def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
-        """Give the mask of some queries and keys, bool ``[queries, keys]``."""
+        """Return the mask of some queries and keys, bool ``[queries, keys]``."""
         seen = np.zeros((q_end - q_start, kv_end - kv_start), np.bool_)
         if seen.size:
             for begin, end in row_chunks(q_end - q_start, kv_end - kv_start, PAIRS_AT_ONCE):
@@ -159,7 +159,7 @@ class Tiles:
         return seen
 
     def row_ranges(self, q_start: int, q_end: int) -> RowRanges:
-        """Give the maximal key ranges of the rows ``[q_start, q_end)``; see `Form`."""
+        """Return the maximal key ranges of the rows ``[q_start, q_end)``; see `Form`."""
         return ranges_of_tile(self.tile(q_start, q_end, 0, self.num_tokens))
 
     def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
@@ -185,7 +185,7 @@ class Tiles:
 
 
 def ranges_to_check(undecided: Bools) -> tuple[list[int], list[int], list[int]]:
-    """Give (row, first, end) of the runs of undecided blocks."""
+    """Return (row, first, end) of the runs of undecided blocks."""
     row_ptr, starts, ends = ranges_of_tile(undecided)
     rows = np.repeat(np.arange(len(undecided)), np.diff(row_ptr))
     return rows.tolist(), starts.tolist(), ends.tolist()

@@ -26,7 +26,7 @@ MAX_ENTRIES = 2**28
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockTables:
-    """Which blocks a block row meets; blocks in neither list hold no visible pair.
+    """The blocks that a block row meets; blocks in neither list hold no visible pair.
 
     Attributes:
         partial_num, full_num: int32 ``[N]``, blocks of each kind per block row.
@@ -43,7 +43,7 @@ class BlockTables:
 def build_block_tables(
     slabs: Slabs, block_q: int, block_kv: int
 ) -> tuple[BlockTables, BlockTables]:
-    """Give the key blocks of every query block, and the query blocks of every key block.
+    """Return the key blocks of every query block, and the query blocks of every key block.
 
     No pair is evaluated: the blocks come from the exact block sparsity. The last block row and
     column count as partial where they are shorter than a block, as `create_block_mask` has it:

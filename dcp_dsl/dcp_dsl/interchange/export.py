@@ -26,7 +26,7 @@ Value: TypeAlias = int | bool | str
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Export:
-    """One mask on one sample in the format of a kernel.
+    """A mask on a sample in the format of a kernel.
 
     Attributes:
         format: one of `FORMATS`.
@@ -53,7 +53,7 @@ class Export:
         object.__setattr__(self, "arrays", arrays)
 
     def integers(self, name: str, *shape: int | None) -> NDArray[np.int64]:
-        """Give an array of integers, checked; `shape` as in `readonly`, leading 1s are dropped.
+        """Return an array of integers, checked; `shape` as in `readonly`, leading 1s are dropped.
 
         Raises:
             ExchangeError: if it is missing, of another shape, or holds something else.
@@ -78,7 +78,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class ExportConfig:
-    """What a format leaves open.
+    """Choices that a format leaves open.
 
     Attributes:
         block_q, block_kv: tokens per block, for the formats with block tables.
@@ -211,7 +211,7 @@ def _export(
 
 
 def _tokens(name: str, arrays: dict[str, Any]) -> int | None:  # Any: numpy arrays
-    """Give the tokens that the shape of the arrays implies."""
+    """Return the tokens that the shape of the arrays implies."""
     if name == "dense" and "mask" in arrays:
         return int(arrays["mask"].shape[-1])
     if name == "dcp" and "attn_mask" in arrays:

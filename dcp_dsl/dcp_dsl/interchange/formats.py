@@ -1,4 +1,4 @@
-"""All formats by name: which are written, which are read back."""
+"""The table of all formats by name: their writers and their readers."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""Slices with slanted ends: the `q_ranges`, `k_ranges`, `attn_type_map` of MagiAttention.
+"""Write slices with slanted ends: `q_ranges`, `k_ranges`, `attn_type_map` of MagiAttention.
 
 A slice with R rows and K keys of type FULL sees everything; CAUSAL, aligned at the bottom right,
 lets row r see its keys before ``K - R + r + 1``; INV_CAUSAL, aligned at the top left, those from r

@@ -35,7 +35,7 @@ class Runs:
         return np.bincount(self.line, minlength=self.num_lines)
 
     def rank(self) -> Ints:
-        """Give for each interval how many come before it on its line."""
+        """Return for each interval how many come before it on its line."""
         counts = self.per_line()
         return np.arange(len(self.line)) - (np.cumsum(counts) - counts)[self.line]
 
@@ -45,7 +45,7 @@ class Runs:
         return list(zip(self.lo[a:b].tolist(), self.hi[a:b].tolist(), strict=True))
 
     def gaps(self, begin: Ints) -> "Runs":
-        """Give what is left of ``[begin[line], num_lines)`` on every line."""
+        """Return what is left of ``[begin[line], num_lines)`` on every line."""
         counts = self.per_line() + 1
         first = np.cumsum(counts) - counts
         at = first[self.line] + self.rank()
@@ -60,7 +60,7 @@ class Runs:
 
 
 def row_runs(slabs: Slabs) -> Runs:
-    """Give the visible keys of every row.
+    """Return the visible keys of every row.
 
     >>> runs = row_runs(Slabs(3, [0], [3], [0], [1], [0], [1]))
     >>> runs.line.tolist(), runs.lo.tolist(), runs.hi.tolist()
@@ -81,7 +81,7 @@ def row_runs(slabs: Slabs) -> Runs:
 
 
 def key_runs(slabs: Slabs) -> Runs:
-    """Give the rows that see every key: lines are keys."""
+    """Return the rows that see every key: lines are keys."""
     return row_runs(transpose(slabs))
 
 
@@ -123,14 +123,14 @@ def slabs_of_keys(runs: Runs) -> Slabs:
 
 
 def region_of(slabs: Slabs) -> Region:
-    """Give slabs in the form that can be combined."""
+    """Return slabs in the form that can be combined."""
     q0, q1, k0, k1, a, b = slabs.table().T
     return Region.of(slabs.num_tokens, (q0, q1, k0, k1, a, b))
 
 
 @dataclass(frozen=True, slots=True)
 class MaskDifference:
-    """How many pairs only one of two masks sees, and the first of them in reading order.
+    """The number of pairs that only one of two masks sees, and the first in reading order.
 
     Attributes:
         only_left, only_right: pairs.

@@ -24,7 +24,7 @@ _WIDTHS: dict[str, int] = {"utf-8": 1, "utf-16": 2, "utf-32": 4}
 
 @dataclass(frozen=True, eq=False)
 class Document:
-    """One version of a text.
+    """A version of a text.
 
     Attributes:
         text: what it says.
@@ -43,7 +43,7 @@ class Document:
         return [0, *(i + 1 for i, c in enumerate(self.text) if c == "\n")]
 
     def place(self, offset: int) -> tuple[int, int]:
-        r"""Give line and column, from 0, in the editor's units.
+        r"""Return line and column, from 0, in the editor's units.
 
         >>> Document("a\n🙂b", "<text>").place(3)
         (1, 2)
@@ -54,7 +54,7 @@ class Document:
         return line, self._units(before)
 
     def offset(self, line: int, column: int) -> int:
-        r"""Give the character at a place; behind the end of a line, its end.
+        r"""Return the character at a place; behind the end of a line, its end.
 
         >>> Document("a\n🙂b", "<text>").offset(1, 2)
         3
@@ -83,7 +83,7 @@ class Document:
 
     @cached_property
     def scope(self) -> Scope:
-        """What the names of these statements mean."""
+        """Find the meaning of the names of these statements."""
         return build_scope(self.parsed.program)[0]
 
     @cached_property
@@ -92,16 +92,16 @@ class Document:
         return tuple(token for token in scan(self.text) if token.kind != "comment")
 
     def token_at(self, offset: int) -> RawToken | None:
-        """Give the token that a place touches; of two, the name."""
+        """Return the token that a place touches; of two, the name."""
         near = [t for t in self.tokens if t.span.start <= offset <= t.span.end]
         return next((t for t in near if t.kind == "name"), near[0] if near else None)
 
     def before(self, offset: int) -> list[RawToken]:
-        """Give the tokens that end in front of a place."""
+        """Return the tokens that end in front of a place."""
         return [token for token in self.tokens if token.span.end <= offset]
 
     def in_comment(self, offset: int) -> bool:
-        """Whether a place lies in a comment or a text in quotes."""
+        """Return whether a place lies in a comment or a text in quotes."""
         for token in scan(self.text):
             if token.kind == "comment" and token.span.start < offset <= token.span.end:
                 return True
@@ -110,7 +110,7 @@ class Document:
         return False
 
     def statement_at(self, offset: int) -> "ast.Statement | None":
-        """Give the statement that covers a place, if it parses."""
+        """Return the statement that covers a place, if it parses."""
         for statement in self.parsed.program.statements:
             if statement.span.start <= offset <= statement.span.end:
                 return statement
@@ -137,7 +137,7 @@ class Definition:
 
 
 def find_definition(document: Document, offset: int) -> Definition | None:
-    """Give the definition of the name at a place, or None."""
+    """Return the definition of the name at a place, or None."""
     token = document.token_at(offset)
     if token is None or token.kind != "name":
         return None
@@ -179,7 +179,7 @@ def find_name(document: Document, name: str) -> Definition | None:
 
 
 def _owner(statement: ast.Statement, scope: Scope) -> Scope:
-    """Give the scope of the file a segment or token stands in."""
+    """Return the scope of the file a segment or token stands in."""
     if any(statement is own for own in scope.program.statements):
         return scope
     others = [*scope.imported.masks.values(), *scope.imported.stacks.values()]

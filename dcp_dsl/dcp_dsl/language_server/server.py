@@ -1,4 +1,4 @@
-"""The protocol: documents come in, diagnostics, fixes and answers go out. The adapter to pygls."""
+"""Speak the protocol of editors: take documents, return diagnostics, fixes and answers (pygls)."""
 
 import asyncio
 from importlib.metadata import version
@@ -45,7 +45,7 @@ class MaskServer(LanguageServer):
         self.has_images = False
 
     def document(self, uri: str) -> Document:
-        """Give the present text of a document; none if it is closed and its file is gone."""
+        """Return the present text of a document; none if it is closed and its file is gone."""
         try:
             source = self.workspace.get_text_document(uri).source
         except (OSError, UnicodeDecodeError):  # questions may come late, after the file left
@@ -68,7 +68,7 @@ class MaskServer(LanguageServer):
 
 
 def path_of(uri: str) -> str:
-    """Give the path of a file URI; other documents are called ``<untitled>``.
+    """Return the path of a file URI; other documents are called ``<untitled>``.
 
     >>> path_of("file:///a%20b/c.dcpm"), path_of("untitled:Untitled-1")
     ('/a b/c.dcpm', '<untitled>')
@@ -78,7 +78,7 @@ def path_of(uri: str) -> str:
 
 
 def make_server() -> MaskServer:
-    """Give a server with all its features."""
+    """Return a server with all its features."""
     server = MaskServer()
     _serve_texts(server)
     _serve_questions(server)

@@ -1,4 +1,4 @@
-"""The slow, obvious meaning of a mask: its syntax tree evaluated pair by pair with numpy.
+"""Evaluate a mask pair by pair with numpy: its slow, obvious meaning.
 
 Everything that claims to be exact is tested against this. It shares with the compiler the syntax
 tree and the lookup of names, nothing else: layouts are laid out token by token here, and every

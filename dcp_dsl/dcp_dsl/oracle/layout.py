@@ -1,4 +1,4 @@
-"""The oracle's own way to lay a layout out on a sample: a tree of parts, walked from left to right.
+"""Lay a layout out for the oracle: a tree of parts, walked from left to right.
 
 Shares nothing with `layout`, which it is there to judge.
 """
@@ -15,7 +15,7 @@ from dcp_dsl.syntax import ast
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One stretch of tokens of a segment.
+    """A stretch of tokens of a segment.
 
     Attributes:
         start, end: its tokens.
@@ -53,7 +53,7 @@ class _Node:
 def lay_out(
     statement: ast.Segment, layout: ast.Layout, name: str, columns: Mapping[str, Any], length: int
 ) -> list[Instance]:
-    """Give the instances of one name of a layout by laying the whole layout out."""
+    """Return the instances of one name of a layout by laying the whole layout out."""
     top = _Node(None, 0)
     for part in layout.parts:
         top.children += _expand(part, columns, length)
@@ -100,7 +100,7 @@ def _expand(part: ast.Leaf | ast.Group, row: Mapping[str, Any], total: int) -> l
 def _repeats(
     part: ast.Group, row: Mapping[str, Any], lists: Mapping[str, list[Any]]
 ) -> list[tuple[Mapping[str, Any], int]]:
-    """Give for each repetition the columns it sees and how many parts it has."""
+    """Return for each repetition the columns it sees and how many parts it has."""
     longest = max((len(values) for values in lists.values()), default=0)
     found: list[tuple[Mapping[str, Any], int]] = []
     for index in range(longest):
@@ -212,7 +212,7 @@ def _numbered(top: _Node, name: str, statement: ast.Segment) -> list[Instance]:
 def spell_out(
     source: ast.Columns, is_whole_segment: bool, name: str, value: Any, length: int
 ) -> list[Instance]:
-    """Give the instances of one name of a segment that a column spells out.
+    """Return the instances of one name of a segment that a column spells out.
 
     Args:
         source: `ids`, `spans`, `flags` or `positions` of a column.
@@ -260,7 +260,7 @@ def _spans(values: list[Any], length: int) -> list[Instance]:
 def _named(
     labels: list[int], source: ast.Columns, is_whole_segment: bool, name: str
 ) -> list[Instance]:
-    """Give the stretches of equal ids."""
+    """Return the stretches of equal ids."""
     if any(label < -1 for label in labels):
         raise DatasetError("an id is -1 or at least 0")
     if source.names and any(label >= len(source.names) for label in labels):
@@ -282,7 +282,7 @@ def _named(
 
 
 def cut_to(instances: list[Instance], cell: Instance, length: int) -> list[Instance]:
-    """Give what lies in a cell of a frame, counted from its start, numbered anew unless by ids.
+    """Return what lies in a cell of a frame, counted from its start, numbered anew unless by ids.
 
     Args:
         instances: in the frame around.
@@ -321,7 +321,7 @@ def _stands_in(empty: Instance, cell: Instance, length: int) -> bool:
 
 
 def choose(instances: list[Instance], which: str, how_many: int) -> list[Instance]:
-    """Give the first or the last instances of every parent, numbered among themselves."""
+    """Return the first or the last instances of every parent, numbered among themselves."""
     found = []
     for one in instances:
         total = min(one.total, max(how_many, 0))

@@ -1,4 +1,4 @@
-"""The oracle's numbers and segments: arrays over queries and keys, labels on every token."""
+"""Evaluate numbers and segments for the oracle: arrays over queries and keys, labels per token."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ STEPS_PER_NODE = 2**13  # what visiting a node costs beside its pairs
 
 @dataclass(frozen=True, slots=True)
 class OracleEnv:
-    """What names mean at one place: definitions, the text for messages, parameters and bindings."""
+    """The names at one place: definitions, the text for messages, parameters and bindings."""
 
     scope: Scope
     program: Program
@@ -111,7 +111,7 @@ class OracleNumbers:
         return OracleNumber(known[name], True)
 
     def relocated(self, number: OracleNumber) -> OracleNumber:
-        """Give an argument evaluated around a `per` on the pairs inside an instance."""
+        """Return an argument evaluated around a `per` on the pairs inside an instance."""
         home = number.home
         if np.ndim(number.values) == 0 and np.ndim(number.is_defined) == 0:
             return number
@@ -225,7 +225,7 @@ class OracleNumbers:
     def function_env(
         self, local: Thunk, arguments: tuple[ast.Argument, ...], env: OracleEnv
     ) -> OracleEnv:
-        """Give the environment of a `where` function's body."""
+        """Return the environment of a `where` function's body."""
         assert isinstance(local.value, ast.BindFunction), "only functions have parameters"
         names = dict(local.env.names)
         for param, argument in zip(local.value.params, arguments, strict=True):
@@ -248,7 +248,7 @@ class OracleNumbers:
         return is_inside
 
     def instances(self, value: ast.Expr, env: OracleEnv) -> list[Instance]:
-        """Give the instances of a segment, of its first or its last ones."""
+        """Return the instances of a segment, of its first or its last ones."""
         if isinstance(value, ast.Name):
             return self.segment(ast.Ident(value.text, span=value.span), env)
         assert isinstance(value, ast.Call), "a segment is a name or a call"
@@ -257,7 +257,7 @@ class OracleNumbers:
         return choose(instances, value.name.text, how_many)
 
     def segment(self, name: ast.Ident, env: OracleEnv) -> list[Instance]:
-        """Give the instances of a segment by name."""
+        """Return the instances of a segment by name."""
         local = env.names.get(name.text)
         if isinstance(local, Thunk) and isinstance(local.value, ast.Every):
             return self.tiles(local.value, local.env)
@@ -267,7 +267,7 @@ class OracleNumbers:
         return self.placed(statement, (id(env.scope), name.text))
 
     def placed(self, statement: ast.Segment, key: tuple[int, str]) -> list[Instance]:
-        """Give the instances of a name of a statement, inside `per` cut to each frame in turn."""
+        """Return the instances of a name of a statement, inside `per` cut to each frame in turn."""
         if self.outer is not None and self.cell is not None:
             return cut_to(self.outer.placed(statement, key), self.cell, self.outer.n)
         if key not in self.cache:
@@ -275,7 +275,7 @@ class OracleNumbers:
         return self.cache[key]
 
     def lay_out(self, statement: ast.Segment, name: str) -> list[Instance]:
-        """Give the instances of a name of a statement on the whole sample."""
+        """Return the instances of a name of a statement on the whole sample."""
         match statement.source:
             case ast.Layout() as layout:
                 return lay_out(statement, layout, name, self.columns, self.length)

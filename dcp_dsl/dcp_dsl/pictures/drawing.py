@@ -1,4 +1,4 @@
-"""What a picture shows: a mask with the kinds of its tokens, and its visible part cell by cell."""
+"""The contents of a picture: a mask, the kinds of its tokens, its visible part cell by cell."""
 
 from dataclasses import dataclass
 

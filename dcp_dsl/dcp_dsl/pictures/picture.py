@@ -97,7 +97,7 @@ def preview(mask: Mask) -> Picture | None:
 
 
 def preview_sample(mask: Mask) -> Sample | None:
-    """Give the sample that `preview` draws, or None."""
+    """Return the sample that `preview` draws, or None."""
     for sample in _samples(mask):
         try:
             mask.bind(sample)
@@ -123,7 +123,7 @@ def _samples(mask: Mask) -> Iterator[Sample]:
 
 
 def _made_up(mask: Mask) -> Iterator[Sample]:
-    """Give a sample with two instances of all that repeats, if layouts know the columns."""
+    """Yield a sample with two instances of all that repeats, if layouts know the columns."""
     shapes: dict[str, int] = {}
     scopes = list(read_scopes(mask.expression, mask.scope))
     for scope in scopes:

@@ -1,4 +1,4 @@
-"""Pictures as PNG, drawn with Pillow."""
+"""Draw pictures as PNG, with Pillow."""
 
 from io import BytesIO
 
@@ -43,7 +43,7 @@ def draw_png(drawing: Drawing, side: int) -> bytes:
 
 
 def _matrix(drawing: Drawing, side: int) -> NDArray[np.uint8]:
-    """Give the pixels ``[P, P, 3]``: tokens as squares, or several tokens to a pixel."""
+    """Return the pixels ``[P, P, 3]``: tokens as squares, or several tokens to a pixel."""
     tokens = max(1, drawing.bound.num_tokens)
     cell = -(-tokens // side)
     coverage = measure_coverage(drawing.bound, cell, cell).part
@@ -78,7 +78,7 @@ def _draw_stripes(
 
 
 def _legend_lines(names: tuple[str, ...], side: int) -> list[list[tuple[int, int]]]:
-    """Give (x, kind) of every entry, line by line."""
+    """Return (x, kind) of every entry, line by line."""
     lines: list[list[tuple[int, int]]] = []
     x = side + 1
     for index, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""Pictures as SVG: one polygon per slab, whatever the length of the sample.
+"""Draw pictures as SVG: one polygon per slab, whatever the length of the sample.
 
 A slab whose ends move is drawn as stairs on short samples, where a token can be seen, and with
 straight sides on long ones. All coordinates are tokens; the browser scales them.
@@ -58,7 +58,7 @@ def draw_svg(drawing: Drawing) -> str:
 
 
 def _style(names: Sequence[str]) -> str:
-    """Give the style sheet; every class begins with `dcp-`, so it changes nothing of a page."""
+    """Return the style sheet; every class begins with `dcp-`, so it changes nothing of a page."""
     colours = "".join(
         f".dcp-mask .dcp-k{i}{{fill:{palette.kind_colour(i)}}}" for i in range(len(names))
     )
@@ -109,7 +109,7 @@ def _matrix(form: Form) -> Iterator[str]:
 
 
 def _slab_table(form: Form) -> tuple[list[list[int]], bool] | None:
-    """Give the slabs of a form, and whether queries and keys are swapped; None if too many."""
+    """Return the slabs of a form, and whether queries and keys are swapped; None if too many."""
     if isinstance(form, Columns) and isinstance(form.keys, Slabs):
         return (form.keys.table().tolist(), True) if len(form.keys) <= MAX_POLYGONS else None
     if not isinstance(form, Slabs) and form.num_tokens > MAX_CONVERTED:
@@ -127,7 +127,7 @@ def _straight(q0: int, q1: int, k0: int, k1: int, a: int, b: int) -> list[tuple[
 
 
 def _stairs(q0: int, q1: int, k0: int, k1: int, a: int, b: int) -> list[tuple[int, int]]:
-    """Give the outline: down along the right ends of all rows, then up along the left ones."""
+    """Return the outline: down along the right ends of all rows, then up along the left ones."""
     if a == b == 0:
         return _straight(q0, q1, k0, k1, a, b)
     down, up = [], []
@@ -139,7 +139,7 @@ def _stairs(q0: int, q1: int, k0: int, k1: int, a: int, b: int) -> list[tuple[in
 
 
 def _shaded(form: Form) -> Iterator[str]:
-    """Give rectangles of a 256 x 256 grid, darker where more pairs are visible."""
+    """Yield rectangles of a 256 x 256 grid, darker where more pairs are visible."""
     cell = -(-form.num_tokens // 256)
     coverage = measure_coverage(form, cell, cell)
     yield '<g class="dcp-see">'
@@ -182,7 +182,7 @@ def _axes(
 
 
 def _lines(stripes: Sequence[Stripe], size: int) -> Iterator[str]:
-    """Give the borders between parts, and between tokens where these can be seen."""
+    """Yield the borders between parts, and between tokens where these can be seen."""
     places = set(range(1, size)) if size <= MAX_GRID else set()
     if len(stripes) <= MAX_GRID:
         places |= {stripe.start for stripe in stripes} - {0}
@@ -191,7 +191,7 @@ def _lines(stripes: Sequence[Stripe], size: int) -> Iterator[str]:
 
 
 def _legend(names: Sequence[str]) -> tuple[list[str], int]:
-    """Give a coloured square and a name for every kind, in lines of the picture's width."""
+    """Return a coloured square and a name for every kind, in lines of the picture's width."""
     parts, x, line = [], 0.0, 0
     for index, name in enumerate(names):
         width = 28 + CHARACTER * len(name)

@@ -1,4 +1,4 @@
-"""Pictures out of characters."""
+"""Draw pictures out of characters."""
 
 from collections.abc import Sequence
 
@@ -55,7 +55,7 @@ def _shades(coverage: Coverage) -> list[str]:
 
 
 def _letters(names: Sequence[str]) -> dict[str, str]:
-    """Give every kind a letter of its own, of its name if one is free.
+    """Return every kind a letter of its own, of its name if one is free.
 
     >>> _letters(["question", "answer", "again"])
     {'question': 'q', 'answer': 'a', 'again': 'g'}
@@ -71,7 +71,7 @@ def _letters(names: Sequence[str]) -> dict[str, str]:
 def _axis(
     stripes: Sequence[Stripe], size: int, cell: int, letters: dict[str, str]
 ) -> list[tuple[str, str]]:
-    """Give (letter, kind) of each column; every second instance of a kind has a capital."""
+    """Return (letter, kind) of each column; every second instance of a kind has a capital."""
     columns = -(-size // cell)
     axis = [(" ", "")] * columns
     for stripe in condense(stripes, size, columns):

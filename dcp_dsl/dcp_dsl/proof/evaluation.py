@@ -50,7 +50,7 @@ Local: TypeAlias = Number | Later | Var
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Names:
-    """What names mean at a place: parameters and bindings, then the text's and the library's."""
+    """The names at a place: parameters and bindings, then the text's and the library's."""
 
     scope: Scope
     local: Mapping[str, Local] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class Evaluation:
         raise Undecided
 
     def place(self, item: ast.Expr, names: Names) -> Place | None:
-        """Give the token that an expression is, wherever it is one; None for other expressions."""
+        """Return the token that an expression stands for; None for other expressions."""
         number = self.number(item, names)
         value = number.value
         if number.is_defined is True and len(value.terms) == 1 and not value.constant:
@@ -156,7 +156,7 @@ class Evaluation:
         return self.mask(definition.value, inner)
 
     def function(self, local: Later, arguments: tuple[ast.Argument, ...], names: Names) -> Names:
-        """Give the names that the body of a `where` function is read with."""
+        """Return the names that the body of a `where` function is read with."""
         assert isinstance(local.value, ast.BindFunction), "only functions have a body"
         params = [p.text for p in local.value.params]
         values = [self.number(a.value, names) for a in arguments]
@@ -171,7 +171,7 @@ class Evaluation:
         arguments: tuple[ast.Argument, ...],
         names: Names,
     ) -> Names:
-        """Give the names that the body of a mask is read with."""
+        """Return the names that the body of a mask is read with."""
         given: dict[str, ast.Expr] = {}
         for param, argument in zip(definition.params, arguments, strict=False):
             given[param.name.text if argument.name is None else argument.name.text] = argument.value
@@ -191,14 +191,14 @@ class Evaluation:
         return inner
 
     def parameters(self, definition: ast.MaskDef, scope: Scope) -> Names:
-        """Give the names inside a mask whose parameters stand for every value."""
+        """Return the names inside a mask whose parameters stand for every value."""
         local = {param.name.text: self.symbol(param) for param in definition.params}
         inner = Names(scope, local)
         bind(definition, local, inner)
         return inner
 
     def symbol(self, param: ast.Param) -> Local:
-        """Give what a parameter without a value is: any mask, any number of at least 1."""
+        """Return what a parameter without a value is: any mask, any number of at least 1."""
         key = ("parameter", param.name.text)
         if param.type.text in ("mask", "bool"):
             return Var(key)
@@ -229,7 +229,7 @@ class Evaluation:
     # ---- numbers ----
 
     def position(self, place: Place) -> Sum:
-        """Give the position of a token in the present coordinates."""
+        """Return the position of a token in the present coordinates."""
         return self.facts.add(("position", self.frame), place, (0, INFINITE), step=1)
 
     def number(self, value: ast.Expr, names: Names) -> Number:
@@ -293,7 +293,7 @@ class Evaluation:
         return self.opaque(op, [a, b], values)
 
     def opaque(self, what: str, of: list[Sum], values: Range) -> Sum:
-        """Give an unknown that is some function of sums."""
+        """Return an unknown that is some function of sums."""
         places = set().union(*(each.places() for each in of))
         family = (what, *(each.family() for each in of))
         if len(places) > 1:
@@ -361,7 +361,7 @@ class Evaluation:
     # ---- segments ----
 
     def is_segment(self, name: str, names: Names) -> bool:
-        """Whether a name behind `q.` or `k.` is a segment."""
+        """Return whether a name behind `q.` or `k.` is a segment."""
         local = names.local.get(name)
         return (
             isinstance(local, Later) and isinstance(local.value, ast.Every)
@@ -380,7 +380,7 @@ class Evaluation:
         return inner.select(value.name.text, count, self.facts)
 
     def view(self, name: str, names: Names) -> View:
-        """Give a segment by name."""
+        """Return a segment by name."""
         self.budget.spend(4)
         local = names.local.get(name)
         if isinstance(local, Later) and isinstance(local.value, ast.Every):

@@ -71,7 +71,7 @@ def _size(items: Iterable[Formula]) -> int:
 
 
 def all_of(items: Iterable[Formula]) -> Formula:
-    """Give the conjunction."""
+    """Return the conjunction."""
     kept = []
     for item in items:
         if item is False:
@@ -84,7 +84,7 @@ def all_of(items: Iterable[Formula]) -> Formula:
 
 
 def any_of(items: Iterable[Formula]) -> Formula:
-    """Give the disjunction."""
+    """Return the disjunction."""
     kept = []
     for item in items:
         if item is True:
@@ -97,14 +97,14 @@ def any_of(items: Iterable[Formula]) -> Formula:
 
 
 def negate(item: Formula) -> Formula:
-    """Give the negation."""
+    """Return the negation."""
     if isinstance(item, bool):
         return not item
     return item.item if isinstance(item, Negation) else Negation(item, _size([item]))
 
 
 def has_case(formula: Formula, ranges: Mapping[Hashable, Range], limit: int = 300) -> bool:
-    """Whether any case makes a formula true, as far as leaves are independent of each other.
+    """Return whether any case makes a formula true, as far as leaves are independent of each other.
 
     Args:
         formula: what should hold.
@@ -172,7 +172,7 @@ def _first_leaf(formula: Formula) -> Var | Bound:
 
 
 def add_ranges(ranges: Iterable[Range]) -> Range:
-    """Give the range of a sum.
+    """Return the range of a sum.
 
     >>> add_ranges([(1, 2), (-1, INFINITE)])
     (0, inf)
@@ -182,7 +182,7 @@ def add_ranges(ranges: Iterable[Range]) -> Range:
 
 
 def scale_range(factor: int, given: Range) -> Range:
-    """Give the range of a multiple.
+    """Return the range of a multiple.
 
     >>> scale_range(-2, (1, INFINITE))
     (-inf, -2)

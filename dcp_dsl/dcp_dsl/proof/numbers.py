@@ -57,7 +57,7 @@ class Sum:
         return cls(tuple(kept), constant)
 
     def plus(self, other: "Sum", factor: int = 1) -> "Sum":
-        """Give ``self + factor * other``."""
+        """Return ``self + factor * other``."""
         terms = dict(self.terms)
         for unknown, own in other.terms:
             terms[unknown] = terms.get(unknown, 0) + factor * own
@@ -65,21 +65,21 @@ class Sum:
 
     @property
     def is_number(self) -> bool:
-        """Whether nothing in it is unknown."""
+        """True if nothing in it is unknown."""
         return not self.terms
 
     def family(self) -> Hashable:
-        """Give the function of a token that it is, without the token."""
+        """Return the function of a token that it is, without the token."""
         return tuple((u.family, factor) for u, factor in self.terms), self.constant
 
     def places(self) -> set[Place]:
-        """Give the tokens it depends on."""
+        """Return the tokens it depends on."""
         return {u.place for u, _ in self.terms if u.place}
 
 
 @dataclass(slots=True)
 class Facts:
-    """What is known about unknowns in one world.
+    """Known facts about the unknowns of one world.
 
     Attributes:
         relation: how query and key lie to each other.
@@ -98,7 +98,7 @@ class Facts:
     def add(
         self, family: Hashable, place: Place, values: Range = _ANY, *, step: int | None = None
     ) -> Sum:
-        """Give an unknown as a sum, and note what is known about it.
+        """Return an unknown as a sum, and note what is known about it.
 
         Args:
             family: see `Unknown`.
@@ -114,13 +114,13 @@ class Facts:
         return Sum.of({Unknown(family, place): 1}, 0)
 
     def is_rising(self, value: Sum) -> bool:
-        """Whether a sum depends on one token and never falls from it to a later one."""
+        """Return whether a sum depends on one token and never falls from it to a later one."""
         if len(value.places()) != 1:
             return False
         return all(not u.place or (f > 0 and u.family in self.rising) for u, f in value.terms)
 
     def range_of(self, value: Sum) -> Range:
-        """Give the range of a sum."""
+        """Return the range of a sum."""
         terms = dict(value.terms)
         parts: list[Range] = [(value.constant, value.constant)]
         for unknown in list(terms):
@@ -143,7 +143,7 @@ class Facts:
         return add_ranges(parts)
 
     def _borders(self, terms: Mapping[Unknown, int]) -> list[tuple[tuple[Unknown, Unknown], Range]]:
-        """Give (border, position) of the same token with opposite factors, position minus border.
+        """Return (border, position) of the same token with opposite factors, position minus border.
 
         A token lies at or behind the start of its own instance and before its end.
         """
@@ -159,7 +159,7 @@ class Facts:
         return []
 
     def at_most_zero(self, value: Sum) -> Formula:
-        """Give the formula of ``value <= 0``."""
+        """Return the formula of ``value <= 0``."""
         low, high = self.range_of(value)
         if high <= 0:
             return True
@@ -176,7 +176,7 @@ class Facts:
         return negate(Bound(key, -(-value.constant // divisor) - 1))
 
     def compare(self, a: Sum, op: str, b: Sum) -> Formula:
-        """Give the formula of a comparison."""
+        """Return the formula of a comparison."""
         difference = a.plus(b, -1)
         match op:
             case "<=":
@@ -193,7 +193,7 @@ class Facts:
 
 
 def divide_range(given: Range, by: Range) -> Range:
-    """Give the range of ``given // by`` for divisors of at least 1.
+    """Return the range of ``given // by`` for divisors of at least 1.
 
     >>> divide_range((-3, 8), (2, INFINITE))
     (-2, 4)

@@ -27,7 +27,7 @@ _ALL: tuple[Relation, ...] = ("behind", "before", "same")  # where pairs are lik
 
 
 def prove_causal(expression: ast.Expr, scope: Scope, leaks: Mask | None = None) -> bool:
-    """Whether no token sees a later one, in any sample.
+    """Return whether no token sees a later one, in any sample.
 
     Args:
         expression: a mask.
@@ -40,12 +40,12 @@ def prove_causal(expression: ast.Expr, scope: Scope, leaks: Mask | None = None) 
 
 
 def prove_total(expression: ast.Expr, scope: Scope) -> bool:
-    """Whether every token sees itself, in every sample; then no row is empty."""
+    """Return whether every token sees itself, in every sample; then no row is empty."""
     return never(ast.Not(expression), scope, ("same",))
 
 
 def prove_implies(left: ast.Expr, right: ast.Expr, scope: Scope) -> bool:
-    """Whether every pair of the left mask is one of the right mask, in every sample."""
+    """Return whether every pair of the left mask is one of the right mask, in every sample."""
     return never(ast.Minus(left, right), scope, _ALL)
 
 
@@ -56,7 +56,7 @@ def never(
     budget: Budget | None = None,
     inside: ast.MaskDef | None = None,
 ) -> bool:
-    """Whether a mask has no pair in these relations, in any sample, as far as can be proved.
+    """Return whether a mask has no pair in these relations, in any sample, as far as can be proved.
 
     Args:
         expression: the mask.
@@ -76,7 +76,7 @@ def never(
 def find_redundant(
     node: ast.And | ast.Or, scope: Scope, inside: ast.MaskDef, budget: Budget
 ) -> int | None:
-    """Give an item that the others of a conjunction imply, or of a disjunction already allow."""
+    """Return an item that the others of a conjunction imply, or of a disjunction already allow."""
     is_and = isinstance(node, ast.And)
     candidates = set(range(len(node.items)))
 
@@ -100,7 +100,7 @@ def _hold_everywhere(
     inside: ast.MaskDef | None,
     holds: Callable[[list[Formula], Facts], bool],
 ) -> bool:
-    """Whether something holds for the formulas of expressions in every world."""
+    """Return whether something holds for the formulas of expressions in every world."""
     segments = needed_segments((*expressions, inside), scope)
     layouts = [s for s in segments if isinstance(s.source, ast.Layout)]
     if count_worlds(layouts) > MAX_WORLDS:

@@ -1,4 +1,4 @@
-"""What segments are in one world of a proof: who is inside, who shares an instance, numbers."""
+"""Describe segments in one world of a proof: membership, shared instances, numbers."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,7 @@ class View:
     borders: dict[tuple[str, Place], Sum] = field(default_factory=dict)
 
     def border(self, which: str, place: Place, facts: Facts) -> Sum:
-        """Give the `.start` or `.end` of a token's instance."""
+        """Return the `.start` or `.end` of a token's instance."""
         known = self.borders.get((which, place))
         if known is None:
             at: Place = shared_place(facts) if self.same is True else place
@@ -43,12 +43,12 @@ class View:
         return known
 
     def count(self, place: Place, facts: Facts) -> Sum:
-        """Give how many instances the parent of a token's instance has."""
+        """Return how many instances the parent of a token's instance has."""
         at = shared_place(facts) if self.parent else place
         return facts.add(("total", self.key), at, _COUNT)
 
     def select(self, which: str, count: Sum, facts: Facts) -> "View":
-        """Give the `first` or `last` instances of every parent, numbered within them."""
+        """Return the `first` or `last` instances of every parent, numbered within them."""
         key = (which, self.key, count)
         inside: dict[Place, Formula] = {}
         numbers: dict[Place, Sum] = {}
@@ -66,12 +66,12 @@ class View:
 
 
 def shared_place(facts: Facts) -> Place:
-    """Give the place of what both tokens have in common."""
+    """Return the place of what both tokens have in common."""
     return "t" if facts.relation == "same" else ""
 
 
 def tokens_of(facts: Facts) -> tuple[Place, ...]:
-    """Give the tokens of a world: one if the query is the key."""
+    """Return the tokens of a world: one if the query is the key."""
     return ("t",) if facts.relation == "same" else ("q", "k")
 
 
@@ -122,7 +122,7 @@ def view_columns(key: Hashable, position: Hashable, facts: Facts) -> View:
 
 
 def divide(value: Sum, by: Sum, facts: Facts) -> Sum:
-    """Give ``value // by``, rising if `value` is and `by` is the same for both tokens."""
+    """Return ``value // by``, rising if `value` is and `by` is the same for both tokens."""
     if value.is_number and by.is_number and by.constant > 0:
         return Sum((), value.constant // by.constant)
     low, high = facts.range_of(by)

@@ -1,4 +1,4 @@
-"""Every way a query and a key can lie in the layouts of a mask.
+"""List every way in which a query and a key can lie in the layouts of a mask.
 
 A token lies in one leaf of a layout, inside one repetition of each group around it. Where the two
 tokens part company says which one comes first: at two different parts, the parts' order; at two
@@ -20,7 +20,7 @@ Path: TypeAlias = tuple[int, ...]  # index of the part at each level, from the o
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """Where a query and a key lie in one layout.
+    """The places of a query and a key in one layout.
 
     Attributes:
         q, k: paths of their leaves.
@@ -34,7 +34,7 @@ class Placing:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """How a query and a key lie to each other, and in each layout.
+    """A way in which a query and a key lie to each other, and in each layout.
 
     Attributes:
         relation: which one comes first.
@@ -48,12 +48,12 @@ class World:
     placings: tuple[Placing, ...]
 
     def placing(self, statement: ast.Segment) -> Placing:
-        """Give where the tokens lie in a layout."""
+        """Return where the tokens lie in a layout."""
         return self.placings[self.layouts[id(statement)]]
 
 
 def worlds(statements: list[ast.Segment], relation: Relation) -> Iterator[World]:
-    """Give every way two tokens in this relation can lie in these layouts."""
+    """Yield every way two tokens in this relation can lie in these layouts."""
     numbers = {statement: index for index, statement in enumerate(dict.fromkeys(statements))}
     layouts = {id(statement): numbers[statement] for statement in statements}
     choices = [list(_placings(statement.source, relation)) for statement in numbers]
@@ -62,7 +62,7 @@ def worlds(statements: list[ast.Segment], relation: Relation) -> Iterator[World]
 
 
 def count_worlds(statements: list[ast.Segment]) -> int:
-    """Give how many worlds there are at most, without making them."""
+    """Return how many worlds there are at most, without making them."""
     total = 1
     for statement in dict.fromkeys(statements):
         leaves = sum(1 for _ in _leaves(_parts(statement.source), ()))
@@ -104,7 +104,7 @@ def _fits(
     parts: tuple[ast.Leaf | ast.Group, ...],
     relation: Relation,
 ) -> bool:
-    """Whether two tokens that part company below `shared` levels can lie in this relation."""
+    """Return whether tokens that share only `shared` levels can lie in this relation."""
     if shared == len(q):
         return q == k
     if q[shared] == k[shared]:
@@ -113,7 +113,7 @@ def _fits(
 
 
 def node_at(parts: tuple[ast.Leaf | ast.Group, ...], path: Path) -> ast.Leaf | ast.Group:
-    """Give the part of a layout at a path."""
+    """Return the part of a layout at a path."""
     node = parts[path[0]]
     for index in path[1:]:
         assert isinstance(node, ast.Group), "a path ends at a leaf"
@@ -123,7 +123,7 @@ def node_at(parts: tuple[ast.Leaf | ast.Group, ...], path: Path) -> ast.Leaf | a
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Where a segment's name stands in a layout.
+    """The place of a segment's name in a layout.
 
     Attributes:
         path: of the part; empty for the statement's own name, which stands for all outer parts.
@@ -137,7 +137,7 @@ class Level:
 
 
 def find_level(statement: ast.Segment, name: str) -> Level:
-    """Give where a name of a layout stands."""
+    """Return where a name of a layout stands."""
     if name == statement.name.text:
         return Level((), 1, 0)
     pending: list[tuple[tuple[ast.Leaf | ast.Group, ...], Path, int]] = [

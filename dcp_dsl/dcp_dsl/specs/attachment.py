@@ -1,4 +1,4 @@
-"""`for "pattern" having a, b use MASK with new = column`: which data set gets which mask."""
+"""Find the mask of a data set: `for "pattern" having a, b use MASK with new = column`."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,7 +62,7 @@ class Attachment:
         return self.value.columns
 
     def sample(self, row: Mapping[str, Any]) -> Sample:  # Any: whatever the file format gives
-        """Give the sample of a row: its length, and the columns the mask needs by its names.
+        """Return the sample of a row: its length, and the columns the mask needs by its names.
 
         Raises:
             DatasetError: if the row lacks one of them.
@@ -74,12 +74,12 @@ class Attachment:
         return Sample.of_columns(renamed, self.columns, self.value.name)
 
     def guard(self) -> Guard:
-        """Give what refuses samples that leak or have rows that see nothing."""
+        """Return what refuses samples that leak or have rows that see nothing."""
         return Guard.of(self.masks)
 
 
 def attach(scope: Scope, dataset_path: str | Path, columns: Collection[str]) -> Attachment:
-    """Give what the first matching `for` statement of a text attaches to a data set.
+    """Return what the first matching `for` statement of a text attaches to a data set.
 
     Raises:
         DatasetError: if no statement matches, or the data set lacks a column the mask needs.
@@ -93,7 +93,7 @@ def attach_files(
     files: Sequence[str | Path],
     columns: Collection[str],
 ) -> Attachment:
-    """Give what is attached to a data set of several files, each matched by its own path.
+    """Return what is attached to a data set of several files, each matched by its own path.
 
     Raises:
         DatasetError: if files match different statements or none, or lack a column the mask needs.
@@ -181,7 +181,7 @@ def _value(statement: ast.Attach, scope: Scope) -> Mask | Stack:
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a pattern matches a path, or a part of it that begins behind a ``/``.
+    """Return whether a pattern matches a path, or a part of it that begins behind a ``/``.
 
     >>> matches("*/rows.parquet", "rows.parquet"), matches("web/*", "/data/web/a/rows.parquet")
     (True, True)

@@ -1,4 +1,4 @@
-"""What a person types for a sample on a command line: a name, columns, JSON, or a file of JSON."""
+"""Read a sample from a command line: a name, columns, JSON, or a file of JSON."""
 
 import os
 from pathlib import Path

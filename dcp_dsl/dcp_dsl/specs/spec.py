@@ -1,4 +1,4 @@
-"""A .dcpm file as a value: its masks by name, its samples, and which data set gets which mask."""
+"""A .dcpm file as a value: its masks and samples by name, and the masks of data sets."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -129,7 +129,7 @@ class Spec:
         return tuple(self.scope.stacks)
 
     def stack(self, name: str) -> Stack:
-        """Give a stack of the text, or one it imports, by name.
+        """Return a stack of the text, or one it imports, by name.
 
         Raises:
             DatasetError: if there is none of this name.
@@ -148,7 +148,7 @@ class Spec:
         return build_stack(*found)
 
     def mask(self, call: str) -> Mask:
-        """Give a mask by name or call, or any mask expression over the names of the text.
+        """Return a mask by name or call, or any mask expression over the names of the text.
 
         Args:
             call: for example ``"causal"`` (the standard library is always there) or
@@ -176,7 +176,7 @@ class Spec:
         return replace(found, hint=" ".join(filter(None, (near, "; ".join(known)))))
 
     def sample(self, name: str) -> Sample:
-        """Give the sample that a `sample` statement of the text declares.
+        """Return the sample that a `sample` statement of the text declares.
 
         Its length is its `len`, else what the layouts say whose columns it has.
 
@@ -201,7 +201,7 @@ class Spec:
             raise DatasetError(f"{self.name}: {error}") from None
 
     def attachment(self, dataset_path: str | Path, columns: Collection[str]) -> "Attachment":
-        """Give what the first matching `for` statement attaches to a data set.
+        """Return what the first matching `for` statement attaches to a data set.
 
         A pattern matches the path as it is given, or any part of it that begins behind a ``/``;
         ``*`` stands for any characters, ``/`` among them. A ``*/`` in front asks for a folder only
@@ -214,7 +214,7 @@ class Spec:
         return attach(self.scope, dataset_path, columns)
 
     def attachment_of(self, dataset: "Dataset") -> "Attachment":
-        """Give what is attached to a data set; each of its files is matched by its own path.
+        """Return what is attached to a data set; each of its files is matched by its own path.
 
         Raises:
             DatasetError: if its files match different `for` statements or none, or it lacks a

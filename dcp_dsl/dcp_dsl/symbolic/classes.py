@@ -37,13 +37,13 @@ class Classes:
 
     @classmethod
     def of_truth(cls, truth: Bools, everything: Region) -> "MaskValue":
-        """Give the pairs of `everything` whose distance has a remainder that is true."""
+        """Return the pairs of `everything` whose distance has a remainder that is true."""
         regions = (Region.empty(everything.num_tokens), everything)
         return _simplified(everything.num_tokens, truth.astype(np.int64), regions)
 
     @property
     def period(self) -> int:
-        """How many remainders there are."""
+        """The number of remainders."""
         return len(self.labels)
 
     def __and__(self, other: "MaskValue") -> "MaskValue":
@@ -69,7 +69,7 @@ MaskValue: TypeAlias = Region | Classes
 
 
 def num_slabs(value: MaskValue) -> int:
-    """Give how many slabs a mask is made of."""
+    """Return how many slabs a mask is made of."""
     if isinstance(value, Region):
         return len(value.q_start)
     return sum(len(region.q_start) for region in value.regions)

@@ -82,14 +82,14 @@ class Runs:
         return len(self.start)
 
     def count_levels(self, run: Ints, t: Ints) -> Ints:
-        """Give how many levels of all runs before, and of this one up to t, there are."""
+        """Return how many levels of all runs before, and of this one up to t, there are."""
         rank = np.searchsorted(self.values, t, side="right")
         if len(self.start) == 1:
             return rank
         return np.searchsorted(self.keys, run * (len(self.values) + 1) + rank, side="left")
 
     def ends_at(self, run: Ints, t: Ints) -> Ints:
-        """Give one past the last key of the run with value up to t, its start if there is none."""
+        """Return the end of the run's keys with value up to t, its start if there is none."""
         at = self.count_levels(run, t) - 1
         is_before = at < self.first[run]
         at = np.maximum(at, 0)
@@ -128,7 +128,7 @@ def _run_starts(starts: Ints, ends: Ints, values: Ints, slopes: Ints, breaks: In
 
 
 def _signs(starts: Ints, ends: Ints, values: Ints, slopes: Ints, begin: Ints, last: Ints) -> Ints:
-    """Give -1 for the runs that fall."""
+    """Return -1 for the runs that fall."""
     final = values[last] + slopes[last] * (ends[last] - starts[last] - 1)
     return np.where(final < values[begin], -1, 1)
 
@@ -136,7 +136,7 @@ def _signs(starts: Ints, ends: Ints, values: Ints, slopes: Ints, begin: Ints, la
 def _levels(
     starts: Ints, ends: Ints, values: Ints, slopes: Ints, run: Ints
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """Give (run, level, end, slope) of every change of the prefix; values rise in a run."""
+    """Return (run, level, end, slope) of every change of the prefix; values rise in a run."""
     if (slopes > 1).any():  # steeper than 1: every key is a step of its own
         repeat = np.where(slopes > 1, ends - starts, 1)
         piece = np.repeat(np.arange(len(repeat)), repeat)
@@ -171,7 +171,7 @@ MAX_JOBS = MAX_CELLS // 2
 def compare(
     on_q: Piecewise, on_k: Piecewise, op: str, bands: Bands, *, max_jobs: int = MAX_JOBS
 ) -> Region:
-    """Give the pairs where ``on_q(q) + on_k(k) op 0``; where either is undefined, no pair is in.
+    """Return the pairs where ``on_q(q) + on_k(k) op 0``; where either is undefined, no pair is in.
 
     Args:
         on_q: function of the query's position.
@@ -211,7 +211,7 @@ def compare(
 
 
 def _breaks(bands: Bands, num_tokens: int) -> Ints:
-    """Give where runs must end: at the borders of bands whose keys are disjoint."""
+    """Return where runs must end: at the borders of bands whose keys are disjoint."""
     if (bands.key_start[1:] < bands.key_end[:-1]).any():
         return np.empty(0, np.int64)  # what goes past a band is cut away later
     borders = sorted_unique(np.concatenate([bands.key_start, bands.key_end]))
@@ -237,7 +237,7 @@ class _Jobs:
         )  # fmt: skip
 
     def from_row(self, job: Ints, row: Ints, end: Ints) -> "_Jobs":
-        """Give parts of jobs: rows ``[row, end)`` of each."""
+        """Return parts of jobs: rows ``[row, end)`` of each."""
         slope = self.slope[job]
         value = self.value[job] + slope * (row - self.start[job])
         return _Jobs(row, end, value, slope, self.run[job])
@@ -246,7 +246,7 @@ class _Jobs:
 def _pieces(
     on_q: Piecewise, bands: Bands, *, is_whole: bool
 ) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """Give (start, end, -value, -slope, band) of every piece of f inside a band."""
+    """Return (start, end, -value, -slope, band) of every piece of f inside a band."""
     kept = on_q.is_defined
     starts, ends = on_q.starts, on_q.starts + on_q.lengths
     values, slopes = -on_q.values, -on_q.slopes
@@ -276,7 +276,7 @@ def _jobs(
 
 
 def _compare_jobs(jobs: _Jobs, runs: Runs, sign: int, op: str) -> list[tuple[Ints, ...]]:
-    """Give raw slabs of jobs whose runs all rise (or all fall)."""
+    """Return raw slabs of jobs whose runs all rise (or all fall)."""
     if sign < 0:
         jobs = _Jobs(jobs.start, jobs.end, -jobs.value, -jobs.slope, jobs.run)
     shifts = {"<=": [0], ">": [0], "<": [-1], ">=": [-1]}.get(op, [-1, 0])
@@ -293,7 +293,7 @@ def _compare_jobs(jobs: _Jobs, runs: Runs, sign: int, op: str) -> list[tuple[Int
 
 
 def _ends(jobs: _Jobs, runs: Runs, shift: int) -> tuple[Ints, Ints]:
-    """Give (end, slope) of the prefix with values up to ``value + shift`` on each job."""
+    """Return (end, slope) of the prefix with values up to ``value + shift`` on each job."""
     first = runs.ends_at(jobs.run, jobs.value + shift)
     is_tall = (jobs.end - jobs.start > 1) & (jobs.slope != 0)
     if not is_tall.any():
@@ -325,7 +325,7 @@ def _cut_at_levels(jobs: _Jobs, runs: Runs, shifts: list[int]) -> _Jobs:
 
 
 def _crossings(jobs: _Jobs, runs: Runs, shift: int) -> tuple[Ints, Ints]:
-    """Give (job, row) wherever the target passes a level."""
+    """Return (job, row) wherever the target passes a level."""
     value, slope = jobs.value + shift, jobs.slope
     last = value + slope * (jobs.end - jobs.start - 1)
     low = runs.count_levels(jobs.run, np.minimum(value, last))

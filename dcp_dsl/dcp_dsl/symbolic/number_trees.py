@@ -33,7 +33,7 @@ class Interval:
 
     @classmethod
     def constant(cls, value: int) -> "Interval":
-        """Give a number that is the same everywhere."""
+        """Return a number that is the same everywhere."""
         number, yes = np.full((1, 1), value, np.int64), np.ones((1, 1), np.bool_)
         return cls(number, number, yes, yes)
 
@@ -50,12 +50,12 @@ class Interval:
         return self._corners(other, np.multiply)
 
     def maximum(self, other: "Interval") -> "Interval":
-        """Give the larger of two numbers."""
+        """Return the larger of two numbers."""
         low, high = np.maximum(self.low, other.low), np.maximum(self.high, other.high)
         return self._with(other, low, high)
 
     def minimum(self, other: "Interval") -> "Interval":
-        """Give the smaller of two numbers."""
+        """Return the smaller of two numbers."""
         low, high = np.minimum(self.low, other.low), np.minimum(self.high, other.high)
         return self._with(other, low, high)
 
@@ -67,7 +67,7 @@ class Interval:
         return self._with(other, low, high)
 
     def floor_divide(self, other: "Interval") -> "Interval":
-        """Give the quotient rounded down; dividing by 0 is undefined."""
+        """Return the quotient rounded down; dividing by 0 is undefined."""
         safe, mixed, never = other._divisor()
         found = self._corners(safe, np.floor_divide)
         reach = np.maximum(np.abs(self.low), np.abs(self.high)) + 1
@@ -77,7 +77,7 @@ class Interval:
         )  # fmt: skip
 
     def modulo(self, other: "Interval") -> "Interval":
-        """Give the remainder, with the sign of the divisor; dividing by 0 is undefined."""
+        """Return the remainder, with the sign of the divisor; dividing by 0 is undefined."""
         safe, mixed, never = other._divisor()
         is_same = (safe.low == safe.high) & (
             self.low // safe.low == self.high // safe.low
@@ -92,21 +92,21 @@ class Interval:
         )  # fmt: skip
 
     def _divisor(self) -> tuple["Interval", Bools, Bools]:
-        """Give a divisor without 0, where it may be 0 or change its sign, where it is 0."""
+        """Return a divisor without 0, where it may be 0 or change its sign, where it is 0."""
         never = (self.low == 0) & (self.high == 0)
         mixed = (self.low <= 0) & (self.high >= 0)
         low, high = np.where(mixed, 1, self.low), np.where(mixed, 1, self.high)
         return Interval(low, high, self.surely, self.possibly), mixed, never
 
     def below(self, size: "Interval") -> "Interval":
-        """Give the number where it is at least 0 and less than another one."""
+        """Return the number where it is at least 0 and less than another one."""
         surely = (self.low >= 0) & (self.high < size.low)
         possibly = (self.high >= 0) & (self.low < size.high)
         found = self._with(size, self.low, self.high)
         return Interval(self.low, self.high, found.surely & surely, found.possibly & possibly)
 
     def look_up(self, values: Ints) -> "Interval":
-        """Give ``values[number]`` for a number inside the array."""
+        """Return ``values[number]`` for a number inside the array."""
         is_point = self.low == self.high
         at = np.clip(self.low, 0, len(values) - 1)
         low = np.where(is_point, values[at], values.min())
@@ -114,7 +114,7 @@ class Interval:
         return Interval(low, high, self.surely, self.possibly)
 
     def compare(self, op: str, other: "Interval") -> tuple[Bools, Bools]:
-        """Give where ``self op other`` surely holds on the whole block, and where it may."""
+        """Return where ``self op other`` surely holds on the whole block, and where it may."""
         a, b = self, other
         always, ever = {
             "<=": (a.high <= b.low, a.low <= b.high),
@@ -147,7 +147,7 @@ class Grid:
 
     @classmethod
     def of_pairs(cls, q_start: int, q_end: int, kv_start: int, kv_end: int) -> "Grid":
-        """Give the grid whose blocks are single pairs."""
+        """Return the grid whose blocks are single pairs."""
         return cls(np.arange(q_start, q_end + 1), np.arange(kv_start, kv_end + 1))
 
     @property
@@ -157,7 +157,7 @@ class Grid:
 
     @property
     def is_of_pairs(self) -> bool:
-        """Whether every block is one pair, so that bounds are values."""
+        """True if every block is one pair, so that bounds are values."""
         rows, columns = self.shape
         return (
             int(self.q_bounds[-1] - self.q_bounds[0]) == rows
@@ -197,7 +197,7 @@ class Grid:
 
 
 def _bounds(function: Piecewise, borders: Ints) -> tuple[Ints, Ints, Bools, Bools]:
-    """Give the smallest and largest value on each stretch, and whether it is defined there."""
+    """Return the smallest and largest value on each stretch, and whether it is defined there."""
     if int(borders[-1] - borders[0]) == len(borders) - 1:
         at = borders[:-1]
         piece = np.searchsorted(function.starts, at, side="right") - 1
@@ -246,7 +246,7 @@ class Plain:
         raise AssertionError(f"no number: {self.value}")
 
     def parts(self) -> Iterator[Ints | str]:
-        """Give what the number is made of, for a digest."""
+        """Yield what the number is made of, for a digest."""
         match self.value:
             case Term() as term:
                 yield from _term_parts(term)
@@ -272,7 +272,7 @@ def _term_parts(term: Term) -> Iterator[Ints | str]:
 
 
 def function_parts(function: Piecewise) -> Iterator[Ints]:
-    """Give what a function is made of, for a digest."""
+    """Yield what a function is made of, for a digest."""
     yield from (function.starts, function.values, function.slopes)
     yield function.is_defined.astype(np.int64)
 
@@ -305,7 +305,7 @@ class Combined:
                 return a.minimum(b)
 
     def parts(self) -> Iterator[Ints | str]:
-        """Give what the number is made of, for a digest."""
+        """Yield what the number is made of, for a digest."""
         yield self.op
         yield from self.left.parts()
         yield from self.right.parts()
@@ -335,7 +335,7 @@ class LookedUp:
         return grid.look_up(self.function, at)
 
     def parts(self) -> Iterator[Ints | str]:
-        """Give what the number is made of, for a digest."""
+        """Yield what the number is made of, for a digest."""
         yield "at"
         for function in (self.function, self.start, self.size):
             if function is not None:

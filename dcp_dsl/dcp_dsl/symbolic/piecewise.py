@@ -1,4 +1,4 @@
-"""Integer functions of one position, affine by pieces, and the bands of rows they are evaluated on.
+"""Integer functions of one position, affine by pieces, and bands of rows to evaluate them on.
 
 Both sides of every comparison become one function of q plus one of k: `q // c`, `k.doc`,
 `clamp(q, 4, 9)`. A band is a run of rows with the keys that matter there.
@@ -50,17 +50,17 @@ class Piecewise:
 
     @classmethod
     def position(cls, num_tokens: int) -> "Piecewise":
-        """Give the identity."""
+        """Return the identity."""
         return cls.affine(num_tokens, 0, 1)
 
     @classmethod
     def constant(cls, num_tokens: int, value: int) -> "Piecewise":
-        """Give a constant."""
+        """Return a constant."""
         return cls.affine(num_tokens, value, 0)
 
     @classmethod
     def affine(cls, num_tokens: int, value: int, slope: int) -> "Piecewise":
-        """Give ``value + slope * position``."""
+        """Return ``value + slope * position``."""
         if abs(value) > MAX_VALUE or abs(slope) > MAX_VALUE:
             raise ValueTooLarge
         one = np.ones(1, np.int64)
@@ -68,7 +68,7 @@ class Piecewise:
 
     @classmethod
     def from_tokens(cls, values: Ints) -> "Piecewise":
-        """Give the function with these values, one per position; equal neighbours share a piece."""
+        """Build the function with these values per position; equal neighbours share a piece."""
         starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
         return cls(
             len(values), starts, values[starts], np.zeros(len(starts), np.int64),
@@ -87,16 +87,16 @@ class Piecewise:
 
     @property
     def is_constant(self) -> bool:
-        """Whether it has one value, everywhere."""
+        """True if it has one value, everywhere."""
         is_flat = not self.slopes.any() and (self.values == self.values[0]).all()
         return bool(is_flat and self.is_defined.all())
 
     def with_values(self, values: Ints, slopes: Ints) -> "Piecewise":
-        """Give a function on the same pieces with other values."""
+        """Return a function on the same pieces with other values."""
         return Piecewise(self.num_tokens, self.starts, values, slopes, self.is_defined)
 
     def cut(self, knots: Ints) -> "Piecewise":
-        """Give the same function with pieces that begin at `knots` too (rising, inside)."""
+        """Return the same function with pieces that begin at `knots` too (rising, inside)."""
         if len(knots) == 1 and knots[0] == 0:
             return self
         starts = sorted_unique(np.concatenate([self.starts, knots]))
@@ -116,7 +116,7 @@ class Piecewise:
         )  # fmt: skip
 
     def scale(self, factor: int) -> "Piecewise":
-        """Give ``factor`` times the function."""
+        """Return ``factor`` times the function."""
         if (
             abs(factor) > MAX_VALUE
             or int(np.abs(self.values).max(initial=0)) * abs(factor) > MAX_VALUE
@@ -130,7 +130,7 @@ class Piecewise:
         )  # fmt: skip
 
     def shift(self, amount: int) -> "Piecewise":
-        """Give the function plus a constant."""
+        """Return the function plus a constant."""
         if abs(amount) > MAX_VALUE:
             raise ValueTooLarge
         return Piecewise(
@@ -138,7 +138,7 @@ class Piecewise:
         )
 
     def floor_divide(self, divisor: int) -> "Piecewise":
-        """Give the function divided by a positive constant, rounded down.
+        """Return the function divided by a positive constant, rounded down.
 
         A piece of slope s becomes one of slope ``s // divisor`` plus steps of one; a step every
         ``divisor / (s % divisor)`` positions.
@@ -160,11 +160,11 @@ class Piecewise:
         return Piecewise(self.num_tokens, starts, values, whole[piece], self.is_defined[piece])
 
     def modulo(self, divisor: int) -> "Piecewise":
-        """Give the remainder of dividing by a positive constant, never negative."""
+        """Return the remainder of dividing by a positive constant, never negative."""
         return self + self.floor_divide(divisor).scale(-divisor)
 
     def maximum(self, other: "Piecewise") -> "Piecewise":
-        """Give the larger of two functions at each position."""
+        """Return the larger of two functions at each position."""
         a, b = self.cut(other.starts), other.cut(self.starts)
         gap, growth, lengths = a.values - b.values, a.slopes - b.slopes, a.lengths
         after = gap + growth * (lengths - 1)
@@ -182,7 +182,7 @@ class Piecewise:
         )
 
     def compose(self, inner: "Piecewise") -> "Piecewise":
-        """Give ``self(inner(t))``, undefined where `inner` leaves the positions of this one.
+        """Return ``self(inner(t))``, undefined where `inner` leaves the positions of this one.
 
         Raises:
             TooManyPieces: if `inner` passes too many borders of pieces.
@@ -213,7 +213,7 @@ class Piecewise:
         )  # fmt: skip
 
     def solve(self, op: str, bound: int = 0) -> tuple[Ints, Ints]:
-        """Give the ranges of positions where the function is defined and ``f op bound`` holds.
+        """Return the ranges of positions where the function is defined and ``f op bound`` holds.
 
         Returns:
             Starts and ends, int64 ``[M]``, rising; ranges neither overlap nor touch.
@@ -237,14 +237,14 @@ class Piecewise:
         return _join_ranges((self.starts + begin)[kept], (self.starts + end)[kept])
 
     def defined_ranges(self) -> tuple[Ints, Ints]:
-        """Give the ranges of positions where the function is defined."""
+        """Return the ranges of positions where the function is defined."""
         return _join_ranges(
             self.starts[self.is_defined], (self.starts + self.lengths)[self.is_defined]
         )
 
 
 def sorted_unique(values: Ints) -> Ints:
-    """Give the distinct values, rising; the stable sort makes use of runs that rise already."""
+    """Return the distinct values, rising; the stable sort makes use of runs that rise already."""
     values = np.sort(values, kind="stable")
     if len(values) < 2:
         return values
@@ -262,7 +262,7 @@ def _join_ranges(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
 
 
 def _subtract_ranges(whole: tuple[Ints, Ints], part: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
-    """Give the positions of `whole` that are not in `part`, a subset of it."""
+    """Return the positions of `whole` that are not in `part`, a subset of it."""
     marks = np.concatenate([whole[0], part[1], part[0], whole[1]])
     change = np.repeat([1, 1, -1, -1], [len(x) for x in (whole[0], part[1], part[0], whole[1])])
     order = np.argsort(marks, kind="stable")
@@ -284,17 +284,17 @@ class Bands:
 
     @classmethod
     def whole(cls, num_tokens: int) -> "Bands":
-        """Give the one band of a whole sample."""
+        """Return the one band of a whole sample."""
         zero, end = np.zeros(1, np.int64), np.full(1, num_tokens, np.int64)
         return cls(zero, end, zero, end)
 
     @classmethod
     def square(cls, start: Ints, end: Ints) -> "Bands":
-        """Give the bands of stretches that see themselves."""
+        """Return the bands of stretches that see themselves."""
         return cls(start, end, start, end)
 
     def is_whole(self, num_tokens: int) -> bool:
-        """Whether this is all there is."""
+        """Return whether this is all there is."""
         return (
             len(self.row_start) == 1
             and self.row_end[0] - self.row_start[0] == num_tokens
@@ -302,7 +302,7 @@ class Bands:
         )
 
     def columns(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """Give the four arrays."""
+        """Return the four arrays."""
         return self.row_start, self.row_end, self.key_start, self.key_end
 
     def cut_rows(self, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
@@ -330,7 +330,7 @@ def overlaps(low: Ints, high: Ints, starts: Ints, ends: Ints) -> tuple[Ints, Int
 
 
 def expand(first: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """Give ``(i, first[i]), (i, first[i] + 1), ...``, ``counts[i]`` pairs for every i."""
+    """Return ``(i, first[i]), (i, first[i] + 1), ...``, ``counts[i]`` pairs for every i."""
     index = np.repeat(np.arange(len(counts)), counts)
     shift = np.cumsum(counts) - counts - first
     return index, np.arange(len(index)) - shift[index]

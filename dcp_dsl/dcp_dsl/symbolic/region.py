@@ -47,19 +47,19 @@ class Region:
 
     @classmethod
     def empty(cls, num_tokens: int) -> "Region":
-        """Give the region without pairs."""
+        """Return the region without pairs."""
         return cls(num_tokens, *(np.empty(0, np.int64) for _ in range(6)))
 
     @classmethod
     def full(cls, num_tokens: int) -> "Region":
-        """Give the region of all pairs."""
+        """Return the region of all pairs."""
         return cls.rectangles(num_tokens, [0], [num_tokens], [0], [num_tokens])
 
     @classmethod
     def rectangles(
         cls, num_tokens: int, q_start: object, q_end: object, kv_start: object, kv_end: object
     ) -> "Region":
-        """Give the union of disjoint rectangles; empty ones are dropped."""
+        """Return the union of disjoint rectangles; empty ones are dropped."""
         rows = [np.asarray(v, np.int64) for v in (q_start, q_end, kv_start, kv_end)]
         flat = np.zeros(len(rows[0]), np.int64)
         return cls.of(num_tokens, (*rows, flat, flat))
@@ -89,7 +89,7 @@ class Region:
 
     @classmethod
     def covered(cls, num_tokens: int, columns: tuple[Ints, ...]) -> tuple["Region", "Region"]:
-        """Give what slabs that may overlap cover at least once, and what at least twice.
+        """Return what slabs that may overlap cover at least once, and what at least twice.
 
         Args:
             num_tokens: rows and keys.
@@ -115,21 +115,21 @@ class Region:
         return Region.full(self.num_tokens) - self
 
     def columns(self) -> tuple[Ints, ...]:
-        """Give the six arrays."""
+        """Return the six arrays."""
         return (
             self.q_start, self.q_end, self.kv_start, self.kv_end, self.start_slope, self.end_slope,
         )  # fmt: skip
 
     def maximal(self) -> "Region":
-        """Give the same pairs in maximal slabs, which depend on the set of pairs only."""
+        """Return the same pairs in maximal slabs, which depend on the set of pairs only."""
         return self if self.is_maximal else _glue(self.num_tokens, self.columns())
 
     def num_links(self) -> int:
-        """Give how many slabs continue another one on the next row."""
+        """Return how many slabs continue another one on the next row."""
         return int((_followers(self.num_tokens, self.columns()) >= 0).sum())
 
     def is_equal(self, other: "Region") -> bool:
-        """Whether both hold the same pairs."""
+        """Return whether both hold the same pairs."""
         pairs = zip(self.maximal().columns(), other.maximal().columns(), strict=True)
         return all(np.array_equal(a, b) for a, b in pairs)
 
@@ -157,7 +157,7 @@ def _few(
 
 
 def _is_one_per_row(columns: tuple[Ints, ...]) -> bool:
-    """Whether slabs are in order, never share a row and are empty on none: maximal on each row."""
+    """Return whether slabs are in order, never share a row and are empty on none."""
     q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
     if not is_single(columns):
         return False
@@ -194,7 +194,7 @@ def _sweep(
 
 
 def _cells(knots: Ints, q_start: Ints, q_end: Ints) -> tuple[Ints, Ints]:
-    """Give (slab, cell) for every cell that a slab covers."""
+    """Return (slab, cell) for every cell that a slab covers."""
     low, high = np.searchsorted(knots, q_start), np.searchsorted(knots, q_end)
     counts = high - low
     total = int(counts.sum())
@@ -206,7 +206,7 @@ def _cells(knots: Ints, q_start: Ints, q_end: Ints) -> tuple[Ints, Ints]:
 
 
 def _ends(knots: Ints, columns: tuple[Ints, ...], slab: Ints, cell: Ints) -> tuple[Ints, Ints]:
-    """Give both ends on the first row of each cell, packed as ``2 * value + slope``."""
+    """Return both ends on the first row of each cell, packed as ``2 * value + slope``."""
     q_start, _, kv_start, kv_end, start_slope, end_slope = (c[slab] for c in columns)
     down = knots[cell] - q_start
     is_tall = (
@@ -218,7 +218,7 @@ def _ends(knots: Ints, columns: tuple[Ints, ...], slab: Ints, cell: Ints) -> tup
 
 
 def _meetings(knots: Ints, columns: tuple[Ints, ...], num_tokens: int) -> Ints:
-    """Give the rows to cut at so that no two ends of different slope meet inside a cell."""
+    """Return the rows to cut at so that no two ends of different slope meet inside a cell."""
     slopes = np.concatenate(columns[4:])
     if not slopes.any() or slopes.all():
         return np.empty(0, np.int64)
@@ -289,7 +289,7 @@ def _glue(num_tokens: int, columns: tuple[Ints, ...]) -> Region:
 
 
 def _followers(num_tokens: int, columns: tuple[Ints, ...]) -> Ints:
-    """Give for each slab the slab that continues it on the next row, or -1."""
+    """Return for each slab the slab that continues it on the next row, or -1."""
     q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
     inner = q_end - q_start - 1
     last_start, last_end = kv_start + start_slope * inner, kv_end + end_slope * inner
@@ -363,7 +363,7 @@ def _runs_to_slabs(
 
 
 def _skips(chain: Ints, lengths: Ints) -> Ints:
-    """Give 1 for runs whose first step leads from the slab before into this one, else 0.
+    """Return 1 for runs whose first step leads from the slab before into this one, else 0.
 
     A slab of r rows uses r - 1 steps, and the step to the next slab belongs to neither; so each run
     loses its first step unless the run before was a single step that was itself lost.

@@ -19,7 +19,7 @@ Interval: TypeAlias = tuple[int, int, int, int]  # start, end, and the slopes of
 
 
 def sweep(slabs: Sequence[Slab], weights: Sequence[int], truth: Sequence[bool]) -> list[Slab]:
-    """Give maximal slabs of what is visible: where `truth` holds for the sum of weights there.
+    """Return maximal slabs of what is visible: where `truth` holds for the sum of weights there.
 
     Args:
         slabs: none has an end before its start; those of one weight are disjoint.
@@ -55,14 +55,14 @@ def _is_empty(slab: Slab) -> bool:
 
 
 def _lines(slab: Slab, weight: int, row: int) -> Iterable[tuple[int, int, int]]:
-    """Give (value at a row, slope, change of the sum) of both ends."""
+    """Return (value at a row, slope, change of the sum) of both ends."""
     q_start, _, kv_start, kv_end, low, high = slab
     down = row - q_start
     return (kv_start + low * down, low, weight), (kv_end + high * down, high, -weight)
 
 
 def _meetings(lines: Sequence[tuple[int, int, int]], begin: int, end: int) -> list[int]:
-    """Give the rows to cut at so that ends of different slope meet on rows of their own."""
+    """Return the rows to cut at so that ends of different slope meet on rows of their own."""
     rows = end - begin
     still = {value for value, slope, _ in lines if not slope}
     moving = {value for value, slope, _ in lines if slope}
@@ -73,7 +73,7 @@ def _meetings(lines: Sequence[tuple[int, int, int]], begin: int, end: int) -> li
 def _intervals(
     lines: Sequence[tuple[int, int, int]], down: int, is_tall: bool, truth: Sequence[bool]
 ) -> list[Interval]:
-    """Give what is visible on the rows from `down` on; the slope of a single row counts as 0."""
+    """Return what is visible on the rows from `down` on; the slope of a single row counts as 0."""
     events: dict[tuple[int, int], int] = {}
     for value, slope, change in lines:
         key = (value + slope * down, slope if is_tall else 0)
@@ -124,12 +124,12 @@ def _glue(
 
 
 def is_single(columns: tuple[Ints, ...]) -> bool:
-    """Whether slabs are in order and no row belongs to two of them."""
+    """Return whether slabs are in order and no row belongs to two of them."""
     return bool((columns[0][1:] >= columns[1][:-1]).all())
 
 
 def intersect(left: tuple[Ints, ...], right: tuple[Ints, ...]) -> tuple[Ints, ...]:
-    """Give the pairs in both, as slabs that never share a row and are empty on none.
+    """Return the pairs in both, as slabs that never share a row and are empty on none.
 
     Args:
         left: six arrays as in `Slabs`, of slabs that never share a row.
@@ -157,7 +157,7 @@ def intersect(left: tuple[Ints, ...], right: tuple[Ints, ...]) -> tuple[Ints, ..
 
 
 def _at_rows(columns: tuple[Ints, ...], slab: Ints, row: Ints) -> tuple[Ints, ...]:
-    """Give start, end and both slopes of slabs, seen from a row of theirs."""
+    """Return start, end and both slopes of slabs, seen from a row of theirs."""
     q_start, _, kv_start, kv_end, low, high = (column[slab] for column in columns)
     down = row - q_start
     return kv_start + low * down, kv_end + high * down, low, high
@@ -166,13 +166,13 @@ def _at_rows(columns: tuple[Ints, ...], slab: Ints, row: Ints) -> tuple[Ints, ..
 def _crossing(
     a: tuple[Ints, ...], b: tuple[Ints, ...], which: int, rows: Ints
 ) -> tuple[Ints, NDArray[np.bool_]]:
-    """Give how many rows down two starts (or ends) meet, and where that is inside."""
+    """Return how many rows down two starts (or ends) meet, and where that is inside."""
     offset = (a[which] - b[which]) * (b[which + 2] - a[which + 2])
     return offset, (offset > 0) & (offset < rows)
 
 
 def _chosen(a: tuple[Ints, ...], b: tuple[Ints, ...], which: int) -> tuple[Ints, Ints]:
-    """Give the later start (0) or the earlier end (1), and its slope."""
+    """Return the later start (0) or the earlier end (1), and its slope."""
     gap = a[which] - b[which]
     gap = np.where(gap == 0, a[which + 2] - b[which + 2], gap)  # equal here: who moves decides
     is_left = gap >= 0 if which == 0 else gap <= 0

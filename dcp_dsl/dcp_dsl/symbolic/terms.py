@@ -30,33 +30,33 @@ class Term:
 
     @classmethod
     def constant(cls, num_tokens: int, value: int) -> "Term":
-        """Give a number that depends on nothing."""
+        """Return a number that depends on nothing."""
         zero = Piecewise.constant(num_tokens, 0)
         return cls(Piecewise.constant(num_tokens, value), zero)
 
     @classmethod
     def of_q(cls, function: Piecewise) -> "Term":
-        """Give a function of the query's position."""
+        """Return a function of the query's position."""
         return cls(function, Piecewise.constant(function.num_tokens, 0))
 
     @classmethod
     def of_k(cls, function: Piecewise) -> "Term":
-        """Give a function of the key's position."""
+        """Return a function of the key's position."""
         return cls(Piecewise.constant(function.num_tokens, 0), function)
 
     def __add__(self, other: "Term") -> "Term":
         return Term(self.on_q + other.on_q, self.on_k + other.on_k)
 
     def scale(self, factor: int) -> "Term":
-        """Give ``factor`` times the term."""
+        """Return ``factor`` times the term."""
         return Term(self.on_q.scale(factor), self.on_k.scale(factor))
 
     def shift(self, amount: int) -> "Term":
-        """Give the term plus a constant."""
+        """Return the term plus a constant."""
         return Term(self.on_q.shift(amount), self.on_k)
 
     def single(self) -> tuple[Piecewise, bool]:
-        """Give the one function it is, and whether that is one of k.
+        """Return the one function it is, and whether that is one of k.
 
         Raises:
             NotSeparable: if it depends on both positions.
@@ -70,7 +70,7 @@ class Term:
         raise NotSeparable
 
     def difference(self, stretches: tuple[Ints, Ints]) -> tuple[int, int]:
-        """Give (a, b) if the term is ``a * (q - k) + b`` for q and k in the same stretch.
+        """Return (a, b) if the term is ``a * (q - k) + b`` for q and k in the same stretch.
 
         Args:
             stretches: starts and ends of the stretches of positions that matter.
@@ -92,7 +92,7 @@ class Term:
     def divide(
         self, op: str, divisor: int, stretches: tuple[Ints, Ints]
     ) -> "Term | Cyclic | Quotient":
-        """Give ``term // divisor`` or ``term % divisor``, for a positive divisor.
+        """Return ``term // divisor`` or ``term % divisor``, for a positive divisor.
 
         Raises:
             NotSeparable: if it depends on both positions other than by their distance.
@@ -107,7 +107,7 @@ class Term:
 
 
 def _is_straight(function: Piecewise, starts: Ints, ends: Ints) -> bool:
-    """Whether a function is defined and affine on each of the stretches."""
+    """Return whether a function is defined and affine on each of the stretches."""
     last = function.last_values + function.slopes
     is_broken = np.ones(len(function.starts), np.bool_)
     is_broken[1:] = (
@@ -130,15 +130,15 @@ class Quotient:
     divisor: int
 
     def shift(self, amount: int) -> "Quotient":
-        """Give the number plus a constant."""
+        """Return the number plus a constant."""
         return _checked(Quotient(self.factor, self.offset + amount * self.divisor, self.divisor))
 
     def floor_divide(self, divisor: int) -> "Quotient":
-        """Give the number divided by a positive constant, rounded down."""
+        """Return the number divided by a positive constant, rounded down."""
         return _checked(Quotient(self.factor, self.offset, self.divisor * divisor))
 
     def modulo(self, divisor: int) -> "Cyclic":
-        """Give the remainder: it repeats with the distance."""
+        """Return the remainder: it repeats with the distance."""
         period = self.divisor * divisor
         if period > MAX_PERIOD:
             raise NotSeparable
@@ -146,7 +146,7 @@ class Quotient:
         return Cyclic(values % divisor)
 
     def bound(self, op: str, limit: int) -> list[tuple[str, int]]:
-        """Give the comparisons of ``factor * (q - k)`` that ``number op limit`` means, joined."""
+        """Return the comparisons of ``factor * (q - k)`` that ``number op limit`` means, joined."""
         low = limit * self.divisor - self.offset  # number >= limit
         high = low + self.divisor  # number > limit
         return {
@@ -183,21 +183,21 @@ class Cyclic:
         return a, b
 
     def scale(self, factor: int) -> "Cyclic":
-        """Give ``factor`` times the number."""
+        """Return ``factor`` times the number."""
         if abs(factor) > MAX_VALUE // max(1, int(np.abs(self.values).max())):
             raise ValueTooLarge
         return Cyclic(self.values * factor)
 
     def divide(self, op: str, divisor: int) -> "Cyclic":
-        """Give ``number // divisor`` or ``number % divisor``."""
+        """Return ``number // divisor`` or ``number % divisor``."""
         return Cyclic(self.values // divisor if op == "//" else self.values % divisor)
 
     def extreme(self, other: "Cyclic", *, is_max: bool) -> "Cyclic":
-        """Give the larger or smaller of two numbers."""
+        """Return the larger or smaller of two numbers."""
         return Cyclic((np.maximum if is_max else np.minimum)(*self._align(other)))
 
     def compare(self, op: str) -> Bools:
-        """Give for each remainder whether ``number op 0``."""
+        """Return for each remainder whether ``number op 0``."""
         v = self.values
         truths: dict[str, Bools] = {
             "<=": v <= 0, "<": v < 0, ">=": v >= 0, ">": v > 0, "==": v == 0, "!=": v != 0,
@@ -225,7 +225,7 @@ Number: TypeAlias = int | Term | Extreme | Cyclic | Quotient
 
 
 def as_term(value: "int | Term", num_tokens: int) -> Term:
-    """Give a constant as a term."""
+    """Return a constant as a term."""
     return Term.constant(num_tokens, value) if isinstance(value, int) else value
 
 
@@ -269,7 +269,7 @@ def scale(a: Number, factor: int) -> Number:
 
 
 def extreme(a: Number, b: Number, *, is_max: bool, num_tokens: int) -> Number:
-    """Give the larger or smaller of two numbers.
+    """Return the larger or smaller of two numbers.
 
     Raises:
         NotSeparable: if one is itself an extreme of the other kind.
@@ -299,7 +299,7 @@ def extreme(a: Number, b: Number, *, is_max: bool, num_tokens: int) -> Number:
 
 
 def _join(a: Term, b: Term, *, is_max: bool) -> Term | None:
-    """Give the extreme of two terms of the same single position as one term, if they are."""
+    """Return the extreme of two terms of the same single position as one term, if they are."""
     try:
         (f, f_is_of_k), (g, g_is_of_k) = a.single(), b.single()
     except NotSeparable:

@@ -1,4 +1,4 @@
-"""The syntax tree: what a .dcpm text says, statement by statement, and where it says it.
+"""The syntax tree of a .dcpm text, statement by statement, each with its place in the text.
 
 Every node is immutable and carries its `span`; spans take no part in comparing, so two texts that
 differ only in layout give equal trees. Nothing here knows what a mask means.
@@ -24,7 +24,7 @@ class Span:
     end: int
 
     def text(self, source: str) -> str:
-        """Give the characters it covers."""
+        """Return the characters it covers."""
         return source[self.start : self.end]
 
 
@@ -79,7 +79,7 @@ class Attribute(Node):
 
 @dataclass(frozen=True, slots=True)
 class Argument(Node):
-    """One argument of a call, by position (`name` is None) or by name."""
+    """An argument of a call, by position (`name` is None) or by name."""
 
     name: Ident | None
     value: "Expr"
@@ -166,7 +166,7 @@ class Per(Node):
 
 @dataclass(frozen=True, slots=True)
 class Target(Node):
-    """What a rule's queries see: a segment, `self` or `all`, causally or within a distance."""
+    """The keys a rule shows: a segment, `self` or `all`, causally or within a distance."""
 
     name: Ident
     is_causal: bool

@@ -17,7 +17,7 @@ Built: TypeAlias = Any  # Any: a node, a word, None or a tuple of them; each rul
 
 
 class BuildError(Exception):
-    """What the grammar allows and the language does not; becomes a diagnostic in the parser."""
+    """A mistake that the grammar allows; the parser turns it into a diagnostic."""
 
     def __init__(
         self, code: str, message: str, span: Span, hint: str = "", fix: str | None = None
@@ -37,17 +37,17 @@ class Word:
 
 
 def ident(word: Word) -> ast.Ident:
-    """Give a name."""
+    """Return a name."""
     return ast.Ident(word.text, span=word.span)
 
 
 def maybe_ident(word: Word | None) -> ast.Ident | None:
-    """Give a name that may be left out."""
+    """Return a name that may be left out."""
     return None if word is None else ident(word)
 
 
 def integer(word: Word) -> int:
-    """Give the value of a number, ``4k`` being 4096."""
+    """Return the value of a number, ``4k`` being 4096."""
     digits = word.text.replace("_", "")
     scale = {"k": 2**10, "M": 2**20}.get(digits[-1], 1)
     digits = digits.rstrip("kM").lstrip("0")

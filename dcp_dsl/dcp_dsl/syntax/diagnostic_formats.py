@@ -37,7 +37,7 @@ class Explanation:
 
 
 def explain_code(code: str) -> Explanation:
-    """Give the documentation of a code, in any case of letters.
+    """Return the documentation of a code, in any case of letters.
 
     Raises:
         UnknownCodeError: if there is no such code.
@@ -57,7 +57,7 @@ def explain_code(code: str) -> Explanation:
 
 @cache
 def explanations() -> dict[str, Explanation]:
-    """Give the documentation of all codes by code, in their order."""
+    """Return the documentation of all codes by code, in their order."""
     text = _page().read_text(encoding="utf-8")
     titles = list(_TITLE.finditer(text))
     ends = [match.start() for match in titles[1:]] + [len(text)]
@@ -68,7 +68,7 @@ def explanations() -> dict[str, Explanation]:
 
 
 def _page() -> Path:
-    """Give the page: in the installed package, or in the checkout's documentation."""
+    """Return the page: in the installed package, or in the checkout's documentation."""
     packaged = Path(__file__).with_name("diagnostics.md")
     return packaged if packaged.exists() else Path(__file__).parents[3] / "docs" / "diagnostics.md"
 
@@ -78,7 +78,7 @@ PROJECT_PAGE = "https://pypi.org/project/dcp-dsl"
 
 
 def format_github(diagnostic: Diagnostic) -> str:
-    """Give the line that makes GitHub Actions annotate a pull request.
+    """Return the line that makes GitHub Actions annotate a pull request.
 
     Source: GitHub documentation, "Workflow commands for GitHub Actions".
     """
@@ -107,7 +107,7 @@ def _escape(value: str) -> str:
 def format_sarif(
     found: Sequence[Diagnostic], texts: Mapping[str, str], version: str
 ) -> dict[str, Any]:  # Any: a JSON document
-    """Give all findings as one SARIF log, with the documentation of their codes and their fixes.
+    """Return all findings as one SARIF log, with the documentation of their codes and their fixes.
 
     Args:
         found: findings of any number of texts.

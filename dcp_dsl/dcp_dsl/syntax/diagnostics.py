@@ -48,7 +48,7 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One finding.
+    """A finding in a text.
 
     Attributes:
         code: stable, documented in ``docs/diagnostics.md``; errors begin with E or C, warnings
@@ -80,7 +80,7 @@ class Diagnostic:
     fix: Fix | None = None
 
     def render(self) -> str:
-        """Give the long form: message, place, source line with caret, hint.
+        """Return the long form: message, place, source line with caret, hint.
 
         >>> print(make_diagnostic("E101", "unknown name `kk`", "mask a = kk", Span(9, 11)).render())
         error[E101]: unknown name `kk`
@@ -106,7 +106,7 @@ class Diagnostic:
         return "\n".join(lines)
 
     def concise(self) -> str:
-        """Give one line: ``name:line:column: code message``.
+        """Return one line: ``name:line:column: code message``.
 
         >>> make_diagnostic("E101", "unknown name `kk`", "mask a = kk", Span(9, 11)).concise()
         '<text>:1:10: E101 unknown name `kk`'
@@ -114,7 +114,7 @@ class Diagnostic:
         return f"{self.name}:{self.line}:{self.column}: {self.code} {self.message}"
 
     def to_json(self) -> dict[str, Any]:  # Any: texts and numbers, ready for json.dumps
-        """Give the fields that tools need, as JSON values."""
+        """Return the fields that tools need, as JSON values."""
         return {
             "code": self.code,
             "severity": self.severity,
@@ -190,7 +190,7 @@ def make_diagnostic(  # noqa: PLR0913  # all but four are keywords that most cal
 
 
 def _word_fix(text: str, span: Span, hint: str) -> Fix | None:
-    """Give the change that a `did_you_mean` hint stands for, if it is certain enough to make."""
+    """Return the change that a `did_you_mean` hint stands for, if it is certain enough to make."""
     meant = _MEANT.match(hint)
     given = span.text(text)
     if meant is None or not given.isidentifier():
@@ -201,14 +201,14 @@ def _word_fix(text: str, span: Span, hint: str) -> Fix | None:
 
 
 def replace_span(span: Span, word: str, text: str) -> Fix:
-    """Give the fix that puts `word` in place of a span of a text."""
+    """Return the fix that puts `word` in place of a span of a text."""
     given = span.text(text)
     title = f"replace `{given}` by `{word.strip()}`" if given else f"insert `{word.strip()}`"
     return Fix(title, (Edit(span.start, span.end, word),))
 
 
 def did_you_mean(word: str, known: "list[str] | tuple[str, ...] | frozenset[str]") -> str:
-    """Give ``did you mean `x`?`` for the closest known word, or an empty text.
+    """Return ``did you mean `x`?`` for the closest known word, or an empty text.
 
     >>> did_you_mean("casual", ["causal", "full"])
     'did you mean `causal`?'
@@ -286,7 +286,7 @@ def _count(found: Sequence[Diagnostic], codes: set[str]) -> int:
 
 
 def choose_fixes(found: Sequence[Diagnostic], name: str) -> list[Diagnostic]:
-    """Give the findings of a text whose fixes touch different places; the earlier one wins."""
+    """Return the findings of a text whose fixes touch different places; the earlier one wins."""
     chosen: list[Diagnostic] = []
     end = -1
     for diagnostic in sorted(found, key=_first_edit):

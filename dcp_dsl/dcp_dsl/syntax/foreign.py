@@ -54,7 +54,7 @@ def position_hint(name: str) -> str:
 
 
 def segment_hint(name: str, segments: Sequence[str]) -> str:
-    """Give the segment that a word means which is none: a close word, or a longer or shorter one.
+    """Return the segment that a word means which is none: a close word, or a longer or shorter one.
 
     >>> segment_hint("document", ["part", "doc"])
     'did you mean `doc`?'
@@ -152,7 +152,7 @@ def _comparisons(item: str, values: Sequence[str], *, is_not: bool) -> str:
 
 
 def _values(tokens: Sequence[RawToken], text: str) -> list[str]:
-    """Give the texts between commas, if they are numbers and names with signs."""
+    """Return the texts between commas, if they are numbers and names with signs."""
     found: list[list[RawToken]] = [[]]
     for token in tokens:
         if token.text == ",":
@@ -165,7 +165,7 @@ def _values(tokens: Sequence[RawToken], text: str) -> list[str]:
 
 
 def _closing(opening: int, tokens: Sequence[RawToken]) -> int | None:
-    """Give the place of the bracket that closes this one."""
+    """Return the place of the bracket that closes this one."""
     depth = 0
     for index in range(opening, len(tokens)):
         depth += (tokens[index].text in _PAIRS) - (tokens[index].text in _PAIRS.values())
@@ -175,7 +175,7 @@ def _closing(opening: int, tokens: Sequence[RawToken]) -> int | None:
 
 
 def _operand_start(last: int, tokens: Sequence[RawToken]) -> int:
-    """Give where the sum begins that ends at this token."""
+    """Return where the sum begins that ends at this token."""
     first, depth = last + 1, 0
     for index in range(last, -1, -1):
         token = tokens[index]
@@ -220,7 +220,7 @@ def _fail_index(at: int, tokens: Sequence[RawToken], text: str) -> None:
 
 
 def _index_at(at: int, tokens: Sequence[RawToken]) -> tuple[str, str] | None:
-    """Give column and position if `column[position]` begins here."""
+    """Return column and position if `column[position]` begins here."""
     if at < 0 or at + 3 >= len(tokens):
         return None
     name, opening, position, closing = tokens[at : at + 4]
@@ -232,13 +232,13 @@ def _index_at(at: int, tokens: Sequence[RawToken]) -> tuple[str, str] | None:
 
 @lru_cache(maxsize=1)  # a text has many errors at most
 def _definitions(text: str) -> tuple[tuple[str, str], ...]:
-    """Give the names of the token columns and segments of a text, each behind its keyword."""
+    """Return the names of the token columns and segments of a text, each behind its keyword."""
     words = [token.text for token in scan(text) if token.kind == "name"]
     return tuple(pair for pair in pairwise(words) if pair[0] in ("token", "segment"))
 
 
 def _segment_like(column: str, text: str) -> str | None:
-    """Give a segment of the text that is named like a column of ids."""
+    """Return a segment of the text that is named like a column of ids."""
     for ending in _ID_ENDINGS:
         column = column.removesuffix(ending)
     segments = [name for word, name in _definitions(text) if word == "segment"]

@@ -1,4 +1,4 @@
-"""One layout for every .dcpm text: spaces, indents and blank lines; words and comments stay.
+"""Lay every .dcpm text out alike: spaces, indents and blank lines; words and comments stay.
 
 Line breaks inside a statement are the author's and stay; everything else is decided here, so that
 formatting twice changes nothing more and never changes what a text means.
@@ -39,7 +39,7 @@ _WORD_OPERATORS = {
 
 
 def format_source(text: str) -> str:
-    """Give the text in the house layout.
+    """Return the text in the house layout.
 
     Comments and the author's line breaks stay; statements begin at the margin, continued lines are
     indented, one space stands around operators, at most one blank line between statements.
@@ -98,7 +98,7 @@ class _Lines:
         self.before, self.previous = self.previous, token
 
     def finish(self) -> str:
-        """Give the whole text."""
+        """Return the whole text."""
         return self.text + "\n" if self.text else ""
 
     def _is_statement(self, token: RawToken) -> bool:
@@ -144,7 +144,7 @@ class _Lines:
         return True
 
     def _is_sign(self) -> bool:
-        """Whether the `-` just written stands in front of a number instead of between two."""
+        """Return whether the `-` just written is the sign of a number, not a subtraction."""
         if self.before is None or self.before.kind == "comment":
             return True
         return self.before.text in _OPERATORS or self.before.text in _WORD_OPERATORS

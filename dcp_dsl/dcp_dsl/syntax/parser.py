@@ -1,4 +1,4 @@
-"""From text to syntax tree, collecting every syntax error in one pass.
+"""Parse a text to its syntax tree, collecting every syntax error in one pass.
 
 Each statement is parsed on its own (`tokens.split_statements` finds where they begin), so an error
 in one never hides the next. This is the only module that knows Lark.
@@ -37,7 +37,7 @@ _OPENING = {"(": ")", "[": "]", "{": "}"}
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What could be parsed of a text, and why the rest could not.
+    """The statements of a text that parse, and diagnostics for the others.
 
     Attributes:
         program: the statements without syntax errors.
@@ -246,7 +246,7 @@ def _explain(error: lark.UnexpectedInput, text: str, tokens: list[RawToken]) -> 
 
 
 def _place(error: lark.UnexpectedInput, tokens: list[RawToken]) -> RawToken:
-    """Give the token the parser stopped at; at the end, an empty one behind the last."""
+    """Return the token the parser stopped at; at the end, an empty one behind the last."""
     end = tokens[-1].span.end
     behind = RawToken("symbol", "", Span(end, end + 1))
     if isinstance(error, lark.UnexpectedToken) and error.token.type == "$END":
@@ -353,7 +353,7 @@ def _lookup(position: Any, kind: str) -> str | None:  # Any: as above
 
 
 def _role(kind: str) -> str:
-    """Give what a token does in an expression: begins an operand, ends the text, or joins."""
+    """Return what a token does in an expression: begins an operand, ends the text, or joins."""
     if kind in ("NAME", "INT", "SCALED", "LPAR", "LBRACE", "TRUE", "FALSE", "NOT"):
         return "operand"
     return "end" if kind == "$END" else "other"

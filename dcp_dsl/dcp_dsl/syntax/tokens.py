@@ -1,4 +1,4 @@
-"""Cut a .dcpm text into tokens with comments: what recovery from errors and the formatter work on.
+"""Cut a .dcpm text into tokens and comments, for recovery from errors and for the formatter.
 
 The grammar's own lexer decides what a token means; this one never fails and loses nothing but
 spaces, so it can be used on texts that do not parse.
@@ -31,7 +31,7 @@ _PATTERN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RawToken:
-    """One token or comment."""
+    """A token or comment of a text."""
 
     kind: TokenKind
     text: str
@@ -39,7 +39,7 @@ class RawToken:
 
 
 def scan(text: str) -> Iterator[RawToken]:
-    """Give all tokens and comments in order; O(length).
+    """Yield all tokens and comments in order; O(length).
 
     >>> [t.text for t in scan("mask a = causal # all")]
     ['mask', 'a', '=', 'causal', '# all']

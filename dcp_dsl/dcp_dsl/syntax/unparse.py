@@ -1,4 +1,4 @@
-"""From expressions back to text, with as few brackets as the grammar allows."""
+"""Write expressions as text, with as few brackets as the grammar allows."""
 
 from dcp_dsl.syntax import ast
 
@@ -7,7 +7,7 @@ _OR, _AND, _NOT, _PER, _COMPARE, _SUM, _PRODUCT, _SIGN, _POSTFIX = range(9)
 
 
 def unparse(value: ast.Expr) -> str:
-    """Give a text that parses to an equal tree.
+    """Return a text that parses to an equal tree.
 
     >>> from dcp_dsl.syntax.parser import parse_expression
     >>> unparse(parse_expression("causal  and (k<64 or q-k < 4096)"))
@@ -29,7 +29,7 @@ def format_number(value: int) -> str:
 
 
 def _text(value: ast.Expr) -> tuple[str, int]:
-    """Give the text of a node and how tightly it binds."""
+    """Return the text of a node and how tightly it binds."""
     match value:
         case ast.Number(number):
             return format_number(number), _POSTFIX

@@ -7,7 +7,7 @@ from dcp_dsl.syntax import ast
 
 
 def walk(node: object) -> Iterator[object]:
-    """Give a node of a syntax tree and all nodes below it, without spans; no recursion."""
+    """Yield a node of a syntax tree and all nodes below it, without spans; no recursion."""
     stack = [node]
     while stack:
         current = stack.pop()
@@ -21,13 +21,13 @@ def walk(node: object) -> Iterator[object]:
 
 @cache
 def _children(kind: type) -> tuple[str, ...] | None:
-    """Give the fields of a kind of node that may hold nodes, the last first; None for others."""
+    """Return the fields of a kind of node that may hold nodes, the last first; None for others."""
     fields = getattr(kind, "__dataclass_fields__", None)
     return None if fields is None else tuple(name for name in reversed(fields) if name != "span")
 
 
 def mentioned_names(node: object) -> Iterator[tuple[str, bool]]:
-    """Give every name in a tree, with whether it stands behind a dot."""
+    """Yield every name in a tree, with whether it stands behind a dot."""
     for inner in walk(node):
         kind = type(inner)
         if kind is ast.Ident:
