@@ -20,7 +20,6 @@ from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.rows import Columns
 from dcp_dsl.forms.slabs import Slabs
-from dcp_dsl.proof.proving import prove_causal, prove_total
 from dcp_dsl.syntax import ast
 
 _SAME = "same instance"  # no name of a text: it has a space
@@ -49,6 +48,9 @@ class MaskRule:
     @classmethod
     def of(cls, mask: Mask) -> "MaskRule":
         """Read the decorators of the definition that a mask is a call of, and prove what can be."""
+        # Loaded on use: reading a text needs no proofs.
+        from dcp_dsl.proof.proving import prove_causal, prove_total
+
         definition = find_definition(mask)
         ahead, segments, is_partial = read_decorators(definition[0] if definition else None)
         leaks = None

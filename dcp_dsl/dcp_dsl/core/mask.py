@@ -6,11 +6,8 @@ from dataclasses import dataclass, field, replace
 from dcp_dsl.checks.checker import check_expression
 from dcp_dsl.checks.columns import needed_columns
 from dcp_dsl.checks.scope import Scope
-from dcp_dsl.core.binding import bind_expression
-from dcp_dsl.core.environment import Env, LoweringError
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.forms.conversion import as_slabs
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.syntax import ast
@@ -54,6 +51,8 @@ class Mask:
                 falls into more than a million slabs.
             SpecError: for sizes out of range, and for masks too large for every form (E191).
         """
+        from dcp_dsl.forms.conversion import as_slabs  # loaded on use, as in `compile`
+
         return as_slabs(self.compile(sample))
 
     def compile(self, sample: Sample) -> Form:
@@ -71,6 +70,10 @@ class Mask:
         >>> mask.compile(Sample(length=100_000)).form
         'strided'
         """
+        # Loaded on use: some 40 ms that a command which only checks a text need not pay.
+        from dcp_dsl.core.binding import bind_expression
+        from dcp_dsl.core.environment import Env, LoweringError
+
         missing = sorted(self.columns - sample.columns.keys())
         if missing:
             have = ", ".join(f"`{c}`" for c in sorted(sample.columns)) or "no columns"

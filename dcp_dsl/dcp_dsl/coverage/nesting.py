@@ -43,7 +43,7 @@ class NestedColumn:
         return len(self.has_null)
 
     def bounds(self, level: int) -> Ints:
-        """Return the borders of the items of each row: int64 ``[rows + 1]``; level 0 is the rows."""
+        """Return the borders of the items of each row: int64 ``[rows + 1]``; 0 is the row."""
         bounds = np.arange(self.num_rows + 1)
         for offsets in self.offsets[:level]:
             bounds = offsets[bounds]
