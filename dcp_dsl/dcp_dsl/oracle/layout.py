@@ -1,6 +1,6 @@
 """Lay a layout out for the oracle: a tree of parts, walked from left to right.
 
-Shares nothing with `layout`, which it is there to judge.
+The code shares nothing with `core.layout`, which it judges.
 """
 
 from collections.abc import Mapping

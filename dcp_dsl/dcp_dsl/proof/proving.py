@@ -1,7 +1,7 @@
 """Prove statements about masks for every sample at once.
 
-Two tokens can lie in finitely many ways in the layouts that a mask reads (`proof_worlds`). In each,
-the mask is evaluated to true, false or a formula over what is not known (`proof_evaluation`), and
+Two tokens can lie in finitely many ways in the layouts that a mask reads (`worlds`). In each,
+the mask is evaluated to true, false or a formula over what is not known (`evaluation`), and
 the statement holds if no case of the unknowns contradicts it. What is not proved this way may still
 be true: the caller searches for a sample that shows the contrary.
 
