@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from dcp_dsl.checks.scope import Imported, Scope
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program
-from dcp_dsl.syntax.diagnostics import Diagnostic, SpecError, did_you_mean, make_diagnostic
+from dcp_dsl.syntax.diagnostics import Diagnostic, did_you_mean, make_diagnostic
 
 MAX_FILES = 64
 
@@ -183,15 +183,3 @@ def _bring(name: str, other: Scope, imported: Imported) -> str | None:
     else:
         return f"does not define `{name}`"
     return None
-
-
-def require_scope(program: Program) -> Scope:
-    """Return the scope of a text whose imports are in order.
-
-    Raises:
-        SpecError: if they are not.
-    """
-    scope, problems = build_scope(program)
-    if problems:
-        raise SpecError(problems)
-    return scope

@@ -44,11 +44,6 @@ def prove_total(expression: ast.Expr, scope: Scope) -> bool:
     return never(ast.Not(expression), scope, ("same",))
 
 
-def prove_implies(left: ast.Expr, right: ast.Expr, scope: Scope) -> bool:
-    """Return whether every pair of the left mask is one of the right mask, in every sample."""
-    return never(ast.Minus(left, right), scope, _ALL)
-
-
 def never(
     expression: ast.Expr,
     scope: Scope,
