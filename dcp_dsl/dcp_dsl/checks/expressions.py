@@ -64,7 +64,7 @@ class ExpressionChecker:
 
     @property
     def is_full(self) -> bool:
-        """True if so much was found that nothing more is reported."""
+        """True once the checker has found so much that it reports nothing more."""
         return len(self.found) >= MAX_FINDINGS
 
     def report(

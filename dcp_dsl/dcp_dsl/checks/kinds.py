@@ -34,12 +34,12 @@ class Kind:
 
     @property
     def is_number(self) -> bool:
-        """True if it can be computed with."""
+        """True for numbers, which can be computed with."""
         return self.name in ("pos", "tokens", "int", "index", "unknown")
 
     @property
     def is_plain(self) -> bool:
-        """True if it is a number without a place: a length or an integer."""
+        """True for numbers without a place: lengths and integers."""
         return self.name in ("tokens", "int")
 
     def described(self) -> str:

@@ -126,7 +126,7 @@ class ColumnKind:
 
 
 def column_kinds(node: object, scope: Scope) -> dict[str, ColumnKind]:
-    """Return what is known about the columns that an expression reads, but for those of layouts."""
+    """Describe the columns that an expression reads, but for those of layouts."""
     found: dict[str, ColumnKind] = {}
     lengths: set[str] = set()
     for column, reader in column_readers(node, scope):

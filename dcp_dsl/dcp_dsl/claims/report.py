@@ -48,7 +48,7 @@ class Report:
     verdicts: tuple[Verdict, ...]
 
     def summary(self) -> str:
-        """Return one line: how many statements were proved, tested, failed, not tested."""
+        """Count in one line the statements proved, tested, failed and not tested."""
         count = len(self.verdicts)
         parts = []
         for outcome in ("proved", "tested", "failed", "untested"):

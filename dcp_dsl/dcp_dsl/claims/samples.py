@@ -181,7 +181,7 @@ def shrink(
     per_token: Collection[str],
     scopes: Iterable[Scope],
 ) -> _Found:
-    """Return what a search finds on the smallest sample that can be reached by small steps.
+    """Shrink a sample by small steps and return the finding on the smallest.
 
     A step leaves out a token or an element of a list, or makes a value smaller.
 

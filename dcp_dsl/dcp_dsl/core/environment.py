@@ -107,7 +107,7 @@ class Frame:
 
     @property
     def is_whole(self) -> bool:
-        """True if this is the whole sample, not inside `per`."""
+        """True if the frame is the whole sample, not a part inside `per`."""
         return self.outer is None
 
     def inside(self, cells: Instances) -> "Frame":

@@ -135,7 +135,7 @@ class Instances:
         )
 
     def clip(self, cells: "Instances", outer: "Instances") -> "Instances":
-        """Return what lies inside each cell, numbered within it; ids keep their numbers.
+        """Return the instances inside each cell, numbered within it; ids keep their numbers.
 
         An instance without tokens lies in the cell that its layout puts it in. If the cell is none
         of that layout, it lies with the token behind it; at the end of the frame around, with the

@@ -349,7 +349,7 @@ class _LayoutBinder:
         return results[op] if op in results else (a // b if op == "//" else a % b)
 
     def repetitions(self, group: ast.Group, row: Mapping[str, Column]) -> tuple[int, int | None]:
-        """Return how often a group repeats: its columns have one element per repetition.
+        """Count the repetitions of a group: its columns have one element per repetition.
 
         The last repetition may end early: the columns of its missing parts are one element short.
 

@@ -293,7 +293,7 @@ def _defined_on(starts: Ints, ends: Ints, num_tokens: int) -> Piecewise:
 
 
 def _num_pieces(value: Number) -> int:
-    """Return how many pieces the functions in a number have."""
+    """Count the pieces of the functions in a number."""
     if not isinstance(value, Term | Extreme):
         return 0
     terms = value.terms if isinstance(value, Extreme) else (value,)

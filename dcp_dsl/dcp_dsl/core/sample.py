@@ -85,7 +85,7 @@ class Sample:
         return cls({k: v for k, v in columns.items() if k != "len"}, columns["len"])
 
     def to_json(self) -> str:
-        """Return one line of JSON; equal samples give equal lines."""
+        """Write a line of JSON; equal samples give equal lines."""
         return json.dumps(dict(sorted(self.columns.items())) | {"len": self.length})
 
 

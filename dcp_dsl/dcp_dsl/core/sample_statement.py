@@ -86,7 +86,7 @@ def layout_lengths(
 
 
 def _other_lengths(columns: Mapping[str, Column], scope: Scope) -> dict[str, int]:
-    """Return what the columns of `token` statements say, else the layouts of the library."""
+    """Return lengths by the columns of `token` statements, else by the library's layouts."""
     tokens = {t: columns.get(token.column.text) for t, token in scope.tokens.items()}
     sizes = {f"token {t}": len(value) for t, value in tokens.items() if isinstance(value, list)}
     return sizes or dict(layout_lengths(columns, library_scopes()))

@@ -147,7 +147,7 @@ class _Tiling:
         return self.inside(Compared("==", of_q, of_k))
 
     def rule(self, rule: ast.Rule, env: Env) -> Predicate:
-        """Return one rule of a rule block."""
+        """Bind a rule of a rule block."""
         subject = self.numbers.segment(rule.subject.text, env, rule.subject.span)
         queries = Known(to_form(self.frame.unary(subject, is_of_k=False), is_transposed=False))
         seen: list[Predicate] = []
@@ -242,7 +242,7 @@ class _Tiling:
         return result
 
     def attribute(self, value: ast.Attribute, env: Env) -> NumberTree:
-        """Return what an attribute reads of a token."""
+        """Return the number that an attribute reads of a token."""
         function, position = self.numbers.function_of(value, env)
         return self.look_up(function, position, env)
 

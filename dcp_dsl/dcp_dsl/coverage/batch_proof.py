@@ -78,7 +78,7 @@ class BatchProver:
         return True
 
     def _facts(self, scope: Scope, rows: Ints) -> Iterator[ast.Expr]:
-        """Yield what holds on all of these rows, as masks."""
+        """Yield the facts that hold on all of these rows, as masks."""
         for name, column in self.columns.items():
             if column.depth == 0:
                 values = column.values[rows]

@@ -71,7 +71,7 @@ class NestedColumn:
 
 
 def column_depth(kind: Any) -> int | None:  # Any: the stubs know no common type of lists
-    """Return how many lists are nested in a type, None if there are no integers inside.
+    """Count the lists nested in a type, None if there are no integers inside.
 
     >>> import pyarrow as pa
     >>> column_depth(pa.list_(pa.int32())), column_depth(pa.string())
@@ -156,7 +156,7 @@ class LayoutTotals:
 
 
 def column_depths(layout: ast.Layout) -> dict[str, int]:
-    """Return how deeply the lists of each column of a layout are nested.
+    """Return the depth of the lists of each column of a layout.
 
     >>> from dcp_dsl.syntax.parser import parse
     >>> layout = parse("segment p = doc(head[h] body[b]*)* tail[t]").statements[0].source

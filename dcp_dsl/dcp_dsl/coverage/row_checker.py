@@ -301,7 +301,7 @@ class _Rows:
 
 
 def _stored_lengths(batch: "pa.Table") -> Iterator[tuple[str, Ints]]:
-    """Yield what the columns for lengths and tokens say; -1 where a row says nothing."""
+    """Yield the lengths in the columns for lengths and tokens; -1 where a row has none."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -42,7 +42,7 @@ class Dataset:
         return int(self.table.num_rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:  # Any: whatever the columns hold
-        """Return one row: texts, numbers and bytes as they are, lists of integers as numpy arrays.
+        """Return a row: texts, numbers and bytes as they are, lists of integers as numpy arrays.
 
         Lists are views of the table where they can be; nothing is turned into Python objects but
         what the row's other columns hold.

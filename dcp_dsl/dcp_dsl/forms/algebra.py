@@ -61,7 +61,7 @@ def _first_row(key: Ints, kv_end: Ints, high: Ints) -> tuple[Ints, Ints]:
 
 
 def _last_row(key: Ints, kv_start: Ints, low: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """Return one past the last row whose start has not passed a key, and its growth per key."""
+    """Return the end of the rows whose start has not passed a key, and its growth per key."""
     is_growing = (low == 1) & (key - kv_start + 1 < rows)
     return np.where(is_growing, key - kv_start + 1, rows), is_growing.astype(np.int64)
 
@@ -90,7 +90,7 @@ class MaskComparison:
 
     @property
     def is_equal(self) -> bool:
-        """True if both see the same pairs."""
+        """True if the two masks see the same pairs."""
         return self.only_left == 0 and self.only_right == 0
 
 

@@ -49,7 +49,7 @@ class Known:
         return own == np.diff(q)[:, None] * np.diff(k), own > 0
 
     def parts(self) -> Iterator[Ints | str]:
-        """Yield what the mask is made of, for a digest."""
+        """Yield the parts of the mask, for a digest."""
         yield self.mask.digest
 
 
@@ -67,7 +67,7 @@ class Compared:
         return np.broadcast_to(always, grid.shape), np.broadcast_to(ever, grid.shape)
 
     def parts(self) -> Iterator[Ints | str]:
-        """Yield what the mask is made of, for a digest."""
+        """Yield the parts of the mask, for a digest."""
         yield self.op
         yield from self.left.parts()
         yield from self.right.parts()
@@ -87,7 +87,7 @@ class Joined:
         return join([a for a, _ in verdicts]), join([b for _, b in verdicts])
 
     def parts(self) -> Iterator[Ints | str]:
-        """Yield what the mask is made of, for a digest."""
+        """Yield the parts of the mask, for a digest."""
         yield f"{'and' if self.is_and else 'or'} {len(self.items)}"
         for item in self.items:
             yield from item.parts()
@@ -105,7 +105,7 @@ class Inverted:
         return ~ever, ~always
 
     def parts(self) -> Iterator[Ints | str]:
-        """Yield what the mask is made of, for a digest."""
+        """Yield the parts of the mask, for a digest."""
         yield "not"
         yield from self.inner.parts()
 

@@ -118,7 +118,7 @@ def from_flashmask(export: Export) -> Slabs:
 
 
 def _visible(n: int, lo: Ints, hi: Ints) -> Runs:
-    """Return what hidden runs (``[runs, keys]``, any order) leave over, line by line."""
+    """Return the pairs that hidden runs (``[runs, keys]``, any order) leave over, line by line."""
     order = np.argsort(lo, axis=0, kind="stable")
     lo, hi = np.take_along_axis(lo, order, 0), np.take_along_axis(hi, order, 0)
     reach = np.maximum.accumulate(hi, axis=0)

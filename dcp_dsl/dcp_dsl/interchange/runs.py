@@ -45,7 +45,7 @@ class Runs:
         return list(zip(self.lo[a:b].tolist(), self.hi[a:b].tolist(), strict=True))
 
     def gaps(self, begin: Ints) -> "Runs":
-        """Return what is left of ``[begin[line], num_lines)`` on every line."""
+        """Return the rest of ``[begin[line], num_lines)`` on every line."""
         counts = self.per_line() + 1
         first = np.cumsum(counts) - counts
         at = first[self.line] + self.rank()

@@ -41,7 +41,7 @@ class Proposal:
 
 
 def complete_at(text: str, offset: int, name: str = "<text>") -> tuple[Proposal, ...]:
-    """Return what could stand at a character of a text, as the language server's completion.
+    """List the words that could stand at a character of a text, as the language server does.
 
     >>> [p.text for p in complete_at("segment doc = [lens]*  mask a = k in do", 39)]
     ['doc']
@@ -50,7 +50,7 @@ def complete_at(text: str, offset: int, name: str = "<text>") -> tuple[Proposal,
 
 
 def complete(document: Document, offset: int) -> tuple[Proposal, ...]:
-    """Return what could stand at a place, the names of the text first; nothing inside comments."""
+    """List the words that could stand at a place, names of the text first; none in comments."""
     if document.in_comment(offset):
         return ()
     current = document.token_at(offset)

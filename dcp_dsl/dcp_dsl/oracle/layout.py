@@ -282,7 +282,7 @@ def _named(
 
 
 def cut_to(instances: list[Instance], cell: Instance, length: int) -> list[Instance]:
-    """Return what lies in a cell of a frame, counted from its start, numbered anew unless by ids.
+    """Cut instances to a cell, counted from its start and numbered anew unless by ids.
 
     Args:
         instances: in the frame around.

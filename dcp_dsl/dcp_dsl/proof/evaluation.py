@@ -198,7 +198,7 @@ class Evaluation:
         return inner
 
     def symbol(self, param: ast.Param) -> Local:
-        """Return what a parameter without a value is: any mask, any number of at least 1."""
+        """Return the meaning of a parameter without a value: any mask, any number of at least 1."""
         key = ("parameter", param.name.text)
         if param.type.text in ("mask", "bool"):
             return Var(key)

@@ -43,7 +43,7 @@ class View:
         return known
 
     def count(self, place: Place, facts: Facts) -> Sum:
-        """Return how many instances the parent of a token's instance has."""
+        """Count the instances in the parent of a token's instance."""
         at = shared_place(facts) if self.parent else place
         return facts.add(("total", self.key), at, _COUNT)
 

@@ -62,7 +62,7 @@ def worlds(statements: list[ast.Segment], relation: Relation) -> Iterator[World]
 
 
 def count_worlds(statements: list[ast.Segment]) -> int:
-    """Return how many worlds there are at most, without making them."""
+    """Count the worlds there are at most, without making them."""
     total = 1
     for statement in dict.fromkeys(statements):
         leaves = sum(1 for _ in _leaves(_parts(statement.source), ()))

@@ -74,12 +74,12 @@ class Attachment:
         return Sample.of_columns(renamed, self.columns, self.value.name)
 
     def guard(self) -> Guard:
-        """Return what refuses samples that leak or have rows that see nothing."""
+        """Build the guard that refuses samples that leak or have rows that see nothing."""
         return Guard.of(self.masks)
 
 
 def attach(scope: Scope, dataset_path: str | Path, columns: Collection[str]) -> Attachment:
-    """Return what the first matching `for` statement of a text attaches to a data set.
+    """Find the mask or stack that the first matching `for` statement attaches to a data set.
 
     Raises:
         DatasetError: if no statement matches, or the data set lacks a column the mask needs.
@@ -93,7 +93,7 @@ def attach_files(
     files: Sequence[str | Path],
     columns: Collection[str],
 ) -> Attachment:
-    """Return what is attached to a data set of several files, each matched by its own path.
+    """Find the mask or stack of a data set of several files, each matched by its own path.
 
     Raises:
         DatasetError: if files match different statements or none, or lack a column the mask needs.

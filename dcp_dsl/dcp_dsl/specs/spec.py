@@ -201,7 +201,7 @@ class Spec:
             raise DatasetError(f"{self.name}: {error}") from None
 
     def attachment(self, dataset_path: str | Path, columns: Collection[str]) -> "Attachment":
-        """Return what the first matching `for` statement attaches to a data set.
+        """Find the mask or stack that the first matching `for` statement attaches to a data set.
 
         A pattern matches the path as it is given, or any part of it that begins behind a ``/``;
         ``*`` stands for any characters, ``/`` among them. A ``*/`` in front asks for a folder only
@@ -214,7 +214,7 @@ class Spec:
         return attach(self.scope, dataset_path, columns)
 
     def attachment_of(self, dataset: "Dataset") -> "Attachment":
-        """Return what is attached to a data set; each of its files is matched by its own path.
+        """Find the mask or stack of a data set; each of its files is matched by its own path.
 
         Raises:
             DatasetError: if its files match different `for` statements or none, or it lacks a

@@ -69,7 +69,7 @@ MaskValue: TypeAlias = Region | Classes
 
 
 def num_slabs(value: MaskValue) -> int:
-    """Return how many slabs a mask is made of."""
+    """Count the slabs of a mask."""
     if isinstance(value, Region):
         return len(value.q_start)
     return sum(len(region.q_start) for region in value.regions)

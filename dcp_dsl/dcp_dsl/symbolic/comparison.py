@@ -82,7 +82,7 @@ class Runs:
         return len(self.start)
 
     def count_levels(self, run: Ints, t: Ints) -> Ints:
-        """Return how many levels of all runs before, and of this one up to t, there are."""
+        """Count the levels of all runs before, and of this one up to t."""
         rank = np.searchsorted(self.values, t, side="right")
         if len(self.start) == 1:
             return rank

@@ -246,7 +246,7 @@ class Plain:
         raise AssertionError(f"no number: {self.value}")
 
     def parts(self) -> Iterator[Ints | str]:
-        """Yield what the number is made of, for a digest."""
+        """Yield the parts of the number, for a digest."""
         match self.value:
             case Term() as term:
                 yield from _term_parts(term)
@@ -272,7 +272,7 @@ def _term_parts(term: Term) -> Iterator[Ints | str]:
 
 
 def function_parts(function: Piecewise) -> Iterator[Ints]:
-    """Yield what a function is made of, for a digest."""
+    """Yield the parts of a function, for a digest."""
     yield from (function.starts, function.values, function.slopes)
     yield function.is_defined.astype(np.int64)
 
@@ -305,7 +305,7 @@ class Combined:
                 return a.minimum(b)
 
     def parts(self) -> Iterator[Ints | str]:
-        """Yield what the number is made of, for a digest."""
+        """Yield the parts of the number, for a digest."""
         yield self.op
         yield from self.left.parts()
         yield from self.right.parts()
@@ -335,7 +335,7 @@ class LookedUp:
         return grid.look_up(self.function, at)
 
     def parts(self) -> Iterator[Ints | str]:
-        """Yield what the number is made of, for a digest."""
+        """Yield the parts of the number, for a digest."""
         yield "at"
         for function in (self.function, self.start, self.size):
             if function is not None:

@@ -87,7 +87,7 @@ class Piecewise:
 
     @property
     def is_constant(self) -> bool:
-        """True if it has one value, everywhere."""
+        """True if the function has the same value everywhere."""
         is_flat = not self.slopes.any() and (self.values == self.values[0]).all()
         return bool(is_flat and self.is_defined.all())
 
@@ -294,7 +294,7 @@ class Bands:
         return cls(start, end, start, end)
 
     def is_whole(self, num_tokens: int) -> bool:
-        """Return whether this is all there is."""
+        """Return whether there is a single band: the whole sample."""
         return (
             len(self.row_start) == 1
             and self.row_end[0] - self.row_start[0] == num_tokens

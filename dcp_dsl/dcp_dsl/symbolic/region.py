@@ -89,7 +89,7 @@ class Region:
 
     @classmethod
     def covered(cls, num_tokens: int, columns: tuple[Ints, ...]) -> tuple["Region", "Region"]:
-        """Return what slabs that may overlap cover at least once, and what at least twice.
+        """Return the pairs that overlapping slabs cover at least once, and at least twice.
 
         Args:
             num_tokens: rows and keys.
@@ -125,7 +125,7 @@ class Region:
         return self if self.is_maximal else _glue(self.num_tokens, self.columns())
 
     def num_links(self) -> int:
-        """Return how many slabs continue another one on the next row."""
+        """Count the slabs that continue another one on the next row."""
         return int((_followers(self.num_tokens, self.columns()) >= 0).sum())
 
     def is_equal(self, other: "Region") -> bool:

@@ -73,7 +73,7 @@ def _meetings(lines: Sequence[tuple[int, int, int]], begin: int, end: int) -> li
 def _intervals(
     lines: Sequence[tuple[int, int, int]], down: int, is_tall: bool, truth: Sequence[bool]
 ) -> list[Interval]:
-    """Return what is visible on the rows from `down` on; the slope of a single row counts as 0."""
+    """Return the visible intervals of the rows from `down` on; a single row has slope 0."""
     events: dict[tuple[int, int], int] = {}
     for value, slope, change in lines:
         key = (value + slope * down, slope if is_tall else 0)
@@ -166,7 +166,7 @@ def _at_rows(columns: tuple[Ints, ...], slab: Ints, row: Ints) -> tuple[Ints, ..
 def _crossing(
     a: tuple[Ints, ...], b: tuple[Ints, ...], which: int, rows: Ints
 ) -> tuple[Ints, NDArray[np.bool_]]:
-    """Return how many rows down two starts (or ends) meet, and where that is inside."""
+    """Count the rows down to where two starts (or ends) meet; mark those that meet inside."""
     offset = (a[which] - b[which]) * (b[which + 2] - a[which + 2])
     return offset, (offset > 0) & (offset < rows)
 

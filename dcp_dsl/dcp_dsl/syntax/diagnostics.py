@@ -106,7 +106,7 @@ class Diagnostic:
         return "\n".join(lines)
 
     def concise(self) -> str:
-        """Return one line: ``name:line:column: code message``.
+        """Format the finding in one line: ``name:line:column: code message``.
 
         >>> make_diagnostic("E101", "unknown name `kk`", "mask a = kk", Span(9, 11)).concise()
         '<text>:1:10: E101 unknown name `kk`'

@@ -353,7 +353,7 @@ def _lookup(position: Any, kind: str) -> str | None:  # Any: as above
 
 
 def _role(kind: str) -> str:
-    """Return what a token does in an expression: begins an operand, ends the text, or joins."""
+    """Classify a token of an expression: it begins an operand, ends the text, or joins."""
     if kind in ("NAME", "INT", "SCALED", "LPAR", "LBRACE", "TRUE", "FALSE", "NOT"):
         return "operand"
     return "end" if kind == "$END" else "other"
