@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dcp_dsl.arrays import Ints
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.guard import Guard, MaskRule
-from dcp_dsl.coverage.nesting import NestedColumn
+from dcp_dsl.data.nesting import NestedColumn
 from dcp_dsl.proof.proving import never
 from dcp_dsl.syntax import ast
 

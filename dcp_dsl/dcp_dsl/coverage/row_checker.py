@@ -18,7 +18,8 @@ from dcp_dsl.checks.columns import layout_columns, needed_segments
 from dcp_dsl.core.layout import natural_length
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.coverage.batch_proof import BatchProver
-from dcp_dsl.coverage.nesting import (
+from dcp_dsl.data.dataset import LENGTH_COLUMNS, TOKEN_COLUMNS
+from dcp_dsl.data.nesting import (
     LayoutTotals,
     NestedColumn,
     column_depth,
@@ -26,7 +27,6 @@ from dcp_dsl.coverage.nesting import (
     flatten_column,
     measure_layout,
 )
-from dcp_dsl.data.dataset import LENGTH_COLUMNS, TOKEN_COLUMNS
 from dcp_dsl.data.sources import Source, require_column
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.conversion import as_rows

@@ -1,1 +1,1 @@
-"""Read real data sets: their files, their columns, and samples packed into batches."""
+"""Read real data sets: files, rows, columns of lists as flat arrays, samples in batches."""
