@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from dcp_dsl import Mask, Picture, Sample, Spec, load
-from dcp_dsl import ast as tree
-from dcp_dsl.unparse import unparse
-from dcp_dsl.walk import walk
+from dcp_dsl.syntax import ast as tree
+from dcp_dsl.syntax.unparse import unparse
+from dcp_dsl.syntax.walk import walk
 from dcp_grammar import MASKS
 
 DOCS = Path(__file__).resolve().parent

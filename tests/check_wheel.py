@@ -19,7 +19,7 @@ DATA = {
     "dcp_grammar/masks/causal.dcpm",
     "dcp_dashboard/assets",
     "dcp_dashboard/demo/demo.dcpm",
-    "dcp_dsl/diagnostics.md",
+    "dcp_dsl/syntax/diagnostics.md",
     *(f"{name}/py.typed" for name in PACKAGES),
     *(f"{name}/__init__.pyi" for name in PACKAGES - {"dcp_grammar"}),
 }

@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from dcp_dsl import Sample, Spec, check_report, dense_mask
+from dcp_dsl import Guard, Sample, Spec, check_report, dense_mask
 from dcp_dsl.budget import Budget
-from dcp_dsl.claims import Testing, check_claims
-from dcp_dsl.parser import parse_all
-from dcp_dsl.static_checks import check_masks
+from dcp_dsl.claims.static_checks import check_masks
+from dcp_dsl.claims.testing import Testing, check_claims
+from dcp_dsl.syntax.parser import parse_all
 
 FIFTY = Path(__file__).parent / "data" / "fifty.dcpm"
 TOKENS = 131_072
@@ -100,7 +100,7 @@ def bench_sample(repeats: int, seed: int) -> list[dict[str, Any]]:
     for name, what in (
         ("shared", "proved once, layout per row"), ("by_column", "bound per row"),
     ):  # fmt: skip
-        guard, chosen = spec.mask(name).guard(), sample(name)
+        guard, chosen = Guard.of([spec.mask(name)]), sample(name)
         run = measure(lambda g=guard, s=chosen: g.check(s), repeats)
         rows.append({"what": f"131,072 tokens: decide a row, {what}", **run})
     small = Sample({"question_len": 48, "answer_lens": [250] * 8}, DENSE_TOKENS)

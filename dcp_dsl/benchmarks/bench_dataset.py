@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dcp_dsl import DatasetError, Spec, read_dataset
-from dcp_dsl.data.dataset_checker import check_dataset
+from dcp_dsl.coverage.dataset_checker import check_dataset
 
 BASELINE_ROWS = 2000
 SPECS = {

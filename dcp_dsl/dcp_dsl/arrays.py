@@ -1,9 +1,12 @@
-"""Checked, read-only arrays: what every value that passes between stages is made of."""
+"""Checked, read-only arrays: every value that passes between stages is made of them."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+Ints: TypeAlias = NDArray[np.int64]
+Bools: TypeAlias = NDArray[np.bool_]
 
 
 def sealed(array: NDArray[Any]) -> NDArray[Any]:  # Any: elements of every type
@@ -19,7 +22,7 @@ def sealed(array: NDArray[Any]) -> NDArray[Any]:  # Any: elements of every type
 def readonly(
     name: str, values: ArrayLike, dtype: type[np.generic], shape: tuple[int | None, ...]
 ) -> NDArray[Any]:  # Any: the element type is the run-time argument `dtype`
-    """Give `values` as a read-only array of `dtype` and `shape`.
+    """Return `values` as a read-only array of `dtype` and `shape`.
 
     Integers are narrowed only when every value fits. An array that is already read-only and of the
     right type is returned as it is, without a copy.

@@ -12,7 +12,7 @@ class OverBudget(Exception):
 
 @dataclass(slots=True)
 class Budget:
-    """How many elementary steps are still allowed; shared by everything that one call evaluates.
+    """The elementary steps still allowed; everything that one call evaluates shares them.
 
     >>> budget = Budget(10)
     >>> budget.spend(7)
@@ -24,7 +24,7 @@ class Budget:
 
     @property
     def is_spent(self) -> bool:
-        """Whether a step was refused."""
+        """True if a step was refused."""
         return self.left < 0
 
     def spend(self, steps: int) -> None:

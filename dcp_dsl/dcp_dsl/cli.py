@@ -26,7 +26,7 @@ class EntryPointGroup(click.Group):
     """A click group that finds its commands among the entry points of the installed packages."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Give the names of all commands, without importing them."""
+        """Return the names of all commands, without importing them."""
         return sorted(_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -44,7 +44,7 @@ class EntryPointGroup(click.Group):
         """Find the command that was typed, or say which one is meant."""
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
-            from dcp_dsl.diagnostics import did_you_mean
+            from dcp_dsl.syntax.diagnostics import did_you_mean
 
             hint = did_you_mean(name, self.list_commands(ctx)) or "`dcpm --help` lists them"
             ctx.fail(f"there is no command `{name}`; {hint}")

@@ -1,8 +1,8 @@
-"""What a person can do wrong, as exceptions whose message is fit to print.
+"""Errors that a person can cause; the message of each is fit to print.
 
 ```
 DCPError                a message with what was expected, what was found, where, and the way out
-├── SpecError           a .dcpm text that does not parse or check; carries its diagnostics
+├── SpecError           a .dcpm text that does not parse or check (`syntax.diagnostics`)
 │   └── MaskCallError   a mask asked for by name or call that is none
 ├── DatasetError        a data set that cannot be read or lacks a column
 ├── ExchangeError       a mask that a kernel's format cannot hold, or arrays that are no such mask
@@ -12,33 +12,9 @@ The command line prints a `DCPError` as one message and exits with `exit_code`; 
 a bug.
 """
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from dcp_dsl.diagnostics import Diagnostic
-
 
 class DCPError(Exception):
     """An error that the person at the keyboard can mend; its text is the whole message."""
-
-    exit_code = 2
-
-
-class SpecError(DCPError):
-    """A .dcpm text with errors: `diagnostics` holds all of them."""
-
-    exit_code = 1
-
-    def __init__(self, diagnostics: "tuple[Diagnostic, ...]") -> None:
-        self.diagnostics = diagnostics
-        super().__init__("\n\n".join(d.render() for d in diagnostics))
-
-
-class MaskCallError(SpecError):
-    """A mask named or called in an argument, as ``--mask`` does, that the text does not have.
-
-    The text itself may be right: unlike errors in it, this is wrong usage.
-    """
 
     exit_code = 2
 
@@ -60,5 +36,5 @@ class ExchangeError(DCPError):
 
     @property
     def exit_code(self) -> int:  # type: ignore[override]  # a refusal is a finding, bad input is not
-        """Give 1 for a refusal, 2 for wrong input."""
+        """Return 1 for a refusal, 2 for wrong input."""
         return 1 if self.code else 2

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dcp_dsl import Sample, Spec, check, dense_mask
-from dcp_dsl.drawn_columns import draw_columns
+from dcp_dsl.claims.column_samples import draw_columns
 
 PACK = "segment pack = doc(head[h] body[b]*)*\n"
 LAYOUT = (

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from dcp_dsl.cli import dcpm
-from dcp_dsl.commands.format_names import FORMATS, READABLE
+from dcp_dsl.commands.options import FORMATS, READABLE
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.interchange import export, formats
 

@@ -3,10 +3,10 @@
 import pytest
 
 from dcp_dsl import ExchangeError, Spec, dense_mask, export_mask, find_difference, import_mask
+from dcp_dsl.checks.scope import library_names
 from dcp_dsl.interchange.export import FORMATS
 from dcp_dsl.interchange.formats import READERS
-from dcp_dsl.pictures.preview import preview_sample
-from dcp_dsl.scope import library_names
+from dcp_dsl.pictures.picture import preview_sample
 
 # What the formats cannot hold; everything else they do.
 REFUSED = {

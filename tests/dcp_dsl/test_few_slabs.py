@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from dcp_dsl import Sample, Spec, region
+from dcp_dsl import Sample, Spec
+from dcp_dsl.symbolic import region
 
 TEXT = """
 segment part = question[question_len] answer[answer_lens]*

@@ -8,11 +8,18 @@ import pytest
 from click.testing import CliRunner
 
 from dcp_dsl import check as check_text
-from dcp_dsl.ast import Span
 from dcp_dsl.commands.check import check
-from dcp_dsl.diagnostic_formats import format_github, format_sarif
-from dcp_dsl.diagnostics import Diagnostic, Edit, Fix, make_diagnostic
-from dcp_dsl.fixes import apply_edits, choose_fixes, fix_text
+from dcp_dsl.syntax.ast import Span
+from dcp_dsl.syntax.diagnostic_formats import format_github, format_sarif
+from dcp_dsl.syntax.diagnostics import (
+    Diagnostic,
+    Edit,
+    Fix,
+    apply_edits,
+    choose_fixes,
+    fix_text,
+    make_diagnostic,
+)
 
 BAD = "mask a = casual and q = k  # ünï\nmask b = a & full\nmask c = a and unheard_of\n"
 FIXED = "mask a = causal and q == k  # ünï\nmask b = a and full\nmask c = a and unheard_of\n"

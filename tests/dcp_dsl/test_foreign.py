@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from dcp_dsl import Sample, Spec, check, dense_mask
 from dcp_dsl.cli import dcpm
-from dcp_dsl.fixes import fix_text
+from dcp_dsl.syntax.diagnostics import fix_text
 
 N = 8
 Q, K = np.ogrid[:N, :N]

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_dsl import Spec, check, format_source
-from dcp_dsl.diagnostics import MAX_FINDINGS
-from dcp_dsl.tokens import KEYWORDS, RESERVED, scan
+from dcp_dsl.syntax.diagnostics import MAX_FINDINGS
+from dcp_dsl.syntax.tokens import KEYWORDS, RESERVED, scan
 from dcp_grammar import MASKS
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_dsl import DatasetError, Sample, Spec, dense_mask, load
-from dcp_dsl.guard import Guard
+from dcp_dsl.claims.guard import Guard
 
 SPEC = Spec.from_text(
     "token evict\n"
@@ -52,15 +52,15 @@ def test_a_guard_refuses_exactly_the_samples_that_leak_or_have_empty_rows(name, 
     is_bad = (may_look is not True and ahead.any()) or (must_see and not seen.any(1).all())
     if is_bad:
         with pytest.raises(DatasetError, match="sees"):
-            mask.guard().check(sample)
+            Guard.of([mask]).check(sample)
     else:
-        mask.guard().check(sample)
+        Guard.of([mask]).check(sample)
 
 
 def test_what_is_proved_is_not_decided_again_but_the_layout_still_is(monkeypatch):
-    guard = SPEC.mask("shared").guard()
+    guard = Guard.of([SPEC.mask("shared")])
     assert (guard.is_causal_proved, guard.is_total_proved) == (True, True)
-    monkeypatch.setattr("dcp_dsl.mask.Mask.compile", None)
+    monkeypatch.setattr("dcp_dsl.core.mask.Mask.compile", None)
     guard.check(Sample({"question_len": 2, "answer_lens": [3, 1]}, 6))
     with pytest.raises(DatasetError, match="the layout has 6 tokens, the sample 7"):
         guard.check(Sample({"question_len": 2, "answer_lens": [3, 1]}, 7))
@@ -70,9 +70,9 @@ def test_what_is_proved_is_not_decided_again_but_the_layout_still_is(monkeypatch
 
 def test_a_refusal_names_tokens_and_columns():
     with pytest.raises(DatasetError, match=r"token 2 sees nothing with evict = \[1, 2, 2\]"):
-        SPEC.mask("kept").guard().check(Sample({"evict": [1, 2, 2]}, 3))
+        Guard.of([SPEC.mask("kept")]).check(Sample({"evict": [1, 2, 2]}, 3))
     with pytest.raises(DatasetError, match=r"token 0 sees the later token 1 with reach = 2"):
-        SPEC.mask("ahead").guard().check(Sample({"reach": 2}, 3))
+        Guard.of([SPEC.mask("ahead")]).check(Sample({"reach": 2}, 3))
 
 
 def test_a_guard_of_a_stack_looks_at_every_mask(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dcp_dsl import check
-from dcp_dsl.tokens import STATEMENT_KEYWORDS
+from dcp_dsl.syntax.tokens import STATEMENT_KEYWORDS
 
 FOLDER = Path(__file__).parents[2] / "docs" / "language"
 PAGES = sorted(FOLDER.glob("*.md"))

@@ -8,13 +8,11 @@ from dcp_dsl import (
     Sample,
     Spec,
     SpecError,
-    block_count,
     block_sparsity,
     check,
     dense_mask,
-    form,
 )
-from dcp_dsl.parser import MAX_CHARACTERS
+from dcp_dsl.syntax.parser import MAX_CHARACTERS
 
 LONGEST = 2**31 - 1
 
@@ -84,8 +82,8 @@ def test_documents_of_very_many_lengths_cost_no_more_than_their_number():
 
 
 def test_work_beyond_the_budget_is_refused(monkeypatch):
-    monkeypatch.setattr("dcp_dsl.binding.MAX_STEPS", 2**12)
-    monkeypatch.setattr("dcp_dsl.tiling.MAX_STEPS", 2**12)
+    monkeypatch.setattr("dcp_dsl.core.binding.MAX_STEPS", 2**12)
+    monkeypatch.setattr("dcp_dsl.core.tiling.MAX_STEPS", 2**12)
     mask = Spec.from_text("segment s = x[c]*\nmask a = causal and same(x)").mask("a")
     with pytest.raises(SpecError) as raised:
         mask.bind(Sample({"c": [2] * 6000}, 12_000))
@@ -196,8 +194,8 @@ def test_a_negative_size_is_found_without_a_sample(text):
 
 def test_more_pieces_of_slabs_than_memory_holds_are_refused_before_they_are_made(monkeypatch):
     made = []
-    monkeypatch.setattr(block_count, "expand", lambda *arrays: made.append(arrays))
-    monkeypatch.setattr(form, "MAX_BLOCKS", 100)
+    monkeypatch.setattr("dcp_dsl.forms.slabs.expand", lambda *arrays: made.append(arrays))
+    monkeypatch.setattr("dcp_dsl.forms.form.MAX_BLOCKS", 100)
     slabs = Spec.from_text("mask local = causal and q - k < 2").mask("local").bind(Sample({}, 200))
     with pytest.raises(DatasetError, match=r"expected at most 100 blocks.*take larger blocks"):
         slabs.count_blocks(np.arange(201), np.arange(201))

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dcp_dsl import Picture, Sample, Slabs, Spec, dense_mask, preview
+from dcp_dsl.checks.scope import library_names
 from dcp_dsl.commands.show import show
 from dcp_dsl.pictures import palette, svg
-from dcp_dsl.scope import library_names
 
 SVG = "{http://www.w3.org/2000/svg}"
 SPEC = Spec.from_text("""
@@ -187,9 +187,10 @@ def test_a_mask_without_declared_samples_is_drawn_on_one_made_up_from_its_layout
     assert preview(Spec.from_text("token t = ids  mask m = q.t == 1 or q == k").mask("m")) is None
 
 
-def test_notebooks_draw_masks_slabs_and_pictures():
+def test_notebooks_draw_pictures_of_masks_and_of_slabs():
     mask = SPEC.mask("shared")
-    for shown in (mask, mask.bind(SPEC.sample("tiny")), preview(mask)):
+    tiny = SPEC.sample("tiny")
+    for shown in (preview(mask), Picture.of(mask, tiny), Picture("slabs", mask.bind(tiny))):
         assert shown._repr_svg_().startswith("<svg ")
 
 
@@ -267,7 +268,7 @@ def test_files_and_json_are_written(run, tmp_path):
         (["--mask", "shared", "--sample", "{"], "--sample: not JSON"),
         (["--mask", "shared", "--sample", "len = "], "E0"),
         (["--mask", "casual"], "did you mean `causal`? masks of "),
-        (["--mask", "causal per docs"], "segments are defined by `segment`"),
+        (["--mask", "causal per docs"], "segments: `answer`, `part`, `question`"),
         (["--mask", "nope"], "; masks of the standard library: agent, "),
     ],
 )

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 
 from dcp_dsl import DatasetError, Sample, Spec, SpecError, check_report, dense_mask
-from dcp_dsl.proof import never
-from dcp_dsl.proof_formula import INFINITE, Bound, Var, all_of, any_of, has_case, negate
+from dcp_dsl.proof.formula import INFINITE, Bound, Var, all_of, any_of, has_case, negate
+from dcp_dsl.proof.proving import never
 
 _spec = importlib.util.spec_from_file_location(
     "mask_strategies", Path(__file__).parent / "mask_strategies.py"

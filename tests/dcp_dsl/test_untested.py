@@ -7,7 +7,7 @@ from itertools import pairwise, product
 import pytest
 from click.testing import CliRunner
 
-from dcp_dsl import DatasetError, Sample, Spec, check, check_report, load
+from dcp_dsl import DatasetError, Guard, Sample, Spec, check, check_report, load
 from dcp_dsl.commands.check import check as check_command
 
 LEAK = "segment img = flags(is_image)\nmask a = causal or (q in img and k in img)\n"
@@ -149,7 +149,7 @@ def test_the_verdict_of_a_mask_that_is_not_tested_says_why():
 
 
 def test_a_mask_that_takes_too_long_to_test_is_a_warning(monkeypatch):
-    monkeypatch.setattr("dcp_dsl.claims.MAX_STEPS", 2**16)
+    monkeypatch.setattr("dcp_dsl.claims.testing.MAX_STEPS", 2**16)
     (found,) = check(f"{KEPT}sample s(evict = [4, 4, 4])")
     assert found.code == "W293"
     assert found.message.endswith("is not tested: it takes too long")
@@ -194,9 +194,9 @@ def test_strict_and_dataset_exclude_each_other(tmp_path):
 def test_loading_and_guarding_test_nothing_and_still_decide_every_row(tmp_path, monkeypatch):
     path = tmp_path / "a.dcpm"
     path.write_text(LEAK)
-    monkeypatch.setattr("dcp_dsl.fault_search.search_fault", None)
-    monkeypatch.setattr("dcp_dsl.fault_search.dense_mask", None)
-    guard = load(path).mask("a").guard()
+    monkeypatch.setattr("dcp_dsl.claims.static_checks.search_fault", None)
+    monkeypatch.setattr("dcp_dsl.claims.static_checks.dense_mask", None)
+    guard = Guard.of([load(path).mask("a")])
     assert (guard.is_causal_proved, guard.is_total_proved) == (False, True)
     guard.check(Sample({"is_image": [1, 0]}, 2))
     with pytest.raises(DatasetError, match="token 0 sees the later token 1"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dcp_dsl import SpecError, format_source, parse
-from dcp_dsl.tokens import scan
+from dcp_dsl.syntax.tokens import scan
 from dcp_grammar import MASKS
 
 TESTS = Path(__file__).parents[1]

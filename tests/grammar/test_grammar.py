@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dcp_dsl import SpecError, check, format_source, load, parse
-from dcp_dsl.parser import parse_expression
-from dcp_dsl.syntax_errors import MISTAKES
-from dcp_dsl.tokens import KEYWORDS
-from dcp_dsl.unparse import unparse
+from dcp_dsl.syntax.mistakes import MISTAKES
+from dcp_dsl.syntax.parser import parse_expression
+from dcp_dsl.syntax.tokens import KEYWORDS
+from dcp_dsl.syntax.unparse import unparse
 from dcp_grammar import GRAMMAR, MASKS
 
 TESTS = Path(__file__).parents[1]
@@ -146,6 +146,6 @@ def test_the_grammar_is_strict():
 
 def test_lark_is_known_to_the_parser_alone():
     package = Path(str(GRAMMAR)).parents[2] / "dcp_dsl" / "dcp_dsl"
-    users = [p.name for p in package.glob("*.py") if "import lark" in p.read_text()]
+    users = [p.name for p in package.rglob("*.py") if "import lark" in p.read_text()]
     assert users == ["parser.py"]
     assert "lark" in sys.modules, "the tests above used it"

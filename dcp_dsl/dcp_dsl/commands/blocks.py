@@ -1,10 +1,10 @@
-"""`dcpm blocks`."""
+"""`dcpm blocks`: the visible pairs of every non-empty block of a mask."""
 
 import json
 
 import click
 
-from dcp_dsl.commands.choosing import (
+from dcp_dsl.commands.options import (
     choose_mask,
     choose_sample,
     length_option,
@@ -43,7 +43,7 @@ def blocks(
     of SPEC, JSON of its columns with an optional `len`, or a file of that. Only blocks that hold
     pairs are listed: [row, column, pairs].
     """
-    from dcp_dsl.blocks import block_sparsity
+    from dcp_dsl.forms.blocks import block_sparsity
 
     spec = load_spec(spec_path)
     mask = choose_mask(spec, call)

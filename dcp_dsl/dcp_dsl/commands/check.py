@@ -1,18 +1,89 @@
-"""`dcpm check`."""
+"""`dcpm check`: all findings of texts, and of the rows of a data set."""
 
 import json
 import sys
+import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dcp_dsl.commands.reading import read_source
+from dcp_dsl.commands.options import read_source
 
 if TYPE_CHECKING:
-    from dcp_dsl.diagnostics import Diagnostic
-    from dcp_dsl.fixes import FixedText
-    from dcp_dsl.report import Verdict
+    from dcp_dsl.claims.report import Verdict
+    from dcp_dsl.specs.spec import Spec
+    from dcp_dsl.syntax.diagnostics import Diagnostic, FixedText
+
+QUIET_S = 0.5  # nothing is shown of what is done sooner
+
+
+def check_dataset_command(files: tuple[str, ...], dataset: str, *, as_json: bool) -> int:
+    """Report what the spec does to a data set; give the exit status."""
+    from dcp_dsl.coverage.dataset_checker import check_dataset
+    from dcp_dsl.specs.spec import load
+
+    if len(files) != 1:
+        raise click.UsageError("--dataset takes one spec: dcpm check SPEC --dataset PATH")
+    spec = load(files[0])
+    _require_statements(spec)
+    with _Bar(dataset) as bar:
+        coverage = check_dataset(spec, dataset, bar.advance)
+    click.echo(json.dumps(coverage.to_json()) if as_json else coverage.text())
+    good = coverage.num_rows - coverage.num_refused
+    click.echo(f"{good:,} of {coverage.num_rows:,} rows accepted", err=True)
+    return int(coverage.num_refused > 0)
+
+
+def _require_statements(spec: "Spec") -> None:
+    from dcp_dsl.syntax.ast import Attach
+
+    if not any(isinstance(s, Attach) for s in spec.scope.program.statements):
+        masks = ", ".join(spec.masks) or "causal"
+        raise click.UsageError(
+            f'{spec.name} attaches no mask to data; add `for "*" use MASK` (masks: {masks})'
+        )
+
+
+class _Bar:
+    """A progress bar on standard error with rate and time left, once it is worth having one."""
+
+    def __init__(self, dataset: str) -> None:
+        self.dataset, self.done = dataset, 0
+        self.started = time.monotonic()
+        self.progress: Any = None  # Any: rich is imported when it is needed
+        self.task: Any = None  # Any: as above
+
+    def __enter__(self) -> "_Bar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+
+    def advance(self, rows: int) -> None:
+        """Count rows as done."""
+        self.done += rows
+        if self.progress is None and time.monotonic() - self.started > QUIET_S:
+            self._show()
+        if self.progress is not None:
+            self.progress.update(self.task, completed=self.done)
+
+    def _show(self) -> None:
+        if not sys.stderr.isatty():
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+        from dcp_dsl.coverage.dataset_checker import count_rows
+
+        self.progress = Progress(
+            "checking rows", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            console=Console(stderr=True), transient=True,
+        )  # fmt: skip
+        self.task = self.progress.add_task("rows", total=count_rows(self.dataset))
+        self.progress.start()
+
 
 SCHEMA_CHECK = "dcp.check/1"
 FORMATS = ("full", "concise", "json", "github", "sarif")
@@ -20,7 +91,7 @@ FORMATS = ("full", "concise", "json", "github", "sarif")
 
 @dataclass(slots=True)
 class _Checked:
-    """What was found in all files so far."""
+    """The findings in all files so far."""
 
     findings: "list[Diagnostic]" = field(default_factory=list)
     unreadable: list[dict[str, str]] = field(default_factory=list)
@@ -74,10 +145,8 @@ def check(files: tuple[str, ...], output_format: str, dataset: str | None, **fla
                 "--dataset checks rows and reports as text or --json; leave --fix, --diff, "
                 "--verdicts, --strict and other formats away"
             )
-        from dcp_dsl.commands.check_dataset import check_dataset_command
-
         sys.exit(check_dataset_command(files, dataset, as_json=output_format == "json"))
-    from dcp_dsl.diagnostics import strict
+    from dcp_dsl.syntax.diagnostics import strict
 
     checked = _Checked()
     for name in files:
@@ -99,7 +168,7 @@ def check(files: tuple[str, ...], output_format: str, dataset: str | None, **fla
 
 def _check_file(name: str, checked: _Checked, *, fixes: bool, diffs: bool) -> None:
     """Check one file, and mend it or show how."""
-    from dcp_dsl.spec import check_report
+    from dcp_dsl.specs.spec import check_report
 
     given = read_source(name, checked.unreadable)
     if given is None:
@@ -111,7 +180,7 @@ def _check_file(name: str, checked: _Checked, *, fixes: bool, diffs: bool) -> No
         checked.findings += report.diagnostics
         checked.verdicts[name] = report.verdicts
         return
-    from dcp_dsl.fixes import fix_text
+    from dcp_dsl.syntax.diagnostics import fix_text
 
     mended = fix_text(text, name, lambda text, name: check_report(text, name).diagnostics)
     checked.texts[name] = mended.text
@@ -124,7 +193,7 @@ def _check_file(name: str, checked: _Checked, *, fixes: bool, diffs: bool) -> No
 
 
 def _write(name: str, mended: "FixedText", data: bytes, checked: _Checked) -> None:
-    from dcp_dsl.text_file import SpecFileError, encode_text, replace_bytes
+    from dcp_dsl.syntax.text_file import SpecFileError, encode_text, replace_bytes
 
     if name == "-":
         click.echo(encode_text(mended.text, data), nl=False)
@@ -151,7 +220,7 @@ def _print(checked: _Checked, files: tuple[str, ...], form: str, *, to_stderr: b
             shown = found.render() + "\n" if form == "full" else found.concise()
             click.echo(shown, err=to_stderr)
     elif form == "github":
-        from dcp_dsl.diagnostic_formats import format_github
+        from dcp_dsl.syntax.diagnostic_formats import format_github
 
         for found in checked.findings:
             click.echo(format_github(found), err=to_stderr)
@@ -202,7 +271,7 @@ def _count_verdicts(checked: _Checked) -> str:
 def _sarif(checked: _Checked) -> dict[str, object]:
     from importlib.metadata import version
 
-    from dcp_dsl.diagnostic_formats import format_sarif
+    from dcp_dsl.syntax.diagnostic_formats import format_sarif
 
     return format_sarif(checked.findings, checked.texts, version("dcp-dsl"))
 

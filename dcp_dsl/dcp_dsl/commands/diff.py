@@ -1,11 +1,11 @@
-"""`dcpm diff`."""
+"""`dcpm diff`: compare two masks on samples and show the first difference."""
 
 import json
 import sys
 
 import click
 
-from dcp_dsl.commands.choosing import choose_sample, length_option, load_spec, sample_option
+from dcp_dsl.commands.options import choose_sample, length_option, load_spec, sample_option
 
 SCHEMA_DIFF = "dcp.diff/1"
 
@@ -30,7 +30,7 @@ def diff(
     A and B are names or calls, such as `causal` or `"sliding(4k) per doc"`. Exit status: 0 if they
     see the same pairs, 1 if they do not.
     """
-    from dcp_dsl.mask_algebra import compare_masks
+    from dcp_dsl.forms.algebra import compare_masks
 
     for name in (left, right):
         if name.endswith(".dcpm"):

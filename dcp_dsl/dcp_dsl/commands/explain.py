@@ -1,4 +1,4 @@
-"""`dcpm explain`."""
+"""`dcpm explain`: a mask in numbers, or the meaning of a code."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dcp_dsl.commands.choosing import (
+from dcp_dsl.commands.options import (
     choose_masks,
     choose_sample,
     length_option,
@@ -18,10 +18,10 @@ from dcp_dsl.commands.choosing import (
 )
 
 if TYPE_CHECKING:
-    from dcp_dsl.explanations import Explanation
-    from dcp_dsl.mask import Mask
-    from dcp_dsl.mask_report import MaskReport
-    from dcp_dsl.sample import Sample
+    from dcp_dsl.commands.mask_report import MaskReport
+    from dcp_dsl.core.mask import Mask
+    from dcp_dsl.core.sample import Sample
+    from dcp_dsl.syntax.diagnostic_formats import Explanation
 
 SCHEMA_CODE = "dcp.code/1"
 SCHEMA_MASK = "dcp.mask/1"
@@ -70,8 +70,8 @@ def explain(
         return
     if topic is None and call is None:
         raise click.UsageError("name a code (dcpm explain E104), or a mask with --mask")
-    from dcp_dsl.mask_report import report_mask
-    from dcp_dsl.slabs import Slabs
+    from dcp_dsl.commands.mask_report import report_mask
+    from dcp_dsl.forms.slabs import Slabs
 
     if topic is not None and "." not in topic and topic != "-" and not Path(topic).exists():
         raise click.UsageError(
@@ -95,7 +95,7 @@ def explain(
 
 
 def _explain_code(code: str, *, as_json: bool) -> None:
-    from dcp_dsl.explanations import explain_code
+    from dcp_dsl.syntax.diagnostic_formats import explain_code
 
     found = explain_code(code)
     if as_json:
@@ -147,8 +147,8 @@ def _slab_table(mask: "Mask", sample: "Sample") -> list[str]:
     """List the first slabs in words."""
     import numpy as np
 
-    from dcp_dsl.mask_report import SLOPES
-    from dcp_dsl.slabs import Slabs
+    from dcp_dsl.commands.mask_report import SLOPES
+    from dcp_dsl.forms.slabs import Slabs
 
     form = mask.compile(sample)
     table = form.table() if isinstance(form, Slabs) else np.empty((0, 6), np.int64)
@@ -168,7 +168,7 @@ def _percent(part: float) -> str:
 
 
 def _amount(value: int) -> str:
-    """Give a number with a prefix of a thousand: 12.3 G, say."""
+    """Return a number with a prefix of a thousand: 12.3 G, say."""
     size, prefixes = float(value), iter(" kMGTPE")
     prefix = next(prefixes)
     while size >= 1000 and prefix != "E":

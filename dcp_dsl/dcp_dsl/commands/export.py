@@ -1,10 +1,11 @@
-"""`dcpm export`."""
+"""`dcpm export`: write a mask for another attention kernel."""
 
 import json
 
 import click
 
-from dcp_dsl.commands.choosing import (
+from dcp_dsl.commands.options import (
+    FORMATS,
     choose_mask,
     choose_sample,
     length_option,
@@ -13,7 +14,6 @@ from dcp_dsl.commands.choosing import (
     read_block,
     sample_option,
 )
-from dcp_dsl.commands.format_names import FORMATS
 
 SCHEMA = "dcp.exported/1"
 
@@ -53,8 +53,7 @@ def export(  # noqa: PLR0913 - one argument per option
 
     Exit status 1 if the format cannot hold the mask (X3xx).
     """
-    from dcp_dsl.interchange.export import ExportConfig
-    from dcp_dsl.interchange.export_file import write_export
+    from dcp_dsl.interchange.export import ExportConfig, write_export
     from dcp_dsl.interchange.formats import export_mask
 
     loaded = load_spec(spec)

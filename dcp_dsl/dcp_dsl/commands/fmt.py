@@ -1,4 +1,4 @@
-"""`dcpm fmt`."""
+"""`dcpm fmt`: lay texts out in the one style, or show what would change."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import click
 
-from dcp_dsl.commands.reading import read_source
+from dcp_dsl.commands.options import read_source
 
 SCHEMA_FMT = "dcp.fmt/1"
 
@@ -67,9 +67,9 @@ class _Formatted:
 
 def _format(name: str, unreadable: list[dict[str, str]]) -> _Formatted | None:
     """Format a file or standard input in memory; say why not, and remember it."""
-    from dcp_dsl.errors import SpecError
-    from dcp_dsl.formatter import format_source
-    from dcp_dsl.text_file import encode_text
+    from dcp_dsl.syntax.diagnostics import SpecError
+    from dcp_dsl.syntax.formatter import format_source
+    from dcp_dsl.syntax.text_file import encode_text
 
     given = read_source(name, unreadable)
     if given is None:
@@ -88,7 +88,7 @@ def _write(
     name: str, formatted: _Formatted, unreadable: list[dict[str, str]], *, is_quiet: bool
 ) -> None:
     """Put a formatted text where it came from; say why not, and remember it."""
-    from dcp_dsl.text_file import SpecFileError, replace_bytes
+    from dcp_dsl.syntax.text_file import SpecFileError, replace_bytes
 
     if name == "-":
         if not is_quiet:

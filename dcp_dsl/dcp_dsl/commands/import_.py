@@ -1,4 +1,4 @@
-"""`dcpm import`."""
+"""`dcpm import`: read an exported mask back, draw it, compare it with a mask of a text."""
 
 import json
 import sys
@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dcp_dsl.commands.choosing import (
+from dcp_dsl.commands.options import (
+    READABLE,
     choose_mask,
     choose_sample,
     length_option,
     load_spec,
     mask_option,
     sample_option,
+    write_output,
 )
-from dcp_dsl.commands.format_names import READABLE
-from dcp_dsl.commands.writing import write_output
 
 if TYPE_CHECKING:
-    from dcp_dsl.interchange.difference import MaskDifference
-    from dcp_dsl.slabs import Slabs
+    from dcp_dsl.forms.slabs import Slabs
+    from dcp_dsl.interchange.runs import MaskDifference
 
 SCHEMA = "dcp.import/1"
 
@@ -50,9 +50,9 @@ def import_(  # noqa: PLR0913 - one argument per option
     FILE is an .npz or .json that `dcpm export` wrote, or an .npy or .npz with the arrays of the
     format. With --equals or --mask the exit status is 1 if the masks differ.
     """
-    from dcp_dsl.interchange.difference import find_difference
-    from dcp_dsl.interchange.export_file import read_export
+    from dcp_dsl.interchange.export import read_export
     from dcp_dsl.interchange.formats import import_mask
+    from dcp_dsl.interchange.runs import find_difference
     from dcp_dsl.pictures.picture import Picture
 
     export = read_export(file, name)

@@ -1,4 +1,4 @@
-"""`dcpm lsp`."""
+"""`dcpm lsp`: start the language server for editors."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""`dcpm show`."""
+"""`dcpm show`: draw a mask in the terminal, as SVG or as PNG."""
 
 import json
 import sys
@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dcp_dsl.commands.choosing import (
+from dcp_dsl.commands.options import (
     choose_masks,
     choose_sample,
     length_option,
     load_spec,
     mask_option,
     sample_option,
+    write_output,
 )
-from dcp_dsl.commands.writing import write_output
 
 if TYPE_CHECKING:
     from dcp_dsl.pictures.picture import Picture
@@ -104,7 +104,7 @@ def _write(name: str, data: bytes) -> None:
 
 
 def _document(picture: "Picture", used: str) -> dict[str, object]:
-    from dcp_dsl.conversion import as_slabs
+    from dcp_dsl.forms.conversion import as_slabs
 
     return {
         "schema": SCHEMA_SHOW,

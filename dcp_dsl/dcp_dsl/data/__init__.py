@@ -1,1 +1,1 @@
-"""Real data sets under a spec: where rows are read from, how long they are, which are refused."""
+"""Read real data sets: files, rows, columns of lists as flat arrays, samples in batches."""

@@ -5,15 +5,21 @@ from typing import Any
 
 import numpy as np
 
-from dcp_dsl import ast
-from dcp_dsl.columns import needed_segments, reads_length
+from dcp_dsl.arrays import Ints
+from dcp_dsl.checks.columns import needed_segments, reads_length
+from dcp_dsl.core.layout import natural_length
+from dcp_dsl.core.mask import Mask
 from dcp_dsl.data.data_file import DataFile, join_names
-from dcp_dsl.data.layout_totals import column_depths, measure_layout
-from dcp_dsl.data.nesting import Ints, NestedColumn, flatten_column, require_depth
-from dcp_dsl.diagnostics import did_you_mean
+from dcp_dsl.data.nesting import (
+    NestedColumn,
+    column_depths,
+    flatten_column,
+    measure_layout,
+    require_depth,
+)
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.layout import natural_length
-from dcp_dsl.mask import Mask
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.diagnostics import did_you_mean
 
 Summed = tuple[ast.Segment, ast.Layout]
 """A segment and its layout, which says by itself how long a row is."""

@@ -1,1 +1,1 @@
-"""One bound mask in the formats of other attention kernels, and back."""
+"""Convert one bound mask to the formats of other attention kernels, and back."""

@@ -1,13 +1,23 @@
-"""A mask in somebody else's format: named arrays, a few values, and perhaps Python source."""
+"""Hold a mask in somebody else's format, and write it to files and read it back.
 
+An export is named arrays, a few values, and perhaps Python source. Its file is `.npz` or `.json`
+with all arrays, or `.py` with the source and an `.npz` beside. No file is ever unpickled or
+executed here.
+"""
+
+import io
+import json
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.errors import ExchangeError
+from dcp_dsl.files import replacing
 
 FormatName: TypeAlias = Literal["dense", "dcp", "flashmask", "magi", "varlen", "flex", "flash4"]
 FORMATS: tuple[FormatName, ...] = get_args(FormatName)
@@ -16,7 +26,7 @@ Value: TypeAlias = int | bool | str
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Export:
-    """One mask on one sample in the format of a kernel.
+    """A mask on a sample in the format of a kernel.
 
     Attributes:
         format: one of `FORMATS`.
@@ -43,7 +53,7 @@ class Export:
         object.__setattr__(self, "arrays", arrays)
 
     def integers(self, name: str, *shape: int | None) -> NDArray[np.int64]:
-        """Give an array of integers, checked; `shape` as in `readonly`, leading 1s are dropped.
+        """Return an array of integers, checked; `shape` as in `readonly`, leading 1s are dropped.
 
         Raises:
             ExchangeError: if it is missing, of another shape, or holds something else.
@@ -68,7 +78,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class ExportConfig:
-    """What a format leaves open.
+    """Choices that a format leaves open.
 
     Attributes:
         block_q, block_kv: tokens per block, for the formats with block tables.
@@ -78,3 +88,146 @@ class ExportConfig:
     block_q: int = 128
     block_kv: int = 128
     title: str = "mask"
+
+
+SCHEMA = "dcp.export/1"
+SUFFIXES = (".npz", ".json", ".py")
+
+
+def write_export(path: str | Path, export: Export) -> tuple[Path, ...]:
+    """Write an export; its suffix says how.
+
+    Args:
+        path: ``.npz``: arrays as they are, the rest as JSON in ``__meta__``. ``.json``: arrays as
+            lists. ``.py``: the source, with an ``.npz`` of the same name beside it.
+        export: what to write.
+
+    Returns:
+        The files written.
+
+    Raises:
+        ExchangeError: for another suffix, a format without source as ``.py``, or a file that cannot
+            be written.
+    """
+    target = Path(path)
+    if target.suffix not in SUFFIXES:
+        raise ExchangeError(f"{path}: expected a name that ends in {', '.join(SUFFIXES)}")
+    if target.suffix == ".json":
+        document = _meta(export) | {"arrays": {k: _listed(v) for k, v in export.arrays.items()}}
+        return (_replace(target, (json.dumps(document) + "\n").encode()),)
+    buffer = io.BytesIO()
+    arrays: dict[str, Any] = {**export.arrays, "__meta__": np.array(json.dumps(_meta(export)))}
+    np.savez_compressed(buffer, **arrays)  # Any: its stub takes a flag for one of the arrays
+    if target.suffix == ".npz":
+        return (_replace(target, buffer.getvalue()),)
+    if not export.source:
+        raise ExchangeError(f"{path}: `{export.format}` has no source; write .npz or .json")
+    tables = _replace(target.with_suffix(".npz"), buffer.getvalue())
+    return _replace(target, export.source.encode()), tables
+
+
+def read_export(path: str | Path, format: str | None = None) -> Export:
+    """Read an export, or arrays that somebody else saved.
+
+    Args:
+        path: ``.npz`` or ``.json`` as written by `write_export`. Without our ``__meta__`` an
+            ``.npz`` needs `format`, its arrays the names of that format, and numbers such as
+            ``causal`` may be arrays without dims; the same for an ``.npy`` with one array.
+        format: expected, or needed where the file does not say.
+
+    Raises:
+        ExchangeError: if it cannot be read, holds objects, or is of another format.
+    """
+    source = Path(path)
+    try:
+        if source.suffix == ".json":
+            return _from_json(source, format)
+        return _from_numpy(source, format)
+    except FileNotFoundError:
+        raise ExchangeError(f"{path}: no such file; `dcpm export` writes one") from None
+    except IsADirectoryError:
+        raise ExchangeError(f"{path}: expected an .npz, .npy or .json file, got a folder") from None
+    except (OSError, EOFError, UnicodeDecodeError, ValueError, zipfile.BadZipFile) as error:
+        raise ExchangeError(f"{path}: cannot be read: {error}") from None
+
+
+def _meta(export: Export) -> dict[str, Any]:  # Any: JSON
+    return {
+        "schema": SCHEMA, "format": export.format, "tokens": export.num_tokens,
+        "values": dict(export.values), "source": export.source,
+    }  # fmt: skip
+
+
+def _listed(array: np.ndarray[Any, Any]) -> Any:  # Any: nested lists
+    return (array.astype(np.int8) if array.dtype == bool else array).tolist()
+
+
+def _from_json(path: Path, wanted: str | None) -> Export:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(document, dict) or not isinstance(document.get("arrays"), dict):
+        raise ExchangeError(
+            f"{path}: expected a JSON object with `arrays`, as `dcpm export` writes"
+        )
+    arrays = {name: np.array(value) for name, value in document["arrays"].items()}
+    return _export(path, document, arrays, wanted)
+
+
+def _from_numpy(path: Path, wanted: str | None) -> Export:
+    with path.open("rb") as file:
+        if not file.read(8).startswith((b"PK", b"\x93NUMPY")):
+            raise ExchangeError(
+                f"{path}: expected arrays of numpy (.npz or .npy), or JSON in a file named .json"
+            )
+    loaded = np.load(path, allow_pickle=False)
+    if isinstance(loaded, np.ndarray):
+        names = {"dense": "mask", "dcp": "attn_mask", "flashmask": "startend_row_indices"}
+        if wanted not in names:
+            raise ExchangeError(
+                f"{path}: a single array is one of {', '.join(names)}; say --format"
+            )
+        values = {"causal": True} if wanted == "flashmask" and loaded.shape[-1] == 1 else {}
+        return _export(path, {"values": values}, {names[wanted]: loaded}, wanted)
+    with loaded:
+        arrays = {name: loaded[name] for name in loaded.files}
+    meta = json.loads(str(arrays.pop("__meta__"))) if "__meta__" in arrays else {}
+    return _export(path, meta, arrays, wanted)
+
+
+def _export(
+    path: Path, meta: dict[str, Any], arrays: dict[str, Any], wanted: str | None
+) -> Export:  # Any: JSON
+    found = meta.get("format", wanted)
+    if found is None:
+        raise ExchangeError(f"{path}: does not say its format; say --format")
+    if wanted not in (None, found):
+        raise ExchangeError(f"{path}: expected format {wanted!r}, got {found!r}")
+    values = dict(meta.get("values", {}))
+    for name in [name for name, array in arrays.items() if array.ndim == 0]:
+        values[name] = arrays.pop(name).item()
+    tokens = meta.get("tokens", _tokens(found, arrays))
+    if not isinstance(tokens, int):
+        raise ExchangeError(f"{path}: expected `tokens` to be an integer, got {tokens!r}")
+    return Export(found, tokens, arrays, values, str(meta.get("source", "")))
+
+
+def _tokens(name: str, arrays: dict[str, Any]) -> int | None:  # Any: numpy arrays
+    """Return the tokens that the shape of the arrays implies."""
+    if name == "dense" and "mask" in arrays:
+        return int(arrays["mask"].shape[-1])
+    if name == "dcp" and "attn_mask" in arrays:
+        array = arrays["attn_mask"]
+        return int(
+            array.shape[-3] if array.shape[-2:] == (2, 2) and array.ndim >= 3 else array.shape[-2]
+        )
+    if name == "flashmask" and "startend_row_indices" in arrays:
+        return int(arrays["startend_row_indices"].shape[-2])
+    if name == "magi" and {"q_ranges", "k_ranges"} <= arrays.keys():
+        ends = [arrays[key].max(initial=0) for key in ("q_ranges", "k_ranges")]
+        return int(max(ends))
+    return None
+
+
+def _replace(path: Path, data: bytes) -> Path:
+    with replacing(path, ExchangeError) as draft:
+        draft.write_bytes(data)
+    return path

@@ -1,4 +1,4 @@
-"""Hidden rows per key: the `startend_row_indices` of FlashMask.
+"""Write hidden rows per key: the `startend_row_indices` of FlashMask.
 
 The tensor is int32 ``[1, 1, n, c]`` and says for key k which rows do *not* see it; with
 ``r = startend_row_indices[0, 0, k]``, n rows, and ``causal`` hiding the rows before k as well:
@@ -17,14 +17,13 @@ Source: FlashMask (arXiv 2410.01359), Sec. 4; Paddle's documentation of flashmas
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import ExchangeError
+from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.export import Export
 from dcp_dsl.interchange.runs import Runs, key_runs, slabs_of_keys
-from dcp_dsl.slabs import Slabs
 
-Ints = NDArray[np.int64]
 MAX_HIDDEN = 2
 
 
@@ -119,7 +118,7 @@ def from_flashmask(export: Export) -> Slabs:
 
 
 def _visible(n: int, lo: Ints, hi: Ints) -> Runs:
-    """Give what hidden runs (``[runs, keys]``, any order) leave over, line by line."""
+    """Return the pairs that hidden runs (``[runs, keys]``, any order) leave over, line by line."""
     order = np.argsort(lo, axis=0, kind="stable")
     lo, hi = np.take_along_axis(lo, order, 0), np.take_along_axis(hi, order, 0)
     reach = np.maximum.accumulate(hi, axis=0)

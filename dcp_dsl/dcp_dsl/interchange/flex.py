@@ -1,16 +1,30 @@
-"""FlexAttention: block tables for `BlockMask.from_kv_blocks` and the source of a `mask_mod`.
+"""Write masks for FlexAttention and FlashAttention-4: block tables and the source of a `mask_mod`.
 
-Source: documentation of torch.nn.attention.flex_attention.BlockMask.
+FlexAttention takes `BlockMask.from_kv_blocks`; source: documentation of
+torch.nn.attention.flex_attention.BlockMask.
+
+FlashAttention-4 takes tables of forward and backward. Forward tables list the key blocks of every
+query block, backward tables the query blocks of every key block; both must be given, or gradients
+are wrong. Varlen batches are one packed buffer of batch size 1. The kernel finds `mask_mod` by its
+source, so it has to live in a file. Source: flash-attn-4, flash_attn.cute.block_sparsity and the
+signature of its `mask_mod`.
 """
 
 from textwrap import indent
 
-from dcp_dsl.interchange.block_tables import build_block_tables
-from dcp_dsl.interchange.export import Export, ExportConfig
-from dcp_dsl.interchange.mask_mod import MaskMod, build_mask_mod
-from dcp_dsl.slabs import Slabs
+import numpy as np
+from numpy.typing import NDArray
 
-_TEMPLATE = '''"""FlexAttention mask `{title}` on {tokens} tokens.
+from dcp_dsl.forms.slabs import Slabs
+from dcp_dsl.interchange.block_sparse import (
+    BlockTables,
+    MaskMod,
+    build_block_tables,
+    build_mask_mod,
+)
+from dcp_dsl.interchange.export import Export, ExportConfig
+
+_FLEX_TEMPLATE = '''"""FlexAttention mask `{title}` on {tokens} tokens.
 
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -72,7 +86,7 @@ def to_flex(slabs: Slabs, config: ExportConfig) -> Export:
         "full_kv_indices": forward.full_idx[None, None],
         **predicate.tables,
     }
-    source = _TEMPLATE.format(
+    source = _FLEX_TEMPLATE.format(
         title=plain_title(config.title),
         tokens=slabs.num_tokens,
         block_q=config.block_q,
@@ -94,3 +108,93 @@ def plain_title(title: str) -> str:
     """Make a title harmless inside a docstring: it is a person's text, not ours."""
     kept = "".join(c if c.isprintable() and c not in '"\\' else " " for c in title)
     return " ".join(kept.split())[:200]
+
+
+_FLASH4_TEMPLATE = '''"""FlashAttention-4 mask `{title}` on {tokens} tokens, batch of 1.
+
+    from flash_attn.cute import flash_attn_func
+
+    out = flash_attn_func(q, k, v, **attention_arguments("cuda"))
+"""
+
+from pathlib import Path
+
+import cutlass
+import cutlass.cute as cute
+import numpy as np
+import torch
+from flash_attn.cute import utils
+from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
+
+TOKENS = {tokens}
+BLOCK_SIZE = ({block_q}, {block_kv})
+CAPTURED = {names}
+
+
+@cute.jit
+def mask_mod(batch, head, q_idx, kv_idx, seqlen_info, aux_tensors):
+{captured}    q = utils.ssa_to_scalar(q_idx)
+    k = utils.ssa_to_scalar(kv_idx)
+    seen = (
+        {expression}
+    )
+    return utils.scalar_to_ssa(seen, cutlass.Boolean)
+
+
+def load_tables(device="cuda"):
+    with np.load(Path(__file__).with_suffix(".npz"), allow_pickle=False) as file:
+        names = [name for name in file.files if not name.startswith("__")]
+        return {{name: torch.from_numpy(file[name]).to(device) for name in names}}
+
+
+def block_sparse_tensors(tables, direction):
+    names = ("mask_block_cnt", "mask_block_idx", "full_block_cnt", "full_block_idx")
+    found = {{name: tables[direction + "." + name] for name in names}}
+    return BlockSparseTensorsTorch(**found, block_size=BLOCK_SIZE)
+
+
+def attention_arguments(device="cuda"):
+    tables = load_tables(device)
+    return dict(
+        mask_mod=mask_mod,
+        aux_tensors=[tables[name] for name in CAPTURED] or None,
+        block_sparse_tensors=block_sparse_tensors(tables, "forward"),
+        block_sparse_tensors_bwd=block_sparse_tensors(tables, "backward"),
+    )
+'''
+
+
+def to_flash4(slabs: Slabs, config: ExportConfig) -> Export:
+    """Write ``forward.*`` and ``backward.*`` tables, the tables of `mask_mod`, and the source.
+
+    Raises:
+        ExchangeError: X304 if the tables become too large.
+    """
+    forward, backward = build_block_tables(slabs, config.block_q, config.block_kv)
+    predicate = build_mask_mod(slabs)
+    names = list(predicate.tables)
+    places = {name: i for i, name in enumerate(names)}
+    lines = captured(predicate, "{!r}")
+    for name, i in places.items():
+        lines = lines.replace(f"{name} = {name!r}\n", f"{name} = aux_tensors[{i}]\n")
+    source = _FLASH4_TEMPLATE.format(
+        title=plain_title(config.title),
+        tokens=slabs.num_tokens,
+        block_q=config.block_q,
+        block_kv=config.block_kv,
+        names=repr(names),
+        captured=lines.rstrip("\n") + ("\n" if lines else ""),
+        expression=predicate.expression,
+    )
+    values = {"block_q": config.block_q, "block_kv": config.block_kv, "form": predicate.form}
+    arrays = {**_named("forward", forward), **_named("backward", backward), **predicate.tables}
+    return Export("flash4", slabs.num_tokens, arrays, values, source)
+
+
+def _named(direction: str, tables: BlockTables) -> "dict[str, NDArray[np.int32]]":
+    return {
+        f"{direction}.mask_block_cnt": tables.partial_num[None, None],
+        f"{direction}.mask_block_idx": tables.partial_idx[None, None],
+        f"{direction}.full_block_cnt": tables.full_num[None, None],
+        f"{direction}.full_block_idx": tables.full_idx[None, None],
+    }

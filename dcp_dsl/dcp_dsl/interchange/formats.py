@@ -1,20 +1,18 @@
-"""All formats by name: which are written, which are read back."""
+"""The table of all formats by name: their writers and their readers."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from dcp_dsl.conversion import as_slabs
 from dcp_dsl.errors import ExchangeError
-from dcp_dsl.form import Form
-from dcp_dsl.interchange.dcp_ranges import from_dcp, to_dcp
-from dcp_dsl.interchange.dense import from_dense, to_dense
+from dcp_dsl.forms.conversion import as_slabs
+from dcp_dsl.forms.form import Form
+from dcp_dsl.forms.slabs import Slabs
+from dcp_dsl.interchange.dense import from_dcp, from_dense, to_dcp, to_dense
 from dcp_dsl.interchange.export import FORMATS, Export, ExportConfig
-from dcp_dsl.interchange.flash4 import to_flash4
 from dcp_dsl.interchange.flashmask import from_flashmask, to_flashmask
-from dcp_dsl.interchange.flex import to_flex
+from dcp_dsl.interchange.flex import to_flash4, to_flex
 from dcp_dsl.interchange.magi import from_magi, to_magi
 from dcp_dsl.interchange.varlen import to_varlen
-from dcp_dsl.slabs import Slabs
 
 WRITERS: Mapping[str, Callable[[Slabs, ExportConfig], Export]] = MappingProxyType(
     {

@@ -1,4 +1,4 @@
-"""Slices with slanted ends: the `q_ranges`, `k_ranges`, `attn_type_map` of MagiAttention.
+"""Write slices with slanted ends: `q_ranges`, `k_ranges`, `attn_type_map` of MagiAttention.
 
 A slice with R rows and K keys of type FULL sees everything; CAUSAL, aligned at the bottom right,
 lets row r see its keys before ``K - R + r + 1``; INV_CAUSAL, aligned at the top left, those from r
@@ -10,15 +10,14 @@ Source: MagiAttention, documentation of flex_flash_attn_func.
 from enum import IntEnum
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import ExchangeError
+from dcp_dsl.forms.conversion import slabs_of
+from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.export import Export
-from dcp_dsl.piecewise import TooManyPieces
-from dcp_dsl.region import Region
-from dcp_dsl.slabs import Slabs
-
-Ints = NDArray[np.int64]
+from dcp_dsl.symbolic.piecewise import TooManyPieces
+from dcp_dsl.symbolic.region import Region
 
 
 class SliceType(IntEnum):
@@ -71,7 +70,7 @@ def from_magi(export: Export) -> Slabs:
     if len(twice.q_start):
         q, k = int(twice.q_start[0]), int(twice.kv_start[0])
         raise ExchangeError(_overlap(columns, np.flatnonzero(kept), q, k), "X303")
-    return once.to_slabs()
+    return slabs_of(once)
 
 
 def _checked(export: Export) -> tuple[Ints, ...]:

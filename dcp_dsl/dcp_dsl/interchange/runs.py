@@ -1,4 +1,4 @@
-"""A mask line by line: the visible keys of each row, or the rows that see each key, as runs.
+"""List a mask line by line, as runs of visible keys or of rows, and find where two masks differ.
 
 Slabs describe a mask without looking at single rows; most kernels want something per row or per
 key. Costs here are proportional to rows, keys and runs, never to pairs.
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dcp_dsl.region import Region
-from dcp_dsl.slabs import Slabs
-
-Ints = NDArray[np.int64]
+from dcp_dsl.arrays import Ints
+from dcp_dsl.errors import ExchangeError
+from dcp_dsl.forms.conversion import slabs_of
+from dcp_dsl.forms.slabs import Slabs
+from dcp_dsl.symbolic.region import Region
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +35,7 @@ class Runs:
         return np.bincount(self.line, minlength=self.num_lines)
 
     def rank(self) -> Ints:
-        """Give for each interval how many come before it on its line."""
+        """Return for each interval how many come before it on its line."""
         counts = self.per_line()
         return np.arange(len(self.line)) - (np.cumsum(counts) - counts)[self.line]
 
@@ -45,7 +45,7 @@ class Runs:
         return list(zip(self.lo[a:b].tolist(), self.hi[a:b].tolist(), strict=True))
 
     def gaps(self, begin: Ints) -> "Runs":
-        """Give what is left of ``[begin[line], num_lines)`` on every line."""
+        """Return the rest of ``[begin[line], num_lines)`` on every line."""
         counts = self.per_line() + 1
         first = np.cumsum(counts) - counts
         at = first[self.line] + self.rank()
@@ -60,7 +60,7 @@ class Runs:
 
 
 def row_runs(slabs: Slabs) -> Runs:
-    """Give the visible keys of every row.
+    """Return the visible keys of every row.
 
     >>> runs = row_runs(Slabs(3, [0], [3], [0], [1], [0], [1]))
     >>> runs.line.tolist(), runs.lo.tolist(), runs.hi.tolist()
@@ -81,7 +81,7 @@ def row_runs(slabs: Slabs) -> Runs:
 
 
 def key_runs(slabs: Slabs) -> Runs:
-    """Give the rows that see every key: lines are keys."""
+    """Return the rows that see every key: lines are keys."""
     return row_runs(transpose(slabs))
 
 
@@ -107,14 +107,14 @@ def transpose(slabs: Slabs) -> Slabs:
         bottom = np.where(rises, q0 + begin - k0 + 1, q1)
         pieces.append((begin, end, top, bottom, falls.astype(np.int64), rises.astype(np.int64)))
     columns = tuple(np.concatenate(group) for group in zip(*pieces, strict=True))
-    return Region.of(slabs.num_tokens, columns).to_slabs()
+    return slabs_of(Region.of(slabs.num_tokens, columns))
 
 
 def slabs_of_rows(runs: Runs) -> Slabs:
     """Glue the visible keys of every row to slabs in normal form."""
     flat = np.zeros(len(runs.line), np.int64)
     columns = (runs.line, runs.line + 1, runs.lo, runs.hi, flat, flat)
-    return Region.of(runs.num_lines, columns).to_slabs()
+    return slabs_of(Region.of(runs.num_lines, columns))
 
 
 def slabs_of_keys(runs: Runs) -> Slabs:
@@ -123,6 +123,51 @@ def slabs_of_keys(runs: Runs) -> Slabs:
 
 
 def region_of(slabs: Slabs) -> Region:
-    """Give slabs in the form that can be combined."""
+    """Return slabs in the form that can be combined."""
     q0, q1, k0, k1, a, b = slabs.table().T
     return Region.of(slabs.num_tokens, (q0, q1, k0, k1, a, b))
+
+
+@dataclass(frozen=True, slots=True)
+class MaskDifference:
+    """The number of pairs that only one of two masks sees, and the first in reading order.
+
+    Attributes:
+        only_left, only_right: pairs.
+        query, key: the first pair that differs.
+        is_left: whether the left mask sees it.
+    """
+
+    only_left: int
+    only_right: int
+    query: int
+    key: int
+    is_left: bool
+
+
+def find_difference(left: Slabs, right: Slabs) -> MaskDifference | None:
+    """Compare two masks exactly, or give ``None`` if they see the same pairs.
+
+    Raises:
+        ExchangeError: if they have different numbers of tokens.
+
+    >>> causal = Slabs(3, [0], [3], [0], [1], [0], [1])
+    >>> find_difference(causal, Slabs(3, [0], [3], [0], [3], [0], [0]))
+    MaskDifference(only_left=0, only_right=3, query=0, key=1, is_left=False)
+    """
+    if left.num_tokens != right.num_tokens:
+        raise ExchangeError(
+            f"expected masks of as many tokens, got {left.num_tokens} and {right.num_tokens}; "
+            f"compare on a sample of {left.num_tokens}"
+        )
+    if np.array_equal(left.table(), right.table()):
+        return None
+    a, b = region_of(left), region_of(right)
+    sides = [slabs_of(a - b), slabs_of(b - a)]
+    firsts = [
+        (int(s.q_start[0]), int(s.kv_start[0]), i == 0) for i, s in enumerate(sides) if len(s)
+    ]
+    if not firsts:
+        return None
+    query, key, is_left = min(firsts)
+    return MaskDifference(sides[0].num_pairs, sides[1].num_pairs, query, key, is_left)

@@ -1,4 +1,4 @@
-"""Calls of a plain flash attention kernel: gathered rows, ``cu_seqlens`` and a causal flag.
+"""Plan calls of a plain flash attention kernel: gathered rows, ``cu_seqlens``, a causal flag.
 
 A slab whose start stands still is one segment of a variable-length call: rectangular, or causal
 aligned at the bottom right. A slab whose start moves hides a triangle at its lower left; read with
@@ -15,17 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import ExchangeError
+from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.export import Export
-from dcp_dsl.slabs import Slabs
 
-Ints = NDArray[np.int64]
 MAX_INDICES = 2**28
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VarlenCall:
-    """One call of a variable-length flash attention kernel.
+    """A call of a variable-length flash attention kernel.
 
     Attributes:
         causal: whether every segment is causal, aligned at the bottom right.
@@ -71,7 +71,7 @@ class _Segments:
 
 
 def varlen_calls(slabs: Slabs) -> tuple[VarlenCall, ...]:
-    """Give calls that together see exactly the pairs of a mask, each once.
+    """Return calls that together see exactly the pairs of a mask, each once.
 
     Every mask can be written. A row that sees nothing is in no call: its output is 0.
 
@@ -151,7 +151,7 @@ def _top(segments: _Segments) -> Ints:
 
 
 def _first_fit(start: Ints, length: Ints) -> Ints:
-    """Give each segment, sorted by first row, the first call whose rows it does not meet."""
+    """Return each segment, sorted by first row, the first call whose rows it does not meet."""
     ends: list[int] = []
     which = np.empty(len(start), np.int64)
     for i, (a, n) in enumerate(zip(start.tolist(), length.tolist(), strict=True)):

@@ -1,15 +1,15 @@
-"""What could be written next."""
+"""Propose words that may follow at a place of a text."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
-from dcp_dsl import ast
-from dcp_dsl.columns import layout_columns
+from dcp_dsl.checks.columns import layout_columns
+from dcp_dsl.checks.scope import Scope, find_library_scope, library_names
 from dcp_dsl.language_server.document import Document
-from dcp_dsl.scope import Scope, find_library_scope, library_names
-from dcp_dsl.tokens import STATEMENT_KEYWORDS, RawToken
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.tokens import STATEMENT_KEYWORDS, RawToken
 from dcp_grammar import WORDS, Role
 
 Kind: TypeAlias = Literal[
@@ -41,7 +41,7 @@ class Proposal:
 
 
 def complete_at(text: str, offset: int, name: str = "<text>") -> tuple[Proposal, ...]:
-    """Give what could stand at a character of a text, as the language server's completion.
+    """List the words that could stand at a character of a text, as the language server does.
 
     >>> [p.text for p in complete_at("segment doc = [lens]*  mask a = k in do", 39)]
     ['doc']
@@ -50,7 +50,7 @@ def complete_at(text: str, offset: int, name: str = "<text>") -> tuple[Proposal,
 
 
 def complete(document: Document, offset: int) -> tuple[Proposal, ...]:
-    """Give what could stand at a place, the names of the text first; nothing inside comments."""
+    """List the words that could stand at a place, names of the text first; none in comments."""
     if document.in_comment(offset):
         return ()
     current = document.token_at(offset)
@@ -85,7 +85,7 @@ def _propose(document: Document, before: list[RawToken]) -> Iterator[Proposal]:
 
 
 def _wants_segment(last: list[str]) -> bool:
-    """Whether only a segment fits behind these tokens: `k in`, `M per`, `same(`, `@ahead(`."""
+    """Return whether only a segment fits here: behind `k in`, `M per`, `same(`, `@ahead(`."""
     if not last:
         return False
     is_call = last[-1] == "(" and len(last) > 1 and last[-2] in ("same", "first", "last")
@@ -110,7 +110,7 @@ def _continue(document: Document, before: list[RawToken]) -> Iterator[Proposal]:
 
 
 def _statement(before: list[RawToken]) -> str:
-    """Give the keyword of the statement that a place belongs to."""
+    """Return the keyword of the statement that a place belongs to."""
     for index in range(len(before) - 1, -1, -1):
         is_type = index > 0 and before[index - 1].text == ":"
         if before[index].text in STATEMENT_KEYWORDS and not is_type:
@@ -121,7 +121,7 @@ def _statement(before: list[RawToken]) -> str:
 
 
 def _begins_line(document: Document, before: list[RawToken]) -> bool:
-    """Whether nothing but spaces stands between the last token and this place's own line."""
+    """Return whether nothing but spaces stands between the last token and this place's own line."""
     end = before[-1].span.end
     rest = document.text[end:]
     return "\n" in rest[: len(rest) - len(rest.lstrip())] or not rest.strip()
@@ -173,7 +173,7 @@ def _columns(scope: Scope) -> Iterator[Proposal]:
 
 
 def _locals(before: list[RawToken]) -> Iterator[Proposal]:
-    """Give parameters and bindings of the mask being written, from its tokens: it may not parse."""
+    """Yield parameters and bindings of the mask being written, by its tokens: it may not parse."""
     start = max((i for i, t in enumerate(before) if t.text in ("mask", "check", "stack", "for")
                  and (i == 0 or before[i - 1].text != ":")), default=0)  # fmt: skip
     own = before[start:]

@@ -1,15 +1,21 @@
-"""A text that is being written: its tokens, the statements that parse, what its names mean."""
+"""Hold a text that is being written: its tokens, the statements that parse, its names.
+
+A name is defined in the text, in an imported file, or in the standard library.
+"""
 
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Literal, TypeAlias
 
-from dcp_dsl import ast
-from dcp_dsl.imports import build_scope
-from dcp_dsl.parser import Parsed, parse_all
-from dcp_dsl.scope import Scope
-from dcp_dsl.tokens import RawToken, scan
+from dcp_dsl.checks.imports import build_scope
+from dcp_dsl.checks.scope import Scope, segment_names
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.ast import Span
+from dcp_dsl.syntax.parser import Parsed, parse_all
+from dcp_dsl.syntax.tokens import RawToken, scan
+from dcp_grammar import MASKS
 
 Encoding: TypeAlias = Literal["utf-8", "utf-16", "utf-32"]
 
@@ -18,7 +24,7 @@ _WIDTHS: dict[str, int] = {"utf-8": 1, "utf-16": 2, "utf-32": 4}
 
 @dataclass(frozen=True, eq=False)
 class Document:
-    """One version of a text.
+    """A version of a text.
 
     Attributes:
         text: what it says.
@@ -37,7 +43,7 @@ class Document:
         return [0, *(i + 1 for i, c in enumerate(self.text) if c == "\n")]
 
     def place(self, offset: int) -> tuple[int, int]:
-        r"""Give line and column, from 0, in the editor's units.
+        r"""Return line and column, from 0, in the editor's units.
 
         >>> Document("a\n🙂b", "<text>").place(3)
         (1, 2)
@@ -48,7 +54,7 @@ class Document:
         return line, self._units(before)
 
     def offset(self, line: int, column: int) -> int:
-        r"""Give the character at a place; behind the end of a line, its end.
+        r"""Return the character at a place; behind the end of a line, its end.
 
         >>> Document("a\n🙂b", "<text>").offset(1, 2)
         3
@@ -77,7 +83,7 @@ class Document:
 
     @cached_property
     def scope(self) -> Scope:
-        """What the names of these statements mean."""
+        """Find the meaning of the names of these statements."""
         return build_scope(self.parsed.program)[0]
 
     @cached_property
@@ -86,16 +92,16 @@ class Document:
         return tuple(token for token in scan(self.text) if token.kind != "comment")
 
     def token_at(self, offset: int) -> RawToken | None:
-        """Give the token that a place touches; of two, the name."""
+        """Return the token that a place touches; of two, the name."""
         near = [t for t in self.tokens if t.span.start <= offset <= t.span.end]
         return next((t for t in near if t.kind == "name"), near[0] if near else None)
 
     def before(self, offset: int) -> list[RawToken]:
-        """Give the tokens that end in front of a place."""
+        """Return the tokens that end in front of a place."""
         return [token for token in self.tokens if token.span.end <= offset]
 
     def in_comment(self, offset: int) -> bool:
-        """Whether a place lies in a comment or a text in quotes."""
+        """Return whether a place lies in a comment or a text in quotes."""
         for token in scan(self.text):
             if token.kind == "comment" and token.span.start < offset <= token.span.end:
                 return True
@@ -104,8 +110,88 @@ class Document:
         return False
 
     def statement_at(self, offset: int) -> "ast.Statement | None":
-        """Give the statement that covers a place, if it parses."""
+        """Return the statement that covers a place, if it parses."""
         for statement in self.parsed.program.statements:
             if statement.span.start <= offset <= statement.span.end:
                 return statement
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A place where a name gets its meaning.
+
+    Attributes:
+        path: the file; None for the text itself.
+        text: of that file.
+        span: the name in it.
+        node: what is defined: a statement, a parameter or a `where` binding.
+        scope: where names of that file are looked up.
+    """
+
+    path: str | None
+    text: str
+    span: Span
+    node: ast.Node
+    scope: Scope
+
+
+def find_definition(document: Document, offset: int) -> Definition | None:
+    """Return the definition of the name at a place, or None."""
+    token = document.token_at(offset)
+    if token is None or token.kind != "name":
+        return None
+    before = document.before(token.span.start)
+    is_attribute = bool(before) and before[-1].text == "."
+    local = None if is_attribute else _find_local(document, token.text, offset)
+    return local or find_name(document, token.text)
+
+
+def _find_local(document: Document, name: str, offset: int) -> Definition | None:
+    """Look among the parameters and bindings of the mask around a place."""
+    mask = document.statement_at(offset)
+    if not isinstance(mask, ast.MaskDef):
+        return None
+    nodes: list[ast.Param | ast.Binding] = [*mask.params, *mask.bindings]
+    for node in nodes:
+        if node.name.text == name:
+            return Definition(None, document.text, node.name.span, node, document.scope)
+    return None
+
+
+def find_name(document: Document, name: str) -> Definition | None:
+    """Look up a name that stands for a statement."""
+    scope = document.scope
+    mask = scope.find_mask(name) or scope.find_stack(name)
+    if mask is not None:
+        return _in_file(document, mask[0], mask[0].name.span, mask[1])
+    if name in scope.samples:
+        sample = scope.samples[name]
+        return _in_file(document, sample, sample.name.span, scope)
+    if name in scope.segments:
+        segment = scope.segments[name]
+        place = next(i for i in segment_names(segment) if i.text == name)
+        return _in_file(document, segment, place.span, _owner(segment, scope))
+    if name in scope.tokens:
+        token = scope.tokens[name]
+        return _in_file(document, token, token.name.span, _owner(token, scope))
+    return None
+
+
+def _owner(statement: ast.Statement, scope: Scope) -> Scope:
+    """Return the scope of the file a segment or token stands in."""
+    if any(statement is own for own in scope.program.statements):
+        return scope
+    others = [*scope.imported.masks.values(), *scope.imported.stacks.values()]
+    for _, other in others:
+        if any(statement is each for each in other.program.statements):
+            return other
+    return scope
+
+
+def _in_file(document: Document, node: ast.Node, span: Span, scope: Scope) -> Definition:
+    if scope.program is document.parsed.program:
+        return Definition(None, document.text, span, node, scope)
+    name = scope.program.name
+    path = Path(str(MASKS)) / Path(name).name if name.startswith("<library>/") else Path(name)
+    return Definition(str(path.resolve()), scope.program.text, span, node, scope)

@@ -1,25 +1,23 @@
-"""What is shown when the pointer rests on a word: its meaning, its definition, a picture."""
+"""Describe the word under the pointer: its meaning, its definition, a picture."""
 
 from base64 import b64encode
 
-from dcp_dsl import ast
-from dcp_dsl.columns import layout_columns
+from dcp_dsl.checks.columns import layout_columns
+from dcp_dsl.checks.scope import Scope
+from dcp_dsl.core.mask import build_mask
 from dcp_dsl.errors import DatasetError, DCPError
-from dcp_dsl.language_server.definition import Definition, find_definition
-from dcp_dsl.language_server.document import Document
-from dcp_dsl.mask_building import build_mask
-from dcp_dsl.pictures.picture import Picture
-from dcp_dsl.pictures.preview import preview
-from dcp_dsl.scope import Scope
-from dcp_dsl.spec import Spec
-from dcp_dsl.unparse import unparse
+from dcp_dsl.language_server.document import Definition, Document, find_definition
+from dcp_dsl.pictures.picture import Picture, preview
+from dcp_dsl.specs.spec import Spec
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.unparse import unparse
 from dcp_grammar import WORDS
 
 MAX_TEXT_TOKENS = 40  # a wider picture does not fit a hover
 
 
 def describe_at(text: str, offset: int, name: str = "<text>") -> str | None:
-    r"""Give Markdown about the word at a character of a text, as the language server's hover.
+    r"""Return Markdown about the word at a character of a text, as the language server's hover.
 
     Args:
         text: of a .dcpm file, right or wrong.
@@ -37,7 +35,7 @@ def describe_at(text: str, offset: int, name: str = "<text>") -> str | None:
 
 
 def describe(document: Document, offset: int, *, has_images: bool) -> str | None:
-    """Give Markdown about the word at a place, or None if there is nothing to say.
+    """Return Markdown about the word at a place, or None if there is nothing to say.
 
     Args:
         document: the text.
@@ -81,7 +79,7 @@ def _code(text: str) -> str:
 
 
 def _comment_above(found: Definition) -> str:
-    """Give the comment lines right above a statement, or at the top of a file of the library."""
+    """Return the comment lines right above a statement, or at the top of a file of the library."""
     above = found.text[: found.node.span.start].rstrip(" \t")
     lines = above.split("\n")[:-1][::-1]
     block = []
@@ -125,7 +123,7 @@ def draw_preview(mask: ast.MaskDef, scope: Scope) -> Picture | None:
 
 
 def example_call(spec: Spec, name: str) -> str:
-    """Give a call of a mask of a text with arguments that can be seen on a small sample.
+    """Return a call of a mask of a text with arguments that can be seen on a small sample.
 
     They are those of the first `check` that calls the mask, else small ones for its parameters.
 
@@ -151,7 +149,7 @@ def _checked_call(mask: ast.MaskDef, scope: Scope) -> ast.Expr | None:
 
 
 def _small_call(mask: ast.MaskDef) -> ast.Expr:
-    """Give a call whose windows are small enough to be seen."""
+    """Return a call whose windows are small enough to be seen."""
     arguments = []
     for param in mask.params:
         value = _small_argument(param)
@@ -162,7 +160,7 @@ def _small_call(mask: ast.MaskDef) -> ast.Expr:
 
 
 def _small_argument(param: ast.Param) -> ast.Expr | None:
-    """Give an argument that can be seen on a small sample; None leaves the default."""
+    """Return an argument that can be seen on a small sample; None leaves the default."""
     size = param.default.value if isinstance(param.default, ast.Number) else 0
     match param.type.text:
         case "tokens" | "int" if param.default is None or size > 8:

@@ -1,4 +1,4 @@
-"""The protocol: documents come in, diagnostics, fixes and answers go out. The adapter to pygls."""
+"""Speak the protocol of editors: take documents, return diagnostics, fixes and answers (pygls)."""
 
 import asyncio
 from importlib.metadata import version
@@ -10,17 +10,14 @@ from urllib.request import url2pathname
 from lsprotocol import types as lsp
 from pygls.lsp.server import LanguageServer
 
-from dcp_dsl import ast
-from dcp_dsl.diagnostics import Diagnostic, Fix
-from dcp_dsl.errors import SpecError
-from dcp_dsl.explanations import explanations
-from dcp_dsl.fixes import choose_fixes
-from dcp_dsl.formatter import format_source
 from dcp_dsl.language_server.completion import complete
-from dcp_dsl.language_server.definition import find_definition
-from dcp_dsl.language_server.document import Document
+from dcp_dsl.language_server.document import Document, find_definition
 from dcp_dsl.language_server.hover import describe
-from dcp_dsl.spec import check
+from dcp_dsl.specs.spec import check
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.diagnostic_formats import explanations
+from dcp_dsl.syntax.diagnostics import Diagnostic, Fix, SpecError, choose_fixes
+from dcp_dsl.syntax.formatter import format_source
 
 PAUSE_S = 0.15  # wait for the next key before checking
 _SEVERITIES = {
@@ -48,7 +45,7 @@ class MaskServer(LanguageServer):
         self.has_images = False
 
     def document(self, uri: str) -> Document:
-        """Give the present text of a document; none if it is closed and its file is gone."""
+        """Return the present text of a document; none if it is closed and its file is gone."""
         try:
             source = self.workspace.get_text_document(uri).source
         except (OSError, UnicodeDecodeError):  # questions may come late, after the file left
@@ -71,7 +68,7 @@ class MaskServer(LanguageServer):
 
 
 def path_of(uri: str) -> str:
-    """Give the path of a file URI; other documents are called ``<untitled>``.
+    """Return the path of a file URI; other documents are called ``<untitled>``.
 
     >>> path_of("file:///a%20b/c.dcpm"), path_of("untitled:Untitled-1")
     ('/a b/c.dcpm', '<untitled>')
@@ -81,7 +78,7 @@ def path_of(uri: str) -> str:
 
 
 def make_server() -> MaskServer:
-    """Give a server with all its features."""
+    """Return a server with all its features."""
     server = MaskServer()
     _serve_texts(server)
     _serve_questions(server)

@@ -1,1 +1,1 @@
-"""Pictures of a mask on a sample: in a terminal, as SVG and as PNG."""
+"""Draw a mask on a sample: in a terminal, as SVG and as PNG."""

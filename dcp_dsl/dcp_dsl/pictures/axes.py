@@ -1,21 +1,21 @@
-"""Which kind of token stands where: the coloured stripes along both axes of a picture."""
+"""Find the kinds of tokens in their order: the coloured stripes along both axes of a picture."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dcp_dsl import ast
-from dcp_dsl.columns import layout_columns, needed_segments
-from dcp_dsl.layout import bind_layout
-from dcp_dsl.mask import Mask
-from dcp_dsl.sample import Sample
-from dcp_dsl.scope import Scope
-from dcp_dsl.walk import mentioned_names
+from dcp_dsl.checks.columns import layout_columns, needed_segments
+from dcp_dsl.checks.scope import Scope
+from dcp_dsl.core.layout import bind_layout
+from dcp_dsl.core.mask import Mask
+from dcp_dsl.core.sample import Sample
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.walk import mentioned_names
 
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """One instance of a segment: the tokens ``[start, end)`` are of this kind.
+    """An instance of a segment: the tokens ``[start, end)`` are of this kind.
 
     Attributes:
         kind: name of the segment.
@@ -30,7 +30,7 @@ class Stripe:
 
 
 def read_scopes(expression: object, scope: Scope) -> Iterator[Scope]:
-    """Give the texts whose names an expression uses, through all masks it calls; its own first."""
+    """Yield the texts whose names an expression uses, through all masks it calls; its own first."""
     yield scope
     seen: set[tuple[int, str]] = set()
     given = [scope]
@@ -49,7 +49,7 @@ def read_scopes(expression: object, scope: Scope) -> Iterator[Scope]:
 
 
 def find_stripes(mask: Mask, sample: Sample) -> tuple[Stripe, ...]:
-    """Give the parts of the first layout that the mask reads, in the order of the tokens.
+    """Return the parts of the first layout that the mask reads, in the order of the tokens.
 
     Empty if it reads none. Parts without tokens are left out.
 
@@ -82,7 +82,7 @@ def _leaf_names(parts: tuple[ast.Leaf | ast.Group, ...]) -> Iterator[str]:
 
 
 def condense(stripes: Sequence[Stripe], num_tokens: int, limit: int) -> tuple[Stripe, ...]:
-    """Give at most `limit` stripes: where there are more, each shows the kind in its middle.
+    """Return at most `limit` stripes: where there are more, each shows the kind in its middle.
 
     >>> many = [Stripe("ab"[i % 2], i, i + 1, 0) for i in range(6)]
     >>> [(s.kind, s.start, s.end) for s in condense(many, 6, 2)]
@@ -102,5 +102,5 @@ def condense(stripes: Sequence[Stripe], num_tokens: int, limit: int) -> tuple[St
 
 
 def kinds(stripes: Sequence[Stripe]) -> tuple[str, ...]:
-    """Give the kinds in the order of their first token."""
+    """Return the kinds in the order of their first token."""
     return tuple(dict.fromkeys(stripe.kind for stripe in stripes))

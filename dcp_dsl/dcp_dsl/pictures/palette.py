@@ -11,5 +11,5 @@ EMPTY, EMPTY_DARK = "#eef1f5", "#242a33"
 
 
 def kind_colour(index: int) -> str:
-    """Give the colour of the i-th kind; they repeat."""
+    """Return the colour of the i-th kind; they repeat."""
     return KIND_COLOURS[index % len(KIND_COLOURS)]

@@ -1,7 +1,6 @@
-"""Pictures as PNG, drawn with Pillow."""
+"""Draw pictures as PNG, with Pillow."""
 
 from io import BytesIO
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,22 +8,19 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from dcp_dsl.pictures import palette
 from dcp_dsl.pictures.axes import condense, kinds
-from dcp_dsl.pictures.coverage import measure_coverage
-
-if TYPE_CHECKING:
-    from dcp_dsl.pictures.picture import Picture
+from dcp_dsl.pictures.drawing import Drawing, measure_coverage
 
 MARGIN = 14
 BAR = 12
 LINE = 20
 
 
-def draw_png(picture: "Picture", side: int) -> bytes:
+def draw_png(drawing: Drawing, side: int) -> bytes:
     """Draw a mask with a matrix of about `side` pixels; see `Picture.png`."""
-    matrix = _matrix(picture, side)
+    matrix = _matrix(drawing, side)
     side = max(len(matrix), 240)  # room for the words
     top, left = MARGIN + 2 * LINE + 4 + BAR + 4, MARGIN + BAR + 4
-    names = kinds(picture.stripes)
+    names = kinds(drawing.stripes)
     lines = _legend_lines(names, side)
     below = top + len(matrix) + 8
     size = (left + side + MARGIN, below + LINE * len(lines) + MARGIN)
@@ -33,9 +29,9 @@ def draw_png(picture: "Picture", side: int) -> bytes:
     draw = ImageDraw.Draw(image)
     bold = ImageFont.load_default(15)
     font = ImageFont.load_default(13)
-    draw.text((MARGIN, MARGIN), picture.title, palette.INK, bold)
-    draw.text((MARGIN, MARGIN + LINE), picture.summary, palette.INK, font)
-    _draw_stripes(draw, picture, names, len(matrix), (left, top))
+    draw.text((MARGIN, MARGIN), drawing.title, palette.INK, bold)
+    draw.text((MARGIN, MARGIN + LINE), drawing.summary, palette.INK, font)
+    _draw_stripes(draw, drawing, names, len(matrix), (left, top))
     for line, entries in enumerate(lines):
         for x, index in entries:
             y = below + LINE * line
@@ -46,11 +42,11 @@ def draw_png(picture: "Picture", side: int) -> bytes:
     return buffer.getvalue()
 
 
-def _matrix(picture: "Picture", side: int) -> NDArray[np.uint8]:
-    """Give the pixels ``[P, P, 3]``: tokens as squares, or several tokens to a pixel."""
-    tokens = max(1, picture.bound.num_tokens)
+def _matrix(drawing: Drawing, side: int) -> NDArray[np.uint8]:
+    """Return the pixels ``[P, P, 3]``: tokens as squares, or several tokens to a pixel."""
+    tokens = max(1, drawing.bound.num_tokens)
     cell = -(-tokens // side)
-    coverage = measure_coverage(picture.bound, cell, cell).part
+    coverage = measure_coverage(drawing.bound, cell, cell).part
     if not coverage.size:
         coverage = np.zeros((1, 1))
     empty, visible = (np.array(ImageColor.getrgb(c)) for c in (palette.EMPTY, palette.VISIBLE))
@@ -63,14 +59,14 @@ def _matrix(picture: "Picture", side: int) -> NDArray[np.uint8]:
 
 def _draw_stripes(
     draw: ImageDraw.ImageDraw,
-    picture: "Picture",
+    drawing: Drawing,
     names: tuple[str, ...],
     side: int,
     corner: tuple[int, int],
 ) -> None:
     left, top = corner
-    scale = side / max(1, picture.bound.num_tokens)
-    for stripe in condense(picture.stripes, picture.bound.num_tokens, side):
+    scale = side / max(1, drawing.bound.num_tokens)
+    for stripe in condense(drawing.stripes, drawing.bound.num_tokens, side):
         red, green, blue = ImageColor.getrgb(palette.kind_colour(names.index(stripe.kind)))[:3]
         colour = (red, green, blue)
         if stripe.number % 2:
@@ -82,7 +78,7 @@ def _draw_stripes(
 
 
 def _legend_lines(names: tuple[str, ...], side: int) -> list[list[tuple[int, int]]]:
-    """Give (x, kind) of every entry, line by line."""
+    """Return (x, kind) of every entry, line by line."""
     lines: list[list[tuple[int, int]]] = []
     x = side + 1
     for index, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""Pictures as SVG: one polygon per slab, whatever the length of the sample.
+"""Draw pictures as SVG: one polygon per slab, whatever the length of the sample.
 
 A slab whose ends move is drawn as stairs on short samples, where a token can be seen, and with
 straight sides on long ones. All coordinates are tokens; the browser scales them.
@@ -6,16 +6,15 @@ straight sides on long ones. All coordinates are tokens; the browser scales them
 
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from dcp_dsl.errors import DatasetError
+from dcp_dsl.forms.conversion import as_slabs
+from dcp_dsl.forms.form import Form
+from dcp_dsl.forms.rows import Columns
+from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.pictures import palette
 from dcp_dsl.pictures.axes import Stripe, condense, kinds
-from dcp_dsl.pictures.coverage import measure_coverage
-
-if TYPE_CHECKING:
-    from dcp_dsl.form import Form
-    from dcp_dsl.pictures.picture import Picture
+from dcp_dsl.pictures.drawing import Drawing, measure_coverage
 
 SIDE = 320  # pixels of the matrix
 MARGIN = 12
@@ -30,11 +29,11 @@ MAX_GRID = 48  # tokens up to which there is a line between any two
 _SHADES = 8
 
 
-def draw_svg(picture: "Picture") -> str:
+def draw_svg(drawing: Drawing) -> str:
     """Draw a mask as one SVG element; see `Picture.svg`."""
-    size = picture.bound.num_tokens
-    stripes = condense(picture.stripes, size, MAX_STRIPES)
-    names = kinds(picture.stripes)
+    size = drawing.bound.num_tokens
+    stripes = condense(drawing.stripes, size, MAX_STRIPES)
+    names = kinds(drawing.stripes)
     legend, legend_height = _legend(names)
     top = MARGIN + 2 * LINE + 4
     height = top + BAR + 4 + SIDE + 8 + legend_height + MARGIN
@@ -43,23 +42,23 @@ def draw_svg(picture: "Picture") -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="dcp-mask" width="{width}" '
         f'height="{height}" viewBox="0 0 {width} {height}" role="img">',
-        f"<title>{escape(picture.title)}: {escape(picture.summary)}</title>",
+        f"<title>{escape(drawing.title)}: {escape(drawing.summary)}</title>",
         _style(names),
         f'<rect class="dcp-paper" width="{width}" height="{height}" rx="6"/>',
-        f'<text class="dcp-name" x="{MARGIN}" y="{MARGIN + 12}">{_shorten(picture.title)}</text>',
-        f'<text x="{MARGIN}" y="{MARGIN + 12 + LINE}">{picture.density}</text>',
+        f'<text class="dcp-name" x="{MARGIN}" y="{MARGIN + 12}">{_shorten(drawing.title)}</text>',
+        f'<text x="{MARGIN}" y="{MARGIN + 12 + LINE}">{drawing.density}</text>',
         f'<rect class="dcp-empty" x="{left}" y="{top + BAR + 4}" width="{SIDE}" height="{SIDE}"/>',
     ]
     if size:
         parts += _axes(stripes, names, size, left, top)
         parts.append(_nested(left, top + BAR + 4, SIDE, SIDE, f"0 0 {size} {size}"))
-        parts += [*_matrix(picture.bound), *_lines(stripes, size), "</svg>"]
+        parts += [*_matrix(drawing.bound), *_lines(stripes, size), "</svg>"]
     parts.append(f'<g transform="translate({MARGIN} {top + BAR + 4 + SIDE + 8})">')
     return "\n".join([*parts, *legend, "</g>", "</svg>"])
 
 
 def _style(names: Sequence[str]) -> str:
-    """Give the style sheet; every class begins with `dcp-`, so it changes nothing of a page."""
+    """Return the style sheet; every class begins with `dcp-`, so it changes nothing of a page."""
     colours = "".join(
         f".dcp-mask .dcp-k{i}{{fill:{palette.kind_colour(i)}}}" for i in range(len(names))
     )
@@ -89,7 +88,7 @@ def _nested(x: float, y: float, width: float, height: float, box: str) -> str:
     )
 
 
-def _matrix(form: "Form") -> Iterator[str]:
+def _matrix(form: Form) -> Iterator[str]:
     size = form.num_tokens
     table = _slab_table(form)
     if table is None:
@@ -109,12 +108,8 @@ def _matrix(form: "Form") -> Iterator[str]:
     yield "</g>"
 
 
-def _slab_table(form: "Form") -> tuple[list[list[int]], bool] | None:
-    """Give the slabs of a form, and whether queries and keys are swapped; None if too many."""
-    from dcp_dsl.conversion import as_slabs
-    from dcp_dsl.slabs import Slabs
-    from dcp_dsl.transposed import Columns
-
+def _slab_table(form: Form) -> tuple[list[list[int]], bool] | None:
+    """Return the slabs of a form, and whether queries and keys are swapped; None if too many."""
     if isinstance(form, Columns) and isinstance(form.keys, Slabs):
         return (form.keys.table().tolist(), True) if len(form.keys) <= MAX_POLYGONS else None
     if not isinstance(form, Slabs) and form.num_tokens > MAX_CONVERTED:
@@ -132,7 +127,7 @@ def _straight(q0: int, q1: int, k0: int, k1: int, a: int, b: int) -> list[tuple[
 
 
 def _stairs(q0: int, q1: int, k0: int, k1: int, a: int, b: int) -> list[tuple[int, int]]:
-    """Give the outline: down along the right ends of all rows, then up along the left ones."""
+    """Return the outline: down along the right ends of all rows, then up along the left ones."""
     if a == b == 0:
         return _straight(q0, q1, k0, k1, a, b)
     down, up = [], []
@@ -143,8 +138,8 @@ def _stairs(q0: int, q1: int, k0: int, k1: int, a: int, b: int) -> list[tuple[in
     return down + up[::-1]
 
 
-def _shaded(form: "Form") -> Iterator[str]:
-    """Give rectangles of a 256 x 256 grid, darker where more pairs are visible."""
+def _shaded(form: Form) -> Iterator[str]:
+    """Yield rectangles of a 256 x 256 grid, darker where more pairs are visible."""
     cell = -(-form.num_tokens // 256)
     coverage = measure_coverage(form, cell, cell)
     yield '<g class="dcp-see">'
@@ -187,7 +182,7 @@ def _axes(
 
 
 def _lines(stripes: Sequence[Stripe], size: int) -> Iterator[str]:
-    """Give the borders between parts, and between tokens where these can be seen."""
+    """Yield the borders between parts, and between tokens where these can be seen."""
     places = set(range(1, size)) if size <= MAX_GRID else set()
     if len(stripes) <= MAX_GRID:
         places |= {stripe.start for stripe in stripes} - {0}
@@ -196,7 +191,7 @@ def _lines(stripes: Sequence[Stripe], size: int) -> Iterator[str]:
 
 
 def _legend(names: Sequence[str]) -> tuple[list[str], int]:
-    """Give a coloured square and a name for every kind, in lines of the picture's width."""
+    """Return a coloured square and a name for every kind, in lines of the picture's width."""
     parts, x, line = [], 0.0, 0
     for index, name in enumerate(names):
         width = 28 + CHARACTER * len(name)

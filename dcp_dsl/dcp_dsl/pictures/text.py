@@ -1,13 +1,9 @@
-"""Pictures out of characters."""
+"""Draw pictures out of characters."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from dcp_dsl.pictures.axes import Stripe, condense, kinds
-from dcp_dsl.pictures.coverage import Coverage, measure_coverage
-
-if TYPE_CHECKING:
-    from dcp_dsl.pictures.picture import Picture
+from dcp_dsl.pictures.drawing import Coverage, Drawing, measure_coverage
 
 _HALVES = {(0, 0): " ", (1, 0): "▀", (0, 1): "▄", (1, 1): "█"}
 _SHADES = " ░▒▓█"
@@ -15,19 +11,19 @@ _ASCII = str.maketrans("▀▄█░▒▓┌┐└┘│─", "',#-+*++++|-")
 _ANSI = (34, 33, 32, 35, 36, 31)  # blue, yellow, green, magenta, cyan, red
 
 
-def draw_text(picture: "Picture", columns: int, *, is_ascii: bool, has_colour: bool) -> str:
+def draw_text(drawing: Drawing, columns: int, *, is_ascii: bool, has_colour: bool) -> str:
     """Draw a mask with characters; see `Picture.text`."""
-    size = picture.bound.num_tokens
-    lines = [f"{picture.title}: {picture.summary}"]
+    size = drawing.bound.num_tokens
+    lines = [f"{drawing.title}: {drawing.summary}"]
     if size == 0:
         return lines[0]
     cell = -(-size // max(1, columns))
     # A character is twice as high as it is wide, so either way the matrix is square.
-    coverage = measure_coverage(picture.bound, cell if cell == 1 else 2 * cell, cell)
+    coverage = measure_coverage(drawing.bound, cell if cell == 1 else 2 * cell, cell)
     rows = _halves(coverage) if cell == 1 else _shades(coverage)
-    letters = _letters(kinds(picture.stripes))
+    letters = _letters(kinds(drawing.stripes))
     colours = {kind: _ANSI[i % len(_ANSI)] for i, kind in enumerate(letters)} if has_colour else {}
-    axis = _axis(picture.stripes, size, cell, letters)
+    axis = _axis(drawing.stripes, size, cell, letters)
     frame = _Frame(is_ascii, colours)
     lines += frame.around(rows, axis, len(coverage.part[0]))
     if letters:
@@ -59,7 +55,7 @@ def _shades(coverage: Coverage) -> list[str]:
 
 
 def _letters(names: Sequence[str]) -> dict[str, str]:
-    """Give every kind a letter of its own, of its name if one is free.
+    """Return every kind a letter of its own, of its name if one is free.
 
     >>> _letters(["question", "answer", "again"])
     {'question': 'q', 'answer': 'a', 'again': 'g'}
@@ -75,7 +71,7 @@ def _letters(names: Sequence[str]) -> dict[str, str]:
 def _axis(
     stripes: Sequence[Stripe], size: int, cell: int, letters: dict[str, str]
 ) -> list[tuple[str, str]]:
-    """Give (letter, kind) of each column; every second instance of a kind has a capital."""
+    """Return (letter, kind) of each column; every second instance of a kind has a capital."""
     columns = -(-size // cell)
     axis = [(" ", "")] * columns
     for stripe in condense(stripes, size, columns):

@@ -1,0 +1,438 @@
+"""Check expressions: are the names known, do the kinds fit, do calls have the right arguments?"""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+from dcp_dsl.checks.calls import check_arguments, check_call
+from dcp_dsl.checks.kinds import (
+    BUILTINS,
+    INT,
+    MASK,
+    SEGMENT,
+    SEGMENT_FUNCTIONS,
+    UNKNOWN,
+    Function,
+    Kind,
+    KindName,
+    Names,
+    are_comparable,
+    combine,
+    has_one_parent,
+    parent_of,
+)  # fmt: skip
+from dcp_dsl.checks.scope import Scope, library_names
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.ast import Program, Span
+from dcp_dsl.syntax.diagnostics import (
+    MAX_FINDINGS,
+    Diagnostic,
+    did_you_mean,
+    make_diagnostic,
+    replace_span,
+)
+from dcp_dsl.syntax.foreign import FUNCTIONS, POSITIONS, position_hint, segment_hint
+
+UNKNOWN_HINT = "columns are read as `row.column`; masks and segments must be defined"
+
+_PLACES: dict[str, KindName] = {
+    "start": "pos", "end": "pos", "len": "tokens", "pos": "tokens", "count": "int",
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class ExpressionChecker:
+    """Collects diagnostics about expressions of one text.
+
+    Attributes:
+        scope: definitions.
+        program: the text that spans point into.
+        lost: names that broken statements would have defined.
+        columns: names that may stand for columns (arguments of `for ... use`).
+        found: diagnostics so far.
+        cells: segments of the `per` around what is checked, from the outside in.
+    """
+
+    scope: Scope
+    program: Program
+    lost: frozenset[str] = frozenset()
+    columns: frozenset[str] = frozenset()
+    found: list[Diagnostic] = field(default_factory=list)
+    places: set[tuple[str, Span]] = field(default_factory=set)
+    depth: int = 0
+    cells: list[str] = field(default_factory=list)
+
+    @property
+    def is_full(self) -> bool:
+        """True once the checker has found so much that it reports nothing more."""
+        return len(self.found) >= MAX_FINDINGS
+
+    def report(
+        self,
+        code: str,
+        message: str,
+        span: Span,
+        hint: str = "",
+        label: str = "",
+        fix: str | None = None,
+    ) -> None:
+        """Add a diagnostic, once per place and code; `fix` certainly belongs in that place."""
+        if self.is_full or (code, span) in self.places:
+            return
+        self.places.add((code, span))
+        self.found.append(
+            make_diagnostic(
+                code, message, self.program.text, span,
+                name=self.program.name, hint=hint, label=label,
+                fix=None if fix is None else replace_span(span, fix, self.program.text),
+            )
+        )  # fmt: skip
+
+    # ---- expectations ----
+
+    def mask(self, value: ast.Expr, names: Names) -> None:
+        """Check an expression that must be a mask."""
+        kind = self.kind(value, names, is_mask=True)
+        if kind.name not in ("mask", "unknown"):
+            name = value.text if isinstance(value, ast.Name) else "segment"
+            hint = {
+                "segment": f"write `k in {name}`, `q in {name}` or `same({name})`",
+            }.get(kind.name, "compare it: `q - k < 4`")
+            self.report("E103", f"expected a mask, got {kind.described()}", value.span, hint)
+
+    def number(self, value: ast.Expr, names: Names) -> Kind:
+        """Check an expression that must be a number."""
+        kind = self.kind(value, names)
+        if kind.is_number:
+            return kind
+        hint = "masks are joined with `and`, `or`, `not`, `minus`"
+        if kind.name == "segment":
+            word = value.text if isinstance(value, ast.Name) else "S"
+            hint = f"its number at a token is `q.{word}` or `k.{word}`"
+        self.report("E103", f"expected a number, got {kind.described()}", value.span, hint)
+        return UNKNOWN
+
+    def constant(self, value: ast.Expr, names: Names, *, at_least: int | None = None) -> None:
+        """Check a number that may not depend on a position."""
+        kind = self.number(value, names)
+        if kind.depends:
+            self.report("E107", "this number may not depend on a position", value.span)
+        elif at_least is not None and (known := _literal(value)) is not None and known < at_least:
+            self.report(
+                "E111", f"expected at least {at_least}, got {known}", value.span,
+                "sizes and divisors are positive",
+            )  # fmt: skip
+
+    def segment(self, value: ast.Expr, names: Names) -> str:
+        """Check an expression that must be a segment; give its name."""
+        if isinstance(value, ast.Call) and value.name.text in ("first", "last"):
+            check_call(value, names, self)
+            inner = value.arguments[0].value if value.arguments else value
+            return inner.text if isinstance(inner, ast.Name) else ""
+        if isinstance(value, ast.Name):
+            return self.segment_name(ast.Ident(value.text, span=value.span), names)
+        self.report(
+            "E103", "expected a segment", value.span,
+            "write its name, `first(segment)` or `last(segment)`",
+        )  # fmt: skip
+        return ""
+
+    def segment_name(self, ident: ast.Ident, names: Names) -> str:
+        """Check a bare word that must name a segment."""
+        kind = names.get(ident.text)
+        if kind == UNKNOWN or self._is_segment(ident.text, names):
+            return ident.text
+        if kind is None and ident.text in self.lost:
+            return ident.text
+        if kind is not None or self._names_something_else(ident.text):
+            known = [*self.scope.segments, *(n for n in names if self._is_segment(n, names))]
+            hint = segment_hint(ident.text, known)
+            self.report("E103", f"expected a segment, `{ident.text}` is none", ident.span, hint)
+        else:
+            known = [*self.scope.segments, *self.lost]
+            known += [n for n in names if self._is_segment(n, names)]
+            hint = segment_hint(ident.text, known)
+            self.report("E101", f"unknown segment `{ident.text}`", ident.span, hint)
+        return ""
+
+    def _names_something_else(self, name: str) -> bool:
+        return name in ("q", "k", "len") or self.scope.find_mask(name) is not None
+
+    # ---- kinds ----
+
+    def kind(self, value: ast.Expr, names: Names, *, is_mask: bool = False) -> Kind:
+        """Return the kind of an expression, reporting what is wrong inside.
+
+        Args:
+            value: the expression.
+            names: parameters and bindings around it.
+            is_mask: whether only a mask fits, so that an unknown name is a misspelt mask.
+        """
+        match value:
+            case ast.Number():
+                return INT
+            case ast.Bool():
+                return MASK
+            case ast.Name():
+                return self.name(value, names, is_mask=is_mask)
+            case ast.Attribute():
+                return self.attribute(value, names)
+            case ast.Call():
+                return check_call(value, names, self)
+            case ast.Sign(op, inner):
+                kind = self.number(inner, names)
+                return kind if op == "+" or kind.is_plain else Kind("int", depends=kind.depends)
+            case ast.Binary():
+                return self.binary(value, names)
+        self.logic(value, names)
+        return MASK
+
+    def logic(self, value: ast.Expr, names: Names) -> None:
+        """Check a node whose result is a mask."""
+        match value:
+            case ast.Not(inner):
+                self.mask(inner, names)
+            case ast.And(items) | ast.Or(items):
+                for item in items:
+                    self.mask(item, names)
+            case ast.Minus(left, right):
+                self.mask(left, names)
+                self.mask(right, names)
+            case ast.Compare():
+                self.compare(value, names)
+            case ast.In():
+                self.membership(value, names)
+            case ast.Per(inner, segment):
+                self.cells.append(segment.text)
+                self.mask(inner, names)
+                self.cells.pop()
+                self.segment_name(segment, names)
+            case ast.Rules():
+                self.rules(value, names)
+
+    def name(self, value: ast.Name, names: Names, *, is_mask: bool = False) -> Kind:
+        """Return the kind of a name."""
+        text = value.text
+        if text in names:
+            known = names[text]
+            if isinstance(known, Function):
+                self.report("E106", f"`{text}` is a function; give it arguments", value.span)
+                return UNKNOWN
+            return known
+        if text in ("q", "k"):
+            return Kind("pos", depends=frozenset(text))
+        if text == "len":
+            return Kind("tokens")
+        if text in self.scope.segments:
+            return SEGMENT
+        if (found := self.scope.find_mask(text)) is not None:
+            check_arguments(found[0], (), value.span, names, self)
+            return MASK
+        if self.scope.find_stack(text) is not None:
+            self.report(
+                "E103", f"expected a mask, `{text}` is a stack of masks", value.span,
+                "a stack can only be attached with `for ... use`",
+            )  # fmt: skip
+            return UNKNOWN
+        if text in self.lost:
+            return UNKNOWN
+        if text in self.columns:
+            return INT  # one integer per sample
+        self.unknown(text, value.span, names, "mask" if is_mask else "")
+        return UNKNOWN
+
+    def unknown(
+        self, text: str, span: Span, names: Names, wanted: Literal["mask", "call", ""] = ""
+    ) -> None:
+        """Report an unknown name with the closest one that fits in its place.
+
+        Args:
+            text: the name.
+            span: its place.
+            names: parameters and bindings around it.
+            wanted: whether a mask has to stand there, or what takes arguments.
+        """
+        if self.is_full:  # finding the closest name is slow
+            return
+        scope = self.scope
+        known = {*names, *scope.masks, *scope.imported.masks, *library_names(), *self.lost}
+        if wanted == "call":
+            known |= {*BUILTINS, *SEGMENT_FUNCTIONS}
+        elif wanted == "":
+            known |= {*scope.segments, "q", "k", "len"}
+        hint = position_hint(text) or FUNCTIONS.get(text) or did_you_mean(text, sorted(known))
+        if not hint and text in scope.tokens:
+            hint = f"a token column is read as `q.{text}` or `k.{text}`"
+        self.report(
+            "E101", f"unknown name `{text}`", span, hint or UNKNOWN_HINT, fix=POSITIONS.get(text)
+        )
+
+    def attribute(self, value: ast.Attribute, names: Names) -> Kind:
+        """Return the kind of `row.col`, `S.count`, `q.S`, `q.S.start`, `q.token`."""
+        inner, name = value.value, value.name
+        if inner == ast.Name("row"):
+            return INT
+        if isinstance(inner, ast.Name) and self._is_segment(inner.text, names):
+            if name.text != "count":
+                self.report(
+                    "E102", f"a segment has no `.{name.text}`", name.span,
+                    f"`{inner.text}.count`, or of a token's instance `q.{inner.text}.{name.text}`",
+                )  # fmt: skip
+            else:
+                self._count(value, inner.text, names)
+            return INT
+        kind = self.number(inner, names)
+        if kind.name == "index":
+            return self._place(value, kind)
+        if kind.name == "unknown":
+            return Kind("unknown", depends=kind.depends)
+        if kind.name != "pos":
+            hint = self._column_hint(value)
+            self.report("E102", f"{kind.described()} has no `.{name.text}`", name.span, hint)
+            return UNKNOWN
+        if self._is_segment(name.text, names) or name.text in self.lost:
+            return Kind("index", name.text, kind.depends)
+        if name.text in self.scope.tokens:
+            return Kind("int", depends=kind.depends)
+        known = [*self.scope.segments, *self.scope.tokens, *names, *self.lost]
+        hint = did_you_mean(name.text, known) or self._segments_hint(value)
+        self.report("E102", f"a position has no `.{name.text}`", name.span, hint)
+        return Kind("unknown", depends=kind.depends)
+
+    def _segments_hint(self, value: ast.Attribute) -> str:
+        """Say how the segments around a token are read, and a column with an integer per token."""
+        item, name = value.value.span.text(self.program.text), value.name.text
+        if name == "parent" and self.scope.segments:
+            read = ", ".join(f"`{item}.{segment}`" for segment in sorted(self.scope.segments))
+            return f"what a token lies in is read by its name: {read}"
+        return f"a column with one integer per token is read so after `token {name}`"
+
+    def _column_hint(self, value: ast.Attribute) -> str:
+        """Say what to do about `q.parent.parent` for a token column `parent`."""
+        match value.value:
+            case ast.Attribute(value=ast.Name("q" | "k" as item), name=outer):
+                joined = f"{outer.text}_{value.name.text}"
+                return (
+                    "a column is read at `q` and `k` only; give the data set a column with both "
+                    f"steps: `token {joined}` and `{item}.{joined}`"
+                )
+        return ""
+
+    def _place(self, value: ast.Attribute, index: Kind) -> Kind:
+        """Return the kind of what is asked about the instance that a token lies in."""
+        name, segment = value.name, index.segment
+        if name.text not in _PLACES:
+            hint = did_you_mean(name.text, tuple(_PLACES))
+            hint = hint or "`.start`, `.end`, `.len`, `.pos` or `.count`"
+            self.report("E102", f"an instance has no `.{name.text}`", name.span, hint)
+            return UNKNOWN
+        if not isinstance(value.value, ast.Attribute):
+            self.report(
+                "E102", f"a `{segment}` number has no `.{name.text}`, a token's instance has",
+                name.span, f"write `q.{segment}.{name.text}` or `k.{segment}.{name.text}`",
+            )  # fmt: skip
+        return Kind(_PLACES[name.text], depends=index.depends)
+
+    def _count(self, value: ast.Attribute, name: str, names: Names) -> None:
+        """Refuse to count instances whose parent is not said: every parent has its own."""
+        kind = names.get(name)
+        if isinstance(kind, Kind):
+            parent = kind.segment
+        else:
+            parent = parent_of(name, self.scope.segments[name])
+        local = {
+            n: k.segment for n, k in names.items() if isinstance(k, Kind) and k.name == "segment"
+        }
+        segments = self.scope.segments
+        if parent and not any(has_one_parent(c, parent, local, segments) for c in self.cells):
+            self.report(
+                "E124", f"every `{parent}` has its own `{name}.count`; this does not say whose",
+                value.span,
+                f"write `q.{name}.count` or `k.{name}.count`, or count in each: "
+                f"`(...) per {parent}`",
+            )  # fmt: skip
+
+    def _is_segment(self, name: str, names: Names) -> bool:
+        kind = names.get(name)
+        if kind is None:
+            return name in self.scope.segments
+        return isinstance(kind, Kind) and kind.name == "segment"
+
+    def binary(self, value: ast.Binary, names: Names) -> Kind:
+        """Return the kind of arithmetic."""
+        left, right = self.number(value.left, names), self.number(value.right, names)
+        divisor = _literal(value.right) if value.op in ("//", "%") else None
+        if divisor is not None and divisor < 1:
+            message = f"this divides by {divisor or 'zero'}"
+            self.report("E111", message, value.right.span, "divide by at least 1")
+        kind = combine(value.op, left, right)
+        if kind is None:
+            verb = {"+": "adds", "-": "subtracts"}[value.op]
+            self.report(
+                "E105", f"this {verb} {left.described()} and {right.described()}", value.span,
+                "a distance is `q - k`; a position plus a number of tokens is a position",
+            )  # fmt: skip
+            return Kind("unknown", depends=left.depends | right.depends)
+        return kind
+
+    def compare(self, value: ast.Compare, names: Names) -> None:
+        """Check that neighbours of a chain of comparisons can be compared."""
+        kinds = [self.number(operand, names) for operand in value.operands]
+        spans = [operand.span for operand in value.operands]
+        for i, (left, right) in enumerate(pairwise(kinds)):
+            if are_comparable(left, right):
+                continue
+            index, at = (left, i) if left.name == "index" else (right, i + 1)
+            other = right if at == i else left
+            segment = index.segment
+            if other.name == "index":
+                self._report_two_segments(value, i, left, right)
+                continue
+            self.report(
+                "E104", f"this compares {other.described()} with a `{segment}` number", spans[at],
+                f"for token positions use `.{segment}.start`, `.{segment}.end` or "
+                f"`same({segment})`",
+                f"`.{segment}` counts segments",
+            )  # fmt: skip
+
+    def _report_two_segments(self, value: ast.Compare, i: int, left: Kind, right: Kind) -> None:
+        """Report a comparison of the numbers of two segments."""
+        sides = value.operands[i], value.operands[i + 1]
+        texts = [side.span.text(self.program.text) for side in sides]
+        both = f" {value.ops[i]} ".join(f"1 * {text}" for text in texts)
+        self.report(
+            "E104", f"this compares {left.described()} with {right.described()}",
+            Span(sides[0].span.start, sides[1].span.end),
+            f"if number n of `{left.segment}` belongs to number n of `{right.segment}`, write "
+            f"`{both}`; `same({left.segment})` asks for one instance",
+            "each counts its own instances",
+        )  # fmt: skip
+
+    def membership(self, value: ast.In, names: Names) -> None:
+        """Check that `in` asks for a position in a segment."""
+        kind = self.number(value.item, names)
+        if kind.name not in ("pos", "unknown"):
+            message = f"`in` asks about a position, got {kind.described()}"
+            self.report("E103", message, value.item.span, "write `q in ...` or `k in ...`")
+        self.segment(value.container, names)
+
+    def rules(self, value: ast.Rules, names: Names) -> None:
+        """Check the rules of a rule block."""
+        for rule in value.rules:
+            self.segment_name(rule.subject, names)
+            for target in rule.targets:
+                if target.name.text not in ("self", "all"):
+                    self.segment_name(target.name, names)
+                if target.within is not None:
+                    self.constant(target.within, names, at_least=1)
+
+
+def _literal(value: ast.Expr) -> int | None:
+    """Return the value of a number with or without a sign in front; nothing for anything else."""
+    match value:
+        case ast.Number(value=number):
+            return number
+        case ast.Sign(op=sign, value=ast.Number(value=number)):
+            return -number if sign == "-" else number
+        case _:
+            return None

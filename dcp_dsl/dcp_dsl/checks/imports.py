@@ -1,0 +1,185 @@
+"""Read the files that a text imports, and bring in the names it lists.
+
+A statement reads `import a, b from "file.dcpm"`.
+Reading is confined: a file is named relative to the one that imports it, and nothing outside the
+folder of the first file is read. Each file keeps its own names; only what is listed comes in.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from dcp_dsl.checks.scope import Imported, Scope
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.ast import Program
+from dcp_dsl.syntax.diagnostics import Diagnostic, did_you_mean, make_diagnostic
+
+MAX_FILES = 64
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Files read so far on behalf of one text."""
+
+    root: Path
+    scopes: dict[Path, Scope] = field(default_factory=dict)
+    broken: dict[Path, str] = field(default_factory=dict)
+    open_files: list[Path] = field(default_factory=list)
+
+
+def build_scope(program: Program) -> tuple[Scope, tuple[Diagnostic, ...]]:
+    """Return the definitions of a text with what it imports, and what is wrong with its imports.
+
+    Relative paths start at the folder of `program.name`; a text without a file cannot import.
+
+    Returns:
+        The scope, and E130-E134.
+    """
+    imports = _imports(program)
+    if not imports:
+        return Scope.of(program), ()
+    home = _home(program.name)
+    if home is None:
+        why = "a text that is no file cannot import"
+        hint = "save it as a .dcpm file beside the one it imports"
+        return Scope.of(program), tuple(
+            _report(program, "E130", why, each.path.span, hint) for each in imports
+        )
+    reader = _Reader(home.parent.resolve())
+    reader.open_files.append(home.resolve())
+    return _resolve(program, reader)
+
+
+def _imports(program: Program) -> list[ast.Import]:
+    return [s for s in program.statements if isinstance(s, ast.Import)]
+
+
+def _home(name: str) -> Path | None:
+    """Return the file a text was read from, None for texts such as ``<text>`` and ``-``."""
+    is_file = name != "-" and not name.startswith("<") and name.endswith(".dcpm")
+    return Path(name) if is_file else None
+
+
+def _report(
+    program: Program, code: str, message: str, span: ast.Span, hint: str = ""
+) -> Diagnostic:
+    return make_diagnostic(code, message, program.text, span, name=program.name, hint=hint)
+
+
+def _resolve(program: Program, reader: _Reader) -> tuple[Scope, tuple[Diagnostic, ...]]:
+    imported = Imported()
+    found: list[Diagnostic] = []
+    for statement in _imports(program):
+        other = _open(statement, program, reader, found)
+        if other is None:
+            continue
+        for name in statement.names:
+            problem = _bring(name.text, other, imported)
+            if problem is not None:
+                hint = did_you_mean(name.text, sorted(_exported(other)))
+                message = f'"{statement.path.text}" {problem}'
+                found.append(_report(program, "E131", message, name.span, hint))
+    return Scope.of(program, imported), tuple(found)
+
+
+def _open(
+    statement: ast.Import, program: Program, reader: _Reader, found: list[Diagnostic]
+) -> Scope | None:
+    """Read the file that an `import` names; report why not."""
+    span, shown = statement.path.span, f'"{statement.path.text}"'
+    path, problem = _locate(statement.path.text, reader)
+    if path is None:
+        hint = 'write a relative path such as "masks/common.dcpm"'
+        found.append(_report(program, "E130", f"{shown} {problem}", span, hint))
+    elif path in reader.open_files:
+        names = [p.name for p in (*reader.open_files[reader.open_files.index(path) :], path)]
+        message = f"{shown} imports this file in turn"
+        found.append(_report(program, "E132", message, span, " -> ".join(names)))
+    elif path in reader.scopes:
+        return reader.scopes[path]
+    elif path in reader.broken:
+        found.append(_report(program, "E133", reader.broken[path], span, _CHECK_IT))
+    else:
+        return _read(path, statement, program, reader, found)
+    return None
+
+
+_CHECK_IT = "check that file by itself"
+
+
+def _locate(text: str, reader: _Reader) -> tuple[Path | None, str]:
+    """Return the file a path in quotes stands for, or None and why it is not read."""
+    given = PurePosixPath(text)
+    if not text.endswith(".dcpm"):
+        return None, "is no .dcpm file"
+    if given.is_absolute() or "\\" in text or ":" in text or "\0" in text:
+        return None, "is no relative path"
+    try:
+        path = (reader.open_files[-1].parent / given).resolve()
+    except (OSError, ValueError, RuntimeError):  # a loop of links, a name too long
+        return None, "cannot be found"
+    if not path.is_relative_to(reader.root):
+        return None, f"lies outside {reader.root}"
+    return path, ""
+
+
+def _read(
+    path: Path, statement: ast.Import, program: Program, reader: _Reader, found: list[Diagnostic]
+) -> Scope | None:
+    from dcp_dsl.checks.checker import (
+        check_scope,  # checking a file needs its imports resolved first
+    )
+    from dcp_dsl.syntax.parser import parse_all
+    from dcp_dsl.syntax.text_file import SpecFileError, read_text
+
+    span = statement.path.span
+    if len(reader.scopes) + len(reader.broken) >= MAX_FILES:
+        found.append(_report(program, "E130", f"more than {MAX_FILES} files are imported", span))
+        return None
+    try:
+        parsed = parse_all(read_text(path), str(path))
+    except SpecFileError as error:
+        found.append(_report(program, "E130", str(error), span))
+        return None
+    reader.open_files.append(path)
+    scope, problems = _resolve(parsed.program, reader)
+    reader.open_files.pop()
+    problems = (*parsed.diagnostics, *problems)
+    if not problems:
+        problems = check_scope(scope, parsed.lost_names)
+    errors = [d for d in problems if d.severity == "error"]
+    if any(d.code == "E132" for d in errors):  # said where the cycle closes; once is enough
+        first = next(d for d in errors if d.code == "E132")
+        found.append(_report(program, "E132", first.message, span, first.hint))
+        return None
+    if errors:
+        what = f"{path.name}:{errors[0].line}: {errors[0].code} {errors[0].message}"
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        reader.broken[path] = f"the imported file has errors: {what}{more}"
+        found.append(_report(program, "E133", reader.broken[path], span, _CHECK_IT))
+        return None
+    reader.scopes[path] = scope
+    return scope
+
+
+def _exported(scope: Scope) -> set[str]:
+    return {*scope.masks, *scope.stacks, *scope.segments, *scope.tokens}
+
+
+def _bring(name: str, other: Scope, imported: Imported) -> str | None:
+    """Add what a name means in another file; give why it cannot be brought in."""
+    if (mask := other.own_mask(name)) is not None:
+        imported.masks[name] = mask
+    elif (stack := other.find_stack(name)) is not None:
+        imported.stacks[name] = stack
+    elif name in other.tokens:
+        imported.tokens[name] = other.tokens[name]
+    elif name in other.segments:
+        source = other.segments[name].source
+        if isinstance(source, ast.Every) and not isinstance(source.size, ast.Number):
+            return f"defines `{name}` by other names; define these tiles here"
+        if isinstance(source, ast.Every) and source.parent is not None:
+            return f"defines `{name}` inside another segment; define these tiles here"
+        imported.segments[name] = other.segments[name]
+    else:
+        return f"does not define `{name}`"
+    return None

@@ -1,0 +1,137 @@
+"""Look names up: the definitions of one text, and the standard library behind it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.ast import Program
+from dcp_grammar import MASKS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Imported:
+    """Names that `import` statements bring into a text, each with the scope it is read in."""
+
+    masks: "dict[str, tuple[ast.MaskDef, Scope]]" = field(default_factory=dict)
+    stacks: "dict[str, tuple[ast.Stack, Scope]]" = field(default_factory=dict)
+    segments: dict[str, ast.Segment] = field(default_factory=dict)
+    tokens: dict[str, ast.Token] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scope:
+    """Definitions of a text by name; of doubled names the first one counts.
+
+    Attributes:
+        program: the text they come from.
+        masks, stacks, samples, tokens: statements by their name.
+        segments: segment statements by their own name and by the names of the parts inside;
+            imported ones too, as imported tokens are among `tokens`.
+        imported: masks and stacks from other files.
+    """
+
+    program: Program
+    masks: Mapping[str, ast.MaskDef]
+    stacks: Mapping[str, ast.Stack]
+    samples: Mapping[str, ast.SampleDef]
+    tokens: Mapping[str, ast.Token]
+    segments: Mapping[str, ast.Segment]
+    imported: Imported = field(default_factory=Imported)
+
+    @classmethod
+    def of(cls, program: Program, imported: Imported | None = None) -> "Scope":
+        """Collect the definitions of a program and what it imports."""
+        masks: dict[str, ast.MaskDef] = {}
+        stacks: dict[str, ast.Stack] = {}
+        samples: dict[str, ast.SampleDef] = {}
+        tokens: dict[str, ast.Token] = {}
+        segments: dict[str, ast.Segment] = {}
+        for statement in program.statements:
+            match statement:
+                case ast.MaskDef():
+                    masks.setdefault(statement.name.text, statement)
+                case ast.Stack():
+                    stacks.setdefault(statement.name.text, statement)
+                case ast.SampleDef():
+                    samples.setdefault(statement.name.text, statement)
+                case ast.Token():
+                    tokens.setdefault(statement.name.text, statement)
+                case ast.Segment():
+                    for name in segment_names(statement):
+                        segments.setdefault(name.text, statement)
+        imported = imported or Imported()
+        segments = {**imported.segments, **segments}
+        tokens = {**imported.tokens, **tokens}
+        return cls(program, masks, stacks, samples, tokens, segments, imported)
+
+    def find_mask(self, name: str) -> "tuple[ast.MaskDef, Scope] | None":
+        """Return the mask of this name and the scope its body is read in.
+
+        Own masks come first, then imported ones, then the standard library.
+        """
+        if (own := self.own_mask(name)) is not None:
+            return own
+        library = find_library_scope(name)
+        return None if library is None else (library.masks[name], library)
+
+    def own_mask(self, name: str) -> "tuple[ast.MaskDef, Scope] | None":
+        """Return a mask of the text or one it imports, and the scope its body is read in."""
+        return (self.masks[name], self) if name in self.masks else self.imported.masks.get(name)
+
+    def find_stack(self, name: str) -> "tuple[ast.Stack, Scope] | None":
+        """Return a stack of the text or one it imports, and the scope its masks are read in."""
+        return (self.stacks[name], self) if name in self.stacks else self.imported.stacks.get(name)
+
+    def layouts(self) -> "list[tuple[ast.Segment, ast.Layout]]":
+        """Return the segment statements, own and imported, that are layouts, with the layouts."""
+        own = [s for s in self.program.statements if isinstance(s, ast.Segment)]
+        brought = {id(s): s for s in self.imported.segments.values()}
+        segments = [*own, *brought.values()]
+        return [(s, s.source) for s in segments if isinstance(s.source, ast.Layout)]
+
+
+def segment_names(segment: ast.Segment) -> Iterator[ast.Ident]:
+    """Yield every name a segment statement defines: its own, its parts', those after `as`."""
+    yield segment.name
+    match segment.source:
+        case ast.Layout(parts):
+            yield from part_names(parts)
+        case ast.Columns(names=names):
+            yield from names
+
+
+def part_names(parts: tuple[ast.Leaf | ast.Group, ...]) -> Iterator[ast.Ident]:
+    """Yield the names inside a layout, from left to right."""
+    for part in parts:
+        if part.name is not None:
+            yield part.name
+        if isinstance(part, ast.Group):
+            yield from part_names(part.parts)
+
+
+@cache
+def library_names() -> tuple[str, ...]:
+    """Return the sorted names of the library's masks; each lives in a file of its name."""
+    names = (entry.name for entry in MASKS.iterdir())
+    return tuple(sorted(n.removesuffix(".dcpm") for n in names if n.endswith(".dcpm")))
+
+
+@cache
+def find_library_scope(name: str) -> Scope | None:
+    """Read the standard library's file that defines a mask, or give None."""
+    from dcp_dsl.syntax.parser import parse  # here: only this function needs the parser
+
+    if name not in library_names():
+        return None
+    file = f"{name}.dcpm"
+    text = (MASKS / file).read_text(encoding="utf-8")
+    return Scope.of(parse(text, f"<library>/{file}"))
+
+
+def library_scopes() -> Iterator[Scope]:
+    """Yield the definitions of every file of the standard library."""
+    for name in library_names():
+        scope = find_library_scope(name)
+        assert scope is not None, f"{name} is a file of the library"
+        yield scope

@@ -1,0 +1,1 @@
+"""Decide what a text claims and what every mask must hold, by proof or on small samples."""

@@ -1,0 +1,221 @@
+"""Make up the columns of small samples, for layouts and for columns that hold flags, ids or tokens.
+
+Columns of layouts say how long a sample is: parts of several tokens, of one, of none, lists without
+elements, so that every way in which a part can be empty is tested. Each such sample then gets the
+columns that depend on its length.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
+from typing import Literal, TypeAlias
+
+from dcp_dsl.checks.columns import Reader, column_readers, layout_columns, reached
+from dcp_dsl.checks.scope import Scope
+from dcp_dsl.core.layout import Column
+from dcp_dsl.core.sample import Sample
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.walk import walk
+
+_LENGTHS = ((1, 4), (0, 2), (0, 3), (0, 1))  # of one part, fewest and most tokens, by style
+_MAX_COUNT = 3  # elements of a list
+_COUNTS = (0, 0, 1, 2, 3)  # to choose from where lists differ in size
+
+
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """The way in which columns are drawn.
+
+    Attributes:
+        rng: where chance comes from.
+        shortest, longest: tokens of a part.
+        count: elements of every list; None for each list its own number, perhaps none.
+    """
+
+    rng: Random
+    shortest: int
+    longest: int
+    count: int | None
+
+    def length(self) -> int:
+        return self.rng.randint(self.shortest, self.longest)
+
+    def size(self) -> int:
+        return self.rng.choice(_COUNTS) if self.count is None else self.count
+
+
+def draw_columns(layouts: Iterable[ast.Layout], index: int, rng: Random) -> dict[str, Column]:
+    """Draw a value for every column of some layouts.
+
+    Lists of one repeated group have equal sizes. Layouts that share columns fit each other best
+    where all lists have one size, which is so for two of four indices.
+
+    Args:
+        layouts: checked.
+        index: says which lengths and sizes are drawn; 12 indices in a row have them all.
+        rng: where chance comes from.
+    """
+    shortest, longest = _LENGTHS[index % len(_LENGTHS)]
+    count = 1 + index // len(_LENGTHS) % _MAX_COUNT if index % len(_LENGTHS) < 2 else None
+    found: dict[str, Column] = {}
+    for layout in layouts:
+        _draw_parts(layout.parts, _Style(rng, shortest, longest, count), found)
+    return found
+
+
+def _draw_parts(
+    parts: tuple[ast.Leaf | ast.Group, ...], style: _Style, found: dict[str, Column]
+) -> None:
+    """Draw the columns of some parts; one that is drawn already stays."""
+    for part in parts:
+        if isinstance(part, ast.Group):
+            _draw_group(part, style, found)
+        elif part.length is not None:
+            for name in layout_columns(ast.Layout((part,))):
+                if part.is_repeated:
+                    found.setdefault(name, [style.length() for _ in range(style.size())])
+                else:
+                    found.setdefault(name, style.length())
+
+
+def _draw_group(group: ast.Group, style: _Style, found: dict[str, Column]) -> None:
+    if not group.is_repeated:
+        _draw_parts(group.parts, style, found)
+        return
+    rounds: list[dict[str, Column]] = [{} for _ in range(style.size())]
+    for each in rounds:
+        _draw_parts(group.parts, style, each)
+    for name in layout_columns(group):
+        found.setdefault(name, [each[name] for each in rounds])
+
+
+DRAWS = 6  # samples of each length: every token alike, then random ones
+UNNAMED_IDS = 3  # ids 0 to 2 are enough for tokens of one, two and three segments
+MAX_LITERALS = 16  # numbers of the mask that values are taken from
+MAX_LITERAL = 2**20  # an id or a threshold; larger numbers say nothing about values
+
+Source: TypeAlias = Literal["spans", "positions", "flags", "ids", "token", "row"]
+
+# What says most about a column comes first; one column may be read in several ways.
+_ORDER: tuple[Source, ...] = ("spans", "positions", "flags", "ids", "token", "row")
+_OPEN: tuple[Source, ...] = ("token", "row")  # any integer: only the data knows which make sense
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnKind:
+    """The contents of a column, as far as the text says them.
+
+    Attributes:
+        source: the statement or expression that reads it.
+        most: how many different ids it has; 0 for other columns.
+    """
+
+    source: Source
+    most: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """True if the text allows any integer, so that only a sample shows sensible ones."""
+        return self.source in _OPEN
+
+    @property
+    def is_per_token(self) -> bool:
+        """True if the column has one integer per token."""
+        return self.source not in ("spans", "row")
+
+
+def column_kinds(node: object, scope: Scope) -> dict[str, ColumnKind]:
+    """Describe the columns that an expression reads, but for those of layouts."""
+    found: dict[str, ColumnKind] = {}
+    lengths: set[str] = set()
+    for column, reader in column_readers(node, scope):
+        if isinstance(reader, ast.Layout):
+            lengths.add(column)
+            continue
+        kind = _kind(reader)
+        if column not in found or _rank(kind) < _rank(found[column]):
+            found[column] = kind
+    return {column: kind for column, kind in found.items() if column not in lengths}
+
+
+def _kind(reader: Reader) -> ColumnKind:
+    match reader:
+        case ast.Columns(kind=kind, names=names):
+            source = next(known for known in _ORDER if known == kind.text)
+            return ColumnKind(source, (len(names) or UNNAMED_IDS) if source == "ids" else 0)
+        case ast.Token():
+            return ColumnKind("token")
+    return ColumnKind("row")
+
+
+def _rank(kind: ColumnKind) -> tuple[int, int]:
+    return _ORDER.index(kind.source), kind.most
+
+
+def complete_samples(
+    bases: Iterable[Sample], kinds: Mapping[str, ColumnKind], node: object, scope: Scope
+) -> Iterator[Sample]:
+    """Yield each sample several times with the columns that it lacks; always the same values.
+
+    Args:
+        bases: samples with a length, in the order in which to complete them.
+        kinds: the columns to add. Without any, the samples come as they are.
+        node: the expression they are for; token columns also get the numbers it compares with.
+        scope: where its names are looked up.
+    """
+    if not kinds:
+        yield from bases
+        return
+    literals = _literals(node, scope)
+    rng = Random(0)  # the same samples every time
+    for base in bases:
+        for index in range(DRAWS):
+            columns = {
+                name: _draw(kinds[name], base.length, literals, rng, is_uniform=index == 0)
+                for name in sorted(kinds)
+            }
+            yield Sample({**base.columns, **columns}, base.length)
+
+
+def _literals(node: object, scope: Scope) -> list[int]:
+    """Return the small numbers of an expression and of the masks it calls, and their neighbours."""
+    found: set[int] = set()
+    for reached_node, _ in reached(node, scope):
+        for inner in walk(reached_node):
+            if isinstance(inner, ast.Number) and inner.value <= MAX_LITERAL:
+                found |= {inner.value - 1, inner.value, inner.value + 1}
+    return sorted(found)[:MAX_LITERALS]
+
+
+def _draw(
+    kind: ColumnKind, length: int, literals: list[int], rng: Random, *, is_uniform: bool
+) -> Column:
+    """Return the values of a column for a sample of this length."""
+    match kind.source:
+        case "flags":
+            return [1] * length if is_uniform else _stretches([0, 1], length, rng)
+        case "ids":
+            values = list(range(-1, kind.most))
+            return [0] * length if is_uniform else _stretches(values, length, rng)
+        case "token":
+            values = [*range(-1, length + 2), *literals]
+            return [length] * length if is_uniform else _stretches(values, length, rng)
+        case "row":
+            return rng.choice([*range(1, length + 2), *(n for n in literals if n > 0)])
+    borders = [0, length] if is_uniform else _borders(length, rng)
+    if kind.source == "spans":
+        return [[a, b] for a, b in pairwise(borders) if is_uniform or rng.random() < 0.7]
+    return [at - a for a, b in pairwise(borders) for at in range(a, b)]
+
+
+def _stretches(values: list[int], length: int, rng: Random) -> Column:
+    """Return a value per token; every other token repeats the one before."""
+    drawn: list[Column] = []
+    for _ in range(length):
+        drawn.append(drawn[-1] if drawn and rng.random() < 0.5 else rng.choice(values))
+    return drawn
+
+
+def _borders(length: int, rng: Random) -> list[int]:
+    return [0, *(at for at in range(1, length) if rng.random() < 0.5), length]

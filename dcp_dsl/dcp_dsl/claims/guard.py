@@ -1,0 +1,235 @@
+"""Refuse samples that would train garbage: a token that sees a later one, a row that sees nothing.
+
+What a mask's text proves for every sample is proved once; only the rest is decided on each sample,
+exactly, from its bound form.
+"""
+
+import reprlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl.checks.columns import needed_segments
+from dcp_dsl.checks.scope import Imported, Scope
+from dcp_dsl.core.layout import Column, bind_layout
+from dcp_dsl.core.mask import Mask
+from dcp_dsl.core.sample import Sample
+from dcp_dsl.errors import DatasetError
+from dcp_dsl.forms.form import Form
+from dcp_dsl.forms.rows import Columns
+from dcp_dsl.forms.slabs import Slabs
+from dcp_dsl.syntax import ast
+
+_SAME = "same instance"  # no name of a text: it has a space
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskRule:
+    """The decorators of a mask, and the statements proved about it.
+
+    Attributes:
+        mask: the mask.
+        may_look_ahead: `@ahead`, anywhere.
+        may_see_nothing: `@partial`.
+        leaks: pairs that look ahead where `@ahead(segment)` does not allow it; None without one.
+        is_causal_proved: no sample can have a look-ahead that is not allowed.
+        is_total_proved: in every sample every token sees something.
+    """
+
+    mask: Mask
+    may_look_ahead: bool
+    may_see_nothing: bool
+    leaks: Mask | None
+    is_causal_proved: bool = False
+    is_total_proved: bool = False
+
+    @classmethod
+    def of(cls, mask: Mask) -> "MaskRule":
+        """Read the decorators of the definition that a mask is a call of, and prove what can be."""
+        # Loaded on use: reading a text needs no proofs.
+        from dcp_dsl.proof.proving import prove_causal, prove_total
+
+        definition = find_definition(mask)
+        ahead, segments, is_partial = read_decorators(definition[0] if definition else None)
+        leaks = None
+        if segments and definition is not None:
+            leaks = leaking_pairs(mask, segments, definition[1])
+        return cls(
+            mask, ahead, is_partial, leaks,
+            ahead or prove_causal(mask.expression, mask.scope, leaks),
+            is_partial or prove_total(mask.expression, mask.scope),
+        )  # fmt: skip
+
+    def check(self, sample: Sample) -> None:
+        """Raise a `DatasetError` if the mask leaks or has an empty row on this sample."""
+        bound = self.mask.compile(sample)
+        if not (self.may_see_nothing or self.is_total_proved):
+            row = _first_empty(bound)
+            if row is not None:
+                raise DatasetError(
+                    f"mask `{self.mask.name}`: token {row} sees nothing{_told(self.mask, sample)}; "
+                    f"mend the columns, or mark the mask `@partial`"
+                )
+        if self.may_look_ahead or self.is_causal_proved:
+            return
+        if self.leaks is None and isinstance(bound, Slabs):
+            pair = _first_ahead(bound)
+        else:
+            leaks = self.leaks or leaking_pairs(self.mask, (), self.mask.scope)
+            pair = _first_pair(leaks.compile(sample))
+        if pair is not None:
+            raise DatasetError(
+                f"mask `{self.mask.name}`: token {pair[0]} sees the later token {pair[1]}"
+                f"{_told(self.mask, sample)}; mend the columns, or mark the mask `@ahead`"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guard:
+    """Decides for each sample whether masks may be trained on it.
+
+    >>> from dcp_dsl import Spec
+    >>> mask = Spec.from_text("token evict  mask kept = causal and q < k.evict").mask("kept")
+    >>> Guard.of([mask]).check(Sample({"evict": [2, 2, 2]}, 3))
+    Traceback (most recent call last):
+    ...
+    dcp_dsl.errors.DatasetError: mask `kept`: token 2 sees ... with evict = [2, 2, 2]; ...
+    """
+
+    rules: tuple[MaskRule, ...]
+
+    @classmethod
+    def of(cls, masks: Iterable[Mask]) -> "Guard":
+        """Prove what holds for every sample of these masks; some milliseconds each."""
+        return cls(tuple(map(MaskRule.of, masks)))
+
+    @property
+    def is_causal_proved(self) -> bool:
+        """True if no sample can have a look-ahead that is not allowed."""
+        return all(rule.is_causal_proved for rule in self.rules)
+
+    @property
+    def is_total_proved(self) -> bool:
+        """True if in every sample every token sees something, or need not."""
+        return all(rule.is_total_proved for rule in self.rules)
+
+    def check(self, sample: Sample) -> None:
+        """Refuse a sample that leaks, has a row that sees nothing, or does not fit its layout.
+
+        Costs a binding of each mask of which not everything is proved, else only the layouts.
+
+        Raises:
+            DatasetError: naming the tokens and the columns.
+        """
+        for rule in self.rules:
+            if rule.is_causal_proved and rule.is_total_proved:
+                check_layouts(rule.mask, sample)
+            else:
+                rule.check(sample)
+
+
+def check_layouts(mask: Mask, sample: Sample) -> None:
+    """Refuse a sample that the layouts a mask reads do not fill, without binding the mask.
+
+    Raises:
+        DatasetError: naming the segment and its columns.
+    """
+    missing = sorted(mask.columns - sample.columns.keys())
+    if missing:
+        raise DatasetError(f"mask `{mask.name}` needs the column `{missing[0]}`")
+    seen: set[int] = set()
+    columns: dict[str, Column] = dict(sample.columns)
+    for statement in needed_segments(mask.expression, mask.scope):
+        if isinstance(statement.source, ast.Layout) and id(statement) not in seen:
+            seen.add(id(statement))
+            bind_layout(statement, statement.source, columns, sample.length)
+
+
+def find_definition(mask: Mask) -> tuple[ast.MaskDef, Scope] | None:
+    """Return the definition that a mask is a name or a call of; None for other expressions."""
+    match mask.expression:
+        case ast.Name(text):
+            return mask.scope.find_mask(text)
+        case ast.Call(name):
+            return mask.scope.find_mask(name.text)
+    return None
+
+
+def read_decorators(
+    definition: ast.MaskDef | None,
+) -> tuple[bool, tuple[ast.Ident, ...], bool]:
+    """Return whether a mask may look ahead anywhere, the segments where it may, `@partial`."""
+    decorators = () if definition is None else definition.decorators
+    ahead = [d for d in decorators if d.name.text == "ahead"]
+    is_anywhere = any(not d.arguments for d in ahead)
+    segments = tuple(name for d in ahead for name in d.arguments)
+    return is_anywhere, segments, any(d.name.text == "partial" for d in decorators)
+
+
+def leaking_pairs(mask: Mask, segments: tuple[ast.Ident, ...], scope: Scope) -> Mask:
+    """Return the mask of the pairs that look ahead outside one instance of any of the segments."""
+    ahead = ast.Compare((ast.Name("q"), ast.Name("k")), ("<",))
+    if not segments:
+        return replace(mask, expression=ast.And((mask.expression, ahead)))
+    same = [ast.Call(ast.Ident("same"), (ast.Argument(None, ast.Name(s.text)),)) for s in segments]
+    allowed = ast.MaskDef(ast.Ident(_SAME), (), ast.Or(tuple(same)), (), ())
+    imported = mask.scope.imported
+    masks = {**imported.masks, _SAME: (allowed, scope)}
+    outer = replace(
+        mask.scope,
+        imported=Imported(masks, imported.stacks, imported.segments, imported.tokens),
+    )
+    outside = ast.And((mask.expression, ahead, ast.Not(ast.Name(_SAME))))
+    return replace(mask, expression=outside, scope=outer)
+
+
+def _first_empty(bound: Form) -> int | None:
+    """Return the first row that sees nothing."""
+    if isinstance(bound, Slabs):  # sorted by their first row
+        covered = np.maximum.accumulate(np.concatenate([[0], bound.q_end]))
+        gaps = np.flatnonzero(np.append(bound.q_start, bound.num_tokens) > covered)
+        return int(covered[gaps[0]]) if len(gaps) else None
+    is_seeing = np.zeros(bound.num_tokens, np.bool_)
+    is_seeing[_rows_with_pairs(bound)] = True
+    return None if is_seeing.all() else int(is_seeing.argmin())
+
+
+def _first_ahead(bound: Slabs) -> tuple[int, int] | None:
+    """Return a row that sees a later token, and that token."""
+    # An end moves as fast as the row or stands still, so its first row looks ahead the furthest.
+    ahead = np.flatnonzero(bound.kv_end - 1 > bound.q_start)
+    if not len(ahead):
+        return None
+    row, first = int(bound.q_start[ahead[0]]), int(bound.kv_start[ahead[0]])
+    return row, max(first, row + 1)
+
+
+def _first_pair(bound: Form) -> tuple[int, int] | None:
+    """Return the first pair of a mask."""
+    if not bound.num_pairs:
+        return None
+    row = int(_rows_with_pairs(bound).min())
+    _, starts, _ = bound.row_ranges(row, row + 1)
+    return row, int(starts[0])
+
+
+def _rows_with_pairs(bound: Form) -> NDArray[np.int64]:
+    """Return the rows that see anything, by counting blocks of one row and all keys."""
+    if isinstance(bound, Columns):  # each key is seen by a few runs of rows
+        _, starts, ends = bound.keys.row_ranges(0, bound.num_tokens)
+        size = bound.num_tokens + 1
+        change = np.bincount(starts, minlength=size) - np.bincount(ends, minlength=size)
+        return np.flatnonzero(np.cumsum(change)[:-1])
+    rows, keys = np.arange(bound.num_tokens + 1), np.array([0, bound.num_tokens])
+    found: NDArray[np.int64] = bound.count_blocks(rows, keys).row
+    return found
+
+
+def _told(mask: Mask, sample: Sample) -> str:
+    """Name the columns of a sample that a mask reads."""
+    short = reprlib.Repr()
+    short.maxlist = 8
+    shown = [f"{name} = {short.repr(sample.columns[name])}" for name in sorted(mask.columns)]
+    return f" with {', '.join(shown)}" if shown else f" in a sample of {sample.length} tokens"

@@ -1,0 +1,224 @@
+"""Warn about texts that mean something, but probably not what their author meant.
+
+Looked for once a text is free of errors: W201-W208. What is claimed about masks is proved, so a
+lint never guesses about meaning, only about intent.
+"""
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+from dcp_dsl.checks.scope import segment_names
+from dcp_dsl.claims.testing import Testing
+from dcp_dsl.proof.proving import find_redundant, never
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.diagnostics import Edit, Fix
+from dcp_dsl.syntax.walk import mentioned_names, walk
+
+SMALLEST_WINDOW = 8  # smaller powers of two are too common to mean a window
+MAX_PARTS = 6  # of a conjunction that is looked through for redundant ones
+
+
+def check_lints(testing: Testing) -> None:
+    """Look for all of them."""
+    for mask in testing.scope.masks.values():
+        _check_windows(mask, testing)
+        _check_parameters(mask, testing)
+        _check_rules(mask, testing)
+        _check_redundant(mask, testing)
+        _check_decorators(mask, testing)
+    _check_unused(testing)
+    _check_attachments(testing)
+
+
+# ---- W201 ----------------------------------------------------------------------------------------
+
+
+def _check_windows(mask: ast.MaskDef, testing: Testing) -> None:
+    """Find `q - k <= 4k`, which sees one token more than a window of 4k."""
+    sizes = {p.name.text: p.default.value for p in mask.params if isinstance(p.default, ast.Number)}
+    for node in walk(mask):
+        if not isinstance(node, ast.Compare):
+            continue
+        links = zip(node.operands, node.ops, node.operands[1:], strict=False)
+        for left, op, right in links:
+            distance, size = (left, right) if op == "<=" else (right, left)
+            if op not in ("<=", ">=") or not _is_distance(distance):
+                continue
+            value = size.value if isinstance(size, ast.Number) else None
+            if isinstance(size, ast.Name):
+                value = sizes.get(size.text)
+            if value is not None and value >= SMALLEST_WINDOW and value & (value - 1) == 0:
+                _report_window(left, op, right, value, testing)
+
+
+def _is_distance(value: ast.Expr) -> bool:
+    return value == ast.Binary("-", ast.Name("q"), ast.Name("k"))
+
+
+def _report_window(left: ast.Expr, op: str, right: ast.Expr, value: int, testing: Testing) -> None:
+    text = testing.scope.program.text
+    at = text.find(op, left.span.end, right.span.start)
+    message = f"this window sees {value + 1} tokens: a window counts the token itself"
+    span = ast.Span(left.span.start, right.span.end)
+    fix = Fix(f"replace `{op}` by `{op[0]}`", (Edit(at, at + 2, op[0]),)) if at >= 0 else None
+    testing.report("W201", message, span, f"write `{op[0]}` for {value} tokens", fix)
+
+
+# ---- W202, W203 ----------------------------------------------------------------------------------
+
+
+def _check_parameters(mask: ast.MaskDef, testing: Testing) -> None:
+    """Find parameters and bindings that nothing reads."""
+    for part in (*mask.params, *mask.bindings):
+        others = [p.default for p in mask.params if p is not part]
+        others += [b for b in mask.bindings if b is not part]  # type: ignore[misc]  # any node
+        names = {name for node in (mask.value, *others) for name, _ in mentioned_names(node)}
+        if part.name.text not in names:
+            kind = "parameter" if isinstance(part, ast.Param) else "binding"
+            message = f"{kind} `{part.name.text}` is not used"
+            testing.report("W202", message, part.name.span, "use it or remove it")
+
+
+def _check_unused(testing: Testing) -> None:
+    """Find segments and token columns that no mask reads; a file of definitions alone is fine."""
+    statements = testing.scope.program.statements
+    users = (ast.MaskDef, ast.Stack, ast.Attach, ast.Check)
+    used: set[str] = set()
+    for statement in statements:
+        if isinstance(statement, users):
+            used.update(name for name, _ in mentioned_names(statement))
+        if isinstance(statement, ast.Segment) and isinstance(statement.source, ast.Every):
+            used.update(name for name, _ in mentioned_names(statement.source))
+        if isinstance(statement, ast.MaskDef):
+            used.update(name.text for d in statement.decorators for name in d.arguments)
+    if not any(isinstance(s, users) for s in statements):
+        return
+    for statement in statements:
+        if isinstance(statement, ast.Segment):
+            if not used & {name.text for name in segment_names(statement)}:
+                message = f"no mask reads the segment `{statement.name.text}`"
+                testing.report("W203", message, statement.name.span, "use it or remove it")
+        elif isinstance(statement, ast.Token) and statement.name.text not in used:
+            message = f"no mask reads the token column `{statement.name.text}`"
+            testing.report("W203", message, statement.name.span, "use it or remove it")
+
+
+# ---- W204 ----------------------------------------------------------------------------------------
+
+
+def _check_attachments(testing: Testing) -> None:
+    """Find `for` statements behind one that takes all their data sets."""
+    earlier: list[ast.Attach] = []
+    for statement in testing.scope.program.statements:
+        if not isinstance(statement, ast.Attach):
+            continue
+        for first in earlier:
+            if _takes_all(first, statement):
+                line = testing.scope.program.text.count("\n", 0, first.span.start) + 1
+                message = f'`for "{statement.pattern.text}"` is never reached'
+                hint = f'`for "{first.pattern.text}"` in line {line} takes its data sets'
+                testing.report("W204", message, statement.pattern.span, hint)
+                break
+        earlier.append(statement)
+
+
+def _takes_all(first: ast.Attach, second: ast.Attach) -> bool:
+    asked = {column.text for column in first.having}
+    if not asked <= {column.text for column in second.having}:
+        return False
+    pattern, other = first.pattern.text, second.pattern.text
+    is_plain = not any(c in pattern.replace("*", "") for c in "?[")
+    return pattern == other or (is_plain and "[" not in other and fnmatchcase(other, pattern))
+
+
+# ---- W205, W206 ----------------------------------------------------------------------------------
+
+
+def _check_rules(mask: ast.MaskDef, testing: Testing) -> None:
+    """Find rules that say the same twice."""
+    for node in walk(mask.value):
+        if not isinstance(node, ast.Rules):
+            continue
+        seen: set[tuple[str, ast.Target]] = set()
+        for rule in node.rules:
+            for target in rule.targets:
+                if (rule.subject.text, target) in seen:
+                    message = f"a rule already says that `{rule.subject.text}` sees this"
+                    testing.report("W205", message, target.span, "remove one of them")
+                seen.add((rule.subject.text, target))
+
+
+def _check_redundant(mask: ast.MaskDef, testing: Testing) -> None:
+    """Find conditions that the others imply, for every value of the parameters."""
+    for node in walk(mask.value):
+        if not isinstance(node, ast.And | ast.Or) or len(node.items) > MAX_PARTS:
+            continue
+        if any(isinstance(item, ast.Bool) for item in node.items):
+            continue
+        index = find_redundant(node, testing.scope, mask, testing.proofs)
+        if index is not None:
+            word = "and" if isinstance(node, ast.And) else "or"
+            message = f"the other parts of this `{word}` already say this"
+            span = node.items[index].span
+            testing.report("W206", message, span, "remove it, or mend the others")
+
+
+# ---- W207, W208 ----------------------------------------------------------------------------------
+
+
+def _check_decorators(mask: ast.MaskDef, testing: Testing) -> None:
+    """Find `@ahead` on masks that never look ahead, `@partial` where every token sees itself."""
+    scope, proofs = testing.scope, testing.proofs
+    for decorator in mask.decorators:
+        if decorator.name.text == "ahead":
+            is_needless = never(mask.value, scope, ("before",), proofs, inside=mask)
+            what = "no token ever sees a later one"
+        else:
+            is_needless = never(ast.Not(mask.value), scope, ("same",), proofs, inside=mask)
+            what = "every token sees itself"
+        if is_needless:
+            end = decorator.span.end
+            end += len(scope.program.text[end:]) - len(scope.program.text[end:].lstrip())
+            fix = Fix("remove the decorator", (Edit(decorator.span.start, end, ""),))
+            message = f"`@{decorator.name.text}` is not needed: {what}"
+            testing.report("W207", message, decorator.span, "remove it", fix)
+    _check_documents(mask, testing)
+
+
+def _check_documents(mask: ast.MaskDef, testing: Testing) -> None:
+    """Find masks over packed documents that let one document see another."""
+    mentioned = {name for name, _ in mentioned_names(mask)}
+    for segment, document in _packed(testing):
+        inner = {name.text for name in segment_names(segment)}
+        if not mentioned & inner or _is_asked_for(mask, document):
+            continue
+        outside = ast.Not(ast.Call(ast.Ident("same"), (ast.Argument(None, ast.Name(document)),)))
+        across = ast.And((mask.value, outside))
+        if not never(across, testing.scope, budget=testing.proofs, inside=mask):
+            message = f"a token may see another `{document}`"
+            hint = f"confine it: `... per {document}` or `same({document}) and ...`"
+            testing.report("W208", message, mask.name.span, hint)
+
+
+def _packed(testing: Testing) -> Iterator[tuple[ast.Segment, str]]:
+    """Yield the layouts of packed documents: one named part that repeats and fills the sample."""
+    for segment, layout in testing.scope.layouts():
+        if len(layout.parts) == 1 and layout.parts[0].is_repeated:
+            part = layout.parts[0]
+            if part.name is not None:
+                yield segment, part.name.text
+            elif isinstance(part, ast.Leaf):
+                yield segment, segment.name.text
+
+
+def _is_asked_for(mask: ast.MaskDef, document: str) -> bool:
+    """Return whether a mask speaks of documents otherwise than by `same` and `per`."""
+    for node in walk(mask):
+        match node:
+            case ast.In(_, container) if document in {n for n, _ in mentioned_names(container)}:
+                return True
+            case ast.Attribute(_, name) if name.text == document:
+                return True
+            case ast.Rule() if document in {n for n, _ in mentioned_names(node)}:
+                return True
+    return False

@@ -1,0 +1,277 @@
+"""Find masks that would train garbage: look-ahead nobody asked for, tokens that see nothing.
+
+Each mask of a text is first proved sound for every sample; what is not proved is searched for on
+small samples that fit its columns, and the smallest one that shows the fault is part of the error.
+What can be neither proved nor tested is a warning.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl.budget import Budget, OverBudget
+from dcp_dsl.claims.column_samples import column_kinds
+from dcp_dsl.claims.guard import find_definition, leaking_pairs, read_decorators
+from dcp_dsl.claims.samples import claim_samples
+from dcp_dsl.claims.testing import TOO_LONG, Failure, Testing, first_empty_row, first_pair, smallest
+from dcp_dsl.core.mask import Mask, with_columns
+from dcp_dsl.core.sample import Sample
+from dcp_dsl.errors import DatasetError
+from dcp_dsl.oracle.dense import dense_mask
+from dcp_dsl.proof.proving import never
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.diagnostics import MAX_FINDINGS, SpecError
+
+Finder: TypeAlias = Callable[[NDArray[np.bool_], Sample], Failure | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """The result of a search.
+
+    Attributes:
+        failure: the fault on the smallest sample that shows it, or None.
+        samples: how many samples were tried.
+        reason: why the mask could not be evaluated on samples, else empty.
+        hint: the way out of that, or empty.
+    """
+
+    failure: Failure | None
+    samples: int
+    reason: str = ""
+    hint: str = ""
+
+
+def search_fault(mask: Mask, find: Finder, testing: Testing, *, with_open: bool = False) -> Tried:
+    """Look for a fault of a mask on samples that fit it, small ones first.
+
+    Args:
+        mask: the mask.
+        find: gives the fault of a dense mask on a sample, or None.
+        testing: what the checks of the text share.
+        with_open: whether to make up token columns and `row` columns too.
+    """
+
+    def look(sample: Sample, budget: Budget) -> Failure | None:
+        return find(dense_mask(mask, sample, budget=budget), sample)
+
+    tested = 0
+    try:
+        samples = claim_samples(
+            mask.expression, None, mask.columns, mask.scope, testing.broken, testing.budget,
+            with_open=with_open,
+        )  # fmt: skip
+        for sample in samples:
+            try:
+                failure = look(sample, testing.budget)
+            except DatasetError:
+                continue  # a generated sample that a layout with `len` cannot take
+            tested += 1
+            if failure is not None:
+                failure = smallest(failure, look, mask.expression, testing, mask.scope)
+                return Tried(failure, tested)
+    except OverBudget:
+        return Tried(None, 0, *TOO_LONG)
+    except SpecError as error:
+        found = error.diagnostics[0]
+        return Tried(None, 0, found.message, found.hint)
+    return Tried(None, tested)
+
+
+_NUMBER = 3  # what a parameter without a value is tested with; proofs take every number
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """A mask to look at: an own definition, or an expression that is attached or stacked."""
+
+    what: str
+    mask: Mask
+    span: ast.Span
+    definition: ast.MaskDef | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A statement that must hold of a mask.
+
+    Attributes:
+        what: the statement, for the verdict.
+        question: the same as a question, for the warning that it is not tested.
+        find: gives what contradicts it on a sample.
+        code, message, hint: of the error when something does.
+        way_out: what allows such samples, for the warning.
+    """
+
+    what: str
+    question: str
+    find: Finder
+    code: str
+    message: str
+    hint: str
+    way_out: str
+
+
+def check_masks(testing: Testing) -> None:
+    """Check every mask of a text without errors, and every mask it attaches or stacks.
+
+    Finds E120 for look-ahead, E121 for tokens that see nothing, E122 for masks without pairs, and
+    W293 for masks of which neither can be proved nor tested.
+    """
+    for subject in _subjects(testing):
+        if len(testing.found) < MAX_FINDINGS:
+            _check_empty(subject, testing)
+            _check_ahead(subject, testing)
+
+
+def _subjects(testing: Testing) -> list[_Subject]:
+    """Return the masks of a text that can be looked at; those with a mask as parameter cannot."""
+    found = []
+    for definition in testing.scope.masks.values():
+        call = _call(definition)
+        if call is not None:
+            name = definition.name
+            mask = testing.read_mask(call)
+            found.append(_Subject(f"mask {name.text}", mask, name.span, definition))
+    for value in _used(testing):
+        own = testing.scope.own_mask(value.text) if isinstance(value, ast.Name) else None
+        if isinstance(value, ast.Name) and (own is None or own[1] is testing.scope):
+            continue  # checked above, or a mask of the library
+        mask = testing.read_mask(value)
+        found.append(_Subject(f"use of {mask.name}", mask, value.span, None))
+    return found
+
+
+def _used(testing: Testing) -> list[ast.Expr]:
+    """Return the expressions that are attached to data sets or stacked into layers."""
+    found: list[ast.Expr] = []
+    for statement in testing.scope.program.statements:
+        match statement:
+            case ast.Attach(value=ast.Name(text)) if testing.scope.find_stack(text) is not None:
+                continue
+            case ast.Attach(value=value, having=having):
+                found.append(with_columns(value, {c.text for c in having}, testing.scope))
+            case ast.Stack(layers=layers):
+                found += [layer.value for layer in layers if layer.value is not None]
+                found += [group.value for layer in layers for group in layer.heads]
+    return found
+
+
+def _call(definition: ast.MaskDef) -> ast.Expr | None:
+    """Return a call of a mask with small numbers where it has no defaults."""
+    arguments = []
+    for param in definition.params:
+        if param.default is None:
+            if param.type.text in ("mask", "bool", "pos"):
+                return None
+            name = ast.Ident(param.name.text)
+            arguments.append(ast.Argument(name, ast.Number(_NUMBER)))
+    if not arguments:
+        return ast.Name(definition.name.text)
+    return ast.Call(ast.Ident(definition.name.text), tuple(arguments))
+
+
+def _check_empty(subject: _Subject, testing: Testing) -> None:
+    """Look for tokens that see nothing."""
+    definition = subject.definition or _definition(subject.mask)
+    _, _, is_partial = read_decorators(definition)
+    mask, scope = subject.mask, testing.scope
+    what = f"{subject.what}: every token sees something"
+    if never(ast.Not(mask.expression), scope, ("same",), testing.proofs):
+        if not is_partial:
+            testing.decide(what, "proved", subject.span)
+        return
+    if never(mask.expression, scope, budget=testing.proofs):
+        message = "this mask is empty: no token ever sees anything"
+        testing.report("E122", message, subject.span, "look for two conditions that exclude")
+        testing.decide(what, "failed", subject.span)
+    elif not is_partial:
+        _test_empty(what, subject, testing)
+
+
+def _test_empty(what: str, subject: _Subject, testing: Testing) -> None:
+    """Look for tokens that see nothing on samples.
+
+    A made-up token column proves nothing here: `q < k.evict` hides every key where the column is
+    0, which no data set has. Only declared samples test such a mask. Without one, the made-up
+    sample becomes part of the warning.
+    """
+    claim = _Claim(
+        what, "whether every token sees something", first_empty_row,
+        "E121", "a token sees nothing",
+        "mend the mask, or mark it `@partial` if such rows are meant", "mark the mask `@partial`",
+    )  # fmt: skip
+    tried = search_fault(subject.mask, claim.find, testing)
+    if not tried.samples and not tried.reason:
+        guess = search_fault(subject.mask, claim.find, testing, with_open=True)
+        if guess.failure is not None:
+            _report_untested(claim, guess, subject, testing)
+            return
+        tried = guess
+    _conclude(claim, tried, subject, testing)
+
+
+def _check_ahead(subject: _Subject, testing: Testing) -> None:
+    """Look for tokens that see a later one where that is not asked for."""
+    found = find_definition(subject.mask)
+    definition = subject.definition or (None if found is None else found[0])
+    is_anywhere, segments, _ = read_decorators(definition)
+    if is_anywhere:
+        return
+    mask, where = subject.mask, ""
+    if segments and found is not None:
+        mask = leaking_pairs(mask, segments, found[1])
+        where = f" outside {' and '.join(f'`{s.text}`' for s in segments)}"
+    what = f"{subject.what}: no look-ahead{where}"
+    if never(mask.expression, mask.scope, ("before",), testing.proofs):
+        testing.decide(what, "proved", subject.span)
+        return
+    claim = _Claim(
+        what, f"whether a token sees a later one{where}", _first_ahead,
+        "E120", f"a token sees a later one{where}",
+        "add `causal and`, or mark the mask `@ahead` or `@ahead(segment)` if it is meant",
+        "add `causal and`",
+    )  # fmt: skip
+    _conclude(claim, search_fault(mask, claim.find, testing, with_open=True), subject, testing)
+
+
+def _first_ahead(seen: NDArray[np.bool_], sample: Sample) -> Failure | None:
+    return first_pair(np.triu(seen, k=1), sample)
+
+
+def _conclude(claim: _Claim, tried: Tried, subject: _Subject, testing: Testing) -> None:
+    """Say how a search went: a fault, samples without one, or nothing that could be tested."""
+    if tried.failure is not None:
+        message = f"{claim.message}: {tried.failure.described()}"
+        testing.report(claim.code, message, subject.span, claim.hint)
+        testing.decide(claim.what, "failed", subject.span, tried.samples)
+    elif tried.samples:
+        testing.decide(claim.what, "tested", subject.span, tried.samples)
+    else:
+        _report_untested(claim, tried, subject, testing)
+
+
+def _report_untested(claim: _Claim, tried: Tried, subject: _Subject, testing: Testing) -> None:
+    """Warn that a claim is neither proved nor tested, and say what a `sample` must give."""
+    reason, hint = tried.reason, tried.hint
+    if not reason:
+        mask = subject.mask
+        kinds = column_kinds(mask.expression, mask.scope)
+        unknown = [column for column in sorted(mask.columns) if column not in kinds]
+        open_ = [column for column, kind in sorted(kinds.items()) if kind.is_open]
+        reason = f"no sample gives {' and '.join(f'`{c}`' for c in open_ or unknown)}"
+        given = "".join(f"{column} = ..., " for column in sorted(mask.columns))
+        hint = f"add `sample tiny({given}len = ...)` as in your data, or {claim.way_out}"
+    if tried.failure is not None:
+        hint += f"; made-up values break it {tried.failure.described()}"
+    message = f"{claim.question} is not tested: {reason}"
+    testing.report("W293", message, subject.span, hint)
+    testing.decide(claim.what, "untested", subject.span, reason=reason)
+
+
+def _definition(mask: Mask) -> ast.MaskDef | None:
+    found = find_definition(mask)
+    return None if found is None else found[0]

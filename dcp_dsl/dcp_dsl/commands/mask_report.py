@@ -1,0 +1,153 @@
+"""Measure a bound mask: form, slabs, pairs, density, blocks, work."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from dcp_dsl.core.mask import Mask
+from dcp_dsl.core.sample import Sample
+from dcp_dsl.forms.blocks import block_sparsity
+from dcp_dsl.forms.form import Form
+from dcp_dsl.forms.rows import Columns, Rows
+from dcp_dsl.forms.slabs import Slabs
+from dcp_dsl.forms.sparsity import BlockKind
+from dcp_dsl.forms.strided import Strided
+
+SLOPES = {(0, 0): "full", (0, 1): "causal", (1, 0): "inverse causal", (1, 1): "band"}
+"""Slopes of a slab's two ends -> the shape a kernel knows: MagiAttention's four types."""
+
+MAX_COUNTED_ROWS = 16_384  # rows of a form without slabs that are counted one by one
+FLOPS_PER_PAIR = 4  # a multiply and an add for q k, the same for p v; times head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class MaskReport:
+    """A mask on a sample in numbers.
+
+    Attributes:
+        mask: its call.
+        columns: what it reads.
+        tokens: of the sample.
+        form: the exact form the compiler chose.
+        slabs: number of slabs, of row ranges for `rows`, 0 for `tiles`.
+        shapes: slabs by shape.
+        pairs: visible (query, key) pairs.
+        density: pairs / tokens².
+        of_causal: pairs / pairs of causal attention.
+        widest_row: most keys that one query sees; None where finding out takes too long.
+        block: tokens per block of the next four.
+        blocks: of the matrix.
+        full_blocks, partial_blocks: that a kernel visits.
+        fill: pairs / pairs of the visited blocks; 1 means no work on hidden pairs.
+        flops_per_head: forward, for `head_dim`.
+        head_dim: what the flops are counted for.
+    """
+
+    mask: str
+    columns: tuple[str, ...]
+    tokens: int
+    form: str
+    slabs: int
+    shapes: dict[str, int]
+    pairs: int
+    density: float
+    of_causal: float
+    widest_row: int | None
+    block: int
+    blocks: int
+    full_blocks: int
+    partial_blocks: int
+    fill: float
+    flops_per_head: int
+    head_dim: int
+
+    def to_json(self) -> dict[str, Any]:  # Any: numbers and texts, ready for json.dumps
+        """Return all fields."""
+        return asdict(self)
+
+
+def report_mask(mask: Mask, sample: Sample, block: int = 128, head_dim: int = 128) -> MaskReport:
+    """Bind a mask and count; O(slabs + non-empty blocks).
+
+    Raises:
+        DatasetError: if the sample does not fit the mask.
+        SpecError: if the mask cannot be bound.
+
+    >>> from dcp_dsl import Spec
+    >>> report = report_mask(Spec.from_text("").mask("causal"), Sample(length=256))
+    >>> report.pairs, report.full_blocks, report.partial_blocks, report.widest_row
+    (32896, 1, 2, 256)
+    """
+    form = mask.compile(sample)
+    tokens = form.num_tokens
+    found = block_sparsity([form], block, block)
+    heights, widths = np.diff(found.q_bounds), np.diff(found.kv_bounds)
+    visited = int((heights[found.row_idx] * widths[found.col_idx]).sum())
+    full = int((found.kind == BlockKind.FULL).sum())
+    pairs = form.num_pairs
+    return MaskReport(
+        mask=mask.call,
+        columns=tuple(sorted(mask.columns)),
+        tokens=tokens,
+        form=form.form,
+        slabs=_count_slabs(form),
+        shapes=_shapes(form) if isinstance(form, Slabs) else {},
+        pairs=pairs,
+        density=pairs / max(1, tokens**2),
+        of_causal=pairs / max(1, tokens * (tokens + 1) // 2),
+        widest_row=_widest_row(form) if isinstance(form, Slabs) else _widest_of(form),
+        block=block,
+        blocks=len(heights) * len(widths),
+        full_blocks=full,
+        partial_blocks=found.num_blocks - full,
+        fill=pairs / max(1, visited),
+        flops_per_head=FLOPS_PER_PAIR * head_dim * pairs,
+        head_dim=head_dim,
+    )
+
+
+def _count_slabs(form: Form) -> int:
+    match form:
+        case Slabs():
+            return len(form)
+        case Columns(keys):
+            return _count_slabs(keys)
+        case Strided(parts=parts):
+            return sum(len(part.slabs) for part in parts)
+        case Rows():
+            return len(form.kv_start)
+    return 0
+
+
+def _widest_of(form: Form) -> int | None:
+    """Count the keys of every row as blocks of one query and all keys."""
+    tokens = form.num_tokens
+    if not 0 < tokens <= MAX_COUNTED_ROWS:
+        return 0 if not tokens else None
+    counts = form.count_blocks(np.arange(tokens + 1), np.array([0, tokens]))
+    return int(counts.pairs.max(initial=0))
+
+
+def _shapes(slabs: Slabs) -> dict[str, int]:
+    pairs = list(zip(slabs.start_slope.tolist(), slabs.end_slope.tolist(), strict=True))
+    return {name: pairs.count(slopes) for slopes, name in SLOPES.items() if slopes in pairs}
+
+
+def _widest_row(slabs: Slabs) -> int:
+    """Return the most keys of a row: rows change only where a slab begins or ends, or linearly."""
+    if not len(slabs):
+        return 0
+    knots = np.unique(np.concatenate([slabs.q_start, slabs.q_end - 1]))
+    change = np.zeros(len(knots) + 1, np.int64)
+    slope = np.zeros(len(knots) + 1, np.int64)
+    # keys(q) = sum over the slabs on q of (c + g * q); both are piecewise constant sums.
+    growth = slabs.end_slope.astype(np.int64) - slabs.start_slope.astype(np.int64)
+    constant = slabs.kv_end - slabs.kv_start - growth * slabs.q_start
+    first = np.searchsorted(knots, slabs.q_start)
+    behind = np.searchsorted(knots, slabs.q_end - 1) + 1
+    for target, value in ((change, constant), (slope, growth)):
+        np.add.at(target, first, value)
+        np.add.at(target, behind, -value)
+    keys = np.cumsum(change)[:-1] + np.cumsum(slope)[:-1] * knots
+    return int(keys.max())

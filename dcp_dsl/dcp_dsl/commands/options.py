@@ -1,0 +1,185 @@
+"""Options that several commands share, and how they read and write files.
+
+Masks and samples are named on the command line; `-` is standard input. Names of formats stand here
+because numpy must not be loaded to print help.
+"""
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from dcp_dsl.core.mask import Mask
+    from dcp_dsl.core.sample import Sample
+    from dcp_dsl.core.sample_statement import NoLengthError
+    from dcp_dsl.specs.spec import Spec
+
+FORMATS = ("dense", "dcp", "flashmask", "magi", "varlen", "flex", "flash4")
+READABLE = ("dense", "dcp", "flashmask", "magi")
+
+
+def read_source(name: str, unreadable: list[dict[str, str]]) -> tuple[str, bytes] | None:
+    """Read a file or standard input as text and bytes; say why not, and remember it."""
+    from dcp_dsl.syntax.text_file import MAX_BYTES, SpecFileError, decode_text, read_bytes
+
+    try:
+        data = sys.stdin.buffer.read(MAX_BYTES + 1) if name == "-" else read_bytes(name)
+        return decode_text(name, data), data
+    except SpecFileError as error:
+        click.echo(f"dcpm: {error}", err=True)
+        unreadable.append({"file": name, "message": str(error)})
+        return None
+
+
+def write_output(name: str, data: bytes) -> None:
+    """Write a file, or into a pipe or a device, and say so."""
+    from dcp_dsl.errors import DCPError
+    from dcp_dsl.files import replacing
+
+    if os.path.exists(name) and not os.path.isfile(name) and not os.path.isdir(name):
+        with open(name, "wb") as stream:
+            stream.write(data)
+    else:
+        with replacing(name, DCPError) as draft:
+            draft.write_bytes(data)
+    click.echo(f"wrote {name}", err=True)
+
+
+mask_option = click.option(
+    "--mask", "call", metavar="MASK", help="A mask by name or call, or any mask expression."
+)
+sample_option = click.option(
+    "--sample",
+    metavar="SAMPLE",
+    help="A sample of the file by name, or its columns: 'doc_lens = [3, 4]', JSON or a JSON file.",
+)
+length_option = click.option(
+    "--len", "length", metavar="TOKENS", help="Length of the sample; 4k is 4096, 1M is 1048576."
+)
+
+
+def load_spec(path: str | None) -> "Spec":
+    """Read a spec, `-` from standard input; without a path there is the standard library alone."""
+    from dcp_dsl.specs.spec import Spec, load
+
+    if path == "-":
+        from dcp_dsl.syntax.text_file import MAX_BYTES, decode_text
+
+        return Spec.from_text(decode_text("-", sys.stdin.buffer.read(MAX_BYTES + 1)), "-")
+    return Spec.from_text("", "<library>") if path is None else load(path)
+
+
+def choose_mask(spec: "Spec", call: str | None) -> "Mask":
+    """Return the mask that was asked for, or the only one of the file."""
+    if call is not None:
+        return spec.mask(call)
+    if len(spec.masks) == 1:
+        return spec.mask(spec.masks[0])
+    from dcp_dsl.checks.scope import library_names
+
+    whose = spec.name if spec.masks else "the standard library"
+    have = ", ".join(spec.masks or library_names())
+    raise click.UsageError(f"name a mask with --mask (masks of {whose}: {have})")
+
+
+def choose_masks(spec: "Spec", call: str | None) -> "list[tuple[str, Mask]]":
+    """Return the mask asked for, or those of a stack, each with where the stack uses it."""
+    if call is None and not spec.masks and len(spec.stacks) == 1:
+        call = spec.stacks[0]
+    if call not in spec.stacks:
+        return [("", choose_mask(spec, call))]
+    stack = spec.stack(call)
+    found = []
+    for mask in stack.masks:
+        count = 0
+        heads: list[str] = []
+        for layer in stack.layers:
+            used = [h for h in layer.heads if h.mask.call == mask.call]
+            count += layer.count * bool(used)
+            if len(layer.heads) > 1:
+                heads += ["the rest" if h.first is None else f"{h.first}..{h.last}" for h in used]
+        layers = f"{count} of {stack.period} layer{'s' if stack.period != 1 else ''}"
+        told = f", KV heads {', '.join(dict.fromkeys(heads))}" if heads else ""
+        found.append((f"{stack.name}: {layers}{told}", mask))
+    return found
+
+
+def choose_sample(spec: "Spec", mask: "Mask", given: str | None, length: str | None) -> "Sample":
+    """Return the sample that was asked for, or the first declared one that fits the mask."""
+    from dcp_dsl.core.sample import Sample
+    from dcp_dsl.core.sample_statement import NoLengthError
+    from dcp_dsl.pictures.picture import preview_sample
+    from dcp_dsl.specs.sample_argument import sample_from_argument
+
+    fixed = None if length is None else read_tokens(length, "--len")
+    if given is None:
+        if fixed is not None and not mask.columns:
+            return Sample(length=fixed)
+        found = None if fixed is not None else preview_sample(mask)
+        if found is None:
+            wanted = ", ".join(f"{column} = ..." for column in sorted(mask.columns))
+            raise click.UsageError(
+                f"mask {mask.name} needs a sample: --sample '{wanted}' or the name of one"
+            )
+        return found
+    try:
+        sample = sample_from_argument(spec, given, fixed)
+    except NoLengthError as error:
+        raise NoLengthError(_no_length(spec, mask, error), error.columns) from None
+    missing = mask.columns - sample.columns.keys()
+    kept = {c: v for c, v in sample.columns.items() if c in mask.columns}
+    # A wrong sample is refused by `bind`, which names what is missing.
+    return sample if missing else Sample(kept, sample.length if fixed is None else fixed)
+
+
+def _no_length(spec: "Spec", mask: "Mask", error: "NoLengthError") -> str:
+    """Say which columns of a mask a sample lacks, with a sample that has them."""
+    from dcp_dsl.errors import DatasetError
+    from dcp_dsl.pictures.picture import preview_sample
+    from dcp_dsl.specs.sample_argument import sample_from_argument
+
+    missing = sorted(mask.columns - error.columns.keys())
+    if not missing:
+        wanted = ", ".join(f"`{column}`" for column in sorted(mask.columns)) or "no columns"
+        return f"{error}; mask `{mask.name}` reads {wanted}"
+    example = preview_sample(mask)
+    shown = {} if example is None else {c: example.columns[c] for c in missing}
+    read = {column: v for column, v in error.columns.items() if column in mask.columns}
+    given = {**read, **(shown or dict.fromkeys(missing, "..."))}
+    written = ", ".join(f"{column} = {value}" for column, value in given.items())
+    try:
+        sample_from_argument(spec, written)
+    except DatasetError:  # no layout says the length
+        written += ", len = ..."
+    columns = " and ".join(f"`{column}`" for column in missing)
+    return (
+        f"--sample: mask `{mask.name}` reads {columns}, which the sample does not give; write "
+        f"--sample '{written}'"
+    )
+
+
+def read_tokens(text: str, option: str) -> int:
+    """Read a number of tokens as the language writes it: 4096, 4_096 or 4k."""
+    from dcp_dsl.syntax.ast import Number
+    from dcp_dsl.syntax.diagnostics import SpecError
+    from dcp_dsl.syntax.parser import parse_expression
+
+    try:
+        value = parse_expression(text)
+    except SpecError:
+        value = None
+    if not isinstance(value, Number):
+        raise click.UsageError(
+            f"{option}: expected a number of tokens such as 4096 or 4k, got {text}"
+        )
+    return value.value
+
+
+def read_block(text: str) -> int:
+    """Read the size of a block, at least 1 token."""
+    size = read_tokens(text, "--block")
+    if size < 1:
+        raise click.UsageError(f"--block: expected at least 1 token, got {text}")
+    return size

@@ -1,0 +1,240 @@
+"""Instances of segments: arrays of their first and last tokens, never labels per token.
+
+Numbers count within the nearest named group around a segment, else within the sample. An instance
+without tokens exists: it has a number and it counts.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl.arrays import Ints
+from dcp_dsl.errors import DatasetError
+from dcp_dsl.symbolic.piecewise import Piecewise
+from dcp_dsl.syntax import ast
+
+MAX_INSTANCES = 2**22
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Nesting:
+    """Places of instances in their layout: two empty ones at one token differ in nothing else.
+
+    A walk through the layout opens and closes every part, one step each.
+
+    Attributes:
+        layout: the statement.
+        opens, closes: int64 ``[I]``, steps; a part lies in another if its steps do.
+        end: int64 ``[I]``, where the tokens of the part end; of tiles, those of the part around.
+    """
+
+    layout: ast.Segment
+    opens: Ints
+    closes: Ints
+    end: Ints
+
+    def take(self, chosen: NDArray[np.bool_] | Ints) -> "Nesting":
+        """Return that of some of the instances."""
+        return Nesting(self.layout, self.opens[chosen], self.closes[chosen], self.end[chosen])
+
+
+@dataclass(frozen=True, eq=False)
+class Instances:
+    """The instances of one segment, in the order of their tokens; they never overlap.
+
+    Attributes:
+        start, end: int64 ``[I]``, tokens.
+        number: int64 ``[I]``, from 0 within the parent.
+        total: int64 ``[I]``, how many the parent has.
+        parent: int64 ``[I]``, equal for instances of the same parent.
+        is_named: whether numbers are the ids of a column: several stretches may share one, and
+            they keep their numbers inside `per`.
+        cell: int64 ``[I]``, which cell of the frame each lies in; None in the whole sample.
+        nesting: where they stand in their layout; None for what no layout holds.
+    """
+
+    start: Ints
+    end: Ints
+    number: Ints
+    total: Ints
+    parent: Ints
+    is_named: bool = False
+    cell: Ints | None = None
+    nesting: Nesting | None = None
+
+    @classmethod
+    def of(cls, start: Ints, end: Ints, nesting: Nesting | None = None) -> "Instances":
+        """Number instances that have the same parent."""
+        size = len(start)
+        flat = np.zeros(size, np.int64)
+        return cls(start, end, np.arange(size), np.full(size, size), flat, nesting=nesting)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @cached_property
+    def is_split(self) -> bool:
+        """True if one id names several stretches."""
+        return self.is_named and len(np.unique(self.number)) < len(self.number)
+
+    def select(self, chosen: NDArray[np.bool_] | Ints) -> "Instances":
+        """Return some of the instances with their numbers unchanged."""
+        return Instances(
+            self.start[chosen], self.end[chosen], self.number[chosen], self.total[chosen],
+            self.parent[chosen], self.is_named, None if self.cell is None else self.cell[chosen],
+            None if self.nesting is None else self.nesting.take(chosen),
+        )  # fmt: skip
+
+    def first(self, how_many: int) -> "Instances":
+        """Return the first instances of every parent, numbered within them."""
+        kept = self.select(self.number < how_many)
+        return replace(kept, total=np.minimum(kept.total, how_many))
+
+    def last(self, how_many: int) -> "Instances":
+        """Return the last instances of every parent, numbered within them."""
+        left_out = np.maximum(self.total - how_many, 0)
+        chosen = self.number >= self.total - how_many
+        kept, left_out = self.select(chosen), left_out[chosen]
+        return replace(kept, number=kept.number - left_out, total=kept.total - left_out)
+
+    def as_parents(self) -> "Instances":
+        """Return cells as what tiles are cut from: every cell is in itself, and in no layout."""
+        return replace(self, cell=np.arange(len(self)), nesting=None)
+
+    @property
+    def cells(self) -> Ints:
+        """The cell of the frame that each instance lies in, int64 ``[I]``."""
+        return np.zeros(len(self), np.int64) if self.cell is None else self.cell
+
+    def filled(self) -> "Instances":
+        """Return the instances that have tokens."""
+        has_tokens = self.end > self.start
+        return self if has_tokens.all() else self.select(has_tokens)
+
+    def function(self, num_tokens: int, values: Ints, slope: int = 0) -> Piecewise:
+        """Return ``values[i] + slope * (t - start[i])`` on instance i, undefined between them."""
+        has_tokens = self.end > self.start
+        start, end, values = self.start[has_tokens], self.end[has_tokens], values[has_tokens]
+        before = np.concatenate([[0], end])  # a gap may follow each instance and precede the first
+        has_gap = np.append(start, num_tokens) > before
+        gaps = before[has_gap]
+        if len(gaps) == 0:
+            slopes = np.full(len(start), slope, np.int64)
+            return Piecewise(num_tokens, start, values, slopes, np.ones(len(start), np.bool_))
+        starts = np.concatenate([start, gaps])
+        gap = np.zeros(len(gaps), np.int64)
+        order = np.argsort(starts, kind="stable")
+        return Piecewise(
+            num_tokens,
+            starts[order],
+            np.concatenate([values, gap])[order],
+            np.concatenate([np.full(len(start), slope, np.int64), gap])[order],
+            np.concatenate([np.ones(len(start), np.bool_), np.zeros(len(gap), np.bool_)])[order],
+        )
+
+    def clip(self, cells: "Instances", outer: "Instances") -> "Instances":
+        """Return the instances inside each cell, numbered within it; ids keep their numbers.
+
+        An instance without tokens lies in the cell that its layout puts it in. If the cell is none
+        of that layout, it lies with the token behind it; at the end of the frame around, with the
+        token before it.
+
+        Args:
+            cells: with tokens, in the frame around.
+            outer: the cells of the frame around.
+        """
+        has_tokens = self.end > self.start
+        index, cell = self.select(has_tokens)._cut(cells)
+        if not has_tokens.all():
+            empty, at = self.select(~has_tokens)._settle(cells, outer)
+            index = np.append(np.flatnonzero(has_tokens)[index], np.flatnonzero(~has_tokens)[empty])
+            cell = np.append(cell, at)
+            order = np.lexsort((self.end[index], self.start[index]))
+            index, cell = index[order], cell[order]
+        own = self.select(index)
+        inside = np.maximum(own.start, cells.start[cell]), np.minimum(own.end, cells.end[cell])
+        nesting = own.nesting
+        if nesting is not None:
+            nesting = replace(nesting, end=np.minimum(nesting.end, cells.end[cell]))
+        if self.is_named:
+            return Instances(*inside, own.number, own.total, cell, True, cell, nesting)
+        base = int(own.parent.max(initial=0)) + 1
+        _, group = np.unique(cell * base + own.parent, return_inverse=True)
+        size = int(group.max(initial=-1)) + 1
+        first = np.full(size, np.iinfo(np.int64).max)
+        np.minimum.at(first, group, own.number)
+        members = np.bincount(group, minlength=size)
+        number = own.number - first[group]
+        return Instances(*inside, number, members[group], group, False, cell, nesting)
+
+    def _cut(self, cells: "Instances") -> tuple[Ints, Ints]:
+        """Return each instance with tokens once for each cell that holds some of them."""
+        low = np.searchsorted(cells.end, self.start, side="right")
+        high = np.searchsorted(cells.start, self.end, side="left")
+        counts = np.maximum(high - low, 0)
+        index = np.repeat(np.arange(len(self)), counts)
+        return index, np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts - low, counts)
+
+    def _settle(self, cells: "Instances", outer: "Instances") -> tuple[Ints, Ints]:
+        """Return instances without tokens and the cell that each lies in."""
+        own, around, limit = self.nesting, cells.nesting, outer.end[cells.cells]
+        if own is not None and around is not None and own.layout == around.layout:
+            limit = around.end
+        else:
+            around = None
+        behind = np.searchsorted(cells.start, self.start, side="right") - 1
+        is_behind = (behind >= 0) & (self.start < cells.end[behind])
+        before = np.minimum(np.searchsorted(cells.end, self.start), len(cells) - 1)
+        is_before = (cells.end[before] == self.start) & (limit[before] == self.start)
+        found = []
+        for cell, is_inside in ((behind, is_behind), (before, is_before)):
+            is_inside = is_inside & (cells.cells[cell] == self.cells)
+            if own is not None and around is not None:
+                is_inside &= around.opens[cell] <= own.opens
+                is_inside &= own.closes <= around.closes[cell]
+            found.append((np.flatnonzero(is_inside), cell[is_inside]))
+        index, cells_found = (np.concatenate(group) for group in zip(*found, strict=True))
+        return index, cells_found
+
+
+def tile(size: int, parents: Instances) -> Instances:
+    """Cut every parent into tiles of `size` tokens; the last one may be short."""
+    lengths = parents.end - parents.start
+    counts = -(-lengths // size)
+    if counts.sum() > MAX_INSTANCES:
+        raise DatasetError(
+            f"`every {size}` makes {counts.sum():_} tiles; at most {MAX_INSTANCES:_} are supported"
+        )
+    parent = np.repeat(np.arange(len(counts)), counts)
+    number = np.arange(len(parent)) - np.repeat(np.cumsum(counts) - counts, counts)
+    start = parents.start[parent] + number * size
+    end = np.minimum(start + size, parents.end[parent])
+    nesting = None if parents.nesting is None else parents.nesting.take(parent)
+    cell = parents.cells[parent]
+    return Instances(start, end, number, counts[parent], parent, False, cell, nesting)
+
+
+def join(parts: list[Instances]) -> Instances:
+    """Join instances of different parents in one layout, in the order of their tokens."""
+    if len(parts) == 1:
+        return parts[0]
+    nestings = [part.nesting for part in parts if part.nesting is not None]
+    shift = np.cumsum([0, *(int(p.parent.max(initial=-1)) + 1 for p in parts[:-1])])
+    columns = zip(
+        *(
+            (p.start, p.end, p.number, p.total, p.parent + s)
+            for p, s in zip(parts, shift, strict=True)
+        ),
+        strict=True,
+    )
+    start, end, number, total, parent = (np.concatenate(c) for c in columns)
+    nesting = Nesting(
+        nestings[0].layout,
+        np.concatenate([n.opens for n in nestings]),
+        np.concatenate([n.closes for n in nestings]),
+        end,
+    )
+    joined = Instances(start, end, number, total, parent, nesting=nesting)
+    return joined.select(np.argsort(nesting.opens, kind="stable"))

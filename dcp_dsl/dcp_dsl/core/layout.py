@@ -1,0 +1,395 @@
+"""Bind layouts to a sample: find the tokens of each `question`, `answer`, `doc`.
+
+A layout becomes arrays of instances, never labels per token.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dcp_dsl.arrays import Ints
+from dcp_dsl.checks.columns import layout_columns, reads_length
+from dcp_dsl.checks.scope import part_names
+from dcp_dsl.core.instances import Instances, Nesting, join
+from dcp_dsl.core.sample import MAX_TOKENS
+from dcp_dsl.errors import DatasetError
+from dcp_dsl.syntax import ast
+
+MAX_GROUPS = 2**16  # repetitions of groups with groups or lists inside; each is laid out alone
+
+Column: TypeAlias = (
+    Any  # Any: an integer, a list of integers or a list of such lists; checked on use
+)
+
+
+def bind_layout(
+    segment: ast.Segment, layout: ast.Layout, columns: Mapping[str, Column], length: int
+) -> dict[str, Instances]:
+    """Return the instances of every name of a layout.
+
+    The statement's own name stands for the outermost parts: each repetition is an instance.
+
+    Args:
+        segment: the statement, for messages.
+        layout: its source.
+        columns: the sample's columns.
+        length: the sample's tokens; the layout must fill them exactly.
+
+    Raises:
+        DatasetError: if a column is missing, has the wrong shape, or the lengths do not add up.
+    """
+    binder = _LayoutBinder(segment, columns, length)
+    binder.rest = binder.find_rest(layout.parts)
+    top = _Parent()
+    end = binder.walk(layout.parts, 0, columns, top, is_top=True)
+    top.close(binder.found, segment)
+    if end != length:
+        needed = sorted(set(layout_columns(layout)))
+        raise DatasetError(
+            f"segment `{segment.name.text}`: the layout has {end} tokens, the sample {length}; the "
+            f"lengths in {_list_names(needed)} must add up to the sample's length"
+        )
+    empty = np.empty(0, np.int64)
+    for name in (segment.name, *_names(layout.parts)):
+        binder.found.setdefault(name.text, [Instances(empty, empty, empty, empty, empty)])
+    return {name: join(parts) for name, parts in binder.found.items()}
+
+
+def natural_length(
+    segment: ast.Segment, layout: ast.Layout, columns: Mapping[str, Column]
+) -> int | None:
+    """Add up the tokens of the columns; None if the layout asks for the sample's length.
+
+    Raises:
+        DatasetError: if a column is missing or has the wrong shape.
+    """
+    if reads_length(layout):
+        return None
+    binder = _LayoutBinder(segment, columns, MAX_TOKENS)
+    return binder.walk(layout.parts, 0, columns, _Parent())
+
+
+def _names(parts: tuple[ast.Leaf | ast.Group, ...]) -> list[ast.Ident]:
+    return list(part_names(parts))
+
+
+def _list_names(names: list[str]) -> str:
+    return ", ".join(f"`{n}`" for n in names) if names else "the layout"
+
+
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """Repetitions of one part.
+
+    Attributes:
+        start, end: int64 ``[R]``, tokens.
+        opens, closes: int64 ``[R]``, steps of the walk, see `Nesting`.
+    """
+
+    start: Ints
+    end: Ints
+    opens: Ints
+    closes: Ints
+
+    def select(self, kept: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> "_Spans":
+        """Return some of them."""
+        return _Spans(self.start[kept], self.end[kept], self.opens[kept], self.closes[kept])
+
+    def nesting(self, segment: ast.Segment) -> Nesting:
+        """Say where they stand in the layout of a statement."""
+        return Nesting(segment, self.opens, self.closes, self.end)
+
+
+@dataclass(slots=True)
+class _Parent:
+    """Instances found so far inside one named group (or the sample), waiting for their total."""
+
+    waiting: dict[str, list[_Spans]] = field(default_factory=dict)
+
+    def add(self, name: str, spans: _Spans) -> None:
+        self.waiting.setdefault(name, []).append(spans)
+
+    def close(self, found: dict[str, list[Instances]], segment: ast.Segment) -> None:
+        """Number what was found and hand it over."""
+        for name, several in self.waiting.items():
+            spans = several[0]
+            if len(several) > 1:
+                columns = ((s.start, s.end, s.opens, s.closes) for s in several)
+                spans = _Spans(*(np.concatenate(group) for group in zip(*columns, strict=True)))
+            numbered = Instances.of(spans.start, spans.end, spans.nesting(segment))
+            found.setdefault(name, []).append(numbered)
+
+
+@dataclass(slots=True)
+class _LayoutBinder:
+    """Walks a layout from left to right, keeping the position in the sample."""
+
+    statement: ast.Segment
+    columns: Mapping[str, Column]
+    length: int
+    rest: int = 0
+    groups: int = 0
+    step: int = 0
+    found: dict[str, list[Instances]] = field(default_factory=dict)
+
+    @property
+    def segment(self) -> str:
+        """The name of the statement."""
+        return self.statement.name.text
+
+    def find_rest(self, parts: tuple[ast.Leaf | ast.Group, ...]) -> int:
+        """Return the tokens that `[..]` stands for: what the other parts leave."""
+        if not any(isinstance(p, ast.Leaf) and p.length is None for p in parts):
+            return 0
+        used = self.walk(parts, 0, self.columns, _Parent(), is_top=True)
+        self.found.clear()
+        self.groups = self.step = 0
+        if used > self.length:
+            raise DatasetError(
+                f"segment `{self.segment}`: the parts before `[..]` have {used} tokens, the sample "
+                f"only {self.length}"
+            )
+        return self.length - used
+
+    def walk(
+        self,
+        parts: tuple[ast.Leaf | ast.Group, ...],
+        at: int,
+        row: Mapping[str, Column],
+        parent: _Parent,
+        *,
+        is_top: bool = False,
+    ) -> int:
+        """Lay parts out from position `at`; give the position behind them."""
+        for part in parts:
+            begin = at
+            if isinstance(part, ast.Leaf):
+                spans = self.place_leaf(part, at, row)
+            else:
+                spans = self.walk_group(part, at, row, parent)
+            at = int(spans.end[-1]) if len(spans.end) else at
+            if isinstance(part, ast.Leaf) and part.name is not None:
+                parent.add(part.name.text, spans)
+            if is_top:
+                parent.add(self.segment, spans)
+            assert at >= begin, "lengths are checked to be positive"
+        return at
+
+    def place_leaf(self, leaf: ast.Leaf, at: int, row: Mapping[str, Column]) -> _Spans:
+        """Lay out a part without parts, as often as it repeats."""
+        bounds = at + np.concatenate([[0], np.cumsum(self.leaf_lengths(leaf, row))])
+        steps = self.step + np.arange(len(bounds))
+        self.step += len(bounds) - 1
+        return _Spans(bounds[:-1], bounds[1:], steps[:-1], steps[1:])
+
+    def walk_group(
+        self, group: ast.Group, at: int, row: Mapping[str, Column], parent: _Parent
+    ) -> _Spans:
+        """Lay a group out; give its repetitions."""
+        count, last_parts = self.repetitions(group, row) if group.is_repeated else (1, None)
+        matrix = self.flat_lengths(group, row, count) if group.is_repeated else None
+        if matrix is not None:
+            return self.place_flat(group, at, matrix, parent, last_parts)
+        self.groups += count
+        if self.groups > MAX_GROUPS:
+            raise DatasetError(
+                f"segment `{self.segment}`: nested groups repeat more than {MAX_GROUPS:_} times; "
+                f"split the sample"
+            )
+        bounds, opens, closes = [at], [], []
+        names = layout_columns(group) if group.is_repeated else []
+        for index in range(count):
+            opens.append(self.step)
+            self.step += 1
+            parts = group.parts[: last_parts if index == count - 1 else None]
+            own = {name: row[name][index] for name in names if index < len(row[name])}
+            inner = parent if group.name is None else _Parent()
+            bounds.append(self.walk(parts, bounds[-1], {**row, **own}, inner))
+            closes.append(self.step)
+            if group.name is not None:
+                inner.close(self.found, self.statement)
+        borders = np.array(bounds, np.int64)
+        steps = np.array(opens, np.int64), np.array(closes, np.int64)
+        spans = _Spans(borders[:-1], borders[1:], *steps)
+        if group.name is not None:
+            parent.add(group.name.text, spans)
+        return spans
+
+    def flat_lengths(self, group: ast.Group, row: Mapping[str, Column], count: int) -> Ints | None:
+        """Return the lengths ``[repetitions, parts]`` of a group of plain leaves, else None.
+
+        A column that lacks the last repetition has length 0 there.
+        """
+        columns = []
+        for part in group.parts:
+            if not isinstance(part, ast.Leaf) or part.is_repeated:
+                return None
+            if isinstance(part.length, ast.Name) and part.length.text != "len":
+                lengths = self.lengths(part.length.text, self.column(part.length.text, row))
+                columns.append(np.append(lengths, np.zeros(count - len(lengths), np.int64)))
+            elif isinstance(part.length, ast.Number):
+                length = self.arithmetic(part.length, row) if count else 0
+                columns.append(np.full(count, length))
+            else:
+                return None
+        return np.column_stack(columns)
+
+    def place_flat(
+        self, group: ast.Group, at: int, matrix: Ints, parent: _Parent, last_parts: int | None
+    ) -> _Spans:
+        """Lay all repetitions of a group of plain leaves at once."""
+        width = matrix.shape[1]
+        present = np.ones(matrix.shape, np.bool_)
+        if last_parts is not None:
+            present[-1, last_parts:] = False
+            matrix = np.where(present, matrix, 0)
+        bounds = at + np.concatenate([[0], np.cumsum(matrix.ravel())])
+        starts, ends = bounds[:-1].reshape(matrix.shape), bounds[1:].reshape(matrix.shape)
+        opens = self.step + np.arange(len(matrix)) * (width + 1)
+        self.step += len(matrix) * (width + 1)
+        spans = _Spans(bounds[:-1:width], bounds[width::width], opens, opens + width + 1)
+        if group.name is not None:
+            parent.add(group.name.text, spans)
+        for index, part in enumerate(group.parts):
+            if part.name is None:
+                continue
+            kept, step = present[:, index], opens + 1 + index
+            own = _Spans(starts[:, index], ends[:, index], step, step + 1).select(kept)
+            if group.name is None:
+                parent.add(part.name.text, own)
+                continue
+            zero, one = np.zeros(kept.sum(), np.int64), np.ones(kept.sum(), np.int64)
+            alone = Instances(
+                own.start, own.end, zero, one, np.flatnonzero(kept),
+                nesting=own.nesting(self.statement),
+            )  # fmt: skip
+            self.found.setdefault(part.name.text, []).append(alone)
+        return spans
+
+    # ---- columns ----
+
+    def leaf_lengths(self, leaf: ast.Leaf, row: Mapping[str, Column]) -> Ints:
+        if leaf.length is None:
+            return np.array([self.rest])
+        if leaf.is_repeated:
+            assert isinstance(leaf.length, ast.Name), "checked: a repeated part has a column"
+            return self.lengths(leaf.length.text, self.column(leaf.length.text, row))
+        return np.array([self.arithmetic(leaf.length, row)])
+
+    def column(self, name: str, row: Mapping[str, Column]) -> Column:
+        if name not in row:
+            known = ", ".join(f"`{c}`" for c in sorted(self.columns)) or "none"
+            raise DatasetError(
+                f"segment `{self.segment}` needs the column `{name}`; the sample has {known}"
+            )
+        return row[name]
+
+    def lengths(self, name: str, value: Column) -> Ints:
+        """Check a column to be a list of lengths."""
+        array = np.asarray(value) if not _is_ragged(value) else None
+        if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise DatasetError(
+                f"segment `{self.segment}`: expected column `{name}` to be a list of integers, got "
+                f"{_shorten(value)}"
+            )
+        if array.size and array.min() < 0:
+            raise DatasetError(
+                f"segment `{self.segment}`: column `{name}` has the negative length {array.min()}"
+            )
+        if array.size and int(array.max()) > self.length:
+            raise DatasetError(
+                f"segment `{self.segment}`: column `{name}` has a part of {array.max()} "
+                f"tokens, the "
+                f"sample only {self.length}"
+            )
+        return array.astype(np.int64)
+
+    def arithmetic(self, value: ast.Expr, row: Mapping[str, Column]) -> int:
+        """Evaluate the length of a part that is not repeated."""
+        result = self._number(value, row)
+        if result < 0:
+            raise DatasetError(
+                f"segment `{self.segment}`: a part would have {result} tokens; expected at least "
+                f"0, mend the column"
+            )
+        if result > self.length:
+            raise DatasetError(
+                f"segment `{self.segment}`: a part would have {result} tokens, the sample has "
+                f"{self.length}"
+            )
+        return result
+
+    def _number(self, value: ast.Expr, row: Mapping[str, Column]) -> int:
+        match value:
+            case ast.Number(number):
+                return number
+            case ast.Name("len"):
+                return self.length
+            case ast.Name(name):
+                found = self.column(name, row)
+                if isinstance(found, bool) or not isinstance(found, int | np.integer):
+                    raise DatasetError(
+                        f"segment `{self.segment}`: expected column `{name}` to be one "
+                        f"integer, got "
+                        f"{_shorten(found)}; a list of lengths needs a `*` behind its part"
+                    )
+                return int(found)
+            case ast.Sign(op, inner):
+                return -self._number(inner, row) if op == "-" else self._number(inner, row)
+            case ast.Binary(op, left, right):
+                return self._binary(op, self._number(left, row), self._number(right, row))
+        raise AssertionError(f"checked: no {type(value).__name__} in a length")
+
+    def _binary(self, op: ast.Arithmetic, a: int, b: int) -> int:
+        if op in ("//", "%") and b == 0:
+            raise DatasetError(f"segment `{self.segment}`: a length divides by zero")
+        results = {"+": a + b, "-": a - b, "*": a * b}
+        return results[op] if op in results else (a // b if op == "//" else a % b)
+
+    def repetitions(self, group: ast.Group, row: Mapping[str, Column]) -> tuple[int, int | None]:
+        """Count the repetitions of a group: its columns have one element per repetition.
+
+        The last repetition may end early: the columns of its missing parts are one element short.
+
+        Returns:
+            Repetitions, and how many parts the last one has if it ends early, else None.
+        """
+        sizes: dict[str, int] = {}
+        for name in layout_columns(group):
+            value = self.column(name, row)
+            if isinstance(value, int | np.integer | str | bytes) or not hasattr(value, "__len__"):
+                raise DatasetError(
+                    f"segment `{self.segment}`: column `{name}` stands in a repeated group, "
+                    f"so it needs "
+                    f"one element per repetition, got {_shorten(value)}"
+                )
+            sizes[name] = len(value)
+        count = max(sizes.values(), default=0)
+        if all(size == count for size in sizes.values()):
+            return count, None
+        short = [any(sizes[c] < count for c in _part_columns(part)) for part in group.parts]
+        first = short.index(True)
+        late = [c for part in group.parts[first:] for c in _part_columns(part)]
+        if first and all(sizes[c] == count - 1 for c in late):
+            return count, first
+        shown = ", ".join(f"`{n}` {s}" for n, s in sizes.items())
+        raise DatasetError(
+            f"segment `{self.segment}`: the columns of a repeated group must have equally many "
+            f"elements, got {shown}; only the last repetition may lack its last parts"
+        )
+
+
+def _part_columns(part: ast.Leaf | ast.Group) -> list[str]:
+    """Return the columns that one part reads."""
+    return layout_columns(ast.Layout((part,)))
+
+
+def _is_ragged(value: Column) -> bool:
+    return not hasattr(value, "__len__") or any(hasattr(v, "__len__") for v in value)
+
+
+def _shorten(value: Column) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else shown[:57] + "..."

@@ -1,0 +1,155 @@
+"""A checked mask: build one from an expression, and bind it to samples."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from dcp_dsl.checks.checker import check_expression
+from dcp_dsl.checks.columns import needed_columns
+from dcp_dsl.checks.scope import Scope
+from dcp_dsl.core.sample import Sample
+from dcp_dsl.errors import DatasetError
+from dcp_dsl.forms.form import Form
+from dcp_dsl.forms.slabs import Slabs
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.diagnostics import SpecError, make_diagnostic
+from dcp_dsl.syntax.unparse import unparse
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mask:
+    """A mask of a spec: an expression, the text its names come from, and the columns it needs.
+
+    Attributes:
+        name: the mask's name, or the expression if it has none.
+        call: canonical text of the expression; ``spec.mask(mask.call)`` is the same mask.
+        columns: columns that a sample must have.
+        expression: syntax tree.
+        scope: where the names in `expression` are looked up.
+        program: the text that `expression` was read from.
+
+    >>> from dcp_dsl import Spec
+    >>> mask = Spec.from_text("mask band(w: tokens = 4) = causal and q - k < w").mask("band(2)")
+    >>> mask.call, mask.bind(Sample(length=100)).num_pairs
+    ('band(w = 2)', 199)
+    """
+
+    name: str
+    call: str
+    columns: frozenset[str]
+    expression: ast.Expr = field(repr=False)
+    scope: Scope = field(repr=False)
+    program: ast.Program = field(repr=False)
+
+    def bind(self, sample: Sample) -> Slabs:
+        """Return the exact mask of one sample as slabs.
+
+        What has no short form as slabs is converted, which costs what it has in slabs; `compile`
+        gives such masks in their own form, at any length.
+
+        Raises:
+            DatasetError: if the sample lacks a column, its layout does not fill it, or the mask
+                falls into more than a million slabs.
+            SpecError: for sizes out of range, and for masks too large for every form (E191).
+        """
+        from dcp_dsl.forms.conversion import as_slabs  # loaded on use, as in `compile`
+
+        return as_slabs(self.compile(sample))
+
+    def compile(self, sample: Sample) -> Form:
+        """Return the exact mask of one sample in the form that describes it shortest.
+
+        The cost grows with the number of segments and tiles, not with the number of tokens. The
+        form is named by its attribute `form`; see `Form` for what all of them can do.
+
+        Raises:
+            DatasetError: if the sample lacks a column or its layout does not fill it.
+            SpecError: for sizes out of range, and for masks too large for every form (E191).
+
+        >>> from dcp_dsl import Spec
+        >>> mask = Spec.from_text("mask comb = causal and (q - k) % 4 == 0").mask("comb")
+        >>> mask.compile(Sample(length=100_000)).form
+        'strided'
+        """
+        # Loaded on use: some 40 ms that a command which only checks a text need not pay.
+        from dcp_dsl.core.binding import bind_expression
+        from dcp_dsl.core.environment import Env, LoweringError
+
+        missing = sorted(self.columns - sample.columns.keys())
+        if missing:
+            have = ", ".join(f"`{c}`" for c in sorted(sample.columns)) or "no columns"
+            raise DatasetError(
+                f"mask `{self.name}` needs the column `{missing[0]}`; the sample has {have}"
+            )
+        try:
+            env = Env(self.scope, self.program)
+            return bind_expression(self.expression, env, sample.columns, sample.length)
+        except LoweringError as error:
+            text, name = error.program.text, error.program.name
+            raise SpecError(
+                (make_diagnostic(
+                    error.code, error.message, text, error.span, name=name, hint=error.hint
+                ),)
+            ) from None  # fmt: skip
+
+
+def build_mask(expression: ast.Expr, scope: Scope, program: ast.Program) -> Mask:
+    """Check a mask expression over the names of a scope and make it a mask.
+
+    Raises:
+        SpecError: if its names, kinds or arguments are wrong.
+    """
+    errors = check_expression(expression, scope, program)
+    if errors:
+        raise SpecError(errors)
+    canonical = _canonical(expression, scope)
+    match canonical:
+        case ast.Name(text):
+            name = text
+        case ast.Call(ident):
+            name = ident.text
+        case _:
+            name = unparse(canonical)
+    columns = needed_columns(expression, scope)
+    return Mask(name, unparse(canonical), columns, expression, scope, program)
+
+
+def _canonical(expression: ast.Expr, scope: Scope) -> ast.Expr:
+    """Name all arguments of a call, in the order of the parameters, without the defaults."""
+    if not isinstance(expression, ast.Call):
+        return expression
+    found = scope.find_mask(expression.name.text)
+    if found is None:
+        return expression
+    arguments = []
+    for index, param in enumerate(found[0].params):
+        for position, argument in enumerate(expression.arguments):
+            is_it = (
+                position == index
+                if argument.name is None
+                else argument.name.text == param.name.text
+            )
+            if is_it and argument.value != param.default:
+                arguments.append(ast.Argument(ast.Ident(param.name.text), argument.value))
+    if not arguments:
+        return ast.Name(expression.name.text)
+    return ast.Call(expression.name, tuple(arguments))
+
+
+def with_columns(used: ast.Expr, having: Collection[str], scope: Scope) -> ast.Expr:
+    """Turn names of columns among the arguments of a call into ``row.column``.
+
+    ``for "*" having window use sliding(window = window)`` takes each row's own window.
+    """
+    if not isinstance(used, ast.Call):
+        return used
+    return replace(used, arguments=tuple(_with_column(a, having, scope) for a in used.arguments))
+
+
+def _with_column(argument: ast.Argument, having: Collection[str], scope: Scope) -> ast.Argument:
+    value = argument.value
+    if not isinstance(value, ast.Name) or value.text not in having:
+        return argument
+    if scope.find_mask(value.text) is not None or value.text in scope.segments:
+        return argument
+    column = ast.Attribute(ast.Name("row"), ast.Ident(value.text), span=value.span)
+    return replace(argument, value=column)

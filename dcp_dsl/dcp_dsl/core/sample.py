@@ -1,0 +1,176 @@
+"""A sample: the columns its layout is made of and its length in tokens."""
+
+import json
+import reprlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dcp_dsl.errors import DatasetError
+
+MAX_TOKENS = 2**31 - 1
+MAX_NESTING = 16
+
+
+class ReadsColumns(Protocol):
+    """A mask, as far as a sample must know it: its name and the columns it needs."""
+
+    @property
+    def name(self) -> str:
+        """The mask's name, for messages."""
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Columns that a sample must have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Columns and length of one sequence.
+
+    Attributes:
+        columns: integers and (nested) lists of integers, by column name.
+        length: tokens.
+
+    >>> Sample({"question_len": 2, "answer_lens": [3, 1]}, 6).to_json()
+    '{"answer_lens": [3, 1], "question_len": 2, "len": 6}'
+    """
+
+    columns: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # Any: integers or nested lists of them
+    length: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.length, bool) or not isinstance(self.length, int):
+            raise DatasetError(f"sample: expected its length to be an integer, got {self.length!r}")
+        if not 0 <= self.length <= MAX_TOKENS:
+            raise DatasetError(
+                f"sample: expected a length between 0 and {MAX_TOKENS}, got {self.length}"
+            )
+        plain = {name: _plain(name, value) for name, value in self.columns.items()}
+        object.__setattr__(self, "columns", plain)
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any], mask: ReadsColumns) -> "Sample":
+        """Take from a row of a data set its length and the columns that a mask needs.
+
+        Raises:
+            DatasetError: if a needed column or the length is missing.
+        """
+        return cls.of_columns(row, mask.columns, mask.name)
+
+    @classmethod
+    def of_columns(
+        cls,
+        row: Mapping[str, Any],  # Any: whatever a file format gives
+        columns: Collection[str],
+        mask_name: str,
+    ) -> "Sample":
+        """Take from a row its length and these columns; `mask_name` is who needs them."""
+        missing = sorted(name for name in columns if name not in row)
+        if missing:
+            have = ", ".join(f"`{name}`" for name in sorted(row)) or "no columns"
+            raise DatasetError(
+                f"mask `{mask_name}` needs the column `{missing[0]}`; the row has {have}"
+            )
+        return cls({name: row[name] for name in sorted(columns)}, row_length(row))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Sample":
+        """Read what `to_json` wrote: an object of columns, with the tokens as ``len``."""
+        columns = read_columns(text, "sample")
+        if "len" not in columns:
+            raise DatasetError(f"sample: expected a JSON object with `len`, got {text[:80]!r}")
+        return cls({k: v for k, v in columns.items() if k != "len"}, columns["len"])
+
+    def to_json(self) -> str:
+        """Write a line of JSON; equal samples give equal lines."""
+        return json.dumps(dict(sorted(self.columns.items())) | {"len": self.length})
+
+
+def read_columns(text: str, where: str) -> dict[str, Any]:  # Any: as `Sample.columns`, unchecked
+    """Read a JSON object of columns, each of them once; `where` names it in messages.
+
+    Raises:
+        DatasetError: if it is none.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):  # json would keep the last one and say nothing
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise DatasetError(f"{where}: `{twice}` is given twice; leave one of them out")
+        return found
+
+    try:
+        columns = json.loads(text, object_pairs_hook=once)
+    except ValueError as error:
+        raise DatasetError(f"{where}: not JSON: {error}; got {text[:80]!r}") from None
+    except RecursionError:
+        raise DatasetError(f"{where}: the JSON is nested too deeply") from None
+    if not isinstance(columns, dict):
+        raise DatasetError(f"{where}: expected a JSON object of columns, got {text[:80]!r}")
+    return columns
+
+
+def row_length(row: Mapping[str, Any]) -> int:
+    """Return the tokens of a row: its column `len` or `length`, else the size of `tokens`.
+
+    Raises:
+        DatasetError: if none of them is there, or two of them disagree.
+    """
+    found = stated_length(row)
+    if found is None:
+        have = ", ".join(f"`{name}`" for name in sorted(row)) or "no columns"
+        raise DatasetError(
+            f"a row needs its length: a column `len`, `length` or `tokens`; this one has {have}"
+        )
+    return found
+
+
+def stated_length(row: Mapping[str, Any]) -> int | None:
+    """Give the tokens of a row as `row_length` does; None if no column states them.
+
+    Raises:
+        DatasetError: if two columns disagree.
+    """
+    found: dict[str, int] = {}
+    for name in ("len", "length"):
+        if row.get(name) is not None:
+            value = _plain(name, row[name])
+            if not isinstance(value, int):
+                raise DatasetError(f"column `{name}`: expected one integer per row, got {value!r}")
+            found[name] = value
+    if row.get("tokens") is not None:
+        tokens = row["tokens"]
+        if not hasattr(tokens, "__len__") or isinstance(tokens, str):
+            raise DatasetError(
+                f"column `tokens`: expected a list of integers or bytes, got "
+                f"{type(tokens).__name__}"
+            )
+        found["tokens"] = len(tokens)
+    if len(set(found.values())) > 1:
+        shown = ", ".join(f"`{name}` says {value}" for name, value in found.items())
+        raise DatasetError(f"the lengths of a row disagree: {shown}")
+    return next(iter(found.values()), None)
+
+
+def _plain(
+    name: str, value: Any, depth: int = 0
+) -> Any:  # Any: whatever a file format gives; the result is plain
+    """Turn numpy and tuple values into integers and lists; refuse everything else."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        if all(type(item) is int for item in value):  # the common case, without a call per item
+            return list(value)
+        if depth < MAX_NESTING:
+            return [_plain(name, item, depth + 1) for item in value]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise DatasetError(
+        f"column `{name}`: expected integers or lists of integers, got {reprlib.repr(value)} "
+        f"({type(value).__name__})"
+    )

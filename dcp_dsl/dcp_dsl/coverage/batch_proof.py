@@ -1,0 +1,109 @@
+"""Prove for a batch of rows at once statements that do not hold for every possible row.
+
+``causal and q - k < row.window`` has empty rows for a window of 0, so nothing is proved about it in
+general. In a batch whose windows lie between 1 and 4096 it has none: the proof is tried once more
+with what the columns of these rows say. Rows that spoil a proof are found by halving.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl.arrays import Ints
+from dcp_dsl.checks.scope import Scope
+from dcp_dsl.claims.guard import Guard, MaskRule
+from dcp_dsl.data.nesting import NestedColumn
+from dcp_dsl.proof.proving import never
+from dcp_dsl.syntax import ast
+
+MAX_PROOFS = 64  # for one batch; a proof costs about as much as binding a row or two
+SMALLEST = 8  # rows that are rather bound than proved
+
+
+@dataclass(slots=True, eq=False)
+class BatchProver:
+    """Proves a guard's rules for subsets of a batch.
+
+    Attributes:
+        guard: the rules.
+        columns: of the batch, by the mask's names.
+        proofs_left: how many proofs may still be tried.
+    """
+
+    guard: Guard
+    columns: Mapping[str, NestedColumn]
+    proofs_left: int = MAX_PROOFS
+
+    def prove(self, rows: Ints) -> NDArray[np.bool_]:
+        """Return for each of some rows whether the rules are proved to hold on it.
+
+        Rows must be free of missing values, and their token columns as long as the rows.
+        """
+        is_proved = np.zeros(len(rows), np.bool_)
+        pending = [(0, len(rows))]
+        while pending:
+            first, last = pending.pop()
+            if last - first < SMALLEST or self.proofs_left <= 0:
+                continue
+            self.proofs_left -= 1
+            if all(self._holds(rule, rows[first:last]) for rule in self.guard.rules):
+                is_proved[first:last] = True
+            elif first == 0 and last == len(rows) and not self._can_help(rows):
+                break
+            else:
+                middle = (first + last) // 2
+                pending += [(middle, last), (first, middle)]
+        return is_proved
+
+    def _can_help(self, rows: Ints) -> bool:
+        """Return whether what the columns say proves anything at all: tried on single rows."""
+        tried = rows[:: max(1, len(rows) // 3)][:3]
+        return any(
+            all(self._holds(rule, tried[i : i + 1]) for rule in self.guard.rules)
+            for i in range(len(tried))
+        )
+
+    def _holds(self, rule: MaskRule, rows: Ints) -> bool:
+        mask = rule.mask
+        if not rule.is_total_proved:
+            nothing = ast.And((ast.Not(mask.expression), *self._facts(mask.scope, rows)))
+            if not never(nothing, mask.scope, ("same",)):
+                return False
+        if not rule.is_causal_proved:
+            ahead = mask if rule.leaks is None else rule.leaks
+            pairs = ast.And((ahead.expression, *self._facts(ahead.scope, rows)))
+            return never(pairs, ahead.scope, ("before",))
+        return True
+
+    def _facts(self, scope: Scope, rows: Ints) -> Iterator[ast.Expr]:
+        """Yield the facts that hold on all of these rows, as masks."""
+        for name, column in self.columns.items():
+            if column.depth == 0:
+                values = column.values[rows]
+                yield _between(ast.Attribute(ast.Name("row"), ast.Ident(name)), values)
+        for name, token in scope.tokens.items():
+            per_token = self.columns.get(token.column.text)
+            if per_token is None or per_token.depth != 1:
+                continue
+            chosen, position = _tokens_of(per_token, rows)
+            if not len(chosen):
+                continue
+            for place in ("q", "k"):
+                value = ast.Attribute(ast.Name(place), ast.Ident(name))
+                yield _between(value, chosen)
+                yield _between(ast.Binary("-", value, ast.Name(place)), chosen - position)
+
+
+def _between(value: ast.Expr, values: Ints) -> ast.Expr:
+    low, high = ast.Number(int(values.min())), ast.Number(int(values.max()))
+    return ast.Compare((low, value, high), ("<=", "<="))
+
+
+def _tokens_of(column: NestedColumn, rows: Ints) -> tuple[Ints, Ints]:
+    """Return the values of a column with one integer per token, and their positions in the row."""
+    starts, ends = column.offsets[0][rows], column.offsets[0][rows + 1]
+    sizes = ends - starts
+    position = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return column.values[np.repeat(starts, sizes) + position], position

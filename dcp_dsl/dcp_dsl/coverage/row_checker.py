@@ -1,0 +1,318 @@
+"""Decide for every row of a data set whether an attached mask may be trained on it.
+
+What can be decided for a whole batch at once is: missing values, lengths that disagree. A row is
+looked at alone only if its layout has to be bound to know, or if the mask is not proved to be free
+of look-ahead and empty rows, neither in general nor with what the columns of the batch say; rows
+with equal columns are then decided once.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl.arrays import Ints
+from dcp_dsl.checks.columns import layout_columns, needed_segments
+from dcp_dsl.core.layout import natural_length
+from dcp_dsl.core.sample import Sample
+from dcp_dsl.coverage.batch_proof import BatchProver
+from dcp_dsl.data.data_file import LENGTH_COLUMNS, TOKEN_COLUMNS
+from dcp_dsl.data.nesting import (
+    LayoutTotals,
+    NestedColumn,
+    column_depth,
+    column_depths,
+    flatten_column,
+    measure_layout,
+    require_depth,
+)
+from dcp_dsl.data.sources import Source, require_column
+from dcp_dsl.errors import DatasetError
+from dcp_dsl.forms.conversion import as_rows
+from dcp_dsl.forms.tiles import Tiles
+from dcp_dsl.specs.attachment import Attachment
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.diagnostics import SpecError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_REMEMBERED = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRow:
+    """A row that the mask must not be trained on.
+
+    Attributes:
+        source: file or split.
+        row: number in the source, from 0.
+        columns: those that the mask reads, by the data set's names.
+        reason: what is wrong.
+    """
+
+    source: str
+    row: int
+    columns: Mapping[str, Any]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CheckedRows:
+    """The decision on one batch.
+
+    Attributes:
+        lengths: int64, tokens of the accepted rows, in order.
+        samples: accepted rows that were asked for.
+        refused: the others.
+    """
+
+    lengths: Ints
+    samples: tuple[Sample, ...]
+    refused: tuple[RefusedRow, ...]
+
+
+@dataclass(slots=True, eq=False)
+class RowChecker:
+    """Checks the rows of one source under one attachment.
+
+    Attributes:
+        attachment: what the source is masked with.
+        source: where the rows come from.
+        segments: layouts that the masks read.
+        must_bind: a column spells out segments, so every row has to be bound to know.
+        known: reasons of rows decided alone, by their columns; empty for good rows.
+        guard: decides a row.
+    """
+
+    attachment: Attachment
+    source: Source
+    segments: tuple[ast.Segment, ...] = ()
+    must_bind: bool = False
+    known: dict[bytes, str] = field(default_factory=dict)
+    guard: Any = None  # Any: a Guard, made once the columns are known to fit
+
+    def __post_init__(self) -> None:
+        found: dict[int, ast.Segment] = {}
+        for mask in self.attachment.masks:
+            for segment in needed_segments(mask.expression, mask.scope):
+                if isinstance(segment.source, ast.Layout):
+                    found[id(segment)] = segment
+                elif isinstance(segment.source, ast.Columns):
+                    self.must_bind = True  # only binding says whether spans or ids make sense
+        self.segments = tuple(found.values())
+        self._check_types()
+        self.guard = self.attachment.guard()
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Columns of the source that have to be read."""
+        own = {self._own(column) for column in self.attachment.columns}
+        sizes = {*LENGTH_COLUMNS, *TOKEN_COLUMNS} & self.source.columns.keys()
+        return frozenset(own | sizes)
+
+    def _own(self, column: str) -> str:
+        """Return the data set's name of a column of the mask."""
+        return self.attachment.renames.get(column, column)
+
+    # ---- types -----------------------------------------------------------------------------------
+
+    def _check_types(self) -> None:
+        """Refuse a source whose columns cannot be what the layouts read."""
+        for segment in self.segments:
+            assert isinstance(segment.source, ast.Layout), "chosen so"
+            for column, depth in column_depths(segment.source).items():
+                self._check_type(column, depth, f"segment `{segment.name.text}`")
+        for column in sorted(self.attachment.columns):
+            if column_depth(require_column(self.source, self._own(column))) is None:
+                self._check_type(column, 0, f"mask `{self.attachment.value.name}`")
+
+    def _check_type(self, column: str, depth: int, reader: str) -> None:
+        own = self._own(column)
+        kind = require_column(self.source, own)
+        require_depth(
+            kind, depth, source=self.source.name, column=own, mask_column=column, reader=reader
+        )
+
+    # ---- rows ------------------------------------------------------------------------------------
+
+    def check(self, batch: "pa.Table", first_row: int, wanted: NDArray[np.bool_]) -> CheckedRows:
+        """Decide the rows of a batch.
+
+        Args:
+            batch: with the `columns` of this checker.
+            first_row: number of its first row in the source.
+            wanted: bool ``[rows]``, rows to give back as samples if they are accepted.
+        """
+        rows = _Rows(self, batch)
+        reasons: dict[int, str] = {}
+        for row in np.flatnonzero(rows.has_null).tolist():
+            reasons[row] = rows.null_reason(row)
+        for row in np.flatnonzero(rows.disagrees & ~rows.has_null).tolist():
+            reasons[row] = rows.disagreement(row)
+        lengths = rows.lengths.copy()
+        for row in np.flatnonzero(rows.is_open).tolist():
+            if row in reasons:
+                continue
+            try:
+                lengths[row] = self._decide(rows, row)
+            except (DatasetError, SpecError) as error:
+                reasons[row] = _one_line(error)
+        refused = tuple(
+            RefusedRow(self.source.name, first_row + row, rows.shown(row), reason)
+            for row, reason in sorted(reasons.items())
+        )
+        accepted = np.ones(rows.num_rows, np.bool_)
+        accepted[list(reasons)] = False
+        chosen = np.flatnonzero(wanted & accepted).tolist()
+        samples = tuple(Sample(rows.columns_of(row), int(lengths[row])) for row in chosen)
+        return CheckedRows(lengths[accepted], samples, refused)
+
+    def _decide(self, rows: "_Rows", row: int) -> int:
+        """Look at one row alone; give its length or raise."""
+        columns = rows.columns_of(row)
+        length = int(rows.lengths[row])
+        if length < 0:
+            length = self._natural_length(columns)
+        key = repr((columns, length)).encode()
+        reason = self.known.get(key)
+        if reason is None:
+            try:
+                sample = Sample(columns, length)
+                for mask in self.attachment.masks if self.must_bind else ():
+                    form = mask.compile(sample)
+                    if isinstance(form, Tiles):  # planned as ranges of rows, if they are few
+                        as_rows(form)
+                self.guard.check(sample)
+                reason = ""
+            except (DatasetError, SpecError) as error:
+                reason = _one_line(error)
+            if len(self.known) < MAX_REMEMBERED:
+                self.known[key] = reason
+        if reason:
+            raise DatasetError(reason)
+        return length
+
+    def _natural_length(self, columns: Mapping[str, Any]) -> int:
+        for segment in self.segments:
+            assert isinstance(segment.source, ast.Layout), "chosen so"
+            length = natural_length(segment, segment.source, columns)
+            if length is not None:
+                return length
+        raise DatasetError("nothing says how many tokens the row has: add a column `length`")
+
+
+class _Rows:
+    """A batch taken apart: flat columns, and what every row's length is said to be."""
+
+    def __init__(self, checker: RowChecker, batch: "pa.Table") -> None:
+        self.checker, self.num_rows = checker, batch.num_rows
+        attachment = checker.attachment
+        self.flat: dict[str, NestedColumn] = {
+            name: flatten_column(batch.column(checker._own(name))) for name in attachment.columns
+        }
+        self.has_null = np.zeros(self.num_rows, np.bool_)
+        for column in self.flat.values():
+            self.has_null |= column.has_null
+        self.said = {**dict(_stored_lengths(batch)), **dict(self._token_columns())}
+        self.totals = {segment.name.text: self._measure(segment) for segment in checker.segments}
+        self._compare()
+        self._prove()
+
+    def _prove(self) -> None:
+        """Leave open what is proved neither for all rows nor for those of this batch."""
+        guard = self.checker.guard
+        if self.checker.must_bind:
+            self.is_open |= True
+        elif not (guard.is_causal_proved and guard.is_total_proved):
+            rows = np.flatnonzero(~(self.is_open | self.has_null | self.disagrees))
+            self.is_open[rows[~BatchProver(guard, self.flat).prove(rows)]] = True
+
+    def _measure(self, segment: ast.Segment) -> LayoutTotals:
+        assert isinstance(segment.source, ast.Layout), "chosen so"
+        return measure_layout(segment.source, self.flat, self.num_rows)
+
+    def _token_columns(self) -> Iterator[tuple[str, Ints]]:
+        """Yield the sizes of columns with one integer per token."""
+        laid_out = {
+            column
+            for segment in self.checker.segments
+            if isinstance(segment.source, ast.Layout)
+            for column in layout_columns(segment.source)
+        }
+        per_token = {
+            token.column.text
+            for mask in self.checker.attachment.masks
+            for token in mask.scope.tokens.values()
+        }
+        for name in sorted(per_token & self.flat.keys() - laid_out):
+            if self.flat[name].depth == 1:
+                yield self.checker._own(name), np.diff(self.flat[name].offsets[0])
+
+    def _compare(self) -> None:
+        """Find the length of each row, and the rows about whose length there are two opinions."""
+        self.lengths = np.full(self.num_rows, -1, np.int64)
+        self.disagrees = np.zeros(self.num_rows, np.bool_)
+        self.is_open = np.zeros(self.num_rows, np.bool_)
+        for sizes in self.said.values():
+            self._add(sizes, sizes >= 0)
+        for totals in self.totals.values():
+            if not totals.takes_rest:
+                self._add(totals.tokens, totals.is_certain)
+            self.is_open |= ~totals.is_certain
+        for totals in self.totals.values():
+            if totals.takes_rest:
+                self.is_open |= self.lengths < totals.tokens
+        self.is_open |= self.lengths < 0
+
+    def _add(self, sizes: Ints, is_sure: NDArray[np.bool_]) -> None:
+        is_new = is_sure & (self.lengths < 0)
+        self.disagrees |= is_sure & ~is_new & (self.lengths != sizes)
+        self.lengths[is_new] = sizes[is_new]
+
+    # ---- words -----------------------------------------------------------------------------------
+
+    def columns_of(self, row: int) -> dict[str, Any]:
+        """Return the columns of a row by the mask's names."""
+        return {name: column.row_lists(row) for name, column in self.flat.items()}
+
+    def shown(self, row: int) -> dict[str, Any]:
+        """Return the columns of a row by the data set's names."""
+        own = self.checker._own
+        return {own(name): column.row_lists(row) for name, column in sorted(self.flat.items())}
+
+    def null_reason(self, row: int) -> str:
+        name = min(name for name, column in self.flat.items() if column.has_null[row])
+        return f"column `{self.checker._own(name)}` has a missing value"
+
+    def disagreement(self, row: int) -> str:
+        said = [f"`{name}` says {sizes[row]}" for name, sizes in self.said.items()]
+        said += [
+            f"the layout of `{name}` adds up to {totals.tokens[row]}"
+            for name, totals in self.totals.items()
+            if totals.is_certain[row] and not totals.takes_rest
+        ]
+        return f"its length is not clear: {', '.join(said)} tokens"
+
+
+def _stored_lengths(batch: "pa.Table") -> Iterator[tuple[str, Ints]]:
+    """Yield the lengths in the columns for lengths and tokens; -1 where a row has none."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for name in (*LENGTH_COLUMNS, *TOKEN_COLUMNS):
+        if name not in batch.column_names:
+            continue
+        column: Any = batch.column(name)  # Any: the stubs know no common type of lists
+        if name in TOKEN_COLUMNS:
+            is_bytes = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
+            column = pc.binary_length(column) if is_bytes else pc.list_value_length(column)
+        yield name, column.fill_null(-1).to_numpy().astype(np.int64)
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, SpecError) and error.diagnostics:
+        return error.diagnostics[0].message
+    return str(error)

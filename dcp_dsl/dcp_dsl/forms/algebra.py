@@ -1,0 +1,220 @@
+"""Combine and compare masks on a sample exactly, whatever their forms.
+
+Slabs, strided masks and ranges per row are combined symbolically, masks seen from the keys among
+themselves too. Where the two forms have nothing in common, or one is a predicate, the pairs are
+looked at in bunches, which is limited to some ten thousand tokens.
+"""
+
+from dataclasses import dataclass
+from operator import and_, or_, sub
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from dcp_dsl.arrays import Ints
+from dcp_dsl.errors import DatasetError
+from dcp_dsl.forms.conversion import to_form
+from dcp_dsl.forms.form import Form, ranges_of_tile, row_chunks
+from dcp_dsl.forms.rows import Columns, Rows
+from dcp_dsl.forms.slabs import Slabs
+from dcp_dsl.forms.strided import Strided
+from dcp_dsl.symbolic.classes import Classes, MaskValue
+from dcp_dsl.symbolic.piecewise import TooManyPieces, expand
+from dcp_dsl.symbolic.region import Region
+
+
+def transpose(region: Region) -> Region:
+    """Return the region whose rows are the keys: key k sees the queries that saw it.
+
+    A slab of r rows is seen by each of its keys from a run of its rows; where that run begins and
+    ends moves by 0 or 1 per key, with at most two turns.
+
+    >>> below = Region.of(3, tuple(np.array([v]) for v in (0, 3, 0, 1, 0, 1)))
+    >>> [c.tolist() for c in transpose(below).columns()]
+    [[0], [3], [0], [3], [1], [0]]
+    """
+    q_start, q_end, kv_start, kv_end, low, high = region.columns()
+    rows = q_end - q_start
+    last_end = kv_end + high * (rows - 1)
+    # Keys at which one of the ends of the run of rows turns.
+    turns = np.column_stack([
+        kv_start,
+        np.where(high == 1, kv_end, last_end),
+        np.where(low == 1, kv_start + rows - 1, last_end),
+        last_end,
+    ])  # fmt: skip
+    turns = np.sort(np.clip(turns, kv_start[:, None], last_end[:, None]), axis=1)
+    slab, part = expand(np.zeros(len(rows), np.int64), np.full(len(rows), 3))
+    start, end = turns[slab, part], turns[slab, part + 1]
+    first, first_slope = _first_row(start, kv_end[slab], high[slab])
+    last, last_slope = _last_row(start, kv_start[slab], low[slab], rows[slab])
+    base = q_start[slab]
+    columns: tuple[Ints, ...] = (start, end, base + first, base + last, first_slope, last_slope)
+    kept = start < end
+    return Region.of(region.num_tokens, tuple(c[kept] for c in columns))
+
+
+def _first_row(key: Ints, kv_end: Ints, high: Ints) -> tuple[Ints, Ints]:
+    """Return the first row of a slab whose end has passed a key, and its growth per key."""
+    is_later = (high == 1) & (key >= kv_end)
+    return np.where(is_later, key - kv_end + 1, 0), is_later.astype(np.int64)
+
+
+def _last_row(key: Ints, kv_start: Ints, low: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """Return the end of the rows whose start has not passed a key, and its growth per key."""
+    is_growing = (low == 1) & (key - kv_start + 1 < rows)
+    return np.where(is_growing, key - kv_start + 1, rows), is_growing.astype(np.int64)
+
+
+MAX_TOKENS = 2**15  # for looking at pairs: a billion of them, in bunches
+
+Operation: TypeAlias = Literal["and", "or", "minus"]
+
+_SYMBOLIC = {"and": and_, "or": or_, "minus": sub}
+
+
+@dataclass(frozen=True, slots=True)
+class MaskComparison:
+    """The difference of two masks on the same sample.
+
+    Attributes:
+        only_left, only_right: pairs that only one of them sees.
+        first: (query, key) of the first such pair in reading order, None if there is none.
+        first_is_left: whether the left mask sees that pair.
+    """
+
+    only_left: int
+    only_right: int
+    first: tuple[int, int] | None
+    first_is_left: bool
+
+    @property
+    def is_equal(self) -> bool:
+        """True if the two masks see the same pairs."""
+        return self.only_left == 0 and self.only_right == 0
+
+
+def intersect(left: Form, right: Form) -> Form:
+    """Return the pairs that both masks see.
+
+    Raises:
+        DatasetError: if they have different lengths, or their forms can only be combined pair by
+            pair and the sample is too long for that.
+
+    >>> causal = Slabs(3, [0], [3], [0], [1], [0], [1])
+    >>> first = Slabs(3, [0], [3], [0], [1], [0], [0])
+    >>> intersect(causal, first).num_pairs, unite(causal, first).num_pairs
+    (3, 6)
+    """
+    return _combine(left, right, "and")
+
+
+def unite(left: Form, right: Form) -> Form:
+    """Return the pairs that any of two masks sees; see `intersect`."""
+    return _combine(left, right, "or")
+
+
+def subtract(left: Form, right: Form) -> Form:
+    """Return the pairs that the left mask sees and the right one does not; see `intersect`."""
+    return _combine(left, right, "minus")
+
+
+def is_empty(mask: Form) -> bool:
+    """Return whether no query sees any key."""
+    return mask.num_pairs == 0
+
+
+def is_equal(left: Form, right: Form) -> bool:
+    """Return whether two masks see the same pairs; equal digests decide at once."""
+    if left.num_tokens != right.num_tokens:
+        return False
+    return left.digest == right.digest or compare_masks(left, right).is_equal
+
+
+def implies(left: Form, right: Form) -> bool:
+    """Return whether the right mask sees every pair that the left one sees."""
+    return is_empty(subtract(left, right))
+
+
+def compare_masks(left: Form, right: Form) -> MaskComparison:
+    """Say how many pairs only one of two masks sees, and which comes first."""
+    sides = subtract(left, right), subtract(right, left)
+    firsts = [
+        (*pair, index == 0) for index, pair in enumerate(map(first_pair, sides)) if pair is not None
+    ]
+    counts = sides[0].num_pairs, sides[1].num_pairs
+    if not firsts:
+        return MaskComparison(0, 0, None, False)
+    query, key, is_left = min(firsts)
+    return MaskComparison(*counts, (query, key), is_left)
+
+
+def first_pair(mask: Form) -> tuple[int, int] | None:
+    """Return the first visible pair in reading order, None if there is none."""
+    if isinstance(mask, Slabs):
+        return (int(mask.q_start[0]), int(mask.kv_start[0])) if len(mask) else None
+    for begin, end in row_chunks(mask.num_tokens, mask.num_tokens):
+        row_ptr, starts, _ = mask.row_ranges(begin, end)
+        if len(starts):
+            return begin + int(np.searchsorted(row_ptr, 0, side="right")) - 1, int(starts[0])
+    return None
+
+
+def _combine(left: Form, right: Form, operation: Operation) -> Form:
+    if left.num_tokens != right.num_tokens:
+        raise DatasetError(
+            f"expected masks of as many tokens, got {left.num_tokens:_} and {right.num_tokens:_}"
+        )
+    for is_transposed in (False, True):
+        try:
+            a, b = (_symbolic(mask, is_transposed=is_transposed) for mask in (left, right))
+            if a is not None and b is not None:
+                return to_form(_SYMBOLIC[operation](a, b), is_transposed=is_transposed)
+        except TooManyPieces:
+            continue
+    return _combine_pairs(left, right, operation)
+
+
+def _symbolic(mask: Form, *, is_transposed: bool) -> MaskValue | None:
+    """Return a mask as regions with queries (or keys) as their rows; None if it has none."""
+    match mask:
+        case Columns(keys):
+            region = _region(keys)
+            return region if is_transposed else transpose(region)
+        case Slabs() | Rows():
+            region = _region(mask)
+            return transpose(region) if is_transposed else region
+        case Strided(num_tokens, period, parts) if not is_transposed:
+            labels = np.zeros(period, np.int64)
+            for index, part in enumerate(parts):
+                labels[part.remainders] = index + 1
+            regions = (Region.empty(num_tokens), *(_region(part.slabs) for part in parts))
+            return Classes(num_tokens, labels, regions)
+    return None
+
+
+def _region(mask: Slabs | Rows) -> Region:
+    if isinstance(mask, Slabs):
+        slopes = mask.start_slope.astype(np.int64), mask.end_slope.astype(np.int64)
+        ends = mask.q_start, mask.q_end, mask.kv_start, mask.kv_end
+        return Region(mask.num_tokens, *ends, *slopes)
+    row = np.repeat(np.arange(mask.num_tokens), np.diff(mask.row_ptr))
+    return Region.rectangles(mask.num_tokens, row, row + 1, mask.kv_start, mask.kv_end)
+
+
+def _combine_pairs(left: Form, right: Form, operation: Operation) -> Form:
+    """Combine two masks pair by pair, some rows at a time."""
+    n = left.num_tokens
+    if n > MAX_TOKENS:
+        raise DatasetError(
+            f"masks of the forms `{left.form}` and `{right.form}` are combined pair by pair, on at "
+            f"most {MAX_TOKENS:_} tokens; got {n:_}"
+        )
+    parts: list[tuple[Ints, Ints, Ints]] = []
+    for begin, end in row_chunks(n, n):
+        a, b = (mask.tile(begin, end, 0, n) for mask in (left, right))
+        seen = a & b if operation == "and" else a | b if operation == "or" else a & ~b
+        row_ptr, starts, ends = ranges_of_tile(seen)
+        parts.append((np.diff(row_ptr), starts, ends))
+    counts, starts, ends = (np.concatenate(c) for c in zip(*parts, strict=True))
+    return Rows(n, np.concatenate([[0], np.cumsum(counts)]), starts, ends)

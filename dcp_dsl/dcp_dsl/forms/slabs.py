@@ -1,0 +1,239 @@
+"""Slabs, the normal form of a mask: runs of rows whose key range moves by 0 or 1 per row.
+
+The visible pairs of blocks are counted in closed form. A slab is cut at the borders of query
+blocks; on one such piece both ends are straight, so the pairs left of any key border have a closed
+form, and the pairs of a block are a difference of four of them. Only blocks that hold pairs are
+ever looked at.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl.arrays import Bools, Ints, readonly
+from dcp_dsl.forms.form import (
+    BlockCounts,
+    FormName,
+    RowRanges,
+    digest_of,
+    limit_blocks,
+    paint_ranges,
+)
+from dcp_dsl.symbolic.piecewise import expand
+
+
+def count_slab_blocks(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
+    """Count the pairs of every block that slabs touch; O(slabs + blocks)."""
+    pieces = cut_at_rows(slabs, q_bounds)
+    if (pieces[1][1:] < pieces[1][:-1]).any():
+        order = np.argsort(pieces[1], kind="stable")
+        pieces = tuple(column[order] for column in pieces)
+    slab, block, rows, first, last, low, high = pieces
+    touched_from = np.searchsorted(kv_bounds, first, side="right") - 1
+    touched_to = np.searchsorted(kv_bounds, last + high * (rows - 1), side="left")
+    counts = touched_to - touched_from
+    limit_blocks(int(counts.sum()))
+    begin = np.cumsum(counts) - counts
+    piece = np.repeat(np.arange(len(counts)), counts)
+    col = np.arange(len(piece)) - np.repeat(begin - touched_from, counts)
+    pairs = np.repeat(rows, counts) * np.diff(kv_bounds)[col]  # as if both ends lay outside
+    # Few blocks are cut by an end: those left of where the start comes to rest, and those right
+    # of where the end sets out.
+    full_from = np.searchsorted(kv_bounds, first + low * (rows - 1), side="left")
+    full_to = np.searchsorted(kv_bounds, last, side="right") - 1
+    full_from = np.minimum(full_from, touched_to)
+    full_to = np.maximum(full_to, full_from)
+    cut = expand(begin, full_from - touched_from)[1]
+    cut = np.concatenate([cut, expand(begin + full_to - touched_from, touched_to - full_to)[1]])
+    at = piece[cut]
+    pairs[cut] = sum(
+        sign * (_pairs_below(border, last[at], high[at], rows[at])
+                - _pairs_below(border, first[at], low[at], rows[at]))
+        for sign, border in ((1, kv_bounds[col[cut] + 1]), (-1, kv_bounds[col[cut]]))
+    )  # fmt: skip
+    is_shared = np.zeros(len(block) + 1, np.bool_)  # alone in its row of blocks: already in order
+    np.equal(block[1:], block[:-1], out=is_shared[1:-1])
+    shared = np.flatnonzero(is_shared[1:] | is_shared[:-1])
+    crowd = expand(begin[shared], counts[shared])[1]
+    return merge_blocks(
+        np.repeat(block, counts), col, pairs, slab[piece], len(kv_bounds), crowd=crowd
+    )
+
+
+def cut_at_rows(slabs: "Slabs", q_bounds: Ints) -> tuple[Ints, ...]:
+    """Cut slabs at the query borders.
+
+    Returns:
+        Of each piece: slab, block, rows, first key, end key, slopes of both ends.
+    """
+    low = np.searchsorted(q_bounds, slabs.q_start, side="right") - 1
+    high = np.searchsorted(q_bounds, slabs.q_end, side="left")
+    limit_blocks(int((high - low).sum()))  # every piece touches one: refused before they are made
+    slab, block = expand(low, high - low)
+    q_start = slabs.q_start[slab]
+    begin: Ints = np.maximum(q_start, q_bounds[block])
+    rows = np.minimum(slabs.q_end[slab], q_bounds[block + 1]) - begin
+    start_slope = slabs.start_slope[slab].astype(np.int64)
+    end_slope = slabs.end_slope[slab].astype(np.int64)
+    down: Ints = begin - q_start
+    first = slabs.kv_start[slab] + start_slope * down
+    last = slabs.kv_end[slab] + end_slope * down
+    return slab, block, rows, first, last, start_slope, end_slope
+
+
+def _pairs_below(border: Ints, end: Ints, slope: Ints, rows: Ints) -> Ints:
+    """Return ``sum over r < rows of min(end + slope * r, border)``."""
+    # Rows on which the end is still left of the border.
+    moving = np.clip(border - end, 0, rows)
+    still = np.where(end < border, rows, 0)
+    inside = np.where(slope == 1, moving, still)
+    below: Ints = inside * end + slope * (inside * (inside - 1) // 2) + (rows - inside) * border
+    return below
+
+
+def merge_blocks(
+    row: Ints, col: Ints, pairs: Ints, slab: Ints, base: int, *, crowd: Ints | None = None
+) -> BlockCounts:
+    """Add up the entries of the same block and sort by (row, col), in place.
+
+    Args:
+        row: int64 ``[N]``, like the next three.
+        col: key block of each entry.
+        pairs: its pairs.
+        slab: where they come from.
+        base: more than every column.
+        crowd: the entries that may be out of order, all those of their rows; by default any.
+    """
+    if crowd is None:
+        crowd = np.arange(len(row))
+    key = row[crowd] * base + col[crowd]
+    order = np.argsort(key, kind="stable")
+    key, moved = key[order], crowd[order]
+    row[crowd], col[crowd], slab[crowd] = row[moved], col[moved], slab[moved]
+    begin = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])[: len(key)])
+    if len(begin) == len(key):
+        pairs[crowd] = pairs[moved]
+        return BlockCounts(row, col, pairs, np.arange(len(row) + 1), slab)
+    first = crowd[begin]
+    pairs[first] = np.add.reduceat(pairs[moved], begin)
+    kept = np.ones(len(row), np.bool_)
+    kept[crowd] = False
+    kept[first] = True
+    row, col, pairs = (np.compress(kept, column) for column in (row, col, pairs))
+    return BlockCounts(row, col, pairs, np.append(np.flatnonzero(kept), len(slab)), slab)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slabs:
+    """The normal form of a mask on a sample or a packed batch: a set of disjoint slabs.
+
+    A slab is a run of query rows whose visible keys lie between two ends that each either stand
+    still or move by one key per row. With ``r = q - q_start[s]``, row ``q`` of slab ``s`` sees the
+    keys ``[kv_start[s] + start_slope[s] * r, kv_end[s] + end_slope[s] * r)``.
+    Slabs are disjoint, never empty on any of their rows, and sorted by ``(q_start, kv_start)``.
+
+    Attributes:
+        num_tokens: rows, and keys, of the mask.
+        q_start, q_end: int64 ``[N]``, the rows of each slab.
+        kv_start, kv_end: int64 ``[N]``, its keys at row ``q_start``.
+        start_slope, end_slope: uint8 ``[N]``, 0 or 1: keys that each end moves per row.
+
+    To rebuild the dense mask::
+
+        dense = np.zeros((slabs.num_tokens, slabs.num_tokens), bool)
+        for q0, q1, k0, k1, a, b in slabs.table():
+            for q in range(q0, q1):
+                dense[q, k0 + a * (q - q0) : k1 + b * (q - q0)] = True
+
+    >>> causal = Slabs(4, [0], [4], [0], [1], [0], [1])
+    >>> causal.num_pairs
+    10
+    """
+
+    form: ClassVar[FormName] = "slabs"
+
+    num_tokens: int
+    q_start: NDArray[np.int64]
+    q_end: NDArray[np.int64]
+    kv_start: NDArray[np.int64]
+    kv_end: NDArray[np.int64]
+    start_slope: NDArray[np.uint8]
+    end_slope: NDArray[np.uint8]
+
+    def __post_init__(self) -> None:
+        size = len(self.q_start)
+        for name in ("q_start", "q_end", "kv_start", "kv_end"):
+            value = readonly(f"Slabs.{name}", getattr(self, name), np.int64, (size,))
+            object.__setattr__(self, name, value)
+        for name in ("start_slope", "end_slope"):
+            value = readonly(f"Slabs.{name}", getattr(self, name), np.uint8, (size,))
+            if (value > 1).any():
+                raise ValueError(f"Slabs.{name}: expected 0 or 1, got {value.max()}")
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
+        rows = self.q_end - self.q_start
+        last_start = self.kv_start + self.start_slope * (rows - 1)
+        last_end = self.kv_end + self.end_slope * (rows - 1)
+        inside = (
+            (self.q_start >= 0)
+            & (self.q_end <= self.num_tokens)
+            & (self.kv_start >= 0)
+            & (np.maximum(self.kv_end, last_end) <= self.num_tokens)
+        )
+        if not (
+            inside & (rows > 0) & (self.kv_start < self.kv_end) & (last_start < last_end)
+        ).all():
+            raise ValueError(
+                f"Slabs: expected non-empty slabs inside {self.num_tokens} tokens, got "
+                f"{self.table()}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.q_start)
+
+    def table(self) -> NDArray[np.int64]:
+        """Return all slabs as int64 ``[N, 6]``, columns in the order of the attributes."""
+        return np.column_stack(
+            [
+                self.q_start, self.q_end, self.kv_start, self.kv_end,
+                self.start_slope, self.end_slope,
+            ]
+        ).astype(np.int64)  # fmt: skip
+
+    @property
+    def num_pairs(self) -> int:
+        """Number of visible (query, key) pairs; O(N)."""
+        rows = self.q_end - self.q_start
+        growth = self.end_slope.astype(np.int64) - self.start_slope.astype(np.int64)
+        return int((rows * (self.kv_end - self.kv_start) + growth * (rows * (rows - 1) // 2)).sum())
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the slabs: equal for equal masks of a sample, on every machine."""
+        return digest_of(self.form, self.num_tokens, self.table())
+
+    def row_ranges(self, q_start: int, q_end: int) -> RowRanges:
+        """Return the maximal key ranges of the rows ``[q_start, q_end)``; see `Form`."""
+        index = np.flatnonzero((self.q_start < q_end) & (self.q_end > q_start))
+        first = np.maximum(self.q_start[index], q_start)
+        counts = np.minimum(self.q_end[index], q_end) - first
+        which, row = expand(first, counts)
+        slab = index[which]
+        down = row - self.q_start[slab]
+        start = self.kv_start[slab] + self.start_slope[slab] * down
+        end = self.kv_end[slab] + self.end_slope[slab] * down
+        order = np.lexsort((start, row))
+        row_ptr = np.searchsorted(row[order], np.arange(q_start, q_end + 1))
+        return row_ptr, start[order], end[order]
+
+    def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
+        """Return the mask of some queries and keys, bool ``[queries, keys]``."""
+        return paint_ranges(self.row_ranges(q_start, q_end), kv_start, kv_end)
+
+    def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
+        """Count the visible pairs of every block; see `Form`."""
+        return count_slab_blocks(self, q_bounds, kv_bounds)

@@ -1,0 +1,191 @@
+"""Tiles, masks given by a predicate: blocks are decided by bounds, what is left pair by pair.
+
+A predicate is a tree of exact forms and of comparisons between numbers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from typing import ClassVar, TypeAlias
+
+import numpy as np
+
+from dcp_dsl.arrays import Bools, Ints
+from dcp_dsl.forms.form import (
+    BlockCounts,
+    Form,
+    FormName,
+    RowRanges,
+    ranges_of_tile,
+    row_chunks,
+)  # fmt: skip
+from dcp_dsl.symbolic.number_trees import Grid, NumberTree
+
+# For every block: whether all of its pairs are visible, and whether any may be.
+Verdict: TypeAlias = tuple[Bools, Bools]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """A part of the mask that has an exact form of its own."""
+
+    mask: Form
+
+    def on(self, grid: Grid) -> Verdict:
+        """Decide every block of a grid."""
+        q, k = grid.q_bounds, grid.kv_bounds
+        if grid.is_of_pairs:
+            seen = self.mask.tile(int(q[0]), int(q[-1]), int(k[0]), int(k[-1]))
+            return seen, seen
+        n = self.mask.num_tokens
+        borders = [np.unique(np.concatenate([[0], b, [n]])) for b in (q, k)]
+        counts = self.mask.count_blocks(borders[0], borders[1])
+        pairs = np.zeros((len(borders[0]) - 1, len(borders[1]) - 1), np.int64)
+        pairs[counts.row, counts.col] = counts.pairs
+        rows, columns = grid.shape
+        row, column = (int(np.searchsorted(b, v[0])) for b, v in zip(borders, (q, k), strict=True))
+        own = pairs[row : row + rows, column : column + columns]
+        return own == np.diff(q)[:, None] * np.diff(k), own > 0
+
+    def parts(self) -> Iterator[Ints | str]:
+        """Yield the parts of the mask, for a digest."""
+        yield self.mask.digest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compared:
+    """``left op right``."""
+
+    op: str
+    left: NumberTree
+    right: NumberTree
+
+    def on(self, grid: Grid) -> Verdict:
+        """Decide every block of a grid."""
+        always, ever = self.left.on(grid).compare(self.op, self.right.on(grid))
+        return np.broadcast_to(always, grid.shape), np.broadcast_to(ever, grid.shape)
+
+    def parts(self) -> Iterator[Ints | str]:
+        """Yield the parts of the mask, for a digest."""
+        yield self.op
+        yield from self.left.parts()
+        yield from self.right.parts()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joined:
+    """All, or any, of several masks."""
+
+    is_and: bool
+    items: tuple["Predicate", ...]
+
+    def on(self, grid: Grid) -> Verdict:
+        """Decide every block of a grid."""
+        verdicts = [item.on(grid) for item in self.items]
+        join = np.logical_and.reduce if self.is_and else np.logical_or.reduce
+        return join([a for a, _ in verdicts]), join([b for _, b in verdicts])
+
+    def parts(self) -> Iterator[Ints | str]:
+        """Yield the parts of the mask, for a digest."""
+        yield f"{'and' if self.is_and else 'or'} {len(self.items)}"
+        for item in self.items:
+            yield from item.parts()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inverted:
+    """The pairs that a mask does not show."""
+
+    inner: "Predicate"
+
+    def on(self, grid: Grid) -> Verdict:
+        """Decide every block of a grid."""
+        always, ever = self.inner.on(grid)
+        return ~ever, ~always
+
+    def parts(self) -> Iterator[Ints | str]:
+        """Yield the parts of the mask, for a digest."""
+        yield "not"
+        yield from self.inner.parts()
+
+
+Predicate: TypeAlias = Known | Compared | Joined | Inverted
+
+
+BLOCKS_AT_ONCE = 2**18
+PAIRS_AT_ONCE = 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """A mask as a predicate, for what no other form holds: products of positions, ids at random.
+
+    Attributes:
+        num_tokens: rows, and keys, of the mask.
+        predicate: decides blocks and pairs.
+    """
+
+    form: ClassVar[FormName] = "tiles"
+
+    num_tokens: int
+    predicate: Predicate
+
+    @cached_property
+    def num_pairs(self) -> int:
+        """Number of visible (query, key) pairs; costs what counting blocks costs."""
+        bounds = np.unique(np.append(np.arange(0, self.num_tokens, 256), self.num_tokens))
+        return int(self.count_blocks(bounds, bounds).pairs.sum())
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the predicate; see `Form`."""
+        digest = sha256(f"dcp.mask/1 tiles {self.num_tokens}".encode())
+        for part in self.predicate.parts():
+            if isinstance(part, str):
+                digest.update(f" {part} ".encode())
+            else:
+                digest.update(f" {part.shape} ".encode())
+                digest.update(np.ascontiguousarray(part, "<i8").tobytes())
+        return digest.hexdigest()
+
+    def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
+        """Return the mask of some queries and keys, bool ``[queries, keys]``."""
+        seen = np.zeros((q_end - q_start, kv_end - kv_start), np.bool_)
+        if seen.size:
+            for begin, end in row_chunks(q_end - q_start, kv_end - kv_start, PAIRS_AT_ONCE):
+                grid = Grid.of_pairs(q_start + begin, q_start + end, kv_start, kv_end)
+                seen[begin:end] = self.predicate.on(grid)[1]
+        return seen
+
+    def row_ranges(self, q_start: int, q_end: int) -> RowRanges:
+        """Return the maximal key ranges of the rows ``[q_start, q_end)``; see `Form`."""
+        return ranges_of_tile(self.tile(q_start, q_end, 0, self.num_tokens))
+
+    def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
+        """Count the visible pairs of every block; see `Form`."""
+        width = len(kv_bounds) - 1
+        parts = [(np.empty(0, np.int64),) * 3]
+        for begin, end in row_chunks(len(q_bounds) - 1, width, BLOCKS_AT_ONCE):
+            pairs = self._count_some(q_bounds[begin : end + 1], kv_bounds)
+            row, col = np.nonzero(pairs)
+            parts.append((row + begin, col, pairs[row, col]))
+        return BlockCounts.without_slabs(*(np.concatenate(c) for c in zip(*parts, strict=True)))
+
+    def _count_some(self, q_bounds: Ints, kv_bounds: Ints) -> Ints:
+        always, ever = self.predicate.on(Grid(q_bounds, kv_bounds))
+        pairs = np.where(always, np.diff(q_bounds)[:, None] * np.diff(kv_bounds), 0)
+        for row, first, last in zip(*ranges_to_check(ever & ~always), strict=True):
+            start, end = kv_bounds[first], kv_bounds[last]
+            seen = self.tile(int(q_bounds[row]), int(q_bounds[row + 1]), int(start), int(end))
+            borders = kv_bounds[first:last] - start
+            counted = np.add.reduceat(seen.sum(axis=0), borders)
+            pairs[row, first:last] = counted
+        return pairs
+
+
+def ranges_to_check(undecided: Bools) -> tuple[list[int], list[int], list[int]]:
+    """Return (row, first, end) of the runs of undecided blocks."""
+    row_ptr, starts, ends = ranges_of_tile(undecided)
+    rows = np.repeat(np.arange(len(undecided)), np.diff(row_ptr))
+    return rows.tolist(), starts.tolist(), ends.tolist()

@@ -1,0 +1,186 @@
+"""Build what block-sparse kernels read: lists of blocks, and one pair of the mask as an expression.
+
+Each block row lists its partial and its full blocks. Inside partial blocks the kernel asks the
+expression. A few slabs become a closed form; otherwise tables of ranges per row, or per key where
+that takes fewer ranges; masks with many ranges both ways become bits. The expression is the same
+text for FlexAttention (tensors) and FlashAttention-4 (scalars): comparisons joined by ``&`` and
+``|``.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl.errors import ExchangeError
+from dcp_dsl.forms.blocks import block_sparsity
+from dcp_dsl.forms.slabs import Slabs
+from dcp_dsl.forms.sparsity import BlockKind
+from dcp_dsl.interchange.dense import MAX_TOKENS, to_dense
+from dcp_dsl.interchange.runs import Runs, key_runs, row_runs
+
+Ints32 = NDArray[np.int32]
+MAX_ENTRIES = 2**28
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockTables:
+    """The blocks that a block row meets; blocks in neither list hold no visible pair.
+
+    Attributes:
+        partial_num, full_num: int32 ``[N]``, blocks of each kind per block row.
+        partial_idx, full_idx: int32 ``[N, M]``, their numbers, ascending; entries from the number
+            on are 0 and mean nothing.
+    """
+
+    partial_num: Ints32
+    partial_idx: Ints32
+    full_num: Ints32
+    full_idx: Ints32
+
+
+def build_block_tables(
+    slabs: Slabs, block_q: int, block_kv: int
+) -> tuple[BlockTables, BlockTables]:
+    """Return the key blocks of every query block, and the query blocks of every key block.
+
+    No pair is evaluated: the blocks come from the exact block sparsity. The last block row and
+    column count as partial where they are shorter than a block, as `create_block_mask` has it:
+    kernels compute whole blocks.
+
+    Raises:
+        ExchangeError: X304 beyond `MAX_ENTRIES` per table; no code for block sizes below 1.
+    """
+    if min(block_q, block_kv) < 1:
+        raise ExchangeError(f"expected blocks of at least 1 token, got {block_q} x {block_kv}")
+    blocks = block_sparsity([slabs], block_q, block_kv)
+    num_q, num_kv = len(blocks.q_bounds) - 1, len(blocks.kv_bounds) - 1
+    if num_q * num_kv > MAX_ENTRIES:
+        raise ExchangeError(
+            f"block tables of {num_q:_} x {num_kv:_} entries; at most {MAX_ENTRIES:_} are written, "
+            f"use blocks larger than {block_q} x {block_kv}",
+            "X304",
+        )
+    n = slabs.num_tokens
+    row, col = blocks.row_idx.astype(np.int64), blocks.col_idx.astype(np.int64)
+    is_whole = ((row + 1) * block_q <= n) & ((col + 1) * block_kv <= n)
+    is_full = (blocks.kind == BlockKind.FULL) & is_whole
+    order = np.lexsort((row, col))
+    return (
+        _tables(row, col, is_full, (num_q, num_kv)),
+        _tables(col[order], row[order], is_full[order], (num_kv, num_q)),
+    )
+
+
+def _tables(
+    line: NDArray[np.int64],
+    item: NDArray[np.int64],
+    is_full: NDArray[np.bool_],
+    shape: tuple[int, int],
+) -> BlockTables:
+    found = []
+    for chosen in (~is_full, is_full):
+        num = np.bincount(line[chosen], minlength=shape[0])
+        place = np.arange(int(num.sum())) - np.repeat(np.cumsum(num) - num, num)
+        table = np.zeros(shape, np.int32)
+        table[line[chosen], place] = item[chosen]
+        found += [num.astype(np.int32), table]
+    return BlockTables(*found)
+
+
+MAX_TERMS = 6
+MAX_RANGES = 8
+JOIN = "\n        | "  # as the files have it that hold the expression
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskMod:
+    """The predicate of a mask, and the tables that it reads.
+
+    Attributes:
+        form: ``"closed"`` reads no table, ``"rows"`` and ``"keys"`` read ranges per row or key,
+            ``"bits"`` reads one bit.
+        expression: Python text over ``q``, ``k`` and the names of `tables`; true where q sees k.
+        tables: int32; ``lo0``, ``hi0``, ... are ``[n]``, ``bits`` is ``[n * words]``: the pair is
+            bit ``k % 32`` of word ``q * words + k // 32``.
+        slabs: the closed form as rows of `Slabs.table`.
+    """
+
+    form: Literal["closed", "rows", "keys", "bits"]
+    expression: str
+    tables: dict[str, NDArray[Any]]  # Any: int32, which numpy's stubs lose on the way
+    slabs: tuple[tuple[int, ...], ...] = ()
+
+
+def build_mask_mod(slabs: Slabs) -> MaskMod:
+    """Choose the cheapest exact predicate of a mask.
+
+    Raises:
+        ExchangeError: X304 if it takes more than `MAX_RANGES` ranges per row and per key, and has
+            too many tokens for bits.
+
+    >>> build_mask_mod(Slabs(4, [0], [4], [0], [1], [0], [1])).expression
+    '(k < q + 1)'
+    """
+    if len(slabs) <= MAX_TERMS:
+        rows = [tuple(row) for row in slabs.table().tolist()]
+        terms = [_term(slabs.num_tokens, *row) for row in rows]
+        # Kernels want a value of the type of a comparison even where nothing is visible.
+        return MaskMod("closed", JOIN.join(terms) or "(q < 0)", {}, tuple(rows))
+    by_row, by_key = row_runs(slabs), key_runs(slabs)
+    most_row, most_key = (int(r.per_line().max(initial=0)) for r in (by_row, by_key))
+    if min(most_row, most_key) > MAX_RANGES:
+        return _bits(slabs, by_row, min(most_row, most_key))
+    if most_row <= most_key:
+        return _ranges("rows", by_row, most_row)
+    return _ranges("keys", by_key, most_key)
+
+
+def _term(n: int, q0: int, q1: int, k0: int, k1: int, a: int, b: int) -> str:
+    """Write a slab without the comparisons that hold for every token."""
+
+    def end(value: int, slope: int) -> str:
+        shift = value - q0
+        moving = "q" if shift == 0 else f"q {'+' if shift > 0 else '-'} {abs(shift)}"
+        return moving if slope else str(value)
+
+    parts = [
+        f"(q >= {q0})" if q0 > 0 else "",
+        f"(q < {q1})" if q1 < n else "",
+        f"(k >= {end(k0, a)})" if a or k0 > 0 else "",
+        f"(k < {end(k1, b)})" if b or k1 < n else "",
+    ]
+    kept = [part for part in parts if part]
+    return f"({' & '.join(kept)})" if len(kept) > 1 else (kept or ["(q >= 0)"])[0]
+
+
+def _ranges(form: Literal["rows", "keys"], runs: Runs, most: int) -> MaskMod:
+    line, place = ("q", "k") if form == "rows" else ("k", "q")
+    tables: dict[str, NDArray[Any]] = {}  # Any: as in MaskMod
+    terms, rank = [], runs.rank()
+    for i in range(most):
+        chosen = rank == i
+        lo, hi = np.zeros((2, runs.num_lines), np.int32)
+        lo[runs.line[chosen]], hi[runs.line[chosen]] = runs.lo[chosen], runs.hi[chosen]
+        tables |= {f"lo{i}": lo, f"hi{i}": hi}
+        terms.append(f"(({place} >= lo{i}[{line}]) & ({place} < hi{i}[{line}]))")
+    return MaskMod(form, JOIN.join(terms), tables)
+
+
+def _bits(slabs: Slabs, by_row: Runs, least: int) -> MaskMod:
+    n = slabs.num_tokens
+    if n > MAX_TOKENS:
+        row = int(np.argmax(by_row.per_line() > MAX_RANGES))
+        raise ExchangeError(
+            f"mask_mod: row {row} sees {by_row.per_line()[row]} ranges of keys, and keys need "
+            f"{least} ranges or more as well; beyond {MAX_RANGES} ranges a bit per pair is stored, "
+            f"for at most {MAX_TOKENS:_} tokens, got {n:_}",
+            "X304",
+        )
+    words = -(-n // 32)
+    dense = np.zeros((n, words * 32), bool)
+    dense[:, :n] = to_dense(slabs).arrays["mask"]
+    packed = np.packbits(dense, axis=1, bitorder="little").view("<i4").astype(np.int32)
+    expression = f"(((bits[q * {words} + k // 32] >> (k % 32)) & 1) != 0)"
+    return MaskMod("bits", expression, {"bits": packed.reshape(-1)})

@@ -1,0 +1,1 @@
+"""Evaluate masks pair by pair, slowly and obviously: the reference for all other forms."""

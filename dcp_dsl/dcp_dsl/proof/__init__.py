@@ -1,0 +1,1 @@
+"""Prove statements about masks for every sample at once."""

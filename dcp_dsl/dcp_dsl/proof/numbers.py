@@ -1,0 +1,208 @@
+"""Numbers as sums of unknowns, with what is known about them: the arithmetic of proofs."""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from math import floor, gcd
+from typing import Literal, TypeAlias
+
+from dcp_dsl.proof.formula import (
+    INFINITE,
+    Bound,
+    Formula,
+    Range,
+    add_ranges,
+    all_of,
+    negate,
+    scale_range,
+)
+from dcp_dsl.proof.worlds import Relation
+
+Place: TypeAlias = Literal["q", "k", "t", ""]  # t: query and key at once; "": of no token
+
+_ANY: Range = (-INFINITE, INFINITE)
+_TOKENS: tuple[Place, ...] = ("q", "k")
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """An integer that is not known.
+
+    Attributes:
+        family: what it is of a token; equal families are the same function of the token.
+        place: which token.
+    """
+
+    family: Hashable
+    place: Place
+
+
+def _order(term: tuple[Unknown, int]) -> int:
+    """Order the terms of a sum; any order serves that is the same in the whole process."""
+    return hash(term[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """``sum of factor * unknown, plus constant``; the terms are in order and no factor is 0."""
+
+    terms: tuple[tuple[Unknown, int], ...]
+    constant: int
+
+    @classmethod
+    def of(cls, terms: Mapping[Unknown, int], constant: int) -> "Sum":
+        """Bring terms into order."""
+        kept = [(unknown, factor) for unknown, factor in terms.items() if factor]
+        if len(kept) > 1:
+            kept.sort(key=_order)
+        return cls(tuple(kept), constant)
+
+    def plus(self, other: "Sum", factor: int = 1) -> "Sum":
+        """Return ``self + factor * other``."""
+        terms = dict(self.terms)
+        for unknown, own in other.terms:
+            terms[unknown] = terms.get(unknown, 0) + factor * own
+        return Sum.of(terms, self.constant + factor * other.constant)
+
+    @property
+    def is_number(self) -> bool:
+        """True if nothing in it is unknown."""
+        return not self.terms
+
+    def family(self) -> Hashable:
+        """Return the function of a token that it is, without the token."""
+        return tuple((u.family, factor) for u, factor in self.terms), self.constant
+
+    def places(self) -> set[Place]:
+        """Return the tokens it depends on."""
+        return {u.place for u, _ in self.terms if u.place}
+
+
+@dataclass(slots=True)
+class Facts:
+    """Known facts about the unknowns of one world.
+
+    Attributes:
+        relation: how query and key lie to each other.
+        values: range of the unknowns of a family, for any token.
+        differences: range of a family's value at the query minus that at the key.
+        rising: families that never fall from a token to a later one.
+        bounds: range of each combination that a formula asks about.
+    """
+
+    relation: Relation
+    values: dict[Hashable, Range] = field(default_factory=dict)
+    differences: dict[Hashable, Range] = field(default_factory=dict)
+    rising: set[Hashable] = field(default_factory=set)
+    bounds: dict[Hashable, Range] = field(default_factory=dict)
+
+    def add(
+        self, family: Hashable, place: Place, values: Range = _ANY, *, step: int | None = None
+    ) -> Sum:
+        """Return an unknown as a sum, and note what is known about it.
+
+        Args:
+            family: see `Unknown`.
+            place: see `Unknown`.
+            values: its range.
+            step: if it never falls from a token to a later one, by how much it rises at least.
+        """
+        self.values[family] = values
+        if step is not None:
+            self.rising.add(family)
+            is_before = self.relation == "before"
+            self.differences[family] = (-INFINITE, -step) if is_before else (step, INFINITE)
+        return Sum.of({Unknown(family, place): 1}, 0)
+
+    def is_rising(self, value: Sum) -> bool:
+        """Return whether a sum depends on one token and never falls from it to a later one."""
+        if len(value.places()) != 1:
+            return False
+        return all(not u.place or (f > 0 and u.family in self.rising) for u, f in value.terms)
+
+    def range_of(self, value: Sum) -> Range:
+        """Return the range of a sum."""
+        terms = dict(value.terms)
+        parts: list[Range] = [(value.constant, value.constant)]
+        for unknown in list(terms):
+            partner = Unknown(unknown.family, "k")
+            factor = terms.get(unknown, 0)
+            if unknown.place != "q" or unknown.family not in self.differences:
+                continue
+            if terms.get(partner, 0) * factor < 0:  # f(q) - f(k), as often as both are there
+                shared = min(abs(factor), abs(terms[partner])) * (1 if factor > 0 else -1)
+                parts.append(scale_range(shared, self.differences[unknown.family]))
+                terms[unknown] -= shared
+                terms[partner] += shared
+        for (start, position), difference in self._borders(terms):
+            shared = min(abs(terms[start]), abs(terms[position]))
+            sign = 1 if terms[position] > 0 else -1
+            parts.append(scale_range(sign * shared, difference))
+            terms[position] -= sign * shared
+            terms[start] += sign * shared
+        parts += [scale_range(f, self.values.get(u.family, _ANY)) for u, f in terms.items()]
+        return add_ranges(parts)
+
+    def _borders(self, terms: Mapping[Unknown, int]) -> list[tuple[tuple[Unknown, Unknown], Range]]:
+        """Return (border, position) of the same token with opposite factors, position minus border.
+
+        A token lies at or behind the start of its own instance and before its end.
+        """
+        for border, factor in terms.items():
+            if not isinstance(border.family, tuple) or border.family[0] not in ("start", "end"):
+                continue
+            is_start = border.family[0] == "start"
+            for place in (border.place,) if border.place else _TOKENS:
+                position = Unknown(border.family[1], place)
+                if terms.get(position, 0) * factor < 0:
+                    difference = (0, INFINITE) if is_start else (-INFINITE, -1)
+                    return [((border, position), difference)]
+        return []
+
+    def at_most_zero(self, value: Sum) -> Formula:
+        """Return the formula of ``value <= 0``."""
+        low, high = self.range_of(value)
+        if high <= 0:
+            return True
+        if low > 0:
+            return False
+        if value.is_number:
+            return value.constant <= 0
+        divisor = gcd(*(factor for _, factor in value.terms))
+        sign = 1 if value.terms[0][1] > 0 else -1
+        key = tuple((unknown, sign * factor // divisor) for unknown, factor in value.terms)
+        self.bounds[key] = self.range_of(Sum(key, 0))
+        if sign > 0:
+            return Bound(key, -value.constant // divisor)
+        return negate(Bound(key, -(-value.constant // divisor) - 1))
+
+    def compare(self, a: Sum, op: str, b: Sum) -> Formula:
+        """Return the formula of a comparison."""
+        difference = a.plus(b, -1)
+        match op:
+            case "<=":
+                return self.at_most_zero(difference)
+            case "<":
+                return self.at_most_zero(difference.plus(Sum((), 1)))
+            case ">=":
+                return self.compare(b, "<=", a)
+            case ">":
+                return self.compare(b, "<", a)
+            case "==":
+                return all_of([self.compare(a, "<=", b), self.compare(b, "<=", a)])
+        return negate(self.compare(a, "==", b))
+
+
+def divide_range(given: Range, by: Range) -> Range:
+    """Return the range of ``given // by`` for divisors of at least 1.
+
+    >>> divide_range((-3, 8), (2, INFINITE))
+    (-2, 4)
+    """
+    ends = [_divided(end, divisor) for end in given for divisor in by]
+    return min(ends), max(ends)
+
+
+def _divided(end: float, divisor: float) -> float:
+    if abs(end) == INFINITE:
+        return end
+    return (0 if end >= 0 else -1) if divisor == INFINITE else floor(end / divisor)

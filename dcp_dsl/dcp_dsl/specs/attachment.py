@@ -1,0 +1,257 @@
+"""Find the mask of a data set: `for "pattern" having a, b use MASK with new = column`."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl.checks.scope import Scope
+from dcp_dsl.claims.guard import Guard
+from dcp_dsl.core.mask import Mask, build_mask, with_columns
+from dcp_dsl.core.sample import Sample, stated_length
+from dcp_dsl.core.stack import Stack, build_stack
+from dcp_dsl.data.data_file import DataFile
+from dcp_dsl.data.row_lengths import file_lengths, layout_length, summed_layouts
+from dcp_dsl.errors import DatasetError, DCPError
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.diagnostics import did_you_mean
+
+_MOST_NAMED = 3  # files that a message names of each statement
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A mask, or a stack of masks, attached to a data set.
+
+    Attributes:
+        value: what the data set's samples are masked with.
+        renames: the mask's column -> the data set's column, where they differ.
+        where: the `for` statement, such as ``train.dcpm:9``; empty without one.
+    """
+
+    value: Mask | Stack
+    renames: Mapping[str, str]
+    where: str = field(default="", compare=False)
+
+    @property
+    def mask(self) -> Mask:
+        """The attached mask.
+
+        Raises:
+            DCPError: if a stack is attached; see `stack` and `masks`.
+        """
+        if isinstance(self.value, Stack):
+            raise DCPError(
+                f"the stack `{self.value.name}` is attached here, one mask per layer; expected "
+                f"one mask: use one of {', '.join(f'`{m.call}`' for m in self.masks)}"
+            )
+        return self.value
+
+    @property
+    def stack(self) -> Stack | None:
+        """The attached stack, None where a mask is attached."""
+        return self.value if isinstance(self.value, Stack) else None
+
+    @property
+    def masks(self) -> tuple[Mask, ...]:
+        """All masks that the samples need: one, or the different ones of the stack."""
+        return self.value.masks if isinstance(self.value, Stack) else (self.value,)
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Columns that a sample must have, by the mask's names."""
+        return self.value.columns
+
+    def sample(self, row: Mapping[str, Any]) -> Sample:  # Any: whatever the file format gives
+        """Return the sample of a row: its length, and the columns the mask needs by its names.
+
+        Where no column states the length, the layouts of the mask add up to it.
+
+        Raises:
+            DatasetError: if the row lacks one of the columns, or nothing says its length.
+
+        >>> from dcp_dsl import Spec
+        >>> spec = Spec.from_text('segment doc = [lens]* mask m = same(doc) for "*" use m')
+        >>> spec.attachment("rows.jsonl", ["lens"]).sample({"lens": [3, 4]}).length
+        7
+        """
+        renamed = dict(row)
+        for new, column in self.renames.items():
+            if column in row:
+                renamed[new] = row[column]
+        if stated_length(renamed) is None:
+            columns = Sample.of_columns({**renamed, "len": 0}, self.columns, self.value.name)
+            length = layout_length(summed_layouts(self.masks), columns.columns)
+            renamed |= {} if length is None else {"len": length}
+        return Sample.of_columns(renamed, self.columns, self.value.name)
+
+    def lengths(self, file: DataFile) -> NDArray[np.int64]:
+        """Give the tokens of each row of a file that this is attached to, int64 ``[rows]``.
+
+        What the file states counts; where it states nothing, the layouts of the mask add up to it.
+
+        Raises:
+            DatasetError: if nothing says how long a row is, or what is said makes no sense.
+        """
+        return file_lengths(file, summed_layouts(self.masks), self.renames)
+
+    def guard(self) -> Guard:
+        """Build the guard that refuses samples that leak or have rows that see nothing."""
+        return Guard.of(self.masks)
+
+
+def attach(scope: Scope, dataset_path: str | Path, columns: Collection[str]) -> Attachment:
+    """Find the mask or stack that the first matching `for` statement attaches to a data set.
+
+    Raises:
+        DatasetError: if no statement matches, or the data set lacks a column the mask needs.
+    """
+    return attach_files(scope, [(str(dataset_path), columns)])[0]
+
+
+def attach_files(
+    scope: Scope, files: Sequence[tuple[str, Collection[str]]]
+) -> tuple[Attachment, ...]:
+    """Give what is attached to each file of a data set: name and columns in, attachment out.
+
+    Raises:
+        DatasetError: if a file matches no statement or lacks a column the mask needs.
+    """
+    statements, found = _match(scope, files)
+    missed = [file for number, file in zip(found, files, strict=True) if number is None]
+    if missed:
+        raise DatasetError(_say_unmatched(scope, statements, missed))
+    chosen = [number for number in found if number is not None]
+    values = {number: _value(statements[number], scope) for number in set(chosen)}
+    return tuple(
+        _attach(statements[number], values[number], scope, Path(name).as_posix(), columns)
+        for number, (name, columns) in zip(chosen, files, strict=True)
+    )
+
+
+def attach_alike(
+    scope: Scope, dataset_path: str, files: Sequence[tuple[str, Collection[str]]]
+) -> Attachment:
+    """Give what is attached to all files of a data set.
+
+    Raises:
+        DatasetError: if files match different statements or none, or lack a column the mask needs.
+    """
+    statements, found = _match(scope, files)
+    by_statement: dict[int | None, list[str]] = {}
+    for number, (name, _) in zip(found, files, strict=True):
+        by_statement.setdefault(number, []).append(Path(name).as_posix())
+    if len(by_statement) > 1:
+        raise DatasetError(_say_different(scope, dataset_path, statements, by_statement))
+    return attach_files(scope, files)[0]
+
+
+def _match(
+    scope: Scope, files: Sequence[tuple[str, Collection[str]]]
+) -> tuple[list[ast.Attach], list[int | None]]:
+    """Give the statements, and for each file the number of the first that matches."""
+    statements = [s for s in scope.program.statements if isinstance(s, ast.Attach)]
+    return statements, [
+        _first_match(statements, Path(name).as_posix(), columns) for name, columns in files
+    ]
+
+
+def _say_unmatched(
+    scope: Scope,
+    statements: Sequence[ast.Attach],
+    missed: Sequence[tuple[str, Collection[str]]],
+) -> str:
+    tried = ", ".join(f'"{s.pattern.text}"' for s in statements) or "none at all"
+    (name, columns), *others = missed
+    path = Path(name).as_posix()
+    more = f" (and {len(others)} more files)" if others else ""
+    return (
+        f"{scope.program.name}: no `for` statement matches the data set {path}{more} with the "
+        f'columns {", ".join(sorted(columns))}; tried {tried}; add `for "*" use causal`'
+    )
+
+
+def _first_match(
+    statements: Sequence[ast.Attach], path: str, columns: Collection[str]
+) -> int | None:
+    for number, statement in enumerate(statements):
+        if matches(statement.pattern.text, path) and all(
+            c.text in columns for c in statement.having
+        ):
+            return number
+    return None
+
+
+def _say_different(
+    scope: Scope,
+    dataset_path: str,
+    statements: Sequence[ast.Attach],
+    found: Mapping[int | None, Sequence[str]],
+) -> str:
+    """Name the files of every statement, and of none."""
+    parts = []
+    for number, paths in found.items():
+        shown = ", ".join(paths[:_MOST_NAMED])
+        more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
+        statement = None if number is None else statements[number]
+        whose = (
+            "no statement"
+            if statement is None
+            else f'`for "{statement.pattern.text}"` in line {_line(statement, scope)}'
+        )
+        parts.append(f"{whose} matches {shown}{more}")
+    return (
+        f"{scope.program.name}: the files of {dataset_path} do not share one `for` statement: "
+        f"{'; '.join(parts)}; a plan has one: give those of one statement at a time, or choose one "
+        "mask for all (`--mask`, or `spec.mask(call)` in Python); `DCPDataloader` mixes statements"
+    )
+
+
+def _line(statement: ast.Attach, scope: Scope) -> int:
+    return scope.program.text.count("\n", 0, statement.span.start) + 1
+
+
+def _attach(
+    statement: ast.Attach,
+    value: Mask | Stack,
+    scope: Scope,
+    path: str,
+    columns: Collection[str],
+) -> Attachment:
+    renames = {r.new.text: r.column.text for r in statement.renames}
+    for column in sorted(value.columns):
+        source = renames.get(column, column)
+        if source not in columns:
+            hint = did_you_mean(source, list(columns))
+            have = ", ".join(sorted(columns)) or "none"
+            raise DatasetError(
+                f"{scope.program.name}: mask `{value.name}` needs the column `{source}`, which "
+                f"{path} does "
+                f"not have{'; ' + hint if hint else ''} (columns: {have}); rename one with "
+                f"`with {column} = its_name`"
+            )
+    return Attachment(value, renames, f"{scope.program.name}:{_line(statement, scope)}")
+
+
+def _value(statement: ast.Attach, scope: Scope) -> Mask | Stack:
+    used = statement.value
+    if isinstance(used, ast.Name) and (found := scope.find_stack(used.text)) is not None:
+        return build_stack(*found)
+    having = {c.text for c in statement.having}
+    return build_mask(with_columns(used, having, scope), scope, scope.program)
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Return whether a pattern matches a path, or a part of it that begins behind a ``/``.
+
+    >>> matches("*/rows.parquet", "rows.parquet"), matches("web/*", "/data/web/a/rows.parquet")
+    (True, True)
+    """
+    parts = path.split("/")
+    tails = ["/".join(parts[i:]) for i in range(len(parts))]
+    patterns = {pattern, pattern.removeprefix("*/"), pattern.removeprefix("**/")}
+    return any(fnmatchcase(tail, each) for tail in tails for each in patterns)

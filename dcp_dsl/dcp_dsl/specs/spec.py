@@ -1,0 +1,236 @@
+"""A .dcpm file as a value: its masks and samples by name, and the masks of data sets."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dcp_dsl.checks.checker import check_scope
+from dcp_dsl.checks.expressions import UNKNOWN_HINT
+from dcp_dsl.checks.imports import build_scope
+from dcp_dsl.checks.scope import Scope, library_names
+from dcp_dsl.claims.report import Report, Verdict
+from dcp_dsl.core.mask import Mask, build_mask
+from dcp_dsl.core.sample import Sample
+from dcp_dsl.core.sample_statement import declared_sample
+from dcp_dsl.core.stack import Stack, build_stack
+from dcp_dsl.errors import DatasetError
+from dcp_dsl.specs.attachment import Attachment, attach, attach_alike, attach_files
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.diagnostics import Diagnostic, MaskCallError, SpecError, did_you_mean
+from dcp_dsl.syntax.parser import parse_all, parse_expression
+from dcp_dsl.syntax.text_file import read_text
+
+if TYPE_CHECKING:
+    from dcp_dsl.data.dataset import Dataset
+
+
+def check(text: str, name: str = "<text>") -> tuple[Diagnostic, ...]:
+    """Find everything wrong with a text: syntax, names, kinds, layouts, leaks, failing `check`s.
+
+    Never raises for a bad text. Diagnostics are in the order of the text.
+
+    >>> [d.code for d in check("mask a = casual  mask b = q <")]
+    ['E101', 'E005']
+    """
+    return check_report(text, name).diagnostics
+
+
+def check_report(text: str, name: str = "<text>") -> Report:
+    """Check a text as `check` does, and say what was proved and what was only tested.
+
+    Masks and claims are looked at once the text is free of errors.
+
+    Args:
+        text: of a .dcpm file.
+        name: its path, from which imports are found, or what stands for it.
+    """
+    parsed = parse_all(text, name)
+    scope, problems = build_scope(parsed.program)
+    found = [*parsed.diagnostics, *problems, *check_scope(scope, parsed.lost_names)]
+    verdicts: tuple[Verdict, ...] = ()
+    if not any(d.severity == "error" for d in found):
+        # numpy's half of the room; syntax errors do not need it
+        from dcp_dsl.claims.lints import check_lints
+        from dcp_dsl.claims.static_checks import check_masks
+        from dcp_dsl.claims.testing import Testing, check_claims
+
+        testing = Testing(scope)
+        check_claims(testing)
+        check_masks(testing)
+        check_lints(testing)
+        found += testing.found
+        verdicts = tuple(testing.verdicts)
+    diagnostics = tuple(sorted(found, key=lambda d: (d.line, d.column, d.code)))
+    return Report(diagnostics, verdicts)
+
+
+def load(path: str | Path) -> "Spec":
+    """Read and check a .dcpm file.
+
+    Raises:
+        SpecError: if it cannot be read, or with all its errors.
+    """
+    return Spec.from_text(read_text(path), str(path))
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Spec:
+    """A checked .dcpm text.
+
+    Attributes:
+        source: the text.
+        name: its path, or what stands for it.
+        scope: its definitions.
+        warnings: what `check` found that is no error.
+    """
+
+    source: str
+    name: str
+    scope: Scope
+    warnings: tuple[Diagnostic, ...]
+
+    def __repr__(self) -> str:
+        return f"<Spec {self.name}: {', '.join(self.masks) or 'no masks'}>"
+
+    @classmethod
+    def from_text(cls, text: str, name: str = "<text>") -> "Spec":
+        """Parse and check a text.
+
+        The claims of `check` statements are not tested here; `check` and `dcpm check` do that.
+
+        Raises:
+            SpecError: with all errors of the text.
+
+        >>> Spec.from_text("mask a = causal").masks
+        ('a',)
+        """
+        parsed = parse_all(text, name)
+        scope, problems = build_scope(parsed.program)
+        found = [*parsed.diagnostics, *problems, *check_scope(scope, parsed.lost_names)]
+        errors = tuple(d for d in found if d.severity == "error")
+        if errors:
+            raise SpecError(tuple(sorted(errors, key=lambda d: (d.line, d.column))))
+        return cls(text, name, scope, tuple(found))
+
+    @property
+    def masks(self) -> tuple[str, ...]:
+        """Names of the masks defined in the text, in its order."""
+        return tuple(self.scope.masks)
+
+    @property
+    def samples(self) -> tuple[str, ...]:
+        """Names of the samples defined in the text, in its order."""
+        return tuple(self.scope.samples)
+
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        """Names of the stacks defined in the text, in its order."""
+        return tuple(self.scope.stacks)
+
+    def stack(self, name: str) -> Stack:
+        """Return a stack of the text, or one it imports, by name.
+
+        Raises:
+            DatasetError: if there is none of this name.
+
+        >>> spec = Spec.from_text("stack duo = heads { 0..1: causal  rest: sliding(4) }")
+        >>> [(heads, mask.call) for heads, mask in spec.stack("duo").heads(0, kv_heads=4)]
+        [(range(0, 2), 'causal'), (range(2, 4), 'sliding(window = 4)')]
+        """
+        found = self.scope.find_stack(name)
+        if found is None:
+            have = ", ".join(f"`{known}`" for known in self.stacks) or "none"
+            hint = did_you_mean(name, list(self.stacks))
+            raise DatasetError(
+                f"{self.name}: no stack `{name}`{'; ' + hint if hint else ''} (stacks: {have})"
+            )
+        return build_stack(*found)
+
+    def mask(self, call: str) -> Mask:
+        """Return a mask by name or call, or any mask expression over the names of the text.
+
+        Args:
+            call: for example ``"causal"`` (the standard library is always there) or
+                ``"streaming(sink = 4, window = 1k)"``.
+
+        Raises:
+            MaskCallError: if it does not parse, or names or arguments are wrong.
+        """
+        name = "<mask>"
+        program = ast.Program((), call, name)
+        try:
+            return build_mask(parse_expression(call, name), self.scope, program)
+        except SpecError as error:
+            raise MaskCallError(tuple(map(self._with_masks, error.diagnostics))) from None
+
+    def _with_masks(self, found: Diagnostic) -> Diagnostic:
+        """Say which masks there are where a name is unknown."""
+        if not found.message.startswith("unknown name"):
+            return found
+        near = "" if found.hint == UNKNOWN_HINT else found.hint
+        own = (*self.masks, *self.scope.imported.masks)
+        known = [f"masks of {self.name}: {', '.join(own)}"] if own else []
+        if not near:
+            known.append(f"masks of the standard library: {', '.join(library_names())}")
+        return replace(found, hint=" ".join(filter(None, (near, "; ".join(known)))))
+
+    def sample(self, name: str) -> Sample:
+        """Return the sample that a `sample` statement of the text declares.
+
+        Its length is its `len`, else what the layouts say whose columns it has.
+
+        Raises:
+            DatasetError: if there is no such sample, nothing says its length, or its columns do
+                not fit the layouts.
+
+        >>> spec = Spec.from_text("segment doc = [lens]*  sample tiny(lens = [3, 4])")
+        >>> spec.sample("tiny")
+        Sample(columns={'lens': [3, 4]}, length=7)
+        """
+        if name not in self.scope.samples:
+            have = ", ".join(f"`{known}`" for known in self.samples) or "none"
+            hint = did_you_mean(name, list(self.samples))
+            raise DatasetError(
+                f"{self.name}: no sample `{name}`{'; ' + hint if hint else ''} (samples: {have}); "
+                f"add one with `sample {name}(column = ..., len = ...)`"
+            )
+        try:
+            return declared_sample(self.scope.samples[name], self.scope)
+        except DatasetError as error:
+            raise DatasetError(f"{self.name}: {error}") from None
+
+    def attachment(self, dataset_path: str | Path, columns: Collection[str]) -> "Attachment":
+        """Find the mask or stack that the first matching `for` statement attaches to a data set.
+
+        A pattern matches the path as it is given, or any part of it that begins behind a ``/``;
+        ``*`` stands for any characters, ``/`` among them. A ``*/`` in front asks for a folder only
+        where the path has one: ``*/rows.parquet`` and ``rows.parquet`` both match
+        ``rows.parquet`` and ``/data/rows.parquet``. `having` asks for columns.
+
+        Raises:
+            DatasetError: if no statement matches, or the data set lacks a column the mask needs.
+        """
+        return attach(self.scope, dataset_path, columns)
+
+    def attachments_of(self, dataset: "Dataset") -> "tuple[Attachment, ...]":
+        """Give what is attached to each file of a data set, in the order of its `files`.
+
+        Each file is matched by its own path and its own columns: one data set may mix masks.
+
+        Raises:
+            DatasetError: if a file matches no `for` statement or lacks a column its mask needs.
+        """
+        return attach_files(self.scope, _named_columns(dataset))
+
+    def attachment_of(self, dataset: "Dataset") -> "Attachment":
+        """Give what is attached to all files of a data set alike.
+
+        Raises:
+            DatasetError: as `attachments_of`, and if files match different `for` statements.
+        """
+        return attach_alike(self.scope, dataset.path, _named_columns(dataset))
+
+
+def _named_columns(dataset: "Dataset") -> list[tuple[str, Collection[str]]]:
+    return [(part.name, part.columns) for part in dataset.parts]

@@ -1,0 +1,336 @@
+"""Integer functions of one position, affine by pieces, and bands of rows to evaluate them on.
+
+Both sides of every comparison become one function of q plus one of k: `q // c`, `k.doc`,
+`clamp(q, 4, 9)`. A band is a run of rows with the keys that matter there.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dcp_dsl.arrays import Bools, Ints
+
+MAX_VALUE = 2**50  # sums and products of two such values would not fit into int64 with ease
+
+
+MAX_PIECES = 2**21
+
+
+class TooManyPieces(Exception):
+    """The exact answer falls into more pieces than can be handled in about a second."""
+
+
+class ValueTooLarge(Exception):
+    """A value left the range in which int64 arithmetic is safe."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piecewise:
+    """A function on positions ``0..num_tokens-1``.
+
+    Attributes:
+        num_tokens: number of positions, at least 1.
+        starts: int64 ``[P]``, first position of each piece; begins with 0, rises.
+        values: int64 ``[P]``, value there.
+        slopes: int64 ``[P]``, change per position.
+        is_defined: bool ``[P]``.
+    """
+
+    num_tokens: int
+    starts: Ints
+    values: Ints
+    slopes: Ints
+    is_defined: Bools
+
+    def __post_init__(self) -> None:
+        largest = int(np.abs(self.values).max(initial=0))
+        steepest = int(np.abs(self.slopes).max(initial=0))
+        if largest + steepest * self.num_tokens > MAX_VALUE:  # Python's integers: no overflow
+            raise ValueTooLarge
+
+    @classmethod
+    def position(cls, num_tokens: int) -> "Piecewise":
+        """Return the identity."""
+        return cls.affine(num_tokens, 0, 1)
+
+    @classmethod
+    def constant(cls, num_tokens: int, value: int) -> "Piecewise":
+        """Return a constant."""
+        return cls.affine(num_tokens, value, 0)
+
+    @classmethod
+    def affine(cls, num_tokens: int, value: int, slope: int) -> "Piecewise":
+        """Return ``value + slope * position``."""
+        if abs(value) > MAX_VALUE or abs(slope) > MAX_VALUE:
+            raise ValueTooLarge
+        one = np.ones(1, np.int64)
+        return cls(num_tokens, 0 * one, value * one, slope * one, np.ones(1, np.bool_))
+
+    @classmethod
+    def from_tokens(cls, values: Ints) -> "Piecewise":
+        """Build the function with these values per position; equal neighbours share a piece."""
+        starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+        return cls(
+            len(values), starts, values[starts], np.zeros(len(starts), np.int64),
+            np.ones(len(starts), np.bool_),
+        )  # fmt: skip
+
+    @property
+    def lengths(self) -> Ints:
+        """Positions in each piece, int64 ``[P]``."""
+        return np.diff(self.starts, append=self.num_tokens)
+
+    @property
+    def last_values(self) -> Ints:
+        """Value at the last position of each piece, int64 ``[P]``."""
+        return self.values + self.slopes * (self.lengths - 1)
+
+    @property
+    def is_constant(self) -> bool:
+        """True if the function has the same value everywhere."""
+        is_flat = not self.slopes.any() and (self.values == self.values[0]).all()
+        return bool(is_flat and self.is_defined.all())
+
+    def with_values(self, values: Ints, slopes: Ints) -> "Piecewise":
+        """Return a function on the same pieces with other values."""
+        return Piecewise(self.num_tokens, self.starts, values, slopes, self.is_defined)
+
+    def cut(self, knots: Ints) -> "Piecewise":
+        """Return the same function with pieces that begin at `knots` too (rising, inside)."""
+        if len(knots) == 1 and knots[0] == 0:
+            return self
+        starts = sorted_unique(np.concatenate([self.starts, knots]))
+        if len(starts) == len(self.starts):
+            return self
+        piece = np.searchsorted(self.starts, starts, side="right") - 1
+        values = self.values[piece] + self.slopes[piece] * (starts - self.starts[piece])
+        return Piecewise(
+            self.num_tokens, starts, values, self.slopes[piece], self.is_defined[piece]
+        )
+
+    def __add__(self, other: "Piecewise") -> "Piecewise":
+        a, b = self.cut(other.starts), other.cut(self.starts)
+        return Piecewise(
+            self.num_tokens, a.starts, a.values + b.values, a.slopes + b.slopes,
+            a.is_defined & b.is_defined,
+        )  # fmt: skip
+
+    def scale(self, factor: int) -> "Piecewise":
+        """Return ``factor`` times the function."""
+        if (
+            abs(factor) > MAX_VALUE
+            or int(np.abs(self.values).max(initial=0)) * abs(factor) > MAX_VALUE
+        ):
+            raise ValueTooLarge
+        if int(np.abs(self.slopes).max(initial=0)) * abs(factor) > MAX_VALUE:
+            raise ValueTooLarge
+        return Piecewise(
+            self.num_tokens, self.starts, self.values * factor, self.slopes * factor,
+            self.is_defined,
+        )  # fmt: skip
+
+    def shift(self, amount: int) -> "Piecewise":
+        """Return the function plus a constant."""
+        if abs(amount) > MAX_VALUE:
+            raise ValueTooLarge
+        return Piecewise(
+            self.num_tokens, self.starts, self.values + amount, self.slopes, self.is_defined
+        )
+
+    def floor_divide(self, divisor: int) -> "Piecewise":
+        """Return the function divided by a positive constant, rounded down.
+
+        A piece of slope s becomes one of slope ``s // divisor`` plus steps of one; a step every
+        ``divisor / (s % divisor)`` positions.
+        """
+        whole, part = self.slopes // divisor, self.slopes % divisor
+        first = self.values
+        last = first + part * (self.lengths - 1)  # without the whole part, which divides exactly
+        steps = last // divisor - first // divisor
+        if int(steps.sum()) > MAX_PIECES:
+            raise TooManyPieces
+        piece = np.repeat(np.arange(len(steps)), steps + 1)
+        index = np.arange(len(piece)) - np.repeat(np.cumsum(steps + 1) - (steps + 1), steps + 1)
+        level = first[piece] // divisor + index
+        # The level is reached at ceil((level * divisor - first) / part) positions in.
+        gap = np.maximum(level * divisor - first[piece], 0)
+        offset = -(-gap // np.maximum(part[piece], 1))
+        starts = self.starts[piece] + offset
+        values = level + whole[piece] * offset
+        return Piecewise(self.num_tokens, starts, values, whole[piece], self.is_defined[piece])
+
+    def modulo(self, divisor: int) -> "Piecewise":
+        """Return the remainder of dividing by a positive constant, never negative."""
+        return self + self.floor_divide(divisor).scale(-divisor)
+
+    def maximum(self, other: "Piecewise") -> "Piecewise":
+        """Return the larger of two functions at each position."""
+        a, b = self.cut(other.starts), other.cut(self.starts)
+        gap, growth, lengths = a.values - b.values, a.slopes - b.slopes, a.lengths
+        after = gap + growth * (lengths - 1)
+        is_crossing = (np.sign(gap) * np.sign(after)) < 0
+        steps = -(
+            -np.abs(gap) // np.maximum(np.abs(growth), 1)
+        )  # first offset at or past the crossing
+        knots = (a.starts + steps)[is_crossing]
+        a, b = a.cut(knots), b.cut(knots)
+        gap = a.values - b.values
+        gap = np.where(gap == 0, a.slopes - b.slopes, gap)
+        chosen = [np.where(gap >= 0, x, y) for x, y in ((a.values, b.values), (a.slopes, b.slopes))]
+        return Piecewise(
+            self.num_tokens, a.starts, chosen[0], chosen[1], a.is_defined & b.is_defined
+        )
+
+    def compose(self, inner: "Piecewise") -> "Piecewise":
+        """Return ``self(inner(t))``, undefined where `inner` leaves the positions of this one.
+
+        Raises:
+            TooManyPieces: if `inner` passes too many borders of pieces.
+        """
+        last = inner.last_values
+        low = np.searchsorted(self.starts, np.minimum(inner.values, last), side="right")
+        borders = np.append(self.starts, self.num_tokens)
+        high = np.searchsorted(borders, np.maximum(inner.values, last), side="right")
+        counts = np.where(inner.slopes != 0, np.maximum(high - low, 0), 0)
+        if int(counts.sum()) > MAX_PIECES:
+            raise TooManyPieces
+        piece = np.repeat(np.arange(len(counts)), counts)
+        border = borders[
+            np.arange(len(piece)) - np.repeat(np.cumsum(counts) - counts - low, counts)
+        ]
+        slope, value = inner.slopes[piece], inner.values[piece]
+        up = -(-(border - value) // np.where(slope > 0, slope, 1))
+        down = (value - border) // np.where(slope < 0, -slope, 1) + 1
+        cuts = inner.starts[piece] + np.where(slope > 0, up, down)
+        inner = inner.cut(sorted_unique(cuts)) if len(cuts) else inner
+        inside = (inner.values >= 0) & (inner.values < self.num_tokens)
+        at = np.searchsorted(self.starts, np.where(inside, inner.values, 0), side="right") - 1
+        values = self.values[at] + self.slopes[at] * (inner.values - self.starts[at])
+        is_defined = inside & inner.is_defined & self.is_defined[at]
+        return Piecewise(
+            inner.num_tokens, inner.starts, np.where(is_defined, values, 0),
+            np.where(is_defined, self.slopes[at] * inner.slopes, 0), is_defined,
+        )  # fmt: skip
+
+    def solve(self, op: str, bound: int = 0) -> tuple[Ints, Ints]:
+        """Return the ranges of positions where the function is defined and ``f op bound`` holds.
+
+        Returns:
+            Starts and ends, int64 ``[M]``, rising; ranges neither overlap nor touch.
+        """
+        if op in ("==", "!="):
+            low, high = self.solve("<=", bound - 1), self.solve(">=", bound + 1)
+            unequal = _join_ranges(*(np.concatenate(p) for p in zip(low, high, strict=True)))
+            if op == "!=":
+                return unequal
+            return _subtract_ranges(self.defined_ranges(), unequal)
+        function, limit = (self, bound) if op in ("<", "<=") else (self.scale(-1), -bound)
+        limit -= op in ("<", ">")
+        room = limit - function.values  # slope * offset <= room
+        slope, length = function.slopes, function.lengths
+        reach = np.where(slope == 0, np.where(room >= 0, length, 0), 0)
+        up, down = slope > 0, slope < 0
+        reach = np.where(up, np.clip(room // np.where(up, slope, 1) + 1, 0, length), reach)
+        begin = np.where(down, np.clip(-(room // np.where(down, -slope, 1)), 0, length), 0)
+        end = np.where(down, length, reach)
+        kept = (begin < end) & self.is_defined
+        return _join_ranges((self.starts + begin)[kept], (self.starts + end)[kept])
+
+    def defined_ranges(self) -> tuple[Ints, Ints]:
+        """Return the ranges of positions where the function is defined."""
+        return _join_ranges(
+            self.starts[self.is_defined], (self.starts + self.lengths)[self.is_defined]
+        )
+
+
+def sorted_unique(values: Ints) -> Ints:
+    """Return the distinct values, rising; the stable sort makes use of runs that rise already."""
+    values = np.sort(values, kind="stable")
+    if len(values) < 2:
+        return values
+    return np.compress(np.concatenate([[True], values[1:] != values[:-1]]), values)
+
+
+def _join_ranges(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Sort disjoint ranges and join those that touch."""
+    order = np.argsort(starts, kind="stable")
+    starts, ends = starts[order], ends[order]
+    if len(starts) == 0:
+        return starts, ends
+    is_new = np.concatenate([[True], starts[1:] != ends[:-1]])
+    return starts[is_new], ends[np.append(is_new[1:], True)]
+
+
+def _subtract_ranges(whole: tuple[Ints, Ints], part: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
+    """Return the positions of `whole` that are not in `part`, a subset of it."""
+    marks = np.concatenate([whole[0], part[1], part[0], whole[1]])
+    change = np.repeat([1, 1, -1, -1], [len(x) for x in (whole[0], part[1], part[0], whole[1])])
+    order = np.argsort(marks, kind="stable")
+    marks, cover = marks[order], np.cumsum(change[order])
+    is_final = np.append(marks[1:] != marks[:-1], True) if len(marks) else np.empty(0, np.bool_)
+    marks, is_in = marks[is_final], cover[is_final] > 0
+    was_in = np.concatenate([[False], is_in[:-1]])[: len(is_in)]
+    return marks[is_in & ~was_in], marks[was_in & ~is_in]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bands:
+    """Rows ``[row_start, row_end)`` with keys ``[key_start, key_end)``; int64 ``[N]``, sorted."""
+
+    row_start: Ints
+    row_end: Ints
+    key_start: Ints
+    key_end: Ints
+
+    @classmethod
+    def whole(cls, num_tokens: int) -> "Bands":
+        """Return the one band of a whole sample."""
+        zero, end = np.zeros(1, np.int64), np.full(1, num_tokens, np.int64)
+        return cls(zero, end, zero, end)
+
+    @classmethod
+    def square(cls, start: Ints, end: Ints) -> "Bands":
+        """Return the bands of stretches that see themselves."""
+        return cls(start, end, start, end)
+
+    def is_whole(self, num_tokens: int) -> bool:
+        """Return whether there is a single band: the whole sample."""
+        return (
+            len(self.row_start) == 1
+            and self.row_end[0] - self.row_start[0] == num_tokens
+            and self.key_end[0] - self.key_start[0] == num_tokens
+        )
+
+    def columns(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return the four arrays."""
+        return self.row_start, self.row_end, self.key_start, self.key_end
+
+    def cut_rows(self, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
+        """Intersect ranges of rows with the bands; (starts, ends, band) of each piece."""
+        band, index = overlaps(self.row_start, self.row_end, starts, ends)
+        low = np.maximum(self.row_start[band], starts[index])
+        return low, np.minimum(self.row_end[band], ends[index]), band
+
+    def cut_keys(self, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
+        """Intersect ranges of keys with each band; (starts, ends, band) of each piece."""
+        band, index = overlaps(self.key_start, self.key_end, starts, ends)
+        low = np.maximum(self.key_start[band], starts[index])
+        return low, np.minimum(self.key_end[band], ends[index]), band
+
+
+def overlaps(low: Ints, high: Ints, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Pair every window ``[low, high)`` with the sorted, disjoint ranges that it overlaps.
+
+    Returns:
+        (window, range) of each pair, int64 ``[P]``.
+    """
+    first = np.searchsorted(ends, low, side="right")
+    counts = np.maximum(np.searchsorted(starts, high, side="left") - first, 0)
+    return expand(first, counts)
+
+
+def expand(first: Ints, counts: Ints) -> tuple[Ints, Ints]:
+    """Return ``(i, first[i]), (i, first[i] + 1), ...``, ``counts[i]`` pairs for every i."""
+    index = np.repeat(np.arange(len(counts)), counts)
+    shift = np.cumsum(counts) - counts - first
+    return index, np.arange(len(index)) - shift[index]

@@ -1,0 +1,375 @@
+"""The algebra of slabs: sets of (query, key) pairs closed under and, or, minus and not.
+
+A region is a set of slabs in normal form. To combine two of them, cut the rows of both at all
+common borders into cells. Inside a cell two ends of slope 0 and 1 meet at most once; cutting out
+the row where they meet leaves cells in which the order of all ends is the same on every row, so
+sorting them on the first row (packed as ``2 * value + slope``) and sweeping once decides the whole
+cell. Gluing the cells together again gives maximal slabs, which depend on the set of pairs only:
+equal sets have equal arrays. No step looks at single tokens.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl.arrays import Ints
+from dcp_dsl.symbolic.piecewise import TooManyPieces, sorted_unique
+from dcp_dsl.symbolic.shortcuts import intersect, is_single
+from dcp_dsl.symbolic.shortcuts import sweep as sweep_few
+
+MAX_CELLS = 2**21
+GLUED_AT_ONCE = 2**13
+FEW = 12  # slabs that are faster one by one than in arrays
+
+# Which coverages (left + 2 * right) are visible.
+_AND = np.array([False, False, False, True])
+_OR = np.array([False, True, True, True])
+_MINUS = np.array([False, True, False, False])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """Slabs in normal form over `num_tokens` rows and keys; all columns int64 ``[N]``.
+
+    Many slabs are glued together only when asked for by `maximal`; until then they are maximal on
+    each row, but runs of rows may be cut more often than needed.
+    """
+
+    num_tokens: int
+    q_start: Ints
+    q_end: Ints
+    kv_start: Ints
+    kv_end: Ints
+    start_slope: Ints
+    end_slope: Ints
+    is_maximal: bool = field(default=True, kw_only=True)
+
+    @classmethod
+    def empty(cls, num_tokens: int) -> "Region":
+        """Return the region without pairs."""
+        return cls(num_tokens, *(np.empty(0, np.int64) for _ in range(6)))
+
+    @classmethod
+    def full(cls, num_tokens: int) -> "Region":
+        """Return the region of all pairs."""
+        return cls.rectangles(num_tokens, [0], [num_tokens], [0], [num_tokens])
+
+    @classmethod
+    def rectangles(
+        cls, num_tokens: int, q_start: object, q_end: object, kv_start: object, kv_end: object
+    ) -> "Region":
+        """Return the union of disjoint rectangles; empty ones are dropped."""
+        rows = [np.asarray(v, np.int64) for v in (q_start, q_end, kv_start, kv_end)]
+        flat = np.zeros(len(rows[0]), np.int64)
+        return cls.of(num_tokens, (*rows, flat, flat))
+
+    @classmethod
+    def of(cls, num_tokens: int, columns: tuple[Ints, ...]) -> "Region":
+        """Bring raw slabs into normal form.
+
+        Args:
+            num_tokens: rows and keys.
+            columns: six arrays as in `Slabs`. The slabs are disjoint on every row, lie inside, and
+                no end lies before its start; they may be empty, touch, and come in any order.
+        """
+        if len(columns[0]) <= FEW:
+            return _few(num_tokens, columns, [1] * len(columns[0]), _MINUS)
+        q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
+        rows = q_end - q_start
+        is_empty = (rows <= 0) | (
+            (kv_start >= kv_end)
+            & (kv_start + start_slope * (rows - 1) >= kv_end + end_slope * (rows - 1))
+        )
+        kept = columns if not is_empty.any() else tuple(c[~is_empty] for c in columns)
+        if _is_one_per_row(kept):
+            slopes = (np.where(kept[1] - kept[0] > 1, slope, 0) for slope in kept[4:])
+            return _glue_later(num_tokens, (*kept[:4], *slopes))
+        return _sweep(num_tokens, kept, np.ones(len(kept[0]), np.int64), _MINUS)
+
+    @classmethod
+    def covered(cls, num_tokens: int, columns: tuple[Ints, ...]) -> tuple["Region", "Region"]:
+        """Return the pairs that overlapping slabs cover at least once, and at least twice.
+
+        Args:
+            num_tokens: rows and keys.
+            columns: six arrays as in `Slabs`, every slab non-empty on each of its rows.
+        """
+        once = np.ones(len(columns[0]), np.int64)
+        times = np.arange(len(once) + 1)
+        return (
+            _sweep(num_tokens, columns, once, times >= 1),
+            _sweep(num_tokens, columns, once, times >= 2),
+        )
+
+    def __and__(self, other: "Region") -> "Region":
+        return self._combine(other, _AND) if isinstance(other, Region) else NotImplemented
+
+    def __or__(self, other: "Region") -> "Region":
+        return self._combine(other, _OR) if isinstance(other, Region) else NotImplemented
+
+    def __sub__(self, other: "Region") -> "Region":
+        return self._combine(other, _MINUS) if isinstance(other, Region) else NotImplemented
+
+    def __invert__(self) -> "Region":
+        return Region.full(self.num_tokens) - self
+
+    def columns(self) -> tuple[Ints, ...]:
+        """Return the six arrays."""
+        return (
+            self.q_start, self.q_end, self.kv_start, self.kv_end, self.start_slope, self.end_slope,
+        )  # fmt: skip
+
+    def maximal(self) -> "Region":
+        """Return the same pairs in maximal slabs, which depend on the set of pairs only."""
+        return self if self.is_maximal else _glue(self.num_tokens, self.columns())
+
+    def num_links(self) -> int:
+        """Count the slabs that continue another one on the next row."""
+        return int((_followers(self.num_tokens, self.columns()) >= 0).sum())
+
+    def is_equal(self, other: "Region") -> bool:
+        """Return whether both hold the same pairs."""
+        pairs = zip(self.maximal().columns(), other.maximal().columns(), strict=True)
+        return all(np.array_equal(a, b) for a, b in pairs)
+
+    def _combine(self, other: "Region", truth: NDArray[np.bool_]) -> "Region":
+        sizes = len(self.q_start), len(other.q_start)
+        pairs = zip(self.columns(), other.columns(), strict=True)
+        columns = tuple(np.concatenate(pair) for pair in pairs)
+        if sum(sizes) <= FEW:
+            return _few(self.num_tokens, columns, [1] * sizes[0] + [2] * sizes[1], truth)
+        if truth is _AND and is_single(self.columns()) and is_single(other.columns()):
+            return _glue_later(self.num_tokens, intersect(self.columns(), other.columns()))
+        weight = np.repeat(np.array([1, 2]), sizes)
+        return _sweep(self.num_tokens, columns, weight, truth)
+
+
+def _few(
+    num_tokens: int, columns: tuple[Ints, ...], weights: list[int], truth: NDArray[np.bool_]
+) -> Region:
+    """Combine a handful of slabs, as `_sweep` does."""
+    slabs = list(zip(*(column.tolist() for column in columns), strict=True))
+    found = sweep_few(slabs, weights, truth.tolist())
+    if not found:
+        return Region.empty(num_tokens)
+    return Region(num_tokens, *np.array(list(zip(*found, strict=True)), np.int64))
+
+
+def _is_one_per_row(columns: tuple[Ints, ...]) -> bool:
+    """Return whether slabs are in order, never share a row and are empty on none."""
+    q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
+    if not is_single(columns):
+        return False
+    growth = (end_slope - start_slope) * (q_end - q_start - 1)
+    width = kv_end - kv_start
+    return bool((np.minimum(width, width + growth) > 0).all())
+
+
+def _sweep(
+    num_tokens: int, columns: tuple[Ints, ...], weight: Ints, truth: NDArray[np.bool_]
+) -> Region:
+    """Combine slabs: a place is visible where `truth` holds for the sum of weights covering it."""
+    q_start, q_end = columns[:2]
+    if len(q_start) == 0:
+        return Region.empty(num_tokens)
+    knots = sorted_unique(np.concatenate([q_start, q_end]))
+    cuts = _meetings(knots, columns, num_tokens)
+    if len(cuts):
+        knots = sorted_unique(np.concatenate([knots, cuts]))
+    slab, cell = _cells(knots, q_start, q_end)
+    first, last = _ends(knots, columns, slab, cell)
+    base = 2 * (num_tokens + 2)
+    keys = np.concatenate([cell * base + first, cell * base + last])
+    change = np.concatenate([weight[slab], -weight[slab]])
+    order = np.argsort(keys, kind="stable")
+    keys, coverage = keys[order], np.cumsum(change[order])
+    is_final = np.append(keys[1:] != keys[:-1], True)
+    keys, is_seen = keys[is_final], truth[coverage[is_final]]
+    was_seen = np.concatenate([[False], is_seen[:-1]])  # a cell ends uncovered, so cells do not mix
+    starts, ends = keys[is_seen & ~was_seen], keys[was_seen & ~is_seen]
+    rows, low, high = starts // base, starts % base, ends % base
+    ends_ = (low >> 1, high >> 1, low & 1, high & 1)
+    return _glue_later(num_tokens, (knots[rows], knots[rows + 1], *ends_))
+
+
+def _cells(knots: Ints, q_start: Ints, q_end: Ints) -> tuple[Ints, Ints]:
+    """Return (slab, cell) for every cell that a slab covers."""
+    low, high = np.searchsorted(knots, q_start), np.searchsorted(knots, q_end)
+    counts = high - low
+    total = int(counts.sum())
+    if total > MAX_CELLS:
+        raise TooManyPieces
+    slab = np.repeat(np.arange(len(q_start)), counts)
+    cell = np.arange(total) - np.repeat(np.cumsum(counts) - counts - low, counts)
+    return slab, cell
+
+
+def _ends(knots: Ints, columns: tuple[Ints, ...], slab: Ints, cell: Ints) -> tuple[Ints, Ints]:
+    """Return both ends on the first row of each cell, packed as ``2 * value + slope``."""
+    q_start, _, kv_start, kv_end, start_slope, end_slope = (c[slab] for c in columns)
+    down = knots[cell] - q_start
+    is_tall = (
+        knots[cell + 1] - knots[cell] > 1
+    )  # the slope of a single row means nothing: call it 0
+    first = 2 * (kv_start + start_slope * down) + (start_slope & is_tall)
+    last = 2 * (kv_end + end_slope * down) + (end_slope & is_tall)
+    return first, last
+
+
+def _meetings(knots: Ints, columns: tuple[Ints, ...], num_tokens: int) -> Ints:
+    """Return the rows to cut at so that no two ends of different slope meet inside a cell."""
+    slopes = np.concatenate(columns[4:])
+    if not slopes.any() or slopes.all():
+        return np.empty(0, np.int64)
+    slab, cell = _cells(knots, columns[0], columns[1])
+    packed = np.concatenate(_ends(knots, columns, slab, cell))
+    cells = np.concatenate([cell, cell])
+    rows = (knots[1:] - knots[:-1])[cells]
+    is_still = (packed & 1 == 0) & (rows > 1)
+    is_moving = packed & 1 == 1
+    base = num_tokens + 2
+    still = sorted_unique(cells[is_still] * base + (packed[is_still] >> 1))
+    moving = sorted_unique(cells[is_moving] * base + (packed[is_moving] >> 1))
+    if not len(still) or not len(moving):
+        return np.empty(0, np.int64)
+    at = moving // base
+    reach = np.minimum(moving + (knots[at + 1] - knots[at]) - 1, (at + 1) * base - 1)
+    low, high = np.searchsorted(still, moving), np.searchsorted(still, reach, side="right")
+    counts = high - low
+    total = int(counts.sum())
+    if total > MAX_CELLS:
+        raise TooManyPieces
+    which = np.repeat(np.arange(len(moving)), counts)
+    met = still[np.arange(total) - np.repeat(np.cumsum(counts) - counts - low, counts)]
+    row = knots[at[which]] + met - moving[which]
+    cuts: Ints = np.concatenate([row, row + 1])
+    return np.compress(cuts < knots[-1], cuts)
+
+
+# ---- gluing --------------------------------------------------------------------------------------
+
+
+def _glue_later(num_tokens: int, columns: tuple[Ints, ...]) -> Region:
+    """Glue a few slabs at once, and many only when that is asked for."""
+    if len(columns[0]) > GLUED_AT_ONCE:
+        return Region(num_tokens, *columns, is_maximal=False)
+    return _glue(num_tokens, columns)
+
+
+def _glue(num_tokens: int, columns: tuple[Ints, ...]) -> Region:
+    """Join slabs that continue one another, from the first row down, into maximal ones.
+
+    On every row the intervals are maximal already. Following an interval from row to row gives
+    chains; a chain is a sequence of steps (how far each end moves), and a maximal slab is a run of
+    equal steps, taken greedily from the top.
+    """
+    q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
+    if len(q_start) < 2:
+        return Region(num_tokens, *columns)
+    follower = _followers(num_tokens, columns)
+    is_linked = follower >= 0
+    if not is_linked.any():
+        return Region(num_tokens, *columns)
+    if is_single(columns):
+        order, is_head = np.arange(len(q_start)), np.append(True, ~is_linked[:-1])
+    else:
+        order, is_head = _chain_order(follower)
+    # Two entries per slab: its inner steps, then the step to its follower.
+    rows = (q_end - q_start)[order]
+    next_ = follower[order]
+    last_start = (kv_start + start_slope * (q_end - q_start - 1))[order]
+    last_end = (kv_end + end_slope * (q_end - q_start - 1))[order]
+    step = 2 * (kv_start[next_] - last_start) + (kv_end[next_] - last_end)
+    steps = np.column_stack([(2 * start_slope + end_slope)[order], step]).ravel()
+    lengths = np.column_stack([rows - 1, (next_ >= 0).astype(np.int64)]).ravel()
+    chain = np.repeat(np.cumsum(is_head) - 1, 2)
+    heads = order[is_head]
+    return _runs_to_slabs(num_tokens, columns, heads, (chain, steps, lengths))
+
+
+def _followers(num_tokens: int, columns: tuple[Ints, ...]) -> Ints:
+    """Return for each slab the slab that continues it on the next row, or -1."""
+    q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
+    inner = q_end - q_start - 1
+    last_start, last_end = kv_start + start_slope * inner, kv_end + end_slope * inner
+    if is_single(columns):
+        step, growth = kv_start[1:] - last_start[:-1], kv_end[1:] - last_end[:-1]
+        is_next = (q_start[1:] == q_end[:-1]) & ((step | growth) >> 1 == 0)  # both are 0 or 1
+        return np.append(np.where(is_next, np.arange(1, len(q_start)), -1), -1)
+    base = num_tokens + 2
+    keys = q_start * base + kv_start  # ascending: the sweep goes cell by cell, left to right
+    wanted = q_end * base + last_start
+    found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    start_step, end_step = keys[found] - wanted, kv_end[found] - last_end
+    is_next = (start_step >= 0) & (start_step <= 1) & (end_step >= 0) & (end_step <= 1)
+    return np.where(is_next, found, -1)
+
+
+def _chain_order(follower: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+    """Order slabs chain by chain from the top, and mark the heads; O(N log N) by doubling."""
+    size = len(follower)
+    ahead = np.arange(size)
+    linked = np.flatnonzero(follower >= 0)
+    ahead[follower[linked]] = linked
+    distance = (ahead != np.arange(size)).astype(np.int64)
+    while True:
+        farther = ahead[ahead]
+        if np.array_equal(farther, ahead):
+            break
+        distance = distance + distance[ahead]
+        ahead = farther
+    order = np.lexsort((distance, ahead))
+    return order, distance[order] == 0
+
+
+def _runs_to_slabs(
+    num_tokens: int, columns: tuple[Ints, ...], heads: Ints, entries: tuple[Ints, Ints, Ints]
+) -> Region:
+    """Turn the steps of all chains into maximal slabs."""
+    chain, steps, lengths = (e[entries[2] > 0] for e in entries)
+    is_new = np.concatenate([[True], (chain[1:] != chain[:-1]) | (steps[1:] != steps[:-1])])
+    begin = np.flatnonzero(is_new)
+    chain, steps = chain[begin], steps[begin]
+    lengths = np.add.reduceat(lengths, begin)
+    skip = _skips(chain, lengths)
+    low, high = steps >> 1, steps & 1
+    is_first = np.concatenate([[True], chain[1:] != chain[:-1]])
+
+    def before(amount: Ints) -> Ints:  # sum over the earlier runs of the same chain
+        total = np.cumsum(amount) - amount
+        return total - np.maximum.accumulate(np.where(is_first, total, -1))
+
+    head = heads[chain]
+    row = columns[0][head] + before(lengths) + skip
+    first = columns[2][head] + before(lengths * low) + skip * low
+    last = columns[3][head] + before(lengths * high) + skip * high
+    is_slab = lengths > skip
+    tall = (row, row + lengths - skip + 1, first, last, low, high)
+    parts = [[c[is_slab] for c in tall]]
+    # A chain whose last step was used up by the run before leaves its last row alone.
+    is_last = np.concatenate([chain[1:] != chain[:-1], [True]])
+    alone = is_last & ~is_slab
+    flat = np.zeros(int(alone.sum()), np.int64)
+    parts.append([row[alone], row[alone] + 1, first[alone], last[alone], flat, flat])
+    # Chains of a single row have no steps at all.
+    has_steps = np.zeros(len(heads), np.bool_)
+    has_steps[chain] = True
+    stepless = np.flatnonzero(~has_steps)
+    parts.append([c[heads[stepless]] for c in columns])
+    merged = [np.concatenate(group) for group in zip(*parts, strict=True)]
+    order = np.lexsort((merged[2], merged[0]))
+    return Region(num_tokens, *(c[order] for c in merged))
+
+
+def _skips(chain: Ints, lengths: Ints) -> Ints:
+    """Return 1 for runs whose first step leads from the slab before into this one, else 0.
+
+    A slab of r rows uses r - 1 steps, and the step to the next slab belongs to neither; so each run
+    loses its first step unless the run before was a single step that was itself lost.
+    """
+    index = np.arange(len(chain))
+    is_first = np.concatenate([[True], chain[1:] != chain[:-1]])
+    anchor = np.maximum.accumulate(np.where(is_first | (lengths >= 2), index, -1))
+    before = np.concatenate([[0], anchor[:-1]])
+    return np.where(is_first, 0, (index - before) % 2)

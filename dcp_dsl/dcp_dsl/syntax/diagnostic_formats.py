@@ -1,0 +1,191 @@
+"""Explain codes, and write findings for GitHub and as SARIF 2.1.0.
+
+The explanations are the sections of ``docs/diagnostics.md``, which the package carries.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from dcp_dsl.errors import DCPError
+from dcp_dsl.syntax.diagnostics import Diagnostic, Fix, did_you_mean
+
+_TITLE = re.compile(r"^## ([EWCX]\d{3}) (.+)$", re.MULTILINE)
+
+
+class UnknownCodeError(DCPError):
+    """A code that no message carries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The documentation of one code.
+
+    Attributes:
+        code: for example ``E104``.
+        title: one line.
+        body: Markdown: why, a bad example, a good one.
+    """
+
+    code: str
+    title: str
+    body: str
+
+
+def explain_code(code: str) -> Explanation:
+    """Return the documentation of a code, in any case of letters.
+
+    Raises:
+        UnknownCodeError: if there is no such code.
+
+    >>> explain_code("e004").title
+    '`=` where `==` is meant'
+    """
+    known = explanations()
+    wanted = code.strip().upper()
+    if wanted not in known:
+        hint = did_you_mean(wanted, list(known))
+        raise UnknownCodeError(
+            f"no code `{code}`{'; ' + hint if hint else ''} (codes: {', '.join(known)})"
+        )
+    return known[wanted]
+
+
+@cache
+def explanations() -> dict[str, Explanation]:
+    """Return the documentation of all codes by code, in their order."""
+    text = _page().read_text(encoding="utf-8")
+    titles = list(_TITLE.finditer(text))
+    ends = [match.start() for match in titles[1:]] + [len(text)]
+    return {
+        match[1]: Explanation(match[1], match[2], text[match.end() : end].strip())
+        for match, end in zip(titles, ends, strict=True)
+    }
+
+
+def _page() -> Path:
+    """Return the page: in the installed package, or in the checkout's documentation."""
+    packaged = Path(__file__).with_name("diagnostics.md")
+    return packaged if packaged.exists() else Path(__file__).parents[3] / "docs" / "diagnostics.md"
+
+
+SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+PROJECT_PAGE = "https://pypi.org/project/dcp-dsl"
+
+
+def format_github(diagnostic: Diagnostic) -> str:
+    """Return the line that makes GitHub Actions annotate a pull request.
+
+    Source: GitHub documentation, "Workflow commands for GitHub Actions".
+    """
+    text = f"{diagnostic.code} {diagnostic.message}"
+    if diagnostic.hint:
+        text += f"\n{diagnostic.hint}"
+    place = {
+        "title": f"dcpm {diagnostic.code}",
+        "file": diagnostic.name,
+        "line": diagnostic.line,
+        "endLine": diagnostic.line,
+        "col": diagnostic.column,
+        "endColumn": diagnostic.end_column,
+    }
+    properties = ",".join(f"{key}={_escape(str(value))}" for key, value in place.items())
+    message = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return f"::{diagnostic.severity} {properties}::{message}"
+
+
+def _escape(value: str) -> str:
+    for character in "%\r\n:,":
+        value = value.replace(character, f"%{ord(character):02X}")
+    return value
+
+
+def format_sarif(
+    found: Sequence[Diagnostic], texts: Mapping[str, str], version: str
+) -> dict[str, Any]:  # Any: a JSON document
+    """Return all findings as one SARIF log, with the documentation of their codes and their fixes.
+
+    Args:
+        found: findings of any number of texts.
+        texts: text by name, for the places of fixes.
+        version: of this package.
+
+    Source: OASIS, SARIF 2.1.0.
+    """
+    codes = sorted({diagnostic.code for diagnostic in found})
+    driver = {
+        "name": "dcpm",
+        "version": version,
+        "informationUri": PROJECT_PAGE,
+        "rules": [_rule(code) for code in codes],
+    }
+    results = [_result(d, codes.index(d.code), texts.get(d.name, "")) for d in found]
+    return {
+        "$schema": SARIF_SCHEMA,
+        "version": "2.1.0",
+        "runs": [
+            {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
+        ],
+    }
+
+
+def _rule(code: str) -> dict[str, Any]:  # Any: as above
+    section = explanations().get(code)
+    rule: dict[str, Any] = {
+        "id": code,
+        "defaultConfiguration": {"level": "warning" if code.startswith("W") else "error"},
+    }
+    if section is not None:
+        rule["shortDescription"] = {"text": section.title}
+        rule["help"] = {"text": section.body, "markdown": section.body}
+    return rule
+
+
+def _result(diagnostic: Diagnostic, rule: int, text: str) -> dict[str, Any]:  # Any: as above
+    message = diagnostic.message + (f"\n{diagnostic.hint}" if diagnostic.hint else "")
+    region = {
+        "startLine": diagnostic.line,
+        "startColumn": diagnostic.column,
+        "endLine": diagnostic.line,
+        "endColumn": diagnostic.end_column,
+    }
+    location = {
+        "physicalLocation": {"artifactLocation": _artifact(diagnostic.name), "region": region}
+    }
+    result: dict[str, Any] = {
+        "ruleId": diagnostic.code,
+        "ruleIndex": rule,
+        "level": diagnostic.severity,
+        "message": {"text": message},
+        "locations": [location],
+    }
+    if diagnostic.fix is not None:
+        result["fixes"] = [_fix(diagnostic.fix, diagnostic.name, text)]
+    return result
+
+
+def _fix(fix: Fix, name: str, text: str) -> dict[str, Any]:  # Any: as above
+    replacements = []
+    for edit in fix.edits:
+        first, last = _place(text, edit.start), _place(text, edit.end)
+        region = {
+            "startLine": first[0], "startColumn": first[1],
+            "endLine": last[0], "endColumn": last[1],
+        }  # fmt: skip
+        replacements.append({"deletedRegion": region, "insertedContent": {"text": edit.text}})
+    change = {"artifactLocation": _artifact(name), "replacements": replacements}
+    return {"description": {"text": fix.title}, "artifactChanges": [change]}
+
+
+def _place(text: str, offset: int) -> tuple[int, int]:
+    line = text.count("\n", 0, offset)
+    return line + 1, offset - (text.rfind("\n", 0, offset) + 1) + 1
+
+
+def _artifact(name: str) -> dict[str, str]:
+    path = Path(name)
+    return {"uri": path.as_uri() if path.is_absolute() else quote(path.as_posix())}

@@ -1,0 +1,314 @@
+"""Findings of the compiler: code, place, message, hint and fix, and how they look in a terminal.
+
+A fix is applied only as long as each change mends something.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from difflib import SequenceMatcher, get_close_matches
+from typing import Any, Literal, TypeAlias
+
+from dcp_dsl.errors import DCPError
+from dcp_dsl.syntax.ast import Span
+
+MAX_FINDINGS = 100  # nobody reads more at once, and looking for the places of all of them is slow
+MAX_CANDIDATES = 300
+CERTAIN = 0.75  # how alike two words are before one is put in place of the other
+
+UNDECIDED = frozenset({"W290", "W291", "W293"})  # what `--strict` does not let pass
+
+_MEANT = re.compile(r"did you mean `(\w+)`\?$")
+
+Severity: TypeAlias = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Replace the characters ``[start, end)`` of the whole text by `text`."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """A change that certainly mends a finding, so a machine may make it.
+
+    Attributes:
+        title: what it does, for a menu: "replace `=` by `==`".
+        edits: in the order of the text, not overlapping.
+    """
+
+    title: str
+    edits: tuple[Edit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """A finding in a text.
+
+    Attributes:
+        code: stable, documented in ``docs/diagnostics.md``; errors begin with E or C, warnings
+            with W.
+        severity: an error keeps the text from being used, a warning does not.
+        message: one line, in the words of the language.
+        line, column: where it starts, both from 1.
+        end_column: where it ends on that line, exclusive.
+        source_line: the text of that line.
+        name: file name, or what stands for it.
+        hint: the way out, or an empty text.
+        label: what the caret says, or an empty text.
+        start, end: the same place in characters of the whole text.
+        fix: a change that certainly mends it, or None; ``dcpm check --fix`` makes it.
+    """
+
+    code: str
+    severity: Severity
+    message: str
+    line: int
+    column: int
+    end_column: int
+    source_line: str
+    name: str
+    hint: str = ""
+    label: str = ""
+    start: int = 0
+    end: int = 0
+    fix: Fix | None = None
+
+    def render(self) -> str:
+        """Return the long form: message, place, source line with caret, hint.
+
+        >>> print(make_diagnostic("E101", "unknown name `kk`", "mask a = kk", Span(9, 11)).render())
+        error[E101]: unknown name `kk`
+          --> <text>:1:10
+           |
+         1 | mask a = kk
+           |          ^^
+        """
+        shown, first, last = _window(self.source_line, self.column - 1, self.end_column - 1)
+        gutter = " " * len(str(self.line))
+        caret = " " * first + "^" * max(1, last - first)
+        if self.label:
+            caret += f" {self.label}"
+        lines = [
+            f"{self.severity}[{self.code}]: {self.message}",
+            f" {gutter}--> {self.name}:{self.line}:{self.column}",
+            f" {gutter} |",
+            f" {self.line} | {shown}".rstrip(),
+            f" {gutter} | {caret}",
+        ]
+        if self.hint:
+            lines.append(f" {gutter} = help: {self.hint}")
+        return "\n".join(lines)
+
+    def concise(self) -> str:
+        """Format the finding in one line: ``name:line:column: code message``.
+
+        >>> make_diagnostic("E101", "unknown name `kk`", "mask a = kk", Span(9, 11)).concise()
+        '<text>:1:10: E101 unknown name `kk`'
+        """
+        return f"{self.name}:{self.line}:{self.column}: {self.code} {self.message}"
+
+    def to_json(self) -> dict[str, Any]:  # Any: texts and numbers, ready for json.dumps
+        """Return the fields that tools need, as JSON values."""
+        return {
+            "code": self.code,
+            "severity": self.severity,
+            "message": self.message,
+            "hint": self.hint,
+            "file": self.name,
+            "line": self.line,
+            "column": self.column,
+            "end_column": self.end_column,
+            "fix": None if self.fix is None else asdict(self.fix),
+        }
+
+
+class SpecError(DCPError):
+    """A .dcpm text with errors: `diagnostics` holds all of them."""
+
+    exit_code = 1
+
+    def __init__(self, diagnostics: tuple[Diagnostic, ...]) -> None:
+        self.diagnostics = diagnostics
+        super().__init__("\n\n".join(d.render() for d in diagnostics))
+
+
+class MaskCallError(SpecError):
+    """A mask named or called in an argument, as ``--mask`` does, that the text does not have.
+
+    The text itself may be right: unlike errors in it, this is wrong usage.
+    """
+
+    exit_code = 2
+
+
+def strict(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """Make errors of the warnings that something is neither proved nor tested."""
+    return tuple(replace(d, severity="error") if d.code in UNDECIDED else d for d in found)
+
+
+def make_diagnostic(  # noqa: PLR0913  # all but four are keywords that most callers leave out
+    code: str,
+    message: str,
+    text: str,
+    span: Span,
+    *,
+    name: str = "<text>",
+    hint: str = "",
+    label: str = "",
+    fix: Fix | None = None,
+) -> Diagnostic:
+    """Place a message at a span of a text; a span of several lines is shown on its first line.
+
+    A hint that begins with ``did you mean `word`?`` becomes a fix where the span is one word and
+    the two are very close.
+    """
+    starts = [0, *(i + 1 for i, c in enumerate(text) if c == "\n")]
+    start = min(span.start, len(text))
+    row = bisect_right(starts, start) - 1
+    line_end = starts[row + 1] - 1 if row + 1 < len(starts) else len(text)
+    return Diagnostic(
+        code=code,
+        severity="warning" if code.startswith("W") else "error",
+        message=message,
+        line=row + 1,
+        column=start - starts[row] + 1,
+        end_column=max(start + 1, min(span.end, line_end)) - starts[row] + 1,
+        source_line=text[starts[row] : line_end].rstrip("\r"),
+        name=name,
+        hint=hint,
+        label=label,
+        start=span.start,
+        end=span.end,
+        fix=fix or _word_fix(text, span, hint),
+    )
+
+
+def _word_fix(text: str, span: Span, hint: str) -> Fix | None:
+    """Return the change that a `did_you_mean` hint stands for, if it is certain enough to make."""
+    meant = _MEANT.match(hint)
+    given = span.text(text)
+    if meant is None or not given.isidentifier():
+        return None
+    if SequenceMatcher(None, given, meant[1]).ratio() < CERTAIN:
+        return None
+    return replace_span(span, meant[1], text)
+
+
+def replace_span(span: Span, word: str, text: str) -> Fix:
+    """Return the fix that puts `word` in place of a span of a text."""
+    given = span.text(text)
+    title = f"replace `{given}` by `{word.strip()}`" if given else f"insert `{word.strip()}`"
+    return Fix(title, (Edit(span.start, span.end, word),))
+
+
+def did_you_mean(word: str, known: "list[str] | tuple[str, ...] | frozenset[str]") -> str:
+    """Return ``did you mean `x`?`` for the closest known word, or an empty text.
+
+    >>> did_you_mean("casual", ["causal", "full"])
+    'did you mean `causal`?'
+    """
+    # Comparing is slow for long words, and a word of another length is not close.
+    near = [k for k in sorted(known) if abs(len(k) - len(word)) <= 8][:MAX_CANDIDATES]
+    close = get_close_matches(word, near, n=1, cutoff=0.6) if len(word) < 64 else []
+    return f"did you mean `{close[0]}`?" if close else ""
+
+
+def _window(line: str, start: int, end: int, width: int = 120) -> tuple[str, int, int]:
+    """Cut a long line around the caret and replace tabs, so that the caret keeps its place."""
+    line = "".join(c if c.isprintable() else " " for c in line)
+    if len(line) <= width:
+        return line, start, min(end, len(line) + 1)
+    left = max(0, min(start - width // 3, len(line) - width))
+    shown = line[left : left + width]
+    return shown, start - left, min(end - left, width)
+
+
+MAX_PASSES = 10  # a mended error may uncover the next one
+
+
+@dataclass(frozen=True, slots=True)
+class FixedText:
+    """A text after mending.
+
+    Attributes:
+        text: what it is now.
+        fixed: findings that were mended, in the order of mending.
+        remaining: what is still found in `text`.
+    """
+
+    text: str
+    fixed: tuple[Diagnostic, ...]
+    remaining: tuple[Diagnostic, ...]
+
+
+Checker = Callable[[str, str], tuple[Diagnostic, ...]]
+
+
+def fix_text(text: str, name: str, check: Checker) -> FixedText:
+    """Mend a text pass by pass until no finding carries a fix.
+
+    A pass after which the same codes are found as often as before is taken back. Mending may
+    uncover findings of other codes: names are only looked at where the syntax is right.
+
+    Args:
+        text: source.
+        name: what findings of this text are called; those of imported files are left alone.
+        check: gives the findings of a text.
+
+    >>> from dcp_dsl.specs.spec import check
+    >>> fix_text("mask a = casual", "<text>", check).text
+    'mask a = causal'
+    """
+    found = check(text, name)
+    fixed: list[Diagnostic] = []
+    for _ in range(MAX_PASSES):
+        chosen = choose_fixes(found, name)
+        if not chosen:
+            break
+        after = apply_edits(text, [e for d in chosen if d.fix is not None for e in d.fix.edits])
+        left = check(after, name)
+        mended = {d.code for d in chosen}
+        if _count(left, mended) >= _count(found, mended):
+            break
+        text, found = after, left
+        fixed += chosen
+    return FixedText(text, tuple(fixed), found)
+
+
+def _count(found: Sequence[Diagnostic], codes: set[str]) -> int:
+    return sum(d.code in codes for d in found)
+
+
+def choose_fixes(found: Sequence[Diagnostic], name: str) -> list[Diagnostic]:
+    """Return the findings of a text whose fixes touch different places; the earlier one wins."""
+    chosen: list[Diagnostic] = []
+    end = -1
+    for diagnostic in sorted(found, key=_first_edit):
+        if diagnostic.fix is None or not diagnostic.fix.edits or diagnostic.name != name:
+            continue
+        if _first_edit(diagnostic) > end:
+            chosen.append(diagnostic)
+            end = max(edit.end for edit in diagnostic.fix.edits)
+    return chosen
+
+
+def _first_edit(diagnostic: Diagnostic) -> int:
+    edits = diagnostic.fix.edits if diagnostic.fix is not None else ()
+    return min((edit.start for edit in edits), default=-1)
+
+
+def apply_edits(text: str, edits: Sequence[Edit]) -> str:
+    """Apply edits that do not overlap.
+
+    >>> apply_edits("mask a = q = k", [Edit(11, 12, "==")])
+    'mask a = q == k'
+    """
+    for edit in sorted(edits, key=lambda e: e.start, reverse=True):
+        text = text[: edit.start] + edit.text + text[edit.end :]
+    return text

@@ -1,0 +1,156 @@
+"""Lay every .dcpm text out alike: spaces, indents and blank lines; words and comments stay.
+
+Line breaks inside a statement are the author's and stay; everything else is decided here, so that
+formatting twice changes nothing more and never changes what a text means.
+"""
+
+from dataclasses import dataclass
+
+from dcp_dsl.syntax.parser import parse
+from dcp_dsl.syntax.tokens import STATEMENT_KEYWORDS, RawToken, scan
+
+INDENT = "  "
+
+_TIGHT_AFTER = {"(", "[", ".", "@", ".."}
+_TIGHT_BEFORE = {")", "]", ".", ",", ":", ".."}
+_OPERATORS = {
+    "<=",
+    ">=",
+    "==",
+    "!=",
+    "<",
+    ">",
+    "=",
+    "+",
+    "-",
+    "*",
+    "//",
+    "%",
+    "(",
+    "[",
+    "{",
+    ",",
+    ":",
+}
+_WORD_OPERATORS = {
+    "and", "or", "not", "minus", "in", "where", "use", "every", "within", "implies", "equals",
+    "check", "of", "per", "sees", "on",
+}  # fmt: skip
+
+
+def format_source(text: str) -> str:
+    """Return the text in the house layout.
+
+    Comments and the author's line breaks stay; statements begin at the margin, continued lines are
+    indented, one space stands around operators, at most one blank line between statements.
+
+    Args:
+        text: source without syntax errors.
+
+    Returns:
+        The formatted text, ending in one newline; empty for an empty text.
+
+    Raises:
+        SpecError: if the text does not parse.
+
+    >>> print(format_source("mask a=causal  and(q-k<4)#near"), end="")
+    mask a = causal and (q - k < 4)  # near
+    """
+    parse(text)
+    lines = _Lines()
+    previous: RawToken | None = None
+    for token in scan(text):
+        breaks = 0 if previous is None else text.count("\n", previous.span.end, token.span.start)
+        lines.add(token, breaks)
+        previous = token
+    return lines.finish()
+
+
+@dataclass(slots=True)
+class _Lines:
+    """The formatted text, token by token."""
+
+    text: str = ""
+    previous: RawToken | None = None
+    before: RawToken | None = None  # the one in front of `previous`
+    depth: int = 0
+    is_decorated: bool = False
+    in_layout: bool = False
+
+    def add(self, token: RawToken, breaks: int) -> None:
+        """Append one token; `breaks` newlines stood in front of it."""
+        if token.text in (")", "]", "}"):
+            self.depth -= 1
+        is_start = self._is_statement(token)
+        if self.previous is None:
+            pass
+        elif is_start or breaks:
+            self._break(token, breaks, is_start=is_start)
+        elif token.kind == "comment":
+            self.text += "  "
+        elif self._needs_space(token):
+            self.text += " "
+        self.text += self._shown(token)
+        if token.text in ("(", "[", "{"):
+            self.depth += 1
+        if is_start:
+            self.in_layout = token.text == "segment"
+        self.before, self.previous = self.previous, token
+
+    def finish(self) -> str:
+        """Return the whole text."""
+        return self.text + "\n" if self.text else ""
+
+    def _is_statement(self, token: RawToken) -> bool:
+        if self.previous is not None and self.previous.text == ":":
+            return False
+        if token.text == "@" and token.kind == "symbol":
+            was, self.is_decorated = self.is_decorated, True
+            return not was
+        if token.kind != "name" or token.text not in STATEMENT_KEYWORDS:
+            return False
+        was, self.is_decorated = self.is_decorated, False
+        return not was
+
+    def _break(self, token: RawToken, breaks: int, *, is_start: bool) -> None:
+        if breaks > 1 and (is_start or token.kind == "comment"):
+            self.text += "\n"
+        at_margin = is_start or (token.kind == "comment" and self.depth == 0 and breaks > 0)
+        closes = token.text in (")", "]", "}")
+        depth = self.depth if closes else max(1, self.depth)
+        self.text += "\n" + ("" if at_margin else INDENT * depth)
+
+    def _shown(self, token: RawToken) -> str:
+        if token.kind != "comment":
+            return token.text
+        body = token.text[1:].rstrip()
+        return "#" + (body if not body or body[0] in " !" else " " + body)
+
+    def _needs_space(self, token: RawToken) -> bool:
+        assert self.previous is not None, "the first token has nothing before it"
+        last, text = self.previous.text, token.text
+        if last in _TIGHT_AFTER and self.previous.kind == "symbol":
+            return False
+        if self.previous.kind == "symbol" and last in ("-", "+") and self._is_sign():
+            return False
+        if token.kind != "symbol":
+            return True
+        if text == "*" and self.in_layout and last in (")", "]"):
+            return False
+        if text in _TIGHT_BEFORE:
+            return False
+        if text in ("(", "["):
+            return not self._is_call(text)
+        return True
+
+    def _is_sign(self) -> bool:
+        """Return whether the `-` just written is the sign of a number, not a subtraction."""
+        if self.before is None or self.before.kind == "comment":
+            return True
+        return self.before.text in _OPERATORS or self.before.text in _WORD_OPERATORS
+
+    def _is_call(self, opening: str) -> bool:
+        assert self.previous is not None, "the first token has nothing before it"
+        if self.previous.kind == "name":
+            return self.previous.text not in _WORD_OPERATORS
+        return False

@@ -1,0 +1,385 @@
+"""Parse a text to its syntax tree, collecting every syntax error in one pass.
+
+Each statement is parsed on its own (`tokens.split_statements` finds where they begin), so an error
+in one never hides the next. This is the only module that knows Lark.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NoReturn
+
+import lark
+
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.ast import Program, Span
+from dcp_dsl.syntax.ast_builder import BuildError, build_expression, build_statement
+from dcp_dsl.syntax.diagnostics import (
+    MAX_FINDINGS,
+    Diagnostic,
+    SpecError,
+    did_you_mean,
+    make_diagnostic,
+    replace_span,
+)
+from dcp_dsl.syntax.foreign import fail_foreign_syntax
+from dcp_dsl.syntax.mistakes import MESSAGES, MISTAKES
+from dcp_dsl.syntax.tokens import KEYWORDS, RESERVED, STATEMENT_KEYWORDS, RawToken, split_statements
+from dcp_grammar import GRAMMAR
+
+__all__ = ["MAX_CHARACTERS", "Parsed", "Program", "parse", "parse_all", "parse_expression"]
+
+MAX_CHARACTERS = 2**16
+MAX_MISSPELT = 200  # words that are compared with keywords, which is slow
+LANGUAGE_VERSION = 1
+
+_OPENING = {"(": ")", "[": "]", "{": "}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """The statements of a text that parse, and diagnostics for the others.
+
+    Attributes:
+        program: the statements without syntax errors.
+        diagnostics: one per statement that failed.
+        lost_names: names that failed statements would have defined; they are not unknown.
+    """
+
+    program: Program
+    diagnostics: tuple[Diagnostic, ...]
+    lost_names: frozenset[str]
+
+
+def parse(text: str, name: str = "<text>") -> Program:
+    """Turn the text of a .dcpm file into a syntax tree.
+
+    Names and types are not looked at; `check` does that. O(length).
+
+    Args:
+        text: source of at most `MAX_CHARACTERS` characters.
+        name: what diagnostics call it, usually the path.
+
+    Raises:
+        SpecError: with one diagnostic per statement that does not parse.
+
+    >>> parse("mask band = causal and q - k < 4").statements[0].name.text
+    'band'
+    """
+    parsed = parse_all(text, name)
+    if parsed.diagnostics:
+        raise SpecError(parsed.diagnostics)
+    return parsed.program
+
+
+def parse_all(text: str, name: str = "<text>") -> Parsed:
+    """Parse every statement that can be parsed; never raises for a bad text."""
+    if len(text) > MAX_CHARACTERS:
+        message = f"this file has {len(text):_} characters; at most {MAX_CHARACTERS:_} are read"
+        hint = "a spec describes masks; lengths of samples belong in the data set"
+        diagnostic = make_diagnostic("E016", message, text[:200], Span(0, 1), name=name, hint=hint)
+        return Parsed(Program((), text, name), (diagnostic,), frozenset())
+    statements: list[ast.Statement] = []
+    errors: list[Diagnostic] = []
+    lost: set[str] = set()
+    groups = _split_at_misspelt(split_statements(text), text)
+    was_cut = False
+    for index, group in enumerate(groups):
+        try:
+            statements.append(_parse_group(text, group, index))
+        except BuildError as error:
+            follower = groups[index + 1][0] if index + 1 < len(groups) else None
+            cut = _cut_by_keyword(error, text, group, follower)
+            if not was_cut:
+                errors.append(_diagnose(cut or error, text, name))
+            lost.update(_defined_names(group))
+            was_cut = cut is not None
+        else:
+            was_cut = False
+        if len(errors) >= MAX_FINDINGS:
+            break
+    return Parsed(Program(tuple(statements), text, name), tuple(errors), frozenset(lost))
+
+
+def _split_at_misspelt(groups: list[list[RawToken]], text: str) -> list[list[RawToken]]:
+    """Cut statements where a line begins with what is almost a keyword and a name.
+
+    Two names side by side fit nowhere, so `maks b` behind another statement is one of its own.
+    """
+    result: list[list[RawToken]] = []
+    tries = MAX_MISSPELT
+    for group in groups:
+        begin = 0
+        for at in range(1, len(group) - 1):
+            token, following = group[at], group[at + 1]
+            is_pair = token.kind == "name" and following.kind in ("name", "string")
+            if not is_pair or token.text in KEYWORDS or following.text in KEYWORDS or not tries:
+                continue
+            if "\n" in text[group[at - 1].span.end : token.span.start]:
+                tries -= 1
+                if did_you_mean(token.text, STATEMENT_KEYWORDS):
+                    result.append(group[begin:at])
+                    begin = at
+        result.append(group[begin:])
+    return result
+
+
+def parse_expression(text: str, name: str = "<expression>") -> ast.Expr:
+    """Parse a single expression, such as the call of a mask.
+
+    Raises:
+        SpecError: with the one diagnostic.
+    """
+    if len(text) > MAX_CHARACTERS:
+        shown = make_diagnostic("E016", "this expression is too long", text[:200], Span(0, 1))
+        raise SpecError((shown,))
+    tokens = [token for group in split_statements(text) for token in group]
+    try:
+        return build_expression(_run(text, tokens, "expression"), 0)
+    except BuildError as error:
+        raise SpecError((_diagnose(error, text, name),)) from None
+
+
+def _diagnose(error: BuildError, text: str, name: str) -> Diagnostic:
+    fix = None if error.fix is None else replace_span(error.span, error.fix, text)
+    return make_diagnostic(
+        error.code, error.message, text, error.span, name=name, hint=error.hint, fix=fix
+    )
+
+
+def _cut_by_keyword(
+    error: BuildError, text: str, group: list[RawToken], follower: RawToken | None
+) -> BuildError | None:
+    """Say so when a statement ended early only because a keyword was used as a name in it."""
+    end = group[-1].span.end
+    if (
+        group[0].text == "@"
+        or follower is None
+        or error.span.start < end
+        or "\n" in text[end : follower.span.start]
+    ):
+        return None
+    return BuildError(
+        "E024", f"`{follower.text}` begins a statement and cannot be a name", follower.span,
+        "choose another name",
+    )  # fmt: skip
+
+
+def _parse_group(text: str, group: list[RawToken], index: int) -> ast.Statement:
+    """Parse one statement; `index` counts statements, because `dcpm 1` may only come first."""
+    first = group[0]
+    if first.text not in STATEMENT_KEYWORDS and first.text != "@":
+        _fail_unknown_statement(first)
+    is_version = first.text == "dcpm"
+    tree = _run(text, group, "version" if is_version else "statement")
+    statement = build_statement(tree, first.span.start)
+    if isinstance(statement, ast.Version):
+        if index > 0:
+            raise BuildError(
+                "E019", "`dcpm` names the version and comes first", statement.span,
+                "move it to the top of the file",
+            )  # fmt: skip
+        if statement.number != LANGUAGE_VERSION:
+            raise BuildError(
+                "E019", f"version {statement.number} of the language is not known", statement.span,
+                f"this compiler reads `dcpm {LANGUAGE_VERSION}`",
+            )  # fmt: skip
+    return statement
+
+
+def _run(
+    text: str, tokens: list[RawToken], start: str
+) -> Any:  # Any: lark.Tree, or a Token at a leaf
+    if not tokens:
+        raise BuildError("E005", MESSAGES["E005"].message, Span(0, 0), MESSAGES["E005"].hint)
+    offset, end = tokens[0].span.start, tokens[-1].span.end
+    try:
+        return _lark().parse(text[offset:end], start=start)
+    except lark.UnexpectedInput as error:
+        _explain(error, text, tokens)
+
+
+@cache
+def _lark() -> lark.Lark:
+    """Build the parser once a process; takes about 80 ms."""
+    return lark.Lark(
+        GRAMMAR.read_text(encoding="utf-8"),
+        parser="lalr",
+        lexer="basic",  # keywords are reserved everywhere, so `a and or b` fails at `or`
+        start=["start", "statement", "version", "expression"],
+        propagate_positions=True,
+        maybe_placeholders=True,
+    )
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _explain(error: lark.UnexpectedInput, text: str, tokens: list[RawToken]) -> NoReturn:
+    """Raise the most telling message for an error of the parser."""
+    place = _place(error, tokens)
+    fail_foreign_syntax(place, tokens, text)
+    _fail_foreign_operator(place, text)
+    _fail_unknown_character(place)
+    _fail_unbalanced(tokens)
+    at = next((i for i, t in enumerate(tokens) if t.span == place.span), len(tokens))
+    if at and tokens[at - 1].text == "NOT":  # the name was read before the parser stopped
+        _fail_foreign_operator(tokens[at - 1], text)
+    is_first_on_line = "\n" in text[tokens[at - 1].span.end : place.span.start] if at else True
+    if place.kind == "name" and is_first_on_line and at + 1 < len(tokens):
+        hint = did_you_mean(place.text, STATEMENT_KEYWORDS)
+        if hint and tokens[at + 1].kind in ("name", "string") and place.text not in KEYWORDS:
+            _fail_unknown_statement(place)
+    kind = error.token.type if isinstance(error, lark.UnexpectedToken) else ""
+    code = _lookup(_position(error), kind)
+    reserved = ""
+    expected = set(getattr(error, "expected", None) or getattr(error, "allowed", None) or ())
+    if place.kind == "name" and place.text in RESERVED and "NAME" in expected:
+        reserved = f"`{place.text}` is a word of the language and cannot be a name here"
+    if code is None:
+        found = f"`{place.text}`" if place.text else "the end of the statement"
+        raise BuildError(
+            "E002", f"{found} does not fit here", place.span, reserved or _expected(expected)
+        )
+    mistake = MESSAGES[code]
+    fix = "==" if code == "E004" and place.text == "=" else None
+    raise BuildError(code, mistake.message, place.span, reserved or mistake.hint, fix)
+
+
+def _place(error: lark.UnexpectedInput, tokens: list[RawToken]) -> RawToken:
+    """Return the token the parser stopped at; at the end, an empty one behind the last."""
+    end = tokens[-1].span.end
+    behind = RawToken("symbol", "", Span(end, end + 1))
+    if isinstance(error, lark.UnexpectedToken) and error.token.type == "$END":
+        return behind
+    position = (error.pos_in_stream or 0) + tokens[0].span.start
+    return next((t for t in tokens if t.span.start <= position < t.span.end), behind)
+
+
+_FOREIGN = {
+    "&": "and", "|": "or", "~": "not", "!": "not", "^": "minus",
+    **{word.upper(): word for word in ("and", "or", "not", "minus", "per", "in")},
+}  # fmt: skip
+_WAYS_OUT = {
+    "/": "write `//`; division rounds down",
+    ";": "statements and rules follow one another without it",
+    "≤": "write `<=`", "≥": "write `>=`", "≠": "write `!=`", "'": 'texts stand between `"`',
+}  # fmt: skip
+
+
+def _fail_foreign_operator(place: RawToken, text: str) -> None:
+    """Raise for `&`, `||`, `!`, `AND`: operators that are words here, in small letters."""
+    if place.kind not in ("unknown", "name") or place.text not in _FOREIGN:
+        return
+    word, span = _FOREIGN[place.text], place.span
+    if text[span.end : span.end + 1] == place.text:  # `&&`
+        span = Span(span.start, span.end + 1)
+    before, behind = text[span.start - 1 : span.start], text[span.end : span.end + 1]
+    fix = f"{'' if before.isspace() else ' '}{word}{'' if behind.isspace() else ' '}"
+    raise BuildError(
+        "E003", f"`{span.text(text)}` is not an operator", span, f"write `{word}`", fix
+    )
+
+
+def _fail_unknown_character(place: RawToken) -> None:
+    if place.kind == "string" and (place.text.count('"') < 2):
+        raise BuildError("E018", "this text has no closing quote", place.span, 'close it with `"`')
+    if place.kind == "unknown":
+        shown = place.text if place.text.isprintable() else f"U+{ord(place.text):04X}"
+        message = f"the language has no character `{shown}`"
+        raise BuildError("E001", message, place.span, _WAYS_OUT.get(place.text, ""))
+    if place.kind == "number" and not place.text.replace("_", "").rstrip("kM").isdigit():
+        raise BuildError(
+            "E001", f"`{place.text}` is neither a number nor a name", place.span,
+            "numbers end in a digit, `k` (1024) or `M` (1_048_576); names begin with a letter",
+        )  # fmt: skip
+
+
+def _fail_unbalanced(tokens: list[RawToken]) -> None:
+    """Raise for the first bracket without a partner; a lone closing one, or the innermost open."""
+    open_: list[RawToken] = []
+    for token in tokens:
+        if token.kind != "symbol":
+            continue
+        if token.text in _OPENING:
+            open_.append(token)
+        elif token.text in _OPENING.values():
+            if not open_ or _OPENING[open_[-1].text] != token.text:
+                raise BuildError(
+                    "E006",
+                    f"`{token.text}` closes nothing",
+                    token.span,
+                    "remove it or open it before",
+                )
+            open_.pop()
+    if open_:
+        closing = _OPENING[open_[-1].text]
+        raise BuildError(
+            "E006", f"`{open_[-1].text}` is never closed", open_[-1].span, f"add `{closing}`"
+        )
+
+
+def _fail_unknown_statement(token: RawToken) -> NoReturn:
+    hint = did_you_mean(token.text, STATEMENT_KEYWORDS)
+    known = "statements begin with " + ", ".join(f"`{word}`" for word in sorted(STATEMENT_KEYWORDS))
+    raise BuildError("E013", f"no statement begins with `{token.text}`", token.span, hint or known)
+
+
+def _position(error: lark.UnexpectedInput) -> Any:  # Any: Lark's number of a parser state
+    return getattr(error.state, "position", error.state)
+
+
+@cache
+def _mistake_table() -> dict[tuple[Any, str], str]:  # Any: as above
+    """Run every example once: (parser state, kind of the unexpected token) -> code."""
+    table: dict[tuple[Any, str], str] = {}
+    for mistake in MISTAKES:
+        for example in mistake.examples:
+            try:
+                _lark().parse(example, start="statement")
+            except lark.UnexpectedInput as error:
+                kind = error.token.type if isinstance(error, lark.UnexpectedToken) else ""
+                table.setdefault((_position(error), kind), mistake.code)
+    return table
+
+
+def _lookup(position: Any, kind: str) -> str | None:  # Any: as above
+    """Find the code of an example that failed in the same state, best on the same kind of token."""
+    table = _mistake_table()
+    if (position, kind) in table:
+        return table[position, kind]
+    role = _role(kind)
+    codes = {c for (state, k), c in table.items() if state == position and _role(k) == role}
+    return codes.pop() if len(codes) == 1 else None
+
+
+def _role(kind: str) -> str:
+    """Classify a token of an expression: it begins an operand, ends the text, or joins."""
+    if kind in ("NAME", "INT", "SCALED", "LPAR", "LBRACE", "TRUE", "FALSE", "NOT"):
+        return "operand"
+    return "end" if kind == "$END" else "other"
+
+
+_WORDS = {"NAME": "a name", "INT": "a number", "STRING": 'a text in `"`', "ADD": "`-`"}
+
+
+def _expected(names: set[str]) -> str:
+    """List what could have stood at the place of an error."""
+    patterns = {terminal.name: terminal.pattern for terminal in _lark().terminals}
+    shown = {
+        _WORDS.get(name) or f"`{patterns[name].value}`"
+        for name in names
+        if name in _WORDS or (name in patterns and patterns[name].type == "str")
+    }
+    starts = {f"`{word}`" for word in (*STATEMENT_KEYWORDS, "@")}
+    if len(shown & starts) > 1:
+        shown = (shown - starts) | {"the next statement"}
+    few = sorted(shown)[:8]
+    return f"expected {' or '.join(few)}" if few else ""
+
+
+def _defined_names(group: list[RawToken]) -> set[str]:
+    """Guess what a broken statement defines: its name and, for a segment, those of its parts."""
+    names = {token.text for token in group[:8] if token.kind == "name"}
+    if group[0].text == "segment":
+        names.update(token.text for token in group if token.kind == "name")
+    return names - RESERVED

@@ -1,0 +1,49 @@
+"""Walk a syntax tree: all nodes below a node, all names it mentions."""
+
+from collections.abc import Iterator
+from functools import cache
+
+from dcp_dsl.syntax import ast
+
+
+def walk(node: object) -> Iterator[object]:
+    """Yield a node of a syntax tree and all nodes below it, without spans; no recursion."""
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if type(current) is tuple:
+            stack.extend(reversed(current))
+        elif (names := _children(type(current))) is not None:  # type: ignore[arg-type]  # hashable
+            yield current
+            for name in names:
+                stack.append(getattr(current, name))  # noqa: PERF401  # a generator is slower
+
+
+@cache
+def _children(kind: type) -> tuple[str, ...] | None:
+    """Return the fields of a kind of node that may hold nodes, the last first; None for others."""
+    fields = getattr(kind, "__dataclass_fields__", None)
+    return None if fields is None else tuple(name for name in reversed(fields) if name != "span")
+
+
+def mentioned_names(node: object) -> Iterator[tuple[str, bool]]:
+    """Yield every name in a tree, with whether it stands behind a dot."""
+    for inner in walk(node):
+        kind = type(inner)
+        if kind is ast.Ident:
+            continue
+        match inner:
+            case ast.Name(text):
+                yield text, False
+            case ast.Call(name):
+                yield name.text, False
+            case ast.Attribute(_, name):
+                yield name.text, True
+            case ast.Per(_, segment):
+                yield segment.text, False
+            case ast.Every(_, parent) if parent is not None:
+                yield parent.text, False
+            case ast.Rule(subject):
+                yield subject.text, False
+            case ast.Target(name):
+                yield name.text, False
