@@ -102,7 +102,11 @@ def test_the_command_reports_a_missing_folder(tmp_path):
     assert isinstance(result.exception, DashboardError)
 
 
-DCPM = "from dcp_dsl.cli import main; main()"
+# A shell's background processes ignore Ctrl-C, and so would those that they start.
+DCPM = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from dcp_dsl.cli import main; main()"
+)
 SLOW = {
     "text": "mask m = causal", "sample": "4194304", "block": 2048, "nodes": 8,
     "devices_per_node": 8, "method": "native", "budget": "best",
