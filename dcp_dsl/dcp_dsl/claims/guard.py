@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.checks.columns import needed_segments
+from dcp_dsl.checks.columns import needed_columns, needed_segments
 from dcp_dsl.checks.scope import Imported, Scope
 from dcp_dsl.core.layout import Column, bind_layout
 from dcp_dsl.core.mask import Mask
@@ -182,7 +182,8 @@ def leaking_pairs(mask: Mask, segments: tuple[ast.Ident, ...], scope: Scope) -> 
         imported=Imported(masks, imported.stacks, imported.segments, imported.tokens),
     )
     outside = ast.And((mask.expression, ahead, ast.Not(ast.Name(_SAME))))
-    return replace(mask, expression=outside, scope=outer)
+    columns = mask.columns | needed_columns(allowed.value, scope)
+    return replace(mask, expression=outside, scope=outer, columns=columns)
 
 
 def _first_empty(bound: Form) -> int | None:

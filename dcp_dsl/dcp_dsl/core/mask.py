@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from dcp_dsl.checks.checker import check_expression
-from dcp_dsl.checks.columns import needed_columns
+from dcp_dsl.checks.columns import ahead_columns, needed_columns
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.errors import DatasetError
@@ -109,7 +109,7 @@ def build_mask(expression: ast.Expr, scope: Scope, program: ast.Program) -> Mask
             name = ident.text
         case _:
             name = unparse(canonical)
-    columns = needed_columns(expression, scope)
+    columns = needed_columns(expression, scope) | ahead_columns(expression, scope)
     return Mask(name, unparse(canonical), columns, expression, scope, program)
 
 
