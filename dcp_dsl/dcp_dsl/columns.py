@@ -15,6 +15,23 @@ def needed_columns(expression: ast.Expr, scope: Scope) -> frozenset[str]:
     return frozenset(column for column, _ in column_readers(expression, scope))
 
 
+def ahead_columns(expression: ast.Expr, scope: Scope) -> frozenset[str]:
+    """Give the columns of the segments in which `@ahead(segment)` lets a called mask look ahead.
+
+    The mask itself may not read them; whether a pair looks ahead elsewhere cannot be decided
+    without them.
+    """
+    if not isinstance(expression, ast.Name | ast.Call):
+        return frozenset()
+    name = expression.text if isinstance(expression, ast.Name) else expression.name.text
+    found = scope.find_mask(name)
+    if found is None:
+        return frozenset()
+    definition, at = found
+    segments = [s for d in definition.decorators if d.name.text == "ahead" for s in d.arguments]
+    return frozenset().union(*(needed_columns(ast.Name(s.text), at) for s in segments))
+
+
 def column_readers(expression: object, scope: Scope) -> Iterator[tuple[str, Reader]]:
     """Give every column that an expression reads, with what reads it.
 

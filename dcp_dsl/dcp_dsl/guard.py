@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import ast
+from dcp_dsl.columns import needed_columns
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.form import Form
 from dcp_dsl.mask import Mask
@@ -186,7 +187,8 @@ def leaking_pairs(mask: Mask, segments: tuple[ast.Ident, ...], scope: Scope) -> 
         imported=Imported(masks, imported.stacks, imported.segments, imported.tokens),
     )
     outside = ast.And((mask.expression, ahead, ast.Not(ast.Name(_SAME))))
-    return replace(mask, expression=outside, scope=outer)
+    columns = mask.columns | needed_columns(allowed.value, scope)
+    return replace(mask, expression=outside, scope=outer, columns=columns)
 
 
 def _first_empty(bound: Form) -> int | None:

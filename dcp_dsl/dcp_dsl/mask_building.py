@@ -2,7 +2,7 @@
 
 from dcp_dsl import ast
 from dcp_dsl.checker import check_expression
-from dcp_dsl.columns import needed_columns
+from dcp_dsl.columns import ahead_columns, needed_columns
 from dcp_dsl.errors import SpecError
 from dcp_dsl.mask import Mask
 from dcp_dsl.scope import Scope
@@ -27,7 +27,7 @@ def build_mask(expression: ast.Expr, scope: Scope, program: ast.Program) -> Mask
             name = ident.text
         case _:
             name = unparse(canonical)
-    columns = needed_columns(expression, scope)
+    columns = needed_columns(expression, scope) | ahead_columns(expression, scope)
     return Mask(name, unparse(canonical), columns, expression, scope, program)
 
 

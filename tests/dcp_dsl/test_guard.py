@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcp_dsl import DatasetError, Sample, Spec, dense_mask, load
+from dcp_dsl import DatasetError, Sample, Spec, check, dense_mask, load
 from dcp_dsl.guard import Guard
 
 SPEC = Spec.from_text(
@@ -85,3 +85,26 @@ def test_a_guard_of_a_stack_looks_at_every_mask(tmp_path):
     assert isinstance(guard, Guard)
     with pytest.raises(DatasetError, match="mask `kept`: token 1 sees nothing"):
         guard.check(attachment.sample({"len": 2, "evict": [1, 1]}))
+
+
+AHEAD_IN_DOC = (
+    "segment doc = [doc_lens]*\n"
+    "segment img = flags(is_image)\n"
+    "@ahead(doc) mask inside = causal or same(img)\n"
+)
+
+
+def test_a_segment_that_only_the_decorator_names_is_read_from_the_row():
+    mask = Spec.from_text(AHEAD_IN_DOC).mask("inside")
+    rows = [[1, 1, 0, 0], [0, 1, 1, 0]]
+    samples = [Sample.of({"is_image": r, "doc_lens": [2, 2], "len": 4}, mask) for r in rows]
+    mask.guard().check(samples[0])
+    with pytest.raises(DatasetError, match="token 1 sees the later token 2"):
+        mask.guard().check(samples[1])
+
+
+@pytest.mark.parametrize("body", ["causal or same(img)", "full"])
+def test_a_leak_outside_a_segment_that_only_the_decorator_names_is_found(body):
+    text = AHEAD_IN_DOC.replace("causal or same(img)", body)
+    (found,) = [each for each in check(text) if each.code == "E120"]
+    assert 'q = 0, k = 1 of the sample {"doc_lens": [1, 1]' in found.message
