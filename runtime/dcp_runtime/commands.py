@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from dcp_runtime.launcher import RunConfig, RunResult
+    from dcp_runtime.launch.launcher import RunConfig, RunResult
 
 SCHEMA = "dcp.run/1"
 TRACE_SUFFIXES = (".dcpplan", ".pftrace")
@@ -97,8 +97,8 @@ def run(  # noqa: PLR0913 - one argument per option
     from dcp_dsl import check_writable, replacing
     from dcp_planner import read_plan, to_perfetto, write_plan
     from dcp_runtime.errors import RunError
-    from dcp_runtime.launcher import RunConfig, check_ranks, run_plan
-    from dcp_runtime.link import LinkLimit
+    from dcp_runtime.launch.launcher import RunConfig, check_ranks, run_plan
+    from dcp_runtime.transport.link import LinkLimit
 
     if trace is not None:
         _check_name(trace)

@@ -8,10 +8,10 @@ import pytest
 from torch.distributed import HashStore, Store
 
 from dcp_runtime.data.plan_exchange import PlanExchange
-from dcp_runtime.deadline_store import DeadlineStore
 from dcp_runtime.errors import RunError
-from dcp_runtime.failure_board import FailureBoard, Status
-from dcp_runtime.meeting import Meeting
+from dcp_runtime.transport.deadline_store import DeadlineStore
+from dcp_runtime.transport.failure_registry import FailureBoard, Status
+from dcp_runtime.transport.store_barrier import Meeting
 
 
 class Stopped(Store):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dcp_planner import LANES
-from dcp_runtime.device_clock import HostClock, StreamClock, make_clock
-from dcp_runtime.recorder import Event, Recorder
+from dcp_runtime.transport.device_clock import HostClock, StreamClock, make_clock
+from dcp_runtime.transport.recorder import Event, Recorder
 
 
 @dataclass

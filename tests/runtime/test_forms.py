@@ -15,8 +15,8 @@ from dcp_planner import (
     encode_parts,
 )
 from dcp_runtime.data.truncation import truncate
-from dcp_runtime.layer_plans import look_back
-from dcp_runtime.painted_masks import paint_mask
+from dcp_runtime.execute.layer_plans import look_back
+from dcp_runtime.plans.rasterised_masks import paint_mask
 
 SPEC = Spec.from_text(
     """

@@ -12,7 +12,7 @@ import model_scenarios
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, decode_part, encode_parts
 from dcp_runtime import DCPAttn, DCPExecutor, RunError, forward_pass, loopback
-from dcp_runtime.loopback import LoopbackWorld
+from dcp_runtime.transport.loopback import LoopbackWorld
 
 RANKS = 3
 SHAPE = ModelShape(4, 2, 8, 4)

@@ -15,8 +15,8 @@ from torch.distributed import HashStore
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import DCPExecutor, RunError, deadline_store, torch_transport
-from dcp_runtime.no_overlap import NoOverlapTransport
-from dcp_runtime.torch_transport import NcclTransport
+from dcp_runtime.transport.no_overlap import NoOverlapTransport
+from dcp_runtime.transport.torch_transport import NcclTransport
 
 TIMEOUT_S = 5.0
 SEND, RECEIVE = "send", "receive"

@@ -6,16 +6,16 @@ import torch
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import executor as executor_module
-from dcp_runtime.device_plan import prepare_device
 from dcp_runtime.errors import RunError
-from dcp_runtime.executor import DCPExecutor
+from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.kernels import triton_kernel
 from dcp_runtime.kernels.choice import KernelChoice
 from dcp_runtime.kernels.cpu import CpuKernel
 from dcp_runtime.kernels.kernel import TensorKind
 from dcp_runtime.kernels.staging import move_arrays
 from dcp_runtime.kernels.triton_kernel import TritonKernel
-from dcp_runtime.loopback import LoopbackWorld
+from dcp_runtime.plans.device_plan import prepare_device
+from dcp_runtime.transport.loopback import LoopbackWorld
 
 CPU = torch.device("cpu")
 

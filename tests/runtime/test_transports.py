@@ -8,13 +8,13 @@ from torch.distributed import HashStore
 
 from dcp_planner import TransferKind
 from dcp_runtime import RunError, torch_transport
-from dcp_runtime.device_plan import Transfer
 from dcp_runtime.errors import PeerError
-from dcp_runtime.failure_board import FailureBoard, Status, Verdict
-from dcp_runtime.loopback import LoopbackTransport, LoopbackWorld
-from dcp_runtime.meeting import Meeting
-from dcp_runtime.torch_transport import GlooTransport
-from dcp_runtime.transport import Parcel
+from dcp_runtime.plans.device_plan import Transfer
+from dcp_runtime.transport.failure_registry import FailureBoard, Status, Verdict
+from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
+from dcp_runtime.transport.store_barrier import Meeting
+from dcp_runtime.transport.torch_transport import GlooTransport
+from dcp_runtime.transport.transport import Parcel
 
 NEVER_S = 10_000.0
 
@@ -52,7 +52,7 @@ def test_a_connection_that_is_gone_shows_at_the_wait(gloo, monkeypatch):
         raise RuntimeError("Connection closed by peer")
 
     monkeypatch.setattr(torch_transport.dist, "isend", gone)
-    monkeypatch.setattr("dcp_runtime.failure_board.GRACE_S", 0.05)
+    monkeypatch.setattr("dcp_runtime.transport.failure_registry.GRACE_S", 0.05)
     parcel = parcel_of(2, is_send=True)
     gloo._queues = [None]
     gloo.start([parcel])
@@ -62,7 +62,7 @@ def test_a_connection_that_is_gone_shows_at_the_wait(gloo, monkeypatch):
 
 @pytest.mark.parametrize("error", [None, "Timed out"])
 def test_who_should_have_sent_what_is_forwarded_is_to_blame(gloo, monkeypatch, error):
-    monkeypatch.setattr("dcp_runtime.failure_board.GRACE_S", 0.05)
+    monkeypatch.setattr("dcp_runtime.transport.failure_registry.GRACE_S", 0.05)
     first = parcel_of(2, is_send=False)
     second = parcel_of(1, is_send=True, after=first)
     if error is not None:
@@ -74,7 +74,7 @@ def test_who_should_have_sent_what_is_forwarded_is_to_blame(gloo, monkeypatch, e
 
 
 def test_in_one_process_the_first_sender_is_to_blame_too(monkeypatch):
-    monkeypatch.setattr("dcp_runtime.failure_board.GRACE_S", 0.05)
+    monkeypatch.setattr("dcp_runtime.transport.failure_registry.GRACE_S", 0.05)
     second = parcel_of(1, is_send=True, after=parcel_of(2, is_send=False))
     with pytest.raises(PeerError, match="rank 2 is dead or stalled"):
         LoopbackTransport(LoopbackWorld(3), 0)._give_up(second, "forward")
@@ -102,7 +102,7 @@ def test_in_lockstep_one_rank_computes_at_a_time():
 
 
 def test_ranks_that_wait_for_each_other_are_all_named(monkeypatch):
-    monkeypatch.setattr("dcp_runtime.failure_board.GRACE_S", 0.05)
+    monkeypatch.setattr("dcp_runtime.transport.failure_registry.GRACE_S", 0.05)
     store = HashStore()
     boards = [FailureBoard(store, rank) for rank in range(3)]
     boards[1].post(Status("waiting", 2, "forward", 1, ""))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dcp_runtime import RunError, worker
-from dcp_runtime.recorder import Recorder
+from dcp_runtime.transport.recorder import Recorder
 
 JOB = worker.Job("job-1", None, "float32", 0, 1)
 PLACE = worker.Place(Path("/somewhere"), 2, 4, 1.0)

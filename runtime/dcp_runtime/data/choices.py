@@ -11,7 +11,7 @@ from dcp_dsl import DatasetError
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_runtime.data.screening import RowPolicy
 from dcp_runtime.errors import RunError
-from dcp_runtime.group import Group, process_group
+from dcp_runtime.transport.group import Group, process_group
 
 PackingOrder: TypeAlias = Literal["in_order", "decreasing"]
 Planner: TypeAlias = Literal["each", "first"]

@@ -10,7 +10,7 @@ import torch
 from dcp_runtime.data.batches import PackedSequence
 from dcp_runtime.data.targets import Targets
 from dcp_runtime.data.token_columns import IGNORE_LABEL, join
-from dcp_runtime.stacked_plans import BatchPlan
+from dcp_runtime.plans.stacked_plans import BatchPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import torch.distributed as dist
 
 from dcp_dsl import DatasetError, DCPError
 from dcp_runtime.data.planned_batch import PlannedBatch, decode_batch
-from dcp_runtime.deadline_store import SERVER, open_store
 from dcp_runtime.errors import RunError
+from dcp_runtime.transport.deadline_store import SERVER, open_store
 
 FIRST_NAP_S, LONGEST_NAP_S = 0.0005, 0.02
 

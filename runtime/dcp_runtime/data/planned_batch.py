@@ -8,7 +8,7 @@ from typing import Any
 from dcp_planner import Plan, PlanPart, decode_part, encode_parts
 from dcp_runtime.data.successors import Runs
 from dcp_runtime.errors import RunError
-from dcp_runtime.stacked_plans import BatchPlan, StackedPlans
+from dcp_runtime.plans.stacked_plans import BatchPlan, StackedPlans
 
 
 @dataclass(frozen=True, slots=True, eq=False)

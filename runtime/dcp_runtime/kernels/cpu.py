@@ -23,8 +23,8 @@ from dcp_runtime.kernels.kernel import (
     TensorKind,
     any_out_with,
 )
-from dcp_runtime.tile_pieces import PieceKind
-from dcp_runtime.tile_table import TileTable
+from dcp_runtime.plans.tile_pieces import PieceKind
+from dcp_runtime.plans.tile_table import TileTable
 
 
 @dataclass(frozen=True, slots=True)

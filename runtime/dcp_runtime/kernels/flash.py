@@ -28,8 +28,8 @@ from dcp_runtime.kernels.kernel import (
     TensorKind,
     any_out_with,
 )
-from dcp_runtime.tile_pieces import PieceKind
-from dcp_runtime.tile_table import TileTable
+from dcp_runtime.plans.tile_pieces import PieceKind
+from dcp_runtime.plans.tile_table import TileTable
 
 HEAD_DIMS_TO = 256
 DTYPES = (torch.float16, torch.bfloat16)

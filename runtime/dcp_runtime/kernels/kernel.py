@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from dcp_runtime.tile_table import TileTable
+from dcp_runtime.plans.tile_table import TileTable
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import readonly
-from dcp_runtime.tile_table import TileTable
+from dcp_runtime.plans.tile_table import TileTable
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, TensorKind
-from dcp_runtime.tile_table import TileTable
+from dcp_runtime.plans.tile_table import TileTable
 
 
 class ReferenceKernel:

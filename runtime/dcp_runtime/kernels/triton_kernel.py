@@ -18,8 +18,8 @@ from dcp_runtime.kernels import triton_source
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, TensorKind
 from dcp_runtime.kernels.key_chunks import KeyChunks, cut_keys
 from dcp_runtime.kernels.staging import move_arrays
-from dcp_runtime.tile_pieces import PieceKind
-from dcp_runtime.tile_table import TileTable
+from dcp_runtime.plans.tile_pieces import PieceKind
+from dcp_runtime.plans.tile_table import TileTable
 
 HEAD_DIMS = (32, 64, 96, 128)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
