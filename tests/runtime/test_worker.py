@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dcp_runtime import RunError, worker
+from dcp_runtime import RunError
+from dcp_runtime.launch import worker
 from dcp_runtime.transport.recorder import Recorder
 
 JOB = worker.Job("job-1", None, "float32", 0, 1)
