@@ -11,7 +11,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import model_scenarios
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, decode_part, encode_parts
-from dcp_runtime import DCPAttn, DCPExecutor, RunError, forward_pass, loopback
+from dcp_runtime import DCPAttn, DCPExecutor, RunError
+from dcp_runtime.execute import forward_pass
+from dcp_runtime.transport import loopback
 from dcp_runtime.transport.loopback import LoopbackWorld
 
 RANKS = 3

@@ -14,7 +14,8 @@ import torch
 from torch.distributed import HashStore
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
-from dcp_runtime import DCPExecutor, RunError, deadline_store, torch_transport
+from dcp_runtime import DCPExecutor, RunError
+from dcp_runtime.transport import deadline_store, torch_transport
 from dcp_runtime.transport.no_overlap import NoOverlapTransport
 from dcp_runtime.transport.torch_transport import NcclTransport
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
-from dcp_runtime import executor as executor_module
 from dcp_runtime.errors import RunError
+from dcp_runtime.execute import executor as executor_module
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.kernels import triton_kernel
 from dcp_runtime.kernels.choice import KernelChoice

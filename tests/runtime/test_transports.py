@@ -7,9 +7,10 @@ import torch
 from torch.distributed import HashStore
 
 from dcp_planner import TransferKind
-from dcp_runtime import RunError, torch_transport
+from dcp_runtime import RunError
 from dcp_runtime.errors import PeerError
 from dcp_runtime.plans.device_plan import Transfer
+from dcp_runtime.transport import torch_transport
 from dcp_runtime.transport.failure_registry import FailureBoard, Status, Verdict
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
 from dcp_runtime.transport.store_barrier import Meeting
