@@ -1,20 +1,17 @@
 from .adapters.flex_mask import flex_block_mask, flex_mask_mod
+from .adapters.fsdp import sum_gradients
 from .adapters.huggingface import register_dcp
-from .data.choices import LookAhead, Packing, Planning, RowRules
+from .data.choices import LookAhead, Packing, Planning, RowRules, Screening
 from .data.dataloader import DCPDataloader
-from .data.local_data import LocalData
+from .data.local_data import LocalData, next_token_loss
 from .data.look_ahead import PlanningMetrics
-from .data.loss import next_token_loss
-from .data.screening import Screening
 from .errors import RunError
-from .execute.attention import DCPAttn
+from .execute.attention import DCPAttn, LayerPlans
 from .execute.executor import DCPExecutor, PreparedPlan
-from .execute.gradients import sum_gradients
-from .execute.layer_plans import LayerPlans
 from .kernels.choice import KernelChoice, choose_kernel
 from .launch.launcher import RunConfig, RunResult, open_world, run_plan
 from .launch.world import ProcessWorld
-from .plans.stacked_plans import BatchPlan, StackedPlans
+from .plans.batch_plans import BatchPlan, StackedPlans
 from .verify.verification import TensorError
 
 __all__ = [

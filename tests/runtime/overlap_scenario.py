@@ -16,8 +16,7 @@ import torch.distributed as dist
 from dcp_dsl import Sample, Spec, block_sparsity
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime.execute.executor import DCPExecutor
-from dcp_runtime.transport.link import LinkLimit
-from dcp_runtime.transport.no_overlap import NoOverlapTransport
+from dcp_runtime.transport.slow_links import LinkLimit, NoOverlapTransport
 from dcp_runtime.transport.torch_transport import GlooTransport
 
 TOKENS = 32_768

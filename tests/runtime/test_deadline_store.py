@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import HashStore, Store
 
-from dcp_runtime.data.plan_exchange import PlanExchange
+from dcp_runtime.data.shared_plans import PlanExchange
 from dcp_runtime.errors import RunError
-from dcp_runtime.transport.deadline_store import DeadlineStore
 from dcp_runtime.transport.failure_registry import FailureBoard, Status
+from dcp_runtime.transport.group_store import DeadlineStore
 from dcp_runtime.transport.store_barrier import Meeting
 
 

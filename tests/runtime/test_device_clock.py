@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from dcp_planner import LANES
-from dcp_runtime.transport.device_clock import HostClock, StreamClock, make_clock
-from dcp_runtime.transport.recorder import Event, Recorder
+from dcp_runtime.transport.recorder import Event, HostClock, Recorder, StreamClock, make_clock
 
 
 @dataclass

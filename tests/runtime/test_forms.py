@@ -14,9 +14,9 @@ from dcp_planner import (
     decode_part,
     encode_parts,
 )
-from dcp_runtime.data.truncation import truncate
-from dcp_runtime.execute.layer_plans import look_back
-from dcp_runtime.plans.rasterised_masks import paint_mask
+from dcp_runtime.data.sample_masks import truncate
+from dcp_runtime.execute.attention import look_back
+from dcp_runtime.plans.row_ranges import paint_mask
 
 SPEC = Spec.from_text(
     """

@@ -25,9 +25,8 @@ from dcp_planner import (
 )
 from dcp_planner.tables.head_groups import possible_groups
 from dcp_runtime.errors import RunError
-from dcp_runtime.execute.backward_pass import BackwardPass
 from dcp_runtime.execute.executor import DCPExecutor
-from dcp_runtime.execute.forward_pass import ForwardPass
+from dcp_runtime.execute.passes import BackwardPass, ForwardPass
 from dcp_runtime.kernels.kernel import QueryRows
 from dcp_runtime.plans.device_plan import prepare_device
 from dcp_runtime.plans.head_layout import HeadLayout

@@ -15,8 +15,8 @@ from torch.distributed import HashStore
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import DCPExecutor, RunError
-from dcp_runtime.transport import deadline_store, torch_transport
-from dcp_runtime.transport.no_overlap import NoOverlapTransport
+from dcp_runtime.transport import group_store, torch_transport
+from dcp_runtime.transport.slow_links import NoOverlapTransport
 from dcp_runtime.transport.torch_transport import NcclTransport
 
 TIMEOUT_S = 5.0
@@ -132,7 +132,7 @@ def on_ranks(monkeypatch):
     def run(size, work):
         stand_in = StandIn(size)
         zeros = torch.zeros
-        monkeypatch.setattr(deadline_store, "dist", stand_in)
+        monkeypatch.setattr(group_store, "dist", stand_in)
         for name, value in (
             ("dist", stand_in),
             ("make_group", stand_in.make_group),

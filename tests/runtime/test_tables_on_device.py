@@ -12,7 +12,7 @@ from dcp_runtime.kernels import triton_kernel
 from dcp_runtime.kernels.choice import KernelChoice
 from dcp_runtime.kernels.cpu import CpuKernel
 from dcp_runtime.kernels.kernel import TensorKind
-from dcp_runtime.kernels.staging import move_arrays
+from dcp_runtime.kernels.triton_inputs import move_arrays
 from dcp_runtime.kernels.triton_kernel import TritonKernel
 from dcp_runtime.plans.device_plan import prepare_device
 from dcp_runtime.transport.loopback import LoopbackWorld

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from dcp_runtime.errors import RunError
-from dcp_runtime.execute.attention import DCPAttn
-from dcp_runtime.execute.layer_plans import LayerPlan, LayerPlans
+from dcp_runtime.execute.attention import DCPAttn, LayerPlan, LayerPlans
 
 NAME = "dcp"
 

@@ -15,30 +15,38 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from dcp_dsl import Dataset
 from dcp_planner import Cluster
-from dcp_runtime.data.batches import PackedSequence, RowReader
+from dcp_runtime.data.batches import (
+    MaskFunction,
+    PackedSequence,
+    RowReader,
+    check_batches,
+    make_resolver,
+    open_rows,
+    pack_epoch,
+)
 from dcp_runtime.data.choices import (
     LookAhead,
     Packing,
     Planning,
     RowRules,
+    Screening,
     check_count,
     check_kind,
 )
-from dcp_runtime.data.epochs import check_batches, pack_epoch
-from dcp_runtime.data.local_data import LocalData, take_local
+from dcp_runtime.data.local_data import LocalData, TargetFinder, take_local
 from dcp_runtime.data.look_ahead import OwnPlans, PendingPlan, PlanningMetrics, PlanSource
-from dcp_runtime.data.plan_exchange import PlanExchange
-from dcp_runtime.data.plan_request import MaskRequest, PlanRequest, SequenceRequest, make_plans
-from dcp_runtime.data.planned_batch import PlannedBatch
+from dcp_runtime.data.plan_request import (
+    MaskRequest,
+    PlannedBatch,
+    PlanRequest,
+    SequenceRequest,
+    make_plans,
+)
 from dcp_runtime.data.planner_pool import PlannerPool
-from dcp_runtime.data.resolution import MaskFunction, make_resolver, open_rows
 from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows, TokenColumn
-from dcp_runtime.data.screening import Screening
-from dcp_runtime.data.shared_plans import SharedPlans
-from dcp_runtime.data.targets import TargetFinder
+from dcp_runtime.data.shared_plans import PlanExchange, SharedPlans
 from dcp_runtime.errors import RunError
-from dcp_runtime.plans.batch_names import name_batch
-from dcp_runtime.plans.stacked_plans import BatchPlan
+from dcp_runtime.plans.batch_plans import BatchPlan, name_batch
 
 State: TypeAlias = dict[str, Any]  # Any: integers and texts, fit for JSON
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from dcp_planner import stopwatch
-from dcp_runtime.data.plan_request import PlanRequest
-from dcp_runtime.data.planned_batch import PlannedBatch
+from dcp_runtime.data.plan_request import PlannedBatch, PlanRequest
 from dcp_runtime.data.planner_pool import PlannerLostError, PlannerPool
 
 MAX_CACHED_PLANS = 32

@@ -23,8 +23,7 @@ from typing import Any
 
 from dcp_dsl import DatasetError
 from dcp_planner import read_plan
-from dcp_runtime.data.plan_request import PlanRequest
-from dcp_runtime.data.planned_batch import PlannedBatch
+from dcp_runtime.data.plan_request import PlannedBatch, PlanRequest
 from dcp_runtime.errors import RunError
 
 MOST_FAILED_STARTS = 2

@@ -15,8 +15,7 @@ from typing import Any
 
 from dcp_dsl import DatasetError, DCPError
 from dcp_planner import Plan, stopwatch, write_plan
-from dcp_runtime.data.plan_request import PlanRequest, plan_request
-from dcp_runtime.data.planned_batch import encode_batch
+from dcp_runtime.data.plan_request import PlanRequest, encode_batch, plan_request
 
 
 def main() -> None:

@@ -8,25 +8,20 @@ import torch.distributed as dist
 
 from dcp_planner import Direction, Plan, PlanPart, Trace
 from dcp_runtime.errors import RunError
-from dcp_runtime.execute.backward_pass import BackwardPass
-from dcp_runtime.execute.finite_guard import check_result
-from dcp_runtime.execute.forward_pass import ForwardPass
 from dcp_runtime.execute.interpreter import Interpreter
 from dcp_runtime.execute.open_batches import OpenBatches, PreparedBatch
-from dcp_runtime.execute.tensor_checks import check_gradient, check_tensors
+from dcp_runtime.execute.passes import BackwardPass, ForwardPass
+from dcp_runtime.execute.tensor_checks import check_gradient, check_result, check_tensors
 from dcp_runtime.kernels.choice import choose_kernel, known_kernel, segment_rows
 from dcp_runtime.kernels.kernel import Kernel, QueryRows, TensorKind, accumulator_dtype
-from dcp_runtime.plans.batch_names import batch_name
+from dcp_runtime.plans.batch_plans import StackedPlans, batch_name, digest_of
 from dcp_runtime.plans.device_plan import DevicePlan, prepare_device
-from dcp_runtime.plans.stacked_plans import StackedPlans, digest_of
 from dcp_runtime.transport.agreement import Topic, agree
 from dcp_runtime.transport.clock import Timeline
-from dcp_runtime.transport.device_clock import make_clock
-from dcp_runtime.transport.group import Group, process_group
-from dcp_runtime.transport.recorder import Recorder, make_trace
+from dcp_runtime.transport.group_store import Group, check_timeout, process_group
+from dcp_runtime.transport.recorder import Recorder, make_clock, make_trace
 from dcp_runtime.transport.torch_transport import make_transport
 from dcp_runtime.transport.transport import Transport
-from dcp_runtime.transport.waiting import check_timeout
 
 DEFAULT_TIMEOUT_S = 600.0
 

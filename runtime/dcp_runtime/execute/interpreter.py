@@ -13,7 +13,7 @@ import torch
 
 from dcp_planner import Attention, CommLaunch, CommWait, Copy, Direction, Instruction, Reduction
 from dcp_runtime.errors import PeerError
-from dcp_runtime.execute.finite_guard import check_arrived, poison
+from dcp_runtime.execute.tensor_checks import check_arrived, poison
 from dcp_runtime.kernels.kernel import Kernel
 from dcp_runtime.plans.device_plan import DevicePlan, Transfer
 from dcp_runtime.plans.tile_table import TileTable

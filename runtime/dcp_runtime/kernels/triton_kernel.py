@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from dcp_runtime.kernels import triton_source
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, TensorKind
-from dcp_runtime.kernels.key_chunks import KeyChunks, cut_keys
-from dcp_runtime.kernels.staging import move_arrays
+from dcp_runtime.kernels.triton_inputs import KeyChunks, cut_keys, move_arrays
 from dcp_runtime.plans.tile_pieces import PieceKind
 from dcp_runtime.plans.tile_table import TileTable
 

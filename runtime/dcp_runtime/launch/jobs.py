@@ -15,10 +15,9 @@ from dcp_planner import Plan, read_plan, write_plan
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.attention import DCPAttn
 from dcp_runtime.execute.executor import DCPExecutor, PreparedPlan
-from dcp_runtime.transport.link import LinkLimit
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
-from dcp_runtime.transport.no_overlap import NoOverlapTransport
 from dcp_runtime.transport.recorder import Recorder
+from dcp_runtime.transport.slow_links import LinkLimit, NoOverlapTransport
 from dcp_runtime.transport.torch_transport import GlooTransport, NcclTransport
 from dcp_runtime.transport.transport import Transport
 from dcp_runtime.verify.inputs import DTYPES, Inputs, random_inputs

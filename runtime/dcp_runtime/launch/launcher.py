@@ -11,8 +11,8 @@ import numpy as np
 from dcp_planner import LANES, Plan, Trace, read_plan, write_plan
 from dcp_runtime.errors import RunError
 from dcp_runtime.launch.world import ProcessWorld
-from dcp_runtime.transport.link import LinkLimit
-from dcp_runtime.transport.waiting import check_timeout
+from dcp_runtime.transport.group_store import check_timeout
+from dcp_runtime.transport.slow_links import LinkLimit
 
 if TYPE_CHECKING:  # torch takes seconds to load; a run without verification leaves it to the ranks
     import torch

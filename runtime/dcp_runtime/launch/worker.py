@@ -30,8 +30,8 @@ from torch._C._distributed_c10d import FileStore  # torch.distributed.FileStore,
 from dcp_dsl import DCPError
 from dcp_runtime.errors import RunError
 from dcp_runtime.launch.jobs import Job, run_job
+from dcp_runtime.transport.group_store import explain
 from dcp_runtime.transport.recorder import Recorder
-from dcp_runtime.transport.waiting import explain
 
 HEARTBEAT_S = 0.5
 

@@ -16,8 +16,14 @@ from numpy.typing import NDArray
 from dcp_dsl import BlockKind, PlacedForm, Slabs
 from dcp_planner import Blocks, Tiles
 from dcp_runtime.errors import RunError
-from dcp_runtime.plans.rasterised_masks import PaintedMask, paint_mask
-from dcp_runtime.plans.row_ranges import CutRanges, Windows, cut_slabs, run_numbers
+from dcp_runtime.plans.row_ranges import (
+    CutRanges,
+    PaintedMask,
+    Windows,
+    cut_slabs,
+    paint_mask,
+    run_numbers,
+)
 
 MAX_RANGES = 2
 """Ranges per row that a piece may hold before it is stored as bits: a sink and a window."""

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import Store  # torch.distributed.Store, with it
 
 from dcp_dsl import DCPError
 from dcp_runtime.errors import PeerError
-from dcp_runtime.transport.deadline_store import SERVER
+from dcp_runtime.transport.group_store import SERVER
 
 GRACE_S = 1.5
 """Seconds that a living rank gets to write its status before its silence counts."""

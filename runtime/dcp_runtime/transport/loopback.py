@@ -19,10 +19,10 @@ from dcp_planner import Direction
 from dcp_runtime.errors import PeerError, RunError
 from dcp_runtime.transport.clock import Timeline, merge_timelines
 from dcp_runtime.transport.failure_registry import FailureBoard, Status
+from dcp_runtime.transport.group_store import check_timeout
 from dcp_runtime.transport.recorder import Recorder
 from dcp_runtime.transport.store_barrier import Meeting
 from dcp_runtime.transport.transport import Parcel
-from dcp_runtime.transport.waiting import check_timeout
 
 Result = TypeVar("Result")
 POLL_S = 0.05

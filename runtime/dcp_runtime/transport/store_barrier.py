@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from torch._C._distributed_c10d import Store  # torch.distributed.Store, with its type
 
 from dcp_runtime.transport.failure_registry import FailureBoard, Status
-from dcp_runtime.transport.waiting import explain
+from dcp_runtime.transport.group_store import explain
 
 FIRST_NAP_S, LONGEST_NAP_S = 50e-6, 0.02
 

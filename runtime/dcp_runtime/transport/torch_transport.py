@@ -19,13 +19,12 @@ import torch.distributed as dist
 from dcp_planner import Direction
 from dcp_runtime.errors import RunError
 from dcp_runtime.transport.clock import Timeline, gather_timeline
-from dcp_runtime.transport.deadline_store import open_store
 from dcp_runtime.transport.failure_registry import FailureBoard, Status
-from dcp_runtime.transport.link import LinkLimit, SlowLink
+from dcp_runtime.transport.group_store import explain, open_store
 from dcp_runtime.transport.recorder import Recorder
+from dcp_runtime.transport.slow_links import LinkLimit, SlowLink
 from dcp_runtime.transport.store_barrier import Meeting
 from dcp_runtime.transport.transport import Parcel, Transport
-from dcp_runtime.transport.waiting import explain
 
 POLL_S = 0.25
 """Seconds between looks at the failure board while waiting for a message."""

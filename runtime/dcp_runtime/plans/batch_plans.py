@@ -1,7 +1,9 @@
 """The plans of one batch for a model whose layers differ in their masks."""
 
+from copy import copy
 from dataclasses import dataclass
 from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,3 +82,26 @@ def blocks_of(plan: Plan | PlanPart) -> tuple[NDArray[np.generic], ...]:
     """Give the borders and owners of a plan's token blocks."""
     blocks = plan.plan.blocks if isinstance(plan, PlanPart) else plan.blocks
     return blocks.start, blocks.end, blocks.owner
+
+
+_names: "WeakKeyDictionary[BatchPlan, str]" = WeakKeyDictionary()
+
+
+def name_batch(plan: BatchPlan, epoch: int, batch: int) -> BatchPlan:
+    """Note the batch of a plan, both numbers from 0.
+
+    Returns:
+        The plan, or a shallow copy if it has a name already: batches may share a cached plan.
+    """
+    if plan in _names:
+        plan = copy(plan)
+    _names[plan] = f"epoch {epoch}, batch {batch}"
+    return plan
+
+
+def batch_name(plan: object) -> str:
+    """Give the name of a plan's batch; empty if no data loader yielded the plan."""
+    if not isinstance(plan, Plan | PlanPart | StackedPlans):
+        return ""
+    own = _names.get(plan, "")
+    return own or batch_name(plan.plans[0]) if isinstance(plan, StackedPlans) else own
