@@ -242,7 +242,7 @@ def measure_prepare(name: str, call: str, tokens: int = 131_072) -> dict[str, ob
             world = LoopbackWorld(8)
             executor = DCPExecutor(transport=LoopbackTransport(world, rank))
             for other in range(8):
-                world.store.set(f"meeting/0/{other}", note)
+                world.store.set(f"barrier/0/{other}", note)
             start_s = time.process_time()
             executor.prepare(plan)
             times.append(time.process_time() - start_s)

@@ -192,10 +192,10 @@ def to_text(config: "RunConfig", result: "RunResult") -> str:
         f"{result.exposed_s:.3f} s, {result.sent_bytes / 1e6:.1f} MB sent"
     ]
     for e in result.errors:
-        verdict = "ok" if e.ok else "TOO LARGE"
+        judged = "ok" if e.ok else "TOO LARGE"
         lines.append(
             f"  {e.tensor:4} error {e.relative:.2e} (eager {e.eager:.2e}), worst element "
-            f"{e.relative_max:.2e} (eager {e.eager_max:.2e})  {verdict}"
+            f"{e.relative_max:.2e} (eager {e.eager_max:.2e})  {judged}"
         )
     if result.verified is not None:
         source = {

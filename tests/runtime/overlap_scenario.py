@@ -54,7 +54,7 @@ def run(plan, transport):
     q, kv = torch.zeros(tokens, 1, 16), torch.zeros(tokens, 2, 1, 16)
     prepared._check_tensors(q, kv)
     prepared._agreed.kernel = SleepingKernel()
-    transport.meet("", "meeting before the first layer")
+    transport.exchange_notes("", "barrier before the first layer")
     out, lse = prepared.forward(q, kv)
     prepared._agreed.kernel = SleepingKernel()
     prepared.backward(q, kv, out, lse, out)
@@ -85,7 +85,9 @@ def main():
                 waits = timeline.trace.lane_seconds("wait", size)
                 found.append(float(waits.max() / timeline.trace.seconds()))
             is_done = rank == 0 and is_shown(shares)
-            is_done = transport.meet("done" if is_done else "", "the end of an attempt")[0]
+            is_done = transport.exchange_notes("done" if is_done else "", "the end of an attempt")[
+                0
+            ]
             transport.close()
         if is_done:
             break

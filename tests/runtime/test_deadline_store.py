@@ -9,9 +9,9 @@ from torch.distributed import HashStore, Store
 
 from dcp_runtime.data.shared_plans import PlanExchange
 from dcp_runtime.errors import RunError
-from dcp_runtime.transport.failure_registry import FailureBoard, Status
+from dcp_runtime.transport.failure_registry import FailureRegistry, Status
 from dcp_runtime.transport.group_store import DeadlineStore
-from dcp_runtime.transport.store_barrier import Meeting
+from dcp_runtime.transport.store_barrier import StoreBarrier
 
 
 class Stopped(Store):
@@ -63,15 +63,15 @@ def test_an_error_of_the_store_is_raised_where_it_was_asked():
 
 def test_a_meeting_ends_when_the_store_does_not_answer(stopped):
     store = DeadlineStore(stopped, 0.2)
-    meeting = Meeting(store, 1, 2, FailureBoard(store, 1), timeout_s=60)
+    barrier = StoreBarrier(store, 1, 2, FailureRegistry(store, 1), timeout_s=60)
     with pytest.raises(RunError, match="does not answer; the store is lost as well") as caught:
-        meeting.meet("", "prepare")
+        barrier.exchange_notes("", "prepare")
     assert caught.value.rank == 0
 
 
 def test_a_failure_is_told_when_the_store_does_not_answer(stopped):
-    board = FailureBoard(DeadlineStore(stopped, 0.2), 2)
-    error = board.settle(Status("waiting", 1, "forward", 3, "3 s long"))
+    failures = FailureRegistry(DeadlineStore(stopped, 0.2), 2)
+    error = failures.settle(Status("waiting", 1, "forward", 3, "3 s long"))
     assert (error.rank, error.division) == (1, 3)
     assert "rank 1 is dead or stalled" in str(error)
     assert "often rank 0, or torchrun on the first node" in str(error)

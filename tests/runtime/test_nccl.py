@@ -145,7 +145,7 @@ def on_ranks(monkeypatch):
             stand_in.me.rank, stand_in.me.groups = rank, 0
             try:
                 transport = NcclTransport(None, TIMEOUT_S)
-                transport.meet("", "all have joined")
+                transport.exchange_notes("", "all have joined")
                 found[rank] = work(transport)
             except BaseException as error:
                 found[rank] = error

@@ -1,4 +1,4 @@
-"""What transports, boards and meetings do when something goes wrong, one step at a time."""
+"""What transports, registries and meetings do when something goes wrong, one step at a time."""
 
 import threading
 
@@ -11,9 +11,9 @@ from dcp_runtime import RunError
 from dcp_runtime.errors import PeerError
 from dcp_runtime.plans.device_plan import Transfer
 from dcp_runtime.transport import torch_transport
-from dcp_runtime.transport.failure_registry import FailureBoard, Status, Verdict
+from dcp_runtime.transport.failure_registry import Failure, FailureRegistry, Status
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
-from dcp_runtime.transport.store_barrier import Meeting
+from dcp_runtime.transport.store_barrier import StoreBarrier
 from dcp_runtime.transport.torch_transport import GlooTransport
 from dcp_runtime.transport.transport import Parcel
 
@@ -34,7 +34,7 @@ def gloo(monkeypatch):
     transport = GlooTransport.__new__(GlooTransport)
     transport._timeout_s, transport._link = 1.0, None
     transport._ranks, transport._groups = [0, 1, 2], [None, None]
-    transport._board = FailureBoard(HashStore(), 0)
+    transport._failures = FailureRegistry(HashStore(), 0)
     return transport
 
 
@@ -105,38 +105,38 @@ def test_in_lockstep_one_rank_computes_at_a_time():
 def test_ranks_that_wait_for_each_other_are_all_named(monkeypatch):
     monkeypatch.setattr("dcp_runtime.transport.failure_registry.GRACE_S", 0.05)
     store = HashStore()
-    boards = [FailureBoard(store, rank) for rank in range(3)]
-    boards[1].post(Status("waiting", 2, "forward", 1, ""))
-    boards[2].post(Status("waiting", 1, "forward", 1, ""))
-    error = boards[0].settle(Status("waiting", 1, "forward", 1, ""))
+    registries = [FailureRegistry(store, rank) for rank in range(3)]
+    registries[1].post(Status("waiting", 2, "forward", 1, ""))
+    registries[2].post(Status("waiting", 1, "forward", 1, ""))
+    error = registries[0].settle(Status("waiting", 1, "forward", 1, ""))
     assert "ranks 1, 2 wait for each other in division 1 of forward" in str(error)
 
 
 def test_a_rank_that_writes_late_is_not_taken_for_dead():
     store = HashStore()
-    late = threading.Timer(0.3, FailureBoard(store, 1).raised, ("forward", 2, ValueError("bad")))
+    late = threading.Timer(0.3, FailureRegistry(store, 1).raised, ("forward", 2, ValueError("bad")))
     late.start()
-    error = FailureBoard(store, 0).settle(Status("waiting", 1, "forward", 5, ""))
+    error = FailureRegistry(store, 0).settle(Status("waiting", 1, "forward", 5, ""))
     late.join()
     assert str(error) == "rank 1 failed in division 2 of forward: ValueError: bad"
 
 
 def test_the_first_verdict_is_that_of_all():
     store = HashStore()
-    first, second = Verdict(1, 0, "rank 1 is dead"), Verdict(2, 3, "rank 2 is dead")
-    assert FailureBoard(store, 0)._publish(first) == first
-    assert FailureBoard(store, 3)._publish(second) == first
-    assert str(FailureBoard(store, 4).settle(Status("waiting", 2, "forward", 0, ""))) == (
+    first, second = Failure(1, 0, "rank 1 is dead"), Failure(2, 3, "rank 2 is dead")
+    assert FailureRegistry(store, 0)._publish(first) == first
+    assert FailureRegistry(store, 3)._publish(second) == first
+    assert str(FailureRegistry(store, 4).settle(Status("waiting", 2, "forward", 0, ""))) == (
         "rank 1 is dead"
     )
 
 
 def test_nobody_waits_in_a_meeting_for_a_rank_that_has_failed():
     store = HashStore()
-    FailureBoard(store, 1).raised("forward", 0, ValueError("bad"))
-    meeting = Meeting(store, 0, 2, FailureBoard(store, 0), NEVER_S)
+    FailureRegistry(store, 1).raised("forward", 0, ValueError("bad"))
+    barrier = StoreBarrier(store, 0, 2, FailureRegistry(store, 0), NEVER_S)
     with pytest.raises(RunError, match="rank 1 failed in division 0 of forward") as caught:
-        meeting.meet("", "prepare")
+        barrier.exchange_notes("", "prepare")
     assert caught.value.rank == 1
 
 
@@ -144,7 +144,7 @@ def test_meetings_leave_nothing_behind():
     world = LoopbackWorld(2)
 
     def work(transport):
-        notes = [transport.meet(f"{n} of {transport.rank}", "here") for n in range(10)]
+        notes = [transport.exchange_notes(f"{n} of {transport.rank}", "here") for n in range(10)]
         assert notes[7] == ["7 of 0", "7 of 1"]
 
     world.run(work)

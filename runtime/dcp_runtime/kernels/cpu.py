@@ -34,7 +34,7 @@ class _Call:
     rows: slice
     runs: tuple[slice, ...]
     bias: torch.Tensor | None
-    blind: torch.Tensor | None  # rows that see none of these keys, bool [rows]
+    fully_masked: torch.Tensor | None  # rows that see none of these keys, bool [rows]
 
 
 class CpuKernel:
@@ -64,8 +64,8 @@ class CpuKernel:
                 _heads_first(q[call.rows].to(dtype)), k, v, attn_mask=call.bias, scale=scale
             )
             lse = lse[0].T
-            if call.blind is not None:
-                lse = lse.masked_fill(call.blind.unsqueeze(-1), -torch.inf)
+            if call.fully_masked is not None:
+                lse = lse.masked_fill(call.fully_masked.unsqueeze(-1), -torch.inf)
             state.merge(call.rows.start, out[0].transpose(0, 1), lse)
 
     def backward(
@@ -150,10 +150,10 @@ def _masked_call(
     parts = [table.piece_mask(int(piece), length) for piece in pieces]
     seen = torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))
     bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)
-    blind = ~seen.any(1)
+    fully_masked = ~seen.any(1)
     return _Call(
         rows,
         _runs(table, pieces),
         bias.view(1, 1, *bias.shape),
-        blind if bool(blind.any()) else None,
+        fully_masked if bool(fully_masked.any()) else None,
     )

@@ -105,7 +105,7 @@ def _run_rank(
         random_inputs(plan, blocks, n, job.seed, DTYPES[job.dtype]).to(_device(job, transport))
         for n in range(job.layers)
     ]
-    transport.meet("", "meeting before the first layer")
+    transport.exchange_notes("", "barrier before the first layer")
     _save(folder / f"{job.name}-{transport.rank}.npz", _attend(prepared, layers))
     timeline = executor.gather_timeline()
     executor.close()

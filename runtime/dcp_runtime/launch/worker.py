@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import FileStore  # torch.distributed.FileStore,
 from dcp_dsl import DCPError
 from dcp_runtime.errors import RunError
 from dcp_runtime.launch.jobs import Job, run_job
-from dcp_runtime.transport.group_store import explain
+from dcp_runtime.transport.group_store import describe_wait
 from dcp_runtime.transport.recorder import Recorder
 
 HEARTBEAT_S = 0.5
@@ -107,7 +107,7 @@ def _collective(what: str, timeout_s: float) -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise RunError(
-            f"lost contact with another rank while {what}: {explain(str(error), timeout_s)}"
+            f"lost contact with another rank while {what}: {describe_wait(str(error), timeout_s)}"
         ) from error
 
 

@@ -212,15 +212,15 @@ class ProcessWorld:
         failed = [m for m in self._members if m.reply is not None and m.reply["kind"] == "failed"]
         ended = [m for m in self._members if m.reply is None and m.has_ended]
         silent = [m for m in self._members if m.reply is None and not m.has_ended]
-        verdicts = [m.reply for m in failed if m.reply and m.reply.get("rank") is not None]
-        division = verdicts[0]["division"] if verdicts else None
+        blaming = [m.reply for m in failed if m.reply and m.reply.get("rank") is not None]
+        division = blaming[0]["division"] if blaming else None
         if ended:
-            return _ended_error(ended[0], verdicts)
+            return _ended_error(ended[0], blaming)
         for member in failed:
             if member.reply and member.reply["is_own"]:
                 return _own_error(member)
-        if verdicts:
-            return RunError(verdicts[0]["message"], rank=verdicts[0]["rank"], division=division)
+        if blaming:
+            return RunError(blaming[0]["message"], rank=blaming[0]["rank"], division=division)
         if silent and silent[0].doing is not None:
             return RunError(
                 f"rank {silent[0].busy_rank} stalled: no progress within {self.timeout_s:g} s in "
@@ -274,11 +274,11 @@ def _read(member: _Rank) -> bool:
     return True
 
 
-def _ended_error(member: _Rank, verdicts: list[dict[str, Any]]) -> RunError:
+def _ended_error(member: _Rank, blaming: list[dict[str, Any]]) -> RunError:
     code = member.process.wait(timeout=GRACE_S)
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
     message = f"rank {member.number} (process {member.process.pid}) {how}"
-    named = [v for v in verdicts if v["rank"] == member.number]
+    named = [v for v in blaming if v["rank"] == member.number]
     if named:
         error = f"{message}; {named[0]['message']}"
         return RunError(error, rank=member.number, division=named[0]["division"])

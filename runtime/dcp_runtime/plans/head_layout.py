@@ -55,9 +55,9 @@ class HeadLayout:
             each = self.shape.kv_heads // self.groups
             heads = kv.reshape(len(kv), 2, self.groups, each, kv.shape[-1])
             return heads.movedim(2, 0).flatten(0, 1)
-        tall = kv.new_zeros(self.groups, len(kv), 2, 1, kv.shape[-1])
-        tall[:: self._sharing] = kv.movedim(2, 0).unsqueeze(3)
-        return tall.flatten(0, 1)
+        expanded = kv.new_zeros(self.groups, len(kv), 2, 1, kv.shape[-1])
+        expanded[:: self._sharing] = kv.movedim(2, 0).unsqueeze(3)
+        return expanded.flatten(0, 1)
 
     def join_kv(self, kv: torch.Tensor) -> torch.Tensor:
         """Turn ``[G T, 2, max(1, Hkv / G), D]`` into ``[T, 2, Hkv, D]``."""

@@ -126,7 +126,7 @@ def _merged(cut: CutRanges) -> CutRanges:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PaintedMask:
+class RasterisedMask:
     """The mask of a rectangle, trimmed to the keys from the first to the last that a row sees.
 
     Attributes:
@@ -144,9 +144,9 @@ class PaintedMask:
     bits: NDArray[np.uint8] | None = None
 
 
-def paint_mask(
+def rasterise_mask(
     form: PlacedForm, queries: tuple[int, int], keys: tuple[int, int], most: int
-) -> PaintedMask | None:
+) -> RasterisedMask | None:
     """Paint one rectangle; ``None`` if no pair of it is visible. O(pairs of the rectangle).
 
     Args:
@@ -164,12 +164,12 @@ def paint_mask(
     pairs = int(np.count_nonzero(seen))
     place = keys[0] + first, keys[0] + last, pairs
     if pairs == seen.size:
-        return PaintedMask(*place)
+        return RasterisedMask(*place)
     opens = seen.copy()
     opens[:, 1:] &= ~seen[:, :-1]
     counts = np.count_nonzero(opens, axis=1)
     if counts.max() > most:
-        return PaintedMask(*place, bits=np.packbits(seen, axis=1).reshape(-1))
+        return RasterisedMask(*place, bits=np.packbits(seen, axis=1).reshape(-1))
     closes = seen.copy()
     closes[:, :-1] &= ~seen[:, 1:]
     row, start = np.nonzero(opens)
@@ -177,4 +177,4 @@ def paint_mask(
     ranges = np.zeros((2, most, len(seen)), np.int32)
     ranges[0, nth, row] = start
     ranges[1, nth, row] = np.nonzero(closes)[1] + 1
-    return PaintedMask(*place, ranges=ranges)
+    return RasterisedMask(*place, ranges=ranges)

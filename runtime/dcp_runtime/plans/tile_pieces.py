@@ -18,10 +18,10 @@ from dcp_planner import Blocks, Tiles
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.row_ranges import (
     CutRanges,
-    PaintedMask,
+    RasterisedMask,
     Windows,
     cut_slabs,
-    paint_mask,
+    rasterise_mask,
     run_numbers,
 )
 
@@ -123,10 +123,12 @@ def cut_pieces(
     full, partial = cells.only(np.flatnonzero(is_full)), cells.only(np.flatnonzero(~is_full))
     partial = partial.only(np.argsort(partial.q_start, kind="stable"))
     which = _forms_of(partial, forms)
-    painted = _paint(partial.only(np.flatnonzero(which >= 0)), [forms[i] for i in which if i >= 0])
+    rasterised = _rasterise(
+        partial.only(np.flatnonzero(which >= 0)), [forms[i] for i in which if i >= 0]
+    )
     partial = partial.only(np.flatnonzero(which < 0))
     windows = Windows(partial.q_start, partial.q_end, partial.kv_start, partial.kv_end)
-    pieces = _join(_whole(full), _trim(partial, cut_slabs(slabs, windows)), painted)
+    pieces = _join(_whole(full), _trim(partial, cut_slabs(slabs, windows)), rasterised)
     _check_pairs(tiles, chosen, pieces)
     return pieces
 
@@ -239,34 +241,34 @@ def _forms_of(cells: _Cells, forms: Sequence[PlacedForm]) -> NDArray[np.int64]:
     return np.where(cells.q_start < ends[place], number, -1)
 
 
-def _paint(cells: _Cells, forms: Sequence[PlacedForm]) -> TilePieces:
+def _rasterise(cells: _Cells, forms: Sequence[PlacedForm]) -> TilePieces:
     """Make pieces of cells by painting the form of each; what is empty goes."""
     spans = zip(*(getattr(cells, n).tolist() for n in _Cells.__slots__[1:]), strict=True)
-    painted = [
-        paint_mask(form, (q0, q1), (k0, k1), MAX_RANGES)
+    rasterised = [
+        rasterise_mask(form, (q0, q1), (k0, k1), MAX_RANGES)
         for form, (q0, q1, k0, k1) in zip(forms, spans, strict=True)
     ]
-    found = [mask for mask in painted if mask is not None]
-    cells = cells.only(np.flatnonzero([mask is not None for mask in painted]))
+    found = [mask for mask in rasterised if mask is not None]
+    cells = cells.only(np.flatnonzero([mask is not None for mask in rasterised]))
     rows = cells.q_end - cells.q_start
     low, high, pairs = (
         np.array([getattr(mask, name) for mask in found], np.int64)
         for name in ("low", "high", "pairs")
     )
-    kind, mask_start, masks = _store_painted(found)
+    kind, mask_start, masks = _store_rasterised(found)
     return TilePieces(
         cells.tile, cells.q_start, rows, low, high - low, kind, mask_start, pairs, masks
     )
 
 
-def _store_painted(
-    painted: Sequence[PaintedMask],
+def _store_rasterised(
+    rasterised: Sequence[RasterisedMask],
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], PieceMasks]:
-    kind = np.full(len(painted), PieceKind.FULL, np.uint8)
-    mask_start = np.full(len(painted), -1, np.int64)
+    kind = np.full(len(rasterised), PieceKind.FULL, np.uint8)
+    mask_start = np.full(len(rasterised), -1, np.int64)
     ranges, bits = [np.zeros((2, MAX_RANGES, 0), np.int32)], [np.zeros(0, np.uint8)]
     num_rows = num_bytes = 0
-    for piece, mask in enumerate(painted):
+    for piece, mask in enumerate(rasterised):
         if mask.ranges is not None:
             kind[piece], mask_start[piece] = PieceKind.RANGES, num_rows
             num_rows += mask.ranges.shape[2]

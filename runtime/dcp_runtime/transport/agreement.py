@@ -56,9 +56,9 @@ def agree(
     try:
         note = note_of(place, find())
     except RunError as error:
-        transport.meet(f"{_ERROR}{error}", place)
+        transport.exchange_notes(f"{_ERROR}{error}", place)
         raise
-    notes = transport.meet(note, place)
+    notes = transport.exchange_notes(note, place)
     for rank, other in enumerate(notes):
         if other.startswith(_ERROR):
             text = f"rank {rank} failed in {place}: {other.removeprefix(_ERROR)}"

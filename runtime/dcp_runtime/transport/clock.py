@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from dcp_planner import Trace
 from dcp_runtime.transport.recorder import EventTable, Recorder, make_trace
-from dcp_runtime.transport.store_barrier import Meeting
+from dcp_runtime.transport.store_barrier import StoreBarrier
 
 PINGS = 8
 _PLACE = "gathering the trace"
@@ -36,23 +36,23 @@ class Timeline:
 
 
 def gather_timeline(
-    group: dist.ProcessGroup, meeting: Meeting, recorder: Recorder
+    group: dist.ProcessGroup, barrier: StoreBarrier, recorder: Recorder
 ) -> Timeline | None:
     """Collect the events of all ranks on rank 0, on its clock; collective; ``None`` elsewhere.
 
     Raises:
         RunError: names a rank that is gone.
     """
-    meeting.meet("", _PLACE)
+    barrier.exchange_notes("", _PLACE)
     if dist.get_rank(group) != 0:
         data = _pack(*recorder.table())
-        with meeting.waiting_for(0, _PLACE):
+        with barrier.waiting_for(0, _PLACE):
             _answer(group)
             _send(group, data)
         return None
     parts, uncertainties_ns = [recorder.table()], [0]
     for peer in range(1, dist.get_world_size(group)):
-        with meeting.waiting_for(peer, _PLACE):
+        with barrier.waiting_for(peer, _PLACE):
             offset_ns, uncertainty_ns = _ping(group, peer)
             table, names = _unpack(_receive(group, peer))
         table[:, :2] += offset_ns

@@ -2,7 +2,7 @@
 
 Any rank that cannot go on writes why: it raised an error, or it waits for a peer. Who waits for a
 rank that waits itself is led on to that rank's peers; the chain ends at a rank that raised, or at
-one that writes nothing, because it is dead or stalled. The first rank to know writes the verdict,
+one that writes nothing, because it is dead or stalled. The first rank to know writes the failure,
 all others adopt it. Nothing is written while all is well.
 """
 
@@ -45,7 +45,7 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Failure:
     """Which rank is to blame for what."""
 
     rank: int
@@ -53,7 +53,7 @@ class Verdict:
     message: str
 
 
-class FailureBoard:
+class FailureRegistry:
     """A few keys in the store of a process group.
 
     Args:
@@ -85,15 +85,15 @@ class FailureBoard:
         self.post(own)
         deadline = time.monotonic() + GRACE_S
         while True:
-            if (known := self._read("verdict")) is not None:
-                return _error(Verdict(**json.loads(known)))
-            verdict = self._follow(own, is_over=time.monotonic() > deadline)
-            if verdict is not None:
-                return _error(self._publish(verdict))
+            if (known := self._read("failure")) is not None:
+                return _error(Failure(**json.loads(known)))
+            failure = self._follow(own, is_over=time.monotonic() > deadline)
+            if failure is not None:
+                return _error(self._publish(failure))
             time.sleep(0.02)
 
-    def _follow(self, own: Status, *, is_over: bool) -> Verdict | None:
-        """Follow the chains of waiting ranks; give a verdict as soon as their end is certain."""
+    def _follow(self, own: Status, *, is_over: bool) -> Failure | None:
+        """Follow the chains of waiting ranks; give a failure as soon as their end is certain."""
         known, silent = {self._rank: own}, None
         edges = [(self._rank, peer) for peer in (own.peer, *own.others)]
         for waiting, peer in edges:  # grows
@@ -106,47 +106,47 @@ class FailureBoard:
             known[peer] = status = Status(**json.loads(found))
             if status.kind == "raised":
                 text = f"rank {peer} failed in {_place(status)}: {status.text}"
-                return Verdict(peer, status.division, text)
+                return Failure(peer, status.division, text)
             edges += [(peer, other) for other in (status.peer, *status.others)]
         if not is_over:
             return None
         return self._circle(known) if silent is None else self._silence(*silent, known)
 
-    def _silence(self, waiting: int, peer: int, known: Mapping[int, Status]) -> Verdict:
+    def _silence(self, waiting: int, peer: int, known: Mapping[int, Status]) -> Failure:
         status = known[waiting]
         how = f", {status.text}" if status.text else ""
         text = (
             f"rank {peer} is dead or stalled: rank {waiting} waited for it in "
             f"{_place(status)}{how}{'' if self._is_reachable else _LOST_STORE}"
         )
-        return Verdict(peer, status.division, text)
+        return Failure(peer, status.division, text)
 
-    def _circle(self, known: Mapping[int, Status]) -> Verdict:
+    def _circle(self, known: Mapping[int, Status]) -> Failure:
         chain = [self._rank]
         while (peer := known[chain[-1]].peer) not in chain:
             chain.append(peer)
         circle = ", ".join(map(str, chain[chain.index(peer) :]))
         status = known[chain[-1]]
         text = f"ranks {circle} wait for each other in {_place(status)}"
-        return Verdict(peer, status.division, text)
+        return Failure(peer, status.division, text)
 
-    def _publish(self, verdict: Verdict) -> Verdict:
-        """Write the verdict unless another rank was first; give the one that counts."""
+    def _publish(self, failure: Failure) -> Failure:
+        """Write the failure unless another rank was first; give the one that counts."""
         if not self._is_reachable:
-            return verdict
+            return failure
         try:
-            is_first = self._store.add("verdicts", 1) == 1
+            is_first = self._store.add("failures", 1) == 1
         except RuntimeError:
-            return verdict
+            return failure
         if is_first:
-            self._write("verdict", json.dumps(asdict(verdict)))
-            return verdict
+            self._write("failure", json.dumps(asdict(failure)))
+            return failure
         deadline = time.monotonic() + GRACE_S
         while time.monotonic() < deadline:
-            if (known := self._read("verdict")) is not None:
-                return Verdict(**json.loads(known))
+            if (known := self._read("failure")) is not None:
+                return Failure(**json.loads(known))
             time.sleep(0.02)
-        return verdict
+        return failure
 
     def _read(self, key: str) -> str | None:
         try:
@@ -169,6 +169,6 @@ def _place(status: Status) -> str:
     return status.place if status.division < 0 else f"division {status.division} of {status.place}"
 
 
-def _error(verdict: Verdict) -> PeerError:
-    division = None if verdict.division < 0 else verdict.division
-    return PeerError(verdict.message, rank=verdict.rank, division=division)
+def _error(failure: Failure) -> PeerError:
+    division = None if failure.division < 0 else failure.division
+    return PeerError(failure.message, rank=failure.rank, division=division)

@@ -38,10 +38,12 @@ def check_timeout(timeout_s: float) -> None:
         )
 
 
-def explain(error: str, timeout_s: float) -> str:
-    """Say in words what gloo says with source lines; anything unknown stays as it is.
+def describe_wait(error: str, timeout_s: float) -> str:
+    """Describe how long a rank waited, from the text of an error of gloo or of the store.
 
-    >>> explain("[/src/buffer.cc:78] Timed out waiting 1ms for recv operation to complete", 0.001)
+    A text that is not known stays as it is.
+
+    >>> describe_wait("[/src/buffer.cc:78] Timed out waiting 1ms for recv to complete", 0.001)
     '0.001 s long'
     """
     if "Timed out" in error or "timeout" in error:

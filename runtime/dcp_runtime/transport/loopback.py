@@ -18,10 +18,10 @@ from torch._C._distributed_c10d import HashStore  # torch.distributed.HashStore,
 from dcp_planner import Direction
 from dcp_runtime.errors import PeerError, RunError
 from dcp_runtime.transport.clock import Timeline, merge_timelines
-from dcp_runtime.transport.failure_registry import FailureBoard, Status
+from dcp_runtime.transport.failure_registry import FailureRegistry, Status
 from dcp_runtime.transport.group_store import check_timeout
 from dcp_runtime.transport.recorder import Recorder
-from dcp_runtime.transport.store_barrier import Meeting
+from dcp_runtime.transport.store_barrier import StoreBarrier
 from dcp_runtime.transport.transport import Parcel
 
 Result = TypeVar("Result")
@@ -171,8 +171,8 @@ class LoopbackTransport:
     def __init__(self, world: LoopbackWorld, rank: int) -> None:
         self.rank, self.size = rank, world.size
         self._world = world
-        self._board = FailureBoard(world.store, rank)
-        self._meeting = Meeting(world.store, rank, world.size, self._board, world.timeout_s)
+        self._failures = FailureRegistry(world.store, rank)
+        self._barrier = StoreBarrier(world.store, rank, world.size, self._failures, world.timeout_s)
 
     def start(self, parcels: Sequence[Parcel]) -> None:
         """Start all parcels in order, without waiting."""
@@ -195,7 +195,7 @@ class LoopbackTransport:
         self.give_turn()
         for parcel in parcels:
             while not parcel.wait(POLL_S):
-                if self._board.is_marked() or time.monotonic() > deadline:
+                if self._failures.is_marked() or time.monotonic() > deadline:
                     self._give_up(parcel, direction)
         self.take_turn(direction, parcels[0].division if parcels else -1)
 
@@ -208,8 +208,8 @@ class LoopbackTransport:
         turn = self._world.turn
         deadline = time.monotonic() + self._world.timeout_s
         while turn is not None and not turn.take(self.rank, POLL_S):
-            if self._board.is_marked() or time.monotonic() > deadline:
-                raise self._board.settle(Status("waiting", turn.holder, place, division, ""))
+            if self._failures.is_marked() or time.monotonic() > deadline:
+                raise self._failures.settle(Status("waiting", turn.holder, place, division, ""))
 
     def give_turn(self) -> None:
         """Let other ranks compute."""
@@ -221,23 +221,23 @@ class LoopbackTransport:
             parcel = parcel.after
         text = f"{self._world.timeout_s:g} s long"
         status = Status("waiting", parcel.transfer.peer, direction, parcel.division, text)
-        raise self._board.settle(status)
+        raise self._failures.settle(status)
 
     def report(self, place: str, division: int, error: Exception) -> None:
         """Tell the other ranks that this one cannot go on."""
-        self._board.raised(place, division, error)
+        self._failures.raised(place, division, error)
 
-    def meet(self, note: str, place: str) -> list[str]:
+    def exchange_notes(self, note: str, place: str) -> list[str]:
         """Give the notes of all ranks in rank order; collective."""
         self.give_turn()
-        notes = self._meeting.meet(note, place)
+        notes = self._barrier.exchange_notes(note, place)
         self.take_turn(place, -1)
         return notes
 
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:
         """Give the events of all ranks on one clock to rank 0, ``None`` to others; collective."""
         self._world.recorders[self.rank] = recorder
-        self.meet("", "gathering the trace")
+        self.exchange_notes("", "gathering the trace")
         if self.rank != 0:
             return None
         parts = [self._world.recorders[rank].table() for rank in range(self.size)]

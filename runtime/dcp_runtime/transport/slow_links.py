@@ -99,9 +99,9 @@ class NoOverlapTransport:
         """Tell the other ranks that this one cannot go on."""
         self._inner.report(place, division, error)
 
-    def meet(self, note: str, place: str) -> list[str]:
+    def exchange_notes(self, note: str, place: str) -> list[str]:
         """Give the notes of all ranks in rank order; collective."""
-        return self._inner.meet(note, place)
+        return self._inner.exchange_notes(note, place)
 
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:
         """Give the events of all ranks on one clock to rank 0, ``None`` to others; collective."""

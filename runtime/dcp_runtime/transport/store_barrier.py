@@ -6,13 +6,13 @@ from contextlib import contextmanager
 
 from torch._C._distributed_c10d import Store  # torch.distributed.Store, with its type
 
-from dcp_runtime.transport.failure_registry import FailureBoard, Status
-from dcp_runtime.transport.group_store import explain
+from dcp_runtime.transport.failure_registry import FailureRegistry, Status
+from dcp_runtime.transport.group_store import describe_wait
 
 FIRST_NAP_S, LONGEST_NAP_S = 50e-6, 0.02
 
 
-class Meeting:
+class StoreBarrier:
     """A place where every rank leaves a note and reads everybody's.
 
     The store says who has not come, which a collective would not.
@@ -21,18 +21,18 @@ class Meeting:
         store: store that all ranks reach.
         rank: this rank.
         size: all ranks.
-        board: where failures are written.
+        failures: where failures are written.
         timeout_s: how long the others may take.
     """
 
     def __init__(
-        self, store: Store, rank: int, size: int, board: FailureBoard, timeout_s: float
+        self, store: Store, rank: int, size: int, failures: FailureRegistry, timeout_s: float
     ) -> None:
-        self._store, self._board = store, board
+        self._store, self._failures = store, failures
         self._rank, self._size, self._timeout_s = rank, size, timeout_s
         self._count = 0
 
-    def meet(self, note: str, place: str) -> list[str]:
+    def exchange_notes(self, note: str, place: str) -> list[str]:
         """Give the notes of all ranks in rank order; collective, some store round trips.
 
         Raises:
@@ -41,22 +41,22 @@ class Meeting:
         if self._size == 1:
             return [note]
         number, self._count = self._count, self._count + 1
-        keys = [f"meeting/{number}/{rank}" for rank in range(self._size)]
+        keys = [f"barrier/{number}/{rank}" for rank in range(self._size)]
         deadline = time.monotonic() + self._timeout_s
         nap_s = FIRST_NAP_S
         try:
             self._store.set(keys[self._rank], note)
             while not self._store.check(keys):
-                if self._board.is_marked() or time.monotonic() > deadline:
+                if self._failures.is_marked() or time.monotonic() > deadline:
                     self._give_up(keys, place)
                 time.sleep(nap_s)
                 nap_s = min(2 * nap_s, LONGEST_NAP_S)
             notes = [value.decode() for value in self._store.multi_get(keys)]
             if number:  # everybody has left the meeting before
-                self._store.delete_key(f"meeting/{number - 1}/{self._rank}")
+                self._store.delete_key(f"barrier/{number - 1}/{self._rank}")
         except RuntimeError as error:  # the process that serves the store is gone
             status = Status("waiting", 0, place, -1, str(error).splitlines()[0])
-            raise self._board.settle(status) from error
+            raise self._failures.settle(status) from error
         return notes
 
     @contextmanager
@@ -69,11 +69,11 @@ class Meeting:
         try:
             yield
         except RuntimeError as error:
-            text = explain(str(error), self._timeout_s)
-            raise self._board.settle(Status("waiting", peer, place, -1, text)) from error
+            text = describe_wait(str(error), self._timeout_s)
+            raise self._failures.settle(Status("waiting", peer, place, -1, text)) from error
 
     def _give_up(self, keys: list[str], place: str) -> None:
         missing = [r for r, key in enumerate(keys) if not self._store.check([key])]
         # All are here after all: only the mark of another failure made us look.
         peer = missing[0] if missing else (self._rank + 1) % self._size
-        raise self._board.settle(Status("waiting", peer, place, -1, ""))
+        raise self._failures.settle(Status("waiting", peer, place, -1, ""))

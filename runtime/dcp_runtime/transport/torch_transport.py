@@ -19,11 +19,11 @@ import torch.distributed as dist
 from dcp_planner import Direction
 from dcp_runtime.errors import RunError
 from dcp_runtime.transport.clock import Timeline, gather_timeline
-from dcp_runtime.transport.failure_registry import FailureBoard, Status
-from dcp_runtime.transport.group_store import explain, open_store
+from dcp_runtime.transport.failure_registry import FailureRegistry, Status
+from dcp_runtime.transport.group_store import describe_wait, open_store
 from dcp_runtime.transport.recorder import Recorder
 from dcp_runtime.transport.slow_links import LinkLimit, SlowLink
-from dcp_runtime.transport.store_barrier import Meeting
+from dcp_runtime.transport.store_barrier import StoreBarrier
 from dcp_runtime.transport.transport import Parcel, Transport
 
 POLL_S = 0.25
@@ -64,7 +64,7 @@ def make_group(ranks: list[int], backend: str, timeout_s: float) -> dist.Process
     except RuntimeError as error:
         raise RunError(
             f"rank {dist.get_rank()} lost contact with one of the ranks {ranks[:8]} while they "
-            f"made a process group: {explain(str(error), timeout_s)}"
+            f"made a process group: {describe_wait(str(error), timeout_s)}"
         ) from error
     assert isinstance(made, dist.ProcessGroup), "this rank is a member"
     return made
@@ -84,18 +84,18 @@ class _Members:
         self.size = len(self._ranks)
         self._timeout_s = timeout_s
         store = open_store(group, "dcp-executors", timeout_s)
-        self._board = FailureBoard(store, self.rank)
-        self._meeting = Meeting(store, self.rank, self.size, self._board, timeout_s)
+        self._failures = FailureRegistry(store, self.rank)
+        self._barrier = StoreBarrier(store, self.rank, self.size, self._failures, timeout_s)
         # Who does not come is named here; torch would say which key is missing in the store.
-        self._meeting.meet("", "making the executor")
+        self._barrier.exchange_notes("", "making the executor")
 
     def report(self, place: str, division: int, error: Exception) -> None:
         """Tell the other ranks that this one cannot go on."""
-        self._board.raised(place, division, error)
+        self._failures.raised(place, division, error)
 
-    def meet(self, note: str, place: str) -> list[str]:
+    def exchange_notes(self, note: str, place: str) -> list[str]:
         """Give the notes of all ranks in rank order; collective."""
-        return self._meeting.meet(note, place)
+        return self._barrier.exchange_notes(note, place)
 
 
 @dataclass(slots=True)
@@ -188,22 +188,22 @@ class GlooTransport(_Members):
         deadline = time.monotonic() + 2 * self._timeout_s + 5
         for parcel in parcels:
             while not parcel.wait(POLL_S):
-                if self._board.is_marked() or time.monotonic() > deadline:
+                if self._failures.is_marked() or time.monotonic() > deadline:
                     self._give_up(parcel, direction)
             if parcel.error is not None:
                 self._give_up(parcel, direction)
 
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:
         """Give the events of all ranks on one clock to rank 0, ``None`` to others; collective."""
-        return gather_timeline(self._groups[0], self._meeting, recorder)
+        return gather_timeline(self._groups[0], self._barrier, recorder)
 
     def _give_up(self, parcel: Parcel, direction: Direction) -> None:
         # What waits for something to forward waits for the rank that should have sent it.
         while parcel.after is not None and (not parcel.after.wait(0) or parcel.after.error):
             parcel = parcel.after
-        text = explain(parcel.error, self._timeout_s) if parcel.error else ""
+        text = describe_wait(parcel.error, self._timeout_s) if parcel.error else ""
         status = Status("waiting", parcel.transfer.peer, direction, parcel.division, text)
-        raise self._board.settle(status)
+        raise self._failures.settle(status)
 
     def _start_threads(self) -> None:
         for name in LANES:
@@ -295,8 +295,8 @@ class NcclTransport(_Members):
             works = self._works.pop(parcel)
             while not all(work.is_completed() for work in works):
                 now = time.monotonic()
-                if now > deadline or (now > looks_s and self._board.is_marked()):
-                    raise self._board.settle(self._status(parcel, works, direction))
+                if now > deadline or (now > looks_s and self._failures.is_marked()):
+                    raise self._failures.settle(self._status(parcel, works, direction))
                 looks_s = now + POLL_S if now > looks_s else looks_s
                 time.sleep(20e-6)
             for work in works:
@@ -311,7 +311,7 @@ class NcclTransport(_Members):
 
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:
         """Give the events of all ranks on one clock to rank 0, ``None`` to others; collective."""
-        return gather_timeline(self._control, self._meeting, recorder)
+        return gather_timeline(self._control, self._barrier, recorder)
 
     def close(self) -> None:
         """Forget what is under way; the process groups end with ``destroy_process_group``."""

@@ -90,7 +90,7 @@ class Transport(Protocol):
     def report(self, place: str, division: int, error: Exception) -> None:
         """Tell the other ranks that this one cannot go on; `place` is a direction or a step."""
 
-    def meet(self, note: str, place: str) -> list[str]:
+    def exchange_notes(self, note: str, place: str) -> list[str]:
         """Wait for every rank to come here and give their notes in rank order; collective.
 
         Raises:
