@@ -61,7 +61,7 @@ def test_an_error_of_the_store_is_raised_where_it_was_asked():
         DeadlineStore(Broken(), 10).check(["a"])
 
 
-def test_a_meeting_ends_when_the_store_does_not_answer(stopped):
+def test_a_barrier_ends_when_the_store_does_not_answer(stopped):
     store = DeadlineStore(stopped, 0.2)
     barrier = StoreBarrier(store, 1, 2, FailureRegistry(store, 1), timeout_s=60)
     with pytest.raises(RunError, match="does not answer; the store is lost as well") as caught:

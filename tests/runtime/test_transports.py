@@ -1,4 +1,4 @@
-"""What transports, registries and meetings do when something goes wrong, one step at a time."""
+"""What transports, failure registries and store barriers do when something goes wrong, one step at a time."""
 
 import threading
 
@@ -30,7 +30,7 @@ def parcel_of(peer, *, is_send, after=None):
 
 @pytest.fixture
 def gloo(monkeypatch):
-    """Give a rank's transport without a group, whose board notes what it is told."""
+    """Give a rank's transport without a group, whose failure registry keeps what it is told."""
     transport = GlooTransport.__new__(GlooTransport)
     transport._timeout_s, transport._link = 1.0, None
     transport._ranks, transport._groups = [0, 1, 2], [None, None]
@@ -121,7 +121,7 @@ def test_a_rank_that_writes_late_is_not_taken_for_dead():
     assert str(error) == "rank 1 failed in division 2 of forward: ValueError: bad"
 
 
-def test_the_first_verdict_is_that_of_all():
+def test_the_first_failure_is_that_of_all():
     store = HashStore()
     first, second = Failure(1, 0, "rank 1 is dead"), Failure(2, 3, "rank 2 is dead")
     assert FailureRegistry(store, 0)._publish(first) == first
@@ -131,7 +131,7 @@ def test_the_first_verdict_is_that_of_all():
     )
 
 
-def test_nobody_waits_in_a_meeting_for_a_rank_that_has_failed():
+def test_nobody_waits_in_a_barrier_for_a_rank_that_has_failed():
     store = HashStore()
     FailureRegistry(store, 1).raised("forward", 0, ValueError("bad"))
     barrier = StoreBarrier(store, 0, 2, FailureRegistry(store, 0), NEVER_S)
@@ -140,7 +140,7 @@ def test_nobody_waits_in_a_meeting_for_a_rank_that_has_failed():
     assert caught.value.rank == 1
 
 
-def test_meetings_leave_nothing_behind():
+def test_barriers_leave_nothing_behind():
     world = LoopbackWorld(2)
 
     def work(transport):

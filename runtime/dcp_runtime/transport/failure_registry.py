@@ -1,9 +1,10 @@
-"""Finds out which rank is to blame when a run breaks, and tells the same to every rank.
+"""The failure registry: all ranks agree on the rank that broke a run.
 
-Any rank that cannot go on writes why: it raised an error, or it waits for a peer. Who waits for a
-rank that waits itself is led on to that rank's peers; the chain ends at a rank that raised, or at
-one that writes nothing, because it is dead or stalled. The first rank to know writes the failure,
-all others adopt it. Nothing is written while all is well.
+Every rank that cannot go on writes its status to the store: it raised an error, or it waits for a
+peer. A rank that waits reads the status of its peer, and if the peer waits as well, that of the
+peer's peers. The chain ends at a rank that raised an error, or at a rank that wrote nothing,
+because it is dead or stalled. The first rank that comes to the end of its chain publishes the
+failure, and all others raise the same. Ranks write nothing while all is well.
 """
 
 import json
@@ -46,7 +47,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Which rank is to blame for what."""
+    """The rank that broke the run, the division in which it did, and the message for people."""
 
     rank: int
     division: int
@@ -54,7 +55,7 @@ class Failure:
 
 
 class FailureRegistry:
-    """A few keys in the store of a process group.
+    """Statuses and the agreed failure of a group, as keys in its store.
 
     Args:
         store: store that all ranks reach; keys are its own.
@@ -67,7 +68,7 @@ class FailureRegistry:
         self._is_reachable = True
 
     def is_marked(self) -> bool:
-        """Whether some rank wrote why it cannot go on."""
+        """Return whether some rank wrote that it cannot go on."""
         return self._read("marked") is not None
 
     def post(self, status: Status) -> None:
@@ -81,7 +82,7 @@ class FailureRegistry:
         self.post(Status("raised", -1, place, division, f"{kind}{error}"))
 
     def settle(self, own: Status) -> PeerError:
-        """Write the own status, wait for the others', and give the error that all ranks raise."""
+        """Post the status of this rank, and return the error that all ranks agree to raise."""
         self.post(own)
         deadline = time.monotonic() + GRACE_S
         while True:
@@ -93,7 +94,7 @@ class FailureRegistry:
             time.sleep(0.02)
 
     def _follow(self, own: Status, *, is_over: bool) -> Failure | None:
-        """Follow the chains of waiting ranks; give a failure as soon as their end is certain."""
+        """Follow the chains of waiting ranks; return the failure once their end is certain."""
         known, silent = {self._rank: own}, None
         edges = [(self._rank, peer) for peer in (own.peer, *own.others)]
         for waiting, peer in edges:  # grows
@@ -131,7 +132,7 @@ class FailureRegistry:
         return Failure(peer, status.division, text)
 
     def _publish(self, failure: Failure) -> Failure:
-        """Write the failure unless another rank was first; give the one that counts."""
+        """Write the failure unless another rank was first; return the failure that was first."""
         if not self._is_reachable:
             return failure
         try:

@@ -1,4 +1,4 @@
-"""All ranks come to one place and compare notes, through the store of their process group."""
+"""The store barrier: every rank waits for all others and reads a note from each."""
 
 import time
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ FIRST_NAP_S, LONGEST_NAP_S = 50e-6, 0.02
 
 
 class StoreBarrier:
-    """A place where every rank leaves a note and reads everybody's.
+    """A barrier of all ranks that exchanges notes through the store of their group.
 
-    The store says who has not come, which a collective would not.
+    Unlike a collective, the store can tell which rank has not come.
 
     Args:
         store: store that all ranks reach.
@@ -33,7 +33,7 @@ class StoreBarrier:
         self._count = 0
 
     def exchange_notes(self, note: str, place: str) -> list[str]:
-        """Give the notes of all ranks in rank order; collective, some store round trips.
+        """Wait for all ranks and return their notes in rank order; collective.
 
         Raises:
             RunError: names a rank that did not come.
@@ -52,7 +52,7 @@ class StoreBarrier:
                 time.sleep(nap_s)
                 nap_s = min(2 * nap_s, LONGEST_NAP_S)
             notes = [value.decode() for value in self._store.multi_get(keys)]
-            if number:  # everybody has left the meeting before
+            if number:  # every rank has left the barrier before
                 self._store.delete_key(f"barrier/{number - 1}/{self._rank}")
         except RuntimeError as error:  # the process that serves the store is gone
             status = Status("waiting", 0, place, -1, str(error).splitlines()[0])

@@ -27,7 +27,7 @@ from dcp_runtime.transport.store_barrier import StoreBarrier
 from dcp_runtime.transport.transport import Parcel, Transport
 
 POLL_S = 0.25
-"""Seconds between looks at the failure board while waiting for a message."""
+"""Seconds between looks at the failure registry while waiting for a message."""
 PARTS = 8
 """Tags per transfer: more than any has tensors."""
 LANES = ("receive inputs", "send inputs", "receive results", "send results")

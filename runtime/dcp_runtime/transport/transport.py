@@ -91,7 +91,7 @@ class Transport(Protocol):
         """Tell the other ranks that this one cannot go on; `place` is a direction or a step."""
 
     def exchange_notes(self, note: str, place: str) -> list[str]:
-        """Wait for every rank to come here and give their notes in rank order; collective.
+        """Wait for every rank at this place and return their notes in rank order; collective.
 
         Raises:
             RunError: names a rank that does not come.

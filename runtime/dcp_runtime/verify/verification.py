@@ -57,7 +57,7 @@ class TensorError:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The verdict on a run.
+    """The errors of a run against dense attention, and whether they are small enough.
 
     Attributes:
         errors: one per tensor.
