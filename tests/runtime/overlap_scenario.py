@@ -7,6 +7,7 @@ links are narrow by sleeping too, so the shares do not depend on how busy this m
 import json
 import sys
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -53,10 +54,10 @@ def run(plan, transport):
     tokens = prepared.part.num_local
     q, kv = torch.zeros(tokens, 1, 16), torch.zeros(tokens, 2, 1, 16)
     prepared._check_tensors(q, kv)
-    prepared._agreed.kernel = SleepingKernel()
+    prepared._engine = replace(prepared._engine, kernel=SleepingKernel())
     transport.exchange_notes("", "barrier before the first layer")
     out, lse = prepared.forward(q, kv)
-    prepared._agreed.kernel = SleepingKernel()
+    prepared._engine = replace(prepared._engine, kernel=SleepingKernel())
     prepared.backward(q, kv, out, lse, out)
     return executor.gather_timeline()
 

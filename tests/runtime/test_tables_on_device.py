@@ -91,7 +91,7 @@ def test_a_kernel_is_chosen_with_the_first_layer_and_keeps_its_tables(plan, lab,
             prepared.backward(q[rows], kv[rows], out, lse, dout[rows])
         wide = executor.prepare(plan)
         wide.forward(q[rows].double(), kv[rows].double())
-        return prepared._agreed.kernel
+        return prepared.latest_engine.kernel
 
     kernels = LoopbackWorld(2, timeout_s=20).run(work)
     # The kernel of the first plan serves the second; its tables are there before the first layer,

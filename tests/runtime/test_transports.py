@@ -1,4 +1,4 @@
-"""What transports, failure registries and store barriers do when something goes wrong, one step at a time."""
+"""Transports, failure registries and store barriers when a rank fails, one step at a time."""
 
 import threading
 

@@ -1,7 +1,8 @@
 """`DCPExecutor`: the ranks of a process group, a kernel, and the plan that they run next."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from dcp_runtime.kernels.choice import choose_kernel, known_kernel, segment_rows
 from dcp_runtime.kernels.kernel import Kernel, QueryRows, TensorKind, accumulator_dtype
 from dcp_runtime.plans.batch_plans import StackedPlans, batch_name, digest_of
 from dcp_runtime.plans.device_plan import DevicePlan, prepare_device
-from dcp_runtime.transport.agreement import Topic, agree
+from dcp_runtime.transport.agreement import Proposal, Topic, agree
 from dcp_runtime.transport.clock import Timeline
 from dcp_runtime.transport.group_store import Group, check_timeout, process_group
 from dcp_runtime.transport.recorder import Recorder, make_clock, make_trace
@@ -34,38 +35,76 @@ _DIGEST = Topic("plan digest", "give every rank the same plan")
 _KIND = Topic("kind of tensors", "give every rank tensors of the same kind")
 
 
-@dataclass(slots=True)
-class _Agreed:
-    """What the first layer of a plan settles for all others.
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """The kernel that computes, and the kind of tensors that it has the plan's tables for."""
 
-    Attributes:
-        kind, kernel: of all layers; ``None`` before the first one.
-        expected: of the plan before, whose kernel has this plan's tables already.
-    """
+    kind: TensorKind
+    kernel: Kernel
 
-    kind: TensorKind | None = None
-    kernel: Kernel | None = None
-    expected: tuple[TensorKind, Kernel] | None = None
+    def load(self, part: DevicePlan) -> None:
+        """Bring the tile tables of a plan to where its tensors are."""
+        self.kernel.load(part.forward.tables, part.backward.tables, self.kind)
+
+    def check(self, kind: TensorKind) -> None:
+        """Check the tensors of a further layer.
+
+        Raises:
+            RunError: if they are not of the kind of the first layer's.
+        """
+        if str(self.kind) != str(kind):
+            raise RunError(
+                f"all layers of a prepared plan share dtype and device: expected "
+                f"{self.kind}, got {kind}; prepare the plan again for other tensors"
+            )
 
 
 @dataclass(frozen=True, slots=True)
+class _Options:
+    """The choices of an executor that its plans run by; see `DCPExecutor`."""
+
+    kernel: str | None
+    check_finite: bool
+
+
 class PreparedPlan:
-    """A plan made ready on this rank: what `DCPExecutor.prepare` gives and layers run.
+    """A plan made ready on this rank: `DCPExecutor.prepare` makes it, layers run it.
 
     ``DCPAttn.apply(prepared, q, kv)`` runs it, in as many layers as you like, also when a
     checkpoint runs them again after other plans were prepared.
+
+    Args:
+        part: this rank's part of the plan.
+        transport: moves blocks between the ranks.
+        batch: the plans that were prepared together.
+        options: of the executor.
+        before: the plan that was prepared before, whose engine has this plan's tables already;
+            ``None`` for the first plan.
     """
 
-    part: DevicePlan
-    transport: Transport
-    recorder: Recorder
-    batch: PreparedBatch
-    wanted_kernel: str | None = None
-    check_finite: bool = False
-    _agreed: _Agreed = field(default_factory=_Agreed)
+    def __init__(
+        self,
+        part: DevicePlan,
+        transport: Transport,
+        batch: PreparedBatch,
+        options: _Options,
+        before: "PreparedPlan | None",
+    ) -> None:
+        self.part, self.batch = part, batch
+        self.recorder = Recorder(transport.rank)
+        if before is not None:
+            self.recorder.clock = before.recorder.clock
+        self._transport, self._options = transport, options
+        self._expected = None if before is None else before.latest_engine
+        self._engine: _Engine | None = None
+
+    @property
+    def latest_engine(self) -> _Engine | None:
+        """The engine of this plan's layers, or of the plan before while no layer ran."""
+        return self._engine or self._expected
 
     def forward(self, q: torch.Tensor, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give out ``[T_local, Hq, D]`` and lse ``[T_local, Hq]`` of this rank's tokens.
+        """Compute out ``[T_local, Hq, D]`` and lse ``[T_local, Hq]`` of this rank's tokens.
 
         The first layer compares dtype and device with those of the other ranks.
 
@@ -89,7 +128,7 @@ class PreparedPlan:
         lse: torch.Tensor,
         dout: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give dq and dkv of this rank's tokens, from what forward took and gave.
+        """Compute dq and dkv of this rank's tokens, from the arguments and results of forward.
 
         Raises:
             RunError: if dout does not fit out, or another rank fails.
@@ -97,7 +136,7 @@ class PreparedPlan:
         try:
             check_gradient(self.part, out, dout)
         except RunError as error:
-            self.transport.report("backward", 0, error)
+            self._transport.report("backward", 0, error)
             raise
         sums = accumulator_dtype(q.dtype)
         delta = (dout.to(sums) * out.to(sums)).sum(-1)
@@ -111,52 +150,48 @@ class PreparedPlan:
         return dq, dkv
 
     def _check_tensors(self, q: torch.Tensor, kv: torch.Tensor) -> None:
-        chosen: list[tuple[TensorKind, Kernel]] = []
-
-        def find() -> tuple[str]:
-            check_tensors(self.part, q, kv)
-            kind = TensorKind(q.dtype, q.device, q.shape[-1])
-            if self._agreed.kind is None:
-                chosen.append((kind, self._choose(kind)))
-            elif str(self._agreed.kind) != str(kind):
-                raise RunError(
-                    f"all layers of a prepared plan share dtype and device: expected "
-                    f"{self._agreed.kind}, got {kind}; prepare the plan again for other tensors"
-                )
-            return (str(kind),)
-
-        if self._agreed.kind is None:
-            agree(self.transport, (_KIND,), "the first layer", find)
-            self._agreed.kind, self._agreed.kernel = chosen[0]
+        if self._engine is None:
+            propose = partial(self._propose_engine, q, kv)
+            self._engine = agree(self._transport, (_KIND,), "the first layer", propose)
             self.recorder.clock = make_clock(q.device, self.recorder.clock)
             return
         try:
-            find()
+            check_tensors(self.part, q, kv)
+            self._engine.check(_kind_of(q))
         except RunError as error:
-            self.transport.report("forward", 0, error)
+            self._transport.report("forward", 0, error)
             raise
 
-    def _choose(self, kind: TensorKind) -> Kernel:
-        if self._agreed.expected is not None and self._agreed.expected[0] == kind:
-            return self._agreed.expected[1]
-        wanted = self.wanted_kernel
-        kernel = choose_kernel(kind.dtype, kind.device, wanted, kind.head_dim).kernel
-        kernel.load(self.part.forward.tables, self.part.backward.tables, kind)
-        return kernel
+    def _propose_engine(self, q: torch.Tensor, kv: torch.Tensor) -> Proposal[_Engine]:
+        check_tensors(self.part, q, kv)
+        kind = _kind_of(q)
+        return Proposal((str(kind),), self._choose(kind))
+
+    def _choose(self, kind: TensorKind) -> _Engine:
+        if self._expected is not None and self._expected.kind == kind:
+            return self._expected
+        wanted = self._options.kernel
+        engine = _Engine(kind, choose_kernel(kind.dtype, kind.device, wanted, kind.head_dim).kernel)
+        engine.load(self.part)
+        return engine
 
     def _interpreter(self) -> Interpreter:
-        assert self._agreed.kernel is not None, "the first forward chose it"
+        assert self._engine is not None, "the first forward chose it"
         return Interpreter(
-            self.part, self._agreed.kernel, self.transport, self.recorder, self.check_finite
+            self.part,
+            self._engine.kernel,
+            self._transport,
+            self.recorder,
+            self._options.check_finite,
         )
 
     def _check(self, direction: Direction, **results: torch.Tensor) -> None:
-        if not self.check_finite:
+        if not self._options.check_finite:
             return
         try:
             check_result(self.part.device, direction, **results)
         except RunError as error:
-            self.transport.report(direction, 0, error)
+            self._transport.report(direction, 0, error)
             raise
 
 
@@ -197,8 +232,7 @@ class DCPExecutor:
             raise RunError(f"expected micro_batches to be at least 1, got {micro_batches!r}")
         if kernel is not None:
             known_kernel(kernel)  # a misspelt name fails here, not in forward
-        self._kernel = kernel
-        self._check_finite = check_finite
+        self._options = _Options(kernel, check_finite)
         self._transport = transport or make_transport(_group_of(group), timeout_s)
         self._prepared: PreparedPlan | None = None
         self._batches = OpenBatches(micro_batches)
@@ -232,49 +266,30 @@ class DCPExecutor:
         return self._prepare(stack.plans, batch_name(stack))
 
     def _prepare(self, plans: Sequence[Plan | PlanPart], name: str) -> tuple[PreparedPlan, ...]:
-        parts: list[DevicePlan] = []
-        expected = self._used()
-
-        def find() -> tuple[str, str]:
-            self._batches.check_room()
-            parts.extend(self._make_ready(plan, expected) for plan in plans)
-            return name, " ".join(map(digest_of, plans))
-
-        agree(self._transport, (_BATCH, _DIGEST), "prepare", find)
-        batch = self._batches.add(name, len(plans))
-        clock = None if self._prepared is None else self._prepared.recorder.clock
-        prepared = []
-        for part in parts:
-            recorder = Recorder(self.rank)
-            recorder.clock = clock or recorder.clock
-            agreed = _Agreed(expected=expected)
-            prepared.append(
-                PreparedPlan(
-                    part, self._transport, recorder, batch, self._kernel, self._check_finite, agreed
-                )
-            )
+        propose = partial(self._propose_parts, plans, name)
+        parts = agree(self._transport, (_BATCH, _DIGEST), "prepare", propose)
+        batch, before = self._batches.add(name, len(plans)), self._prepared
+        prepared = tuple(
+            PreparedPlan(part, self._transport, batch, self._options, before) for part in parts
+        )
         self._prepared = prepared[-1]
-        return tuple(prepared)
+        return prepared
 
-    def _make_ready(
-        self, plan: Plan | PlanPart, expected: tuple[TensorKind, Kernel] | None
-    ) -> DevicePlan:
+    def _propose_parts(
+        self, plans: Sequence[Plan | PlanPart], name: str
+    ) -> Proposal[list[DevicePlan]]:
+        self._batches.check_room()
+        parts = [self._make_ready(plan) for plan in plans]
+        return Proposal((name, " ".join(map(digest_of, plans))), parts)
+
+    def _make_ready(self, plan: Plan | PlanPart) -> DevicePlan:
         self._check_plan(plan)
         whole = plan.plan if isinstance(plan, PlanPart) else plan
-        part = prepare_device(whole, self.rank, segment_rows(self._kernel))
-        if expected is not None:
-            kind, kernel = expected
-            kernel.load(part.forward.tables, part.backward.tables, kind)
+        part = prepare_device(whole, self.rank, segment_rows(self._options.kernel))
+        engine = None if self._prepared is None else self._prepared.latest_engine
+        if engine is not None:
+            engine.load(part)
         return part
-
-    def _used(self) -> tuple[TensorKind, Kernel] | None:
-        """Give kind and kernel of the layers of the plan before."""
-        if self._prepared is None:
-            return None
-        before = self._prepared._agreed
-        if before.kind is None or before.kernel is None:
-            return before.expected
-        return before.kind, before.kernel
 
     def _check_plan(self, plan: Plan | PlanPart) -> None:
         if isinstance(plan, PlanPart) and plan.device != self.rank:
@@ -320,11 +335,11 @@ class DCPExecutor:
         return self._prepared
 
     def trace(self) -> Trace:
-        """Give what this rank did since `prepare`; times count from its own first event."""
+        """Return what this rank did since `prepare`; times count from its own first event."""
         return make_trace(*self._latest().recorder.table())
 
     def gather_timeline(self) -> Timeline | None:
-        """Give what all ranks did since `prepare`, on one clock.
+        """Gather what all ranks did since `prepare`, on one clock.
 
         Collective; ``None`` on every rank but 0.
         """
@@ -338,6 +353,10 @@ class DCPExecutor:
         """
         self._transport.close()
         self._batches.check_ended()
+
+
+def _kind_of(q: torch.Tensor) -> TensorKind:
+    return TensorKind(q.dtype, q.device, q.shape[-1])
 
 
 def _group_of(group: Group | None) -> dist.ProcessGroup | None:

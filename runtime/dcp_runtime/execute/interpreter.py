@@ -1,4 +1,4 @@
-"""Runs one device's program, instruction by instruction, and decides nothing itself.
+"""The interpreter runs one device's program, instruction by instruction, and decides nothing.
 
 Everything that belongs to one call lives in its `Pass`, so several layers, and several plans, may
 stand between their forward and their backward at once.
@@ -58,9 +58,17 @@ class _Flight:
     arriving: dict[int, Parcel] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Interpreter:
-    """What every call on a prepared plan shares."""
+    """Runs the calls on a prepared plan.
+
+    Attributes:
+        part: this device's part of the plan.
+        kernel: computes the tiles.
+        transport: moves blocks between the ranks.
+        recorder: keeps what happened, and when.
+        guard: check that all that arrives is finite.
+    """
 
     part: DevicePlan
     kernel: Kernel

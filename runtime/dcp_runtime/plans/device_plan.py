@@ -8,6 +8,7 @@ A plan in head groups is made ready as the plan of a batch G times as long
 (`dcp_planner.expand_head_groups`): tokens, blocks and rows below are that batch's.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -74,7 +75,7 @@ class DirectionPlan:
     """
 
     rows: BlockRows
-    receive_rows: dict[TransferKind, int]
+    receive_rows: Mapping[TransferKind, int]
     steps: tuple[Step, ...]
 
     @property
@@ -102,7 +103,7 @@ class DevicePlan:
     num_local: int
     forward: DirectionPlan
     backward: DirectionPlan
-    transfers: dict[int, Transfer]
+    transfers: Mapping[int, Transfer]
 
     def of(self, direction: Direction) -> DirectionPlan:
         """Give one direction."""

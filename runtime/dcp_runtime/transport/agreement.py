@@ -1,17 +1,19 @@
-"""What all ranks must agree on before blocks travel: the plan, and the tensors it runs on.
+"""All ranks agree on the plan, and on the tensors it runs on, before blocks travel.
 
-A rank that cannot go on says so here, so that all ranks raise and stand at the same place: what was
-wrong can be mended and tried again, and nobody waits for a message that never comes.
+A rank that cannot go on says so here, so that all ranks raise an error at the same place. A person
+can then mend the cause and try again, and no rank waits for a message that never comes.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from dcp_runtime.errors import RunError
 from dcp_runtime.transport.transport import Transport
 
 _ERROR = "error: "
+_Value = TypeVar("_Value")
 
 
 class DisagreementError(RunError):
@@ -31,34 +33,51 @@ class Topic:
     way_out: str
 
 
+@dataclass(frozen=True, slots=True)
+class Proposal(Generic[_Value]):
+    """What one rank brings to an agreement.
+
+    Attributes:
+        notes: this rank's value of each topic, one line each, empty where the rank cannot know it.
+        value: what the rank goes on with once all agree.
+    """
+
+    notes: Sequence[str]
+    value: _Value
+
+
 _STEP = Topic("step", "all ranks prepare the same plans and run the same layers in the same order")
 
 
 def agree(
-    transport: Transport, topics: Sequence[Topic], place: str, find: Callable[[], Sequence[str]]
-) -> None:
-    """Compare values with those of every other rank; collective, a few store round trips.
+    transport: Transport,
+    topics: Sequence[Topic],
+    place: str,
+    propose: Callable[[], Proposal[_Value]],
+) -> _Value:
+    """Compare notes with those of every other rank; collective, a few store round trips.
 
     Args:
         transport: ranks that must agree.
         topics: what is compared; the first that differs is named.
         place: the step, for example ``"prepare"``.
-        find: gives this rank's value of each topic, one line each, empty where the rank cannot
-            know it; or raises a `RunError` that all ranks should hear of.
+        propose: makes this rank's proposal, or raises a `RunError` that all ranks should hear of.
+
+    Returns:
+        The value of this rank's proposal.
 
     Raises:
-        RunError: what `find` raised; on the other ranks a `DisagreementError` that quotes it, or
+        RunError: what `propose` raised; on the other ranks a `DisagreementError` that quotes it, or
             says which rank differs from most; or names a rank that does not come.
     """
     if transport.size == 1:
-        find()
-        return
+        return propose().value
     try:
-        note = note_of(place, find())
+        proposal = propose()
     except RunError as error:
         transport.exchange_notes(f"{_ERROR}{error}", place)
         raise
-    notes = transport.exchange_notes(note, place)
+    notes = transport.exchange_notes(note_of(place, proposal.notes), place)
     for rank, other in enumerate(notes):
         if other.startswith(_ERROR):
             text = f"rank {rank} failed in {place}: {other.removeprefix(_ERROR)}"
@@ -66,10 +85,11 @@ def agree(
     # Ranks that stand at different steps have other topics: the first comparison ends there.
     for number, topic in enumerate((_STEP, *topics)):
         _compare(topic, [other.split("\n")[number] for other in notes], place)
+    return proposal.value
 
 
 def note_of(place: str, values: Sequence[str]) -> str:
-    """Give the note that carries a rank's values to the others."""
+    """Return the note that carries a rank's values to the others."""
     return "\n".join((place, *values))
 
 
