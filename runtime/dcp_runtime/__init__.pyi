@@ -7,7 +7,8 @@ from .data.local_data import LocalData, next_token_loss
 from .data.look_ahead import PlanningMetrics
 from .errors import RunError
 from .execute.attention import DCPAttn, LayerPlans
-from .execute.executor import DCPExecutor, PreparedPlan
+from .execute.executor import DCPExecutor
+from .execute.prepared_plan import PreparedPlan
 from .kernels.choice import KernelChoice, choose_kernel
 from .launch.launcher import RunConfig, RunResult, open_world, run_plan
 from .launch.world import ProcessWorld

@@ -15,7 +15,7 @@ from dcp_planner import (
     encode_parts,
 )
 from dcp_runtime.data.sample_masks import truncate
-from dcp_runtime.execute.attention import look_back
+from dcp_runtime.plans.batch_plans import look_back
 from dcp_runtime.plans.row_ranges import rasterise_mask
 
 SPEC = Spec.from_text(

@@ -6,7 +6,7 @@ import torch
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime.errors import RunError
-from dcp_runtime.execute import executor as executor_module
+from dcp_runtime.execute import prepared_plan
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.kernels import triton_kernel
 from dcp_runtime.kernels.choice import KernelChoice
@@ -78,7 +78,7 @@ def test_a_kernel_is_chosen_with_the_first_layer_and_keeps_its_tables(plan, lab,
         made.append(Loading())
         return KernelChoice(made[-1], ())
 
-    monkeypatch.setattr(executor_module, "choose_kernel", choose)
+    monkeypatch.setattr(prepared_plan, "choose_kernel", choose)
     q, kv, dout = lab.random_qkv(0, 71, 2, 1, 32, torch.float32)
 
     def work(transport):

@@ -1,9 +1,10 @@
-"""What a process of `ProcessWorld` does for one job: a plan on random tensors, as in a model.
+"""One job of a process of `ProcessWorld`: run a plan on random tensors, as a model would.
 
 A process is one rank, or all of them as threads (`loopback`).
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -14,7 +15,8 @@ import torch
 from dcp_planner import Plan, read_plan, write_plan
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.attention import DCPAttn
-from dcp_runtime.execute.executor import DCPExecutor, PreparedPlan
+from dcp_runtime.execute.executor import DCPExecutor
+from dcp_runtime.execute.prepared_plan import PreparedPlan
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
 from dcp_runtime.transport.recorder import Recorder
 from dcp_runtime.transport.slow_links import LinkLimit, NoOverlapTransport
@@ -51,8 +53,36 @@ class Job:
     overlap: bool = True
 
 
+class Progress:
+    """How far the ranks of this process are; a rank that waits for another one does not count.
+
+    Args:
+        recorders: of the ranks that are watched from the beginning.
+    """
+
+    def __init__(self, recorders: Sequence[Recorder] = ()) -> None:
+        self._recorders = list(recorders)
+
+    def start(self) -> None:
+        """Forget the ranks of the job before."""
+        self._recorders.clear()
+
+    def watch(self, recorder: Recorder) -> None:
+        """Watch a rank from now on; any thread may call this."""
+        self._recorders.append(recorder)
+
+    def state(self) -> dict[str, object]:
+        """Return the instructions begun so far, and what a rank that computes is doing."""
+        state: dict[str, object] = {"steps": sum(r.steps for r in self._recorders), "doing": None}
+        for recorder in self._recorders:
+            if recorder.doing is not None and not recorder.doing[0].startswith("commwait"):
+                place, division = recorder.doing
+                return state | {"doing": place, "division": division, "rank": recorder.device}
+        return state
+
+
 def run_job(
-    job: Job, folder: Path, rank: int, timeout_s: float, recorders: list[Recorder]
+    job: Job, folder: Path, rank: int, timeout_s: float, progress: Progress
 ) -> dict[str, Any]:
     """Run a job on this process's rank, or on all ranks if they are threads.
 
@@ -61,7 +91,7 @@ def run_job(
         folder: where the plan lies and results go.
         rank: of this process.
         timeout_s: how long a rank may keep another one waiting.
-        recorders: filled with those of this process's ranks, for whoever watches.
+        progress: watches the ranks of this process while they run.
 
     Returns:
         What the parent wants to know, ready for JSON.
@@ -72,7 +102,7 @@ def run_job(
     plan = read_plan(folder / f"{job.name}.dcpplan").plan
 
     def run_rank(transport: Transport) -> dict[str, Any]:
-        return _run_rank(transport, job, plan, folder, recorders)
+        return _run_rank(transport, job, plan, folder, progress)
 
     if job.transport == "loopback":
         world = LoopbackWorld(plan.num_devices, timeout_s, lockstep=True)
@@ -91,14 +121,14 @@ def _make_transport(job: Job, rank: int, timeout_s: float) -> Transport:
 
 
 def _run_rank(
-    transport: Transport, job: Job, plan: Plan, folder: Path, recorders: list[Recorder]
+    transport: Transport, job: Job, plan: Plan, folder: Path, progress: Progress
 ) -> dict[str, Any]:
     if not job.overlap:
         transport = NoOverlapTransport(transport)
     executor = DCPExecutor(kernel=job.kernel, transport=transport, check_finite=job.check_finite)
     start_s = time.perf_counter()
     prepared = executor.prepare(plan)
-    recorders.append(prepared.recorder)
+    progress.watch(prepared.recorder)
     prepare_s = time.perf_counter() - start_s
     blocks = plan.local_blocks(transport.rank).tolist()
     layers = [

@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TextIO
@@ -29,27 +29,10 @@ from torch._C._distributed_c10d import FileStore  # torch.distributed.FileStore,
 
 from dcp_dsl import DCPError
 from dcp_runtime.errors import RunError
-from dcp_runtime.launch.jobs import Job, run_job
+from dcp_runtime.launch.jobs import Job, Progress, run_job
 from dcp_runtime.transport.group_store import describe_wait
-from dcp_runtime.transport.recorder import Recorder
 
 HEARTBEAT_S = 0.5
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far the ranks of this process are; a rank that waits for another one does not count."""
-
-    recorders: list[Recorder] = field(default_factory=list)
-
-    def state(self) -> dict[str, object]:
-        """Give the instructions begun so far, and what a rank that computes is doing."""
-        state: dict[str, object] = {"steps": sum(r.steps for r in self.recorders), "doing": None}
-        for recorder in self.recorders:
-            if recorder.doing is not None and not recorder.doing[0].startswith("commwait"):
-                place, division = recorder.doing
-                return state | {"doing": place, "division": division, "rank": recorder.device}
-        return state
 
 
 class _Replies:
@@ -118,7 +101,7 @@ def _serve(job: Job, place: Place, progress: Progress) -> dict[str, Any]:
             _join(job, place)
         # Errors of the run are settled among the ranks; what is left is lost contact.
         with _collective("running", place.timeout_s):
-            reply = run_job(job, place.folder, place.rank, place.timeout_s, progress.recorders)
+            reply = run_job(job, place.folder, place.rank, place.timeout_s, progress)
     except RunError as error:
         lost_contact = isinstance(error.__cause__, RuntimeError)
         return {
@@ -177,7 +160,7 @@ def main() -> None:
     torch.autograd.backward(x.exp(), torch.ones(1))
     while True:
         job = jobs.get()
-        progress.recorders.clear()
+        progress.start()
         with replies.heartbeat():
             reply = _serve(job, place, progress)
         replies.send(**reply)
