@@ -31,8 +31,8 @@ from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, accumulator_dtype
 from dcp_runtime.plans.device_plan import prepare_device
 from dcp_runtime.transport.agreement import note_of
+from dcp_runtime.transport.limits import LinkLimit
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
-from dcp_runtime.transport.slow_links import LinkLimit
 
 SCHEMA = "dcp.bench_attention/1"
 MASKS = {"causal": "causal", "StreamingLLM 64 + 1,024": "streaming(64, 1024)"}

@@ -98,7 +98,7 @@ def run(  # noqa: PLR0913 - one argument per option
     from dcp_planner import read_plan, to_perfetto, write_plan
     from dcp_runtime.errors import RunError
     from dcp_runtime.launch.launcher import RunConfig, check_ranks, run_plan
-    from dcp_runtime.transport.slow_links import LinkLimit
+    from dcp_runtime.transport.limits import LinkLimit
 
     if trace is not None:
         _check_name(trace)

@@ -172,7 +172,7 @@ def test_loopback_runs_in_one_process_and_writes_a_trace_for_perfetto(plan_file,
 )
 def test_transports_that_cannot_be_are_refused(options, says):
     from dcp_runtime import RunConfig
-    from dcp_runtime.transport.slow_links import LinkLimit
+    from dcp_runtime.transport.limits import LinkLimit
 
     if "link" in options:
         options = options | {"link": LinkLimit(1e6)}

@@ -16,8 +16,8 @@ from torch.distributed import HashStore
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import DCPExecutor, RunError
 from dcp_runtime.transport import group_store, torch_transport
-from dcp_runtime.transport.slow_links import NoOverlapTransport
 from dcp_runtime.transport.torch_transport import NcclTransport
+from dcp_runtime.transport.transport import NoOverlapTransport
 
 TIMEOUT_S = 5.0
 SEND, RECEIVE = "send", "receive"

@@ -14,7 +14,8 @@ from dcp_runtime.plans.batch_plans import StackedPlans, batch_name, digest_of
 from dcp_runtime.plans.device_plan import DevicePlan, prepare_device
 from dcp_runtime.transport.agreement import Proposal, Topic, agree
 from dcp_runtime.transport.clock import Timeline
-from dcp_runtime.transport.group_store import Group, check_timeout, process_group
+from dcp_runtime.transport.group_store import Group, process_group
+from dcp_runtime.transport.limits import check_timeout
 from dcp_runtime.transport.recorder import make_trace
 from dcp_runtime.transport.torch_transport import make_transport
 from dcp_runtime.transport.transport import Transport

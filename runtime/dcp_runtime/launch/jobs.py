@@ -17,11 +17,11 @@ from dcp_runtime.errors import RunError
 from dcp_runtime.execute.attention import DCPAttn
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.execute.prepared_plan import PreparedPlan
+from dcp_runtime.transport.limits import LinkLimit
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
 from dcp_runtime.transport.recorder import Recorder
-from dcp_runtime.transport.slow_links import LinkLimit, NoOverlapTransport
 from dcp_runtime.transport.torch_transport import GlooTransport, NcclTransport
-from dcp_runtime.transport.transport import Transport
+from dcp_runtime.transport.transport import NoOverlapTransport, Transport
 from dcp_runtime.verify.inputs import DTYPES, Inputs, random_inputs
 
 TransportName: TypeAlias = Literal["gloo", "nccl", "loopback"]

@@ -11,8 +11,7 @@ import numpy as np
 from dcp_planner import LANES, Plan, Trace, read_plan, write_plan
 from dcp_runtime.errors import RunError
 from dcp_runtime.launch.world import ProcessWorld
-from dcp_runtime.transport.group_store import check_timeout
-from dcp_runtime.transport.slow_links import LinkLimit
+from dcp_runtime.transport.limits import LinkLimit, check_timeout
 
 if TYPE_CHECKING:  # torch takes seconds to load; a run without verification leaves it to the ranks
     import torch

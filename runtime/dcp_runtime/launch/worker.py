@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import FileStore  # torch.distributed.FileStore,
 from dcp_dsl import DCPError
 from dcp_runtime.errors import RunError
 from dcp_runtime.launch.jobs import Job, Progress, run_job
-from dcp_runtime.transport.group_store import describe_wait
+from dcp_runtime.transport.limits import describe_wait
 
 HEARTBEAT_S = 0.5
 

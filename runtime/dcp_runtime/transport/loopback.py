@@ -19,7 +19,7 @@ from dcp_planner import Direction
 from dcp_runtime.errors import PeerError, RunError
 from dcp_runtime.transport.clock import Timeline, merge_timelines
 from dcp_runtime.transport.failure_registry import FailureRegistry, Status
-from dcp_runtime.transport.group_store import check_timeout
+from dcp_runtime.transport.limits import check_timeout
 from dcp_runtime.transport.recorder import Recorder
 from dcp_runtime.transport.store_barrier import StoreBarrier
 from dcp_runtime.transport.transport import Parcel

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from torch._C._distributed_c10d import Store  # torch.distributed.Store, with its type
 
 from dcp_runtime.transport.failure_registry import FailureRegistry, Status
-from dcp_runtime.transport.group_store import describe_wait
+from dcp_runtime.transport.limits import describe_wait
 
 FIRST_NAP_S, LONGEST_NAP_S = 50e-6, 0.02
 

@@ -20,9 +20,9 @@ from dcp_planner import Direction
 from dcp_runtime.errors import RunError
 from dcp_runtime.transport.clock import Timeline, gather_timeline
 from dcp_runtime.transport.failure_registry import FailureRegistry, Status
-from dcp_runtime.transport.group_store import describe_wait, open_store
+from dcp_runtime.transport.group_store import open_store
+from dcp_runtime.transport.limits import LinkLimit, SlowLink, describe_wait
 from dcp_runtime.transport.recorder import Recorder
-from dcp_runtime.transport.slow_links import LinkLimit, SlowLink
 from dcp_runtime.transport.store_barrier import StoreBarrier
 from dcp_runtime.transport.transport import Parcel, Transport
 

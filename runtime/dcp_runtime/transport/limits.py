@@ -1,21 +1,54 @@
-"""A slow network on a fast machine: messages are held back as if the link were narrow.
+"""Limits of a run: how long ranks wait for each other, and how fast links are made to be.
 
-For tests and measurements of overlap, like netem, but inside the process and without privileges:
-each rank's outgoing messages queue for a link of so many bytes per second, and arrive after a
-latency on top. Nothing computes while it waits; a thread sleeps.
+A slow link is for tests and measurements of overlap, like netem, but inside the process and without
+privileges: each rank's outgoing messages queue for a link of so many bytes per second, and arrive
+after a latency on top. Nothing computes while a message waits; a thread sleeps.
+
+This module loads no torch: commands check their options by it.
 """
 
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from dcp_planner import Direction
 from dcp_runtime.errors import RunError
-from dcp_runtime.transport.clock import Timeline
-from dcp_runtime.transport.recorder import Recorder
-from dcp_runtime.transport.transport import Parcel, Transport
+
+MAX_TIMEOUT_S = 86_400.0
+"""Longest wait for a rank, a day: what gloo and the clocks of the operating system take."""
+
+
+def check_timeout(timeout_s: float) -> None:
+    """Refuse a timeout that no clock takes.
+
+    Raises:
+        RunError: if it is not above 0 and at most `MAX_TIMEOUT_S`.
+
+    >>> check_timeout(float("nan"))
+    Traceback (most recent call last):
+    ...
+    dcp_runtime.errors.RunError: expected a timeout above 0 and at most 86400 s, got nan s
+    """
+    if not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise RunError(
+            f"expected a timeout above 0 and at most {MAX_TIMEOUT_S:.0f} s, got {timeout_s:g} s"
+        )
+
+
+def describe_wait(error: str, timeout_s: float) -> str:
+    """Describe how long a rank waited, from the text of an error of gloo or of the store.
+
+    A text that is not known stays as it is.
+
+    >>> describe_wait("[/src/buffer.cc:78] Timed out waiting 1ms for recv to complete", 0.001)
+    '0.001 s long'
+    """
+    if "Timed out" in error or "timeout" in error:
+        return f"{timeout_s:g} s long"
+    if "onnection" in error:
+        return "until its connection broke"
+    return error.splitlines()[0] if error else "for an unknown reason"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,42 +104,3 @@ class SlowLink:
         """End the thread once everything has been delivered."""
         self._queue.put(None)
         self._thread.join(timeout=1)
-
-
-class NoOverlapTransport:
-    """Holds messages back until this rank waits.
-
-    Args:
-        inner: moves them.
-    """
-
-    def __init__(self, inner: Transport) -> None:
-        self._inner = inner
-        self.rank, self.size = inner.rank, inner.size
-        self._held: list[Parcel] = []
-
-    def start(self, parcels: Sequence[Parcel]) -> None:
-        """Keep the parcels for the next wait."""
-        self._held.extend(parcels)
-
-    def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
-        """Start all that was kept and wait for all of it."""
-        held, self._held = self._held, []
-        self._inner.start(held)
-        self._inner.wait(held, direction)  # of `parcels`, those not held were waited for before
-
-    def report(self, place: str, division: int, error: Exception) -> None:
-        """Tell the other ranks that this one cannot go on."""
-        self._inner.report(place, division, error)
-
-    def exchange_notes(self, note: str, place: str) -> list[str]:
-        """Give the notes of all ranks in rank order; collective."""
-        return self._inner.exchange_notes(note, place)
-
-    def gather_timeline(self, recorder: Recorder) -> Timeline | None:
-        """Give the events of all ranks on one clock to rank 0, ``None`` to others; collective."""
-        return self._inner.gather_timeline(recorder)
-
-    def close(self) -> None:
-        """End what runs beside the program."""
-        self._inner.close()
