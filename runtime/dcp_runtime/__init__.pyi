@@ -1,10 +1,11 @@
 from .adapters.flex_mask import flex_block_mask, flex_mask_mod
 from .adapters.fsdp import sum_gradients
 from .adapters.huggingface import register_dcp
-from .data.choices import LookAhead, Packing, Planning, RowRules, Screening
+from .data.choices import LookAhead, Packing, Planning, RowRules
 from .data.dataloader import DCPDataloader
 from .data.local_data import LocalData, next_token_loss
 from .data.look_ahead import PlanningMetrics
+from .data.screening import Screening
 from .errors import RunError
 from .execute.attention import DCPAttn, LayerPlans
 from .execute.executor import DCPExecutor

@@ -150,7 +150,7 @@ def _check_name(trace: str) -> None:
 
 
 def to_json(config: "RunConfig", result: "RunResult") -> dict[str, object]:
-    """Give the document that ``--json`` prints."""
+    """Return the document that ``--json`` prints."""
     return {
         "schema": SCHEMA,
         "ranks": config.ranks,
@@ -180,12 +180,12 @@ def to_json(config: "RunConfig", result: "RunResult") -> dict[str, object]:
 
 
 def _finite(value: float) -> float | None:
-    """Give ``None`` for NaN and infinity, which JSON cannot say."""
+    """Return ``None`` for NaN and infinity, which JSON cannot say."""
     return value if math.isfinite(value) else None
 
 
 def to_text(config: "RunConfig", result: "RunResult") -> str:
-    """Give the lines for people."""
+    """Return the lines for people."""
     lines = [
         f"{config.ranks} ranks, {config.dtype}: {result.seconds:.3f} s (forward "
         f"{result.forward_s:.3f}, backward {result.backward_s:.3f}), exposed communication "

@@ -121,9 +121,10 @@ def test_missing_torch_names_the_extra(plan_file, monkeypatch):
     assert "pip install 'dcp-dsl[runtime]'" in str(result.exception)
 
 
-def test_help_and_the_face_load_no_torch():
+def test_help_the_face_and_planner_processes_load_no_torch():
     code = (
-        "import sys, dcp_runtime, dcp_runtime.commands, dcp_runtime.launch.launcher;"
+        "import sys, dcp_runtime, dcp_runtime.commands, dcp_runtime.launch.launcher,"
+        " dcp_runtime.data.planner_process;"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,4 @@
-"""FlexAttention masks from bound masks, without evaluating pairs to find the blocks.
+"""FlexAttention masks made from bound masks, without evaluating pairs to find the blocks.
 
 `create_block_mask` asks a Python function about every pair of tokens; here the block lists come
 from exact block sparsity, and the function only serves the kernel inside partial blocks.
@@ -20,7 +20,7 @@ FlexMaskMod: TypeAlias = Callable[
 def flex_block_mask(
     mask: Form, config: ExportConfig | None = None, device: torch.device | str = "cpu"
 ) -> BlockMask:
-    """Give the `BlockMask` of a bound mask, of one sequence or of a packed batch.
+    """Return the `BlockMask` of a bound mask, of one sequence or of a packed batch.
 
     Batch and heads are broadcast. Blocks that are full skip the predicate; the last block of a
     length that is no multiple of the block counts as partial.
@@ -51,7 +51,7 @@ def flex_block_mask(
 
 
 def flex_mask_mod(mask: Form, device: torch.device | str = "cpu") -> FlexMaskMod:
-    """Give the predicate of a bound mask as a `mask_mod`: closed, or with captured tensors.
+    """Return the predicate of a bound mask as a `mask_mod`: closed, or with captured tensors.
 
     Raises:
         ExchangeError: X304 if the mask takes too many ranges and has too many tokens for bits.

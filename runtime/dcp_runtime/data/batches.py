@@ -1,4 +1,4 @@
-"""A batch made ready to be planned: its rows read and screened, their masks found.
+"""Batches: rows of a data set are grouped by epoch, read, screened, and matched with their masks.
 
 Masks are compiled by whoever plans: a rank that is sent its part of a plan never needs them.
 """
@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import Attachment, Dataset, DatasetError, Mask, Sample, Spec, Stack, pack
-from dcp_runtime.data.choices import Packing, RowRules, Screening
+from dcp_runtime.data.choices import Packing, RowRules
 from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows, TokenColumn, Tokens
 from dcp_runtime.data.sample_masks import LayerMasks
+from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.token_columns import TokenColumns, read_columns
 
 Batches: TypeAlias = tuple[tuple[int, ...], ...]
@@ -23,7 +24,7 @@ Batches: TypeAlias = tuple[tuple[int, ...], ...]
 def pack_epoch(
     rows: Sequence[int], lengths: Sequence[int], packing: Packing, epoch: int
 ) -> Batches:
-    """Give the rows of every batch of one epoch; each row is in exactly one.
+    """Return the rows of every batch of one epoch; each row is in exactly one.
 
     Args:
         rows: row numbers that take part.
@@ -111,7 +112,7 @@ class RowReader:
     rules: RowRules
 
     def usable_tokens(self, row: int, length: int) -> int:
-        """Give how many tokens of a row take part by its length alone; 0 leaves it out.
+        """Return how many tokens of a row take part by its length alone; 0 leaves it out.
 
         Raises:
             DatasetError: if the row cannot be used and the policy is to raise.
@@ -180,7 +181,7 @@ def open_rows(dataset: Any, tokens: TokenColumn) -> IndexedRows | StreamedRows: 
 def make_resolver(
     rows: IndexedRows | StreamedRows, dataset: object, mask_fn: MaskFunction, path: str
 ) -> Resolver:
-    """Give the function that finds mask and sample of a row.
+    """Return the function that finds mask and sample of a row.
 
     Raises:
         DatasetError: if `mask_fn` is nothing that gives masks, or no ``for`` of a spec matches.

@@ -1,4 +1,4 @@
-"""What a user chooses about a `DCPDataloader`, by subject; every choice has a default."""
+"""Choices of a user about a `DCPDataloader`, by subject; each has a default."""
 
 import os
 from collections.abc import Sequence
@@ -9,72 +9,9 @@ import torch.distributed as dist
 
 from dcp_dsl import DatasetError
 from dcp_planner import Cluster, ModelShape, PlanConfig
+from dcp_runtime.data.screening import RowPolicy
 from dcp_runtime.errors import RunError
 from dcp_runtime.transport.group_store import Group, process_group
-
-RowPolicy: TypeAlias = Literal["error", "skip", "truncate"]
-Reason: TypeAlias = Literal["empty", "too_long", "unfit"]
-
-KEPT_EXAMPLES = 20
-SKIP_HINT = "policy='skip' leaves such rows out and counts them"
-
-
-@dataclass(slots=True)
-class Screening:
-    """Applies a policy and keeps the record; nothing is left out without being in it.
-
-    Attributes:
-        policy: ``"error"`` raises for the first bad row; ``"skip"`` leaves bad rows out;
-            ``"truncate"`` cuts rows longer than the budget and raises for the others.
-        counts: rows left out or cut, by reason.
-        examples: what was wrong with the first `KEPT_EXAMPLES` of them.
-        hidden_targets: targets left out because they do not see the token before them.
-    """
-
-    policy: RowPolicy = "error"
-    counts: dict[str, int] = field(default_factory=dict)
-    examples: list[str] = field(default_factory=list)
-    hidden_targets: int = 0
-    _known: set[tuple[int, str]] = field(default_factory=set)
-
-    def leave_out(self, row: int, reason: Reason, what: str) -> None:
-        """Record that a row is left out.
-
-        Raises:
-            DatasetError: unless the policy is to skip such rows.
-        """
-        if self.policy != "skip":
-            raise DatasetError(f"{what}; {SKIP_HINT}")
-        self._record(row, reason, what)
-
-    def shorten(self, row: int, length: int, budget: int) -> int:
-        """Give how many tokens of a row longer than the budget are used; 0 leaves it out.
-
-        Raises:
-            DatasetError: if the policy is to raise.
-        """
-        what = f"row {row} has {length} tokens, the token budget is {budget}"
-        if self.policy == "error":
-            raise DatasetError(
-                f"{what}; raise the budget, or choose policy='truncate' or policy='skip'"
-            )
-        self._record(row, "too_long", what)
-        return budget if self.policy == "truncate" else 0
-
-    def leave_out_targets(self, row: int, count: int) -> None:
-        """Record that a row is used without some of its targets."""
-        if (row, "hidden") not in self._known:
-            self._known.add((row, "hidden"))
-            self.hidden_targets += count
-
-    def _record(self, row: int, reason: Reason, what: str) -> None:
-        if (row, reason) in self._known:  # a second epoch finds the same rows
-            return
-        self._known.add((row, reason))
-        self.counts[reason] = self.counts.get(reason, 0) + 1
-        if len(self.examples) < KEPT_EXAMPLES:
-            self.examples.append(what)
-
 
 PackingOrder: TypeAlias = Literal["in_order", "decreasing"]
 Planner: TypeAlias = Literal["each", "first"]
@@ -83,7 +20,7 @@ HiddenTargets: TypeAlias = Literal["warn", "leave_out", "keep"]
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Which rows share a batch, and in which order batches come.
+    """How rows are packed into batches, and the order of the batches.
 
     Attributes:
         token_budget: most tokens of a batch.
@@ -170,7 +107,7 @@ class RowRules:
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """What batches are planned for, and how.
+    """The model and the machine that batches are planned for, and the options of planning.
 
     Attributes:
         shape: heads of the attention layer on one rank.
@@ -274,7 +211,7 @@ class LookAhead:
 
 
 def _ranks_of_this_machine() -> int:
-    """Give how many ranks share its cores; torchrun says it, else all ranks might."""
+    """Return how many ranks share its cores; torchrun says it, else all ranks might."""
     told = os.environ.get("LOCAL_WORLD_SIZE", "")
     if told.isdecimal() and int(told) > 0:
         return int(told)

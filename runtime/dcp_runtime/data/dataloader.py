@@ -24,15 +24,7 @@ from dcp_runtime.data.batches import (
     open_rows,
     pack_epoch,
 )
-from dcp_runtime.data.choices import (
-    LookAhead,
-    Packing,
-    Planning,
-    RowRules,
-    Screening,
-    check_count,
-    check_kind,
-)
+from dcp_runtime.data.choices import LookAhead, Packing, Planning, RowRules, check_count, check_kind
 from dcp_runtime.data.local_data import LocalData, TargetFinder, take_local
 from dcp_runtime.data.look_ahead import OwnPlans, PendingPlan, PlanningMetrics, PlanSource
 from dcp_runtime.data.plan_request import (
@@ -44,6 +36,7 @@ from dcp_runtime.data.plan_request import (
 )
 from dcp_runtime.data.planner_pool import PlannerPool
 from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows, TokenColumn
+from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.shared_plans import PlanExchange, SharedPlans
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import BatchPlan, name_batch
@@ -183,11 +176,11 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
 
     @property
     def metrics(self) -> PlanningMetrics:
-        """What planning cost so far."""
+        """The cost of planning so far."""
         return self._plans.metrics
 
     def state_dict(self) -> State:
-        """Give what is needed to go on behind the batch that was yielded last, fit for JSON."""
+        """Return what is needed to go on behind the batch that was yielded last, fit for JSON."""
         position = self._position
         if self._next is not None and not self._is_under_way:
             position = self._next
@@ -228,14 +221,14 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         self._plans.close()
 
     def _start(self) -> _Position:
-        """Give where the next iteration begins."""
+        """Return where the next iteration begins."""
         if self._next is not None:
             return self._next
         was_left = self._position.batch > 0
         return _Position(self._position.epoch + 1) if was_left else self._position
 
     def _epoch(self, iteration: int) -> Iterator[tuple[LocalData, BatchPlan]]:
-        """Give the batches from the present position to the end of its epoch."""
+        """Return the batches from the present position to the end of its epoch."""
         self._check_newest(iteration)
         coming, waiting = self._coming(), self._waiting
         self._is_under_way = True
@@ -269,7 +262,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             )
 
     def _coming(self) -> Iterator[_Batch]:
-        """Give batches from the present position on, each with its plan under way."""
+        """Return batches from the present position on, each with its plan under way."""
         groups = self._indexed() if isinstance(self._rows, IndexedRows) else self._streamed()
         for sequences, after in groups:
             if sequences:  # all rows of a batch may have been left out
@@ -337,7 +330,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         return take_local(sequences, targets, planned.plan, self._rank)
 
     def _screened(self) -> tuple[list[int], list[int]]:
-        """Give the rows that can be used by their length, and how many tokens of each are."""
+        """Return the rows that can be used by their length, and how many tokens of each are."""
         assert isinstance(self._rows, IndexedRows)
         rows, counts = [], []
         for row, length in enumerate(self._rows.lengths.tolist()):

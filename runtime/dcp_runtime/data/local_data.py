@@ -1,4 +1,4 @@
-"""One rank's part of a packed batch."""
+"""`LocalData`: one rank's tokens of a packed batch, their targets, and the loss over them."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from dcp_runtime.data.batches import PackedSequence
-from dcp_runtime.data.choices import RowRules, Screening
+from dcp_runtime.data.choices import RowRules
 from dcp_runtime.data.sample_masks import Runs
+from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.token_columns import IGNORE_LABEL, Ints, join
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import BatchPlan
@@ -58,7 +59,7 @@ class TargetFinder:
     says: bool
 
     def find(self, sequences: Sequence[PackedSequence], hidden: Runs) -> Targets:
-        """Give the targets of a batch: each token that counts is predicted by the one before it.
+        """Return the targets of a batch: each token that counts is predicted by the one before it.
 
         Args:
             sequences: of the batch.
@@ -145,7 +146,7 @@ class LocalData:
     target_extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> "LocalData":
-        """Give the same data with all tensors on a device.
+        """Return the same data with all tensors on a device.
 
         Args:
             device: where to.
@@ -154,7 +155,7 @@ class LocalData:
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "LocalData":
-        """Give the same data in pinned memory, from which a GPU copies without the CPU."""
+        """Return the same data in pinned memory, from which a GPU copies without the CPU."""
         return self._each(torch.Tensor.pin_memory)
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "LocalData":
@@ -215,7 +216,7 @@ def take_local(
 def next_token_loss(
     logits: torch.Tensor, local_data: LocalData, num_targets: int | None = None
 ) -> torch.Tensor:
-    """Give the cross entropy of this rank's targets, divided by the targets of all ranks.
+    """Compute the cross entropy of this rank's targets, divided by the targets of all ranks.
 
     Losses, and gradients, of the ranks are to be **added**: the sum over the ranks is the mean over
     the targets of the batch. Each target counts with its weight; weights do not change what is

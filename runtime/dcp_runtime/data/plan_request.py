@@ -1,4 +1,4 @@
-"""What a planner needs to know about one batch, as a value that fits into one line of JSON.
+"""Planning requests: one batch as a line of JSON, and the planned batch that comes back.
 
 A planner process makes the same plans from the text as this process makes from the values; both go
 through `make_plans`.
@@ -27,15 +27,15 @@ from dcp_planner import (
     decode_part,
     encode_parts,
 )
-from dcp_runtime.data.choices import SKIP_HINT
 from dcp_runtime.data.sample_masks import Runs, Slot, hidden_from_next, join_cycles, truncate
+from dcp_runtime.data.screening import SKIP_HINT
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import BatchPlan, StackedPlans
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedBatch:
-    """What planning a batch gave.
+    """The plans of a batch, and the rows that turned out not to fit their mask.
 
     Attributes:
         plans: one per distinct mask of its layers; none if no sequence is left.
@@ -71,7 +71,7 @@ class PlannedBatch:
 
 
 def encode_batch(batch: PlannedBatch, num_devices: int) -> list[bytes]:
-    """Give every device's part of a planned batch as bytes for `decode_batch`."""
+    """Return every device's part of a planned batch as bytes for `decode_batch`."""
     parts: list[list[bytes]] = [[] for _ in range(num_devices)]
     for plan in batch.plans:
         assert isinstance(plan, Plan), "parts are cut from whole plans"
@@ -164,7 +164,7 @@ class PlanRequest:
     config: PlanConfig
 
     def to_json(self) -> str:
-        """Give one line; equal requests give equal lines."""
+        """Return one line; equal requests give equal lines."""
         return json.dumps(asdict(self))
 
     @classmethod

@@ -74,12 +74,12 @@ class PlannerPool:
 
     @property
     def is_closed(self) -> bool:
-        """Whether its processes have been ended."""
+        """Return whether its processes have been ended."""
         return self._crew.is_closed
 
     @property
     def cannot_start(self) -> bool:
-        """Whether processes end again and again before they have planned anything."""
+        """Return whether processes end again and again before they have planned anything."""
         return self._crew.failed_starts >= MOST_FAILED_STARTS
 
     @property

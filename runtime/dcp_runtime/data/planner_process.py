@@ -1,4 +1,4 @@
-"""The program of a planner process: requests in, plans out.
+"""The program of a planner process: it reads requests and writes plans.
 
 Reads one line of JSON per request from standard input, ``{"request", "path", "kind"}``. Writes
 either plan files, path and number of each, or to the path the parts of all devices one behind the

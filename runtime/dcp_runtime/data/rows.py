@@ -32,7 +32,7 @@ class TokenColumn:
         return TOKEN_COLUMNS if self.name is None else (self.name,)
 
     def read(self, row: Row, index: int) -> Tokens:
-        """Give the tokens of a row, int64 ``[length]``; bytes count as one token each.
+        """Return the tokens of a row, int64 ``[length]``; bytes count as one token each.
 
         Raises:
             DatasetError: if the row has none, or they are no integers.
@@ -120,7 +120,7 @@ class IndexedRows:
             ) from error
 
     def read(self, index: int) -> tuple[Row, Tokens]:
-        """Give one row and its tokens; asks the data set once.
+        """Return one row and its tokens; asks the data set once.
 
         Raises:
             DatasetError: if the row is gone or has no tokens, or not as many as when the lengths
@@ -169,7 +169,7 @@ class StreamedRows:
         return cls(open_once, tokens)
 
     def rows_from(self, index: int) -> Iterator[tuple[int, Row, Tokens]]:
-        """Give number, row and tokens of every row from `index` on; those before are passed over.
+        """Return number, row and tokens of every row from `index` on; those before are passed over.
 
         Raises:
             DatasetError: if the stream ends before `index`.
@@ -186,7 +186,7 @@ class StreamedRows:
 
 
 def _lengths_of_arrow(dataset: Any, names: Sequence[str]) -> NDArray[np.int64] | None:  # Any: HF's
-    """Give the lengths that the Arrow tables of a Hugging Face data set hold; no row is made.
+    """Return the lengths that the Arrow tables of a Hugging Face data set hold; no row is made.
 
     ``None`` if it is another data set, makes its rows anew when asked, or has rows without tokens.
     """

@@ -1,4 +1,4 @@
-"""Which tokens of a sequence are hidden from the token behind them, decided exactly from its mask.
+"""Masks of samples: by layer, cut to the first tokens, and the tokens that their next cannot see.
 
 Where packed documents meet, or the answers to a shared question, the next token of the row is no
 continuation: it does not see the token before it, which therefore is not to predict it.
@@ -46,7 +46,7 @@ class LayerMasks:
 
     @classmethod
     def of(cls, value: Mask | Stack) -> "LayerMasks":
-        """Give the masks of a stack, or one mask for all layers.
+        """Return the masks of a stack, or one mask for all layers.
 
         Raises:
             HeadError: if KV heads of one layer have different masks.
@@ -57,7 +57,7 @@ class LayerMasks:
 
 
 def join_cycles(cycles: Sequence[tuple[int, ...]]) -> tuple[tuple[Slot, ...], tuple[int, ...]]:
-    """Give the different slots of a batch, and for each layer the number of its slot.
+    """Return the different slots of a batch, and for each layer the number of its slot.
 
     Args:
         cycles: of every sequence, the number of its mask by layer.
@@ -152,7 +152,7 @@ TILE = 64
 
 
 def hidden_from_next(sequences: Sequence[Iterable[Form]]) -> Runs:
-    """Give the packed positions of the tokens that the next token of their sequence never sees.
+    """Return the packed positions of the tokens that the next token of their sequence never sees.
 
     Args:
         sequences: for each sequence of the batch the masks of its layers. The next token sees a

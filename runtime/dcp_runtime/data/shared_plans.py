@@ -1,4 +1,4 @@
-"""Plans that one rank makes for all: only its part travels to each rank."""
+"""Shared plans: one rank plans for all, and each rank gets its part through the group's store."""
 
 import time
 import warnings

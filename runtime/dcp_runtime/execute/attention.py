@@ -1,4 +1,4 @@
-"""`DCPAttn`: the attention of a model, as an autograd function over the ranks of a plan."""
+"""`DCPAttn`, the attention of a model over the ranks of a plan, and `LayerPlans`, its plans."""
 
 import sys
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ class LayerPlans:
         return cls(layers, plans.cycle)
 
     def of(self, layer: int) -> LayerPlan:
-        """Give the plan that a layer runs, by its number from 0."""
+        """Return the plan that a layer runs, by its number from 0."""
         return self.layers[self.cycle[layer % len(self.cycle)]]
 
 
@@ -97,7 +97,7 @@ class DCPAttn:
 
     @staticmethod
     def apply(prepared: PlanOfLayer, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        """Give out of q and kv.
+        """Compute out of q and kv.
 
         Raises:
             RunError: if the tensors do not fit the prepared plan, another rank fails, or an

@@ -1,4 +1,4 @@
-"""`DCPExecutor`: the ranks of a process group, a kernel, and the plan that they run next."""
+"""`DCPExecutor`: makes plans ready on the ranks of a process group, so that layers can run them."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -33,10 +33,10 @@ class Pass(Protocol):
         """Compute the tiles of a table."""
 
     def outgoing(self, transfer: Transfer) -> tuple[torch.Tensor, ...]:
-        """Give the contiguous tensors to send."""
+        """Return the contiguous tensors to send."""
 
     def incoming(self, transfer: Transfer) -> tuple[torch.Tensor, ...]:
-        """Give the contiguous tensors to receive into."""
+        """Return the contiguous tensors to receive into."""
 
     def reduce(self, transfer: Transfer) -> None:
         """Merge a partial result that has arrived."""

@@ -39,18 +39,18 @@ class PreparedBatch:
         self._calls: WeakSet[OpenCall] = WeakSet()
 
     def open_call(self) -> OpenCall:
-        """Give what the graph of a forward call holds until its backward."""
+        """Return what the graph of a forward call holds until its backward."""
         call = OpenCall()
         self._calls.add(call)
         return call
 
     @property
     def is_finished(self) -> bool:
-        """Whether layers ran and no call of theirs waits for its backward."""
+        """Return whether layers ran and no call of theirs waits for its backward."""
         return self.is_reached and not self._calls
 
     def __str__(self) -> str:
-        """Give the name and what the batch waits for."""
+        """Return the name and what the batch waits for."""
         missing = "its backward" if self.is_reached else "its first layer"
         return f"{self.name} (waits for {missing})"
 

@@ -1,4 +1,4 @@
-"""One backward call on one device: what is known of the queries, kv, and the gradients' sums."""
+"""Forward and backward calls on one device: their buffers, and what instructions do to them."""
 
 import torch
 
@@ -15,7 +15,7 @@ from dcp_runtime.plans.tile_table import TileTable
 
 
 def working_buffer(own: torch.Tensor, receive_rows: int) -> torch.Tensor:
-    """Give a buffer for own rows and received ones; the own tensor itself if nothing arrives.
+    """Return a buffer for own rows and received ones; the own tensor itself if nothing arrives.
 
     >>> own = torch.ones(2, 3)
     >>> working_buffer(own, 0) is own, working_buffer(own, 4).shape
@@ -27,7 +27,7 @@ def working_buffer(own: torch.Tensor, receive_rows: int) -> torch.Tensor:
 
 
 def rows_of(plan: DirectionPlan, transfer: Transfer) -> slice:
-    """Give the rows of a transfer's block in the buffers of queries or of keys."""
+    """Return the rows of a transfer's block in the buffers of queries or of keys."""
     is_kv = transfer.kind in (TransferKind.KV, TransferKind.DKV)
     start = int((plan.rows.kv if is_kv else plan.rows.q)[transfer.block])
     return slice(start, start + transfer.num_tokens)
@@ -68,7 +68,7 @@ class ForwardPass:
         return sum(tensor.nbytes for tensor in (*arriving, self._out, self._lse))
 
     def result(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give out ``[T_local, Hq, D]`` in the dtype of q and lse ``[T_local, Hq]``."""
+        """Return out ``[T_local, Hq, D]`` in the dtype of q and lse ``[T_local, Hq]``."""
         local = slice(self._num_local)
         out = self._state.out[local].to(self._q.dtype)
         # A copy: layers keep their result, which must not keep the rows of remote queries.
@@ -86,14 +86,14 @@ class ForwardPass:
         kernel.forward(self._q, self._kv, table, self._scale, self._state)
 
     def outgoing(self, transfer: Transfer) -> tuple[torch.Tensor, ...]:
-        """Give kv or q as they lie in the buffer, or lse and out so far."""
+        """Return kv or q as they lie in the buffer, or lse and out so far."""
         rows = self._rows(transfer)
         if transfer.kind.is_result:
             return self._state.lse[rows], self._state.out[rows].to(self._q.dtype)
         return (self._input(transfer.kind)[rows],)
 
     def incoming(self, transfer: Transfer) -> tuple[torch.Tensor, ...]:
-        """Give the place where it arrives; a query's state starts anew."""
+        """Return the place where it arrives; a query's state starts anew."""
         if transfer.kind.is_result:
             return self._partial(transfer)
         rows = self._rows(transfer)
@@ -160,7 +160,7 @@ class BackwardPass:
         return sum(tensor.nbytes for tensor in (*arriving, self._dq, self._dkv))
 
     def result(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give dq ``[T_local, Hq, D]`` and dkv ``[T_local, 2, Hkv, D]`` in the dtype of q."""
+        """Return dq ``[T_local, Hq, D]`` and dkv ``[T_local, 2, Hkv, D]`` in the dtype of q."""
         dq, dkv = (
             sums[: self._num_local].to(self._kv.dtype) for sums in (self._sums.dq, self._sums.dkv)
         )
@@ -179,13 +179,13 @@ class BackwardPass:
         kernel.backward(self._rows, self._kv, table, self._scale, self._sums)
 
     def outgoing(self, transfer: Transfer) -> tuple[torch.Tensor, ...]:
-        """Give inputs as they lie in the buffers, or a sum so far in the dtype of q."""
+        """Return inputs as they lie in the buffers, or a sum so far in the dtype of q."""
         if transfer.kind.is_result:
             return (self._sum(transfer)[rows_of(self._plan, transfer)].to(self._kv.dtype),)
         return self._inputs(transfer)
 
     def incoming(self, transfer: Transfer) -> tuple[torch.Tensor, ...]:
-        """Give the place where it arrives; a block's sums start anew."""
+        """Return the place where it arrives; a block's sums start anew."""
         if transfer.kind.is_result:
             return (self._partial(transfer),)
         sums = self._sums.dkv if transfer.kind == TransferKind.KV else self._sums.dq

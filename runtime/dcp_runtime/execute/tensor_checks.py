@@ -1,4 +1,9 @@
-"""Refuses tensors that do not fit a plan, with what was expected, what came, and the way out."""
+"""Checks of tensors: their shapes fit the plan, and their values are finite.
+
+The check of values is optional, because it reads every tensor once more:
+``DCPExecutor(check_finite=True)``. With it, receive buffers are filled with NaN before anything
+arrives, so that a row that is read too early, or never written, is found as well.
+"""
 
 from collections.abc import Sequence
 

@@ -72,12 +72,12 @@ class FlashOperators(Protocol):
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: FlashCall, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give out ``[rows, Hq, D]`` and lse of gathered tensors."""
+        """Return out ``[rows, Hq, D]`` and lse of gathered tensors."""
 
     def backward(
         self, rows: FlashRows, call: FlashCall, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Give dq, dk, dv."""
+        """Compute dq, dk, dv."""
 
 
 class AtenFlash:

@@ -1,4 +1,4 @@
-"""The specification: explicit scores and probabilities, in the type of the sums."""
+"""The reference kernel: explicit scores and probabilities, in the type of the sums."""
 
 from collections.abc import Sequence
 

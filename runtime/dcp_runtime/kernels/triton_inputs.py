@@ -1,4 +1,4 @@
-"""A tile table seen from the keys: which segments and pieces meet each run of key rows.
+"""The arrays that the Triton kernels read: tile tables by keys, moved to the device at once.
 
 dk and dv of a key gather from all queries that see it. Cutting the key rows at multiples of a chunk
 gives every row to exactly one program, however the pieces overlap, so sums need no atomics.

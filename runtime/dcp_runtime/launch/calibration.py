@@ -52,7 +52,7 @@ KERNEL_TILE = 256
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured.
+    """The constants that were measured.
 
     Attributes:
         cluster: this machine as one node of `ranks` devices.
@@ -67,7 +67,7 @@ class Calibration:
     measured_s: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON object; `Any`: what JSON holds."""
+        """Return a JSON object; `Any`: what JSON holds."""
         values = {name: getattr(self.cluster, name) for name in self.cluster.__slots__}
         return {
             "cluster": values,
@@ -290,7 +290,7 @@ def _flops(length: int, *, is_backward: bool) -> float:
 
 
 def _own_work_plan(ranks: int, length: int) -> Plan:
-    """Give every rank one causal sequence of its own: nothing travels."""
+    """Plan for every rank one causal sequence of its own: nothing travels."""
     mask = Spec.from_text("mask m = causal").mask("m").bind(Sample({}, length))
     sparsity = block_sparsity([mask] * ranks, length, length)
     config = PlanConfig(partitioner="static:contiguous")
@@ -310,7 +310,7 @@ def _check(cluster: Cluster, world: ProcessWorld) -> tuple[float, float]:
 
 
 def _copy_rate(device: str) -> float:
-    """Give the bytes per second that a copy reads and writes."""
+    """Return the bytes per second that a copy reads and writes."""
     import torch
 
     source = torch.ones(1 << 24, device=device)
@@ -345,7 +345,7 @@ def _cuda_attention_rates() -> tuple[tuple[float, float], float]:
 
 
 def _timed(work: Callable[[], object], device: str) -> float:
-    """Give the median seconds of `work`, warm."""
+    """Measure the median seconds of `work`, warm."""
     import torch
 
     seconds = []

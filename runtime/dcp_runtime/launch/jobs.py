@@ -29,7 +29,7 @@ TransportName: TypeAlias = Literal["gloo", "nccl", "loopback"]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to run; the plan lies in the folder as ``<name>.dcpplan``.
+    """One run of a plan; the plan lies in the folder as ``<name>.dcpplan``.
 
     Attributes:
         name: of this job's files.

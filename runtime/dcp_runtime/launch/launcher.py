@@ -1,4 +1,4 @@
-"""`run_plan`: a plan executed on processes of this machine, on random tensors, and verified."""
+"""`run_plan`: executes a plan on processes of this machine, on random tensors, and verifies it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """How to run a plan.
+    """The options of `run_plan`.
 
     Attributes:
         ranks: processes; the plan must be for as many devices.
@@ -83,7 +83,7 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run gave.
+    """The times, bytes and errors of a run.
 
     Attributes:
         verified: whether every tensor was exact enough, ``None`` if that was not asked for.

@@ -1,4 +1,4 @@
-"""One rank of a ring that measures links.
+"""The program of one rank of a ring of processes that measures links.
 
 Started as ``python -m dcp_runtime.launch.link_worker FOLDER RANK SIZE SETTING``; SETTING is JSON.
 Prints one JSON list: for each message size and count the median seconds from a barrier until every
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _ring_seconds(setting: dict[str, Any], device: str, size_bytes: int, count: int) -> float:
-    """Give the median seconds of `count` messages to the next rank, as many from the one before."""
+    """Measure the median seconds of `count` messages to the next rank and as many from the last."""
     rank, size = dist.get_rank(), dist.get_world_size()
     sent, received = (
         [torch.zeros(size_bytes, dtype=torch.uint8, device=device) for _ in range(count)]

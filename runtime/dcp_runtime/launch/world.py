@@ -1,4 +1,4 @@
-"""Processes of our own, one per rank, that run plans one after the other.
+"""`ProcessWorld`: one process per rank of this machine; they run plans one after the other.
 
 Every rank is ``python -m dcp_runtime.launch.worker`` on this machine. Jobs and replies are JSON
 lines over pipes, plans and tensors are files in a temporary folder. Whatever happens, no process is
@@ -133,7 +133,7 @@ class ProcessWorld:
         return _Rank(rank, process, log)
 
     def next_job(self) -> str:
-        """Give a name that no job of this world has had.
+        """Return a name that no job of this world has had.
 
         Raises:
             RunError: if the processes have ended.
@@ -192,7 +192,7 @@ class ProcessWorld:
         return member.has_ended or self._is_silent(member, now) or self._is_stuck(member, now)
 
     def _is_explained(self) -> bool:
-        """Whether nobody but the ranks that others blame has yet to reply."""
+        """Return whether nobody but the ranks that others blame has yet to reply."""
         replies = [m.reply for m in self._members if m.reply is not None]
         blamed = {reply["rank"] for reply in replies if reply.get("rank") is not None}
         open_ranks = {m.number for m in self._members if m.reply is None and not m.has_ended}
@@ -203,12 +203,12 @@ class ProcessWorld:
         return member.reply is None and now - member.last_sign_s > allowed
 
     def _is_stuck(self, member: _Rank, now: float) -> bool:
-        """Whether a rank that waits for nobody has not come to its next instruction in time."""
+        """Return whether a rank that waits for nobody is late with its next instruction."""
         is_late = now - member.last_step_s > self.timeout_s
         return member.reply is None and member.doing is not None and is_late
 
     def _find_error(self) -> RunError | None:
-        """Give what went wrong, the most certain evidence first."""
+        """Return what went wrong, the most certain evidence first."""
         failed = [m for m in self._members if m.reply is not None and m.reply["kind"] == "failed"]
         ended = [m for m in self._members if m.reply is None and m.has_ended]
         silent = [m for m in self._members if m.reply is None and not m.has_ended]

@@ -66,7 +66,7 @@ class StackedPlans:
         return tuple(map(digest_of, self.plans))
 
     def local_tokens(self, device: int) -> NDArray[np.int64]:
-        """Give packed positions of the tokens that a device owns, the same in every layer."""
+        """Return packed positions of the tokens that a device owns, the same in every layer."""
         return self.plans[0].local_tokens(device)
 
 
@@ -75,12 +75,12 @@ BatchPlan: TypeAlias = Plan | PlanPart | StackedPlans
 
 
 def digest_of(plan: Plan | PlanPart) -> str:
-    """Give the digest of a plan, or of the whole plan that a part was cut from."""
+    """Return the digest of a plan, or of the whole plan that a part was cut from."""
     return plan.digest if isinstance(plan, PlanPart) else digest(plan)
 
 
 def blocks_of(plan: Plan | PlanPart) -> tuple[NDArray[np.generic], ...]:
-    """Give the borders and owners of a plan's token blocks."""
+    """Return the borders and owners of a plan's token blocks."""
     blocks = plan.plan.blocks if isinstance(plan, PlanPart) else plan.blocks
     return blocks.start, blocks.end, blocks.owner
 
@@ -101,7 +101,7 @@ def name_batch(plan: BatchPlan, epoch: int, batch: int) -> BatchPlan:
 
 
 def batch_name(plan: object) -> str:
-    """Give the name of a plan's batch; empty if no data loader yielded the plan."""
+    """Return the name of a plan's batch; empty if no data loader yielded the plan."""
     if not isinstance(plan, Plan | PlanPart | StackedPlans):
         return ""
     own = _names.get(plan, "")

@@ -106,7 +106,7 @@ class DevicePlan:
     transfers: Mapping[int, Transfer]
 
     def of(self, direction: Direction) -> DirectionPlan:
-        """Give one direction."""
+        """Return one direction."""
         return self.forward if direction == "forward" else self.backward
 
 
@@ -164,13 +164,13 @@ class _Columns:
         )  # fmt: skip
 
     def receives(self, kind: TransferKind, *, is_backward: bool) -> NDArray[np.int64]:
-        """Give the places of what arrives of a kind."""
+        """Return the places of what arrives of a kind."""
         return np.flatnonzero(
             (self.kind == kind) & (self.is_backward == is_backward) & ~self.is_send
         )
 
     def transfers(self, plan: Plan, device: int, groups: int) -> dict[int, Transfer]:
-        """Give the rows as values."""
+        """Return the rows as values."""
         names = message_names(self.kind, self.block, groups, len(plan.blocks) // groups)
         keys = list(
             zip(self.is_backward.tolist(), self.kind.tolist(), self.block.tolist(), strict=True)
@@ -227,7 +227,7 @@ def _direction_plan(
 def _rows_of(
     plan: Plan, device: int, blocks: NDArray[np.int32], slots: NDArray[np.int32]
 ) -> NDArray[np.int64]:
-    """Give the first row of every block: own ones in order, then slots."""
+    """Return the first row of every block: own ones in order, then slots."""
     local = plan.local_blocks(device)
     tokens = plan.blocks.num_tokens[local]
     rows = np.full(len(plan.blocks), -1, np.int64)

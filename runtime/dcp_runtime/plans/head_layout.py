@@ -15,7 +15,7 @@ from dcp_planner import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class HeadLayout:
-    """How the heads of a token are cut; with one group everything stays the tensor that it is.
+    """The cut of a token's heads into groups; with one group tensors stay as they are.
 
     Attributes:
         shape: all heads.

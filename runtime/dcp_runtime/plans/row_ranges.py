@@ -1,7 +1,9 @@
-"""Which keys each row of queries sees inside rectangles of the attention matrix.
+"""Masks inside rectangles of the attention matrix: the keys that each row of queries sees.
 
-Slabs are cut to the rectangles first and expanded to rows last, in a few passes over flat arrays:
-nothing loops over rows, slabs or rectangles.
+`cut_slabs` cuts slabs to the rectangles first and expands them to rows last, in a few passes over
+flat arrays: nothing loops over rows, slabs or rectangles. `rasterise_mask` evaluates other forms
+pair by pair: a dilated window, a tree or a cache that drops keys has hundreds of ranges on a row,
+which would cost more than the bits that a kernel reads in the end.
 """
 
 from dataclasses import dataclass
@@ -58,7 +60,7 @@ def run_numbers(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[n
 
 
 def cut_slabs(slabs: Slabs, windows: Windows) -> CutRanges:
-    """Give the visible keys of every row of every window.
+    """Return the visible keys of every row of every window.
 
     Cost: O(slabs times windows that share rows + intervals), times log intervals where several
     slabs meet in one window.
@@ -89,7 +91,7 @@ def cut_slabs(slabs: Slabs, windows: Windows) -> CutRanges:
 
 
 def _pairs_that_meet(slabs: Slabs, windows: Windows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Give the pairs (slab, window) that may share a visible pair, sorted by (window, slab)."""
+    """Return the pairs (slab, window) that may share a visible pair, sorted by (window, slab)."""
     first_window = np.flatnonzero(np.diff(windows.row_start, prepend=-1))  # of each run of rows
     run_start, run_end = windows.row_start[first_window], windows.row_end[first_window]
     run_size = np.diff(first_window, append=len(windows.row_start))

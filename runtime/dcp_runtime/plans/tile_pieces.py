@@ -232,7 +232,7 @@ def _store(
 
 
 def _forms_of(cells: _Cells, forms: Sequence[PlacedForm]) -> NDArray[np.int64]:
-    """Give the form that each cell's mask is, int64 ``[C]``; -1 where it is slabs."""
+    """Return the form that each cell's mask is, int64 ``[C]``; -1 where it is slabs."""
     order = sorted(range(len(forms)), key=lambda i: forms[i].q_start)
     starts = np.array([forms[i].q_start for i in order], np.int64)
     ends = np.array([0, *(forms[i].q_end for i in order)], np.int64)
@@ -242,7 +242,7 @@ def _forms_of(cells: _Cells, forms: Sequence[PlacedForm]) -> NDArray[np.int64]:
 
 
 def _rasterise(cells: _Cells, forms: Sequence[PlacedForm]) -> TilePieces:
-    """Make pieces of cells by painting the form of each; what is empty goes."""
+    """Make pieces of cells by rasterising the form of each; empty cells are dropped."""
     spans = zip(*(getattr(cells, n).tolist() for n in _Cells.__slots__[1:]), strict=True)
     rasterised = [
         rasterise_mask(form, (q0, q1), (k0, k1), MAX_RANGES)

@@ -66,7 +66,7 @@ class TileTable:
         return len(self.q_start)
 
     def piece_mask(self, piece: int, rows: int) -> NDArray[np.bool_]:
-        """Give the mask inside a piece whose segment has `rows` rows, bool ``[rows, kv_len]``."""
+        """Return the mask inside a piece whose segment has `rows` rows, bool ``[rows, kv_len]``."""
         length = int(self.kv_len[piece])
         if self.kind[piece] == PieceKind.FULL:
             return np.ones((rows, length), bool)
@@ -86,7 +86,7 @@ class TileTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRows:
-    """Where each block lies in a device's working buffers.
+    """The first row of each block in a device's working buffers.
 
     Attributes:
         q, kv: int64 ``[D]``, first row of each block in the buffers of queries and of keys; -1 for

@@ -1,4 +1,4 @@
-"""All ranks' events on one clock.
+"""Clock alignment: the events of all ranks on the clock of rank 0.
 
 Rank 0 pings each rank a few times; the ping with the shortest round trip gives the offset of that
 rank's clock, which is uncertain by half that round trip (NTP's rule). On one machine the monotonic
@@ -62,7 +62,7 @@ def gather_timeline(
 
 
 def farthest_apart(uncertainties: Sequence[int]) -> int:
-    """Give how far two clocks may be apart that are off by so much each: both in opposite ways.
+    """Return how far two clocks may be apart that are off by so much each: both in opposite ways.
 
     >>> farthest_apart([0, 30, 20]), farthest_apart([0])
     (50, 0)
@@ -80,7 +80,7 @@ def merge_timelines(
 
 
 def _ping(group: dist.ProcessGroup, peer: int) -> tuple[int, int]:
-    """Give what to add to a rank's clock, and by how much that may be wrong, in ns."""
+    """Return what to add to a rank's clock, and by how much that may be wrong, in ns."""
     best_ns = 0, np.iinfo(np.int64).max
     to = dist.get_global_rank(group, peer)
     answer = torch.zeros(1, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""A store that fails, rather than waits, when the process that serves it does not answer.
+"""The store of a process group, which fails instead of waiting when nobody answers.
 
 torch's client reads the answers of a `TCPStore` without a limit: where the serving process is
 stopped, or its machine out of reach, looking up a key would never return.
@@ -21,7 +21,7 @@ Group: TypeAlias = dist.ProcessGroup | DeviceMesh
 
 
 def process_group(group: Group | None) -> dist.ProcessGroup | None:
-    """Give the group of a mesh's ranks; a group, or ``None`` for all ranks, as it is.
+    """Return the group of a mesh's ranks; a group, or ``None`` for all ranks, as it is.
 
     Raises:
         RunError: if the mesh has several dims.
@@ -40,7 +40,7 @@ SERVER = "the process that serves it: often rank 0, or torchrun on the first nod
 
 
 def open_store(group: dist.ProcessGroup | None, name: str, timeout_s: float) -> "DeadlineStore":
-    """Give keys of our own in the store of a group: the n-th caller of a rank shares them.
+    """Return keys of our own in the store of a group: the n-th caller of a rank shares them.
 
     Args:
         group: ``None`` for all ranks.
@@ -106,7 +106,7 @@ class DeadlineStore(Store):
         return values
 
     def check(self, keys: list[str]) -> bool:
-        """Say whether all keys are there."""
+        """Return whether all keys are there."""
         return bool(self._ask(lambda: self._store.check(keys)))
 
     def add(self, key: str, value: int) -> int:

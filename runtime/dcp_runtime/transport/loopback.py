@@ -130,7 +130,7 @@ class _Turn:
         return taken
 
     def give(self, rank: int) -> None:
-        """Give the turn on, if this rank has it."""
+        """Pass the turn on, if this rank has it."""
         if self.holder == rank:
             self.holder = -1
             self._lock.release()
@@ -228,14 +228,14 @@ class LoopbackTransport:
         self._failures.raised(place, division, error)
 
     def exchange_notes(self, note: str, place: str) -> list[str]:
-        """Give the notes of all ranks in rank order; collective."""
+        """Return the notes of all ranks in rank order; collective."""
         self.give_turn()
         notes = self._barrier.exchange_notes(note, place)
         self.take_turn(place, -1)
         return notes
 
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:
-        """Give the events of all ranks on one clock to rank 0, ``None`` to others; collective."""
+        """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
         self._world.recorders[self.rank] = recorder
         self.exchange_notes("", "gathering the trace")
         if self.rank != 0:

@@ -1,4 +1,8 @@
-"""What happens on this rank, when: filled while a plan runs, read as a `Trace`."""
+"""The recorder of a rank: events with their times, filled while a plan runs, read as a `Trace`.
+
+On the CPU work has ended when its call returns. On CUDA the host only queues work: `StreamClock`
+queues events beside it, and asks for their times once somebody reads the trace.
+"""
 
 import time
 from collections.abc import Callable
@@ -21,7 +25,7 @@ class StreamEvent(Protocol):
         """Wait until the stream has come to it."""
 
     def elapsed_time(self, end_event: Any) -> float:  # Any: as torch has it
-        """Give the milliseconds from here to another one; both must have been reached."""
+        """Return the milliseconds from here to another one; both must have been reached."""
 
 
 Moment: TypeAlias = "int | StreamEvent"
@@ -32,21 +36,21 @@ class Clock(Protocol):
     """Tells moments, and later their times."""
 
     def now(self) -> Moment:
-        """Give this moment, without waiting for anything."""
+        """Return this moment, without waiting for anything."""
 
     def read_ns(self, moment: Moment) -> int:
-        """Give its time on the host's monotonic clock; waits until the device has come to it."""
+        """Return its time on the host's monotonic clock; waits until the device has come to it."""
 
 
 class HostClock:
     """The host's own clock: work has ended when its call returns."""
 
     def now(self) -> Moment:
-        """Give the time."""
+        """Return the time."""
         return time.perf_counter_ns()
 
     def read_ns(self, moment: Moment) -> int:
-        """Give it back."""
+        """Return the moment itself."""
         assert isinstance(moment, int), "this clock gave it"
         return moment
 
@@ -82,7 +86,7 @@ class StreamClock:
         return event
 
     def read_ns(self, moment: Moment) -> int:
-        """Give the time of an event of this clock."""
+        """Return the time of an event of this clock."""
         if isinstance(moment, int):
             return moment
         moment.synchronize()
@@ -90,7 +94,7 @@ class StreamClock:
 
 
 def make_clock(device: torch.device, known: Clock | None = None) -> Clock:
-    """Give the clock of a device: of its current stream on CUDA, else the host's.
+    """Return the clock of a device: of its current stream on CUDA, else the host's.
 
     Args:
         device: where work runs.
@@ -154,7 +158,7 @@ class Recorder:
         self.events.append(event)
 
     def table(self) -> tuple[EventTable, tuple[str, ...]]:
-        """Give the events as int64 ``[E, 8]`` (columns of `Trace` but the name) and their names.
+        """Return the events as int64 ``[E, 8]`` (columns of `Trace` but the name) and their names.
 
         Waits for a device that is still at work on them.
         """

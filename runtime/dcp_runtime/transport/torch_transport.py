@@ -34,7 +34,7 @@ LANES = ("receive inputs", "send inputs", "receive results", "send results")
 
 
 def member_ranks(group: dist.ProcessGroup | None) -> list[int]:
-    """Give the global ranks of a group.
+    """Return the global ranks of a group.
 
     Raises:
         RunError: if this rank is none of them.
@@ -94,7 +94,7 @@ class _Members:
         self._failures.raised(place, division, error)
 
     def exchange_notes(self, note: str, place: str) -> list[str]:
-        """Give the notes of all ranks in rank order; collective."""
+        """Return the notes of all ranks in rank order; collective."""
         return self._barrier.exchange_notes(note, place)
 
 
@@ -172,7 +172,7 @@ class GlooTransport(_Members):
         self._queues[2 * is_result + int(transfer.is_send)].put(posted)
 
     def _stage(self, tensor: torch.Tensor, posted: _Posted, *, is_send: bool) -> torch.Tensor:
-        """Give host memory to send from or receive into: the tensor itself if it is there."""
+        """Return host memory to send from or receive into: the tensor itself if it is there."""
         if tensor.device.type == "cpu":
             return tensor
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -194,7 +194,7 @@ class GlooTransport(_Members):
                 self._give_up(parcel, direction)
 
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:
-        """Give the events of all ranks on one clock to rank 0, ``None`` to others; collective."""
+        """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
         return gather_timeline(self._groups[0], self._barrier, recorder)
 
     def _give_up(self, parcel: Parcel, direction: Direction) -> None:
@@ -310,7 +310,7 @@ class NcclTransport(_Members):
         return Status("waiting", peer, direction, parcel.division, "", others)
 
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:
-        """Give the events of all ranks on one clock to rank 0, ``None`` to others; collective."""
+        """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
         return gather_timeline(self._control, self._barrier, recorder)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What an execution needs of the world outside its process: parcels that travel between ranks.
+"""Transports: the protocol by which an execution sends blocks between ranks, as parcels.
 
 `torch_transport` moves them between processes, `loopback` between the threads of one.
 """
@@ -98,7 +98,7 @@ class Transport(Protocol):
         """
 
     def gather_timeline(self, recorder: "Recorder") -> "Timeline | None":
-        """Give the events of all ranks on one clock to rank 0, ``None`` to others; collective."""
+        """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
 
     def close(self) -> None:
         """End what runs beside the program; the transport cannot be used after that."""
@@ -134,11 +134,11 @@ class NoOverlapTransport:
         self._inner.report(place, division, error)
 
     def exchange_notes(self, note: str, place: str) -> list[str]:
-        """Give the notes of all ranks in rank order; collective."""
+        """Return the notes of all ranks in rank order; collective."""
         return self._inner.exchange_notes(note, place)
 
     def gather_timeline(self, recorder: "Recorder") -> "Timeline | None":
-        """Give the events of all ranks on one clock to rank 0, ``None`` to others; collective."""
+        """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
         return self._inner.gather_timeline(recorder)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Attention of one kv head on one sequence, the slow and obvious way: what verification trusts.
+"""Dense attention of one kv head on one sequence: slow and obvious, so verification trusts it.
 
 `exact` writes every formula out in float64; `eager` is what torch computes in the dtype of its
 arguments, by autograd. Both go through the rows in chunks and look only at keys that some row of
@@ -31,7 +31,7 @@ class HeadTensors:
     dout: torch.Tensor
 
     def to(self, dtype: torch.dtype) -> "HeadTensors":
-        """Give the same values in another type."""
+        """Return the same values in another type."""
         return HeadTensors(*(t.to(dtype) for t in (self.q, self.k, self.v, self.dout)))
 
 
@@ -157,7 +157,7 @@ def exact(head: HeadTensors, mask: torch.Tensor, rounding: Rounding) -> tuple[He
 
 
 def _squares(rows: _Rows, scale: float, rounding: Rounding) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give the squares of `Spread`: of out and dq ``[2, rows]``, of dk and dv ``[2, keys]``.
+    """Return the squares of `Spread`: of out and dq ``[2, rows]``, of dk and dv ``[2, keys]``.
 
     Overwrites weights and dscores.
     """

@@ -30,7 +30,7 @@ class Inputs:
     dout: torch.Tensor
 
     def to(self, device: torch.device) -> "Inputs":
-        """Give the same tensors on another device."""
+        """Return the same tensors on another device."""
         return Inputs(*(tensor.to(device) for tensor in (self.q, self.kv, self.dout)))
 
 

@@ -1,4 +1,4 @@
-"""Compares a run with dense attention in float64, and its error with that of eager attention.
+"""Verification: compares a run, and eager attention beside it, with dense float64 attention.
 
 A run is verified if, for each of out, dq, dk and dv, by norm and at the worst element, its error
 against float64 is at most twice that of eager attention in the run's own dtype, plus one rounding
@@ -70,7 +70,7 @@ class Verification:
 
     @property
     def is_ok(self) -> bool:
-        """Whether every tensor is within the bound."""
+        """Return whether every tensor is within the bound."""
         return all(error.ok for error in self.errors)
 
 
@@ -193,7 +193,7 @@ def _head(
 
 
 def _masks(plan: Plan) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Give start, end and dense mask of each sequence."""
+    """Return start, end and dense mask of each sequence."""
     cu = plan.cu_seqlens.tolist()
     spans = list(pairwise(cu))
     if plan.provenance is None:
