@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcp_dsl import Attachment, Dataset, DatasetError, Mask, Sample, Spec, Stack, pack
+from dcp_runtime.arrays import Ints
 from dcp_runtime.data.choices import Packing, RowRules
 from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows, TokenColumn, Tokens
 from dcp_runtime.data.sample_masks import LayerMasks
@@ -49,9 +49,7 @@ def pack_epoch(
     return tuple(batches)
 
 
-def check_batches(
-    batches: Sequence[Sequence[int]], lengths: NDArray[np.int64], budget: int
-) -> None:
+def check_batches(batches: Sequence[Sequence[int]], lengths: Ints, budget: int) -> None:
     """Check the batches that a user chose.
 
     Raises:

@@ -10,11 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from dcp_runtime.arrays import Ints
 from dcp_runtime.data.batches import PackedSequence
 from dcp_runtime.data.choices import RowRules
 from dcp_runtime.data.sample_masks import Runs
 from dcp_runtime.data.screening import Screening
-from dcp_runtime.data.token_columns import IGNORE_LABEL, Ints, join
+from dcp_runtime.data.token_columns import IGNORE_LABEL, join
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import BatchPlan
 

@@ -6,12 +6,12 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcp_dsl import Dataset, DatasetError
+from dcp_runtime.arrays import Ints
 
 Row: TypeAlias = Mapping[str, Any]  # Any: integers, lists of them, or bytes, by column
-Tokens: TypeAlias = NDArray[np.int64]
+Tokens: TypeAlias = Ints
 
 TOKEN_COLUMNS = ("tokens", "input_ids")
 """Where tokens are looked for, in this order, unless a column is named."""
@@ -82,7 +82,7 @@ class IndexedRows:
     def __init__(self, dataset: Dataset | Sequence[Row], tokens: TokenColumn) -> None:
         self._dataset = dataset
         self._tokens = tokens
-        self._lengths: NDArray[np.int64] | None = None
+        self._lengths: Ints | None = None
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -98,7 +98,7 @@ class IndexedRows:
         return frozenset(self._dataset[0]) if len(self._dataset) else frozenset()
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Ints:
         """Tokens of every row, int64 ``[N]``; reads all rows where no file or table says it."""
         if self._lengths is None:
             if isinstance(self._dataset, Dataset) and self._tokens.name is None:
@@ -185,7 +185,7 @@ class StreamedRows:
             yield number, row, self.tokens.read(row, number)
 
 
-def _lengths_of_arrow(dataset: Any, names: Sequence[str]) -> NDArray[np.int64] | None:  # Any: HF's
+def _lengths_of_arrow(dataset: Any, names: Sequence[str]) -> Ints | None:  # Any: HF's
     """Return the lengths that the Arrow tables of a Hugging Face data set hold; no row is made.
 
     ``None`` if it is another data set, makes its rows anew when asked, or has rows without tokens.

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import DatasetError
+from dcp_runtime.arrays import Ints
 from dcp_runtime.data.choices import RowRules
 from dcp_runtime.data.rows import Row, Tokens
 
@@ -17,7 +18,6 @@ IGNORE_LABEL = -100
 MANY = 8
 """Labels that all lie one token too early before a column counts as shifted, not as a chance."""
 
-Ints: TypeAlias = NDArray[np.int64]
 Values: TypeAlias = NDArray[np.generic]
 
 

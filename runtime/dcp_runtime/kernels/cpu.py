@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from dcp_runtime.arrays import Ints
 from dcp_runtime.kernels.kernel import (
     AttentionState,
     Gradients,
@@ -135,7 +135,7 @@ def _calls(table: TileTable, dtype: torch.dtype) -> Iterator[_Call]:
             yield _masked_call(table, rows, pieces[~is_full], dtype)
 
 
-def _runs(table: TileTable, pieces: NDArray[np.int64]) -> tuple[slice, ...]:
+def _runs(table: TileTable, pieces: Ints) -> tuple[slice, ...]:
     starts, sizes = table.kv_start[pieces].tolist(), table.kv_len[pieces].tolist()
     return tuple(slice(a, a + n) for a, n in zip(starts, sizes, strict=True))
 
@@ -143,7 +143,7 @@ def _runs(table: TileTable, pieces: NDArray[np.int64]) -> tuple[slice, ...]:
 def _masked_call(
     table: TileTable,
     rows: slice,
-    pieces: NDArray[np.int64],
+    pieces: Ints,
     dtype: torch.dtype,
 ) -> _Call:
     length = rows.stop - rows.start

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from dcp_dsl import readonly
+from dcp_runtime.arrays import Indices
 from dcp_runtime.plans.tile_table import TileTable
 
 
@@ -26,10 +27,10 @@ class KeyChunks:
         segment, piece: int32 ``[E]``, of the table; ascending within a chunk.
     """
 
-    chunk_row: NDArray[np.int32]
-    chunk_ptr: NDArray[np.int32]
-    segment: NDArray[np.int32]
-    piece: NDArray[np.int32]
+    chunk_row: Indices
+    chunk_ptr: Indices
+    segment: Indices
+    piece: Indices
 
     def __post_init__(self) -> None:
         entries = len(self.segment)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl import Columns, Form, Rows, Slabs, Strided, StridedPart
 from dcp_planner import Plan, PlanPart, digest
+from dcp_runtime.arrays import Indices, Ints
 from dcp_runtime.errors import RunError
 
 
@@ -56,7 +57,7 @@ class StackedPlans:
         return self.plans[0].num_tokens
 
     @property
-    def cu_seqlens(self) -> NDArray[np.int32]:
+    def cu_seqlens(self) -> Indices:
         """Sequences of the packed batch, int32 ``[S+1]``."""
         return self.plans[0].cu_seqlens
 
@@ -65,7 +66,7 @@ class StackedPlans:
         """Digests of the whole plans; equal on all ranks."""
         return tuple(map(digest_of, self.plans))
 
-    def local_tokens(self, device: int) -> NDArray[np.int64]:
+    def local_tokens(self, device: int) -> Ints:
         """Return packed positions of the tokens that a device owns, the same in every layer."""
         return self.plans[0].local_tokens(device)
 
@@ -143,10 +144,10 @@ def _of_slabs(slabs: Slabs) -> int:
     return int(_farthest(slabs).max(initial=-1)) + 1
 
 
-def _farthest(slabs: Slabs) -> NDArray[np.int64]:
+def _farthest(slabs: Slabs) -> Ints:
     """Compute the largest ``q - k`` of each slab, int64 ``[N]``."""
     rows = slabs.q_end - slabs.q_start - 1
     first = slabs.q_start.astype(np.int64) - slabs.kv_start
     last = first + rows * (1 - slabs.start_slope.astype(np.int64))
-    farthest: NDArray[np.int64] = np.maximum(first, last)
+    farthest: Ints = np.maximum(first, last)
     return farthest

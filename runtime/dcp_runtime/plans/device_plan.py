@@ -24,6 +24,7 @@ from dcp_planner import (
     expand_head_groups,
     message_names,
 )
+from dcp_runtime.arrays import Indices, Ints
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.head_layout import HeadLayout
 from dcp_runtime.plans.tile_pieces import TilePieces, cut_pieces
@@ -141,15 +142,15 @@ def prepare_device(plan: Plan, device: int, segment_rows: int) -> DevicePlan:
 class _Columns:
     """The transfers that leave or reach a device, as columns."""
 
-    index: NDArray[np.int64]
+    index: Ints
     is_backward: NDArray[np.bool_]
     kind: NDArray[np.uint8]
-    block: NDArray[np.int32]
+    block: Indices
     is_send: NDArray[np.bool_]
-    peer: NDArray[np.int32]
-    slot: NDArray[np.int32]
+    peer: Indices
+    slot: Indices
     hop: NDArray[np.uint8]
-    size_bytes: NDArray[np.int64]
+    size_bytes: Ints
 
     @classmethod
     def of(cls, plan: Plan, device: int) -> "_Columns":
@@ -163,7 +164,7 @@ class _Columns:
             table.size_bytes[mine],
         )  # fmt: skip
 
-    def receives(self, kind: TransferKind, *, is_backward: bool) -> NDArray[np.int64]:
+    def receives(self, kind: TransferKind, *, is_backward: bool) -> Ints:
         """Return the places of what arrives of a kind."""
         return np.flatnonzero(
             (self.kind == kind) & (self.is_backward == is_backward) & ~self.is_send
@@ -224,9 +225,7 @@ def _direction_plan(
     return DirectionPlan(rows, receive_rows, steps)
 
 
-def _rows_of(
-    plan: Plan, device: int, blocks: NDArray[np.int32], slots: NDArray[np.int32]
-) -> NDArray[np.int64]:
+def _rows_of(plan: Plan, device: int, blocks: Indices, slots: Indices) -> Ints:
     """Return the first row of every block: own ones in order, then slots."""
     local = plan.local_blocks(device)
     tokens = plan.blocks.num_tokens[local]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import PlacedForm, Slabs
+from dcp_runtime.arrays import Indices, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,10 +22,10 @@ class Windows:
     Sorted by `row_start`; windows that share rows share all of them. All int64 ``[N]``, packed.
     """
 
-    row_start: NDArray[np.int64]
-    row_end: NDArray[np.int64]
-    lo: NDArray[np.int64]
-    hi: NDArray[np.int64]
+    row_start: Ints
+    row_end: Ints
+    lo: Ints
+    hi: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,13 +36,13 @@ class CutRanges:
     ``[I]``, packed.
     """
 
-    window: NDArray[np.int64]
-    row: NDArray[np.int64]
-    lo: NDArray[np.int64]
-    hi: NDArray[np.int64]
+    window: Ints
+    row: Ints
+    lo: Ints
+    hi: Ints
 
 
-def run_numbers(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def run_numbers(counts: Ints) -> tuple[Ints, Ints]:
     """Number the elements of runs that lie one behind the other.
 
     Args:
@@ -90,7 +91,7 @@ def cut_slabs(slabs: Slabs, windows: Windows) -> CutRanges:
     return _merged(CutRanges(window, row, lo, hi))
 
 
-def _pairs_that_meet(slabs: Slabs, windows: Windows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _pairs_that_meet(slabs: Slabs, windows: Windows) -> tuple[Ints, Ints]:
     """Return the pairs (slab, window) that may share a visible pair, sorted by (window, slab)."""
     first_window = np.flatnonzero(np.diff(windows.row_start, prepend=-1))  # of each run of rows
     run_start, run_end = windows.row_start[first_window], windows.row_end[first_window]
@@ -142,7 +143,7 @@ class RasterisedMask:
     low: int
     high: int
     pairs: int
-    ranges: NDArray[np.int32] | None = None
+    ranges: Indices | None = None
     bits: NDArray[np.uint8] | None = None
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl import BlockKind, PlacedForm, Slabs
 from dcp_planner import Blocks, Tiles
+from dcp_runtime.arrays import Indices, Ints
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.row_ranges import (
     CutRanges,
@@ -46,8 +47,8 @@ class PieceMasks:
         bits: uint8 ``[Z]``, packed rows of `BITS` pieces.
     """
 
-    row_lo: NDArray[np.int32]
-    row_hi: NDArray[np.int32]
+    row_lo: Indices
+    row_hi: Indices
     bits: NDArray[np.uint8]
 
     def __post_init__(self) -> None:
@@ -69,14 +70,14 @@ class TilePieces:
         masks: where `mask_start` points.
     """
 
-    tile: NDArray[np.int64]
-    q_start: NDArray[np.int64]
-    q_len: NDArray[np.int64]
-    kv_start: NDArray[np.int64]
-    kv_len: NDArray[np.int64]
+    tile: Ints
+    q_start: Ints
+    q_len: Ints
+    kv_start: Ints
+    kv_len: Ints
     kind: NDArray[np.uint8]
-    mask_start: NDArray[np.int64]
-    pairs: NDArray[np.int64]
+    mask_start: Ints
+    pairs: Ints
     masks: PieceMasks
 
 
@@ -84,13 +85,13 @@ class TilePieces:
 class _Cells:
     """Segment times tile: what a piece is before it is trimmed; all int64 ``[C]``."""
 
-    tile: NDArray[np.int64]
-    q_start: NDArray[np.int64]
-    q_end: NDArray[np.int64]
-    kv_start: NDArray[np.int64]
-    kv_end: NDArray[np.int64]
+    tile: Ints
+    q_start: Ints
+    q_end: Ints
+    kv_start: Ints
+    kv_end: Ints
 
-    def only(self, chosen: NDArray[np.int64]) -> "_Cells":
+    def only(self, chosen: Ints) -> "_Cells":
         return _Cells(*(getattr(self, name)[chosen] for name in self.__slots__))
 
 
@@ -98,7 +99,7 @@ def cut_pieces(
     blocks: Blocks,
     tiles: Tiles,
     slabs: Slabs,
-    chosen: NDArray[np.int64],
+    chosen: Ints,
     segment_rows: int,
     forms: Sequence[PlacedForm] = (),
 ) -> TilePieces:
@@ -133,9 +134,7 @@ def cut_pieces(
     return pieces
 
 
-def _make_cells(
-    blocks: Blocks, tiles: Tiles, chosen: NDArray[np.int64], segment_rows: int
-) -> _Cells:
+def _make_cells(blocks: Blocks, tiles: Tiles, chosen: Ints, segment_rows: int) -> _Cells:
     q_block, kv_block = tiles.q_block[chosen], tiles.kv_block[chosen]
     start, end = blocks.start[q_block], blocks.end[q_block]
     tile, segment = run_numbers(-(-(end - start) // segment_rows))
@@ -193,7 +192,7 @@ def _trim(cells: _Cells, cut: CutRanges) -> TilePieces:
     )
 
 
-def _place_in_row(cut: CutRanges) -> NDArray[np.int64]:
+def _place_in_row(cut: CutRanges) -> Ints:
     """Number the intervals of each row of each window 0, 1, ..."""
     index = np.arange(len(cut.row))
     opens = np.ones(len(index), bool)
@@ -203,11 +202,11 @@ def _place_in_row(cut: CutRanges) -> NDArray[np.int64]:
 
 def _store(
     kind: NDArray[np.uint8],
-    rows: NDArray[np.int64],
-    keys: NDArray[np.int64],
+    rows: Ints,
+    keys: Ints,
     relative: CutRanges,
-    nth: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], PieceMasks]:
+    nth: Ints,
+) -> tuple[Ints, PieceMasks]:
     """Write ranges and bits of pieces; `relative` counts from each piece's first row and key."""
     mask_start = np.full(len(kind), -1, np.int64)
     is_ranges = kind == PieceKind.RANGES
@@ -231,7 +230,7 @@ def _store(
     return mask_start, PieceMasks(row_lo, row_hi, np.concatenate(bits))
 
 
-def _forms_of(cells: _Cells, forms: Sequence[PlacedForm]) -> NDArray[np.int64]:
+def _forms_of(cells: _Cells, forms: Sequence[PlacedForm]) -> Ints:
     """Return the form that each cell's mask is, int64 ``[C]``; -1 where it is slabs."""
     order = sorted(range(len(forms)), key=lambda i: forms[i].q_start)
     starts = np.array([forms[i].q_start for i in order], np.int64)
@@ -263,7 +262,7 @@ def _rasterise(cells: _Cells, forms: Sequence[PlacedForm]) -> TilePieces:
 
 def _store_rasterised(
     rasterised: Sequence[RasterisedMask],
-) -> tuple[NDArray[np.uint8], NDArray[np.int64], PieceMasks]:
+) -> tuple[NDArray[np.uint8], Ints, PieceMasks]:
     kind = np.full(len(rasterised), PieceKind.FULL, np.uint8)
     mask_start = np.full(len(rasterised), -1, np.int64)
     ranges, bits = [np.zeros((2, MAX_RANGES, 0), np.int32)], [np.zeros(0, np.uint8)]
@@ -304,7 +303,7 @@ def _join(*parts: TilePieces) -> TilePieces:
     return TilePieces(**{name: column[order] for name, column in columns.items()}, masks=masks)
 
 
-def _check_pairs(tiles: Tiles, chosen: NDArray[np.int64], pieces: TilePieces) -> None:
+def _check_pairs(tiles: Tiles, chosen: Ints, pieces: TilePieces) -> None:
     found = np.zeros(len(tiles), np.int64)
     np.add.at(found, pieces.tile, pieces.pairs)
     wrong = chosen[found[chosen] != tiles.pairs[chosen]]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl import readonly
 from dcp_planner import Blocks, Tiles
+from dcp_runtime.arrays import Indices, Ints
 from dcp_runtime.plans.tile_pieces import MAX_RANGES, PieceKind, TilePieces
 
 
@@ -36,15 +37,15 @@ class TileTable:
         pairs: visible (query, key) pairs of the whole table.
     """
 
-    q_start: NDArray[np.int32]
-    q_len: NDArray[np.int32]
-    row_ptr: NDArray[np.int32]
-    kv_start: NDArray[np.int32]
-    kv_len: NDArray[np.int32]
+    q_start: Indices
+    q_len: Indices
+    row_ptr: Indices
+    kv_start: Indices
+    kv_len: Indices
     kind: NDArray[np.uint8]
-    mask_start: NDArray[np.int64]
-    row_lo: NDArray[np.int32]
-    row_hi: NDArray[np.int32]
+    mask_start: Ints
+    row_lo: Indices
+    row_hi: Indices
     bits: NDArray[np.uint8]
     pairs: int
 
@@ -93,8 +94,8 @@ class BlockRows:
             a block that is never there.
     """
 
-    q: NDArray[np.int64]
-    kv: NDArray[np.int64]
+    q: Ints
+    kv: Ints
 
 
 class TableBuilder:
