@@ -49,7 +49,7 @@ PLAN_TIME_LIMIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """Where an iteration stands: the next batch of an epoch, or the next row of a stream."""
+    """The position of an iteration: the next batch of an epoch, or the next row of a stream."""
 
     epoch: int = 0
     batch: int = 0

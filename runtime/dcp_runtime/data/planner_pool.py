@@ -109,7 +109,7 @@ class _Task:
 
 
 class _Crew:
-    """What the threads of a pool share."""
+    """The state that the threads of a pool share."""
 
     def __init__(self, time_limit_s: float) -> None:
         self.tasks: SimpleQueue[_Task | None] = SimpleQueue()

@@ -14,7 +14,7 @@ Row: TypeAlias = Mapping[str, Any]  # Any: integers, lists of them, or bytes, by
 Tokens: TypeAlias = Ints
 
 TOKEN_COLUMNS = ("tokens", "input_ids")
-"""Where tokens are looked for, in this order, unless a column is named."""
+"""Columns that may hold the tokens, in the order of preference, unless a column is named."""
 
 ROWS_OF_A_TABLE = 1024
 """Rows of a Hugging Face data set whose lengths are read at once."""
@@ -28,7 +28,7 @@ class TokenColumn:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Where it is looked for, in this order."""
+        """The columns that may hold the tokens, in the order of preference."""
         return TOKEN_COLUMNS if self.name is None else (self.name,)
 
     def read(self, row: Row, index: int) -> Tokens:

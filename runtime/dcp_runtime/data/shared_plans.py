@@ -29,7 +29,7 @@ _PART, _FAILURE, _BAD_DATA = b"p", b"f", b"d"
 
 
 class PlanExchange:
-    """Where rank 0 of a group leaves parts of planned batches and every rank takes its own.
+    """The exchange of planned batches: rank 0 stores the parts, every rank takes its own.
 
     Making one is collective: the n-th exchange of a rank is the n-th of all others.
 

@@ -23,7 +23,7 @@ Values: TypeAlias = NDArray[np.generic]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenColumns:
-    """What the columns of a row say about each of its tokens.
+    """The columns of a row that hold a value per token.
 
     Attributes:
         targets: int64 ``[n]``, what the token before should predict at each token; `IGNORE_LABEL`

@@ -17,7 +17,7 @@ from dcp_runtime.plans.batch_plans import BatchPlan, StackedPlans, look_back
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """What one layer runs; `DCPAttn.apply` takes it.
+    """The prepared plan of one layer; `DCPAttn.apply` takes it.
 
     Attributes:
         prepared: its plan.

@@ -50,7 +50,7 @@ class FlashCall:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlashRows:
-    """What a backward call takes, gathered.
+    """The gathered arguments of a backward call.
 
     Attributes:
         q, dout: ``[rows, Hq, D]``.

@@ -71,7 +71,7 @@ class AttentionState:
 
 @dataclass(frozen=True, slots=True)
 class QueryRows:
-    """What backward knows of the queries, all rows of the working buffer.
+    """The tensors of the queries in backward, all rows of the working buffer.
 
     Attributes:
         q, dout: ``[N, Hq, D]``.
@@ -115,7 +115,7 @@ def any_out_with(delta: torch.Tensor, dout: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorKind:
-    """What all layers of a prepared plan share, as far as kernels care.
+    """The kind of tensors that all layers of a prepared plan share.
 
     >>> str(TensorKind(torch.float32, torch.device("cpu"), 64))
     'torch.float32 on cpu'

@@ -40,7 +40,7 @@ from dcp_runtime.launch.launcher import RunConfig, check_torch, open_world, run_
 from dcp_runtime.launch.world import ProcessWorld
 
 SHAPE = ModelShape(q_heads=4, kv_heads=2, head_dim=64, dtype_bytes=4)
-"""What is measured on CPUs: small, float32, as `dcpm demo` runs it."""
+"""The shape that is measured on CPUs: small, float32, as `dcpm demo` runs it."""
 LENGTHS = (256, 512, 1024, 2048)
 MESSAGE_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
 MESSAGE_COUNTS = (1, 8)

@@ -75,7 +75,7 @@ def _read_jobs(jobs: "queue.SimpleQueue[Job]", folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this process stands: its folder, its number, how many there are, how long they wait."""
+    """The place of this process in its world: folder, number, count of processes, timeout."""
 
     folder: Path
     rank: int

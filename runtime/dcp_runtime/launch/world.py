@@ -53,7 +53,7 @@ class _Rank:
 
     @property
     def pipe(self) -> IO[bytes]:
-        """Where its replies come from."""
+        """The pipe from which its replies come."""
         assert self.process.stdout is not None, "started with a pipe"
         return self.process.stdout
 
@@ -98,7 +98,7 @@ class ProcessWorld:
 
     @property
     def folder(self) -> Path:
-        """Where plans, tensors and logs of the jobs lie; gone after `close`."""
+        """The folder of plans, tensors and logs of the jobs; gone after `close`."""
         assert self._folder is not None, "used outside its with statement"
         return Path(self._folder.name)
 

@@ -72,7 +72,7 @@ class StackedPlans:
 
 
 BatchPlan: TypeAlias = Plan | PlanPart | StackedPlans
-"""What a data loader yields beside the data: one plan for all layers, or one per distinct mask."""
+"""The plans that a loader yields beside the data: one for all layers, or one per distinct mask."""
 
 
 def digest_of(plan: Plan | PlanPart) -> str:

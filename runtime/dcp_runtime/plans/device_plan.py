@@ -67,7 +67,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DirectionPlan:
-    """What one device does in one direction.
+    """The work of one device in one direction.
 
     Attributes:
         rows: first row of each block in the working buffers of queries and of keys.
@@ -87,7 +87,7 @@ class DirectionPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DevicePlan:
-    """What one device needs to run a plan, forward and backward.
+    """One device's part of a plan: all that it needs to run forward and backward.
 
     Attributes:
         plan: the whole plan, without head groups.
@@ -107,7 +107,7 @@ class DevicePlan:
     transfers: Mapping[int, Transfer]
 
     def of(self, direction: Direction) -> DirectionPlan:
-        """Return one direction."""
+        """Return the work of one direction."""
         return self.forward if direction == "forward" else self.backward
 
 

@@ -35,7 +35,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Proposal(Generic[_Value]):
-    """What one rank brings to an agreement.
+    """The notes of one rank for an agreement, and the value that they stand for.
 
     Attributes:
         notes: this rank's value of each topic, one line each, empty where the rank cannot know it.

@@ -53,7 +53,7 @@ def describe_wait(error: str, timeout_s: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LinkLimit:
-    """What a rank's outgoing link is held down to.
+    """The rate and the latency that a rank's outgoing link is held down to.
 
     Attributes:
         bytes_per_s: rate, shared by all messages of the rank.

@@ -32,7 +32,7 @@ GRACE_S = 3.0
 
 @dataclass(slots=True)
 class _Box:
-    """What one rank has sent another under one number and is not received, or the reverse."""
+    """Messages of one number between two ranks: sent and not received, or awaited and not sent."""
 
     sent: deque[tuple[torch.Tensor, ...]] = field(default_factory=deque)
     awaited: deque[Parcel] = field(default_factory=deque)

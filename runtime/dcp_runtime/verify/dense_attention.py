@@ -37,7 +37,7 @@ class HeadTensors:
 
 @dataclass(frozen=True, slots=True)
 class HeadResults:
-    """What attention gives for a `HeadTensors`, in the same shapes."""
+    """The results of attention on a `HeadTensors`, in the same shapes."""
 
     out: torch.Tensor
     dq: torch.Tensor
