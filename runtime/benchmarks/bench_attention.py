@@ -26,13 +26,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from dcp_dsl import Sample, Slabs, Spec, as_slabs, block_sparsity
 from dcp_planner import LANES, Cluster, ModelShape, Plan, PlanConfig, build_plan, digest, simulate
 from dcp_runtime import RunConfig, RunResult, flex_block_mask, open_world, run_plan
-from dcp_runtime.agreement import note_of
-from dcp_runtime.device_plan import prepare_device
-from dcp_runtime.executor import DCPExecutor
+from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, accumulator_dtype
-from dcp_runtime.link import LinkLimit
-from dcp_runtime.loopback import LoopbackTransport, LoopbackWorld
+from dcp_runtime.plans.device_plan import prepare_device
+from dcp_runtime.transport.agreement import note_of
+from dcp_runtime.transport.limits import LinkLimit
+from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
 
 SCHEMA = "dcp.bench_attention/1"
 MASKS = {"causal": "causal", "StreamingLLM 64 + 1,024": "streaming(64, 1024)"}
@@ -242,7 +242,7 @@ def measure_prepare(name: str, call: str, tokens: int = 131_072) -> dict[str, ob
             world = LoopbackWorld(8)
             executor = DCPExecutor(transport=LoopbackTransport(world, rank))
             for other in range(8):
-                world.store.set(f"meeting/0/{other}", note)
+                world.store.set(f"barrier/0/{other}", note)
             start_s = time.process_time()
             executor.prepare(plan)
             times.append(time.process_time() - start_s)

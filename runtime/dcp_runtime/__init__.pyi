@@ -1,21 +1,20 @@
-from .attention import DCPAttn
+from .adapters.flex_mask import flex_block_mask, flex_mask_mod
+from .adapters.fsdp import sum_gradients
+from .adapters.huggingface import register_dcp
 from .data.choices import LookAhead, Packing, Planning, RowRules
-from .data.local_data import LocalData
+from .data.dataloader import DCPDataloader
+from .data.local_data import LocalData, next_token_loss
 from .data.look_ahead import PlanningMetrics
 from .data.screening import Screening
-from .dataloader import DCPDataloader
 from .errors import RunError
-from .executor import DCPExecutor, PreparedPlan
-from .flex_mask import flex_block_mask, flex_mask_mod
-from .gradients import sum_gradients
-from .huggingface import register_dcp
+from .execute.attention import DCPAttn, LayerPlans
+from .execute.executor import DCPExecutor
+from .execute.prepared_plan import PreparedPlan
 from .kernels.choice import KernelChoice, choose_kernel
-from .launcher import RunConfig, RunResult, open_world, run_plan
-from .layer_plans import LayerPlans
-from .loss import next_token_loss
-from .stacked_plans import BatchPlan, StackedPlans
-from .verification import TensorError
-from .world import ProcessWorld
+from .launch.launcher import RunConfig, RunResult, open_world, run_plan
+from .launch.world import ProcessWorld
+from .plans.batch_plans import BatchPlan, StackedPlans
+from .verify.verification import TensorError
 
 __all__ = [
     "BatchPlan",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from dcp_runtime.launcher import RunConfig, RunResult
+    from dcp_runtime.launch.launcher import RunConfig, RunResult
 
 SCHEMA = "dcp.run/1"
 TRACE_SUFFIXES = (".dcpplan", ".pftrace")
@@ -97,8 +97,8 @@ def run(  # noqa: PLR0913 - one argument per option
     from dcp_dsl import check_writable, replacing
     from dcp_planner import read_plan, to_perfetto, write_plan
     from dcp_runtime.errors import RunError
-    from dcp_runtime.launcher import RunConfig, check_ranks, run_plan
-    from dcp_runtime.link import LinkLimit
+    from dcp_runtime.launch.launcher import RunConfig, check_ranks, run_plan
+    from dcp_runtime.transport.limits import LinkLimit
 
     if trace is not None:
         _check_name(trace)
@@ -150,7 +150,7 @@ def _check_name(trace: str) -> None:
 
 
 def to_json(config: "RunConfig", result: "RunResult") -> dict[str, object]:
-    """Give the document that ``--json`` prints."""
+    """Return the document that ``--json`` prints."""
     return {
         "schema": SCHEMA,
         "ranks": config.ranks,
@@ -180,22 +180,22 @@ def to_json(config: "RunConfig", result: "RunResult") -> dict[str, object]:
 
 
 def _finite(value: float) -> float | None:
-    """Give ``None`` for NaN and infinity, which JSON cannot say."""
+    """Return ``None`` for NaN and infinity, which JSON cannot say."""
     return value if math.isfinite(value) else None
 
 
 def to_text(config: "RunConfig", result: "RunResult") -> str:
-    """Give the lines for people."""
+    """Return the lines for people."""
     lines = [
         f"{config.ranks} ranks, {config.dtype}: {result.seconds:.3f} s (forward "
         f"{result.forward_s:.3f}, backward {result.backward_s:.3f}), exposed communication "
         f"{result.exposed_s:.3f} s, {result.sent_bytes / 1e6:.1f} MB sent"
     ]
     for e in result.errors:
-        verdict = "ok" if e.ok else "TOO LARGE"
+        judged = "ok" if e.ok else "TOO LARGE"
         lines.append(
             f"  {e.tensor:4} error {e.relative:.2e} (eager {e.eager:.2e}), worst element "
-            f"{e.relative_max:.2e} (eager {e.eager_max:.2e})  {verdict}"
+            f"{e.relative_max:.2e} (eager {e.eager_max:.2e})  {judged}"
         )
     if result.verified is not None:
         source = {

@@ -31,8 +31,8 @@ def calibrate(device: str, ranks: int, out: str | None, as_json: bool) -> None:
     """
     from dcp_dsl import check_writable
     from dcp_planner import format_cluster, write_cluster
-    from dcp_runtime.calibration import calibrate_cpu, calibrate_cuda
     from dcp_runtime.errors import RunError
+    from dcp_runtime.launch.calibration import calibrate_cpu, calibrate_cuda
 
     if out is not None:
         check_writable(out, RunError)

@@ -1,4 +1,4 @@
-"""What can go wrong while a plan runs, as exceptions whose message is fit to print."""
+"""The exceptions of the runtime; their messages are fit to print."""
 
 from dcp_dsl import DCPError
 

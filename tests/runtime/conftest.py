@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from dcp_dsl import BatchShape, BlockKind, BlockSparsity, Slabs
-from dcp_runtime.executor import DCPExecutor
-from dcp_runtime.loopback import LoopbackWorld
-from dcp_runtime.recorder import Recorder
+from dcp_runtime.execute.executor import DCPExecutor
+from dcp_runtime.transport.loopback import LoopbackWorld
+from dcp_runtime.transport.recorder import Recorder
 
 
 def slabs_of(dense: np.ndarray) -> Slabs:

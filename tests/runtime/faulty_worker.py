@@ -1,4 +1,6 @@
-"""A rank of `ProcessWorld` that breaks at a named point: started like ``dcp_runtime.worker``.
+"""A rank of `ProcessWorld` that breaks at a named point.
+
+Started like ``dcp_runtime.launch.worker``.
 
 The environment variable ``DCP_TEST_FAULT`` holds ``SIGNAL POINT``. In its second job, rank 1 sends
 itself the signal where the job starts (``start``), or where it begins to compute in the second
@@ -10,9 +12,9 @@ import signal
 import sys
 
 from dcp_planner import Attention
-from dcp_runtime import worker
-from dcp_runtime.interpreter import Interpreter
-from dcp_runtime.jobs import run_job
+from dcp_runtime.execute.interpreter import Interpreter
+from dcp_runtime.launch import worker
+from dcp_runtime.launch.jobs import run_job
 
 VICTIM = 1
 

@@ -7,6 +7,7 @@ links are narrow by sleeping too, so the shares do not depend on how busy this m
 import json
 import sys
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,10 +16,10 @@ import torch.distributed as dist
 
 from dcp_dsl import Sample, Spec, block_sparsity
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
-from dcp_runtime.executor import DCPExecutor
-from dcp_runtime.link import LinkLimit
-from dcp_runtime.no_overlap import NoOverlapTransport
-from dcp_runtime.torch_transport import GlooTransport
+from dcp_runtime.execute.executor import DCPExecutor
+from dcp_runtime.transport.limits import LinkLimit
+from dcp_runtime.transport.torch_transport import GlooTransport
+from dcp_runtime.transport.transport import NoOverlapTransport
 
 TOKENS = 32_768
 SHAPE = ModelShape(1, 1, 16, 4)
@@ -54,10 +55,10 @@ def run(plan, transport):
     tokens = prepared.part.num_local
     q, kv = torch.zeros(tokens, 1, 16), torch.zeros(tokens, 2, 1, 16)
     prepared._check_tensors(q, kv)
-    prepared._agreed.kernel = SleepingKernel()
-    transport.meet("", "meeting before the first layer")
+    prepared._engine = replace(prepared._engine, kernel=SleepingKernel())
+    transport.exchange_notes("", "barrier before the first layer")
     out, lse = prepared.forward(q, kv)
-    prepared._agreed.kernel = SleepingKernel()
+    prepared._engine = replace(prepared._engine, kernel=SleepingKernel())
     prepared.backward(q, kv, out, lse, out)
     return executor.gather_timeline()
 
@@ -86,7 +87,9 @@ def main():
                 waits = timeline.trace.lane_seconds("wait", size)
                 found.append(float(waits.max() / timeline.trace.seconds()))
             is_done = rank == 0 and is_shown(shares)
-            is_done = transport.meet("done" if is_done else "", "the end of an attempt")[0]
+            is_done = transport.exchange_notes("done" if is_done else "", "the end of an attempt")[
+                0
+            ]
             transport.close()
         if is_done:
             break

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from dcp_planner import Cluster, find_cluster
 from dcp_planner.model.cost_model import link_seconds
-from dcp_runtime import RunError, calibration
-from dcp_runtime.calibration import Line, fit_messages, fit_nonnegative
+from dcp_runtime import RunError
 from dcp_runtime.commands_calibrate import calibrate
+from dcp_runtime.launch import calibration
+from dcp_runtime.launch.calibration import Line, fit_messages, fit_nonnegative
 
 
 @given(

@@ -40,8 +40,8 @@ def test_run_prints_one_document_and_writes_the_trace(plan_file, tmp_path):
 
 
 def test_failed_verification_is_exit_status_1_with_the_numbers(plan_file, monkeypatch):
-    import dcp_runtime.launcher as launcher
-    from dcp_runtime.verification import TensorError
+    import dcp_runtime.launch.launcher as launcher
+    from dcp_runtime.verify.verification import TensorError
 
     plan = read_plan(plan_file).plan
     bad = TensorError("dq", 1e-2, 1e-7, float("nan"), 2e-7, ok=False)
@@ -113,7 +113,7 @@ def test_numbers_out_of_range_are_refused(plan_file, option):
 
 
 def test_missing_torch_names_the_extra(plan_file, monkeypatch):
-    import dcp_runtime.launcher as launcher
+    import dcp_runtime.launch.launcher as launcher
 
     monkeypatch.setattr(launcher, "find_spec", lambda _: None)
     result = CliRunner().invoke(dcpm, ["run", str(plan_file)])
@@ -121,9 +121,10 @@ def test_missing_torch_names_the_extra(plan_file, monkeypatch):
     assert "pip install 'dcp-dsl[runtime]'" in str(result.exception)
 
 
-def test_help_and_the_face_load_no_torch():
+def test_help_the_face_and_planner_processes_load_no_torch():
     code = (
-        "import sys, dcp_runtime, dcp_runtime.commands, dcp_runtime.launcher;"
+        "import sys, dcp_runtime, dcp_runtime.commands, dcp_runtime.launch.launcher,"
+        " dcp_runtime.data.planner_process;"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -141,7 +142,7 @@ def test_many_processes_start_only_when_asked_for_by_number(lab, tmp_path):
 
 
 def test_wrong_number_of_ranks_is_refused_before_anything_starts(plan_file, monkeypatch):
-    import dcp_runtime.launcher as launcher
+    import dcp_runtime.launch.launcher as launcher
 
     monkeypatch.setattr(launcher, "run_plan", lambda *_: pytest.fail("started"))
     with pytest.raises(
@@ -172,7 +173,7 @@ def test_loopback_runs_in_one_process_and_writes_a_trace_for_perfetto(plan_file,
 )
 def test_transports_that_cannot_be_are_refused(options, says):
     from dcp_runtime import RunConfig
-    from dcp_runtime.link import LinkLimit
+    from dcp_runtime.transport.limits import LinkLimit
 
     if "link" in options:
         options = options | {"link": LinkLimit(1e6)}

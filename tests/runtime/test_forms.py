@@ -14,9 +14,9 @@ from dcp_planner import (
     decode_part,
     encode_parts,
 )
-from dcp_runtime.data.truncation import truncate
-from dcp_runtime.layer_plans import look_back
-from dcp_runtime.painted_masks import paint_mask
+from dcp_runtime.data.sample_masks import truncate
+from dcp_runtime.plans.batch_plans import look_back
+from dcp_runtime.plans.row_ranges import rasterise_mask
 
 SPEC = Spec.from_text(
     """
@@ -73,7 +73,7 @@ def test_a_painted_rectangle_is_the_mask_in_it(name):
     form, dense = bind(name)
     placed = PlacedForm(form, 20, 30)
     for q0, q1, k0, k1 in [(0, 16, 0, 150), (64, 80, 32, 96), (140, 150, 140, 150), (3, 4, 90, 99)]:
-        found = paint_mask(placed, (20 + q0, 20 + q1), (30 + k0, 30 + k1), 2)
+        found = rasterise_mask(placed, (20 + q0, 20 + q1), (30 + k0, 30 + k1), 2)
         own = dense[q0:q1, k0:k1]
         if not own.any():
             assert found is None

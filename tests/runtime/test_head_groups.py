@@ -24,14 +24,13 @@ from dcp_planner import (
     simulate,
 )
 from dcp_planner.tables.head_groups import possible_groups
-from dcp_runtime.backward_pass import BackwardPass
-from dcp_runtime.device_plan import prepare_device
 from dcp_runtime.errors import RunError
-from dcp_runtime.executor import DCPExecutor
-from dcp_runtime.forward_pass import ForwardPass
-from dcp_runtime.head_layout import HeadLayout
+from dcp_runtime.execute.executor import DCPExecutor
+from dcp_runtime.execute.passes import BackwardPass, ForwardPass
 from dcp_runtime.kernels.kernel import QueryRows
-from dcp_runtime.loopback import LoopbackWorld
+from dcp_runtime.plans.device_plan import prepare_device
+from dcp_runtime.plans.head_layout import HeadLayout
+from dcp_runtime.transport.loopback import LoopbackWorld
 
 HEADS = {"mha": (8, 8), "gqa": (8, 2), "mqa": (8, 1), "odd": (6, 3)}
 

@@ -20,11 +20,10 @@ from dcp_planner.model.workload import build_workload
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.search.partitioners import place
 from dcp_planner.simulation.schedules import make_schedule
-from dcp_runtime.backward_pass import BackwardPass
-from dcp_runtime.device_plan import prepare_device
 from dcp_runtime.errors import RunError
-from dcp_runtime.forward_pass import ForwardPass
+from dcp_runtime.execute.passes import BackwardPass, ForwardPass
 from dcp_runtime.kernels.kernel import QueryRows
+from dcp_runtime.plans.device_plan import prepare_device
 
 SHAPE = ModelShape(4, 2, 8, 4)
 

@@ -9,9 +9,9 @@ from dcp_planner import Blocks, Tiles
 from dcp_runtime.errors import RunError
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, accumulator_dtype
-from dcp_runtime.row_ranges import Windows, cut_slabs
-from dcp_runtime.tile_pieces import PieceKind, cut_pieces
-from dcp_runtime.tile_table import BlockRows, TableBuilder
+from dcp_runtime.plans.row_ranges import Windows, cut_slabs
+from dcp_runtime.plans.tile_pieces import PieceKind, cut_pieces
+from dcp_runtime.plans.tile_table import BlockRows, TableBuilder
 
 KERNELS = ("cpu", "reference")  # `triton_cases.py` has the interpreted ones
 HEADS = {"mha": (2, 2), "gqa": (4, 2), "mqa": (3, 1)}

@@ -16,7 +16,7 @@ from megatron_attention import CurrentPlans, DCPCoreAttention
 from dcp_dsl import Sample, Spec, dense_mask
 from dcp_planner import Cluster, ModelShape
 from dcp_runtime import DCPExecutor, RunError
-from dcp_runtime.loopback import LoopbackWorld
+from dcp_runtime.transport.loopback import LoopbackWorld
 
 SPEC = Spec.from_text("mask local = causal and q - k < 6\nstack mixed = local, causal")
 ROWS = [{"tokens": list(range(n))} for n in (25, 12)]

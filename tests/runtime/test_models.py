@@ -11,8 +11,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import model_scenarios
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, decode_part, encode_parts
-from dcp_runtime import DCPAttn, DCPExecutor, RunError, forward_pass, loopback
-from dcp_runtime.loopback import LoopbackWorld
+from dcp_runtime import DCPAttn, DCPExecutor, RunError
+from dcp_runtime.execute import passes
+from dcp_runtime.transport import loopback
+from dcp_runtime.transport.loopback import LoopbackWorld
 
 RANKS = 3
 SHAPE = ModelShape(4, 2, 8, 4)
@@ -467,7 +469,7 @@ def test_a_message_that_is_never_written_is_found(lab, monkeypatch):
     monkeypatch.setattr(loopback, "_deliver", lambda tensors, receiver: receiver.finish())
     # What memory held before must not pass for a message.
     monkeypatch.setattr(
-        forward_pass,
+        passes,
         "working_buffer",
         lambda own, rows: own.new_zeros(len(own) + rows, *own.shape[1:]),
     )

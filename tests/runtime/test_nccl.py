@@ -14,9 +14,10 @@ import torch
 from torch.distributed import HashStore
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
-from dcp_runtime import DCPExecutor, RunError, deadline_store, torch_transport
-from dcp_runtime.no_overlap import NoOverlapTransport
-from dcp_runtime.torch_transport import NcclTransport
+from dcp_runtime import DCPExecutor, RunError
+from dcp_runtime.transport import group_store, torch_transport
+from dcp_runtime.transport.torch_transport import NcclTransport
+from dcp_runtime.transport.transport import NoOverlapTransport
 
 TIMEOUT_S = 5.0
 SEND, RECEIVE = "send", "receive"
@@ -131,7 +132,7 @@ def on_ranks(monkeypatch):
     def run(size, work):
         stand_in = StandIn(size)
         zeros = torch.zeros
-        monkeypatch.setattr(deadline_store, "dist", stand_in)
+        monkeypatch.setattr(group_store, "dist", stand_in)
         for name, value in (
             ("dist", stand_in),
             ("make_group", stand_in.make_group),
@@ -144,7 +145,7 @@ def on_ranks(monkeypatch):
             stand_in.me.rank, stand_in.me.groups = rank, 0
             try:
                 transport = NcclTransport(None, TIMEOUT_S)
-                transport.meet("", "all have joined")
+                transport.exchange_notes("", "all have joined")
                 found[rank] = work(transport)
             except BaseException as error:
                 found[rank] = error

@@ -13,8 +13,8 @@ from loader_options import make_loader
 from dcp_dsl import Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig, decode_part, encode_parts
 from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, RunError
-from dcp_runtime.batch_names import batch_name, name_batch
-from dcp_runtime.loopback import LoopbackWorld
+from dcp_runtime.plans.batch_plans import batch_name, name_batch
+from dcp_runtime.transport.loopback import LoopbackWorld
 
 RANKS, HEADS = 3, (2, 1, 4)
 SPEC = Spec.from_text("mask band = causal and q - k < 9\nstack mixed = 2 of band, causal\n")

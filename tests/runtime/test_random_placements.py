@@ -17,7 +17,7 @@ from dcp_planner.search.partitioners import place
 from dcp_planner.simulation.schedules import make_schedule
 from dcp_planner.tables.head_groups import possible_groups
 from dcp_runtime import DCPExecutor
-from dcp_runtime.loopback import LoopbackWorld
+from dcp_runtime.transport.loopback import LoopbackWorld
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 HEADS = ((2, 2), (4, 2), (3, 1), (8, 4), (4, 1), (1, 1), (6, 3))

@@ -15,7 +15,7 @@ from loader_options import make_loader
 from dcp_dsl import HeadError, Sample, Spec, dense_mask
 from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, digest
 from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, RunError, StackedPlans
-from dcp_runtime.loopback import LoopbackWorld
+from dcp_runtime.transport.loopback import LoopbackWorld
 
 SPEC = Spec.from_text(
     "segment s = part[parts]*\n"

@@ -5,17 +5,17 @@ import pytest
 import torch
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
-from dcp_runtime import executor as executor_module
-from dcp_runtime.device_plan import prepare_device
 from dcp_runtime.errors import RunError
-from dcp_runtime.executor import DCPExecutor
+from dcp_runtime.execute import prepared_plan
+from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.kernels import triton_kernel
 from dcp_runtime.kernels.choice import KernelChoice
 from dcp_runtime.kernels.cpu import CpuKernel
 from dcp_runtime.kernels.kernel import TensorKind
-from dcp_runtime.kernels.staging import move_arrays
+from dcp_runtime.kernels.triton_inputs import move_arrays
 from dcp_runtime.kernels.triton_kernel import TritonKernel
-from dcp_runtime.loopback import LoopbackWorld
+from dcp_runtime.plans.device_plan import prepare_device
+from dcp_runtime.transport.loopback import LoopbackWorld
 
 CPU = torch.device("cpu")
 
@@ -78,7 +78,7 @@ def test_a_kernel_is_chosen_with_the_first_layer_and_keeps_its_tables(plan, lab,
         made.append(Loading())
         return KernelChoice(made[-1], ())
 
-    monkeypatch.setattr(executor_module, "choose_kernel", choose)
+    monkeypatch.setattr(prepared_plan, "choose_kernel", choose)
     q, kv, dout = lab.random_qkv(0, 71, 2, 1, 32, torch.float32)
 
     def work(transport):
@@ -91,7 +91,7 @@ def test_a_kernel_is_chosen_with_the_first_layer_and_keeps_its_tables(plan, lab,
             prepared.backward(q[rows], kv[rows], out, lse, dout[rows])
         wide = executor.prepare(plan)
         wide.forward(q[rows].double(), kv[rows].double())
-        return prepared._agreed.kernel
+        return prepared.latest_engine.kernel
 
     kernels = LoopbackWorld(2, timeout_s=60).run(work)
     # The kernel of the first plan serves the second; its tables are there before the first layer,

@@ -1,4 +1,4 @@
-"""What transports, boards and meetings do when something goes wrong, one step at a time."""
+"""Transports, failure registries and store barriers when a rank fails, one step at a time."""
 
 import threading
 
@@ -7,14 +7,15 @@ import torch
 from torch.distributed import HashStore
 
 from dcp_planner import TransferKind
-from dcp_runtime import RunError, torch_transport
-from dcp_runtime.device_plan import Transfer
+from dcp_runtime import RunError
 from dcp_runtime.errors import PeerError
-from dcp_runtime.failure_board import FailureBoard, Status, Verdict
-from dcp_runtime.loopback import LoopbackTransport, LoopbackWorld
-from dcp_runtime.meeting import Meeting
-from dcp_runtime.torch_transport import GlooTransport
-from dcp_runtime.transport import Parcel
+from dcp_runtime.plans.device_plan import Transfer
+from dcp_runtime.transport import torch_transport
+from dcp_runtime.transport.failure_registry import Failure, FailureRegistry, Status
+from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
+from dcp_runtime.transport.store_barrier import StoreBarrier
+from dcp_runtime.transport.torch_transport import GlooTransport
+from dcp_runtime.transport.transport import Parcel
 
 NEVER_S = 10_000.0
 
@@ -29,11 +30,11 @@ def parcel_of(peer, *, is_send, after=None):
 
 @pytest.fixture
 def gloo(monkeypatch):
-    """Give a rank's transport without a group, whose board notes what it is told."""
+    """Give a rank's transport without a group, whose failure registry keeps what it is told."""
     transport = GlooTransport.__new__(GlooTransport)
     transport._timeout_s, transport._link = 1.0, None
     transport._ranks, transport._groups = [0, 1, 2], [None, None]
-    transport._board = FailureBoard(HashStore(), 0)
+    transport._failures = FailureRegistry(HashStore(), 0)
     return transport
 
 
@@ -52,7 +53,7 @@ def test_a_connection_that_is_gone_shows_at_the_wait(gloo, monkeypatch):
         raise RuntimeError("Connection closed by peer")
 
     monkeypatch.setattr(torch_transport.dist, "isend", gone)
-    monkeypatch.setattr("dcp_runtime.failure_board.GRACE_S", 0.05)
+    monkeypatch.setattr("dcp_runtime.transport.failure_registry.GRACE_S", 0.05)
     parcel = parcel_of(2, is_send=True)
     gloo._queues = [None]
     gloo.start([parcel])
@@ -62,7 +63,7 @@ def test_a_connection_that_is_gone_shows_at_the_wait(gloo, monkeypatch):
 
 @pytest.mark.parametrize("error", [None, "Timed out"])
 def test_who_should_have_sent_what_is_forwarded_is_to_blame(gloo, monkeypatch, error):
-    monkeypatch.setattr("dcp_runtime.failure_board.GRACE_S", 0.05)
+    monkeypatch.setattr("dcp_runtime.transport.failure_registry.GRACE_S", 0.05)
     first = parcel_of(2, is_send=False)
     second = parcel_of(1, is_send=True, after=first)
     if error is not None:
@@ -74,7 +75,7 @@ def test_who_should_have_sent_what_is_forwarded_is_to_blame(gloo, monkeypatch, e
 
 
 def test_in_one_process_the_first_sender_is_to_blame_too(monkeypatch):
-    monkeypatch.setattr("dcp_runtime.failure_board.GRACE_S", 0.05)
+    monkeypatch.setattr("dcp_runtime.transport.failure_registry.GRACE_S", 0.05)
     second = parcel_of(1, is_send=True, after=parcel_of(2, is_send=False))
     with pytest.raises(PeerError, match="rank 2 is dead or stalled"):
         LoopbackTransport(LoopbackWorld(3), 0)._give_up(second, "forward")
@@ -102,48 +103,48 @@ def test_in_lockstep_one_rank_computes_at_a_time():
 
 
 def test_ranks_that_wait_for_each_other_are_all_named(monkeypatch):
-    monkeypatch.setattr("dcp_runtime.failure_board.GRACE_S", 0.05)
+    monkeypatch.setattr("dcp_runtime.transport.failure_registry.GRACE_S", 0.05)
     store = HashStore()
-    boards = [FailureBoard(store, rank) for rank in range(3)]
-    boards[1].post(Status("waiting", 2, "forward", 1, ""))
-    boards[2].post(Status("waiting", 1, "forward", 1, ""))
-    error = boards[0].settle(Status("waiting", 1, "forward", 1, ""))
+    registries = [FailureRegistry(store, rank) for rank in range(3)]
+    registries[1].post(Status("waiting", 2, "forward", 1, ""))
+    registries[2].post(Status("waiting", 1, "forward", 1, ""))
+    error = registries[0].settle(Status("waiting", 1, "forward", 1, ""))
     assert "ranks 1, 2 wait for each other in division 1 of forward" in str(error)
 
 
 def test_a_rank_that_writes_late_is_not_taken_for_dead():
     store = HashStore()
-    late = threading.Timer(0.3, FailureBoard(store, 1).raised, ("forward", 2, ValueError("bad")))
+    late = threading.Timer(0.3, FailureRegistry(store, 1).raised, ("forward", 2, ValueError("bad")))
     late.start()
-    error = FailureBoard(store, 0).settle(Status("waiting", 1, "forward", 5, ""))
+    error = FailureRegistry(store, 0).settle(Status("waiting", 1, "forward", 5, ""))
     late.join()
     assert str(error) == "rank 1 failed in division 2 of forward: ValueError: bad"
 
 
-def test_the_first_verdict_is_that_of_all():
+def test_the_first_failure_is_that_of_all():
     store = HashStore()
-    first, second = Verdict(1, 0, "rank 1 is dead"), Verdict(2, 3, "rank 2 is dead")
-    assert FailureBoard(store, 0)._publish(first) == first
-    assert FailureBoard(store, 3)._publish(second) == first
-    assert str(FailureBoard(store, 4).settle(Status("waiting", 2, "forward", 0, ""))) == (
+    first, second = Failure(1, 0, "rank 1 is dead"), Failure(2, 3, "rank 2 is dead")
+    assert FailureRegistry(store, 0)._publish(first) == first
+    assert FailureRegistry(store, 3)._publish(second) == first
+    assert str(FailureRegistry(store, 4).settle(Status("waiting", 2, "forward", 0, ""))) == (
         "rank 1 is dead"
     )
 
 
-def test_nobody_waits_in_a_meeting_for_a_rank_that_has_failed():
+def test_nobody_waits_in_a_barrier_for_a_rank_that_has_failed():
     store = HashStore()
-    FailureBoard(store, 1).raised("forward", 0, ValueError("bad"))
-    meeting = Meeting(store, 0, 2, FailureBoard(store, 0), NEVER_S)
+    FailureRegistry(store, 1).raised("forward", 0, ValueError("bad"))
+    barrier = StoreBarrier(store, 0, 2, FailureRegistry(store, 0), NEVER_S)
     with pytest.raises(RunError, match="rank 1 failed in division 0 of forward") as caught:
-        meeting.meet("", "prepare")
+        barrier.exchange_notes("", "prepare")
     assert caught.value.rank == 1
 
 
-def test_meetings_leave_nothing_behind():
+def test_barriers_leave_nothing_behind():
     world = LoopbackWorld(2)
 
     def work(transport):
-        notes = [transport.meet(f"{n} of {transport.rank}", "here") for n in range(10)]
+        notes = [transport.exchange_notes(f"{n} of {transport.rank}", "here") for n in range(10)]
         assert notes[7] == ["7 of 0", "7 of 1"]
 
     world.run(work)

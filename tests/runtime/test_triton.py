@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dcp_runtime.kernels.key_chunks import cut_keys
-from dcp_runtime.tile_table import TileTable
+from dcp_runtime.kernels.triton_inputs import cut_keys
+from dcp_runtime.plans.tile_table import TileTable
 
 HERE = Path(__file__).parent
 

@@ -8,11 +8,11 @@ import torch
 
 from dcp_dsl import Sample, Spec, block_sparsity
 from dcp_planner import Cluster, ModelShape, PlanConfig, Provenance, build_plan
-from dcp_runtime import dense_attention
-from dcp_runtime.dense_attention import HeadTensors, Rounding, eager, exact
 from dcp_runtime.errors import RunError
-from dcp_runtime.inputs import Inputs, random_inputs
-from dcp_runtime.verification import _Measure, _Tally, verify
+from dcp_runtime.verify import dense_attention
+from dcp_runtime.verify.dense_attention import HeadTensors, Rounding, eager, exact
+from dcp_runtime.verify.inputs import Inputs, random_inputs
+from dcp_runtime.verify.verification import _Measure, _Tally, verify
 
 ROUNDING = Rounding(tensor=1e-7, sums=1e-7)
 SPEC = "mask band(w: tokens = 20) = causal and q - k < w"

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
-from dcp_runtime.inputs import Inputs
-from dcp_runtime.interpreter import Interpreter
+from dcp_runtime.execute.interpreter import Interpreter
 from dcp_runtime.kernels import cpu
 from dcp_runtime.kernels.cpu import CpuKernel
-from dcp_runtime.verification import verify
+from dcp_runtime.verify.inputs import Inputs
+from dcp_runtime.verify.verification import verify
 
 DTYPES = (torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64)
 PARTITIONERS = ("static:zigzag", "static:contiguous", "native")

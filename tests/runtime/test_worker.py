@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from dcp_runtime import RunError, worker
-from dcp_runtime.recorder import Recorder
+from dcp_runtime import RunError
+from dcp_runtime.launch import worker
+from dcp_runtime.launch.jobs import Progress
+from dcp_runtime.transport.recorder import Recorder
 
 JOB = worker.Job("job-1", None, "float32", 0, 1)
 PLACE = worker.Place(Path("/somewhere"), 2, 4, 1.0)
@@ -21,14 +23,14 @@ def reply_to(monkeypatch):
             raise error
 
         monkeypatch.setattr(worker, "run_job", fail)
-        return worker._serve(JOB, PLACE, worker.Progress())
+        return worker._serve(JOB, PLACE, Progress())
 
     return reply
 
 
 def test_progress_counts_every_step_and_names_who_computes():
     ranks = [Recorder(0), Recorder(1)]
-    progress = worker.Progress(ranks)
+    progress = Progress(ranks)
     ranks[0].begin(("commwait in division 1 of forward", 1))
     assert progress.state() == {"steps": 1, "doing": None}  # who waits is not to blame
     ranks[1].begin(("attention in division 2 of forward", 2))

@@ -102,7 +102,7 @@ def all_gone(pids, within_s=60.0):
     ],
 )
 def test_lost_rank_is_named_and_no_process_is_left(lab, monkeypatch, fault, point, says):
-    monkeypatch.setattr("dcp_runtime.world.WORKER", (str(FAULTY_WORKER),))
+    monkeypatch.setattr("dcp_runtime.launch.world.WORKER", (str(FAULTY_WORKER),))
     monkeypatch.setenv("DCP_TEST_FAULT", f"{fault} {point}")
     plan = plan_of(lab, [lab.masks["causal"](96)])
     # Only a stopped rank is found by a clock; the others must not be found too late on a busy one.
@@ -169,7 +169,7 @@ def test_a_world_refuses_a_timeout_that_no_clock_takes():
 
 
 def test_sequence_too_long_for_dense_attention_is_refused(lab, monkeypatch):
-    monkeypatch.setattr("dcp_runtime.launcher.MAX_DENSE_TOKENS", 39)
+    monkeypatch.setattr("dcp_runtime.launch.launcher.MAX_DENSE_TOKENS", 39)
     plan = plan_of(lab, [lab.masks["causal"](20), lab.masks["causal"](40)])
     with pytest.raises(RunError, match="up to 39 tokens, this plan has one of 40"):
         run_plan(plan, RunConfig(RANKS, verify=True))

@@ -1,18 +1,73 @@
-"""A batch made ready to be planned: its rows read and screened, their masks found.
+"""Batches: rows of a data set are grouped by epoch, read, screened, and matched with their masks.
 
 Masks are compiled by whoever plans: a rank that is sent its part of a plan never needs them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
-from dcp_dsl import DatasetError, Mask, Sample, Stack
-from dcp_runtime.data.choices import RowRules
-from dcp_runtime.data.layer_masks import LayerMasks
-from dcp_runtime.data.rows import Row, Tokens
+import numpy as np
+
+from dcp_dsl import Attachment, Dataset, DatasetError, Mask, Sample, Spec, Stack, pack
+from dcp_runtime.arrays import Ints
+from dcp_runtime.data.choices import Packing, RowRules
+from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows, TokenColumn, Tokens
+from dcp_runtime.data.sample_masks import LayerMasks
 from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.token_columns import TokenColumns, read_columns
+
+Batches: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+def pack_epoch(
+    rows: Sequence[int], lengths: Sequence[int], packing: Packing, epoch: int
+) -> Batches:
+    """Return the rows of every batch of one epoch; each row is in exactly one.
+
+    Args:
+        rows: row numbers that take part.
+        lengths: tokens of each of them, at most the budget.
+        packing: how.
+        epoch: counts from 0; matters only to a shuffle.
+
+    Raises:
+        DatasetError: if a row exceeds the budget.
+
+    >>> pack_epoch([0, 1, 4], [3, 5, 2], Packing(7), epoch=0)
+    ((0,), (1, 4))
+    """
+    rng = np.random.default_rng([packing.seed, epoch])
+    order = rng.permutation(len(rows)) if packing.shuffle else np.arange(len(rows))
+    packed = pack([int(lengths[i]) for i in order], packing.token_budget, order=packing.order)
+    batches = [tuple(int(rows[order[i]]) for i in batch) for batch in packed]
+    if packing.drop_last:
+        batches = batches[:-1]
+    if packing.shuffle and packing.order == "decreasing":
+        batches = [batches[i] for i in rng.permutation(len(batches))]
+    return tuple(batches)
+
+
+def check_batches(batches: Sequence[Sequence[int]], lengths: Ints, budget: int) -> None:
+    """Check the batches that a user chose.
+
+    Raises:
+        DatasetError: if one names a row that is not there, or several rows exceed the budget.
+    """
+    for number, rows in enumerate(batches):
+        for row in rows:
+            if not 0 <= row < len(lengths):
+                raise DatasetError(
+                    f"batches[{number}] names row {row}; the data set has {len(lengths)} rows"
+                )
+        total = int(lengths[list(rows)].sum())
+        if total > budget and len(rows) > 1:
+            raise DatasetError(
+                f"batches[{number}] has {total} tokens, the token budget is {budget}; give fewer "
+                "rows or raise the budget"
+            )
+
 
 Resolver: TypeAlias = Callable[[int, Row], tuple[Mask | Stack, Sample]]
 """Takes the number and the columns of a row; gives its mask, or those of its layers, and what they
@@ -55,7 +110,7 @@ class RowReader:
     rules: RowRules
 
     def usable_tokens(self, row: int, length: int) -> int:
-        """Give how many tokens of a row take part by its length alone; 0 leaves it out.
+        """Return how many tokens of a row take part by its length alone; 0 leaves it out.
 
         Raises:
             DatasetError: if the row cannot be used and the policy is to raise.
@@ -96,3 +151,91 @@ def _with_length(row: Row, length: int) -> Row:
         if row.get(name) is not None and row[name] != length:
             raise DatasetError(f"column `{name}` says {row[name]} tokens, the row has {length}")
     return row if row.get("len") is not None else {**row, "len": length}
+
+
+MaskFunction: TypeAlias = Spec | Mask | Stack | Callable[[Row], Mask | Stack]
+
+
+def open_rows(dataset: Any, tokens: TokenColumn) -> IndexedRows | StreamedRows:  # Any: a user's
+    """Wrap a data set by what it can do: give rows by number, or one behind the other.
+
+    Raises:
+        DatasetError: if it can do neither.
+    """
+    if isinstance(dataset, str | bytes | Path):
+        raise DatasetError(
+            f"expected a data set, got {dataset!r:.60}; read_dataset(path) reads a file or folder"
+        )
+    if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+        return IndexedRows(dataset, tokens)
+    if hasattr(dataset, "__iter__"):
+        return StreamedRows.of(dataset, tokens)
+    raise DatasetError(
+        f"expected a data set of rows, got {type(dataset).__name__}; it needs rows by number (len "
+        "and []) or to be iterable"
+    )
+
+
+def make_resolver(
+    rows: IndexedRows | StreamedRows, dataset: object, mask_fn: MaskFunction, path: str
+) -> Resolver:
+    """Return the function that finds mask and sample of a row.
+
+    Raises:
+        DatasetError: if `mask_fn` is nothing that gives masks, or no ``for`` of a spec matches.
+    """
+    if isinstance(mask_fn, Spec):
+        return _attached(rows, dataset, mask_fn, path)
+    if isinstance(mask_fn, Mask | Stack):
+        always = mask_fn
+        return lambda _, row: (always, _sample(row, always))
+    if not callable(mask_fn):
+        raise DatasetError(
+            "expected mask_fn to be a loaded spec, a mask or a function from a row to a mask (or a "
+            f"stack of masks), got {mask_fn!r:.60}; load(path) gives a spec, spec.mask(call) a "
+            "mask, spec.stack(name) a stack"
+        )
+    choose = mask_fn
+
+    def resolve(_: int, row: Row) -> tuple[Mask | Stack, Sample]:
+        chosen = choose(row)
+        if not isinstance(chosen, Mask | Stack):
+            raise DatasetError(f"mask_fn must give a Mask or a Stack for each row, got {chosen!r}")
+        return chosen, _sample(row, chosen)
+
+    return resolve
+
+
+def _sample(row: Row, value: Mask | Stack) -> Sample:
+    return Sample.of_columns(row, value.columns, value.name)
+
+
+def _attached(rows: IndexedRows | StreamedRows, dataset: object, spec: Spec, path: str) -> Resolver:
+    """Resolve through the ``for`` statements of a spec: by file, in memory by a row's columns."""
+    if isinstance(dataset, Dataset):
+        return _attached_files(dataset, spec)
+    found: dict[frozenset[str], Attachment] = {}
+
+    def attachment_of(columns: frozenset[str]) -> Attachment:
+        if columns not in found:
+            found[columns] = spec.attachment(path, columns)
+        return found[columns]
+
+    def resolve(_: int, row: Row) -> tuple[Mask | Stack, Sample]:
+        attachment = attachment_of(frozenset(row))
+        return attachment.value, attachment.sample(row)
+
+    if isinstance(rows, IndexedRows):
+        attachment_of(rows.columns)  # what matches nothing is said now
+    return resolve
+
+
+def _attached_files(dataset: Dataset, spec: Spec) -> Resolver:
+    """Resolve the rows of files, each through the first ``for`` that matches its file."""
+    attachments = spec.attachments_of(dataset)
+
+    def resolve(index: int, row: Row) -> tuple[Mask | Stack, Sample]:
+        attachment = attachments[dataset.part_of(index)]
+        return attachment.value, attachment.sample(row)
+
+    return resolve

@@ -1,4 +1,4 @@
-"""What a user chooses about a `DCPDataloader`, by subject; every choice has a default."""
+"""Choices of a user about a `DCPDataloader`, by subject; each has a default."""
 
 import os
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from dcp_dsl import DatasetError
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_runtime.data.screening import RowPolicy
 from dcp_runtime.errors import RunError
-from dcp_runtime.group import Group, process_group
+from dcp_runtime.transport.group_store import Group, process_group
 
 PackingOrder: TypeAlias = Literal["in_order", "decreasing"]
 Planner: TypeAlias = Literal["each", "first"]
@@ -20,7 +20,7 @@ HiddenTargets: TypeAlias = Literal["warn", "leave_out", "keep"]
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Which rows share a batch, and in which order batches come.
+    """How rows are packed into batches, and the order of the batches.
 
     Attributes:
         token_budget: most tokens of a batch.
@@ -107,7 +107,7 @@ class RowRules:
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """What batches are planned for, and how.
+    """The model and the machine that batches are planned for, and the options of planning.
 
     Attributes:
         shape: heads of the attention layer on one rank.
@@ -211,7 +211,7 @@ class LookAhead:
 
 
 def _ranks_of_this_machine() -> int:
-    """Give how many ranks share its cores; torchrun says it, else all ranks might."""
+    """Return how many ranks share its cores; torchrun says it, else all ranks might."""
     told = os.environ.get("LOCAL_WORLD_SIZE", "")
     if told.isdecimal() and int(told) > 0:
         return int(told)

@@ -1,16 +1,114 @@
-"""One rank's part of a packed batch."""
+"""`LocalData`: one rank's tokens of a packed batch, their targets, and the loss over them."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch.nn import functional
 
+from dcp_runtime.arrays import Ints
 from dcp_runtime.data.batches import PackedSequence
-from dcp_runtime.data.targets import Targets
+from dcp_runtime.data.choices import RowRules
+from dcp_runtime.data.sample_masks import Runs
+from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.token_columns import IGNORE_LABEL, join
-from dcp_runtime.stacked_plans import BatchPlan
+from dcp_runtime.errors import RunError
+from dcp_runtime.plans.batch_plans import BatchPlan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Targets:
+    """The targets of a packed batch, over all ranks.
+
+    Attributes:
+        row: int64 ``[N]``, packed position of the token that predicts; one may have several.
+        token: int64 ``[N]``, packed position of the token that is predicted.
+        id: int64 ``[N]``, the token id to predict.
+        weight: float32 ``[N]``, what the loss of each is multiplied by.
+    """
+
+    row: Ints
+    token: Ints
+    id: Ints
+    weight: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @classmethod
+    def of_next(cls, token: Ints, wanted: Ints) -> "Targets":
+        """Let the token before each of `token` predict what is `wanted` there."""
+        return cls(token - 1, token, wanted[token], np.ones(len(token), np.float32))
+
+
+@dataclass(slots=True)
+class TargetFinder:
+    """Finds the targets of batches and keeps the record of those that it leaves out.
+
+    Attributes:
+        rules: what becomes of targets that do not see the token before them.
+        screening: where those left out are counted.
+        says: whether this rank is the one that says it.
+    """
+
+    rules: RowRules
+    screening: Screening
+    says: bool
+
+    def find(self, sequences: Sequence[PackedSequence], hidden: Runs) -> Targets:
+        """Return the targets of a batch: each token that counts is predicted by the one before it.
+
+        Args:
+            sequences: of the batch.
+            hidden: runs of packed tokens that the next token of their sequence does not see.
+        """
+        lengths = [len(sequence.tokens) for sequence in sequences]
+        wanted = np.concatenate([sequence.columns.targets for sequence in sequences])
+        counts = wanted != IGNORE_LABEL
+        counts[np.cumsum([0, *lengths[:-1]])] = False  # the first of a sequence
+        if self.rules.hidden_targets == "keep":
+            return Targets.of_next(np.flatnonzero(counts), wanted)
+        sees = np.ones(len(wanted), np.bool_)
+        for start, end in hidden:
+            sees[start + 1 : end + 1] = False
+        left_out = np.flatnonzero(counts & ~sees)
+        if len(left_out):
+            self._record(sequences, left_out, f"{len(left_out)} of the {counts.sum()} targets")
+        return Targets.of_next(np.flatnonzero(counts & sees), wanted)
+
+    def _record(self, sequences: Sequence[PackedSequence], left_out: Ints, share: str) -> None:
+        """Count what is left out, row by row, and say it the first time."""
+        ends = np.cumsum([len(sequence.tokens) for sequence in sequences])
+        number = np.searchsorted(ends, left_out, side="right")
+        for index, count in zip(*np.unique(number, return_counts=True), strict=True):
+            self.screening.leave_out_targets(sequences[index].row, int(count))
+        if self.says and self.rules.hidden_targets == "warn":
+            self.says = False
+            first = sequences[number[0]]
+            self._say(share, first, int(left_out[0] - ends[number[0]]) + len(first.tokens))
+
+    def _say(self, share: str, sequence: PackedSequence, token: int) -> None:
+        masks = ", ".join(f"`{mask.name}`" for mask in sequence.masks.masks)
+        positions = (
+            "; position ids count on through the row, position_column= gives others"
+            if self.rules.position_column is None
+            else ""
+        )
+        # Up through `_record`, `find`, `_local` and `__iter__` to the line of the training loop.
+        warnings.warn(
+            f"{share} of a batch are left out: these tokens do not see the token before them, "
+            f"which would have to predict them. The first is token {token} of row {sequence.row}, "
+            f"which does not see token {token - 1} under {masks}. Say what is meant with RowRules: "
+            "hidden_targets='leave_out' leaves them out without a word, 'keep' trains on them; a "
+            f"labels column with {IGNORE_LABEL}, or a loss_column with 0, leaves single tokens out"
+            f"{positions}. The loader says this once; loader.screening.hidden_targets counts on",
+            UserWarning,
+            stacklevel=6,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +147,7 @@ class LocalData:
     target_extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> "LocalData":
-        """Give the same data with all tensors on a device.
+        """Return the same data with all tensors on a device.
 
         Args:
             device: where to.
@@ -58,7 +156,7 @@ class LocalData:
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "LocalData":
-        """Give the same data in pinned memory, from which a GPU copies without the CPU."""
+        """Return the same data in pinned memory, from which a GPU copies without the CPU."""
         return self._each(torch.Tensor.pin_memory)
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "LocalData":
@@ -114,3 +212,48 @@ def take_local(
             name: torch.from_numpy(values[targets.token[mine]]) for name, values in extra.items()
         },
     )
+
+
+def next_token_loss(
+    logits: torch.Tensor, local_data: LocalData, num_targets: int | None = None
+) -> torch.Tensor:
+    """Compute the cross entropy of this rank's targets, divided by the targets of all ranks.
+
+    Losses, and gradients, of the ranks are to be **added**: the sum over the ranks is the mean over
+    the targets of the batch. Each target counts with its weight; weights do not change what is
+    divided by. A rank without targets, and a batch without any, has loss 0, through which
+    `backward` runs as on the other ranks.
+
+    Args:
+        logits: ``[T_local, V]``, or ``[1, T_local, V]`` as Hugging Face's models give them.
+        local_data: the batch, on the device of the logits.
+        num_targets: what to divide by; by default `LocalData.num_targets`. Where several batches
+            make one step, give the targets of all of them.
+
+    Returns:
+        A scalar in float32, in float64 for float64 logits.
+
+    Raises:
+        RunError: if the logits are not those of this rank's tokens.
+    """
+    if logits.ndim == 3 and len(logits) == 1:
+        logits = logits[0]
+    tokens = len(local_data.tokens)
+    if logits.ndim != 2 or len(logits) != tokens:
+        raise RunError(
+            f"next_token_loss: expected logits [{tokens}, V] or [1, {tokens}, V], one row per "
+            f"local token, got {list(logits.shape)}; give the logits of the tokens of this "
+            "local_data, unshifted"
+        )
+    if logits.device != local_data.target_rows.device:
+        raise RunError(
+            f"next_token_loss: the logits are on {logits.device}, the targets on "
+            f"{local_data.target_rows.device}; give local_data.to(logits.device)"
+        )
+    rows = logits.index_select(0, local_data.target_rows)
+    if rows.dtype != torch.float64:
+        rows = rows.float()
+    losses = functional.cross_entropy(rows, local_data.target_ids, reduction="none")
+    total = (losses * local_data.target_weights).sum()
+    divisor = local_data.num_targets if num_targets is None else num_targets
+    return total / max(1, divisor)

@@ -1,4 +1,4 @@
-"""Plans before they are needed: the next batches are planned while this one trains."""
+"""Look-ahead: the next batches are planned while the present one trains."""
 
 import warnings
 from collections import OrderedDict
@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from dcp_planner import stopwatch
-from dcp_runtime.data.plan_request import PlanRequest
-from dcp_runtime.data.planned_batch import PlannedBatch
+from dcp_runtime.data.plan_request import PlannedBatch, PlanRequest
 from dcp_runtime.data.planner_pool import PlannerLostError, PlannerPool
 
 MAX_CACHED_PLANS = 32
@@ -20,7 +19,7 @@ OwnPlanner: TypeAlias = Callable[[], PlannedBatch]
 
 @dataclass(slots=True)
 class PlanningMetrics:
-    """What planning cost so far.
+    """The cost of planning so far.
 
     Attributes:
         plans: plans handed out.
@@ -56,7 +55,7 @@ class PendingPlan:
     number: int = 0
 
     def cancel(self) -> None:
-        """Give the plan up if nobody has begun with it."""
+        """Cancel the plan if nobody has begun with it."""
         if self.future is not None:
             self.future.cancel()
 
@@ -124,7 +123,7 @@ class OwnPlans:
         return plan
 
     def _result(self, pending: PendingPlan) -> tuple[PlannedBatch, float | None]:
-        """Give the plan and how long making it took, ``None`` if it was made while waiting."""
+        """Return the plan and how long making it took, ``None`` if it was made while waiting."""
         known = self._cache.get(pending.request.key)
         if known is not None and pending.future is None:
             self.metrics.cached += 1

@@ -23,8 +23,7 @@ from typing import Any
 
 from dcp_dsl import DatasetError
 from dcp_planner import read_plan
-from dcp_runtime.data.plan_request import PlanRequest
-from dcp_runtime.data.planned_batch import PlannedBatch
+from dcp_runtime.data.plan_request import PlannedBatch, PlanRequest
 from dcp_runtime.errors import RunError
 
 MOST_FAILED_STARTS = 2
@@ -75,12 +74,12 @@ class PlannerPool:
 
     @property
     def is_closed(self) -> bool:
-        """Whether its processes have been ended."""
+        """Return whether its processes have been ended."""
         return self._crew.is_closed
 
     @property
     def cannot_start(self) -> bool:
-        """Whether processes end again and again before they have planned anything."""
+        """Return whether processes end again and again before they have planned anything."""
         return self._crew.failed_starts >= MOST_FAILED_STARTS
 
     @property
@@ -110,7 +109,7 @@ class _Task:
 
 
 class _Crew:
-    """What the threads of a pool share."""
+    """The state that the threads of a pool share."""
 
     def __init__(self, time_limit_s: float) -> None:
         self.tasks: SimpleQueue[_Task | None] = SimpleQueue()

@@ -1,4 +1,4 @@
-"""The program of a planner process: requests in, plans out.
+"""The program of a planner process: it reads requests and writes plans.
 
 Reads one line of JSON per request from standard input, ``{"request", "path", "kind"}``. Writes
 either plan files, path and number of each, or to the path the parts of all devices one behind the
@@ -15,8 +15,7 @@ from typing import Any
 
 from dcp_dsl import DatasetError, DCPError
 from dcp_planner import Plan, stopwatch, write_plan
-from dcp_runtime.data.plan_request import PlanRequest, plan_request
-from dcp_runtime.data.planned_batch import encode_batch
+from dcp_runtime.data.plan_request import PlanRequest, encode_batch, plan_request
 
 
 def main() -> None:

@@ -6,15 +6,15 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcp_dsl import Dataset, DatasetError
+from dcp_runtime.arrays import Ints
 
 Row: TypeAlias = Mapping[str, Any]  # Any: integers, lists of them, or bytes, by column
-Tokens: TypeAlias = NDArray[np.int64]
+Tokens: TypeAlias = Ints
 
 TOKEN_COLUMNS = ("tokens", "input_ids")
-"""Where tokens are looked for, in this order, unless a column is named."""
+"""Columns that may hold the tokens, in the order of preference, unless a column is named."""
 
 ROWS_OF_A_TABLE = 1024
 """Rows of a Hugging Face data set whose lengths are read at once."""
@@ -28,11 +28,11 @@ class TokenColumn:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Where it is looked for, in this order."""
+        """The columns that may hold the tokens, in the order of preference."""
         return TOKEN_COLUMNS if self.name is None else (self.name,)
 
     def read(self, row: Row, index: int) -> Tokens:
-        """Give the tokens of a row, int64 ``[length]``; bytes count as one token each.
+        """Return the tokens of a row, int64 ``[length]``; bytes count as one token each.
 
         Raises:
             DatasetError: if the row has none, or they are no integers.
@@ -82,7 +82,7 @@ class IndexedRows:
     def __init__(self, dataset: Dataset | Sequence[Row], tokens: TokenColumn) -> None:
         self._dataset = dataset
         self._tokens = tokens
-        self._lengths: NDArray[np.int64] | None = None
+        self._lengths: Ints | None = None
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -98,7 +98,7 @@ class IndexedRows:
         return frozenset(self._dataset[0]) if len(self._dataset) else frozenset()
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Ints:
         """Tokens of every row, int64 ``[N]``; reads all rows where no file or table says it."""
         if self._lengths is None:
             if isinstance(self._dataset, Dataset) and self._tokens.name is None:
@@ -120,7 +120,7 @@ class IndexedRows:
             ) from error
 
     def read(self, index: int) -> tuple[Row, Tokens]:
-        """Give one row and its tokens; asks the data set once.
+        """Return one row and its tokens; asks the data set once.
 
         Raises:
             DatasetError: if the row is gone or has no tokens, or not as many as when the lengths
@@ -169,7 +169,7 @@ class StreamedRows:
         return cls(open_once, tokens)
 
     def rows_from(self, index: int) -> Iterator[tuple[int, Row, Tokens]]:
-        """Give number, row and tokens of every row from `index` on; those before are passed over.
+        """Return number, row and tokens of every row from `index` on; those before are passed over.
 
         Raises:
             DatasetError: if the stream ends before `index`.
@@ -185,8 +185,8 @@ class StreamedRows:
             yield number, row, self.tokens.read(row, number)
 
 
-def _lengths_of_arrow(dataset: Any, names: Sequence[str]) -> NDArray[np.int64] | None:  # Any: HF's
-    """Give the lengths that the Arrow tables of a Hugging Face data set hold; no row is made.
+def _lengths_of_arrow(dataset: Any, names: Sequence[str]) -> Ints | None:  # Any: HF's
+    """Return the lengths that the Arrow tables of a Hugging Face data set hold; no row is made.
 
     ``None`` if it is another data set, makes its rows anew when asked, or has rows without tokens.
     """

@@ -1,4 +1,7 @@
-"""What becomes of rows that cannot be trained on: an error, or left out and counted."""
+"""Rows that cannot be trained on: the loader raises an error, or leaves them out and counts them.
+
+This module loads no torch: planner processes need it, and start in a tenth of the time without.
+"""
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -41,7 +44,7 @@ class Screening:
         self._record(row, reason, what)
 
     def shorten(self, row: int, length: int, budget: int) -> int:
-        """Give how many tokens of a row longer than the budget are used; 0 leaves it out.
+        """Return how many tokens of a row longer than the budget are used; 0 leaves it out.
 
         Raises:
             DatasetError: if the policy is to raise.

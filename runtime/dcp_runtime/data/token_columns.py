@@ -1,4 +1,4 @@
-"""Columns of a row that hold one value per token: targets, positions, and what users send along."""
+"""Columns of a row that hold one value per token: targets, positions, and a user's own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import DatasetError
+from dcp_runtime.arrays import Ints
 from dcp_runtime.data.choices import RowRules
 from dcp_runtime.data.rows import Row, Tokens
 
@@ -17,13 +18,12 @@ IGNORE_LABEL = -100
 MANY = 8
 """Labels that all lie one token too early before a column counts as shifted, not as a chance."""
 
-Ints: TypeAlias = NDArray[np.int64]
 Values: TypeAlias = NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenColumns:
-    """What the columns of a row say about each of its tokens.
+    """The columns of a row that hold a value per token.
 
     Attributes:
         targets: int64 ``[n]``, what the token before should predict at each token; `IGNORE_LABEL`
@@ -37,7 +37,7 @@ class TokenColumns:
     extra: Mapping[str, Values]
 
     def first(self, count: int) -> "TokenColumns":
-        """Give the columns of the first tokens."""
+        """Return the columns of the first tokens."""
         extra = {name: values[:count] for name, values in self.extra.items()}
         return TokenColumns(self.targets[:count], self.positions[:count], extra)
 
@@ -68,7 +68,7 @@ def join(parts: Sequence[Values]) -> Values:
 
 
 def _targets(rules: RowRules, row: Row, tokens: Tokens) -> Ints:
-    """Give the target at each token: its label, else the token itself, where the loss counts it."""
+    """Return the target of each token that the loss counts: its label, else the token itself."""
     labels = _labels(rules.labels_column, row, tokens)
     counted = _counted(rules.loss_column, row, len(tokens))
     if labels is None:
@@ -79,7 +79,7 @@ def _targets(rules: RowRules, row: Row, tokens: Tokens) -> Ints:
 
 
 def _labels(name: str | None, row: Row, tokens: Tokens) -> Ints | None:
-    """Give the labels of a row, each beside its token; ``None`` if there are none to be read."""
+    """Return the labels of a row, each beside its token; ``None`` if there are none to be read."""
     if name is None or (name == "labels" and name not in row):
         return None
     wanted = f"token ids from 0, or {IGNORE_LABEL} where the loss counts nothing"
@@ -150,7 +150,7 @@ def _positions(name: str | None, row: Row, length: int) -> Ints:
 
 
 def _extra(name: str, row: Row, length: int) -> Values:
-    """Give an extra column as bool, int64 or float32; NaN and infinities stay as they are."""
+    """Return an extra column as bool, int64 or float32; NaN and infinities stay as they are."""
     column = _Column(name, "extra_columns", "numbers")
     found = column.read(row, length)
     if found.dtype.kind == "b":
@@ -168,7 +168,7 @@ def _extra(name: str, row: Row, length: int) -> Values:
 
 
 def _integers(values: Values) -> Ints | None:
-    """Give integers as int64; ``None`` if they are none, or do not fit."""
+    """Return integers as int64; ``None`` if they are none, or do not fit."""
     if values.dtype.kind not in "iu":
         return None
     found = values.astype(np.int64)
@@ -192,7 +192,7 @@ class _Column:
     way_out: str = ""
 
     def read(self, row: Row, length: int) -> Values:
-        """Give the numbers of a row.
+        """Return the numbers of a row.
 
         Raises:
             DatasetError: if the row lacks the column, or it holds something else.

@@ -1,4 +1,4 @@
-"""Which kernel computes, and why the others do not."""
+"""The choice of a kernel, with the reason why each other kernel cannot compute."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -29,7 +29,7 @@ _INTERPRETER = ", or set TRITON_INTERPRET=1 to interpret this one, thousands of 
 
 
 def known_kernel(name: str) -> KernelName:
-    """Give the name of a kernel back, whether or not it can run here.
+    """Return the name of a known kernel, whether or not it can run here.
 
     Raises:
         RunError: if there is no such kernel.
@@ -41,7 +41,7 @@ def known_kernel(name: str) -> KernelName:
 
 
 def segment_rows(wanted: str | None) -> int:
-    """Give the query rows per segment of a table made before the tensors are known.
+    """Return the query rows per segment of a table made before the tensors are known.
 
     Every kernel takes segments of any size; this is what the likely one likes best.
     """
@@ -168,7 +168,7 @@ def _flash_refusal(dtype: torch.dtype, device: torch.device, head_dim: int | Non
 
 
 def _is_interpreted() -> bool:
-    """Say whether Triton runs its kernels on the CPU, which the process decides as it starts."""
+    """Return whether Triton runs its kernels on the CPU, which the process decides as it starts."""
     from triton import knobs
 
     return bool(knobs.runtime.interpret)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from dcp_runtime.arrays import Ints
 from dcp_runtime.kernels.kernel import (
     AttentionState,
     Gradients,
@@ -23,8 +23,8 @@ from dcp_runtime.kernels.kernel import (
     TensorKind,
     any_out_with,
 )
-from dcp_runtime.tile_pieces import PieceKind
-from dcp_runtime.tile_table import TileTable
+from dcp_runtime.plans.tile_pieces import PieceKind
+from dcp_runtime.plans.tile_table import TileTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class _Call:
     rows: slice
     runs: tuple[slice, ...]
     bias: torch.Tensor | None
-    blind: torch.Tensor | None  # rows that see none of these keys, bool [rows]
+    fully_masked: torch.Tensor | None  # rows that see none of these keys, bool [rows]
 
 
 class CpuKernel:
@@ -64,8 +64,8 @@ class CpuKernel:
                 _heads_first(q[call.rows].to(dtype)), k, v, attn_mask=call.bias, scale=scale
             )
             lse = lse[0].T
-            if call.blind is not None:
-                lse = lse.masked_fill(call.blind.unsqueeze(-1), -torch.inf)
+            if call.fully_masked is not None:
+                lse = lse.masked_fill(call.fully_masked.unsqueeze(-1), -torch.inf)
             state.merge(call.rows.start, out[0].transpose(0, 1), lse)
 
     def backward(
@@ -135,7 +135,7 @@ def _calls(table: TileTable, dtype: torch.dtype) -> Iterator[_Call]:
             yield _masked_call(table, rows, pieces[~is_full], dtype)
 
 
-def _runs(table: TileTable, pieces: NDArray[np.int64]) -> tuple[slice, ...]:
+def _runs(table: TileTable, pieces: Ints) -> tuple[slice, ...]:
     starts, sizes = table.kv_start[pieces].tolist(), table.kv_len[pieces].tolist()
     return tuple(slice(a, a + n) for a, n in zip(starts, sizes, strict=True))
 
@@ -143,17 +143,17 @@ def _runs(table: TileTable, pieces: NDArray[np.int64]) -> tuple[slice, ...]:
 def _masked_call(
     table: TileTable,
     rows: slice,
-    pieces: NDArray[np.int64],
+    pieces: Ints,
     dtype: torch.dtype,
 ) -> _Call:
     length = rows.stop - rows.start
     parts = [table.piece_mask(int(piece), length) for piece in pieces]
     seen = torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))
     bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)
-    blind = ~seen.any(1)
+    fully_masked = ~seen.any(1)
     return _Call(
         rows,
         _runs(table, pieces),
         bias.view(1, 1, *bias.shape),
-        blind if bool(blind.any()) else None,
+        fully_masked if bool(fully_masked.any()) else None,
     )

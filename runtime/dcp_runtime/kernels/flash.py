@@ -18,9 +18,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from dcp_dsl import Export, import_mask, varlen_calls
+from dcp_runtime.arrays import Indices, Ints
 from dcp_runtime.kernels.kernel import (
     AttentionState,
     Gradients,
@@ -28,8 +28,8 @@ from dcp_runtime.kernels.kernel import (
     TensorKind,
     any_out_with,
 )
-from dcp_runtime.tile_pieces import PieceKind
-from dcp_runtime.tile_table import TileTable
+from dcp_runtime.plans.tile_pieces import PieceKind
+from dcp_runtime.plans.tile_table import TileTable
 
 HEAD_DIMS_TO = 256
 DTYPES = (torch.float16, torch.bfloat16)
@@ -50,7 +50,7 @@ class FlashCall:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlashRows:
-    """What a backward call takes, gathered.
+    """The gathered arguments of a backward call.
 
     Attributes:
         q, dout: ``[rows, Hq, D]``.
@@ -72,12 +72,12 @@ class FlashOperators(Protocol):
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: FlashCall, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give out ``[rows, Hq, D]`` and lse of gathered tensors."""
+        """Return out ``[rows, Hq, D]`` and lse of gathered tensors."""
 
     def backward(
         self, rows: FlashRows, call: FlashCall, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Give dq, dk, dv."""
+        """Compute dq, dk, dv."""
 
 
 class AtenFlash:
@@ -186,7 +186,7 @@ class FlashKernel:
 def flash_calls(table: TileTable, device: torch.device | str) -> tuple[FlashCall, ...]:
     """Rewrite a table as calls of a plain flash kernel; O(rows of its masks)."""
 
-    def moved(array: NDArray[np.int32]) -> torch.Tensor:
+    def moved(array: Indices) -> torch.Tensor:
         return torch.from_numpy(array.copy()).to(device)
 
     return tuple(
@@ -206,7 +206,7 @@ def flash_calls(table: TileTable, device: torch.device | str) -> tuple[FlashCall
 def _as_slices(table: TileTable) -> Export:
     """Write the pairs of a table as rectangles: whole pieces, and the runs of each masked row."""
     segment = np.repeat(np.arange(table.num_segments), np.diff(table.row_ptr))
-    boxes: list[NDArray[np.int64]] = [np.zeros((0, 4), np.int64)]
+    boxes: list[Ints] = [np.zeros((0, 4), np.int64)]
     for piece, at in enumerate(segment.tolist()):
         q, rows = int(table.q_start[at]), int(table.q_len[at])
         k, size = int(table.kv_start[piece]), int(table.kv_len[piece])

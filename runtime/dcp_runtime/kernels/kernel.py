@@ -1,4 +1,4 @@
-"""What every kernel takes and gives, and the state that forward carries from division to division.
+"""The protocol of kernels, and the state that forward carries from division to division.
 
 Tensors are packed ``[tokens, heads, head_dim]`` (kv ``[tokens, 2, heads, head_dim]``), rows of a
 device's working buffers; a `TileTable` says which queries meet which keys.
@@ -10,11 +10,11 @@ from typing import Protocol
 
 import torch
 
-from dcp_runtime.tile_table import TileTable
+from dcp_runtime.plans.tile_table import TileTable
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Give the type that sums are kept in: float64 for float64, else float32.
+    """Return the type that sums are kept in: float64 for float64, else float32.
 
     >>> accumulator_dtype(torch.bfloat16)
     torch.float32
@@ -43,7 +43,7 @@ class AttentionState:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
     ) -> "AttentionState":
-        """Give the state of rows that have seen nothing; `dtype` is that of the sums."""
+        """Return the state of rows that have seen nothing; `dtype` is that of the sums."""
         return cls(
             torch.zeros(num_rows, q_heads, head_dim, dtype=dtype, device=device),
             torch.full((num_rows, q_heads), -torch.inf, dtype=dtype, device=device),
@@ -71,7 +71,7 @@ class AttentionState:
 
 @dataclass(frozen=True, slots=True)
 class QueryRows:
-    """What backward knows of the queries, all rows of the working buffer.
+    """The tensors of the queries in backward, all rows of the working buffer.
 
     Attributes:
         q, dout: ``[N, Hq, D]``.
@@ -99,7 +99,7 @@ class Gradients:
 
 
 def any_out_with(delta: torch.Tensor, dout: torch.Tensor) -> torch.Tensor:
-    """Give an out whose row sums of ``dout * out`` are `delta`.
+    """Return an out whose row sums of ``dout * out`` are `delta`.
 
     Flash operators use out for nothing else, and out does not travel to remote devices, delta does.
     The multiple of dout does it; scaling by its largest element first keeps squares from
@@ -115,7 +115,7 @@ def any_out_with(delta: torch.Tensor, dout: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorKind:
-    """What all layers of a prepared plan share, as far as kernels care.
+    """The kind of tensors that all layers of a prepared plan share.
 
     >>> str(TensorKind(torch.float32, torch.device("cpu"), 64))
     'torch.float32 on cpu'

@@ -1,11 +1,11 @@
-"""The specification: explicit scores and probabilities, in the type of the sums."""
+"""The reference kernel: explicit scores and probabilities, in the type of the sums."""
 
 from collections.abc import Sequence
 
 import torch
 
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, TensorKind
-from dcp_runtime.tile_table import TileTable
+from dcp_runtime.plans.tile_table import TileTable
 
 
 class ReferenceKernel:

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from dcp_runtime.kernels import triton_source
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, TensorKind
-from dcp_runtime.kernels.key_chunks import KeyChunks, cut_keys
-from dcp_runtime.kernels.staging import move_arrays
-from dcp_runtime.tile_pieces import PieceKind
-from dcp_runtime.tile_table import TileTable
+from dcp_runtime.kernels.triton_inputs import KeyChunks, cut_keys, move_arrays
+from dcp_runtime.plans.tile_pieces import PieceKind
+from dcp_runtime.plans.tile_table import TileTable
 
 HEAD_DIMS = (32, 64, 96, 128)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -43,7 +42,7 @@ class LaunchShape:
 def launch_shape(
     kernel: str, dtype: torch.dtype, head_dim: int, *, has_bits: bool = False
 ) -> LaunchShape:
-    """Give the tile of ``"forward"``, ``"dq"`` or ``"dkv"``.
+    """Return the tile of ``"forward"``, ``"dq"`` or ``"dkv"``.
 
     >>> launch_shape("forward", torch.bfloat16, 128)
     LaunchShape(block_m=128, block_n=64, warps=8, stages=2)
@@ -159,7 +158,7 @@ class TritonKernel:
         )  # fmt: skip
 
     def _table(self, table: TileTable, q: torch.Tensor, chunk: int = 0) -> _DeviceTable:
-        """Give a table on the device of `q`; moved on first use if `load` was not called."""
+        """Return a table on the device of `q`; moved on first use if `load` was not called."""
         key = str(q.device), chunk
         if key not in self._tables.get(table, {}):
             kind = TensorKind(q.dtype, q.device, q.shape[2])

@@ -1,0 +1,1 @@
+"""Offer the runtime and its masks to other libraries: transformers, FSDP and FlexAttention."""

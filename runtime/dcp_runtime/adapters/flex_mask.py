@@ -1,0 +1,107 @@
+"""FlexAttention masks made from bound masks, without evaluating pairs to find the blocks.
+
+`create_block_mask` asks a Python function about every pair of tokens; here the block lists come
+from exact block sparsity, and the function only serves the kernel inside partial blocks.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask
+
+from dcp_dsl import ExportConfig, Form, MaskMod, as_slabs, build_block_tables, build_mask_mod
+
+FlexMaskMod: TypeAlias = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
+]
+
+
+def flex_block_mask(
+    mask: Form, config: ExportConfig | None = None, device: torch.device | str = "cpu"
+) -> BlockMask:
+    """Return the `BlockMask` of a bound mask, of one sequence or of a packed batch.
+
+    Batch and heads are broadcast. Blocks that are full skip the predicate; the last block of a
+    length that is no multiple of the block counts as partial.
+
+    Args:
+        mask: in any exact form.
+        config: tokens per block; 128 x 128 by default.
+        device: where the tables and the predicate's tensors live.
+
+    Raises:
+        ExchangeError: X304 if tables become too large.
+
+    >>> from dcp_dsl import Slabs
+    >>> causal = Slabs(256, [0], [256], [0], [1], [0], [1])
+    >>> flex_block_mask(causal).sparsity()
+    25.0
+    """
+    chosen, slabs = config or ExportConfig(), as_slabs(mask)
+    tables, _ = build_block_tables(slabs, chosen.block_q, chosen.block_kv)
+    arrays = (tables.partial_num, tables.partial_idx, tables.full_num, tables.full_idx)
+    num, idx, full_num, full_idx = (_tensor(array[None, None], device) for array in arrays)
+    return BlockMask.from_kv_blocks(
+        num, idx, full_num, full_idx,
+        BLOCK_SIZE=(chosen.block_q, chosen.block_kv),
+        mask_mod=flex_mask_mod(slabs, device),
+        seq_lengths=(slabs.num_tokens, slabs.num_tokens),
+    )  # fmt: skip
+
+
+def flex_mask_mod(mask: Form, device: torch.device | str = "cpu") -> FlexMaskMod:
+    """Return the predicate of a bound mask as a `mask_mod`: closed, or with captured tensors.
+
+    Raises:
+        ExchangeError: X304 if the mask takes too many ranges and has too many tokens for bits.
+    """
+    slabs = as_slabs(mask)
+    predicate = build_mask_mod(slabs)
+    if predicate.form == "closed":
+        return _closed(predicate)
+    tables = {name: _tensor(value, device) for name, value in predicate.tables.items()}
+    if predicate.form == "bits":
+        return _bits(tables["bits"], len(tables["bits"]) // slabs.num_tokens)
+    count = len(tables) // 2
+    ranges = [(tables[f"lo{i}"], tables[f"hi{i}"]) for i in range(count)]
+    return _ranges(ranges, is_by_row=predicate.form == "rows")
+
+
+def _tensor(array: object, device: torch.device | str) -> torch.Tensor:
+    return torch.tensor(array, device=device)  # copies: the arrays are read-only
+
+
+def _closed(predicate: MaskMod) -> FlexMaskMod:
+    def mask_mod(
+        b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+    ) -> torch.Tensor:
+        seen = q < 0
+        for q0, q1, k0, k1, a, slope in predicate.slabs:
+            low, high = k0 + a * (q - q0), k1 + slope * (q - q0)
+            seen = seen | ((q >= q0) & (q < q1) & (k >= low) & (k < high))
+        return seen
+
+    return mask_mod
+
+
+def _ranges(ranges: list[tuple[torch.Tensor, torch.Tensor]], *, is_by_row: bool) -> FlexMaskMod:
+    def mask_mod(
+        b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+    ) -> torch.Tensor:
+        line, place = (q, k) if is_by_row else (k, q)
+        seen = q < 0
+        for low, high in ranges:
+            seen = seen | ((place >= low[line]) & (place < high[line]))
+        return seen
+
+    return mask_mod
+
+
+def _bits(bits: torch.Tensor, words: int) -> FlexMaskMod:
+    def mask_mod(
+        b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+    ) -> torch.Tensor:
+        return ((bits[q * words + k // 32] >> (k % 32)) & 1) != 0
+
+    return mask_mod

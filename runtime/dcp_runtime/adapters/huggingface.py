@@ -1,0 +1,159 @@
+"""DCP as an attention implementation of Hugging Face models: ``attn_implementation="dcp"``.
+
+The model stays as it is. `register_dcp` tells transformers the name; every call of the model then
+brings the plans of its batch along::
+
+    register_dcp()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="dcp")
+    for local_data, plan in dataloader:
+        layers = LayerPlans.prepare(executor, plan)
+        model(local_data.tokens[None], position_ids=local_data.position_ids[None], dcp=layers)
+
+The mask is the plan's. What a model does beside it (a window of its own, padding, soft caps, sinks,
+dropout, a cache) is either part of the plan's mask or refused; nothing is left out silently.
+
+Source: transformers' ``AttentionInterface`` and ``AttentionMaskInterface`` (version 5).
+"""
+
+from typing import Any
+
+import torch
+
+from dcp_runtime.errors import RunError
+from dcp_runtime.execute.attention import DCPAttn, LayerPlan, LayerPlans
+
+NAME = "dcp"
+
+_REFUSED_ARGUMENTS = ("softcap", "s_aux", "head_mask", "output_attentions", "position_bias")
+"""Arguments of an attention function that change its result and that no plan knows."""
+
+
+def register_dcp() -> None:
+    """Make ``attn_implementation="dcp"`` known to transformers; calling it again changes nothing.
+
+    Raises:
+        RunError: if transformers is not installed.
+    """
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+    except ImportError as error:
+        raise RunError(
+            "the Hugging Face integration needs transformers 5: pip install 'dcp-dsl[hf]'"
+        ) from error
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, refuse_padding)
+
+
+def refuse_padding(*_: Any, attention_mask: Any = None, **__: Any) -> None:  # Any: transformers'
+    """Stand in for the function that builds masks: the plan has it, so none is built.
+
+    Raises:
+        RunError: if the caller gives a mask of its own that hides something.
+    """
+    if attention_mask is not None and not bool(attention_mask.all()):
+        raise RunError(
+            "the model was given an attention_mask that hides tokens; with DCP the mask is the "
+            "plan's: leave attention_mask out, and pack sequences instead of padding them"
+        )
+
+
+def attention_forward(  # noqa: PLR0913 - the signature is transformers'
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    dcp: LayerPlans | None = None,
+    **others: Any,  # Any: whatever a model passes on
+) -> tuple[torch.Tensor, None]:
+    """Run one layer under the plan of the batch.
+
+    Args:
+        module: the layer's attention; its ``layer_idx`` finds the plan.
+        query: ``[1, Hq, T_local, D]``, the tokens this rank owns.
+        key: ``[1, Hkv, T_local, D]``.
+        value: as key.
+        attention_mask: must be ``None``.
+        scaling: factor of the scores; by default ``1 / sqrt(D)``.
+        dropout: must be 0.
+        sliding_window: keys that the model lets a query of this layer see, itself included.
+        dcp: the plans.
+        others: must hold nothing that changes attention.
+
+    Returns:
+        out ``[1, T_local, Hq, D]``, and no weights.
+
+    Raises:
+        RunError: if the model wants something that the plan does not do.
+    """
+    index = getattr(module, "layer_idx", None)
+    where = f"layer {index} ({type(module).__name__})"
+    if dcp is None or index is None:
+        raise RunError(
+            f"{where}: attn_implementation='dcp' needs the plans of the batch; call the model with "
+            "dcp=LayerPlans.prepare(executor, plan)"
+        )
+    layer = dcp.of(index)
+    layer.prepared.batch.is_reached = True  # what follows may refuse the model
+    _refuse(where, attention_mask, dropout, others)
+    _check_window(where, layer, sliding_window)
+    _check_shapes(where, query, key)
+    head_dim = query.shape[-1]
+    if scaling is not None and scaling != head_dim**-0.5:
+        query = query * (scaling * head_dim**0.5)  # DCPAttn divides by the root of D
+    q = query[0].transpose(0, 1).contiguous()
+    kv = torch.stack([key[0].transpose(0, 1), value[0].transpose(0, 1)], dim=1)
+    out: torch.Tensor = DCPAttn.apply(layer, q, kv)
+    return out[None], None
+
+
+def _refuse(
+    where: str, mask: torch.Tensor | None, dropout: float, others: dict[str, Any]
+) -> None:  # Any: whatever a model passes on
+    if mask is not None:
+        raise RunError(
+            f"{where}: the model built an attention mask of shape {list(mask.shape)}; with DCP the "
+            "mask is the plan's: call register_dcp() before the model is made, and give the model "
+            "no attention_mask"
+        )
+    if dropout:
+        raise RunError(
+            f"{where}: expected attention dropout 0, got {dropout:g}; set attention_dropout=0 in "
+            "the model's config"
+        )
+    for name in _REFUSED_ARGUMENTS:
+        if others.get(name) is not None and others[name] is not False:
+            raise RunError(
+                f"{where}: this model uses `{name}`, which DCP attention does not compute; use "
+                "another attn_implementation for it"
+            )
+    if others.get("is_causal") is False:
+        raise RunError(
+            f"{where}: this model's attention is bidirectional or across two sequences, by "
+            "is_causal=False; DCP runs the mask of the plan over one sequence"
+        )
+
+
+def _check_window(where: str, layer: LayerPlan, sliding_window: int | None) -> None:
+    if sliding_window is not None and layer.longest_look_back > sliding_window:
+        raise RunError(
+            f"{where}: the model has a window of {sliding_window} tokens, the plan's mask lets a "
+            f"query see {layer.longest_look_back} tokens back, itself included; attach a stack "
+            f"whose mask for this layer is sliding({sliding_window}) or narrower"
+        )
+
+
+def _check_shapes(where: str, query: torch.Tensor, key: torch.Tensor) -> None:
+    if query.shape[0] != 1:
+        raise RunError(
+            f"{where}: expected a batch of 1 (the packed tokens this rank owns), got "
+            f"{query.shape[0]}; pass tokens[None]"
+        )
+    if query.shape[2] != key.shape[2]:
+        raise RunError(
+            f"{where}: expected as many keys as queries, got {key.shape[2]} and {query.shape[2]}; "
+            "training uses no cache: pass use_cache=False"
+        )

@@ -1,0 +1,199 @@
+"""`DCPExecutor`: makes plans ready on the ranks of a process group, so that layers can run them."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch.distributed as dist
+
+from dcp_planner import Plan, PlanPart, Trace
+from dcp_runtime.errors import RunError
+from dcp_runtime.execute.open_batches import OpenBatches
+from dcp_runtime.execute.prepared_plan import ExecutorOptions, PreparedPlan
+from dcp_runtime.kernels.choice import known_kernel, segment_rows
+from dcp_runtime.plans.batch_plans import StackedPlans, batch_name, digest_of
+from dcp_runtime.plans.device_plan import DevicePlan, prepare_device
+from dcp_runtime.transport.agreement import Proposal, Topic, agree
+from dcp_runtime.transport.clock import Timeline
+from dcp_runtime.transport.group_store import Group, process_group
+from dcp_runtime.transport.limits import check_timeout
+from dcp_runtime.transport.recorder import make_trace
+from dcp_runtime.transport.torch_transport import make_transport
+from dcp_runtime.transport.transport import Transport
+
+DEFAULT_TIMEOUT_S = 600.0
+
+_BATCH = Topic(
+    "batch of the data loader",
+    "every rank prepares every batch that its loader yields, in order, and all loaders resume from "
+    "the same state",
+)
+_DIGEST = Topic("plan digest", "give every rank the same plan")
+
+
+class DCPExecutor:
+    """Runs plans on the ranks of a process group; rank r is device r of the plan.
+
+    Making one is collective: every rank of the group makes its executor at the same time, and
+    afterwards all ranks prepare the same plans and run the same layers in the same order.
+
+    Args:
+        group: ranks that share the attention, a group or a `DeviceMesh` of one dim; ``None`` for
+            all. Messages travel over gloo, or over NCCL if the group's backend is NCCL: call
+            ``torch.cuda.set_device`` first then.
+        kernel: name of the kernel, ``None`` for the fastest that can compute.
+        timeout_s: how long a rank may keep another one waiting before it counts as stalled.
+        check_finite: raise if a tensor that arrives or results is not finite; costs a pass over it.
+        transport: moves messages instead of one of the group's own.
+        micro_batches: how many batches may be prepared before a layer runs the first of them: the
+            micro-batches of a pipeline's step.
+
+    Raises:
+        RunError: if ``torch.distributed`` is not initialised, this rank is none of the group's, the
+            timeout is not above 0 and at most a day, or `micro_batches` is no count.
+    """
+
+    def __init__(
+        self,
+        group: Group | None = None,
+        kernel: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        *,
+        check_finite: bool = False,
+        transport: Transport | None = None,
+        micro_batches: int = 1,
+    ) -> None:
+        check_timeout(timeout_s)
+        if not isinstance(micro_batches, int) or micro_batches < 1:
+            raise RunError(f"expected micro_batches to be at least 1, got {micro_batches!r}")
+        if kernel is not None:
+            known_kernel(kernel)  # a misspelt name fails here, not in forward
+        self._options = ExecutorOptions(kernel, check_finite)
+        self._transport = transport or make_transport(_group_of(group), timeout_s)
+        self._prepared: PreparedPlan | None = None
+        self._batches = OpenBatches(micro_batches)
+
+    @property
+    def rank(self) -> int:
+        """This rank within the group."""
+        return self._transport.rank
+
+    def prepare(self, plan: Plan | PlanPart) -> PreparedPlan:
+        """Make the plan of a batch, or this rank's part of one, ready for the layers that run it.
+
+        Collective: compares digests, so that no rank runs another plan than the others, and the
+        numbers of the batches that the data loaders yielded, so that no rank skips one. Tables go
+        to where the layers of the plan before had their tensors; those of the first plan follow
+        with its first layer.
+
+        Raises:
+            RunError: if it is no plan, for another number of devices than the group has ranks, or
+                not the one that the other ranks have; names the rank that differs. Also if no layer
+                ran the plan that was prepared before.
+        """
+        return self._prepare((plan,), batch_name(plan))[0]
+
+    def prepare_stack(self, stack: StackedPlans) -> tuple[PreparedPlan, ...]:
+        """Make the plans of one batch ready, as `prepare` does; for `LayerPlans`.
+
+        Raises:
+            RunError: as `prepare`.
+        """
+        return self._prepare(stack.plans, batch_name(stack))
+
+    def _prepare(self, plans: Sequence[Plan | PlanPart], name: str) -> tuple[PreparedPlan, ...]:
+        propose = partial(self._propose_parts, plans, name)
+        parts = agree(self._transport, (_BATCH, _DIGEST), "prepare", propose)
+        batch, before = self._batches.add(name, len(plans)), self._prepared
+        prepared = tuple(
+            PreparedPlan(part, self._transport, batch, self._options, before) for part in parts
+        )
+        self._prepared = prepared[-1]
+        return prepared
+
+    def _propose_parts(
+        self, plans: Sequence[Plan | PlanPart], name: str
+    ) -> Proposal[list[DevicePlan]]:
+        self._batches.check_room()
+        parts = [self._make_ready(plan) for plan in plans]
+        return Proposal((name, " ".join(map(digest_of, plans))), parts)
+
+    def _make_ready(self, plan: Plan | PlanPart) -> DevicePlan:
+        self._check_plan(plan)
+        whole = plan.plan if isinstance(plan, PlanPart) else plan
+        part = prepare_device(whole, self.rank, segment_rows(self._options.kernel))
+        engine = None if self._prepared is None else self._prepared.latest_engine
+        if engine is not None:
+            engine.load(part)
+        return part
+
+    def _check_plan(self, plan: Plan | PlanPart) -> None:
+        if isinstance(plan, PlanPart) and plan.device != self.rank:
+            raise RunError(
+                f"expected the part of rank {self.rank}, got that of rank {plan.device}; every "
+                "rank prepares the part that was made for it"
+            )
+        if isinstance(plan, StackedPlans):
+            raise RunError(
+                f"expected one Plan, got {len(plan.plans)} of a stack; make them ready by "
+                "LayerPlans.prepare(executor, plan)"
+            )
+        if not isinstance(plan, Plan | PlanPart):
+            raise RunError(
+                f"expected a Plan, got {type(plan).__name__}; a file gives one by "
+                "read_plan(path).plan"
+            )
+        if plan.num_devices != self._transport.size:
+            raise RunError(
+                f"the plan is for {plan.num_devices} devices, the process group has "
+                f"{self._transport.size} ranks; start {plan.num_devices} ranks, or plan for a "
+                f"cluster of {self._transport.size} devices"
+            )
+
+    @property
+    def prepared(self) -> PreparedPlan:
+        """The plan that a layer runs which is given the executor in place of a prepared plan.
+
+        Raises:
+            RunError: before the first `prepare`, and wherever another plan might be meant: inside a
+                backward pass, while another batch waits for its layers or its backward, and after
+                a stack.
+        """
+        latest = self._latest()
+        self._batches.check_only_one()
+        return latest
+
+    def _latest(self) -> PreparedPlan:
+        if self._prepared is None:
+            raise RunError(
+                "no plan is prepared; call executor.prepare(plan) before the first layer"
+            )
+        return self._prepared
+
+    def trace(self) -> Trace:
+        """Return what this rank did since `prepare`; times count from its own first event."""
+        return make_trace(*self._latest().recorder.table())
+
+    def gather_timeline(self) -> Timeline | None:
+        """Gather what all ranks did since `prepare`, on one clock.
+
+        Collective; ``None`` on every rank but 0.
+        """
+        return self._transport.gather_timeline(self._latest().recorder)
+
+    def close(self) -> None:
+        """End the threads that watch messages; the executor cannot run after that.
+
+        Raises:
+            RunError: if no layer ran a plan that was prepared, unless another error is under way.
+        """
+        self._transport.close()
+        self._batches.check_ended()
+
+
+def _group_of(group: Group | None) -> dist.ProcessGroup | None:
+    if not dist.is_initialized():
+        raise RunError(
+            "DCPExecutor needs a process group: call torch.distributed.init_process_group first "
+            "(torchrun sets what it needs), also for a single process"
+        )
+    return process_group(group)

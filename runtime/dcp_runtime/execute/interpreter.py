@@ -1,0 +1,185 @@
+"""The interpreter runs one device's program, instruction by instruction, and decides nothing.
+
+Everything that belongs to one call lives in its `Pass`, so several layers, and several plans, may
+stand between their forward and their backward at once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from dcp_planner import Attention, CommLaunch, CommWait, Copy, Direction, Instruction, Reduction
+from dcp_runtime.errors import PeerError
+from dcp_runtime.execute.tensor_checks import check_arrived, poison
+from dcp_runtime.kernels.kernel import Kernel
+from dcp_runtime.plans.device_plan import DevicePlan, Transfer
+from dcp_runtime.plans.tile_table import TileTable
+from dcp_runtime.transport.recorder import Event, Recorder
+from dcp_runtime.transport.transport import Parcel, Transport
+
+
+class Pass(Protocol):
+    """One call in one direction: its buffers, and what the instructions do to them."""
+
+    direction: Direction
+
+    def copy(self) -> None:
+        """Bring the own blocks into the working buffers."""
+
+    def attend(self, kernel: Kernel, table: TileTable) -> None:
+        """Compute the tiles of a table."""
+
+    def outgoing(self, transfer: Transfer) -> tuple[torch.Tensor, ...]:
+        """Return the contiguous tensors to send."""
+
+    def incoming(self, transfer: Transfer) -> tuple[torch.Tensor, ...]:
+        """Return the contiguous tensors to receive into."""
+
+    def reduce(self, transfer: Transfer) -> None:
+        """Merge a partial result that has arrived."""
+
+
+@dataclass(slots=True)
+class _Flight:
+    """Messages of one call.
+
+    Attributes:
+        launched: not started yet; launches that follow one another start together, since what a
+            rank sends must not wait for what it receives where messages go in batches.
+        by_key: what flies under which key.
+        arriving: what brings which transfer.
+    """
+
+    launched: list[Parcel] = field(default_factory=list)
+    by_key: dict[int, list[Parcel]] = field(default_factory=dict)
+    arriving: dict[int, Parcel] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Interpreter:
+    """Runs the calls on a prepared plan.
+
+    Attributes:
+        part: this device's part of the plan.
+        kernel: computes the tiles.
+        transport: moves blocks between the ranks.
+        recorder: keeps what happened, and when.
+        guard: check that all that arrives is finite.
+    """
+
+    part: DevicePlan
+    kernel: Kernel
+    transport: Transport
+    recorder: Recorder
+    guard: bool = False
+
+    def run(self, current: Pass) -> None:
+        """Execute the program of the direction of `current`.
+
+        Raises:
+            RunError: if another rank died, stalled or failed; names it and the division.
+        """
+        flight, division = _Flight(), 0
+        try:
+            for instruction, table in self.part.of(current.direction).steps:
+                if not isinstance(instruction, Copy):
+                    division = instruction.division
+                what = type(instruction).__name__.lower()
+                place = f"{what} in division {division} of {current.direction}"
+                self.recorder.begin((place, division))
+                if not isinstance(instruction, CommLaunch) and flight.launched:
+                    self.transport.start(flight.launched)
+                    flight.launched = []
+                self._execute(current, instruction, table, flight)
+        except PeerError:
+            raise
+        except Exception as error:
+            self.transport.report(current.direction, division, error)
+            raise
+        finally:
+            self.recorder.begin(None)
+
+    def _execute(
+        self, current: Pass, instruction: Instruction, table: TileTable | None, flight: _Flight
+    ) -> None:
+        match instruction:
+            case Copy():
+                self._timed(current, "copy", 0, current.copy)
+            case CommLaunch():
+                self._launch(current, instruction, flight)
+            case CommWait():
+                self._wait(current, instruction, flight)
+            case Attention():
+                assert table is not None, "every attention instruction has a table"
+                attend = partial(current.attend, self.kernel, table)
+                self._timed(current, "attention", instruction.division, attend)
+            case Reduction() if instruction.transfers:
+                reduce = partial(self._reduce, current, instruction)
+                self._timed(current, "reduction", instruction.division, reduce)
+
+    def _timed(
+        self,
+        current: Pass,
+        name: str,
+        division: int,
+        work: Callable[[], None],
+    ) -> None:
+        clock, is_backward = self.recorder.clock, current.direction == "backward"
+        start = clock.now()
+        work()
+        self.recorder.add(Event("compute", start, clock.now(), is_backward, division, name))
+
+    def _launch(self, current: Pass, launch: CommLaunch, flight: _Flight) -> None:
+        parcels = []
+        for index in launch.transfers:
+            transfer = self.part.transfers[index]
+            if transfer.is_send:
+                after = flight.arriving.get(transfer.brought_by)
+                tensors = current.outgoing(transfer)
+                parcels.append(Parcel(transfer, tensors, launch.division, after))
+            else:
+                parcel = Parcel(transfer, current.incoming(transfer), launch.division)
+                if self.guard:
+                    poison(parcel.tensors)  # whoever reads too early is found out
+                flight.arriving[index] = parcel
+                parcels.append(parcel)
+        flight.by_key.setdefault(launch.key, []).extend(parcels)
+        flight.launched += parcels
+
+    def _wait(self, current: Pass, wait: CommWait, flight: _Flight) -> None:
+        parcels = flight.by_key.pop(wait.key, [])
+        if not parcels:
+            return
+        clock, is_backward = self.recorder.clock, current.direction == "backward"
+        start = clock.now()
+        self.transport.wait(parcels, current.direction)
+        end = clock.now()
+        what = "results" if parcels[0].transfer.kind.is_result else "inputs"
+        name = f"wait for {what} {wait.division}"
+        self.recorder.add(Event("wait", start, end, is_backward, wait.division, name))
+        for parcel in parcels:
+            self._record(parcel, is_backward=is_backward)
+            if self.guard and not parcel.transfer.is_send:
+                check_arrived(parcel, current.direction)
+
+    def _record(self, parcel: Parcel, *, is_backward: bool) -> None:
+        transfer = parcel.transfer
+        self.recorder.add(
+            Event(
+                "send" if transfer.is_send else "receive",
+                parcel.start_ns,
+                parcel.end_ns,
+                is_backward,
+                parcel.division,
+                transfer.name,
+                transfer.peer,
+                parcel.size_bytes,
+            )
+        )
+
+    def _reduce(self, current: Pass, reduction: Reduction) -> None:
+        for index in reduction.transfers:
+            current.reduce(self.part.transfers[index])

@@ -1,0 +1,131 @@
+"""The batches that an executor has prepared: which plan nothing ran, and which plan can be meant.
+
+A batch *waits* until a layer runs one of its plans, and is *open* while a forward call of it waits
+for its backward.
+"""
+
+import sys
+from weakref import WeakSet
+
+import torch
+
+from dcp_runtime.errors import RunError
+
+_GIVE_THE_PLAN = (
+    "give every layer the prepared plan: prepared = executor.prepare(plan), then "
+    "DCPAttn.apply(prepared, q, kv); with layers = LayerPlans.prepare(executor, plan), "
+    "layers.of(layer)"
+)
+
+
+class OpenCall:
+    """A forward call whose backward has not come. The autograd graph holds it, nothing else."""
+
+    __slots__ = ("__weakref__",)
+
+
+class PreparedBatch:
+    """The plans that were prepared together: one, or those of a stack.
+
+    Attributes:
+        name: of the batch, for messages.
+        num_plans: how many.
+        is_reached: whether a layer ran one of them, or tried to.
+    """
+
+    def __init__(self, name: str, num_plans: int) -> None:
+        self.name, self.num_plans = name, num_plans
+        self.is_reached = False
+        self._calls: WeakSet[OpenCall] = WeakSet()
+
+    def open_call(self) -> OpenCall:
+        """Return what the graph of a forward call holds until its backward."""
+        call = OpenCall()
+        self._calls.add(call)
+        return call
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether layers ran and no call of theirs waits for its backward."""
+        return self.is_reached and not self._calls
+
+    def __str__(self) -> str:
+        """Return the name and what the batch waits for."""
+        missing = "its backward" if self.is_reached else "its first layer"
+        return f"{self.name} (waits for {missing})"
+
+
+class OpenBatches:
+    """The batches of one executor that are not finished, and the latest.
+
+    Args:
+        most_waiting: how many batches may wait for their first layer.
+    """
+
+    def __init__(self, most_waiting: int) -> None:
+        self._most_waiting = most_waiting
+        self._count = 0
+        self._batches: list[PreparedBatch] = []
+
+    def add(self, name: str, num_plans: int) -> PreparedBatch:
+        """Note a batch that was prepared."""
+        self._count += 1
+        batch = PreparedBatch(name or f"prepared batch {self._count}", num_plans)
+        self._batches = [b for b in self._batches if not b.is_finished]
+        self._batches.append(batch)
+        return batch
+
+    def check_room(self) -> None:
+        """Check, before a batch is prepared, that the batches before were run.
+
+        Raises:
+            RunError: names a batch whose plan nothing ran; the batch is forgotten.
+        """
+        self._check_waiting(self._most_waiting - 1)
+
+    def check_ended(self) -> None:
+        """Check, when the executor closes, that every batch was run.
+
+        Raises:
+            RunError: as `check_room`.
+        """
+        self._check_waiting(0)
+
+    def _check_waiting(self, most: int) -> None:
+        waiting = [b for b in self._batches if not b.is_reached]
+        if len(waiting) <= most:
+            return
+        self._batches = [b for b in self._batches if b.is_reached]
+        if sys.exception() is not None:  # an error is under way: it says why nothing ran
+            return
+        raise RunError(
+            f"no layer ran the plan of {waiting[0].name}, so no layer attended under its mask: "
+            "does the model use this attention? Layers call DCPAttn.apply(prepared, q, kv), "
+            "Hugging Face models are made with attn_implementation='dcp'. Prepare no plan that is "
+            "left out; a pipeline that prepares several batches before it runs them says how many: "
+            "DCPExecutor(micro_batches=...)"
+        )
+
+    def check_only_one(self) -> None:
+        """Check that the executor can mean one plan alone.
+
+        Raises:
+            RunError: if it can mean several.
+        """
+        if torch._C._current_graph_task_id() != -1:
+            raise RunError(
+                "a layer asked the executor for its plan inside a backward pass, where activation "
+                "checkpointing runs layers again: the executor holds the plan that was prepared "
+                f"last, which may be another batch's by then; {_GIVE_THE_PLAN}"
+            )
+        latest = self._batches[-1]
+        if latest.num_plans > 1:
+            raise RunError(
+                f"the executor holds {latest.num_plans} plans of {latest.name}, one per mask, and "
+                f"a layer must say which one is its own; {_GIVE_THE_PLAN}"
+            )
+        if others := [b for b in self._batches[:-1] if not b.is_finished]:
+            raise RunError(
+                f"a layer asked the executor for its plan while {' and '.join(map(str, others))} "
+                f"and {latest.name} are open: each of them may be meant; {_GIVE_THE_PLAN}"
+            )

@@ -1,0 +1,185 @@
+"""`PreparedPlan`: a plan that is ready on this rank, and the calls that layers make on it."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from dcp_planner import Direction
+from dcp_runtime.errors import RunError
+from dcp_runtime.execute.interpreter import Interpreter
+from dcp_runtime.execute.open_batches import PreparedBatch
+from dcp_runtime.execute.passes import BackwardPass, ForwardPass
+from dcp_runtime.execute.tensor_checks import check_gradient, check_result, check_tensors
+from dcp_runtime.kernels.choice import choose_kernel
+from dcp_runtime.kernels.kernel import Kernel, QueryRows, TensorKind, accumulator_dtype
+from dcp_runtime.plans.device_plan import DevicePlan
+from dcp_runtime.transport.agreement import Proposal, Topic, agree
+from dcp_runtime.transport.recorder import Recorder, make_clock
+from dcp_runtime.transport.transport import Transport
+
+_KIND = Topic("kind of tensors", "give every rank tensors of the same kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The kernel that computes, and the kind of tensors that it has the plan's tables for."""
+
+    kind: TensorKind
+    kernel: Kernel
+
+    def load(self, part: DevicePlan) -> None:
+        """Bring the tile tables of a plan to where its tensors are."""
+        self.kernel.load(part.forward.tables, part.backward.tables, self.kind)
+
+    def check(self, kind: TensorKind) -> None:
+        """Check the tensors of a further layer.
+
+        Raises:
+            RunError: if they are not of the kind of the first layer's.
+        """
+        if str(self.kind) != str(kind):
+            raise RunError(
+                f"all layers of a prepared plan share dtype and device: expected "
+                f"{self.kind}, got {kind}; prepare the plan again for other tensors"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorOptions:
+    """The choices of an executor that its plans run by; see `DCPExecutor`."""
+
+    kernel: str | None
+    check_finite: bool
+
+
+class PreparedPlan:
+    """A plan made ready on this rank: `DCPExecutor.prepare` makes it, layers run it.
+
+    ``DCPAttn.apply(prepared, q, kv)`` runs it, in as many layers as you like, also when a
+    checkpoint runs them again after other plans were prepared.
+
+    Args:
+        part: this rank's part of the plan.
+        transport: moves blocks between the ranks.
+        batch: the plans that were prepared together.
+        options: of the executor.
+        before: the plan that was prepared before, whose engine has this plan's tables already;
+            ``None`` for the first plan.
+    """
+
+    def __init__(
+        self,
+        part: DevicePlan,
+        transport: Transport,
+        batch: PreparedBatch,
+        options: ExecutorOptions,
+        before: "PreparedPlan | None",
+    ) -> None:
+        self.part, self.batch = part, batch
+        self.recorder = Recorder(transport.rank)
+        if before is not None:
+            self.recorder.clock = before.recorder.clock
+        self._transport, self._options = transport, options
+        self._expected = None if before is None else before.latest_engine
+        self._engine: Engine | None = None
+
+    @property
+    def latest_engine(self) -> Engine | None:
+        """The engine of this plan's layers, or of the plan before while no layer ran."""
+        return self._engine or self._expected
+
+    def forward(self, q: torch.Tensor, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute out ``[T_local, Hq, D]`` and lse ``[T_local, Hq]`` of this rank's tokens.
+
+        The first layer compares dtype and device with those of the other ranks.
+
+        Raises:
+            RunError: if the tensors do not fit the plan, or another rank fails.
+        """
+        self.batch.is_reached = True
+        self._check_tensors(q, kv)
+        heads = self.part.heads
+        current = ForwardPass(self.part, heads.split_q(q), heads.split_kv(kv))
+        self._interpreter().run(current)
+        out, lse = (heads.join_q(tensor) for tensor in current.result())
+        self._check("forward", out=out)
+        return out, lse
+
+    def backward(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        dout: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute dq and dkv of this rank's tokens, from the arguments and results of forward.
+
+        Raises:
+            RunError: if dout does not fit out, or another rank fails.
+        """
+        try:
+            check_gradient(self.part, out, dout)
+        except RunError as error:
+            self._transport.report("backward", 0, error)
+            raise
+        sums = accumulator_dtype(q.dtype)
+        delta = (dout.to(sums) * out.to(sums)).sum(-1)
+        heads = self.part.heads
+        rows = QueryRows(*(heads.split_q(tensor) for tensor in (q, dout, lse, delta)))
+        current = BackwardPass(self.part, rows, heads.split_kv(kv))
+        self._interpreter().run(current)
+        dq, dkv = current.result()
+        dq, dkv = heads.join_q(dq), heads.join_kv(dkv)
+        self._check("backward", dq=dq, dkv=dkv)
+        return dq, dkv
+
+    def _check_tensors(self, q: torch.Tensor, kv: torch.Tensor) -> None:
+        if self._engine is None:
+            propose = partial(self._propose_engine, q, kv)
+            self._engine = agree(self._transport, (_KIND,), "the first layer", propose)
+            self.recorder.clock = make_clock(q.device, self.recorder.clock)
+            return
+        try:
+            check_tensors(self.part, q, kv)
+            self._engine.check(_kind_of(q))
+        except RunError as error:
+            self._transport.report("forward", 0, error)
+            raise
+
+    def _propose_engine(self, q: torch.Tensor, kv: torch.Tensor) -> Proposal[Engine]:
+        check_tensors(self.part, q, kv)
+        kind = _kind_of(q)
+        return Proposal((str(kind),), self._choose(kind))
+
+    def _choose(self, kind: TensorKind) -> Engine:
+        if self._expected is not None and self._expected.kind == kind:
+            return self._expected
+        wanted = self._options.kernel
+        engine = Engine(kind, choose_kernel(kind.dtype, kind.device, wanted, kind.head_dim).kernel)
+        engine.load(self.part)
+        return engine
+
+    def _interpreter(self) -> Interpreter:
+        assert self._engine is not None, "the first forward chose it"
+        return Interpreter(
+            self.part,
+            self._engine.kernel,
+            self._transport,
+            self.recorder,
+            self._options.check_finite,
+        )
+
+    def _check(self, direction: Direction, **results: torch.Tensor) -> None:
+        if not self._options.check_finite:
+            return
+        try:
+            check_result(self.part.device, direction, **results)
+        except RunError as error:
+            self._transport.report(direction, 0, error)
+            raise
+
+
+def _kind_of(q: torch.Tensor) -> TensorKind:
+    return TensorKind(q.dtype, q.device, q.shape[-1])

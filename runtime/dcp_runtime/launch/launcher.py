@@ -1,0 +1,253 @@
+"""`run_plan`: executes a plan on processes of this machine, on random tensors, and verifies it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from dcp_planner import LANES, Plan, Trace, read_plan, write_plan
+from dcp_runtime.errors import RunError
+from dcp_runtime.launch.world import ProcessWorld
+from dcp_runtime.transport.limits import LinkLimit, check_timeout
+
+if TYPE_CHECKING:  # torch takes seconds to load; a run without verification leaves it to the ranks
+    import torch
+
+    from dcp_runtime.launch.jobs import TransportName
+    from dcp_runtime.verify.verification import MaskSource, TensorError, Verification
+
+MAX_DENSE_TOKENS = 16_384
+"""Longest sequence that is verified: its mask takes 256 MiB, its float64 attention minutes."""
+
+DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """The options of `run_plan`.
+
+    Attributes:
+        ranks: processes; the plan must be for as many devices.
+        kernel: ``"cpu"``, ``"reference"``, or ``None`` for the fastest.
+        dtype: element type of q, k, v and their gradients.
+        seed: of the random tensors, at least 0.
+        verify: compare with dense attention in float64.
+        timeout_s: how long a rank may keep the others waiting before it counts as stalled; at most
+            a day.
+        layers: attention layers; all run forward, then all backward.
+        transport: ``"gloo"``, a process per rank; ``"nccl"``, the same on a CUDA device each; or
+            ``"loopback"``, all ranks as threads of one process that compute in turns.
+        device: ``"cpu"`` or ``"cuda"``; NCCL needs the latter.
+        check_finite: raise if a tensor that arrives or results is not finite.
+        link: hold the messages of gloo back as a slower link would.
+        overlap: send while computing; ``False`` shows what that gains.
+    """
+
+    ranks: int
+    kernel: str | None = None
+    dtype: DtypeName = "float32"
+    seed: int = 0
+    verify: bool = False
+    timeout_s: float = 60.0
+    layers: int = 1
+    transport: "TransportName" = "gloo"
+    device: Literal["cpu", "cuda"] = "cpu"
+    check_finite: bool = False
+    link: LinkLimit | None = None
+    overlap: bool = True
+
+    def __post_init__(self) -> None:
+        check_timeout(self.timeout_s)
+        if self.ranks < 1 or self.layers < 1:
+            raise RunError(
+                f"expected at least 1 rank and 1 layer, got {self.ranks} and {self.layers}"
+            )
+        if self.dtype not in get_args(DtypeName) or self.seed < 0:
+            raise RunError(
+                f"expected a dtype out of {', '.join(get_args(DtypeName))} and a seed of at least "
+                f"0, got {self.dtype!r} and {self.seed}"
+            )
+        if self.transport not in ("gloo", "nccl", "loopback") or self.device not in ("cpu", "cuda"):
+            raise RunError(
+                "expected a transport out of gloo, nccl, loopback and a device out of cpu, cuda, "
+                f"got {self.transport!r} and {self.device!r}"
+            )
+        if self.transport == "nccl" and self.device != "cuda":
+            raise RunError("transport 'nccl' moves CUDA tensors: say device 'cuda', or use 'gloo'")
+        if self.link is not None and self.transport != "gloo":
+            raise RunError(f"only the links of gloo can be slowed down, not {self.transport!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """The times, bytes and errors of a run.
+
+    Attributes:
+        verified: whether every tensor was exact enough, ``None`` if that was not asked for.
+        errors: of out, dq, dk and dv, over all layers; empty if not verified.
+        mask_source: where the mask of the comparison came from, ``None`` if not verified.
+        seconds: from the first event of any rank to the last.
+        forward_s, backward_s: the same per direction.
+        exposed_s: seconds that the rank which waited longest stood still for messages.
+        sent_bytes: bytes of all messages.
+        prepare_s: seconds that the slowest rank took to make the plan ready.
+        clock_uncertainty_s: how far the clocks of two ranks may be apart in the trace.
+        trace: measured events of all ranks.
+    """
+
+    verified: bool | None
+    errors: "tuple[TensorError, ...]"
+    mask_source: "MaskSource | None"
+    seconds: float
+    forward_s: float
+    backward_s: float
+    exposed_s: float
+    sent_bytes: int
+    prepare_s: float
+    clock_uncertainty_s: float
+    trace: Trace
+
+
+@contextmanager
+def open_world(
+    ranks: int, timeout_s: float = 60.0, transport: "TransportName" = "gloo"
+) -> Iterator[ProcessWorld]:
+    """Start processes that can run several plans one after the other.
+
+    Starting costs seconds, because every rank loads torch; running costs what the plan costs.
+
+    Raises:
+        RunError: if torch is not installed, or the timeout is none.
+    """
+    check_timeout(timeout_s)
+    check_torch()
+    with ProcessWorld(ranks, timeout_s, transport) as world:
+        yield world
+
+
+def check_torch() -> None:
+    """Refuse to start processes that would each fail to load torch.
+
+    Raises:
+        RunError: if torch is not installed.
+    """
+    if find_spec("torch") is None:
+        raise RunError(
+            "running a plan needs PyTorch, which is not installed; install it: "
+            "pip install 'dcp-dsl[runtime]'"
+        )
+
+
+def check_ranks(plan: Plan, ranks: int) -> None:
+    """Refuse a number of ranks that the plan is not for.
+
+    Raises:
+        RunError: says both numbers.
+    """
+    if plan.num_devices != ranks:
+        raise RunError(
+            f"the plan is for {plan.num_devices} devices, {ranks} ranks were asked for; run it on "
+            f"{plan.num_devices} ranks, or plan for a cluster of {ranks} devices"
+        )
+
+
+def run_plan(plan: Plan, config: RunConfig, world: ProcessWorld | None = None) -> RunResult:
+    """Execute a plan, forward and backward, on real processes with seeded random tensors.
+
+    Args:
+        plan: validated plan.
+        config: how to run it.
+        world: processes that are already running (`open_world`), or ``None`` to start and end some.
+
+    Returns:
+        Times, bytes and the measured trace, and with ``config.verify`` the errors against float64.
+
+    Raises:
+        RunError: if the plan is for another number of devices or too long to verify, or a rank
+            died, stalled or failed; every process has ended then.
+    """
+    check_ranks(plan, config.ranks)
+    longest = int(np.diff(plan.cu_seqlens).max(initial=0))
+    if config.verify and longest > MAX_DENSE_TOKENS:
+        raise RunError(
+            f"verification computes dense attention of sequences up to {MAX_DENSE_TOKENS} tokens, "
+            f"this plan has one of {longest}; verify a smaller batch, or run without verification"
+        )
+    if world is None:
+        with open_world(config.ranks, config.timeout_s, config.transport) as started:
+            return run_plan(plan, config, started)
+    if (world.ranks, world.transport) != (config.ranks, config.transport):
+        raise RunError(
+            f"the world has {world.ranks} ranks on {world.transport}, {config.ranks} on "
+            f"{config.transport} were asked for; open another one"
+        )
+    name = world.next_job()
+    write_plan(world.folder / f"{name}.dcpplan", plan)
+    replies = world.run(
+        {
+            "name": name,
+            "kernel": config.kernel,
+            "dtype": config.dtype,
+            "seed": config.seed,
+            "layers": config.layers,
+            "transport": config.transport,
+            "device": config.device,
+            "check_finite": config.check_finite,
+            "overlap": config.overlap,
+            "link": config.link and (config.link.bytes_per_s, config.link.latency_s),
+        }
+    )
+    verification = _verify(plan, config, world, name) if config.verify else None
+    trace = read_plan(world.folder / f"{name}-trace.dcpplan").traces[0]
+    for file in world.folder.glob(f"{name}[-.]*"):
+        file.unlink()
+    return RunResult(
+        verified=verification.is_ok if verification else None,
+        errors=verification.errors if verification else (),
+        mask_source=verification.mask_source if verification else None,
+        seconds=trace.seconds(),
+        forward_s=trace.seconds(is_backward=False),
+        backward_s=trace.seconds(is_backward=True),
+        exposed_s=float(trace.lane_seconds("wait", plan.num_devices).max()),
+        sent_bytes=int(trace.size_bytes[trace.lane == LANES.index("send")].sum()),
+        prepare_s=max(reply["prepare_s"] for reply in replies),
+        clock_uncertainty_s=max(reply.get("clock_uncertainty_s", 0.0) for reply in replies),
+        trace=trace,
+    )
+
+
+def _verify(plan: Plan, config: RunConfig, world: ProcessWorld, name: str) -> "Verification":
+    from dcp_runtime.verify.inputs import DTYPES, random_inputs
+    from dcp_runtime.verify.verification import verify
+
+    dtype = DTYPES[config.dtype]
+    blocks = list(range(len(plan.blocks)))
+    results = _read_results(plan, world, name, config.layers)
+    layers = [
+        (random_inputs(plan, blocks, layer, config.seed, dtype), results[layer])
+        for layer in range(config.layers)
+    ]
+    return verify(plan, layers, dtype)
+
+
+def _read_results(
+    plan: Plan, world: ProcessWorld, name: str, layers: int
+) -> "list[dict[str, torch.Tensor]]":
+    """Put the tensors of all ranks together, per layer, in packed order."""
+    import torch
+
+    whole: list[dict[str, torch.Tensor]] = [{} for _ in range(layers)]
+    for rank in range(plan.num_devices):
+        tokens = plan.local_tokens(rank)
+        with np.load(world.folder / f"{name}-{rank}.npz", allow_pickle=False) as arrays:
+            for layer, key in ((n, k) for n in range(layers) for k in ("out", "dq", "dkv")):
+                part = torch.from_numpy(arrays[f"{key}{layer}"])
+                if key not in whole[layer]:
+                    # NaN: a token that no rank gave must not pass for a result.
+                    shape = plan.num_tokens, *part.shape[1:]
+                    whole[layer][key] = torch.full(shape, torch.nan, dtype=part.dtype)
+                whole[layer][key][tokens] = part
+    return whole

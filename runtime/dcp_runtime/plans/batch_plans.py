@@ -1,0 +1,153 @@
+"""The plans of one batch: one per distinct mask, the batch's name, and the window of each mask."""
+
+from copy import copy
+from dataclasses import dataclass
+from typing import TypeAlias
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl import Columns, Form, Rows, Slabs, Strided, StridedPart
+from dcp_planner import Plan, PlanPart, digest
+from dcp_runtime.arrays import Indices, Ints
+from dcp_runtime.errors import RunError
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class StackedPlans:
+    """Plans over one ownership of tokens, and which of them each layer runs.
+
+    `LayerPlans.prepare` takes it.
+
+    Attributes:
+        plans: one per distinct mask, or this rank's parts of them.
+        cycle: for each layer the number of its plan; the cycle repeats over the model's layers.
+
+    Raises:
+        RunError: if the plans place tokens differently, or the cycle names one that is not there.
+    """
+
+    plans: tuple[Plan | PlanPart, ...]
+    cycle: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        count = len(self.plans)
+        if not count or not self.cycle or not all(0 <= index < count for index in self.cycle):
+            raise RunError(
+                f"expected a cycle over {count} plans, got {self.cycle}; give for each layer the "
+                "number of its plan"
+            )
+        blocks, *others = (blocks_of(plan) for plan in self.plans)
+        for other in others:
+            if any(not np.array_equal(a, b) for a, b in zip(other, blocks, strict=True)):
+                raise RunError(
+                    "the plans of a stack place tokens on different ranks; plan all masks of a "
+                    "stack in one build_stack call, which gives them one placement"
+                )
+
+    @property
+    def num_devices(self) -> int:
+        """Ranks that share the batch."""
+        return self.plans[0].num_devices
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the packed batch."""
+        return self.plans[0].num_tokens
+
+    @property
+    def cu_seqlens(self) -> Indices:
+        """Sequences of the packed batch, int32 ``[S+1]``."""
+        return self.plans[0].cu_seqlens
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Digests of the whole plans; equal on all ranks."""
+        return tuple(map(digest_of, self.plans))
+
+    def local_tokens(self, device: int) -> Ints:
+        """Return packed positions of the tokens that a device owns, the same in every layer."""
+        return self.plans[0].local_tokens(device)
+
+
+BatchPlan: TypeAlias = Plan | PlanPart | StackedPlans
+"""The plans that a loader yields beside the data: one for all layers, or one per distinct mask."""
+
+
+def digest_of(plan: Plan | PlanPart) -> str:
+    """Return the digest of a plan, or of the whole plan that a part was cut from."""
+    return plan.digest if isinstance(plan, PlanPart) else digest(plan)
+
+
+def blocks_of(plan: Plan | PlanPart) -> tuple[NDArray[np.generic], ...]:
+    """Return the borders and owners of a plan's token blocks."""
+    blocks = plan.plan.blocks if isinstance(plan, PlanPart) else plan.blocks
+    return blocks.start, blocks.end, blocks.owner
+
+
+_names: "WeakKeyDictionary[BatchPlan, str]" = WeakKeyDictionary()
+
+
+def name_batch(plan: BatchPlan, epoch: int, batch: int) -> BatchPlan:
+    """Note the batch of a plan, both numbers from 0.
+
+    Returns:
+        The plan, or a shallow copy if it has a name already: batches may share a cached plan.
+    """
+    if plan in _names:
+        plan = copy(plan)
+    _names[plan] = f"epoch {epoch}, batch {batch}"
+    return plan
+
+
+def batch_name(plan: object) -> str:
+    """Return the name of a plan's batch; empty if no data loader yielded the plan."""
+    if not isinstance(plan, Plan | PlanPart | StackedPlans):
+        return ""
+    own = _names.get(plan, "")
+    return own or batch_name(plan.plans[0]) if isinstance(plan, StackedPlans) else own
+
+
+def look_back(plan: Plan | PlanPart) -> int:
+    """Return the largest ``q - k + 1`` over all visible pairs: the window that holds the mask."""
+    plan = plan.plan if isinstance(plan, PlanPart) else plan
+    of_forms = (_look_back(placed.form) for placed in plan.forms)
+    return max(_of_slabs(plan.slabs), *of_forms, 0)
+
+
+def _look_back(form: Form) -> int:
+    """As `look_back`; of tiles, which keep no ranges, all tokens."""
+    match form:
+        case Columns(Slabs() as keys):  # the last query of a key moves at most as the key does
+            return int((keys.kv_end - keys.q_start).max(initial=0))
+        case Columns(Rows() as keys):
+            key = np.repeat(np.arange(keys.num_tokens), np.diff(keys.row_ptr))
+            return int((keys.kv_end - key).max(initial=0))
+        case Rows():
+            row = np.repeat(np.arange(form.num_tokens), np.diff(form.row_ptr))
+            return int((row - form.kv_start).max(initial=-1)) + 1
+        case Strided(period=period, parts=parts):
+            return max((_of_part(part, period) for part in parts), default=0)
+    return form.num_tokens
+
+
+def _of_part(part: StridedPart, period: int) -> int:
+    """Of each slab and remainder the largest distance, if the slab, which has no gaps, has one."""
+    far = _farthest(part.slabs)[:, None]
+    near = (part.slabs.q_start - part.slabs.kv_end + 1)[:, None]
+    distance = far - (far - part.remainders) % period
+    return int(distance[distance >= near].max(initial=-1)) + 1
+
+
+def _of_slabs(slabs: Slabs) -> int:
+    return int(_farthest(slabs).max(initial=-1)) + 1
+
+
+def _farthest(slabs: Slabs) -> Ints:
+    """Compute the largest ``q - k`` of each slab, int64 ``[N]``."""
+    rows = slabs.q_end - slabs.q_start - 1
+    first = slabs.q_start.astype(np.int64) - slabs.kv_start
+    last = first + rows * (1 - slabs.start_slope.astype(np.int64))
+    farthest: Ints = np.maximum(first, last)
+    return farthest

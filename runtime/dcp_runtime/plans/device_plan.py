@@ -1,0 +1,248 @@
+"""One device's part of a plan, made ready once: where blocks lie, and a tile table per instruction.
+
+The working buffers of a device hold its own tokens first, in local order, then its receive buffers.
+Remote blocks lie where the plan says (`Transfers.slot`), for as long as they are needed; rows are
+used again.
+
+A plan in head groups is made ready as the plan of a batch G times as long
+(`dcp_planner.expand_head_groups`): tokens, blocks and rows below are that batch's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_planner import (
+    Attention,
+    Direction,
+    Instruction,
+    Plan,
+    TransferKind,
+    expand_head_groups,
+    message_names,
+)
+from dcp_runtime.arrays import Indices, Ints
+from dcp_runtime.errors import RunError
+from dcp_runtime.plans.head_layout import HeadLayout
+from dcp_runtime.plans.tile_pieces import TilePieces, cut_pieces
+from dcp_runtime.plans.tile_table import BlockRows, TableBuilder, TileTable
+
+Step: TypeAlias = tuple[Instruction, TileTable | None]
+"""An instruction, with the tile table of an `Attention`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One row of `Transfers` that leaves or reaches this device.
+
+    Attributes:
+        index: row of the plan's table; both ends use it as the tag of the message.
+        kind: what it carries.
+        block: row of `Blocks`.
+        name: in traces, as the simulator writes it: ``"kv 12"``, or ``"kv 12.3"`` in head group 3.
+        num_tokens: tokens of the block.
+        peer: the other device.
+        is_send: whether this device is the source.
+        slot: first row in the receive buffer of its kind, at the target.
+        hop: 0 if the source has the data of its own, more if it passes it on.
+        brought_by: transfer that brings the block to this device before it forwards it, or -1.
+        planned_bytes: size that the plan states, for the plan's element size.
+    """
+
+    index: int
+    kind: TransferKind
+    block: int
+    name: str
+    num_tokens: int
+    peer: int
+    is_send: bool
+    slot: int
+    hop: int
+    brought_by: int
+    planned_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DirectionPlan:
+    """The work of one device in one direction.
+
+    Attributes:
+        rows: first row of each block in the working buffers of queries and of keys.
+        receive_rows: rows of the receive buffer of each kind.
+        steps: the program with its tile tables.
+    """
+
+    rows: BlockRows
+    receive_rows: Mapping[TransferKind, int]
+    steps: tuple[Step, ...]
+
+    @property
+    def tables(self) -> tuple[TileTable, ...]:
+        """The tile tables, in the order of the program."""
+        return tuple(table for _, table in self.steps if table is not None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DevicePlan:
+    """One device's part of a plan: all that it needs to run forward and backward.
+
+    Attributes:
+        plan: the whole plan, without head groups.
+        heads: how the heads of whole tokens are cut into those of the plan.
+        device: whose part this is.
+        num_local: tokens that the device owns; they are the first rows of the working buffers.
+        forward, backward: buffers and programs.
+        transfers: by row of the plan's table.
+    """
+
+    plan: Plan
+    heads: HeadLayout
+    device: int
+    num_local: int
+    forward: DirectionPlan
+    backward: DirectionPlan
+    transfers: Mapping[int, Transfer]
+
+    def of(self, direction: Direction) -> DirectionPlan:
+        """Return the work of one direction."""
+        return self.forward if direction == "forward" else self.backward
+
+
+def prepare_device(plan: Plan, device: int, segment_rows: int) -> DevicePlan:
+    """Make one device's part of a plan ready.
+
+    Args:
+        plan: validated plan.
+        device: device of the plan.
+        segment_rows: most query rows per segment of a tile table; the kernel says what it likes.
+
+    Raises:
+        RunError: if the tiles need a block that no transfer brings.
+    """
+    heads, plan = HeadLayout(plan.shape, plan.head_groups), expand_head_groups(plan)
+    tiles = np.flatnonzero(plan.tiles.device == device)
+    pieces = cut_pieces(plan.blocks, plan.tiles, plan.slabs, tiles, segment_rows, plan.forms)
+    columns = _Columns.of(plan, device)
+    local = plan.local_blocks(device)
+    return DevicePlan(
+        plan=plan,
+        heads=heads,
+        device=device,
+        num_local=int(plan.blocks.num_tokens[local].sum()),
+        forward=_direction_plan(plan, device, "forward", columns, pieces),
+        backward=_direction_plan(plan, device, "backward", columns, pieces),
+        transfers=columns.transfers(plan, device, heads.groups),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Columns:
+    """The transfers that leave or reach a device, as columns."""
+
+    index: Ints
+    is_backward: NDArray[np.bool_]
+    kind: NDArray[np.uint8]
+    block: Indices
+    is_send: NDArray[np.bool_]
+    peer: Indices
+    slot: Indices
+    hop: NDArray[np.uint8]
+    size_bytes: Ints
+
+    @classmethod
+    def of(cls, plan: Plan, device: int) -> "_Columns":
+        table = plan.transfers
+        mine = np.flatnonzero((table.source == device) | (table.target == device))
+        source, target = table.source[mine], table.target[mine]
+        is_send = source == device
+        return cls(
+            mine, table.is_backward[mine], table.kind[mine], table.block[mine], is_send,
+            np.where(is_send, target, source), table.slot[mine], table.hop[mine],
+            table.size_bytes[mine],
+        )  # fmt: skip
+
+    def receives(self, kind: TransferKind, *, is_backward: bool) -> Ints:
+        """Return the places of what arrives of a kind."""
+        return np.flatnonzero(
+            (self.kind == kind) & (self.is_backward == is_backward) & ~self.is_send
+        )
+
+    def transfers(self, plan: Plan, device: int, groups: int) -> dict[int, Transfer]:
+        """Return the rows as values."""
+        names = message_names(self.kind, self.block, groups, len(plan.blocks) // groups)
+        keys = list(
+            zip(self.is_backward.tolist(), self.kind.tolist(), self.block.tolist(), strict=True)
+        )
+        is_send, index = self.is_send.tolist(), self.index.tolist()
+        brings = {key: i for key, i, out in zip(keys, index, is_send, strict=True) if not out}
+        tokens = plan.blocks.num_tokens[self.block].tolist()
+        rest = zip(
+            self.peer.tolist(), self.slot.tolist(), self.hop.tolist(), self.size_bytes.tolist(),
+            strict=True,
+        )  # fmt: skip
+        found = {}
+        for i, key, name, out, size, (peer, slot, hop, planned) in zip(
+            index, keys, names, is_send, tokens, rest, strict=True
+        ):
+            kind, brought_by = TransferKind(key[1]), -1
+            if out and hop and not kind.is_result:
+                brought_by = brings.get(key, -1)
+                if brought_by < 0:
+                    raise RunError(
+                        f"device {device} forwards {kind.name} of block {key[2]}, but nothing "
+                        "brings it there; build the plan again"
+                    )
+            found[i] = Transfer(
+                i, kind, key[2], name, size, peer, out, slot, hop, brought_by, planned
+            )
+        return found
+
+
+def _direction_plan(
+    plan: Plan, device: int, direction: Direction, columns: _Columns, pieces: TilePieces
+) -> DirectionPlan:
+    is_backward = direction == "backward"
+    receive_rows, places = {}, {}
+    for kind in TransferKind:
+        chosen = columns.receives(kind, is_backward=is_backward)
+        blocks, slots = columns.block[chosen], columns.slot[chosen]
+        ends = slots + plan.blocks.num_tokens[blocks]
+        receive_rows[kind] = int(ends.max(initial=0))
+        places[kind] = blocks, slots
+    rows = BlockRows(
+        _rows_of(plan, device, *places[TransferKind.Q]),
+        _rows_of(plan, device, *places[TransferKind.KV]),
+    )
+    _check_blocks(plan, pieces, rows, device)
+    builder = TableBuilder(plan.blocks, plan.tiles, pieces, rows)
+    steps = tuple(
+        (step, builder.build(step.tiles) if isinstance(step, Attention) else None)
+        for step in plan.programs(direction)[device].instructions
+    )
+    return DirectionPlan(rows, receive_rows, steps)
+
+
+def _rows_of(plan: Plan, device: int, blocks: Indices, slots: Indices) -> Ints:
+    """Return the first row of every block: own ones in order, then slots."""
+    local = plan.local_blocks(device)
+    tokens = plan.blocks.num_tokens[local]
+    rows = np.full(len(plan.blocks), -1, np.int64)
+    rows[local] = np.cumsum(tokens) - tokens
+    rows[blocks] = int(tokens.sum()) + slots
+    return rows
+
+
+def _check_blocks(plan: Plan, pieces: TilePieces, rows: BlockRows, device: int) -> None:
+    for what, needed, known in (
+        ("q", plan.tiles.q_block[pieces.tile], rows.q),
+        ("kv", plan.tiles.kv_block[pieces.tile], rows.kv),
+    ):
+        missing = needed[known[needed] < 0]
+        if missing.size:
+            raise RunError(
+                f"device {device} computes with {what} block {missing.min()}, but neither owns nor "
+                "receives it; build the plan again"
+            )

@@ -1,0 +1,144 @@
+"""Tile tables: which keys each row of queries meets, and the exact mask inside partial pieces.
+
+A plan speaks of blocks of a packed batch; a kernel speaks of rows of its working buffers.
+`tile_pieces` cuts a device's tiles to the grain of the kernel once; this module picks the pieces of
+each attention instruction and moves them to where the blocks lie.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl import readonly
+from dcp_planner import Blocks, Tiles
+from dcp_runtime.arrays import Indices, Ints
+from dcp_runtime.plans.tile_pieces import MAX_RANGES, PieceKind, TilePieces
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class TileTable:
+    """Work of one attention instruction: S segments of queries, each with its pieces of keys.
+
+    All positions are rows of the device's working buffers; ranges are half-open.
+
+    Attributes:
+        q_start, q_len: int32 ``[S]``, the queries of each segment; no query is in two segments.
+        row_ptr: int32 ``[S+1]``, segment i has the pieces ``row_ptr[i]:row_ptr[i+1]``.
+        kv_start, kv_len: int32 ``[P]``, the keys of each piece.
+        kind: uint8 ``[P]``, `PieceKind`.
+        mask_start: int64 ``[P]``: first column of `row_lo` and `row_hi` of a `RANGES` piece, first
+            byte of `bits` of a `BITS` piece, else -1.
+        row_lo, row_hi: int32 ``[MAX_RANGES, M]``: row r of a `RANGES` piece sees the keys
+            ``[row_lo[k, mask_start + r], row_hi[k, mask_start + r])`` of the piece, for every k; an
+            unused range is ``[0, 0)``.
+        bits: uint8 ``[Z]``: row r of a `BITS` piece is ``ceil(kv_len / 8)`` bytes, key 0 in the
+            highest bit (`numpy.packbits`). All tables of a device share these three arrays.
+        pairs: visible (query, key) pairs of the whole table.
+    """
+
+    q_start: Indices
+    q_len: Indices
+    row_ptr: Indices
+    kv_start: Indices
+    kv_len: Indices
+    kind: NDArray[np.uint8]
+    mask_start: Ints
+    row_lo: Indices
+    row_hi: Indices
+    bits: NDArray[np.uint8]
+    pairs: int
+
+    def __post_init__(self) -> None:
+        segments, pieces = len(self.q_start), len(self.kv_start)
+        for name, dtype, shape in (
+            ("q_start", np.int32, (segments,)), ("q_len", np.int32, (segments,)),
+            ("row_ptr", np.int32, (segments + 1,)), ("kv_start", np.int32, (pieces,)),
+            ("kv_len", np.int32, (pieces,)), ("kind", np.uint8, (pieces,)),
+            ("mask_start", np.int64, (pieces,)), ("row_lo", np.int32, (MAX_RANGES, None)),
+            ("row_hi", np.int32, (MAX_RANGES, None)), ("bits", np.uint8, (None,)),
+        ):  # fmt: skip
+            value = readonly(f"TileTable.{name}", getattr(self, name), dtype, shape)
+            object.__setattr__(self, name, value)
+
+    @property
+    def num_segments(self) -> int:
+        """Segments of queries S."""
+        return len(self.q_start)
+
+    def piece_mask(self, piece: int, rows: int) -> NDArray[np.bool_]:
+        """Return the mask inside a piece whose segment has `rows` rows, bool ``[rows, kv_len]``."""
+        length = int(self.kv_len[piece])
+        if self.kind[piece] == PieceKind.FULL:
+            return np.ones((rows, length), bool)
+        first = int(self.mask_start[piece])
+        if self.kind[piece] == PieceKind.BITS:
+            width = -(-length // 8)
+            packed = self.bits[first : first + rows * width].reshape(rows, width)
+            return np.unpackbits(packed, axis=1, count=length).astype(bool)
+        keys = np.arange(length, dtype=np.int32)
+        seen = np.zeros((rows, length), bool)
+        for lo, hi in zip(self.row_lo, self.row_hi, strict=True):
+            lo_row, hi_row = lo[first : first + rows, None], hi[first : first + rows, None]
+            if hi_row.any():
+                seen |= (keys >= lo_row) & (keys < hi_row)
+        return seen
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockRows:
+    """The first row of each block in a device's working buffers.
+
+    Attributes:
+        q, kv: int64 ``[D]``, first row of each block in the buffers of queries and of keys; -1 for
+            a block that is never there.
+    """
+
+    q: Ints
+    kv: Ints
+
+
+class TableBuilder:
+    """Builds the tables of one device and direction.
+
+    Args:
+        blocks, tiles: tables of the plan.
+        pieces: of all tiles that any table holds.
+        rows: where blocks lie.
+    """
+
+    def __init__(self, blocks: Blocks, tiles: Tiles, pieces: TilePieces, rows: BlockRows) -> None:
+        self._pieces = pieces
+        q_block, kv_block = tiles.q_block[pieces.tile], tiles.kv_block[pieces.tile]
+        self._q_row = rows.q[q_block] + pieces.q_start - blocks.start[q_block]
+        self._kv_row = rows.kv[kv_block] + pieces.kv_start - blocks.start[kv_block]
+        self._is_chosen = np.zeros(len(tiles), bool)
+
+    def build(self, tiles: tuple[int, ...]) -> TileTable:
+        """Build the table of the given tiles; O(pieces of the device)."""
+        self._is_chosen[list(tiles)] = True
+        chosen = np.flatnonzero(self._is_chosen[self._pieces.tile])
+        self._is_chosen[list(tiles)] = False
+        kv_row, kv_len = self._kv_row[chosen], self._pieces.kv_len[chosen]
+        kind = self._pieces.kind[chosen]
+        opens_segment = np.diff(self._pieces.q_start[chosen], prepend=-1) != 0
+        # A full piece that begins where the full one before it ends is one piece with it.
+        opens = opens_segment.copy()
+        opens[1:] |= (kind[1:] != PieceKind.FULL) | (kind[:-1] != PieceKind.FULL)
+        opens[1:] |= kv_row[:-1] + kv_len[:-1] != kv_row[1:]
+        first = np.flatnonzero(opens)
+        segment = np.flatnonzero(opens_segment)
+        masks = self._pieces.masks
+        return TileTable(
+            q_start=self._q_row[chosen[segment]].astype(np.int32),
+            q_len=self._pieces.q_len[chosen[segment]].astype(np.int32),
+            row_ptr=np.append(np.cumsum(opens)[segment] - 1, len(first)).astype(np.int32),
+            kv_start=kv_row[first].astype(np.int32),
+            kv_len=(np.add.reduceat(kv_len, first) if len(first) else kv_len).astype(np.int32),
+            kind=kind[first],
+            mask_start=self._pieces.mask_start[chosen[first]],
+            row_lo=masks.row_lo,
+            row_hi=masks.row_hi,
+            bits=masks.bits,
+            pairs=int(self._pieces.pairs[chosen].sum()),
+        )

@@ -1,0 +1,1 @@
+"""Move blocks between ranks, notice ranks that fail, and record when work ran."""

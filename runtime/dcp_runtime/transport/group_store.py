@@ -1,0 +1,145 @@
+"""The store of a process group, which fails instead of waiting when nobody answers.
+
+torch's client reads the answers of a `TCPStore` without a limit: where the serving process is
+stopped, or its machine out of reach, looking up a key would never return.
+"""
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store  # of torch.distributed, with their types
+from torch.distributed.device_mesh import DeviceMesh
+
+from dcp_runtime.errors import RunError
+
+Group: TypeAlias = dist.ProcessGroup | DeviceMesh
+
+
+def process_group(group: Group | None) -> dist.ProcessGroup | None:
+    """Return the group of a mesh's ranks; a group, or ``None`` for all ranks, as it is.
+
+    Raises:
+        RunError: if the mesh has several dims.
+    """
+    if not isinstance(group, DeviceMesh):
+        return group
+    if group.ndim != 1:
+        raise RunError(
+            f"expected a DeviceMesh of one dim, got {group.ndim} dims {group.mesh_dim_names}; pass "
+            "the one whose ranks share the attention, for example mesh['cp']"
+        )
+    return group.get_group()
+
+
+SERVER = "the process that serves it: often rank 0, or torchrun on the first node"
+
+
+def open_store(group: dist.ProcessGroup | None, name: str, timeout_s: float) -> "DeadlineStore":
+    """Return keys of our own in the store of a group: the n-th caller of a rank shares them.
+
+    Args:
+        group: ``None`` for all ranks.
+        name: of the things whose n-th one this is.
+        timeout_s: how long one answer may take.
+
+    Raises:
+        RunError: if the store does not answer.
+    """
+    found = group or dist.group.WORLD
+    assert found is not None, "torch.distributed is initialised"
+    store = found.get_group_store()
+    try:
+        number = DeadlineStore(store, timeout_s).add(f"{name}/{found.rank()}", 1)
+    except RuntimeError as error:
+        raise RunError(f"{error}; the cause is {SERVER}") from error
+    return DeadlineStore(PrefixStore(f"{name}-keys/{number}", store), timeout_s)
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A question on its way through the thread that talks to the store."""
+
+    ask: Callable[[], Any]  # Any: whatever the store answers
+    answer: Any = None
+    error: RuntimeError | None = None
+    is_done: threading.Event = field(default_factory=threading.Event)
+
+
+class DeadlineStore(Store):
+    """Asks another store from a thread of its own, and gives up when that keeps it waiting.
+
+    Whoever asks gets a ``RuntimeError`` then, as from a store whose process has ended.
+
+    Args:
+        store: store of a process group.
+        timeout_s: how long one answer may take; the store counts as lost after one that did not
+            come.
+    """
+
+    def __init__(self, store: Store, timeout_s: float) -> None:
+        super().__init__()
+        self._store, self._timeout_s = store, timeout_s
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._is_lost = False
+        # A daemon: an answer that never comes must not keep a failed process alive. It ends with
+        # the last one who could ask.
+        threading.Thread(target=_serve, args=(self._calls,), name="store", daemon=True).start()
+        weakref.finalize(self, self._calls.put, None)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Write a value."""
+        self._ask(lambda: self._store.set(key, value))  # type: ignore[arg-type]  # bytes as well
+
+    def get(self, key: str) -> bytes:
+        """Read a value that is there."""
+        value: bytes = self._ask(lambda: self._store.get(key))
+        return value
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Read values that are there."""
+        values: list[bytes] = self._ask(lambda: self._store.multi_get(keys))
+        return values
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys are there."""
+        return bool(self._ask(lambda: self._store.check(keys)))
+
+    def add(self, key: str, value: int) -> int:
+        """Add to a number and give the sum."""
+        return int(self._ask(lambda: self._store.add(key, value)))
+
+    def delete_key(self, key: str) -> bool:
+        """Forget a value."""
+        return bool(self._ask(lambda: self._store.delete_key(key)))
+
+    def _ask(self, ask: Callable[[], Any]) -> Any:  # Any: see _Call
+        call = _Call(ask)
+        if not self._is_lost:
+            self._calls.put(call)
+            self._is_lost = not call.is_done.wait(self._timeout_s)
+        if self._is_lost:
+            raise RuntimeError("the store of the process group does not answer")
+        if call.error is not None:
+            raise call.error
+        return call.answer
+
+
+def _serve(calls: "queue.SimpleQueue[_Call | None]") -> None:
+    while _serve_one(calls.get()):
+        pass  # nothing of the call is kept, or its store would never be forgotten
+
+
+def _serve_one(call: _Call | None) -> bool:
+    if call is None:
+        return False
+    try:
+        call.answer = call.ask()
+    except RuntimeError as error:
+        call.error = error
+    call.is_done.set()
+    return True

@@ -1,0 +1,247 @@
+"""N ranks as threads of one process, on one device: for tests, and to measure one GPU.
+
+A message is a copy within the device, made by whoever comes second, the sender or the receiver. The
+plan, the interpreter and the kernels are those of real processes; failures are found and told the
+same way, through a store that lives in memory.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import torch
+from torch._C._distributed_c10d import HashStore  # torch.distributed.HashStore, with its type
+
+from dcp_planner import Direction
+from dcp_runtime.errors import PeerError, RunError
+from dcp_runtime.transport.clock import Timeline, merge_timelines
+from dcp_runtime.transport.failure_registry import FailureRegistry, Status
+from dcp_runtime.transport.limits import check_timeout
+from dcp_runtime.transport.recorder import Recorder
+from dcp_runtime.transport.store_barrier import StoreBarrier
+from dcp_runtime.transport.transport import Parcel
+
+Result = TypeVar("Result")
+POLL_S = 0.05
+GRACE_S = 3.0
+"""Seconds beyond the timeout that ranks get to end after one has failed."""
+
+
+@dataclass(slots=True)
+class _Box:
+    """Messages of one number between two ranks: sent and not received, or awaited and not sent."""
+
+    sent: deque[tuple[torch.Tensor, ...]] = field(default_factory=deque)
+    awaited: deque[Parcel] = field(default_factory=deque)
+
+
+class LoopbackWorld:
+    """Ranks that share a process.
+
+    Args:
+        size: ranks.
+        timeout_s: how long a rank may keep another one waiting before it counts as stalled.
+        lockstep: let one rank compute at a time, so that the time of each is that of a device of
+            its own; messages still cost their copies.
+    """
+
+    def __init__(self, size: int, timeout_s: float = 60.0, *, lockstep: bool = False) -> None:
+        check_timeout(timeout_s)
+        if size < 1:
+            raise RunError(f"expected at least 1 rank, got {size}")
+        self.size = size
+        self.timeout_s = timeout_s
+        self.store = HashStore()
+        self.recorders: dict[int, Recorder] = {}
+        self._lock = threading.Lock()
+        # By transfer, source and target: another plan has the same number for another source.
+        self._boxes: dict[tuple[int, int, int], _Box] = {}
+        self.turn = _Turn() if lockstep else None
+
+    def run(self, work: Callable[["LoopbackTransport"], Result]) -> list[Result]:
+        """Call `work` once per rank, each on a thread, and give the results in rank order.
+
+        A rank that never returns is left behind once the others have failed because of it.
+
+        Raises:
+            RunError: if a rank failed: what the others say of it, or else what it raised itself.
+        """
+        runs = [_RankRun(self, work, rank) for rank in range(self.size)]
+        threads = [
+            threading.Thread(target=run, name=f"rank {run.rank}", daemon=True) for run in runs
+        ]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            if any(run.error is not None for run in runs):
+                deadline = time.monotonic() + self.timeout_s + GRACE_S
+                for thread in threads:
+                    thread.join(max(0.0, deadline - time.monotonic()))
+                break
+            for thread in threads:
+                thread.join(POLL_S)
+        errors = [run.error for run in runs if run.error is not None]
+        told = [e for e in errors if isinstance(e, PeerError)]
+        if errors:
+            raise (told or errors)[0]
+        return [run.results[0] for run in runs]
+
+    def send(self, parcel: Parcel, source: int) -> None:
+        """Hand a parcel over: into the receiver's tensors, or into a copy that waits for it."""
+        key = parcel.transfer.index, source, parcel.transfer.peer
+        with self._lock:
+            box = self._boxes.setdefault(key, _Box())
+            if not box.awaited:
+                box.sent.append(tuple(tensor.clone() for tensor in parcel.tensors))
+                receiver = None
+            else:
+                receiver = box.awaited.popleft()
+        if receiver is not None:
+            _deliver(parcel.tensors, receiver)
+        parcel.finish()
+
+    def receive(self, parcel: Parcel, target: int) -> None:
+        """Take a parcel that has been sent, or leave word that it is awaited."""
+        key = parcel.transfer.index, parcel.transfer.peer, target
+        with self._lock:
+            box = self._boxes.setdefault(key, _Box())
+            if not box.sent:
+                box.awaited.append(parcel)
+                return
+            tensors = box.sent.popleft()
+        _deliver(tensors, parcel)
+
+
+class _Turn:
+    """The right to compute: one rank has it at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.holder = -1
+
+    def take(self, rank: int, timeout_s: float) -> bool:
+        """Wait for the turn; say whether it came."""
+        taken = self._lock.acquire(timeout=timeout_s)
+        if taken:
+            self.holder = rank
+        return taken
+
+    def give(self, rank: int) -> None:
+        """Pass the turn on, if this rank has it."""
+        if self.holder == rank:
+            self.holder = -1
+            self._lock.release()
+
+
+class _RankRun(Generic[Result]):
+    """One rank's thread: runs the work and keeps what came of it."""
+
+    def __init__(
+        self, world: LoopbackWorld, work: "Callable[[LoopbackTransport], Result]", rank: int
+    ) -> None:
+        self.rank = rank
+        self.results: list[Result] = []
+        self.error: BaseException | None = None
+        self._transport = LoopbackTransport(world, rank)
+        self._work = work
+
+    def __call__(self) -> None:
+        try:
+            self._transport.take_turn("starting", -1)
+            self.results.append(self._work(self._transport))
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._transport.give_turn()
+
+
+def _deliver(tensors: Sequence[torch.Tensor], receiver: Parcel) -> None:
+    # Ranks agree on plan and dtype before anything travels: both ends have the same shapes.
+    for sent, got in zip(tensors, receiver.tensors, strict=True):
+        got.copy_(sent)
+    receiver.finish()
+
+
+class LoopbackTransport:
+    """One rank's side of a `LoopbackWorld`."""
+
+    def __init__(self, world: LoopbackWorld, rank: int) -> None:
+        self.rank, self.size = rank, world.size
+        self._world = world
+        self._failures = FailureRegistry(world.store, rank)
+        self._barrier = StoreBarrier(world.store, rank, world.size, self._failures, world.timeout_s)
+
+    def start(self, parcels: Sequence[Parcel]) -> None:
+        """Start all parcels in order, without waiting."""
+        for parcel in parcels:
+            if parcel.after is None:
+                self._start_one(parcel)
+            else:
+                parcel.after.then(lambda parcel=parcel: self._start_one(parcel))  # type: ignore[misc]
+
+    def _start_one(self, parcel: Parcel) -> None:
+        parcel.start_ns = time.perf_counter_ns()
+        if parcel.transfer.is_send:
+            self._world.send(parcel, self.rank)
+        else:
+            self._world.receive(parcel, self.rank)
+
+    def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
+        """Wait until every parcel has arrived or left."""
+        deadline = time.monotonic() + self._world.timeout_s
+        self.give_turn()
+        for parcel in parcels:
+            while not parcel.wait(POLL_S):
+                if self._failures.is_marked() or time.monotonic() > deadline:
+                    self._give_up(parcel, direction)
+        self.take_turn(direction, parcels[0].division if parcels else -1)
+
+    def take_turn(self, place: str, division: int) -> None:
+        """Wait for the right to compute, if ranks take turns.
+
+        Raises:
+            RunError: names the rank that keeps it.
+        """
+        turn = self._world.turn
+        deadline = time.monotonic() + self._world.timeout_s
+        while turn is not None and not turn.take(self.rank, POLL_S):
+            if self._failures.is_marked() or time.monotonic() > deadline:
+                raise self._failures.settle(Status("waiting", turn.holder, place, division, ""))
+
+    def give_turn(self) -> None:
+        """Let other ranks compute."""
+        if self._world.turn is not None:
+            self._world.turn.give(self.rank)
+
+    def _give_up(self, parcel: Parcel, direction: Direction) -> None:
+        while parcel.after is not None and not parcel.after.wait(0):
+            parcel = parcel.after
+        text = f"{self._world.timeout_s:g} s long"
+        status = Status("waiting", parcel.transfer.peer, direction, parcel.division, text)
+        raise self._failures.settle(status)
+
+    def report(self, place: str, division: int, error: Exception) -> None:
+        """Tell the other ranks that this one cannot go on."""
+        self._failures.raised(place, division, error)
+
+    def exchange_notes(self, note: str, place: str) -> list[str]:
+        """Return the notes of all ranks in rank order; collective."""
+        self.give_turn()
+        notes = self._barrier.exchange_notes(note, place)
+        self.take_turn(place, -1)
+        return notes
+
+    def gather_timeline(self, recorder: Recorder) -> Timeline | None:
+        """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
+        self._world.recorders[self.rank] = recorder
+        self.exchange_notes("", "gathering the trace")
+        if self.rank != 0:
+            return None
+        parts = [self._world.recorders[rank].table() for rank in range(self.size)]
+        return merge_timelines(parts, uncertainty_s=0.0)
+
+    def close(self) -> None:
+        """Nothing runs beside the ranks."""

@@ -1,0 +1,197 @@
+"""The recorder of a rank: events with their times, filled while a plan runs, read as a `Trace`.
+
+On the CPU work has ended when its call returns. On CUDA the host only queues work: `StreamClock`
+queues events beside it, and asks for their times once somebody reads the trace.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import torch
+
+from dcp_planner import LANES, Lane, Trace
+
+
+class StreamEvent(Protocol):
+    """A point in a stream of work, as ``torch.cuda.Event(enable_timing=True)`` is one."""
+
+    def record(self) -> None:
+        """Queue it on the current stream."""
+
+    def synchronize(self) -> None:
+        """Wait until the stream has come to it."""
+
+    def elapsed_time(self, end_event: Any) -> float:  # Any: as torch has it
+        """Return the milliseconds from here to another one; both must have been reached."""
+
+
+Moment: TypeAlias = "int | StreamEvent"
+"""Nanoseconds of the host's monotonic clock, or an event whose time is not known yet."""
+
+
+class Clock(Protocol):
+    """Tells moments, and later their times."""
+
+    def now(self) -> Moment:
+        """Return this moment, without waiting for anything."""
+
+    def read_ns(self, moment: Moment) -> int:
+        """Return its time on the host's monotonic clock; waits until the device has come to it."""
+
+
+class HostClock:
+    """The host's own clock: work has ended when its call returns."""
+
+    def now(self) -> Moment:
+        """Return the time."""
+        return time.perf_counter_ns()
+
+    def read_ns(self, moment: Moment) -> int:
+        """Return the moment itself."""
+        assert isinstance(moment, int), "this clock gave it"
+        return moment
+
+
+@dataclass(slots=True)
+class StreamClock:
+    """The clock of a device that works through a stream.
+
+    One event is waited for when the clock is made, and ties the device's time to the host's: off by
+    the time of that one call, some microseconds, and by the drift of the two since then.
+
+    What is exposed comes out right: a wait begins when the stream has no work left, not when the
+    host began to wait, and ends when the stream goes on.
+
+    Attributes:
+        make_event: gives a new event that can be timed.
+    """
+
+    make_event: Callable[[], StreamEvent]
+    _first: StreamEvent = field(init=False)
+    _first_ns: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._first = self.make_event()
+        self._first.record()
+        self._first.synchronize()
+        self._first_ns = time.perf_counter_ns()
+
+    def now(self) -> Moment:
+        """Queue an event."""
+        event = self.make_event()
+        event.record()
+        return event
+
+    def read_ns(self, moment: Moment) -> int:
+        """Return the time of an event of this clock."""
+        if isinstance(moment, int):
+            return moment
+        moment.synchronize()
+        return self._first_ns + round(1e6 * self._first.elapsed_time(moment))
+
+
+def make_clock(device: torch.device, known: Clock | None = None) -> Clock:
+    """Return the clock of a device: of its current stream on CUDA, else the host's.
+
+    Args:
+        device: where work runs.
+        known: clock of the plan before; kept on CUDA, since a new one waits for the device.
+
+    >>> make_clock(torch.device("cpu")).now() > 0
+    True
+    """
+    if device.type != "cuda":
+        return HostClock()
+    if isinstance(known, StreamClock):
+        return known
+    with torch.cuda.device(device):
+        # torch leaves its constructor without types.
+        return StreamClock(lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+
+
+EventTable: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int64]]
+"""Events as int64 ``[E, 8]``: the columns of `Trace` but the name."""
+
+
+class Event(NamedTuple):
+    """One event on this process's monotonic clock; the columns of a `Trace`."""
+
+    lane: Lane
+    start: Moment
+    end: Moment
+    is_backward: bool
+    division: int
+    name: str
+    peer: int = -1
+    size_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Recorder:
+    """The events of one prepared plan on one rank; several layers follow one another.
+
+    Attributes:
+        device: the rank.
+        events: what has ended, in the order of its ends.
+        doing: what the rank does now, as a place in words, and the division; ``None`` between
+            calls.
+        steps: instructions begun so far: a watcher sees by it whether the rank moves.
+        clock: of the device that computes.
+    """
+
+    device: int
+    events: list[Event] = field(default_factory=list)
+    doing: tuple[str, int] | None = None
+    steps: int = 0
+    clock: Clock = field(default_factory=HostClock)
+
+    def begin(self, doing: tuple[str, int] | None) -> None:
+        """Note what the rank does from now on."""
+        self.doing = doing
+        self.steps += 1
+
+    def add(self, event: Event) -> None:
+        """Append an event; list appends are atomic, so any thread may call this."""
+        self.events.append(event)
+
+    def table(self) -> tuple[EventTable, tuple[str, ...]]:
+        """Return the events as int64 ``[E, 8]`` (columns of `Trace` but the name) and their names.
+
+        Waits for a device that is still at work on them.
+        """
+        rows = [
+            (
+                self.clock.read_ns(e.start),
+                self.clock.read_ns(e.end),
+                self.device,
+                LANES.index(e.lane),
+                e.is_backward,
+                e.division,
+                e.peer,
+                e.size_bytes,
+            )
+            for e in self.events
+        ]
+        return np.array(rows, np.int64).reshape(-1, 8), tuple(e.name for e in self.events)
+
+
+def make_trace(table: EventTable, names: tuple[str, ...]) -> Trace:
+    """Sort rows of `Recorder.table`, of one rank or of all, and count time from the first event."""
+    order = np.lexsort((table[:, 0], table[:, 3], table[:, 2]))
+    start, end, device, lane, is_backward, division, peer, size = table[order].T
+    first = start.min() if len(start) else 0
+    return Trace(
+        source="measured",
+        start_ns=start - first,
+        end_ns=end - first,
+        device=device.astype(np.int32),
+        lane=lane.astype(np.uint8),
+        is_backward=is_backward.astype(np.bool_),
+        division=division.astype(np.int32),
+        peer=peer.astype(np.int32),
+        size_bytes=size,
+        name=tuple(names[i] for i in order.tolist()),
+    )

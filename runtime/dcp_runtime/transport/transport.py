@@ -1,0 +1,146 @@
+"""Transports: the protocol by which an execution sends blocks between ranks, as parcels.
+
+`torch_transport` moves them between processes, `loopback` between the threads of one.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from dcp_planner import Direction
+from dcp_runtime.plans.device_plan import Transfer
+
+if TYPE_CHECKING:
+    from dcp_runtime.transport.clock import Timeline
+    from dcp_runtime.transport.recorder import Recorder
+
+
+@dataclass(slots=True, eq=False)
+class Parcel:
+    """A transfer in flight.
+
+    Attributes:
+        transfer: what travels, between whom.
+        tensors: contiguous; read until they have left, or written until they have arrived. Each is
+            a message of its own, sent from and received into the working buffers.
+        division: of the launch.
+        after: the parcel that brings what this one forwards; it starts once that has arrived.
+        start_ns, end_ns: when it started and ended, on the monotonic clock.
+        error: why it never arrived or left.
+    """
+
+    transfer: Transfer
+    tensors: tuple[torch.Tensor, ...]
+    division: int
+    after: "Parcel | None" = None
+    start_ns: int = 0
+    end_ns: int = 0
+    error: str | None = None
+    _done: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _followers: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all messages."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def finish(self, error: str | None = None) -> None:
+        """Note that it has arrived or left, or why it never will, and start what follows."""
+        self.error, self.end_ns = error, time.perf_counter_ns()
+        with self._lock:
+            self._done.set()
+            followers, self._followers = self._followers, []
+        for follower in followers:
+            follower()
+
+    def then(self, follower: Callable[[], None]) -> None:
+        """Call once this has ended: at once, or later on the thread that ends it."""
+        with self._lock:
+            if not self._done.is_set():
+                self._followers.append(follower)
+                return
+        follower()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait; say whether it has ended."""
+        return self._done.wait(timeout_s)
+
+
+class Transport(Protocol):
+    """Ranks of one world, as one of them sees it."""
+
+    rank: int
+    size: int
+
+    def start(self, parcels: Sequence[Parcel]) -> None:
+        """Start all parcels in order, without waiting; one with `after` follows that."""
+
+    def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
+        """Wait until every parcel has arrived or left.
+
+        Raises:
+            RunError: names the rank and the division, within the transport's timeout.
+        """
+
+    def report(self, place: str, division: int, error: Exception) -> None:
+        """Tell the other ranks that this one cannot go on; `place` is a direction or a step."""
+
+    def exchange_notes(self, note: str, place: str) -> list[str]:
+        """Wait for every rank at this place and return their notes in rank order; collective.
+
+        Raises:
+            RunError: names a rank that does not come.
+        """
+
+    def gather_timeline(self, recorder: "Recorder") -> "Timeline | None":
+        """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
+
+    def close(self) -> None:
+        """End what runs beside the program; the transport cannot be used after that."""
+
+
+class NoOverlapTransport:
+    """A transport that overlaps nothing: messages start when their rank next waits.
+
+    A run over this transport shows what another run gains by overlap. Plans order launches and
+    waits in one way for all devices, so no two ranks can wait for each other here either.
+
+    Args:
+        inner: moves them.
+    """
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+        self.rank, self.size = inner.rank, inner.size
+        self._held: list[Parcel] = []
+
+    def start(self, parcels: Sequence[Parcel]) -> None:
+        """Keep the parcels for the next wait."""
+        self._held.extend(parcels)
+
+    def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
+        """Start all that was kept and wait for all of it."""
+        held, self._held = self._held, []
+        self._inner.start(held)
+        self._inner.wait(held, direction)  # of `parcels`, those not held were waited for before
+
+    def report(self, place: str, division: int, error: Exception) -> None:
+        """Tell the other ranks that this one cannot go on."""
+        self._inner.report(place, division, error)
+
+    def exchange_notes(self, note: str, place: str) -> list[str]:
+        """Return the notes of all ranks in rank order; collective."""
+        return self._inner.exchange_notes(note, place)
+
+    def gather_timeline(self, recorder: "Recorder") -> "Timeline | None":
+        """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
+        return self._inner.gather_timeline(recorder)
+
+    def close(self) -> None:
+        """End what runs beside the program."""
+        self._inner.close()

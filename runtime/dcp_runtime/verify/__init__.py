@@ -1,0 +1,1 @@
+"""Compare what ranks computed with dense attention in float64."""

@@ -1,0 +1,233 @@
+"""Verification: compares a run, and eager attention beside it, with dense float64 attention.
+
+A run is verified if, for each of out, dq, dk and dv, by norm and at the worst element, its error
+against float64 is at most twice that of eager attention in the run's own dtype, plus one rounding
+unit of that dtype, plus what cutting attention into pieces must cost: `Spread`, the expected error
+of a computation that keeps lse and delta of a row between its pieces, times `NORM_DEVIATIONS`
+and `PEAK_DEVIATIONS`. `Spread` is no slack for faults: it is a few units of the tensor itself,
+except where terms cancel exactly in eager attention, as in a row that sees one key, and only there
+and by as much as delta's rounding leaves.
+
+In float64 eager attention is the reference itself, both carry rounding, and units count sixteen
+times.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from dcp_dsl import DCPError, Mask, Sample, Spec, dense_mask
+from dcp_planner import Plan, Provenance
+from dcp_runtime.errors import RunError
+from dcp_runtime.kernels.kernel import accumulator_dtype
+from dcp_runtime.verify.dense_attention import HeadResults, HeadTensors, Rounding, eager, exact
+from dcp_runtime.verify.inputs import Inputs
+
+MaskSource: TypeAlias = Literal["provenance", "slabs"]
+TENSORS = ("out", "dq", "dk", "dv")
+NORM_DEVIATIONS = 2.0
+"""Of `Spread` that the norm may show: a norm over one row is as uncertain as a single number."""
+PEAK_DEVIATIONS = 3.0
+"""Of `Spread` that the worst of many elements may show."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorError:
+    """How far one tensor of a run is from float64, beside eager attention of the same dtype.
+
+    Attributes:
+        tensor: ``"out"``, ``"dq"``, ``"dk"`` or ``"dv"``.
+        relative, eager: norm of the error by norm of the exact tensor.
+        relative_max, eager_max: largest error by largest exact element.
+        ok: whether both errors are within the bound that the module states.
+    """
+
+    tensor: str
+    relative: float
+    eager: float
+    relative_max: float
+    eager_max: float
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The errors of a run against dense attention, and whether they are small enough.
+
+    Attributes:
+        errors: one per tensor.
+        mask_source: ``"provenance"`` if the mask came from the spec's text through the dense
+            oracle, ``"slabs"`` if the plan names no spec and its own mask had to be trusted.
+    """
+
+    errors: tuple[TensorError, ...]
+    mask_source: MaskSource
+
+    @property
+    def is_ok(self) -> bool:
+        """Return whether every tensor is within the bound."""
+        return all(error.ok for error in self.errors)
+
+
+def _rounding_of(dtype: torch.dtype) -> Rounding:
+    units = 16 if dtype == torch.float64 else 1
+    sums = accumulator_dtype(dtype)
+    return Rounding(units * torch.finfo(dtype).eps, units * torch.finfo(sums).eps)
+
+
+@dataclass(slots=True)
+class _Measure:
+    """A norm and a largest element, over everything that was added."""
+
+    square: float = 0.0
+    largest: float = 0.0
+
+    def add(self, values: torch.Tensor) -> None:
+        if values.numel():
+            self.square += float(values.square().sum())
+            self.largest = max(self.largest, float(values.abs().max()))
+
+    @property
+    def norm(self) -> float:
+        return math.sqrt(self.square)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Sums over sequences and heads behind one `TensorError`."""
+
+    error: _Measure = field(default_factory=_Measure)
+    eager: _Measure = field(default_factory=_Measure)
+    exact: _Measure = field(default_factory=_Measure)
+    spread: _Measure = field(default_factory=_Measure)
+
+    def add(
+        self, got: torch.Tensor, same: torch.Tensor, want: torch.Tensor, spread: torch.Tensor
+    ) -> None:
+        """Count one tensor; `spread` holds lengths of rows."""
+        self.error.add(got.double() - want)
+        self.eager.add(same.double() - want)
+        self.exact.add(want)
+        self.spread.add(spread)
+
+    def finish(self, tensor: str, rounding: Rounding) -> TensorError:
+        """Turn the sums into relative errors."""
+        norm, peak = self.exact.norm or 1.0, self.exact.largest or 1.0
+        unit = rounding.tensor
+        allowed = 2 * self.eager.norm + unit * norm + NORM_DEVIATIONS * self.spread.norm
+        allowed_peak = 2 * self.eager.largest + unit * peak + PEAK_DEVIATIONS * self.spread.largest
+        return TensorError(
+            tensor,
+            relative=self.error.norm / norm,
+            eager=self.eager.norm / norm,
+            relative_max=self.error.largest / peak,
+            eager_max=self.eager.largest / peak,
+            ok=self.error.norm <= allowed and self.error.largest <= allowed_peak,
+        )
+
+
+def verify(
+    plan: Plan, layers: Sequence[tuple[Inputs, Mapping[str, torch.Tensor]]], dtype: torch.dtype
+) -> Verification:
+    """Compare layers of a run with dense attention, sequence by sequence and head by head.
+
+    Takes time for the pairs of a dense mask at worst, of the visible ones at best, and memory for
+    the mask of one sequence and about six matrices of 128 MiB.
+
+    Args:
+        plan: the plan that was run.
+        layers: inputs and results of each layer in packed order; results are ``out``, ``dq``
+            ``[T, Hq, D]`` and ``dkv`` ``[T, 2, Hkv, D]``.
+        dtype: of the run.
+
+    Raises:
+        RunError: if the plan's provenance does not fit its sequences.
+    """
+    tallies = {tensor: _Tally() for tensor in TENSORS}
+    rounding = _rounding_of(dtype)
+    for start, end, mask in _masks(plan):
+        span = slice(start, end)
+        for inputs, results in layers:
+            for kv_head in range(plan.shape.kv_heads):
+                head, got = _head(inputs, results, span, kv_head)
+                _count(tallies, head, got, mask, rounding)
+    return Verification(
+        tuple(tally.finish(tensor, rounding) for tensor, tally in tallies.items()),
+        "slabs" if plan.provenance is None else "provenance",
+    )
+
+
+def _count(
+    tallies: Mapping[str, _Tally],
+    head: HeadTensors,
+    got: HeadResults,
+    mask: torch.Tensor,
+    rounding: Rounding,
+) -> None:
+    want, spread = exact(head, mask, rounding)
+    same = eager(head, mask)
+    tallies["out"].add(got.out, same.out, want.out, spread.out)
+    tallies["dq"].add(got.dq, same.dq, want.dq, spread.dq)
+    tallies["dk"].add(got.dk, same.dk, want.dk, spread.dk)
+    tallies["dv"].add(got.dv, same.dv, want.dv, spread.dv)
+
+
+def _head(
+    inputs: Inputs, results: Mapping[str, torch.Tensor], span: slice, kv_head: int
+) -> tuple[HeadTensors, HeadResults]:
+    groups = inputs.q.shape[1] // inputs.kv.shape[2]
+    q_heads = slice(kv_head * groups, (kv_head + 1) * groups)
+
+    def of_q(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[span, q_heads].transpose(0, 1)
+
+    k, v = inputs.kv[span, 0, kv_head], inputs.kv[span, 1, kv_head]
+    head = HeadTensors(of_q(inputs.q), k, v, of_q(inputs.dout))
+    dkv = results["dkv"][span, :, kv_head]
+    return head, HeadResults(of_q(results["out"]), of_q(results["dq"]), dkv[:, 0], dkv[:, 1])
+
+
+def _masks(plan: Plan) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Return start, end and dense mask of each sequence."""
+    cu = plan.cu_seqlens.tolist()
+    spans = list(pairwise(cu))
+    if plan.provenance is None:
+        for start, end in spans:
+            yield start, end, torch.from_numpy(_densify(plan, start, end))
+        return
+    mask, samples = _rebuild(plan.provenance)
+    lengths = [end - start for start, end in spans]
+    if [sample.length for sample in samples] != lengths:
+        raise RunError(
+            f"the plan's provenance has samples of {[s.length for s in samples][:8]} tokens, its "
+            f"sequences have {lengths[:8]}; build the plan again"
+        )
+    for (start, end), sample in zip(spans, samples, strict=True):
+        yield start, end, torch.tensor(dense_mask(mask, sample))
+
+
+def _rebuild(provenance: Provenance) -> tuple[Mask, list[Sample]]:
+    try:
+        mask = Spec.from_text(provenance.spec, name="<plan>").mask(provenance.mask)
+        return mask, [Sample.from_json(text) for text in provenance.samples]
+    except DCPError as error:
+        raise RunError(
+            f"the mask {provenance.mask!r} cannot be rebuilt from the spec inside the plan; build "
+            f"the plan again with this version\n{error}"
+        ) from error
+
+
+def _densify(plan: Plan, start: int, end: int) -> "np.ndarray[tuple[int, int], np.dtype[np.bool_]]":
+    dense = np.zeros((end - start, end - start), bool)
+    for placed in plan.forms:
+        dense |= placed.tile(start, end, start, end)
+    for q0, q1, k0, k1, a, b in plan.slabs.table().tolist():
+        for q in range(max(q0, start), min(q1, end)):
+            lo, hi = k0 + a * (q - q0), k1 + b * (q - q0)
+            dense[q - start, max(lo, start) - start : max(hi, start) - start] = True
+    return dense

@@ -1,0 +1,112 @@
+"""A store whose server stopped: nobody waits for it, and the error says what may be to blame."""
+
+import gc
+import threading
+from types import SimpleNamespace
+
+import pytest
+from torch.distributed import HashStore, Store
+
+from dcp_runtime.data.shared_plans import PlanExchange
+from dcp_runtime.errors import RunError
+from dcp_runtime.transport.failure_registry import FailureRegistry, Status
+from dcp_runtime.transport.group_store import DeadlineStore
+from dcp_runtime.transport.store_barrier import StoreBarrier
+
+
+class Stopped(Store):
+    """Takes what is written and never answers, as torch's client of a stopped process."""
+
+    def __init__(self, never):
+        super().__init__()
+        self.never = never
+
+    def set(self, key, value):
+        """The client does not wait for an answer here."""
+
+    def check(self, *asked):
+        self.never.wait()
+
+    get = add = check
+
+
+@pytest.fixture
+def stopped():
+    never = threading.Event()
+    yield Stopped(never)
+    never.set()
+
+
+def test_a_living_store_answers_as_it_does_itself():
+    store, below = DeadlineStore(HashStore(), 10), HashStore()
+    for asked in (store, below):
+        asked.set("a", "1")
+    for question in (
+        lambda s: s.get("a"),
+        lambda s: s.check(["a"]),
+        lambda s: s.check(["a", "b"]),
+        lambda s: s.multi_get(["a", "a"]),
+        lambda s: (s.add("n", 2), s.add("n", 3)),
+        lambda s: (s.delete_key("a"), s.check(["a"])),
+    ):
+        assert question(store) == question(below)
+
+
+def test_an_error_of_the_store_is_raised_where_it_was_asked():
+    class Broken(Store):
+        def check(self, keys):
+            raise RuntimeError("Connection reset")
+
+    with pytest.raises(RuntimeError, match="Connection reset"):
+        DeadlineStore(Broken(), 10).check(["a"])
+
+
+def test_a_barrier_ends_when_the_store_does_not_answer(stopped):
+    store = DeadlineStore(stopped, 0.2)
+    barrier = StoreBarrier(store, 1, 2, FailureRegistry(store, 1), timeout_s=60)
+    with pytest.raises(RunError, match="does not answer; the store is lost as well") as caught:
+        barrier.exchange_notes("", "prepare")
+    assert caught.value.rank == 0
+
+
+def test_a_failure_is_told_when_the_store_does_not_answer(stopped):
+    failures = FailureRegistry(DeadlineStore(stopped, 0.2), 2)
+    error = failures.settle(Status("waiting", 1, "forward", 3, "3 s long"))
+    assert (error.rank, error.division) == (1, 3)
+    assert "rank 1 is dead or stalled" in str(error)
+    assert "often rank 0, or torchrun on the first node" in str(error)
+
+
+@pytest.mark.parametrize("stops", ["before it is made", "before the plan comes"])
+def test_a_plan_is_not_waited_for_when_the_store_does_not_answer(stopped, monkeypatch, stops):
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    if stops == "before the plan comes":
+        stopped.add = lambda key, value: 1
+    group = SimpleNamespace(get_group_store=lambda: stopped, rank=lambda: 1, size=lambda: 2)
+    with pytest.raises(RunError, match=r"does not answer; the cause is the process that serves it"):
+        PlanExchange(group, timeout_s=0.2).take(3)
+
+
+def test_a_plan_that_cannot_be_left_in_the_store_is_said_so(monkeypatch):
+    class Broken(HashStore):
+        def set(self, key, value):
+            raise RuntimeError("Connection reset")
+
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    store = Broken()
+    group = SimpleNamespace(get_group_store=lambda: store, rank=lambda: 0, size=lambda: 2)
+    exchange = PlanExchange(group, timeout_s=10)
+    exchange._store = DeadlineStore(store, 10)  # keys with a prefix are written from C++
+    with pytest.raises(RunError, match=r"plan of batch 3: Connection reset; the cause is"):
+        exchange.publish(3, [b"", b""])
+
+
+def test_its_thread_ends_with_it():
+    before = set(threading.enumerate())
+    store = DeadlineStore(HashStore(), 10)
+    store.set("a", "1")
+    (thread,) = set(threading.enumerate()) - before
+    del store
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()

@@ -1,0 +1,119 @@
+"""Traces of a device that works through a stream, with a stand-in for the stream and its events."""
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from dcp_planner import LANES
+from dcp_runtime.transport.recorder import Event, HostClock, Recorder, StreamClock, make_clock
+
+
+@dataclass
+class Stream:
+    """A device that does what is queued one by one; time passes only as the test says."""
+
+    now_ms: float = 1000.0
+    free_ms: float = 1000.0
+    waited: list = field(default_factory=list)
+
+    def queue(self, ms):
+        self.free_ms = max(self.free_ms, self.now_ms) + ms
+
+    def event(self):
+        return StreamEvent(self)
+
+
+class StreamEvent:
+    """Like ``torch.cuda.Event(enable_timing=True)``: has a time once its stream has come to it."""
+
+    def __init__(self, stream):
+        self.stream, self.at_ms = stream, None
+
+    def record(self):
+        self.at_ms = max(self.stream.free_ms, self.stream.now_ms)
+
+    def synchronize(self):
+        self.stream.waited.append(self.at_ms)
+        self.stream.now_ms = max(self.stream.now_ms, self.at_ms)
+
+    def elapsed_time(self, end):
+        assert self.stream.now_ms >= end.at_ms, "not reached yet: torch raises here"
+        return end.at_ms - self.at_ms
+
+
+@pytest.fixture
+def stream():
+    return Stream()
+
+
+def test_work_lasts_as_long_as_on_the_device_and_not_as_its_launch(stream):
+    clock = StreamClock(stream.event)
+    before = len(stream.waited)
+    recorder = Recorder(0, clock=clock)
+    for division in range(2):
+        start = clock.now()
+        stream.queue(30.0)  # a launch returns at once
+        recorder.add(Event("compute", start, clock.now(), False, division, "attention"))
+    assert len(stream.waited) == before  # nobody waited while work was queued
+    table, _ = recorder.table()
+    assert (table[:, 1] - table[:, 0]).tolist() == [30_000_000, 30_000_000]
+    assert table[1, 0] == table[0, 1]
+
+
+def test_a_wait_is_exposed_only_while_the_device_has_nothing_to_do(stream):
+    clock = StreamClock(stream.event)
+    recorder = Recorder(0, clock=clock)
+    stream.queue(50.0)
+    for arrives_after_ms in (20.0, 80.0):  # the device works on until 50
+        start = clock.now()
+        stream.now_ms = 1000.0 + arrives_after_ms  # the host waits for a message
+        recorder.add(Event("wait", start, clock.now(), False, 0, "wait for inputs 0"))
+    table, _ = recorder.table()
+    assert (table[:, 1] - table[:, 0]).tolist() == [0, 30_000_000]
+    assert (table[:, 3] == LANES.index("wait")).all()
+
+
+def test_device_and_messages_share_the_host_s_clock(stream):
+    earlier = time.perf_counter_ns()
+    clock = StreamClock(stream.event)
+    later = time.perf_counter_ns()
+    moment = clock.now()
+    stream.queue(5.0)
+    assert earlier <= clock.read_ns(moment) <= later
+    assert clock.read_ns(clock.now()) - clock.read_ns(moment) == 5_000_000
+    assert clock.read_ns(123) == 123  # messages are timed by the host
+
+
+def test_the_cpu_is_timed_by_the_host():
+    import torch
+
+    clock = make_clock(torch.device("cpu"))
+    assert isinstance(clock, HostClock)
+    moments = [clock.read_ns(clock.now()) for _ in range(3)]
+    assert np.diff(moments).min() >= 0
+
+
+def test_on_cuda_events_that_can_be_timed_are_used(stream, monkeypatch):
+    import torch
+
+    asked = []
+
+    def event(**options):
+        asked.append(options)
+        return stream.event()
+
+    class Device:
+        def __init__(self, device):
+            self.device = device
+
+        __enter__ = __exit__ = lambda *_: None
+
+    monkeypatch.setattr(torch.cuda, "Event", event)
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    clock = make_clock(torch.device("cuda", 1))
+    stream.queue(7.0)
+    assert clock.read_ns(clock.now()) - clock._first_ns == 7_000_000
+    assert asked == [{"enable_timing": True}] * 2
+    assert make_clock(torch.device("cuda", 1), clock) is clock
