@@ -132,3 +132,22 @@ def test_the_smallest_counter_example_is_shown():
     (found,) = check_report("mask a = causal or k - q == 3").diagnostics
     assert found.code == "E120"
     assert found.message == 'a token sees a later one: at q = 0, k = 3 of the sample {"len": 4}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["(max(q, k) in e) per doc", "(k + 1 not in e or q == k) and same(doc)",
+     "max(q, k) in e and same(doc)"],
+)  # fmt: skip
+def test_what_cannot_be_decided_leaves_the_rest_of_a_mask_to_decide(body):
+    text = f"segment doc = [doc_lens]*  segment e = every 2  @ahead @partial mask m = {body}"
+    report = check_report(f"{text}  check m implies same(doc)")
+    assert report.verdicts[0].outcome == "proved"
+    assert "W208" not in {found.code for found in report.diagnostics}
+
+
+def test_what_cannot_be_decided_may_hold_or_not():
+    text = "segment doc = [doc_lens]*  segment e = every 2  @ahead @partial mask m ="
+    for body in ("max(q, k) in e", "not (k + 1 in e)", "same(doc) or max(q, k) in e"):
+        report = check_report(f"{text} {body}  check m implies same(doc)")
+        assert report.verdicts[0].outcome == "failed"

@@ -100,7 +100,10 @@ class Evaluation:
                 return all_of([view.same, inside.mask(inner, names)])
             case ast.Rules(rules):
                 return any_of(self.rule(rule, names) for rule in rules)
-        return self.atom(value, names)
+        try:
+            return self.atom(value, names)
+        except Undecided:  # may hold or not; what stands beside it can still decide
+            return Var(object())
 
     def atom(self, value: ast.Expr, names: Names) -> Formula:
         """Evaluate a comparison, a membership or a mask by name."""
