@@ -45,6 +45,10 @@ class TokenColumn:
         names = self.names
         found = [row[name] for name in names if row.get(name) is not None]
         if not found:
+            if empty := [name for name in names if name in row]:
+                raise DatasetError(
+                    f"row {index}: expected `{empty[0]}` to be integers or bytes, got None"
+                )
             have = ", ".join(sorted(row)) or "none"
             raise DatasetError(
                 f"row {index} has no column `{names[0]}`; its columns are: {have}; "
