@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from dcp_runtime import RunError, sum_gradients
 
@@ -76,3 +77,11 @@ def test_without_a_process_group_a_model_is_refused_as_well():
         sum_gradients(torch.nn.Linear(2, 2))
     with pytest.raises(RunError, match="expected a model, got list"):
         sum_gradients([])
+
+
+def test_a_torch_that_always_takes_the_mean_is_refused(monkeypatch):
+    sharded = torch.nn.Linear(2, 2).requires_grad_(False)
+    sharded.__class__ = type("FSDPLinear", (FSDPModule, torch.nn.Linear), {})
+    monkeypatch.delattr(FSDPModule, "set_force_sum_reduction_for_comms")
+    with pytest.raises(RunError, match=r"have set_force_sum_reduction_for_comms, got torch 2\."):
+        sum_gradients(sharded)

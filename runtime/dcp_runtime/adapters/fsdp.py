@@ -6,6 +6,7 @@ from torch.distributed.tensor import DTensor
 
 from dcp_runtime.errors import RunError
 
+_SWITCHES = ("set_gradient_divide_factor", "set_force_sum_reduction_for_comms")
 _NAMED = 3
 """Parameters that a message names before it counts the others."""
 
@@ -22,7 +23,8 @@ def sum_gradients(model: torch.nn.Module) -> None:
 
     Raises:
         RunError: if no module of the model is an FSDP module, or a parameter that is trained
-            belongs to none, so that nothing would add its gradients up.
+            belongs to none, so that nothing would add its gradients up; or if this torch's FSDP
+            always takes the mean.
     """
     if not isinstance(model, torch.nn.Module):
         raise RunError(f"expected a model, got {type(model).__name__}")
@@ -33,6 +35,12 @@ def sum_gradients(model: torch.nn.Module) -> None:
             f"{type(model).__name__} without any FSDP module; call fully_shard first. Without "
             "FSDP: add replicated gradients up with dist.all_reduce, or multiply the loss by the "
             "number of ranks under DistributedDataParallel, which takes the mean"
+        )
+    if missing := [name for name in _SWITCHES if not hasattr(FSDPModule, name)]:
+        raise RunError(
+            f"expected a torch whose FSDP modules have {missing[0]}, got torch {torch.__version__}, "
+            "which takes the mean of all ranks: install a newer torch, or multiply the loss by the "
+            "number of ranks"
         )
     parameters = model.named_parameters()
     alone = [name for name, p in parameters if p.requires_grad and not isinstance(p, DTensor)]
