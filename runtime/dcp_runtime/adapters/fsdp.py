@@ -38,9 +38,9 @@ def sum_gradients(model: torch.nn.Module) -> None:
         )
     if missing := [name for name in _SWITCHES if not hasattr(FSDPModule, name)]:
         raise RunError(
-            f"expected a torch whose FSDP modules have {missing[0]}, got torch {torch.__version__}, "
-            "which takes the mean of all ranks: install a newer torch, or multiply the loss by the "
-            "number of ranks"
+            f"expected a torch whose FSDP modules have {missing[0]}, got torch "
+            f"{torch.__version__}, which takes the mean of all ranks: install a newer torch, or "
+            "multiply the loss by the number of ranks"
         )
     parameters = model.named_parameters()
     alone = [name for name, p in parameters if p.requires_grad and not isinstance(p, DTensor)]
