@@ -305,6 +305,21 @@ def test_a_labels_column_that_was_named_must_be_there():
         data_of([QUESTION], labels_column="gold")
 
 
+@pytest.mark.parametrize("name", ["loss_mask", "completion_mask", "attention_mask"])
+def test_a_mask_of_another_tool_that_nothing_reads_is_refused(name):
+    row = {"tokens": [1, 2, 3, 4], name: [0, 0, 1, 1]}
+    with pytest.raises(DatasetError, match=rf"`{name}` leaves out 2 of 4 .*loss_column='{name}'"):
+        data_of([row], "plain")
+    assert data_of([row], "plain", loss_column=name).labels.tolist() == [-100, 3, 4, -100]
+    kept = data_of([row], "plain", extra_columns=(name,))
+    assert kept.labels.tolist() == [2, 3, 4, -100]
+    assert kept.extra[name].tolist() == row[name]
+    labelled = data_of([{**row, "labels": [-100, -100, 3, 4]}], "plain")
+    assert labelled.labels.tolist() == [-100, 3, 4, -100]
+    for harmless in ([1, 1, 1, 1], None, [0, 0]):
+        assert data_of([{**row, name: harmless}], "plain").labels.tolist() == [2, 3, 4, -100]
+
+
 def test_labels_that_were_shifted_already_are_refused():
     tokens = list(range(20, 32))
     rows = [{"tokens": tokens, "labels": [*tokens[1:], -100]}]

@@ -18,6 +18,9 @@ IGNORE_LABEL = -100
 MANY = 8
 """Labels that all lie one token too early before a column counts as shifted, not as a chance."""
 
+UNREAD_MASKS = ("loss_mask", "completion_mask", "assistant_masks", "attention_mask")
+"""Columns of other tools that leave tokens out; ignored, they would train on prompts or padding."""
+
 Values: TypeAlias = NDArray[np.generic]
 
 
@@ -71,11 +74,34 @@ def _targets(rules: RowRules, row: Row, tokens: Tokens) -> Ints:
     """Return the target of each token that the loss counts: its label, else the token itself."""
     labels = _labels(rules.labels_column, row, tokens)
     counted = _counted(rules.loss_column, row, len(tokens))
+    if counted is None:
+        if labels is None:
+            _check_unread(rules, row, len(tokens))
+        return tokens if labels is None else labels
     if labels is None:
-        return tokens if counted is None else np.where(counted, tokens, IGNORE_LABEL)
-    if counted is not None:
-        _check_agreement(rules, labels != IGNORE_LABEL, counted)
+        return np.where(counted, tokens, IGNORE_LABEL)
+    _check_agreement(rules, labels != IGNORE_LABEL, counted)
     return labels
+
+
+def _check_unread(rules: RowRules, row: Row, length: int) -> None:
+    """Refuse a row with a well-known mask that leaves tokens out and that nothing reads.
+
+    Raises:
+        DatasetError: if there is one.
+    """
+    for name in UNREAD_MASKS:
+        if name in rules.extra_columns or row.get(name) is None:
+            continue
+        values = np.asarray(row[name])
+        zeros = int((values == 0).sum()) if values.shape == (length,) else 0
+        if zeros:
+            padding = "; rows need no padding: leave it out" if name == "attention_mask" else ""
+            raise DatasetError(
+                f"column `{name}` leaves out {zeros} of {length} tokens, and nothing reads it: "
+                f"RowRules(loss_column={name!r}) leaves these targets out, "
+                f"extra_columns=({name!r},) carries the column along and trains on all{padding}"
+            )
 
 
 def _labels(name: str | None, row: Row, tokens: Tokens) -> Ints | None:
