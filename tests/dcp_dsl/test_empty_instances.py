@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from dcp_dsl import Sample, Spec, check, dense_mask
+from dcp_dsl import Sample, Spec, check, check_report, dense_mask
 from dcp_dsl.claims.column_samples import draw_columns
 
 PACK = "segment pack = doc(head[h] body[b]*)*\n"
@@ -263,3 +263,14 @@ def test_per_a_tile_of_a_document_is_per_the_tile_per_the_document():
             inner = dense(f"({text}) per page", columns, length)
             both = dense(f"(({text}) per c) per doc", columns, length)
             assert np.array_equal(inner, both), (text, columns)
+
+
+def test_a_claim_that_fails_on_three_tokens_alone_is_not_called_tested():
+    text = (
+        "segment doc = [d]*\n"
+        "@ahead @partial mask a = k.doc.end == q\n"
+        "@ahead @partial mask b = k.doc + 1 == q.doc or k.doc.len == 1\n"
+        "check a implies b\n"
+    )
+    (verdict,) = check_report(text).verdicts
+    assert verdict.outcome == "failed"

@@ -91,6 +91,8 @@ def _draw_group(group: ast.Group, style: _Style, found: dict[str, Column]) -> No
 
 
 DRAWS = 6  # samples of each length: every token alike, then random ones
+TINY_DRAWS = 24  # of a few tokens there are few different ones: most of them are drawn
+TINY_TOKENS = 3
 UNNAMED_IDS = 3  # ids 0 to 2 are enough for tokens of one, two and three segments
 MAX_LITERALS = 16  # numbers of the mask that values are taken from
 MAX_LITERAL = 2**20  # an id or a threshold; larger numbers say nothing about values
@@ -170,7 +172,7 @@ def complete_samples(
     literals = _literals(node, scope)
     rng = Random(0)  # the same samples every time
     for base in bases:
-        for index in range(DRAWS):
+        for index in range(TINY_DRAWS if base.length <= TINY_TOKENS else DRAWS):
             columns = {
                 name: _draw(kinds[name], base.length, literals, rng, is_uniform=index == 0)
                 for name in sorted(kinds)

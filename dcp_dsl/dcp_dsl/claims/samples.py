@@ -21,6 +21,10 @@ from dcp_dsl.syntax.walk import mentioned_names, walk
 MAX_SAMPLE_TOKENS = 256
 GENERATED = 32
 TRIES = 50 * GENERATED  # columns of several layouts fit together only by chance
+TINY = 48  # further samples, of so few tokens that most of their shapes are drawn
+TINY_TOKENS = 4
+# Of `draw_columns`: parts of two tokens at most, in lists of 1, 2, 3; of one, in lists of any size.
+TINY_INDICES = (1, 5, 9, 3) * 40
 STEPS_PER_PART = 2**14  # what adding up the lengths of one part of a layout costs
 REST_TOKENS = (3, 0, 1)  # what generated samples have beyond their columns, for `[..]`
 
@@ -116,19 +120,23 @@ def _generate(
     size = sum(map(count_parts, layouts))
     rng = Random(0)  # the same samples every time
     found: set[str] = set()
-    fitting = 0
-    for index in range(TRIES):
-        budget.spend(STEPS_PER_PART * size)
-        drawn = draw_columns(read, index, rng)
-        values = {name: drawn[name] for name in sorted(columns)}
-        total = _length(values, scopes, REST_TOKENS[index % len(REST_TOKENS)])
-        shown = repr((values, total))
-        if total and shown not in found:
-            found.add(shown)
-            yield Sample(values, total)
-        fitting += total is not None
-        if len(found) == GENERATED or fitting == 2 * GENERATED:
-            return
+    for indices, longest, wanted in (
+        (range(TRIES), MAX_SAMPLE_TOKENS, GENERATED),
+        (TINY_INDICES, TINY_TOKENS, GENERATED + TINY),
+    ):
+        fitting = 0
+        for index in indices:
+            budget.spend(STEPS_PER_PART * size)
+            drawn = draw_columns(read, index, rng)
+            values = {name: drawn[name] for name in sorted(columns)}
+            total = _length(values, scopes, REST_TOKENS[index % len(REST_TOKENS)])
+            shown = repr((values, total))
+            if total and total <= longest and shown not in found:
+                found.add(shown)
+                yield Sample(values, total)
+            fitting += total is not None
+            if len(found) == wanted or fitting == 2 * wanted:
+                break
 
 
 def count_parts(layout: ast.Layout) -> int:
