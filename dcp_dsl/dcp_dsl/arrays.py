@@ -1,12 +1,88 @@
-"""Checked, read-only arrays: every value that passes between stages is made of them."""
+"""Read-only numpy arrays, and frozen dataclasses that check the arrays they hold."""
 
-from typing import Any, TypeAlias
+from dataclasses import fields
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, TypeAlias, get_args, get_origin
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Ints: TypeAlias = NDArray[np.int64]
 Bools: TypeAlias = NDArray[np.bool_]
+Bytes: TypeAlias = NDArray[np.uint8]
+Floats: TypeAlias = NDArray[np.float64]
+Indices: TypeAlias = NDArray[np.int32]
+Ints: TypeAlias = NDArray[np.int64]
+
+
+class Record:
+    """A frozen dataclass whose arrays are checked and made read-only.
+
+    A field of the type ``Annotated[Ints, "N"]`` is such an array. Its shape stands behind its type,
+    a length for each dim: a number, a name, or a name plus 1. A name means the same length wherever
+    it stands in the record. Fields that are ``None`` are not checked. A record with more to check
+    defines `_check`, which runs last.
+
+    Raises:
+        ValueError: if an array does not fit its type or shape.
+
+    >>> import dataclasses
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Runs(Record):
+    ...     start: Annotated[Ints, "N"]
+    ...     run_ptr: Annotated[Ints, "N+1"]
+    >>> Runs([0, 3], [0, 1, 2]).start.flags.writeable
+    False
+    >>> Runs([0, 3], [0, 1])
+    Traceback (most recent call last):
+    ...
+    ValueError: Runs.run_ptr: expected shape (3,), got (2,)
+    """
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        numbers, columns = _columns_of(type(self))  # type: ignore[arg-type]  # it has a hash
+        lengths: dict[str | int, int] = dict(numbers)
+        for name, title, dtype, dims in columns:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            array = readonly(title, value, dtype, tuple(map(lengths.get, dims)))
+            if array is not value:
+                settle(self, **{name: array})
+            for dim, length in zip(dims, array.shape, strict=True):
+                if dim not in lengths:
+                    stem = str(dim).removesuffix("+1")
+                    lengths[stem] = length - (stem != dim)
+                    lengths[f"{stem}+1"] = lengths[stem] + 1
+        self._check()
+
+    def _check(self) -> None:
+        """Check what types and shapes leave open."""
+
+
+def settle(record: object, **values: object) -> None:
+    """Set fields of a frozen dataclass to their final form, in its ``__post_init__``."""
+    for name, value in values.items():
+        object.__setattr__(record, name, value)
+
+
+_Column: TypeAlias = tuple[str, str, type[np.generic], tuple[str | int, ...]]
+
+
+@cache
+def _columns_of(record: type[Record]) -> tuple[dict[str | int, int], list[_Column]]:
+    """Return the numbers among the dims of a record's arrays, and name, title, type and dims."""
+    columns: list[_Column] = []
+    for field in fields(record):  # type: ignore[arg-type]  # every record is a dataclass
+        if get_origin(field.type) is Annotated:
+            array, *dims = get_args(field.type)
+            if isinstance(array, UnionType):
+                array = get_args(array)[0]
+            dtype = get_args(get_args(array)[1])[0]
+            columns.append((field.name, f"{record.__name__}.{field.name}", dtype, tuple(dims)))
+    return {dim: dim for *_, dims in columns for dim in dims if isinstance(dim, int)}, columns
 
 
 def sealed(array: NDArray[Any]) -> NDArray[Any]:  # Any: elements of every type
@@ -54,5 +130,4 @@ def readonly(
     array = given.astype(dtype)  # always a copy: nobody else can hold a writeable view
     if given.dtype != dtype and not np.array_equal(array, given):
         raise ValueError(f"{name}: values of {given.dtype} do not fit into {np.dtype(dtype)}")
-    array.setflags(write=False)
-    return array
+    return sealed(array)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from dcp_dsl.arrays import settle
 from dcp_dsl.errors import DatasetError
 
 MAX_TOKENS = 2**31 - 1
@@ -48,8 +49,7 @@ class Sample:
             raise DatasetError(
                 f"sample: expected a length between 0 and {MAX_TOKENS}, got {self.length}"
             )
-        plain = {name: _plain(name, value) for name, value in self.columns.items()}
-        object.__setattr__(self, "columns", plain)
+        settle(self, columns={name: _plain(name, value) for name, value in self.columns.items()})
 
     @classmethod
     def of(cls, row: Mapping[str, Any], mask: ReadsColumns) -> "Sample":

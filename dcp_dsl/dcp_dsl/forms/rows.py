@@ -6,12 +6,11 @@ drops keys, the rows fall apart into many pieces while every key is seen by one 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Bools, Ints, readonly
+from dcp_dsl.arrays import Bools, Ints, Record
 from dcp_dsl.forms.form import (
     BlockCounts,
     FormName,
@@ -26,7 +25,7 @@ CELLS_AT_ONCE = 2**22  # blocks counted at once, to bound memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class Rows(Record):
     """Key ranges per row, in CSR.
 
     Attributes:
@@ -42,15 +41,15 @@ class Rows:
     form: ClassVar[FormName] = "rows"
 
     num_tokens: int
-    row_ptr: NDArray[np.int64]
-    kv_start: NDArray[np.int64]
-    kv_end: NDArray[np.int64]
+    row_ptr: Annotated[Ints, "T+1"]
+    kv_start: Annotated[Ints, "P"]
+    kv_end: Annotated[Ints, "P"]
 
-    def __post_init__(self) -> None:
-        for name, length in (("row_ptr", self.num_tokens + 1), ("kv_start", None),
-                             ("kv_end", len(self.kv_start))):  # fmt: skip
-            value = readonly(f"Rows.{name}", getattr(self, name), np.int64, (length,))
-            object.__setattr__(self, name, value)
+    def _check(self) -> None:
+        if len(self.row_ptr) != self.num_tokens + 1:
+            raise ValueError(
+                f"Rows.row_ptr: expected {self.num_tokens + 1} values, got {len(self.row_ptr)}"
+            )
         if (self.kv_start >= self.kv_end).any() or self.row_ptr[-1] != len(self.kv_start):
             raise ValueError("Rows: expected non-empty ranges, as many as row_ptr says")
 

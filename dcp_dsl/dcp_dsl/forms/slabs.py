@@ -7,12 +7,12 @@ ever looked at.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Bools, Ints, readonly
+from dcp_dsl.arrays import Bools, Bytes, Ints, Record
 from dcp_dsl.forms.form import (
     BlockCounts,
     FormName,
@@ -126,7 +126,7 @@ def merge_blocks(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Slabs:
+class Slabs(Record):
     """The normal form of a mask on a sample or a packed batch: a set of disjoint slabs.
 
     A slab is a run of query rows whose visible keys lie between two ends that each either stand
@@ -155,26 +155,16 @@ class Slabs:
     form: ClassVar[FormName] = "slabs"
 
     num_tokens: int
-    q_start: NDArray[np.int64]
-    q_end: NDArray[np.int64]
-    kv_start: NDArray[np.int64]
-    kv_end: NDArray[np.int64]
-    start_slope: NDArray[np.uint8]
-    end_slope: NDArray[np.uint8]
-
-    def __post_init__(self) -> None:
-        size = len(self.q_start)
-        for name in ("q_start", "q_end", "kv_start", "kv_end"):
-            value = readonly(f"Slabs.{name}", getattr(self, name), np.int64, (size,))
-            object.__setattr__(self, name, value)
-        for name in ("start_slope", "end_slope"):
-            value = readonly(f"Slabs.{name}", getattr(self, name), np.uint8, (size,))
-            if (value > 1).any():
-                raise ValueError(f"Slabs.{name}: expected 0 or 1, got {value.max()}")
-            object.__setattr__(self, name, value)
-        self._check()
+    q_start: Annotated[Ints, "N"]
+    q_end: Annotated[Ints, "N"]
+    kv_start: Annotated[Ints, "N"]
+    kv_end: Annotated[Ints, "N"]
+    start_slope: Annotated[Bytes, "N"]
+    end_slope: Annotated[Bytes, "N"]
 
     def _check(self) -> None:
+        if ((self.start_slope > 1) | (self.end_slope > 1)).any():
+            raise ValueError(f"Slabs: expected slopes of 0 or 1, got {self.table()}")
         rows = self.q_end - self.q_start
         last_start = self.kv_start + self.start_slope * (rows - 1)
         last_end = self.kv_end + self.end_slope * (rows - 1)

@@ -6,16 +6,17 @@ Positions are tokens of one packed batch, sequence after sequence; ranges are ha
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.arrays import readonly
+from dcp_dsl.arrays import Bytes, Indices, Ints, Record
 from dcp_dsl.forms.form import Form, PlacedForm
 from dcp_dsl.forms.slabs import Slabs
 
 
-def _no_indices() -> NDArray[np.int64]:
+def _no_indices() -> Ints:
     return np.empty(0, np.int64)
 
 
@@ -27,7 +28,7 @@ class BlockKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchShape:
+class BatchShape(Record):
     """The borders of the sequences of a packed batch.
 
     Attributes:
@@ -37,13 +38,12 @@ class BatchShape:
     8
     """
 
-    cu_seqlens: NDArray[np.int32]
+    cu_seqlens: Annotated[Indices, "S+1"]
 
-    def __post_init__(self) -> None:
-        cu = readonly("BatchShape.cu_seqlens", self.cu_seqlens, np.int32, (None,))
+    def _check(self) -> None:
+        cu = self.cu_seqlens
         if cu.size == 0 or cu[0] != 0 or (np.diff(cu) < 0).any():
             raise ValueError(f"BatchShape.cu_seqlens: expected 0 and rising values, got {cu}")
-        object.__setattr__(self, "cu_seqlens", cu)
 
     @classmethod
     def of(cls, lengths: "list[int] | tuple[int, ...]") -> "BatchShape":
@@ -69,7 +69,7 @@ def place_forms(sequences: Sequence[Form], batch: BatchShape) -> tuple[PlacedFor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BlockSparsity:
+class BlockSparsity(Record):
     """The blocks of the attention matrix that hold visible pairs, and exactly how many.
 
     Blocks never cross a sequence border, so the last block of each sequence may be short; queries
@@ -98,30 +98,21 @@ class BlockSparsity:
     batch: BatchShape
     block_q: int
     block_kv: int
-    q_bounds: NDArray[np.int64]
-    kv_bounds: NDArray[np.int64]
-    row_ptr: NDArray[np.int64]
-    col_idx: NDArray[np.int32]
-    kind: NDArray[np.uint8]
-    pairs: NDArray[np.int64]
+    q_bounds: Annotated[Ints, "Nq+1"]
+    kv_bounds: Annotated[Ints, "Nk+1"]
+    row_ptr: Annotated[Ints, "Nq+1"]
+    col_idx: Annotated[Indices, "B"]
+    kind: Annotated[Bytes, "B"]
+    pairs: Annotated[Ints, "B"]
     slabs: Slabs
     forms: tuple[Form, ...] = ()
-    slab_ptr: NDArray[np.int64] = field(default_factory=_no_indices)
-    slab_idx: NDArray[np.int64] = field(default_factory=_no_indices)
+    slab_ptr: Annotated[Ints, "M"] = field(default_factory=_no_indices)
+    slab_idx: Annotated[Ints, "P"] = field(default_factory=_no_indices)
 
-    def __post_init__(self) -> None:
-        num_q, size = len(self.q_bounds) - 1, len(self.col_idx)
-        for name, dtype, length in (
-            ("q_bounds", np.int64, None), ("kv_bounds", np.int64, None),
-            ("row_ptr", np.int64, num_q + 1), ("col_idx", np.int32, size),
-            ("kind", np.uint8, size), ("pairs", np.int64, size),
-            ("slab_ptr", np.int64, None), ("slab_idx", np.int64, None),
-        ):  # fmt: skip
-            value = readonly(f"BlockSparsity.{name}", getattr(self, name), dtype, (length,))
-            object.__setattr__(self, name, value)
-        if self.row_ptr[-1] != size:
+    def _check(self) -> None:
+        if self.row_ptr[-1] != self.num_blocks:
             raise ValueError(
-                f"BlockSparsity: row_ptr ends at {self.row_ptr[-1]}, {size} blocks given"
+                f"BlockSparsity: row_ptr ends at {self.row_ptr[-1]}, {self.num_blocks} blocks given"
             )
         if self.slabs.num_tokens != self.batch.num_tokens:
             raise ValueError(
@@ -135,7 +126,7 @@ class BlockSparsity:
         return len(self.col_idx)
 
     @property
-    def row_idx(self) -> NDArray[np.int32]:
+    def row_idx(self) -> Indices:
         """Query block of each non-empty block, int32 ``[B]``."""
         rows = np.arange(len(self.row_ptr) - 1, dtype=np.int32)
         return np.repeat(rows, np.diff(self.row_ptr))

@@ -1,13 +1,12 @@
 """Masks that repeat with the distance: dilated windows, strided columns, sparse transformers."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Bools, Ints, readonly
+from dcp_dsl.arrays import Bools, Ints, Record
 from dcp_dsl.forms.form import (
     BlockCounts,
     FormName,
@@ -21,7 +20,7 @@ from dcp_dsl.symbolic.piecewise import expand
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StridedPart:
+class StridedPart(Record):
     """Slabs that count for some remainders only.
 
     Attributes:
@@ -31,11 +30,11 @@ class StridedPart:
     """
 
     slabs: Slabs
-    remainders: NDArray[np.int64]
+    remainders: Annotated[Ints, "M"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Strided:
+class Strided(Record):
     """A mask given by one region for each class of ``(q - k) % period``.
 
     Attributes:
@@ -54,14 +53,10 @@ class Strided:
     period: int
     parts: tuple[StridedPart, ...]
 
-    def __post_init__(self) -> None:
-        parts = []
+    def _check(self) -> None:
         for part in self.parts:
-            remainders = readonly("Strided.remainders", part.remainders, np.int64, (None,))
-            if (remainders < 0).any() or (remainders >= self.period).any():
-                raise ValueError(f"Strided: remainders of {self.period}, got {remainders}")
-            parts.append(StridedPart(part.slabs, remainders))
-        object.__setattr__(self, "parts", tuple(parts))
+            if (part.remainders < 0).any() or (part.remainders >= self.period).any():
+                raise ValueError(f"Strided: remainders of {self.period}, got {part.remainders}")
 
     @property
     def num_pairs(self) -> int:

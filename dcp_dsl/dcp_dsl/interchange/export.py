@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.arrays import sealed, settle
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.files import replacing
 
@@ -47,10 +48,8 @@ class Export:
             raise ExchangeError(
                 f"expected a format out of {', '.join(FORMATS)}, got {self.format!r}"
             )
-        arrays = {name: np.array(value) for name, value in self.arrays.items()}
-        for value in arrays.values():
-            value.setflags(write=False)
-        object.__setattr__(self, "arrays", arrays)
+        arrays = {name: sealed(np.array(value)) for name, value in self.arrays.items()}
+        settle(self, arrays=arrays)
 
     def integers(self, name: str, *shape: int | None) -> NDArray[np.int64]:
         """Return an array of integers, checked; `shape` as in `readonly`, leading 1s are dropped.

@@ -1,11 +1,11 @@
 """The contents of a picture: a mask, the kinds of its tokens, its visible part cell by cell."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dcp_dsl.arrays import readonly
+from dcp_dsl.arrays import Floats, Record
 from dcp_dsl.forms.blocks import block_sparsity
 from dcp_dsl.forms.form import Form
 from dcp_dsl.pictures.axes import Stripe
@@ -45,7 +45,7 @@ def _count(tokens: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Coverage:
+class Coverage(Record):
     """Covered parts of the cells of a grid.
 
     Attributes:
@@ -55,11 +55,7 @@ class Coverage:
 
     rows: int
     columns: int
-    part: NDArray[np.float64]
-
-    def __post_init__(self) -> None:
-        part = readonly("Coverage.part", self.part, np.float64, (None, None))
-        object.__setattr__(self, "part", part)
+    part: Annotated[Floats, "R", "C"]
 
 
 def measure_coverage(form: Form, rows: int, columns: int) -> Coverage:
