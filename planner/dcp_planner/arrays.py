@@ -1,6 +1,6 @@
 """Names for arrays, and records whose columns are checked and read-only."""
 
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,10 @@ from dcp_dsl import readonly
 Ints: TypeAlias = NDArray[np.int64]
 Indices: TypeAlias = NDArray[np.int32]
 Floats: TypeAlias = NDArray[np.float64]
+IntTable: TypeAlias = Annotated[Ints, 2]
+IndexTable: TypeAlias = Annotated[Indices, 2]
+FloatTable: TypeAlias = Annotated[Floats, 2]
+"""Arrays of two dimensions, for compiled functions, whose types come from their annotations."""
 
 Column: TypeAlias = tuple[type[np.generic], tuple[int | None, ...]]
 """Type and shape of a column; ``None`` stands for any length."""

@@ -10,9 +10,10 @@ import functools
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from numba import njit, types
+import numpy as np
+from numba import from_dtype, njit, types
 from numba.core.caching import FunctionCache
 from numba.extending import is_jitted
 
@@ -20,13 +21,6 @@ from dcp_planner.compile_cache import PrivateFolderLocator
 from dcp_planner.compile_clock import COMPILE_CLOCK
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])  # Any: of any signature
-
-INT, FLOAT, NOTHING = types.int64, types.float64, types.void
-BYTES = types.uint8[::1]
-INDICES, INDEX_TABLE = types.int32[::1], types.int32[:, ::1]
-INTS, INT_TABLE = types.int64[::1], types.int64[:, ::1]
-FLOATS, FLOAT_TABLE = types.float64[::1], types.float64[:, ::1]
-WORDS = types.uint64[::1]
 
 
 def compiled(function: _Function) -> _Function:
@@ -37,16 +31,36 @@ def compiled(function: _Function) -> _Function:
     return _compile(function)
 
 
-def inner(signature: Any) -> Callable[[_Function], _Function]:  # Any: numba's signatures
-    """Compile a function for one signature and for compiled functions only; it must not allocate.
+def inner(function: _Function) -> _Function:
+    """Compile a function that only compiled functions call, for the types of its annotations.
 
-    Taking a tuple of arrays from Python, which callers of `compiled` pay for, is much code.
+    It must not allocate. Taking a tuple of arrays from Python, which callers of `compiled` pay for,
+    is much code.
     """
+    hints = get_type_hints(function, include_extras=True)
+    result = _numba_type(hints.pop("return"))
+    signature = result(*map(_numba_type, hints.values()))
+    return _compile(function, signature, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
-    def decorate(function: _Function) -> _Function:
-        return _compile(function, signature, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
-    return decorate
+def _numba_type(hint: Any) -> Any:  # Any: annotations, and numba's types
+    """Return numba's type of an annotation: a number, an array in C order, or a tuple of those."""
+    if get_origin(hint) is np.ndarray:
+        hint = Annotated[hint, 1]
+    if get_origin(hint) is Annotated:
+        array, dimensions = get_args(hint)
+        (dtype,) = get_args(get_args(array)[1])
+        return types.Array(from_dtype(np.dtype(dtype)), dimensions, "C")
+    if get_origin(hint) is tuple:
+        return types.Tuple(  # type: ignore[no-untyped-call]
+            [_numba_type(part) for part in get_args(hint)]
+        )
+    if issubclass(hint, tuple):
+        fields = get_type_hints(hint, include_extras=True)
+        return types.NamedTuple(  # type: ignore[no-untyped-call]
+            [_numba_type(field) for field in fields.values()], hint
+        )
+    return {int: types.int64, float: types.float64, type(None): types.void}[hint]
 
 
 # Any: numba's types know none of these options, nor signatures, nor caches.

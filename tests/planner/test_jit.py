@@ -13,7 +13,7 @@ from numba import njit
 from dcp_planner.commands.plan import plan
 from dcp_planner.compile_cache import check_private
 from dcp_planner.compile_clock import COMPILE_CLOCK
-from dcp_planner.jit import INT, compiled, inner
+from dcp_planner.jit import compiled, inner
 
 _COUNT = """
 import importlib, json, pkgutil
@@ -51,11 +51,11 @@ def test_every_compiled_function_is_compiled_once(tmp_path):
 
 _KERNEL = """
 import sys
-from dcp_planner.jit import INT, compiled, inner
+from dcp_planner.jit import compiled, inner
 from dcp_planner.compile_clock import compile_seconds, stopwatch
 assert compile_seconds() == 0.0
-@inner(INT(INT))
-def twice(x):
+@inner
+def twice(x: int) -> int:
     return 2 * x
 sys.stderr.write("imported\\n")
 imported = compile_seconds()
@@ -142,7 +142,7 @@ def test_a_folder_that_others_can_change_is_not_private(tmp_path, monkeypatch):
 def uncached():
     """A function that numba has nowhere to keep."""
     made = {}
-    exec(compile("def f(x): return x + 1", "<nowhere>", "exec"), made)
+    exec(compile("def f(x: int) -> int: return x + 1", "<nowhere>", "exec"), made)
     return made["f"]
 
 
@@ -194,14 +194,14 @@ def test_the_planning_time_leaves_compiling_out(tmp_path, clock, monkeypatch):
 
 def test_what_cannot_be_cached_is_compiled_all_the_same(clock):
     assert compiled(uncached())(1) == 2
-    assert len(inner(INT(INT))(uncached()).signatures) == 1
+    assert len(inner(uncached()).signatures) == 1
     assert not clock.is_kept
 
 
 def test_what_calls_changed_code_of_another_file_is_compiled_anew(tmp_path):
-    function = "@inner(INT(INT))\ndef {0}(x):\n    return {1}\n"
+    function = "@inner\ndef {0}(x: int) -> int:\n    return {1}\n"
     (tmp_path / "middle.py").write_text(
-        "from dcp_planner.jit import INT, inner\nfrom called import f\n"
+        "from dcp_planner.jit import inner\nfrom called import f\n"
         + function.format("g", "2 * f(x)")
     )
     (tmp_path / "caller.py").write_text(
@@ -211,7 +211,7 @@ def test_what_calls_changed_code_of_another_file_is_compiled_anew(tmp_path):
     said = []
     for added in (1, 1, 20):
         (tmp_path / "called.py").write_text(
-            "from dcp_planner.jit import INT, inner\n" + function.format("f", f"x + {added}")
+            "from dcp_planner.jit import inner\n" + function.format("f", f"x + {added}")
         )
         run = subprocess.run(
             [sys.executable, "-B", "-c", "import caller"],

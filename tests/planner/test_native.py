@@ -92,7 +92,7 @@ def test_the_cost_on_the_board_is_what_sets_count(strategies, data):
         Split(found.device_of_compute, found.device_of_data),
         np.full((2, devices), float(workload.compute_pairs.sum() + workload.block_tokens.sum())),
         np.ones(2),
-        np.array([group, np.zeros(devices), np.full(devices, devices)]),
+        group,
         3.0,
         data.draw(st.integers(0, 9)),
     )

@@ -11,13 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_planner.arrays import Floats, Ints
-from dcp_planner.jit import FLOATS, INT, INTS, NOTHING, compiled, inner
+from dcp_planner.jit import compiled, inner
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.cost_model import link_seconds, workload_seconds
 from dcp_planner.model.packing import Caps
 from dcp_planner.model.workload import Workload
 from dcp_planner.search.load_state import (
-    LOAD_STATE,
     LOADS,
     LoadState,
     forget,
@@ -36,7 +35,7 @@ _LEAST_GAIN = 1e-6
 _RAISES = 12  # times that what is above a cap weighs twice as much
 
 
-@inner(NOTHING(LOAD_STATE, INT, INT, INT))
+@inner
 def _aim(state: LoadState, net: int, device: int, count: int) -> None:
     """Mark the targets of a set: the own node, users and owner of the net, owners of the others."""
     blocks, devices = len(state.owner), len(state.node)
@@ -52,7 +51,7 @@ def _aim(state: LoadState, net: int, device: int, count: int) -> None:
     state.mark[1, device] = 0
 
 
-@inner(INT(LOAD_STATE, INT, INT, FLOATS, INTS))
+@inner
 def _try_sets(state: LoadState, device: int, net: int, least: Floats, best: Ints) -> int:
     """Value all moves of the tiles of one net off a device; gives how many tiles were looked at."""
     blocks, count, seen = len(state.owner), gather(state, net, device), 0
@@ -82,7 +81,7 @@ def _try_sets(state: LoadState, device: int, net: int, least: Floats, best: Ints
     return seen
 
 
-@inner(INT(LOAD_STATE, INT, INT, FLOATS, INTS))
+@inner
 def _try_tiles(state: LoadState, device: int, net: int, least: Floats, best: Ints) -> int:
     """Value moves of single tiles of a row to devices that have its keys, or own a side."""
     blocks, seen = len(state.owner), 0
@@ -113,7 +112,7 @@ def _try_tiles(state: LoadState, device: int, net: int, least: Floats, best: Int
     return seen
 
 
-@inner(INT(LOAD_STATE, INT, INT, FLOATS, INTS))
+@inner
 def _try_owners(state: LoadState, device: int, block: int, least: Floats, best: Ints) -> int:
     """Value all moves of an owner, and swaps with others' blocks where it does not fit."""
     seen, blocks = 0, len(state.owner)
@@ -156,7 +155,7 @@ def _try_owners(state: LoadState, device: int, block: int, least: Floats, best: 
     return seen
 
 
-@inner(INT(LOAD_STATE))
+@inner
 def _busiest(state: LoadState) -> int:
     """Find the device that costs most and is not at rest, or -1."""
     total = state.total
@@ -170,7 +169,7 @@ def _busiest(state: LoadState) -> int:
     return found
 
 
-@inner(INT(LOAD_STATE))
+@inner
 def _is_any_over(state: LoadState) -> int:
     for kind in range(2):
         for device in range(len(state.node)):
@@ -179,7 +178,7 @@ def _is_any_over(state: LoadState) -> int:
     return 0
 
 
-@inner(INT(LOAD_STATE, INT, FLOATS, INTS))
+@inner
 def _find_best(state: LoadState, device: int, least: Floats, best: Ints) -> int:
     """Find the best move that relieves a device; gives how much was looked at."""
     blocks, seen = len(state.owner), 0

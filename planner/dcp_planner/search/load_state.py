@@ -12,21 +12,9 @@ receives it is the router's choice, so each is charged an equal share.
 from typing import NamedTuple
 
 import numpy as np
-from numba import types
 
-from dcp_planner.arrays import Floats, Indices, Ints
-from dcp_planner.jit import (
-    FLOAT,
-    FLOAT_TABLE,
-    FLOATS,
-    INDEX_TABLE,
-    INDICES,
-    INT,
-    INT_TABLE,
-    INTS,
-    NOTHING,
-    inner,
-)
+from dcp_planner.arrays import Floats, FloatTable, IndexTable, Indices, Ints, IntTable
+from dcp_planner.jit import inner
 
 LOADS = 7  # compute, inputs in, inputs out, results in, results out, inside in, inside out
 _SEEN = 0.25  # of the time on the network is not hidden behind computing
@@ -60,60 +48,30 @@ class LoadState(NamedTuple):
 
     tile_q: Indices
     tile_kv: Indices
-    pointer: Ints
-    members: Ints
+    pointer: IntTable
+    members: IntTable
     part: Indices
     owner: Indices
-    users: Indices
-    in_node: Indices
+    users: IndexTable
+    in_node: IndexTable
     node: Ints
-    cost: Floats
-    seconds: Floats
-    work: Floats
-    held: Floats
-    limits: Floats
-    load: Floats
-    saved: Floats
-    term: Floats
+    cost: FloatTable
+    seconds: FloatTable
+    work: FloatTable
+    held: FloatTable
+    limits: FloatTable
+    load: FloatTable
+    saved: FloatTable
+    term: FloatTable
     total: Floats
     heavy: Floats
     dirty: Ints
-    mark: Ints
+    mark: IntTable
     tiles: Ints
     fixed: Ints
 
 
-LOAD_STATE = types.NamedTuple(  # type: ignore[no-untyped-call]
-    (
-        INDICES,  # tile_q
-        INDICES,  # tile_kv
-        INT_TABLE,  # pointer
-        INT_TABLE,  # members
-        INDICES,  # part
-        INDICES,  # owner
-        INDEX_TABLE,  # users
-        INDEX_TABLE,  # in_node
-        INTS,  # node
-        FLOAT_TABLE,  # cost
-        FLOAT_TABLE,  # seconds
-        FLOAT_TABLE,  # work
-        FLOAT_TABLE,  # held
-        FLOAT_TABLE,  # limits
-        FLOAT_TABLE,  # load
-        FLOAT_TABLE,  # saved
-        FLOAT_TABLE,  # term
-        FLOATS,  # total
-        FLOATS,  # heavy
-        INTS,  # dirty
-        INT_TABLE,  # mark
-        INTS,  # tiles
-        INTS,  # fixed
-    ),
-    LoadState,
-)
-
-
-@inner(NOTHING(LOAD_STATE, INT))
+@inner
 def _touch(state: LoadState, device: int) -> None:
     """Remember the loads of a device before its first change."""
     if state.mark[0, device] == 0:
@@ -125,7 +83,7 @@ def _touch(state: LoadState, device: int) -> None:
             state.saved[device, i] = state.load[device, i]
 
 
-@inner(NOTHING(LOAD_STATE, INT, INT, FLOAT))
+@inner
 def _charge(state: LoadState, net: int, node: int, sign: float) -> None:
     """Add (or take away) what the devices of one node do to have a net and to send its results."""
     count = state.in_node[net, node]
@@ -165,7 +123,7 @@ def _charge(state: LoadState, net: int, node: int, sign: float) -> None:
                 load[user, at + 6] += inside
 
 
-@inner(NOTHING(LOAD_STATE, INT, INT, INT))
+@inner
 def _use(state: LoadState, net: int, device: int, by: int) -> None:
     """Add or remove one tile that uses a net on a device."""
     before = state.users[net, device]
@@ -180,7 +138,7 @@ def _use(state: LoadState, net: int, device: int, by: int) -> None:
     _charge(state, net, node, 1.0)
 
 
-@inner(NOTHING(LOAD_STATE, INT, INT))
+@inner
 def move_tile(state: LoadState, tile: int, target: int) -> None:
     """Compute a tile elsewhere; not final before `keep`."""
     here = int(state.part[tile])
@@ -199,7 +157,7 @@ def move_tile(state: LoadState, tile: int, target: int) -> None:
     state.part[tile] = target
 
 
-@inner(NOTHING(LOAD_STATE, INT, INT))
+@inner
 def move_owner(state: LoadState, block: int, target: int) -> None:
     """Change the owner of a block; not final before `keep`."""
     here, blocks, nodes = int(state.owner[block]), len(state.owner), state.in_node.shape[1]
@@ -218,20 +176,20 @@ def move_owner(state: LoadState, block: int, target: int) -> None:
     state.held[1, target] += state.work[1, block]
 
 
-@inner(FLOAT(FLOAT))
+@inner
 def _power(x: float) -> float:
     x *= x
     x *= x
     return x * x
 
 
-@inner(FLOAT(FLOAT))
+@inner
 def root(x: float) -> float:
     """Compute the eighth root, that of 0 for less."""
     return float(np.sqrt(np.sqrt(np.sqrt(max(x, 0.0)))))
 
 
-@inner(FLOAT(LOAD_STATE, INT, INT))
+@inner
 def _term_of(state: LoadState, way: int, device: int) -> float:
     """Compute the eighth powers of what may keep everybody waiting for a device."""
     at, load = LOADS * way, state.load
@@ -253,7 +211,7 @@ def _term_of(state: LoadState, way: int, device: int) -> float:
     )
 
 
-@inner(FLOAT(LOAD_STATE))
+@inner
 def objective(state: LoadState) -> float:
     """Compute the objective after a move that is not yet kept."""
     value, end = 0.0, len(state.dirty) - 1
@@ -266,7 +224,7 @@ def objective(state: LoadState) -> float:
     return value
 
 
-@inner(NOTHING(LOAD_STATE))
+@inner
 def _add_up(state: LoadState) -> None:
     for way in range(2):
         total = 0.0
@@ -275,7 +233,7 @@ def _add_up(state: LoadState) -> None:
         state.total[way] = total
 
 
-@inner(NOTHING(LOAD_STATE))
+@inner
 def keep(state: LoadState) -> None:
     """Make the move final; who was touched may try again."""
     end = len(state.dirty) - 1
@@ -289,7 +247,7 @@ def keep(state: LoadState) -> None:
     _add_up(state)
 
 
-@inner(NOTHING(LOAD_STATE))
+@inner
 def forget(state: LoadState) -> None:
     """Restore the loads, to the bit, after a move was undone."""
     end = len(state.dirty) - 1
@@ -301,7 +259,7 @@ def forget(state: LoadState) -> None:
     state.dirty[end] = 0
 
 
-@inner(NOTHING(LOAD_STATE, INT, INT, INT))
+@inner
 def move_set(state: LoadState, count: int, block: int, target: int) -> None:
     """Move the tiles in scratch, and the owner of a block unless it is -1."""
     for i in range(count):
@@ -310,7 +268,7 @@ def move_set(state: LoadState, count: int, block: int, target: int) -> None:
         move_owner(state, block, target)
 
 
-@inner(INT(LOAD_STATE, INT, INT))
+@inner
 def gather(state: LoadState, net: int, device: int) -> int:
     """Put the tiles of a net on a device into scratch; gives their number."""
     blocks = len(state.owner)
@@ -323,7 +281,7 @@ def gather(state: LoadState, net: int, device: int) -> int:
     return count
 
 
-@inner(NOTHING(LOAD_STATE))
+@inner
 def value_all(state: LoadState) -> None:
     """Take the terms of all devices anew."""
     for device in range(len(state.node)):

@@ -194,9 +194,8 @@ def prices_of(problem: Problem, parts: int) -> Floats:
 def _flat_state(problem: Problem, split: Split, limits: Floats, seed: int) -> PartitionState:
     """Lay out a level on which all parts are equally far from each other."""
     parts = limits.shape[1]
-    topology = np.zeros((3, parts), np.int64)
-    topology[2] = parts
-    return state_of_split(problem, split, limits, prices_of(problem, parts), topology, 0.0, seed)
+    one = np.zeros(parts, np.int64)
+    return state_of_split(problem, split, limits, prices_of(problem, parts), one, 0.0, seed)
 
 
 def polish(problem: Problem, split: Split, cluster: Cluster, setting: SearchSetting) -> Split:
@@ -232,8 +231,7 @@ def _whole_state(
     """Lay out all devices together, those of other nodes farther away."""
     devices = cluster.num_devices
     group = np.arange(devices) // cluster.devices_per_node
-    topology = np.array([group, np.zeros_like(group), np.full_like(group, devices)])
     far = float(round(price_between_nodes(cluster) - 1.0)) if cluster.nodes > 1 else 0.0
     limits = setting.limits(devices, 1, is_last=True)
     prices = prices_of(problem, devices) * (1 + far)
-    return state_of_split(problem, split, limits, prices, topology, far, setting.seed)
+    return state_of_split(problem, split, limits, prices, group, far, setting.seed)

@@ -10,22 +10,10 @@ owner of the block is one more pin in both. A net costs ``weight * (parts touche
 from typing import NamedTuple
 
 import numpy as np
-from numba import types
 from numpy.typing import NDArray
 
-from dcp_planner.arrays import Floats, Indices, Ints
-from dcp_planner.jit import (
-    FLOAT_TABLE,
-    FLOATS,
-    INDEX_TABLE,
-    INDICES,
-    INT,
-    INT_TABLE,
-    INTS,
-    NOTHING,
-    WORDS,
-    inner,
-)
+from dcp_planner.arrays import Floats, FloatTable, IndexTable, Indices, Ints, IntTable
+from dcp_planner.jit import inner
 
 
 class PartitionState(NamedTuple):
@@ -42,8 +30,7 @@ class PartitionState(NamedTuple):
         members: int64 ``[2, W]``, tiles of the rows, of the columns.
         weight: float64 ``[2D+1]``, bytes of each net; the last entry is ``far``.
         counts: int32 ``[2D, K+G]``, pins of each net on each part, then in each group.
-        topology: int64 ``[3, K]``, group of each part; first part and end of those that what
-            stands on it may move to.
+        group: int64 ``[K]``, group of each part.
         loads: float64 ``[2, K]``, work and tokens of each part.
         limits: float64 ``[2, K]``, most work and most tokens of each part.
         prices: float64 ``[2]``, cost of a unit of work, and of a token, above the limit.
@@ -58,13 +45,13 @@ class PartitionState(NamedTuple):
     owner: Indices
     tokens: Ints
     sequence: Indices
-    pointer: Ints
-    members: Ints
+    pointer: IntTable
+    members: IntTable
     weight: Floats
-    counts: Indices
-    topology: Ints
-    loads: Floats
-    limits: Floats
+    counts: IndexTable
+    group: Ints
+    loads: FloatTable
+    limits: FloatTable
     prices: Floats
     change: Floats
     tiles: Ints
@@ -74,96 +61,43 @@ class PartitionState(NamedTuple):
     random: NDArray[np.uint64]
 
 
-PARTITION_STATE = types.NamedTuple(  # type: ignore[no-untyped-call]
-    (
-        INDICES,  # tile_q
-        INDICES,  # tile_kv
-        FLOATS,  # work
-        INDICES,  # part
-        INDICES,  # owner
-        INTS,  # tokens
-        INDICES,  # sequence
-        INT_TABLE,  # pointer
-        INT_TABLE,  # members
-        FLOATS,  # weight
-        INDEX_TABLE,  # counts
-        INT_TABLE,  # topology
-        FLOAT_TABLE,  # loads
-        FLOAT_TABLE,  # limits
-        FLOATS,  # prices
-        FLOATS,  # change
-        INTS,  # tiles
-        INTS,  # blocks
-        INTS,  # pins
-        INTS,  # nets
-        WORDS,  # random
-    ),
-    PartitionState,
-)
-
-
-@inner(NOTHING(INT, INT_TABLE, FLOATS))
-def reset(part: int, topology: Ints, change: Floats) -> None:
-    """Forget what moving off a part would change."""
-    parts = topology.shape[1]
-    for target in range(topology[1, part], topology[2, part]):
-        change[target] = 0.0
-    change[parts] = 0.0
-    change[parts + 1] = 0.0
-
-
-@inner(NOTHING(INT, INT, INT, FLOATS, INDEX_TABLE, INT_TABLE, FLOATS))
-def price_net(
-    net: int,
-    moved: int,
-    part: int,
-    weight: Floats,
-    count: Indices,
-    topology: Ints,
-    change: Floats,
-) -> None:
+@inner
+def price_net(state: PartitionState, net: int, moved: int, part: int) -> None:
     """Add what moving some pins of a net off a part changes, per target.
 
     ``change[K]`` takes what leaving the part saves, ``change[K+1]`` what leaving its group saves.
     """
-    cost = weight[net]
-    parts = topology.shape[1]
-    first, end = topology[1, part], topology[2, part]
-    if count[net, part] == moved:
+    counts, group, change, cost = state.counts, state.group, state.change, state.weight[net]
+    parts = len(group)
+    if counts[net, part] == moved:
         change[parts] -= cost
-    for target in range(first, end):
-        if count[net, target] == 0:
+    for target in range(parts):
+        if counts[net, target] == 0:
             change[target] += cost
-    cost *= weight[len(weight) - 1]
+    cost *= state.weight[len(state.weight) - 1]
     if cost == 0.0:
         return
-    here = topology[0, part]
-    if count[net, parts + here] == moved:
+    here = group[part]
+    if counts[net, parts + here] == moved:
         change[parts + 1] -= cost
-    before = -1
-    is_new = False
-    for target in range(first, end):
-        group = topology[0, target]
-        if group != before:
-            before = group
-            is_new = group != here and count[net, parts + group] == 0
-        if is_new:
+    for target in range(parts):
+        if group[target] != here and counts[net, parts + group[target]] == 0:
             change[target] += cost
 
 
-@inner(NOTHING(INT, INT, INT, INT, INDEX_TABLE, INT_TABLE))
-def pin(net: int, moved: int, part: int, target: int, count: Indices, topology: Ints) -> None:
+@inner
+def pin(state: PartitionState, net: int, moved: int, part: int, target: int) -> None:
     """Move some pins of a net from a part to another."""
-    parts = topology.shape[1]
-    count[net, part] -= moved
-    count[net, target] += moved
-    count[net, parts + topology[0, part]] -= moved
-    count[net, parts + topology[0, target]] += moved
+    counts, group = state.counts, state.group
+    counts[net, part] -= moved
+    counts[net, target] += moved
+    counts[net, len(group) + group[part]] -= moved
+    counts[net, len(group) + group[target]] += moved
 
 
 def fill(state: PartitionState) -> None:
     """Count pins and loads of the placement on the state; O(W + D (K + G))."""
-    blocks, parts = len(state.tokens), state.topology.shape[1]
+    blocks, parts = len(state.tokens), len(state.group)
     width = state.counts.shape[1]
     owned = np.flatnonzero(state.owner >= 0)
     owner = state.owner[owned]
@@ -173,7 +107,7 @@ def fill(state: PartitionState) -> None:
         cell += np.concatenate([part, owner])
         pins = np.bincount(cell, minlength=blocks * width).reshape(blocks, width)
         for group in range(width - parts):
-            pins[:, parts + group] = pins[:, :parts][:, state.topology[0] == group].sum(axis=1)
+            pins[:, parts + group] = pins[:, :parts][:, state.group == group].sum(axis=1)
         state.counts[side * blocks : (side + 1) * blocks] = pins
     state.loads[0] = np.bincount(state.part, state.work, parts)
     state.loads[1] = np.bincount(owner, state.tokens[owned], parts)
@@ -181,7 +115,7 @@ def fill(state: PartitionState) -> None:
 
 def bytes_of(state: PartitionState) -> float:
     """Compute the cost of all nets, without what exceeds caps."""
-    parts = state.topology.shape[1]
+    parts = len(state.group)
     touched = np.count_nonzero(state.counts[:, :parts], axis=1)
     groups = np.count_nonzero(state.counts[:, parts:], axis=1)
     cost = state.weight[:-1] * (touched - 1 + state.weight[-1] * (groups - 1))

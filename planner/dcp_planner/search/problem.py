@@ -141,13 +141,13 @@ def state_of_split(
     split: Split,
     limits: Floats,
     prices: Floats,
-    topology: Ints,
+    group: Ints,
     far: float,
     seed: int,
 ) -> PartitionState:
     """Lay a split out as the compiled loops want it, filled; the split itself is not changed."""
     tiles, blocks = problem.num_tiles, problem.num_blocks
-    parts, groups = topology.shape[1], int(topology[0].max()) + 1
+    parts, groups = len(group), int(group.max()) + 1
     pointer = np.zeros((2, blocks + 1), np.int64)
     members = np.zeros((2, tiles), np.int64)
     for side, of in enumerate((problem.tile_q, problem.tile_kv)):
@@ -165,7 +165,7 @@ def state_of_split(
         members=members,
         weight=np.append(problem.weight.ravel(), far),
         counts=np.zeros((2 * blocks, parts + groups), np.int32),
-        topology=np.ascontiguousarray(topology, np.int64),
+        group=np.ascontiguousarray(group, np.int64),
         loads=np.zeros((2, parts)),
         limits=np.ascontiguousarray(limits, np.float64),
         prices=np.ascontiguousarray(prices, np.float64),

@@ -5,37 +5,17 @@ part, with or without the owners among them. Every move is priced for all admiss
 O(K) per net, since each tile lies in exactly two nets. A move is taken if its change, less a random
 amount below ``noise``, is the least; the noise falls to nothing. Randomness is an xorshift and all
 sums are of integers in float64, so results are the same bits everywhere.
-
-The arrays of `PartitionState` are passed one by one to the innermost functions: taking a field out
-of the tuple counts references, which took more time than the work (measured: 2.5 times in all).
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_planner.arrays import Floats, Ints
-from dcp_planner.jit import (
-    FLOAT,
-    FLOAT_TABLE,
-    FLOATS,
-    INT,
-    INT_TABLE,
-    INTS,
-    NOTHING,
-    WORDS,
-    compiled,
-    inner,
-)
-from dcp_planner.search.partition_state import (
-    PARTITION_STATE,
-    PartitionState,
-    pin,
-    price_net,
-    reset,
-)
+from dcp_planner.arrays import Ints
+from dcp_planner.jit import compiled, inner
+from dcp_planner.search.partition_state import PartitionState, pin, price_net
 
 
-@inner(FLOAT(WORDS))
+@inner
 def _draw(random: NDArray[np.uint64]) -> float:
     """Return a number in [0, 1) of 24 bits."""
     x = random[0]
@@ -46,33 +26,23 @@ def _draw(random: NDArray[np.uint64]) -> float:
     return np.float64(x >> np.uint64(40)) / 16777216.0
 
 
-@inner(NOTHING(INTS, WORDS))
+@inner
 def _shuffle(order: Ints, random: NDArray[np.uint64]) -> None:
     for i in range(len(order) - 1, 0, -1):
         j = int(_draw(random) * (i + 1))
         order[i], order[j] = order[j], order[i]
 
 
-@inner(FLOAT(FLOAT, FLOAT))
+@inner
 def _excess(load: float, limit: float) -> float:
     return load - limit if load > limit else 0.0
 
 
-@inner(INT(INT, FLOAT, FLOAT, FLOAT, INT_TABLE, FLOATS, FLOAT_TABLE, FLOAT_TABLE, FLOATS, WORDS))
-def _choose(  # noqa: PLR0913 - arrays one by one, see above
-    part: int,
-    work: float,
-    size: float,
-    noise: float,
-    topology: Ints,
-    change: Floats,
-    loads: Floats,
-    limits: Floats,
-    prices: Floats,
-    random: NDArray[np.uint64],
-) -> int:
+@inner
+def _choose(state: PartitionState, part: int, work: float, size: float, noise: float) -> int:
     """Return the target of the least change less noise; the part itself if staying is least."""
-    parts = topology.shape[1]
+    group, change, loads, limits = state.group, state.change, state.loads, state.limits
+    prices, random, parts = state.prices, state.random, len(state.group)
     best = part
     least = -noise * _draw(random) if noise > 0.0 else -0.5
     near = change[parts]
@@ -83,11 +53,10 @@ def _choose(  # noqa: PLR0913 - arrays one by one, see above
         _excess(loads[1, part] - size, limits[1, part]) - _excess(loads[1, part], limits[1, part])
     )
     away = near + change[parts + 1]
-    here = topology[0, part]
-    for target in range(topology[1, part], topology[2, part]):
+    for target in range(parts):
         if target == part:
             continue
-        found = change[target] + (near if topology[0, target] == here else away)
+        found = change[target] + (near if group[target] == group[part] else away)
         if found >= least + noise:
             continue
         found += prices[0] * (
@@ -106,13 +75,12 @@ def _choose(  # noqa: PLR0913 - arrays one by one, see above
     return best
 
 
-@inner(INT(PARTITION_STATE, INTS, FLOAT))
+@inner
 def _sweep_tiles(state: PartitionState, order: Ints, noise: float) -> int:
     """Offer every tile a move; gives how many moved."""
     moves, blocks = 0, len(state.tokens)
     part, tile_q, tile_kv, work = state.part, state.tile_q, state.tile_kv, state.work
-    count, weight, topology, change = state.counts, state.weight, state.topology, state.change
-    loads, limits, prices, random = state.loads, state.limits, state.prices, state.random
+    count, loads = state.counts, state.loads
     for tile in order:
         here = int(part[tile])
         row, column = int(tile_q[tile]), blocks + tile_kv[tile]
@@ -120,18 +88,16 @@ def _sweep_tiles(state: PartitionState, order: Ints, noise: float) -> int:
             noise == 0.0
             and count[row, here] > 1
             and count[column, here] > 1
-            and loads[0, here] <= limits[0, here]
+            and loads[0, here] <= state.limits[0, here]
         ):
             continue  # it saves nothing anywhere
-        reset(here, topology, change)
-        price_net(row, 1, here, weight, count, topology, change)
-        price_net(column, 1, here, weight, count, topology, change)
-        target = _choose(
-            here, work[tile], 0.0, noise, topology, change, loads, limits, prices, random
-        )
+        state.change[:] = 0.0
+        price_net(state, row, 1, here)
+        price_net(state, column, 1, here)
+        target = _choose(state, here, work[tile], 0.0, noise)
         if target != here:
-            pin(row, 1, here, target, count, topology)
-            pin(column, 1, here, target, count, topology)
+            pin(state, row, 1, here, target)
+            pin(state, column, 1, here, target)
             loads[0, here] -= work[tile]
             loads[0, target] += work[tile]
             part[tile] = target
@@ -139,33 +105,30 @@ def _sweep_tiles(state: PartitionState, order: Ints, noise: float) -> int:
     return moves
 
 
-@inner(INT(PARTITION_STATE, INTS, FLOAT))
+@inner
 def _sweep_owners(state: PartitionState, order: Ints, noise: float) -> int:
     """Offer every block another owner; gives how many moved."""
     moves, blocks = 0, len(state.tokens)
-    owner, tokens = state.owner, state.tokens
-    count, weight, topology, change = state.counts, state.weight, state.topology, state.change
-    loads, limits, prices, random = state.loads, state.limits, state.prices, state.random
     for block in order:
-        here = int(owner[block])
+        here = int(state.owner[block])
         if here < 0:
             continue
-        reset(here, topology, change)
-        price_net(block, 1, here, weight, count, topology, change)
-        price_net(blocks + block, 1, here, weight, count, topology, change)
-        size = float(tokens[block])
-        target = _choose(here, 0.0, size, noise, topology, change, loads, limits, prices, random)
+        state.change[:] = 0.0
+        price_net(state, block, 1, here)
+        price_net(state, blocks + block, 1, here)
+        size = float(state.tokens[block])
+        target = _choose(state, here, 0.0, size, noise)
         if target != here:
-            pin(block, 1, here, target, count, topology)
-            pin(blocks + block, 1, here, target, count, topology)
-            loads[1, here] -= size
-            loads[1, target] += size
-            owner[block] = target
+            pin(state, block, 1, here, target)
+            pin(state, blocks + block, 1, here, target)
+            state.loads[1, here] -= size
+            state.loads[1, target] += size
+            state.owner[block] = target
             moves += 1
     return moves
 
 
-@inner(INT(INTS, INTS, INT, INT))
+@inner
 def _touch(pins: Ints, nets: Ints, net: int, known: int) -> int:
     if pins[net] == 0:
         nets[known] = net
@@ -174,12 +137,11 @@ def _touch(pins: Ints, nets: Ints, net: int, known: int) -> int:
     return known
 
 
-@inner(INT(PARTITION_STATE, INT, INT, INT, FLOAT))
+@inner
 def _try_set(state: PartitionState, here: int, num_tiles: int, num_owned: int, noise: float) -> int:
     """Offer the tiles and owned blocks in scratch one move together; gives 1 if they moved."""
     blocks = len(state.tokens)
     part, tile_q, tile_kv, work = state.part, state.tile_q, state.tile_kv, state.work
-    count, weight, topology, change = state.counts, state.weight, state.topology, state.change
     pins, nets, tiles, owned, loads = state.pins, state.nets, state.tiles, state.blocks, state.loads
     total, size, known = 0.0, 0.0, 0
     for x in range(num_tiles):
@@ -192,15 +154,13 @@ def _try_set(state: PartitionState, here: int, num_tiles: int, num_owned: int, n
         size += state.tokens[block]
         known = _touch(pins, nets, block, known)
         known = _touch(pins, nets, blocks + block, known)
-    reset(here, topology, change)
+    state.change[:] = 0.0
     for x in range(known):
-        price_net(nets[x], pins[nets[x]], here, weight, count, topology, change)
-    target = _choose(
-        here, total, size, noise, topology, change, loads, state.limits, state.prices, state.random
-    )
+        price_net(state, nets[x], pins[nets[x]], here)
+    target = _choose(state, here, total, size, noise)
     for x in range(known):
         if target != here:
-            pin(nets[x], pins[nets[x]], here, target, count, topology)
+            pin(state, nets[x], pins[nets[x]], here, target)
         pins[nets[x]] = 0
     if target == here:
         return 0
@@ -215,7 +175,7 @@ def _try_set(state: PartitionState, here: int, num_tiles: int, num_owned: int, n
     return 1
 
 
-@inner(INT(PARTITION_STATE, INT, INT, INT, FLOAT))
+@inner
 def _sweep_ranges(  # noqa: C901 - one loop nest
     state: PartitionState, side: int, length: int, offset: int, noise: float
 ) -> int:
@@ -223,7 +183,7 @@ def _sweep_ranges(  # noqa: C901 - one loop nest
 
     Ranges are `length` neighbouring blocks of one sequence, whole sequences if it is 0.
     """
-    moves, blocks, parts = 0, len(state.tokens), state.topology.shape[1]
+    moves, blocks, parts = 0, len(state.tokens), len(state.group)
     sequence, count, owner, part = state.sequence, state.counts, state.owner, state.part
     pointer, index, tiles, owned = state.pointer, state.members, state.tiles, state.blocks
     first = 0

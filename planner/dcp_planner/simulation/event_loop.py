@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_planner.arrays import Ints
-from dcp_planner.jit import INT, INTS, compiled, inner
+from dcp_planner.jit import compiled, inner
 
 _RESUME, _LEAVE, _ARRIVE = 0, 1, 2
 _OP_LAUNCH, _OP_WAIT = 1, 2  # as in program_table.OPS; compiled code takes constants only
@@ -99,7 +99,7 @@ class _State(NamedTuple):
     codes: Ints
 
 
-@inner(INT(INTS, INTS, INTS, INT, INT, INT, INT))
+@inner
 def _push(
     times: Ints, numbers: Ints, codes: Ints, size: int, time_ns: int, number: int, code: int
 ) -> int:
@@ -115,7 +115,7 @@ def _push(
     return size + 1
 
 
-@inner(INT(INTS, INTS, INTS, INT))
+@inner
 def _pop(times: Ints, numbers: Ints, codes: Ints, size: int) -> int:
     """Remove the first event; gives the new size."""
     size -= 1
