@@ -2,12 +2,9 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from dcp_planner.arrays import freeze_columns
+from dcp_dsl.arrays import Indices, Record
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.packing import Caps, cap_of
@@ -36,7 +33,7 @@ class PlanWarning:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Placement:
+class Placement(Record):
     """Owner of every token block and device of every tile.
 
     Attributes:
@@ -47,14 +44,10 @@ class Placement:
         head_groups: groups of heads G.
     """
 
-    device_of_data: NDArray[np.int32]
-    device_of_compute: NDArray[np.int32]
+    device_of_data: Annotated[Indices, "D"]
+    device_of_compute: Annotated[Indices, "GW"]
     warnings: tuple[PlanWarning, ...] = ()
     head_groups: int = 1
-
-    def __post_init__(self) -> None:
-        column = (np.int32, (None,))
-        freeze_columns(self, device_of_data=column, device_of_compute=column)
 
 
 class Partitioner(ABC):

@@ -1,13 +1,12 @@
 """Token blocks and tiles of one batch with their weights, and the hypergraph of placing them."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcp_dsl import BlockSparsity, Form, PlacedForm, Slabs, Tiles, as_rows
-from dcp_planner.arrays import freeze_columns
+from dcp_dsl.arrays import Bytes, Indices, Ints, Record
 from dcp_planner.model.cluster import ModelShape
 
 Direction: TypeAlias = Literal["forward", "backward"]
@@ -16,7 +15,7 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Workload:
+class Workload(Record):
     """Work to place: D token blocks (data) and W tiles (computation).
 
     Attributes:
@@ -32,30 +31,16 @@ class Workload:
     """
 
     shape: ModelShape
-    cu_seqlens: NDArray[np.int32]
-    block_sequence: NDArray[np.int32]
-    block_start: NDArray[np.int64]
-    block_end: NDArray[np.int64]
-    compute_q: NDArray[np.int32]
-    compute_kv: NDArray[np.int32]
-    compute_kind: NDArray[np.uint8]
-    compute_pairs: NDArray[np.int64]
+    cu_seqlens: Annotated[Indices, "S+1"]
+    block_sequence: Annotated[Indices, "D"]
+    block_start: Annotated[Ints, "D"]
+    block_end: Annotated[Ints, "D"]
+    compute_q: Annotated[Indices, "W"]
+    compute_kv: Annotated[Indices, "W"]
+    compute_kind: Annotated[Bytes, "W"]
+    compute_pairs: Annotated[Ints, "W"]
     slabs: Slabs
     forms: tuple[PlacedForm, ...] = ()
-
-    def __post_init__(self) -> None:
-        blocks, tiles = len(self.block_start), len(self.compute_q)
-        freeze_columns(
-            self,
-            cu_seqlens=(np.int32, (None,)),
-            block_sequence=(np.int32, (blocks,)),
-            block_start=(np.int64, (blocks,)),
-            block_end=(np.int64, (blocks,)),
-            compute_q=(np.int32, (tiles,)),
-            compute_kv=(np.int32, (tiles,)),
-            compute_kind=(np.uint8, (tiles,)),
-            compute_pairs=(np.int64, (tiles,)),
-        )
 
     @property
     def num_blocks(self) -> int:
@@ -68,7 +53,7 @@ class Workload:
         return len(self.compute_q)
 
     @property
-    def block_tokens(self) -> NDArray[np.int64]:
+    def block_tokens(self) -> Ints:
         """Tokens of each block, int64 ``[D]``."""
         return self.block_end - self.block_start
 
@@ -112,7 +97,7 @@ def as_arrays(form: Form) -> Form:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Hypergraph:
+class Hypergraph(Record):
     """Vertices with two weights, hyperedges with one.
 
     Vertices are the W tiles, then the D token blocks. Hyperedge i is the row net of block i (what
@@ -129,27 +114,17 @@ class Hypergraph:
     Source: DCP (SOSP'25), Sec. 4.2, with one vertex per token block and tiles not split by heads.
     """
 
-    vertex_weight: NDArray[np.int64]
-    pin_ptr: NDArray[np.int64]
-    pins: NDArray[np.int32]
-    edge_weight: NDArray[np.int64]
-
-    def __post_init__(self) -> None:
-        edges = len(self.edge_weight)
-        freeze_columns(
-            self,
-            vertex_weight=(np.int64, (None, 2)),
-            pin_ptr=(np.int64, (edges + 1,)),
-            pins=(np.int32, (None,)),
-            edge_weight=(np.int64, (edges,)),
-        )
+    vertex_weight: Annotated[Ints, "V", 2]
+    pin_ptr: Annotated[Ints, "E+1"]
+    pins: Annotated[Indices, "P"]
+    edge_weight: Annotated[Ints, "E"]
 
     @property
     def num_vertices(self) -> int:
         """Vertices V."""
         return len(self.vertex_weight)
 
-    def cost(self, part: NDArray[np.int32]) -> int:
+    def cost(self, part: Indices) -> int:
         """Compute the connectivity cost of a partition, bytes.
 
         Args:

@@ -1,11 +1,12 @@
 """Divisions: local tiles first, the others in the order in which their inputs arrive."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_planner.arrays import freeze_columns
+from dcp_dsl.arrays import Indices, Record
 from dcp_planner.model.config import Routing
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import Direction, Workload
@@ -27,7 +28,7 @@ class Division:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Schedule:
+class Schedule(Record):
     """The division of every tile, forward and backward.
 
     Attributes:
@@ -37,14 +38,10 @@ class Schedule:
         is_frugal: whether buffers are given back as early as possible, at the price of waits.
     """
 
-    division: NDArray[np.int32]
-    backward_division: NDArray[np.int32]
+    division: Annotated[Indices, "W"]
+    backward_division: Annotated[Indices, "W"]
     routing: Routing = "direct"
     is_frugal: bool = False
-
-    def __post_init__(self) -> None:
-        column = (np.int32, (None,))
-        freeze_columns(self, division=column, backward_division=column)
 
     @property
     def num_divisions(self) -> int:

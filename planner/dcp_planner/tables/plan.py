@@ -7,13 +7,13 @@ is a row of `Tiles`, a `transfer` a row of `Transfers`. Instructions are the pap
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import BlockKind, PlacedForm, Slabs
-from dcp_planner.arrays import freeze_columns
+from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.placement import PlanWarning
 from dcp_planner.model.workload import Direction
@@ -43,7 +43,7 @@ class TransferKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Blocks:
+class Blocks(Record):
     """Token blocks: the unit of ownership (q, k, v, out, lse of its tokens live together).
 
     Attributes:
@@ -52,25 +52,22 @@ class Blocks:
         owner: int32 ``[D]``, device.
     """
 
-    sequence: NDArray[np.int32]
-    start: NDArray[np.int64]
-    end: NDArray[np.int64]
-    owner: NDArray[np.int32]
-
-    def __post_init__(self) -> None:
-        _check_columns(self, sequence=np.int32, start=np.int64, end=np.int64, owner=np.int32)
+    sequence: Annotated[Indices, "D"]
+    start: Annotated[Ints, "D"]
+    end: Annotated[Ints, "D"]
+    owner: Annotated[Indices, "D"]
 
     def __len__(self) -> int:
         return len(self.owner)
 
     @property
-    def num_tokens(self) -> NDArray[np.int64]:
+    def num_tokens(self) -> Ints:
         """Tokens of each block, int64 ``[D]``."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tiles:
+class Tiles(Record):
     """Non-empty tiles of the attention matrix: the unit of computation.
 
     Attributes:
@@ -83,20 +80,16 @@ class Tiles:
         group: uint8 ``[W]``, the head group that it computes; ``None`` in a plan of one.
     """
 
-    q_block: NDArray[np.int32]
-    kv_block: NDArray[np.int32]
-    kind: NDArray[np.uint8]
-    pairs: NDArray[np.int64]
-    device: NDArray[np.int32]
-    division: NDArray[np.int32]
-    backward_division: NDArray[np.int32]
-    group: NDArray[np.uint8] | None = None
+    q_block: Annotated[Indices, "W"]
+    kv_block: Annotated[Indices, "W"]
+    kind: Annotated[Bytes, "W"]
+    pairs: Annotated[Ints, "W"]
+    device: Annotated[Indices, "W"]
+    division: Annotated[Indices, "W"]
+    backward_division: Annotated[Indices, "W"]
+    group: Annotated[Bytes | None, "W"] = None
 
-    def __post_init__(self) -> None:
-        _check_columns(
-            self, q_block=np.int32, kv_block=np.int32, kind=np.uint8, pairs=np.int64,
-            device=np.int32, division=np.int32, backward_division=np.int32, group=np.uint8,
-        )  # fmt: skip
+    def _check(self) -> None:
         if len(self) and not np.isin(self.kind, list(BlockKind)).all():
             raise ValueError(f"Tiles.kind: expected 1 or 2, got {np.unique(self.kind)}")
 
@@ -105,7 +98,7 @@ class Tiles:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Transfers:
+class Transfers(Record):
     """Messages of one block between two different devices.
 
     The inputs of one direction, kind and block are a tree from the owner to every device that
@@ -128,23 +121,16 @@ class Transfers:
             first; ``None`` in a plan of one.
     """
 
-    is_backward: NDArray[np.bool_]
-    kind: NDArray[np.uint8]
-    block: NDArray[np.int32]
-    source: NDArray[np.int32]
-    target: NDArray[np.int32]
-    division: NDArray[np.int32]
-    size_bytes: NDArray[np.int64]
-    hop: NDArray[np.uint8]
-    slot: NDArray[np.int32]
-    group: NDArray[np.uint8] | None = None
-
-    def __post_init__(self) -> None:
-        _check_columns(
-            self, is_backward=np.bool_, kind=np.uint8, block=np.int32, source=np.int32,
-            target=np.int32, division=np.int32, size_bytes=np.int64, hop=np.uint8, slot=np.int32,
-            group=np.uint8,
-        )  # fmt: skip
+    is_backward: Annotated[Bools, "M"]
+    kind: Annotated[Bytes, "M"]
+    block: Annotated[Indices, "M"]
+    source: Annotated[Indices, "M"]
+    target: Annotated[Indices, "M"]
+    division: Annotated[Indices, "M"]
+    size_bytes: Annotated[Ints, "M"]
+    hop: Annotated[Bytes, "M"]
+    slot: Annotated[Indices, "M"]
+    group: Annotated[Bytes | None, "M"] = None
 
     def __len__(self) -> int:
         return len(self.block)
@@ -224,7 +210,7 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Plan:
+class Plan(Record):
     """Placement, schedule and programs of one batch on one cluster.
 
     Attributes:
@@ -243,7 +229,7 @@ class Plan:
 
     cluster: Cluster
     shape: ModelShape
-    cu_seqlens: NDArray[np.int32]
+    cu_seqlens: Annotated[Indices, "S+1"]
     blocks: Blocks
     tiles: Tiles
     transfers: Transfers
@@ -256,9 +242,6 @@ class Plan:
     head_groups: int = 1
     forms: tuple[PlacedForm, ...] = ()
 
-    def __post_init__(self) -> None:
-        freeze_columns(self, cu_seqlens=(np.int32, (None,)))
-
     @property
     def num_tokens(self) -> int:
         """Tokens T of the packed batch."""
@@ -269,7 +252,7 @@ class Plan:
         """Devices R of the cluster."""
         return self.cluster.num_devices
 
-    def mask_tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> NDArray[np.bool_]:
+    def mask_tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
         """Return the exact mask of some queries and keys of the batch, bool ``[queries, keys]``."""
         window = (q_start, q_end, kv_start, kv_end)
         seen = self.slabs.tile(*window)
@@ -282,11 +265,11 @@ class Plan:
         """Return the programs of all devices in one direction."""
         return self.forward if direction == "forward" else self.backward
 
-    def local_blocks(self, device: int) -> NDArray[np.int64]:
+    def local_blocks(self, device: int) -> Ints:
         """Return the blocks that `device` owns, ascending: the order of its local tokens."""
         return np.flatnonzero(self.blocks.owner == device)
 
-    def local_tokens(self, device: int) -> NDArray[np.int64]:
+    def local_tokens(self, device: int) -> Ints:
         """Return packed positions of the tokens that `device` owns, in its order, ``[T_local]``."""
         blocks = self.local_blocks(device)
         spans = zip(self.blocks.start[blocks], self.blocks.end[blocks], strict=True)
@@ -297,11 +280,3 @@ def columns_of(table: Blocks | Tiles | Transfers) -> dict[str, NDArray[np.generi
     """Return the columns of a table by name, in order; without those that it does not have."""
     found = {field.name: getattr(table, field.name) for field in fields(table)}
     return {name: column for name, column in found.items() if column is not None}
-
-
-def _check_columns(table: object, **dtypes: type[np.generic]) -> None:
-    """Check that the columns of a table have one length; `group` may be missing."""
-    size = (len(getattr(table, next(iter(dtypes)))),)
-    if getattr(table, "group", 0) is None:  # a plan of one head group
-        del dtypes["group"]
-    freeze_columns(table, **{name: (dtype, size) for name, dtype in dtypes.items()})

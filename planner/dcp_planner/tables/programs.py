@@ -7,12 +7,12 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import overload
+from typing import Annotated, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_planner.arrays import freeze_columns
+from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
 from dcp_planner.model.workload import Direction
 from dcp_planner.tables.plan import (
     SCHEMA,
@@ -35,7 +35,7 @@ _CLASSES: tuple[type[Instruction], ...] = (Copy, CommLaunch, CommWait, Attention
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ProgramTable:
+class ProgramTable(Record):
     """Instructions of one or both directions, sorted by (is_backward, device, position).
 
     Attributes:
@@ -50,29 +50,17 @@ class ProgramTable:
             reduction.
     """
 
-    is_backward: NDArray[np.bool_]
-    device: NDArray[np.int32]
-    position: NDArray[np.int32]
-    op: NDArray[np.uint8]
-    key: NDArray[np.int32]
-    division: NDArray[np.int32]
-    item_ptr: NDArray[np.int64]
-    items: NDArray[np.int32]
+    is_backward: Annotated[Bools, "N"]
+    device: Annotated[Indices, "N"]
+    position: Annotated[Indices, "N"]
+    op: Annotated[Bytes, "N"]
+    key: Annotated[Indices, "N"]
+    division: Annotated[Indices, "N"]
+    item_ptr: Annotated[Ints, "N+1"]
+    items: Annotated[Indices, "M"]
 
-    def __post_init__(self) -> None:
-        size = len(self.op)
-        freeze_columns(
-            self,
-            is_backward=(np.bool_, (size,)),
-            device=(np.int32, (size,)),
-            position=(np.int32, (size,)),
-            op=(np.uint8, (size,)),
-            key=(np.int32, (size,)),
-            division=(np.int32, (size,)),
-            item_ptr=(np.int64, (size + 1,)),
-            items=(np.int32, (None,)),
-        )
-        if size and self.op.max() >= len(OPS):
+    def _check(self) -> None:
+        if len(self.op) and self.op.max() >= len(OPS):
             raise ValueError(f"ProgramTable.op: expected 0 to {len(OPS) - 1}, got {self.op.max()}")
         if (
             self.item_ptr[0] != 0
