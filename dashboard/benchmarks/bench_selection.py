@@ -216,12 +216,13 @@ def busy_trace(events: int, seed: int) -> Trace:
     device, lane = np.divmod(np.repeat(np.arange(lanes), each), len(LANES))
     is_message = (lane == LANES.index("send")) | (lane == LANES.index("receive"))
     names = np.array(["attention", "kv 1", "kv 2", "wait for inputs 1"])[lane]
-    return Trace(
-        "simulated", edges[:, ::2].ravel(), edges[:, 1::2].ravel(), device, lane,
-        edges[:, ::2].ravel() > 4e8, rng.integers(0, 4, lanes * each),
-        np.where(is_message, (device + 1) % DEVICES, -1), np.where(is_message, 4096, 0),
-        tuple(names.tolist()),
-    )  # fmt: skip
+    start, kind = edges[:, ::2].ravel(), np.array([0, 3, 4, 5])[lane]
+    table = [
+        start, edges[:, 1::2].ravel(), start, device, kind, start > 4e8,
+        rng.integers(0, 4, len(start)), np.where(is_message, (device + 1) % DEVICES, -1),
+        np.where(is_message, 4096, 0), np.where(is_message, 0, -1),
+    ]  # fmt: skip
+    return Trace.of_rows("simulated", np.column_stack(table), names.tolist())
 
 
 def row(what: str, values: list[float]) -> dict[str, Any]:  # Any: JSON values

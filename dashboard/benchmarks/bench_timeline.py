@@ -321,19 +321,19 @@ def synthetic_trace(events: int, seed: int) -> Trace:
     """Make a trace whose lanes are busy about three quarters of one second."""
     rng = np.random.default_rng(seed)
     per_lane = events // (DEVICES * len(LANES))
-    size = per_lane * DEVICES * len(LANES)
     gaps = rng.exponential(1.0, (DEVICES * len(LANES), 2 * per_lane)) + 0.01
     gaps[:, ::2] /= 3  # pauses are shorter than events
     edges = (np.cumsum(gaps, axis=1) / gaps.sum(axis=1, keepdims=True) * 1e9).astype(np.int64)
     device, lane = np.divmod(np.repeat(np.arange(DEVICES * len(LANES)), per_lane), len(LANES))
     is_message = (lane == LANES.index("send")) | (lane == LANES.index("receive"))
     names = np.array(["attention", "kv 1", "kv 2", "wait"])[lane]
-    return Trace(
-        "simulated", edges[:, ::2].ravel(), edges[:, 1::2].ravel(), device, lane,
-        edges[:, ::2].ravel() > 4e8, rng.integers(0, 4, size),
-        np.where(is_message, (device + 1) % DEVICES, -1), np.where(is_message, 4096, 0),
-        tuple(names.tolist()),
-    )  # fmt: skip
+    start, kind = edges[:, ::2].ravel(), np.array([0, 3, 4, 5])[lane]
+    table = [
+        start, edges[:, 1::2].ravel(), start, device, kind, start > 4e8,
+        rng.integers(0, 4, len(start)), np.where(is_message, (device + 1) % DEVICES, -1),
+        np.where(is_message, 4096, 0), np.where(is_message, 0, -1),
+    ]  # fmt: skip
+    return Trace.of_rows("simulated", np.column_stack(table), names.tolist())
 
 
 def surroundings() -> dict[str, Any]:  # Any: JSON values

@@ -24,11 +24,12 @@ from .report.comparison import Difference, compare_figures
 from .report.figures import BatchFigures, figures_of
 from .report.static_rivals import best_static, over_caps
 from .search.partitioners import PARTITIONERS, static_layouts
+from .simulation.event_names import message_names, wait_name
 from .simulation.perfetto import to_perfetto
 from .simulation.simulator import predict, simulate
-from .simulation.trace import LANES, Lane, Source, Trace
+from .simulation.trace import EVENT_KINDS, LANES, EventKind, Lane, Source, Trace
 from .tables.buffers import accumulator_bytes, receive_buffer_bytes
-from .tables.head_groups import expand_head_groups, message_names
+from .tables.head_groups import expand_head_groups
 from .tables.metrics import PlanMetrics, measure
 from .tables.plan import (
     Attention,
@@ -48,6 +49,7 @@ from .tables.programs import digest
 __all__ = [
     "BACKWARD_FLOPS_RATIO",
     "CAUSE_RULE",
+    "EVENT_KINDS",
     "LANES",
     "PARTITIONERS",
     "PRESETS",
@@ -62,6 +64,7 @@ __all__ = [
     "Copy",
     "Difference",
     "Direction",
+    "EventKind",
     "Explanation",
     "Instruction",
     "Lane",
@@ -113,6 +116,7 @@ __all__ = [
     "tile_seconds",
     "to_perfetto",
     "validate",
+    "wait_name",
     "write_cluster",
     "write_plan",
 ]

@@ -158,7 +158,7 @@ def test_a_file_and_parts_keep_the_groups(grouped, tmp_path):
 
 
 def test_a_message_is_named_by_block_and_group(grouped):
-    named = {name for name in simulate(grouped).name if name.startswith("q ")}
+    named = {name for name in simulate(grouped).names if name.startswith("q ")}
     table = grouped.transfers
     rows = np.flatnonzero(table.kind == TransferKind.Q)
     assert named == {f"q {table.block[x]}.{table.group[x]}" for x in rows}

@@ -35,8 +35,8 @@ PROVENANCE = Provenance("mask m { allow true }\n", "m", ('{"len": 3}',), "a file
 
 
 def equal_traces(one, two):
-    names = [n for n in Trace.__slots__ if n not in ("source", "name")]
-    return (one.source, one.name) == (two.source, two.name) and all(
+    names = [n for n in Trace.__slots__ if n not in ("source", "names")]
+    return (one.source, one.names) == (two.source, two.names) and all(
         np.array_equal(getattr(one, n), getattr(two, n)) for n in names
     )
 
@@ -111,7 +111,7 @@ def test_the_layout_is_the_documented_one(written, tmp_path):
         assert table.column_names == list(columns)
         assert table.num_rows == meta["tables"][name]
     events = pa.ipc.open_file(members["events.arrow"]).read_all().to_pylist()
-    assert {e["lane"] for e in events} == {"compute", "send", "receive", "wait"}
+    assert {e["kind"] for e in events} == {"attention", "send", "receive", "wait"}
     tiles = pa.ipc.open_file(members["tiles.arrow"]).read_all().to_pydict()
     assert tiles["pairs"] == written[1].tiles.pairs.tolist()
 
@@ -244,7 +244,8 @@ CASES = {
     "position": (edited_table("instructions", position=7), "instructions: expected rows sorted"),
     "items": (edited_table("instructions", items=[-5]), "device 0 first copies exactly"),
     "null": (edited_table("tiles", device=None), "table tiles: column device has nulls"),
-    "lane": (edited_table("events", lane="up"), "events.lane: expected one of"),
+    "kind": (edited_table("events", kind="up"), "events.kind: expected one of"),
+    "transfer": (edited_table("events", transfer=10**6), "events.transfer: expected -1, or a row"),
     "source": (edited_table("events", source="dreamt"), "events: expected the source 'simulated', got 'dreamt'"),
     "event end": (edited_table("events", end_ns=-5), "Trace: an event ends before it starts"),
     "sequence": (edited_table("sequences", start=1), "sequences: expected each start"),

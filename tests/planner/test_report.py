@@ -99,11 +99,9 @@ def test_a_batch_that_sees_nothing_has_figures(masks):
 def trace_of(*events):
     """Build a trace from (device, lane, start, end), in nanoseconds."""
     device, lane, start, end = np.array(events, np.int64).T
-    zeros = np.zeros(len(events), np.int64)
-    return Trace(
-        "measured", start, end, device, lane, zeros.astype(bool), zeros, zeros - 1, zeros,
-        ("event",) * len(events),
-    )  # fmt: skip
+    kind, none = np.array([0, 3, 4, 5])[lane], np.full(len(events), -1)
+    table = [start, end, start, device, kind, 0 * none, 0 * none, none, 0 * none, none]
+    return Trace.of_rows("measured", np.column_stack(table), ["event"] * len(events))
 
 
 def test_overlap_is_the_covered_part_of_the_message_time():

@@ -19,7 +19,7 @@ TINY = ModelShape(
 def rows(trace):
     return [
         (
-            int(trace.device[i]), LANES[trace.lane[i]], trace.name[i], int(trace.start_ns[i]),
+            int(trace.device[i]), LANES[trace.lane[i]], trace.name_of(i), int(trace.start_ns[i]),
             int(trace.end_ns[i]), int(trace.peer[i]), int(trace.size_bytes[i]),
             bool(trace.is_backward[i]), int(trace.division[i]),
         )

@@ -119,14 +119,14 @@ def gathered_timeline_holds_all_ranks(executor, ranks):
     assert trace.seconds() < 5
     # On one clock, nothing arrives before its sender has started to send it.
     sends = {
-        (trace.name[i], trace.device[i], trace.peer[i], trace.is_backward[i]): trace.start_ns[i]
+        (trace.name_of(i), trace.device[i], trace.peer[i], trace.is_backward[i]): trace.start_ns[i]
         for i in range(len(trace))
         if trace.lane[i] == 1
     }
     received = [i for i in range(len(trace)) if trace.lane[i] == 2]
     assert len(received) == len(sends) > 0
     for i in received:
-        sent = sends[trace.name[i], trace.peer[i], trace.device[i], trace.is_backward[i]]
+        sent = sends[trace.name_of(i), trace.peer[i], trace.device[i], trace.is_backward[i]]
         assert trace.end_ns[i] + 1e9 * timeline.uncertainty_s >= sent
 
 

@@ -115,8 +115,8 @@ def test_buffers_and_messages_are_those_of_the_plan(lab):
         assert (forward.receive_bytes, backward.receive_bytes) == tuple(stated[:, rank])
     _, recorders = lab.run_in_threads(plan, q, kv, dout)
     trace, table = simulate(plan), plan.transfers
-    predicted = {(trace.name[i], int(trace.peer[i])) for i in np.flatnonzero(trace.lane == 1)}
-    sent = [e for recorder in recorders for e in recorder.events if e.lane == "send"]
+    predicted = {(trace.name_of(i), int(trace.peer[i])) for i in np.flatnonzero(trace.lane == 1)}
+    sent = [e for recorder in recorders for e in recorder.events if e.kind == "send"]
     assert {(e.name, e.peer) for e in sent} == predicted
     assert sum(e.size_bytes for e in sent) == int(table.size_bytes.sum())
 

@@ -115,8 +115,8 @@ def test_layers_before_backward_share_a_prepared_plan(lab):
     qkv = lab.random_qkv(4, 64, 4, 2, 8, torch.float32)
     got, recorders = lab.run_in_threads(plan, *qkv, layers=3)
     lab.assert_as_exact_as_eager(got, *qkv, masks[0])
-    attentions = [e for r in recorders for e in r.events if e.name == "attention"]
-    once = [e for r in lab.run_in_threads(plan, *qkv)[1] for e in r.events if e.name == "attention"]
+    attentions = [e for r in recorders for e in r.events if e.kind == "attention"]
+    once = [e for r in lab.run_in_threads(plan, *qkv)[1] for e in r.events if e.kind == "attention"]
     assert len(attentions) == 3 * len([e for e in once if not e.is_backward]) + 3 * len(
         [e for e in once if e.is_backward]
     )
@@ -194,14 +194,15 @@ def test_bytes_on_the_wire_are_the_bytes_of_the_plan(lab):
     for lane, end in (("send", table.source), ("receive", table.target)):
         for rank, recorder in enumerate(recorders):
             seen = sorted(
-                (e.is_backward, e.name, e.peer, e.size_bytes)
+                (e.is_backward, e.transfer, e.name, e.peer, e.size_bytes)
                 for e in recorder.events
-                if e.lane == lane
+                if e.kind == lane
             )
             prepared = prepare_device(plan, rank, 16)
             mine = [prepared.transfers[int(i)] for i in np.flatnonzero(end == rank)]
             assert seen == sorted(
-                (bool(table.is_backward[t.index]), t.name, t.peer, t.planned_bytes) for t in mine
+                (bool(table.is_backward[t.index]), t.index, t.name, t.peer, t.planned_bytes)
+                for t in mine
             )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from dcp_planner import LANES
+from dcp_planner import EVENT_KINDS
 from dcp_runtime.transport.recorder import Event, HostClock, Recorder, StreamClock, make_clock
 
 
@@ -55,7 +55,7 @@ def test_work_lasts_as_long_as_on_the_device_and_not_as_its_launch(stream):
     for division in range(2):
         start = clock.now()
         stream.queue(30.0)  # a launch returns at once
-        recorder.add(Event("compute", start, clock.now(), False, division, "attention"))
+        recorder.add(Event("attention", start, clock.now(), False, division, "attention"))
     assert len(stream.waited) == before  # nobody waited while work was queued
     table, _ = recorder.table()
     assert (table[:, 1] - table[:, 0]).tolist() == [30_000_000, 30_000_000]
@@ -72,7 +72,7 @@ def test_a_wait_is_exposed_only_while_the_device_has_nothing_to_do(stream):
         recorder.add(Event("wait", start, clock.now(), False, 0, "wait for inputs 0"))
     table, _ = recorder.table()
     assert (table[:, 1] - table[:, 0]).tolist() == [0, 30_000_000]
-    assert (table[:, 3] == LANES.index("wait")).all()
+    assert (table[:, 4] == EVENT_KINDS.index("wait")).all()
 
 
 def test_device_and_messages_share_the_host_s_clock(stream):

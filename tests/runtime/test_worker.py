@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from dcp_planner import Attention, CommWait
 from dcp_runtime import RunError
 from dcp_runtime.launch import worker
 from dcp_runtime.launch.jobs import Progress
-from dcp_runtime.transport.recorder import Recorder
+from dcp_runtime.transport.recorder import Activity, Recorder
 
 JOB = worker.Job("job-1", None, "float32", 0, 1)
 PLACE = worker.Place(Path("/somewhere"), 2, 4, 1.0)
@@ -31,9 +32,9 @@ def reply_to(monkeypatch):
 def test_progress_counts_every_step_and_names_who_computes():
     ranks = [Recorder(0), Recorder(1)]
     progress = Progress(ranks)
-    ranks[0].begin(("commwait in division 1 of forward", 1))
+    ranks[0].begin(Activity(CommWait(0, 1), 1, "forward"))
     assert progress.state() == {"steps": 1, "doing": None}  # who waits is not to blame
-    ranks[1].begin(("attention in division 2 of forward", 2))
+    ranks[1].begin(Activity(Attention(2, (0,)), 2, "forward"))
     assert progress.state() == {
         "steps": 2, "doing": "attention in division 2 of forward", "division": 2, "rank": 1,
     }  # fmt: skip

@@ -6,7 +6,8 @@ Both are payloads of the wire format in `api.columns`.
 `num_devices`, `devices_per_node`, `base_ns`, `unit_ns`, `longest_ns`, `kinds` and `colours` (by
 code), `names` (distinct texts). Columns: `start`, `end` (u4, in `unit_ns` after `base_ns`),
 `device`, `lane` (index into `dcp_planner.LANES`), `kind` (index into `kinds`), `backward` (0 or 1),
-`division`, `peer` (-1: none), `bytes`, `name` (index into `names`).
+`division`, `peer` (-1: none), `bytes`, `name` (index into `names`); `transfer` and `block`, rows of
+the plan that a message belongs to (-1: none).
 `unit_ns` is 1 up to 4.29 s, then a power of ten. `longest_ns` is the length of the longest trace of
 the plan: the axis that all share.
 
@@ -23,24 +24,21 @@ from numpy.typing import NDArray
 from dcp_dashboard.api.columns import encode, narrow, narrow_signed
 from dcp_dashboard.api.palette import KIND_COLOURS
 from dcp_dashboard.facts.metrics import ROWS, device_columns
-from dcp_dashboard.facts.traces import KINDS, distinct_names, kinds_of_names, track_order
+from dcp_dashboard.facts.traces import track_order
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
-from dcp_planner import Trace
+from dcp_planner import EVENT_KINDS, Plan, Trace
 
 MAX_EVENTS = 4_000_000
 """Events of a timeline that a browser draws: about 20 bytes each, on the way and in memory."""
 
 
-def timeline_payload(
-    trace: Trace, num_devices: int, devices_per_node: int, longest_ns: int = 0
-) -> bytes:
+def timeline_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
     """Pack a trace for the timeline canvas; O(E log E), about 1 s for a million events.
 
     Args:
         trace: at most `MAX_EVENTS` events.
-        num_devices: of the plan's cluster.
-        devices_per_node: of the plan's cluster.
+        plan: the plan that it is a trace of.
         longest_ns: length of the plan's longest trace, if that is not this one.
 
     Raises:
@@ -55,17 +53,16 @@ def timeline_payload(
     base = int(trace.start_ns.min(initial=0)) if len(trace) else 0
     span = int(trace.end_ns.max(initial=base)) - base
     unit = time_unit_ns(span)
-    names, name = distinct_names(trace)
     header = {
         "source": trace.source,
-        "num_devices": num_devices,
-        "devices_per_node": devices_per_node,
+        "num_devices": plan.num_devices,
+        "devices_per_node": plan.cluster.devices_per_node,
         "base_ns": base,
         "unit_ns": unit,
         "longest_ns": max(span, longest_ns),
-        "kinds": list(KINDS),
-        "colours": [KIND_COLOURS[kind] for kind in KINDS],
-        "names": names,
+        "kinds": list(EVENT_KINDS),
+        "colours": [KIND_COLOURS[kind] for kind in EVENT_KINDS],
+        "names": list(trace.names),
     }
     columns = {
         "start": ((trace.start_ns - base) // unit).astype(np.uint32),
@@ -73,10 +70,12 @@ def timeline_payload(
         "bytes": narrow(trace.size_bytes),
         "division": narrow_signed(trace.division),
         "peer": narrow_signed(trace.peer),
-        "name": narrow(name),
+        "name": narrow(trace.name),
+        "transfer": narrow_signed(trace.transfer),
+        "block": narrow_signed(np.append(plan.transfers.block, -1)[trace.transfer]),
         "device": narrow(trace.device),
         "lane": trace.lane,
-        "kind": kinds_of_names(names, name, trace.lane),
+        "kind": trace.kind,
         "backward": trace.is_backward.astype(np.uint8),
     }
     order = track_order(trace)

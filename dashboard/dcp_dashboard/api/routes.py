@@ -94,9 +94,7 @@ def _add_device_routes(api: Blueprint, library: PlanLibrary) -> None:
         longest = max(length_ns(each) for each in loaded.traces.values())
 
         def make(item: LoadedPlan) -> bytes:
-            plan = item.plan
-            per_node = plan.cluster.devices_per_node
-            return timeline_payload(trace, plan.num_devices, per_node, longest)
+            return timeline_payload(trace, item.plan, longest)
 
         return answer(library.payload(loaded, f"timeline {trace.source}", make), BINARY)
 

@@ -112,18 +112,17 @@ window.dcp.events = (() => {
     return found.filter((phase) => phase.end > phase.start);
   }
 
-  // The other end of a message: n-th send of a name, direction and pair of devices to n-th receive of the same.
+  // The other end of a message: the n-th send of a transfer belongs to its n-th receive.
   function partnerOf(columns, table, e) {
-    const { device, lane, peer, name, backward } = columns;
-    if (lane[e] !== LANES.send && lane[e] !== LANES.receive) return undefined;
+    const { device, lane, peer, transfer } = columns;
+    if (transfer[e] < 0) return undefined;
     const there = lane[e] === LANES.send ? LANES.receive : LANES.send;
-    const number = ofMessage(columns, table, device[e], lane[e], peer[e], e).indexOf(e);
-    return ofMessage(columns, table, peer[e], there, device[e], e)[number];
+    return ofTransfer(peer[e], there)[ofTransfer(device[e], lane[e]).indexOf(e)];
 
-    function ofMessage(_columns, { from }, at, way, other, like) {
+    function ofTransfer(at, way) {
       const rows = [];
-      for (let i = from[at * 4 + way]; i < from[at * 4 + way + 1]; i++) {
-        if (peer[i] === other && name[i] === name[like] && backward[i] === backward[like]) rows.push(i);
+      for (let i = table.from[at * 4 + way]; i < table.from[at * 4 + way + 1]; i++) {
+        if (transfer[i] === transfer[e]) rows.push(i);
       }
       return rows;
     }

@@ -162,7 +162,7 @@ window.dcp.timelineMarks = (() => {
     const { LANES } = window.dcp.events;
     const text = trace.header.names[name[e]];
     const kind = trace.header.kinds[kinds[e]];
-    const lines = [text.startsWith(kind) ? text : `${kind}: ${text}`];
+    const lines = [lane[e] === LANES.send || lane[e] === LANES.receive ? `${kind}: ${text}` : text];
     const other = { [LANES.send]: " to device ", [LANES.receive]: " from device " }[lane[e]];
     lines.push(`device ${device[e]}${peer[e] >= 0 && other ? other + peer[e] : ""}`);
     lines.push(`${backward[e] ? "backward" : "forward"}${division[e] >= 0 ? `, division ${division[e]}` : ""}`);

@@ -12,8 +12,7 @@ window.dcp.timelineSelection = (() => {
     const facts = { type: "event", event: e, source: header.source, device: columns.device[e], backward: columns.backward[e] };
     if (columns.division[e] >= 0) facts.division = columns.division[e];
     if (columns.peer[e] >= 0) facts.peer = columns.peer[e];
-    const block = /\s(\d+)$/.exec(header.names[columns.name[e]]);
-    if (block && columns.peer[e] >= 0) facts.block = Number(block[1]);
+    if (columns.block[e] >= 0) facts.block = columns.block[e];
     return facts;
   }
 
@@ -24,19 +23,17 @@ window.dcp.timelineSelection = (() => {
   }
 
   // A test of rows for what a selection means beside devices, or null if it means no group of events.
-  function brushTest(sel, { header, columns }) {
+  function brushTest(sel, { columns }) {
     if (!sel) return null;
-    const { device, peer, lane, division, backward, name } = columns;
+    const { device, peer, lane, division, backward, block } = columns;
     const isOf = (e) => (sel.backward === undefined || backward[e] === sel.backward)
       && (sel.division === undefined || division[e] === sel.division);
     if (sel.type === "division") return (e) => isOf(e) && (sel.device === undefined || device[e] === sel.device);
     if (sel.type === "tile") return (e) => isOf(e) && device[e] === sel.device && backward[e] === (sel.backward || 0) && lane[e] === 0;
     if (sel.peer === undefined || sel.type === "event") return null;
-    const ends = new RegExp(`\\s${sel.block}$`);
-    const isNamed = sel.block === undefined ? null : header.names.map((text) => ends.test(text));
     const isBetween = (e) => (lane[e] === LANES.send && device[e] === sel.device && peer[e] === sel.peer)
       || (lane[e] === LANES.receive && device[e] === sel.peer && peer[e] === sel.device);
-    return (e) => isBetween(e) && isOf(e) && (!isNamed || isNamed[name[e]]);
+    return (e) => isBetween(e) && isOf(e) && (sel.block === undefined || block[e] === sel.block);
   }
 
   // The messages to draw arrows for: [sent, received] rows of a trace.

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from dcp_dashboard.api.palette import device_colours
-from dcp_dashboard.facts.traces import KINDS, event_kinds
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import caption_of_first_group, tiles_of_group
-from dcp_planner import Plan, Trace
+from dcp_planner import EVENT_KINDS, Plan, Trace
 
 Pixels = NDArray[np.uint8]
 """RGB, uint8 ``[height, width, 3]``."""
@@ -116,7 +115,7 @@ def timeline_pixels(
         devices: rows.
         size: height and width in pixels.
         span_ns: time that the width stands for.
-        colours: by index into `KINDS`.
+        colours: by index into `EVENT_KINDS`.
         background: where nothing happens.
     """
     height, width = size
@@ -127,15 +126,15 @@ def timeline_pixels(
     scale = width / max(1, span_ns)
     base = int(trace.start_ns.min())
     start, end = (trace.start_ns - base) * scale, (trace.end_ns - base) * scale
-    kinds = event_kinds(trace)
-    cover = np.zeros((len(KINDS), devices, width))
-    for kind in range(len(KINDS)):
+    kinds = trace.kind
+    cover = np.zeros((len(EVENT_KINDS), devices, width))
+    for kind in range(len(EVENT_KINDS)):
         of = kinds == kind
         cover[kind] = covered(start[of], end[of], trace.device[of].astype(np.int64), devices, width)
-    compute = [KINDS.index(name) for name in ("attention", "reduction", "copy")]
+    compute = [EVENT_KINDS.index(name) for name in ("attention", "reduction", "copy")]
     lanes = {
         "compute": compute,
-        **{name: [KINDS.index(name)] for name in ("wait", "send", "receive")},
+        **{name: [EVENT_KINDS.index(name)] for name in ("wait", "send", "receive")},
     }
     row_height = height / devices
     for lane, members in lanes.items():

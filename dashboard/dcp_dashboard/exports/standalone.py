@@ -163,12 +163,11 @@ def _page(loaded: LoadedPlan) -> Component:
 def _data(loaded: LoadedPlan) -> dict[str, bytes]:
     """Return the data that the page would ask the server for, by address."""
     base, plan = f"/api/plan/{loaded.entry.key}", loaded.plan
-    per_node = plan.cluster.devices_per_node
     longest = max(length_ns(trace) for trace in loaded.traces.values())
     found = {f"{base}/mask": mask_payload(plan), f"{base}/devices": devices_payload(loaded)}
     for source in SOURCE_LABELS:
         if source in loaded.traces:
-            payload = timeline_payload(loaded.traces[source], plan.num_devices, per_node, longest)
+            payload = timeline_payload(loaded.traces[source], plan, longest)
             found[f"{base}/timeline?source={source}"] = payload
     return found
 

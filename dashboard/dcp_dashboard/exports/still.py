@@ -18,10 +18,10 @@ from dcp_dashboard.facts.metrics import (
     plan_caption,
 )
 from dcp_dashboard.facts.text import SOURCE_LABELS
-from dcp_dashboard.facts.traces import KINDS, length_ns
+from dcp_dashboard.facts.traces import length_ns
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import caption_of_first_group
-from dcp_planner import Source
+from dcp_planner import EVENT_KINDS, Source
 
 Anchor = Literal["ls", "ms", "rs"]
 """Left, middle or right end of a text's baseline, in Pillow's words."""
@@ -200,7 +200,7 @@ def _draw_timeline(
     length = quantities.duration(loaded.summary.seconds[source])
     sheet.text((left, top + 24), f"{SOURCE_LABELS[source]} · {length}", colours.ink)
     place = left + 240
-    for kind in KINDS:
+    for kind in EVENT_KINDS:
         sheet.box((place, top + 15), (10, 10), KIND_COLOURS[kind])
         sheet.text((place + 16, top + 24), kind, colours.muted, size=11)
         place += 84
@@ -208,7 +208,7 @@ def _draw_timeline(
         label = quantities.duration(share * span / 1e9)
         sheet.text((left + share * width, top + 44), label, colours.muted, size=10, anchor="rs")
     size = (height * sheet.scale, width * sheet.scale)
-    kinds = [KIND_COLOURS[kind] for kind in KINDS]
+    kinds = [KIND_COLOURS[kind] for kind in EVENT_KINDS]
     trace = loaded.traces[source]
     pixels = timeline_pixels(trace, devices, size, span, kinds, colours.canvas)
     sheet.paste((left, top + ROW_HEAD - 6), pixels)

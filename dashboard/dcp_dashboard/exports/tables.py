@@ -11,16 +11,9 @@ from numpy.typing import NDArray
 from pyarrow.csv import write_csv
 
 from dcp_dashboard.facts.metrics import device_columns
-from dcp_dashboard.facts.traces import (
-    KINDS,
-    EventFilter,
-    distinct_names,
-    kinds_of_names,
-    matching,
-    track_order,
-)
+from dcp_dashboard.facts.traces import EventFilter, matching, track_order
 from dcp_dashboard.library.plans import LoadedPlan
-from dcp_planner import LANES, Trace
+from dcp_planner import EVENT_KINDS, LANES, Trace
 
 EVENT_COLUMNS = (
     "source", "event", "device", "lane", "kind", "name", "direction", "division", "peer", "bytes",
@@ -85,12 +78,10 @@ def events_csv(traces: Iterable[Trace], chosen: EventFilter) -> Iterator[str]:
     """Write the matching events of traces as CSV, heading first, some thousand lines at a time."""
     yield ",".join(EVENT_COLUMNS) + "\r\n"
     for trace in traces:
-        names, name = distinct_names(trace)
-        kind = kinds_of_names(names, name, trace.lane)
         rank = np.empty(len(trace), np.int64)
         rank[track_order(trace)] = np.arange(len(trace))
         rows = matching(trace, chosen)
-        safe = [_plain(text) for text in names]
+        safe = [_plain(text) for text in trace.names]
         for at in range(0, len(rows), CHUNK_ROWS):
             part = rows[at : at + CHUNK_ROWS]
             start, end = trace.start_ns[part], trace.end_ns[part]
@@ -101,8 +92,8 @@ def events_csv(traces: Iterable[Trace], chosen: EventFilter) -> Iterator[str]:
                     rank[part].tolist(),
                     trace.device[part].tolist(),
                     [LANES[lane] for lane in trace.lane[part].tolist()],
-                    [KINDS[code] for code in kind[part].tolist()],
-                    [safe[code] for code in name[part].tolist()],
+                    [EVENT_KINDS[code] for code in trace.kind[part].tolist()],
+                    [safe[code] for code in trace.name[part].tolist()],
                     ["backward" if b else "forward" for b in trace.is_backward[part].tolist()],
                     trace.division[part].tolist(),
                     ["" if peer < 0 else peer for peer in trace.peer[part].tolist()],

@@ -20,7 +20,7 @@ from dcp_dashboard.facts.text import (
 from dcp_dashboard.facts.traces import RECEIVE, SEND, WAIT, released_by, track_order
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
-from dcp_planner import LANES, Source, Trace, TransferKind
+from dcp_planner import LANES, Plan, Source, Trace
 
 
 def event_facts(loaded: LoadedPlan, source: Source, index: int) -> Facts:
@@ -38,14 +38,14 @@ def event_facts(loaded: LoadedPlan, source: Source, index: int) -> Facts:
     event = int(track_order(trace)[index])
     start, end = int(trace.start_ns[event]), int(trace.end_ns[event])
     device = int(trace.device[event])
-    chosen = _event_selection(trace, source, event, index)
+    chosen = _event_selection(loaded.plan, trace, source, event, index)
     span = f"{quantities.duration((end - start) / 1e9)} from {quantities.duration(start / 1e9)}"
     rows = [
         row("Device", Link(f"device {device}", device_selection(device))),
         row(SOURCE_LABELS[source], Link(span, chosen, (start, end), source)),
         *_step_rows(trace, event),
         *_message_rows(loaded, trace, event),
-        *_other_end_rows(trace, source, event),
+        *_other_end_rows(loaded, trace, source, event),
         *_release_rows(trace, event),
     ]
     return Facts(
@@ -53,7 +53,7 @@ def event_facts(loaded: LoadedPlan, source: Source, index: int) -> Facts:
         chosen,
         (Section("", tuple(rows)),),
         {
-            "event": index, "source": source, "name": trace.name[event], "device": device,
+            "event": index, "source": source, "name": trace.name_of(event), "device": device,
             "lane": LANES[trace.lane[event]], "start_ns": start, "end_ns": end,
             "size_bytes": int(trace.size_bytes[event]), "peer": int(trace.peer[event]),
         },
@@ -62,7 +62,7 @@ def event_facts(loaded: LoadedPlan, source: Source, index: int) -> Facts:
 
 def _what(trace: Trace, event: int) -> str:
     """Name an event: "Attention", "Receive of dq 14"."""
-    name = trace.name[event]
+    name = trace.name_of(event)
     if trace.lane[event] not in (SEND, RECEIVE):
         return name.capitalize()
     return f"{LANES[trace.lane[event]].capitalize()} of {name}"
@@ -85,9 +85,9 @@ def _message_rows(loaded: LoadedPlan, trace: Trace, event: int) -> list[Row]:
     ends = (device, peer) if lane == SEND else (peer, device)
     word = "To" if lane == SEND else "From"
     rows = [row(word, Link(f"device {peer}", pair_selection(*ends)))]
-    transfer = find_transfer(loaded, trace, event)
-    if transfer is not None:
-        text = f"{trace.name[event]}, {quantities.size(trace.size_bytes[event])}"
+    transfer = int(trace.transfer[event])
+    if transfer >= 0:
+        text = f"{trace.name_of(event)}, {quantities.size(trace.size_bytes[event])}"
         link = Link(text, transfer_selection(loaded.plan, transfer))
         rows.append(row("Message", link, _rate(trace, event)))
     return rows
@@ -100,7 +100,7 @@ def _rate(trace: Trace, event: int) -> str:
     return f" at {quantities.size(int(trace.size_bytes[event]) * 1e9 / length_ns)}/s"
 
 
-def _event_selection(trace: Trace, source: Source, event: int, index: int) -> str:
+def _event_selection(plan: Plan, trace: Trace, source: Source, event: int, index: int) -> str:
     """Select an event with all that is known of it, as a click in the timeline does."""
     ids: dict[str, int | str] = {
         "event": index, "source": source, "device": int(trace.device[event]),
@@ -110,39 +110,27 @@ def _event_selection(trace: Trace, source: Source, event: int, index: int) -> st
         ids["division"] = int(trace.division[event])
     if trace.peer[event] >= 0:
         ids["peer"] = int(trace.peer[event])
-        block = trace.name[event].rpartition(" ")[2]
-        if block.isdecimal():
-            ids["block"] = int(block)
+    if trace.transfer[event] >= 0:
+        ids["block"] = int(plan.transfers.block[trace.transfer[event]])
     return selection("event", **ids)
 
 
 def other_end_of(trace: Trace, event: int) -> int | None:
     """Find the receive of a send or the send of a receive, ``None`` if there is none; O(E log E).
 
-    The n-th send of a name, direction and pair of devices belongs to the n-th receive of the same.
+    Layers use a transfer again: its n-th send belongs to its n-th receive.
     """
-    lane, peer = int(trace.lane[event]), int(trace.peer[event])
-    if lane not in (SEND, RECEIVE) or peer < 0:
+    lane, transfer = trace.lane[event], trace.transfer[event]
+    if lane not in (SEND, RECEIVE) or transfer < 0:
         return None
-    device, there = int(trace.device[event]), RECEIVE if lane == SEND else SEND
-    ways = ((lane, device, peer), (there, peer, device))
-    here, others = (_events_of(trace, event, *way) for way in ways)
-    number = here.index(event)
-    return others[number] if number < len(others) else None
+    ends = np.flatnonzero(trace.transfer == transfer)
+    ends = ends[np.argsort(trace.start_ns[ends], kind="stable")]
+    here, others = ends[trace.lane[ends] == lane], ends[trace.lane[ends] == SEND + RECEIVE - lane]
+    number = int(np.flatnonzero(here == event)[0])
+    return int(others[number]) if number < len(others) else None
 
 
-def _events_of(trace: Trace, like: int, lane: int, device: int, peer: int) -> list[int]:
-    chosen = np.flatnonzero(
-        (trace.lane == lane)
-        & (trace.device == device)
-        & (trace.peer == peer)
-        & (trace.is_backward == trace.is_backward[like])
-    )
-    chosen = chosen[np.argsort(trace.start_ns[chosen], kind="stable")]
-    return [int(event) for event in chosen if trace.name[event] == trace.name[like]]
-
-
-def _other_end_rows(trace: Trace, source: Source, event: int) -> list[Row]:
+def _other_end_rows(loaded: LoadedPlan, trace: Trace, source: Source, event: int) -> list[Row]:
     other = other_end_of(trace, event)
     if other is None:
         return []
@@ -150,29 +138,7 @@ def _other_end_rows(trace: Trace, source: Source, event: int) -> list[Row]:
     length, start = trace.end_ns[other] - trace.start_ns[other], trace.start_ns[other]
     text = f"{quantities.duration(length / 1e9)} from {quantities.duration(start / 1e9)}"
     label = "Its receive" if trace.lane[event] == SEND else "Its send"
-    return [row(label, Link(text, _event_selection(trace, source, other, index)))]
-
-
-def find_transfer(loaded: LoadedPlan, trace: Trace, event: int) -> int | None:
-    """Find the message that an event sends or receives, by its name, ends and direction; O(X)."""
-    kind, _, place = trace.name[event].partition(" ")
-    block, _, group = place.partition(".")  # "12", of several head groups "12.3"
-    if kind.upper() not in TransferKind.__members__ or not block.isdigit():
-        return None
-    device, peer = int(trace.device[event]), int(trace.peer[event])
-    source, target = (device, peer) if trace.lane[event] == SEND else (peer, device)
-    table = loaded.plan.transfers
-    wanted = int(group) if group.isdigit() else 0
-    groups = np.zeros(len(table), np.uint8) if table.group is None else table.group
-    found = np.flatnonzero(
-        (groups == wanted)
-        & (table.kind == TransferKind[kind.upper()])
-        & (table.block == int(block))
-        & (table.source == source)
-        & (table.target == target)
-        & (table.is_backward == trace.is_backward[event])
-    )
-    return int(found[0]) if len(found) else None
+    return [row(label, Link(text, _event_selection(loaded.plan, trace, source, other, index)))]
 
 
 def _release_rows(trace: Trace, event: int) -> list[Row]:
@@ -185,4 +151,4 @@ def _release_rows(trace: Trace, event: int) -> list[Row]:
     ends = (device, peer) if trace.lane[message] == SEND else (peer, device)
     verb = "to" if trace.lane[message] == SEND else "from"
     link = Link(f"device {peer}", pair_selection(*ends))
-    return [row("Ends with", f"{trace.name[message]} {verb} ", link)]
+    return [row("Ends with", f"{trace.name_of(message)} {verb} ", link)]

@@ -27,7 +27,7 @@ from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import group_labels
 from dcp_dsl import BlockKind
-from dcp_planner import Plan, Trace, TransferKind
+from dcp_planner import Plan, TransferKind
 
 MAX_SERVING = 12
 
@@ -206,21 +206,6 @@ def pair_facts(loaded: LoadedPlan, source: int, target: int) -> Facts:
     )  # fmt: skip
 
 
-def message_events(plan: Plan, trace: Trace, transfer: int) -> "list[int]":
-    """Find the events that send a message, by kind, block, ends and direction; O(E)."""
-    table = plan.transfers
-    name = f"{TransferKind(table.kind[transfer]).name.lower()} {table.block[transfer]}"
-    if table.group is not None:
-        name += f".{table.group[transfer]}"
-    chosen = np.flatnonzero(
-        (trace.lane == SEND)
-        & (trace.device == table.source[transfer])
-        & (trace.peer == table.target[transfer])
-        & (trace.is_backward == table.is_backward[transfer])
-    )
-    return [int(event) for event in chosen if trace.name[event] == name]
-
-
 def _route_rows(plan: Plan, transfer: int) -> tuple[Row, ...]:
     table = plan.transfers
     source, target = int(table.source[transfer]), int(table.target[transfer])
@@ -255,7 +240,8 @@ def _head_rows(plan: Plan, transfer: int) -> list[Row]:
 def _time_rows(loaded: LoadedPlan, transfer: int) -> list[Row]:
     rows = []
     for source, trace in loaded.traces.items():
-        for event in message_events(loaded.plan, trace, transfer)[:1]:
+        sends = np.flatnonzero((trace.transfer == transfer) & (trace.lane == SEND))
+        for event in sends[:1].tolist():
             start, end = int(trace.start_ns[event]), int(trace.end_ns[event])
             spent, begun = (
                 quantities.duration((end - start) / 1e9),

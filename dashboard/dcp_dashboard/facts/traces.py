@@ -1,24 +1,22 @@
-"""Questions to a trace: order, names and kinds of its events, search, the longest waits.
+"""Questions to a trace: the order of its events, search, the longest waits.
 
 The page filters events in the browser, where they are already; the export asks the server, with the
 same words. Both mean the same, which a test holds them to.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from dcp_dashboard.facts.text import direction_word
 from dcp_dashboard.library.folder import DashboardError
-from dcp_planner import LANES, Direction, Trace
+from dcp_planner import EVENT_KINDS, LANES, Direction, Trace
 
 WAIT, SEND, RECEIVE = (LANES.index(lane) for lane in ("wait", "send", "receive"))
 
-KINDS = ("attention", "reduction", "copy", "send", "receive", "wait")
 SORTABLE = ("device", "kind", "name", "division", "peer", "bytes", "start_ns", "duration_ns")
 
 _NUMBERS = {
@@ -39,45 +37,12 @@ def length_ns(trace: Trace) -> int:
     return int(trace.end_ns.max() - trace.start_ns.min()) if len(trace) else 0
 
 
-def distinct_names(trace: Trace) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the different names, sorted, and the index of each event's name, int64 ``[E]``."""
-    coded = pa.array(trace.name, pa.string()).dictionary_encode()
-    found = [str(text) for text in coded.dictionary.to_pylist()]
-    order = sorted(range(len(found)), key=found.__getitem__)
-    rank = np.empty(len(found), np.int64)
-    rank[order] = np.arange(len(found))
-    codes: NDArray[np.int64] = rank[coded.indices.to_numpy()]
-    return [found[i] for i in order], codes
-
-
-def event_kinds(trace: Trace) -> NDArray[np.uint8]:
-    """Return the kind of each event as an index into `KINDS`, uint8 ``[E]``.
-
-    On the compute lane the event's name says it; whatever is neither reduction nor copy counts as
-    attention. The other lanes are kinds themselves.
-    """
-    return kinds_of_names(*distinct_names(trace), trace.lane)
-
-
-def kinds_of_names(
-    names: Sequence[str], name: NDArray[np.int64], lane: NDArray[np.uint8]
-) -> NDArray[np.uint8]:
-    """Return `event_kinds`, given the result of `distinct_names` and the lanes."""
-    of_lane = np.array([KINDS.index(lane) if lane in KINDS else 0 for lane in LANES], np.uint8)
-    of_name = np.zeros(len(names), np.uint8)
-    for kind in ("reduction", "copy"):
-        of_name[[text.startswith(kind) for text in names]] = KINDS.index(kind)
-    is_compute = lane == LANES.index("compute")
-    kinds: NDArray[np.uint8] = np.where(is_compute, of_name[name], of_lane[lane])
-    return kinds
-
-
 @dataclass(frozen=True, slots=True)
 class EventFilter:
     """A choice of events and their order, as the timeline's filters and search put it.
 
     Attributes:
-        kinds: of `KINDS`; an empty tuple means all, the word ``none`` no event.
+        kinds: of `EVENT_KINDS`; an empty tuple means all, the word ``none`` no event.
         longer_ns: least duration.
         find: words as in the page's search: ``gpu 17``, ``division 3``, ``backward``, ``kv 12``.
         sort: one of `SORTABLE`, with ``-`` in front for falling; empty: device, lane, start.
@@ -89,11 +54,11 @@ class EventFilter:
     sort: str = ""
 
     def __post_init__(self) -> None:
-        unknown = [kind for kind in self.kinds if kind not in (*KINDS, "none")]
+        unknown = [kind for kind in self.kinds if kind not in (*EVENT_KINDS, "none")]
         if unknown:
             raise DashboardError(
-                f"expected kinds of {', '.join(KINDS)}, got {unknown[0][:40]!r}; leave `kinds` out "
-                "to get all events"
+                f"expected kinds of {', '.join(EVENT_KINDS)}, got {unknown[0][:40]!r}; "
+                "leave `kinds` out to get all events"
             )
         if self.sort.removeprefix("-") not in ("", *SORTABLE):
             raise DashboardError(
@@ -120,30 +85,27 @@ def read_filter(query: Mapping[str, str]) -> EventFilter:
 
 def matching(trace: Trace, chosen: EventFilter) -> NDArray[np.intp]:
     """Return the rows of a trace that pass a filter, in its order; O(E log E)."""
-    names, name = distinct_names(trace)
-    kind = kinds_of_names(names, name, trace.lane)
     keep = (trace.end_ns - trace.start_ns) >= chosen.longer_ns
     if chosen.kinds:
-        keep &= np.isin(kind, [i for i, known in enumerate(KINDS) if known in chosen.kinds])
+        keep &= np.isin(
+            trace.kind, [i for i, known in enumerate(EVENT_KINDS) if known in chosen.kinds]
+        )
     if chosen.find.strip():
-        keep &= found_by(chosen.find, trace, names, name)
+        keep &= found_by(chosen.find, trace)
     order = track_order(trace)
     rows: NDArray[np.intp] = order[keep[order]]
     if not chosen.sort:
         return rows
-    columns: dict[str, NDArray[np.int64]] = {
-        "device": trace.device.astype(np.int64), "kind": kind.astype(np.int64), "name": name,
-        "division": trace.division.astype(np.int64), "peer": trace.peer.astype(np.int64),
-        "bytes": trace.size_bytes, "start_ns": trace.start_ns,
-        "duration_ns": trace.end_ns - trace.start_ns,
+    columns: dict[str, NDArray[np.integer]] = {
+        "device": trace.device, "kind": trace.kind.astype(np.int64), "name": trace.name,
+        "division": trace.division, "peer": trace.peer, "bytes": trace.size_bytes,
+        "start_ns": trace.start_ns, "duration_ns": trace.end_ns - trace.start_ns,
     }  # fmt: skip
     key = columns[chosen.sort.removeprefix("-")][rows]
     return rows[np.argsort(-key if chosen.sort.startswith("-") else key, kind="stable")]
 
 
-def found_by(
-    text: str, trace: Trace, names: list[str], name: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+def found_by(text: str, trace: Trace) -> NDArray[np.bool_]:
     """Mark the events that a search means, bool ``[E]``: numbers after words, rest in the name."""
     columns = {"device": trace.device, "division": trace.division, "peer": trace.peer}
     keep = np.ones(len(trace), np.bool_)
@@ -158,8 +120,8 @@ def found_by(
             text = re.sub(rf"\b{word}\b", " ", text, count=1, flags=re.IGNORECASE)
     wanted = re.escape(" ".join(text.split()).lower())
     end = r"(?![0-9])" if re.search(r"[0-9]$", wanted) else ""
-    is_named = np.array([bool(re.search(wanted + end, n.lower())) for n in names], np.bool_)
-    return keep & is_named[name] if len(names) else keep
+    is_named = [bool(re.search(wanted + end, name.lower())) for name in trace.names]
+    return keep & np.array(is_named, np.bool_)[trace.name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +194,7 @@ def _wait(trace: Trace, longest: int, seconds: float) -> Wait:
     if event is None:
         return Wait(*place)
     is_sent = bool(trace.lane[event] == SEND)
-    return Wait(*place, int(trace.peer[event]), is_sent, trace.name[event], event)
+    return Wait(*place, int(trace.peer[event]), is_sent, trace.name_of(event), event)
 
 
 def released_by(trace: Trace, wait: int) -> int | None:

@@ -38,8 +38,9 @@ TABLES: Mapping[str, Mapping[str, pa.DataType]] = {
         "items": pa.list_(pa.int64()),
     },
     "events": {
-        "source": _TEXT, "device": _I32, "lane": _TEXT, "name": _TEXT, "is_backward": _BOOL,
-        "division": _I32, "peer": _I32, "size_bytes": _I64, "start_ns": _I64, "end_ns": _I64,
+        "source": _TEXT, "device": _I32, "kind": _TEXT, "name": _TEXT, "is_backward": _BOOL,
+        "division": _I32, "peer": _I32, "size_bytes": _I64, "transfer": _I32, "ready_ns": _I64,
+        "start_ns": _I64, "end_ns": _I64,
     },
 }  # fmt: skip
 """Every table of a plan file: its columns in order, with their types."""

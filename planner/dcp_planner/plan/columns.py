@@ -10,7 +10,7 @@ from dcp_dsl import PlacedForm, Slabs, form_of, items_of
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.placement import PlanWarning
 from dcp_planner.plan.arrow_tables import Columns
-from dcp_planner.simulation.trace import LANES, Source, Trace
+from dcp_planner.simulation.trace import COLUMNS, EVENT_KINDS, Source, Trace, index_names
 from dcp_planner.tables.plan import (
     Blocks,
     Plan,
@@ -23,7 +23,6 @@ from dcp_planner.tables.programs import OPS, ProgramTable, restore_programs, tab
 
 _DIRECTIONS = ("forward", "backward")
 _SLABS = ("q_start", "q_end", "kv_start", "kv_end", "start_slope", "end_slope")
-_NUMBERS = ("start_ns", "end_ns", "device", "is_backward", "division", "peer", "size_bytes")
 
 
 def columns_of_plan(plan: Plan) -> dict[str, Columns]:
@@ -53,12 +52,12 @@ def columns_of_traces(traces: tuple[Trace, ...]) -> Columns:
     """Lay out the `events` table: all traces one behind the other."""
     columns: Columns = {
         name: np.concatenate([np.empty(0, np.int64), *(getattr(t, name) for t in traces)])
-        for name in _NUMBERS
+        for name in COLUMNS
     }
     columns["is_backward"] = columns["is_backward"].astype(np.bool_)
     columns["source"] = [t.source for t in traces for _ in range(len(t))]
-    columns["lane"] = [LANES[lane] for t in traces for lane in t.lane.tolist()]
-    columns["name"] = [name for t in traces for name in t.name]
+    columns["kind"] = [EVENT_KINDS[kind] for t in traces for kind in t.kind.tolist()]
+    columns["name"] = [t.names[name] for t in traces for name in t.name.tolist()]
     return columns
 
 
@@ -107,38 +106,39 @@ def plan_of_columns(
 
 
 def traces_of_columns(
-    events: Columns, sources: Sequence[str], sizes: Sequence[int]
+    events: Columns, sources: Sequence[str], sizes: Sequence[int], transfers: int
 ) -> tuple[Trace, ...]:
     """Cut the `events` table into traces of the given sources and numbers of events.
 
     Raises:
-        ValueError: if the sizes do not add up, or a source or lane is unknown.
+        ValueError: if the sizes do not add up, a source or kind is unknown, or an event names a
+            transfer that the plan, which has so many `transfers`, does not have.
     """
     if sum(sizes) != len(events["source"]):
         raise ValueError(f"events: expected {sum(sizes)} rows in all traces, got fewer or more")
     ends = np.cumsum(sizes, dtype=np.int64).tolist()
     return tuple(
-        _trace(events, source, slice(end - size, end))
+        _trace(events, source, slice(end - size, end), transfers)
         for source, size, end in zip(sources, sizes, ends, strict=True)
     )
 
 
-def _trace(events: Columns, source: str, part: slice) -> Trace:
+def _trace(events: Columns, source: str, part: slice, transfers: int) -> Trace:
     others = set(events["source"][part]) - {source}
     if others:
         raise ValueError(f"events: expected the source {source!r}, got {min(others)!r}")
     if source not in get_args(Source):
         raise ValueError(f"events: expected a source of {get_args(Source)}, got {source!r}")
-    lanes = events["lane"][part]
-    unknown = set(lanes) - set(LANES)
+    kinds = events["kind"][part]
+    unknown = set(kinds) - set(EVENT_KINDS)
     if unknown:
-        raise ValueError(f"events.lane: expected one of {LANES}, got {min(unknown)!r}")
-    return Trace(
-        source=cast("Source", source),
-        lane=np.array([LANES.index(lane) for lane in lanes], np.uint8),
-        name=tuple(events["name"][part]),
-        **{name: events[name][part] for name in _NUMBERS},
-    )
+        raise ValueError(f"events.kind: expected one of {EVENT_KINDS}, got {min(unknown)!r}")
+    numbers = {name: events[name][part] for name in COLUMNS if name != "kind"}
+    if len(kinds) and not -1 <= numbers["transfer"].min() <= numbers["transfer"].max() < transfers:
+        raise ValueError(f"events.transfer: expected -1, or a row of the {transfers} transfers")
+    name, names = index_names(events["name"][part])
+    kind = np.array([EVENT_KINDS.index(kind) for kind in kinds], np.uint8)
+    return Trace(cast("Source", source), kind=kind, name=name, names=names, **numbers)
 
 
 def _columns_of_forms(forms: Sequence[PlacedForm]) -> Columns:

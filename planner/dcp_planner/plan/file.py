@@ -224,7 +224,7 @@ def _read_parts(members: dict[str, bytes], limit_bytes: int) -> PlanFile:
         kept = _member(meta, "traces", list)
         sizes = [_member(trace, "events", int) for trace in kept]
         sources = [_member(trace, "source", str) for trace in kept]
-        traces = traces_of_columns(tables["events"], sources, sizes)
+        traces = traces_of_columns(tables["events"], sources, sizes, len(plan.transfers))
         validate(plan)
     except (ValueError, PlanError, DatasetError) as error:
         raise PlanFileError(f"holds no valid plan: {error}; {_AGAIN}") from error

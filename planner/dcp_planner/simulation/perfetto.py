@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
 from dcp_planner.arrays import Ints
 from dcp_planner.simulation.protobuf import (
@@ -81,36 +80,22 @@ def _spread(start: Ints, end: Ints) -> Ints:
         origin = further
 
 
-def name_codes(trace: Trace) -> tuple[list[str], Ints]:
-    """Encode the names of a trace as a list and an index of each event into it, int64 ``[E]``."""
-    coded = pa.array(trace.name, pa.string()).dictionary_encode()
-    names = [str(name) for name in coded.dictionary.to_pylist()]
-    return names, coded.indices.to_numpy().astype(np.int64)
-
-
-def flow_numbers(trace: Trace, codes: Ints | None = None) -> Ints:
+def flow_numbers(trace: Trace) -> Ints:
     """Number sends and receives of one message alike, from 1 on, int64 ``[E]``; 0: none.
 
-    The n-th send of a name and direction between two devices belongs to the n-th receive. `codes`
-    are those of `name_codes`, where they are known.
+    Layers use a transfer again: its n-th send belongs to its n-th receive.
     """
     numbers = np.zeros(len(trace), np.int64)
-    rows = np.flatnonzero(((trace.lane == _SEND) | (trace.lane == _RECEIVE)) & (trace.peer >= 0))
+    is_message = (trace.lane == _SEND) | (trace.lane == _RECEIVE)
+    rows = np.flatnonzero(is_message & (trace.transfer >= 0))
     if not len(rows):
         return numbers
-    is_send = trace.lane[rows] == _SEND
-    device, peer = trace.device[rows].astype(np.int64), trace.peer[rows].astype(np.int64)
-    source, target = np.where(is_send, device, peer), np.where(is_send, peer, device)
-    name = (name_codes(trace)[1] if codes is None else codes)[rows]
-    pair = source << 32 | target
-    order = np.lexsort((trace.start_ns[rows], is_send, trace.is_backward[rows], name, pair))
-    keys = np.stack([pair, name * 2 + trace.is_backward[rows]])[:, order]
-    ends, is_send = rows[order], is_send[order]
-    group = np.cumsum(np.concatenate([[True], (keys[:, 1:] != keys[:, :-1]).any(axis=0)])) - 1
-    side = group * 2 + is_send
-    first = np.concatenate([[True], side[1:] != side[:-1]])
-    ordinal = np.arange(len(rows)) - np.flatnonzero(first)[np.cumsum(first) - 1]
-    message = group << 32 | ordinal
+    side = trace.transfer[rows].astype(np.int64) * 2 + (trace.lane[rows] == _SEND)
+    order = np.lexsort((trace.start_ns[rows], side))
+    ends, side = rows[order], side[order]
+    first = np.append(True, side[1:] != side[:-1])
+    ordinal = np.arange(len(side)) - np.flatnonzero(first)[np.cumsum(first) - 1]
+    message, is_send = side >> 1 << 32 | ordinal, side % 2 == 1
     _, sent, received = np.intersect1d(
         message[is_send], message[~is_send], assume_unique=True, return_indices=True
     )
@@ -171,7 +156,7 @@ def to_perfetto(trace: Trace, *more: Trace) -> bytes:
         first_track += group.num_tracks + group.num_devices
         first_flow += int(group.flow.max(initial=0))
         groups.append(group)
-    names = sorted({name for group in groups for name in group.names})
+    names = sorted({name for group in groups for name in group.trace.names})
     code = {name: i + 1 for i, name in enumerate(names)}
     head = [_interned(names), *(part for group in groups for part in group.descriptors())]
     return b"".join([*head, _in_order([part for group in groups for part in group.parts(code)])])
@@ -200,8 +185,7 @@ class _Group:
         self.num_tracks = len(self.keys)
         self.first_track = track
         self.track = event_track + track
-        self.names, self.name = name_codes(trace)
-        numbers = flow_numbers(trace, self.name)
+        numbers = flow_numbers(trace)
         self.flow = np.where(numbers > 0, numbers + flow, 0)
 
     def descriptors(self) -> Iterator[bytes]:
@@ -229,7 +213,7 @@ class _Group:
         trace = self.trace
         # At one time: ends, then begins, then the ends of slices that last no time.
         ended = np.where(trace.end_ns > trace.start_ns, 0, 2)
-        name = np.array([code[text] for text in self.names], np.int64)[self.name]
+        name = np.array([code[text] for text in trace.names], np.int64)[trace.name]
         is_linked, has_peer = self.flow > 0, trace.peer >= 0
         for chosen in (has_peer & is_linked, has_peer & ~is_linked, ~has_peer):
             rows = np.flatnonzero(chosen)

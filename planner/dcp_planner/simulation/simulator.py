@@ -23,8 +23,9 @@ from dcp_planner.model.cost_model import reduction_seconds, tile_seconds
 from dcp_planner.model.workload import Direction
 from dcp_planner.schedule.routing import nics_of_devices
 from dcp_planner.simulation.event_loop import Messages, Steps, run_events
-from dcp_planner.simulation.trace import LANES, Trace
-from dcp_planner.tables.head_groups import expand_head_groups, message_names
+from dcp_planner.simulation.event_names import message_names, wait_name
+from dcp_planner.simulation.trace import COLUMNS, EVENT_KINDS, Trace
+from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.plan import Plan, TransferKind, Transfers
 from dcp_planner.tables.programs import (
     ATTENTION,
@@ -35,6 +36,9 @@ from dcp_planner.tables.programs import (
     tabulate_programs,
 )
 
+_ATTENTION, _REDUCTION, _SEND, _RECEIVE, _WAIT = (
+    EVENT_KINDS.index(kind) for kind in ("attention", "reduction", "send", "receive", "wait")
+)
 _END_OF_TIME_NS = 1 << 62  # 146 years; traces keep int64
 
 
@@ -307,84 +311,71 @@ def _tile_seconds(plan: Plan, direction: Direction) -> NDArray[np.float64]:
 
 def _trace_of(parts: list[Played], transfers: Transfers, messages: list[str]) -> Trace:
     """Write down what happened, sorted by (device, lane, start)."""
-    rows, names = [], []
+    rows, texts = [], []
     for is_backward, played in zip((False, True), parts, strict=True):
-        for columns, texts in (_compute_events(played), _waits(played, transfers),
-                               _messages(played, transfers, messages)):  # fmt: skip
-            rows.append(np.column_stack([*columns, np.full(len(texts), is_backward)]))
-            names += texts
-    table = np.concatenate(rows).astype(np.int64)
-    order = np.lexsort((table[:, 0], table[:, 3], table[:, 2]))
-    start, end, device, lane, division, peer, size, is_backward = table[order].T
-    return Trace(
-        source="simulated",
-        start_ns=start,
-        end_ns=end,
-        device=device.astype(np.int32),
-        lane=lane.astype(np.uint8),
-        is_backward=is_backward.astype(np.bool_),
-        division=division.astype(np.int32),
-        peer=peer.astype(np.int32),
-        size_bytes=size,
-        name=tuple(names[i] for i in order.tolist()),
-    )
+        for table, names in (_compute_events(played), _waits(played, transfers),
+                             _messages(played, transfers, messages)):  # fmt: skip
+            rows.append(np.insert(table, COLUMNS.index("is_backward"), is_backward, axis=1))
+            texts += names
+    return Trace.of_rows("simulated", np.concatenate(rows), texts)
 
 
-_Columns = tuple[NDArray[np.generic], ...]
-
-
-def _compute_events(played: Played) -> tuple[_Columns, list[str]]:
+def _compute_events(played: Played) -> tuple[Ints, list[str]]:
     """Attentions, and the reductions that take time."""
     programs = played.programs
     is_long = (programs.op == REDUCTION) & (played.ended > played.begun)
     chosen = np.flatnonzero((programs.op == ATTENTION) | is_long)
-    names = ["attention" if op == ATTENTION else "reduction" for op in programs.op[chosen]]
-    return _lane_columns(played, chosen, "compute"), names
+    kinds = np.where(programs.op[chosen] == ATTENTION, _ATTENTION, _REDUCTION)
+    return _events_of_steps(played, chosen, kinds), [EVENT_KINDS[kind] for kind in kinds.tolist()]
 
 
-def _waits(played: Played, transfers: Transfers) -> tuple[_Columns, list[str]]:
+def _waits(played: Played, transfers: Transfers) -> tuple[Ints, list[str]]:
     """Waits that a device stood still for."""
     programs = played.programs
     chosen = np.flatnonzero((programs.op == WAIT) & (played.ended > played.begun))
     launch = launches_of_waits(programs)[chosen]
-    first = programs.items[programs.item_ptr[launch]]
-    names = [
-        f"wait for {'results' if kind >= TransferKind.OUT else 'inputs'} {division}"
-        for kind, division in zip(
-            transfers.kind[first].tolist(), programs.division[chosen].tolist(), strict=True
-        )
-    ]
-    return _lane_columns(played, chosen, "wait"), names
+    is_result = transfers.kind[programs.items[programs.item_ptr[launch]]] >= TransferKind.OUT
+    divisions = programs.division[chosen].tolist()
+    names = [wait_name(d, is_result=r) for d, r in zip(divisions, is_result.tolist(), strict=True)]
+    return _events_of_steps(played, chosen, np.full(len(chosen), _WAIT)), names
 
 
-def _lane_columns(played: Played, rows: Ints, lane: str) -> _Columns:
-    programs, size = played.programs, len(rows)
-    return (
-        played.begun[rows],
-        played.ended[rows],
-        programs.device[rows],
-        np.full(size, LANES.index(lane)),
-        programs.division[rows],
-        np.full(size, -1),
-        np.zeros(size, np.int64),
-    )
+def _events_of_steps(played: Played, rows: Ints, kinds: Ints) -> Ints:
+    programs, nothing = played.programs, np.zeros(len(rows), np.int64)
+    begun = played.begun[rows]
+    return np.column_stack([
+        begun, played.ended[rows], begun, programs.device[rows], kinds, programs.division[rows],
+        nothing - 1, nothing, nothing - 1,
+    ])  # fmt: skip
 
 
-def _messages(
-    played: Played, transfers: Transfers, messages: list[str]
-) -> tuple[_Columns, list[str]]:
-    """Every message twice: as it is sent, and as it is received."""
+def _messages(played: Played, transfers: Transfers, messages: list[str]) -> tuple[Ints, list[str]]:
+    """Every message twice: as it is sent, and as it is received, a latency later."""
     x = np.flatnonzero(played.started >= 0)
     names = [messages[transfer] for transfer in x.tolist()]
-    shift = (played.arrived - played.left)[x]
-    size = len(x)
-    both = (
-        np.concatenate([played.started[x], played.started[x] + shift]),
-        np.concatenate([played.left[x], played.arrived[x]]),
-        np.concatenate([transfers.source[x], transfers.target[x]]),
-        np.repeat([LANES.index("send"), LANES.index("receive")], size),
-        np.tile(transfers.division[x], 2),
-        np.concatenate([transfers.target[x], transfers.source[x]]),
-        np.tile(transfers.size_bytes[x], 2),
+    start, left, ready = played.started[x], played.left[x], _ready_times(played, transfers)[x]
+    source, target, latency = (
+        transfers.source[x],
+        transfers.target[x],
+        (played.arrived - played.left)[x],
     )
-    return both, names * 2
+    both = [
+        np.column_stack([
+            start + later, left + later, ready + later, device, np.full(len(x), kind),
+            transfers.division[x], peer, transfers.size_bytes[x], x,
+        ])
+        for later, device, peer, kind in (
+            (0 * latency, source, target, _SEND), (latency, target, source, _RECEIVE)
+        )
+    ]  # fmt: skip
+    return np.concatenate(both), names * 2
+
+
+def _ready_times(played: Played, transfers: Transfers) -> Ints:
+    """Find when both ends had launched each message and it had what it passes on, int64 ``[X]``."""
+    programs, ready = played.programs, np.zeros(len(transfers), np.int64)
+    row = programs.row_of_item()
+    launched = programs.op[row] == LAUNCH
+    np.maximum.at(ready, programs.items[launched], played.begun[row[launched]])
+    feeder = find_feeders(transfers)
+    return np.maximum(ready, np.where(feeder >= 0, played.arrived[feeder], 0))

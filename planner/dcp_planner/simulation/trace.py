@@ -1,16 +1,26 @@
 """Traces: events of all devices in time, from the simulator or the runtime, and their figures."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import readonly
+from dcp_planner.arrays import Floats, Indices, Ints, freeze_columns
 
 Source: TypeAlias = Literal["simulated", "measured"]
 Lane: TypeAlias = Literal["compute", "send", "receive", "wait"]
-LANES: tuple[str, ...] = get_args(Lane)
+LANES: tuple[Lane, ...] = get_args(Lane)
+EventKind: TypeAlias = Literal["attention", "reduction", "copy", "send", "receive", "wait"]
+EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
+COLUMNS = (
+    "start_ns", "end_ns", "ready_ns", "device", "kind", "is_backward", "division", "peer",
+    "size_bytes", "transfer",
+)  # fmt: skip
+"""Columns of numbers, in the order of the fields."""
+
+_LANE_OF_KIND = np.array([0, 0, 0, 1, 2, 3], np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,41 +33,73 @@ class Trace:
     Attributes:
         source: who made it.
         start_ns, end_ns: int64 ``[E]``, nanoseconds since the first event of the trace.
+        ready_ns: int64 ``[E]``, when all that an event needs was there: a simulated message stands
+            in line for its ports from then on. Equal to `start_ns` for all other events.
         device: int32 ``[E]``.
-        lane: uint8 ``[E]``, index into `LANES`.
+        kind: uint8 ``[E]``, index into `EVENT_KINDS`.
         is_backward: bool ``[E]``.
         division: int32 ``[E]``.
         peer: int32 ``[E]``, the other device of a message, or -1.
         size_bytes: int64 ``[E]``, bytes of a message, or 0.
-        name: one text per event, for example ``"attention"`` or ``"kv 12"``.
+        transfer: int32 ``[E]``, row of the plan's transfers that a message belongs to, or -1.
+        name: int32 ``[E]``, index into `names`.
+        names: texts for people, sorted, each once: ``"attention"``, ``"kv 12"``.
+        lane: uint8 ``[E]``, index into `LANES`; follows from `kind`.
     """
 
     source: Source
-    start_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
-    device: NDArray[np.int32]
-    lane: NDArray[np.uint8]
+    start_ns: Ints
+    end_ns: Ints
+    ready_ns: Ints
+    device: Indices
+    kind: NDArray[np.uint8]
     is_backward: NDArray[np.bool_]
-    division: NDArray[np.int32]
-    peer: NDArray[np.int32]
-    size_bytes: NDArray[np.int64]
-    name: tuple[str, ...]
+    division: Indices
+    peer: Indices
+    size_bytes: Ints
+    transfer: Indices
+    name: Indices
+    names: tuple[str, ...]
+    lane: NDArray[np.uint8] = field(init=False)
 
     def __post_init__(self) -> None:
         if self.source not in get_args(Source):
             raise ValueError(
                 f"Trace.source: expected one of {get_args(Source)}, got {self.source!r}"
             )
-        size = len(self.name)
-        for column, dtype in (
-            ("start_ns", np.int64), ("end_ns", np.int64), ("device", np.int32), ("lane", np.uint8),
-            ("is_backward", np.bool_), ("division", np.int32), ("peer", np.int32),
-            ("size_bytes", np.int64),
-        ):  # fmt: skip
-            value = readonly(f"Trace.{column}", getattr(self, column), dtype, (size,))
-            object.__setattr__(self, column, value)
+        size = (len(self.name),)
+        wide, narrow = (np.int64, size), (np.int32, size)
+        freeze_columns(
+            self, start_ns=wide, end_ns=wide, ready_ns=wide, device=narrow, kind=(np.uint8, size),
+            is_backward=(np.bool_, size), division=narrow, peer=narrow, size_bytes=wide,
+            transfer=narrow, name=narrow,
+        )  # fmt: skip
         if (self.end_ns < self.start_ns).any():
             raise ValueError("Trace: an event ends before it starts")
+        for column, most in ((self.kind, len(EVENT_KINDS)), (self.name, len(self.names))):
+            if len(column) and not 0 <= column.min() <= column.max() < most:
+                raise ValueError(f"Trace: expected kinds and names below {most}")
+        object.__setattr__(self, "lane", _LANE_OF_KIND[self.kind])
+
+    @classmethod
+    def of_rows(cls, source: Source, rows: Ints, texts: Sequence[str]) -> "Trace":
+        """Sort events that come in any order.
+
+        Args:
+            source: who made them.
+            rows: int64 ``[E, 10]``, values of `COLUMNS`.
+            texts: the name of each.
+        """
+        columns = dict(zip(COLUMNS, rows.T, strict=True))
+        columns["name"], names = index_names(texts)
+        lane = _LANE_OF_KIND[columns["kind"]]
+        order = np.lexsort((columns["start_ns"], lane, columns["device"]))
+        ordered: dict[str, Any] = {name: column[order] for name, column in columns.items()}
+        return cls(source=source, names=names, **ordered)
+
+    def name_of(self, event: int) -> str:
+        """Return the text that names an event for people."""
+        return self.names[int(self.name[event])]
 
     def __len__(self) -> int:
         return len(self.name)
@@ -71,13 +113,24 @@ class Trace:
             return 0.0
         return float(self.end_ns[chosen].max() - self.start_ns[chosen].min()) / 1e9
 
-    def lane_seconds(self, lane: Lane, num_devices: int) -> NDArray[np.float64]:
+    def lane_seconds(self, lane: Lane, num_devices: int) -> Floats:
         """Compute each device's seconds in a lane, ``[R]``; overlapping messages count twice."""
         chosen = self.lane == LANES.index(lane)
         spent = (self.end_ns[chosen] - self.start_ns[chosen]) / 1e9
         seconds = np.zeros(num_devices)
         np.add.at(seconds, self.device[chosen], spent)
         return seconds
+
+
+def index_names(texts: Sequence[str]) -> tuple[Indices, tuple[str, ...]]:
+    """Return the columns `name` and `names` of a trace whose events are called so.
+
+    >>> index_names(["wait", "kv 3", "wait"])[1]
+    ('kv 3', 'wait')
+    """
+    names = tuple(sorted(set(texts)))
+    place = {name: i for i, name in enumerate(names)}
+    return np.array([place[text] for text in texts], np.int32), names
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +186,7 @@ def measure_trace(trace: Trace, num_devices: int) -> Timings:
     )
 
 
-def _covered_seconds(
-    trace: Trace, chosen: NDArray[np.bool_], num_devices: int
-) -> NDArray[np.float64]:
+def _covered_seconds(trace: Trace, chosen: NDArray[np.bool_], num_devices: int) -> Floats:
     """Compute the seconds that at least one chosen event of a device covers, ``[R]``."""
     seconds = np.zeros(num_devices)
     for device in range(num_devices):

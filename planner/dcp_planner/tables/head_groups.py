@@ -24,7 +24,7 @@ from dcp_planner.model.cluster import ModelShape
 from dcp_planner.model.config import MOST_HEAD_GROUPS
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import DIRECTIONS, Workload
-from dcp_planner.tables.plan import Blocks, Plan, TransferKind
+from dcp_planner.tables.plan import Blocks, Plan
 from dcp_planner.tables.programs import COPY, Programs, ProgramTable, tabulate_programs
 
 _Number = TypeVar("_Number", np.int32, np.int64)
@@ -228,27 +228,6 @@ def fold_head_groups(plan: Plan, workload: Workload, groups: int) -> Plan:
         forward=forward,
         backward=backward,
     )
-
-
-def message_names(
-    kind: NDArray[np.uint8], block: NDArray[np.int32], groups: int, num_blocks: int
-) -> list[str]:
-    """Name messages of an expanded plan for traces: ``"kv 12"``, of several groups ``"kv 12.3"``.
-
-    Args:
-        kind: uint8 ``[X]``, `TransferKind`.
-        block: int32 ``[X]``, rows of the expanded plan's blocks.
-        groups: head groups G.
-        num_blocks: token blocks D of the plan before that.
-
-    >>> message_names(np.array([0, 2]), np.array([5, 6]), 2, 4)
-    ['kv 1.1', 'out 2.1']
-    """
-    labels = [name.name.lower() for name in TransferKind]
-    places = zip(kind.tolist(), block.tolist(), strict=True)
-    if groups == 1:
-        return [f"{labels[k]} {b}" for k, b in places]
-    return [f"{labels[k]} {b % num_blocks}.{b // num_blocks}" for k, b in places]
 
 
 def _int32(column: NDArray[np.integer]) -> NDArray[np.int32]:

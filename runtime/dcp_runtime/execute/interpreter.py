@@ -11,13 +11,23 @@ from typing import Protocol
 
 import torch
 
-from dcp_planner import Attention, CommLaunch, CommWait, Copy, Direction, Instruction, Reduction
+from dcp_planner import (
+    Attention,
+    CommLaunch,
+    CommWait,
+    Copy,
+    Direction,
+    EventKind,
+    Instruction,
+    Reduction,
+    wait_name,
+)
 from dcp_runtime.errors import PeerError
 from dcp_runtime.execute.tensor_checks import check_arrived, poison
 from dcp_runtime.kernels.kernel import Kernel
 from dcp_runtime.plans.device_plan import DevicePlan, Transfer
 from dcp_runtime.plans.tile_table import TileTable
-from dcp_runtime.transport.recorder import Event, Recorder
+from dcp_runtime.transport.recorder import Activity, Event, Recorder
 from dcp_runtime.transport.transport import Parcel, Transport
 
 
@@ -87,9 +97,7 @@ class Interpreter:
             for instruction, table in self.part.of(current.direction).steps:
                 if not isinstance(instruction, Copy):
                     division = instruction.division
-                what = type(instruction).__name__.lower()
-                place = f"{what} in division {division} of {current.direction}"
-                self.recorder.begin((place, division))
+                self.recorder.begin(Activity(instruction, division, current.direction))
                 if not isinstance(instruction, CommLaunch) and flight.launched:
                     self.transport.start(flight.launched)
                     flight.launched = []
@@ -123,14 +131,14 @@ class Interpreter:
     def _timed(
         self,
         current: Pass,
-        name: str,
+        kind: EventKind,
         division: int,
         work: Callable[[], None],
     ) -> None:
         clock, is_backward = self.recorder.clock, current.direction == "backward"
         start = clock.now()
         work()
-        self.recorder.add(Event("compute", start, clock.now(), is_backward, division, name))
+        self.recorder.add(Event(kind, start, clock.now(), is_backward, division, kind))
 
     def _launch(self, current: Pass, launch: CommLaunch, flight: _Flight) -> None:
         parcels = []
@@ -157,8 +165,7 @@ class Interpreter:
         start = clock.now()
         self.transport.wait(parcels, current.direction)
         end = clock.now()
-        what = "results" if parcels[0].transfer.kind.is_result else "inputs"
-        name = f"wait for {what} {wait.division}"
+        name = wait_name(wait.division, is_result=parcels[0].transfer.kind.is_result)
         self.recorder.add(Event("wait", start, end, is_backward, wait.division, name))
         for parcel in parcels:
             self._record(parcel, is_backward=is_backward)
@@ -177,6 +184,7 @@ class Interpreter:
                 transfer.name,
                 transfer.peer,
                 parcel.size_bytes,
+                transfer.index,
             )
         )
 

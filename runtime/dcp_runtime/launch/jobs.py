@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from dcp_planner import Plan, read_plan, write_plan
+from dcp_planner import CommWait, Plan, read_plan, write_plan
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.attention import DCPAttn
 from dcp_runtime.execute.executor import DCPExecutor
@@ -75,9 +75,10 @@ class Progress:
         """Return the instructions begun so far, and what a rank that computes is doing."""
         state: dict[str, object] = {"steps": sum(r.steps for r in self._recorders), "doing": None}
         for recorder in self._recorders:
-            if recorder.doing is not None and not recorder.doing[0].startswith("commwait"):
-                place, division = recorder.doing
-                return state | {"doing": place, "division": division, "rank": recorder.device}
+            doing = recorder.doing
+            if doing is not None and not isinstance(doing.instruction, CommWait):
+                found = {"doing": str(doing), "division": doing.division, "rank": recorder.device}
+                return state | found
         return state
 
 

@@ -55,7 +55,7 @@ def gather_timeline(
         with barrier.waiting_for(peer, _PLACE):
             offset_ns, uncertainty_ns = _ping(group, peer)
             table, names = _unpack(_receive(group, peer))
-        table[:, :2] += offset_ns
+        table[:, :3] += offset_ns
         parts.append((table, names))
         uncertainties_ns.append(uncertainty_ns)
     return merge_timelines(parts, farthest_apart(uncertainties_ns) / 1e9)

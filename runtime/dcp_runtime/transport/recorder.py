@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import torch
 
-from dcp_planner import LANES, Lane, Trace
+from dcp_planner import EVENT_KINDS, Direction, EventKind, Instruction, Trace
 
 
 class StreamEvent(Protocol):
@@ -113,13 +113,13 @@ def make_clock(device: torch.device, known: Clock | None = None) -> Clock:
 
 
 EventTable: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int64]]
-"""Events as int64 ``[E, 8]``: the columns of `Trace` but the name."""
+"""Events as int64 ``[E, 10]``: the columns of `Trace` from `start_ns` to `transfer`."""
 
 
 class Event(NamedTuple):
     """One event on this process's monotonic clock; the columns of a `Trace`."""
 
-    lane: Lane
+    kind: EventKind
     start: Moment
     end: Moment
     is_backward: bool
@@ -127,6 +127,19 @@ class Event(NamedTuple):
     name: str
     peer: int = -1
     size_bytes: int = 0
+    transfer: int = -1
+
+
+class Activity(NamedTuple):
+    """What a rank does: an instruction of a division and direction."""
+
+    instruction: Instruction
+    division: int
+    direction: Direction
+
+    def __str__(self) -> str:
+        what = type(self.instruction).__name__.lower()
+        return f"{what} in division {self.division} of {self.direction}"
 
 
 @dataclass(slots=True)
@@ -136,19 +149,18 @@ class Recorder:
     Attributes:
         device: the rank.
         events: what has ended, in the order of its ends.
-        doing: what the rank does now, as a place in words, and the division; ``None`` between
-            calls.
+        doing: what the rank does now; ``None`` between calls.
         steps: instructions begun so far: a watcher sees by it whether the rank moves.
         clock: of the device that computes.
     """
 
     device: int
     events: list[Event] = field(default_factory=list)
-    doing: tuple[str, int] | None = None
+    doing: Activity | None = None
     steps: int = 0
     clock: Clock = field(default_factory=HostClock)
 
-    def begin(self, doing: tuple[str, int] | None) -> None:
+    def begin(self, doing: Activity | None) -> None:
         """Note what the rank does from now on."""
         self.doing = doing
         self.steps += 1
@@ -158,40 +170,18 @@ class Recorder:
         self.events.append(event)
 
     def table(self) -> tuple[EventTable, tuple[str, ...]]:
-        """Return the events as int64 ``[E, 8]`` (columns of `Trace` but the name) and their names.
-
-        Waits for a device that is still at work on them.
-        """
-        rows = [
-            (
-                self.clock.read_ns(e.start),
-                self.clock.read_ns(e.end),
-                self.device,
-                LANES.index(e.lane),
-                e.is_backward,
-                e.division,
-                e.peer,
-                e.size_bytes,
-            )
-            for e in self.events
-        ]
-        return np.array(rows, np.int64).reshape(-1, 8), tuple(e.name for e in self.events)
+        """Return the events as rows, and their names; waits for a device still at work on them."""
+        rows = []
+        for e in self.events:
+            start, end = self.clock.read_ns(e.start), self.clock.read_ns(e.end)
+            kind = EVENT_KINDS.index(e.kind)
+            rest = e.is_backward, e.division, e.peer, e.size_bytes, e.transfer
+            rows.append((start, end, start, self.device, kind, *rest))
+        return np.array(rows, np.int64).reshape(-1, 10), tuple(e.name for e in self.events)
 
 
 def make_trace(table: EventTable, names: tuple[str, ...]) -> Trace:
     """Sort rows of `Recorder.table`, of one rank or of all, and count time from the first event."""
-    order = np.lexsort((table[:, 0], table[:, 3], table[:, 2]))
-    start, end, device, lane, is_backward, division, peer, size = table[order].T
-    first = start.min() if len(start) else 0
-    return Trace(
-        source="measured",
-        start_ns=start - first,
-        end_ns=end - first,
-        device=device.astype(np.int32),
-        lane=lane.astype(np.uint8),
-        is_backward=is_backward.astype(np.bool_),
-        division=division.astype(np.int32),
-        peer=peer.astype(np.int32),
-        size_bytes=size,
-        name=tuple(names[i] for i in order.tolist()),
-    )
+    rows = table.copy()
+    rows[:, :3] -= table[:, 0].min() if len(table) else 0
+    return Trace.of_rows("measured", rows, names)

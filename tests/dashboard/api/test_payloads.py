@@ -10,8 +10,8 @@ from dcp_dashboard.api.palette import KIND_COLOURS
 from dcp_planner import LANES, Trace
 
 
-def test_timeline_rows_are_the_events_of_the_trace(small_trace):
-    header, columns = decode(timeline_payload(small_trace, 4, 2))
+def test_timeline_rows_are_the_events_of_the_trace(small_trace, small_plan):
+    header, columns = decode(timeline_payload(small_trace, small_plan))
     sent = {
         (
             int(columns["start"][i]) * header["unit_ns"] + header["base_ns"],
@@ -31,7 +31,7 @@ def test_timeline_rows_are_the_events_of_the_trace(small_trace):
         (
             int(t.start_ns[i]), int(t.end_ns[i]), int(t.device[i]), LANES[t.lane[i]],
             bool(t.is_backward[i]), int(t.division[i]), int(t.peer[i]), int(t.size_bytes[i]),
-            t.name[i],
+            t.name_of(i),
         )
         for i in range(len(t))
     }  # fmt: skip
@@ -40,61 +40,46 @@ def test_timeline_rows_are_the_events_of_the_trace(small_trace):
     assert sent == events
 
 
-def test_timeline_rows_are_sorted_so_that_a_track_is_one_run(small_trace):
+def test_timeline_rows_are_sorted_so_that_a_track_is_one_run(small_trace, small_plan):
     shuffled = np.random.default_rng(0).permutation(len(small_trace))
     changes = {
         f.name: getattr(small_trace, f.name)[shuffled]
         for f in dataclasses.fields(small_trace)
-        if f.name not in ("source", "name")
+        if f.init and f.name not in ("source", "names")
     }
-    names = tuple(small_trace.name[i] for i in shuffled)
-    _, columns = decode(
-        timeline_payload(dataclasses.replace(small_trace, **changes, name=names), 4, 2)
-    )
+    _, columns = decode(timeline_payload(dataclasses.replace(small_trace, **changes), small_plan))
     keys = list(zip(columns["device"], columns["lane"], columns["start"], strict=True))
     assert keys == sorted(keys)
 
 
-def test_a_trace_longer_than_four_seconds_keeps_its_length(small_trace):
+def test_a_trace_longer_than_four_seconds_keeps_its_length(small_trace, small_plan):
     factor = 10**10 // int(small_trace.end_ns.max())
     slow = dataclasses.replace(
         small_trace, start_ns=small_trace.start_ns * factor, end_ns=small_trace.end_ns * factor
     )
-    header, columns = decode(timeline_payload(slow, 4, 2))
+    header, columns = decode(timeline_payload(slow, small_plan))
     assert header["unit_ns"] == 10
     assert int(columns["end"].max()) * 10 == pytest.approx(slow.end_ns.max(), abs=10)
 
 
-def test_colours_come_in_the_order_of_the_kinds(small_trace):
-    header, _ = decode(timeline_payload(small_trace, 4, 2))
+def test_colours_come_in_the_order_of_the_kinds(small_trace, small_plan):
+    header, _ = decode(timeline_payload(small_trace, small_plan))
     assert header["colours"] == [KIND_COLOURS[kind] for kind in header["kinds"]]
 
 
-@pytest.mark.parametrize(
-    ("lane", "name", "kind"),
-    [
-        ("compute", "attention", "attention"),
-        ("compute", "something new", "attention"),
-        ("compute", "reduction 3", "reduction"),
-        ("compute", "copy", "copy"),
-        ("send", "copy", "send"),
-        ("receive", "kv 12", "receive"),
-        ("wait", "wait", "wait"),
-    ],
-)
-def test_an_event_has_the_kind_that_its_lane_or_name_says(lane, name, kind):
-    one = Trace("measured", [0], [5], [0], [LANES.index(lane)], [False], [0], [-1], [0], (name,))
-    header, columns = decode(timeline_payload(one, 1, 1))
-    assert header["kinds"][columns["kind"][0]] == kind
+def test_a_message_carries_its_transfer_and_block(small_trace, small_plan):
+    header, columns = decode(timeline_payload(small_trace, small_plan))
+    is_message = np.isin(columns["kind"], [header["kinds"].index(k) for k in ("send", "receive")])
+    transfer = columns["transfer"][is_message]
+    assert (transfer >= 0).all()
+    assert (columns["block"][is_message] == small_plan.transfers.block[transfer]).all()
+    assert (columns["transfer"][~is_message] == -1).all()
+    assert (columns["block"][~is_message] == -1).all()
 
 
-def test_an_empty_trace_is_an_empty_payload(small_trace):
-    nothing = {
-        f.name: getattr(small_trace, f.name)[:0]
-        for f in dataclasses.fields(small_trace)
-        if f.name != "source"
-    }
-    header, columns = decode(timeline_payload(dataclasses.replace(small_trace, **nothing), 4, 2))
+def test_an_empty_trace_is_an_empty_payload(small_plan):
+    nothing = Trace.of_rows("simulated", np.empty((0, 10), int), ())
+    header, columns = decode(timeline_payload(nothing, small_plan))
     assert len(columns["start"]) == 0
     assert header["num_devices"] == 4
 

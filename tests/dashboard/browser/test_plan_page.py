@@ -126,7 +126,7 @@ def test_hovering_the_timeline_names_the_event(visit, small_plan, small_trace):
     text = visit.hover_at(
         TIMELINE, *place(small_trace, event, 4, small_trace.end_ns.max() * 5 // 4)
     )
-    assert f"send: {small_trace.name[event]}" in text
+    assert f"send: {small_trace.name_of(event)}" in text
     assert f"device {small_trace.device[event]} to device {small_trace.peer[event]}" in text
     assert f"division {small_trace.division[event]}" in text
 

@@ -1,6 +1,7 @@
 """The page of the timeline: pixels, numbers and addresses against values of the trace."""
 
 import re
+from dataclasses import replace
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 
 from dcp_dashboard import start_server
 from dcp_dashboard.api.palette import KIND_COLOURS
-from dcp_dashboard.facts.traces import KINDS, EventFilter, event_kinds, matching
+from dcp_dashboard.facts.traces import EventFilter, matching
 from dcp_dashboard.library.folder import plan_key
+from dcp_planner import EVENT_KINDS as KINDS
 from dcp_planner import LANES, Trace, write_plan
 
 READ = """(canvas, points) => {
@@ -27,11 +29,8 @@ SOURCES = ("simulated", "measured")
 
 @pytest.fixture
 def traces(small_trace) -> list[Trace]:
-    slower = Trace(
-        "measured", small_trace.start_ns * 5 // 4, small_trace.end_ns * 5 // 4, small_trace.device,
-        small_trace.lane, small_trace.is_backward, small_trace.division, small_trace.peer,
-        small_trace.size_bytes, small_trace.name,
-    )  # fmt: skip
+    start, end = small_trace.start_ns * 5 // 4, small_trace.end_ns * 5 // 4
+    slower = replace(small_trace, source="measured", start_ns=start, end_ns=end, ready_ns=start)
     return [small_trace, slower]
 
 
@@ -77,7 +76,7 @@ def test_predicted_and_measured_share_an_axis_in_the_colours_of_their_kinds(visi
     page = open_timeline(visit)
     chosen = [(s, longest(traces[s], lane)) for s in (0, 1) for lane in LANES]
     points = [place(traces, source, event) for source, event in chosen]
-    kinds = [KINDS[event_kinds(traces[source])[event]] for source, event in chosen]
+    kinds = [KINDS[traces[source].kind[event]] for source, event in chosen]
     assert visit.colours_at(HOST, points) == [KIND_COLOURS[kind] for kind in kinds]
     page.click("button >> text=wait")
     page.wait_for_selector("button[aria-pressed=false] >> text=wait")
@@ -97,7 +96,7 @@ def test_a_click_selects_an_event_with_its_other_end_and_the_url_keeps_it(visit,
     rows = payload_rows(traces[0])
     event = longest(traces[0], "send")
     press_at(visit, *place(traces, 0, event))
-    title = f"Send of {traces[0].name[event]} on device {traces[0].device[event]}"
+    title = f"Send of {traces[0].name_of(event)} on device {traces[0].device[event]}"
     page.locator(".dcp-inspector h3", has_text=title).wait_for()
     number = int(np.flatnonzero(rows == event)[0])
     facts = dict(part.split(".") for part in state(page)["sel"].split("~"))
@@ -105,14 +104,14 @@ def test_a_click_selects_an_event_with_its_other_end_and_the_url_keeps_it(visit,
         "event": str(number), "source": "simulated", "device": str(traces[0].device[event]),
         "division": str(traces[0].division[event]), "peer": str(traces[0].peer[event]),
         "backward": str(int(traces[0].is_backward[event])),
-        "block": traces[0].name[event].split()[1],
+        "block": traces[0].name_of(event).split()[1],
     }  # fmt: skip
     page.click("dt:text-is('Its receive') + dd button")
     page.wait_for_selector("dt:text-is('Its send')")
     facts = dict(part.split(".") for part in state(page)["sel"].split("~"))
     other = rows[int(facts["event"])]
     assert LANES[traces[0].lane[other]] == "receive"
-    assert traces[0].name[other] == traces[0].name[event]
+    assert traces[0].name_of(other) == traces[0].name_of(event)
     assert traces[0].device[other] == traces[0].peer[event]
     chosen = visit.page.url
     page.reload()
@@ -138,7 +137,7 @@ def test_keys_go_to_neighbours_zoom_to_them_and_let_go(visit, traces):
     begin, end = (float(ns) for ns in state(page)["time"].split("-"))
     other = next(
         e for e in range(len(traces[0]))
-        if traces[0].lane[e] == 2 and traces[0].name[e] == traces[0].name[event]
+        if traces[0].lane[e] == 2 and traces[0].name_of(e) == traces[0].name_of(event)
         and traces[0].peer[e] == traces[0].device[event]
         and traces[0].device[e] == traces[0].peer[event]
         and traces[0].is_backward[e] == traces[0].is_backward[event]
@@ -179,7 +178,7 @@ def test_a_search_counts_steps_and_exports_what_it_finds(visit, traces):
 
 def overlap(trace, kind, t0, t1, devices):
     """Covered ns, number and bytes of a kind's events in an area, one event at a time."""
-    kinds = event_kinds(trace)
+    kinds = trace.kind
     time = count = size = 0
     for i in range(len(trace)):
         inside = min(trace.end_ns[i], t1) - max(trace.start_ns[i], t0)
@@ -230,7 +229,7 @@ def test_the_table_holds_the_filtered_events_in_any_order(visit, traces):
     assert f"{len(wanted)} events" in page.locator(".dcp-event-table").inner_text()
     shown = [row.split("\t") for row in page.locator(".dcp-events tbody tr").all_inner_texts()]
     expected = [
-        (str(traces[1].device[e]), LANES[traces[1].lane[e]], traces[1].name[e]) for e in wanted
+        (str(traces[1].device[e]), LANES[traces[1].lane[e]], traces[1].name_of(e)) for e in wanted
     ]
     assert len(shown) >= 10
     assert [(row[1], row[2], row[3]) for row in shown] == expected[: len(shown)]
@@ -352,8 +351,7 @@ def test_a_narrow_dark_window_holds_the_page(visit):
 
 
 def test_a_plan_that_does_nothing_says_so(browser, tmp_path, small_plan):
-    nothing = Trace("simulated", *(np.empty(0, int) for _ in range(4)), np.empty(0, bool),
-                    *(np.empty(0, int) for _ in range(3)), ())  # fmt: skip
+    nothing = Trace.of_rows("simulated", np.empty((0, 10), int), ())
     write_plan(tmp_path / "still.dcpplan", small_plan, (nothing,))
     with start_server(tmp_path) as server:
         page = browser.new_page()

@@ -11,9 +11,10 @@ from dcp_dashboard.facts.findings import (
 )
 from dcp_dashboard.facts.traces import find_waits
 from dcp_dashboard.library.summary import DeviceTotals
-from dcp_planner import LANES, Trace
+from dcp_planner import Trace
 
 MS = 1_000_000
+KIND = {"compute": 0, "send": 3, "receive": 4, "wait": 5}  # of EVENT_KINDS
 # device, lane, start ms, end ms, backward, division, peer, name
 EVENTS = [
     (0, "compute", 0, 10, 0, 0, -1, "attention"),
@@ -32,19 +33,11 @@ EVENTS = [
 
 
 def trace_of(events):
-    columns = list(zip(*events, strict=True))
-    return Trace(
-        "measured",
-        np.array(columns[2]) * MS,
-        np.array(columns[3]) * MS,
-        columns[0],
-        [LANES.index(lane) for lane in columns[1]],
-        np.array(columns[4]) == 1,
-        columns[5],
-        columns[6],
-        [0] * len(events),
-        columns[7],
-    )
+    rows = [
+        (start * MS, end * MS, start * MS, device, KIND[lane], backward, division, peer, 0, -1)
+        for device, lane, start, end, backward, division, peer, _ in events
+    ]
+    return Trace.of_rows("measured", np.array(rows, int).reshape(-1, 10), [e[-1] for e in events])
 
 
 def totals_of(pairs=(10, 10, 10), traffic=((0, 4, 4), (0, 0, 0), (0, 4, 0))):
@@ -140,5 +133,5 @@ def test_every_finding_says_its_rule():
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_trace_without_time_is_no_error(count):
     still = [(0, "compute", 0, 0, 0, 0, -1, "attention")] * count
-    empty = Trace("simulated", *([[]] * 8), ()) if not count else trace_of(still)
+    empty = trace_of(still)
     assert [f.text for f in findings(empty, totals_of())] == ["The trace holds no events."]

@@ -15,14 +15,13 @@ from dcp_dashboard.exports.standalone import standalone_page
 from dcp_dashboard.exports.still import still
 from dcp_dashboard.exports.tables import devices_csv, tiles_csv
 from dcp_dashboard.facts.devices import division_facts
-from dcp_dashboard.facts.event import find_transfer
 from dcp_dashboard.facts.metrics import metric_cards
 from dcp_dashboard.facts.moves import MOVED, find_moves
 from dcp_dashboard.facts.text import transfer_selection
-from dcp_dashboard.facts.tiles import message_events, tile_facts, transfer_facts
+from dcp_dashboard.facts.tiles import tile_facts, transfer_facts
 from dcp_dashboard.library.plans import load_file
 from dcp_dashboard.library.summary import caption_of_first_group, group_labels
-from dcp_planner import simulate, write_plan
+from dcp_planner import TransferKind, simulate, write_plan
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +111,13 @@ def test_messages_of_groups_are_found_in_traces_and_name_their_heads(grouped):
     chosen = np.flatnonzero(table.group == 1)[::7]
     assert len(chosen) > 3
     for transfer in chosen.tolist():
-        events = message_events(plan, trace, transfer)
-        assert [find_transfer(grouped, trace, event) for event in events] == [transfer]
+        ends = np.flatnonzero(trace.transfer == transfer)
+        assert {trace.name_of(event) for event in ends} == {
+            f"{TransferKind(table.kind[transfer]).name.lower()} {table.block[transfer]}.1"
+        }
+        assert trace.device[ends].tolist() == [table.source[transfer], table.target[transfer]] or (
+            trace.device[ends].tolist() == [table.target[transfer], table.source[transfer]]
+        )
         assert transfer_selection(plan, transfer).endswith("~group.1")
     facts = str(transfer_facts(grouped, int(chosen[0])).to_json())
     assert "query heads 3-4: group 2 of 2" in facts

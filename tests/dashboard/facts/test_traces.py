@@ -11,18 +11,19 @@ import pytest
 
 from dcp_dashboard import DashboardError, create_app
 from dcp_dashboard.exports.tables import events_csv
-from dcp_dashboard.facts.traces import KINDS, EventFilter, event_kinds, matching, read_filter
+from dcp_dashboard.facts.traces import EventFilter, matching, read_filter
 from dcp_dashboard.library.folder import plan_key
+from dcp_planner import EVENT_KINDS as KINDS
 from dcp_planner import LANES
 
 
 def rows_of(trace):
     """Every event as a plain record, in the order of device, lane and start."""
-    kinds = event_kinds(trace)
     rows = [
         {
             "row": i, "device": int(trace.device[i]), "lane": LANES[trace.lane[i]],
-            "kind": KINDS[kinds[i]], "name": trace.name[i], "backward": bool(trace.is_backward[i]),
+            "kind": KINDS[trace.kind[i]], "name": trace.name_of(i),
+            "backward": bool(trace.is_backward[i]),
             "division": int(trace.division[i]), "peer": int(trace.peer[i]),
             "bytes": int(trace.size_bytes[i]), "start_ns": int(trace.start_ns[i]),
             "duration_ns": int(trace.end_ns[i] - trace.start_ns[i]),
@@ -95,7 +96,7 @@ def test_csv_holds_every_matching_event_once(small_trace):
 
 @pytest.mark.parametrize("name", ["=cmd()", "+1", "-1", "@SUM(A1)", "\tx"])
 def test_a_name_is_no_formula_for_a_spreadsheet(small_trace, name):
-    hostile = dataclasses.replace(small_trace, name=(name,) * len(small_trace))
+    hostile = dataclasses.replace(small_trace, name=[0] * len(small_trace), names=(name,))
     text = "".join(events_csv([hostile], EventFilter()))
     assert {row["name"] for row in csv.DictReader(io.StringIO(text))} == {f"'{name}"}
 
