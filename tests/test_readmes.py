@@ -89,6 +89,19 @@ def project(tokens, positions):
 def head(out):
     return out.flatten(1)[:, :50]
 """
+GRADIENTS = """
+from torch.nn import functional
+from dcp_dsl import Sample, dense_mask
+mask = load("train.dcpm").mask("shared_question")
+seen = [torch.from_numpy(dense_mask(mask, Sample.of(dataset[n], mask))) for n in local_data.rows]
+k, v = kv.repeat_interleave(4, dim=2).unbind(1)
+dense = functional.scaled_dot_product_attention(
+    *(x.transpose(0, 1)[None] for x in (q, k, v)), attn_mask=torch.block_diag(*seen).bool()
+)[0].transpose(0, 1)
+wanted = functional.cross_entropy(head(dense), local_data.labels, reduction="sum")
+for found, one in zip((q, kv), torch.autograd.grad(wanted / local_data.num_targets, (q, kv))):
+    assert (found.grad - one).norm() <= 1e-5 * one.norm()
+"""
 TARGETS = """
 for row in dataset:
     row["advantages"], row["old_log_probs"] = [0.5] * 700, [-3.9] * 700
@@ -110,10 +123,25 @@ loader = make_loader()
 first = next(iter(loader))
 """
 HUGGING_FACE = """
+import copy
 from transformers import AutoModelForCausalLM, LlamaConfig
 config = LlamaConfig(hidden_size=64, intermediate_size=64, num_hidden_layers=1, vocab_size=50,
                      num_attention_heads=8, num_key_value_heads=2, head_dim=128)
 loader = make_loader()
+"""
+DENSE_MODEL = """
+mask = load("train.dcpm").mask("shared_question")
+seen = [torch.from_numpy(dense_mask(mask, Sample.of(dataset[n], mask))) for n in local_data.rows]
+hidden = ~torch.block_diag(*seen).bool()
+bias = torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)[None, None]
+dense = copy.deepcopy(model)
+dense.set_attn_implementation("eager")
+wanted = dense(tokens, position_ids=positions, use_cache=False, attention_mask=bias).logits
+assert (logits - wanted).norm() <= 1e-5 * wanted.norm()
+for one, found in ((dense, wanted), (model, logits)):
+    next_token_loss(found, local_data).backward()
+for one, found in zip(dense.parameters(), model.parameters(), strict=True):
+    assert (found.grad - one.grad).norm() <= 1e-4 * one.grad.norm()
 """
 
 
@@ -129,8 +157,8 @@ def test_code_of_the_training_page_runs(tmp_path: Path):
     grads = "first = torch.autograd.grad(out.sum(), q)\n"
     same += f"{grads}{again}{grads.replace('first', 'second')}assert torch.equal(*first, *second)\n"
     rest = "assert [d.rows for d, _ in loader] == [(2, 3), (4,)]\n"
-    logits = "assert logits.isfinite().all()\nexecutor.close()\ndist.destroy_process_group()\n"
-    first = [TRAINING_PAGE, training, checks, choices, LAYER, layers, same]
+    logits = f"{DENSE_MODEL}executor.close()\ndist.destroy_process_group()\n"
+    first = [TRAINING_PAGE, training, checks, GRADIENTS, choices, LAYER, layers, same]
     first += [TARGETS, targets, TARGETS_CHECK]
     parts = [RESUMING, resuming, rest, HUGGING_FACE, hugging_face, logits]
     run("\n".join(first + parts), tmp_path)

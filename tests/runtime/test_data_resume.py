@@ -3,6 +3,7 @@
 import json
 import sys
 from collections import Counter
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from loader_options import make_loader
 from dcp_dsl import DatasetError, Sample, Slabs, Spec, dense_mask
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_runtime import RunError
+from dcp_runtime.data.plan_request import plan_request
 from dcp_runtime.data.sample_masks import truncate_slabs
 
 SPEC = Spec.from_text(
@@ -133,6 +135,27 @@ def test_every_iteration_begins_an_epoch_also_behind_one_that_was_left(shuffle):
     assert [data.rows for data, _ in loader] == epochs[1]
     iter(loader)  # gives no batch: no epoch is left by it
     assert [data.rows for data, _ in loader] == epochs[2]
+
+
+def test_plans_of_an_iteration_that_was_left_are_cancelled():
+    class Pool:
+        """Plans the first batch and keeps the others waiting."""
+
+        def __init__(self):
+            self.futures = []
+
+        def submit(self, request):
+            self.futures.append(Future())
+            if len(self.futures) == 1:
+                self.futures[0].set_result((plan_request(request), 0.0))
+            return self.futures[-1]
+
+    loader = loader_of(rows_of([30, 31, 32, 33]))
+    loader._plans.pool = pool = Pool()
+    next(iter(loader))
+    assert [future.cancelled() for future in pool.futures] == [False] * 3
+    iter(loader)
+    assert [future.cancelled() for future in pool.futures] == [False, True, True]
 
 
 def test_an_epoch_may_be_chosen_and_a_loaded_state_of_it_stays():

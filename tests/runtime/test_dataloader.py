@@ -306,6 +306,31 @@ def test_a_data_loader_of_torch_gives_the_same_batches():
         assert [(data.tokens.tolist(), digest(plan)) for data, plan in wrapped] == expected
 
 
+def test_batches_of_torch_are_no_rows():
+    def joined(rows):  # would pass for one row
+        return {"tokens": [token for row in rows for token in row["tokens"]]}
+
+    dataset = [{"tokens": [1, 2, 3, 4]}] * 6
+    loader_of_torch = torch.utils.data.DataLoader
+    for batched in (
+        loader_of_torch(dataset, batch_size=2),
+        loader_of_torch(dataset, batch_size=3, collate_fn=joined),
+        loader_of_torch(dataset, batch_sampler=[[0, 1], [2, 3]], collate_fn=joined),
+    ):
+        with pytest.raises(DatasetError, match=r"got batches of torch's DataLoader; .*'s dataset"):
+            make_loader(batched, SPEC.mask("band"), rank=0, **OPTIONS)
+    rows = loader_of_torch(dataset, batch_size=None)
+    ((data, _),) = make_loader(rows, SPEC.mask("band"), rank=0, **OPTIONS)
+    assert data.rows == (0, 1, 2, 3, 4, 5)
+
+
+def test_a_row_that_is_a_batch_is_refused_under_every_policy():
+    rows = [{"tokens": torch.ones(2, 3, dtype=torch.int64)}]
+    for policy in ("error", "skip"):
+        with pytest.raises(DatasetError, match=r"row 0: .* got a batch of shape \[2, 3\]; give"):
+            make_loader(rows, SPEC.mask("band"), rank=0, policy=policy, **OPTIONS)
+
+
 def test_workers_of_torch_are_refused_in_words():
     loader = make_loader(rows_of([30, 30]), SPEC.mask("band"), rank=0, **OPTIONS)
     wrapped = torch.utils.data.DataLoader(loader, batch_size=None, num_workers=1)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
@@ -23,12 +24,18 @@ ARGUMENTS = argparse.Namespace(
 )  # fmt: skip
 
 
-def test_a_stack_trains_to_the_losses_of_dense_masks_and_its_masks_matter():
+def test_a_stack_trains_as_dense_masks_do_and_its_masks_matter(monkeypatch):
+    """Losses and gradients: AdamW would take no notice of gradients that are all twice as large."""
+    gradients = []
+    monkeypatch.setattr(
+        train_gpt, "add_gradients",
+        lambda model: gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()])),
+    )  # fmt: skip
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     executor = DCPExecutor()
     try:
         documents = train_gpt.read_documents(ARGUMENTS.tokens)[:12]
-        losses = {}
+        losses, found = {}, {}
         for name in ("local_global", "shared_question"):
             arguments = argparse.Namespace(**{**vars(ARGUMENTS), "mask": name})
             masks = train_gpt.find_masks(arguments)
@@ -39,11 +46,14 @@ def test_a_stack_trains_to_the_losses_of_dense_masks_and_its_masks_matter():
             for kind, maker in {"dcp": train_gpt.dcp_attention(executor), **makers}.items():
                 loader = train_gpt.make_loader(arguments, documents, masks)
                 losses[name, kind] = train_gpt.train(arguments, loader, maker)
+                found[name, kind], gradients[:] = list(gradients), []
                 if name == "shared_question":
                     break
-        wanted = losses["local_global", "dense"]
+        wanted, dense = losses["local_global", "dense"], found["local_global", "dense"]
         for kind in ("dcp", *train_gpt.KEY_ORDERS):
             assert losses["local_global", kind] == pytest.approx(wanted, rel=1e-5)
+            for one, other in zip(found["local_global", kind], dense, strict=True):
+                assert (one - other).norm() <= 1e-5 * other.norm()
         assert losses["shared_question", "dcp"] != pytest.approx(wanted, rel=1e-5)
     finally:
         executor.close()

@@ -79,6 +79,26 @@ def test_without_a_process_group_a_model_is_refused_as_well():
         sum_gradients([])
 
 
+def test_every_fsdp_module_gets_both_switches():
+    """With gloo the first alone makes sums; reduce-scatter of other backends needs the second."""
+    given = []
+
+    class FSDPLinear(FSDPModule, torch.nn.Linear):
+        def set_gradient_divide_factor(self, factor):
+            given.append((self, "divide by", factor))
+
+        def set_force_sum_reduction_for_comms(self, enable):
+            given.append((self, "sum", enable))
+
+    modules = [torch.nn.Linear(2, 2).requires_grad_(False) for _ in range(2)]
+    for module in modules:
+        module.__class__ = FSDPLinear
+    sum_gradients(torch.nn.Sequential(modules[0], torch.nn.ReLU(), torch.nn.Sequential(modules[1])))
+    assert given == [
+        call for module in modules for call in ((module, "divide by", 1.0), (module, "sum", True))
+    ]
+
+
 def test_a_torch_that_always_takes_the_mean_is_refused(monkeypatch):
     sharded = torch.nn.Linear(2, 2).requires_grad_(False)
     sharded.__class__ = type("FSDPLinear", (FSDPModule, torch.nn.Linear), {})

@@ -136,6 +136,8 @@ def test_what_the_plan_does_not_do_is_refused(executor):
     tokens, positions = inputs()
     with pytest.raises(RunError, match="needs the plans of the batch; call the model with dcp="):
         model(tokens, position_ids=positions)
+    with pytest.raises(RunError, match="needs the plans of the batch; call the model with dcp="):
+        model(tokens, position_ids=positions, dcp=executor)
     padding = torch.ones(1, TOKENS, dtype=torch.long)
     model(tokens, position_ids=positions, attention_mask=padding, use_cache=False, dcp=layers)
     padding[0, -3:] = 0
@@ -153,14 +155,27 @@ def test_what_the_plan_does_not_do_is_refused(executor):
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_a_model_made_without_dcp_is_found_by_the_plan_that_nothing_ran(executor, implementation):
-    """It takes the plans without a word and attends under a mask of its own."""
+@pytest.mark.parametrize("has_run", [False, True])
+def test_a_model_whose_config_names_another_attention_refuses_the_plans(
+    executor, implementation, has_run
+):
+    """It would take them without a word and attend under a mask of its own."""
     config = llama()
+    model = model_of(config, "dcp")
     layers = LayerPlans.prepare(executor, plan_of("shared", config))
-    results(model_of(config, implementation), dcp=layers)
-    says = "no layer ran the plan of prepared batch 1, .* made with attn_implementation='dcp'"
-    with pytest.raises(RunError, match=says):
-        LayerPlans.prepare(executor, plan_of("shared", config))
+    if has_run:
+        results(model, dcp=layers)
+    other = model_of(config, implementation)  # shares the config, and changes it
+    says = rf"layer 0 \(LlamaAttention\): expected attn_implementation='dcp', .* '{implementation}'"
+    for switched in (model, other):
+        with pytest.raises(RunError, match=says):
+            results(switched, dcp=layers)
+    results(other)  # without plans it runs as ever
+    model.set_attn_implementation("dcp")
+    found = results(model, dcp=LayerPlans.prepare(executor, plan_of("shared", config)))
+    assert_close(
+        found[:1], results(model_of(llama(), "eager"), attention_mask=dense_bias("shared"))[:1]
+    )
 
 
 # The name that all versions know.

@@ -305,11 +305,14 @@ def test_a_labels_column_that_was_named_must_be_there():
         data_of([QUESTION], labels_column="gold")
 
 
+@pytest.mark.parametrize("policy", ["error", "skip"])
 @pytest.mark.parametrize("name", ["loss_mask", "completion_mask", "attention_mask"])
-def test_a_mask_of_another_tool_that_nothing_reads_is_refused(name):
+def test_a_mask_of_another_tool_that_nothing_reads_is_refused(name, policy):
+    """Under every policy: it is no fault of one row, and skipping it would skip them all."""
     row = {"tokens": [1, 2, 3, 4], name: [0, 0, 1, 1]}
-    with pytest.raises(DatasetError, match=rf"`{name}` leaves out 2 of 4 .*loss_column='{name}'"):
-        data_of([row], "plain")
+    match = rf"row 0: column `{name}` leaves out 2 of 4 .*loss_column='{name}'"
+    with pytest.raises(RunError, match=match):
+        data_of([row], "plain", policy=policy)
     assert data_of([row], "plain", loss_column=name).labels.tolist() == [-100, 3, 4, -100]
     kept = data_of([row], "plain", extra_columns=(name,))
     assert kept.labels.tolist() == [2, 3, 4, -100]
@@ -323,8 +326,9 @@ def test_a_mask_of_another_tool_that_nothing_reads_is_refused(name):
 def test_labels_that_were_shifted_already_are_refused():
     tokens = list(range(20, 32))
     rows = [{"tokens": tokens, "labels": [*tokens[1:], -100]}]
-    with pytest.raises(DatasetError, match="row 0: column `labels` is shifted already: every lab"):
-        data_of(rows, "plain")
+    for policy in ("error", "skip"):  # a fault of the data set, not of a row
+        with pytest.raises(RunError, match="row 0: column `labels` is shifted already: every lab"):
+            data_of(rows, "plain", policy=policy)
     alike = [{"tokens": [7] * 12, "labels": [7] * 12}]  # both at their token and one too early
     assert data_of(alike, "plain").num_targets == 11
     chance = [{"tokens": tokens, "labels": [-100] * 5 + [26] + [-100] * 6}]
@@ -366,6 +370,14 @@ def test_extra_columns_keep_their_kind():
     assert data.extra["mixed"].tolist() == [1, 2, 3, 0.25]
     assert data.extra["rewards"].tolist() == [math.inf, 0, 1, 1.5]
     assert data.target_extra["kinds"].tolist() == [2, 255]
+
+
+def test_integers_that_floats_of_another_row_would_change_are_refused():
+    rows = [{"tokens": [1, 2], "x": [2**24 + 1, 0]}, {"tokens": [3], "x": [0.5]}]
+    with pytest.raises(RunError, match=r"column `x` holds floats in one row .*make all its values"):
+        data_of(rows, "plain", extra_columns=("x",))
+    rows[0]["x"][0] = 2**24
+    assert data_of(rows, "plain", extra_columns=("x",)).extra["x"].tolist() == [2**24, 0, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -595,6 +607,29 @@ def test_logits_of_other_tokens_are_refused():
             next_token_loss(torch.zeros(shape), data)
     with pytest.raises(RunError, match=r"are on meta, the targets on cpu; give local_data.to\(log"):
         next_token_loss(torch.zeros(3, 4, device="meta"), data)
+
+
+def test_targets_that_are_no_token_of_the_vocabulary_are_refused():
+    rows = [{"tokens": [4, 49, 3]}, {"tokens": [1, 2, 50, 3]}]
+    data, logits = data_of(rows, "plain"), torch.zeros(7, 50)
+    match = r"expected targets from 0 to 49, .*, got 50 in row 1; .*loss_column with 0"
+    with pytest.raises(RunError, match=match):
+        next_token_loss(logits, data)
+    labelled = data_of([*rows[:1], {**rows[1], "labels": [1, 2, -100, 3]}], "plain")
+    assert next_token_loss(logits, labelled) > 0
+    for wrong in (-100, -1):  # -100: the loss would ignore it without a word
+        changed = replace(labelled, target_ids=labelled.target_ids.clone().fill_(wrong))
+        with pytest.raises(RunError, match=rf"from 0 to 49, .*, got {wrong} in row 0"):
+            next_token_loss(logits, changed)
+
+
+@pytest.mark.parametrize("wrong", [-100, -1])
+def test_negative_tokens_are_refused(wrong):
+    """A token -100 would count as a label that is left out."""
+    rows = [{"tokens": [1, 2, wrong, 3]}, {"tokens": [4, 5]}]
+    with pytest.raises(DatasetError, match=f"row 0: expected token ids from 0, got {wrong} at tok"):
+        data_of(rows, "plain")
+    assert data_of(rows, "plain", policy="skip").tokens.tolist() == [4, 5]
 
 
 def test_nothing_is_said_where_nothing_is_left_out():

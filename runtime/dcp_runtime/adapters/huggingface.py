@@ -10,11 +10,15 @@ brings the plans of its batch along::
         model(local_data.tokens[None], position_ids=local_data.position_ids[None], dcp=layers)
 
 The mask is the plan's. What a model does beside it (a window of its own, padding, soft caps, sinks,
-dropout, a cache) is either part of the plan's mask or refused; nothing is left out silently.
+dropout, a cache) is either part of the plan's mask or refused; nothing is left out silently. Every
+other implementation refuses the plans: a model takes the implementation from its config at each
+call, and models that share a config share the one that was chosen last.
 
 Source: transformers' ``AttentionInterface`` and ``AttentionMaskInterface`` (version 5).
 """
 
+from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -42,6 +46,38 @@ def register_dcp() -> None:
         ) from error
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, refuse_padding)
+    get_interface = AttentionInterface.get_interface
+    if not hasattr(get_interface, "__wrapped__"):
+        AttentionInterface.get_interface = _guarded(get_interface)  # type: ignore[method-assign]
+
+
+def _guarded(get_interface: Callable[..., Any]) -> Callable[..., Any]:  # Any: transformers'
+    """Let the other implementations refuse plans, which they would drop without a word."""
+
+    @wraps(get_interface)
+    def guarded(interface: Any, name: str | None, default: Any) -> Any:
+        attend = get_interface(interface, name, default)
+        return attend if attend is attention_forward else partial(_without_plans, name, attend)
+
+    return guarded
+
+
+def _without_plans(
+    name: str | None, attend: Callable[..., Any], module: torch.nn.Module, *args: Any, **others: Any
+) -> Any:  # Any: whatever a model passes on
+    plans, index = others.get("dcp"), getattr(module, "layer_idx", None)
+    if isinstance(plans, LayerPlans) and index is not None:  # other layers may be of an encoder
+        plans.of(index).prepared.batch.is_reached = True
+        raise RunError(
+            f"{_place(module)}: expected attn_implementation={NAME!r}, which the plans of a batch "
+            f"need, got {name!r} in the model's config; models made from one config share it: call "
+            f"model.set_attn_implementation({NAME!r}), or make each model from its own config"
+        )
+    return attend(module, *args, **others)
+
+
+def _place(module: torch.nn.Module) -> str:
+    return f"layer {getattr(module, 'layer_idx', None)} ({type(module).__name__})"
 
 
 def refuse_padding(*_: Any, attention_mask: Any = None, **__: Any) -> None:  # Any: transformers'
@@ -90,8 +126,8 @@ def attention_forward(  # noqa: PLR0913 - the signature is transformers'
         RunError: if the model wants something that the plan does not do.
     """
     index = getattr(module, "layer_idx", None)
-    where = f"layer {index} ({type(module).__name__})"
-    if dcp is None or index is None:
+    where = _place(module)
+    if not isinstance(dcp, LayerPlans) or index is None:
         raise RunError(
             f"{where}: attn_implementation='dcp' needs the plans of the batch; call the model with "
             "dcp=LayerPlans.prepare(executor, plan)"

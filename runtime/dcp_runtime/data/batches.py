@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from torch.utils.data import DataLoader
 
 from dcp_dsl import Attachment, Dataset, DatasetError, Mask, Sample, Spec, Stack, pack
 from dcp_runtime.arrays import Ints
@@ -17,6 +18,7 @@ from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows, TokenColumn, T
 from dcp_runtime.data.sample_masks import LayerMasks
 from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.token_columns import TokenColumns, read_columns
+from dcp_runtime.errors import RunError
 
 Batches: TypeAlias = tuple[tuple[int, ...], ...]
 
@@ -127,6 +129,7 @@ class RowReader:
 
         Raises:
             DatasetError: naming the row, if its columns do not fit and the policy is to raise.
+            RunError: naming the row, if it shows a fault of the whole data set.
         """
         count = self.usable_tokens(index, len(tokens))
         if not count:
@@ -138,6 +141,8 @@ class RowReader:
         except DatasetError as error:
             self.screening.leave_out(index, "unfit", f"row {index}: {error}")
             return None
+        except RunError as error:
+            raise RunError(f"row {index}: {error}") from error
         return PackedSequence(index, tokens[:count], columns.first(count), masks, sample)
 
 
@@ -162,6 +167,12 @@ def open_rows(dataset: Any, tokens: TokenColumn) -> IndexedRows | StreamedRows: 
     Raises:
         DatasetError: if it can do neither.
     """
+    if isinstance(dataset, DataLoader) and dataset.batch_sampler is not None:
+        raise DatasetError(
+            "expected a data set of rows, got batches of torch's DataLoader; DCPDataloader packs "
+            "rows into batches itself: give it the DataLoader's dataset, or a DataLoader with "
+            "batch_size=None"
+        )
     if isinstance(dataset, str | bytes | Path):
         raise DatasetError(
             f"expected a data set, got {dataset!r:.60}; read_dataset(path) reads a file or folder"

@@ -69,7 +69,8 @@ class RowRules:
             models. Rows without a column of the default name have their tokens as labels; ``None``
             reads none. Must count the same targets as the `loss_column`, if both are there.
         position_column: column with the position of each token; by default they count from 0.
-        extra_columns: columns with one number per token that come along in `LocalData.extra`.
+        extra_columns: columns with one number per token that come along in `LocalData.extra`:
+            bool, any integers as int64, any floats as float32.
         hidden_targets: for targets that do not see the token which should predict them, decided
             from the mask: ``"warn"`` leaves them out and says so once; ``"leave_out"`` leaves them
             out; ``"keep"`` trains on them. The loader's `screening` counts those left out.

@@ -141,9 +141,8 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         """
         if self._usable is None:
             raise TypeError("a stream of rows has no length")
-        return len(
-            self._batches_of((self._position if self._is_under_way else self._start()).epoch)
-        )
+        position = self._position if self._is_under_way else self._start()
+        return len(self._batches_of(position.epoch))
 
     def __iter__(self) -> Iterator[tuple[LocalData, BatchPlan]]:
         """Begin an epoch, or go on in the one that was loaded; plans are made ahead.

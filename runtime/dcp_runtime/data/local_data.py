@@ -98,7 +98,7 @@ class TargetFinder:
             if self.rules.position_column is None
             else ""
         )
-        # Up through `_record`, `find`, `_local` and `__iter__` to the line of the training loop.
+        # Up through `_record`, `find`, `_local` and `_epoch` to the line of the training loop.
         warnings.warn(
             f"{share} of a batch are left out: these tokens do not see the token before them, "
             f"which would have to predict them. The first is token {token} of row {sequence.row}, "
@@ -195,7 +195,7 @@ def take_local(
     mine = np.flatnonzero(place[targets.row] >= 0)
     mine = mine[np.argsort(place[targets.row[mine]], kind="stable")]
     names = sequences[0].columns.extra
-    extra = {name: join([s.columns.extra[name] for s in sequences]) for name in names}
+    extra = {name: join(name, [s.columns.extra[name] for s in sequences]) for name in names}
     return LocalData(
         tokens=torch.from_numpy(tokens[local]),
         labels=torch.from_numpy(labels[local]),
@@ -234,7 +234,8 @@ def next_token_loss(
         A scalar in float32, in float64 for float64 logits.
 
     Raises:
-        RunError: if the logits are not those of this rank's tokens.
+        RunError: if the logits are not those of this rank's tokens, or a target is no token id of
+            their vocabulary.
     """
     if logits.ndim == 3 and len(logits) == 1:
         logits = logits[0]
@@ -250,6 +251,7 @@ def next_token_loss(
             f"next_token_loss: the logits are on {logits.device}, the targets on "
             f"{local_data.target_rows.device}; give local_data.to(logits.device)"
         )
+    _check_vocabulary(local_data, logits.shape[1])
     rows = logits.index_select(0, local_data.target_rows)
     if rows.dtype != torch.float64:
         rows = rows.float()
@@ -257,3 +259,17 @@ def next_token_loss(
     total = (losses * local_data.target_weights).sum()
     divisor = local_data.num_targets if num_targets is None else num_targets
     return total / max(1, divisor)
+
+
+def _check_vocabulary(local_data: LocalData, size: int) -> None:
+    # On CUDA this waits for the host; there a wrong id would end the process, and -100 count as 0.
+    wrong = (local_data.target_ids < 0) | (local_data.target_ids >= size)
+    if bool(wrong.any()):
+        number = int(wrong.nonzero()[0])
+        row = local_data.rows[int(local_data.sequence_ids[local_data.target_rows[number]])]
+        raise RunError(
+            f"next_token_loss: expected targets from 0 to {size - 1}, the vocabulary of the "
+            f"logits, got {int(local_data.target_ids[number])} in row {row}; tokenize the data set "
+            "with the tokenizer of the model, or leave such targets out: labels column with "
+            f"{IGNORE_LABEL}, or loss_column with 0"
+        )

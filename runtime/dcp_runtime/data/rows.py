@@ -65,6 +65,11 @@ def _integers(values: Any, row: int, column: str) -> Tokens:  # Any: what a user
         array = np.asarray(values)
     except ValueError:  # lists of several lengths
         array = np.empty((), object)
+    if array.ndim > 1 and array.dtype.kind in "iu":
+        raise DatasetError(
+            f"row {row}: expected `{column}` to be integers or bytes, got a batch of shape "
+            f"{list(array.shape)}; give the rows one by one, DCPDataloader packs them"
+        )
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise DatasetError(
             f"row {row}: expected `{column}` to be integers or bytes, got {str(values)[:60]!r}"

@@ -11,6 +11,7 @@ from dcp_dsl import DatasetError
 from dcp_runtime.arrays import Ints
 from dcp_runtime.data.choices import RowRules
 from dcp_runtime.data.rows import Row, Tokens
+from dcp_runtime.errors import RunError
 
 IGNORE_LABEL = -100
 """Label of a token that predicts nothing, as ``torch.nn.CrossEntropyLoss`` ignores it."""
@@ -50,8 +51,15 @@ def read_columns(rules: RowRules, row: Row, tokens: Tokens) -> TokenColumns:
 
     Raises:
         DatasetError: if one is missing, does not fit the tokens, or contradicts another.
+        RunError: if the row shows that the columns of the whole data set mean something else.
     """
     length = len(tokens)
+    if length and tokens.min() < 0:  # -100 among them would count as a label that is left out
+        at = int(tokens.argmin())
+        raise DatasetError(
+            f"expected token ids from 0, got {tokens[at]} at token {at}; rows need no padding, and "
+            f"a labels column with {IGNORE_LABEL} leaves targets out"
+        )
     return TokenColumns(
         targets=_targets(rules, row, tokens),
         positions=_positions(rules.position_column, row, length),
@@ -59,15 +67,25 @@ def read_columns(rules: RowRules, row: Row, tokens: Tokens) -> TokenColumns:
     )
 
 
-def join(parts: Sequence[Values]) -> Values:
-    """Put the values of several rows one behind the other; floats in one make floats of all.
+def join(name: str, parts: Sequence[Values]) -> Values:
+    """Concatenate an extra column of several rows; floats in one row make floats of all.
 
-    >>> join([np.array([1, 2]), np.array([0.5], np.float32)]).dtype
+    Raises:
+        RunError: if float32 cannot hold an integer of another row.
+
+    >>> join("x", [np.array([1, 2]), np.array([0.5], np.float32)]).dtype
     dtype('float32')
     """
-    is_float = any(part.dtype == np.float32 for part in parts)
     joined: Values = np.concatenate(parts)
-    return joined.astype(np.float32) if is_float else joined
+    if not any(part.dtype == np.float32 for part in parts):
+        return joined
+    kept = joined.astype(np.float32)
+    if any(part.dtype == np.int64 and (part.astype(np.float32) != part).any() for part in parts):
+        raise RunError(
+            f"column `{name}` holds floats in one row of a batch and in another integers that "
+            "float32 cannot hold; make all its values floats, or all integers"
+        )
+    return kept
 
 
 def _targets(rules: RowRules, row: Row, tokens: Tokens) -> Ints:
@@ -85,10 +103,10 @@ def _targets(rules: RowRules, row: Row, tokens: Tokens) -> Ints:
 
 
 def _check_unread(rules: RowRules, row: Row, length: int) -> None:
-    """Refuse a row with a well-known mask that leaves tokens out and that nothing reads.
+    """Refuse a data set with a well-known mask that leaves tokens out and that nothing reads.
 
     Raises:
-        DatasetError: if there is one.
+        RunError: if there is one; skipping the row would skip every row.
     """
     for name in UNREAD_MASKS:
         if name in rules.extra_columns or row.get(name) is None:
@@ -97,7 +115,7 @@ def _check_unread(rules: RowRules, row: Row, length: int) -> None:
         zeros = int((values == 0).sum()) if values.shape == (length,) else 0
         if zeros:
             padding = "; rows need no padding: leave it out" if name == "attention_mask" else ""
-            raise DatasetError(
+            raise RunError(
                 f"column `{name}` leaves out {zeros} of {length} tokens, and nothing reads it: "
                 f"RowRules(loss_column={name!r}) leaves these targets out, "
                 f"extra_columns=({name!r},) carries the column along and trains on all{padding}"
@@ -118,15 +136,15 @@ def _labels(name: str | None, row: Row, tokens: Tokens) -> Ints | None:
 
 
 def _check_alignment(name: str, labels: Ints, tokens: Tokens) -> None:
-    """Refuse labels that are shifted already: every one is the token behind its own.
+    """Refuse a data set whose labels are shifted already: each is the token behind its own.
 
     Raises:
-        DatasetError: if they are.
+        RunError: if they are.
     """
     seen = labels[:-1] != IGNORE_LABEL
     early, next_ones, own = labels[:-1][seen], tokens[1:][seen], tokens[:-1][seen]
     if len(early) >= MANY and (early == next_ones).all() and (early != own).any():
-        raise DatasetError(
+        raise RunError(
             f"column `{name}` is shifted already: every label is the token behind its own; "
             "expected label i at token i, as Hugging Face's causal models take them (the token "
             "before predicts it); shift the column back by one token"
