@@ -24,7 +24,7 @@ from typing import Any
 from playwright.sync_api import Page, sync_playwright
 
 from dcp_dashboard import start_server
-from dcp_dashboard.editing.worker_process import Worker
+from dcp_dashboard.editing.tasks import make_worker
 from dcp_dashboard.library.folder import plan_key
 from dcp_dsl import check_report
 
@@ -161,7 +161,7 @@ def measure_checker(repeats: int) -> list[dict[str, Any]]:  # Any: JSON values
 
 def measure_previews(repeats: int) -> list[dict[str, Any]]:  # Any: JSON values
     """Give what a preview of a moderate batch takes in its worker, message to message."""
-    worker = Worker("plan")
+    worker = make_worker("plan")
     asked = {
         "task": "preview", "text": "", "mask": "streaming(64, 4k)", "sample": "131072",
         "nodes": 4, "devices_per_node": 8,

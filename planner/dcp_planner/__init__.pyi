@@ -45,6 +45,9 @@ from .tables.plan import (
     TransferKind,
 )
 from .tables.programs import digest
+from .workers.pool import WorkerPool
+from .workers.process import WorkerProgram
+from .workers.worker import TaskError, Worker, WorkerLost, WorkerOverdue
 
 __all__ = [
     "BACKWARD_FLOPS_RATIO",
@@ -78,10 +81,16 @@ __all__ = [
     "Provenance",
     "Reduction",
     "Source",
+    "TaskError",
     "Tiles",
     "TimeParts",
     "Trace",
     "TransferKind",
+    "Worker",
+    "WorkerLost",
+    "WorkerOverdue",
+    "WorkerPool",
+    "WorkerProgram",
     "accumulator_bytes",
     "best_static",
     "bound_ratios",

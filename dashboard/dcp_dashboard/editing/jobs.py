@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dcp_dashboard.editing.worker_process import Worker, WorkerEnded
+from dcp_dashboard.editing.tasks import loss_message
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dsl import DCPError
+from dcp_planner import Worker, WorkerLost
 
 MAX_WAITING = 4
 MAX_REMEMBERED = 64
@@ -126,11 +127,11 @@ class Jobs:
                 job.state, job.stage, job.began_s = "running", "starting", time.monotonic()
             try:
                 figures, content = self._worker.call(
-                    request, limit_s, lambda stage: setattr(job, "stage", stage)
+                    request, limit_s, on_note=lambda stage: setattr(job, "stage", str(stage))
                 )
                 loaded = self._library.keep(content, name)
-            except WorkerEnded as error:
-                self._fail(job, f"the process that planned was ended: {error}")
+            except WorkerLost as error:
+                self._fail(job, loss_message(error))
             except DCPError as error:
                 self._fail(job, str(error))
             else:

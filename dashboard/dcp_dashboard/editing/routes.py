@@ -11,9 +11,10 @@ from dcp_dashboard.editing.jobs import DEFAULT_LIMIT_S, Jobs
 from dcp_dashboard.editing.planning import figures
 from dcp_dashboard.editing.source import whole
 from dcp_dashboard.editing.specs import batch_of, home_of
-from dcp_dashboard.editing.worker_process import Worker, WorkerEnded
+from dcp_dashboard.editing.tasks import loss_message, make_worker
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dsl import DCPError
+from dcp_planner import WorkerLost, WorkerOverdue
 
 DESK = "dcp_desk"
 """Key of an application's ``extensions`` under which its `Desk` stands."""
@@ -31,7 +32,8 @@ class Desk:
     """
 
     def __init__(self, library: PlanLibrary) -> None:
-        self.checker, self.previewer, self.planner = Worker("check"), Worker("plan"), Worker("plan")
+        self.checker = make_worker("check")
+        self.previewer, self.planner = make_worker("plan"), make_worker("plan")
         self.jobs = Jobs(library, self.planner)
 
     def close(self) -> None:
@@ -53,7 +55,10 @@ def edit_api(library: PlanLibrary, desk: Desk) -> Blueprint:
 
     @api.errorhandler(DCPError)
     def refuse(error: DCPError) -> WSGIResponse:
-        return _json({"error": str(error)}, 503 if isinstance(error, WorkerEnded) else 200)
+        if isinstance(error, WorkerLost):
+            status = 200 if isinstance(error, WorkerOverdue) else 503
+            return _json({"error": loss_message(error)}, status)
+        return _json({"error": str(error)})
 
     @api.errorhandler(BadRequest)
     def refuse_request(error: BadRequest) -> WSGIResponse:

@@ -184,7 +184,7 @@ def planner_processes():
             stat = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if b"dcp_dashboard.editing.worker" in command and int(stat[1]) == os.getpid():
+        if b"dcp_dashboard.editing.tasks:start" in command and int(stat[1]) == os.getpid():
             found.append((int(stat[11]), int(folder.name)))
     return [pid for _, pid in sorted(found, reverse=True)]
 
@@ -203,7 +203,7 @@ def test_a_plan_can_be_cancelled_and_a_killed_process_is_reported(visit):
     page.wait_for_selector("#edit-job >> text=/placing/", timeout=60_000)
     (started,) = set(planner_processes()) - before
     os.kill(started, signal.SIGKILL)
-    page.wait_for_selector("#edit-job >> text=/the process that planned was ended/")
+    page.wait_for_selector("#edit-job >> text=/the planner .* was killed by SIGKILL/")
     assert page.locator("#edit-plan").is_enabled()
     page.select_option("#edit-scale", "1")
     page.select_option("#edit-effort", "fast")

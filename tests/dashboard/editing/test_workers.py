@@ -10,20 +10,16 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from dcp_dashboard import start_server
+from dcp_dashboard import create_app, start_server
+from dcp_dashboard.editing import routes
 from dcp_dashboard.editing.jobs import Jobs
-from dcp_dashboard.editing.worker_process import (
-    BrokenFrame,
-    Worker,
-    WorkerEnded,
-    pack_frame,
-    receive_frame,
-)
+from dcp_dashboard.editing.tasks import make_worker
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dsl import DCPError, Spec
 from dcp_planner import (
     ModelShape,
     PlanConfig,
+    WorkerProgram,
     build_plan,
     choose_block_size,
     cut_blocks,
@@ -39,15 +35,8 @@ sample two(lens = [3, 5])
 
 
 @pytest.fixture(scope="module")
-def checker():
-    worker = Worker("check")
-    yield worker
-    worker.close()
-
-
-@pytest.fixture(scope="module")
 def planner():
-    worker = Worker("plan")
+    worker = make_worker("plan")
     yield worker
     worker.close()
 
@@ -56,44 +45,6 @@ def wait_for(job, *states):
     while job.state not in states:
         time.sleep(0.02)
     return job
-
-
-def test_a_killed_worker_is_replaced(checker):
-    first = checker.call({"task": "check", "text": TEXT}, 30)[0]
-    assert first["findings"] == []
-    pid = checker.pid
-    os.kill(pid, signal.SIGKILL)
-    with suppress(WorkerEnded):  # if it is asked before the kernel has ended it
-        checker.call({"task": "check", "text": TEXT}, 30)
-    assert checker.call({"task": "check", "text": TEXT}, 30)[0] == first
-    assert checker.pid != pid
-
-
-def test_a_task_that_takes_too_long_is_stopped_and_the_next_one_answered(checker):
-    checker.call({"task": "check", "text": TEXT}, 30)
-    with pytest.raises(DCPError, match="took longer than 0 s"):
-        checker.call({"task": "check", "text": TEXT}, 0)
-    assert checker.call({"task": "check", "text": TEXT}, 30)[0]["is_usable"]
-
-
-def test_what_prints_or_is_no_frame_breaks_the_pipe_with_a_message():
-    reading, writing = os.pipe()
-    os.write(writing, b"hello, this is no frame")
-    with pytest.raises(BrokenFrame, match="sizes"):
-        receive_frame(reading, time.monotonic() + 5)
-    os.write(writing, b"")
-    os.close(writing)
-    os.close(reading)
-
-
-def test_a_frame_comes_through_a_pipe_as_it_went_in():
-    reading, writing = os.pipe()
-    os.write(writing, pack_frame({"a": [1, "ü"]}, b"\0\1"))
-    assert receive_frame(reading, time.monotonic() + 5) == ({"a": [1, "ü"]}, b"\0\1")
-    os.close(writing)
-    with pytest.raises(BrokenFrame, match="ended"):
-        receive_frame(reading, time.monotonic() + 5)
-    os.close(reading)
 
 
 def test_a_finished_job_is_the_plan_that_the_planner_makes(planner, tmp_path):
@@ -155,8 +106,7 @@ def test_a_job_whose_process_is_killed_says_so(planner, tmp_path):
         time.sleep(0.02)
     os.kill(planner.pid, signal.SIGKILL)
     wait_for(job, "failed")
-    assert "was ended" in job.message
-    assert "exit status -9" in job.message
+    assert "was killed by SIGKILL; the next request starts another" in job.message
 
 
 def test_the_workers_end_with_their_server(tmp_path):
@@ -176,9 +126,28 @@ def workers_of_this_process():
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            if (
-                int(parent) == os.getpid()
-                and b"editing.worker" in (folder / "cmdline").read_bytes()
-            ):
+            if int(parent) == os.getpid() and b"editing.tasks" in (folder / "cmdline").read_bytes():
                 found.add(folder.name)
     return found
+
+
+def test_a_worker_that_is_lost_is_an_answer_too(tmp_path, monkeypatch):
+    app = create_app(tmp_path).server
+    desk = app.extensions[routes.DESK]
+
+    def check():
+        found = app.test_client().post("/api/edit/check", json={"text": TEXT})
+        return found.status_code, found.json.get("error")
+
+    assert check() == (200, None)
+    with monkeypatch.context() as hurried:
+        hurried.setattr(routes, "CHECK_LIMIT_S", 0)
+        status, message = check()
+    assert status == 200
+    assert "took longer than 0 s and was ended; try a shorter sample, larger" in message
+    monkeypatch.setattr(desk.checker, "program", WorkerProgram("no_such_module:start"))
+    status, message = check()
+    assert status == 503
+    assert "the checker (process " in message
+    assert "No module named 'no_such_module'; the next request starts another" in message
+    desk.close()

@@ -1,0 +1,1 @@
+"""Worker processes: requests and answers as frames, time limits, and an end in every case."""

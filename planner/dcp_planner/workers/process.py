@@ -1,0 +1,185 @@
+"""A running worker process with its socket and pipes.
+
+Frames travel over a socket of their own, so that nothing that the process prints is taken for one.
+Its standard output and error come through one pipe: the last of it explains how the process ended.
+Its standard input only shows it that the owner lives (`program`).
+"""
+
+import math
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from dcp_planner.workers.frames import Answer, FrameBuffer
+
+_END_GRACE_S = 3.0  # between the end of the socket and the end of the process
+_LOG_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProgram:
+    """What a worker process runs, and with what.
+
+    Attributes:
+        entry: ``"module:function"``; the function makes the handler of the requests (`program`).
+        arguments: of the function.
+        memory_bytes: memory that it may have for its data; beyond it Python raises `MemoryError`.
+        environment: variables beside those of this process.
+        files: open files that it has under the same numbers.
+        is_quiet: keep what it prints for messages, and do not show it on standard error.
+    """
+
+    entry: str
+    arguments: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    files: tuple[int, ...] = ()
+    is_quiet: bool = False
+
+    def start(self, number: int) -> "subprocess.Popen[bytes]":
+        """Start a process that serves the socket of this number."""
+        command = [sys.executable, "-P", "-m", "dcp_planner.workers.program", str(number)]
+        search_path = os.pathsep.join(path for path in sys.path if path)
+        process = subprocess.Popen(
+            [*command, self.entry, *self.arguments],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(number, *self.files),
+            env={**os.environ, **self.environment, "PYTHONPATH": search_path},
+            start_new_session=True,  # Ctrl-C in the terminal is for the owner, who ends it
+        )
+        if self.memory_bytes is not None:
+            limits = self.memory_bytes, self.memory_bytes
+            with suppress(ProcessLookupError):
+                resource.prlimit(process.pid, resource.RLIMIT_DATA, limits)
+        return process
+
+
+class WorkerProcess:
+    """A process; at most one thread at a time talks to it, any thread may kill it.
+
+    Attributes:
+        is_ready: whether it has loaded what it needs.
+    """
+
+    def __init__(self, program: WorkerProgram) -> None:
+        self.is_ready = False
+        self._is_quiet, self._owner = program.is_quiet, os.getpid()
+        self._frames = FrameBuffer()
+        self._socket, theirs = socket.socketpair()
+        try:
+            self._popen = program.start(theirs.fileno())
+        except BaseException:
+            self._socket.close()
+            raise
+        finally:
+            theirs.close()
+        self._socket.setblocking(False)
+        assert self._popen.stdout is not None, "opened as a pipe"
+        self._output = self._popen.stdout.fileno()
+        os.set_blocking(self._output, False)
+        self.send(b"", math.inf)
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._popen.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether it has not ended."""
+        return self._popen.poll() is None
+
+    @property
+    def log(self) -> str:
+        """The last that it printed since it was sent something."""
+        return self._printed.decode(errors="replace").strip()
+
+    def send(self, frame: bytes, limit_s: float) -> None:
+        """Have `receive` send a frame, since the process may be slow to read, and set its limit."""
+        self._printed, self._unsent, self._limit_s = b"", memoryview(frame), limit_s
+        self._deadline = time.monotonic() + limit_s
+
+    def receive(self) -> Answer:
+        """Wait for a frame.
+
+        Raises:
+            TimeoutError: if it is not there in time.
+            EOFError, ConnectionError: if the process ended or closed its end.
+            FrameError: if something else arrives.
+        """
+        poll = select.poll()
+        poll.register(self._output, select.POLLIN)
+        while (frame := self._frames.take()) is None:
+            if self._socket.fileno() < 0:  # the garbage collector closed it, on this thread
+                raise EOFError
+            left_ms = 1e3 * (self._deadline - time.monotonic())
+            poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+            ready = dict(poll.poll(None if left_ms == math.inf else max(0.0, left_ms)))
+            if left_ms < 0 or not ready:
+                raise TimeoutError(f"{self._limit_s:g} s")
+            if self._output in ready and not self._read_output():
+                poll.unregister(self._output)
+            if (events := ready.get(self._socket.fileno(), 0)) & select.POLLOUT:
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+            if events & ~select.POLLOUT:
+                data = self._socket.recv(1 << 20)
+                if not data:
+                    raise EOFError
+                self._frames.feed(data)
+        return frame
+
+    def _read_output(self) -> bool:
+        """Take in what it printed; `False` once there is no more."""
+        try:
+            data = os.read(self._output, 1 << 16)
+        except OSError:  # nothing is there, or it was closed on this thread (`receive`)
+            return False
+        if not self._is_quiet:
+            sys.stderr.write(data.decode(errors="replace"))
+        self._printed = (self._printed + data)[-_LOG_BYTES:]
+        return bool(data)
+
+    def wait(self) -> str:
+        """Let it end by itself for a moment and return how it ended."""
+        try:
+            code = self._popen.wait(_END_GRACE_S)
+        except subprocess.TimeoutExpired:
+            return "closed its connection and did not end"
+        while self._read_output():
+            pass
+        if code < 0:
+            return f"was killed by {_signal_name(-code)}"
+        said = self.log.rpartition("\n")[2] if code else ""
+        return f"exited with {code}" + (f": {said}" if said else "")
+
+    def kill(self) -> None:
+        """Kill it, if it runs."""
+        self._popen.kill()
+
+    def end(self) -> None:
+        """Kill it, leave no zombie, and close socket and pipes."""
+        if os.getpid() == self._owner:  # a fork must not end what belongs to its parent
+            self._popen.kill()
+            self._popen.wait()
+        self._socket.close()
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            assert pipe is not None, "opened as a pipe"
+            pipe.close()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

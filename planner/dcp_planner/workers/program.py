@@ -1,0 +1,90 @@
+"""The program of a worker process: it answers requests until its owner is gone.
+
+    python -m dcp_planner.workers.program SOCKET MODULE:FUNCTION [ARGUMENT ...]
+
+The function takes the arguments and returns the handler of the requests; what takes long to load
+is loaded there. Standard input carries nothing; the kernel ends this process when it closes.
+"""
+
+import fcntl
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from dcp_dsl import DCPError
+from dcp_planner.workers.frames import Answer, FrameBuffer, pack_frame
+
+Tell: TypeAlias = Callable[[Any], None]
+"""Sends a note about a request in progress; `Any`: a JSON value."""
+Handler: TypeAlias = Callable[[dict[str, Any], bytes, Tell], Answer]
+"""Answers one request, with no key ``note``; a `DCPError` is told to the owner.
+
+Any other error ends the process.
+"""
+
+
+def main(number: str, entry: str, *arguments: str) -> None:
+    """Serve requests that arrive on a socket, one after the other."""
+    _end_with_owner()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends at once and says no more than its name
+    link = _Link(int(number))
+    module, _, function = entry.partition(":")
+    handle: Handler = getattr(importlib.import_module(module), function)(*arguments)
+    link.send({"ready": True})
+    while (frame := link.receive()) is not None:
+        try:
+            answer = handle(*frame, lambda note: link.send({"note": note}))
+        except DCPError as error:
+            kinds = [kind.__name__ for kind in type(error).mro()]
+            answer = {"error": str(error), "kinds": kinds}, b""
+        link.send(*answer)
+
+
+def _end_with_owner() -> None:
+    """Have the kernel kill this process when standard input closes, whatever it computes.
+
+    A thread that waits for the end would not do: a library may hold Python's lock for minutes. Nor
+    would ``PR_SET_PDEATHSIG``: it also kills when only the thread that started this process ends.
+    """
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
+    closed = select.poll()
+    closed.register(0, 0)
+    if closed.poll(0):  # before the kernel was told
+        os._exit(1)
+
+
+class _Link:
+    """The worker's end of the socket."""
+
+    def __init__(self, number: int) -> None:
+        self._socket = socket.socket(fileno=number)
+        self._socket.set_inheritable(False)  # no process that is started here keeps it open
+        self._frames = FrameBuffer()
+        self._lock = threading.Lock()
+
+    def send(self, message: Mapping[str, Any], blob: bytes = b"") -> None:
+        """Send a frame; threads take turns."""
+        data = pack_frame(message, blob)
+        with self._lock:
+            self._socket.sendall(data)
+
+    def receive(self) -> Answer | None:
+        """Wait for a frame; ``None`` once the owner has closed its end."""
+        while (frame := self._frames.take()) is None:
+            data = self._socket.recv(1 << 20)
+            if not data:
+                return None
+            self._frames.feed(data)
+        return frame
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

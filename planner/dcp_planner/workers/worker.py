@@ -1,0 +1,180 @@
+"""A worker process as its owner sees it: started when needed, timed, ended, replaced."""
+
+import math
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dcp_dsl import DCPError
+from dcp_planner.workers.frames import Answer, FrameError, pack_frame
+from dcp_planner.workers.process import WorkerProcess, WorkerProgram
+
+START_LIMIT_S = 300.0
+"""Time to load the libraries; the planner compiles itself once per installation."""
+
+
+class WorkerLost(DCPError):
+    """A worker process that ended, was closed, cannot be started or sent no frame.
+
+    Attributes:
+        log: what it printed last.
+    """
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+
+
+class WorkerOverdue(WorkerLost):
+    """A worker process that took too long and was ended."""
+
+
+class TaskError(DCPError):
+    """A request that the worker refused with a `DCPError`; the worker goes on.
+
+    Attributes:
+        kinds: names of the class of that error and of its bases.
+    """
+
+    def __init__(self, message: str, kinds: Sequence[str]) -> None:
+        super().__init__(message)
+        self.kinds = tuple(kinds)
+
+
+class Worker:
+    """One process that answers one request at a time; calls from several threads wait in line.
+
+    Args:
+        program: what it runs.
+        title: of the process, for messages.
+        max_failed_starts: processes in a row that end before they are ready, after which none is
+            started; ``None`` for any number.
+    """
+
+    def __init__(
+        self,
+        program: WorkerProgram,
+        title: str = "the worker",
+        max_failed_starts: int | None = None,
+    ) -> None:
+        self.program, self.title = program, title
+        self._max_failed_starts, self._failed_starts = max_failed_starts, 0
+        # Reentrant: the garbage collector may close a worker anywhere on the thread that uses it.
+        self._turn, self._lock = threading.RLock(), threading.RLock()
+        self._process: WorkerProcess | None = None
+        self._end_process: Callable[[], object] = lambda: None
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The number of its process, ``None`` while there is none."""
+        process = self._process
+        return process.pid if process is not None and process.is_running else None
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether its process has loaded what it needs."""
+        return self._process is not None and self._process.is_ready
+
+    @property
+    def cannot_start(self) -> bool:
+        """Return whether its processes end again and again before they are ready."""
+        return self._max_failed_starts is not None and (
+            self._failed_starts >= self._max_failed_starts
+        )
+
+    def start(self) -> WorkerProcess:
+        """Start the process if there is none, without waiting until it is ready.
+
+        Raises:
+            WorkerLost: if it cannot be started, or the worker was closed.
+        """
+        with self._lock:
+            self._refuse()
+            if self._process is None or not self._process.is_running:
+                self._end_process()
+                try:
+                    self._process = WorkerProcess(self.program)
+                except OSError as error:
+                    self._failed_starts += 1
+                    raise WorkerLost(f"{self.title} cannot be started: {error}") from error
+                self._end_process = weakref.finalize(self, self._process.end)
+                self._refuse()  # closed meanwhile, by the garbage collector
+            return self._process
+
+    def _refuse(self) -> None:
+        if self._is_closed:
+            self._end_process()
+            raise WorkerLost(f"{self.title} was closed; make a new one")
+        if self.cannot_start:
+            raise WorkerLost(f"{self.title} ended {self._failed_starts} times before it was ready")
+
+    def call(
+        self,
+        message: Mapping[str, Any],  # Any: JSON values
+        limit_s: float = math.inf,
+        *,
+        blob: bytes = b"",
+        on_note: Callable[[Any], object] = lambda _: None,
+    ) -> Answer:
+        """Send a request and return the answer.
+
+        Args:
+            message: JSON values.
+            limit_s: seconds it may take once the process is ready; then the process is ended.
+            blob: bytes that go with the message.
+            on_note: told what the worker tells while it works.
+
+        Raises:
+            TaskError: if the worker refuses the request.
+            WorkerOverdue: if it takes too long.
+            WorkerLost: if the process is lost; the next call starts another.
+        """
+        frame = pack_frame(message, blob)
+        with self._turn:
+            process = self.start()
+            try:
+                if not process.is_ready:
+                    self._await_start(process)
+                process.send(frame, limit_s)
+                while "note" in (answer := process.receive())[0]:
+                    on_note(answer[0]["note"])
+            except (EOFError, OSError, FrameError) as error:
+                raise self._lost(process, error) from error
+            except BaseException:  # the answer would be taken for that of the next request
+                process.end()
+                raise
+        if "error" in answer[0]:
+            raise TaskError(str(answer[0]["error"]), answer[0].get("kinds", ()))
+        return answer
+
+    def _await_start(self, process: WorkerProcess) -> None:
+        self._failed_starts += 1  # until it is ready
+        process.send(b"", START_LIMIT_S)
+        process.receive()
+        process.is_ready, self._failed_starts = True, 0
+
+    def _lost(self, process: WorkerProcess, error: Exception) -> WorkerLost:
+        """End a process that is of no more use and say why it was lost."""
+        named = f"{self.title} (process {process.pid})"
+        if isinstance(error, TimeoutError):
+            process.end()
+            return WorkerOverdue(f"{named} took longer than {error} and was ended")
+        how = f"sent no frame: {error}" if isinstance(error, FrameError) else process.wait()
+        process.end()
+        return WorkerLost(f"{named} {how}", process.log)
+
+    def end(self) -> None:
+        """Kill the process, whatever it does; the next call starts another."""
+        process = self._process
+        if process is not None:
+            process.kill()  # no more: a call that waits for it reads the end of its socket
+
+    def close(self) -> None:
+        """End the process and free what belongs to it; calls in line and later ones are refused."""
+        with self._lock:
+            self._is_closed = True
+        self.end()
+        with self._turn, self._lock:
+            self._end_process()
