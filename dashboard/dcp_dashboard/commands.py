@@ -158,7 +158,7 @@ def view(  # noqa: PLR0913 - one parameter per option of the command
     from dcp_dashboard.exports.still import still
     from dcp_dashboard.exports.tables import devices_csv, tiles_csv
     from dcp_dashboard.library.plans import load_file
-    from dcp_dsl import check_writable, replacing
+    from dcp_dsl.files import check_writable, replacing
 
     wanted: list[tuple[Path | None, Callable[[LoadedPlan], bytes]]] = [
         (png, lambda loaded: still(loaded, "dark" if theme == "dark" else "light", scale)),

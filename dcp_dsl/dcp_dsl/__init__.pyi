@@ -6,7 +6,6 @@ from .core.stack import HeadError, Stack
 from .data.dataset import Dataset, read_dataset
 from .data.packing import pack
 from .errors import DatasetError, DCPError, ExchangeError
-from .files import check_writable, make_folder, replacing
 from .forms.algebra import (
     compare_masks,
     implies,
@@ -78,7 +77,6 @@ __all__ = [
     "build_mask_mod",
     "check",
     "check_report",
-    "check_writable",
     "compare_masks",
     "complete_at",
     "dense_mask",
@@ -96,14 +94,12 @@ __all__ = [
     "is_equal",
     "items_of",
     "load",
-    "make_folder",
     "pack",
     "parse",
     "preview",
     "read_dataset",
     "read_export",
     "readonly",
-    "replacing",
     "sample_from_argument",
     "subtract",
     "unite",

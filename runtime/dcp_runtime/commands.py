@@ -94,7 +94,7 @@ def run(  # noqa: PLR0913 - one argument per option
     Tensors are random. Every rank is one process with one thread; blocks travel over gloo, or as
     --transport says.
     """
-    from dcp_dsl import check_writable, replacing
+    from dcp_dsl.files import check_writable, replacing
     from dcp_planner import read_plan, to_perfetto, write_plan
     from dcp_runtime.errors import RunError
     from dcp_runtime.launch.launcher import RunConfig, check_ranks, run_plan

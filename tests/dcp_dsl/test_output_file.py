@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dcp_dsl import DCPError, ExchangeError, check_writable, make_folder, replacing
+from dcp_dsl import DCPError, ExchangeError
 from dcp_dsl.cli import dcpm
+from dcp_dsl.files import check_writable, make_folder, replacing
 
 
 def write(path, text="new"):

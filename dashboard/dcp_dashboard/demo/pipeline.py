@@ -23,9 +23,9 @@ from dcp_dsl import (
     DatasetError,
     Spec,
     load,
-    make_folder,
     read_dataset,
 )
+from dcp_dsl.files import make_folder
 from dcp_planner import (
     PARTITIONERS,
     Cluster,

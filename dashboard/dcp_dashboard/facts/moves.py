@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dashboard.library.summary import tiles_of_group
-from dcp_dsl import readonly
+from dcp_dsl.arrays import Bools, Bytes, Ints, Record
 from dcp_planner import Plan
 
 SAME, MOVED, ONLY_FIRST, ONLY_SECOND = range(4)
@@ -15,7 +16,7 @@ CHANGES = ("same device", "moved", "only in A", "only in B")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moves:
+class Moves(Record):
     """The tiles of two plans, each once, sorted by (group, q_block, kv_block).
 
     Attributes:
@@ -29,22 +30,16 @@ class Moves:
         moved_tokens: share of all tokens in such blocks.
     """
 
-    q_block: NDArray[np.int64]
-    kv_block: NDArray[np.int64]
-    group: NDArray[np.int64]
-    pairs: NDArray[np.int64]
-    change: NDArray[np.uint8]
-    fitted: NDArray[np.uint8]
-    first: NDArray[np.int64]
-    second: NDArray[np.int64]
-    is_moved_block: NDArray[np.bool_]
+    q_block: Annotated[Ints, "U"]
+    kv_block: Annotated[Ints, "U"]
+    group: Annotated[Ints, "U"]
+    pairs: Annotated[Ints, "U"]
+    change: Annotated[Bytes, "U"]
+    fitted: Annotated[Bytes, "U"]
+    first: Annotated[Ints, "U"]
+    second: Annotated[Ints, "U"]
+    is_moved_block: Annotated[Bools, "D"]
     moved_tokens: float
-
-    def __post_init__(self) -> None:
-        size = len(self.change)
-        for name in ("q_block", "kv_block", "group", "pairs", "first", "second"):
-            value = readonly(f"Moves.{name}", getattr(self, name), np.int64, (size,))
-            object.__setattr__(self, name, value)
 
     def tiles(self, change: int) -> int:
         """Count the tiles with a change."""

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dcp_dsl import replacing
+from dcp_dsl.files import replacing
 from dcp_planner.batches.batch import StackUse
 from dcp_planner.batches.planning import BatchRow, Planning
 from dcp_planner.compile_clock import compile_seconds

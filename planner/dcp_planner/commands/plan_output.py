@@ -50,7 +50,7 @@ class PlanOutput:
             PlanFileError: if the folder cannot be made.
         """
         if self.folder is not None:
-            from dcp_dsl import make_folder
+            from dcp_dsl.files import make_folder
             from dcp_planner.errors import PlanFileError
 
             make_folder(self.folder, PlanFileError)
@@ -108,7 +108,7 @@ def open_output(out: str | None, num_batches: int) -> PlanOutput:
         click.BadParameter: if something else is in the way.
         PlanFileError: if files cannot be written there.
     """
-    from dcp_dsl import check_writable
+    from dcp_dsl.files import check_writable
     from dcp_planner.errors import PlanFileError
 
     if out is None:

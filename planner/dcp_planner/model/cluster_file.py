@@ -28,7 +28,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from dcp_dsl import replacing
+from dcp_dsl.files import replacing
 from dcp_planner.errors import ClusterError, nearest
 from dcp_planner.model.cluster import Cluster
 

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from dcp_dsl import DatasetError, check_writable, replacing
+from dcp_dsl import DatasetError
+from dcp_dsl.files import check_writable, replacing
 from dcp_planner.errors import InvariantError, PlanError, PlanFileError
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.config import MOST_HEAD_GROUPS

@@ -12,7 +12,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from dcp_dsl import Attachment, Dataset, DatasetError, Mask, Sample, Spec, Stack, pack
-from dcp_runtime.arrays import Ints
+from dcp_dsl.arrays import Ints
 from dcp_runtime.data.choices import Packing, RowRules
 from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows, TokenColumn, Tokens
 from dcp_runtime.data.sample_masks import LayerMasks

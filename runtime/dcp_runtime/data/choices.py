@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch.distributed as dist
 
 from dcp_dsl import DatasetError
+from dcp_dsl.arrays import settle
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_runtime.data.screening import RowPolicy
 from dcp_runtime.errors import RunError
@@ -51,7 +52,7 @@ class Packing:
             if self.shuffle:
                 raise RunError("expected no shuffle beside batches: their order is the one given")
             fixed = tuple(tuple(int(row) for row in rows) for rows in self.batches)
-            object.__setattr__(self, "batches", fixed)
+            settle(self, batches=fixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class RowRules:
                 f"RowRules.extra_columns: expected a tuple of names, got {names!r:.60}; one column "
                 'is ("advantages",)'
             )
-        object.__setattr__(self, "extra_columns", tuple(dict.fromkeys(names)))
+        settle(self, extra_columns=tuple(dict.fromkeys(names)))
 
 
 @dataclass(frozen=True, slots=True)

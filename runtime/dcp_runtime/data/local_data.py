@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from dcp_runtime.arrays import Ints
+from dcp_dsl.arrays import Ints
 from dcp_runtime.data.batches import PackedSequence
 from dcp_runtime.data.choices import RowRules
 from dcp_runtime.data.sample_masks import Runs

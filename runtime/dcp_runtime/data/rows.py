@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dcp_dsl import Dataset, DatasetError
-from dcp_runtime.arrays import Ints
+from dcp_dsl.arrays import Ints
 
 Row: TypeAlias = Mapping[str, Any]  # Any: integers, lists of them, or bytes, by column
 Tokens: TypeAlias = Ints

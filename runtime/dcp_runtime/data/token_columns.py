@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import DatasetError
-from dcp_runtime.arrays import Ints
+from dcp_dsl.arrays import Ints
 from dcp_runtime.data.choices import RowRules
 from dcp_runtime.data.rows import Row, Tokens
 from dcp_runtime.errors import RunError

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dcp_runtime.arrays import Ints
+from dcp_dsl.arrays import Ints
 from dcp_runtime.kernels.kernel import (
     AttentionState,
     Gradients,

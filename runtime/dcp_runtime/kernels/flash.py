@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from dcp_dsl import Export, import_mask, varlen_calls
-from dcp_runtime.arrays import Indices, Ints
+from dcp_dsl.arrays import Indices, Ints
 from dcp_runtime.kernels.kernel import (
     AttentionState,
     Gradients,

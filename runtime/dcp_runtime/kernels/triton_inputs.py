@@ -6,19 +6,18 @@ gives every row to exactly one program, however the pieces overlap, so sums need
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dcp_dsl import readonly
-from dcp_runtime.arrays import Indices
+from dcp_dsl.arrays import Indices, Record
 from dcp_runtime.plans.tile_table import TileTable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KeyChunks:
+class KeyChunks(Record):
     """C runs of key rows, each with the pieces that meet it.
 
     Attributes:
@@ -27,19 +26,10 @@ class KeyChunks:
         segment, piece: int32 ``[E]``, of the table; ascending within a chunk.
     """
 
-    chunk_row: Indices
-    chunk_ptr: Indices
-    segment: Indices
-    piece: Indices
-
-    def __post_init__(self) -> None:
-        entries = len(self.segment)
-        for name, size in (
-            ("chunk_row", None), ("chunk_ptr", len(self.chunk_row) + 1),
-            ("segment", entries), ("piece", entries),
-        ):  # fmt: skip
-            value = readonly(f"KeyChunks.{name}", getattr(self, name), np.int32, (size,))
-            object.__setattr__(self, name, value)
+    chunk_row: Annotated[Indices, "C"]
+    chunk_ptr: Annotated[Indices, "C+1"]
+    segment: Annotated[Indices, "E"]
+    piece: Annotated[Indices, "E"]
 
 
 def cut_keys(table: TileTable, chunk: int) -> KeyChunks:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import Columns, Form, Rows, Slabs, Strided, StridedPart
+from dcp_dsl.arrays import Indices, Ints
 from dcp_planner import Plan, PlanPart, digest
-from dcp_runtime.arrays import Indices, Ints
 from dcp_runtime.errors import RunError
 
 

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Indices, Ints
 from dcp_planner import (
     Attention,
     Direction,
@@ -24,7 +25,6 @@ from dcp_planner import (
     expand_head_groups,
     message_names,
 )
-from dcp_runtime.arrays import Indices, Ints
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.head_layout import HeadLayout
 from dcp_runtime.plans.tile_pieces import TilePieces, cut_pieces

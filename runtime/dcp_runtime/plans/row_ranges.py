@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import PlacedForm, Slabs
-from dcp_runtime.arrays import Indices, Ints
+from dcp_dsl.arrays import Indices, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,18 +6,17 @@ each attention instruction and moves them to where the blocks lie.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dcp_dsl import readonly
+from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
 from dcp_planner import Blocks, Tiles
-from dcp_runtime.arrays import Indices, Ints
 from dcp_runtime.plans.tile_pieces import MAX_RANGES, PieceKind, TilePieces
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class TileTable:
+class TileTable(Record):
     """Work of one attention instruction: S segments of queries, each with its pieces of keys.
 
     All positions are rows of the device's working buffers; ranges are half-open.
@@ -37,36 +36,24 @@ class TileTable:
         pairs: visible (query, key) pairs of the whole table.
     """
 
-    q_start: Indices
-    q_len: Indices
-    row_ptr: Indices
-    kv_start: Indices
-    kv_len: Indices
-    kind: NDArray[np.uint8]
-    mask_start: Ints
-    row_lo: Indices
-    row_hi: Indices
-    bits: NDArray[np.uint8]
+    q_start: Annotated[Indices, "S"]
+    q_len: Annotated[Indices, "S"]
+    row_ptr: Annotated[Indices, "S+1"]
+    kv_start: Annotated[Indices, "P"]
+    kv_len: Annotated[Indices, "P"]
+    kind: Annotated[Bytes, "P"]
+    mask_start: Annotated[Ints, "P"]
+    row_lo: Annotated[Indices, MAX_RANGES, "M"]
+    row_hi: Annotated[Indices, MAX_RANGES, "M"]
+    bits: Annotated[Bytes, "Z"]
     pairs: int
-
-    def __post_init__(self) -> None:
-        segments, pieces = len(self.q_start), len(self.kv_start)
-        for name, dtype, shape in (
-            ("q_start", np.int32, (segments,)), ("q_len", np.int32, (segments,)),
-            ("row_ptr", np.int32, (segments + 1,)), ("kv_start", np.int32, (pieces,)),
-            ("kv_len", np.int32, (pieces,)), ("kind", np.uint8, (pieces,)),
-            ("mask_start", np.int64, (pieces,)), ("row_lo", np.int32, (MAX_RANGES, None)),
-            ("row_hi", np.int32, (MAX_RANGES, None)), ("bits", np.uint8, (None,)),
-        ):  # fmt: skip
-            value = readonly(f"TileTable.{name}", getattr(self, name), dtype, shape)
-            object.__setattr__(self, name, value)
 
     @property
     def num_segments(self) -> int:
         """Segments of queries S."""
         return len(self.q_start)
 
-    def piece_mask(self, piece: int, rows: int) -> NDArray[np.bool_]:
+    def piece_mask(self, piece: int, rows: int) -> Bools:
         """Return the mask inside a piece whose segment has `rows` rows, bool ``[rows, kv_len]``."""
         length = int(self.kv_len[piece])
         if self.kind[piece] == PieceKind.FULL:
