@@ -5,9 +5,15 @@ BIN := $(VENV)/bin
 ARGS ?=
 # Test files run at a time.
 WORKERS ?= 2
+PACKAGE ?= planner
+N ?= 10
+LOAD ?= 0
+COUNT ?= 100
+SEED ?= 1
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: demo test editor screenshots loss-parity setup setup-dev chromium check format test-slow clean
+.PHONY: demo test editor screenshots loss-parity setup setup-dev chromium check mypy pyright format \
+	test-slow test-quick test-flaky test-nightly test-mutations test-python coverage clean
 
 demo: setup ## run the whole way once, then serve the dashboard; ARGS="--no-serve" to stop before
 	$(BIN)/dcpm demo $(ARGS)
@@ -20,8 +26,14 @@ test: setup-dev chromium ## everything that CI runs
 check:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(MAKE) -j2 mypy pyright
 	$(BIN)/lint-imports
+
+mypy:
+	$(BIN)/mypy
+
+pyright:
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format:
 	$(BIN)/ruff format .
@@ -29,6 +41,31 @@ format:
 
 test-slow: setup-dev chromium ## the longer checks, marked `slow`
 	$(BIN)/python -m pytest -m slow
+
+test-quick: setup-dev ## the tests of one package that start no processes: PACKAGE=planner
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile tests/$(PACKAGE) \
+	  -m "not slow and not dist and not browser"
+
+test-flaky: setup-dev ## the tests that wait for others, N times, beside LOAD busy processes: N=10 LOAD=10
+	$(BIN)/python tests/repeat.py $(N) --load $(LOAD) -- -m "timing and not slow"
+
+test-nightly: setup-dev chromium ## all tests, the slow ones too, on other and on more examples each night
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "" --hypothesis-profile nightly
+
+test-mutations: setup-dev ## break the product COUNT times, drawn by SEED; see what the default tests notice
+	mkdir -p .mutations && rm -f .mutations/reach.*
+	PYTHONPATH=tests/mutations REACH_OUT=.mutations/reach \
+	  $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -p reach
+	$(BIN)/python tests/mutations/run.py --count $(COUNT) --seed $(SEED) --jobs $(WORKERS) --whole $(ARGS)
+
+test-python: ## everything on another Python, in an environment of its own: PYTHON=python3.13
+	$(MAKE) test PYTHON=$(PYTHON) VENV=.venv-$(notdir $(PYTHON))
+
+coverage: setup-dev ## lines that the default tests run, those of other processes too
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -q -n $(WORKERS) --dist loadfile
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
 
 STEPS ?= 200
 OUT ?= docs/loss_parity.json

@@ -56,7 +56,7 @@ class CompileClock(event.Listener):
 
     def on_start(self, event: event.Event) -> None:
         """Begin to count; before the first function of this process is compiled, say so."""
-        if event.data["dispatcher"].py_func not in self._watched:
+        if not event.data or event.data["dispatcher"].py_func not in self._watched:
             return
         if not self._has_told:
             self._has_told = True
@@ -67,7 +67,7 @@ class CompileClock(event.Listener):
 
     def on_end(self, event: event.Event) -> None:
         """Count what was compiled."""
-        if event.data["dispatcher"].py_func not in self._watched:
+        if not event.data or event.data["dispatcher"].py_func not in self._watched:
             return
         self._own.depth -= 1
         if self._own.depth == 0:

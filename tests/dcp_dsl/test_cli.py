@@ -50,6 +50,7 @@ def test_names_print_on_a_terminal_that_knows_ascii_only(tmp_path: Path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_terminated_command_cleans_up_and_says_so_in_its_status(number: signal.Signals):
     code = (

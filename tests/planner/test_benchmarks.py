@@ -8,6 +8,7 @@ import pytest
 
 from dcp_dsl import block_sparsity
 
+pytestmark = pytest.mark.dist
 BENCHMARKS = Path(__file__).resolve().parents[2] / "planner" / "benchmarks"
 
 

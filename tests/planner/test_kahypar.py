@@ -31,9 +31,13 @@ from dcp_planner.search.kahypar import _both_directions, _encode
 from dcp_planner.search.partitioners import place
 from dcp_planner.search.repair import PlacementState
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("kahypar") is None, reason="kahypar is not installed"
-)
+pytestmark = [
+    pytest.mark.dist,
+    pytest.mark.timing,
+    pytest.mark.skipif(
+        importlib.util.find_spec("kahypar") is None, reason="kahypar is not installed"
+    ),
+]
 
 
 def best_cost(workload, cluster, config):

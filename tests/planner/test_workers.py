@@ -19,7 +19,7 @@ from dcp_planner.workers.pool import WorkerPool
 from dcp_planner.workers.process import WorkerProgram
 from dcp_planner.workers.worker import TaskError, Worker, WorkerLost, WorkerOverdue
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.timing]
 PROGRAM = WorkerProgram("worker_tasks:start", ("first", "second"))
 
 

@@ -13,7 +13,7 @@ from dcp_runtime import RunConfig, RunError, run_plan
 SCRIPT = Path(__file__).with_name("failure_scenario.py")
 RANKS, VICTIM = 3, 1
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.timing]
 
 
 SLOW = pytest.mark.slow  # each case starts three processes

@@ -13,6 +13,8 @@ from dcp_runtime.transport.failure_registry import FailureRegistry, Status
 from dcp_runtime.transport.group_store import DeadlineStore
 from dcp_runtime.transport.store_barrier import StoreBarrier
 
+pytestmark = pytest.mark.timing
+
 
 class Stopped(Store):
     """Takes what is written and never answers, as torch's client of a stopped process."""

@@ -26,6 +26,7 @@ def measure(folder):
 
 
 @pytest.mark.dist
+@pytest.mark.timing
 def test_a_fifth_at_most_is_exposed_and_without_overlap_more_than_half(tmp_path):
     shares = measure(tmp_path)
     assert min(shares["overlapped"]) <= 0.2, shares

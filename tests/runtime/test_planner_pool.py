@@ -22,7 +22,7 @@ from dcp_runtime import LookAhead, RunError
 from dcp_runtime.data.plan_request import PlanRequest, plan_request
 from dcp_runtime.data.planner_pool import MOST_FAILED_STARTS, PlannerLostError, PlannerPool
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.timing]
 
 SPEC = Spec.from_text('mask band(w: tokens = 20) = causal and q - k < w\nfor "*" use band(w = 30)')
 ROWS = [{"tokens": list(range(n))} for n in (60, 50, 40, 30, 64)]

@@ -18,6 +18,7 @@ def free_port():
 
 
 @pytest.mark.dist
+@pytest.mark.timing
 def test_the_same_script_runs_on_two_nodes(tmp_path):
     port = free_port()
     log = tmp_path / "log"

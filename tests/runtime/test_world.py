@@ -11,7 +11,7 @@ import pytest
 from dcp_planner import LANES, Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import RunConfig, RunError, open_world, run_plan
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.timing]
 RANKS = 3
 FAULTY_WORKER = Path(__file__).parent / "faulty_worker.py"
 

@@ -116,8 +116,8 @@ def _depth(node: object) -> int:
         deepest = max(deepest, depth)
         if isinstance(current, tuple):
             stack.extend((item, depth) for item in current)
-        elif hasattr(current, "__dataclass_fields__"):
-            fields = current.__dataclass_fields__
+        else:
+            fields = getattr(current, "__dataclass_fields__", ())
             stack.extend((getattr(current, name), depth + 1) for name in fields)
     return deepest
 

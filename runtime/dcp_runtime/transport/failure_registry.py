@@ -150,8 +150,8 @@ class FailureRegistry:
         return failure
 
     def _read(self, key: str) -> str | None:
+        found: str | None = None
         try:
-            found: str | None = None
             if self._is_reachable and self._store.check([key]):
                 found = self._store.get(key).decode()
         except RuntimeError:  # the process that serves the store is gone

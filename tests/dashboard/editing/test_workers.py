@@ -28,6 +28,7 @@ from dcp_planner import (
     validate,
 )  # fmt: skip
 
+pytestmark = [pytest.mark.dist, pytest.mark.timing]
 TEXT = """segment doc = [lens]*
 mask packed = causal per doc
 sample two(lens = [3, 5])

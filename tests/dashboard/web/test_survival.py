@@ -14,6 +14,7 @@ import pytest
 
 from dcp_dashboard.library.folder import plan_key
 
+pytestmark = [pytest.mark.dist, pytest.mark.timing]
 DCPM = "from dcp_dsl.cli import main; main()"
 GROWTH_BYTES = 300 * 2**20
 RAW = [
