@@ -16,6 +16,7 @@ from dcp_dsl.checks.scope import Imported, Scope
 from dcp_dsl.core.layout import Column, bind_layout
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
+from dcp_dsl.elaboration.elaborate import elaborate
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.rows import Columns
@@ -172,7 +173,8 @@ def leaking_pairs(mask: Mask, segments: tuple[ast.Ident, ...], scope: Scope) -> 
     """Return the mask of the pairs that look ahead outside one instance of any of the segments."""
     ahead = ast.Compare((ast.Name("q"), ast.Name("k")), ("<",))
     if not segments:
-        return replace(mask, expression=ast.And((mask.expression, ahead)))
+        expression: ast.Expr = ast.And((mask.expression, ahead))
+        return replace(mask, expression=expression, core=elaborate(expression, mask.scope))
     same = [ast.Call(ast.Ident("same"), (ast.Argument(None, ast.Name(s.text)),)) for s in segments]
     allowed = ast.MaskDef(ast.Ident(_SAME), (), ast.Or(tuple(same)), (), ())
     imported = mask.scope.imported
@@ -183,7 +185,8 @@ def leaking_pairs(mask: Mask, segments: tuple[ast.Ident, ...], scope: Scope) -> 
     )
     outside = ast.And((mask.expression, ahead, ast.Not(ast.Name(_SAME))))
     columns = mask.columns | needed_columns(allowed.value, scope)
-    return replace(mask, expression=outside, scope=outer, columns=columns)
+    core = elaborate(outside, outer)
+    return replace(mask, expression=outside, scope=outer, columns=columns, core=core)
 
 
 def _first_empty(bound: Form) -> int | None:

@@ -26,6 +26,7 @@ from dcp_dsl.claims.samples import (
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.core.sample_statement import NoLengthError, declared_sample
+from dcp_dsl.elaboration.elaborate import elaborate
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.oracle.dense import dense_mask
 from dcp_dsl.proof.proving import MAX_TEXT_STEPS, never
@@ -87,7 +88,8 @@ class Testing:
         """Return a checked expression of the text as a mask."""
         columns = needed_columns(expression, self.scope)
         text = unparse(expression)
-        return Mask(text, text, columns, expression, self.scope, self.scope.program)
+        core = elaborate(expression, self.scope)
+        return Mask(text, text, columns, expression, self.scope, self.scope.program, core)
 
 
 def check_claims(testing: Testing) -> None:

@@ -45,25 +45,28 @@ FORMS = {
               help="Tokens per block of the counts.")  # fmt: skip
 @click.option("--head-dim", type=click.IntRange(1), default=128, show_default=True,
               help="Size of a head, for the flops.")  # fmt: skip
+@click.option("--core", "as_core", is_flag=True, help="Print the core program of the mask.")
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
     help="Print one JSON document; a line for each mask of a stack.",
 )
-def explain(
+def explain(  # noqa: PLR0913  # one parameter for each option
     topic: str | None,
     call: str | None,
     sample: str | None,
     length: str | None,
     block: str,
     head_dim: int,
+    as_core: bool,
     as_json: bool,
 ) -> None:
     """Explain a code, such as E104, or a mask: its form, slabs, pairs, blocks and cost.
 
     `dcpm explain E104` prints the documentation of a message. `dcpm explain SPEC --mask M` binds a
-    mask of a .dcpm file to a sample and counts; without SPEC the standard library is there.
+    mask of a .dcpm file to a sample and counts; without SPEC the standard library is there. With
+    `--core` it prints the mask with all calls, rules and parameters written out; no sample is read.
     """
     if topic is not None and call is None and _CODE.fullmatch(topic):
         _explain_code(topic, as_json=as_json)
@@ -78,6 +81,12 @@ def explain(
             f"no code, and no file `{topic}`; of a mask: dcpm explain --mask {call or topic}"
         )
     spec = load_spec(topic)
+    if as_core:
+        from dcp_dsl.elaboration.text import show
+
+        for used, mask in choose_masks(spec, call):
+            click.echo("\n".join(filter(None, (used, show(mask.core)))))
+        return
     for index, (used, mask) in enumerate(choose_masks(spec, call)):
         chosen = choose_sample(spec, mask, sample, length)
         report = report_mask(mask, chosen, read_block(block), head_dim)

@@ -1,404 +1,312 @@
-"""Evaluate a mask on one sample, symbolically: expressions become regions."""
+"""Evaluate a core program on one sample, symbolically: masks become regions."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import reduce
 from operator import or_
 
 import numpy as np
 
 from dcp_dsl.budget import OverBudget
-from dcp_dsl.checks.scope import Scope
-from dcp_dsl.core.environment import Closure, Env, Frame, Value
+from dcp_dsl.core.frame import STEPS_PER_NODE, Frame, VaryingLength
 from dcp_dsl.core.instances import Instances
-from dcp_dsl.core.number_lowering import NumberLowering, VaryingLength
+from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.text import show_segment
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.symbolic.classes import Classes, MaskValue, num_slabs
-from dcp_dsl.symbolic.piecewise import MAX_VALUE, TooManyPieces, ValueTooLarge
+from dcp_dsl.symbolic.comparison import MAX_JOBS, compare
+from dcp_dsl.symbolic.piecewise import (
+    MAX_VALUE,
+    Bands,
+    TooManyPieces,
+    ValueTooLarge,
+    expand,
+    sorted_unique,
+)
 from dcp_dsl.symbolic.region import Region
 from dcp_dsl.symbolic.terms import (
     Cyclic,
     Extreme,
     NotSeparable,
-    Number,
     Quotient,
     Term,
     add,
     as_term,
     scale,
 )
-from dcp_dsl.syntax import ast
 
+MAX_NARROW_JOBS = 2**12  # a wider comparison waits until its neighbours in `and` have been found
 _MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "==", "!=": "!="}
 
 
-def compare_numbers(a: Number, b: Number, op: str, frame: Frame) -> MaskValue:
-    """Return the pairs of the frame where ``a op b``.
+class NoForm(Exception):
+    """A mask that has no symbolic form: the place of the innermost one that has none, and why."""
 
-    Raises:
-        NotSeparable: if the difference has no form that can be solved.
-        TooManyPieces: if the answer is too wide.
-    """
-    if isinstance(b, Quotient):
-        a, b, op = b, a, _MIRRORED[op]
-    if isinstance(a, Quotient) and isinstance(b, int):
-        return _compare_quotient(a, b, op, frame)
-    difference = add(a, scale(b, -1), frame.num_tokens)
-    if isinstance(difference, Cyclic):
-        if frame.is_transposed:  # remainders are those of q - k, rows would be keys
-            raise TooManyPieces
-        return Classes.of_truth(difference.compare(op), frame.everything())
-    if isinstance(difference, Extreme):
-        return _compare_extreme(difference, op, frame)
-    assert not isinstance(difference, Quotient), "a sum with a quotient is none"
-    return frame.compare(as_term(difference, frame.num_tokens), op)
-
-
-def _compare_quotient(value: Quotient, limit: int, op: str, frame: Frame) -> Region:
-    distance = frame.distance().scale(value.factor)
-    parts = [frame.compare(distance.shift(-bound), sign) for sign, bound in value.bound(op, limit)]
-    if len(parts) == 1:
-        return parts[0]
-    return parts[0] & parts[1] if op == "==" else parts[0] | parts[1]
-
-
-def _compare_extreme(value: Extreme, op: str, frame: Frame) -> Region:
-    """``max(a, b) <= 0`` is `and`, ``max(a, b) >= 0`` is `or`; min the other way round."""
-    if op == "==":
-        return _compare_extreme(value, "<=", frame) & _compare_extreme(value, ">=", frame)
-    if op == "!=":
-        return _compare_extreme(value, "<", frame) | _compare_extreme(value, ">", frame)
-    regions = [frame.compare(term, op) for term in value.terms]
-    is_and = value.is_max == (op in ("<", "<="))
-    result = regions[0]
-    for region in regions[1:]:
-        result = result & region if is_and else result | region
-    if is_and:  # each term is defined where all of them compare true
-        return result
-    # An undefined term makes the extreme undefined, so `or` must not let one term decide alone.
-    for term in value.terms:
-        if not (term.on_q.is_defined.all() and term.on_k.is_defined.all()):
-            result = result & _defined(term, frame)
-    return result
-
-
-def _defined(term: Term, frame: Frame) -> Region:
-    """Return the pairs on which a term is defined."""
-    both = []
-    for function, make in ((term.on_q, Term.of_q), (term.on_k, Term.of_k)):
-        flat = np.zeros_like(function.values)
-        both.append(frame.compare(make(function.with_values(flat, flat)), "=="))
-    return both[0] & both[1]
-
-
-STEPS_PER_NODE = 250
-MAX_NARROW_JOBS = 2**12  # a wider comparison waits until its neighbours in `and` have been found
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The expression that has no symbolic form, and why."""
-
-    error: Exception
-    span: ast.Span
-    env: Env
+    def __init__(self, place: nodes.Place, why: Exception) -> None:
+        self.place, self.why = place, why
+        super().__init__()
 
 
 class Lowering:
-    """Evaluates expressions in one frame.
+    """Evaluates masks in one frame.
 
     Attributes:
-        frame: the coordinates.
-        numbers: numbers and segments in them.
-        obstacle: the innermost expression that had no symbolic form, once one was met.
+        frame: the coordinates, with the numbers in them.
+        bands: rows and keys that matter.
+        is_transposed: whether regions have the keys as their rows.
+        max_jobs: how wide a comparison may grow.
+        masks: masks already evaluated in these bands: an argument may be used several times.
     """
 
-    def __init__(self, frame: Frame) -> None:
-        self.frame = frame
-        self.n = frame.num_tokens
-        self.numbers = NumberLowering(frame)
-        self.obstacle: Place | None = None
-        # Arguments and bindings already evaluated, by identity; kept alive with their closures.
-        self.masks: dict[int, tuple[Closure, MaskValue]] = {}
+    def __init__(
+        self, frame: Frame, *, is_transposed: bool, bands: Bands | None = None,
+        max_jobs: int = MAX_JOBS,
+    ) -> None:  # fmt: skip
+        self.frame, self.is_transposed, self.max_jobs = frame, is_transposed, max_jobs
+        self.bands = bands or Bands.square(frame.cells.start, frame.cells.end)
+        self.masks: dict[nodes.Mask, MaskValue] = {}
 
-    def mask(self, value: ast.Expr, env: Env) -> MaskValue:
-        """Evaluate an expression of kind mask.
+    def mask(self, node: nodes.Mask) -> MaskValue:
+        """Evaluate a mask.
 
         Raises:
-            LoweringError: for constants out of range.
-            NotSeparable, TooManyPieces, OverBudget: if it has no (short) symbolic form.
+            SpecError: for constants out of range.
+            NoForm: if it has no (short) symbolic form.
         """
+        if node in self.masks:
+            return self.masks[node]
         try:
             self.frame.budget.spend(STEPS_PER_NODE)
-            found = self._mask(value, env)
+            found = self._mask(node)
             self.frame.budget.spend(num_slabs(found))
         except (TooManyPieces, OverBudget, NotSeparable) as error:
-            if self.obstacle is None:
-                self.obstacle = Place(error, value.span, env)
-            raise
+            raise NoForm(node.place, error) from None
         except ValueTooLarge:
-            env.fail(
-                "E192", f"a number here grows beyond {MAX_VALUE:_}", value.span,
+            node.place.fail(
+                "E192", f"a number here grows beyond {MAX_VALUE:_}",
                 "lengths are in tokens; check the factors",
             )  # fmt: skip
+        self.masks[node] = found
         return found
 
-    def _mask(self, value: ast.Expr, env: Env) -> MaskValue:
-        match value:
-            case ast.Not(inner):
-                return self.frame.everything() - self.mask(inner, env)
-            case ast.And(items):
-                return self.conjunction(items, env)
-            case ast.Or(items):
-                return reduce(or_, [self.mask(item, env) for item in items])
-            case ast.Minus(left, right):
-                return self.mask(left, env) - self.mask(right, env)
-            case ast.Per():
-                return self.per(value, env)
-            case ast.Rules(rules):
-                return reduce(or_, [self.rule(rule, env) for rule in rules])
-        return self.atom(value, env)
+    def _mask(self, node: nodes.Mask) -> MaskValue:
+        match node:
+            case nodes.Truth(flag):
+                return self.everything() if flag else Region.empty(self.frame.num_tokens)
+            case nodes.Not(item):
+                return self.everything() - self.mask(item)
+            case nodes.And(items):
+                return self.conjunction(items)
+            case nodes.Or(items):
+                return reduce(or_, [self.mask(item) for item in items])
+            case nodes.Frame(segment, body):
+                return self.per(segment, body)
+            case nodes.Compare():
+                return self.comparison(node)
+            case nodes.Within(segment, at):
+                return self.membership(self.frame.instances(segment).filled(), at)
+            case nodes.Same(segment):
+                return self.same(self.frame.instances(segment).filled())
+        raise AssertionError(f"no mask on a sample: {type(node).__name__}")
 
-    def conjunction(self, items: Sequence[ast.Expr], env: Env) -> MaskValue:
+    def conjunction(self, items: Sequence[nodes.Mask]) -> MaskValue:
         """Evaluate `and`: narrow items first, wide ones only where those leave something."""
-        narrow = Lowering(self.frame.narrow(MAX_NARROW_JOBS))
-        narrow.masks, narrow.numbers = self.masks, self.numbers
+        narrow = Lowering(
+            self.frame, is_transposed=self.is_transposed, bands=self.bands,
+            max_jobs=MAX_NARROW_JOBS,
+        )  # fmt: skip
+        narrow.masks = self.masks
         found: MaskValue | None = None
         wide = []
-        for item in items:
+        for item in sorted(items, key=lambda item: isinstance(item, nodes.Not)):
             try:
-                value = narrow.mask(item, env)
-            except TooManyPieces:
+                found = narrow.narrowed(found, item)
+            except NoForm as error:
+                if not isinstance(error.why, TooManyPieces):
+                    raise
                 wide.append(item)
-                narrow.obstacle = None
-            except (NotSeparable, OverBudget):
-                self.obstacle = narrow.obstacle
-                raise
-            else:
-                found = value if found is None else found & value
         for item in wide:
+            inside = self
             if isinstance(found, Region):
-                found = found & self.in_frame(self.frame.within(found), item, env)
-            else:
-                value = self.mask(item, env)
-                found = value if found is None else found & value
+                bands = hull(found)
+                inside = Lowering(self.frame, is_transposed=self.is_transposed, bands=bands)
+            found = inside.narrowed(found, item)
         assert found is not None, "`and` has operands"
         return found
 
-    def atom(self, value: ast.Expr, env: Env) -> MaskValue:
-        """Evaluate a comparison, a membership, a constant or a mask by name."""
-        match value:
-            case ast.Bool(flag):
-                return self.frame.everything() if flag else Region.empty(self.n)
-            case ast.Name() | ast.Call():
-                return self.named_mask(value, env)
-            case ast.Compare():
-                return self.comparison(value, env)
-            case ast.In():
-                return self.membership(value, env)
-        raise AssertionError(f"checked: {type(value).__name__} is no mask")
+    def narrowed(self, found: MaskValue | None, item: nodes.Mask) -> MaskValue:
+        """Return the pairs of a mask, or of everything, that an item shows too."""
+        if isinstance(item, nodes.Not):
+            return (self.everything() if found is None else found) - self.mask(item.item)
+        value = self.mask(item)
+        return value if found is None else found & value
 
-    def named_mask(self, value: ast.Name | ast.Call, env: Env) -> MaskValue:
-        """Evaluate a mask by name: a parameter, a binding, `same`, or a definition."""
-        name = value.text if isinstance(value, ast.Name) else value.name.text
-        arguments = value.arguments if isinstance(value, ast.Call) else ()
-        if name == "same" and isinstance(value, ast.Call):
-            return self.same(self.numbers.instances(arguments[0].value, env))
-        if name in env.names:
-            return self.local_mask(env.names[name], arguments, env)
-        found = env.scope.find_mask(name)
-        assert found is not None, f"checked: {name} is a mask"
-        definition, scope = found
-        return self.mask(definition.value, self.call_env(definition, scope, arguments, env))
+    # ---- pairs ----
 
-    def same(self, instances: Instances) -> Region:
+    def compare(self, term: Term, op: str) -> Region:
+        """Return the pairs with ``term op 0``."""
+        on_rows, on_keys = term.on_q, term.on_k
+        if self.is_transposed:
+            on_rows, on_keys = on_keys, on_rows
+        return compare(on_rows, on_keys, op, self.bands, max_jobs=self.max_jobs)
+
+    def everything(self) -> Region:
+        """Return all pairs of each cell."""
+        start, end = self.frame.cells.start, self.frame.cells.end
+        return Region.rectangles(self.frame.num_tokens, start, end, start, end)
+
+    def unary(self, own: Instances, *, is_of_k: bool) -> Region:
+        """Return the pairs of a cell whose query (or key) lies in one of some filled instances."""
+        cells = self.frame.cells
+        cell = np.searchsorted(cells.end, own.start, side="right")
+        whole, inside = (cells.start[cell], cells.end[cell]), (own.start, own.end)
+        of_keys = is_of_k != self.is_transposed
+        sides = (*whole, *inside) if of_keys else (*inside, *whole)
+        return Region.rectangles(self.frame.num_tokens, *sides)
+
+    def same(self, own: Instances) -> Region:
         """Return the pairs of tokens of the same instance."""
-        own = instances.filled()
-        if own.is_split:
-            return self.same_id(own)
-        return Region.rectangles(self.n, own.start, own.end, own.start, own.end)
-
-    def same_id(self, own: Instances) -> Region:
-        """Return the pairs of tokens with the same id, which may come in several stretches."""
-        group = own.parent * (int(own.number.max()) + 1) + own.number
+        n, start, end = self.frame.num_tokens, own.start, own.end
+        if not own.is_split:
+            return Region.rectangles(n, start, end, start, end)
+        group = own.parent * (int(own.number.max()) + 1) + own.number  # an id in several stretches
         order = np.argsort(group, kind="stable")
         _, first, counts = np.unique(group[order], return_index=True, return_counts=True)
-        if int((counts.astype(np.float64) ** 2).sum()) > self.frame.max_jobs:
+        if int((counts.astype(np.float64) ** 2).sum()) > self.max_jobs:
             raise TooManyPieces
         size = np.repeat(counts, counts)
         left = np.repeat(order, size)
-        shift = np.repeat(np.cumsum(size) - size - np.repeat(first, counts), size)
-        right = order[np.arange(len(left)) - shift]
-        start, end = own.start, own.end
-        return Region.rectangles(self.n, start[left], end[left], start[right], end[right])
+        right = order[expand(np.repeat(first, counts), size)[1]]
+        return Region.rectangles(n, start[left], end[left], start[right], end[right])
 
-    def local_mask(self, local: Value, arguments: tuple[ast.Argument, ...], env: Env) -> MaskValue:
-        """Evaluate a parameter or a binding."""
-        if isinstance(local, bool):
-            return self.frame.everything() if local else Region.empty(self.n)
-        assert isinstance(local, Closure), "checked: a number is no mask"
-        if isinstance(local.value, ast.BindFunction):
-            return self.mask(local.value.value, self.numbers.function_env(local, arguments, env))
-        assert not isinstance(local.value, ast.Every), "checked: a segment is no mask"
-        if id(local) not in self.masks:  # once per frame: masks that double their argument nest
-            self.masks[id(local)] = local, self.mask(local.value, local.env)
-        return self.masks[id(local)][1]
+    def membership(self, own: Instances, at: nodes.Number) -> MaskValue:
+        """Return the pairs for which a number points into one of some filled instances."""
+        if isinstance(at, nodes.Pos):
+            return self.unary(own, is_of_k=at.side == "k")
+        function = own.function(self.frame.num_tokens, np.zeros(len(own), np.int64))
+        return self.compare(self.frame.look_up(function, at), "==")
 
-    def call_env(
-        self,
-        definition: ast.MaskDef,
-        scope: Scope,
-        arguments: tuple[ast.Argument, ...],
-        env: Env,
-        position: Callable[[ast.Expr, Env], Value] | None = None,
-    ) -> Env:
-        """Return the environment of a mask's body: its parameters and bindings.
-
-        Args:
-            definition: the mask.
-            scope: where its body is read.
-            arguments: of the call.
-            env: where the call stands.
-            position: evaluates arguments that are positions, by default to numbers.
-        """
-        evaluate = position or self.numbers.number
-        names: dict[str, Value] = {}
-        inner = Env(scope, scope.program, names)
-        given = {a.name.text: a.value for a in arguments if a.name is not None}
-        in_order = [a.value for a in arguments if a.name is None]
-        for index, param in enumerate(definition.params):
-            name = param.name.text
-            if index < len(in_order):
-                names[name] = self.argument(in_order[index], param, env, evaluate)
-            elif name in given:
-                names[name] = self.argument(given[name], param, env, evaluate)
-            else:
-                assert param.default is not None, f"checked: parameter {name} has a value"
-                names[name] = self.argument(param.default, param, inner, evaluate)
-        for binding in definition.bindings:
-            match binding:
-                case ast.BindSegment(name=ident, source=source):
-                    names[ident.text] = Closure(source, inner)
-                case ast.BindValue(name=ident, value=bound):
-                    names[ident.text] = Closure(bound, inner)
-                case ast.BindFunction(name=ident):
-                    names[ident.text] = Closure(binding, inner)
-        return inner
-
-    def argument(
-        self,
-        value: ast.Expr,
-        param: ast.Param,
-        env: Env,
-        position: Callable[[ast.Expr, Env], Value],
-    ) -> Value:
-        """Evaluate an argument; masks are evaluated where they are used."""
-        if param.type.text in ("mask", "bool"):
-            return Closure(value, env)
-        if param.type.text == "pos":
-            return position(value, env)
-        return self.numbers.constant(value, env)
-
-    def comparison(self, value: ast.Compare, env: Env) -> MaskValue:
-        """Evaluate a chain of comparisons."""
-        result: MaskValue | None = None
-        previous: Number | None = None
-        for left, op, right in zip(value.operands, value.ops, value.operands[1:], strict=False):
-            shift = self.common_remainder(left, right, op, env)
-            if shift is not None:
-                found, previous = compare_numbers(shift, 0, op, self.frame), None
-            else:
-                a = self.numbers.number(left, env) if previous is None else previous
-                previous = self.numbers.number(right, env)
-                found = compare_numbers(a, previous, op, self.frame)
-            result = found if result is None else result & found
-        assert result is not None, "a comparison has an operator"
-        return result
-
-    def common_remainder(self, left: ast.Expr, right: ast.Expr, op: str, env: Env) -> Number | None:
-        """Read ``a % c == b % c`` as ``(a - b) % c == 0`` where a - b depends on q - k alone."""
-        if op not in ("==", "!=") or not isinstance(left, ast.Binary):
-            return None
-        if not isinstance(right, ast.Binary) or left.op != "%" or right.op != "%":
-            return None
-        if self.numbers.number(left.right, env) != self.numbers.number(right.right, env):
-            return None
-        both = ast.Binary("-", left.left, right.left, span=left.span)
-        try:
-            number = self.numbers.number(ast.Binary("%", both, left.right, span=left.span), env)
-        except NotSeparable:
-            return None
-        return number if isinstance(number, Cyclic) else None
-
-    def membership(self, value: ast.In, env: Env) -> MaskValue:
-        """Evaluate `in` and `not in`."""
-        instances = self.numbers.instances(value.container, env).filled()
-        item = self.numbers.number(value.item, env)
-        for name, is_of_k in (("q", False), ("k", True)):
-            if item is self.numbers.positions.get(name):
-                inside = self.frame.unary(instances, is_of_k=is_of_k)
-                return self.frame.everything() - inside if value.negated else inside
-        zeros = np.zeros(len(instances), np.int64)
-        function = instances.function(self.n, zeros)  # defined inside
-        term = self.numbers.at_position(function, value.item, env)
-        inside = self.frame.compare(term, "==")
-        return self.frame.everything() - inside if value.negated else inside
-
-    def per(self, value: ast.Per, env: Env) -> MaskValue:
+    def per(self, segment: nodes.Segment, body: nodes.Mask) -> MaskValue:
         """Evaluate a mask inside every instance of a segment, in its own coordinates."""
-        cells = self.numbers.segment(value.segment.text, env, value.segment.span).filled()
+        cells = self.frame.instances(segment).filled()
         if cells.is_split:
             raise DatasetError(
-                f"`per {value.segment.text}` needs instances of one stretch each, but an id comes "
-                f"back after others"
+                f"`per {show_segment(segment)}` needs instances of one stretch each, but an id "
+                f"comes back after others"
             )
-        if len(cells) == 0:
-            return Region.empty(self.n)
-        return self.inside(cells, value.value, env)
+        return self.inside(cells, body) if len(cells) else Region.empty(self.frame.num_tokens)
 
-    def inside(self, cells: Instances, value: ast.Expr, env: Env) -> MaskValue:
+    def inside(self, cells: Instances, body: nodes.Mask) -> MaskValue:
         """Evaluate a mask inside each cell."""
+        inner = self.frame.inside(cells)
         try:
-            return self.in_frame(self.frame.inside(cells), value, env)
-        except VaryingLength:  # a size depends on the instance: one length at a time, or one by one
-            sizes = cells.end - cells.start
-            groups = np.unique(sizes)
-            which = sizes if len(groups) > 1 else np.arange(len(sizes))
-            parts = [
-                self.inside(cells.select(which == group), value, env)
-                for group in np.unique(which).tolist()
-            ]
-            return reduce(or_, parts)
+            return Lowering(inner, is_transposed=self.is_transposed).mask(body)
+        except VaryingLength as error:  # one length at a time, or one cell by one
+            if error.frame is not inner:
+                raise
+        sizes = cells.end - cells.start
+        which = sizes if len(np.unique(sizes)) > 1 else np.arange(len(sizes))
+        parts = [self.inside(cells.select(which == one), body) for one in np.unique(which)]
+        return reduce(or_, parts)
 
-    def in_frame(self, frame: Frame, value: ast.Expr, env: Env) -> MaskValue:
-        """Evaluate a mask in another frame of the same sample."""
-        inner = Lowering(frame)
-        try:
-            return inner.mask(value, env)
-        finally:
-            self.obstacle = self.obstacle or inner.obstacle
+    # ---- comparisons ----
 
-    def rule(self, rule: ast.Rule, env: Env) -> MaskValue:
-        """Evaluate one rule of a rule block."""
-        result: MaskValue = Region.empty(self.n)
-        subject = self.numbers.segment(rule.subject.text, env, rule.subject.span)
-        for target in rule.targets:
-            match target.name.text:
-                case "all":
-                    seen = self.frame.everything()
-                case "self":
-                    seen = self.same(subject)
-                case name:
-                    segment = self.numbers.segment(name, env, target.name.span)
-                    seen = self.frame.unary(segment, is_of_k=True)
-            if target.is_causal:
-                seen = seen & self.near(0, ">=")
-            if target.within is not None:
-                width = self.numbers.constant(target.within, env)
-                seen = seen & self.near(-width, ">") & self.near(width, "<")
-            result = result | seen
-        return result & self.frame.unary(subject, is_of_k=False)
+    def comparison(self, node: nodes.Compare) -> MaskValue:
+        """Evaluate a comparison.
 
-    def near(self, limit: int, op: str) -> Region:
-        """Return the pairs with ``q - k op limit``."""
-        return self.frame.compare(self.frame.distance().shift(-limit), op)
+        Raises:
+            NotSeparable: if the difference has no form that can be solved.
+            TooManyPieces: if the answer is too wide.
+        """
+        shift = self.common_remainder(node)
+        if shift is not None:
+            return self.compare_remainder(shift, node.op)
+        a, b, op = self.frame.number(node.left), self.frame.number(node.right), str(node.op)
+        if isinstance(b, Quotient):
+            a, b, op = b, a, _MIRRORED[op]
+        if isinstance(a, Quotient) and isinstance(b, int):
+            return self.compare_quotient(a, b, op)
+        difference = add(a, scale(b, -1), self.frame.num_tokens)
+        match difference:
+            case Cyclic():
+                return self.compare_remainder(difference, op)
+            case Extreme():
+                return self.compare_extreme(difference, op)
+        assert not isinstance(difference, Quotient), "a sum with a quotient is none"
+        return self.compare(as_term(difference, self.frame.num_tokens), op)
+
+    def common_remainder(self, node: nodes.Compare) -> Cyclic | None:
+        """Read ``a % c == b % c`` as ``(a - b) % c == 0`` where a - b depends on q - k alone."""
+        match node:
+            case nodes.Compare(
+                "==" | "!=", nodes.Arithmetic("%", a, c), nodes.Arithmetic("%", b, d)
+            ) if self.frame.number(c) == self.frame.number(d):
+                distance = nodes.Arithmetic("-", a, b, place=node.place)
+                try:
+                    number = self.frame.number(nodes.Arithmetic("%", distance, c, place=node.place))
+                except NotSeparable:
+                    return None
+                return number if isinstance(number, Cyclic) else None
+        return None
+
+    def compare_remainder(self, value: Cyclic, op: str) -> MaskValue:
+        """Return the pairs whose remainder of the distance ``value op 0``."""
+        if self.is_transposed:  # remainders are those of q - k, rows would be keys
+            raise TooManyPieces
+        return Classes.of_truth(value.compare(op), self.everything())
+
+    def compare_quotient(self, value: Quotient, limit: int, op: str) -> Region:
+        """Return the pairs with ``value op limit``."""
+        distance = self.frame.distance().scale(value.factor)
+        parts = [
+            self.compare(distance.shift(-bound), sign) for sign, bound in value.bound(op, limit)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return parts[0] & parts[1] if op == "==" else parts[0] | parts[1]
+
+    def compare_extreme(self, value: Extreme, op: str) -> Region:
+        """``max(a, b) <= 0`` is `and`, ``max(a, b) >= 0`` is `or`; min the other way round."""
+        if op == "==":
+            return self.compare_extreme(value, "<=") & self.compare_extreme(value, ">=")
+        if op == "!=":
+            return self.compare_extreme(value, "<") | self.compare_extreme(value, ">")
+        regions = [self.compare(term, op) for term in value.terms]
+        is_and = value.is_max == (op in ("<", "<="))
+        result = regions[0]
+        for region in regions[1:]:
+            result = result & region if is_and else result | region
+        if is_and:  # each term is defined where all of them compare true
+            return result
+        # An undefined term makes the extreme undefined, so `or` must not let one term decide alone.
+        for term in value.terms:
+            if not (term.on_q.is_defined.all() and term.on_k.is_defined.all()):
+                result = result & self.defined(term)
+        return result
+
+    def defined(self, term: Term) -> Region:
+        """Return the pairs on which a term is defined."""
+        both = []
+        for function, make in ((term.on_q, Term.of_q), (term.on_k, Term.of_k)):
+            flat = np.zeros_like(function.values)
+            both.append(self.compare(make(function.with_values(flat, flat)), "=="))
+        return both[0] & both[1]
+
+
+def hull(region: Region) -> Bands:
+    """Return bands that hold a region: for each run of rows the keys between the outermost ones."""
+    if len(region.q_start) == 0:
+        none = np.empty(0, np.int64)
+        return Bands(none, none, none, none)
+    knots = sorted_unique(np.concatenate([region.q_start, region.q_end]))
+    low, high = (np.searchsorted(knots, v) for v in (region.q_start, region.q_end))
+    slab, cell = expand(low, high - low)
+    down = knots[cell] - region.q_start[slab]
+    rows = knots[cell + 1] - knots[cell] - 1
+    first = region.kv_start[slab] + region.start_slope[slab] * down
+    last = region.kv_end[slab] + region.end_slope[slab] * (down + rows)
+    start = np.full(len(knots), region.num_tokens)
+    end = np.zeros(len(knots), np.int64)
+    np.minimum.at(start, cell, first)
+    np.maximum.at(end, cell, last)
+    used = np.flatnonzero(end > start)
+    return Bands(knots[used], knots[used + 1], start[used], end[used])

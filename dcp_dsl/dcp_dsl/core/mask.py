@@ -7,11 +7,13 @@ from dcp_dsl.checks.checker import check_expression
 from dcp_dsl.checks.columns import ahead_columns, needed_columns
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.core.sample import Sample
+from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.elaborate import elaborate
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.diagnostics import SpecError, make_diagnostic
+from dcp_dsl.syntax.diagnostics import SpecError
 from dcp_dsl.syntax.unparse import unparse
 
 
@@ -26,6 +28,7 @@ class Mask:
         expression: syntax tree.
         scope: where the names in `expression` are looked up.
         program: the text that `expression` was read from.
+        core: what the expression means, with everything it calls written out.
 
     >>> from dcp_dsl import Spec
     >>> mask = Spec.from_text("mask band(w: tokens = 4) = causal and q - k < w").mask("band(2)")
@@ -39,6 +42,7 @@ class Mask:
     expression: ast.Expr = field(repr=False)
     scope: Scope = field(repr=False)
     program: ast.Program = field(repr=False)
+    core: nodes.Mask = field(repr=False)
 
     def bind(self, sample: Sample) -> Slabs:
         """Return the exact mask of one sample as slabs.
@@ -71,8 +75,7 @@ class Mask:
         'strided'
         """
         # Loaded on use: some 40 ms that a command which only checks a text need not pay.
-        from dcp_dsl.core.binding import bind_expression
-        from dcp_dsl.core.environment import Env, LoweringError
+        from dcp_dsl.core.binding import bind_core
 
         missing = sorted(self.columns - sample.columns.keys())
         if missing:
@@ -80,16 +83,7 @@ class Mask:
             raise DatasetError(
                 f"mask `{self.name}` needs the column `{missing[0]}`; the sample has {have}"
             )
-        try:
-            env = Env(self.scope, self.program)
-            return bind_expression(self.expression, env, sample.columns, sample.length)
-        except LoweringError as error:
-            text, name = error.program.text, error.program.name
-            raise SpecError(
-                (make_diagnostic(
-                    error.code, error.message, text, error.span, name=name, hint=error.hint
-                ),)
-            ) from None  # fmt: skip
+        return bind_core(self.core, sample.columns, sample.length)
 
 
 def build_mask(expression: ast.Expr, scope: Scope, program: ast.Program) -> Mask:
@@ -110,7 +104,8 @@ def build_mask(expression: ast.Expr, scope: Scope, program: ast.Program) -> Mask
         case _:
             name = unparse(canonical)
     columns = needed_columns(expression, scope) | ahead_columns(expression, scope)
-    return Mask(name, unparse(canonical), columns, expression, scope, program)
+    core = elaborate(expression, scope, program)
+    return Mask(name, unparse(canonical), columns, expression, scope, program, core)
 
 
 def _canonical(expression: ast.Expr, scope: Scope) -> ast.Expr:

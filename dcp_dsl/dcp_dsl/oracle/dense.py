@@ -1,28 +1,27 @@
 """Evaluate a mask pair by pair with numpy: its slow, obvious meaning.
 
-Everything that claims to be exact is tested against this. It shares with the compiler the syntax
-tree and the lookup of names, nothing else: layouts are laid out token by token here, and every
-expression is an array over queries and keys.
+It shares with the compiler the core program, nothing else: layouts are laid out token by token
+here, and every node is an array over queries and keys.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Bools
 from dcp_dsl.budget import Budget
-from dcp_dsl.checks.scope import Scope
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
+from dcp_dsl.elaboration import nodes
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.oracle.layout import Instance
-from dcp_dsl.oracle.numbers import Local, OracleEnv, OracleNumbers, Thunk
-from dcp_dsl.syntax import ast
+from dcp_dsl.oracle.layout import Instance, choose, cut_to, instances_of
 
 MAX_TOKENS = 2**15  # 1 GiB of pairs
 PAIRS_AT_ONCE = 2**21  # rows are evaluated in bunches of about so many pairs, to bound memory
+STEPS_PER_NODE = 2**13  # what visiting a node costs beside its pairs
 
 
 def dense_mask(mask: Mask, sample: Sample, *, budget: Budget | None = None) -> Bools:
@@ -52,30 +51,19 @@ def dense_mask(mask: Mask, sample: Sample, *, budget: Budget | None = None) -> B
     missing = sorted(mask.columns - sample.columns.keys())
     if missing:
         raise DatasetError(f"mask `{mask.name}` needs the column `{missing[0]}`")
-    if sample.length > MAX_TOKENS:
+    length = sample.length
+    if length > MAX_TOKENS:
         raise DatasetError(
-            f"a dense mask of {sample.length:_} tokens is too large; expected at most "
+            f"a dense mask of {length:_} tokens is too large; expected at most "
             f"{MAX_TOKENS:_}, or use `mask.bind(sample)`"
         )
-    env = OracleEnv(mask.scope, mask.program, {})
-    return evaluate(mask.expression, env, sample.columns, sample.length, budget)
-
-
-def evaluate(
-    value: ast.Expr,
-    env: "OracleEnv",
-    columns: Mapping[str, Any],  # Any: see Sample
-    length: int,
-    budget: Budget | None = None,
-) -> Bools:
-    """Evaluate a mask expression on all pairs, some rows at a time."""
     result = np.zeros((length, length), np.bool_)
     step = max(1, PAIRS_AT_ONCE // max(1, length))
-    cache: dict[tuple[int, str], list[Instance]] = {}
+    laid: dict[tuple[int, str], list[Instance]] = {}
     for begin in range(0, length, step):
         rows = np.arange(begin, min(begin + step, length))
-        oracle = _Oracle(length, rows, columns, length, 0, None, None, cache, budget)
-        result[rows] = oracle.mask(value, env)
+        oracle = _Oracle(length, rows, sample.columns, length, 0, None, None, laid, budget)
+        result[rows] = oracle.mask(mask.core)
     return result
 
 
@@ -83,149 +71,266 @@ _COMPARISONS = {
     "<=": np.less_equal, ">=": np.greater_equal, "==": np.equal, "!=": np.not_equal,
     "<": np.less, ">": np.greater,
 }  # fmt: skip
+_OPERATIONS = {
+    "+": np.add, "-": np.subtract, "*": np.multiply, "//": np.floor_divide, "%": np.remainder,
+    "min": np.minimum, "max": np.maximum,
+}  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Oracle(OracleNumbers):
-    """Evaluates masks for some rows against all keys of a sample (or `per` instance)."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Number:
+    """Values over queries and keys (broadcastable to [rows, n]) and where they are defined."""
 
-    # Arguments already evaluated in this frame, by identity (and kept alive).
-    seen: dict[int, tuple[Thunk, Bools]] = field(default_factory=dict)
+    values: Any  # Any: int64 array or Python integer, as broadcasting wants
+    is_defined: Any  # Any: bool array or bool
 
-    def mask(self, value: ast.Expr, env: OracleEnv) -> Bools:
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Oracle:
+    """Evaluates nodes for some rows against all keys of a sample, or of an instance inside `per`.
+
+    Attributes:
+        n: tokens of the frame.
+        rows: queries, counted in the frame.
+        columns: see `Sample`.
+        length: tokens of the sample.
+        offset: of the frame in the sample.
+        outer: the frame around this one, None outside `per`.
+        cell: the instance that this frame is, as the frame around has it.
+        laid: instances of names of statements on the whole sample.
+        budget: steps left, if they are limited.
+        seen: nodes already evaluated here: arguments that are used twice are shared.
+    """
+
+    n: int
+    rows: NDArray[np.int64]
+    columns: Mapping[str, Any]
+    length: int
+    offset: int
+    outer: "_Oracle | None"
+    cell: Instance | None
+    laid: dict[tuple[int, str], list[Instance]]
+    budget: Budget | None
+    seen: dict[nodes.Node, Any] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Pairs that are evaluated: rows, keys."""
+        return len(self.rows), self.n
+
+    def mask(self, node: nodes.Mask) -> Bools:
         """Evaluate a mask to bool ``[rows, n]``."""
-        self.spend()
-        match value:
-            case ast.Bool(flag):
-                return np.full(self.shape, flag)
-            case ast.Not(inner):
-                return ~self.mask(inner, env)
-            case ast.And(items):
-                return _all([self.mask(item, env) for item in items])
-            case ast.Or(items):
-                return _any([self.mask(item, env) for item in items])
-            case ast.Minus(left, right):
-                return self.mask(left, env) & ~self.mask(right, env)
-            case ast.Per(inner, segment):
-                return self.per(inner, self.segment(segment, env), env)
-            case ast.Rules(rules):
-                return _any([self.rule(rule, env) for rule in rules])
-        return self.atom(value, env)
+        if node not in self.seen:
+            self.spend()
+            self.seen[node] = np.broadcast_to(self._mask(node), self.shape)
+        found: Bools = self.seen[node]
+        return found
 
-    def atom(self, value: ast.Expr, env: OracleEnv) -> Bools:
-        """Evaluate a comparison, a membership or a mask by name."""
-        match value:
-            case ast.Compare(operands, ops):
-                numbers = [self.number(operand, env) for operand in operands]
-                result = np.ones(self.shape, np.bool_)
-                for a, op, b in zip(numbers, ops, numbers[1:], strict=False):
-                    truth = _COMPARISONS[op](a.values, b.values)
-                    result &= truth & a.is_defined & b.is_defined
-                return result
-            case ast.In(item, container, negated):
-                found = self.lookup(self.inside(self.instances(container, env)), item, env)
-                inside = np.logical_and(found.values, found.is_defined)
-                return np.broadcast_to(inside != negated, self.shape)
-            case ast.Name() | ast.Call():
-                return self.named(value, env)
-        raise AssertionError(f"no mask: {type(value).__name__}")
+    def spend(self) -> None:
+        """Pay for visiting one node."""
+        if self.budget is not None:
+            self.budget.spend(STEPS_PER_NODE + len(self.rows) * self.n)
 
-    def named(self, value: ast.Name | ast.Call, env: OracleEnv) -> Bools:
-        name = value.text if isinstance(value, ast.Name) else value.name.text
-        arguments = value.arguments if isinstance(value, ast.Call) else ()
-        if name == "same" and arguments:
-            return self.same(self.instances(arguments[0].value, env))
-        if name in env.names:
-            local = env.names[name]
-            assert isinstance(local, Thunk), f"{name} is no mask"
-            if isinstance(local.value, ast.BindFunction):
-                return self.mask(local.value.value, self.function_env(local, arguments, env))
-            assert not isinstance(local.value, ast.Every), f"{name} is no mask"
-            if id(local) not in self.seen:
-                self.seen[id(local)] = local, self.mask(local.value, local.env)
-            return self.seen[id(local)][1]
-        found = env.scope.find_mask(name)
-        assert found is not None, f"unknown mask {name}"
-        definition, scope = found
-        return self.mask(definition.value, self.mask_env(definition, scope, arguments, env))
+    def _mask(self, node: nodes.Mask) -> Any:
+        match node:
+            case nodes.Truth(flag):
+                return np.bool_(flag)
+            case nodes.Not(item):
+                return ~self.mask(item)
+            case nodes.And(items):
+                return np.logical_and.reduce([self.mask(item) for item in items])
+            case nodes.Or(items):
+                return np.logical_or.reduce([self.mask(item) for item in items])
+            case nodes.Frame(segment, body):
+                return self.frame(segment, body)
+            case nodes.Compare(op, left, right):
+                a, b = self.number(left), self.number(right)
+                return _COMPARISONS[op](a.values, b.values) & a.is_defined & b.is_defined
+            case nodes.Within(segment, at):
+                inside = self.per_token([(i, 1) for i in self.instances(segment)])
+                found = self.look_up(inside, at)
+                return (found.values == 1) & found.is_defined
+            case nodes.Same(segment):
+                which = self.per_token([(i, 1 + i.name) for i in self.instances(segment)])
+                at_q, at_k = which[self.rows][:, None], which[None, :]
+                return (at_q == at_k) & (at_q > 0)
+        raise AssertionError(f"no mask: {type(node).__name__}")
 
-    def mask_env(
-        self,
-        definition: ast.MaskDef,
-        scope: Scope,
-        arguments: tuple[ast.Argument, ...],
-        env: OracleEnv,
-    ) -> OracleEnv:
-        names: dict[str, Local] = {}
-        inner = OracleEnv(scope, scope.program, names)
-        for index, param in enumerate(definition.params):
-            chosen, at = param.default, inner
-            for position, argument in enumerate(arguments):
-                if (argument.name is None and position == index) or (
-                    argument.name is not None and argument.name.text == param.name.text
-                ):
-                    chosen, at = argument.value, env
-            assert chosen is not None, f"no value for {param.name.text}"
-            if param.type.text in ("mask", "bool"):
-                names[param.name.text] = Thunk(chosen, at)
-            else:
-                names[param.name.text] = replace(self.number(chosen, at), home=self)
-        for binding in definition.bindings:
-            match binding:
-                case ast.BindSegment(name=name, source=source):
-                    names[name.text] = Thunk(source, inner)
-                case ast.BindValue(name=name, value=bound):
-                    names[name.text] = Thunk(bound, inner)
-                case ast.BindFunction(name=name):
-                    names[name.text] = Thunk(binding, inner)
-        return inner
-
-    def same(self, instances: list[Instance]) -> Bools:
-        which = self.per_token(instances, [i.name for i in instances], -1)
-        at_q, at_k = which[self.rows][:, None], which[None, :]
-        is_same: Bools = (at_q == at_k) & (at_q >= 0)
-        return is_same
-
-    def rule(self, rule: ast.Rule, env: OracleEnv) -> Bools:
-        subject = self.segment(rule.subject, env)
-        q, k = self.rows[:, None], np.arange(self.n)[None, :]
+    def frame(self, segment: nodes.Segment, body: nodes.Mask) -> Bools:
+        """Evaluate a mask in each instance of a segment."""
         result = np.zeros(self.shape, np.bool_)
-        for target in rule.targets:
-            if target.name.text == "all":
-                seen = np.ones(self.shape, np.bool_)
-            elif target.name.text == "self":
-                seen = self.same(subject)
-            else:
-                inside = self.inside(self.segment(target.name, env))
-                seen = np.broadcast_to(inside[None, :], self.shape)
-            if target.is_causal:
-                seen = seen & (k <= q)
-            if target.within is not None:
-                seen = seen & (abs(q - k) < self.constant(target.within, env))
-            result |= seen
-        return result & self.inside(subject)[self.rows][:, None]
-
-    def per(self, inner: ast.Expr, instances: list[Instance], env: OracleEnv) -> Bools:
-        result = np.zeros(self.shape, np.bool_)
-        for instance in self.whole_stretches(instances):
+        for instance in _whole_stretches(self.instances(segment)):
             mine = np.flatnonzero((self.rows >= instance.start) & (self.rows < instance.end))
             if len(mine):
-                rows = self.rows[mine] - instance.start
-                size = instance.end - instance.start
-                offset = self.offset + instance.start
-                part = _Oracle(
-                    size, rows, self.columns, self.length, offset, self, instance, self.cache,
+                inner = _Oracle(
+                    instance.end - instance.start, self.rows[mine] - instance.start, self.columns,
+                    self.length, self.offset + instance.start, self, instance, self.laid,
                     self.budget,
                 )  # fmt: skip
-                result[mine, instance.start : instance.end] = part.mask(inner, env)
+                result[mine, instance.start : instance.end] = inner.mask(body)
         return result
 
+    # ---- numbers ----
 
-def _all(masks: list[Bools]) -> Bools:
-    result: Bools = np.logical_and.reduce(masks)
-    return result
+    def number(self, node: nodes.Number) -> _Number:
+        """Evaluate a number to arrays that broadcast to ``[rows, n]``."""
+        if node not in self.seen:
+            self.spend()
+            self.seen[node] = self._number(node)
+        found: _Number = self.seen[node]
+        return found
+
+    def _number(self, node: nodes.Number) -> _Number:
+        match node:
+            case nodes.Const(value):
+                return _Number(value, True)
+            case nodes.Pos(side):
+                own = self.rows[:, None] if side == "q" else np.arange(self.n)[None, :]
+                return _Number(own, True)
+            case nodes.Length():
+                return _Number(self.n, True)
+            case nodes.Count() | nodes.RowColumn():
+                return _Number(self.constant_of(node), True)
+            case nodes.Outside(levels, value):
+                return self.outside(levels, value)
+            case nodes.Arithmetic():
+                return self.arithmetic(node)
+            case nodes.Lookup(nodes.TokenColumn() as column, _, at):
+                return self.look_up(self.token_column(column), at)
+            case nodes.Lookup(table, fact, at):
+                assert not isinstance(table, nodes.TokenColumn), "handled above"
+                return self.fact(table, fact, at)
+        raise AssertionError(f"no number: {type(node).__name__}")
+
+    def constant_of(self, node: nodes.Count | nodes.RowColumn) -> int:
+        """Return how many instances there are, or the value of a column."""
+        if isinstance(node, nodes.Count):
+            counted = self.instances(node.segment)
+            return max([i.total for i in counted if i.is_id], default=len(counted))
+        value = self.columns[node.name]
+        if not isinstance(value, int):
+            raise DatasetError(f"`row.{node.name}`: expected one integer")
+        return value
+
+    def outside(self, levels: int, node: nodes.Number) -> _Number:
+        """Evaluate a number further out, on the pairs inside this instance."""
+        home = self
+        for _ in range(levels):
+            assert home.outer is not None, "every frame but the sample has one around it"
+            home = home.outer
+        found = home.number(node)
+        rows = np.searchsorted(home.rows, self.rows + self.offset - home.offset)
+        columns = np.arange(self.n) + self.offset - home.offset
+
+        def cut(values: Any) -> Any:  # Any: see _Number
+            if np.ndim(values) == 0:
+                return values
+            return np.broadcast_to(values, home.shape)[np.ix_(rows, columns)]
+
+        return _Number(cut(found.values), cut(found.is_defined))
+
+    def arithmetic(self, node: nodes.Arithmetic) -> _Number:
+        """Evaluate ``left op right``."""
+        a, b = self.number(node.left), self.number(node.right)
+        is_defined = np.logical_and(a.is_defined, b.is_defined)
+        divisor = b.values
+        if node.op in ("//", "%"):
+            if np.ndim(divisor) == 0 and divisor < 1:
+                node.right.place.fail("E111", "this divides by a number below 1")
+            is_defined = np.logical_and(is_defined, divisor != 0)
+            divisor = np.where(divisor == 0, 1, divisor)
+        values = _OPERATIONS[node.op](a.values, divisor)
+        return _Number(int(values) if np.ndim(values) == 0 else values, is_defined)
+
+    def fact(self, segment: nodes.Segment, fact: nodes.Fact, at: nodes.Number) -> _Number:
+        """Look up a number of the instance that a token lies in."""
+        instances = self.instances(segment)
+        if fact in ("start", "end", "len", "pos"):
+            _whole_stretches(instances)
+        numbers = {
+            "number": [i.number for i in instances], "count": [i.total for i in instances],
+            "start": [i.start for i in instances], "end": [i.end for i in instances],
+            "len": [i.end - i.start for i in instances], "pos": [i.start for i in instances],
+        }[fact]  # fmt: skip
+        labels = self.per_token(list(zip(instances, numbers, strict=True)))
+        if fact == "pos":
+            labels = np.arange(self.n) - labels
+        inside = self.per_token([(i, 1) for i in instances]) == 1
+        return self.look_up(labels, at, inside)
+
+    def token_column(self, node: nodes.TokenColumn) -> NDArray[np.int64]:
+        """Return the values of a column with one integer per token, for the tokens of the frame."""
+        column = self.columns[node.column]
+        if not isinstance(column, list) or len(column) != self.length:
+            raise DatasetError(f"token column `{node.name}`: expected {self.length} integers")
+        return np.asarray(column[self.offset : self.offset + self.n], np.int64)
+
+    def look_up(
+        self, labels: NDArray[np.int64], at: nodes.Number, is_defined: Bools | None = None
+    ) -> _Number:
+        """Read a value per token at a position."""
+        position = self.number(at)
+        token = np.clip(position.values, 0, self.n - 1)
+        inside = (position.values >= 0) & (position.values < self.n) & position.is_defined
+        if is_defined is not None:
+            inside = inside & is_defined[token]
+        return _Number(labels[token], inside)
+
+    # ---- segments ----
+
+    def per_token(self, instances: list[tuple[Instance, int]]) -> NDArray[np.int64]:
+        """Write one number per instance on all its tokens; 0 stands outside."""
+        labels = np.zeros(self.n, np.int64)
+        for instance, number in instances:
+            labels[instance.start : instance.end] = number
+        return labels
+
+    def instances(self, node: nodes.Segment) -> list[Instance]:
+        """Return the instances of a segment in the frame."""
+        if node not in self.seen:
+            self.seen[node] = self._instances(node)
+        found: list[Instance] = self.seen[node]
+        return found
+
+    def _instances(self, node: nodes.Segment) -> list[Instance]:
+        match node:
+            case nodes.Tiles(size, parent):
+                return self.tiles(node, self.constant(size), parent)
+            case nodes.Chosen(is_first, segment, count):
+                which = "first" if is_first else "last"
+                return choose(self.instances(segment), which, self.constant(count))
+            case nodes.Laid(statement, name):
+                if self.outer is not None and self.cell is not None:
+                    return cut_to(self.outer.instances(node), self.cell, self.outer.n)
+                key = id(statement), name
+                if key not in self.laid:
+                    self.laid[key] = instances_of(statement, name, self.columns, self.length)
+                return self.laid[key]
+
+    def constant(self, node: nodes.Number) -> int:
+        """Evaluate a number that is the same for all pairs."""
+        return int(self.number(node).values)
+
+    def tiles(self, node: nodes.Tiles, size: int, parent: nodes.Segment | None) -> list[Instance]:
+        """Cut the frame, or each instance of the parent, into tiles."""
+        if size < 1:
+            node.place.fail("E111", f"`every {size}` makes no tiles")
+        parents: list[Instance | None] = [None]
+        if parent is not None:
+            parents = [*self.instances(parent)]
+        found: list[Instance] = []
+        for index, around in enumerate(parents):
+            start, end = (0, self.n) if around is None else (around.start, around.end)
+            starts = list(range(start, end, size))
+            for number, at in enumerate(starts):
+                stop, name = min(at + size, end), len(found)
+                found.append(Instance(at, stop, number, len(starts), index, name, within=around))
+        return found
 
 
-def _any(masks: list[Bools]) -> Bools:
-    result: Bools = np.logical_or.reduce(masks)
-    return result
+def _whole_stretches(instances: list[Instance]) -> list[Instance]:
+    """Refuse ids that come back after others."""
+    filled = [i.name for i in instances if i.end > i.start and i.is_id]
+    if len(set(filled)) < len(filled):
+        raise DatasetError("an id comes back after others")
+    return instances

@@ -1,0 +1,335 @@
+"""Evaluate the numbers and segments of a core program in a frame: a sample, or parts of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dcp_dsl.arrays import Ints
+from dcp_dsl.budget import Budget
+from dcp_dsl.core.column_segments import bind_columns, per_token_values
+from dcp_dsl.core.instances import Instances, tile
+from dcp_dsl.core.layout import Column, bind_layout
+from dcp_dsl.elaboration import nodes
+from dcp_dsl.errors import DatasetError
+from dcp_dsl.symbolic.piecewise import MAX_VALUE, Piecewise, ValueTooLarge
+from dcp_dsl.symbolic.terms import (
+    Cyclic,
+    Extreme,
+    NotSeparable,
+    Number,
+    Quotient,
+    Term,
+    add,
+    extreme,
+    scale,
+)  # fmt: skip
+from dcp_dsl.syntax import ast
+
+STEPS_PER_NODE = 250
+
+
+class VaryingLength(Exception):
+    """A number must be one constant, but differs from instance to instance of a frame."""
+
+    def __init__(self, frame: "Frame") -> None:
+        self.frame = frame
+        super().__init__()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """The coordinates that nodes are evaluated in: a sample, or the instances inside `per`.
+
+    Positions count from the start of their cell: the whole sample, or an instance. Tokens outside
+    all cells have none.
+
+    Attributes:
+        num_tokens: tokens of the sample, at least 1.
+        columns: of the sample.
+        budget: shared by all frames of a sample.
+        cells: the whole sample, or the instances of the innermost `per`; none of them is empty.
+        outer: the frame around, None for the whole sample.
+        known: numbers and instances already found here.
+        laid: instances of a statement's names, by its identity.
+        tokens: token columns already read, by name.
+    """
+
+    num_tokens: int
+    columns: Mapping[str, Column]
+    budget: Budget
+    cells: Instances
+    outer: "Frame | None" = None
+    known: dict[object, Any] = field(default_factory=dict)  # Any: each node knows what it makes
+    laid: dict[int, dict[str, Instances]] = field(default_factory=dict)
+    tokens: dict[str, Piecewise] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, num_tokens: int, columns: Mapping[str, Column], budget: Budget) -> "Frame":
+        """Return the frame of a whole sample."""
+        cells = Instances.of(np.zeros(1, np.int64), np.full(1, num_tokens, np.int64))
+        return cls(num_tokens, columns, budget, cells)
+
+    def inside(self, cells: Instances) -> "Frame":
+        """Return the frame of instances, with coordinates of their own."""
+        return Frame(self.num_tokens, self.columns, self.budget, cells, self, tokens=self.tokens)
+
+    def up(self, levels: int) -> "Frame":
+        """Return a frame further out."""
+        found = self
+        for _ in range(levels):
+            assert found.outer is not None, "every frame but the sample has one around it"
+            found = found.outer
+        return found
+
+    def per_cell(self, values: Ints, slope: int = 0) -> Piecewise:
+        """Return the function with a value at the start of each cell."""
+        return self.cells.function(self.num_tokens, values, slope)
+
+    def distance(self) -> Term:
+        """Return ``q - k``."""
+        at = self.position()
+        return Term(at, at.scale(-1))
+
+    def position(self) -> Piecewise:
+        """Return the position of each token, counted from the start of its cell."""
+        if "position" not in self.known:
+            self.known["position"] = self.per_cell(np.zeros(len(self.cells), np.int64), slope=1)
+        found: Piecewise = self.known["position"]
+        return found
+
+    # ---- numbers ----
+
+    def number(self, node: nodes.Number) -> Number:
+        """Evaluate a number.
+
+        Raises:
+            NotSeparable, TooManyPieces: if it has no symbolic form.
+            VaryingLength: if a size differs from cell to cell.
+        """
+        if node not in self.known:
+            found = self._number(node)
+            self.budget.spend(STEPS_PER_NODE + _num_pieces(found))
+            self.known[node] = found
+        result: Number = self.known[node]
+        return result
+
+    def _number(self, node: nodes.Number) -> Number:
+        match node:
+            case nodes.Const(value):
+                return value
+            case nodes.Pos(side):
+                return Term.of_q(self.position()) if side == "q" else Term.of_k(self.position())
+            case nodes.Length():
+                return self.constant_of(self.cells.end - self.cells.start)
+            case nodes.Count(segment):
+                return self.count(self.instances(segment))
+            case nodes.RowColumn(name):
+                return self.row_column(name)
+            case nodes.Outside(levels, inner):
+                return self.up(levels).number(inner)
+            case nodes.Arithmetic():
+                return self.arithmetic(node)
+            case nodes.Lookup(table, fact, at):
+                return self.look_up(self.table(table, fact), at)
+        raise AssertionError(f"no number on a sample: {type(node).__name__}")
+
+    def constant_of(self, values: Ints) -> Number:
+        """Return a number that has one value in each cell."""
+        if (values == values[0]).all():
+            return int(values[0])
+        return Term.of_q(self.per_cell(values))
+
+    def constant(self, node: nodes.Number) -> int:
+        """Evaluate a number that depends on no position.
+
+        Raises:
+            VaryingLength: if it differs from cell to cell, here or in a frame around.
+        """
+        number = self.number(node)
+        if isinstance(number, int):
+            return number
+        for inner in nodes.walk(node):
+            if isinstance(inner, nodes.Outside):
+                self.up(inner.levels).constant(inner.value)
+        raise VaryingLength(self)
+
+    def arithmetic(self, node: nodes.Arithmetic) -> Number:
+        """Evaluate ``left op right``."""
+        left, right = self.number(node.left), self.number(node.right)
+        match node.op:
+            case "+":
+                return _bounded(add(left, right, self.num_tokens))
+            case "-":
+                return _bounded(add(left, scale(right, -1), self.num_tokens))
+            case "min" | "max":
+                is_max = node.op == "max"
+                return extreme(left, right, is_max=is_max, num_tokens=self.num_tokens)
+            case "*" if isinstance(left, int):
+                return _bounded(scale(right, left))
+        if not isinstance(right, int) and not nodes.is_fixed(node.right):
+            raise NotSeparable
+        factor = self.constant(node.right)
+        return _bounded(scale(left, factor)) if node.op == "*" else self.divide(node, left, factor)
+
+    def divide(self, node: nodes.Arithmetic, left: Number, right: int) -> Number:
+        """Evaluate ``left // right`` or ``left % right``; the divisor must be positive."""
+        if right < 1:
+            node.right.place.fail("E111", f"this divides by {right}", "the divisor is at least 1")
+        match left:
+            case int():
+                return left // right if node.op == "//" else left % right
+            case Extreme():
+                raise NotSeparable
+            case Term():
+                return left.divide(node.op, right, (self.cells.start, self.cells.end))
+            case Cyclic():
+                return left.divide(node.op, right)
+            case Quotient():
+                return left.floor_divide(right) if node.op == "//" else left.modulo(right)
+
+    def row_column(self, name: str) -> int:
+        """Evaluate `row.name`."""
+        if name not in self.columns:
+            raise DatasetError(
+                f"the mask reads `row.{name}`, but the sample has no column `{name}`"
+            )
+        value = self.columns[name]
+        if not isinstance(value, int):
+            raise DatasetError(f"`row.{name}`: expected one integer, got {str(value)[:60]}")
+        if abs(value) > MAX_VALUE:
+            raise DatasetError(f"`row.{name}`: values beyond {MAX_VALUE:_} are not supported")
+        return value
+
+    def count(self, instances: Instances) -> Number:
+        """Count instances: those of the sample, or of each cell."""
+        if instances.is_named:
+            return int(instances.total.max(initial=0))
+        return self.constant_of(np.bincount(instances.cells, minlength=len(self.cells)))
+
+    # ---- tables ----
+
+    def look_up(self, function: Piecewise, at: nodes.Number) -> Term:
+        """Evaluate a function of the token that a number points at."""
+        match at:
+            case nodes.Pos("q"):
+                return Term.of_q(function)
+            case nodes.Pos("k"):
+                return Term.of_k(function)
+        number = self.number(at)
+        if isinstance(number, int):
+            number = Term.constant(self.num_tokens, number)
+        if not isinstance(number, Term):
+            raise NotSeparable
+        where, is_of_k = number.single()
+        found = function.compose(self.absolute(where))
+        return Term.of_k(found) if is_of_k else Term.of_q(found)
+
+    def absolute(self, where: Piecewise) -> Piecewise:
+        """Turn positions counted from the start of a cell into tokens of the sample."""
+        if self.outer is None:
+            return where
+        # Inside its cell only: where >= 0 and where < size.
+        sizes = self.per_cell(self.cells.end - self.cells.start)
+        where = where + self.per_cell(np.zeros(len(self.cells), np.int64))
+        for side, op in ((where, ">="), (where + sizes.scale(-1), "<")):
+            starts, ends = side.solve(op)
+            flat = np.zeros_like(starts)
+            where = where + Instances.of(starts, ends).function(self.num_tokens, flat)
+        return where + self.per_cell(self.cells.start)
+
+    def table(self, table: "nodes.Segment | nodes.TokenColumn", fact: nodes.Fact) -> Piecewise:
+        """Return a fact about the instance of each token, or its token column."""
+        if isinstance(table, nodes.TokenColumn):
+            return self.token_column(table.column)
+        instances = self.instances(table)
+        if fact in ("number", "count"):
+            values = instances.number if fact == "number" else instances.total
+            return instances.function(self.num_tokens, values)
+        if instances.is_split:
+            raise DatasetError(
+                f"`.{fact}` needs instances of one stretch each, but an id comes back after "
+                f"others; use stretches of tokens (`flags`, `spans`, or a name behind `as`)"
+            )
+        own = instances.filled()
+        base = np.zeros(len(own), np.int64)
+        if fact in ("start", "end"):
+            base = self.cells.start[np.searchsorted(self.cells.end, own.start, side="right")]
+        values = {
+            "start": own.start - base, "end": own.end - base, "len": own.end - own.start,
+            "pos": base,
+        }[fact]  # fmt: skip
+        return own.function(self.num_tokens, values, slope=1 if fact == "pos" else 0)
+
+    def token_column(self, column: str) -> Piecewise:
+        """Return the value of a token column at each position."""
+        where = f"token column `{column}`"
+        if column not in self.columns:
+            raise DatasetError(f"{where}: the sample does not have it")
+        if column not in self.tokens:
+            values = per_token_values(self.columns[column], self.num_tokens, where)
+            self.tokens[column] = Piecewise.from_tokens(values)
+        return self.tokens[column]
+
+    # ---- segments ----
+
+    def instances(self, node: nodes.Segment) -> Instances:
+        """Find the instances of a segment."""
+        if node not in self.known:
+            self.known[node] = self._instances(node)
+        found: Instances = self.known[node]
+        return found
+
+    def _instances(self, node: nodes.Segment) -> Instances:
+        match node:
+            case nodes.Laid(statement, name):
+                return self.lay_out(statement)[name]
+            case nodes.Chosen(is_first, segment, count):
+                instances, how_many = self.instances(segment), self.constant(count)
+                return instances.first(how_many) if is_first else instances.last(how_many)
+            case nodes.Tiles(size, parent):
+                tokens = self.constant(size)
+                if tokens < 1:
+                    node.place.fail(
+                        "E111", f"`every {tokens}` makes no tiles",
+                        "the size of a tile is at least 1 token",
+                    )  # fmt: skip
+                around = self.cells.as_parents() if parent is None else self.instances(parent)
+                return tile(tokens, around)
+
+    def lay_out(self, statement: ast.Segment) -> dict[str, Instances]:
+        """Find the instances of all names of a statement, once; inside `per` cut to each cell."""
+        key = id(statement)
+        if key not in self.laid:
+            if self.outer is not None:
+                around = self.outer.lay_out(statement)
+                self.laid[key] = {
+                    name: found.clip(self.cells, self.outer.cells) for name, found in around.items()
+                }
+            elif isinstance(statement.source, ast.Layout):
+                self.laid[key] = bind_layout(
+                    statement, statement.source, self.columns, self.num_tokens
+                )
+            else:
+                assert isinstance(statement.source, ast.Columns), (
+                    "tiles are cut where they are used"
+                )
+                self.laid[key] = bind_columns(
+                    statement, statement.source, self.columns, self.num_tokens
+                )
+        return self.laid[key]
+
+
+def _bounded(value: Number) -> Number:
+    if isinstance(value, int) and abs(value) > MAX_VALUE:
+        raise ValueTooLarge
+    return value
+
+
+def _num_pieces(value: Number) -> int:
+    """Count the pieces of the functions in a number."""
+    if not isinstance(value, Term | Extreme):
+        return 0
+    terms = value.terms if isinstance(value, Extreme) else (value,)
+    return sum(len(term.on_q.starts) + len(term.on_k.starts) for term in terms)

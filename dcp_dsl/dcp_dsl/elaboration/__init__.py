@@ -1,0 +1,1 @@
+"""Turn checked masks into core programs: closed trees of about a dozen kinds of nodes."""

@@ -1,0 +1,274 @@
+"""The nodes of core programs: masks, numbers and segments without names, calls and parameters.
+
+A node means the same wherever it stands in a frame: positions, `len`, counts and borders are those
+of the frame around it, which is the whole sample or the instances of a `Frame` node. Nodes may be
+shared, so results are kept by node: nodes are equal only to themselves.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NoReturn, TypeAlias
+
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.diagnostics import SpecError, make_diagnostic
+
+Side: TypeAlias = Literal["q", "k"]
+Operation: TypeAlias = Literal["+", "-", "*", "//", "%", "min", "max"]
+Fact: TypeAlias = Literal["number", "start", "end", "len", "pos", "count"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A span of a text: where a node comes from."""
+
+    program: ast.Program
+    span: ast.Span
+
+    def fail(self, code: str, message: str, hint: str = "") -> NoReturn:
+        """Raise a `SpecError` for something at this place."""
+        text, name = self.program.text, self.program.name
+        found = make_diagnostic(code, message, text, self.span, name=name, hint=hint)
+        raise SpecError((found,))
+
+
+NOWHERE = Place(ast.Program(()), ast.NO_SPAN)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """Base of all nodes."""
+
+    place: Place = field(repr=False, kw_only=True, default=NOWHERE)
+
+
+# ---- numbers -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Const(Node):
+    """An integer."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pos(Node):
+    """The position of the query or of the key in the frame."""
+
+    side: Side
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Length(Node):
+    """The tokens of the frame."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Count(Node):
+    """The instances of a segment in the frame."""
+
+    segment: "Segment"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowColumn(Node):
+    """A column with one integer for the whole sample."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenColumn(Node):
+    """A column with one integer per token, and the name that the text gives it."""
+
+    name: str
+    column: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lookup(Node):
+    """A fact about the instance that the token at a position lies in, or its token column.
+
+    `number` and `count` are the instance's number and how many its parent has; `pos` counts the
+    token from the start of its instance. Undefined outside the instances and outside the frame.
+    """
+
+    table: "Segment | TokenColumn"
+    fact: Fact
+    at: "Number"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arithmetic(Node):
+    """``left op right``, the smaller or the larger of both."""
+
+    op: Operation
+    left: "Number"
+    right: "Number"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outside(Node):
+    """A number as it is some frames further out."""
+
+    levels: int
+    value: "Number"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Free(Node):
+    """A parameter that stands for every value: a mask, or a number of its type."""
+
+    name: str
+    type: str
+
+
+Number: TypeAlias = (
+    Const | Pos | Length | Count | RowColumn | Lookup | Arithmetic | Outside | Free
+)  # fmt: skip
+
+# ---- masks ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Truth(Node):
+    """All pairs of the frame, or none."""
+
+    value: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compare(Node):
+    """``left op right``; false where one of them is undefined."""
+
+    op: ast.Comparison
+    left: Number
+    right: Number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Within(Node):
+    """Whether the token at a position lies in an instance of a segment."""
+
+    segment: "Segment"
+    at: Number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Same(Node):
+    """Whether query and key lie in the same instance of a segment."""
+
+    segment: "Segment"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Not(Node):
+    """The pairs of the frame that a mask does not show."""
+
+    item: "Mask"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class And(Node):
+    """The pairs that all items show."""
+
+    items: tuple["Mask", ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Or(Node):
+    """The pairs that any item shows."""
+
+    items: tuple["Mask", ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame(Node):
+    """A mask inside every instance of a segment, in coordinates that start there."""
+
+    segment: "Segment"
+    body: "Mask"
+
+
+Mask: TypeAlias = Truth | Compare | Within | Same | Not | And | Or | Frame | Free
+
+# ---- segments ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Laid(Node):
+    """The instances of a name of a `segment` statement: parts of a layout, or those of a column."""
+
+    statement: ast.Segment
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tiles(Node):
+    """Tiles of a size, of the frame or of the instances of a parent."""
+
+    size: Number
+    parent: "Segment | None"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chosen(Node):
+    """The first, or the last, instances of every parent, numbered among themselves."""
+
+    is_first: bool
+    segment: "Segment"
+    count: Number
+
+
+Segment: TypeAlias = Laid | Tiles | Chosen
+
+# ---- walking -------------------------------------------------------------------------------------
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """Return the nodes that a node is made of, in the order of the text."""
+    match node:
+        case Count(segment) | Same(segment):
+            return (segment,)
+        case Lookup(table, _, at) | Within(table, at):
+            return at, table
+        case Arithmetic(_, left, right) | Compare(_, left, right):
+            return left, right
+        case Outside(_, inner) | Not(inner):
+            return (inner,)
+        case And(items) | Or(items):
+            return items
+        case Frame(segment, body):
+            return body, segment
+        case Tiles(size, parent):
+            return (size,) if parent is None else (size, parent)
+        case Chosen(_, segment, count):
+            return segment, count
+    return ()
+
+
+def walk(*roots: Node) -> Iterator[Node]:
+    """Yield nodes and all nodes below them, each once."""
+    seen: set[Node] = set()
+    stack: list[Node] = list(reversed(roots))
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            stack.extend(reversed(children(node)))
+
+
+def is_fixed(number: Number) -> bool:
+    """Return whether a number is the same for all pairs of an instance of the frame."""
+    return not any(isinstance(node, Pos | Lookup) for node in walk(number))
+
+
+def read_columns(*roots: Node) -> dict[str, Node]:
+    """Return the columns that a program reads, each with the first node that reads it."""
+    found: dict[str, Node] = {}
+    for node in walk(*roots):
+        match node:
+            case RowColumn(name) | TokenColumn(_, name):
+                found.setdefault(name, node)
+    return found

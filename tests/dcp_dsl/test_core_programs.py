@@ -1,0 +1,84 @@
+"""Core programs: what is left of a mask once names, calls, rules and parameters are written out."""
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from dcp_dsl import DatasetError, Sample, Spec, SpecError, dense_mask
+from dcp_dsl.cli import dcpm
+from dcp_dsl.elaboration.text import show
+
+TEXT = """
+segment part = question[question_len] answer[answer_lens]*
+segment doc = [doc_lens]*
+segment tile = every 4
+token evict = drops
+mask twice(inner: mask) = inner and not inner
+mask near(w: tokens, p: pos) = p - k < w where half = w // 2
+mask below(p: pos) = (k <= p) per doc
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "program"),
+    [
+        ("causal", "k <= q"),
+        ("sliding(4)", "and\n  k <= q\n  q - k < 4"),
+        ("0 <= k <= q", "and\n  0 <= k\n  k <= q"),
+        ("causal minus same(doc)", "and\n  k <= q\n  not\n    same(doc)"),
+        ("q not in first(doc, 2)", "not\n  q in first(doc, 2)"),
+        ("{ question sees self causally  answer sees all within 2 }",
+         "or\n  and\n    q in question\n    and\n      same(question)\n      k <= q\n"
+         "  and\n    q in answer\n    and\n      q - k < 2\n      k - q < 2"),
+        ("near(len // 2, q)", "q - k < len // 2"),
+        ("near(2, p = q + 1)", "q + 1 - k < 2"),
+        ("below(q) per tile", "frame every(4)\n  frame doc\n    k <= out(1, q)"),
+        ("(below(len) per doc) per tile",
+         "frame every(4)\n  frame doc\n    frame doc\n      k <= out(1, len)"),
+        ("q.doc.pos < k.evict", "q.doc.pos < k.evict"),
+        ("abs(-q) < clamp(k, 1, 3)", "max(-1 * q, -1 * (-1 * q)) < min(max(k, 1), 3)"),
+        ("doc.count * (q + 1) == row.n", "doc.count * (q + 1) == row.n"),
+        ("true", "true"),
+    ],
+)  # fmt: skip
+def test_a_mask_is_written_out(body, program):
+    spec = Spec.from_text(f"{TEXT}\nmask m = {body}")
+    assert show(spec.mask("m").core) == program
+
+
+def test_a_mask_given_as_an_argument_is_elaborated_once_and_shared():
+    core = Spec.from_text(TEXT).mask("twice(causal)").core
+    assert core.items[0] is core.items[1].item
+
+
+def test_a_binding_is_read_in_the_coordinates_of_its_use_and_an_argument_in_those_of_the_call():
+    text = TEXT + "mask m = (near_end and below(at)) per tile where near_end = q == len - 1, at = q"
+    assert show(Spec.from_text(text).mask("m").core) == (
+        "frame every(4)\n  and\n    q == len - 1\n    frame doc\n      k <= out(1, q)"
+    )
+
+
+def test_a_number_given_from_further_out_keeps_its_coordinates_where_lengths_differ():
+    text = "segment outer = a[c]*\nsegment tile = every 3\n"
+    text += "mask cut(w: tokens) = same(b) and q // w == k // w where b = every w\n"
+    mask = Spec.from_text(text).mask("(cut(len // 2) per tile) per a")
+    for lens in ([5, 8], [8, 8], [6, 12], [11, 5, 12]):
+        sample = Sample({"c": lens}, sum(lens))
+        expected = dense_mask(mask, sample)
+        assert np.array_equal(mask.bind(sample).tile(0, sample.length, 0, sample.length), expected)
+
+
+def test_errors_on_a_sample_name_the_place_that_the_node_comes_from():
+    text = "segment a = [c]*\nmask m = same(b) per a\n  where b = every len - 2"
+    with pytest.raises(SpecError) as raised:
+        Spec.from_text(text).mask("m").bind(Sample({"c": [2, 4]}, 6))
+    found = raised.value.diagnostics[0]
+    assert (found.code, found.line, found.column) == ("E111", 3, 19)
+    split = Spec.from_text("segment w = ids(d)\nmask m = causal per w").mask("m")
+    with pytest.raises(DatasetError, match="`per w` needs instances of one stretch"):
+        split.bind(Sample({"d": [0, 1, 0]}, 3))
+
+
+def test_explain_prints_the_core_program():
+    result = CliRunner().invoke(dcpm, ["explain", "--mask", "sliding(4k)", "--core"])
+    assert result.output == "and\n  k <= q\n  q - k < 4k\n"
