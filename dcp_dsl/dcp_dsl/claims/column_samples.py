@@ -5,22 +5,28 @@ elements, so that every way in which a part can be empty is tested. Each such sa
 columns that depend on its length.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 from typing import Literal, TypeAlias
 
-from dcp_dsl.checks.columns import Reader, column_readers, layout_columns, reached
-from dcp_dsl.checks.scope import Scope
+from dcp_dsl.checks.columns import layout_columns
 from dcp_dsl.core.layout import Column
 from dcp_dsl.core.sample import Sample
+from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.reads import Reader, column_readers
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.walk import walk
 
 _LENGTHS = ((1, 4), (0, 2), (0, 3), (0, 1))  # of one part, fewest and most tokens, by style
 _MAX_COUNT = 3  # elements of a list
 _COUNTS = (0, 0, 1, 2, 3)  # to choose from where lists differ in size
+DRAWS = 6  # samples of each length: every token alike, then random ones
+FEW_DRAWS = 24  # of a few tokens there are few different ones: most of them are drawn
+FEW_TOKENS = 3
+UNNAMED_IDS = 3  # ids 0 to 2 are enough for tokens of one, two and three segments
+MAX_LITERALS = 16  # numbers of the mask that values are taken from
+MAX_LITERAL = 2**20  # an id or a threshold; larger numbers say nothing about values
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +96,6 @@ def _draw_group(group: ast.Group, style: _Style, found: dict[str, Column]) -> No
         found.setdefault(name, [each[name] for each in rounds])
 
 
-DRAWS = 6  # samples of each length: every token alike, then random ones
-TINY_DRAWS = 24  # of a few tokens there are few different ones: most of them are drawn
-TINY_TOKENS = 3
-UNNAMED_IDS = 3  # ids 0 to 2 are enough for tokens of one, two and three segments
-MAX_LITERALS = 16  # numbers of the mask that values are taken from
-MAX_LITERAL = 2**20  # an id or a threshold; larger numbers say nothing about values
-
 Source: TypeAlias = Literal["spans", "positions", "flags", "ids", "token", "row"]
 
 # What says most about a column comes first; one column may be read in several ways.
@@ -127,11 +126,11 @@ class ColumnKind:
         return self.source not in ("spans", "row")
 
 
-def column_kinds(node: object, scope: Scope) -> dict[str, ColumnKind]:
-    """Describe the columns that an expression reads, but for those of layouts."""
+def column_kinds(*cores: nodes.Mask) -> dict[str, ColumnKind]:
+    """Describe the columns that masks read, but for those of layouts."""
     found: dict[str, ColumnKind] = {}
     lengths: set[str] = set()
-    for column, reader in column_readers(node, scope):
+    for column, reader in column_readers(*cores):
         if isinstance(reader, ast.Layout):
             lengths.add(column)
             continue
@@ -146,7 +145,7 @@ def _kind(reader: Reader) -> ColumnKind:
         case ast.Columns(kind=kind, names=names):
             source = next(known for known in _ORDER if known == kind.text)
             return ColumnKind(source, (len(names) or UNNAMED_IDS) if source == "ids" else 0)
-        case ast.Token():
+        case nodes.TokenColumn():
             return ColumnKind("token")
     return ColumnKind("row")
 
@@ -156,23 +155,22 @@ def _rank(kind: ColumnKind) -> tuple[int, int]:
 
 
 def complete_samples(
-    bases: Iterable[Sample], kinds: Mapping[str, ColumnKind], node: object, scope: Scope
+    bases: Iterable[Sample], kinds: Mapping[str, ColumnKind], cores: Sequence[nodes.Mask]
 ) -> Iterator[Sample]:
     """Yield each sample several times with the columns that it lacks; always the same values.
 
     Args:
         bases: samples with a length, in the order in which to complete them.
         kinds: the columns to add. Without any, the samples come as they are.
-        node: the expression they are for; token columns also get the numbers it compares with.
-        scope: where its names are looked up.
+        cores: the masks they are for; token columns also get the numbers these compare with.
     """
     if not kinds:
         yield from bases
         return
-    literals = _literals(node, scope)
+    literals = _literals(cores)
     rng = Random(0)  # the same samples every time
     for base in bases:
-        for index in range(TINY_DRAWS if base.length <= TINY_TOKENS else DRAWS):
+        for index in range(FEW_DRAWS if base.length <= FEW_TOKENS else DRAWS):
             columns = {
                 name: _draw(kinds[name], base.length, literals, rng, is_uniform=index == 0)
                 for name in sorted(kinds)
@@ -180,13 +178,12 @@ def complete_samples(
             yield Sample({**base.columns, **columns}, base.length)
 
 
-def _literals(node: object, scope: Scope) -> list[int]:
-    """Return the small numbers of an expression and of the masks it calls, and their neighbours."""
+def _literals(cores: Sequence[nodes.Mask]) -> list[int]:
+    """Return the small numbers of masks, and their neighbours."""
     found: set[int] = set()
-    for reached_node, _ in reached(node, scope):
-        for inner in walk(reached_node):
-            if isinstance(inner, ast.Number) and inner.value <= MAX_LITERAL:
-                found |= {inner.value - 1, inner.value, inner.value + 1}
+    for node in nodes.walk(*cores):
+        if isinstance(node, nodes.Const) and 0 <= node.value <= MAX_LITERAL:
+            found |= {node.value - 1, node.value, node.value + 1}
     return sorted(found)[:MAX_LITERALS]
 
 

@@ -11,19 +11,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.checks.columns import needed_columns, needed_segments
-from dcp_dsl.checks.scope import Imported, Scope
-from dcp_dsl.core.layout import Column, bind_layout
-from dcp_dsl.core.mask import Mask
+from dcp_dsl.checks.scope import Scope
+from dcp_dsl.core.layout import bind_layout
+from dcp_dsl.core.mask import Mask, find_definition
 from dcp_dsl.core.sample import Sample
-from dcp_dsl.elaboration.elaborate import elaborate
+from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.elaborate import elaborate_segment
+from dcp_dsl.elaboration.reads import column_readers
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.rows import Columns
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.syntax import ast
-
-_SAME = "same instance"  # no name of a text: it has a space
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,17 +49,17 @@ class MaskRule:
     def of(cls, mask: Mask) -> "MaskRule":
         """Read the decorators of the definition that a mask is a call of, and prove what can be."""
         # Loaded on use: reading a text needs no proofs.
-        from dcp_dsl.proof.proving import prove_causal, prove_total
+        from dcp_dsl.proof.proving import is_total, never
 
-        definition = find_definition(mask)
-        ahead, segments, is_partial = read_decorators(definition[0] if definition else None)
+        definition = find_definition(mask.expression, mask.scope)
+        ahead, segments, is_partial = read_decorators(definition)
         leaks = None
         if segments and definition is not None:
             leaks = leaking_pairs(mask, segments, definition[1])
         return cls(
             mask, ahead, is_partial, leaks,
-            ahead or prove_causal(mask.expression, mask.scope, leaks),
-            is_partial or prove_total(mask.expression, mask.scope),
+            ahead or never((leaks or mask).core, ("before",)),
+            is_partial or is_total(mask.core),
         )  # fmt: skip
 
     def check(self, sample: Sample) -> None:
@@ -140,29 +139,16 @@ def check_layouts(mask: Mask, sample: Sample) -> None:
     missing = sorted(mask.columns - sample.columns.keys())
     if missing:
         raise DatasetError(f"mask `{mask.name}` needs the column `{missing[0]}`")
-    seen: set[int] = set()
-    columns: dict[str, Column] = dict(sample.columns)
-    for statement in needed_segments(mask.expression, mask.scope):
-        if isinstance(statement.source, ast.Layout) and id(statement) not in seen:
-            seen.add(id(statement))
-            bind_layout(statement, statement.source, columns, sample.length)
-
-
-def find_definition(mask: Mask) -> tuple[ast.MaskDef, Scope] | None:
-    """Return the definition that a mask is a name or a call of; None for other expressions."""
-    match mask.expression:
-        case ast.Name(text):
-            return mask.scope.find_mask(text)
-        case ast.Call(name):
-            return mask.scope.find_mask(name.text)
-    return None
+    for statement in mask.segments:
+        if isinstance(statement.source, ast.Layout):
+            bind_layout(statement, statement.source, sample.columns, sample.length)
 
 
 def read_decorators(
-    definition: ast.MaskDef | None,
+    found: tuple[ast.MaskDef, Scope] | None,
 ) -> tuple[bool, tuple[ast.Ident, ...], bool]:
     """Return whether a mask may look ahead anywhere, the segments where it may, `@partial`."""
-    decorators = () if definition is None else definition.decorators
+    decorators = () if found is None else found[0].decorators
     ahead = [d for d in decorators if d.name.text == "ahead"]
     is_anywhere = any(not d.arguments for d in ahead)
     segments = tuple(name for d in ahead for name in d.arguments)
@@ -171,22 +157,11 @@ def read_decorators(
 
 def leaking_pairs(mask: Mask, segments: tuple[ast.Ident, ...], scope: Scope) -> Mask:
     """Return the mask of the pairs that look ahead outside one instance of any of the segments."""
-    ahead = ast.Compare((ast.Name("q"), ast.Name("k")), ("<",))
-    if not segments:
-        expression: ast.Expr = ast.And((mask.expression, ahead))
-        return replace(mask, expression=expression, core=elaborate(expression, mask.scope))
-    same = [ast.Call(ast.Ident("same"), (ast.Argument(None, ast.Name(s.text)),)) for s in segments]
-    allowed = ast.MaskDef(ast.Ident(_SAME), (), ast.Or(tuple(same)), (), ())
-    imported = mask.scope.imported
-    masks = {**imported.masks, _SAME: (allowed, scope)}
-    outer = replace(
-        mask.scope,
-        imported=Imported(masks, imported.stacks, imported.segments, imported.tokens),
-    )
-    outside = ast.And((mask.expression, ahead, ast.Not(ast.Name(_SAME))))
-    columns = mask.columns | needed_columns(allowed.value, scope)
-    core = elaborate(outside, outer)
-    return replace(mask, expression=outside, scope=outer, columns=columns, core=core)
+    ahead = nodes.Compare("<", nodes.Pos("q"), nodes.Pos("k"))
+    outside = [nodes.Not(nodes.Same(elaborate_segment(s.text, scope))) for s in segments]
+    core = nodes.And((mask.core, ahead, *outside))
+    columns = mask.columns | {column for column, _ in column_readers(core)}
+    return replace(mask, core=core, columns=columns)
 
 
 def _first_empty(bound: Form) -> int | None:

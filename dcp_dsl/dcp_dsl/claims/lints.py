@@ -9,7 +9,9 @@ from fnmatch import fnmatchcase
 
 from dcp_dsl.checks.scope import segment_names
 from dcp_dsl.claims.testing import Testing
-from dcp_dsl.proof.proving import find_redundant, never
+from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.elaborate import elaborate_inside
+from dcp_dsl.proof.proving import find_redundant, is_total, never
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import Edit, Fix
 from dcp_dsl.syntax.walk import mentioned_names, walk
@@ -155,9 +157,11 @@ def _check_redundant(mask: ast.MaskDef, testing: Testing) -> None:
             continue
         if any(isinstance(item, ast.Bool) for item in node.items):
             continue
-        index = find_redundant(node, testing.scope, mask, testing.proofs)
+        is_and = isinstance(node, ast.And)
+        items = elaborate_inside(node.items, mask, testing.scope)
+        index = find_redundant(items, testing.proofs, is_and=is_and)
         if index is not None:
-            word = "and" if isinstance(node, ast.And) else "or"
+            word = "and" if is_and else "or"
             message = f"the other parts of this `{word}` already say this"
             span = node.items[index].span
             testing.report("W206", message, span, "remove it, or mend the others")
@@ -168,33 +172,32 @@ def _check_redundant(mask: ast.MaskDef, testing: Testing) -> None:
 
 def _check_decorators(mask: ast.MaskDef, testing: Testing) -> None:
     """Find `@ahead` on masks that never look ahead, `@partial` where every token sees itself."""
-    scope, proofs = testing.scope, testing.proofs
+    (core,) = elaborate_inside((mask.value,), mask, testing.scope)
     for decorator in mask.decorators:
         if decorator.name.text == "ahead":
-            is_needless = never(mask.value, scope, ("before",), proofs, inside=mask)
+            is_needless = never(core, ("before",), testing.proofs)
             what = "no token ever sees a later one"
         else:
-            is_needless = never(ast.Not(mask.value), scope, ("same",), proofs, inside=mask)
+            is_needless = is_total(core, testing.proofs)
             what = "every token sees itself"
         if is_needless:
-            end = decorator.span.end
-            end += len(scope.program.text[end:]) - len(scope.program.text[end:].lstrip())
+            end, text = decorator.span.end, testing.scope.program.text
+            end += len(text[end:]) - len(text[end:].lstrip())
             fix = Fix("remove the decorator", (Edit(decorator.span.start, end, ""),))
             message = f"`@{decorator.name.text}` is not needed: {what}"
             testing.report("W207", message, decorator.span, "remove it", fix)
-    _check_documents(mask, testing)
+    _check_documents(mask, core, testing)
 
 
-def _check_documents(mask: ast.MaskDef, testing: Testing) -> None:
+def _check_documents(mask: ast.MaskDef, core: nodes.Mask, testing: Testing) -> None:
     """Find masks over packed documents that let one document see another."""
     mentioned = {name for name, _ in mentioned_names(mask)}
     for segment, document in _packed(testing):
         inner = {name.text for name in segment_names(segment)}
         if not mentioned & inner or _is_asked_for(mask, document):
             continue
-        outside = ast.Not(ast.Call(ast.Ident("same"), (ast.Argument(None, ast.Name(document)),)))
-        across = ast.And((mask.value, outside))
-        if not never(across, testing.scope, budget=testing.proofs, inside=mask):
+        outside = nodes.Not(nodes.Same(nodes.Laid(segment, document)))
+        if not never(nodes.And((core, outside)), budget=testing.proofs):
             message = f"a token may see another `{document}`"
             hint = f"confine it: `... per {document}` or `same({document}) and ...`"
             testing.report("W208", message, mask.name.span, hint)

@@ -1,28 +1,25 @@
-"""List the samples a claim is tested on, and make one that breaks it as small as it gets.
+"""List the samples a claim is tested on: the one it names, else small ones and all that fit."""
 
-A claim names its sample, or is tested on small ones and on all that fit.
-"""
-
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
-from typing import TypeVar
 
 from dcp_dsl.budget import Budget
 from dcp_dsl.checks.columns import layout_columns
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.column_samples import column_kinds, complete_samples, draw_columns
 from dcp_dsl.core.layout import Column
+from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.core.sample_statement import declared_sample, layout_lengths
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.walk import mentioned_names, walk
+from dcp_dsl.syntax.walk import walk
 
 MAX_SAMPLE_TOKENS = 256
 GENERATED = 32
 TRIES = 50 * GENERATED  # columns of several layouts fit together only by chance
 TINY = 48  # further samples, of so few tokens that most of their shapes are drawn
-TINY_TOKENS = 4
+MAX_TINY_TOKENS = 4
 # Of `draw_columns`: parts of two tokens at most, in lists of 1, 2, 3; of one, in lists of any size.
 TINY_INDICES = (1, 5, 9, 3) * 40
 STEPS_PER_PART = 2**14  # what adding up the lengths of one part of a layout costs
@@ -38,21 +35,19 @@ class UnfitSampleError(DatasetError):
 
 
 def claim_samples(
-    node: object,
+    masks: Sequence[Mask],
     asked: ast.Ident | None,
-    columns: frozenset[str],
     scope: Scope,
     broken: frozenset[str],
     budget: Budget,
     *,
     with_open: bool = False,
 ) -> Iterator[Sample]:
-    """Yield the samples to test a claim or mask on that reads these columns, small ones first.
+    """Yield the samples to test a claim about masks on, small ones first.
 
     Args:
-        node: the claim or the expression of the mask.
+        masks: those it speaks of.
         asked: the sample it names, if it does.
-        columns: what its masks read.
         scope: the text's definitions.
         broken: samples of the text that fit no layout.
         budget: shared by all claims of the text.
@@ -64,16 +59,19 @@ def claim_samples(
         DatasetError: if the sample that the claim names has no length, is too long or lacks a
             column.
     """
+    columns = frozenset().union(*(mask.columns for mask in masks))
     if asked is not None:
         yield _named(scope.samples[asked.text], columns, scope)
         return
+    cores = [mask.core for mask in masks]
     kinds = {
         column: kind
-        for column, kind in column_kinds(node, scope).items()
+        for column, kind in column_kinds(*cores).items()
         if column in columns and (with_open or not kind.is_open)
     }
-    bases = sorted(_generate(node, columns - kinds.keys(), scope, budget), key=lambda s: s.length)
-    yield from complete_samples(bases, kinds, node, scope)
+    layouts = all_layouts(masks, scope)
+    bases = sorted(_generate(columns - kinds.keys(), layouts, budget), key=lambda s: s.length)
+    yield from complete_samples(bases, kinds, cores)
     size = sum(count_parts(layout) for _, layout in scope.layouts())
     for name, definition in scope.samples.items():
         if name not in broken:
@@ -105,15 +103,14 @@ def _named(definition: ast.SampleDef, columns: frozenset[str], scope: Scope) -> 
 
 
 def _generate(
-    node: object, columns: frozenset[str], scope: Scope, budget: Budget
+    columns: frozenset[str], laid: list[tuple[ast.Segment, ast.Layout]], budget: Budget
 ) -> Iterator[Sample]:
     """Yield small samples whose columns fit the layouts; always the same ones."""
     if not columns:
         for length in range(1, GENERATED + 1):
             yield Sample({}, length)
         return
-    scopes = read_scopes(node, scope)
-    layouts = [layout for each in scopes for _, layout in each.layouts()]
+    layouts = [layout for _, layout in laid]
     read = [layout for layout in layouts if columns & set(layout_columns(layout))]
     if columns - {name for layout in read for name in layout_columns(layout)}:
         return  # token columns: only declared samples know sensible values
@@ -122,14 +119,14 @@ def _generate(
     found: set[str] = set()
     for indices, longest, wanted in (
         (range(TRIES), MAX_SAMPLE_TOKENS, GENERATED),
-        (TINY_INDICES, TINY_TOKENS, GENERATED + TINY),
+        (TINY_INDICES, MAX_TINY_TOKENS, GENERATED + TINY),
     ):
         fitting = 0
         for index in indices:
             budget.spend(STEPS_PER_PART * size)
             drawn = draw_columns(read, index, rng)
             values = {name: drawn[name] for name in sorted(columns)}
-            total = _length(values, scopes, REST_TOKENS[index % len(REST_TOKENS)])
+            total = _length(values, laid, REST_TOKENS[index % len(REST_TOKENS)])
             shown = repr((values, total))
             if total and total <= longest and shown not in found:
                 found.add(shown)
@@ -144,10 +141,12 @@ def count_parts(layout: ast.Layout) -> int:
     return sum(isinstance(node, ast.Leaf | ast.Group) for node in walk(layout))
 
 
-def _length(values: Mapping[str, Column], scopes: list[Scope], rest: int) -> int | None:
+def _length(
+    values: Mapping[str, Column], laid: list[tuple[ast.Segment, ast.Layout]], rest: int
+) -> int | None:
     """Return the tokens of a generated sample, None if its columns do not fit together."""
     try:
-        lengths = {length for _, length in layout_lengths(values, scopes)}
+        lengths = {length for _, length in layout_lengths(values, laid)}
     except DatasetError:  # a length below 0, say, by `a - b`
         return None
     if lengths:
@@ -159,133 +158,11 @@ def _sum(value: Column) -> int:
     return sum(map(_sum, value)) if isinstance(value, list) else int(value)
 
 
-def read_scopes(node: object, scope: Scope) -> list[Scope]:
-    """Return the text and the other files that the masks of a claim come from."""
-    scopes = [scope]
-    seen: set[tuple[int, str]] = set()
-    todo: list[tuple[object, Scope]] = [(node, scope)]
-    while todo:
-        current, at = todo.pop()
-        for name, is_attribute in mentioned_names(current):
-            found = None if is_attribute else at.find_mask(name)
-            if found is None or (id(at), name) in seen:
-                continue
-            seen.add((id(at), name))
-            todo.append(found)
-            if found[1] not in scopes:
-                scopes.append(found[1])
-    return scopes
-
-
-MAX_TRIES = 400
-
-_Found = TypeVar("_Found")
-
-
-def shrink(
-    sample: Sample,
-    found: _Found,
-    search: Callable[[Sample], _Found | None],
-    per_token: Collection[str],
-    scopes: Iterable[Scope],
-) -> _Found:
-    """Shrink a sample by small steps and return the finding on the smallest.
-
-    A step leaves out a token or an element of a list, or makes a value smaller.
-
-    Args:
-        sample: one on which the search finds something.
-        found: what it finds there.
-        search: gives what it finds on a sample, or None; None for samples that fit no layout.
-        per_token: columns with one value per token.
-        scopes: whose layouts say how long a sample is.
-    """
-    tries = MAX_TRIES
-    scopes = tuple(scopes)
-    is_smaller = True
-    while is_smaller:
-        is_smaller = False
-        for smaller in _steps(sample, per_token, scopes):
-            tries -= 1
-            if tries < 0:
-                return found
-            again = search(smaller)
-            if again is not None:
-                sample, found, is_smaller = smaller, again, True
-                break
-    return found
-
-
-def _steps(sample: Sample, per_token: Collection[str], scopes: Iterable[Scope]) -> Iterator[Sample]:
-    """Yield the samples that are one step smaller, shorter ones first."""
-    own = {name: sample.columns[name] for name in per_token if name in sample.columns}
-    rest = {name: value for name, value in sample.columns.items() if name not in own}
-    tokens = sample.length // 2 or sample.length
-    while tokens:  # halves first, single tokens last
-        for values in _cut(own, sample.length, tokens, every=tokens):
-            yield Sample({**rest, **values}, sample.length - tokens)
-        tokens //= 2
-    for columns in _smaller_columns(rest):
-        length = _new_length(columns, sample.length, scopes)
-        if length is not None and length <= sample.length:
-            for values in _cut(own, sample.length, sample.length - length):
-                yield Sample({**columns, **values}, length)
-    for columns in _smaller_values(own):
-        yield Sample({**rest, **columns}, sample.length)
-
-
-def _cut(
-    own: Mapping[str, Column], length: int, tokens: int, every: int = 1
-) -> Iterator[Mapping[str, Column]]:
-    """Yield the columns per token without so many neighbouring tokens, at every so many places."""
-    for at in range(0, length - tokens + 1, every) if own and tokens else range(1):
-        yield {name: [*value[:at], *value[at + tokens :]] for name, value in own.items()}
-
-
-def _new_length(columns: Mapping[str, Column], before: int, scopes: Iterable[Scope]) -> int | None:
-    """Return the length that the layouts say, else the one before; None if they disagree."""
-    try:
-        lengths = {length for _, length in layout_lengths(columns, scopes)}
-    except DatasetError:
-        return None
-    if len(lengths) > 1:
-        return None
-    return lengths.pop() if lengths else before
-
-
-def _smaller_columns(columns: Mapping[str, Column]) -> Iterator[Mapping[str, Column]]:
-    """Yield columns with one element less in all lists or in one, or with one smaller number."""
-    lists = {name: value for name, value in columns.items() if isinstance(value, list)}
-    for index in range(max(map(len, lists.values()), default=0)):
-        shorter = {name: [*v[:index], *v[index + 1 :]] for name, v in lists.items()}
-        yield {**columns, **shorter}
-    for name, value in columns.items():
-        for smaller in _shorter(value):
-            yield {**columns, name: smaller}
-    yield from _smaller_values(columns)
-
-
-def _shorter(value: Column) -> Iterator[Column]:
-    """Yield a list without one of its elements, or of the elements of the lists in it."""
-    for index, item in enumerate(value if isinstance(value, list) else []):
-        yield [*value[:index], *value[index + 1 :]]
-        for shorter in _shorter(item):
-            yield [*value[:index], shorter, *value[index + 1 :]]
-
-
-def _smaller_values(columns: Mapping[str, Column]) -> Iterator[Mapping[str, Column]]:
-    for name, value in columns.items():
-        for smaller in _smaller(value):
-            yield {**columns, name: smaller}
-
-
-def _smaller(value: Column) -> Iterator[Column]:
-    """Yield a value with all numbers 0, or one of them nearer to 0."""
-    if isinstance(value, list):
-        if any(value) and all(isinstance(item, int) for item in value):
-            yield [0] * len(value)
-        for index, item in enumerate(value):
-            for smaller in _smaller(item):
-                yield [*value[:index], smaller, *value[index + 1 :]]
-    elif value:
-        yield from dict.fromkeys((0, value // 2, value - 1) if value > 0 else (0,))
+def all_layouts(masks: Sequence[Mask], scope: Scope) -> list[tuple[ast.Segment, ast.Layout]]:
+    """Return the layouts of the text, and those that masks of other files read."""
+    found = {id(pair[0]): pair for pair in scope.layouts()}
+    for mask in masks:
+        for segment in mask.segments:
+            if isinstance(segment.source, ast.Layout):
+                found.setdefault(id(segment), (segment, segment.source))
+    return list(found.values())

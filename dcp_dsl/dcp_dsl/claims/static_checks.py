@@ -13,17 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.budget import Budget, OverBudget
+from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.column_samples import column_kinds
-from dcp_dsl.claims.guard import find_definition, leaking_pairs, read_decorators
+from dcp_dsl.claims.guard import leaking_pairs, read_decorators
 from dcp_dsl.claims.samples import claim_samples
 from dcp_dsl.claims.testing import TOO_LONG, Failure, Testing, first_empty_row, first_pair, smallest
-from dcp_dsl.core.mask import Mask, with_columns
+from dcp_dsl.core.mask import Mask, find_definition, read_mask, with_columns
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.oracle.dense import dense_mask
-from dcp_dsl.proof.proving import never
+from dcp_dsl.proof.proving import is_total, never
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import MAX_FINDINGS, SpecError
+
+_NUMBER = 3  # what a parameter without a value is tested with; proofs take every number
 
 Finder: TypeAlias = Callable[[NDArray[np.bool_], Sample], Failure | None]
 
@@ -61,9 +64,8 @@ def search_fault(mask: Mask, find: Finder, testing: Testing, *, with_open: bool 
     tested = 0
     try:
         samples = claim_samples(
-            mask.expression, None, mask.columns, mask.scope, testing.broken, testing.budget,
-            with_open=with_open,
-        )  # fmt: skip
+            (mask,), None, testing.scope, testing.broken, testing.budget, with_open=with_open
+        )
         for sample in samples:
             try:
                 failure = look(sample, testing.budget)
@@ -71,7 +73,7 @@ def search_fault(mask: Mask, find: Finder, testing: Testing, *, with_open: bool 
                 continue  # a generated sample that a layout with `len` cannot take
             tested += 1
             if failure is not None:
-                failure = smallest(failure, look, mask.expression, testing, mask.scope)
+                failure = smallest(failure, look, (mask,), testing)
                 return Tried(failure, tested)
     except OverBudget:
         return Tried(None, 0, *TOO_LONG)
@@ -81,9 +83,6 @@ def search_fault(mask: Mask, find: Finder, testing: Testing, *, with_open: bool 
     return Tried(None, tested)
 
 
-_NUMBER = 3  # what a parameter without a value is tested with; proofs take every number
-
-
 @dataclass(frozen=True, slots=True)
 class _Subject:
     """A mask to look at: an own definition, or an expression that is attached or stacked."""
@@ -91,7 +90,6 @@ class _Subject:
     what: str
     mask: Mask
     span: ast.Span
-    definition: ast.MaskDef | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +132,14 @@ def _subjects(testing: Testing) -> list[_Subject]:
         call = _call(definition)
         if call is not None:
             name = definition.name
-            mask = testing.read_mask(call)
-            found.append(_Subject(f"mask {name.text}", mask, name.span, definition))
+            mask = read_mask(call, testing.scope)
+            found.append(_Subject(f"mask {name.text}", mask, name.span))
     for value in _used(testing):
         own = testing.scope.own_mask(value.text) if isinstance(value, ast.Name) else None
         if isinstance(value, ast.Name) and (own is None or own[1] is testing.scope):
             continue  # checked above, or a mask of the library
-        mask = testing.read_mask(value)
-        found.append(_Subject(f"use of {mask.name}", mask, value.span, None))
+        mask = read_mask(value, testing.scope)
+        found.append(_Subject(f"use of {mask.name}", mask, value.span))
     return found
 
 
@@ -176,15 +174,13 @@ def _call(definition: ast.MaskDef) -> ast.Expr | None:
 
 def _check_empty(subject: _Subject, testing: Testing) -> None:
     """Look for tokens that see nothing."""
-    definition = subject.definition or _definition(subject.mask)
-    _, _, is_partial = read_decorators(definition)
-    mask, scope = subject.mask, testing.scope
-    what = f"{subject.what}: every token sees something"
-    if never(ast.Not(mask.expression), scope, ("same",), testing.proofs):
+    _, _, is_partial = read_decorators(_definition(subject))
+    what, core = f"{subject.what}: every token sees something", subject.mask.core
+    if is_total(core, testing.proofs):
         if not is_partial:
             testing.decide(what, "proved", subject.span)
         return
-    if never(mask.expression, scope, budget=testing.proofs):
+    if never(core, budget=testing.proofs):
         message = "this mask is empty: no token ever sees anything"
         testing.report("E122", message, subject.span, "look for two conditions that exclude")
         testing.decide(what, "failed", subject.span)
@@ -216,9 +212,8 @@ def _test_empty(what: str, subject: _Subject, testing: Testing) -> None:
 
 def _check_ahead(subject: _Subject, testing: Testing) -> None:
     """Look for tokens that see a later one where that is not asked for."""
-    found = find_definition(subject.mask)
-    definition = subject.definition or (None if found is None else found[0])
-    is_anywhere, segments, _ = read_decorators(definition)
+    found = _definition(subject)
+    is_anywhere, segments, _ = read_decorators(found)
     if is_anywhere:
         return
     mask, where = subject.mask, ""
@@ -226,7 +221,7 @@ def _check_ahead(subject: _Subject, testing: Testing) -> None:
         mask = leaking_pairs(mask, segments, found[1])
         where = f" outside {' and '.join(f'`{s.text}`' for s in segments)}"
     what = f"{subject.what}: no look-ahead{where}"
-    if never(mask.expression, mask.scope, ("before",), testing.proofs):
+    if never(mask.core, ("before",), testing.proofs):
         testing.decide(what, "proved", subject.span)
         return
     claim = _Claim(
@@ -259,7 +254,7 @@ def _report_untested(claim: _Claim, tried: Tried, subject: _Subject, testing: Te
     reason, hint = tried.reason, tried.hint
     if not reason:
         mask = subject.mask
-        kinds = column_kinds(mask.expression, mask.scope)
+        kinds = column_kinds(mask.core)
         unknown = [column for column in sorted(mask.columns) if column not in kinds]
         open_ = [column for column, kind in sorted(kinds.items()) if kind.is_open]
         reason = f"no sample gives {' and '.join(f'`{c}`' for c in open_ or unknown)}"
@@ -272,6 +267,5 @@ def _report_untested(claim: _Claim, tried: Tried, subject: _Subject, testing: Te
     testing.decide(claim.what, "untested", subject.span, reason=reason)
 
 
-def _definition(mask: Mask) -> ast.MaskDef | None:
-    found = find_definition(mask)
-    return None if found is None else found[0]
+def _definition(subject: _Subject) -> tuple[ast.MaskDef, Scope] | None:
+    return find_definition(subject.mask.expression, subject.mask.scope)

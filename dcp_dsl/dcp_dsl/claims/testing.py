@@ -4,32 +4,31 @@ A claim that fails is shown with the smallest sample and the first pair that bre
 says whether a claim that holds is proved or tested.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.budget import Budget, OverBudget
-from dcp_dsl.checks.columns import needed_columns
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.column_samples import column_kinds
 from dcp_dsl.claims.report import Outcome, Verdict
 from dcp_dsl.claims.samples import (
     STEPS_PER_PART,
     UnfitSampleError,
+    all_layouts,
     claim_samples,
     count_parts,
-    read_scopes,
-    shrink,
 )
-from dcp_dsl.core.mask import Mask
+from dcp_dsl.claims.shrinking import shrink
+from dcp_dsl.core.mask import Mask, read_mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.core.sample_statement import NoLengthError, declared_sample
-from dcp_dsl.elaboration.elaborate import elaborate
+from dcp_dsl.elaboration import nodes
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.oracle.dense import dense_mask
-from dcp_dsl.proof.proving import MAX_TEXT_STEPS, never
+from dcp_dsl.proof.proving import MAX_TEXT_STEPS, is_total, never
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import MAX_FINDINGS, Diagnostic, Fix, SpecError, make_diagnostic
 from dcp_dsl.syntax.unparse import unparse
@@ -84,13 +83,6 @@ class Testing:
         line = self.scope.program.text.count("\n", 0, span.start) + 1
         self.verdicts.append(Verdict(what, outcome, line, samples, reason))
 
-    def read_mask(self, expression: ast.Expr) -> Mask:
-        """Return a checked expression of the text as a mask."""
-        columns = needed_columns(expression, self.scope)
-        text = unparse(expression)
-        core = elaborate(expression, self.scope)
-        return Mask(text, text, columns, expression, self.scope, self.scope.program, core)
-
 
 def check_claims(testing: Testing) -> None:
     """Decide every `check` statement of a text without errors.
@@ -133,42 +125,39 @@ def _check_claim(check: ast.Check, testing: Testing) -> None:
     what = f"{unparse(check.left)} {check.claim}"
     what += "" if check.right is None else f" {unparse(check.right)}"
     what += "" if check.sample is None else f" on {check.sample.text}"
-    if check.sample is None and _is_proved(check, testing):
+    sides = (check.left, *(() if check.right is None else (check.right,)))
+    masks = [read_mask(side, testing.scope) for side in sides]
+    if check.sample is None and _is_proved(check.claim, masks, testing.proofs):
         testing.decide(what, "proved", check.span)
         return
     if testing.budget.is_spent:
         testing.report("W291", f"this check is not tested: {TOO_LONG[0]}", check.span, TOO_LONG[1])
         testing.decide(what, "untested", check.span, reason=TOO_LONG[0])
         return
-    _test_claim(check, what, testing)
+    _test_claim(check, what, masks, testing)
 
 
-def _is_proved(check: ast.Check, testing: Testing) -> bool:
-    left, right, scope, budget = check.left, check.right, testing.scope, testing.proofs
-    if right is None:
-        if check.claim == "total":
-            return never(ast.Not(left), scope, ("same",), budget)
-        return never(left, scope, ("before",), budget)
-    is_implied = never(ast.Minus(left, right), scope, budget=budget)
-    if check.claim == "implies" or not is_implied:
+def _is_proved(claim: str, masks: Sequence[Mask], budget: Budget) -> bool:
+    left, right = masks[0].core, masks[-1].core
+    if claim == "total":
+        return is_total(left, budget)
+    if claim == "lookback":
+        return never(left, ("before",), budget)
+    is_implied = never(nodes.And((left, nodes.Not(right))), budget=budget)
+    if claim == "implies" or not is_implied:
         return is_implied
-    return never(ast.Minus(right, left), scope, budget=budget)
+    return never(nodes.And((right, nodes.Not(left))), budget=budget)
 
 
-def _test_claim(check: ast.Check, what: str, testing: Testing) -> None:
-    left = testing.read_mask(check.left)
-    right = None if check.right is None else testing.read_mask(check.right)
-    columns = left.columns | (right.columns if right is not None else frozenset())
+def _test_claim(check: ast.Check, what: str, masks: Sequence[Mask], testing: Testing) -> None:
     outcome: Outcome = "untested"
     tested, reason = 0, ""
     try:
         testing.budget.spend(STEPS_PER_STATEMENT * len(testing.scope.program.statements))
-        samples = claim_samples(
-            check, check.sample, columns, testing.scope, testing.broken, testing.budget
-        )
+        samples = claim_samples(masks, check.sample, testing.scope, testing.broken, testing.budget)
         for sample in samples:
             try:
-                failure = _test(check, left, right, sample, testing.budget)
+                failure = _test(check, masks, sample, testing.budget)
             except DatasetError:
                 if check.sample is not None:
                     raise
@@ -177,7 +166,7 @@ def _test_claim(check: ast.Check, what: str, testing: Testing) -> None:
             if failure is not None:
                 if check.sample is None:
                     failure = smallest(
-                        failure, lambda s, b: _test(check, left, right, s, b), check, testing
+                        failure, lambda s, b: _test(check, masks, s, b), masks, testing
                     )
                 _report_failure(check, failure, testing)
                 testing.decide(what, "failed", check.span, tested)
@@ -185,6 +174,7 @@ def _test_claim(check: ast.Check, what: str, testing: Testing) -> None:
         outcome = "tested" if tested else "untested"
         if not tested:
             reason = "no sample has its columns"
+            columns = {column for mask in masks for column in mask.columns}
             wanted = ", ".join(f"{column} = ..." for column in sorted(columns))
             hint = f"add `sample tiny({wanted}, len = ...)`"
             testing.report("W291", f"this check is not tested: {reason}", check.span, hint)
@@ -219,21 +209,19 @@ class Failure:
 def smallest(
     failure: Failure,
     search: Callable[[Sample, Budget], Failure | None],
-    node: object,
+    masks: Sequence[Mask],
     testing: Testing,
-    scope: Scope | None = None,
 ) -> Failure:
     """Return a failure on a sample that is as small as it gets.
 
     Args:
         failure: on any sample.
         search: gives the failure on a sample, or None.
-        node: the claim or the expression of the mask.
+        masks: what is searched.
         testing: what the checks of the text share.
-        scope: where the names of `node` are looked up, if not in the text.
     """
-    scope = scope or testing.scope
-    per_token = {c for c, kind in column_kinds(node, scope).items() if kind.is_per_token}
+    kinds = column_kinds(*(mask.core for mask in masks))
+    per_token = {column for column, kind in kinds.items() if kind.is_per_token}
 
     def look(sample: Sample) -> Failure | None:
         try:
@@ -241,19 +229,18 @@ def smallest(
         except (DatasetError, SpecError, OverBudget):  # it fits no layout, or enough was tried
             return None
 
-    return shrink(failure.sample, failure, look, per_token, read_scopes(node, scope))
+    return shrink(failure.sample, failure, look, per_token, all_layouts(masks, testing.scope))
 
 
 def _test(
-    check: ast.Check, left: Mask, right: Mask | None, sample: Sample, budget: Budget
+    check: ast.Check, masks: Sequence[Mask], sample: Sample, budget: Budget
 ) -> Failure | None:
-    seen = dense_mask(left, sample, budget=budget)
+    seen = dense_mask(masks[0], sample, budget=budget)
     if check.claim == "total":
         return first_empty_row(seen, sample)
     if check.claim == "lookback":
         return first_pair(np.triu(seen, k=1), sample)
-    assert right is not None, "the grammar gives implies and equals a right side"
-    other = dense_mask(right, sample, budget=budget)
+    other = dense_mask(masks[1], sample, budget=budget)
     return first_pair(seen & ~other if check.claim == "implies" else seen != other, sample)
 
 

@@ -4,11 +4,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from dcp_dsl.checks.checker import check_expression
-from dcp_dsl.checks.columns import ahead_columns, needed_columns
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.elaborate import elaborate
+from dcp_dsl.elaboration.elaborate import elaborate, elaborate_segment
+from dcp_dsl.elaboration.reads import column_readers, laid_statements
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.slabs import Slabs
@@ -43,6 +43,11 @@ class Mask:
     scope: Scope = field(repr=False)
     program: ast.Program = field(repr=False)
     core: nodes.Mask = field(repr=False)
+
+    @property
+    def segments(self) -> tuple[ast.Segment, ...]:
+        """The segment statements that the mask reads."""
+        return laid_statements(self.core)
 
     def bind(self, sample: Sample) -> Slabs:
         """Return the exact mask of one sample as slabs.
@@ -103,16 +108,47 @@ def build_mask(expression: ast.Expr, scope: Scope, program: ast.Program) -> Mask
             name = ident.text
         case _:
             name = unparse(canonical)
-    columns = needed_columns(expression, scope) | ahead_columns(expression, scope)
     core = elaborate(expression, scope, program)
+    columns = _columns(core, *_ahead_segments(expression, scope))
     return Mask(name, unparse(canonical), columns, expression, scope, program, core)
+
+
+def read_mask(expression: ast.Expr, scope: Scope) -> Mask:
+    """Make a checked expression of a text a mask."""
+    text, core = unparse(expression), elaborate(expression, scope)
+    return Mask(text, text, _columns(core), expression, scope, scope.program, core)
+
+
+def _columns(*cores: nodes.Node) -> frozenset[str]:
+    return frozenset(column for column, _ in column_readers(*cores))
+
+
+def find_definition(expression: ast.Expr, scope: Scope) -> tuple[ast.MaskDef, Scope] | None:
+    """Return the definition that a mask is a name or a call of; None for other expressions."""
+    match expression:
+        case ast.Name(name) | ast.Call(ast.Ident(name)):
+            return scope.find_mask(name)
+    return None
+
+
+def _ahead_segments(expression: ast.Expr, scope: Scope) -> list[nodes.Segment]:
+    """Return the segments in which `@ahead(segment)` lets a called mask look ahead.
+
+    The mask itself may not read them; whether a pair looks ahead elsewhere cannot be decided
+    without them.
+    """
+    found = find_definition(expression, scope)
+    if found is None:
+        return []
+    ahead = [d for d in found[0].decorators if d.name.text == "ahead"]
+    return [elaborate_segment(s.text, found[1]) for d in ahead for s in d.arguments]
 
 
 def _canonical(expression: ast.Expr, scope: Scope) -> ast.Expr:
     """Name all arguments of a call, in the order of the parameters, without the defaults."""
     if not isinstance(expression, ast.Call):
         return expression
-    found = scope.find_mask(expression.name.text)
+    found = find_definition(expression, scope)
     if found is None:
         return expression
     arguments = []

@@ -50,7 +50,7 @@ def complete_sample(given: Mapping[str, Column], scope: Scope, where: str) -> Sa
     length = given.get("len")
     try:
         sample = Sample(columns, 0 if length is None else length)
-        found = dict(layout_lengths(sample.columns, [scope]))
+        found = dict(layout_lengths(sample.columns, scope.layouts()))
         if length is None:
             found = found or _other_lengths(sample.columns, scope)
         else:
@@ -70,26 +70,26 @@ def complete_sample(given: Mapping[str, Column], scope: Scope, where: str) -> Sa
 
 
 def layout_lengths(
-    columns: Mapping[str, Column], scopes: Iterable[Scope]
+    columns: Mapping[str, Column], layouts: Iterable[tuple[ast.Segment, ast.Layout]]
 ) -> Iterable[tuple[str, int]]:
     """Yield (segment, length) for each layout that says how long a sample with these columns is.
 
     A layout stays silent if it lacks a column, reads `len` or takes the remaining tokens.
     """
-    for scope in scopes:
-        for segment, layout in scope.layouts():
-            needed = layout_columns(layout)
-            if needed and columns.keys() >= set(needed):
-                length = natural_length(segment, layout, columns)
-                if length is not None:
-                    yield segment.name.text, length
+    for segment, layout in layouts:
+        needed = layout_columns(layout)
+        if needed and columns.keys() >= set(needed):
+            length = natural_length(segment, layout, columns)
+            if length is not None:
+                yield segment.name.text, length
 
 
 def _other_lengths(columns: Mapping[str, Column], scope: Scope) -> dict[str, int]:
     """Return lengths by the columns of `token` statements, else by the library's layouts."""
     tokens = {t: columns.get(token.column.text) for t, token in scope.tokens.items()}
     sizes = {f"token {t}": len(value) for t, value in tokens.items() if isinstance(value, list)}
-    return sizes or dict(layout_lengths(columns, library_scopes()))
+    library = (pair for each in library_scopes() for pair in each.layouts())
+    return sizes or dict(layout_lengths(columns, library))
 
 
 def _lists(value: ast.Literals) -> Column:

@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Ints
-from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.guard import Guard, MaskRule
 from dcp_dsl.data.nesting import NestedColumn
+from dcp_dsl.elaboration import nodes
 from dcp_dsl.proof.proving import never
-from dcp_dsl.syntax import ast
 
 MAX_PROOFS = 64  # for one batch; a proof costs about as much as binding a row or two
 SMALLEST = 8  # rows that are rather bound than proved
@@ -66,39 +65,36 @@ class BatchProver:
         )
 
     def _holds(self, rule: MaskRule, rows: Ints) -> bool:
-        mask = rule.mask
-        if not rule.is_total_proved:
-            nothing = ast.And((ast.Not(mask.expression), *self._facts(mask.scope, rows)))
-            if not never(nothing, mask.scope, ("same",)):
-                return False
-        if not rule.is_causal_proved:
-            ahead = mask if rule.leaks is None else rule.leaks
-            pairs = ast.And((ahead.expression, *self._facts(ahead.scope, rows)))
-            return never(pairs, ahead.scope, ("before",))
-        return True
+        mask = rule.mask.core
+        facts = tuple(self._facts(mask, rows))
+        blind = nodes.And((nodes.Not(mask), *facts))
+        if not (rule.is_total_proved or never(blind, ("same",))):
+            return False
+        ahead = mask if rule.leaks is None else rule.leaks.core
+        return rule.is_causal_proved or never(nodes.And((ahead, *facts)), ("before",))
 
-    def _facts(self, scope: Scope, rows: Ints) -> Iterator[ast.Expr]:
+    def _facts(self, mask: nodes.Mask, rows: Ints) -> Iterator[nodes.Mask]:
         """Yield the facts that hold on all of these rows, as masks."""
         for name, column in self.columns.items():
             if column.depth == 0:
-                values = column.values[rows]
-                yield _between(ast.Attribute(ast.Name("row"), ast.Ident(name)), values)
-        for name, token in scope.tokens.items():
-            per_token = self.columns.get(token.column.text)
+                yield _between(nodes.RowColumn(name), column.values[rows])
+        tokens = {n.column for n in nodes.walk(mask) if isinstance(n, nodes.TokenColumn)}
+        for name in sorted(tokens):
+            per_token = self.columns.get(name)
             if per_token is None or per_token.depth != 1:
                 continue
             chosen, position = _tokens_of(per_token, rows)
             if not len(chosen):
                 continue
-            for place in ("q", "k"):
-                value = ast.Attribute(ast.Name(place), ast.Ident(name))
+            for at in (nodes.Pos("q"), nodes.Pos("k")):
+                value = nodes.Lookup(nodes.TokenColumn(name, name), "number", at)
                 yield _between(value, chosen)
-                yield _between(ast.Binary("-", value, ast.Name(place)), chosen - position)
+                yield _between(nodes.Arithmetic("-", value, at), chosen - position)
 
 
-def _between(value: ast.Expr, values: Ints) -> ast.Expr:
-    low, high = ast.Number(int(values.min())), ast.Number(int(values.max()))
-    return ast.Compare((low, value, high), ("<=", "<="))
+def _between(value: nodes.Number, values: Ints) -> nodes.Mask:
+    low, high = nodes.Const(int(values.min())), nodes.Const(int(values.max()))
+    return nodes.And((nodes.Compare("<=", low, value), nodes.Compare("<=", value, high)))
 
 
 def _tokens_of(column: NestedColumn, rows: Ints) -> tuple[Ints, Ints]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Ints
-from dcp_dsl.checks.columns import layout_columns, needed_segments
+from dcp_dsl.checks.columns import layout_columns
 from dcp_dsl.core.layout import natural_length
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.coverage.batch_proof import BatchProver
@@ -97,7 +97,7 @@ class RowChecker:
     def __post_init__(self) -> None:
         found: dict[int, ast.Segment] = {}
         for mask in self.attachment.masks:
-            for segment in needed_segments(mask.expression, mask.scope):
+            for segment in mask.segments:
                 if isinstance(segment.source, ast.Layout):
                     found[id(segment)] = segment
                 elif isinstance(segment.source, ast.Columns):

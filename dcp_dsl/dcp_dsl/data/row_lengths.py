@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from dcp_dsl.arrays import Ints
-from dcp_dsl.checks.columns import needed_segments, reads_length
+from dcp_dsl.checks.columns import reads_length
 from dcp_dsl.core.layout import natural_length
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.data.data_file import DataFile, join_names
@@ -29,7 +29,7 @@ def summed_layouts(masks: Iterable[Mask]) -> tuple[Summed, ...]:
     """Give the layouts that masks read and that fix the length of a row, each once."""
     found: dict[int, Summed] = {}
     for mask in masks:
-        for segment in needed_segments(mask.expression, mask.scope):
+        for segment in mask.segments:
             if isinstance(segment.source, ast.Layout) and not reads_length(segment.source):
                 found[id(segment)] = segment, segment.source
     return tuple(found.values())

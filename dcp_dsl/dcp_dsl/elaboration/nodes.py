@@ -262,13 +262,3 @@ def walk(*roots: Node) -> Iterator[Node]:
 def is_fixed(number: Number) -> bool:
     """Return whether a number is the same for all pairs of an instance of the frame."""
     return not any(isinstance(node, Pos | Lookup) for node in walk(number))
-
-
-def read_columns(*roots: Node) -> dict[str, Node]:
-    """Return the columns that a program reads, each with the first node that reads it."""
-    found: dict[str, Node] = {}
-    for node in walk(*roots):
-        match node:
-            case RowColumn(name) | TokenColumn(_, name):
-                found.setdefault(name, node)
-    return found

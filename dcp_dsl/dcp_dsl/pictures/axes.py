@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dcp_dsl.checks.columns import layout_columns, needed_segments
+from dcp_dsl.checks.columns import layout_columns
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.core.layout import bind_layout
 from dcp_dsl.core.mask import Mask
@@ -56,7 +56,7 @@ def find_stripes(mask: Mask, sample: Sample) -> tuple[Stripe, ...]:
     Raises:
         DatasetError: if the layout does not fit the sample.
     """
-    for segment in needed_segments(mask.expression, mask.scope):
+    for segment in mask.segments:
         layout = segment.source
         if isinstance(layout, ast.Layout) and sample.columns.keys() >= set(layout_columns(layout)):
             return _lay_out(segment, layout, sample)

@@ -125,14 +125,14 @@ def _samples(mask: Mask) -> Iterator[Sample]:
 def _made_up(mask: Mask) -> Iterator[Sample]:
     """Yield a sample with two instances of all that repeats, if layouts know the columns."""
     shapes: dict[str, int] = {}
-    scopes = list(read_scopes(mask.expression, mask.scope))
-    for scope in scopes:
-        for _, layout in scope.layouts():
-            _collect_shapes(layout.parts, 0, shapes)
+    scopes = read_scopes(mask.expression, mask.scope)
+    layouts = [pair for scope in scopes for pair in scope.layouts()]
+    for _, layout in layouts:
+        _collect_shapes(layout.parts, 0, shapes)
     if mask.columns <= shapes.keys():
         columns = {column: _lengths(shapes[column], 3) for column in sorted(mask.columns)}
         try:
-            found = dict(layout_lengths(columns, scopes))
+            found = dict(layout_lengths(columns, layouts))
         except DatasetError:
             return
         for length in found.values() or (PLAIN_TOKENS,):

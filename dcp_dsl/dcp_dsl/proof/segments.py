@@ -47,14 +47,14 @@ class View:
         at = shared_place(facts) if self.parent else place
         return facts.add(("total", self.key), at, _COUNT)
 
-    def select(self, which: str, count: Sum, facts: Facts) -> "View":
-        """Return the `first` or `last` instances of every parent, numbered within them."""
-        key = (which, self.key, count)
+    def select(self, count: Sum, facts: Facts, *, is_first: bool) -> "View":
+        """Return the first or the last instances of every parent, numbered within them."""
+        key = ("first" if is_first else "last", self.key, count)
         inside: dict[Place, Formula] = {}
         numbers: dict[Place, Sum] = {}
         for place, is_inside in self.inside.items():
             numbers[place] = number = self.numbers[place]
-            if which == "first":
+            if is_first:
                 chosen = facts.compare(number, "<", count)
             else:
                 chosen = facts.compare(number.plus(count), ">=", self.count(place, facts))
