@@ -6,6 +6,7 @@ from typing import TypeGuard, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_planner.arrays import Ints
 from dcp_planner.errors import ClusterError
 
 MOST_DEVICES = 1 << 16
@@ -101,8 +102,8 @@ class Link:
         launch_s: seconds that a message occupies both ports on top of its bytes.
 
     >>> link = Link(bytes_per_s=1e9, latency_s=5e-6, launch_s=1e-6)
-    >>> round(link.busy_s(2e6) * 1e6), round(link.seconds(2e6) * 1e6)
-    (2001, 2006)
+    >>> round(link.busy_s(2e6) * 1e6)
+    2001
     """
 
     bytes_per_s: float
@@ -112,10 +113,6 @@ class Link:
     def busy_s(self, size_bytes: Sizes) -> Sizes:
         """Compute the seconds that a message of `size_bytes` occupies both of its ports."""
         return size_bytes / self.bytes_per_s + self.launch_s
-
-    def seconds(self, size_bytes: Sizes) -> Sizes:
-        """Compute the seconds from the start of a message to the arrival of its last byte."""
-        return self.busy_s(size_bytes) + self.latency_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,24 +193,15 @@ class Cluster:
         return self.nodes * self.devices_per_node
 
     @property
-    def nics_per_node(self) -> int:
-        """Network ports of a node."""
-        return -(-self.devices_per_node // self.devices_per_nic)
+    def nic_of_device(self) -> Ints:
+        """Network port of each device, int64 ``[R]``; neighbours of a node share one.
 
-    def port_of(self, device: int, *, is_inter: bool) -> int:
-        """Return the port through which `device` sends and receives on one class of links.
-
-        Inside the node every device has its own; between nodes ports are numbered node after node
-        and shared by `devices_per_nic` devices.
-
-        >>> cluster = Cluster(2, 8, devices_per_nic=4)
-        >>> [cluster.port_of(device, is_inter=True) for device in (0, 3, 4, 8)]
-        [0, 0, 1, 2]
+        >>> Cluster(2, 4, devices_per_nic=2).nic_of_device.tolist()
+        [0, 0, 1, 1, 2, 2, 3, 3]
         """
-        if not is_inter:
-            return device
-        node, place = divmod(device, self.devices_per_node)
-        return node * self.nics_per_node + place // self.devices_per_nic
+        node, place = np.divmod(np.arange(self.num_devices), self.devices_per_node)
+        nics_per_node = -(-self.devices_per_node // self.devices_per_nic)
+        return np.asarray(node * nics_per_node + place // self.devices_per_nic)
 
     def link(self, *, is_inter: bool) -> Link:
         """Return the constants of the links inside a node, or of those between nodes."""

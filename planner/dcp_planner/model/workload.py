@@ -1,12 +1,12 @@
 """Token blocks and tiles of one batch with their weights, and the hypergraph of placing them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 
 from dcp_dsl import BlockSparsity, Form, PlacedForm, Slabs, Tiles, as_rows
-from dcp_dsl.arrays import Bytes, Indices, Ints, Record
+from dcp_dsl.arrays import Bytes, Indices, Ints, Record, sealed, settle
 from dcp_planner.model.cluster import ModelShape
 
 Direction: TypeAlias = Literal["forward", "backward"]
@@ -28,6 +28,7 @@ class Workload(Record):
         compute_pairs: int64 ``[W]``, exact visible pairs.
         slabs: the exact mask of the sequences that are slabs.
         forms: those of the others.
+        block_tokens: int64 ``[D]``, tokens of each block.
     """
 
     shape: ModelShape
@@ -41,6 +42,10 @@ class Workload(Record):
     compute_pairs: Annotated[Ints, "W"]
     slabs: Slabs
     forms: tuple[PlacedForm, ...] = ()
+    block_tokens: Ints = field(init=False)
+
+    def _check(self) -> None:
+        settle(self, block_tokens=sealed(self.block_end - self.block_start))
 
     @property
     def num_blocks(self) -> int:
@@ -51,11 +56,6 @@ class Workload(Record):
     def num_tiles(self) -> int:
         """Tiles W."""
         return len(self.compute_q)
-
-    @property
-    def block_tokens(self) -> Ints:
-        """Tokens of each block, int64 ``[D]``."""
-        return self.block_end - self.block_start
 
 
 def build_workload(sparsity: BlockSparsity, shape: ModelShape) -> Workload:

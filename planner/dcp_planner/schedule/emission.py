@@ -17,7 +17,7 @@ from dcp_planner.model.workload import DIRECTIONS, Direction, Workload
 from dcp_planner.schedule.divisions import Schedule
 from dcp_planner.schedule.routing import Needs, find_needs
 from dcp_planner.schedule.slots import allocate_rows
-from dcp_planner.schedule.stages import Stages, divisions_ahead
+from dcp_planner.schedule.stages import AHEAD, Stages
 from dcp_planner.tables.buffers import bytes_per_token
 from dcp_planner.tables.head_groups import expand_placement, fold_head_groups
 from dcp_planner.tables.plan import (
@@ -96,9 +96,7 @@ def emit(
         ]
     ).sorted(workload.num_blocks, num_devices)
     tokens = workload.block_tokens[rows.block]
-    sizes = np.array(
-        [bytes_per_token(workload.shape, k, is_backward=is_backward) for k in TransferKind]
-    )
+    sizes = bytes_per_token(workload.shape, direction)
     group = rows.target * len(TransferKind) + rows.kind
     transfers = Transfers(
         is_backward=np.full(len(rows.kind), is_backward),
@@ -123,8 +121,9 @@ def _rows_of(
 ) -> list[_Rows]:
     """List inputs and results of one side of the tiles."""
     first, last = _first_and_last(needs, division)
-    starts = np.flatnonzero(needs.head == np.arange(len(needs)))
-    run = np.cumsum(needs.head == np.arange(len(needs))) - 1
+    size = len(needs.block)
+    is_head = needs.head == np.arange(size)
+    starts, run = np.flatnonzero(is_head), np.cumsum(is_head) - 1
     arrives = np.where(needs.is_gateway, _reduced(np.minimum, first, starts)[run], first)
     leaves = np.where(needs.is_gateway, _reduced(np.maximum, last, starts)[run], last)
     forever = int(division.max(initial=0)) + 8
@@ -135,13 +134,13 @@ def _rows_of(
     if has_result:
         freed = np.maximum(freed, leaves + out_hop + 2 if is_frugal else forever)
     inputs = _Rows(
-        kind=np.full(len(needs), TransferKind.Q if side == "q" else TransferKind.KV, np.int64),
+        kind=np.full(size, TransferKind.Q if side == "q" else TransferKind.KV, np.int64),
         block=needs.block,
         source=needs.peer,
         target=needs.device,
         division=arrives,
         hop=needs.is_routed.astype(np.int64),
-        taken=np.maximum(arrives - divisions_ahead(is_frugal=is_frugal), 0),
+        taken=np.maximum(arrives - AHEAD[is_frugal], 0),
         freed=freed,
     )
     if not has_result:
@@ -151,7 +150,7 @@ def _rows_of(
     )  # fmt: skip
     is_held = ~needs.is_routed & (not is_frugal)  # came home, merged at the end
     results = _Rows(
-        kind=np.full(len(needs), kind, np.int64),
+        kind=np.full(size, kind, np.int64),
         block=needs.block,
         source=needs.device,
         target=needs.peer,
@@ -167,7 +166,8 @@ def _first_and_last(needs: Needs, division: NDArray[np.int32]) -> tuple[Ints, In
     """Return the first and the last division that computes with each need."""
     remote = np.flatnonzero(needs.need_of_tile >= 0)
     of, at = needs.need_of_tile[remote], division[remote].astype(np.int64)
-    first, last = np.full(len(needs), np.iinfo(np.int64).max), np.zeros(len(needs), np.int64)
+    size = len(needs.block)
+    first, last = np.full(size, np.iinfo(np.int64).max), np.zeros(size, np.int64)
     np.minimum.at(first, of, at)
     np.maximum.at(last, of, at)
     return first, last
@@ -208,14 +208,14 @@ def _tabulate(
         x = transfer[chosen]
         parts.append((device[x], stage[rows.division[x], rows.hop[x]], x))
     device, stage, item = (np.concatenate([p[n] for p in parts]).astype(np.int64) for n in range(3))
-    return _table_of(device * len(stages) + stage, item, stages, num_devices, is_backward)
+    return _table_of(device * len(stages.op) + stage, item, stages, num_devices, is_backward)
 
 
 def _table_of(
     place: Ints, item: Ints, stages: Stages, num_devices: int, is_backward: bool
 ) -> ProgramTable:
     """Make instructions of items; `place` is device and stage in one number."""
-    width = len(stages)
+    width = len(stages.op)
     both = np.sort(place << 32 | item)
     place, item = both >> 32, both & 0xFFFFFFFF
     starts = np.flatnonzero(np.diff(place, prepend=-1) != 0)

@@ -48,9 +48,6 @@ class Needs:
     peer: Ints
     head: Ints
 
-    def __len__(self) -> int:
-        return len(self.block)
-
 
 def find_needs(
     workload: Workload, placement: Placement, cluster: Cluster, routing: Routing
@@ -85,12 +82,6 @@ def find_needs(
         for n, (span, offset) in enumerate(((slice(None, first), 0), (slice(first, None), first)))
     )
     return q, kv
-
-
-def nics_of_devices(cluster: Cluster) -> Ints:
-    """Return the port to the network that each device uses, int64 ``[R]``."""
-    node, place = np.divmod(np.arange(cluster.num_devices), cluster.devices_per_node)
-    return np.asarray(node * cluster.nics_per_node + place // cluster.devices_per_nic)
 
 
 def _pairs_of(
@@ -141,7 +132,7 @@ def _elected(
     owner = placement.device_of_data[block]
     crosses = is_away & (head == np.arange(len(head)))
     load = np.bincount(owner[crosses], size[crosses], cluster.num_devices).astype(np.float64)
-    nic, gateway = nics_of_devices(cluster), at.copy()
+    nic, gateway = cluster.nic_of_device, at.copy()
     nic_load = np.bincount(nic, load, len(load)).astype(np.float64)
     _elect(head, at, is_away, size, nic, load, nic_load, gateway)
     return gateway

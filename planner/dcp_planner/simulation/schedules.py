@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dcp_planner.arrays import Floats, Indices, Ints
 from dcp_planner.errors import BufferLimitError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import Budget, PlanConfig
@@ -38,20 +38,19 @@ MOST_PARTS = (2, 4, 8, 16, 32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cut:
-    """A way to cut a direction: seconds that it takes, most bytes that a device needs for it.
+    """A way to cut a direction, and what playing it gave.
 
     Attributes:
         division: int32 ``[W]``.
-        arrival_ns: int64 ``[W]``, when the last remote input of each tile has arrived; 0: local.
+        transfers: of the direction.
+        arrived: int64 ``[X]``, when each transfer has arrived, ns.
         seconds: until the end.
-        bytes, device: most that a device needs for what it receives, and which.
     """
 
-    division: NDArray[np.int32]
-    arrival_ns: NDArray[np.int64]
+    division: Indices
+    transfers: Transfers
+    arrived: Ints
     seconds: float
-    bytes: int
-    device: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +59,6 @@ class _Trial:
 
     Attributes:
         workload, placement, cluster: what is placed, where, on which machine.
-        num_devices: of the cluster.
         needs: which devices need which blocks: queries, then keys.
         seconds: of every tile, forward and backward.
     """
@@ -68,9 +66,8 @@ class _Trial:
     workload: Workload
     placement: Placement
     cluster: Cluster
-    num_devices: int
     needs: tuple[Needs, Needs]
-    seconds: Mapping[Direction, NDArray[np.float64]]
+    seconds: Mapping[Direction, Floats]
 
     @classmethod
     def of(
@@ -83,7 +80,7 @@ class _Trial:
             direction: workload_seconds(workload, cluster, is_backward=direction == "backward")
             for direction in DIRECTIONS
         }
-        return cls(workload, placement, cluster, cluster.num_devices, needs, seconds)
+        return cls(workload, placement, cluster, needs, seconds)
 
     def cut(
         self,
@@ -97,17 +94,18 @@ class _Trial:
         division = cut_divisions(self.workload, self.placement, direction, parts, arrivals)
         emitted = emit(
             direction, self.workload, self.placement, division, self.needs,
-            self.num_devices, is_frugal=is_frugal,
+            self.cluster.num_devices, is_frugal=is_frugal,
         )  # fmt: skip
-        seconds = self.seconds[direction]
-        played = play(emitted.programs, emitted.transfers, seconds, self.cluster)
+        played = play(emitted.programs, emitted.transfers, self.seconds[direction], self.cluster)
+        return _Cut(division, emitted.transfers, played.arrived, played.end_ns / 1e9)
+
+    def memory(self, direction: Direction, cut: _Cut) -> tuple[int, int]:
+        """Return the most bytes that a device needs for what it receives, and which device."""
+        work = self.workload
         needed = buffer_bytes(
-            emitted.transfers, self.workload.block_tokens, self.workload.shape, direction,
-            self.num_devices,
-        )  # fmt: skip
-        device = int(np.argmax(needed))
-        arrival_ns = self._arrivals(emitted.transfers, played.arrived)
-        return _Cut(division, arrival_ns, played.end_ns / 1e9, int(needed[device]), device)
+            cut.transfers, work.block_tokens, work.shape, direction, self.cluster.num_devices
+        )
+        return int(needed.max()), int(needed.argmax())
 
     def chosen(self, direction: Direction, config: PlanConfig) -> _Cut:
         """Cut as the configuration says: as is fastest, or into a given number of divisions."""
@@ -125,7 +123,7 @@ class _Trial:
         cuts = [coarse, fine]
         if fine.division.max(initial=0) <= 1:
             return coarse  # no device receives more than one block
-        at_ns = fine.arrival_ns
+        at_ns = self._arrivals(fine)
         work = np.maximum(1, np.rint(self.seconds[direction] * 1e9)).astype(np.int64)
         for arrivals in (Arrivals(at_ns), Arrivals(at_ns, work)):
             for parts in choices:
@@ -134,16 +132,17 @@ class _Trial:
                     break  # finer cuts are the same
         return min(cuts, key=lambda cut: cut.seconds)
 
-    def _arrivals(self, transfers: Transfers, arrived: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Compute when the last remote input of each tile has arrived, int64 ``[W]``."""
+    def _arrivals(self, cut: _Cut) -> Ints:
+        """Find when the last remote input of each tile has arrived, int64 ``[W]``; 0: local."""
+        transfers = cut.transfers
         found = np.zeros(self.workload.num_tiles, np.int64)
         for kind, needs in zip((TransferKind.Q, TransferKind.KV), self.needs, strict=True):
             chosen = np.flatnonzero(transfers.kind == kind)
             if chosen.size == 0:
                 continue
             # One transfer for each need, which are sorted by block and device.
-            place = transfers.block[chosen].astype(np.int64) * self.num_devices
-            at_ns = arrived[chosen[np.argsort(place + transfers.target[chosen])]]
+            place = transfers.block[chosen].astype(np.int64) * self.cluster.num_devices
+            at_ns = cut.arrived[chosen[np.argsort(place + transfers.target[chosen])]]
             remote = needs.need_of_tile >= 0
             found[remote] = np.maximum(found[remote], at_ns[needs.need_of_tile[remote]])
         return found
@@ -166,18 +165,24 @@ def make_schedule(
     trial = _Trial.of(workload, placement, cluster, config)
     limit = config.memory_limit_bytes
     best = [trial.chosen(d, config) for d in DIRECTIONS]
-    if limit is None or max(cut.bytes for cut in best) <= limit:
-        return Schedule(best[0].division, best[1].division, config.routing)
-    best = [_smallest(trial, d, limit) for d in DIRECTIONS]
-    worst = max(best, key=lambda cut: cut.bytes)
-    if worst.bytes > limit:
-        raise BufferLimitError(
-            f"memory_limit_bytes: device {worst.device} needs {worst.bytes:,} bytes for what it "
-            f"receives and for partial results in {DIRECTIONS[best.index(worst)]}, more than the "
-            f"{limit:,} allowed; allow more, use smaller blocks, more devices, or another "
-            "partitioner"
-        )
-    return Schedule(best[0].division, best[1].division, config.routing, is_frugal=True)
+    is_frugal = False
+    if limit is not None and _worst(trial, best)[0] > limit:
+        best = [_smallest(trial, d, limit) for d in DIRECTIONS]
+        needed, device, direction = _worst(trial, best)
+        if needed > limit:
+            raise BufferLimitError(
+                f"memory_limit_bytes: device {device} needs {needed:,} bytes for what it receives "
+                f"and for partial results in {direction}, more than the {limit:,} allowed; allow "
+                "more, use smaller blocks, more devices, or another partitioner"
+            )
+        is_frugal = True
+    return Schedule(best[0].division, best[1].division, config.routing, is_frugal)
+
+
+def _worst(trial: _Trial, cuts: Sequence[_Cut]) -> tuple[int, int, Direction]:
+    """Return the most bytes that a device needs in a direction, which device, which direction."""
+    needed = [(*trial.memory(d, cut), d) for d, cut in zip(DIRECTIONS, cuts, strict=True)]
+    return max(needed, key=lambda entry: entry[0])
 
 
 def predict_placement(
@@ -194,10 +199,10 @@ def predict_placement(
 
 def _smallest(trial: _Trial, direction: Direction, limit: int) -> _Cut:
     """Find the coarsest frugal cut that fits the limit, or the one that needs least."""
-    found = trial.cut(direction, MOST_PARTS[0], is_frugal=True)
-    for parts in MOST_PARTS[1:]:
-        if found.bytes <= limit:
-            return found
+    tried = []
+    for parts in MOST_PARTS:
         cut = trial.cut(direction, parts, is_frugal=True)
-        found = min(found, cut, key=lambda c: c.bytes)
-    return found
+        tried.append((trial.memory(direction, cut)[0], cut))
+        if tried[-1][0] <= limit:
+            break
+    return min(tried, key=lambda entry: entry[0])[1]

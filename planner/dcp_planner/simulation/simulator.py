@@ -16,12 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_planner.arrays import Ints
+from dcp_planner.arrays import Floats, Ints
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.cost_model import reduction_seconds, tile_seconds
 from dcp_planner.model.workload import Direction
-from dcp_planner.schedule.routing import nics_of_devices
 from dcp_planner.simulation.event_loop import Messages, Steps, run_events
 from dcp_planner.simulation.event_names import message_names, wait_name
 from dcp_planner.simulation.trace import COLUMNS, EVENT_KINDS, Trace
@@ -145,7 +144,7 @@ class Played:
 def play(
     programs: ProgramTable,
     transfers: Transfers,
-    seconds_of_tile: NDArray[np.float64],
+    seconds_of_tile: Floats,
     cluster: Cluster,
     start_ns: int = 0,
     what_if: WhatIf = AS_IT_IS,
@@ -156,9 +155,8 @@ def play(
         PlanError: if the programs wait for each other for ever, or run for a century.
     """
     row_ptr = np.searchsorted(programs.device, np.arange(cluster.num_devices + 1))
-    is_inter = (
-        transfers.source // cluster.devices_per_node != transfers.target // cluster.devices_per_node
-    )
+    nics, ends = cluster.nic_of_device, np.stack([transfers.source, transfers.target])
+    is_inter = np.diff(ends // cluster.devices_per_node, axis=0)[0] != 0
     duration = _durations(programs, transfers, seconds_of_tile, cluster)
     busy, latency = _message_times(transfers.size_bytes, is_inter, cluster)
     if what_if.even_compute:
@@ -186,11 +184,11 @@ def play(
             transfers.source,
             transfers.target,
             find_feeders(transfers),
-            _ports(transfers, is_inter, cluster),
+            np.where(is_inter, cluster.num_devices + nics[ends], ends),
             busy_ns,
             latency_ns,
         ),
-        cluster.num_devices + cluster.nodes * cluster.nics_per_node,
+        cluster.num_devices + int(nics[-1]) + 1,
         start_ns,
     )
     stuck = np.flatnonzero(at < row_ptr[1:])
@@ -239,9 +237,9 @@ def launches_of_waits(programs: ProgramTable) -> Ints:
 def _durations(
     programs: ProgramTable,
     transfers: Transfers,
-    seconds_of_tile: NDArray[np.float64],
+    seconds_of_tile: Floats,
     cluster: Cluster,
-) -> NDArray[np.float64]:
+) -> Floats:
     """Compute the seconds that each instruction takes on the compute lane, ``[I]``."""
     seconds = np.zeros(len(programs))
     counts = np.diff(programs.item_ptr)
@@ -260,9 +258,7 @@ def _durations(
     return seconds
 
 
-def _levelled(
-    seconds: NDArray[np.float64], device: NDArray[np.int32], num_devices: int
-) -> NDArray[np.float64]:
+def _levelled(seconds: Floats, device: NDArray[np.int32], num_devices: int) -> Floats:
     """Stretch or shrink what each device computes to the mean of all devices, ``[I]``."""
     load = np.bincount(device, seconds, num_devices)
     factor = np.divide(load.mean(), load, out=np.zeros(num_devices), where=load > 0)
@@ -271,22 +267,15 @@ def _levelled(
 
 def _message_times(
     size_bytes: Ints, is_inter: NDArray[np.bool_], cluster: Cluster
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    busy, latency = np.zeros(len(size_bytes)), np.zeros(len(size_bytes))
-    for side in (False, True):
-        chosen, link = is_inter == side, cluster.link(is_inter=side)
-        busy[chosen] = link.busy_s(size_bytes[chosen].astype(np.float64))
-        latency[chosen] = link.latency_s
-    return busy, latency
+) -> tuple[Floats, Floats]:
+    """Compute the seconds that messages occupy their ports, and their latencies, ``[X]`` each."""
+    inside, between = (cluster.link(is_inter=side) for side in (False, True))
+    rate = np.where(is_inter, between.bytes_per_s, inside.bytes_per_s)
+    latency = np.where(is_inter, between.latency_s, inside.latency_s)
+    return size_bytes / rate + cluster.message_launch_s, latency
 
 
-def _ports(transfers: Transfers, is_inter: NDArray[np.bool_], cluster: Cluster) -> Ints:
-    """Number the ports: devices, then NICs; ``[2, X]``, leaving and entering."""
-    ends = np.stack([transfers.source, transfers.target]).astype(np.int64)
-    return np.where(is_inter, cluster.num_devices + nics_of_devices(cluster)[ends], ends)
-
-
-def _nanoseconds(seconds: NDArray[np.float64]) -> Ints:
+def _nanoseconds(seconds: Floats) -> Ints:
     return np.ceil(seconds * 1e9).astype(np.int64)
 
 
@@ -297,7 +286,7 @@ def _play_direction(
     return play(programs, plan.transfers, seconds, plan.cluster, start_ns, what_if)
 
 
-def _tile_seconds(plan: Plan, direction: Direction) -> NDArray[np.float64]:
+def _tile_seconds(plan: Plan, direction: Direction) -> Floats:
     tokens, tiles = plan.blocks.num_tokens, plan.tiles
     return tile_seconds(
         tiles.pairs,

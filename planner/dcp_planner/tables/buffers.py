@@ -1,7 +1,5 @@
 """Bytes of transfers, and of the buffers that every device needs beside its own tokens."""
 
-from functools import lru_cache
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -68,9 +66,7 @@ def _rows(
 
 
 def _input_bytes(rows: Ints, shape: ModelShape, direction: Direction) -> Ints:
-    is_backward = direction == "backward"
-    sizes = [bytes_per_token(shape, k, is_backward=is_backward) for k in TransferKind]
-    return np.asarray(rows @ np.array(sizes))
+    return np.asarray(rows @ bytes_per_token(shape, direction))
 
 
 def _sum_bytes(rows: Ints, shape: ModelShape, direction: Direction) -> Ints:
@@ -80,15 +76,11 @@ def _sum_bytes(rows: Ints, shape: ModelShape, direction: Direction) -> Ints:
     return np.asarray(SUM_BYTES * elements)
 
 
-@lru_cache(maxsize=64)  # searches ask for the same few thousands of times
-def bytes_per_token(shape: ModelShape, kind: TransferKind, *, is_backward: bool) -> int:
-    """Compute the bytes of one token in a transfer of this kind.
+def bytes_per_token(shape: ModelShape, direction: Direction) -> Ints:
+    """Compute the bytes of one token in each kind of transfer, int64 ``[5]`` by `TransferKind`.
 
-    >>> bytes_per_token(ModelShape(32, 8, 128, 2), TransferKind.OUT, is_backward=False)
-    8320
+    >>> bytes_per_token(ModelShape(32, 8, 128, 2), "forward").tolist()
+    [4096, 8192, 8320, 8192, 4096]
     """
-    if kind in (TransferKind.KV, TransferKind.DKV):
-        return shape.kv_bytes
-    if kind is TransferKind.OUT:
-        return shape.out_bytes
-    return shape.q_backward_bytes if kind is TransferKind.Q and is_backward else shape.q_bytes
+    q = shape.q_bytes if direction == "forward" else shape.q_backward_bytes
+    return np.array([shape.kv_bytes, q, shape.out_bytes, shape.q_bytes, shape.kv_bytes])
