@@ -15,7 +15,7 @@ from .model.cost_model import tile_seconds
 from .model.cuts import choose_block_size, cut_blocks, cut_stack
 from .model.workload import Direction
 from .plan.build import build_plan, build_stack
-from .plan.file import read_plan, write_plan
+from .plan.file import decode_plan, encode_plan, read_plan, write_plan
 from .plan.part import PlanPart, decode_part, encode_parts
 from .plan.validation import validate
 from .report.bounds import bound_ratios
@@ -102,8 +102,10 @@ __all__ = [
     "cut_blocks",
     "cut_stack",
     "decode_part",
+    "decode_plan",
     "digest",
     "encode_parts",
+    "encode_plan",
     "expand_head_groups",
     "explain_difference",
     "figures_of",

@@ -419,7 +419,7 @@ def test_validate_tells_what_is_no_plan_from_a_broken_one(pair, folder):
     done = run_process(folder, "validate", "a.dcpm", "gone.dcpplan")
     assert done.returncode == 2
     assert "a.dcpm: expected a whole zip archive" in done.stdout
-    assert "zip archive, got: another kind of file, .dcpm; write it again" in done.stdout
+    assert "zip archive, got: another kind of file; write it again" in done.stdout
     assert "gone.dcpplan: there is no such file" in done.stdout
 
 

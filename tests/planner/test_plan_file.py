@@ -7,6 +7,7 @@ import os
 import struct
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -129,10 +130,12 @@ def test_a_failed_write_leaves_nothing_and_keeps_the_older_file(plan, tmp_path, 
     target = tmp_path / "x.dcpplan"
     target.write_text("older")
 
-    def full_disk(*args, **kwargs):
-        raise OSError(28, "No space left on device")
+    def full_disk(path, data):
+        with path.open("wb") as file:
+            file.write(data[:100])
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(zipfile.ZipFile, "writestr", full_disk)
+    monkeypatch.setattr(Path, "write_bytes", full_disk)
     with pytest.raises(PlanFileError, match=r"x\.dcpplan: cannot be written: No space left"):
         write_plan(target, plan)
     assert [p.name for p in tmp_path.iterdir()] == ["x.dcpplan"]

@@ -32,6 +32,11 @@ def worker():
     assert pid is None or not is_there(pid)
 
 
+def test_ctrl_c_in_a_terminal_does_not_reach_a_worker(worker):
+    worker.start()
+    assert os.getsid(worker.pid) == worker.pid  # a terminal interrupts the group in its foreground
+
+
 def is_there(pid):
     """Return whether there is such a process, or a zombie of it."""
     return os.path.exists(f"/proc/{pid}")

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from concurrent import futures
 from dataclasses import replace
@@ -17,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from loader_options import make_loader
 
 from dcp_dsl import DatasetError, DCPError, Spec
-from dcp_planner import Cluster, ModelShape, PlanConfig, digest
+from dcp_planner import Cluster, ModelShape, PlanConfig, WorkerLost, digest
 from dcp_runtime import LookAhead, RunError
 from dcp_runtime.data.plan_request import PlanRequest, plan_request
-from dcp_runtime.data.planner_pool import MOST_FAILED_STARTS, PlannerLostError, PlannerPool
+from dcp_runtime.data.planner_pool import MOST_FAILED_STARTS, PlannerPool
 
 pytestmark = [pytest.mark.dist, pytest.mark.timing]
 
@@ -98,7 +97,9 @@ def test_a_killed_process_is_replaced_and_its_batch_planned_here():
         found.append(digest(next(batches)[1]))
         for pid in loader._plans.pool.processes:
             os.kill(pid, signal.SIGKILL)
-        with pytest.warns(RuntimeWarning, match="ended with status -9; the batch is planned again"):
+        with pytest.warns(
+            RuntimeWarning, match="was killed by SIGKILL; the batch is planned again"
+        ):
             found += [digest(plan) for _, plan in batches]
         assert found == own
         assert loader.metrics.lost >= 1
@@ -107,9 +108,9 @@ def test_a_killed_process_is_replaced_and_its_batch_planned_here():
 
 
 def test_a_plan_that_takes_too_long_ends_its_process():
-    pool = PlannerPool(1, time_limit_s=0.01)  # no interpreter starts that fast
+    pool = PlannerPool(1, time_limit_s=0.01)  # no planner loads its modules that fast
     try:
-        with pytest.raises(PlannerLostError, match=r"a plan took longer than 0\.01 s"):
+        with pytest.raises(WorkerLost, match=r"the planner .* took longer than 0\.01 s"):
             pool.submit(request_of()).result(timeout=250)
     finally:
         pool.close()
@@ -140,24 +141,6 @@ def test_a_batch_that_cannot_be_planned_is_refused_as_without_processes():
         finally:
             loader.close()
     assert messages[0] == messages[1]
-
-
-def test_ctrl_c_in_a_terminal_does_not_reach_the_processes(pool):
-    pool.submit(request_of()).result(timeout=250)
-    (pid,) = pool.processes
-    assert os.getpgid(pid) != os.getpgid(0)  # a terminal interrupts the group in its foreground
-
-
-def test_closing_ends_processes_that_are_planning():
-    pool = PlannerPool(1, time_limit_s=60)
-    pending = pool.submit(request_of())
-    while not pool.processes:
-        time.sleep(0.01)
-    (pid,) = pool.processes
-    pool.close()
-    assert not os.path.exists(f"/proc/{pid}")
-    with pytest.raises(PlannerLostError):
-        pending.result(timeout=10)
 
 
 def test_requests_survive_json():

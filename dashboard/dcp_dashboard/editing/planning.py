@@ -1,9 +1,7 @@
 """Planning of the text in the editor: at once and roughly, or fully into a plan file."""
 
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from dcp_dashboard.editing.source import mask_of, samples_of, text_of, whole
@@ -22,11 +20,11 @@ from dcp_planner import (
     build_plan,
     choose_block_size,
     cut_blocks,
+    encode_plan,
     measure,
     preset,
     simulate,
     stopwatch,
-    write_plan,
 )
 
 BUDGETS = ("fast", "balanced", "best")
@@ -267,10 +265,7 @@ def make_plan(
         "placed_by": _told(asked.config),
         "mask": asked.call,
     }
-    with tempfile.TemporaryDirectory(prefix="dcpm-edit-") as folder:
-        path = Path(folder) / "edited.dcpplan"
-        write_plan(path, plan, [trace])
-        return shown, path.read_bytes()
+    return shown, encode_plan(plan, [trace])
 
 
 def warm_up() -> None:

@@ -5,6 +5,7 @@ anything is unpacked, every table has to have its columns, the plan is validated
 computed anew. `check_file` returns the result of reading as a value.
 """
 
+import io
 import json
 import stat
 import struct
@@ -77,6 +78,13 @@ def write_plan(
         PlanFileError: if it cannot be written.
     """
     check_writable(path, PlanFileError)  # before the work
+    data = encode_plan(plan, traces, verified=verified)
+    with replacing(path, PlanFileError) as draft:
+        draft.write_bytes(data)
+
+
+def encode_plan(plan: Plan, traces: Sequence[Trace] = (), *, verified: bool | None = None) -> bytes:
+    """Return the bytes that `write_plan` writes."""
     tables = {**columns_of_plan(plan), "events": columns_of_traces(tuple(traces))}
     # Any: what JSON holds
     meta: dict[str, Any] = {
@@ -98,8 +106,11 @@ def write_plan(
     members |= {
         f"{name}.arrow": encode_table(name, tables[name]) for name in TABLES if name in tables
     }
-    with replacing(path, PlanFileError) as draft:
-        _write_members(draft, members)
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in members.items():
+            archive.writestr(zipfile.ZipInfo(name), data)  # a fixed date: equal plans, equal bytes
+    return file.getvalue()
 
 
 def read_plan(path: str | Path, *, limit_bytes: int = LIMIT_BYTES) -> PlanFile:
@@ -115,24 +126,21 @@ def read_plan(path: str | Path, *, limit_bytes: int = LIMIT_BYTES) -> PlanFile:
     """
     path = Path(path)
     try:
-        members = _read_members(path, limit_bytes)
-        return _read_parts(members, limit_bytes)
+        return decode_plan(_read_bytes(path, limit_bytes), limit_bytes=limit_bytes)
     except PlanFileError as error:
         raise PlanFileError(f"plan file {path}: {error}") from error
+
+
+def decode_plan(data: bytes, *, limit_bytes: int = LIMIT_BYTES) -> PlanFile:
+    """Read and validate the bytes of a plan file; raises as `read_plan`."""
+    return _read_parts(_read_members(data), limit_bytes)
 
 
 def _num_rows(name: str, columns: Columns) -> int:
     return len(columns[next(iter(TABLES[name]))])
 
 
-def _write_members(path: Path, members: Mapping[str, bytes]) -> None:
-    with path.open("xb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for name, data in members.items():
-            archive.writestr(zipfile.ZipInfo(name), data)  # a fixed date: equal plans, equal bytes
-
-
-def _read_members(path: Path, limit_bytes: int) -> dict[str, bytes]:
-    expected = [_META, *(f"{name}.arrow" for name in TABLES if name not in OPTIONAL_TABLES)]
+def _read_bytes(path: Path, limit_bytes: int) -> bytes:
     try:
         if path.is_dir():
             raise PlanFileError(
@@ -143,34 +151,39 @@ def _read_members(path: Path, limit_bytes: int) -> dict[str, bytes]:
         size = path.stat().st_size
         if size > limit_bytes:
             raise PlanFileError(f"expected at most {limit_bytes} bytes, got {size}")
-        with zipfile.ZipFile(path) as archive:
-            infos = archive.infolist()
-            _check_members(infos, expected, size)
-            known = {*expected, *(f"{name}.arrow" for name in TABLES)}
-            return {info.filename: archive.read(info) for info in infos if info.filename in known}
+        return path.read_bytes()
     except FileNotFoundError:
         raise PlanFileError(f"there is no such file; {_AGAIN}") from None
-    except zipfile.BadZipFile as error:
-        found = _describe(path, error)
-        raise PlanFileError(f"expected a whole zip archive, got: {found}; {_AGAIN}") from error
     except OSError as error:
         raise PlanFileError(f"cannot be read: {error.strerror or error}") from error
-    except (NotImplementedError, RuntimeError, EOFError, ValueError, OverflowError) as error:
+
+
+def _read_members(data: bytes) -> dict[str, bytes]:
+    expected = [_META, *(f"{name}.arrow" for name in TABLES if name not in OPTIONAL_TABLES)]
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            infos = archive.infolist()
+            _check_members(infos, expected, len(data))
+            known = {*expected, *(f"{name}.arrow" for name in TABLES)}
+            return {info.filename: archive.read(info) for info in infos if info.filename in known}
+    except zipfile.BadZipFile as error:
+        found = _describe(data, error)
+        raise PlanFileError(f"expected a whole zip archive, got: {found}; {_AGAIN}") from error
+    except (
+        OSError, NotImplementedError, RuntimeError, EOFError, ValueError, OverflowError,
+        struct.error,
+    ) as error:  # fmt: skip
         # What zipfile raises for encrypted, foreign or damaged headers.
         raise PlanFileError(f"damaged zip archive: {error}; {_AGAIN}") from error
-    except struct.error as error:
-        raise PlanFileError(f"damaged zip archive: {error}; {_AGAIN}") from error
 
 
-def _describe(path: Path, error: zipfile.BadZipFile) -> str:
+def _describe(data: bytes, error: zipfile.BadZipFile) -> str:
     """Describe the bytes that stand in the place of an archive."""
-    if path.stat().st_size == 0:
+    if not data:
         return "an empty file"
-    with path.open("rb") as file:
-        is_archive = file.read(4) == b"PK\x03\x04"
-    if is_archive:
+    if data.startswith(b"PK\x03\x04"):
         return f"one that is cut short or damaged ({error})"
-    return "another kind of file" + (f", {path.suffix}" if path.suffix != ".dcpplan" else "")
+    return "another kind of file"
 
 
 def _check_members(infos: list[zipfile.ZipInfo], expected: list[str], size: int) -> None:

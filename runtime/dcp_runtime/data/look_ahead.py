@@ -3,13 +3,13 @@
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from dcp_planner import stopwatch
+from dcp_planner import WorkerLost, stopwatch
 from dcp_runtime.data.plan_request import PlannedBatch, PlanRequest
-from dcp_runtime.data.planner_pool import PlannerLostError, PlannerPool
+from dcp_runtime.data.planner_pool import PlannerPool
 
 MAX_CACHED_PLANS = 32
 
@@ -132,16 +132,14 @@ class OwnPlans:
             return pending.in_own_process(), None
         try:
             plan, seconds = pending.future.result()
-        except CancelledError:  # with the processes that were closed
-            return pending.in_own_process(), None
-        except PlannerLostError as error:
+        except WorkerLost as error:
             if self.pool is not None:  # else they were given up
                 self._lose(self.pool, error)
             return pending.in_own_process(), None
         assert isinstance(plan, PlannedBatch), "this pool was asked for whole plans"
         return plan, seconds
 
-    def _lose(self, pool: PlannerPool, error: PlannerLostError) -> None:
+    def _lose(self, pool: PlannerPool, error: WorkerLost) -> None:
         """Count a lost process and say what comes of it; give up processes that never start."""
         self.metrics.lost += 1
         what = "the batch is planned again here"

@@ -10,7 +10,7 @@ from time import perf_counter
 import torch.distributed as dist
 
 from dcp_dsl import DatasetError, DCPError
-from dcp_planner import stopwatch
+from dcp_planner import WorkerLost, stopwatch
 from dcp_runtime.data.look_ahead import OwnPlanner, PendingPlan, PlanningMetrics
 from dcp_runtime.data.plan_request import (
     PlannedBatch,
@@ -19,7 +19,7 @@ from dcp_runtime.data.plan_request import (
     encode_batch,
     plan_request,
 )
-from dcp_runtime.data.planner_pool import PlannerLostError, PlannerPool
+from dcp_runtime.data.planner_pool import PlannerPool
 from dcp_runtime.errors import RunError
 from dcp_runtime.transport.group_store import SERVER, open_store
 
@@ -194,7 +194,7 @@ class SharedPlans:
         started = perf_counter()
         try:
             parts, self._seconds[number] = done.result()
-        except PlannerLostError as error:
+        except WorkerLost as error:
             if pool.cannot_start:  # the next ones will not be there either
                 self._lost[number] = f"{error}; rank 0 plans"
             else:
