@@ -15,7 +15,9 @@ from PIL import Image
 from dcp_dsl import Picture, Sample, Slabs, Spec, dense_mask, preview
 from dcp_dsl.checks.scope import library_names
 from dcp_dsl.commands.show import show
-from dcp_dsl.pictures import palette, svg
+from dcp_dsl.pictures import shapes as svg_shapes
+from dcp_dsl.pictures import svg as svg_writer
+from dcp_dsl.pictures.frame import LIGHT
 
 SVG = "{http://www.w3.org/2000/svg}"
 SPEC = Spec.from_text("""
@@ -93,7 +95,7 @@ def test_pixels_are_exactly_the_visible_pairs(call, length):
     image = np.asarray(Image.open(io.BytesIO(picture.png(side=280))).convert("RGB"))
     size = 280 // length
     left, top = 14 + 12 + 4, 14 + 40 + 4 + 12 + 4
-    visible = [int(palette.VISIBLE[i : i + 2], 16) for i in (1, 3, 5)]
+    visible = [int(LIGHT.visible[i : i + 2], 16) for i in (1, 3, 5)]
     middle = np.arange(length) * size + size // 2
     drawn = (image[top + middle][:, left + middle] == visible).all(axis=2)
     assert np.array_equal(drawn, dense)
@@ -129,7 +131,7 @@ def test_shades_of_a_long_sample_follow_the_density():
 
 
 def test_more_slabs_than_polygons_a_browser_likes_are_shaded(monkeypatch):
-    monkeypatch.setattr(svg, "MAX_POLYGONS", 1)
+    monkeypatch.setattr(svg_shapes, "MAX_POLYGONS", 1)
     tree = ElementTree.fromstring(Picture.of(SPEC.mask("band"), Sample(length=512)).svg())
     cells = [e for e in tree.iter(f"{SVG}rect") if e.get("fill-opacity")]
     assert not list(tree.iter(f"{SVG}polygon"))
@@ -168,7 +170,7 @@ def test_many_stripes_are_condensed_to_what_can_be_seen():
     sample = Sample({"x": [1] * 5000, "y": [1] * 5000}, 10_000)
     picture = Picture.of(spec.mask("m"), sample)
     assert len(picture.stripes) == 10_000
-    assert len(picture.svg().split("<rect")) < 2 * svg.MAX_STRIPES + 10
+    assert len(picture.svg().split("<rect")) < 2 * svg_writer.MAX_STRIPES + 10
 
 
 @pytest.mark.parametrize("name", library_names())

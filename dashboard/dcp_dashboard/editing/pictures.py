@@ -43,7 +43,7 @@ def draw_text(request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
         "kinds": kinds,
     }
     columns: dict[str, NDArray[Any]] = {  # Any: one dtype each
-        "share": shares(form, cell).ravel(),
+        "share": picture.shares(cell).ravel(),
         "stripe_start": np.array([s.start for s in stripes], np.uint32),
         "stripe_end": np.array([s.end for s in stripes], np.uint32),
         "stripe_kind": np.array([kinds.index(s.kind) for s in stripes], np.uint16),
@@ -71,22 +71,6 @@ def picture_of(request: Mapping[str, Any]) -> Picture:
     texts = request.get("samples")
     shown = {**request, "sample": texts[0]} if isinstance(texts, list) and texts else request
     return Picture.of(mask, sample_of(spec, mask, shown))
-
-
-def shares(form: Form, cell: int) -> NDArray[np.uint8]:
-    """Compute the visible share of cells of `cell` times `cell` tokens, 0 to 255, u1 ``[C, C]``.
-
-    >>> from dcp_dsl import Slabs
-    >>> shares(Slabs(4, [0], [4], [0], [1], [0], [1]), 2).tolist()
-    [[191, 0], [255, 191]]
-    """
-    blocks = block_sparsity([form], cell, cell)
-    sizes = np.diff(blocks.q_bounds)
-    area = sizes[blocks.row_idx] * sizes[blocks.col_idx]
-    part = np.zeros((len(sizes), len(sizes)), np.uint8)
-    # Rounded down, so that only a full cell is 255; at least 1, so that only an empty one is 0.
-    part[blocks.row_idx, blocks.col_idx] = np.maximum(1, blocks.pairs * 255 // area)
-    return part
 
 
 def count_empty_rows(form: Form) -> int | None:

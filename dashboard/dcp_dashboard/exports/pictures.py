@@ -14,6 +14,9 @@ from dcp_dashboard.api.palette import device_colours
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import caption_of_first_group, tiles_of_group
+from dcp_dsl.pictures.axes import Stripe
+from dcp_dsl.pictures.frame import Frame
+from dcp_dsl.pictures.svg import rect, write_svg
 from dcp_planner import EVENT_KINDS, Plan, Trace
 
 Pixels = NDArray[np.uint8]
@@ -167,14 +170,13 @@ def mask_svg(loaded: LoadedPlan) -> str:
     """Draw tiles in the colours of their devices, one unit per token, and the owners at the edges.
 
     Neighbouring tiles of a row on the same device become one rectangle. Of several groups of heads
-    the first is drawn, and a line below says so.
+    the drawing shows the first and says so.
 
     Raises:
         DashboardError: if more than `MOST_RUNS` rectangles are needed.
     """
     plan = loaded.plan
-    colours = device_colours(plan.cluster.nodes, plan.cluster.devices_per_node)
-    start, end, size = plan.blocks.start, plan.blocks.end, plan.num_tokens
+    start, end = plan.blocks.start, plan.blocks.end
     runs = _runs(loaded)
     if len(runs) > MOST_RUNS:
         raise DashboardError(
@@ -182,33 +184,19 @@ def mask_svg(loaded: LoadedPlan) -> str:
             f"{len(runs):,}; take the PNG instead"
         )
     shapes = [
-        _rect(device, start[first], start[q], end[last] - start[first], end[q] - start[q])
+        rect(start[first], start[q], end[last] - start[first], end[q] - start[q],
+             f'class="dcp-k{device}"')
         for q, first, last, device in runs.tolist()
-    ]
-    edge = max(1, size // 80)
-    for low, high, owner in zip(start, end, plan.blocks.owner, strict=True):
-        shapes.append(_rect(owner, low, size + edge, high - low, edge))
-        shapes.append(_rect(owner, -2 * edge, low, edge, high - low))
-    style = "".join(f".d{device}{{fill:{colour}}}" for device, colour in enumerate(colours))
-    caption, room = caption_of_first_group(plan), 0
-    if caption:
-        room = 3 * edge
-        shapes.append(
-            f'<text y="{size + 4 * edge - edge // 4}" font-family="sans-serif" '
-            f'font-size="{1.5 * edge:g}" fill="#59636f">{caption}</text>'
-        )
-    box = f"{-2 * edge} 0 {size + 2 * edge} {size + 2 * edge + room}"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" width="800" height="800" '
-        f'shape-rendering="crispEdges"><style>{style}</style>\n'
-        f'<rect width="{size}" height="{size}" fill="#f3f4f7"/>\n'
-        + "\n".join(shapes)
-        + "\n</svg>\n"
+    ]  # fmt: skip
+    names = [f"device {device}" for device in range(plan.num_devices)]
+    owners = zip(plan.blocks.owner.tolist(), start.tolist(), end.tolist(), strict=True)
+    stripes = [Stripe(names[owner], low, high, 0) for owner, low, high in owners]
+    note = caption_of_first_group(plan) or f"{plan.num_tokens:,} tokens, tiles by device"
+    colours = dict(
+        zip(names, device_colours(plan.cluster.nodes, plan.cluster.devices_per_node), strict=True)
     )
-
-
-def _rect(device: int, x: int, y: int, width: int, height: int) -> str:
-    return f'<rect class="d{device}" x="{x}" y="{y}" width="{width}" height="{height}"/>'
+    frame = Frame(loaded.summary.mask, note, note, plan.num_tokens, stripes, colours)
+    return write_svg(frame, ['<g shape-rendering="crispEdges">', *shapes, "</g>"], zoom=2)
 
 
 def _runs(loaded: LoadedPlan) -> "np.ndarray[tuple[int, int], np.dtype[np.int64]]":

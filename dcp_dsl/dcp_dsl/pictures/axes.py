@@ -1,16 +1,14 @@
-"""Find the kinds of tokens in their order: the coloured stripes along both axes of a picture."""
+"""Find which tokens are of which kind: the coloured stripes along both axes of a picture."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dcp_dsl.checks.columns import layout_columns
-from dcp_dsl.checks.scope import Scope
 from dcp_dsl.core.layout import bind_layout
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.walk import mentioned_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +25,6 @@ class Stripe:
     start: int
     end: int
     number: int
-
-
-def read_scopes(expression: object, scope: Scope) -> Iterator[Scope]:
-    """Yield the texts whose names an expression uses, through all masks it calls; its own first."""
-    yield scope
-    seen: set[tuple[int, str]] = set()
-    given = [scope]
-    todo: list[tuple[object, Scope]] = [(expression, scope)]
-    while todo:
-        node, at = todo.pop()
-        for name, is_attribute in mentioned_names(node):
-            found = None if is_attribute else at.find_mask(name)
-            if found is None or (id(at), name) in seen:
-                continue
-            seen.add((id(at), name))
-            todo.append(found)
-            if found[1] not in given:
-                given.append(found[1])
-                yield found[1]
 
 
 def find_stripes(mask: Mask, sample: Sample) -> tuple[Stripe, ...]:
@@ -99,8 +78,3 @@ def condense(stripes: Sequence[Stripe], num_tokens: int, limit: int) -> tuple[St
             continue
         bins.append(Stripe(stripes[at].kind, start, end, stripes[at].number))
     return tuple(bins)
-
-
-def kinds(stripes: Sequence[Stripe]) -> tuple[str, ...]:
-    """Return the kinds in the order of their first token."""
-    return tuple(dict.fromkeys(stripe.kind for stripe in stripes))

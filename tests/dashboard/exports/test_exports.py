@@ -101,15 +101,13 @@ def test_the_drawing_covers_exactly_the_tiles(loaded):
     colours = device_colours(plan.cluster.nodes, plan.cluster.devices_per_node)
     root = ElementTree.fromstring(mask_svg(loaded))
     style = root.find("{*}style").text
-    assert [f".d{i}{{fill:{colour}}}" in style for i, colour in enumerate(colours)] == [True] * 4
+    fills = [f".dcp-k{i}{{fill:{colour}}}" in style for i, colour in enumerate(colours)]
+    assert fills == [True] * 4
     area = np.full((plan.num_tokens, plan.num_tokens), -1)
-    for shape in root.iter("{http://www.w3.org/2000/svg}rect"):
-        if shape.get("class") is None:
-            continue
+    for shape in root.iterfind(".//{*}g[@shape-rendering]/{*}rect"):
         x, y, width, height = (int(shape.get(name)) for name in ("x", "y", "width", "height"))
-        if x >= 0 and y < plan.num_tokens:
-            assert (area[y : y + height, x : x + width] == -1).all()
-            area[y : y + height, x : x + width] = int(shape.get("class")[1:])
+        assert (area[y : y + height, x : x + width] == -1).all()
+        area[y : y + height, x : x + width] = int(shape.get("class").removeprefix("dcp-k"))
     expected = np.full_like(area, -1)
     start, end = plan.blocks.start, plan.blocks.end
     for q, kv, device in zip(
@@ -117,6 +115,8 @@ def test_the_drawing_covers_exactly_the_tiles(loaded):
     ):
         expected[start[q] : end[q], start[kv] : end[kv]] = device
     assert (area == expected).all()
+    owners = [int(s.get("class").removeprefix("dcp-k")) for s in root.iterfind("{*}svg/{*}rect")]
+    assert owners == plan.blocks.owner.tolist() * 2
 
 
 def test_a_drawing_of_too_many_rectangles_is_refused_with_a_way_out(loaded, monkeypatch):

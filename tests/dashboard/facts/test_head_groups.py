@@ -53,13 +53,12 @@ def test_still_pictures_draw_the_first_group_and_say_so(grouped, monkeypatch):
     assert set(plan.tiles.group[shown[shown >= 0]].tolist()) == {0}
     root = ElementTree.fromstring(mask_svg(grouped))
     name = "{http://www.w3.org/2000/svg}"
-    assert [text.text for text in root.iter(f"{name}text")] == [caption_of_first_group(plan)]
+    assert caption_of_first_group(plan) in [text.text for text in root.iter(f"{name}text")]
     area = np.full((plan.num_tokens, plan.num_tokens), -1)
-    for shape in root.iter(f"{name}rect"):
-        x, y, width, height = (int(shape.get(key, 0)) for key in ("x", "y", "width", "height"))
-        if shape.get("class") and x >= 0 and y < plan.num_tokens:
-            assert (area[y : y + height, x : x + width] == -1).all()
-            area[y : y + height, x : x + width] = int(shape.get("class")[1:])
+    for shape in root.iterfind(".//{*}g[@shape-rendering]/{*}rect"):
+        x, y, width, height = (int(shape.get(key)) for key in ("x", "y", "width", "height"))
+        assert (area[y : y + height, x : x + width] == -1).all()
+        area[y : y + height, x : x + width] = int(shape.get("class").removeprefix("dcp-k"))
     first = plan.tiles.group == 0
     q, kv = plan.tiles.q_block[first], plan.tiles.kv_block[first]
     drawn = area[plan.blocks.start[q], plan.blocks.start[kv]]
