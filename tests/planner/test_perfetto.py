@@ -1,15 +1,13 @@
-"""Perfetto files, read back with the protobuf classes that Perfetto publishes."""
+"""Files for Perfetto, read back as it reads Chrome's trace events."""
 
+import json
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as official
 
 from dcp_planner import LANES, Trace, to_perfetto
-
-EVENT = official.TrackEvent
 
 
 @dataclass
@@ -17,63 +15,44 @@ class Shown:
     """What Perfetto would show of a file."""
 
     processes: dict[int, str] = field(default_factory=dict)
-    tracks: dict[int, tuple[int, str]] = field(default_factory=dict)
-    counters: dict[int, int] = field(default_factory=dict)
+    tracks: list[tuple[int, str]] = field(default_factory=list)
     slices: list[tuple] = field(default_factory=list)
     counts: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
 
 
-def describe(track, shown: Shown) -> None:
-    if track.HasField("thread"):
-        shown.tracks[track.uuid] = (track.thread.pid, track.thread.thread_name)
-    elif track.HasField("counter"):
-        assert track.counter.unit == official.CounterDescriptor.UNIT_SIZE_BYTES
-        shown.counters[track.uuid] = track.parent_uuid
-    else:
-        shown.processes[track.process.pid] = track.process.process_name
-        assert track.uuid == track.process.pid
-
-
-def notes_of(event, names, texts):
-    return {
-        names[note.name_iid]: texts[note.string_value_iid]
-        if note.HasField("string_value_iid")
-        else note.int_value
-        for note in event.debug_annotations
-    }
+def nanoseconds(text):
+    whole, part = text.split(".")
+    assert len(part) == 3
+    return 1000 * int(whole) + int(part)
 
 
 def read(data: bytes) -> Shown:
-    """Read a file as Perfetto does: an end closes what began last on its track."""
-    shown, open_slices, last_ns = Shown(), defaultdict(list), 0
-    names: dict[int, str] = {}
-    trace = official.Trace.FromString(data)
-    assert trace.packet[0].sequence_flags == 1
-    for packet in trace.packet:
-        assert packet.trusted_packet_sequence_id == 1
-        table = packet.interned_data
-        names.update({entry.iid: entry.name for entry in table.event_names})
-        if table.event_names:
-            notes = {entry.iid: entry.name for entry in table.debug_annotation_names}
-            texts = {e.iid: e.str.decode() for e in table.debug_annotation_string_values}
-        if packet.HasField("track_descriptor"):
-            describe(packet.track_descriptor, shown)
-        if not packet.HasField("track_event"):
-            continue
-        event, time = packet.track_event, packet.timestamp
-        assert time >= last_ns
-        last_ns = time
-        if event.type == EVENT.TYPE_SLICE_BEGIN:
-            assert not open_slices[event.track_uuid], "slices of a track do not overlap"
-            facts = (names[event.name_iid], list(event.flow_ids), notes_of(event, notes, texts))
-            open_slices[event.track_uuid].append((time, *facts))
-        elif event.type == EVENT.TYPE_SLICE_END:
-            begun, *facts = open_slices[event.track_uuid].pop()
-            shown.slices.append((shown.tracks[event.track_uuid], begun, time, *facts))
+    """Read a file; slices of a thread must not overlap, or Perfetto drops the second."""
+    shown, tracks, reached = Shown(), {}, defaultdict(int)
+    events = json.loads(data, parse_float=nanoseconds)["traceEvents"]
+    for event in (e for e in events if e["ph"] == "M"):
+        if event["name"] == "process_name":
+            shown.processes[event["pid"]] = event["args"]["name"]
         else:
-            assert event.type == EVENT.TYPE_COUNTER
-            shown.counts[shown.counters[event.track_uuid]].append((time, event.counter_value))
-    assert not any(open_slices.values())
+            assert (event["pid"], event["tid"]) not in tracks
+            tracks[event["pid"], event["tid"]] = (event["pid"], event["args"]["name"])
+    shown.tracks = list(tracks.values())
+    slices = [e for e in events if e["ph"] == "X"]
+    for e in sorted(slices, key=lambda e: (e["pid"], e["tid"], e["ts"], e["ts"] + e["dur"])):
+        track = tracks[e["pid"], e["tid"]]
+        assert reached[track] <= e["ts"], "slices of a track do not overlap"
+        reached[track] = e["ts"] + e["dur"]
+        ways = [way for way in ("flow_in", "flow_out") if e.get(way)]
+        assert len(ways) == ("bind_id" in e)
+        if ways:
+            lane = {"flow_in": "receive", "flow_out": "send"}[ways[0]]
+            assert track[1].startswith(lane)
+        flow = [e["bind_id"]] if ways else []
+        facts = (e["name"], flow, e["args"])
+        shown.slices.append((track, e["ts"], e["ts"] + e["dur"], *facts))
+    for e in events:
+        if e["ph"] == "C":
+            shown.counts[e["pid"]].append((e["ts"], e["args"]["bytes"]))
     return shown
 
 
@@ -105,7 +84,7 @@ def test_every_event_is_a_slice_on_the_row_of_its_device_and_lane():
     trace = make_trace(ROWS)
     shown = read(to_perfetto(trace))
     assert shown.processes == {1: "device 0", 2: "device 1"}
-    assert sorted(shown.tracks.values()) == [
+    assert sorted(shown.tracks) == [
         (1, "compute"), (1, "send"), (1, "send 2"), (2, "compute"), (2, "receive"),
         (2, "receive 2"), (2, "wait"),
     ]  # fmt: skip
@@ -182,7 +161,7 @@ def test_overlapping_events_take_no_more_rows_than_overlap(seed):
     trace = random_trace(seed)
     shown = read(to_perfetto(trace))  # asserts that no two slices of a track overlap
     rows = defaultdict(set)
-    for pid, name in shown.tracks.values():
+    for pid, name in shown.tracks:
         rows[pid - 1, name.split()[0]].add(name)
     for (device, lane), used in rows.items():
         assert len(used) == depth(trace, device, LANES.index(lane))

@@ -1,36 +1,105 @@
-"""Traces as Perfetto protobuf: https://ui.perfetto.dev opens them, from one event to millions.
+"""Traces as JSON for https://ui.perfetto.dev, in the format of Chrome's trace events.
 
 A device is a process, a lane a thread of it, an event a slice, and a message an arrow from its send
-to its receive. Perfetto wants slices of a track to nest, so messages that overlap in a lane get
-rows of their own. A counter per device says how many received bytes wait to be used.
+to its receive. Slices of a thread must nest, so messages that overlap in a lane get rows of their
+own. A counter per device shows how many received bytes wait to be used.
 
-Format: packets of type TracePacket with a TrackDescriptor or a TrackEvent, as
-https://perfetto.dev/docs/reference/synthetic-track-event describes; written by hand, since protobuf
-would be a dependency for few lines and takes many seconds for a million events. Here packets of one
-sort have one size (numbers fill the widest varint of their column, texts are interned), are made as
-a matrix of bytes, and copied to their places in the order of time.
+pyarrow writes the text column by column: about 1 s of CPU for a million events.
 """
 
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute
 
-from dcp_planner.arrays import Ints
-from dcp_planner.simulation.protobuf import (
-    Bytes,
-    column,
-    constant,
-    fixed64_column,
-    joined,
-    message,
-    number,
-    place_rows,
-    text,
-)
+from dcp_planner.arrays import Indices, Ints
 from dcp_planner.simulation.trace import LANES, Trace
 
+pc: Any = pyarrow.compute  # its stubs miss most of these functions
 _SEND, _RECEIVE, _COMPUTE = LANES.index("send"), LANES.index("receive"), LANES.index("compute")
+_MOST_ROWS = 4_000_000  # pyarrow joins at most 2 GiB of text at a time
+_TITLES = {"simulated": "predicted", "measured": "measured"}
+
+
+def to_perfetto(trace: Trace, *more: Trace) -> bytes:
+    """Write traces as one JSON file; each is a group of processes, on one clock. O(E log E).
+
+    Slices carry the direction, the division, and of messages the peer and the bytes. With several
+    traces the processes say which one they belong to.
+    """
+    parts: list[bytes] = []
+    process, flow = 1, 0
+    for each in (trace, *more):
+        title = f" ({_TITLES[each.source]})" if more else ""
+        flows = flow_numbers(each)
+        parts += _events(each, process, np.where(flows > 0, flows + flow, 0), title)
+        process += int(each.device.max(initial=-1)) + 1
+        flow += int(flows.max(initial=0))
+    return b'{"traceEvents":[\n' + b",\n".join(part for part in parts if part) + b"\n]}\n"
+
+
+def _events(trace: Trace, process: int, flow: Ints, title: str) -> Iterator[bytes]:
+    """Write names of processes and threads, then slices and counters; `process` is device 0's."""
+    pid, tid = trace.device + process, rows_of_tracks(trace) * len(LANES) + trace.lane + 1
+    for device in np.unique(trace.device).tolist():
+        yield _name("process", f"device {device}{title}", pid=process + device)
+    for track in np.unique(pid.astype(np.int64) << 32 | tid).tolist():
+        row, lane = divmod((track & (2**32 - 1)) - 1, len(LANES))
+        name = LANES[lane] + (f" {row + 1}" if row else "")
+        yield _name("thread", name, pid=track >> 32, tid=row * len(LANES) + lane + 1)
+    has_peer = trace.peer >= 0
+    for chosen in (~has_peer, has_peer & (flow == 0), has_peer & (flow > 0)):
+        rows = np.flatnonzero(chosen)
+        for part in np.array_split(rows, len(rows) // _MOST_ROWS + 1):
+            yield _slices(trace, part, pid, tid, flow)
+    device, time, size = unused_bytes(trace)
+    yield _joined(
+        len(time), '{"ph":"C","pid":', device + process, ',"ts":', _microseconds(time),
+        ',"name":"received bytes not yet used","args":{"bytes":', size, "}}",
+    )  # fmt: skip
+
+
+def _slices(trace: Trace, rows: Ints, pid: Indices, tid: Ints, flow: Ints) -> bytes:
+    """Write the slices of some events that are alike in what they carry."""
+    start = trace.start_ns[rows]
+    names: Any = pa.array([json.dumps(name) for name in trace.names], pa.string())
+    columns = [
+        '{"ph":"X","pid":', pid[rows], ',"tid":', tid[rows],
+        ',"ts":', _microseconds(start), ',"dur":', _microseconds(trace.end_ns[rows] - start),
+        ',"name":', names.take(pa.array(trace.name[rows])),
+    ]  # fmt: skip
+    if len(rows) and flow[rows[0]]:
+        end = pc.if_else(trace.lane[rows] == _SEND, "out", "in")
+        columns += [',"bind_id":', flow[rows], ',"flow_', end, '":true']
+    direction = pc.if_else(trace.is_backward[rows], "backward", "forward")
+    columns += [',"args":{"direction":"', direction, '","division":', trace.division[rows]]
+    if len(rows) and trace.peer[rows[0]] >= 0:
+        columns += [',"peer":', trace.peer[rows], ',"bytes":', trace.size_bytes[rows]]
+    return _joined(len(rows), *columns, "}}")
+
+
+def _name(what: str, name: str, **ids: int) -> bytes:
+    """Write the event that names a process or a thread."""
+    event = {"ph": "M", **ids, "name": f"{what}_name", "args": {"name": name}}
+    return json.dumps(event).encode()
+
+
+def _microseconds(time_ns: Ints) -> Any:  # Any: as above
+    rest = pc.utf8_lpad(pa.array(time_ns % 1000).cast(pa.string()), 3, "0")
+    return pc.binary_join_element_wise(pa.array(time_ns // 1000).cast(pa.string()), rest, ".")
+
+
+def _joined(size: int, *columns: Any) -> bytes:  # Any: texts, numbers, pyarrow's columns
+    """Write one event a row: its columns side by side."""
+    if not size:
+        return b""
+    texts = [pa.array(c).cast(pa.string()) if isinstance(c, np.ndarray) else c for c in columns]
+    rows = pc.binary_join_element_wise(*texts, "")
+    lists = pa.ListArray.from_arrays(pa.array([0, size], pa.int32()), rows)
+    return bytes(pc.binary_join(lists, ",\n")[0].as_buffer())
 
 
 def rows_of_tracks(trace: Trace) -> Ints:
@@ -130,178 +199,3 @@ def unused_bytes(trace: Trace) -> tuple[Ints, Ints, Ints]:
     device, time, change = device[order], time[order], change[order]
     last = np.append((device[1:] != device[:-1]) | (time[1:] != time[:-1]), True)
     return device[last], time[last], np.cumsum(change)[last]
-
-
-# Numbers of fields, as perfetto's trace.proto states them.
-_PACKET = 1
-_TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _FLAGS, _DESCRIPTOR = 8, 10, 11, 12, 13, 60
-_NOTE, _TYPE, _NAME_ID, _TRACK, _COUNTER_VALUE, _FLOW = 4, 9, 10, 11, 30, 47
-_BEGIN, _END, _COUNTER = 1, 2, 4
-_CLEARED, _NEEDS_STATE = 1, 2
-_NOTES = ("direction", "division", "peer", "bytes")
-_DIRECTIONS = ("forward", "backward")
-_TITLES = {"simulated": "predicted", "measured": "measured"}
-
-
-def to_perfetto(trace: Trace, *more: Trace) -> bytes:
-    """Encode traces as one Perfetto file; each is a group of processes, on one clock.
-
-    Slices carry the direction, the division, and of messages the peer and the bytes. With several
-    traces the processes say which one they belong to. O(E log E), about 1 s for a million events.
-    """
-    groups, first_process, first_track, first_flow = [], 0, 1_000_000, 0
-    for each in (trace, *more):
-        group = _Group(each, first_process, first_track, first_flow, is_named=bool(more))
-        first_process += group.num_devices
-        first_track += group.num_tracks + group.num_devices
-        first_flow += int(group.flow.max(initial=0))
-        groups.append(group)
-    names = sorted({name for group in groups for name in group.trace.names})
-    code = {name: i + 1 for i, name in enumerate(names)}
-    head = [_interned(names), *(part for group in groups for part in group.descriptors())]
-    return b"".join([*head, _in_order([part for group in groups for part in group.parts(code)])])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Packets:
-    """Packets of one sort: bytes ``[N, size]``, their times and what comes first at one time."""
-
-    rows: Bytes
-    time_ns: Ints
-    phase: Ints
-
-
-class _Group:
-    """A trace as rows, flows and packets."""
-
-    def __init__(
-        self, trace: Trace, process: int, track: int, flow: int, *, is_named: bool
-    ) -> None:
-        self.trace, self.process, self.is_named = trace, process, is_named
-        self.num_devices = int(trace.device.max(initial=-1)) + 1
-        lane_row = rows_of_tracks(trace)
-        key = (trace.device.astype(np.int64) * len(LANES) + trace.lane) << 32 | lane_row
-        self.keys, event_track = np.unique(key, return_inverse=True)
-        self.num_tracks = len(self.keys)
-        self.first_track = track
-        self.track = event_track + track
-        numbers = flow_numbers(trace)
-        self.flow = np.where(numbers > 0, numbers + flow, 0)
-
-    def descriptors(self) -> Iterator[bytes]:
-        """Describe devices as processes, rows as their threads and counters of their bytes."""
-        title = f" ({_TITLES[self.trace.source]})" if self.is_named else ""
-        for device in np.unique(self.trace.device).tolist():
-            pid = self.process + device + 1
-            process = number(1, pid) + text(6, f"device {device}{title}")
-            yield _descriptor(number(1, pid) + message(3, process))
-            counter = number(1, self._counter(device)) + number(5, pid)
-            counter += text(2, "received bytes not yet used") + message(8, number(3, 3))
-            yield _descriptor(counter)
-        for i, key in enumerate(self.keys.tolist()):
-            lane, row = key >> 32, key & (2**32 - 1)
-            pid, uuid = self.process + lane // len(LANES) + 1, self.first_track + i
-            name = LANES[lane % len(LANES)] + (f" {row + 1}" if row else "")
-            thread = number(1, pid) + number(2, uuid) + text(5, name)
-            yield _descriptor(number(1, uuid) + number(5, pid) + message(4, thread))
-
-    def _counter(self, device: int) -> int:
-        return self.first_track + self.num_tracks + device
-
-    def parts(self, code: dict[str, int]) -> Iterator[_Packets]:
-        """Encode begins of slices, with and without a peer, their ends, and the counters."""
-        trace = self.trace
-        # At one time: ends, then begins, then the ends of slices that last no time.
-        ended = np.where(trace.end_ns > trace.start_ns, 0, 2)
-        name = np.array([code[text] for text in trace.names], np.int64)[trace.name]
-        is_linked, has_peer = self.flow > 0, trace.peer >= 0
-        for chosen in (has_peer & is_linked, has_peer & ~is_linked, ~has_peer):
-            rows = np.flatnonzero(chosen)
-            if len(rows):
-                events = self._begins(rows, name[rows])
-                time = trace.start_ns[rows]
-                yield _Packets(_event_packets(events, time), time, np.ones(len(rows), np.int64))
-        if len(trace):
-            ends = joined(constant(number(_TYPE, _END), len(trace)), column(_TRACK, self.track))
-            yield _Packets(_event_packets(ends, trace.end_ns), trace.end_ns, ended)
-        device, time, size = unused_bytes(trace)
-        if len(device):
-            track = self._counter(0) + device
-            counts = joined(
-                constant(number(_TYPE, _COUNTER), len(device)),
-                column(_TRACK, track), column(_COUNTER_VALUE, size),
-            )  # fmt: skip
-            yield _Packets(_event_packets(counts, time), time, np.full(len(device), 3))
-
-    def _begins(self, rows: Ints, name: Ints) -> Bytes:
-        """Encode the events that begin the slices of some events; all alike in what they carry."""
-        trace, size = self.trace, len(rows)
-        way = column(17, trace.is_backward[rows].astype(np.int64) + 1)
-        parts = [
-            constant(number(_TYPE, _BEGIN), size),
-            column(_TRACK, self.track[rows]),
-            column(_NAME_ID, name),
-            _note(1, way),
-            _note(2, column(4, trace.division[rows])),
-        ]
-        if trace.peer[rows[0]] >= 0:
-            parts.append(_note(3, column(4, trace.peer[rows])))
-            parts.append(_note(4, column(4, trace.size_bytes[rows])))
-        if self.flow[rows[0]]:
-            parts.append(fixed64_column(_FLOW, self.flow[rows]))
-        return joined(*parts)
-
-
-def _note(name: int, value: Bytes) -> Bytes:
-    """Encode a debug annotation per row, its name interned."""
-    head = number(1, name)
-    return joined(
-        constant(number(_NOTE << 3 | 2, len(head) + value.shape[1], is_raw=True), len(value)),
-        constant(head, len(value)),
-        value,
-    )
-
-
-def _event_packets(events: Bytes, time_ns: Ints) -> Bytes:
-    """Encode the packets of events of one size."""
-    size = len(events)
-    inner = joined(
-        column(_TIMESTAMP, time_ns),
-        constant(number(_SEQUENCE, 1) + number(_FLAGS, _NEEDS_STATE), size),
-        constant(number(_TRACK_EVENT << 3 | 2, events.shape[1], is_raw=True), size),
-        events,
-    )
-    return joined(constant(number(_PACKET << 3 | 2, inner.shape[1], is_raw=True), size), inner)
-
-
-def _in_order(parts: list[_Packets]) -> bytes:
-    """Sort all packets by time, and at one time by phase."""
-    if not parts:
-        return b""
-    sizes = np.concatenate([np.full(len(part.rows), part.rows.shape[1]) for part in parts])
-    time = np.concatenate([part.time_ns for part in parts])
-    phase = np.concatenate([part.phase for part in parts])
-    order = np.lexsort((phase, time))
-    begins = np.empty(len(order), np.int64)
-    begins[order] = np.cumsum(sizes[order]) - sizes[order]
-    out, done = np.zeros(int(sizes.sum()), np.uint8), 0
-    for part in parts:
-        place_rows(out, part.rows, begins[done : done + len(part.rows)])
-        done += len(part.rows)
-    return out.tobytes()
-
-
-def _interned(names: list[str]) -> bytes:
-    """Encode the packet that maps numbers of later packets to texts."""
-    entries = [message(2, number(1, i + 1) + text(2, name)) for i, name in enumerate(names)]
-    entries += [message(3, number(1, i + 1) + text(2, name)) for i, name in enumerate(_NOTES)]
-    entries += [message(29, number(1, i + 1) + text(2, way)) for i, way in enumerate(_DIRECTIONS)]
-    return _packet(number(_FLAGS, _CLEARED) + message(_INTERNED, b"".join(entries)))
-
-
-def _descriptor(fields: bytes) -> bytes:
-    return _packet(message(_DESCRIPTOR, fields))
-
-
-def _packet(fields: bytes) -> bytes:
-    return message(_PACKET, fields + number(_SEQUENCE, 1))
