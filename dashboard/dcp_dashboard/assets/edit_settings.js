@@ -92,7 +92,7 @@ window.dcp.edit = window.dcp.edit || {};
       return Object.fromEntries(Object.entries(this.values()).filter(([name, value]) => value !== this.defaults[name]));
     }
 
-    // As the server's `PlanRequest` reads it.
+    // As the server's `read_batch` reads it.
     request() {
       const { cluster, nodes, per, block, tol, method, effort, scale, copies, heads, dtype, limit } = this.values();
       return {

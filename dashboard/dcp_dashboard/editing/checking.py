@@ -1,4 +1,4 @@
-"""The checker behind the editor: findings of `dcpm check` with places, hover, completion."""
+"""Checks the text in the editor: findings of `dcpm check` with places, hover, completion."""
 
 from collections.abc import Mapping
 from dataclasses import asdict

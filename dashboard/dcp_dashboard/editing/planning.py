@@ -1,13 +1,13 @@
-"""Planning of the text in the editor: at once and roughly, or fully into a plan file."""
+"""Plans the text in the editor: quickly for a preview, or fully into a plan file."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from dcp_dashboard.editing.source import mask_of, samples_of, text_of, whole
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.summary import device_pairs
-from dcp_dsl import BlockSparsity, DCPError, Form, Sample, Spec, block_sparsity
+from dcp_dsl import BlockSparsity, DCPError, Form, Spec, block_sparsity
 from dcp_planner import (
     PARTITIONERS,
     PRESETS,
@@ -27,8 +27,10 @@ from dcp_planner import (
     stopwatch,
 )
 
-BUDGETS = ("fast", "balanced", "best")
+BUDGETS: tuple[Literal["fast", "balanced", "best"], ...] = ("fast", "balanced", "best")
 """Budgets of a search, smallest first."""
+
+Known = TypeVar("Known", bound=str)
 
 MAX_NODES = 64
 MAX_PER_NODE = 64
@@ -53,67 +55,58 @@ def methods() -> list[tuple[str, str, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanRequest:
+class EditedBatch:
     """A batch and its settings, read from a request and checked.
 
     Attributes:
-        spec: the text.
-        call: the mask, as `Spec.mask` takes it.
-        samples: of the batch, one behind the other.
-        forms: the mask of each.
+        sparsity: the batch, cut into blocks.
         shape, cluster, config: as the planner takes them.
-        block: tokens per block, ``None``: cut where the mask changes, in a size that packs well.
+        provenance: text, mask and samples of the batch.
     """
 
-    spec: Spec
-    call: str
-    samples: tuple[Sample, ...]
-    forms: tuple[Form, ...]
+    sparsity: BlockSparsity
     shape: ModelShape
     cluster: Cluster
     config: PlanConfig
-    block: int | None
+    provenance: Provenance
 
-    @classmethod
-    def of(cls, request: Mapping[str, Any]) -> "PlanRequest":
-        """Read a request; `Any`: JSON values.
 
-        Raises:
-            DCPError: if something in it is out of range or does not fit the text.
-        """
-        text, name = text_of(request)
-        spec = Spec.from_text(text, name)
-        mask = mask_of(spec, request)
-        samples = samples_of(spec, mask, request)
-        bound = {sample.to_json(): mask.compile(sample) for sample in samples}
-        block = request.get("block")
-        return cls(
-            spec=spec,
-            call=mask.call,
-            samples=samples,
-            forms=tuple(bound[sample.to_json()] for sample in samples),
-            shape=_shape(request),
-            cluster=_cluster(request),
-            config=_config(request),
-            block=None if block is None else whole(request, "block", 1, 1, MAX_BLOCK),
-        )
+def read_batch(
+    request: Mapping[str, Any], tell: Callable[[str], None] = lambda _stage: None
+) -> EditedBatch:
+    """Read a request and compile its masks; `Any`: JSON values.
 
-    def cut(self) -> BlockSparsity:
-        """Cut the batch into blocks."""
-        if self.block is not None:
-            return block_sparsity(self.forms, self.block, self.block)
-        block = choose_block_size(self.forms, self.cluster, self.config)
-        return cut_blocks(self.forms, block)
+    Without ``block`` the batch is cut where the mask changes, in a size that packs well. `tell` is
+    called with the name of each stage as it begins.
 
-    @property
-    def provenance(self) -> Provenance:
-        """Text, mask and samples that the plan comes from."""
-        samples = tuple(sample.to_json() for sample in self.samples)
-        return Provenance(self.spec.source, self.call, samples, "written in the editor")
+    Raises:
+        DCPError: if something in it is out of range or does not fit the text.
+    """
+    tell("compiling the mask")
+    text, name = text_of(request)
+    spec = Spec.from_text(text, name)
+    mask = mask_of(spec, request)
+    samples = samples_of(spec, mask, request)
+    texts = tuple(sample.to_json() for sample in samples)
+    distinct = dict(zip(texts, samples, strict=True))  # copies of a sample are compiled once
+    forms = {text: mask.compile(sample) for text, sample in distinct.items()}
+    shape, cluster, config = _shape(request), _cluster(request), _config(request)
+    tell("cutting blocks")
+    sparsity = _cut([forms[text] for text in texts], request, cluster, config)
+    provenance = Provenance(spec.source, mask.call, texts, "written in the editor")
+    return EditedBatch(sparsity, shape, cluster, config, provenance)
+
+
+def _cut(
+    forms: list[Form], request: Mapping[str, Any], cluster: Cluster, config: PlanConfig
+) -> BlockSparsity:
+    if request.get("block") is None:
+        return cut_blocks(forms, choose_block_size(forms, cluster, config))
+    block = whole(request, "block", 1, 1, MAX_BLOCK)
+    return block_sparsity(forms, block, block)
 
 
 def _shape(request: Mapping[str, Any]) -> ModelShape:
-    """Read ``heads``, for example ``"8/2/128"``, and ``dtype_bytes``."""
     heads = str(request.get("heads", "8/2/128"))
     parts = heads.split("/")
     if len(parts) != 3 or not all(part.isdecimal() and len(part) < 6 for part in parts):
@@ -128,6 +121,13 @@ def _shape(request: Mapping[str, Any]) -> ModelShape:
         raise DashboardError(f"heads: {error}") from None
 
 
+def _one_of(request: Mapping[str, Any], name: str, known: Sequence[Known], default: Known) -> Known:
+    value = request.get(name, default)
+    if not isinstance(value, str) or value not in known:
+        raise DashboardError(f"{name}: expected one of {', '.join(known)}, got {str(value)[:40]!r}")
+    return known[known.index(value)]
+
+
 def _cluster(request: Mapping[str, Any]) -> Cluster:
     nodes = whole(request, "nodes", 1, 1, MAX_NODES)
     per_node = whole(request, "devices_per_node", 8, 1, MAX_PER_NODE)
@@ -136,21 +136,14 @@ def _cluster(request: Mapping[str, Any]) -> Cluster:
             f"expected at most {MAX_DEVICES:,} devices, got {nodes} x {per_node} = "
             f"{nodes * per_node:,}; plan for more with: dcpm plan"
         )
-    name = request.get("cluster", PRESETS[0])
-    if name not in PRESETS:  # the planner would look for a file of that name
-        raise DashboardError(f"cluster: expected one of {', '.join(PRESETS)}, got {str(name)[:40]}")
+    # The planner would look for a file of any other name.
+    name = _one_of(request, "cluster", PRESETS, PRESETS[0])
     return preset(name, nodes, per_node)
 
 
 def _config(request: Mapping[str, Any]) -> PlanConfig:
-    method, budget = request.get("method", "portfolio"), request.get("budget", "balanced")
-    if not isinstance(method, str) or method not in PARTITIONERS:
-        known = ", ".join(PARTITIONERS)
-        raise DashboardError(f"method: expected one of {known}, got {str(method)[:40]!r}")
-    if budget not in BUDGETS:
-        raise DashboardError(
-            f"budget: expected one of {', '.join(BUDGETS)}, got {str(budget)[:40]!r}"
-        )
+    method = _one_of(request, "method", tuple(PARTITIONERS), "portfolio")
+    budget = _one_of(request, "budget", BUDGETS, "balanced")
     tolerance = request.get("tolerance", 0.1)
     # JSON holds whole numbers that no float can.
     is_number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
@@ -178,28 +171,22 @@ def preview_config(config: PlanConfig) -> PlanConfig:
 
 
 def preview_plan(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Plan quickly and return the figures, without a file.
+    """Plan quickly and return the figures, without a file; `Any`: JSON values.
 
     Raises:
-        DCPError: as `PlanRequest.of`, and for batches of too many tiles.
+        DCPError: as `read_batch`, and for batches of too many tiles.
     """
     with stopwatch() as watch:
-        shown = _preview(PlanRequest.of(request))
-    return shown | {"seconds": watch.seconds}
-
-
-def _preview(asked: PlanRequest) -> dict[str, Any]:
-    """Plan roughly and give the figures; `Any`: JSON values."""
-    sparsity = asked.cut()
-    if sparsity.num_blocks > MAX_PREVIEW_TILES:
-        raise DashboardError(
-            f"{sparsity.num_blocks:,} tiles are too many to be planned while you type (at most "
-            f"{MAX_PREVIEW_TILES:,}); take larger blocks, or press Plan"
-        )
-    config = preview_config(asked.config)
-    plan = build_plan(sparsity, asked.shape, asked.cluster, config)
-    shown = figures(plan, measure(plan), simulate(plan).seconds())
-    return shown | {"placed_by": _told(config)}
+        asked = read_batch(request)
+        tiles, config = asked.sparsity.num_blocks, preview_config(asked.config)
+        if tiles > MAX_PREVIEW_TILES:
+            raise DashboardError(
+                f"{tiles:,} tiles are too many to be planned while you type (at most "
+                f"{MAX_PREVIEW_TILES:,}); take larger blocks, or press Plan"
+            )
+        plan = build_plan(asked.sparsity, asked.shape, asked.cluster, config)
+        shown = figures(plan, measure(plan), simulate(plan).seconds())
+    return shown | {"placed_by": _told(config), "seconds": watch.seconds}
 
 
 def _told(config: PlanConfig) -> str:
@@ -211,7 +198,7 @@ def _told(config: PlanConfig) -> str:
 def figures(plan: Plan, metrics: PlanMetrics, predicted_s: float) -> dict[str, Any]:
     """Return the figures that the page shows of a plan; `Any`: JSON values."""
     forward, backward = metrics.forward, metrics.backward
-    total = forward.total_bytes + backward.total_bytes
+    received = zip(forward.received_bytes, backward.received_bytes, strict=True)
     return {
         "schema": "dcp.edit_figures/1",
         "tokens": metrics.tokens,
@@ -223,17 +210,16 @@ def figures(plan: Plan, metrics: PlanMetrics, predicted_s: float) -> dict[str, A
         "devices_per_node": plan.cluster.devices_per_node,
         "compute_imbalance": metrics.compute_imbalance,
         "token_imbalance": metrics.token_imbalance,
-        "total_bytes": total,
+        "total_bytes": forward.total_bytes + backward.total_bytes,
         "inter_node_bytes": forward.inter_node_bytes + backward.inter_node_bytes,
         "predicted_s": predicted_s,
         "device_pairs": device_pairs(plan).tolist(),
         "device_tokens": list(metrics.owned_tokens),
-        "device_bytes": [a + b for a, b in zip(forward.received_bytes, backward.received_bytes,
-                                               strict=True)],
+        "device_bytes": [a + b for a, b in received],
         "warnings": [warning.message for warning in plan.warnings],
         "placed_by": metrics.partitioner,
         "mask": plan.provenance.mask if plan.provenance else "unnamed mask",
-    }  # fmt: skip
+    }
 
 
 def make_plan(
@@ -242,29 +228,20 @@ def make_plan(
     """Plan fully and return the figures and the bytes of the plan file.
 
     Args:
-        request: as `PlanRequest.of` takes it; `Any`: JSON values.
-        tell: told each stage as it begins.
+        request: as `read_batch` takes it; `Any`: JSON values.
+        tell: called with the name of each stage as it begins.
 
     Raises:
-        DCPError: as `PlanRequest.of` and `build_plan`.
+        DCPError: as `read_batch` and `build_plan`.
     """
-    tell("compiling the mask")
-    asked = PlanRequest.of(request)
-    tell("cutting blocks")
-    sparsity = asked.cut()
-    tell(
-        f"placing {sparsity.num_blocks:,} tiles on {asked.cluster.num_devices:,} devices with "
-        f"{_told(asked.config)}"
-    )
-    plan = build_plan(
-        sparsity, asked.shape, asked.cluster, asked.config, provenance=asked.provenance
-    )
+    asked = read_batch(request, tell)
+    sparsity, cluster, config = asked.sparsity, asked.cluster, asked.config
+    devices = f"{sparsity.num_blocks:,} tiles on {cluster.num_devices:,} devices"
+    tell(f"placing {devices} with {_told(config)}")
+    plan = build_plan(sparsity, asked.shape, cluster, config, provenance=asked.provenance)
     tell("predicting and writing")
     trace = simulate(plan)
-    shown = figures(plan, measure(plan), trace.seconds()) | {
-        "placed_by": _told(asked.config),
-        "mask": asked.call,
-    }
+    shown = figures(plan, measure(plan), trace.seconds()) | {"placed_by": _told(config)}
     return shown, encode_plan(plan, [trace])
 
 

@@ -135,7 +135,7 @@ def _request(library: PlanLibrary, task: str) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BadRequest("expected a JSON object as the editor sends it")
     key = body.get("home")
-    home = home_of(library.root, key) if isinstance(key, str) else None
+    home = home_of(library, key) if isinstance(key, str) else None
     batch = body.get("batch")
     samples = batch_of(library, batch) if isinstance(batch, str) and batch else None
     return {**body, "home": home, "samples": samples, "task": task}

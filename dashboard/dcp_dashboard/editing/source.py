@@ -1,4 +1,4 @@
-"""Text, mask and samples of a request from the editor, read with bounds."""
+"""Reads text, mask and samples of a request from the editor, and checks their bounds."""
 
 import json
 from collections.abc import Mapping
@@ -137,10 +137,7 @@ def whole(request: Mapping[str, Any], name: str, default: int, low: int, high: i
 
 
 def _outline_mask(spec: Spec, name: str) -> dict[str, Any]:  # Any: JSON values
-    """Describe a mask: its parameters and, if it has some, arguments that suit a small sample.
-
-    ``wants`` says that it cannot do without arguments.
-    """
+    """Describe a mask: parameters, columns, arguments for a small sample, whether it needs some."""
     parameters = [p.name.text for p in spec.scope.masks[name].params]
     call = example_call(spec, name) if parameters else name
     found: dict[str, Any] = {
@@ -150,21 +147,17 @@ def _outline_mask(spec: Spec, name: str) -> dict[str, Any]:  # Any: JSON values
         "columns": [],
         "wants": True,
     }
-    try:
-        return found | {"columns": sorted(spec.mask(name).columns), "wants": False}
-    except DCPError:  # it has a parameter without a default
-        pass
-    try:
-        return found | {"columns": sorted(spec.mask(call).columns)}
-    except DCPError:
-        return found | {"example": ""}
+    # Without arguments a mask fails that has a parameter without a default.
+    for wanted, wants in ((name, False), (call, True)):
+        try:
+            return found | {"columns": sorted(spec.mask(wanted).columns), "wants": wants}
+        except DCPError:
+            continue
+    return found | {"example": ""}
 
 
 def outline(spec: Spec) -> dict[str, Any]:
-    """List the masks and samples that a text defines, for the page's pickers; `Any`: JSON values.
-
-    A sample that cannot be made says why instead of its length.
-    """
+    """List the masks and samples that a text defines; a sample that is wrong has an ``error``."""
     samples = []
     for name in spec.samples[:200]:
         try:

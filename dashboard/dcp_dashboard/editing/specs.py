@@ -1,21 +1,19 @@
 """Texts to start from: examples, the standard library, files of the folder, the text of a plan."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from dcp_dashboard.library.folder import MAX_DEPTH, DashboardError, plan_key
+from dcp_dashboard.library.folder import SPEC_SUFFIX, DashboardError
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_grammar import MASKS
-from dcp_planner import PRESETS, Plan
+from dcp_planner import PRESETS, Plan, Provenance
 
-SUFFIX = ".dcpm"
 MAX_FILES = 200
-MAX_ENTRIES = 20_000
 MAX_BYTES = 200_000
 
 START = """\
@@ -64,7 +62,7 @@ class Start:
     """A text to begin with.
 
     Attributes:
-        name: what it is called on the page.
+        name: shown on the page.
         text: of the language.
         home: key of the file it comes from, empty if it lies in no served folder.
         batch: key of the plan it comes from, empty if it comes from none.
@@ -78,52 +76,41 @@ class Start:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
+@cache
 def library_texts() -> dict[str, str]:
     """Read the files of the standard library, by the name of their mask.
 
     >>> "streaming" in library_texts()
     True
     """
-    found = {}
-    for item in sorted(MASKS.iterdir(), key=lambda item: item.name):
-        if item.name.endswith(SUFFIX):
-            found[item.name.removesuffix(SUFFIX)] = item.read_text(encoding="utf-8")
-    return found
+    files = sorted(MASKS.iterdir(), key=lambda item: item.name)
+    return {
+        item.name.removesuffix(SPEC_SUFFIX): item.read_text(encoding="utf-8")
+        for item in files
+        if item.name.endswith(SPEC_SUFFIX)
+    }
 
 
-def folder_files(root: Path) -> dict[str, Path]:
-    """Find the `.dcpm` files below the served folder, by key; a bounded number of regular files."""
-    found: dict[str, Path] = {}
-    seen = 0
-    for current, folders, files in os.walk(root, followlinks=False):
-        depth = len(Path(current).relative_to(root).parts)
-        folders[:] = (
-            sorted(f for f in folders if not f.startswith(".")) if depth < MAX_DEPTH else []
-        )
-        seen += len(folders) + len(files)
-        for name in sorted(files):
-            path = Path(current) / name
-            if name.endswith(SUFFIX) and path.is_file() and not path.is_symlink():
-                found[plan_key(path.relative_to(root).as_posix())] = path
-        if seen > MAX_ENTRIES or len(found) >= MAX_FILES:
-            break
-    return dict(list(found.items())[:MAX_FILES])
+def folder_files(library: PlanLibrary) -> dict[str, str]:
+    """Return the names of the first `.dcpm` files below the served folder, by their key."""
+    found = library.folder.files(SPEC_SUFFIX)[0][:MAX_FILES]
+    return {entry.key: entry.relative for entry in found}
 
 
-def home_of(root: Path, key: str) -> str | None:
-    """Find the path of a file of the folder by its key; the text of the key is never a path."""
-    path = folder_files(root).get(key) if key else None
-    return None if path is None else str(path)
+def home_of(library: PlanLibrary, key: str) -> str | None:
+    """Return the path of a `.dcpm` file of the folder by its key, ``None`` if there is none."""
+    entry = library.folder.find(key, SPEC_SUFFIX)
+    return None if entry is None else str(entry.path)
 
 
 def start_of(library: PlanLibrary, query: str) -> Start:
-    """Find the text that a URL asks for.
+    """Return the text that a URL asks for.
 
     ``?spec=`` is ``std:NAME`` for a mask of the standard library, the key of a `.dcpm` file of the
     folder or of a plan, whose text it is then, or a text itself.
 
     Raises:
-        DCPError: if there is no such thing.
+        DCPError: if there is no such text.
     """
     wanted = parse_qs(query.removeprefix("?")).get("spec", [""])[0]
     if not wanted:
@@ -132,26 +119,24 @@ def start_of(library: PlanLibrary, query: str) -> Start:
         return _library_start(wanted.removeprefix("std:"))
     if any(c in wanted for c in " =\n"):
         return Start("shared.dcpm", wanted[:MAX_BYTES])
-    path = folder_files(library.root).get(wanted)
-    if path is not None:
-        return Start(path.relative_to(library.root).as_posix(), _read(path), wanted)
+    entry = library.folder.find(wanted, SPEC_SUFFIX)
+    if entry is not None:
+        return Start(entry.relative, _read(entry.path), wanted)
     loaded = library.load(wanted)
-    provenance = loaded.plan.provenance
-    if provenance is None or not provenance.spec.strip():
+    name, provenance = loaded.entry.relative, loaded.provenance
+    if provenance is None:
         raise DashboardError(
-            f"{loaded.entry.relative} does not hold the text it was planned from; open a .dcpm file"
+            f"{name} does not hold the text it was planned from; open a .dcpm file"
         )
-    key = loaded.entry.key
-    name = f"{loaded.entry.relative} (its text)"
-    return Start(name, provenance.spec, batch=key, settings=plan_settings(loaded.plan, key))
+    settings = plan_settings(loaded.plan, provenance, wanted)
+    return Start(f"{name} (its text)", provenance.spec, batch=wanted, settings=settings)
 
 
-def plan_settings(plan: Plan, key: str) -> dict[str, str]:
+def plan_settings(plan: Plan, provenance: Provenance, key: str) -> dict[str, str]:
     """Return the settings that plan this batch again for the same cluster, beside the plan."""
     cluster, shape = plan.cluster, plan.shape
-    assert plan.provenance is not None, "a plan with a text has one"
     found = {
-        "expression": plan.provenance.mask,
+        "expression": provenance.mask,
         "mask": "other",
         "sample": "batch",
         "scale": "1",
@@ -168,12 +153,13 @@ def batch_of(library: PlanLibrary, key: str) -> list[str]:
     """Return the samples of a plan's batch, as JSON objects.
 
     Raises:
-        DCPError: if there is no such plan, or it does not say what its batch was.
+        DCPError: if there is no such plan, or it does not hold the samples of its batch.
     """
     loaded = library.load(key)
-    if loaded.plan.provenance is None or not loaded.plan.provenance.samples:
+    provenance = loaded.plan.provenance
+    if provenance is None or not provenance.samples:
         raise DashboardError(f"{loaded.entry.relative} does not say what its batch was")
-    return list(loaded.plan.provenance.samples)
+    return list(provenance.samples)
 
 
 def _library_start(name: str) -> Start:

@@ -1,12 +1,12 @@
-"""Two sides in numbers: two plans, or the prediction and the run of one, and which is better.
+"""Compares two plans, or the prediction and the run of one, in figures and per device.
 
-Nothing is judged that cannot be compared: times and bytes of different batches stand side by side
-without a verdict, and `Comparison.limits` says why.
+Times and bytes of different batches stand side by side without a judgement; `Comparison.limits`
+explains why.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
@@ -24,30 +24,22 @@ from dcp_dashboard.facts.quantities import (
     size,
 )
 from dcp_dashboard.library.plans import LoadedPlan
-from dcp_planner import BatchFigures, Difference, Source, TimeParts, Trace, compare_figures
+from dcp_planner import Difference, Lane, Source, Trace, compare_figures
 
 EQUAL = 0.0005
 """Changes below this share are called equal: they vanish in three digits."""
 
 Judgement = Literal["better", "worse", "equal", "none"]
+Goal = Literal["less", "more", None]
 Text = Callable[[float], str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """A plan and one of its traces.
-
-    Attributes:
-        loaded: the plan.
-        source: which trace counts.
-        figures: the planner's figures of the plan.
-        time_parts: where its predicted time goes.
-    """
+    """A plan and the source of the trace that counts."""
 
     loaded: LoadedPlan
     source: Source
-    figures: BatchFigures
-    time_parts: TimeParts
 
     @property
     def trace(self) -> Trace:
@@ -67,14 +59,14 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FigureRow:
     """One line of the table of figures.
 
     Attributes:
-        heading, meaning: for people.
+        heading, meaning: shown.
         difference: the two values; its name is the key of the figure.
         text: how a value is written.
-        judgement: what the change means for the second side.
+        judgement: whether the second side is better.
     """
 
     heading: str
@@ -101,12 +93,11 @@ class Deltas:
     """One quantity of all devices on both sides.
 
     Attributes:
-        name, heading: for URLs and people.
+        heading: shown.
         first, second: ``[R]``.
         text: how a value is written.
     """
 
-    name: str
     heading: str
     first: NDArray[np.float64]
     second: NDArray[np.float64]
@@ -185,10 +176,10 @@ class Comparison:
         return tuple(found)
 
 
-def compare_rows(comparison: Comparison) -> tuple[Row, ...]:
-    """Give the table of figures, in reading order; of one plan only what a run can change."""
+def compare_rows(comparison: Comparison) -> tuple[FigureRow, ...]:
+    """Return the table of figures, in reading order; of one plan only what a run can change."""
     a, b = comparison.first, comparison.second
-    planned = {d.name: d for d in compare_figures(a.figures, b.figures)}
+    planned = {d.name: d for d in compare_figures(a.loaded.figures, b.loaded.figures)}
     rows = []
     for figure in FIGURES:
         if comparison.is_same_plan and not figure.is_of_run:
@@ -197,12 +188,12 @@ def compare_rows(comparison: Comparison) -> tuple[Row, ...]:
         difference = planned[figure.name] if of is None else Difference(figure.name, of(a), of(b))
         is_fair = comparison.is_same_batch or not figure.is_total
         judged = judge(difference, figure.goal) if is_fair else "none"
-        rows.append(Row(figure.heading, figure.meaning, difference, figure.text, judged))
+        rows.append(FigureRow(figure.heading, figure.meaning, difference, figure.text, judged))
     return tuple(rows)
 
 
-def judge(difference: Difference, goal: Literal["less", "more", None]) -> Judgement:
-    """Say what a change means for the second side.
+def judge(difference: Difference, goal: Goal) -> Judgement:
+    """Return whether the second side is better.
 
     >>> judge(Difference("makespan", 2.0, 1.0), "less"), judge(Difference("rate", 2.0, 1.0), "more")
     ('better', 'worse')
@@ -215,42 +206,40 @@ def judge(difference: Difference, goal: Literal["less", "more", None]) -> Judgem
 
 
 def compare_devices(comparison: Comparison) -> tuple[Deltas, ...]:
-    """Give what each device computes, waits, sends, receives and owns; none if devices differ.
+    """Return what each device computes, waits, sends, receives and owns; none if devices differ.
 
     Two traces of one plan differ in the first two only.
     """
     if not comparison.has_same_devices:
         return ()
+    lanes: tuple[Lane, ...] = ("compute", "wait")
+    shown: list[tuple[str, Text, Callable[[Side], NDArray[np.generic]]]] = [
+        (lane.capitalize(), duration, partial(_lane_seconds, lane=lane)) for lane in lanes
+    ]
+    if not comparison.is_same_plan:
+        shown += [
+            ("Sent", size, lambda side: side.loaded.totals.sent_bytes),
+            ("Received", size, lambda side: side.loaded.totals.received_bytes),
+            ("Tokens", count, lambda side: side.loaded.totals.tokens),
+        ]
     a, b = comparison.first, comparison.second
-
-    def pair(
-        name: str, heading: str, of: Callable[[Side], NDArray[np.generic]], text: Text
-    ) -> Deltas:
-        return Deltas(name, heading, of(a).astype(float), of(b).astype(float), text)
-
-    times = (
-        pair("compute", "Compute", lambda s: s.trace.lane_seconds("compute", s.num_devices),
-             duration),
-        pair("wait", "Wait", lambda s: s.trace.lane_seconds("wait", s.num_devices), duration),
-    )  # fmt: skip
-    if comparison.is_same_plan:
-        return times
-    return (
-        *times,
-        pair("sent", "Sent", lambda s: s.loaded.totals.sent_bytes, size),
-        pair("received", "Received", lambda s: s.loaded.totals.received_bytes, size),
-        pair("tokens", "Tokens", lambda s: s.loaded.totals.tokens, count),
+    return tuple(
+        Deltas(name, of(a).astype(float), of(b).astype(float), text) for name, text, of in shown
     )
+
+
+def _lane_seconds(side: Side, lane: Lane) -> NDArray[np.float64]:
+    return side.trace.lane_seconds(lane, side.num_devices)
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """How one figure is found and judged.
+    """One figure that is compared: where it comes from and how it is judged.
 
     Attributes:
         name: of the planner's figure if `value` is ``None``.
-        heading, meaning, text: as of `Row`.
-        goal: which direction is better; ``None``: neither.
+        heading, meaning, text: as in `FigureRow`.
+        goal: the better direction; ``None``: neither.
         is_total: whether it grows with the batch, so that only equal batches are judged.
         value: from a side.
         is_of_run: whether two traces of one plan can differ in it.
@@ -260,7 +249,7 @@ class Figure:
     heading: str
     meaning: str
     text: Text
-    goal: Literal["less", "more", None]
+    goal: Goal
     is_total: bool = True
     value: Callable[[Side], float] | None = None
     is_of_run: bool = False
@@ -297,7 +286,7 @@ FIGURES = (
     Figure("peak_buffer_bytes", "Largest receive buffers",
            "Of any device, in the direction that needs more", size, "less"),
     Figure("tokens", "Tokens", "Of the packed batch", count, None,
-           value=lambda s: s.figures.tokens),
+           value=lambda s: s.loaded.figures.tokens),
     Figure("pairs", "Visible pairs", "(query, key) pairs that the mask lets attend", count, None,
            value=lambda s: s.loaded.summary.metrics.pairs),
     Figure("devices", "Devices", "Of the cluster", count, None, value=lambda s: s.num_devices),
@@ -306,7 +295,7 @@ FIGURES = (
     Figure("tiles", "Tiles", "Non-empty tiles of the mask", count, None,
            value=lambda s: s.loaded.summary.metrics.tiles),
 )  # fmt: skip
-"""What is compared, in reading order."""
+"""All figures, in reading order."""
 
 
 def _batch(side: Side) -> str:

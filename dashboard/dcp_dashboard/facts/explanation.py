@@ -51,19 +51,21 @@ def explain(comparison: Comparison) -> Finding:
     outdated = [name for name, side in (("A", first), ("B", second)) if _is_outdated(side)]
     if outdated:
         return _explain_outdated(comparison, outdated)
-    found = Explanation(first.time_parts, second.time_parts)
+    found = Explanation(first.loaded.time_parts, second.loaded.time_parts)
     return Finding(explain_difference(found, ("A", "B"), duration, percent), CAUSE_RULE)
 
 
 def _is_outdated(side: Side) -> bool:
     """Tell whether the file's prediction is another than the planner's present one."""
-    stored, present = side.trace.seconds(), side.time_parts.seconds
+    stored, present = side.trace.seconds(), side.loaded.time_parts.seconds
     return abs(stored - present) > CLOSE * max(stored, present)
 
 
 def _explain_outdated(comparison: Comparison, names: list[str]) -> Finding:
     sides = {"A": comparison.first, "B": comparison.second}
-    now = " and ".join(f"{duration(sides[name].time_parts.seconds)} for {name}" for name in names)
+    now = " and ".join(
+        f"{duration(sides[name].loaded.time_parts.seconds)} for {name}" for name in names
+    )
     times = (f"{name} takes {duration(side.trace.seconds())}" for name, side in sides.items())
     return Finding(
         f"{' and '.join(times)}, as the files say. No reason is decided, because the planner now "

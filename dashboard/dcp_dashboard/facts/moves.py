@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcp_dashboard.library.summary import tiles_of_group
-from dcp_dsl.arrays import Bools, Bytes, Ints, Record
+from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
 from dcp_planner import Plan
 
 SAME, MOVED, ONLY_FIRST, ONLY_SECOND = range(4)
@@ -20,13 +19,13 @@ class Moves(Record):
     """The tiles of two plans, each once, sorted by (group, q_block, kv_block).
 
     Attributes:
-        q_block, kv_block: int64 ``[U]``, blocks of both plans.
-        group: int64 ``[U]``, group of heads, of `common_groups`; all 0 if neither plan has several.
-        pairs: int64 ``[U]``, visible pairs, of the first plan where it has the tile.
-        change: uint8 ``[U]``, index into `CHANGES`.
-        fitted: uint8 ``[U]``, the same after B's devices got the numbers that fit A best.
-        first, second: int64 ``[U]``, row of the tile in each plan's tiles, -1: not there.
-        is_moved_block: bool ``[D]``, whether a block changed its owner.
+        q_block, kv_block: blocks of both plans.
+        group: group of heads, of `common_groups`; all 0 if neither plan has several.
+        pairs: visible pairs, of the first plan where it has the tile.
+        change: index into `CHANGES`.
+        fitted: the same after B's devices got the numbers that fit A best.
+        first, second: row of the tile in each plan's tiles, -1: not there.
+        is_moved_block: whether a block changed its owner.
         moved_tokens: share of all tokens in such blocks.
     """
 
@@ -61,7 +60,7 @@ class Moves(Record):
         """The same after the devices of the second plan were renumbered to fit the first."""
         return self._pairs_moved(self.fitted)
 
-    def _pairs_moved(self, change: NDArray[np.uint8]) -> float:
+    def _pairs_moved(self, change: Bytes) -> float:
         common = int(self.pairs[change <= MOVED].sum())
         return int(self.pairs[change == MOVED].sum()) / common if common else 0.0
 
@@ -83,32 +82,15 @@ def find_moves(first: Plan, second: Plan) -> Moves:
     if not has_same_blocks(first, second):
         raise ValueError("expected two plans over the same blocks, got different ones")
     blocks, groups = max(1, len(first.blocks)), common_groups(first, second)
-    of_groups = [_tiles_of_groups(plan, groups) for plan in (first, second)]
-    keys = [
-        (group * blocks + p.tiles.q_block[tile]) * blocks + p.tiles.kv_block[tile]
-        for p, (tile, group) in zip((first, second), of_groups, strict=True)
-    ]
+    plans = (first, second)
+    keys, tiles = zip(*(_sorted_tiles(plan, groups, blocks) for plan in plans), strict=True)
     union = np.union1d(*keys)
-    rows = [
-        np.append(tile, -1)[_rows(union, key)]
-        for key, (tile, _) in zip(keys, of_groups, strict=True)
-    ]
-    devices = [
-        np.append(p.tiles.device, -1)[row] for p, row in zip((first, second), rows, strict=True)
-    ]
-    on_both = (rows[0] >= 0) & (rows[1] >= 0)
-    pairs = np.where(
-        rows[0] >= 0,
-        np.append(first.tiles.pairs, 0)[rows[0]],
-        np.append(second.tiles.pairs, 0)[rows[1]],
-    )
-    numbers = fit_devices(
-        devices[0][on_both],
-        devices[1][on_both],
-        pairs[on_both],
-        max(first.num_devices, second.num_devices),
-    )
-
+    rows = [np.append(tile, -1)[_rows(union, key)] for key, tile in zip(keys, tiles, strict=True)]
+    a, b = (np.append(p.tiles.device, -1)[row] for p, row in zip(plans, rows, strict=True))
+    ours, theirs = (np.append(p.tiles.pairs, 0)[row] for p, row in zip(plans, rows, strict=True))
+    pairs, on_both = np.where(a >= 0, ours, theirs), (a >= 0) & (b >= 0)
+    num_devices = max(plan.num_devices for plan in plans)
+    numbers = fit_devices(a[on_both], b[on_both], pairs[on_both], num_devices)
     moved = first.blocks.owner != second.blocks.owner
     tokens = int(first.blocks.num_tokens[moved].sum())
     return Moves(
@@ -116,16 +98,25 @@ def find_moves(first: Plan, second: Plan) -> Moves:
         kv_block=union % blocks,
         group=union // blocks**2,
         pairs=pairs,
-        change=_changes(devices[0], devices[1]),
-        fitted=_changes(devices[0], np.append(numbers, -1)[devices[1]]),
+        change=_changes(a, b),
+        fitted=_changes(a, np.append(numbers, -1)[b]),
         first=rows[0],
         second=rows[1],
         is_moved_block=moved,
-        moved_tokens=tokens / first.num_tokens if first.num_tokens else 0.0,
+        moved_tokens=tokens / max(1, first.num_tokens),
     )
 
 
-def _changes(first: NDArray[np.int32], second: NDArray[np.int32]) -> NDArray[np.uint8]:
+def _sorted_tiles(plan: Plan, groups: int, blocks: int) -> tuple[Ints, Ints]:
+    """Return a sorted key and the row of each tile, once per group of `common_groups`."""
+    share = groups // plan.head_groups
+    tiles = [tiles_of_group(plan, group // share) for group in range(groups)]
+    group = np.repeat(np.arange(groups), [len(rows) for rows in tiles])
+    row, table = np.concatenate(tiles), plan.tiles
+    return (group * blocks + table.q_block[row]) * blocks + table.kv_block[row], row
+
+
+def _changes(first: Indices, second: Indices) -> Bytes:
     """Compare the devices of each tile in both plans, -1 where a plan lacks the tile."""
     found = np.where(first == second, SAME, MOVED)
     found[second < 0], found[first < 0] = ONLY_FIRST, ONLY_SECOND
@@ -137,22 +128,12 @@ def common_groups(first: Plan, second: Plan) -> int:
     return math.lcm(first.head_groups, second.head_groups)
 
 
-def _tiles_of_groups(plan: Plan, groups: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the plan's tiles once per finer group, and these groups, sorted by group."""
-    share = groups // plan.head_groups
-    tiles = [tiles_of_group(plan, group // share) for group in range(groups)]
-    return np.concatenate(tiles), np.repeat(np.arange(groups), [len(rows) for rows in tiles])
-
-
-def fit_devices(
-    first: NDArray[np.int32], second: NDArray[np.int32], weight: NDArray[np.int64], size: int
-) -> NDArray[np.int32]:
+def fit_devices(first: Indices, second: Indices, weight: Ints, size: int) -> Indices:
     """Renumber the second placement's devices so that it looks like the first.
 
     Both place the same items, ``[N]``, of the given weights on `size` devices. Greedy: the two
-    devices that share the largest weight get one number, and so on; that keeps at least half of
-    what the best renumbering would keep. O(N + R^2 log R). The result is a permutation, int32
-    ``[R]``.
+    devices that share the largest weight get one number, and so on, which keeps at least half of
+    the weight that the best renumbering keeps. O(N + R^2 log R). Return a permutation ``[R]``.
 
     >>> fit_devices(np.array([0, 0, 1]), np.array([1, 1, 0]), np.array([5, 5, 3]), 2).tolist()
     [1, 0]
@@ -168,9 +149,7 @@ def fit_devices(
     return numbers
 
 
-def _rows(union: NDArray[np.int64], keys: NDArray[np.int64]) -> NDArray[np.int64]:
+def _rows(union: Ints, keys: Ints) -> Ints:
     """Find the row of each key of the union in sorted `keys`, -1 where the key is missing."""
     at = np.searchsorted(keys, union)
-    is_there = (at < len(keys)) & (np.append(keys, -1)[at] == union)
-    rows: NDArray[np.int64] = np.where(is_there, at, -1)
-    return rows
+    return np.where(np.append(keys, -1)[at] == union, at, -1)

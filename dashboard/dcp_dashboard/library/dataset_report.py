@@ -1,12 +1,13 @@
-"""A report of many planned batches as the pages show it, read from `*.dcpbatches.json`.
+"""Reads a report of many planned batches, `*.dcpbatches.json`, as the pages show it.
 
-The planner's `read_batches` checks the outer form; a single figure that is missing or nonsense is
-``None`` here, and everything that is shown is bounded.
+The planner's `read_batches` checks the outer form. A single figure that is missing or no number is
+left out here, and every text and list is cut to a bound.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,15 +23,14 @@ MOST_TEXT = 200
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One batch; a figure that the file lacks is ``None``.
+    """One planned batch.
 
     Attributes:
         index: number in the data set.
-        figures: by name of the file, finite numbers; `seconds` is forward and backward together,
-            `shortest`, `median_length`, `longest` are lengths of its sequences in tokens.
-        against: predicted seconds of other methods.
+        figures: finite numbers by their name in the file; `seconds` is forward and backward
+            together, `shortest`, `median_length`, `longest` are lengths of sequences in tokens.
+        speedups: predicted seconds of other methods over ours.
         over_tokens: other methods that own more tokens on a device than the cap.
-        speedups: their seconds over ours.
         length_counts: sequences by power of two of their length, empty if unknown.
         mask, origin, backend: texts.
         file: name of the plan file beside the report, empty if there is none.
@@ -39,9 +39,8 @@ class BatchLine:
 
     index: int
     figures: Mapping[str, float]
-    against: Mapping[str, float]
-    over_tokens: frozenset[str]
     speedups: Mapping[str, float]
+    over_tokens: frozenset[str]
     length_counts: tuple[int, ...]
     mask: str
     origin: str
@@ -55,7 +54,9 @@ class BatchLine:
         return min(self.speedups.values()) if self.speedups else None
 
     def value(self, name: str) -> float | None:
-        """Return a figure, ``None`` if it is unknown."""
+        """Return a figure of the table, ``None`` if the file lacks it."""
+        if name == "index":
+            return float(self.index)
         return self.best_speedup if name == "speedup" else self.figures.get(name)
 
 
@@ -64,7 +65,7 @@ class DatasetReport:
     """Many planned batches of one data set.
 
     Attributes:
-        spec, dataset, cluster, mask: texts; empty if the file does not say.
+        spec, dataset, cluster, mask: texts; empty if the file has none.
         num_wanted, num_available: batches; ``None`` if unknown.
         is_complete: false while planning goes on, or after it was stopped.
         notes: sentences of the planner.
@@ -97,18 +98,16 @@ class DatasetReport:
 
     @property
     def rival(self) -> str | None:
-        """The other method that is fastest: least median speed-up over it."""
-        medians = {name: float(np.median(self.speedups(name))) for name in self.methods}
-        return min(medians, key=lambda name: medians[name]) if medians else None
+        """The fastest other method: our median speed-up over it is the least."""
+        return min(
+            self.methods, key=lambda name: float(np.median(self.speedups(name))), default=None
+        )
 
     @property
     def length_counts(self) -> tuple[int, ...]:
         """Sequences of all batches by power of two of their length; empty if unknown."""
-        size = max((len(batch.length_counts) for batch in self.batches), default=0)
-        return tuple(
-            sum(b.length_counts[i] for b in self.batches if i < len(b.length_counts))
-            for i in range(size)
-        )
+        counts = (batch.length_counts for batch in self.batches)
+        return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
 
 
 def read_report(path: Path) -> DatasetReport:
@@ -126,11 +125,10 @@ def parse_report(document: Mapping[str, Any]) -> DatasetReport:
     >>> parse_report({"batches": [{"tokens": 8}, {"tokens": "many"}]}).column("tokens").tolist()
     [8.0]
     """
-    cluster = document.get("cluster")
     return DatasetReport(
         spec=_text(document.get("spec")),
         dataset=_text(document.get("dataset")),
-        cluster=_cluster(cluster if isinstance(cluster, dict) else {}),
+        cluster=_cluster(_table(document.get("cluster"))),
         mask=_text(document.get("mask")),
         num_wanted=_count(document.get("num_wanted")),
         num_available=_count(document.get("num_available")),
@@ -144,9 +142,9 @@ def _line(at: int, batch: Mapping[str, Any]) -> BatchLine:
     figures = {
         name: number for name, value in batch.items() if (number := _number(value)) is not None
     }
-    lengths = batch.get("lengths")
+    lengths = _table(batch.get("lengths"))
     for name, key in (("shortest", "least"), ("median_length", "median"), ("longest", "most")):
-        length = _number(lengths.get(key)) if isinstance(lengths, dict) else None
+        length = _number(lengths.get(key))
         if length is not None:
             figures[name] = length
     ours = _seconds(batch)
@@ -154,41 +152,31 @@ def _line(at: int, batch: Mapping[str, Any]) -> BatchLine:
         figures["seconds"] = ours
     if "forward_bytes" in figures and "backward_bytes" in figures:
         figures["bytes"] = figures["forward_bytes"] + figures["backward_bytes"]
-    against = _against(batch.get("against"))
+    against = {
+        _text(name): _table(value)
+        for name, value in list(_table(batch.get("against")).items())[:MOST_METHODS]
+    }
     index = _count(batch.get("index"))
     file = PurePosixPath(_text(batch.get("file")))
     return BatchLine(
         index=at if index is None else index,
         figures=figures,
-        against=against,
-        over_tokens=_over_tokens(batch.get("against")),
-        speedups={name: theirs / ours for name, theirs in against.items()} if ours else {},
-        length_counts=_counts(batch.get("length_counts")),
+        speedups={
+            name: theirs / ours
+            for name, value in against.items()
+            if ours and (theirs := _seconds(value))
+        },
+        over_tokens=frozenset(
+            name for name, value in against.items() if "tokens" in _texts(value.get("over_caps"))
+        ),
+        length_counts=tuple(
+            _count(part) or 0 for part in _items(batch.get("length_counts"))[:MOST_BINS]
+        ),
         mask=_text(batch.get("mask")),
         origin=_text(batch.get("origin")),
         backend=_text(batch.get("backend")),
         file=file.name if file.name == str(file) else "",  # beside the report or nowhere
         warnings=_texts(batch.get("warnings")),
-    )
-
-
-def _against(value: object) -> dict[str, float]:
-    if not isinstance(value, dict):
-        return {}
-    found: dict[str, float] = {}
-    for name, figures in list(value.items())[:MOST_METHODS]:
-        seconds = _seconds(figures) if isinstance(figures, dict) else None
-        if seconds:
-            found[_text(name)] = seconds
-    return found
-
-
-def _over_tokens(value: object) -> frozenset[str]:
-    items = list(value.items())[:MOST_METHODS] if isinstance(value, dict) else []
-    return frozenset(
-        _text(name)
-        for name, figures in items
-        if isinstance(figures, dict) and "tokens" in _texts(figures.get("over_caps"))
     )
 
 
@@ -211,10 +199,12 @@ def _count(value: object) -> int | None:
     return int(number) if number is not None and number >= 0 else None
 
 
-def _counts(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        return ()
-    return tuple(_count(part) or 0 for part in value[:MOST_BINS])
+def _table(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _items(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _text(value: object) -> str:
@@ -223,11 +213,10 @@ def _text(value: object) -> str:
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    parts: Sequence[object] = value[:20] if isinstance(value, list) else ()
-    return tuple(text for part in parts if (text := _text(part)))
+    return tuple(text for part in _items(value)[:20] if (text := _text(part)))
 
 
 def _cluster(values: Mapping[str, Any]) -> str:
-    name, nodes, devices = values.get("name"), values.get("nodes"), values.get("devices_per_node")
-    size = [str(_count(part)) for part in (nodes, devices) if _count(part)]
-    return " ".join(part for part in (_text(name), " x ".join(size)) if part)
+    counts = (_count(values.get("nodes")), _count(values.get("devices_per_node")))
+    size = " x ".join(str(count) for count in counts if count)
+    return " ".join(part for part in (_text(values.get("name")), size) if part)

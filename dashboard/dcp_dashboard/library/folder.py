@@ -1,11 +1,10 @@
-"""The served folder: which plan files it holds, under opaque keys, and nothing outside it.
+"""Files of the served folder, found by opaque keys; no file outside the folder is ever opened.
 
-A key is a digest of the path relative to the folder, so that no text from a URL is ever used as a
-path: it is only looked up among the keys of the names that a walk through the folder found.
+A key is a digest of the path relative to the folder. A text from a URL is only looked up among the
+keys of the names that a walk through the folder found; it never becomes a path.
 
-A walk is remembered together with the times of change of the folders that it saw. As long as those
-stand, no folder is read again: a key that is known costs one look at its file, an unknown one a
-look at each folder.
+A walk stays valid as long as no folder that it saw has a new time of change: then a known key costs
+one `stat` of its file, an unknown key one `stat` of each folder.
 """
 
 import hashlib
@@ -21,12 +20,13 @@ from dcp_dsl import DCPError
 
 SUFFIX = ".dcpplan"
 REPORT_SUFFIX = ".dcpbatches.json"
-SUFFIXES = (SUFFIX, REPORT_SUFFIX)
+SPEC_SUFFIX = ".dcpm"
+SUFFIXES = (SUFFIX, REPORT_SUFFIX, SPEC_SUFFIX)
 MAX_DEPTH = 8
 MAX_ENTRIES = 50_000
-"""Names that a walk looks at, so that serving a whole disk by mistake ends."""
+"""Most names that a walk looks at, so that serving a whole disk by mistake ends."""
 MAX_FILES = 2_000
-"""Plans, and reports, of a list; the other files of the folder are found by their keys."""
+"""Most files of a kind in a list; the other files of the folder are found by their keys."""
 RECENT_NS = 2 * 10**9
 """A folder changed so shortly before a walk may change again without a new time of change."""
 
@@ -37,10 +37,10 @@ class DashboardError(DCPError):
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """One plan file, or report of a data set, of the folder, as the scan saw it.
+    """A file of the folder as a walk saw it.
 
     Attributes:
-        key: 16 hexadecimal digits; names the plan in URLs.
+        key: 16 hexadecimal digits; names the file in URLs.
         relative: path below the folder, with ``/``.
         path: absolute, without symbolic links.
         size_bytes, mtime_ns: together with `path` they name one content of the file.
@@ -53,23 +53,8 @@ class PlanEntry:
     mtime_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """The files of a list.
-
-    Attributes:
-        entries: plan files, sorted by `PlanEntry.relative`, at most `MAX_FILES`.
-        reports: reports of data sets, likewise.
-        is_complete: false if the folder holds more.
-    """
-
-    entries: tuple[PlanEntry, ...]
-    reports: tuple[PlanEntry, ...]
-    is_complete: bool
-
-
 def plan_key(relative: str) -> str:
-    """Give the key of a path below the folder.
+    """Return the key of a path below the folder.
 
     >>> plan_key("runs/causal.dcpplan")
     '7b6fccfa4842181d'
@@ -112,28 +97,26 @@ class Folder:
         self._lock = threading.Lock()
         self._walk = _Walk({}, {}, is_complete=True)
 
-    def scan(self) -> Scan:
-        """Give the files of the list as they are now; looks at each of them."""
+    def files(self, suffix: str) -> tuple[list[PlanEntry], bool]:
+        """Return the first `MAX_FILES` files of one kind by path, and whether these are all."""
         walk = self._walked()
-        entries = self._entries(walk, SUFFIX)
-        reports = self._entries(walk, REPORT_SUFFIX)
-        is_short = max(len(entries), len(reports)) <= MAX_FILES
-        return Scan(
-            tuple(entries[:MAX_FILES]), tuple(reports[:MAX_FILES]), walk.is_complete and is_short
-        )
+        found: list[PlanEntry] = []
+        for relative in sorted(name for name in walk.names.values() if name.endswith(suffix)):
+            entry = _entry(self.root, self.root / relative)
+            if entry is not None and len(found) == MAX_FILES:
+                return found, False
+            found += [] if entry is None else [entry]
+        return found, walk.is_complete
 
     def find(self, key: str, suffix: str | tuple[str, ...] = SUFFIXES) -> PlanEntry | None:
-        """Give the file with this key as it is now, whether or not the list shows it, or ``None``.
-
-        The text of `key` is never used as a path.
-        """
+        """Return the file with this key as it is now, listed or not, or ``None``."""
         relative = self._walk.names.get(key) or self._walked().names.get(key)
         if relative is None or not relative.endswith(suffix):
             return None
         return _entry(self.root, self.root / relative)
 
     def bounds(self) -> str:
-        """Say which files the last walk left out and cannot be found; empty if it left out none."""
+        """Explain which files the last walk left out; empty if it left out none."""
         if self._walk.is_complete:
             return ""
         return (
@@ -141,18 +124,8 @@ class Folder:
             f"{self.root} are looked at, serve a folder further down for the others"
         )
 
-    def _entries(self, walk: "_Walk", suffix: str) -> list[PlanEntry]:
-        """Give the files of one kind, one more than a list holds if there are more."""
-        found: list[PlanEntry] = []
-        for relative in sorted(name for name in walk.names.values() if name.endswith(suffix)):
-            entry = _entry(self.root, self.root / relative)
-            found += [] if entry is None else [entry]
-            if len(found) > MAX_FILES:
-                break
-        return found
-
     def _walked(self) -> "_Walk":
-        """Give a walk that nothing has changed since."""
+        """Return a walk that is still valid, a new one if the last is not."""
         with self._lock:
             if not self._walk.is_current():
                 self._walk = _walk(self.root)
@@ -161,13 +134,9 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """What one walk saw.
+    """Result of one walk: paths below the root by key, and the folders' times of change.
 
-    Attributes:
-        names: path below the root of every name that ends as ours do, by key.
-        folders: what `_times` said of each folder before it was read; ``None`` if it changed
-            shortly before.
-        is_complete: false if the walk stopped at one of its bounds.
+    A folder that changed shortly before it was read has ``None`` for its times.
     """
 
     names: dict[str, str]
@@ -175,7 +144,7 @@ class _Walk:
     is_complete: bool
 
     def is_current(self) -> bool:
-        """Tell whether no folder has got or lost a name since."""
+        """Return whether no folder has got or lost a name since."""
         return bool(self.folders) and all(
             times is not None and times == _times(folder) for folder, times in self.folders.items()
         )
@@ -205,7 +174,7 @@ def _walk(root: Path) -> _Walk:
 
 
 def _names(path: str) -> Iterator[tuple[str, bool]]:
-    """Give the names in a folder, and whether each is a folder and no link; none if unreadable."""
+    """Yield each name in a folder and whether it is a folder, not a link; none if unreadable."""
     try:
         with os.scandir(path) as entries:
             for entry in entries:
@@ -215,7 +184,7 @@ def _names(path: str) -> Iterator[tuple[str, bool]]:
 
 
 def _times(path: str) -> tuple[int, int] | None:
-    """Give when names in a folder, and when its permissions, changed last; in ns."""
+    """Return when the folder's names and its permissions last changed, in ns."""
     try:
         status = os.stat(path)
     except OSError:

@@ -1,8 +1,7 @@
-"""Plans of the served folder, parsed once per content of a file: two bounded caches.
+"""`PlanLibrary` parses each plan file and report once and keeps the results in bounded caches.
 
-A parsed plan (tables, traces, numbers) is kept for the few plans somebody looks at, a row of
-numbers for every file of the list. Both are keyed by path, size and modification time, so an
-overwritten file is read anew at the next request.
+The caches are keyed by path, size and modification time, so an overwritten file is read anew at the
+next request.
 """
 
 import threading
@@ -10,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -29,6 +28,7 @@ from dcp_dsl import DCPError
 from dcp_planner import (
     BatchFigures,
     Plan,
+    Provenance,
     Source,
     TimeParts,
     Trace,
@@ -45,62 +45,63 @@ LIMIT_BYTES = 2**30
 MAX_SESSION_BYTES = 2**28
 """The same for files that a browser sent: a small file can claim to unpack to much."""
 MAX_DEVICES = 1024
-"""Devices of a plan that is shown: traffic is a cell for every two of them."""
+"""Most devices of a plan that is shown: traffic has a cell for every two of them."""
 LIST_BUDGET_S = 5.0
 
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)  # no slots: the cached properties need a `__dict__`
 class LoadedPlan:
-    """A parsed plan file and what is computed from it once.
+    """A parsed plan file and the figures that the pages compute from it.
 
     Attributes:
         entry: the file.
         plan: its plan.
         traces: by source; `simulated` is always there, computed if the file does not carry it.
-        verified: whether the measured run was exact, ``None`` if it was not compared.
         totals, summary: the plan in numbers, per device and as a whole.
     """
 
     entry: PlanEntry
     plan: Plan
     traces: Mapping[Source, Trace]
-    verified: bool | None
     totals: DeviceTotals
     summary: PlanSummary
 
+    @property
+    def provenance(self) -> Provenance | None:
+        """The origin of the plan if it holds the text of its mask, else ``None``."""
+        found = self.plan.provenance
+        return found if found is not None and found.spec.strip() else None
+
+    @cached_property
+    def figures(self) -> BatchFigures:
+        """The planner's figures of the plan, its lower bounds included."""
+        return figures_of(self.plan)
+
+    @cached_property
+    def time_parts(self) -> TimeParts:
+        """The parts of the plan's time as the planner predicts it now."""
+        return split_time(self.plan)
+
 
 @dataclass(frozen=True, slots=True)
-class PlanRow:
-    """One line of the list: numbers, or the reason why there are none.
+class FileRow(Generic[Value]):
+    """One line of the list: what a file holds, or the reason why it cannot be read.
 
     Attributes:
         entry: the file.
-        summary: its numbers, ``None`` if it could not be read.
-        is_verified: what the writer noted, ``None`` if nothing.
+        value: its content in numbers, ``None`` if it could not be read.
         error: message for people, empty if all is well.
     """
 
     entry: PlanEntry
-    summary: PlanSummary | None
-    is_verified: bool | None
+    value: Value | None
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportRow:
-    """A report of a data set, or the reason why it cannot be read.
-
-    Attributes:
-        entry: the file.
-        report: what it says, ``None`` if it could not be read.
-        error: message for people, empty if all is well.
-    """
-
-    entry: PlanEntry
-    report: DatasetReport | None
-    error: str = ""
+PlanRow = FileRow[PlanSummary]
+ReportRow = FileRow[DatasetReport]
 
 
 class BoundedCache(Generic[Value]):
@@ -117,7 +118,7 @@ class BoundedCache(Generic[Value]):
         self._lock = threading.RLock()
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """Give the value of `key`, made by `make` if unknown; makers run one at a time."""
+        """Return the value of `key`, made by `make` if unknown; makers run one at a time."""
         with self._lock:
             if key not in self._values:
                 self._values[key] = make()
@@ -126,18 +127,17 @@ class BoundedCache(Generic[Value]):
                 self._values.popitem(last=False)
             return self._values[key]
 
-    def holds(self, key: Hashable) -> bool:
-        """Whether `get` would answer without making the value."""
+    def __contains__(self, key: Hashable) -> bool:
         with self._lock:
             return key in self._values
 
 
 class PlanLibrary:
-    """Everything the pages and the data API read; the only place that opens plan files.
+    """Everything the pages and the data API read; only this class opens plan files.
 
     Attributes:
         folder: the served folder.
-        session: plans that lie in no folder, dropped on a page or planned there.
+        session: plans that were dropped on a page or planned there.
     """
 
     def __init__(self, root: Path) -> None:
@@ -147,8 +147,6 @@ class PlanLibrary:
         self._rows = BoundedCache[PlanRow](4_096)
         self._payloads = BoundedCache[bytes](32)
         self._reports = BoundedCache[DatasetReport](16)
-        self._figures = BoundedCache[BatchFigures](256)
-        self._time_parts = BoundedCache[TimeParts](256)
 
     @property
     def root(self) -> Path:
@@ -156,35 +154,34 @@ class PlanLibrary:
         return self.folder.root
 
     def rows(self) -> tuple[tuple[PlanRow, ...], bool]:
-        """Give a row for every plan file, and whether the scan of the folder was complete.
+        """Return a row for every plan file of the list, and whether the list is complete.
 
         Files are read for at most `LIST_BUDGET_S`; the rest say that they are not read yet.
         """
-        found = self.folder.scan()
+        found, is_complete = self.folder.files(SUFFIX)
         deadline = time.monotonic() + LIST_BUDGET_S
-        rows = []
-        for entry in found.entries:
-            if self._rows.holds(_content(entry)) or time.monotonic() < deadline:
-                rows.append(self._rows.get(_content(entry), partial(self._row, entry)))
+        rows: list[PlanRow] = []
+        for entry in found:
+            if _content(entry) in self._rows or time.monotonic() < deadline:
+                rows.append(self._row(entry))
             else:
-                rows.append(PlanRow(entry, None, None, "not read yet; reload the page to go on"))
-        return tuple(rows), found.is_complete
+                rows.append(FileRow(entry, None, "not read yet; reload the page to go on"))
+        return tuple(rows), is_complete
 
     def session_rows(self) -> tuple[PlanRow, ...]:
-        """Give a row for every plan of this session, the most recently used first."""
-        entries = self.session.entries()
-        return tuple(self._rows.get(_content(e), partial(self._row, e)) for e in entries)
+        """Return a row for every plan of this session, the most recently used first."""
+        return tuple(map(self._row, self.session.entries()))
 
-    def reports(self) -> tuple[ReportRow, ...]:
-        """Give every report of a data set in the folder; unreadable ones with the reason."""
-        return tuple(self._report_row(entry) for entry in self.folder.scan().reports)
+    def reports(self) -> tuple[tuple[ReportRow, ...], bool]:
+        """Return a row for every report of a data set, and whether the list is complete."""
+        found, is_complete = self.folder.files(REPORT_SUFFIX)
+        return tuple(_row_of(entry, self._read_report) for entry in found), is_complete
 
-    def report(self, key: str) -> ReportRow:
-        """Give the report with this key.
+    def report(self, key: str) -> tuple[PlanEntry, DatasetReport]:
+        """Return the report with this key, and its file.
 
         Raises:
-            DashboardError: if no file has this key.
-            DCPError: if the file is no readable report.
+            DCPError: if no file has this key, or the file is no readable report.
         """
         entry = self.folder.find(key, REPORT_SUFFIX)
         if entry is None:
@@ -193,22 +190,21 @@ class PlanLibrary:
                 "the file may have been moved or deleted, the list shows what is there"
                 f"{self.folder.bounds()}"
             )
-        return ReportRow(entry, self._read_report(entry))
+        return entry, self._read_report(entry)
 
     def version(self, key: str) -> str | None:
-        """Name the content that the file of a key has now, ``None`` if there is no such file.
+        """Return the version of the file with this key, ``None`` if there is no such file.
 
-        Costs one look at the file, not a walk through the folder, once the key is known.
+        Costs one `stat` of the file, not a walk through the folder, once the key is known.
         """
         entry = self.session.find(key) or self.folder.find(key)
         return None if entry is None else version_of(entry)
 
     def load(self, key: str) -> LoadedPlan:
-        """Give the parsed plan with this key, of the folder or of this session.
+        """Return the parsed plan with this key, of the folder or of this session.
 
         Raises:
-            DashboardError: if no file has this key.
-            DCPError: if the file is no readable plan.
+            DCPError: if no file has this key, or the file is no readable plan.
         """
         kept = self.session.find(key)
         entry = kept or self.folder.find(key, SUFFIX)
@@ -223,14 +219,13 @@ class PlanLibrary:
         return self._plans.get(_content(entry), lambda: _read(entry, limit))
 
     def keep(self, content: bytes, name: str) -> LoadedPlan:
-        """Keep the bytes of a plan file for this session and give the plan; `load` finds it then.
+        """Keep the bytes of a plan file for this session and return the plan.
 
-        Args:
-            content: of a `.dcpplan` file, from anywhere.
-            name: shown to people; never used as a path.
+        `name` is shown to people and never used as a path. Bytes that are no readable plan are not
+        kept.
 
         Raises:
-            DCPError: if it is no readable plan; then nothing is kept.
+            DCPError: if they are none.
         """
         entry = self.session.add(content, name)
         try:
@@ -240,46 +235,37 @@ class PlanLibrary:
             text = str(error).removeprefix(f"plan file {entry.path}: ")
             raise DashboardError(f"{entry.relative}: {text}") from error
 
-    def figures(self, loaded: LoadedPlan) -> BatchFigures:
-        """Give the planner's figures of a plan, its bounds included; computed once per content."""
-        return self._figures.get(_content(loaded.entry), lambda: figures_of(loaded.plan))
-
-    def time_parts(self, loaded: LoadedPlan) -> TimeParts:
-        """Give where the predicted time of a plan goes; predicted anew once per content."""
-        return self._time_parts.get(_content(loaded.entry), lambda: split_time(loaded.plan))
-
     def payload(self, loaded: LoadedPlan, name: str, make: Callable[[LoadedPlan], bytes]) -> bytes:
-        """Give bytes made from a plan, from the cache if this content was asked for before."""
+        """Return bytes made from a plan, from the cache if this content was asked for before."""
         return self._payloads.get((_content(loaded.entry), name), lambda: make(loaded))
 
     def _read_report(self, entry: PlanEntry) -> DatasetReport:
         return self._reports.get(_content(entry), lambda: read_report(entry.path))
 
-    def _report_row(self, entry: PlanEntry) -> ReportRow:
-        try:
-            return ReportRow(entry, self._read_report(entry))
-        except DCPError as error:
-            return ReportRow(entry, None, str(error))
-
     def _row(self, entry: PlanEntry) -> PlanRow:
-        try:
-            loaded = self._plans.get(_content(entry), lambda: _read(entry))
-        except DCPError as error:
-            return PlanRow(entry, None, None, str(error))
-        return PlanRow(entry, loaded.summary, loaded.verified)
+        return self._rows.get(_content(entry), partial(_row_of, entry, self._summary))
+
+    def _summary(self, entry: PlanEntry) -> PlanSummary:
+        return self._plans.get(_content(entry), lambda: _read(entry)).summary
+
+
+def _row_of(entry: PlanEntry, read: Callable[[PlanEntry], Value]) -> FileRow[Value]:
+    try:
+        return FileRow(entry, read(entry))
+    except DCPError as error:
+        return FileRow(entry, None, str(error))
 
 
 def version_of(entry: PlanEntry) -> str:
-    """Name one content of a file: its size and time of change."""
+    """Return the version of a file: its size and time of change."""
     return f"{entry.size_bytes}-{entry.mtime_ns}"
 
 
 def load_file(path: Path) -> LoadedPlan:
-    """Give the plan of one file, wherever it lies.
+    """Return the plan of one file, in any folder.
 
     Raises:
-        DashboardError: if there is no such file.
-        DCPError: if it is no readable plan.
+        DCPError: if there is no such file, or it is no readable plan.
     """
     try:
         found = path.stat()
@@ -287,8 +273,7 @@ def load_file(path: Path) -> LoadedPlan:
         raise DashboardError(
             f"cannot read the plan file {path}: {error.strerror or error}; dcpm plan writes one"
         ) from error
-    entry = PlanEntry(plan_key(path.name), path.name, path, found.st_size, found.st_mtime_ns)
-    return _read(entry)
+    return _read(PlanEntry(plan_key(path.name), path.name, path, found.st_size, found.st_mtime_ns))
 
 
 def _content(entry: PlanEntry) -> tuple[str, int, int]:
@@ -302,20 +287,15 @@ def _read(entry: PlanEntry, limit_bytes: int = MAX_FILE_BYTES) -> LoadedPlan:
             f"{entry.size_bytes:,}; plan fewer tokens or larger blocks"
         )
     file = read_plan(entry.path, limit_bytes=min(limit_bytes, LIMIT_BYTES))
-    if file.plan.num_devices > MAX_DEVICES:
+    plan = file.plan
+    if plan.num_devices > MAX_DEVICES:
         raise DashboardError(
             f"{entry.relative}: expected a plan for at most {MAX_DEVICES:,} devices, got "
-            f"{file.plan.num_devices:,}; see its numbers with: dcpm simulate {entry.relative}"
+            f"{plan.num_devices:,}; see its numbers with: dcpm simulate {entry.relative}"
         )
     traces: dict[Source, Trace] = {trace.source: trace for trace in file.traces}
     if "simulated" not in traces:
-        traces = {"simulated": simulate(file.plan), **traces}
-    metrics = measure(file.plan)
-    return LoadedPlan(
-        entry=entry,
-        plan=file.plan,
-        traces=traces,
-        verified=file.verified,
-        totals=device_totals(file.plan, metrics),
-        summary=summarise(file.plan, metrics, traces),
-    )
+        traces = {"simulated": simulate(plan), **traces}
+    metrics = measure(plan)
+    summary = summarise(plan, metrics, traces, file.verified)
+    return LoadedPlan(entry, plan, traces, device_totals(plan, metrics), summary)

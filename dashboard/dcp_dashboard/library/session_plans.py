@@ -1,7 +1,7 @@
-"""Plans that lie in no served folder: dropped on a page or planned there, for this session only.
+"""Plans of this session: dropped on a page or planned there, and gone when the server ends.
 
-They are files in a private folder of this server, so that everything that reads a plan file works
-on them as on any other; a bounded number is kept, the one used longest ago goes first.
+They are files in a private temporary folder, so everything that reads a plan file works on them. A
+bounded number is kept; the plan used longest ago goes first.
 """
 
 import hashlib
@@ -22,10 +22,8 @@ MAX_NAME = 80
 class SessionPlans:
     """A bounded set of plan files by key; safe to use from several threads.
 
-    The folder is made with the first plan and removed with the store or at the end of the process.
-
     >>> store = SessionPlans()
-    >>> entry = store.add(b"not a plan, but kept: whoever reads it refuses it", "mine.dcpplan")
+    >>> entry = store.add(b"kept, although no plan: its reader refuses it", "mine.dcpplan")
     >>> entry.relative, store.find(entry.key) == entry, store.find("0" * 16)
     ('mine.dcpplan', True, None)
     >>> store.close()
@@ -38,34 +36,33 @@ class SessionPlans:
         self._folder: Path | None = None
 
     def add(self, content: bytes, name: str) -> PlanEntry:
-        """Keep the bytes of a plan file; the same bytes have the same key and are kept once.
+        """Keep the unchecked bytes of a plan file; the same bytes have the same key.
 
-        Nothing is checked here: read it afterwards, and `discard` what cannot be read.
-        `PlanLibrary.keep` does both.
-
-        Args:
-            content: of a `.dcpplan` file.
-            name: shown to people; never used as a path.
+        `name` is shown to people and never used as a path. `PlanLibrary.keep` also reads the file.
         """
-        key = session_key(content)
+        key = hashlib.blake2b(content, digest_size=8, person=b"dcpm session").hexdigest()
         with self._lock:
-            path = self._open() / f"{key}.dcpplan"
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix="dcpm-session-"))
+                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            path = self._folder / f"{key}.dcpplan"
             path.write_bytes(content)
             status = path.stat()
             shown = "".join(c for c in name if c.isprintable())[-MAX_NAME:] or path.name
             entry = PlanEntry(key, shown, path, status.st_size, status.st_mtime_ns)
             self._entries[key] = entry
             self._entries.move_to_end(key)
-            self._forget_old(key)
+            # A plan that is too large alone stays: its reader refuses it.
+            while len(self._entries) > 1 and self._is_full():
+                self._remove(next(iter(self._entries)))
         return entry
 
     def find(self, key: str) -> PlanEntry | None:
-        """Find the plan with this key, or ``None``; the text of `key` is never used as a path."""
+        """Return the plan with this key, or ``None``."""
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is not None:
+            if key in self._entries:
                 self._entries.move_to_end(key)
-            return entry
+            return self._entries.get(key)
 
     def entries(self) -> tuple[PlanEntry, ...]:
         """Return the kept plans, the most recently used first."""
@@ -85,33 +82,11 @@ class SessionPlans:
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._folder = None
 
-    def _open(self) -> Path:
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="dcpm-session-"))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        return self._folder
-
-    def _forget_old(self, newest: str) -> None:
-        def is_too_much() -> bool:
-            total = sum(entry.size_bytes for entry in self._entries.values())
-            return len(self._entries) > self._max_plans or total > self._max_total_bytes
-
-        while is_too_much():
-            oldest = next(iter(self._entries))
-            if oldest == newest:  # alone too large for the store: its reader says so
-                break
-            self._remove(oldest)
+    def _is_full(self) -> bool:
+        total = sum(entry.size_bytes for entry in self._entries.values())
+        return len(self._entries) > self._max_plans or total > self._max_total_bytes
 
     def _remove(self, key: str) -> None:
         entry = self._entries.pop(key, None)
         if entry is not None:
             entry.path.unlink(missing_ok=True)
-
-
-def session_key(content: bytes) -> str:
-    """Compute the key of a plan's bytes, 16 hexadecimal digits like the keys of the folder.
-
-    >>> len(session_key(b"")), session_key(b"a") == session_key(b"a")
-    (16, True)
-    """
-    return hashlib.blake2b(content, digest_size=8, person=b"dcpm session").hexdigest()

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import readonly
+from dcp_dsl.arrays import Floats, Ints, Record
 from dcp_planner import (
     Direction,
     Plan,
@@ -19,35 +20,25 @@ from dcp_planner import (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeviceTotals:
-    """Totals per device: tokens, tiles, pairs, bytes; forward and backward together.
+class DeviceTotals(Record):
+    """Totals of every device ``[R]``, forward and backward together.
 
     Attributes:
-        tokens: int64 ``[R]``, tokens owned.
-        tiles: int64 ``[R]``, tiles computed; a tile of every head group counts.
-        pairs: float64 ``[R]``, as `device_pairs` gives them.
-        sent_bytes, received_bytes: int64 ``[R]``.
-        traffic_bytes: int64 ``[R, R]``, from row to column.
-        memory_bytes: int64 ``[R]``, receive buffers and partial sums of the direction that needs
-            more of them.
+        tokens: tokens owned.
+        tiles: tiles computed; a tile of every head group counts.
+        pairs: visible pairs computed, see `device_pairs`.
+        sent_bytes, received_bytes: bytes of all transfers.
+        traffic_bytes: ``[R, R]``, from row to column.
+        memory_bytes: receive buffers and partial sums of the direction that needs more.
     """
 
-    tokens: NDArray[np.int64]
-    tiles: NDArray[np.int64]
-    pairs: NDArray[np.float64]
-    sent_bytes: NDArray[np.int64]
-    received_bytes: NDArray[np.int64]
-    traffic_bytes: NDArray[np.int64]
-    memory_bytes: NDArray[np.int64]
-
-    def __post_init__(self) -> None:
-        size = len(self.tokens)
-        for name in ("tokens", "tiles", "pairs", "sent_bytes", "received_bytes", "memory_bytes"):
-            dtype = np.float64 if name == "pairs" else np.int64
-            value = readonly(f"DeviceTotals.{name}", getattr(self, name), dtype, (size,))
-            object.__setattr__(self, name, value)
-        traffic = readonly("DeviceTotals.traffic_bytes", self.traffic_bytes, np.int64, (size, size))
-        object.__setattr__(self, "traffic_bytes", traffic)
+    tokens: Annotated[Ints, "R"]
+    tiles: Annotated[Ints, "R"]
+    pairs: Annotated[Floats, "R"]
+    sent_bytes: Annotated[Ints, "R"]
+    received_bytes: Annotated[Ints, "R"]
+    traffic_bytes: Annotated[Ints, "R", "R"]
+    memory_bytes: Annotated[Ints, "R"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +52,8 @@ class PlanSummary:
         num_divisions: divisions of the forward schedule.
         metrics: the planner's figures.
         seconds: per source of a trace, from first start to last end.
-        wait_share: per source, time that devices stand still over devices times `seconds`.
+        wait_share: per source, time that devices wait over devices times `seconds`.
+        is_verified: whether the measured run was exact, ``None`` if it was not compared.
     """
 
     mask: str
@@ -75,6 +67,7 @@ class PlanSummary:
     metrics: PlanMetrics
     seconds: Mapping[Source, float]
     wait_share: Mapping[Source, float]
+    is_verified: bool | None
 
     @property
     def total_bytes(self) -> int:
@@ -88,7 +81,12 @@ class PlanSummary:
         return crossing / self.total_bytes if self.total_bytes else 0.0
 
 
-def summarise(plan: Plan, metrics: PlanMetrics, traces: Mapping[Source, Trace]) -> PlanSummary:
+def summarise(
+    plan: Plan,
+    metrics: PlanMetrics,
+    traces: Mapping[Source, Trace],
+    is_verified: bool | None = None,
+) -> PlanSummary:
     """Collect the figures of a plan that the list shows."""
     provenance, size = plan.provenance, plan.num_devices
     return PlanSummary(
@@ -103,40 +101,34 @@ def summarise(plan: Plan, metrics: PlanMetrics, traces: Mapping[Source, Trace]) 
         metrics=metrics,
         seconds={source: trace.seconds() for source, trace in traces.items()},
         wait_share={source: wait_share(trace, size) for source, trace in traces.items()},
+        is_verified=is_verified,
     )
 
 
 def device_totals(plan: Plan, metrics: PlanMetrics) -> DeviceTotals:
     """Compute tokens, tiles, pairs, bytes and traffic per device; O(W + X)."""
-    size, tiles, transfers = plan.num_devices, plan.tiles, plan.transfers
+    size, transfers = plan.num_devices, plan.transfers
     traffic = np.zeros((size, size), np.int64)
     np.add.at(traffic, (transfers.source, transfers.target), transfers.size_bytes)
-    forward, backward = metrics.forward, metrics.backward
     return DeviceTotals(
         tokens=np.array(metrics.owned_tokens),
-        tiles=np.bincount(tiles.device, minlength=size),
+        tiles=np.bincount(plan.tiles.device, minlength=size),
         pairs=device_pairs(plan),
-        sent_bytes=np.add(forward.sent_bytes, backward.sent_bytes),
-        received_bytes=np.add(forward.received_bytes, backward.received_bytes),
+        sent_bytes=traffic.sum(axis=1),
+        received_bytes=traffic.sum(axis=0),
         traffic_bytes=traffic,
         memory_bytes=(receive_buffer_bytes(plan) + accumulator_bytes(plan)).max(axis=0),
     )
 
 
-def device_pairs(
-    plan: Plan, chosen: NDArray[np.bool_] | slice = slice(None)
-) -> NDArray[np.float64]:
+def device_pairs(plan: Plan, chosen: NDArray[np.bool_] | slice = slice(None)) -> Floats:
     """Sum the visible pairs of the chosen tiles on each device, float64 ``[R]``; O(W).
 
-    Over all tiles they add up to the visible pairs of the mask: where G groups of heads are placed
-    apart, every group computes each pair for its own heads, and the pair counts 1 / G there.
+    With G groups of heads every group computes each pair for its own heads; the pair counts 1 / G.
     """
-    tiles = plan.tiles
-    work = np.bincount(
-        tiles.device[chosen], weights=tiles.pairs[chosen], minlength=plan.num_devices
-    )
-    pairs: NDArray[np.float64] = work / plan.head_groups
-    return pairs
+    device, pairs = plan.tiles.device[chosen], plan.tiles.pairs[chosen]
+    work = np.bincount(device, weights=pairs, minlength=plan.num_devices)
+    return work / plan.head_groups
 
 
 def count_divisions(plan: Plan, direction: Direction) -> int:
@@ -146,7 +138,7 @@ def count_divisions(plan: Plan, direction: Direction) -> int:
     return int(division.max(initial=-1)) + 1
 
 
-def imbalance(values: NDArray[np.float64]) -> float:
+def imbalance(values: Floats) -> float:
     """Return the largest value over the mean, 1.0 when all are 0.
 
     >>> imbalance(np.array([1.0, 1.0, 4.0]))
@@ -157,7 +149,7 @@ def imbalance(values: NDArray[np.float64]) -> float:
 
 
 def wait_share(trace: Trace, num_devices: int) -> float:
-    """Return the share of all devices' time in which they stand still, waiting for messages."""
+    """Return the share of all devices' time in which they wait for messages."""
     seconds = trace.seconds()
     if seconds == 0:
         return 0.0

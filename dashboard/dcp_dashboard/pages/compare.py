@@ -11,7 +11,9 @@ from dash.development.base_component import Component
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.comparison import Comparison, Side
 from dcp_dashboard.facts.text import SOURCE_LABELS
+from dcp_dashboard.library.folder import PlanEntry
 from dcp_dashboard.library.plans import PlanLibrary
+from dcp_dashboard.library.summary import PlanSummary
 from dcp_dashboard.pages.compare_panels import (
     compare_charts,
     device_panels,
@@ -20,7 +22,7 @@ from dcp_dashboard.pages.compare_panels import (
     timelines_panel,
     verdict_panel,
 )
-from dcp_dashboard.pages.layout import attributes, changed_notice
+from dcp_dashboard.pages.layout import changed_notice, framed, plain_link
 from dcp_dsl import DCPError
 from dcp_planner import Source
 
@@ -49,35 +51,28 @@ def read_choices(query: str) -> tuple[Choice | None, Choice | None]:
     (None, Choice(key='k', source='simulated'))
     """
     asked = {name: values[0] for name, values in parse_qs(query.removeprefix("?")).items()}
-    is_run: dict[str, Source] = {"as": "simulated", "bs": "simulated"}
-    if asked.get("a") == asked.get("b") and not asked.keys() & {"as", "bs"}:
-        is_run["bs"] = "measured"
+    is_run = asked.get("a") == asked.get("b") and not asked.keys() & {"as", "bs"}
 
-    def choice(name: str) -> Choice | None:
-        if not asked.get(name):
-            return None
-        source: Source = is_run[f"{name}s"]
-        for known in SOURCE_LABELS:
-            source = known if asked.get(f"{name}s") == known else source
-        return Choice(asked[name], source)
+    def choice(name: str, default: Source) -> Choice | None:
+        source = known_source(asked.get(f"{name}s", "")) or default
+        return Choice(asked[name], source) if asked.get(name) else None
 
-    return choice("a"), choice("b")
+    return choice("a", "simulated"), choice("b", "measured" if is_run else "simulated")
 
 
-def compare_url(first: Choice | None, second: Choice | None) -> str:
-    """Write the address of a comparison.
+def known_source(text: str) -> Source | None:
+    """Return the source of a trace that a text names, ``None`` if it names none."""
+    return next((source for source in SOURCE_LABELS if source == text), None)
 
-    >>> compare_url(Choice("x", "simulated"), None)
-    '/compare?a=x&as=simulated'
+
+def compare_url(first: Choice, second: Choice) -> str:
+    """Return the address of a comparison.
+
+    >>> compare_url(Choice("x", "simulated"), Choice("y", "measured"))
+    '/compare?a=x&as=simulated&b=y&bs=measured'
     """
-    sides = (("a", first), ("b", second))
-    pairs = [
-        pair
-        for name, choice in sides
-        if choice
-        for pair in ((name, choice.key), (f"{name}s", choice.source))
-    ]
-    return "/compare" + (f"?{urlencode(pairs)}" if pairs else "")
+    a, b = first, second
+    return "/compare?" + urlencode({"a": a.key, "as": a.source, "b": b.key, "bs": b.source})
 
 
 def compare_page(library: PlanLibrary, query: str) -> Component:
@@ -87,14 +82,14 @@ def compare_page(library: PlanLibrary, query: str) -> Component:
         DCPError: if a plan is missing, broken or lacks the trace.
     """
     choices = read_choices(query)
+    head = _head(library, *choices)
     if choices[0] is None or choices[1] is None:
-        return _invitation(library, choices)
+        return _invitation(library, head)
     comparison = load_comparison(library, choices[0], choices[1])
-    first, second = comparison.first, comparison.second
-    names = [side.loaded.summary.mask for side in (first, second)]
+    first, second = comparison.first.loaded, comparison.second.loaded
     parts: list[Component] = [
-        changed_notice(first.loaded.entry, second.loaded.entry),
-        _head(library, choices),
+        changed_notice(first.entry, second.entry),
+        head,
         verdict_panel(comparison),
         table_panel(comparison),
         timelines_panel(comparison),
@@ -103,9 +98,8 @@ def compare_page(library: PlanLibrary, query: str) -> Component:
         parts.append(device_panels(comparison))
     if comparison.has_same_blocks and not comparison.is_same_plan:
         parts.append(moves_panel(comparison))
-    shown = [choice.value for choice in choices if choice]
-    parts.append(dcc.Store(id="compare-sides", data=shown))
-    return html.Div(parts, **attributes(data_title=f"{names[0]} against {names[1]}"))
+    parts.append(dcc.Store(id="compare-sides", data=_values(*choices)))
+    return framed(f"{first.summary.mask} against {second.summary.mask}", *parts)
 
 
 def load_comparison(library: PlanLibrary, first: Choice, second: Choice) -> Comparison:
@@ -114,7 +108,7 @@ def load_comparison(library: PlanLibrary, first: Choice, second: Choice) -> Comp
     Raises:
         DCPError: if a plan is missing, broken or lacks the trace.
     """
-    return Comparison(*(_side(library, choice) for choice in (first, second)))
+    return Comparison(_side(library, first), _side(library, second))
 
 
 def _side(library: PlanLibrary, choice: Choice) -> Side:
@@ -124,45 +118,41 @@ def _side(library: PlanLibrary, choice: Choice) -> Side:
             f"{loaded.entry.relative} holds no {choice.source} trace, only "
             f"{', '.join(loaded.traces)}; record one with: dcpm run PLAN --trace"
         )
-    return Side(loaded, choice.source, library.figures(loaded), library.time_parts(loaded))
+    return Side(loaded, choice.source)
 
 
-def _head(library: PlanLibrary, choices: tuple[Choice | None, Choice | None]) -> Component:
-    first, second = choices
+def _values(*choices: Choice | None) -> list[str | None]:
+    return [choice.value if choice else None for choice in choices]
+
+
+def _head(library: PlanLibrary, first: Choice | None, second: Choice | None) -> Component:
     swap: Component = html.Span()  # keeps the place between the two pickers
     if first and second:
-        swap = html.A(
-            "⇄", href=compare_url(second, first), className="dcp-swap", title="Swap A and B",
-            **attributes(aria_label="Swap A and B", data_plain="link"),
-        )  # fmt: skip
+        label, href = "Swap A and B", compare_url(second, first)
+        swap = plain_link("⇄", href, className="dcp-swap", title=label, aria_label=label)
     tools = [_picker(library, "a", "A", first), swap, _picker(library, "b", "B", second)]
-    return html.Div(
-        [
-            html.Div(
-                [
-                    dcc.Link("Plans", href="/", className="dcp-crumb"),
-                    html.H1("Compare", className="dcp-plain"),
-                ],
-                className="dcp-title",
-            ),
-            html.Div(tools, className="dcp-pickers"),
-            dcc.Store(id="compare-shown", data=[side.value if side else None for side in choices]),
-        ]
-    )
+    crumb = dcc.Link("Plans", href="/", className="dcp-crumb")
+    title = html.Div([crumb, html.H1("Compare", className="dcp-plain")], className="dcp-title")
+    shown = dcc.Store(id="compare-shown", data=_values(first, second))
+    return html.Div([title, html.Div(tools, className="dcp-pickers"), shown])
+
+
+def _summaries(library: PlanLibrary) -> list[tuple[PlanEntry, PlanSummary]]:
+    """Return all readable plans, those of this session first."""
+    rows = (*library.session_rows(), *library.rows()[0])
+    return [(row.entry, row.value) for row in rows if row.value is not None]
 
 
 def _picker(library: PlanLibrary, name: str, label: str, chosen: Choice | None) -> Component:
-    rows = [row for row in (*library.session_rows(), *library.rows()[0]) if row.summary is not None]
     options = [
         {
-            "value": Choice(row.entry.key, source).value,
-            "label": f"{row.entry.relative} · {SOURCE_LABELS[source].lower()} "
-            f"{quantities.duration(row.summary.seconds[source])}",
+            "value": Choice(entry.key, source).value,
+            "label": f"{entry.relative} · {SOURCE_LABELS[source].lower()} "
+            f"{quantities.duration(summary.seconds[source])}",
         }
-        for row in rows
-        if row.summary is not None
+        for entry, summary in _summaries(library)
         for source in SOURCE_LABELS
-        if source in row.summary.seconds
+        if source in summary.seconds
     ]
     picker: Component = dmc.Select(
         id=f"compare-{name}", data=options, value=chosen.value if chosen else None, label=label,
@@ -172,19 +162,12 @@ def _picker(library: PlanLibrary, name: str, label: str, chosen: Choice | None) 
     return picker
 
 
-def _invitation(library: PlanLibrary, choices: tuple[Choice | None, Choice | None]) -> Component:
+def _invitation(library: PlanLibrary, head: Component) -> Component:
     text = "Choose two plans, or the prediction and the run of one plan."
-    if not any(row.summary for row in (*library.session_rows(), *library.rows()[0])):
+    if not _summaries(library):
         text = "There is no readable plan here yet; the list of plans says how to make one."
-    return html.Div(
-        [
-            _head(library, choices),
-            html.Div(
-                [html.P(text), dcc.Link("To the list of plans", href="/")], className="dcp-message"
-            ),
-        ],
-        **attributes(data_title="Compare"),
-    )
+    parts = [html.P(text), dcc.Link("To the list of plans", href="/")]
+    return framed("Compare", head, html.Div(parts, className="dcp-message"))
 
 
 def add_compare_callbacks(app: Dash, library: PlanLibrary) -> None:
@@ -213,9 +196,9 @@ def _read_sides(sides: object) -> tuple[Choice, Choice]:
         raise DCPError(f"expected two sides of a comparison, got {str(sides)[:80]}")
     found = []
     for text in sides:
-        key, _, source = str(text).partition("~")
-        known = next((name for name in SOURCE_LABELS if name == source), None)
-        if known is None:
+        key, _, name = str(text).partition("~")
+        source = known_source(name)
+        if source is None:
             raise DCPError(f"expected <key>~<source>, got {str(text)[:80]!r}")
-        found.append(Choice(key, known))
+        found.append(Choice(key, source))
     return found[0], found[1]

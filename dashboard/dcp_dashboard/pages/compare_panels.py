@@ -9,8 +9,8 @@ from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.comparison import (
     Comparison,
     Deltas,
+    FigureRow,
     Judgement,
-    Row,
     Side,
     compare_devices,
     compare_rows,
@@ -22,14 +22,28 @@ from dcp_dashboard.facts.moves import (
     ONLY_FIRST,
     ONLY_SECOND,
     SAME,
+    Moves,
     common_groups,
     find_moves,
 )
 from dcp_dashboard.facts.text import SOURCE_LABELS
 from dcp_dashboard.library.summary import head_labels
-from dcp_dashboard.pages.charts import GRAPH_CONFIG, deltas_figure, traffic_difference_figure
-from dcp_dashboard.pages.layout import attributes, choice, panel, swatches
-from dcp_dashboard.pages.plan_views import group_choice
+from dcp_dashboard.pages.charts import deltas_figure, graph, traffic_difference_figure
+from dcp_dashboard.pages.layout import (
+    attributes,
+    box,
+    canvas,
+    headings,
+    hint,
+    notes_list,
+    panel,
+    swatches,
+    table,
+    terms,
+)
+from dcp_dashboard.pages.plan_views import mode_choice, timeline_url
+
+MINUS = "B − A"  # noqa: RUF001 - a minus
 
 JUDGEMENTS: dict[Judgement, str] = {
     "better": "▲ B better", "worse": "▼ B worse", "equal": "equal", "none": ""
@@ -39,38 +53,19 @@ JUDGEMENTS: dict[Judgement, str] = {
 def verdict_panel(comparison: Comparison) -> Component:
     """Build the verdict: which side is faster, by which rule, and the limits of the comparison."""
     found = explain(comparison)
-    parts: list[Component] = [
-        html.P(found.text, className="dcp-verdict"),
-        html.P(f"Rule: {found.rule}", className="dcp-hint"),
-    ]
+    parts = [html.P(found.text, className="dcp-verdict"), hint(f"Rule: {found.rule}")]
     if comparison.limits:
-        notes = html.Ul([html.Li(text) for text in comparison.limits])
-        parts.append(html.Div(notes, className="dcp-limits"))
-    return html.Section(
-        parts, className="dcp-panel", **attributes(aria_label="Who is faster and why")
-    )
+        parts.append(notes_list(comparison.limits))
+    return box(parts, "Who is faster and why")
 
 
 def table_panel(comparison: Comparison) -> Component:
     """Build the table of figures, each with its difference and its meaning for B."""
-    heads = ("Figure", "A", "B", "B − A", "For B")  # noqa: RUF001 - a minus
-    head = html.Tr(
-        [
-            html.Th(text, scope="col", className="dcp-number" if 0 < at < 4 else "")
-            for at, text in enumerate(heads)
-        ]
-    )
-    rows = [_table_row(row) for row in compare_rows(comparison)]
-    table = html.Table([html.Thead(head), html.Tbody(rows)], className="dcp-table dcp-compare")
-    sides = html.Dl(
-        [
-            part
-            for name, side in (("A", comparison.first), ("B", comparison.second))
-            for part in (html.Dt(name), html.Dd(_side_text(side)))
-        ],
-        className="dcp-sides",
-    )
-    return panel("Figures", [sides, html.Div(table, className="dcp-scroll", tabIndex=0)])
+    heads = headings(("Figure", "A", "B", MINUS, "For B"), (1, 2, 3))
+    rows = table(heads, [_table_row(row) for row in compare_rows(comparison)], "dcp-compare")
+    named = (("A", comparison.first), ("B", comparison.second))
+    sides = terms(((name, _side_text(side)) for name, side in named), "dcp-sides")
+    return panel("Figures", [sides, html.Div(rows, className="dcp-scroll", tabIndex=0)])
 
 
 def _side_text(side: Side) -> list[Component | str]:
@@ -82,15 +77,14 @@ def _side_text(side: Side) -> list[Component | str]:
     ]
 
 
-def _table_row(row: Row) -> Component:
+def _table_row(row: FigureRow) -> Component:
     first, second = row.difference.first, row.difference.second
     text = "" if row.change == "equal" else JUDGEMENTS[row.judgement]
+    numbers = (row.text(first), row.text(second), row.change)
     return html.Tr(
         [
             html.Th(row.heading, scope="row", title=row.meaning),
-            html.Td(row.text(first), className="dcp-number"),
-            html.Td(row.text(second), className="dcp-number"),
-            html.Td(row.change, className="dcp-number"),
+            *(html.Td(number, className="dcp-number") for number in numbers),
             html.Td(text, className=f"dcp-judged dcp-judged-{row.judgement}"),
         ],
         **attributes(data_figure=row.difference.name),
@@ -103,27 +97,18 @@ def timelines_panel(comparison: Comparison) -> Component:
     until = max(int(side.trace.end_ns.max(initial=0)) for _, side in sides)
     views = []
     for name, side in sides:
-        key, source = side.loaded.entry.key, side.source
         length = quantities.duration(side.trace.seconds())
+        url, place = timeline_url(side.loaded, side.source), f"compare-timeline-{name.lower()}"
         views += [
-            html.H3(f"{name} · {SOURCE_LABELS[source]} · {length}"),
-            html.Div(
-                id=f"compare-timeline-{name.lower()}",
-                className="dcp-timeline",
-                **attributes(
-                    data_url=f"/api/plan/{key}/timeline?source={source}",
-                    data_label=f"Timeline of {name}",
-                    data_until=str(until),
-                ),
-            ),
+            html.H3(f"{name} · {SOURCE_LABELS[side.source]} · {length}"),
+            canvas("dcp-timeline", url, f"Timeline of {name}", name=place, data_until=str(until)),
         ]
-    hint = "One time axis: zooming or moving one moves the other."
     return panel(
         "Timelines",
         [
             swatches(list(KIND_COLOURS.items())),
             html.Div(views, className="dcp-two-timelines"),
-            html.P(hint, className="dcp-hint"),
+            hint("One time axis: zooming or moving one moves the other."),
         ],
     )
 
@@ -136,15 +121,10 @@ def device_panels(comparison: Comparison) -> Component:
     else:
         traffic = panel("Traffic, B minus A", [_slot("traffic-difference")], name="dcp-traffic")
         charts = html.Div([chart, traffic], className="dcp-columns")
-    deltas = compare_devices(comparison)
-    table = panel(
-        "Every device in numbers",
-        [html.Div(_device_table(deltas), className="dcp-scroll dcp-tall", tabIndex=0)],
-    )
-    return html.Div(
-        [charts, table],
-        className="dcp-few-deltas" if comparison.is_same_plan else "",
-    )
+    numbers = _device_table(compare_devices(comparison))
+    scroll = html.Div(numbers, className="dcp-scroll dcp-tall", tabIndex=0)
+    kind = "dcp-few-deltas" if comparison.is_same_plan else ""
+    return html.Div([charts, panel("Every device in numbers", [scroll])], className=kind)
 
 
 def _slot(name: str) -> Component:
@@ -156,8 +136,7 @@ def _device_table(deltas: tuple[Deltas, ...]) -> Component:
     groups += [
         html.Th(d.heading, scope="colgroup", colSpan=3, className="dcp-group") for d in deltas
     ]
-    parts = ("A", "B", "B − A")  # noqa: RUF001 - a minus
-    names = [html.Th(part, scope="col", className="dcp-number") for _ in deltas for part in parts]
+    names = headings(("A", "B", MINUS) * len(deltas), range(3 * len(deltas)))
     rows = []
     for device in range(len(deltas[0].first)):
         cells: list[Component] = [html.Th(str(device), scope="row", className="dcp-number")]
@@ -166,46 +145,37 @@ def _device_table(deltas: tuple[Deltas, ...]) -> Component:
             texts = (delta.text(a), delta.text(b), quantities.signed(b - a, delta.text))
             cells += [html.Td(text, className="dcp-number") for text in texts]
         rows.append(html.Tr(cells))
-    return html.Table(
-        [html.Thead([html.Tr(groups), html.Tr(names)]), html.Tbody(rows)],
-        className="dcp-table dcp-device-deltas",
-    )
+    head = html.Thead([html.Tr(groups), html.Tr(names)])
+    return html.Table([head, html.Tbody(rows)], className="dcp-table dcp-device-deltas")
 
 
 def moves_panel(comparison: Comparison) -> Component:
     """Build a sentence on the tiles that changed their device, and a canvas that shows them."""
     first, second = comparison.first.loaded, comparison.second.loaded
-    moves = find_moves(first.plan, second.plan)
+    modes = [(str(m["id"]), str(m["label"])) for m in moves_modes(first.plan, second.plan)]
+    groups = head_labels(first.plan.shape.q_heads, common_groups(first.plan, second.plan))
+    tools = mode_choice(modes, "moves-mode", "Colour the tiles by", groups)
+    url = f"/api/compare/{first.entry.key}/{second.entry.key}/moves"
+    picture = canvas("dcp-mask-moves", url, "Tiles of both plans", name="moves")
+    told = "The edges show which tokens have another owner. Wheel zooms, drag pans, 0 resets."
+    text = _moves_sentence(find_moves(first.plan, second.plan))
+    return panel("Moved tiles", [html.P(text), picture, hint(told)], tools=tools)
+
+
+def _moves_sentence(moves: Moves) -> str:
     q = quantities
-    sentence = (
+    only = (
+        f" {q.counted(moves.tiles(change), 'tile')} {CHANGES[change]}."
+        for change in (ONLY_FIRST, ONLY_SECOND)
+        if moves.tiles(change)
+    )
+    return (
         f"{q.count(moves.tiles(MOVED))} of {q.count(moves.tiles(SAME) + moves.tiles(MOVED))} tiles "
         f"({q.percent(moves.share)}) are computed on another device in B, with "
         f"{q.percent(moves.pair_share)} of the pairs; {q.percent(moves.moved_tokens)} of the "
         "tokens have another owner. Device numbers are arbitrary: with those of B renumbered to "
-        f"fit A, {q.percent(moves.fitted_pair_share)} of the pairs would move."
+        f"fit A, {q.percent(moves.fitted_pair_share)} of the pairs would move.{''.join(only)}"
     )
-    only = [
-        f" {q.counted(moves.tiles(change), 'tile')} {CHANGES[change]}."
-        for change in (ONLY_FIRST, ONLY_SECOND)
-        if moves.tiles(change)
-    ]
-    modes = [(str(m["id"]), str(m["label"])) for m in moves_modes(first.plan, second.plan)]
-    tools = choice("colour", modes, "change", "Colour the tiles by", name="moves-mode")
-    groups = common_groups(first.plan, second.plan)
-    if groups > 1:
-        labels = head_labels(first.plan.shape.q_heads, groups)
-        tools = html.Div([group_choice(labels), tools], className="dcp-choices")
-    canvas = html.Div(
-        id="moves",
-        className="dcp-mask-moves",
-        **attributes(
-            data_url=f"/api/compare/{first.entry.key}/{second.entry.key}/moves",
-            data_label="Tiles of both plans",
-        ),
-    )
-    hint = "The edges show which tokens have another owner. Wheel zooms, drag pans, 0 resets."
-    children = [html.P(sentence + "".join(only)), canvas, html.P(hint, className="dcp-hint")]
-    return panel("Moved tiles", children, tools=tools)
 
 
 def compare_charts(comparison: Comparison) -> tuple[Component, Component]:
@@ -213,16 +183,9 @@ def compare_charts(comparison: Comparison) -> tuple[Component, Component]:
     deltas = compare_devices(comparison)
     if not deltas:
         return html.Div(), html.Div()
-    first, second = comparison.first.loaded, comparison.second.loaded
-    per_node = first.plan.cluster.devices_per_node
-    figures = (
-        deltas_figure(deltas, per_node),
-        traffic_difference_figure(
-            first.totals.traffic_bytes, second.totals.traffic_bytes, per_node
-        ),
-    )
-    chart, traffic = (
-        dcc.Graph(id=name, figure=figure, config=GRAPH_CONFIG, className="dcp-graph")
-        for name, figure in zip(("deltas", "traffic-difference"), figures, strict=True)
-    )
-    return chart, html.Div() if comparison.is_same_plan else traffic
+    a, b = (side.loaded.totals.traffic_bytes for side in (comparison.first, comparison.second))
+    per_node = comparison.first.loaded.plan.cluster.devices_per_node
+    chart = graph("deltas", deltas_figure(deltas, per_node))
+    if comparison.is_same_plan:
+        return chart, html.Div()
+    return chart, graph("traffic-difference", traffic_difference_figure(a, b, per_node))

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -34,28 +33,22 @@ def edit_page(library: PlanLibrary, query: str) -> Component:
         DCPError: if there is no such text.
     """
     start = start_of(library, query)
+    name = html.Span(start.name, className="dcp-muted", id="edit-name")
     title = html.Div(
-        [
-            html.H1("Edit"),
-            html.Span(start.name, className="dcp-muted", id="edit-name"),
-            html.Span(className="dcp-spring"),
-            *_actions(library),
-        ],
+        [html.H1("Edit"), name, html.Span(className="dcp-spring"), *_actions(library)],
         className="dcp-title dcp-edit-title",
     )
     told = html.P(hidden=True, role="status", className="dcp-edit-notice", **_part("told"))
-    text = panel(
-        "Text",
-        [html.Div(**_part("text"), className="dcp-edit-text"), html.Div(**_part("findings")),
-         html.P(KEYS, id="edit-keys", className="dcp-hint")],
-    )  # fmt: skip
-    picture = panel(
-        "Picture",
-        [html.Div(**_part("chooser"), className="dcp-fields"), html.Div(**_part("picture"))],
-        tools=html.Button("Save as SVG", type="button", className="dcp-button", **_part("svg")),
-    )
+    keys = html.P(KEYS, id="edit-keys", className="dcp-hint")
+    text = [html.Div(**_part("text"), className="dcp-edit-text"), html.Div(**_part("findings"))]
+    fields = html.Div(**_part("chooser"), className="dcp-fields")
+    picture = [fields, html.Div(**_part("picture"))]
+    panels = [
+        panel("Text", [*text, keys]),
+        panel("Picture", picture, tools=_button("svg", "Save as SVG")),
+    ]
     return html.Div(
-        [title, told, html.Div([text, picture], className="dcp-columns"), _plan_panel()],
+        [title, told, html.Div(panels, className="dcp-columns"), _plan_panel()],
         id="edit",
         **attributes(data_title="Edit", data_bundle=f"/assets/{BUNDLE.name}?m={_bundle_mark()}",
                      data_start=json.dumps(asdict(start)),
@@ -67,26 +60,26 @@ def _part(name: str) -> dict[str, Any]:  # Any: Dash's keywords differ in type
     return attributes(data_part=name)
 
 
-def _actions(library: PlanLibrary) -> Sequence[Component]:
+def _button(name: str, text: str) -> Component:
+    return html.Button(text, type="button", className="dcp-button", **_part(name))
+
+
+def _actions(library: PlanLibrary) -> list[Component]:
     """Build the controls for the whole text: start from another, format, download."""
-    standard = [html.Option(name, value=f"std:{name}") for name in library_texts()]
-    files = [
-        html.Option(path.relative_to(library.root).as_posix(), value=key)
-        for key, path in folder_files(library.root).items()
+    groups = [
+        ("In the served folder", folder_files(library)),
+        ("Standard library", {f"std:{name}": name for name in library_texts()}),
     ]
-    groups = [html.Optgroup(standard, label="Standard library")]
-    if files:
-        groups.insert(0, html.Optgroup(files, label="In the served folder"))
+    options = [
+        html.Optgroup([html.Option(name, value=key) for key, name in names.items()], label=label)
+        for label, names in groups
+        if names
+    ]
     chooser = html.Select(
-        [html.Option("Start from …", value=""), *groups],
-        **_part("start"),
-        **attributes(aria_label="Start from another text"),
+        [html.Option("Start from …", value=""), *options],
+        **attributes(data_part="start", aria_label="Start from another text"),
     )
-    buttons = [
-        html.Button(text, type="button", className="dcp-button", **_part(name))
-        for name, text in (("format", "Format"), ("download", "Download .dcpm"))
-    ]
-    return [chooser, *buttons]
+    return [chooser, _button("format", "Format"), _button("download", "Download .dcpm")]
 
 
 def _plan_panel() -> Component:

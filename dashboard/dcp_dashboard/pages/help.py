@@ -6,7 +6,7 @@ from dash.development.base_component import Component
 from dcp_dashboard.api.mask import FETCH_COLOURS, FETCHES
 from dcp_dashboard.api.palette import KIND_COLOURS
 from dcp_dashboard.facts.metrics import DEFINITIONS
-from dcp_dashboard.pages.layout import attributes, swatches
+from dcp_dashboard.pages.layout import attributes, framed, plain_link, swatches, terms
 
 PAGES = (
     ("Plans", "/", "Every plan of the served folder; a click on a heading sorts, a file that "
@@ -47,15 +47,6 @@ COMMANDS = (
     ("Everything at once", "dcpm demo --out runs"),
 )  # fmt: skip
 
-SECTIONS = (
-    ("pages", "Pages"),
-    ("reading", "Reading a plan"),
-    ("colours", "Colours"),
-    ("keys", "Keyboard"),
-    ("definitions", "Definitions"),
-    ("plans", "Making plans"),
-)
-
 KEYS = (
     ("Everywhere", (
         ("Click, Enter", "select a tile, bar, cell, event or device; what belongs to it keeps its "
@@ -92,148 +83,91 @@ KEYS = (
 )  # fmt: skip
 
 
+READING = (
+    "Start with what stands out: each sentence selects what it is about and shows the moment in "
+    "the timeline. Its rule says how it was found, so it can be checked.",
+    "The balance shows each device as a bar; max/mean says how far the busiest is above the mean. "
+    "The longest bar of a row is named: that is the slow device.",
+    "Select it. The mask keeps the colour of its tiles, the timeline that of its events, and the "
+    "panel of the selection says for which device it waits, division by division.",
+    "Where heads are placed in groups, every tile is there once per group and the mask shows one "
+    "group at a time: choose it beside the colours. A selected tile brings its own group.",
+    "The address holds everything that is selected, shown and filtered: a reload or a shared link "
+    "shows the same.",
+)
+
+
 def help_page() -> Component:
     """Build the help page; every section has an anchor to link to."""
-    return html.Div(
-        [
-            html.Div(html.H1("Help"), className="dcp-title"),
-            _contents(),
-            _section("pages", "What the pages show", [_pages()]),
-            _section("reading", "How to read a plan", _reading()),
-            _section("colours", "Colours", _colours()),
-            _section("keys", "Keyboard", [keyboard_map()]),
-            _section("definitions", "What the numbers mean", [definitions_list()]),
-            _section("plans", "How to make plans", _commands()),
-        ],
-        className="dcp-help",
-        **attributes(data_title="Help"),
+    pages = ((dcc.Link(name, href=path) if path else name, text) for name, path, text in PAGES)
+    commands = ((name, html.Pre(command)) for name, command in COMMANDS)
+    files = "Plans are files that end in .dcpplan; all of them in the served folder are listed."
+    steps = html.Ol([html.Li(text) for text in READING], className="dcp-prose")
+    sections: tuple[tuple[str, str, str, list[Component]], ...] = (
+        ("pages", "Pages", "What the pages show", [terms(pages)]),
+        ("reading", "Reading a plan", "How to read a plan", [steps]),
+        ("colours", "Colours", "Colours", _colours()),
+        ("keys", "Keyboard", "Keyboard", [keyboard_map()]),
+        ("definitions", "Definitions", "What the numbers mean", [terms(DEFINITIONS)]),
+        ("plans", "Making plans", "How to make plans", [html.P(files), terms(commands)]),
     )
-
-
-def _contents() -> Component:
-    links = [html.A(label, href=f"#{name}", className="dcp-tab") for name, label in SECTIONS]
-    return html.Nav(links, className="dcp-tabs", **attributes(aria_label="Sections"))
-
-
-def _section(name: str, title: str, children: list[Component]) -> Component:
-    return html.Section([html.H2(title), *children], id=name, className="dcp-panel")
-
-
-def _pages() -> Component:
-    return html.Dl(
-        [
-            part
-            for name, path, text in PAGES
-            for part in (html.Dt(dcc.Link(name, href=path) if path else name), html.Dd(text))
-        ],
-        className="dcp-terms",
+    links = [html.A(label, href=f"#{name}", className="dcp-tab") for name, label, *_ in sections]
+    return framed(
+        "Help",
+        html.Div(html.H1("Help"), className="dcp-title"),
+        html.Nav(links, className="dcp-tabs", **attributes(aria_label="Sections")),
+        *(
+            html.Section([html.H2(title), *children], id=name, className="dcp-panel")
+            for name, _label, title, children in sections
+        ),
+        kind="dcp-help",
     )
-
-
-def _reading() -> list[Component]:
-    steps = (
-        "Start with what stands out: each sentence selects what it speaks of and shows the moment "
-        "in the timeline. Its rule says how it was found, so it can be checked.",
-        "The balance shows each device as a bar; max/mean says how far the busiest is above the "
-        "mean. The longest bar of a row is named: that is the slow device.",
-        "Select it. The mask keeps the colour of its tiles, the timeline that of its events, and "
-        "the panel of the selection says for whom it waits, division by division.",
-        "Where heads are placed in groups, every tile is there once per group and the mask shows "
-        "one group at a time: choose it beside the colours. A selected tile brings its own group.",
-        "Everything that is selected, shown and filtered is part of the address: a reload or a "
-        "shared link shows the same.",
-    )
-    return [html.Ol([html.Li(text) for text in steps], className="dcp-prose")]
 
 
 def _colours() -> list[Component]:
-    kinds = [
-        part
-        for name, colour in KIND_COLOURS.items()
-        for part in (html.Dt(swatches([(name, colour)])), html.Dd(KIND_MEANINGS[name]))
-    ]
-    fetched = [
-        part
-        for name, colour in zip(FETCHES, FETCH_COLOURS, strict=True)
-        for part in (
-            html.Dt(swatches([(name, colour)])),
-            html.Dd(FETCH_MEANINGS[name]),
-        )
-    ]
+    kinds = ((swatches([(k, colour)]), KIND_MEANINGS[k]) for k, colour in KIND_COLOURS.items())
+    pairs = zip(FETCHES, FETCH_COLOURS, strict=True)
+    fetched = ((swatches([(name, colour)]), FETCH_MEANINGS[name]) for name, colour in pairs)
     return [
-        html.P("The kind of an event has the same colour everywhere; they stay apart for eyes that "
-               "see few colours. In the timeline a pixel that is only partly covered is paler."),
-        html.Dl(kinds, className="dcp-terms"),
+        html.P("The kind of an event has the same colour everywhere, and people who see few "
+               "colours can tell them apart. In the timeline a partly covered pixel is paler."),
+        terms(kinds),
         html.P("In the mask a node is a hue and its devices are steps of lightness; divisions and "
                "densities run from dark to light and from pale to strong. What does not belong to "
                "the selection is faint; zoomed in, so are pairs that are not visible. Coloured by "
                "what is fetched:"),
-        html.Dl(fetched, className="dcp-terms"),
+        terms(fetched),
     ]  # fmt: skip
-
-
-def _commands() -> list[Component]:
-    return [
-        html.P(
-            "Plans are files that end in .dcpplan; whatever lies in the served folder is listed."
-        ),
-        html.Dl(
-            [
-                part
-                for name, command in COMMANDS
-                for part in (html.Dt(name), html.Dd(html.Pre(command)))
-            ],
-            className="dcp-terms",
-        ),
-    ]
 
 
 def keyboard_map() -> Component:
     """Build the list of all keys and their meanings."""
     parts = []
     for heading, keys in KEYS:
-        rows = [
-            part for names, meaning in keys for part in (html.Dt(_keys(names)), html.Dd(meaning))
-        ]
-        parts += [html.H3(heading), html.Dl(rows, className="dcp-keys")]
+        shown = ((_keys(names), meaning) for names, meaning in keys)
+        parts += [html.H3(heading), terms(shown, "dcp-keys")]
     return html.Div(parts)
 
 
 def _keys(names: str) -> list[Component]:
-    return [html.Kbd(name) for name in names.split(" ")] if len(names) < 4 else [html.Kbd(names)]
+    return [html.Kbd(name) for name in (names.split(" ") if len(names) < 4 else [names])]
 
 
 def keyboard_dialog() -> Component:
     """Build the dialog that `?` opens; `assets/keyboard.js` opens it."""
+    close = html.Button("Close", type="button", className="dcp-quiet", title="Esc")
+    head = html.Div([html.H2("Keyboard"), close], className="dcp-panel-head")
     return html.Dialog(
-        [
-            html.Div(
-                [
-                    html.H2("Keyboard"),
-                    html.Button("Close", type="button", className="dcp-quiet", title="Esc"),
-                ],
-                className="dcp-panel-head",
-            ),
-            keyboard_map(),
-            html.P(html.A("All help", href="/help", **attributes(data_plain="link"))),
-        ],
+        [head, keyboard_map(), html.P(plain_link("All help", "/help"))],
         id="keyboard",
         className="dcp-dialog",
         **attributes(aria_label="Keyboard"),
     )
 
 
-def definitions_list() -> Component:
-    """Build the list of all definitions."""
-    return html.Dl(
-        [part for name, text in DEFINITIONS for part in (html.Dt(name), html.Dd(text))],
-        className="dcp-terms",
-    )
-
-
 def definitions_panel() -> Component:
     """Build the definitions, folded, for the bottom of a page."""
     return html.Details(
-        [html.Summary("What the numbers mean"), definitions_list()],
+        [html.Summary("What the numbers mean"), terms(DEFINITIONS)],
         className="dcp-panel dcp-definitions",
     )

@@ -1,6 +1,6 @@
-"""The frame around every page and the small parts that pages are made of."""
+"""The frame around every page, and the small components that the pages share."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -60,25 +60,17 @@ def shell(keyboard: Component) -> dmc.MantineProvider:
                 className="dcp-home",
             ),
             html.Nav(
-                [
-                    html.A(label, href=href, **attributes(data_page=name, data_plain="link"))
-                    for name, label, href in NAVIGATION
-                ],
+                [plain_link(label, href, data_page=name) for name, label, href in NAVIGATION],
                 className="dcp-nav",
                 **attributes(aria_label="Pages"),
             ),
             dmc.ColorSchemeToggle(
-                lightIcon="☀",
-                darkIcon="☾",
-                id="colour-scheme",
-                variant="subtle",
-                size="md",
-                className="dcp-scheme",
-                **attributes(aria_label="Switch between light and dark"),
+                lightIcon="☀", darkIcon="☾", id="colour-scheme", variant="subtle", size="md",
+                className="dcp-scheme", **attributes(aria_label="Switch between light and dark"),
             ),
         ],
         className="dcp-header",
-    )
+    )  # fmt: skip
     return dmc.MantineProvider(
         [
             dcc.Location(id="url", refresh=False),
@@ -101,27 +93,76 @@ def attributes(**values: str) -> dict[str, Any]:  # Any: Dash's keywords differ 
     return {name.replace("_", "-"): value for name, value in values.items()}
 
 
+def plain_link(text: Any, href: str, **values: str) -> Component:
+    """Build a link to another page of the dashboard; `values` as `attributes` takes them."""
+    return html.A(text, href=href, **attributes(data_plain="link", **values))
+
+
+def hint(text: Any) -> Component:  # Any: children as Dash takes them
+    """Build a small grey paragraph below something that it explains."""
+    return html.P(text, className="dcp-hint")
+
+
+def canvas(kind: str, url: str, label: str, *, name: str = "", **values: str) -> Component:
+    """Build the place of a canvas that a script fills with the data of a URL.
+
+    Args:
+        kind: class of the canvas, for example ``"dcp-timeline"``; `assets/mount.js` knows them.
+        url: address of its data.
+        label: what it shows, for people who cannot see it; empty if the script writes it.
+        name: id of the element.
+        values: further attributes.
+    """
+    if label:
+        values["data_label"] = label
+    if name:
+        values["id"] = name
+    return html.Div(className=kind, **attributes(data_url=url, **values))
+
+
+def table(heads: Sequence[Any], rows: Sequence[Component], kind: str = "") -> Component:
+    """Build a table from the cells of its heading and the rows of its body."""
+    return html.Table(
+        [html.Thead(html.Tr(heads)), html.Tbody(rows)], className=f"dcp-table {kind}".strip()
+    )
+
+
+def headings(texts: Iterable[str], numbers: Sequence[int] = ()) -> list[Component]:
+    """Build the heading cells of a table; those at the places `numbers` stand above numbers."""
+    return [
+        html.Th(text, scope="col", className="dcp-number" if at in numbers else "")
+        for at, text in enumerate(texts)
+    ]
+
+
+def terms(pairs: Iterable[tuple[Any, Any]], kind: str = "dcp-terms") -> Component:
+    """Build a list of terms and their meanings; `Any` is whatever Dash takes as children."""
+    parts = [part for term, text in pairs for part in (html.Dt(term), html.Dd(text))]
+    return html.Dl(parts, className=kind)
+
+
+def notes_list(notes: Iterable[str]) -> Component:
+    """Build a list of reservations about what a page shows."""
+    return html.Div(html.Ul([html.Li(note) for note in notes]), className="dcp-limits")
+
+
 def panel(title: str, children: Sequence[Any], *, tools: Any = None, name: str = "") -> Component:
     """Build a titled box; `Any` is whatever Dash takes as children."""
     heading = html.Div([html.H2(title), tools], className="dcp-panel-head")
-    return html.Section(
-        [heading, *children],
-        className=f"dcp-panel {name}".strip(),
-        **attributes(aria_label=title),
-    )
+    return box([heading, *children], title, f"dcp-panel {name}".strip())
 
 
-def message(title: str, text: str, *, is_error: bool = False) -> Component:
-    """Build a page that holds one message, keeping its line breaks."""
-    return html.Div(
-        [
-            html.H1(title),
-            html.Pre(text, className="dcp-message-text"),
-            dcc.Link("To the list of plans", href="/"),
-        ],
-        className="dcp-message dcp-message-error" if is_error else "dcp-message",
-        role="alert" if is_error else "status",
-    )
+def box(children: Sequence[Any], label: str, kind: str = "dcp-panel") -> Component:
+    """Build a box without a visible title; `label` names it for people who cannot see it."""
+    return html.Section(children, className=kind, **attributes(aria_label=label))
+
+
+def error_page(title: str, text: str) -> Component:
+    """Build a page that holds one error message, keeping its line breaks."""
+    told = html.Pre(text, className="dcp-message-text")
+    back = dcc.Link("To the list of plans", href="/")
+    kind = "dcp-message dcp-message-error"
+    return html.Div([html.H1(title), told, back], className=kind, role="alert")
 
 
 def swatches(items: Sequence[tuple[str, str]]) -> Component:
@@ -139,13 +180,13 @@ def swatches(items: Sequence[tuple[str, str]]) -> Component:
 def choice(
     key: str, options: Sequence[tuple[str, str]], default: str, label: str, *, name: str
 ) -> Component:
-    """Build a row of buttons, one of which is chosen: one key of the state.
+    """Build a row of buttons, one of which is chosen; `assets/choice.js` connects them.
 
     Args:
-        key: of the state, see `assets/state.js`; `assets/choice.js` connects the buttons.
-        options: (value, text) each.
-        default: value while the state has none.
-        label: what is chosen, for people who cannot see it.
+        key: of the page's state, see `assets/state.js`.
+        options: (value, text) of each button.
+        default: the value while the state has none.
+        label: name of the choice for people who cannot see it.
         name: id of the element.
     """
     buttons = [
@@ -162,18 +203,19 @@ def choice(
 
 
 def changed_notice(*entries: PlanEntry) -> Component:
-    """Build the bar that announces a change of the shown files on disk, hidden until one changes.
+    """Build the bar that announces a change of the shown files on disk; hidden until one changes.
 
     `assets/changed.js` asks `/api/changes` for their versions every few seconds.
     """
     shown = {entry.key: entry for entry in entries}
-    return html.Div(
-        className="dcp-changed",
-        hidden=True,
-        role="status",
-        **attributes(
-            data_keys=",".join(shown),
-            data_versions=",".join(version_of(entry) for entry in shown.values()),
-            data_names="/".join(entry.relative.rsplit("/", 1)[-1] for entry in shown.values()),
-        ),
+    data = attributes(
+        data_keys=",".join(shown),
+        data_versions=",".join(version_of(entry) for entry in shown.values()),
+        data_names="/".join(entry.relative.rsplit("/", 1)[-1] for entry in shown.values()),
     )
+    return html.Div(className="dcp-changed", hidden=True, role="status", **data)
+
+
+def framed(title: str, *children: Component, kind: str = "", **values: str) -> Component:
+    """Build the content of a page; `title` goes into the title of the window."""
+    return html.Div(list(children), className=kind, **attributes(data_title=title, **values))

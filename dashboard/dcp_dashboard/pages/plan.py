@@ -1,6 +1,6 @@
 """The page `/plan/<key>`: metrics, findings, mask, balance, timeline and traffic of a plan."""
 
-from typing import Any
+from collections.abc import Sequence
 
 from dash import html
 from dash.development.base_component import Component
@@ -12,9 +12,18 @@ from dcp_dashboard.facts.metrics import ROWS, above_bounds, metric_cards
 from dcp_dashboard.facts.text import SOURCE_LABELS
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.pages.help import definitions_panel
-from dcp_dashboard.pages.layout import attributes, changed_notice, choice, panel, swatches
-from dcp_dashboard.pages.plan_frame import inspector, plan_tabs, plan_title
-from dcp_dashboard.pages.plan_views import mask_panel, row_names
+from dcp_dashboard.pages.layout import (
+    attributes,
+    box,
+    canvas,
+    choice,
+    framed,
+    hint,
+    panel,
+    swatches,
+    table,
+)
+from dcp_dashboard.pages.plan_views import frame, inspector, mask_panel, row_names, timeline_url
 from dcp_planner import Source
 
 MAX_STACKED_DEVICES = 8
@@ -23,141 +32,97 @@ MAX_STACKED_DEVICES = 8
 
 def plan_page(loaded: LoadedPlan) -> Component:
     """Build the overview page of a plan."""
-    return html.Div(
-        [
-            changed_notice(loaded.entry),
-            plan_title(loaded),
-            plan_tabs(loaded, "overview"),
-            *overview(loaded),
-        ],
-        **attributes(data_title=f"{loaded.summary.mask} · {loaded.entry.relative}"),
-    )
+    title = f"{loaded.summary.mask} · {loaded.entry.relative}"
+    return framed(title, *frame(loaded, ""), *overview(loaded))
 
 
 def overview(loaded: LoadedPlan) -> list[Component]:
-    """Build the parts below the tabs; pages that need no server hold them too."""
-    key = loaded.entry.key
+    """Build the parts below the tabs; the page that needs no server has them too."""
+    address = f"/api/plan/{loaded.entry.key}/devices"
+    bars = canvas("dcp-balance-bars", address, "Balance", name="balance")
+    aside = html.Div([inspector(loaded), panel("Balance", [bars])], className="dcp-aside")
+    traffic = _traffic_panel(loaded, address)
     return [
         metrics_row(loaded),
         findings_panel(loaded),
-        html.Div(
-            [
-                mask_panel(loaded),
-                html.Div([inspector(loaded), _balance_panel(key)], className="dcp-aside"),
-            ],
-            className="dcp-columns",
-        ),
-        _timeline_panel(loaded, key),
-        html.Div(
-            [_traffic_panel(loaded, key), _device_panel(loaded)],
-            className="dcp-columns",
-        ),
+        html.Div([mask_panel(loaded), aside], className="dcp-columns"),
+        _timeline_panel(loaded),
+        html.Div([traffic, _device_panel(loaded)], className="dcp-columns"),
         definitions_panel(),
     ]
 
 
-def _balance_panel(key: str) -> Component:
-    bars = html.Div(
-        id="balance",
-        className="dcp-balance-bars",
-        **attributes(data_url=f"/api/plan/{key}/devices", data_label="Balance"),
-    )
-    return panel("Balance", [bars])
-
-
-def _traffic_panel(loaded: LoadedPlan, key: str) -> Component:
-    cells = html.Div(
-        id="traffic",
-        className="dcp-traffic-cells",
-        **attributes(data_url=f"/api/plan/{key}/devices", data_label="Traffic"),
-    )
-    tools: Any = None  # Any: a Dash component or nothing
+def _traffic_panel(loaded: LoadedPlan, address: str) -> Component:
+    tools: Component | None = None
     if loaded.plan.cluster.nodes > 1:
         options = (("device", "Devices"), ("node", "Nodes"))
         tools = choice("traffic", options, "device", "Traffic between", name="traffic-level")
     if not loaded.totals.traffic_bytes.any():
         text = "No byte moves between devices: everything is computed where it lies."
         return panel("Traffic", [html.P(text, role="status", className="dcp-hint")])
-    hint = "Rows send, columns receive; lines separate nodes. Click a cell for the pair."
-    return panel("Traffic", [cells, html.P(hint, className="dcp-hint")], tools=tools)
+    cells = canvas("dcp-traffic-cells", address, "Traffic", name="traffic")
+    told = "Rows send, columns receive; lines separate nodes. Click a cell for the pair."
+    return panel("Traffic", [cells, hint(told)], tools=tools)
 
 
-def _timeline_panel(loaded: LoadedPlan, key: str) -> Component:
+def _timeline_panel(loaded: LoadedPlan) -> Component:
     sources: list[Source] = [source for source in SOURCE_LABELS if source in loaded.traces]
     choices: list[tuple[str, str]] = [(source, SOURCE_LABELS[source]) for source in sources]
-    tools: Any = None  # Any: a Dash component or nothing
+    tools: Component | None = None
     shown = "both" if loaded.plan.num_devices <= MAX_STACKED_DEVICES else sources[-1]
     if len(sources) > 1:
         choices.append(("both", "Both"))
         tools = choice("source", choices, shown, "Trace to show", name="timeline-source")
-    hint = (
+    told = (
         "Wheel zooms, drag pans, arrow keys and WASD move, 0 or Esc resets. Paler: the pixel is "
         "only partly covered."
     )
-    views = [_timeline_view(loaded, key, source) for source in sources]
-    return panel(
-        "Timeline",
-        [
-            swatches(list(KIND_COLOURS.items())),
-            html.Div(
-                views,
-                id="timelines",
-                className="dcp-shown",
-                **attributes(data_show=shown, data_key="source", data_default=shown),
-            ),
-            html.P(" ".join([*row_names(loaded, is_paired=False), hint]), className="dcp-hint"),
-        ],
-        tools=tools,
+    views = html.Div(
+        [_timeline_view(loaded, source) for source in sources],
+        id="timelines",
+        className="dcp-shown",
+        **attributes(data_show=shown, data_key="source", data_default=shown),
     )
+    below = hint(" ".join([*row_names(loaded, is_paired=False), told]))
+    return panel("Timeline", [swatches(list(KIND_COLOURS.items())), views, below], tools=tools)
 
 
-def _timeline_view(loaded: LoadedPlan, key: str, source: Source) -> Component:
+def _timeline_view(loaded: LoadedPlan, source: Source) -> Component:
     label = SOURCE_LABELS[source]
-    canvas = html.Div(
-        className="dcp-timeline",
-        **attributes(
-            data_url=f"/api/plan/{key}/timeline?source={source}", data_label=f"{label} timeline"
-        ),
-    )
+    picture = canvas("dcp-timeline", timeline_url(loaded, source), f"{label} timeline")
     heading = html.H3(f"{label} · {quantities.duration(loaded.summary.seconds[source])}")
-    return html.Div([heading, canvas], className=f"dcp-view dcp-view-{source}")
+    return html.Div([heading, picture], className=f"dcp-view dcp-view-{source}")
 
 
 def _device_panel(loaded: LoadedPlan) -> Component:
-    totals, size = loaded.totals, loaded.plan.num_devices
+    totals, size, q = loaded.totals, loaded.plan.num_devices, quantities
     meanings = {name: meaning for name, _label, meaning, _unit, _kind in ROWS}
-    heads = [("Device", ""), ("Tokens", meanings["tokens"]), ("Tiles", "Tiles that it computes"),
-             ("Pairs", meanings["pairs"]), ("Sent", meanings["sent"]),
-             ("Received", meanings["received"]), ("Buffers", meanings["memory"])]  # fmt: skip
-    waits = []
+    columns = [
+        ("Tokens", meanings["tokens"], q.count, totals.tokens),
+        ("Tiles", "Tiles that it computes", q.count, totals.tiles),
+        ("Pairs", meanings["pairs"], q.count, totals.pairs),
+        ("Sent", meanings["sent"], q.size, totals.sent_bytes),
+        ("Received", meanings["received"], q.size, totals.received_bytes),
+        ("Buffers", meanings["memory"], q.size, totals.memory_bytes),
+    ]
     for source, trace in loaded.traces.items():
-        heads.append((f"{SOURCE_LABELS[source]} wait", meanings[f"wait_{source}"]))
-        waits.append(trace.lane_seconds("wait", size))
+        waits = trace.lane_seconds("wait", size)
+        meaning = meanings[f"wait_{source}"]
+        columns.append((f"{SOURCE_LABELS[source]} wait", meaning, q.duration, waits))
+    heads = [("Device", ""), *((text, meaning) for text, meaning, _, _ in columns)]
     rows = [
         html.Tr(
             [html.Th(_device_link(device), scope="row", className="dcp-number")]
-            + [
-                html.Td(text, className="dcp-number")
-                for text in (
-                    quantities.count(totals.tokens[device]),
-                    quantities.count(totals.tiles[device]),
-                    quantities.count(totals.pairs[device]),
-                    quantities.size(totals.sent_bytes[device]),
-                    quantities.size(totals.received_bytes[device]),
-                    quantities.size(totals.memory_bytes[device]),
-                    *(quantities.duration(wait[device]) for wait in waits),
-                )
-            ],
+            + [html.Td(text(of[device]), className="dcp-number") for _, _, text, of in columns],
             **attributes(data_device=str(device)),
         )
         for device in range(size)
     ]
-    head = html.Tr(
-        [html.Th(text, scope="col", className="dcp-number", title=title) for text, title in heads]
-    )
-    table = html.Table([html.Thead(head), html.Tbody(rows)], className="dcp-table")
+    head = [
+        html.Th(text, scope="col", className="dcp-number", title=title) for text, title in heads
+    ]
     scroll = html.Div(
-        table,
+        table(head, rows),
         className="dcp-device-table dcp-scroll dcp-tall",
         tabIndex=0,
         **attributes(aria_label="Every device in numbers"),
@@ -167,13 +132,11 @@ def _device_panel(loaded: LoadedPlan) -> Component:
 
 def _of_head_groups(groups: int) -> list[Component]:
     """Explain the counts of tiles and pairs where groups of heads are placed apart."""
-    if groups == 1:
-        return []
     text = (
         f"Each of the {groups} groups of heads has tiles of its own. A visible pair counts "
         f"1/{groups} in each, so that the pairs of all devices are those of the mask."
     )
-    return [html.P(text, className="dcp-hint")]
+    return [hint(text)] if groups > 1 else []
 
 
 def _device_link(device: int) -> Component:
@@ -191,12 +154,10 @@ def findings_panel(loaded: LoadedPlan) -> Component:
     for source, trace in loaded.traces.items():
         items = [_item(finding, source) for finding in findings(trace, loaded.totals)]
         lists.append(_list(f"{SOURCE_LABELS[source]}: what stands out", items))
-    return html.Section(
-        lists, className="dcp-panel dcp-findings-row", **attributes(aria_label="Findings")
-    )
+    return box(lists, "Findings", "dcp-panel dcp-findings-row")
 
 
-def _list(heading: str, items: list[Any], name: str = "") -> Component:  # Any: Dash components
+def _list(heading: str, items: Sequence[Component], name: str = "") -> Component:
     return html.Div([html.H2(heading), html.Ul(items, className=name)], className="dcp-findings")
 
 

@@ -1,79 +1,191 @@
-"""The pages `/plan/<key>/mask` and `/plan/<key>/timeline`: one view, as large as the window."""
+"""The parts that all pages of a plan share, and its pages `/mask` and `/timeline`."""
 
-from dash import html
+from dash import dcc, html
 from dash.development.base_component import Component
 
 from dcp_dashboard.api.devices import MAX_EVENTS
 from dcp_dashboard.api.mask import mask_modes
 from dcp_dashboard.facts import quantities
+from dcp_dashboard.facts.metrics import plan_caption
 from dcp_dashboard.library.plans import LoadedPlan
-from dcp_dashboard.library.summary import group_labels
-from dcp_dashboard.pages.layout import attributes, changed_notice, choice, panel
-from dcp_dashboard.pages.plan_frame import inspector, plan_tabs, plan_title
+from dcp_dashboard.library.summary import PlanSummary, count_divisions, group_labels
+from dcp_dashboard.pages.layout import (
+    attributes,
+    box,
+    canvas,
+    changed_notice,
+    choice,
+    framed,
+    hint,
+    panel,
+    plain_link,
+)
 
 MAX_TILES = 3_000_000
-"""Tiles that a browser is sent: some 40 MB."""
+"""Most tiles that a browser is sent: some 40 MB."""
 
 LARGE_SIDE = 1040
-"""Pixels of the large mask, at most."""
+"""Most pixels along an edge of the large mask."""
 
-HINT = (
+PAUSE_MS = 900
+"""Time that each division stays while they are played."""
+
+MASK_HINT = (
+    "Rows are queries, columns keys; the edges show who owns the tokens. Wheel zooms, drag pans, 0 "
+    "resets; Enter selects a tile, arrows go on, Enter again zooms until its pairs can be seen."
+)
+
+TIMELINE_HINT = (
     "Wheel zooms, drag pans, shift and drag marks an area, shift and wheel or the arrows scroll "
     "the rows. WASD move, F or Enter zooms to the selection, [ ] go to the neighbouring event, o "
     "opens or closes a node, / searches, n goes to the next hit, 0 or Esc shows everything. Paler "
     "pixels are only partly covered."
 )
 
+TABS = {"": "Overview", "/timeline": "Timeline", "/mask": "Mask"}
+"""Names of a plan's pages by the end of their address."""
+
+FILES = (
+    ("file", "Plan (.dcpplan)", "to open elsewhere: dcpm dashboard, dcpm simulate, dcpm compare"),
+    ("overview.html", "Page (.html)",
+     "this overview as one file; zooms and selects without a server"),
+    ("overview.png", "Picture (.png)", "figures, mask, balance and timelines"),
+    ("mask.svg", "Mask (.svg)", "sharp at any size"),
+    ("trace.pftrace", "Traces for ui.perfetto.dev", "predicted and measured"),
+    ("devices.csv", "Devices (.csv)", "one line per device"),
+    ("tiles.csv", "Tiles (.csv)", "one line per tile"),
+    ("events.csv", "Events (.csv)", "one line per event of the traces"),
+)  # fmt: skip
+"""Last part of the address, name, purpose."""
+
+
+def frame(loaded: LoadedPlan, tab: str) -> list[Component]:
+    """Build the head of a page of a plan: notice of changes, title, and tabs with `tab` active."""
+    summary, caption = loaded.summary, plan_caption(loaded)
+    title = [
+        dcc.Link("Plans", href="/", className="dcp-crumb"),
+        html.H1(summary.mask),
+        run_badge(summary),
+        html.Span(caption, className="dcp-muted dcp-facts", title=caption),
+        *_edit_link(loaded),
+        _export_menu(loaded),
+    ]
+    return [
+        changed_notice(loaded.entry),
+        html.Div(title, className="dcp-title"),
+        _tabs(loaded, tab),
+    ]
+
+
+def _edit_link(loaded: LoadedPlan) -> list[Component]:
+    """Build the link to the editor with this plan's batch, if the plan holds its text."""
+    if loaded.provenance is None:
+        return []
+    return [plain_link("Edit and plan again", f"/edit?spec={loaded.entry.key}")]
+
+
+def run_badge(summary: PlanSummary) -> Component:
+    """Build a badge: the plan was not run, was run, or its run was verified or failed."""
+    unverified = ("run" if "measured" in summary.seconds else "not run", "none")
+    verdicts = {True: ("✓ verified", "good"), False: ("✗ failed", "bad"), None: unverified}
+    text, kind = verdicts[summary.is_verified]
+    return html.Span(text, className=f"dcp-badge dcp-badge-{kind}")
+
+
+def _tabs(loaded: LoadedPlan, active: str) -> Component:
+    """Build the links to a plan's pages; `assets/navigation.js` keeps selection and ranges."""
+    base = f"/plan/{loaded.entry.key}"
+    links = []
+    for path, label in TABS.items():
+        current = {"aria_current": "page"} if path == active else {}
+        data = attributes(data_keep="query", **current)
+        links.append(html.A(label, href=base + path, className="dcp-tab", **data))
+    return html.Nav(links, className="dcp-tabs", **attributes(aria_label="Views of this plan"))
+
+
+def _export_menu(loaded: LoadedPlan) -> Component:
+    # A refusal comes as a page of its own, the files themselves as downloads.
+    base = f"/api/plan/{loaded.entry.key}"
+    links = [
+        html.Li([html.A(name, href=f"{base}/{address}", target="_blank"),
+                 html.Span(purpose, className="dcp-muted")])
+        for address, name, purpose in FILES
+    ]  # fmt: skip
+    return html.Details([html.Summary("Export"), html.Ul(links)], className="dcp-export")
+
+
+def inspector(loaded: LoadedPlan) -> Component:
+    """Build the panel of the selected thing; `assets/inspector.js` fills it."""
+    text = hint(
+        [
+            "Nothing is selected. Click a tile, a bar, an event or a device, or step through the "
+            "divisions with ",
+            html.Kbd("."), " and ", html.Kbd(","),
+            "; what belongs to it stays in colour everywhere. ",
+            html.Kbd("Esc"), " clears, ", html.Kbd("?"), " shows all keys.",
+        ]
+    )  # fmt: skip
+    data = attributes(data_key=loaded.entry.key, aria_live="polite")
+    body = html.Div(text, className="dcp-inspector", **data)
+    return panel("Selection", [body], tools=_steps(loaded), name="dcp-inspector-panel")
+
+
+def _steps(loaded: LoadedPlan) -> Component:
+    """Build the control that selects one division after the other."""
+    buttons = [
+        html.Button(
+            sign, type="button", className="dcp-quiet", title=f"{label} ({key})",
+            **attributes(data_step=step, aria_label=label),
+        )
+        for step, sign, label, key in (
+            ("before", "\u2039", "Division before", ","),
+            ("play", "\u25b6", "Play all divisions", "p"),
+            ("next", "\u203a", "Next division", "."),
+        )
+    ]  # fmt: skip
+    data = attributes(
+        aria_label="Step by division",
+        data_pause=str(PAUSE_MS),
+        data_forward=str(count_divisions(loaded.plan, "forward")),
+        data_backward=str(count_divisions(loaded.plan, "backward")),
+    )
+    return html.Div([html.Output(), *buttons], className="dcp-steps", role="group", **data)
+
 
 def mask_page(loaded: LoadedPlan) -> Component:
     """Build the page of the large mask."""
-    return html.Div(
-        [
-            changed_notice(loaded.entry),
-            plan_title(loaded),
-            plan_tabs(loaded, "mask"),
-            html.Div(
-                [
-                    mask_panel(loaded, side=LARGE_SIDE),
-                    html.Div([inspector(loaded), tile_table(loaded)], className="dcp-aside"),
-                ],
-                className="dcp-wide-columns",
-            ),
-        ],
-        **attributes(data_title=f"{loaded.summary.mask} · {loaded.entry.relative}"),
-    )
+    aside = html.Div([inspector(loaded), _tile_table(loaded)], className="dcp-aside")
+    columns = html.Div([mask_panel(loaded, side=LARGE_SIDE), aside], className="dcp-wide-columns")
+    title = f"{loaded.summary.mask} · {loaded.entry.relative}"
+    return framed(title, *frame(loaded, "/mask"), columns)
 
 
 def mask_panel(loaded: LoadedPlan, *, side: int = 0) -> Component:
     """Build the mask with its colourings; `side` bounds its edge in pixels, 0: as assets decide."""
-    key = loaded.entry.key
-    modes = [(str(mode["id"]), str(mode["label"])) for mode in mask_modes(loaded.plan)]
-    tools = choice("colour", modes, modes[0][0], "Colour the mask by", name="mask-mode")
-    if loaded.plan.head_groups > 1:
-        tools = html.Div([group_choice(group_labels(loaded.plan)), tools], className="dcp-choices")
-    size = {"data_side": str(side)} if side else {}
     instead = _nothing_to_draw(loaded)
     if instead:
         return panel("Mask and placement", [html.P(instead, role="status", className="dcp-hint")])
-    canvas = html.Div(
-        id="mask",
-        className="dcp-mask",
-        **attributes(data_url=f"/api/plan/{key}/mask", data_pairs=f"/api/plan/{key}/pairs", **size),
+    base = f"/api/plan/{loaded.entry.key}"
+    modes = [(str(mode["id"]), str(mode["label"])) for mode in mask_modes(loaded.plan)]
+    tools = mode_choice(modes, "mask-mode", "Colour the mask by", group_labels(loaded.plan))
+    size = {"data_side": str(side)} if side else {}
+    picture = canvas(
+        "dcp-mask", f"{base}/mask", "", name="mask", data_pairs=f"{base}/pairs", **size
     )
-    hint = (
-        "Rows are queries, columns keys; the edges show who owns the tokens. Wheel zooms, drag "
-        "pans, 0 resets; Enter selects a tile, arrows go on, Enter again zooms until its pairs can "
-        "be seen."
-    )
-    return panel("Mask and placement", [canvas, html.P(hint, className="dcp-hint")], tools=tools)
+    return panel("Mask and placement", [picture, hint(MASK_HINT)], tools=tools)
 
 
-def group_choice(labels: list[str]) -> Component:
-    """Build the control that chooses the group of heads a mask shows."""
-    heads = [(str(group), label) for group, label in enumerate(labels)]
-    first, *others = heads
-    options = [(first[0], f"Heads {first[1]}"), *others]
-    return choice("group", options, "0", "Group of heads to show", name="mask-group")
+def mode_choice(
+    modes: list[tuple[str, str]], name: str, label: str, groups: list[str]
+) -> Component:
+    """Build the choice of a mask's colouring, and of its group of heads if it has several."""
+    tools = choice("colour", modes, modes[0][0], label, name=name)
+    if len(groups) == 1:
+        return tools
+    texts = [f"Heads {groups[0]}", *groups[1:]]
+    options = [(str(group), text) for group, text in enumerate(texts)]
+    of_heads = choice("group", options, "0", "Group of heads to show", name="mask-group")
+    return html.Div([of_heads, tools], className="dcp-choices")
 
 
 def _nothing_to_draw(loaded: LoadedPlan) -> str:
@@ -90,13 +202,10 @@ def _nothing_to_draw(loaded: LoadedPlan) -> str:
     return ""
 
 
-def tile_table(loaded: LoadedPlan) -> Component:
+def _tile_table(loaded: LoadedPlan) -> Component:
     """Build the table of the selection's tiles; `assets/tile_table.js` fills it once open."""
-    table = html.Div(
-        className="dcp-tile-table dcp-scroll dcp-tall",
-        tabIndex=0,
-        **attributes(data_url=f"/api/plan/{loaded.entry.key}/mask", aria_label="Tiles"),
-    )
+    data = attributes(data_url=f"/api/plan/{loaded.entry.key}/mask", aria_label="Tiles")
+    table = html.Div(className="dcp-tile-table dcp-scroll dcp-tall", tabIndex=0, **data)
     return html.Details(
         [html.Summary("Tiles as a table"), table], className="dcp-panel dcp-definitions"
     )
@@ -104,52 +213,36 @@ def tile_table(loaded: LoadedPlan) -> Component:
 
 def timeline_page(loaded: LoadedPlan) -> Component:
     """Build the page of the timeline; `assets/timeline*.js` fill it."""
-    summary, key = loaded.summary, loaded.entry.key
-    return html.Div(
-        [
-            changed_notice(loaded.entry),
-            plan_title(loaded),
-            plan_tabs(loaded, "timeline"),
-            html.Section(
-                _too_large(loaded) or _empty(loaded) or _body(loaded),
-                className="dcp-panel",
-                **attributes(aria_label="Timeline"),
-            ),
-        ],
-        className="dcp-timeline-page",
-        **attributes(
-            data_title=f"Timeline · {summary.mask} · {loaded.entry.relative}", data_key=key
-        ),
-    )
+    title = f"Timeline · {loaded.summary.mask} · {loaded.entry.relative}"
+    content = box(_no_timeline(loaded) or _timeline(loaded), "Timeline")
+    kind, key = "dcp-timeline-page", loaded.entry.key
+    return framed(title, *frame(loaded, "/timeline"), content, kind=kind, data_key=key)
 
 
-def _body(loaded: LoadedPlan) -> list[Component]:
-    urls = [f"/api/plan/{loaded.entry.key}/timeline?source={name}" for name in loaded.traces]
-    canvas = html.Div(
-        className="dcp-timeline",
-        **attributes(data_url=" ".join(urls), data_label="Timeline"),
-    )
+def _timeline(loaded: LoadedPlan) -> list[Component]:
+    urls = [timeline_url(loaded, source) for source in loaded.traces]
+    area = html.Section([html.H2("Area"), html.Div(className="dcp-timeline-area")])
     side = html.Aside(
-        [
-            inspector(loaded),
-            html.Section([html.H2("Area"), html.Div(className="dcp-timeline-area")]),
-        ],
+        [inspector(loaded), area],
         className="dcp-timeline-side",
         **attributes(aria_label="Selection and area"),
     )
-    main = html.Div([canvas, html.Div(className="dcp-event-table", hidden=True)])
+    events = html.Div(className="dcp-event-table", hidden=True)
+    main = html.Div([canvas("dcp-timeline", " ".join(urls), "Timeline"), events])
     return [
         html.Div(className="dcp-timeline-tools"),
         html.Div([main, side], className="dcp-timeline-body"),
-        html.P(" ".join([*row_names(loaded), HINT]), className="dcp-hint"),
+        hint(" ".join([*row_names(loaded), TIMELINE_HINT])),
     ]
 
 
-def row_names(loaded: LoadedPlan, *, is_paired: bool = True) -> list[str]:
-    """Explain the letters beside the rows of a timeline, where it has some.
+def timeline_url(loaded: LoadedPlan, source: str) -> str:
+    """Return the address of the timeline's data of one trace."""
+    return f"/api/plan/{loaded.entry.key}/timeline?source={source}"
 
-    `is_paired`: whether predicted and measured share an axis.
-    """
+
+def row_names(loaded: LoadedPlan, *, is_paired: bool = True) -> list[str]:
+    """Explain the letters beside the rows of a timeline; paired: two traces share an axis."""
     names = []
     if is_paired and len(loaded.traces) > 1:
         names.append("Rows p are predicted, rows m measured.")
@@ -158,27 +251,22 @@ def row_names(loaded: LoadedPlan, *, is_paired: bool = True) -> list[str]:
     return names
 
 
-def _empty(loaded: LoadedPlan) -> list[Component] | None:
-    """Return a notice if the traces have no event to draw."""
-    if any(len(trace) for trace in loaded.traces.values()):
-        return None
-    text = "The traces of this plan hold no events: it moves nothing and computes nothing."
-    return [html.P(text, className="dcp-timeline-empty", role="status")]
-
-
-def _too_large(loaded: LoadedPlan) -> list[Component] | None:
-    """Return a notice if a browser could not hold the trace, with programs that can."""
+def _no_timeline(loaded: LoadedPlan) -> list[Component] | None:
+    """Return a notice if the traces have no event to draw, or too many for a browser."""
+    text: list[Component | str]
     size = max(len(trace) for trace in loaded.traces.values())
-    if size <= MAX_EVENTS:
-        return None
     api = f"/api/plan/{loaded.entry.key}"
-    text = (
-        f"This trace has {quantities.count(size)} events; up to {quantities.count(MAX_EVENTS)} are "
-        "drawn here. Open it in ui.perfetto.dev, which streams them, or take a part of it as CSV: "
-    )
-    links: list[Component | str] = [
-        html.A("Perfetto file", href=f"{api}/trace.pftrace"),
-        " · ",
-        html.A("waits only, as CSV", href=f"{api}/events.csv?kinds=wait"),
-    ]
-    return [html.P([text, *links], className="dcp-timeline-empty", role="status")]
+    if size == 0:
+        text = ["The traces of this plan hold no events: it moves nothing and computes nothing."]
+    elif size > MAX_EVENTS:
+        text = [
+            f"This trace has {quantities.count(size)} events; up to "
+            f"{quantities.count(MAX_EVENTS)} are drawn here. Open it in ui.perfetto.dev, which "
+            "streams them, or take a part of it as CSV: ",
+            html.A("Perfetto file", href=f"{api}/trace.pftrace"),
+            " · ",
+            html.A("waits only, as CSV", href=f"{api}/events.csv?kinds=wait"),
+        ]
+    else:
+        return None
+    return [html.P(text, className="dcp-timeline-empty", role="status")]

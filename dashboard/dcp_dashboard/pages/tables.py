@@ -1,127 +1,155 @@
 """Tables that the URL of a page searches, sorts and turns over."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qs, urlencode
 
 import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard.pages.layout import attributes
+from dcp_dashboard.pages.layout import attributes, plain_link
 
 MAX_SEARCH = 100
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Search, order and page of a table.
+    """Search, order and page of a table, as its URL holds them.
 
     Attributes:
-        search: words, empty for all.
+        q: words to search for, empty for all.
         sort: name of a column, empty for the table's own order.
-        is_descending: whether the largest come first.
+        desc: whether the largest come first.
         page: from 0.
         pick: key of a plan that waits for another one to be compared with.
     """
 
-    search: str = ""
+    q: str = ""
     sort: str = ""
-    is_descending: bool = False
+    desc: bool = False
     page: int = 0
     pick: str = ""
 
-    def url(
-        self,
-        *,
-        sort: str | None = None,
-        desc: bool | None = None,
-        page: int | None = None,
-        pick: str | None = None,
-    ) -> str:
-        """Write the query of a link with some of it changed.
+    def url(self, **changed: Any) -> str:  # Any: values of the attributes
+        """Return the query of a link with some attributes changed.
 
-        >>> Query(search="a b").url(sort="tokens", desc=True)
+        >>> Query(q="a b").url(sort="tokens", desc=True)
         '?q=a+b&sort=tokens&desc=1'
         """
-        values = (
-            ("q", self.search),
-            ("sort", self.sort if sort is None else sort),
-            ("desc", "1" if (self.is_descending if desc is None else desc) else ""),
-            ("page", str(self.page if page is None else page)),
-            ("pick", self.pick if pick is None else pick),
-        )
-        text = urlencode([(name, value) for name, value in values if value and value != "0"])
+        asked = replace(self, **changed)
+        values = (asked.q, asked.sort, "1" if asked.desc else "", asked.page or "", asked.pick)
+        named = zip(("q", "sort", "desc", "page", "pick"), values, strict=True)
+        text = urlencode([(name, value) for name, value in named if value])
         return f"?{text}" if text else ""
 
 
 def read_query(text: str) -> Query:
-    """Read the query of a URL; whatever is wrong counts as left out.
+    """Read the query of a URL; wrong values count as left out.
 
     >>> read_query("?q=x&sort=tokens&desc=1&page=-3")
-    Query(search='x', sort='tokens', is_descending=True, page=0, pick='')
+    Query(q='x', sort='tokens', desc=True, page=0, pick='')
     """
     try:
         asked = parse_qs(text.removeprefix("?"), max_num_fields=50)
     except ValueError:
         return Query()
-    page = asked.get("page", ["0"])[0]
+    first = {name: values[0] for name, values in asked.items()}
+    page = first.get("page", "0")
     return Query(
-        search=asked.get("q", [""])[0][:MAX_SEARCH],
-        sort=asked.get("sort", [""])[0][:40],
-        is_descending=asked.get("desc") == ["1"],
-        pick=asked.get("pick", [""])[0][:16],
+        q=first.get("q", "")[:MAX_SEARCH],
+        sort=first.get("sort", "")[:40],
+        desc=asked.get("desc") == ["1"],
         page=int(page) if page.isascii() and page.isdigit() and len(page) < 6 else 0,
+        pick=first.get("pick", "")[:16],
     )
+
+
+def has_words(search: str, texts: Iterable[str]) -> bool:
+    """Return whether every word of a search is in the texts, in upper or lower case.
+
+    >>> has_words("CAUSAL 4", ["causal", "on 4 devices"])
+    True
+    """
+    text = " ".join(texts).lower()
+    return all(word in text for word in search.lower().split())
 
 
 def search_box(asked: Query, label: str) -> Component:
     """Build a field whose text goes into the URL; `assets/search.js` puts it there."""
     box: Component = dmc.TextInput(
-        id="search", value=asked.search, placeholder="Search", size="xs",
+        id="search", value=asked.q, placeholder="Search", size="xs",
         className="dcp-search", **attributes(aria_label=label),
     )  # fmt: skip
     return box
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
-    """The heading of a column.
+class Column(Generic[Item]):
+    """One column of a table.
 
     Attributes:
         name: of the column in the URL.
-        text: shown.
-        meaning: shown when the mouse rests on it.
-        is_number: whether the column holds numbers.
+        heading: shown above it.
+        meaning: shown when the mouse rests on the heading.
+        value: from an item; ``None`` if the item has none.
+        text: how a value is written.
+        kind: class of its cells.
     """
 
     name: str
-    text: str
+    heading: str
     meaning: str
-    is_number: bool = True
+    value: Callable[[Item], Any]  # Any: a number or a text
+    text: Callable[[Any], str] = str
+    kind: str = "dcp-number"
+
+    def cell(self, item: Item) -> Component:
+        """Build the cell of an item."""
+        value = self.value(item)
+        return html.Td("-" if value is None else self.text(value), className=self.kind)
 
 
-def sortable_head(heading: Heading, asked: Query, address: str, default: str) -> Component:
-    """Build a heading; a click sorts by its column, another click the other way round.
+def sort_items(
+    items: Iterable[Item],
+    value: Callable[[Item], Any],  # Any: a number or a text
+    tie: Callable[[Item], Any],
+    *,
+    desc: bool,
+) -> list[Item]:
+    """Sort by a value, by `tie` where equal; items without a value come last either way."""
+    ordered = sorted(items, key=tie)
+    known = [item for item in ordered if value(item) is not None]
+    known.sort(key=value, reverse=desc)
+    return known + [item for item in ordered if value(item) is None]
+
+
+def sortable_heads(
+    columns: Sequence[Column[Any]], asked: Query, address: str, default: str
+) -> list[Component]:
+    """Build headings; a click sorts by a column, another click the other way round.
 
     Args:
-        heading: of the column.
+        columns: of the table.
         asked: present order of the table.
         address: path of the page.
         default: name of the column that sorts the table at first, rising; others begin falling.
     """
-    is_sorted, is_descending = (asked.sort or default) == heading.name, asked.is_descending
-    descends = not is_descending if is_sorted else heading.name != default
-    arrow = ("▾" if is_descending else "▴") if is_sorted else ""
-    state = ("descending" if is_descending else "ascending") if is_sorted else "none"
-    link = html.A(
-        [heading.text, html.Span(arrow, className="dcp-arrow")],
-        href=address + asked.url(sort=heading.name, desc=descends, page=0),
-        title=heading.meaning,
-        **attributes(data_plain="link"),
-    )
-    return html.Th(
-        link,
-        scope="col",
-        className="dcp-number" if heading.is_number else "",
-        **attributes(aria_sort=state),
-    )
+    heads: list[Component] = []
+    for column in columns:
+        state, arrow, descends = "none", "", column.name != default
+        if column.name == (asked.sort or default):
+            state, arrow = ("descending", "▾") if asked.desc else ("ascending", "▴")
+            descends = not asked.desc
+        link = plain_link(
+            [column.heading, html.Span(arrow, className="dcp-arrow")],
+            address + asked.url(sort=column.name, desc=descends, page=0),
+            title=column.meaning,
+        )
+        heads.append(
+            html.Th(link, scope="col", className=column.kind, **attributes(aria_sort=state))
+        )
+    return heads

@@ -31,13 +31,14 @@ def start(root, spec):
 
 
 def test_a_file_of_the_folder_is_opened_by_its_key_only(folder):
-    found = folder_files(folder)
-    assert sorted(path.name for path in found.values()) == ["big.dcpm", "bytes.dcpm", "own.dcpm"]
+    library = PlanLibrary(folder)
+    found = folder_files(library)
+    assert sorted(found.values()) == ["big.dcpm", "bytes.dcpm", "deep/own.dcpm"]
     own = start(folder, plan_key("deep/own.dcpm"))
     assert (own.name, own.text) == ("deep/own.dcpm", "mask own = causal")
-    assert home_of(folder, own.home) == str(folder / "deep" / "own.dcpm")
+    assert home_of(library, own.home) == str(folder / "deep" / "own.dcpm")
     for wrong in ("deep/own.dcpm", str(folder / "deep" / "own.dcpm"), "../secret.dcpm", ""):
-        assert home_of(folder, wrong) is None
+        assert home_of(library, wrong) is None
     for wrong in ("../secret.dcpm", plan_key("link.dcpm"), plan_key("pipe.dcpm"), "std:../causal"):
         with pytest.raises(DCPError):
             start(folder, wrong)

@@ -112,20 +112,20 @@ def test_the_same_batch_in_other_blocks_is_judged_but_tiles_are_not_compared(lib
 
 def test_device_differences_are_sums_over_the_transfers(library):
     comparison = compared(library, "zigzag", "contiguous")
-    deltas = {delta.name: delta for delta in compare_devices(comparison)}
+    deltas = {delta.heading: delta for delta in compare_devices(comparison)}
     sent = [Counter(), Counter()]
     for count, side in zip(sent, (comparison.first, comparison.second), strict=True):
         transfers = side.loaded.plan.transfers
         for device, size in zip(transfers.source, transfers.size_bytes, strict=True):
             count[int(device)] += int(size)
-    assert deltas["sent"].difference.tolist() == [sent[1][d] - sent[0][d] for d in range(4)]
+    assert deltas["Sent"].difference.tolist() == [sent[1][d] - sent[0][d] for d in range(4)]
     owned = [len(comparison.second.loaded.plan.local_tokens(d)) for d in range(4)]
-    assert deltas["tokens"].second.tolist() == owned
+    assert deltas["Tokens"].second.tolist() == owned
 
 
 def test_a_run_differs_from_its_prediction_in_times_only(library):
     comparison = compared(library, "zigzag", ("zigzag", "measured"))
-    assert [delta.name for delta in compare_devices(comparison)] == ["compute", "wait"]
+    assert [delta.heading for delta in compare_devices(comparison)] == ["Compute", "Wait"]
     names = {row.difference.name for row in compare_rows(comparison)}
     assert names == {"time", "forward", "backward", "rate", "waiting"}
     found = explain(comparison)

@@ -28,12 +28,12 @@ def root(tmp_path):
 
 
 def names(root):
-    return [entry.relative for entry in Folder(root).scan().entries]
+    return [entry.relative for entry in Folder(root).files(SUFFIX)[0]]
 
 
 def test_plans_are_found_in_every_folder_below(root):
     assert names(root) == ["one.dcpplan", "runs/a/two.dcpplan"]
-    assert Folder(root).scan().is_complete
+    assert Folder(root).files(SUFFIX)[1]
 
 
 def test_nothing_but_regular_visible_files_below_the_folder_is_listed(root):
@@ -58,7 +58,7 @@ def test_odd_file_names_are_plain_names(root):
     odd = ["..dcpplan", "a b&c=d.dcpplan", "<b>.dcpplan", "ü\n.dcpplan", "\udcff.dcpplan"]
     for name in odd:
         (root / name).write_bytes(b"x")
-    found = {entry.relative: entry.key for entry in Folder(root).scan().entries}
+    found = {entry.relative: entry.key for entry in Folder(root).files(SUFFIX)[0]}
     assert set(odd) <= set(found)
     assert all(len(key) == 16 and set(key) <= set("0123456789abcdef") for key in found.values())
     assert len(set(found.values())) == len(found)
@@ -81,12 +81,13 @@ def test_a_key_finds_its_file_again(root):
 
 def test_the_scan_stops_at_its_bounds_and_says_so(root, monkeypatch):
     monkeypatch.setattr(folder_module, "MAX_FILES", 1)
-    assert len(Folder(root).scan().entries) == 1
-    assert not Folder(root).scan().is_complete
+    found, is_complete = Folder(root).files(SUFFIX)
+    assert len(found) == 1
+    assert not is_complete
     monkeypatch.setattr(folder_module, "MAX_FILES", 10)
     monkeypatch.setattr(folder_module, "MAX_DEPTH", 0)
     assert names(root) == ["one.dcpplan"]
-    assert not Folder(root).scan().is_complete
+    assert not Folder(root).files(SUFFIX)[1]
 
 
 def test_a_missing_folder_says_what_to_do(tmp_path):
@@ -134,9 +135,10 @@ def test_each_of_thousands_of_plans_is_found_and_the_folder_is_read_once(tmp_pat
         assert entry is not None
         assert entry.path == tmp_path / name
     assert folder.find(plan_key("unknown")) is None
-    found = folder.scan()
-    assert (len(found.entries), found.is_complete) == (MAX_FILES, False)
-    assert [entry.relative for entry in found.reports] == [report.name]  # plans crowd none out
+    found, is_complete = folder.files(SUFFIX)
+    assert (len(found), is_complete) == (MAX_FILES, False)
+    reports, is_complete = folder.files(REPORT_SUFFIX)  # plans crowd none out
+    assert ([entry.relative for entry in reports], is_complete) == ([report.name], True)
     assert read_folders == [tmp_path.name]
 
 
@@ -180,5 +182,5 @@ def test_a_folder_with_too_many_names_says_what_is_not_looked_at(root, monkeypat
     assert Folder(root).bounds() == ""
     monkeypatch.setattr(folder_module, "MAX_ENTRIES", 2)
     folder = Folder(root)
-    assert not folder.scan().is_complete
+    assert not folder.files(SUFFIX)[1]
     assert "only the first 2 names and 8 levels of folders" in folder.bounds()

@@ -16,10 +16,10 @@ def test_rows_hold_numbers_or_the_reason_why_not(served_folder):
     by_name = {row.entry.relative: row for row in rows}
     assert is_complete
     assert sorted(by_name) == ["cut.dcpplan", "deep/large.dcpplan", "small.dcpplan"]
-    assert by_name["cut.dcpplan"].summary is None
+    assert by_name["cut.dcpplan"].value is None
     assert "cut.dcpplan" in by_name["cut.dcpplan"].error
-    assert by_name["small.dcpplan"].summary.metrics.tokens == 2048
-    assert set(by_name["small.dcpplan"].summary.seconds) == {"simulated", "measured"}
+    assert by_name["small.dcpplan"].value.metrics.tokens == 2048
+    assert set(by_name["small.dcpplan"].value.seconds) == {"simulated", "measured"}
 
 
 def test_a_plan_without_a_trace_is_simulated(served_folder):

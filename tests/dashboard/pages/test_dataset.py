@@ -109,7 +109,7 @@ def test_a_figure_that_is_none_is_left_out(wrong):
     report = parse_report(document([dict.fromkeys(names, wrong), *BATCHES]))
     assert report.column("tokens").tolist() == [1000.0, 1001.0, 1002.0]
     assert len(report.column("seconds")) == 3
-    assert report.batches[0].against == {}
+    assert report.batches[0].speedups == {}
     for figure in (lengths_figure, speedup_figure, spread_figure):
         assert figure(report) is not None
     assert "1,001 tokens" in summary_sentence(report)
@@ -123,7 +123,7 @@ def test_hostile_texts_are_cut_and_files_stay_beside_the_report():
     line = report.batches[0]
     assert len(line.origin) == 200
     assert line.file == ""
-    assert len(line.against) == 24
+    assert len(line.speedups) == 24
     assert line.warnings == ("w",) * 20
     assert len(line.length_counts) == 40
 
@@ -148,7 +148,7 @@ def test_histograms_hold_every_batch():
 def test_the_table_sorts_with_the_unknown_last():
     lines = parse_report(document([{"index": 9}, *BATCHES])).batches
     for descends in (False, True):
-        ordered = sort_batches(lines, Query(sort="seconds", is_descending=descends))
+        ordered = sort_batches(lines, Query(sort="seconds", desc=descends))
         assert ordered[-1].index == 9
         values = [b.value("seconds") for b in ordered[:-1]]
         assert values == sorted(values, reverse=descends)
@@ -203,8 +203,8 @@ def test_a_broken_report_is_a_message_in_page_and_list(tmp_path, name):
     with pytest.raises(DCPError, match="expected"):
         read_report(path)
     assert "This cannot be shown" in page_of(tmp_path, name=path.name)
-    rows = PlanLibrary(tmp_path).reports()
-    assert [row.report for row in rows] == [None]
+    rows, _ = PlanLibrary(tmp_path).reports()
+    assert [row.value for row in rows] == [None]
     assert path.name in rows[0].error
     shown = json.dumps(render_page(PlanLibrary(tmp_path), "/", ""), cls=PlotlyJSONEncoder)
     assert "expected" in shown
