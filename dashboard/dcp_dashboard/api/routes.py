@@ -15,7 +15,7 @@ from dcp_dashboard.api.mask import mask_payload, moves_payload, pairs_payload, r
 from dcp_dashboard.facts.devices import device_facts, division_facts
 from dcp_dashboard.facts.event import event_facts
 from dcp_dashboard.facts.moves import has_same_blocks
-from dcp_dashboard.facts.text import DIRECTIONS, Facts
+from dcp_dashboard.facts.text import DIRECTIONS, Details
 from dcp_dashboard.facts.tiles import pair_facts, tile_facts, transfer_facts
 from dcp_dashboard.facts.traces import length_ns
 from dcp_dashboard.library.folder import DashboardError
@@ -102,7 +102,7 @@ def _add_device_routes(api: Blueprint, library: PlanLibrary) -> None:
 def _add_facts_routes(api: Blueprint, library: PlanLibrary) -> None:
     """Add one address for each kind of thing that can be selected."""
 
-    def facts(key: str, make: Callable[[LoadedPlan], Facts]) -> WSGIResponse:
+    def facts(key: str, make: Callable[[LoadedPlan], Details]) -> WSGIResponse:
         text = json.dumps(make(library.load(key)).to_json(), separators=(",", ":"))
         return answer(text.encode(), JSON)
 

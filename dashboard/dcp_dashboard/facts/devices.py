@@ -1,4 +1,4 @@
-"""Facts about a device and about a division: load, partners, times and waits."""
+"""Details of a device and of a division: load, partners, times and waits."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,33 +7,32 @@ from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.text import (
     SOURCE_LABELS,
     TIMES,
-    Facts,
-    Link,
-    Row,
+    DetailLink,
+    DetailRow,
+    Details,
     Section,
+    check_index,
+    device_link,
     device_selection,
     division_selection,
     pair_selection,
     row,
 )
 from dcp_dashboard.facts.traces import Wait, find_waits
-from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import count_divisions, device_pairs, imbalance
 from dcp_planner import LANES, Direction, Source, Trace, TransferKind
 
-MAX_DEVICE_WAITS = 6
-
-MAX_DIVISION_WAITS = 5
+MAX_DEVICE_WAITS, MAX_DIVISION_WAITS = 6, 5
 
 
-def device_facts(loaded: LoadedPlan, device: int) -> Facts:
-    """Collect the facts of a device; O(E).
+def device_facts(loaded: LoadedPlan, device: int) -> Details:
+    """Collect the details of a device; O(E).
 
     Raises:
         DashboardError: if the plan has no such device.
     """
-    check_device(loaded, device)
+    check_index(loaded, "a device", device, loaded.plan.num_devices)
     totals, plan = loaded.totals, loaded.plan
     waits = {
         source: find_waits(trace, MAX_DEVICE_WAITS, device=device)
@@ -43,11 +42,11 @@ def device_facts(loaded: LoadedPlan, device: int) -> Facts:
     for source, found in waits.items():
         rows = _device_time_rows(loaded.traces[source], device)
         rows += [wait_row(wait, source, is_own=True) for wait in found]
-        sections.append(Section(SOURCE_LABELS[source], tuple(rows)))
-    return Facts(
+        sections.append(Section(SOURCE_LABELS[source], rows))
+    return Details(
         f"Device {device}",
         device_selection(device),
-        tuple(sections),
+        sections,
         {
             "device": device, "node": device // plan.cluster.devices_per_node,
             "tokens": int(totals.tokens[device]), "tiles": int(totals.tiles[device]),
@@ -58,34 +57,25 @@ def device_facts(loaded: LoadedPlan, device: int) -> Facts:
     )  # fmt: skip
 
 
-def check_device(loaded: LoadedPlan, device: int) -> None:
-    """Raise `DashboardError` unless the plan has this device."""
-    if not 0 <= device < loaded.plan.num_devices:
-        raise DashboardError(
-            f"{loaded.entry.relative}: expected a device from 0 to {loaded.plan.num_devices - 1}, "
-            f"got {device:,}"
-        )
-
-
-def wait_row(wait: Wait, source: Source, *, is_own: bool) -> Row:
+def wait_row(wait: Wait, source: Source, *, is_own: bool) -> DetailRow:
     """Write one wait as a row: place, length and the other device, each with its link."""
     window = (wait.start_ns, wait.end_ns)
     place = f"division {wait.division} {wait.direction}"
     if not is_own:
         place = f"device {wait.device}"
     chosen = division_selection(wait.division, wait.direction, wait.device)
-    parts: list[str | Link] = [Link(place, chosen, window, source)]
+    parts: list[str | DetailLink] = [DetailLink(place, chosen, window, source)]
     if wait.peer >= 0:
         ends = (wait.device, wait.peer) if wait.is_sent else (wait.peer, wait.device)
         parts += [
             " for ",
-            Link(f"device {wait.peer}", pair_selection(*ends)),
+            DetailLink(f"device {wait.peer}", pair_selection(*ends)),
             f" ({wait.message})",
         ]
     return row(f"waits {quantities.duration(wait.seconds)}", *parts)
 
 
-def _device_load_rows(loaded: LoadedPlan, device: int) -> list[Row]:
+def _device_load_rows(loaded: LoadedPlan, device: int) -> list[DetailRow]:
     totals, plan, q = loaded.totals, loaded.plan, quantities
     mean = totals.pairs.mean()
     above = q.ratio(totals.pairs[device] / mean) if mean else "0"
@@ -99,7 +89,7 @@ def _device_load_rows(loaded: LoadedPlan, device: int) -> list[Row]:
     ]  # fmt: skip
 
 
-def _partner_rows(loaded: LoadedPlan, device: int) -> list[Row]:
+def _partner_rows(loaded: LoadedPlan, device: int) -> list[DetailRow]:
     traffic, rows = loaded.totals.traffic_bytes, []
     for label, amounts, is_source in (
         ("Sends", traffic[device], True),
@@ -113,36 +103,31 @@ def _partner_rows(loaded: LoadedPlan, device: int) -> list[Row]:
         pair = pair_selection(device, most) if is_source else pair_selection(most, device)
         word = "to" if is_source else "from"
         size = quantities.size(int(amounts[most]))
-        rows.append(row(label, f"{text}, most {word} ", Link(f"device {most}", pair), f" ({size})"))
+        rows.append(
+            row(label, f"{text}, most {word} ", DetailLink(f"device {most}", pair), f" ({size})")
+        )
     return rows
 
 
-def _device_time_rows(trace: Trace, device: int) -> list[Row]:
+def _device_time_rows(trace: Trace, device: int) -> list[DetailRow]:
     mine = trace.device == device
     if not mine.any():
         return [row("", "Its trace has no event of this device.")]
     compute = mine & (trace.lane == LANES.index("compute"))
     wait = mine & (trace.lane == LANES.index("wait"))
     length = trace.end_ns - trace.start_ns
-    total = max(1, int(trace.end_ns.max()))
-    rows = [
-        row(label, f"{quantities.duration(spent / 1e9)}, {quantities.percent(spent / total)}")
-        for label, spent in (
-            ("Computing", float(length[compute].sum())),
-            ("Waiting", float(length[wait].sum())),
-        )
-    ]
-    done = int(np.max(trace.end_ns[mine]))
-    rows.append(
-        row("Done at", f"{quantities.duration(done / 1e9)} of {quantities.duration(total / 1e9)}")
-    )
-    return rows
+    total, done, q = max(1, int(trace.end_ns.max())), int(np.max(trace.end_ns[mine])), quantities
+    rows = []
+    for label, chosen in (("Computing", compute), ("Waiting", wait)):
+        spent = float(length[chosen].sum())
+        rows.append(row(label, f"{q.duration(spent / 1e9)}, {q.percent(spent / total)}"))
+    return [*rows, row("Done at", f"{q.duration(done / 1e9)} of {q.duration(total / 1e9)}")]
 
 
 def division_facts(
     loaded: LoadedPlan, division: int, direction: Direction, device: int | None = None
-) -> Facts:
-    """Collect the facts of a step of the schedule, of all devices or of one; O(W + X + E).
+) -> Details:
+    """Collect the details of a step of the schedule, of all devices or of one; O(W + X + E).
 
     Raises:
         DashboardError: if the plan has no such division or device.
@@ -150,38 +135,23 @@ def division_facts(
     tiles = loaded.plan.tiles
     column = tiles.division if direction == "forward" else tiles.backward_division
     last = count_divisions(loaded.plan, direction) - 1
-    if not 0 <= division <= last:
-        raise DashboardError(
-            f"{loaded.entry.relative}: expected a division from 0 to {last} in {direction}, got "
-            f"{division}"
-        )
+    check_index(loaded, "a division", division, last + 1, f" in {direction}")
     chosen = column == division
     pairs = device_pairs(loaded.plan, chosen)
-    sections = [
-        Section(
-            "",
-            (
-                *_division_load_rows(loaded, division, direction, pairs),
-                _way(division, last, direction, device),
-            ),
-        )
-    ]
-    sections += [
-        Section(
-            SOURCE_LABELS[source], _division_time_rows(loaded, source, division, direction, device)
-        )
-        for source in loaded.traces
-    ]
-    if device is not None:
-        sections += [
-            Section(f"Device {device}", section.rows)
-            for section in device_facts(loaded, device).sections[:1]
-        ]
+    load = _division_load_rows(loaded, division, direction, pairs, int(chosen.sum()))
+    sections = [Section("", [*load, _way(division, last, direction, device)])]
+    for source in loaded.traces:
+        rows = _division_time_rows(loaded, source, division, direction, device)
+        sections.append(Section(SOURCE_LABELS[source], rows))
     title = f"Division {division}, {direction}"
-    return Facts(
-        title if device is None else f"{title}, device {device}",
+    if device is not None:
+        rows = [*device_facts(loaded, device).sections[0].rows]
+        sections.append(Section(f"Device {device}", rows))
+        title += f", device {device}"
+    return Details(
+        title,
         division_selection(division, direction, device),
-        tuple(sections),
+        sections,
         {
             "division": division, "direction": direction, "tiles": int(chosen.sum()),
             "pairs": round(pairs.sum()), "max_over_mean": imbalance(pairs),
@@ -194,46 +164,43 @@ def _division_load_rows(
     division: int,
     direction: Direction,
     pairs: NDArray[np.float64],
-) -> list[Row]:
-    plan, q = loaded.plan, quantities
-    table = plan.transfers
-    column = plan.tiles.division if direction == "forward" else plan.tiles.backward_division
+    num_tiles: int,
+) -> list[DetailRow]:
+    table, q = loaded.plan.transfers, quantities
     arrives = (
         (table.is_backward == (direction == "backward"))
         & (table.division == division)
         & (table.kind < TransferKind.OUT)
     )
     busiest = int(pairs.argmax())
-    tiles = q.counted(int((column == division).sum()), "tile")
+    tiles = q.counted(num_tiles, "tile")
     devices = q.counted(int((pairs > 0).sum()), "device")
     size = q.size(int(table.size_bytes[arrives].sum()))
     return [
         row("Computes", f"{q.count(pairs.sum())} pairs in {tiles} on {devices}"),
         row("Balance", f"max/mean {q.ratio(imbalance(pairs))}, most on ",
-            Link(f"device {busiest}", division_selection(division, direction, busiest))),
+            DetailLink(f"device {busiest}", division_selection(division, direction, busiest))),
         row("Needs", f"{size} in {q.counted(int(arrives.sum()), 'message')}"),
     ]  # fmt: skip
 
 
-def _way(division: int, last: int, direction: Direction, device: int | None) -> Row:
+def _way(division: int, last: int, direction: Direction, device: int | None) -> DetailRow:
     """Link to the steps before and after, and to the same one of the other direction."""
-    parts: list[str | Link] = []
+    parts: list[str | DetailLink] = []
     for step, word in ((division - 1, "before"), (division + 1, "after")):
         if 0 <= step <= last:
-            parts += [
-                Link(f"division {step}", division_selection(step, direction, device)),
-                f" {word}, ",
-            ]
+            link = DetailLink(f"division {step}", division_selection(step, direction, device))
+            parts += [link, f" {word}, "]
     if device is None:
         parts.append(f"{last + 1} in all")
     else:
-        parts.append(Link("all devices", division_selection(division, direction)))
+        parts.append(DetailLink("all devices", division_selection(division, direction)))
     return row("Steps", *parts)
 
 
 def _division_time_rows(
     loaded: LoadedPlan, source: Source, division: int, direction: Direction, device: int | None
-) -> tuple[Row, ...]:
+) -> list[DetailRow]:
     trace, is_backward = loaded.traces[source], direction == "backward"
     chosen = (
         (trace.lane == LANES.index("compute"))
@@ -248,13 +215,14 @@ def _division_time_rows(
         spent = np.zeros(loaded.plan.num_devices)
         np.add.at(spent, trace.device[chosen], (trace.end_ns - trace.start_ns)[chosen] / 1e9)
         text = f"{quantities.duration(start / 1e9)} to {quantities.duration(end / 1e9)}"
-        link = Link(text, division_selection(division, direction, device), (start, end), source)
+        link = DetailLink(
+            text, division_selection(division, direction, device), (start, end), source
+        )
         rows.append(row("Computed", link))
         longest = int(spent.argmax())
         rows.append(
-            row("Longest", f"{quantities.duration(spent[longest])} on ",
-                Link(f"device {longest}", device_selection(longest)))
-        )  # fmt: skip
+            row("Longest", f"{quantities.duration(spent[longest])} on ", device_link(longest))
+        )
     waits = find_waits(trace, MAX_DIVISION_WAITS, device=device, division=(division, is_backward))
     rows += [wait_row(wait, source, is_own=False) for wait in waits]
-    return tuple(rows) or (row("", "The trace has no event of it."),)
+    return rows or [row("", "The trace has no event of it.")]

@@ -1,107 +1,95 @@
-"""Facts about one event of a trace."""
+"""Details of one event of a trace."""
 
 import numpy as np
 
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.text import (
     SOURCE_LABELS,
-    Facts,
-    Link,
-    Row,
+    DetailLink,
+    DetailRow,
+    Details,
     Section,
-    device_selection,
+    check_index,
+    device_link,
     direction_word,
     division_selection,
     pair_selection,
     row,
     selection,
+    spent_text,
     transfer_selection,
 )
 from dcp_dashboard.facts.traces import RECEIVE, SEND, WAIT, released_by, track_order
-from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_planner import LANES, Plan, Source, Trace
 
 
-def event_facts(loaded: LoadedPlan, source: Source, index: int) -> Facts:
-    """Collect the facts of an event, counted as the timeline's payload counts; O(E log E).
+def event_facts(loaded: LoadedPlan, source: Source, index: int) -> Details:
+    """Collect the details of an event, counted as the timeline's payload counts; O(E log E).
 
     Raises:
         DashboardError: if the trace has no such event.
     """
-    trace = loaded.traces[source]
-    if not 0 <= index < len(trace):
-        raise DashboardError(
-            f"{loaded.entry.relative}: expected an event from 0 to {len(trace) - 1:,} in the "
-            f"{source} trace, got {index:,}"
-        )
+    plan, trace = loaded.plan, loaded.traces[source]
+    check_index(loaded, "an event", index, len(trace), f" in the {source} trace")
     event = int(track_order(trace)[index])
     start, end = int(trace.start_ns[event]), int(trace.end_ns[event])
-    device = int(trace.device[event])
-    chosen = _event_selection(loaded.plan, trace, source, event, index)
-    span = f"{quantities.duration((end - start) / 1e9)} from {quantities.duration(start / 1e9)}"
+    device, lane, name = int(trace.device[event]), trace.lane[event], trace.name_of(event)
+    chosen = _event_selection(plan, trace, source, event, index)
+    span = DetailLink(spent_text(start, end), chosen, (start, end), source)
     rows = [
-        row("Device", Link(f"device {device}", device_selection(device))),
-        row(SOURCE_LABELS[source], Link(span, chosen, (start, end), source)),
+        row("Device", device_link(device)),
+        row(SOURCE_LABELS[source], span),
         *_step_rows(trace, event),
-        *_message_rows(loaded, trace, event),
-        *_other_end_rows(loaded, trace, source, event),
+        *_message_rows(plan, trace, event),
+        *_other_end_rows(plan, trace, source, event),
         *_release_rows(trace, event),
     ]
-    return Facts(
-        f"{_what(trace, event)} on device {device}",
+    is_message = lane in (SEND, RECEIVE)
+    what = f"{LANES[lane].capitalize()} of {name}" if is_message else name.capitalize()
+    return Details(
+        f"{what} on device {device}",
         chosen,
-        (Section("", tuple(rows)),),
+        [Section("", rows)],
         {
-            "event": index, "source": source, "name": trace.name_of(event), "device": device,
-            "lane": LANES[trace.lane[event]], "start_ns": start, "end_ns": end,
+            "event": index, "source": source, "name": name, "device": device,
+            "lane": LANES[lane], "start_ns": start, "end_ns": end,
             "size_bytes": int(trace.size_bytes[event]), "peer": int(trace.peer[event]),
         },
     )  # fmt: skip
 
 
-def _what(trace: Trace, event: int) -> str:
-    """Name an event: "Attention", "Receive of dq 14"."""
-    name = trace.name_of(event)
-    if trace.lane[event] not in (SEND, RECEIVE):
-        return name.capitalize()
-    return f"{LANES[trace.lane[event]].capitalize()} of {name}"
-
-
-def _step_rows(trace: Trace, event: int) -> list[Row]:
+def _step_rows(trace: Trace, event: int) -> list[DetailRow]:
     division = int(trace.division[event])
     if division < 0:
         return []
     word, device = direction_word(trace.is_backward[event]), int(trace.device[event])
-    link = Link(f"division {division} {word}", division_selection(division, word, device))
-    return [row("In", link)]
+    chosen = division_selection(division, word, device)
+    return [row("In", DetailLink(f"division {division} {word}", chosen))]
 
 
-def _message_rows(loaded: LoadedPlan, trace: Trace, event: int) -> list[Row]:
-    lane, peer = trace.lane[event], int(trace.peer[event])
-    if lane not in (SEND, RECEIVE) or peer < 0:
+def _peer_link(trace: Trace, message: int) -> DetailLink:
+    """Build a link to what a message's two devices send each other, named by the peer."""
+    device, peer = int(trace.device[message]), int(trace.peer[message])
+    ends = (device, peer) if trace.lane[message] == SEND else (peer, device)
+    return DetailLink(f"device {peer}", pair_selection(*ends))
+
+
+def _message_rows(plan: Plan, trace: Trace, event: int) -> list[DetailRow]:
+    if trace.lane[event] not in (SEND, RECEIVE) or trace.peer[event] < 0:
         return []
-    device = int(trace.device[event])
-    ends = (device, peer) if lane == SEND else (peer, device)
-    word = "To" if lane == SEND else "From"
-    rows = [row(word, Link(f"device {peer}", pair_selection(*ends)))]
-    transfer = int(trace.transfer[event])
+    rows = [row("To" if trace.lane[event] == SEND else "From", _peer_link(trace, event))]
+    transfer, size = int(trace.transfer[event]), int(trace.size_bytes[event])
     if transfer >= 0:
-        text = f"{trace.name_of(event)}, {quantities.size(trace.size_bytes[event])}"
-        link = Link(text, transfer_selection(loaded.plan, transfer))
-        rows.append(row("Message", link, _rate(trace, event)))
+        text = f"{trace.name_of(event)}, {quantities.size(size)}"
+        length_ns = int(trace.end_ns[event] - trace.start_ns[event])
+        rate = f" at {quantities.size(size * 1e9 / length_ns)}/s" if length_ns else ""
+        rows.append(row("Message", DetailLink(text, transfer_selection(plan, transfer)), rate))
     return rows
 
 
-def _rate(trace: Trace, event: int) -> str:
-    length_ns = int(trace.end_ns[event] - trace.start_ns[event])
-    if not length_ns:
-        return ""
-    return f" at {quantities.size(int(trace.size_bytes[event]) * 1e9 / length_ns)}/s"
-
-
 def _event_selection(plan: Plan, trace: Trace, source: Source, event: int, index: int) -> str:
-    """Select an event with all that is known of it, as a click in the timeline does."""
+    """Select an event with all known ids, as a click in the timeline does."""
     ids: dict[str, int | str] = {
         "event": index, "source": source, "device": int(trace.device[event]),
         "backward": int(trace.is_backward[event]),
@@ -115,40 +103,32 @@ def _event_selection(plan: Plan, trace: Trace, source: Source, event: int, index
     return selection("event", **ids)
 
 
-def other_end_of(trace: Trace, event: int) -> int | None:
-    """Find the receive of a send or the send of a receive, ``None`` if there is none; O(E log E).
+def _other_end_rows(plan: Plan, trace: Trace, source: Source, event: int) -> list[DetailRow]:
+    """Link the receive of a send or the send of a receive; O(E log E).
 
     Layers use a transfer again: its n-th send belongs to its n-th receive.
     """
     lane, transfer = trace.lane[event], trace.transfer[event]
     if lane not in (SEND, RECEIVE) or transfer < 0:
-        return None
+        return []
     ends = np.flatnonzero(trace.transfer == transfer)
     ends = ends[np.argsort(trace.start_ns[ends], kind="stable")]
     here, others = ends[trace.lane[ends] == lane], ends[trace.lane[ends] == SEND + RECEIVE - lane]
     number = int(np.flatnonzero(here == event)[0])
-    return int(others[number]) if number < len(others) else None
-
-
-def _other_end_rows(loaded: LoadedPlan, trace: Trace, source: Source, event: int) -> list[Row]:
-    other = other_end_of(trace, event)
-    if other is None:
+    if number >= len(others):
         return []
+    other = int(others[number])
     index = int(np.flatnonzero(track_order(trace) == other)[0])
-    length, start = trace.end_ns[other] - trace.start_ns[other], trace.start_ns[other]
-    text = f"{quantities.duration(length / 1e9)} from {quantities.duration(start / 1e9)}"
-    label = "Its receive" if trace.lane[event] == SEND else "Its send"
-    return [row(label, Link(text, _event_selection(loaded.plan, trace, source, other, index)))]
+    text = spent_text(int(trace.start_ns[other]), int(trace.end_ns[other]))
+    chosen = _event_selection(plan, trace, source, other, index)
+    return [row("Its receive" if lane == SEND else "Its send", DetailLink(text, chosen))]
 
 
-def _release_rows(trace: Trace, event: int) -> list[Row]:
+def _release_rows(trace: Trace, event: int) -> list[DetailRow]:
     if trace.lane[event] != WAIT:
         return []
     message = released_by(trace, event)
     if message is None:
         return [row("Ends with", "no message of the trace")]
-    device, peer = int(trace.device[event]), int(trace.peer[message])
-    ends = (device, peer) if trace.lane[message] == SEND else (peer, device)
     verb = "to" if trace.lane[message] == SEND else "from"
-    link = Link(f"device {peer}", pair_selection(*ends))
-    return [row("Ends with", f"{trace.name_of(message)} {verb} ", link)]
+    return [row("Ends with", f"{trace.name_of(message)} {verb} ", _peer_link(trace, message))]

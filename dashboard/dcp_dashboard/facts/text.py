@@ -1,7 +1,7 @@
-"""The text of facts: rows with links, the selections that links carry, names of kinds of messages.
+"""Data model of the details panel: sections of rows with links that select other things.
 
-A selection is text for URLs and links, ``tile.12~device.3~division.1``: the first part names the
-type, the others are the ids that are known of it. `assets/state.js` is the other half.
+A selection is a text in URLs and links, ``tile.12~device.3~division.1``: the first part names the
+type of the selected thing, the others are known ids. `assets/state.js` reads the same texts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from dcp_dashboard.facts.quantities import duration
+from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.plans import LoadedPlan
 from dcp_planner import Direction, Plan, Source, TransferKind
 
 SCHEMA = "dcp.facts/1"
@@ -32,12 +35,12 @@ KIND_WORDS: Mapping[TransferKind, str] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class DetailLink:
     """A text; a click on it selects something.
 
     Attributes:
         text: the words.
-        selected: a selection as `dcp_dashboard.facts.text` writes it; empty for plain words.
+        selected: the selection; empty for plain words.
         time_ns: part of the timeline to show, ns after the first event, or ``None``.
         source: the trace that the time belongs to.
     """
@@ -53,17 +56,17 @@ class Link:
         if self.selected:
             values["sel"] = self.selected
         if self.time_ns is not None:
-            values["time"] = "-".join(str(max(0, value)) for value in self.time_ns)
+            values["time"] = window_text(self.time_ns)
             values["source"] = self.source
         return values
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DetailRow:
     """A label and the linked texts beside it."""
 
     label: str
-    parts: tuple[Link, ...]
+    parts: tuple[DetailLink, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +74,15 @@ class Section:
     """Rows under a heading."""
 
     heading: str
-    rows: tuple[Row, ...]
+    rows: Sequence[DetailRow]
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """Everything that is shown about one selected thing.
+class Details:
+    """Everything that the panel shows about one selected thing.
 
     Attributes:
-        title: what it is.
+        title: its name.
         selected: its selection.
         sections: in reading order.
         values: the bare numbers, for programs.
@@ -87,43 +90,69 @@ class Facts:
 
     title: str
     selected: str
-    sections: tuple[Section, ...]
+    sections: Sequence[Section]
     values: dict[str, Any]  # Any: JSON values
 
     def to_json(self) -> dict[str, Any]:  # Any: JSON values
         """Return the answer of the data API."""
-        return {
-            "schema": SCHEMA,
-            "title": self.title,
-            "sel": self.selected,
-            "values": self.values,
-            "sections": [
-                {
-                    "heading": section.heading,
-                    "rows": [
-                        {"label": row.label, "parts": [part.to_json() for part in row.parts]}
-                        for row in section.rows
-                    ],
-                }
-                for section in self.sections
-                if section.rows
-            ],
-        }
+        sections = [
+            {
+                "heading": section.heading,
+                "rows": [
+                    {"label": row.label, "parts": [part.to_json() for part in row.parts]}
+                    for row in section.rows
+                ],
+            }
+            for section in self.sections
+            if section.rows
+        ]
+        return {"schema": SCHEMA, "title": self.title, "sel": self.selected,
+                "values": self.values, "sections": sections}  # fmt: skip
 
 
-def row(label: str, *parts: str | Link) -> Row:
+def window_text(time_ns: tuple[int, int]) -> str:
+    """Write a part of the timeline for a URL; it begins at 0 or later.
+
+    >>> window_text((-5, 10))
+    '0-10'
+    """
+    return "-".join(str(max(0, value)) for value in time_ns)
+
+
+def row(label: str, *parts: str | DetailLink) -> DetailRow:
     """Build a row of words and links.
 
-    >>> row("owner", "device ", Link("3", "device.3")).parts[0].text
+    >>> row("owner", "device ", DetailLink("3", "device.3")).parts[0].text
     'device '
     """
-    return Row(label, tuple(Link(part) if isinstance(part, str) else part for part in parts))
+    links = (DetailLink(part) if isinstance(part, str) else part for part in parts)
+    return DetailRow(label, tuple(links))
 
 
-def joined(links: Sequence[Link], more: int = 0) -> tuple[Link, ...]:
-    """Put commas between links, and at the end the number of those left out."""
-    parts = [part for link in links for part in (Link(", "), link)][1:]
-    return (*parts, Link(f" and {more:,} more")) if more > 0 else tuple(parts)
+def list_row(label: str, links: Sequence[DetailLink], most: int) -> DetailRow:
+    """Build a row of links with commas between them; it ends with the number left out."""
+    parts: list[str | DetailLink] = [part for link in links[:most] for part in (", ", link)][1:]
+    more = len(links) - most
+    return row(label, *parts, *([f" and {more:,} more"] if more > 0 else []))
+
+
+def check_index(loaded: LoadedPlan, what: str, index: int, count: int, where: str = "") -> None:
+    """Raise `DashboardError` unless a plan has the thing with this index."""
+    if not 0 <= index < count:
+        raise DashboardError(
+            f"{loaded.entry.relative}: expected {what} from 0 to {count - 1:,}{where}, got "
+            f"{index:,}"
+        )
+
+
+def device_link(device: int, text: str = "") -> DetailLink:
+    """Build a link to a device."""
+    return DetailLink(text or f"device {device}", device_selection(device))
+
+
+def spent_text(start_ns: int, end_ns: int) -> str:
+    """Write the length and the start of an event."""
+    return f"{duration((end_ns - start_ns) / 1e9)} from {duration(start_ns / 1e9)}"
 
 
 def selection(what: str, /, **ids: int | str) -> str:
