@@ -19,11 +19,9 @@ from dcp_planner import (
     accumulator_bytes,
     build_plan,
     digest,
-    figures_of,
     read_plan,
     receive_buffer_bytes,
     simulate,
-    split_time,
     to_perfetto,
     write_plan,
 )
@@ -67,7 +65,7 @@ def everything(folder):
     with pytest.raises(PlanFileError):
         read_plan(folder / "cut.dcpplan")
     first, trace = loaded[0], loaded[0].traces["simulated"]
-    sides = [Side(x, "simulated", figures_of(x.plan), split_time(x.plan)) for x in loaded[:2]]
+    sides = [Side(x, "simulated") for x in loaded[:2]]
     comparison = Comparison(*sides)
     return {
         "plans": [digest(x.plan) for x in loaded],
@@ -83,7 +81,7 @@ def everything(folder):
         "waits": matching(trace, EventFilter(kinds=("wait", "copy"))).tolist(),
         "rows": [(row.difference, row.judgement) for row in compare_rows(comparison)],
         "deltas": [delta.difference.tolist() for delta in compare_devices(comparison)],
-        "reason": Explanation(*(side.time_parts for side in sides)).reason,
+        "reason": Explanation(*(side.loaded.time_parts for side in sides)).reason,
     }
 
 
