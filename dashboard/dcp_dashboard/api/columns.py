@@ -1,4 +1,4 @@
-"""The wire format of everything a canvas draws: a JSON header and aligned binary columns.
+"""The wire format of the canvases' data: a JSON header and aligned binary columns.
 
 ```
 offset 0        4 bytes   b"DCPC"
@@ -6,10 +6,10 @@ offset 4        u32       H, bytes of the header; 8 + H is a multiple of 8
 offset 8        H bytes   JSON (UTF-8), padded with spaces at the end
 offset 8 + H    columns   little-endian, each begins at a multiple of 8
 ```
-The header is one object: whatever the caller put there, `"schema"`, and `"columns"`, a list of
+The header is an object with entries of the caller, `"schema"`, and `"columns"`, a list of
 `{"name", "dtype", "length", "offset"}` whose offsets count from the end of the header. `dtype` is
-numpy's short name (`u1 u2 u4 i2 i4 f8`). A browser makes typed arrays over the body without a copy;
-`assets/columns.js` is the other half of this file.
+numpy's short name (`u1 u2 u4 i2 i4 f8`). `assets/columns.js` makes typed arrays over the body
+without a copy.
 """
 
 import json
@@ -54,7 +54,7 @@ def encode(schema: str, header: Mapping[str, Any], columns: Mapping[str, NDArray
 
 
 def decode(payload: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Unpack header and columns of `encode`: the format's reference reader, used by tests.
+    """Unpack header and columns of `encode`; the tests read payloads with it.
 
     Raises:
         ValueError: if the payload does not begin like one.

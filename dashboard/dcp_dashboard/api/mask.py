@@ -1,4 +1,4 @@
-"""The data of the mask canvas: tiles of a plan, tiles that moved between two plans, single pairs.
+"""Data of the mask canvas: tiles of a plan, tiles that moved between two plans, single pairs.
 
 All are payloads of the wire format in `api.columns`.
 
@@ -8,13 +8,14 @@ All are payloads of the wire format in `api.columns`.
 Columns: `block_start`, `block_end`, `block_owner`; `tile_q`, `tile_kv` (blocks), `tile_kind`,
 `tile_pairs`, `tile_device`, `tile_division`, `tile_backward_division`, `tile_fetch`,
 `tile_density`. A plan of several head groups has `group_labels` (the heads of each group) in its
-header and a column `tile_group`: the tiles of one group are shown at a time.
+header and a column `tile_group`: the canvas shows the tiles of one group at a time.
 
 `dcp.pairs/1`: the exact visible pairs of a part of the mask. Header: `tokens`, the window `[first
-query, past the last, first key, past the last]`. Column `bits` (u1): one bit a pair, queries after
-queries, each row padded to whole bytes, most significant bit first, as `numpy.packbits` writes it.
+query, past the last, first key, past the last]`. Column `bits` (u1): one bit a pair, one query
+after the other, each row padded to whole bytes, as `numpy.packbits` writes it.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,24 +40,15 @@ MAX_PAIRS = 1 << 24
 """Pairs of a window: two megabytes of bits."""
 
 Window = tuple[int, int, int, int]
+Columns = dict[str, NDArray[np.generic]]
 
 
 def mask_payload(plan: Plan) -> bytes:
     """Pack blocks and tiles for the mask canvas; O(D + W)."""
-    header = {
-        "num_tokens": plan.num_tokens,
-        "num_devices": plan.num_devices,
-        "devices_per_node": plan.cluster.devices_per_node,
-        "cu_seqlens": plan.cu_seqlens.tolist(),
-        "device_colours": device_colours(plan.cluster.nodes, plan.cluster.devices_per_node),
-        "modes": mask_modes(plan),
-    }
+    colours = device_colours(plan.cluster.nodes, plan.cluster.devices_per_node)
+    header = _header(plan, plan.num_devices, colours, mask_modes(plan))
     blocks, tiles = plan.blocks, plan.tiles
-    grouped: dict[str, NDArray[np.generic]] = {}
-    if tiles.group is not None:
-        header["group_labels"] = group_labels(plan)
-        grouped["tile_group"] = tiles.group
-    columns = {
+    columns: Columns = {
         "block_start": narrow(blocks.start),
         "block_end": narrow(blocks.end),
         "block_owner": narrow(blocks.owner),
@@ -69,28 +61,47 @@ def mask_payload(plan: Plan) -> bytes:
         "tile_backward_division": narrow(tiles.backward_division),
         "tile_fetch": fetches(plan),
         "tile_density": densities(plan),
-        **grouped,
     }
+    if tiles.group is not None:
+        header["group_labels"] = group_labels(plan)
+        columns["tile_group"] = tiles.group
     return encode("dcp.mask/1", header, columns)
+
+
+def _header(plan: Plan, num_devices: int, colours: list[str], modes: list[Any]) -> dict[str, Any]:
+    """Return what the headers of all masks have; `Any`: JSON values."""
+    return {
+        "num_tokens": plan.num_tokens,
+        "num_devices": num_devices,
+        "devices_per_node": plan.cluster.devices_per_node,
+        "cu_seqlens": plan.cu_seqlens.tolist(),
+        "device_colours": colours,
+        "modes": modes,
+    }
 
 
 def mask_modes(plan: Plan) -> list[dict[str, Any]]:  # Any: JSON values
     """Return the ways to colour the mask: column, palette by value, and legend."""
     colours = device_colours(plan.cluster.nodes, plan.cluster.devices_per_node)
-    nodes = _node_legend(plan, colours)
-    devices = [{"label": f"device {i}", "colours": [c]} for i, c in enumerate(colours)]
+    of_devices = _legend((f"device {i}" for i in range(len(colours))), colours)
     divisions = ramp(int(plan.tiles.division.max(initial=0)) + 1)
+    of_divisions = _legend((f"division {i}" for i in range(len(divisions))), divisions)
+    of_fetches = _legend((f"fetches {name}" for name in FETCHES), FETCH_COLOURS)
     blues = tints(DENSITY_STEPS)
+    of_density = [{"label": "visible pairs of the tile, few to all", "colours": blues}]
+    shown = of_devices if len(colours) <= 8 else _node_legend(plan, colours)
     return [
-        _mode("device", "Device", "tile_device", colours, devices if len(colours) <= 8 else nodes),
-        _mode("division", "Division", "tile_division", divisions,
-              [{"label": f"division {i}", "colours": [c]} for i, c in enumerate(divisions)]),
-        _mode("fetch", "Fetched", "tile_fetch", FETCH_COLOURS,
-              [{"label": f"fetches {name}", "colours": [c]}
-               for name, c in zip(FETCHES, FETCH_COLOURS, strict=True)]),
-        _mode("density", "Density", "tile_density", blues,
-              [{"label": "visible pairs of the tile, few to all", "colours": blues}]),
-    ]  # fmt: skip
+        _mode("device", "Device", "tile_device", colours, shown),
+        _mode("division", "Division", "tile_division", divisions, of_divisions),
+        _mode("fetch", "Fetched", "tile_fetch", FETCH_COLOURS, of_fetches),
+        _mode("density", "Density", "tile_density", blues, of_density),
+    ]
+
+
+def _legend(labels: Iterable[str], colours: Sequence[str]) -> list[dict[str, Any]]:
+    return [
+        {"label": label, "colours": [colour]} for label, colour in zip(labels, colours, strict=True)
+    ]
 
 
 def fetches(plan: Plan) -> NDArray[np.uint8]:
@@ -119,11 +130,10 @@ def _node_legend(plan: Plan, colours: list[str]) -> list[dict[str, Any]]:  # Any
 
 
 def _mode(
-    name: str, label: str, column: str, palette: "list[str] | tuple[str, ...]", legend: list[Any]
+    name: str, label: str, column: str, palette: Sequence[str], legend: list[Any]
 ) -> dict[str, Any]:  # Any: JSON values
-    return {
-        "id": name, "label": label, "column": column, "palette": list(palette), "legend": legend,
-    }  # fmt: skip
+    names = ("id", "label", "column", "palette", "legend")
+    return dict(zip(names, (name, label, column, list(palette), legend), strict=True))
 
 
 def moves_payload(first: Plan, second: Plan) -> bytes:
@@ -146,20 +156,9 @@ def moves_payload(first: Plan, second: Plan) -> bytes:
     def devices(plan: Plan, rows: NDArray[np.int64]) -> NDArray[np.generic]:
         return narrow(np.append(plan.tiles.device, num_devices)[rows])
 
-    header = {
-        "num_tokens": first.num_tokens,
-        "num_devices": num_devices,
-        "devices_per_node": first.cluster.devices_per_node,
-        "cu_seqlens": first.cu_seqlens.tolist(),
-        "device_colours": list(CHANGE_COLOURS[:2]),
-        "modes": moves_modes(first, second),
-    }
-    grouped: dict[str, NDArray[np.generic]] = {}
-    groups = common_groups(first, second)
-    if groups > 1:
-        header["group_labels"] = head_labels(first.shape.q_heads, groups)
-        grouped["tile_group"] = moves.group.astype(np.uint8)
-    columns = {
+    colours = list(CHANGE_COLOURS[:2])
+    header = _header(first, num_devices, colours, moves_modes(first, second))
+    columns: Columns = {
         "block_start": narrow(first.blocks.start),
         "block_end": narrow(first.blocks.end),
         "block_owner": moves.is_moved_block.astype(np.uint8),
@@ -176,8 +175,11 @@ def moves_payload(first: Plan, second: Plan) -> bytes:
         "tile_fitted": moves.fitted,
         "tile_a": devices(first, moves.first),
         "tile_b": devices(second, moves.second),
-        **grouped,
     }
+    groups = common_groups(first, second)
+    if groups > 1:
+        header["group_labels"] = head_labels(first.shape.q_heads, groups)
+        columns["tile_group"] = moves.group.astype(np.uint8)
     return encode("dcp.mask/1", header, columns)
 
 
@@ -186,13 +188,9 @@ def moves_modes(first: Plan, second: Plan) -> list[dict[str, Any]]:  # Any: JSON
     largest = max((first, second), key=lambda plan: plan.num_devices)
     colours = device_colours(largest.cluster.nodes, largest.cluster.devices_per_node)
     nodes = _node_legend(largest, colours)
-    changes = [
-        {"label": label, "colours": [colour]}
-        for label, colour in zip(CHANGES, CHANGE_COLOURS, strict=True)
-    ]
+    changes = _legend(CHANGES, CHANGE_COLOURS)
     palette = [*colours, NEUTRAL]
-    missing = [{"label": "not on this side", "colours": [NEUTRAL]}]
-
+    missing = _legend(("not on this side",), (NEUTRAL,))
     return [
         _mode("change", "Moved", "tile_change", CHANGE_COLOURS, changes),
         _mode("fitted", "Moved, renumbered", "tile_fitted", CHANGE_COLOURS, changes),

@@ -1,8 +1,7 @@
 """Colours: Okabe-Ito for kinds of events, lightness ramps for devices, divisions and amounts.
 
-Kinds keep their hue everywhere (timeline, balance, legends). Devices cannot: 32 hues look alike, so
-a node is a hue and its devices are steps of lightness; with one node the hue runs along with the
-lightness. Either way neighbours differ in lightness, which every eye can see.
+A kind has its hue everywhere. Devices cannot: nobody can tell 32 hues apart, so a node is a hue and
+its devices are steps of lightness; with one node the hue runs along with the lightness.
 """
 
 import math

@@ -1,9 +1,8 @@
-"""Who is faster, and why: the planner decides the reason of predictions, none is made up for runs.
+"""Explains in one sentence which side is faster, and why where that can be decided.
 
-A prediction can be repeated with other links and other compute, so its reason is decided
-(`dcp_planner.explain_difference`). A run cannot be repeated so: the page says what its devices did,
-computing, waiting for messages or standing idle (nothing to do until the others reach the end of
-forward or backward), and that no reason is decided.
+The planner decides the reason of predictions (`dcp_planner.explain_difference`): it predicts again
+with other links and other compute. A run cannot be repeated so; the page says how long its devices
+computed, waited and stood idle, and that no reason is decided.
 """
 
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ RUN_RULE = (
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the mean device does during a run, seconds; the sum is the length of the run."""
+    """Seconds that the mean device spends in a run; the sum is the length of the run."""
 
     compute: float
     wait: float
@@ -42,7 +41,7 @@ def parts_of(side: Side) -> Parts:
 
 
 def explain(comparison: Comparison) -> Finding:
-    """Say which side is faster, and why if that can be decided."""
+    """Explain which side is faster, and why if that can be decided."""
     if not comparison.is_same_batch:
         return _explain_rates(comparison)
     first, second = comparison.first, comparison.second
@@ -56,7 +55,7 @@ def explain(comparison: Comparison) -> Finding:
 
 
 def _is_outdated(side: Side) -> bool:
-    """Tell whether the file's prediction is another than the planner's present one."""
+    """Return whether the planner now predicts another time than the file holds."""
     stored, present = side.trace.seconds(), side.loaded.time_parts.seconds
     return abs(stored - present) > CLOSE * max(stored, present)
 
@@ -115,17 +114,12 @@ def _explain_rates(comparison: Comparison) -> Finding:
     times = f"A takes {duration(first.trace.seconds())}, B {duration(second.trace.seconds())}"
     if not first.rate or not second.rate:
         return Finding(f"{times}, for different batches.", "One of them has no event or no pair.")
-    more, name, other = (
-        (second.rate / first.rate, "B", "A")
-        if second.rate > first.rate
-        else (first.rate / second.rate, "A", "B")
-    )
+    factor = second.rate / first.rate
+    name, other = ("B", "A") if factor > 1 else ("A", "B")
+    more = max(factor, 1 / factor)
+    times_more = ratio(more) if more < 10 else count(more)
     return Finding(
-        f"{times}, for different batches; per second and device, {name} computes {_times(more)} "
+        f"{times}, for different batches; per second and device, {name} computes {times_more} "
         f"times the pairs of {other}.",
         "Visible pairs over time and number of devices.",
     )
-
-
-def _times(factor: float) -> str:
-    return ratio(factor) if factor < 10 else count(factor)

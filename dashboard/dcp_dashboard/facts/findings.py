@@ -1,6 +1,6 @@
-"""Findings: the few things that stand out in a trace, as sentences with their rules.
+"""Findings: what stands out in a trace, as sentences with their rules.
 
-Nothing is guessed: a finding is a maximum or a share that the reader can check in the timeline.
+Every finding is a maximum or a share that the reader can check in the timeline.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from dcp_dashboard.library.summary import DeviceTotals, imbalance
 from dcp_planner import Trace
 
 MIN_SHARE = 0.005
-"""Below half a per cent of the run nothing is worth a sentence."""
+"""Shares of the run below this are worth no sentence."""
 
 NUM_WAITS = 2
 """Number of longest waits that are named."""
@@ -25,12 +25,12 @@ OUTSTANDING = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One sentence, how it was found, and where it is.
+    """One sentence, its rule, and its place.
 
     Attributes:
-        text, rule: for people.
-        selected: the thing it speaks of, as a text of `facts.selection`; empty if of everything.
-        time_ns: the part of the trace that it speaks of, or ``None``.
+        text, rule: shown.
+        selected: selection of the thing that it names, empty if none.
+        time_ns: the part of the trace that it is about, or ``None``.
     """
 
     text: str

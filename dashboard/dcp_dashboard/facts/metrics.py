@@ -105,41 +105,27 @@ def metric_cards(
 def above_bounds(loaded: LoadedPlan) -> dict[str, float]:
     """Compute predicted time and bytes over their lower bounds; 1 is the bound.
 
-    Forward and backward are added up. What has no bound, or one of 0, is left out.
+    Forward and backward are added up. A figure without a bound, or with one of 0, is left out.
     """
-    metrics = loaded.summary.metrics
+    metrics, trace = loaded.summary.metrics, loaded.traces["simulated"]
     moved = (metrics.forward.total_bytes, metrics.backward.total_bytes)
-    trace = loaded.traces["simulated"]
     seconds = (trace.seconds(is_backward=False), trace.seconds(is_backward=True))
     ratios = bound_ratios(loaded.plan, seconds)
-    found = {
-        "bytes": _sum_over_bounds("bytes", moved, ratios),
-        "time": _sum_over_bounds("time", seconds, ratios),
-    }
-    return {name: ratio for name, ratio in found.items() if ratio is not None}
-
-
-def _sum_over_bounds(
-    name: str, values: tuple[float, float], ratios: dict[str, float]
-) -> float | None:
-    """Return the sum of values over the sum of their bounds; each bound is value over ratio."""
-    known = [ratios.get(f"{direction}_{name}") for direction in ("forward", "backward")]
-    bounds = [value / ratio for value, ratio in zip(values, known, strict=True) if ratio]
-    if len(bounds) < len(values) or sum(bounds) <= 0:
-        return None
-    return sum(values) / sum(bounds)
+    found = {}
+    for name, values in (("bytes", moved), ("time", seconds)):
+        known = (ratios.get(f"forward_{name}"), ratios.get(f"backward_{name}"))
+        # A ratio is a value over its bound.
+        bounds = [value / ratio for value, ratio in zip(values, known, strict=True) if ratio]
+        if len(bounds) == len(values) and sum(bounds) > 0:
+            found[name] = sum(values) / sum(bounds)
+    return found
 
 
 def device_columns(loaded: LoadedPlan) -> dict[str, NDArray[np.float64]]:
     """Return the values of each row of the balance chart that the plan has, float64 ``[R]``."""
     totals, size = loaded.totals, loaded.plan.num_devices
-    columns = {
-        "pairs": totals.pairs,
-        "tokens": totals.tokens,
-        "sent": totals.sent_bytes,
-        "received": totals.received_bytes,
-        "memory": totals.memory_bytes,
-    }
+    columns = {"pairs": totals.pairs, "tokens": totals.tokens, "sent": totals.sent_bytes,
+               "received": totals.received_bytes, "memory": totals.memory_bytes}  # fmt: skip
     floats = {name: values.astype(np.float64) for name, values in columns.items()}
     for source, trace in loaded.traces.items():
         floats[f"wait_{source}"] = trace.lane_seconds("wait", size)

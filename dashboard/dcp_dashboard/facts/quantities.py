@@ -1,6 +1,6 @@
-"""Numbers as people read them: three significant digits and a unit, the same on every page.
+"""Writes numbers for people: three significant digits and a unit, the same on every page.
 
-A no-break space stands between the two, so that no line ends inside a quantity.
+A no-break space stands between the two, so no line ends inside a quantity.
 """
 
 import math

@@ -1,12 +1,12 @@
-"""Questions to a trace: the order of its events, search, the longest waits.
+"""Orders, filters and searches the events of a trace, and finds its longest waits.
 
-The page filters events in the browser, where they are already; the export asks the server, with the
-same words. Both mean the same, which a test holds them to.
+The page filters events in the browser, the export on the server; a test holds both to the same
+meaning of the words.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,7 @@ def length_ns(trace: Trace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """A choice of events and their order, as the timeline's filters and search put it.
+    """A choice of events and their order, as the filters and the search of the timeline have it.
 
     Attributes:
         kinds: of `EVENT_KINDS`; an empty tuple means all, the word ``none`` no event.
@@ -153,13 +153,9 @@ class Wait:
 def find_waits(
     trace: Trace, limit: int, *, device: int | None = None, division: tuple[int, bool] | None = None
 ) -> list[Wait]:
-    """Return the longest sums of waits, longest first; O(E log E) once, O(E) for each of them.
+    """Return the `limit` longest sums of waits, longest first; O(E log E + limit E).
 
-    Args:
-        trace: of any source.
-        limit: most waits to return.
-        device: only this one.
-        division: only this one, and whether it is of backward.
+    Only those of a device or of a division, (number, whether it is of backward), if one is given.
     """
     chosen = trace.lane == WAIT
     if device is not None:
@@ -182,30 +178,22 @@ def find_waits(
 
 
 def _wait(trace: Trace, longest: int, seconds: float) -> Wait:
-    place = (
-        int(trace.device[longest]),
-        int(trace.division[longest]),
-        direction_word(bool(trace.is_backward[longest])),
-        seconds,
-        int(trace.start_ns[longest]),
-        int(trace.end_ns[longest]),
-    )
+    start, end = int(trace.start_ns[longest]), int(trace.end_ns[longest])
+    direction = direction_word(trace.is_backward[longest])
+    device, division = int(trace.device[longest]), int(trace.division[longest])
+    wait = Wait(device, division, direction, seconds, start, end)
     event = released_by(trace, longest)
     if event is None:
-        return Wait(*place)
-    is_sent = bool(trace.lane[event] == SEND)
-    return Wait(*place, int(trace.peer[event]), is_sent, trace.name_of(event), event)
+        return wait
+    is_sent, peer = bool(trace.lane[event] == SEND), int(trace.peer[event])
+    return replace(wait, peer=peer, is_sent=is_sent, message=trace.name_of(event), event=event)
 
 
 def released_by(trace: Trace, wait: int) -> int | None:
     """Find the message of the waiting device that ends last within the wait, or ``None``."""
     is_message = (trace.lane == SEND) | (trace.lane == RECEIVE)
     ends_inside = (trace.end_ns > trace.start_ns[wait]) & (trace.end_ns <= trace.end_ns[wait])
-    chosen: NDArray[np.intp] = np.flatnonzero(
-        is_message
-        & ends_inside
-        & (trace.device == trace.device[wait])
-        & (trace.is_backward == trace.is_backward[wait])
-        & (trace.peer >= 0)
-    )
+    is_own = (trace.device == trace.device[wait]) & (trace.peer >= 0)
+    is_of_pass = trace.is_backward == trace.is_backward[wait]
+    chosen = np.flatnonzero(is_message & ends_inside & is_own & is_of_pass)
     return int(chosen[trace.end_ns[chosen].argmax()]) if len(chosen) else None
