@@ -7,11 +7,9 @@ import click
 from dcp_dsl.commands.options import (
     choose_mask,
     choose_sample,
-    length_option,
     load_spec,
-    mask_option,
+    mask_options,
     read_block,
-    sample_option,
 )
 
 SCHEMA_BLOCKS = "dcp.blocks/1"
@@ -20,9 +18,7 @@ MAX_LINES = 24
 
 @click.command()
 @click.argument("spec_path", required=False, metavar="SPEC")
-@mask_option
-@sample_option
-@length_option
+@mask_options
 @click.option("--block", default="128", show_default=True, metavar="TOKENS",
               help="Tokens per block, of queries and of keys.")  # fmt: skip
 @click.option("--cuts", type=click.Choice(["grid", "mask"]), default="grid", show_default=True,

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dcp_dsl.commands.options import read_source
+from dcp_dsl.commands.options import read_source, replace_source, show_changes
 
 if TYPE_CHECKING:
     from dcp_dsl.claims.report import Verdict
     from dcp_dsl.specs.spec import Spec
-    from dcp_dsl.syntax.diagnostics import Diagnostic, FixedText
+    from dcp_dsl.syntax.diagnostics import Diagnostic
 
 QUIET_S = 0.5  # nothing is shown of what is done sooner
 
@@ -110,14 +110,9 @@ class _Checked:
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILES...")
-@click.option(
-    "--output-format",
-    type=click.Choice(FORMATS),
-    default="full",
-    show_default=True,
-    help="full shows the source, concise one line per finding, json and sarif one document, "
-    "github annotations for Actions.",
-)
+@click.option("--output-format", type=click.Choice(FORMATS), default="full", show_default=True,
+              help="full shows the source, concise one line per finding, json and sarif one "
+              "document, github annotations for Actions.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="The same as --output-format json.")
 @click.option("--fix", "fixes", is_flag=True, help="Make the changes that certainly mend.")
 @click.option("--diff", "diffs", is_flag=True, help="Show what --fix would change; write nothing.")
@@ -181,36 +176,18 @@ def _check_file(name: str, checked: _Checked, *, fixes: bool, diffs: bool) -> No
         checked.verdicts[name] = report.verdicts
         return
     from dcp_dsl.syntax.diagnostics import fix_text
+    from dcp_dsl.syntax.text_file import encode_text
 
     mended = fix_text(text, name, lambda text, name: check_report(text, name).diagnostics)
     checked.texts[name] = mended.text
     checked.findings += mended.remaining
     checked.fixed[name] = mended.fixed
     if diffs:
-        click.echo(_diff(text, mended.text, name), nl=False)
-    else:
-        _write(name, mended, data, checked)
-
-
-def _write(name: str, mended: "FixedText", data: bytes, checked: _Checked) -> None:
-    from dcp_dsl.syntax.text_file import SpecFileError, encode_text, replace_bytes
-
-    if name == "-":
+        click.echo(show_changes(text, mended.text, name, "fixed"), nl=False)
+    elif name == "-":
         click.echo(encode_text(mended.text, data), nl=False)
     elif mended.fixed:
-        try:
-            replace_bytes(name, encode_text(mended.text, data))
-        except SpecFileError as error:
-            click.echo(f"dcpm: {error}", err=True)
-            checked.unreadable.append({"file": name, "message": str(error)})
-
-
-def _diff(before: str, after: str, name: str) -> str:
-    from difflib import unified_diff
-
-    old, new = (text.splitlines(keepends=True) for text in (before, after))
-    shown = unified_diff(old, new, name, f"{name} (fixed)")
-    return "".join(line if line.endswith("\n") else line + "\n" for line in shown)
+        replace_source(name, encode_text(mended.text, data), checked.unreadable)
 
 
 def _print(checked: _Checked, files: tuple[str, ...], form: str, *, to_stderr: bool) -> None:

@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from dcp_dsl.commands.options import choose_sample, length_option, load_spec, sample_option
+from dcp_dsl.commands.options import choose_sample, load_spec, sample_options
 
 SCHEMA_DIFF = "dcp.diff/1"
 
@@ -14,8 +14,7 @@ SCHEMA_DIFF = "dcp.diff/1"
 @click.argument("left", metavar="A")
 @click.argument("right", metavar="B")
 @click.option("--spec", "spec_path", metavar="FILE", help="The .dcpm file that A and B speak of.")
-@sample_option
-@length_option
+@sample_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def diff(
     left: str,

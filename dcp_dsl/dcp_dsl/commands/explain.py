@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,9 @@ import click
 from dcp_dsl.commands.options import (
     choose_masks,
     choose_sample,
-    length_option,
     load_spec,
-    mask_option,
+    mask_options,
     read_block,
-    sample_option,
 )
 
 if TYPE_CHECKING:
@@ -38,9 +37,7 @@ FORMS = {
 
 @click.command()
 @click.argument("topic", required=False, metavar="[CODE | SPEC]")
-@mask_option
-@sample_option
-@length_option
+@mask_options
 @click.option("--block", default="128", show_default=True, metavar="TOKENS",
               help="Tokens per block of the counts.")  # fmt: skip
 @click.option("--head-dim", type=click.IntRange(1), default=128, show_default=True,
@@ -93,7 +90,7 @@ def explain(  # noqa: PLR0913  # one parameter for each option
         if as_json:
             form = mask.compile(chosen)
             table = form.table().tolist() if isinstance(form, Slabs) else None
-            document = {"schema": SCHEMA_MASK, "used": used, **report.to_json(), "table": table}
+            document = {"schema": SCHEMA_MASK, "used": used, **asdict(report), "table": table}
             click.echo(json.dumps(document))
             continue
         if index:
@@ -108,8 +105,7 @@ def _explain_code(code: str, *, as_json: bool) -> None:
 
     found = explain_code(code)
     if as_json:
-        fields = {"code": found.code, "title": found.title, "body": found.body}
-        click.echo(json.dumps({"schema": SCHEMA_CODE, **fields}))
+        click.echo(json.dumps({"schema": SCHEMA_CODE, **asdict(found)}))
     else:
         click.echo(_render(found))
 

@@ -8,11 +8,9 @@ from dcp_dsl.commands.options import (
     FORMATS,
     choose_mask,
     choose_sample,
-    length_option,
     load_spec,
-    mask_option,
+    mask_options,
     read_block,
-    sample_option,
 )
 
 SCHEMA = "dcp.exported/1"
@@ -20,9 +18,7 @@ SCHEMA = "dcp.exported/1"
 
 @click.command()
 @click.argument("spec", required=False)
-@mask_option
-@sample_option
-@length_option
+@mask_options
 @click.option(
     "--format", "name", type=click.Choice(FORMATS), required=True, help="Whose format to write."
 )

@@ -2,11 +2,10 @@
 
 import json
 import sys
-from dataclasses import dataclass
 
 import click
 
-from dcp_dsl.commands.options import read_source
+from dcp_dsl.commands.options import read_source, replace_source, show_changes
 
 SCHEMA_FMT = "dcp.fmt/1"
 
@@ -29,16 +28,19 @@ def fmt(files: tuple[str, ...], only_check: bool, show_diff: bool, as_json: bool
     diffs: dict[str, str] = {}
     writes = not only_check and not show_diff
     for name in files:
-        formatted = _format(name, unreadable)
-        if formatted is None:
+        found = _format(name, unreadable)
+        if found is None:
             continue
-        if formatted.after != formatted.before:
+        before, after = found
+        if after != before:
             changed.append(name)
-            diffs[name] = formatted.diff(name)
+            diffs[name] = show_changes(before.decode(), after.decode(), name, "formatted")
         if show_diff and not as_json:
             click.echo(diffs.get(name, ""), nl=False)
-        if writes:
-            _write(name, formatted, unreadable, is_quiet=as_json)
+        if writes and name != "-" and after != before:
+            replace_source(name, after, unreadable)
+        elif writes and name == "-" and not as_json:
+            click.echo(after, nl=False)
     if as_json:
         document = {
             "schema": SCHEMA_FMT, "changed": changed, "written": writes, "unreadable": unreadable,
@@ -49,24 +51,8 @@ def fmt(files: tuple[str, ...], only_check: bool, show_diff: bool, as_json: bool
     sys.exit(2 if unreadable else int(bool(changed) and not writes))
 
 
-@dataclass(frozen=True, slots=True)
-class _Formatted:
-    """The bytes of a file before and after; equal if there is nothing to do."""
-
-    before: bytes
-    after: bytes
-
-    def diff(self, name: str) -> str:
-        from difflib import unified_diff
-
-        texts = [data.decode("utf-8") for data in (self.before, self.after)]
-        before, after = (text.splitlines(keepends=True) for text in texts)
-        lines = unified_diff(before, after, name, f"{name} (formatted)")
-        return "".join(line if line.endswith("\n") else line + "\n" for line in lines)
-
-
-def _format(name: str, unreadable: list[dict[str, str]]) -> _Formatted | None:
-    """Format a file or standard input in memory; say why not, and remember it."""
+def _format(name: str, unreadable: list[dict[str, str]]) -> tuple[bytes, bytes] | None:
+    """Return a text before and after formatting; if that fails, print why and remember it."""
     from dcp_dsl.syntax.diagnostics import SpecError
     from dcp_dsl.syntax.formatter import format_source
     from dcp_dsl.syntax.text_file import encode_text
@@ -78,28 +64,7 @@ def _format(name: str, unreadable: list[dict[str, str]]) -> _Formatted | None:
     try:
         result = format_source(text)
     except SpecError as error:
-        click.echo(_with_name(error, name), err=True)
+        click.echo(str(error).replace("--> <text>:", f"--> {name}:"), err=True)
         unreadable.append({"file": name, "message": "does not parse"})
         return None
-    return _Formatted(data, encode_text(result, data))
-
-
-def _write(
-    name: str, formatted: _Formatted, unreadable: list[dict[str, str]], *, is_quiet: bool
-) -> None:
-    """Put a formatted text where it came from; say why not, and remember it."""
-    from dcp_dsl.syntax.text_file import SpecFileError, replace_bytes
-
-    if name == "-":
-        if not is_quiet:
-            click.echo(formatted.after, nl=False)
-    elif formatted.after != formatted.before:
-        try:
-            replace_bytes(name, formatted.after)
-        except SpecFileError as error:
-            click.echo(f"dcpm: {error}", err=True)
-            unreadable.append({"file": name, "message": str(error)})
-
-
-def _with_name(error: Exception, name: str) -> str:
-    return str(error).replace("--> <text>:", f"--> {name}:")
+    return data, encode_text(result, data)

@@ -10,10 +10,9 @@ from dcp_dsl.commands.options import (
     READABLE,
     choose_mask,
     choose_sample,
-    length_option,
+    knows_ascii_only,
     load_spec,
-    mask_option,
-    sample_option,
+    mask_options,
     write_output,
 )
 
@@ -30,9 +29,7 @@ SCHEMA = "dcp.import/1"
     "--format", "name", type=click.Choice(READABLE), help="Needed where the file does not say."
 )
 @click.option("--equals", "spec", metavar="SPEC", help="Compare with a mask of this .dcpm file.")
-@mask_option
-@sample_option
-@length_option
+@mask_options
 @click.option("--svg", metavar="FILE", help="Draw the mask into an SVG file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def import_(  # noqa: PLR0913 - one argument per option
@@ -72,7 +69,7 @@ def import_(  # noqa: PLR0913 - one argument per option
         click.echo(json.dumps(_document(file, export.format, found, other, difference)))
     else:
         if svg is None:
-            click.echo(picture.text(is_ascii=not _knows_blocks()))
+            click.echo(picture.text(is_ascii=knows_ascii_only()))
         if other is not None:
             click.echo(_verdict(other, difference))
     sys.exit(0 if difference is None else 1)
@@ -104,11 +101,3 @@ def _document(
             "query": difference.query, "key": difference.key,
         }  # fmt: skip
     return document
-
-
-def _knows_blocks() -> bool:
-    try:
-        "▀░".encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -1,7 +1,6 @@
 """Measure a bound mask: form, slabs, pairs, density, blocks, work."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -62,10 +61,6 @@ class MaskReport:
     flops_per_head: int
     head_dim: int
 
-    def to_json(self) -> dict[str, Any]:  # Any: numbers and texts, ready for json.dumps
-        """Return all fields."""
-        return asdict(self)
-
 
 def report_mask(mask: Mask, sample: Sample, block: int = 128, head_dim: int = 128) -> MaskReport:
     """Bind a mask and count; O(slabs + non-empty blocks).
@@ -96,7 +91,7 @@ def report_mask(mask: Mask, sample: Sample, block: int = 128, head_dim: int = 12
         pairs=pairs,
         density=pairs / max(1, tokens**2),
         of_causal=pairs / max(1, tokens * (tokens + 1) // 2),
-        widest_row=_widest_row(form) if isinstance(form, Slabs) else _widest_of(form),
+        widest_row=_widest_row(form),
         block=block,
         blocks=len(heights) * len(widths),
         full_blocks=full,
@@ -120,34 +115,21 @@ def _count_slabs(form: Form) -> int:
     return 0
 
 
-def _widest_of(form: Form) -> int | None:
-    """Count the keys of every row as blocks of one query and all keys."""
+def _widest_row(form: Form) -> int | None:
+    """Return the most keys of a row; None where it would take too long to find out."""
     tokens = form.num_tokens
-    if not 0 < tokens <= MAX_COUNTED_ROWS:
-        return 0 if not tokens else None
-    counts = form.count_blocks(np.arange(tokens + 1), np.array([0, tokens]))
-    return int(counts.pairs.max(initial=0))
+    if isinstance(form, Slabs):  # rows change only where a slab begins or ends, or linearly
+        rows = np.concatenate([form.q_start, form.q_end - 1])
+    elif tokens <= MAX_COUNTED_ROWS:
+        rows = np.arange(tokens)
+    else:
+        return None
+    bounds = np.unique(np.concatenate([rows, rows + 1, [0, tokens]]))
+    counts = form.count_blocks(bounds, np.array([0, tokens]))
+    is_row = np.diff(bounds)[counts.row] == 1
+    return int(counts.pairs[is_row].max(initial=0))
 
 
 def _shapes(slabs: Slabs) -> dict[str, int]:
     pairs = list(zip(slabs.start_slope.tolist(), slabs.end_slope.tolist(), strict=True))
     return {name: pairs.count(slopes) for slopes, name in SLOPES.items() if slopes in pairs}
-
-
-def _widest_row(slabs: Slabs) -> int:
-    """Return the most keys of a row: rows change only where a slab begins or ends, or linearly."""
-    if not len(slabs):
-        return 0
-    knots = np.unique(np.concatenate([slabs.q_start, slabs.q_end - 1]))
-    change = np.zeros(len(knots) + 1, np.int64)
-    slope = np.zeros(len(knots) + 1, np.int64)
-    # keys(q) = sum over the slabs on q of (c + g * q); both are piecewise constant sums.
-    growth = slabs.end_slope.astype(np.int64) - slabs.start_slope.astype(np.int64)
-    constant = slabs.kv_end - slabs.kv_start - growth * slabs.q_start
-    first = np.searchsorted(knots, slabs.q_start)
-    behind = np.searchsorted(knots, slabs.q_end - 1) + 1
-    for target, value in ((change, constant), (slope, growth)):
-        np.add.at(target, first, value)
-        np.add.at(target, behind, -value)
-    keys = np.cumsum(change)[:-1] + np.cumsum(slope)[:-1] * knots
-    return int(keys.max())

@@ -6,7 +6,8 @@ because numpy must not be loaded to print help.
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -19,9 +20,11 @@ if TYPE_CHECKING:
 FORMATS = ("dense", "dcp", "flashmask", "magi", "varlen", "flex", "flash4")
 READABLE = ("dense", "dcp", "flashmask", "magi")
 
+Command = TypeVar("Command", bound=Callable[..., Any])  # Any: options and arguments of any type
+
 
 def read_source(name: str, unreadable: list[dict[str, str]]) -> tuple[str, bytes] | None:
-    """Read a file or standard input as text and bytes; say why not, and remember it."""
+    """Read a file or standard input as text and bytes; if that fails, print why and remember it."""
     from dcp_dsl.syntax.text_file import MAX_BYTES, SpecFileError, decode_text, read_bytes
 
     try:
@@ -33,11 +36,34 @@ def read_source(name: str, unreadable: list[dict[str, str]]) -> tuple[str, bytes
         return None
 
 
+def replace_source(name: str, data: bytes, unreadable: list[dict[str, str]]) -> None:
+    """Replace a .dcpm file; if that fails, print why and remember it."""
+    from dcp_dsl.syntax.text_file import SpecFileError, replace_bytes
+
+    try:
+        replace_bytes(name, data)
+    except SpecFileError as error:
+        click.echo(f"dcpm: {error}", err=True)
+        unreadable.append({"file": name, "message": str(error)})
+
+
+def show_changes(before: str, after: str, name: str, what: str) -> str:
+    """Return the difference of two texts, as `diff -u` prints it."""
+    from difflib import unified_diff
+
+    old, new = (text.splitlines(keepends=True) for text in (before, after))
+    lines = unified_diff(old, new, name, f"{name} ({what})")
+    return "".join(line if line.endswith("\n") else line + "\n" for line in lines)
+
+
 def write_output(name: str, data: bytes) -> None:
-    """Write a file, or into a pipe or a device, and say so."""
+    """Write a file, a pipe or a device and report it; `-` is standard output."""
     from dcp_dsl.errors import DCPError
     from dcp_dsl.files import replacing
 
+    if name == "-":
+        click.echo(data, nl=False)
+        return
     if os.path.exists(name) and not os.path.isfile(name) and not os.path.isdir(name):
         with open(name, "wb") as stream:
             stream.write(data)
@@ -47,17 +73,33 @@ def write_output(name: str, data: bytes) -> None:
     click.echo(f"wrote {name}", err=True)
 
 
-mask_option = click.option(
-    "--mask", "call", metavar="MASK", help="A mask by name or call, or any mask expression."
-)
-sample_option = click.option(
-    "--sample",
-    metavar="SAMPLE",
-    help="A sample of the file by name, or its columns: 'doc_lens = [3, 4]', JSON or a JSON file.",
-)
-length_option = click.option(
-    "--len", "length", metavar="TOKENS", help="Length of the sample; 4k is 4096, 1M is 1048576."
-)
+def knows_ascii_only() -> bool:
+    """Return whether the terminal cannot print the blocks that masks are drawn with."""
+    try:
+        "▀░".encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def sample_options(command: Command) -> Command:
+    """Add the options that choose a sample."""
+    command = click.option(
+        "--len", "length", metavar="TOKENS",
+        help="Length of the sample; 4k is 4096, 1M is 1048576.",
+    )(command)  # fmt: skip
+    return click.option(
+        "--sample", metavar="SAMPLE",
+        help="A sample of the file by name, or its columns: 'doc_lens = [3, 4]', JSON or a JSON "
+        "file.",
+    )(command)  # fmt: skip
+
+
+def mask_options(command: Command) -> Command:
+    """Add the options that choose a mask and a sample."""
+    return click.option(
+        "--mask", "call", metavar="MASK", help="A mask by name or call, or any mask expression."
+    )(sample_options(command))
 
 
 def load_spec(path: str | None) -> "Spec":

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -9,10 +10,9 @@ import click
 from dcp_dsl.commands.options import (
     choose_masks,
     choose_sample,
-    length_option,
+    knows_ascii_only,
     load_spec,
-    mask_option,
-    sample_option,
+    mask_options,
     write_output,
 )
 
@@ -25,9 +25,7 @@ MAX_COLUMNS = 96
 
 @click.command()
 @click.argument("spec", required=False)
-@mask_option
-@sample_option
-@length_option
+@mask_options
 @click.option("--svg", metavar="FILE", help="Draw into an SVG file, `-` for standard output.")
 @click.option("--png", metavar="FILE", help="Draw into a PNG file.")
 @click.option("--width", type=click.IntRange(8, 1000), help="Widest matrix, in characters.")
@@ -59,9 +57,9 @@ def show(
         raise click.UsageError(f"a file holds one picture; name one of the stack's masks: {calls}")
     picture = chosen[0][1]
     if isinstance(svg, str):
-        _write(svg, picture.svg().encode() + b"\n")
+        write_output(svg, picture.svg().encode() + b"\n")
     if isinstance(png, str):
-        _write(png, picture.png())
+        write_output(png, picture.png())
     if options["as_json"]:
         documents = [_document(picture, used) for used, picture in chosen]
         click.echo("\n".join(map(json.dumps, documents)))
@@ -86,21 +84,8 @@ def _draw(picture: "Picture", width: int | None) -> str:
 
     if width is None:
         width = min(MAX_COLUMNS, max(8, get_terminal_size().columns - 6))
-    encoding = sys.stdout.encoding or "ascii"
-    try:
-        "▀░".encode(encoding)
-        is_ascii = False
-    except UnicodeEncodeError:
-        is_ascii = True
     has_colour = sys.stdout.isatty() and not environ.get("NO_COLOR")
-    return picture.text(width, is_ascii=is_ascii, has_colour=has_colour)
-
-
-def _write(name: str, data: bytes) -> None:
-    if name == "-":
-        click.echo(data, nl=False)
-        return
-    write_output(name, data)
+    return picture.text(width, is_ascii=knows_ascii_only(), has_colour=has_colour)
 
 
 def _document(picture: "Picture", used: str) -> dict[str, object]:
@@ -114,8 +99,5 @@ def _document(picture: "Picture", used: str) -> dict[str, object]:
         "tokens": picture.bound.num_tokens,
         "pairs": picture.bound.num_pairs,
         "slabs": as_slabs(picture.bound).table().tolist(),
-        "stripes": [
-            {"kind": s.kind, "start": s.start, "end": s.end, "number": s.number}
-            for s in picture.stripes
-        ],
+        "stripes": [asdict(stripe) for stripe in picture.stripes],
     }

@@ -1,7 +1,7 @@
 """Build the syntax tree from the parser's tree, bottom-up and without recursion.
 
-One small function per grammar rule, found by the rule's name. Walking with a stack of our own keeps
-a text with thousands of nested brackets from overflowing Python's.
+`_RULES` has an entry for every rule of the grammar. Walking with a stack of our own keeps a text
+with thousands of nested brackets from overflowing Python's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +12,11 @@ from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Span
 
 MAX_NUMBER = 2**40  # a million times a million tokens, and far from the borders of int64
+MAX_DEPTH = 64
+COLUMN_KINDS = ("spans", "ids", "flags", "positions")
 
 Built: TypeAlias = Any  # Any: a node, a word, None or a tuple of them; each rule knows its own
+Rule: TypeAlias = Callable[[Sequence[Built], Span], Built]
 
 
 class BuildError(Exception):
@@ -36,14 +39,39 @@ class Word:
     span: Span
 
 
-def ident(word: Word) -> ast.Ident:
-    """Return a name."""
-    return ast.Ident(word.text, span=word.span)
+# ---- readers: what becomes of one child ----------------------------------------------------------
 
 
-def maybe_ident(word: Word | None) -> ast.Ident | None:
-    """Return a name that may be left out."""
-    return None if word is None else ident(word)
+def _same(child: Built) -> Built:
+    return child
+
+
+def _ident(word: Word | None) -> Built:  # None only where the grammar lets a name be left out
+    return None if word is None else ast.Ident(word.text, span=word.span)
+
+
+def _string(word: Word) -> ast.Ident:
+    return ast.Ident(word.text[1:-1], span=word.span)
+
+
+def _text(word: Word) -> str:
+    return word.text
+
+
+def _is_there(child: Built) -> bool:
+    return child is not None
+
+
+def _parts(layout: ast.Layout) -> tuple[ast.Leaf | ast.Group, ...]:
+    return layout.parts
+
+
+def _items(child: Built) -> tuple[Built, ...]:
+    return child or ()
+
+
+def _literal(value: Built) -> ast.Literals:
+    return value.value if isinstance(value, ast.Number | ast.Bool) else value
 
 
 def integer(word: Word) -> int:
@@ -60,8 +88,39 @@ def integer(word: Word) -> int:
     return int(digits or "0") * scale
 
 
-def _or(children: Sequence[Built], span: Span) -> ast.Or:
-    return ast.Or(tuple(children), span=span)
+# ---- rules ---------------------------------------------------------------------------------------
+
+
+def _node(make: Callable[..., ast.Node], *readers: Callable[[Built], Built], **fixed: bool) -> Rule:
+    """Return the rule that makes a node out of its children, with a reader for each."""
+
+    def build(children: Sequence[Built], span: Span) -> ast.Node:
+        read = (reader(child) for reader, child in zip(readers, children, strict=False))
+        return make(*read, **fixed, span=span)
+
+    return build
+
+
+def _list_node(make: Callable[..., ast.Node], *readers: Callable[[Built], Built]) -> Rule:
+    """Return the rule that makes a node whose last field holds all children without a reader."""
+
+    def build(children: Sequence[Built], span: Span) -> ast.Node:
+        read = (reader(child) for reader, child in zip(readers, children, strict=False))
+        return make(*read, tuple(children[len(readers) :]), span=span)
+
+    return build
+
+
+def _first(children: Sequence[Built], span: Span) -> Built:
+    return children[0]
+
+
+def _tuple(children: Sequence[Built], span: Span) -> tuple[Built, ...]:
+    return tuple(children)
+
+
+def _nothing(children: Sequence[Built], span: Span) -> None:
+    return None
 
 
 def _and(children: Sequence[Built], span: Span) -> ast.Expr:
@@ -82,27 +141,9 @@ def _join(items: list[ast.Expr], span: Span) -> ast.Expr:
     return ast.And(tuple(items), span=Span(span.start, items[-1].span.end))
 
 
-def _not(children: Sequence[Built], span: Span) -> ast.Not:
-    return ast.Not(children[0], span=span)
-
-
-def _per(children: Sequence[Built], span: Span) -> ast.Per:
-    return ast.Per(children[0], ident(children[1]), span=span)
-
-
-def _in(children: Sequence[Built], span: Span) -> ast.In:
-    return ast.In(children[0], children[1], False, span=span)
-
-
-def _not_in(children: Sequence[Built], span: Span) -> ast.In:
-    return ast.In(children[0], children[1], True, span=span)
-
-
 def _chain(children: Sequence[Built], span: Span) -> ast.Compare:
-    ops = tuple(word.text for word in children[1::2])
-    return ast.Compare(
-        tuple(children[::2]), cast("Any", ops), span=span
-    )  # Any: a Literal from the lexer
+    ops: Any = tuple(word.text for word in children[1::2])  # Any: Literals from the lexer
+    return ast.Compare(tuple(children[::2]), ops, span=span)
 
 
 def _binary(children: Sequence[Built], span: Span) -> ast.Binary:
@@ -110,112 +151,23 @@ def _binary(children: Sequence[Built], span: Span) -> ast.Binary:
     return ast.Binary(operator.text, left, right, span=span)
 
 
-def _sign(children: Sequence[Built], span: Span) -> ast.Sign:
-    return ast.Sign(children[0].text, children[1], span=span)
-
-
-def _attribute(children: Sequence[Built], span: Span) -> ast.Attribute:
-    return ast.Attribute(children[0], ident(children[1]), span=span)
-
-
-def _number(children: Sequence[Built], span: Span) -> ast.Number:
-    return ast.Number(integer(children[0]), span=span)
-
-
-def _name(children: Sequence[Built], span: Span) -> ast.Name:
-    return ast.Name(children[0].text, span=span)
-
-
-def _call(children: Sequence[Built], span: Span) -> ast.Call:
-    return ast.Call(ident(children[0]), children[1] or (), span=span)
-
-
-def _argument(children: Sequence[Built], span: Span) -> ast.Argument:
-    return ast.Argument(maybe_ident(children[0]), children[1], span=span)
-
-
 def _paren(children: Sequence[Built], span: Span) -> ast.Expr:
     return cast("ast.Expr", replace(children[0], span=span))
-
-
-def _true(children: Sequence[Built], span: Span) -> ast.Bool:
-    return ast.Bool(True, span=span)
-
-
-def _false(children: Sequence[Built], span: Span) -> ast.Bool:
-    return ast.Bool(False, span=span)
-
-
-def _rules(children: Sequence[Built], span: Span) -> ast.Rules:
-    return ast.Rules(tuple(children), span=span)
-
-
-def _rule(children: Sequence[Built], span: Span) -> ast.Rule:
-    return ast.Rule(ident(children[0]), tuple(children[1:]), span=span)
 
 
 def _target(children: Sequence[Built], span: Span) -> ast.Target:
     name, *qualifiers = children
     within = [value for value in qualifiers if value is not None]
     if len(within) > 1 or len(qualifiers) - len(within) > 1:
-        raise BuildError(
-            "E010",
-            "a qualifier is written twice",
-            span,
-            "`causally` and `within N` at most once each",
-        )
+        hint = "`causally` and `within N` at most once each"
+        raise BuildError("E010", "a qualifier is written twice", span, hint)
     is_causal = len(qualifiers) > len(within)
-    return ast.Target(ident(name), is_causal, within[0] if within else None, span=span)
-
-
-EXPRESSION_RULES: Mapping[str, Callable[[Sequence[Built], Span], Built]] = {
-    "or_": _or, "and_": _and, "not_": _not, "per": _per, "in_": _in, "not_in": _not_in,
-    "chain": _chain, "sum": _binary, "product": _binary, "sign": _sign, "attribute": _attribute,
-    "number": _number, "name": _name, "call": _call, "argument": _argument, "paren": _paren,
-    "true_": _true, "false_": _false, "rules": _rules, "rule": _rule, "target": _target,
-}  # fmt: skip
-
-
-COLUMN_KINDS = ("spans", "ids", "flags", "positions")
-
-
-def _version(children: Sequence[Built], span: Span) -> ast.Version:
-    return ast.Version(integer(children[0]), span=span)
+    return ast.Target(_ident(name), is_causal, within[0] if within else None, span=span)
 
 
 def _import(children: Sequence[Built], span: Span) -> ast.Import:
     *names, path = children
-    return ast.Import(tuple(map(ident, names)), _string(path), span=span)
-
-
-def _string(word: Word) -> ast.Ident:
-    return ast.Ident(word.text[1:-1], span=word.span)
-
-
-def _segment(children: Sequence[Built], span: Span) -> ast.Segment:
-    return ast.Segment(ident(children[0]), children[1], span=span)
-
-
-def _layout(children: Sequence[Built], span: Span) -> ast.Layout:
-    return ast.Layout(tuple(children), span=span)
-
-
-def _leaf(children: Sequence[Built], span: Span) -> ast.Leaf:
-    name, length, star = children
-    return ast.Leaf(maybe_ident(name), length, star is not None, span=span)
-
-
-def _group(children: Sequence[Built], span: Span) -> ast.Group:
-    name, layout, star = children
-    return ast.Group(maybe_ident(name), layout.parts, star is not None, span=span)
-
-
-def _rest(children: Sequence[Built], span: Span) -> None:
-    return None
-
-
-def _every(children: Sequence[Built], span: Span) -> ast.Every:
-    return ast.Every(children[0], maybe_ident(children[1]), span=span)
+    return ast.Import(_names(names, span), _string(path), span=span)
 
 
 def _columns(children: Sequence[Built], span: Span) -> ast.Columns:
@@ -225,60 +177,29 @@ def _columns(children: Sequence[Built], span: Span) -> ast.Columns:
             "E020", f"unknown kind of column `{kind.text}`", kind.span,
             "write `spans(col)`, `ids(col) as a, b`, `flags(col)` or `positions(col)`",
         )  # fmt: skip
-    return ast.Columns(ident(kind), ident(column), names or (), span=span)
+    return ast.Columns(_ident(kind), _ident(column), names or (), span=span)
 
 
 def _token(children: Sequence[Built], span: Span) -> ast.Token:
     name, column = children
-    return ast.Token(ident(name), ident(column or name), span=span)
+    return ast.Token(_ident(name), _ident(column or name), span=span)
 
 
 def _names(children: Sequence[Built], span: Span) -> tuple[ast.Ident, ...]:
-    return tuple(map(ident, children))
+    return tuple(map(_ident, children))
 
 
 def _mask(children: Sequence[Built], span: Span) -> ast.MaskDef:
     decorators = tuple(c for c in children if isinstance(c, ast.Decorator))
     name, params, value, bindings = children[len(decorators) :]
-    return ast.MaskDef(ident(name), params or (), value, bindings or (), decorators, span=span)
-
-
-def _decorator(children: Sequence[Built], span: Span) -> ast.Decorator:
-    return ast.Decorator(ident(children[0]), children[1] or (), span=span)
-
-
-def _tuple(children: Sequence[Built], span: Span) -> tuple[Built, ...]:
-    return tuple(children)
-
-
-def _param(children: Sequence[Built], span: Span) -> ast.Param:
-    name, type_, default = children
-    return ast.Param(ident(name), ident(type_), default, span=span)
-
-
-def _bind_segment(children: Sequence[Built], span: Span) -> ast.BindSegment:
-    return ast.BindSegment(ident(children[0]), children[1], span=span)
-
-
-def _bind_value(children: Sequence[Built], span: Span) -> ast.BindValue:
-    return ast.BindValue(ident(children[0]), children[1], span=span)
-
-
-def _bind_function(children: Sequence[Built], span: Span) -> ast.BindFunction:
-    name, params, value = children
-    return ast.BindFunction(ident(name), params, value, span=span)
-
-
-def _stack(children: Sequence[Built], span: Span) -> ast.Stack:
-    return ast.Stack(ident(children[0]), tuple(children[1:]), span=span)
+    return ast.MaskDef(_ident(name), params or (), value, bindings or (), decorators, span=span)
 
 
 def _layer(children: Sequence[Built], span: Span) -> ast.Layer:
     count, value = children
+    is_heads = isinstance(value, tuple)
     repeat = 1 if count is None else integer(count)
-    if isinstance(value, tuple):
-        return ast.Layer(repeat, None, value, span=span)
-    return ast.Layer(repeat, value, (), span=span)
+    return ast.Layer(repeat, None if is_heads else value, value if is_heads else (), span=span)
 
 
 def _head_group(children: Sequence[Built], span: Span) -> ast.HeadGroup:
@@ -289,34 +210,7 @@ def _head_group(children: Sequence[Built], span: Span) -> ast.HeadGroup:
 def _head_range(children: Sequence[Built], span: Span) -> tuple[int | None, int | None]:
     if children[0].type == "REST":
         return None, None
-    first = integer(children[0])
-    return first, integer(children[-1])
-
-
-def _attach(children: Sequence[Built], span: Span) -> ast.Attach:
-    pattern, having, value, renames = children
-    return ast.Attach(_string(pattern), having or (), value, renames or (), span=span)
-
-
-def _first(children: Sequence[Built], span: Span) -> Built:
-    return children[0]
-
-
-def _rename(children: Sequence[Built], span: Span) -> ast.Rename:
-    return ast.Rename(ident(children[0]), ident(children[1]), span=span)
-
-
-def _sample(children: Sequence[Built], span: Span) -> ast.SampleDef:
-    return ast.SampleDef(ident(children[0]), tuple(children[1:]), span=span)
-
-
-def _field(children: Sequence[Built], span: Span) -> ast.Field:
-    name, value = children
-    return ast.Field(ident(name), _literal(value), span=span)
-
-
-def _literal(value: Built) -> ast.Literals:
-    return value.value if isinstance(value, ast.Number | ast.Bool) else value
+    return integer(children[0]), integer(children[-1])
 
 
 def _negative(children: Sequence[Built], span: Span) -> int:
@@ -337,50 +231,85 @@ def _claim(children: Sequence[Built], span: Span) -> tuple[str, ast.Expr | None]
     return children[0].text, children[1] if len(children) > 1 else None
 
 
-def _on(children: Sequence[Built], span: Span) -> ast.Ident:
-    return ident(children[0])
-
-
-STATEMENT_RULES: Mapping[str, Callable[[Sequence[Built], Span], Built]] = {
-    "version": _version, "statement": _first, "import_statement": _import, "segment": _segment,
-    "layout": _layout, "leaf": _leaf, "group": _group, "rest": _rest, "every": _every,
-    "columns": _columns, "token": _token, "names": _names, "mask": _mask,
-    "decorator": _decorator, "params": _tuple, "param": _param, "where": _tuple,
-    "bind_segment": _bind_segment, "bind_value": _bind_value, "bind_function": _bind_function,
-    "stack": _stack, "layer": _layer, "heads": _tuple, "head_group": _head_group,
-    "head_range": _head_range, "attach": _attach, "having": _first, "with_": _tuple,
-    "rename": _rename, "sample": _sample, "field": _field, "negative": _negative,
-    "list_": _list, "check": _check, "check_relation": _claim, "check_property": _claim,
-    "on": _on, "arguments": _tuple, "expression": _first, "default": _first, "causally": _rest,
+_RULES: Mapping[str, Rule] = {
+    # expressions
+    "or_": _list_node(ast.Or),
+    "and_": _and,
+    "not_": _node(ast.Not, _same),
+    "per": _node(ast.Per, _same, _ident),
+    "in_": _node(ast.In, _same, _same, negated=False),
+    "not_in": _node(ast.In, _same, _same, negated=True),
+    "chain": _chain,
+    "sum": _binary,
+    "product": _binary,
+    "sign": _node(ast.Sign, _text, _same),
+    "attribute": _node(ast.Attribute, _same, _ident),
+    "number": _node(ast.Number, integer),
+    "name": _node(ast.Name, _text),
+    "call": _node(ast.Call, _ident, _items),
+    "arguments": _tuple,
+    "argument": _node(ast.Argument, _ident, _same),
+    "paren": _paren,
+    "true_": _node(ast.Bool, value=True),
+    "false_": _node(ast.Bool, value=False),
+    "rules": _list_node(ast.Rules),
+    "rule": _list_node(ast.Rule, _ident),
+    "target": _target,
+    "causally": _nothing,
     "within": _first,
-}  # fmt: skip
+    "expression": _first,
+    # statements
+    "statement": _first,
+    "version": _node(ast.Version, integer),
+    "import_statement": _import,
+    "segment": _node(ast.Segment, _ident, _same),
+    "layout": _list_node(ast.Layout),
+    "leaf": _node(ast.Leaf, _ident, _same, _is_there),
+    "group": _node(ast.Group, _ident, _parts, _is_there),
+    "rest": _nothing,
+    "every": _node(ast.Every, _same, _ident),
+    "columns": _columns,
+    "names": _names,
+    "token": _token,
+    "mask": _mask,
+    "decorator": _node(ast.Decorator, _ident, _items),
+    "params": _tuple,
+    "param": _node(ast.Param, _ident, _ident, _same),
+    "default": _first,
+    "where": _tuple,
+    "bind_segment": _node(ast.BindSegment, _ident, _same),
+    "bind_value": _node(ast.BindValue, _ident, _same),
+    "bind_function": _node(ast.BindFunction, _ident, _same, _same),
+    "stack": _list_node(ast.Stack, _ident),
+    "layer": _layer,
+    "heads": _tuple,
+    "head_group": _head_group,
+    "head_range": _head_range,
+    "attach": _node(ast.Attach, _string, _items, _same, _items),
+    "having": _first,
+    "with_": _tuple,
+    "rename": _node(ast.Rename, _ident, _ident),
+    "sample": _list_node(ast.SampleDef, _ident),
+    "field": _node(ast.Field, _ident, _literal),
+    "negative": _negative,
+    "list_": _list,
+    "check": _check,
+    "check_relation": _claim,
+    "check_property": _claim,
+    "on": lambda children, _: _ident(children[0]),
+}
 
 
-MAX_DEPTH = 64
-_RULES = {**STATEMENT_RULES, **EXPRESSION_RULES}
-
-
-def build_statement(
-    tree: Any, offset: int
-) -> ast.Statement:  # Any: lark.Tree; lark stays in the parser
-    """Turn the tree of one statement into a node.
+def build(root: Any, offset: int) -> Built:  # Any: a Lark tree or token; Lark stays in the parser
+    """Turn the tree of one statement or expression into a node.
 
     Args:
-        tree: a Lark tree with positions.
+        root: a Lark tree with positions.
         offset: where the parsed text begins in the whole text, added to every span.
 
     Raises:
         BuildError: for numbers out of range, too deep nesting, unknown kinds of columns.
     """
-    return cast("ast.Statement", _build(tree, offset))
-
-
-def build_expression(tree: Any, offset: int) -> ast.Expr:  # Any: as above
-    """Turn the tree of one expression into a node; raises as `build_statement`."""
-    return cast("ast.Expr", _build(tree, offset))
-
-
-def _build(root: Any, offset: int) -> Built:
     if not _is_tree(root):
         return root
     results: list[tuple[Built, int]] = []

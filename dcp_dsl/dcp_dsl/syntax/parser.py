@@ -12,7 +12,7 @@ import lark
 
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program, Span
-from dcp_dsl.syntax.ast_builder import BuildError, build_expression, build_statement
+from dcp_dsl.syntax.ast_builder import BuildError, build
 from dcp_dsl.syntax.diagnostics import (
     MAX_FINDINGS,
     Diagnostic,
@@ -134,7 +134,7 @@ def parse_expression(text: str, name: str = "<expression>") -> ast.Expr:
         raise SpecError((shown,))
     tokens = [token for group in split_statements(text) for token in group]
     try:
-        return build_expression(_run(text, tokens, "expression"), 0)
+        return build(_run(text, tokens, "expression"), 0)  # type: ignore[no-any-return]  # an `Expr`
     except BuildError as error:
         raise SpecError((_diagnose(error, text, name),)) from None
 
@@ -171,7 +171,7 @@ def _parse_group(text: str, group: list[RawToken], index: int) -> ast.Statement:
         _fail_unknown_statement(first)
     is_version = first.text == "dcpm"
     tree = _run(text, group, "version" if is_version else "statement")
-    statement = build_statement(tree, first.span.start)
+    statement: ast.Statement = build(tree, first.span.start)
     if isinstance(statement, ast.Version):
         if index > 0:
             raise BuildError(
