@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -161,11 +162,9 @@ def to_json(config: "RunConfig", result: "RunResult") -> dict[str, object]:
         "mask_source": result.mask_source,
         "errors": {
             e.tensor: {
-                "relative": _finite(e.relative),
-                "eager": _finite(e.eager),
-                "relative_max": _finite(e.relative_max),
-                "eager_max": _finite(e.eager_max),
-                "ok": e.ok,
+                name: value if isinstance(value, bool) else _finite(value)
+                for name, value in asdict(e).items()
+                if name != "tensor"
             }
             for e in result.errors
         },

@@ -19,7 +19,7 @@ from dcp_dsl import DatasetError, Spec, read_dataset
 from dcp_planner import Cluster, ModelShape, PlanConfig, digest
 from dcp_runtime import DCPDataloader, RunError
 from dcp_runtime.data.local_data import IGNORE_LABEL
-from dcp_runtime.data.rows import IndexedRows, TokenColumn
+from dcp_runtime.data.rows import IndexedRows
 
 SPEC = Spec.from_text("mask band(w: tokens = 20) = causal and q - k < w\nmask whole = causal")
 RANKS = 3
@@ -381,7 +381,7 @@ def test_the_lengths_of_a_hugging_face_data_set_come_from_its_tables(monkeypatch
         (plain.with_format("torch"), [0, 1, 2, 3, 4]),
         (plain.select([3, 0, 1]), [3, 0, 1]),
     ):
-        lengths = IndexedRows(dataset, TokenColumn()).lengths
+        lengths = IndexedRows(dataset, None).lengths
         assert lengths.tolist() == [len(rows[row]["input_ids"]) for row in order]
     assert asked == []
 
@@ -390,12 +390,12 @@ def test_rows_that_a_hugging_face_data_set_makes_when_asked_are_counted_one_by_o
     datasets = pytest.importorskip("datasets", exc_type=ImportError)
     plain = datasets.Dataset.from_list([{"input_ids": [1, 2, 3]}, {"input_ids": [4]}])
     doubled = plain.with_transform(lambda b: {"input_ids": [2 * ids for ids in b["input_ids"]]})
-    assert IndexedRows(doubled, TokenColumn()).lengths.tolist() == [6, 2]
+    assert IndexedRows(doubled, None).lengths.tolist() == [6, 2]
     texts = datasets.Dataset.from_list([{"input_ids": [1]}, {"input_ids": None}])
     with pytest.raises(
         DatasetError, match="row 1: expected `input_ids` to be integers or bytes, got None"
     ):
-        _ = IndexedRows(texts, TokenColumn()).lengths
+        _ = IndexedRows(texts, None).lengths
     floats = datasets.Dataset.from_list([{"input_ids": [0.5]}])
     with pytest.raises(DatasetError, match="row 0: expected `input_ids` to be integers"):
-        _ = IndexedRows(floats, TokenColumn()).lengths
+        _ = IndexedRows(floats, None).lengths

@@ -16,8 +16,8 @@ import torch
 from dcp_runtime.errors import RunError
 from dcp_runtime.kernels import flash4
 from dcp_runtime.kernels.choice import choose_kernel
-from dcp_runtime.kernels.flash import AtenFlash, FlashKernel
-from dcp_runtime.kernels.flash4 import Flash4
+from dcp_runtime.kernels.flash import FlashKernel
+from dcp_runtime.kernels.flash4 import Flash4Kernel
 
 _path = Path(__file__).with_name("test_kernels.py")
 _spec = importlib.util.spec_from_file_location("kernel_tests", _path)
@@ -126,9 +126,9 @@ def standin_backward(  # noqa: PLR0913 - as the package has it
     return segments.backward(dout, lse, delta)
 
 
-OPERATORS = {
-    "flash": lambda: AtenFlash(AtenStandIn()),
-    "flash4": lambda: Flash4(
+KERNELS = {
+    "flash": lambda: FlashKernel(AtenStandIn()),
+    "flash4": lambda: Flash4Kernel(
         SimpleNamespace(_flash_attn_fwd=standin_forward, _flash_attn_bwd=standin_backward)
     ),
 }
@@ -136,11 +136,11 @@ OPERATORS = {
 
 @pytest.mark.parametrize("mask", ["causal", "streaming", "blind_rows", "scattered", "full"])
 @pytest.mark.parametrize("heads", ["gqa", "mqa"])
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", KERNELS)
 def test_gathered_calls_are_as_exact_as_eager_attention(lab, mask, heads, name):
     sparsity = lab.sparsity_of([lab.masks[mask](n) for n in (50, 1, 23)], 24)
     qkv = lab.random_qkv(1, 74, *kernel_tests.HEADS[heads], 16, torch.float32)
-    got = kernel_tests.run_kernel(FlashKernel(OPERATORS[name](), name), sparsity, qkv, seed=2)
+    got = kernel_tests.run_kernel(KERNELS[name](), sparsity, qkv, seed=2)
     lab.assert_as_exact_as_eager(got, *qkv, kernel_tests.dense_of(sparsity))
 
 

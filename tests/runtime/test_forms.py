@@ -14,8 +14,8 @@ from dcp_planner import (
     decode_part,
     encode_parts,
 )
-from dcp_runtime.data.sample_masks import truncate
-from dcp_runtime.plans.batch_plans import look_back
+from dcp_runtime.data.truncation import truncate
+from dcp_runtime.plans.look_back import look_back
 from dcp_runtime.plans.row_ranges import rasterise_mask
 
 SPEC = Spec.from_text(
@@ -112,4 +112,4 @@ def test_the_look_back_of_a_form_is_that_of_the_dense_mask(name):
     )
     q, k = np.nonzero(dense)
     assert look_back(plan) == (q - k).max() + 1
-    assert look_back(decode_part(encode_parts(plan)[0])) == look_back(plan)
+    assert look_back(decode_part(encode_parts(plan)[0]).plan) == look_back(plan)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, Lla
 from dcp_dsl import Sample, Spec, block_sparsity, dense_mask
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import DCPDataloader, DCPExecutor, LayerPlans, Planning, RunError, register_dcp
-from dcp_runtime.plans.batch_plans import look_back
+from dcp_runtime.plans.look_back import look_back
 
 SPEC = Spec.from_text(
     "segment s = question[question] answer[answers]*\n"

@@ -54,7 +54,7 @@ def killed(executor):
     batches = iter(loader)
     seen = [next(batches)]
     if rank == 0:
-        for pid in loader._plans._pool.processes:
+        for pid in loader._plans.pool.processes:
             os.kill(pid, signal.SIGKILL)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -96,7 +96,7 @@ def only_the_planner_compiles_masks(executor, processes):
     assert first.screening.counts == each.screening.counts == {"unfit": 2}
     assert first.screening.examples == each.screening.examples
     layers = LayerPlans.prepare(executor, found[0][1])
-    assert layers.of(4).prepared is layers.of(0).prepared is not layers.of(2).prepared
+    assert layers.of(4) is layers.of(0) is not layers.of(2)
     tokens = len(found[0][0].tokens)
     DCPAttn.apply(layers.of(4), torch.ones(tokens, 2, 8), torch.ones(tokens, 2, 1, 8))
     strict = make_loader(PARTS, LAYERS, planner="first", processes=processes, **OPTIONS)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_dsl import Columns, Rows, Sample, Slabs, Spec, Strided, StridedPart, Tiles, dense_mask
-from dcp_runtime.data.sample_masks import hidden_from_next, sees_previous
+from dcp_runtime.data.successors import hidden_from_next, sees_previous
 
 N = 150  # more than two of the tiles that are looked at together
 SPEC = Spec.from_text("""

@@ -55,11 +55,11 @@ def test_all_tables_of_a_plan_move_in_one_transfer(plan, monkeypatch):
     tables += [kernel._table(table, q, 32) for table in part.backward.tables]
     assert len(calls) == 1  # nothing was left to move
     assert len(tables) >= 4
-    assert len({table.masks.bits.untyped_storage().data_ptr() for table in tables}) == 1
+    assert len({table.masks[2].untyped_storage().data_ptr() for table in tables}) == 1
     for table, host in zip(tables, (*part.forward.tables, *part.backward.tables), strict=True):
         np.testing.assert_array_equal(table.pieces[0].numpy(), host.kv_start)
-        np.testing.assert_array_equal(table.masks.row_hi.numpy(), host.row_hi)
-        np.testing.assert_array_equal(table.masks.bits.numpy(), host.bits)
+        np.testing.assert_array_equal(table.masks[1].numpy(), host.row_hi)
+        np.testing.assert_array_equal(table.masks[2].numpy(), host.bits)
         np.testing.assert_array_equal(table.pieces[3].numpy(), host.mask_start)
 
 

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
+from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from dcp_dsl import ExportConfig, Form, MaskMod, as_slabs, build_block_tables, build_mask_mod
 
-FlexMaskMod: TypeAlias = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
-]
+FlexMaskMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def flex_block_mask(
@@ -68,14 +67,12 @@ def flex_mask_mod(mask: Form, device: torch.device | str = "cpu") -> FlexMaskMod
     return _ranges(ranges, is_by_row=predicate.form == "rows")
 
 
-def _tensor(array: object, device: torch.device | str) -> torch.Tensor:
+def _tensor(array: object, device: torch.device | str) -> Tensor:
     return torch.tensor(array, device=device)  # copies: the arrays are read-only
 
 
 def _closed(predicate: MaskMod) -> FlexMaskMod:
-    def mask_mod(
-        b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor
-    ) -> torch.Tensor:
+    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         seen = q < 0
         for q0, q1, k0, k1, a, slope in predicate.slabs:
             low, high = k0 + a * (q - q0), k1 + slope * (q - q0)
@@ -85,10 +82,8 @@ def _closed(predicate: MaskMod) -> FlexMaskMod:
     return mask_mod
 
 
-def _ranges(ranges: list[tuple[torch.Tensor, torch.Tensor]], *, is_by_row: bool) -> FlexMaskMod:
-    def mask_mod(
-        b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor
-    ) -> torch.Tensor:
+def _ranges(ranges: list[tuple[Tensor, Tensor]], *, is_by_row: bool) -> FlexMaskMod:
+    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         line, place = (q, k) if is_by_row else (k, q)
         seen = q < 0
         for low, high in ranges:
@@ -98,10 +93,8 @@ def _ranges(ranges: list[tuple[torch.Tensor, torch.Tensor]], *, is_by_row: bool)
     return mask_mod
 
 
-def _bits(bits: torch.Tensor, words: int) -> FlexMaskMod:
-    def mask_mod(
-        b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor
-    ) -> torch.Tensor:
+def _bits(bits: Tensor, words: int) -> FlexMaskMod:
+    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return ((bits[q * words + k // 32] >> (k % 32)) & 1) != 0
 
     return mask_mod

@@ -22,9 +22,11 @@ from functools import partial, wraps
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dcp_runtime.errors import RunError
-from dcp_runtime.execute.attention import DCPAttn, LayerPlan, LayerPlans
+from dcp_runtime.execute.attention import DCPAttn, LayerPlans
+from dcp_runtime.execute.prepared_plan import PreparedPlan
 
 NAME = "dcp"
 
@@ -67,7 +69,7 @@ def _without_plans(
 ) -> Any:  # Any: whatever a model passes on
     plans, index = others.get("dcp"), getattr(module, "layer_idx", None)
     if isinstance(plans, LayerPlans) and index is not None:  # other layers may be of an encoder
-        plans.of(index).prepared.batch.is_reached = True
+        plans.of(index).batch.is_reached = True
         raise RunError(
             f"{_place(module)}: expected attn_implementation={NAME!r}, which the plans of a batch "
             f"need, got {name!r} in the model's config; models made from one config share it: call "
@@ -81,11 +83,7 @@ def _place(module: torch.nn.Module) -> str:
 
 
 def refuse_padding(*_: Any, attention_mask: Any = None, **__: Any) -> None:  # Any: transformers'
-    """Stand in for the function that builds masks: the plan has it, so none is built.
-
-    Raises:
-        RunError: if the caller gives a mask of its own that hides something.
-    """
+    """Stand in for the function that builds masks: the plan has it, so none is built."""
     if attention_mask is not None and not bool(attention_mask.all()):
         raise RunError(
             "the model was given an attention_mask that hides tokens; with DCP the mask is the "
@@ -95,16 +93,16 @@ def refuse_padding(*_: Any, attention_mask: Any = None, **__: Any) -> None:  # A
 
 def attention_forward(  # noqa: PLR0913 - the signature is transformers'
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
     dcp: LayerPlans | None = None,
     **others: Any,  # Any: whatever a model passes on
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Run one layer under the plan of the batch.
 
     Args:
@@ -121,9 +119,6 @@ def attention_forward(  # noqa: PLR0913 - the signature is transformers'
 
     Returns:
         out ``[1, T_local, Hq, D]``, and no weights.
-
-    Raises:
-        RunError: if the model wants something that the plan does not do.
     """
     index = getattr(module, "layer_idx", None)
     where = _place(module)
@@ -132,22 +127,22 @@ def attention_forward(  # noqa: PLR0913 - the signature is transformers'
             f"{where}: attn_implementation='dcp' needs the plans of the batch; call the model with "
             "dcp=LayerPlans.prepare(executor, plan)"
         )
-    layer = dcp.of(index)
-    layer.prepared.batch.is_reached = True  # what follows may refuse the model
+    prepared = dcp.of(index)
+    prepared.batch.is_reached = True  # what follows may refuse the model
     _refuse(where, attention_mask, dropout, others)
-    _check_window(where, layer, sliding_window)
+    _check_window(where, prepared, sliding_window)
     _check_shapes(where, query, key)
     head_dim = query.shape[-1]
     if scaling is not None and scaling != head_dim**-0.5:
         query = query * (scaling * head_dim**0.5)  # DCPAttn divides by the root of D
     q = query[0].transpose(0, 1).contiguous()
     kv = torch.stack([key[0].transpose(0, 1), value[0].transpose(0, 1)], dim=1)
-    out: torch.Tensor = DCPAttn.apply(layer, q, kv)
+    out: Tensor = DCPAttn.apply(prepared, q, kv)
     return out[None], None
 
 
 def _refuse(
-    where: str, mask: torch.Tensor | None, dropout: float, others: dict[str, Any]
+    where: str, mask: Tensor | None, dropout: float, others: dict[str, Any]
 ) -> None:  # Any: whatever a model passes on
     if mask is not None:
         raise RunError(
@@ -173,16 +168,16 @@ def _refuse(
         )
 
 
-def _check_window(where: str, layer: LayerPlan, sliding_window: int | None) -> None:
-    if sliding_window is not None and layer.longest_look_back > sliding_window:
+def _check_window(where: str, prepared: PreparedPlan, sliding_window: int | None) -> None:
+    if sliding_window is not None and prepared.longest_look_back > sliding_window:
         raise RunError(
             f"{where}: the model has a window of {sliding_window} tokens, the plan's mask lets a "
-            f"query see {layer.longest_look_back} tokens back, itself included; attach a stack "
+            f"query see {prepared.longest_look_back} tokens back, itself included; attach a stack "
             f"whose mask for this layer is sliding({sliding_window}) or narrower"
         )
 
 
-def _check_shapes(where: str, query: torch.Tensor, key: torch.Tensor) -> None:
+def _check_shapes(where: str, query: Tensor, key: Tensor) -> None:
     if query.shape[0] != 1:
         raise RunError(
             f"{where}: expected a batch of 1 (the packed tokens this rank owns), got "

@@ -14,13 +14,15 @@ from torch.utils.data import DataLoader
 from dcp_dsl import Attachment, Dataset, DatasetError, Mask, Sample, Spec, Stack, pack
 from dcp_dsl.arrays import Ints
 from dcp_runtime.data.choices import Packing, RowRules
-from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows, TokenColumn, Tokens
-from dcp_runtime.data.sample_masks import LayerMasks
+from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows, Tokens
 from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.token_columns import TokenColumns, read_columns
 from dcp_runtime.errors import RunError
 
 Batches: TypeAlias = tuple[tuple[int, ...], ...]
+MaskFunction: TypeAlias = Spec | Mask | Stack | Callable[[Row], Mask | Stack]
+Resolver: TypeAlias = Callable[[int, Row], tuple[Mask | Stack, Sample]]
+"""From the number and the columns of a row to its mask, or those of its layers, and its sample."""
 
 
 def pack_epoch(
@@ -33,9 +35,6 @@ def pack_epoch(
         lengths: tokens of each of them, at most the budget.
         packing: how.
         epoch: counts from 0; matters only to a shuffle.
-
-    Raises:
-        DatasetError: if a row exceeds the budget.
 
     >>> pack_epoch([0, 1, 4], [3, 5, 2], Packing(7), epoch=0)
     ((0,), (1, 4))
@@ -52,11 +51,7 @@ def pack_epoch(
 
 
 def check_batches(batches: Sequence[Sequence[int]], lengths: Ints, budget: int) -> None:
-    """Check the batches that a user chose.
-
-    Raises:
-        DatasetError: if one names a row that is not there, or several rows exceed the budget.
-    """
+    """Check the batches that a user chose."""
     for number, rows in enumerate(batches):
         for row in rows:
             if not 0 <= row < len(lengths):
@@ -71,11 +66,6 @@ def check_batches(batches: Sequence[Sequence[int]], lengths: Ints, budget: int) 
             )
 
 
-Resolver: TypeAlias = Callable[[int, Row], tuple[Mask | Stack, Sample]]
-"""Takes the number and the columns of a row; gives its mask, or those of its layers, and what they
-need of it."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedSequence:
     """One row of a batch.
@@ -84,18 +74,20 @@ class PackedSequence:
         row: its number in the data set.
         tokens: int64 ``[n]``, those that take part.
         columns: what the row's columns say about each of them.
-        masks: of its layers.
+        masks: the different ones of its layers.
+        cycle: for each layer the number of its mask; repeats over the layers of a model.
         sample: what they are made of; may be longer than ``n``.
     """
 
     row: int
     tokens: Tokens
     columns: TokenColumns
-    masks: LayerMasks
+    masks: tuple[Mask, ...]
+    cycle: tuple[int, ...]
     sample: Sample
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowReader:
     """Makes rows ready, one at a time.
 
@@ -136,32 +128,28 @@ class RowReader:
             return None
         try:
             found, sample = self.resolve(index, _with_length(row, len(tokens)))
-            masks = LayerMasks.of(found)
+            stack = Stack.of(found) if isinstance(found, Mask) else found
+            masks, cycle = stack.masks, stack.cycle()
             columns = read_columns(self.rules, row, tokens)
         except DatasetError as error:
             self.screening.leave_out(index, "unfit", f"row {index}: {error}")
             return None
         except RunError as error:
             raise RunError(f"row {index}: {error}") from error
-        return PackedSequence(index, tokens[:count], columns.first(count), masks, sample)
+        return PackedSequence(index, tokens[:count], columns.first(count), masks, cycle, sample)
 
 
 def _with_length(row: Row, length: int) -> Row:
-    """Add the length where the token column has a name that nobody else knows.
-
-    Raises:
-        DatasetError: if the row states another one.
-    """
+    """Add the length where the token column has a name that nobody else knows."""
     for name in ("len", "length"):
         if row.get(name) is not None and row[name] != length:
             raise DatasetError(f"column `{name}` says {row[name]} tokens, the row has {length}")
     return row if row.get("len") is not None else {**row, "len": length}
 
 
-MaskFunction: TypeAlias = Spec | Mask | Stack | Callable[[Row], Mask | Stack]
-
-
-def open_rows(dataset: Any, tokens: TokenColumn) -> IndexedRows | StreamedRows:  # Any: a user's
+def open_rows(
+    dataset: Any, token_column: str | None
+) -> IndexedRows | StreamedRows:  # Any: a user's
     """Wrap a data set by what it can do: give rows by number, or one behind the other.
 
     Raises:
@@ -178,9 +166,9 @@ def open_rows(dataset: Any, tokens: TokenColumn) -> IndexedRows | StreamedRows: 
             f"expected a data set, got {dataset!r:.60}; read_dataset(path) reads a file or folder"
         )
     if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
-        return IndexedRows(dataset, tokens)
+        return IndexedRows(dataset, token_column)
     if hasattr(dataset, "__iter__"):
-        return StreamedRows.of(dataset, tokens)
+        return StreamedRows(dataset, token_column)
     raise DatasetError(
         f"expected a data set of rows, got {type(dataset).__name__}; it needs rows by number (len "
         "and []) or to be iterable"

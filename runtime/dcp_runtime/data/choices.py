@@ -146,10 +146,8 @@ class Planning:
         """The devices that share a batch."""
         if self.cluster is not None:
             return self.cluster
-        group = self.process_group
-        if group is not None:
-            return Cluster(devices_per_node=group.size())
-        return Cluster(devices_per_node=dist.get_world_size() if dist.is_initialized() else 1)
+        is_alone = not dist.is_initialized()
+        return Cluster(devices_per_node=1 if is_alone else dist.get_world_size(self.process_group))
 
     @property
     def own_rank(self) -> int:
@@ -159,11 +157,8 @@ class Planning:
             RunError: if it is none of the devices.
         """
         rank, count = self.rank, self.devices.num_devices
-        group = self.process_group
-        if rank is None and group is not None:
-            rank = group.rank()
         if rank is None:
-            rank = dist.get_rank() if dist.is_initialized() else 0
+            rank = dist.get_rank(self.process_group) if dist.is_initialized() else 0
         if not 0 <= rank < count:
             raise RunError(
                 f"expected a rank from 0 to {count - 1}, the devices of the cluster, got {rank}; "
@@ -221,11 +216,7 @@ def _ranks_of_this_machine() -> int:
 
 
 def check_count(name: str, value: object, least: int) -> None:
-    """Refuse what is no integer of at least `least`.
-
-    Raises:
-        RunError: naming the value.
-    """
+    """Refuse what is no integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise RunError(f"{name}: expected at least {least}, got {value!r}")
 
@@ -236,11 +227,7 @@ def _check_choice(name: str, value: object, choices: Any) -> None:  # Any: a Lit
 
 
 def check_kind(name: str, value: object, kind: type) -> None:
-    """Refuse what was given in the place of a group of choices.
-
-    Raises:
-        RunError: if it is none.
-    """
+    """Refuse what was given in the place of a group of choices."""
     if not isinstance(value, kind):
         raise RunError(
             f"{name}: expected a {kind.__name__}, got {value!r:.60}; give {name}="

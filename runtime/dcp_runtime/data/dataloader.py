@@ -7,7 +7,8 @@ every rank its part; packing and planning are deterministic, so all ranks hold t
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,14 +29,13 @@ from dcp_runtime.data.choices import LookAhead, Packing, Planning, RowRules, che
 from dcp_runtime.data.local_data import LocalData, TargetFinder, take_local
 from dcp_runtime.data.look_ahead import OwnPlans, PendingPlan, PlanningMetrics, PlanSource
 from dcp_runtime.data.plan_request import (
-    MaskRequest,
     PlannedBatch,
     PlanRequest,
     SequenceRequest,
     make_plans,
 )
 from dcp_runtime.data.planner_pool import PlannerPool
-from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows, TokenColumn
+from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows
 from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.shared_plans import PlanExchange, SharedPlans
 from dcp_runtime.errors import RunError
@@ -56,7 +56,7 @@ class _Position:
     row: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Batch:
     """A batch whose plan is under way, and where to go on behind it."""
 
@@ -110,7 +110,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         check_kind("look_ahead", look_ahead, LookAhead)
         self._packing, self._planning, self._look_ahead = packing, planning, look_ahead
         self._cluster, self._rank = planning.devices, planning.own_rank
-        self._rows = open_rows(dataset, TokenColumn(rows.token_column))
+        self._rows = open_rows(dataset, rows.token_column)
         resolve = make_resolver(self._rows, dataset, mask_fn, rows.path)
         self.screening = Screening(rows.policy)
         self._reader = RowReader(resolve, packing.token_budget, self.screening, rows)
@@ -134,22 +134,14 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             )
 
     def __len__(self) -> int:
-        """Number of batches of the whole epoch that is under way, else of the one that comes next.
-
-        Raises:
-            TypeError: for a stream of rows, whose end is not known.
-        """
+        """Number of batches of the whole epoch under way, else of the one that comes next."""
         if self._usable is None:
             raise TypeError("a stream of rows has no length")
         position = self._position if self._is_under_way else self._start()
         return len(self._batches_of(position.epoch))
 
     def __iter__(self) -> Iterator[tuple[LocalData, BatchPlan]]:
-        """Begin an epoch, or go on in the one that was loaded; plans are made ahead.
-
-        Raises:
-            RunError: in a worker process of torch's `DataLoader`.
-        """
+        """Begin an epoch, or go on in the one that was loaded; plans are made ahead."""
         if get_worker_info() is not None:
             raise RunError(
                 "DCPDataloader cannot be read by workers of torch's DataLoader: each would give "
@@ -180,16 +172,8 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
 
     def state_dict(self) -> State:
         """Return what is needed to go on behind the batch that was yielded last, fit for JSON."""
-        position = self._position
-        if self._next is not None and not self._is_under_way:
-            position = self._next
-        return {
-            "schema": SCHEMA,
-            "epoch": position.epoch,
-            "batch": position.batch,
-            "row": position.row,
-            "fingerprint": self._fingerprint(),
-        }
+        position = self._position if self._is_under_way or self._next is None else self._next
+        return {"schema": SCHEMA, **asdict(position), "fingerprint": self._fingerprint()}
 
     def load_state_dict(self, state: State) -> None:
         """Go on where `state_dict` was called: the next iteration gives the rest of that epoch.
@@ -233,11 +217,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         self._is_under_way = True
         try:
             while True:
-                while len(waiting) <= self._look_ahead.batches:
-                    batch = next(coming, None)
-                    if batch is None:
-                        break
-                    waiting.append(batch)
+                waiting.extend(islice(coming, self._look_ahead.batches + 1 - len(waiting)))
                 if not waiting:
                     break
                 batch = waiting.popleft()
@@ -298,10 +278,12 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             yield tuple(found), _Position(start.epoch, number + 1, last + 1)
 
     def _start_plan(self, sequences: tuple[PackedSequence, ...]) -> PendingPlan:
-        masks = {(id(m.scope), m.call): m for s in sequences for m in s.masks.masks}
+        masks = {(id(m.scope), m.call): m for s in sequences for m in s.masks}
         number = {key: index for index, key in enumerate(masks)}
         request = PlanRequest(
-            masks=tuple(MaskRequest.of(mask) for mask in masks.values()),
+            masks=tuple(
+                (m.scope.program.text, m.scope.program.name, m.call) for m in masks.values()
+            ),
             sequences=tuple(_sequence_request(s, number) for s in sequences),
             may_skip=self.screening.policy == "skip",
             block_size=self._planning.block_size,
@@ -357,8 +339,8 @@ def _sequence_request(
     sequence: PackedSequence, number: Mapping[tuple[int, str], int]
 ) -> SequenceRequest:
     """Describe a sequence; `number` finds its masks among those of the batch."""
-    own = [number[id(mask.scope), mask.call] for mask in sequence.masks.masks]
-    cycle = tuple(own[index] for index in sequence.masks.cycle)
+    own = [number[id(mask.scope), mask.call] for mask in sequence.masks]
+    cycle = tuple(own[index] for index in sequence.cycle)
     return SequenceRequest(sequence.row, cycle, sequence.sample.to_json(), len(sequence.tokens))
 
 

@@ -7,42 +7,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn import functional
 
 from dcp_dsl.arrays import Ints
 from dcp_runtime.data.batches import PackedSequence
 from dcp_runtime.data.choices import RowRules
-from dcp_runtime.data.sample_masks import Runs
 from dcp_runtime.data.screening import Screening
+from dcp_runtime.data.successors import Runs
 from dcp_runtime.data.token_columns import IGNORE_LABEL, join
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import BatchPlan
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Targets:
-    """The targets of a packed batch, over all ranks.
-
-    Attributes:
-        row: int64 ``[N]``, packed position of the token that predicts; one may have several.
-        token: int64 ``[N]``, packed position of the token that is predicted.
-        id: int64 ``[N]``, the token id to predict.
-        weight: float32 ``[N]``, what the loss of each is multiplied by.
-    """
-
-    row: Ints
-    token: Ints
-    id: Ints
-    weight: NDArray[np.float32]
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-    @classmethod
-    def of_next(cls, token: Ints, wanted: Ints) -> "Targets":
-        """Let the token before each of `token` predict what is `wanted` there."""
-        return cls(token - 1, token, wanted[token], np.ones(len(token), np.float32))
 
 
 @dataclass(slots=True)
@@ -59,8 +34,8 @@ class TargetFinder:
     screening: Screening
     says: bool
 
-    def find(self, sequences: Sequence[PackedSequence], hidden: Runs) -> Targets:
-        """Return the targets of a batch: each token that counts is predicted by the one before it.
+    def find(self, sequences: Sequence[PackedSequence], hidden: Runs) -> Ints:
+        """Return the packed positions of a batch's targets; the token before predicts each.
 
         Args:
             sequences: of the batch.
@@ -71,14 +46,14 @@ class TargetFinder:
         counts = wanted != IGNORE_LABEL
         counts[np.cumsum([0, *lengths[:-1]])] = False  # the first of a sequence
         if self.rules.hidden_targets == "keep":
-            return Targets.of_next(np.flatnonzero(counts), wanted)
+            return np.flatnonzero(counts)
         sees = np.ones(len(wanted), np.bool_)
         for start, end in hidden:
             sees[start + 1 : end + 1] = False
         left_out = np.flatnonzero(counts & ~sees)
         if len(left_out):
             self._record(sequences, left_out, f"{len(left_out)} of the {counts.sum()} targets")
-        return Targets.of_next(np.flatnonzero(counts & sees), wanted)
+        return np.flatnonzero(counts & sees)
 
     def _record(self, sequences: Sequence[PackedSequence], left_out: Ints, share: str) -> None:
         """Count what is left out, row by row, and say it the first time."""
@@ -92,7 +67,7 @@ class TargetFinder:
             self._say(share, first, int(left_out[0] - ends[number[0]]) + len(first.tokens))
 
     def _say(self, share: str, sequence: PackedSequence, token: int) -> None:
-        masks = ", ".join(f"`{mask.name}`" for mask in sequence.masks.masks)
+        masks = ", ".join(f"`{mask.name}`" for mask in sequence.masks)
         positions = (
             "; position ids count on through the row, position_column= gives others"
             if self.rules.position_column is None
@@ -133,18 +108,18 @@ class LocalData:
             another rank may own.
     """
 
-    tokens: torch.Tensor
-    labels: torch.Tensor
-    loss_mask: torch.Tensor
-    position_ids: torch.Tensor
-    sequence_ids: torch.Tensor
+    tokens: Tensor
+    labels: Tensor
+    loss_mask: Tensor
+    position_ids: Tensor
+    sequence_ids: Tensor
     rows: tuple[int, ...]
     num_targets: int
-    target_rows: torch.Tensor
-    target_ids: torch.Tensor
-    target_weights: torch.Tensor
-    extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    target_extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    target_rows: Tensor
+    target_ids: Tensor
+    target_weights: Tensor
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    target_extra: Mapping[str, Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> "LocalData":
         """Return the same data with all tensors on a device.
@@ -157,15 +132,15 @@ class LocalData:
 
     def pin_memory(self) -> "LocalData":
         """Return the same data in pinned memory, from which a GPU copies without the CPU."""
-        return self._each(torch.Tensor.pin_memory)
+        return self._each(Tensor.pin_memory)
 
-    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "LocalData":
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "LocalData":
         return LocalData(**{f.name: _changed(getattr(self, f.name), change) for f in fields(self)})
 
 
-def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:  # Any: a field
+def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:  # Any: a field
     """Apply a change to a tensor, or to those of a mapping; other values stay."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
         return {name: change(tensor) for name, tensor in value.items()}
@@ -173,13 +148,13 @@ def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def take_local(
-    sequences: Sequence[PackedSequence], targets: Targets, plan: BatchPlan, rank: int
+    sequences: Sequence[PackedSequence], targets: Ints, plan: BatchPlan, rank: int
 ) -> LocalData:
     """Cut a rank's part out of a batch.
 
     Args:
         sequences: of the batch, in packed order; at least one.
-        targets: of the whole batch.
+        targets: packed positions of those of the whole batch; the token before predicts each.
         plan: plan of the batch, or its plans.
         rank: whose part.
     """
@@ -187,13 +162,14 @@ def take_local(
     lengths = [len(sequence.tokens) for sequence in sequences]
     tokens = np.concatenate([sequence.tokens for sequence in sequences])
     labels = np.full(len(tokens), IGNORE_LABEL, np.int64)
-    labels[targets.row] = targets.id
+    wanted = np.concatenate([sequence.columns.targets for sequence in sequences])
+    labels[targets - 1] = wanted[targets]
     position_ids = np.concatenate([sequence.columns.positions for sequence in sequences])
     sequence_ids = np.repeat(np.arange(len(sequences)), lengths)
     place = np.full(len(tokens), -1, np.int64)  # of each packed token among those of the rank
     place[local] = np.arange(len(local))
-    mine = np.flatnonzero(place[targets.row] >= 0)
-    mine = mine[np.argsort(place[targets.row[mine]], kind="stable")]
+    mine = targets[place[targets - 1] >= 0]
+    mine = mine[np.argsort(place[mine - 1])]
     names = sequences[0].columns.extra
     extra = {name: join(name, [s.columns.extra[name] for s in sequences]) for name in names}
     return LocalData(
@@ -204,19 +180,17 @@ def take_local(
         sequence_ids=torch.from_numpy(sequence_ids[local]),
         rows=tuple(sequence.row for sequence in sequences),
         num_targets=len(targets),
-        target_rows=torch.from_numpy(place[targets.row[mine]]),
-        target_ids=torch.from_numpy(targets.id[mine]),
-        target_weights=torch.from_numpy(targets.weight[mine]),
+        target_rows=torch.from_numpy(place[mine - 1]),
+        target_ids=torch.from_numpy(wanted[mine]),
+        target_weights=torch.ones(len(mine)),
         extra={name: torch.from_numpy(values[local]) for name, values in extra.items()},
-        target_extra={
-            name: torch.from_numpy(values[targets.token[mine]]) for name, values in extra.items()
-        },
+        target_extra={name: torch.from_numpy(values[mine]) for name, values in extra.items()},
     )
 
 
 def next_token_loss(
-    logits: torch.Tensor, local_data: LocalData, num_targets: int | None = None
-) -> torch.Tensor:
+    logits: Tensor, local_data: LocalData, num_targets: int | None = None
+) -> Tensor:
     """Compute the cross entropy of this rank's targets, divided by the targets of all ranks.
 
     Losses, and gradients, of the ranks are to be **added**: the sum over the ranks is the mean over

@@ -1,11 +1,12 @@
 """Look-ahead: the next batches are planned while the present one trains."""
 
 import warnings
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from dcp_planner import WorkerLost, stopwatch
 from dcp_runtime.data.plan_request import PlannedBatch, PlanRequest
@@ -45,7 +46,7 @@ class PlanningMetrics:
         return 1 - min(1.0, self.waited_s / self.plan_s) if self.plan_s else 1.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PendingPlan:
     """A plan that is being made; what started it waits for it."""
 
@@ -60,54 +61,26 @@ class PendingPlan:
             self.future.cancel()
 
 
-class PlanSource(Protocol):
-    """Makes plans: starts them early and hands them out when they are needed, in the same order."""
+class PlanSource(ABC):
+    """Makes plans: starts them early and hands them out when they are needed, in the same order.
 
-    metrics: PlanningMetrics
-
-    def start(self, request: PlanRequest, in_own_process: OwnPlanner) -> PendingPlan:
-        """Begin with a plan, if something can make it beside the training loop."""
-
-    def take(self, pending: PendingPlan, queued: int) -> PlannedBatch:
-        """Wait for a plan, or make it."""
-
-    def close(self) -> None:
-        """End what makes plans."""
-
-
-@dataclass(slots=True)
-class OwnPlans:
-    """Starts the plans of this rank and hands them out.
-
-    A plan whose process is lost is made again in this process: the same plan, since planning is
-    deterministic, so that ranks that plan for themselves stay in step.
-
-    Attributes:
+    Args:
         pool: planner processes; ``None`` plans in this process when a plan is taken.
-        metrics: what it cost.
     """
 
-    pool: PlannerPool | None
-    metrics: PlanningMetrics = field(default_factory=PlanningMetrics)
-    _cache: "OrderedDict[str, PlannedBatch]" = field(default_factory=OrderedDict)
+    def __init__(self, pool: PlannerPool | None) -> None:
+        self.pool = pool
+        self.metrics = PlanningMetrics()
 
+    @abstractmethod
     def start(self, request: PlanRequest, in_own_process: OwnPlanner) -> PendingPlan:
-        """Begin with a plan if there are processes to make it."""
-        if self.pool is None or request.key in self._cache:
-            return PendingPlan(request, in_own_process, None)
-        return PendingPlan(request, in_own_process, self.pool.submit(request))
-
-    def close(self) -> None:
-        """End the planner processes; what is needed from now on is planned in this process."""
-        pool, self.pool = self.pool, None
-        if pool is not None:
-            pool.close()
+        """Begin with a plan, if something can make it beside the training loop."""
 
     def take(self, pending: PendingPlan, queued: int) -> PlannedBatch:
         """Wait for a plan, or make it.
 
         Raises:
-            DCPError: if the batch cannot be planned.
+            DCPError: if the batch cannot be planned, or the rank that plans for all is gone.
         """
         with stopwatch() as watch:
             plan, seconds = self._result(pending)
@@ -116,18 +89,50 @@ class OwnPlans:
         self.metrics.waited_s += watch.seconds
         self.metrics.compile_s += watch.compile_s
         self.metrics.queued = queued
-        self._cache[pending.request.key] = plan
-        self._cache.move_to_end(pending.request.key)
-        if len(self._cache) > MAX_CACHED_PLANS:
-            self._cache.popitem(last=False)
         return plan
 
+    @abstractmethod
     def _result(self, pending: PendingPlan) -> tuple[PlannedBatch, float | None]:
         """Return the plan and how long making it took, ``None`` if it was made while waiting."""
-        known = self._cache.get(pending.request.key)
-        if known is not None and pending.future is None:
+
+    def close(self) -> None:
+        """End the planner processes; what is needed from now on is planned in this process."""
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            pool.close()
+
+
+class OwnPlans(PlanSource):
+    """Starts the plans of this rank and hands them out.
+
+    A plan whose process is lost is made again in this process: the same plan, since planning is
+    deterministic, so that ranks that plan for themselves stay in step.
+    """
+
+    def __init__(self, pool: PlannerPool | None) -> None:
+        super().__init__(pool)
+        self._cache: OrderedDict[str, PlannedBatch] = OrderedDict()
+
+    def start(self, request: PlanRequest, in_own_process: OwnPlanner) -> PendingPlan:
+        """Begin with a plan if there are processes to make it."""
+        if self.pool is None or request.key in self._cache:
+            return PendingPlan(request, in_own_process, None)
+        return PendingPlan(request, in_own_process, self.pool.submit(request))
+
+    def _result(self, pending: PendingPlan) -> tuple[PlannedBatch, float | None]:
+        key = pending.request.key
+        if pending.future is None and key in self._cache:
             self.metrics.cached += 1
-            return known, 0.0
+            made: tuple[PlannedBatch, float | None] = self._cache[key], 0.0
+        else:
+            made = self._made(pending)
+        self._cache[key] = made[0]
+        self._cache.move_to_end(key)
+        if len(self._cache) > MAX_CACHED_PLANS:
+            self._cache.popitem(last=False)
+        return made
+
+    def _made(self, pending: PendingPlan) -> tuple[PlannedBatch, float | None]:
         if pending.future is None:
             return pending.in_own_process(), None
         try:
@@ -146,4 +151,4 @@ class OwnPlans:
         if pool.cannot_start:
             self.close()
             what = "from now on this process plans, when a batch is needed"
-        warnings.warn(f"{error}; {what}", RuntimeWarning, stacklevel=5)
+        warnings.warn(f"{error}; {what}", RuntimeWarning, stacklevel=6)

@@ -9,7 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any
+from math import lcm
+from typing import Any, TypeAlias
 
 from dcp_dsl import DatasetError, Form, Mask, Sample, Spec
 from dcp_planner import (
@@ -27,10 +28,17 @@ from dcp_planner import (
     decode_part,
     encode_parts,
 )
-from dcp_runtime.data.sample_masks import Runs, Slot, hidden_from_next, join_cycles, truncate
 from dcp_runtime.data.screening import SKIP_HINT
+from dcp_runtime.data.successors import Runs, hidden_from_next
+from dcp_runtime.data.truncation import truncate
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import BatchPlan, StackedPlans
+
+MOST_LAYERS = 4096
+"""Layers after which the cycles of a batch have to repeat."""
+
+Slot: TypeAlias = tuple[int, ...]
+"""For every sequence of a batch the number of the mask that it has in some layer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,11 +93,7 @@ def encode_batch(batch: PlannedBatch, num_devices: int) -> list[bytes]:
 
 
 def decode_batch(data: bytes) -> PlannedBatch:
-    """Read one device's part of a planned batch.
-
-    Raises:
-        DCPError: if it is something else.
-    """
+    """Read one device's part of a planned batch."""
     head, _, rest = data.partition(b"\n")
     try:
         found = json.loads(head)
@@ -102,26 +106,6 @@ def decode_batch(data: bytes) -> PlannedBatch:
         parts.append(decode_part(rest[at : at + size]))
         at += size
     return replace(batch, plans=tuple(parts))
-
-
-@dataclass(frozen=True, slots=True)
-class MaskRequest:
-    """A mask of a batch.
-
-    Attributes:
-        spec, name: text that the mask's names come from, and its path.
-        call: the mask.
-    """
-
-    spec: str
-    name: str
-    call: str
-
-    @classmethod
-    def of(cls, mask: Mask) -> "MaskRequest":
-        """Describe a mask."""
-        program = mask.scope.program
-        return cls(program.text, program.name, mask.call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +130,7 @@ class PlanRequest:
     """One packed batch to plan.
 
     Attributes:
-        masks: that its sequences use.
+        masks: that its sequences use: text and path of the spec, and the call of each.
         sequences: in packed order.
         may_skip: whether sequences that do not fit their mask are left out; else they are an error.
         block_size: most tokens per planning block; ``None`` chooses it for the batch.
@@ -155,7 +139,7 @@ class PlanRequest:
         config: how to plan.
     """
 
-    masks: tuple[MaskRequest, ...]
+    masks: tuple[tuple[str, str, str], ...]
     sequences: tuple[SequenceRequest, ...]
     may_skip: bool
     block_size: int | None
@@ -171,7 +155,7 @@ class PlanRequest:
     def from_json(cls, text: str) -> "PlanRequest":
         """Read what `to_json` wrote."""
         values = json.loads(text)
-        values["masks"] = tuple(MaskRequest(**mask) for mask in values["masks"])
+        values["masks"] = tuple(map(tuple, values["masks"]))
         values["sequences"] = tuple(
             SequenceRequest(**{**s, "cycle": tuple(s["cycle"])}) for s in values["sequences"]
         )
@@ -190,13 +174,8 @@ class PlanRequest:
 
 
 def plan_request(request: PlanRequest) -> PlannedBatch:
-    """Compile the masks of a batch and plan it, from the text alone.
-
-    Raises:
-        DatasetError: if a sample does not fit its mask, unless such are left out.
-        PlanError: if it cannot be planned.
-    """
-    masks = [_mask(mask.spec, mask.name, mask.call) for mask in request.masks]
+    """Compile the masks of a batch and plan it, from the text alone."""
+    masks = [_mask(*mask) for mask in request.masks]
     samples = [Sample.from_json(sequence.sample) for sequence in request.sequences]
     return make_plans(request, masks, samples)
 
@@ -228,6 +207,29 @@ def make_plans(
     return PlannedBatch(named, cycle, tuple(left_out), hidden)
 
 
+def join_cycles(cycles: Sequence[tuple[int, ...]]) -> tuple[tuple[Slot, ...], tuple[int, ...]]:
+    """Return the different slots of a batch, and for each layer the number of its slot.
+
+    Args:
+        cycles: of every sequence, the number of its mask by layer.
+
+    >>> join_cycles([(0, 0, 1), (2,)])
+    (((0, 2), (1, 2)), (0, 0, 1))
+    """
+    period = lcm(*map(len, cycles))
+    if period > MOST_LAYERS:
+        raise DatasetError(
+            f"the stacks of a batch repeat together after {period} layers only, at most "
+            f"{MOST_LAYERS} are planned; pack rows of one stack into a batch"
+        )
+    number: dict[Slot, int] = {}
+    layers = [
+        number.setdefault(tuple(c[layer % len(c)] for c in cycles), len(number))
+        for layer in range(period)
+    ]
+    return tuple(number), tuple(layers)
+
+
 def _build(
     request: PlanRequest, forms: Sequence[Sequence[Form]], layers: Sequence[int]
 ) -> tuple[Plan, ...]:
@@ -254,11 +256,11 @@ def _mask(spec: str, name: str, call: str) -> Mask:
 
 
 def _provenance(request: PlanRequest, kept: Sequence[int], slot: Slot) -> Provenance | None:
-    """Say where the batch comes from, if one mask made all of it and nothing was cut."""
+    """Return where the batch comes from, if one mask made all of it and nothing was cut."""
     sequences = [request.sequences[number] for number in kept]
     is_whole = all(Sample.from_json(s.sample).length == s.num_tokens for s in sequences)
     if not is_whole or len(set(slot)) != 1:
         return None
-    mask = request.masks[slot[0]]
+    spec, _, call = request.masks[slot[0]]
     origin = "rows " + ", ".join(str(sequence.row) for sequence in sequences)
-    return Provenance(mask.spec, mask.call, tuple(s.sample for s in sequences), origin)
+    return Provenance(spec, call, tuple(s.sample for s in sequences), origin)

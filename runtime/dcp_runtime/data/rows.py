@@ -1,7 +1,6 @@
 """Rows of a data set, whatever holds it: ours, Hugging Face's, a list of dictionaries, a stream."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -20,44 +19,39 @@ ROWS_OF_A_TABLE = 1024
 """Rows of a Hugging Face data set whose lengths are read at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenColumn:
-    """Which column holds the tokens of a row; ``None`` for the first of `TOKEN_COLUMNS`."""
+def token_columns(name: str | None) -> tuple[str, ...]:
+    """Return the columns that may hold the tokens, in the order of preference."""
+    return TOKEN_COLUMNS if name is None else (name,)
 
-    name: str | None = None
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The columns that may hold the tokens, in the order of preference."""
-        return TOKEN_COLUMNS if self.name is None else (self.name,)
+def read_tokens(names: Sequence[str], row: Row, index: int) -> Tokens:
+    """Return the tokens of a row, int64 ``[length]``; bytes count as one token each.
 
-    def read(self, row: Row, index: int) -> Tokens:
-        """Return the tokens of a row, int64 ``[length]``; bytes count as one token each.
-
-        Raises:
-            DatasetError: if the row has none, or they are no integers.
-        """
-        if not isinstance(row, Mapping):
+    Args:
+        names: columns that may hold them, in the order of preference.
+        row: by column.
+        index: its number, for messages.
+    """
+    if not isinstance(row, Mapping):
+        raise DatasetError(
+            f"row {index}: expected columns by name, got {type(row).__name__}; "
+            "read_dataset(path) gives the rows of a file"
+        )
+    name = next((name for name in names if row.get(name) is not None), None)
+    if name is None:
+        if empty := [name for name in names if name in row]:
             raise DatasetError(
-                f"row {index}: expected columns by name, got {type(row).__name__}; "
-                "read_dataset(path) gives the rows of a file"
+                f"row {index}: expected `{empty[0]}` to be integers or bytes, got None"
             )
-        names = self.names
-        found = [row[name] for name in names if row.get(name) is not None]
-        if not found:
-            if empty := [name for name in names if name in row]:
-                raise DatasetError(
-                    f"row {index}: expected `{empty[0]}` to be integers or bytes, got None"
-                )
-            have = ", ".join(sorted(row)) or "none"
-            raise DatasetError(
-                f"row {index} has no column `{names[0]}`; its columns are: {have}; "
-                "token_column= names another one"
-            )
-        value = found[0]
-        if isinstance(value, bytes | bytearray):
-            return np.frombuffer(bytes(value), np.uint8).astype(np.int64)
-        return _integers(value, index, next(n for n in names if row.get(n) is not None))
+        have = ", ".join(sorted(row)) or "none"
+        raise DatasetError(
+            f"row {index} has no column `{names[0]}`; its columns are: {have}; "
+            "token_column= names another one"
+        )
+    value = row[name]
+    if isinstance(value, bytes | bytearray):
+        return np.frombuffer(bytes(value), np.uint8).astype(np.int64)
+    return _integers(value, index, name)
 
 
 def _integers(values: Any, row: int, column: str) -> Tokens:  # Any: what a user's row holds
@@ -82,15 +76,13 @@ class IndexedRows:
 
     Args:
         dataset: has ``len`` and gives a row by number.
-        tokens: which column holds them.
-
-    Raises:
-        DatasetError: if a row has no tokens.
+        token_column: the column that holds them; ``None`` for the first of `TOKEN_COLUMNS`.
     """
 
-    def __init__(self, dataset: Dataset | Sequence[Row], tokens: TokenColumn) -> None:
+    def __init__(self, dataset: Dataset | Sequence[Row], token_column: str | None) -> None:
         self._dataset = dataset
-        self._tokens = tokens
+        self._names = token_columns(token_column)
+        self._is_ours = isinstance(dataset, Dataset) and token_column is None
         self._lengths: Ints | None = None
 
     def __len__(self) -> int:
@@ -110,36 +102,28 @@ class IndexedRows:
     def lengths(self) -> Ints:
         """Tokens of every row, int64 ``[N]``; reads all rows where no file or table says it."""
         if self._lengths is None:
-            if isinstance(self._dataset, Dataset) and self._tokens.name is None:
+            if isinstance(self._dataset, Dataset) and self._is_ours:
                 found = self._dataset.lengths
             else:
-                told = _lengths_of_arrow(self._dataset, self._tokens.names)
+                told = _lengths_of_arrow(self._dataset, self._names)
                 counts = (len(self.read(index)[1]) for index in range(len(self)))
                 found = np.fromiter(counts, np.int64) if told is None else told
             self._lengths = found
         return self._lengths
 
-    def _row(self, index: int) -> Row:
+    def read(self, index: int) -> tuple[Row, Tokens]:
+        """Return one row and its tokens; asks the data set once."""
         try:
-            return self._dataset[index]
+            row = self._dataset[index]
         except IndexError as error:
             raise DatasetError(
                 f"row {index} is gone: the data set had {len(self.lengths)} rows when the loader "
                 f"was made and has {len(self._dataset)} now; make a new loader"
             ) from error
-
-    def read(self, index: int) -> tuple[Row, Tokens]:
-        """Return one row and its tokens; asks the data set once.
-
-        Raises:
-            DatasetError: if the row is gone or has no tokens, or not as many as when the lengths
-                were read.
-        """
-        row = self._row(index)
-        if isinstance(self._dataset, Dataset) and self._tokens.name is None:
+        if isinstance(self._dataset, Dataset) and self._is_ours:
             found = np.asarray(self._dataset.tokens(index)).astype(np.int64)
         else:
-            found = self._tokens.read(row, index)
+            found = read_tokens(self._names, row, index)
         if self._lengths is not None and len(found) != self._lengths[index]:
             raise DatasetError(
                 f"row {index} had {self._lengths[index]} tokens when the loader was made and has "
@@ -148,42 +132,32 @@ class IndexedRows:
         return row, found
 
 
-@dataclass(frozen=True, slots=True)
 class StreamedRows:
     """An iterable data set: rows come one behind the other, their number is not known.
 
-    Attributes:
-        open: gives an iterator from the first row on, always the same rows in the same order.
-        tokens: which column holds them.
+    Args:
+        dataset: iterates from the first row on, always over the same rows in the same order; an
+            iterator, such as a generator, gives one epoch.
+        token_column: as of `IndexedRows`.
     """
 
-    open: Callable[[], Iterator[Row]]
-    tokens: TokenColumn
+    def __init__(self, dataset: Iterable[Row], token_column: str | None) -> None:
+        self._dataset = dataset
+        self._names = token_columns(token_column)
+        self._is_read = False
 
-    @classmethod
-    def of(cls, dataset: Iterable[Row], tokens: TokenColumn) -> "StreamedRows":
-        """Wrap an iterable; an iterator, such as a generator, gives one epoch, from its start."""
-        if not isinstance(dataset, Iterator):
-            return cls(lambda: iter(dataset), tokens)
-        unused = [dataset]
-
-        def open_once() -> Iterator[Row]:
-            if not unused:
-                raise DatasetError(
-                    f"the rows came from a {type(dataset).__name__}, which gives them only once; "
-                    "for more epochs give list(rows), or an object whose __iter__ starts anew"
-                )
-            return unused.pop()
-
-        return cls(open_once, tokens)
+    def _open(self) -> Iterator[Row]:
+        if self._is_read and isinstance(self._dataset, Iterator):
+            raise DatasetError(
+                f"the rows came from a {type(self._dataset).__name__}, which gives them only once; "
+                "for more epochs give list(rows), or an object whose __iter__ starts anew"
+            )
+        self._is_read = True
+        return iter(self._dataset)
 
     def rows_from(self, index: int) -> Iterator[tuple[int, Row, Tokens]]:
-        """Return number, row and tokens of every row from `index` on; those before are passed over.
-
-        Raises:
-            DatasetError: if the stream ends before `index`.
-        """
-        rows = self.open()
+        """Return number, row and tokens of every row from `index` on; pass over those before."""
+        rows = self._open()
         passed = sum(1 for _ in islice(rows, index))
         if passed < index:
             raise DatasetError(
@@ -191,7 +165,7 @@ class StreamedRows:
                 "resume with the data set the state was saved with"
             )
         for number, row in enumerate(rows, start=index):
-            yield number, row, self.tokens.read(row, number)
+            yield number, row, read_tokens(self._names, row, number)
 
 
 def _lengths_of_arrow(dataset: Any, names: Sequence[str]) -> Ints | None:  # Any: HF's

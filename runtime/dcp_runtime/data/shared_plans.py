@@ -5,13 +5,14 @@ import warnings
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 
 import torch.distributed as dist
 
 from dcp_dsl import DatasetError, DCPError
-from dcp_planner import WorkerLost, stopwatch
-from dcp_runtime.data.look_ahead import OwnPlanner, PendingPlan, PlanningMetrics
+from dcp_planner import WorkerLost
+from dcp_runtime.data.look_ahead import OwnPlanner, PendingPlan, PlanSource
 from dcp_runtime.data.plan_request import (
     PlannedBatch,
     PlanRequest,
@@ -22,6 +23,9 @@ from dcp_runtime.data.plan_request import (
 from dcp_runtime.data.planner_pool import PlannerPool
 from dcp_runtime.errors import RunError
 from dcp_runtime.transport.group_store import SERVER, open_store
+
+FALLBACK = "static:contiguous"
+"""Placement of a batch whose planner was lost: planned in milliseconds, valid, not the fastest."""
 
 FIRST_NAP_S, LONGEST_NAP_S = 0.0005, 0.02
 
@@ -36,9 +40,6 @@ class PlanExchange:
     Args:
         group: ranks that share the batches, ``None`` for all.
         timeout_s: how long a rank waits for a plan.
-
-    Raises:
-        RunError: if there is no process group, or its store does not answer.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
@@ -54,11 +55,7 @@ class PlanExchange:
         self._timeout_s = timeout_s
 
     def publish(self, number: int, parts: Sequence[bytes]) -> None:
-        """Leave the parts of a batch, in rank order.
-
-        Raises:
-            RunError: if the store is lost.
-        """
+        """Leave the parts of a batch, in rank order."""
         for rank, part in enumerate(parts):
             self._set(number, rank, _PART + part)
 
@@ -69,12 +66,7 @@ class PlanExchange:
             self._set(number, rank, kind + str(error).encode())
 
     def take(self, number: int) -> PlannedBatch:
-        """Wait for this rank's part of a batch.
-
-        Raises:
-            DatasetError: if a row of it cannot be used.
-            RunError: if rank 0 could not plan, ended, or took too long.
-        """
+        """Wait for this rank's part of a batch."""
         key = f"{number}/{self.rank}"
         deadline, nap_s = time.monotonic() + self._timeout_s, FIRST_NAP_S
         try:
@@ -115,11 +107,7 @@ class PlanExchange:
             raise self._lost(number, error) from error
 
 
-FALLBACK = "static:contiguous"
-"""Placement of a batch whose planner was lost: planned in milliseconds, valid, not the fastest."""
-
-
-class SharedPlans:
+class SharedPlans(PlanSource):
     """Rank 0 plans ahead and publishes; every rank, rank 0 among them, takes its part.
 
     Since one rank decides for all, a planner process that is lost is no reason to wait: its batch
@@ -131,8 +119,7 @@ class SharedPlans:
     """
 
     def __init__(self, pool: PlannerPool | None, exchange: PlanExchange) -> None:
-        self.metrics = PlanningMetrics()
-        self._pool = pool
+        super().__init__(pool)
         self._exchange = exchange
         self._started = 0
         self._lost: dict[int, str] = {}
@@ -140,55 +127,35 @@ class SharedPlans:
 
     def start(self, request: PlanRequest, in_own_process: OwnPlanner) -> PendingPlan:
         """Begin with a plan on rank 0; on other ranks only count it."""
-        pending = PendingPlan(request, in_own_process, None, self._started)
-        self._started += 1
-        if self._pool is not None:
-            pending.future = self._pool.submit_parts(request)
-            number = pending.number
-            pending.future.add_done_callback(lambda done: self._publish(number, request, done))
-        return pending
+        number, self._started = self._started, self._started + 1
+        if self.pool is None:
+            return PendingPlan(request, in_own_process, None, number)
+        future = self.pool.submit_parts(request)
+        future.add_done_callback(partial(self._publish, number, request))
+        return PendingPlan(request, in_own_process, future, number)
 
-    def take(self, pending: PendingPlan, queued: int) -> PlannedBatch:
-        """Wait for this rank's part.
-
-        Raises:
-            RunError: if rank 0 cannot plan the batch, or is gone.
-        """
-        with stopwatch() as watch:
-            if self._exchange.rank == 0 and self._pool is None:
-                self._plan_here(pending)
-            batch = self._exchange.take(pending.number)
-        waited = watch.seconds
-        lost = self._lost.pop(pending.number, None)
-        if lost is not None:
+    def _result(self, pending: PendingPlan) -> tuple[PlannedBatch, float | None]:
+        if self._exchange.rank == 0 and self.pool is None:
+            self._plan_here(pending.number, pending.in_own_process)
+        batch = self._exchange.take(pending.number)
+        if (lost := self._lost.pop(pending.number, None)) is not None:
             self.metrics.lost += 1
-            warnings.warn(lost, RuntimeWarning, stacklevel=3)
-        self.metrics.plans += 1
-        self.metrics.plan_s += self._seconds.pop(pending.number, waited)
-        self.metrics.waited_s += waited
-        self.metrics.compile_s += watch.compile_s
-        self.metrics.queued = queued
-        return batch
+            warnings.warn(lost, RuntimeWarning, stacklevel=4)
+        return batch, self._seconds.pop(pending.number, None)
 
-    def close(self) -> None:
-        """End the planner processes; from now on rank 0 plans when a plan is taken."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close()
-
-    def _plan_here(self, pending: PendingPlan) -> None:
+    def _plan_here(self, number: int, plan: OwnPlanner) -> None:
         try:
-            parts = encode_batch(pending.in_own_process(), self._exchange.size)
+            parts = encode_batch(plan(), self._exchange.size)
         except DCPError as error:
-            self._exchange.fail(pending.number, error)
+            self._exchange.fail(number, error)
         else:
-            self._exchange.publish(pending.number, parts)
+            self._exchange.publish(number, parts)
 
     def _publish(
         self, number: int, request: PlanRequest, done: "Future[tuple[list[bytes], float]]"
     ) -> None:
         """Publish what a planner process made, on the thread that waited for it."""
-        pool = self._pool
+        pool = self.pool
         if done.cancelled() or pool is None or pool.is_closed:
             return  # rank 0 plans it if it is taken all the same
         started = perf_counter()
@@ -200,19 +167,10 @@ class SharedPlans:
             else:
                 self._lost[number] = f"{error}; the batch is placed by {FALLBACK!r}"
                 request = replace(request, config=replace(request.config, partitioner=FALLBACK))
-            self._publish_own(number, request)
+            self._plan_here(number, partial(plan_request, request))
             self._seconds[number] = perf_counter() - started
             return
         except DCPError as error:
             self._exchange.fail(number, error)
             return
         self._exchange.publish(number, parts)
-
-    def _publish_own(self, number: int, request: PlanRequest) -> None:
-        """Plan a batch on this thread and publish it."""
-        try:
-            batch = plan_request(request)
-        except DCPError as error:
-            self._exchange.fail(number, error)
-        else:
-            self._exchange.publish(number, encode_batch(batch, self._exchange.size))

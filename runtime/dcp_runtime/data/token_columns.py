@@ -16,6 +16,8 @@ from dcp_runtime.errors import RunError
 IGNORE_LABEL = -100
 """Label of a token that predicts nothing, as ``torch.nn.CrossEntropyLoss`` ignores it."""
 
+LABELS = f"token ids from 0, or {IGNORE_LABEL} where the loss counts nothing"
+
 MANY = 8
 """Labels that all lie one token too early before a column counts as shifted, not as a chance."""
 
@@ -47,12 +49,7 @@ class TokenColumns:
 
 
 def read_columns(rules: RowRules, row: Row, tokens: Tokens) -> TokenColumns:
-    """Read the columns that `rules` name.
-
-    Raises:
-        DatasetError: if one is missing, does not fit the tokens, or contradicts another.
-        RunError: if the row shows that the columns of the whole data set mean something else.
-    """
+    """Read the columns that `rules` name."""
     length = len(tokens)
     if length and tokens.min() < 0:  # -100 among them would count as a label that is left out
         at = int(tokens.argmin())
@@ -69,9 +66,6 @@ def read_columns(rules: RowRules, row: Row, tokens: Tokens) -> TokenColumns:
 
 def join(name: str, parts: Sequence[Values]) -> Values:
     """Concatenate an extra column of several rows; floats in one row make floats of all.
-
-    Raises:
-        RunError: if float32 cannot hold an integer of another row.
 
     >>> join("x", [np.array([1, 2]), np.array([0.5], np.float32)]).dtype
     dtype('float32')
@@ -103,11 +97,7 @@ def _targets(rules: RowRules, row: Row, tokens: Tokens) -> Ints:
 
 
 def _check_unread(rules: RowRules, row: Row, length: int) -> None:
-    """Refuse a data set with a well-known mask that leaves tokens out and that nothing reads.
-
-    Raises:
-        RunError: if there is one; skipping the row would skip every row.
-    """
+    """Refuse a data set with a well-known mask that leaves tokens out and that nothing reads."""
     for name in UNREAD_MASKS:
         if name in rules.extra_columns or row.get(name) is None:
             continue
@@ -126,21 +116,15 @@ def _labels(name: str | None, row: Row, tokens: Tokens) -> Ints | None:
     """Return the labels of a row, each beside its token; ``None`` if there are none to be read."""
     if name is None or (name == "labels" and name not in row):
         return None
-    wanted = f"token ids from 0, or {IGNORE_LABEL} where the loss counts nothing"
-    column = _Column(name, "the labels", wanted, "RowRules(labels_column=None) does not read it")
-    labels = _integers(column.read(row, len(tokens)))
+    labels = _integers(_read(name, "the labels", LABELS, row, len(tokens)))
     if labels is None or ((labels < 0) & (labels != IGNORE_LABEL)).any():
-        raise column.refusal(row, len(tokens))
+        raise _refusal(name, LABELS, row, len(tokens))
     _check_alignment(name, labels, tokens)
     return labels
 
 
 def _check_alignment(name: str, labels: Ints, tokens: Tokens) -> None:
-    """Refuse a data set whose labels are shifted already: each is the token behind its own.
-
-    Raises:
-        RunError: if they are.
-    """
+    """Refuse a data set whose labels are shifted already: each is the token behind its own."""
     seen = labels[:-1] != IGNORE_LABEL
     early, next_ones, own = labels[:-1][seen], tokens[1:][seen], tokens[:-1][seen]
     if len(early) >= MANY and (early == next_ones).all() and (early != own).any():
@@ -152,24 +136,19 @@ def _check_alignment(name: str, labels: Ints, tokens: Tokens) -> None:
 
 
 def _counted(name: str | None, row: Row, length: int) -> NDArray[np.bool_] | None:
-    """Say which tokens the loss counts as targets, bool ``[n]``; ``None`` if no column says it."""
+    """Return which tokens the loss counts as targets, bool ``[n]``; ``None`` without a column."""
     if name is None:
         return None
-    column = _Column(name, "the loss", "values 0 or 1")
-    found = column.read(row, length)
+    found = _read(name, "the loss", "values 0 or 1", row, length)
     if not np.isin(found, (0, 1)).all():
-        raise column.refusal(row, length)
+        raise _refusal(name, "values 0 or 1", row, length)
     return found.astype(np.bool_)
 
 
 def _check_agreement(
     rules: RowRules, labelled: NDArray[np.bool_], counted: NDArray[np.bool_]
 ) -> None:
-    """Refuse two columns that count different targets; the first token is no target of either.
-
-    Raises:
-        DatasetError: if they do.
-    """
+    """Refuse two columns that count different targets; the first token is no target of either."""
     differs = 1 + np.flatnonzero(labelled[1:] != counted[1:])
     if not len(differs):
         return
@@ -186,28 +165,27 @@ def _check_agreement(
 def _positions(name: str | None, row: Row, length: int) -> Ints:
     if name is None:
         return np.arange(length)
-    column = _Column(name, "the positions", "positions, integers from 0")
-    positions = _integers(column.read(row, length))
+    wanted = "positions, integers from 0"
+    positions = _integers(_read(name, "the positions", wanted, row, length))
     if positions is None or (positions < 0).any():
-        raise column.refusal(row, length)
+        raise _refusal(name, wanted, row, length)
     return positions
 
 
 def _extra(name: str, row: Row, length: int) -> Values:
     """Return an extra column as bool, int64 or float32; NaN and infinities stay as they are."""
-    column = _Column(name, "extra_columns", "numbers")
-    found = column.read(row, length)
+    found = _read(name, "extra_columns", "numbers", row, length)
     if found.dtype.kind == "b":
         return found
     if found.dtype.kind in "iu":
         integers = _integers(found)
         if integers is None:
-            raise column.refusal(row, length, " that fit into int64")
+            raise _refusal(name, "numbers that fit into int64", row, length)
         return integers
     with np.errstate(over="ignore"):
         kept = found.astype(np.float32)
     if not np.array_equal(np.isfinite(kept), np.isfinite(found)):
-        raise column.refusal(row, length, " that fit into float32")
+        raise _refusal(name, "numbers that fit into float32", row, length)
     return kept
 
 
@@ -219,44 +197,26 @@ def _integers(values: Values) -> Ints | None:
     return found if np.array_equal(found, values) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A column of one number per token, and what is said about one that is something else.
+def _read(name: str, use: str, wanted: str, row: Row, length: int) -> Values:
+    """Return the numbers of a column; `use` and `wanted` tell what is read from it."""
+    if name not in row:
+        have = ", ".join(f"`{column}`" for column in sorted(row))
+        raise DatasetError(f"no column `{name}` for {use}; there are {have}")
+    try:
+        found: Values = np.asarray(row[name])
+    except (TypeError, ValueError, RuntimeError):  # ragged lists, tensors on a device
+        found = np.empty((), object)
+    if found.shape != (length,) or found.dtype.kind not in "biuf":
+        raise _refusal(name, wanted, row, length)
+    return found
 
-    Attributes:
-        name: in the row.
-        use: what is read from it.
-        wanted: what it should hold.
-        way_out: how to do without it.
-    """
 
-    name: str
-    use: str
-    wanted: str
-    way_out: str = ""
-
-    def read(self, row: Row, length: int) -> Values:
-        """Return the numbers of a row.
-
-        Raises:
-            DatasetError: if the row lacks the column, or it holds something else.
-        """
-        if self.name not in row:
-            have = ", ".join(f"`{column}`" for column in sorted(row))
-            raise DatasetError(f"no column `{self.name}` for {self.use}; there are {have}")
-        try:
-            found: Values = np.asarray(row[self.name])
-        except (TypeError, ValueError, RuntimeError):  # ragged lists, tensors on a device
-            found = np.empty((), object)
-        if found.shape != (length,) or found.dtype.kind not in "biuf":
-            raise self.refusal(row, length)
-        return found
-
-    def refusal(self, row: Row, length: int, more: str = "") -> DatasetError:
-        """Say what the column should have held."""
-        value = row[self.name]
-        count = f"{len(value)}: " if isinstance(value, Sequence | np.ndarray) else ""
-        return DatasetError(
-            f"column `{self.name}`: expected {length} {self.wanted}{more}, one per token, got "
-            f"{count}{str(value)[:60]}{'; ' if self.way_out else ''}{self.way_out}"
-        )
+def _refusal(name: str, wanted: str, row: Row, length: int) -> DatasetError:
+    value, way_out = row[name], ""
+    count = f"{len(value)}: " if isinstance(value, Sequence | np.ndarray) else ""
+    if wanted == LABELS:
+        way_out = "; RowRules(labels_column=None) does not read it"
+    return DatasetError(
+        f"column `{name}`: expected {length} {wanted}, one per token, got "
+        f"{count}{str(value)[:60]}{way_out}"
+    )

@@ -3,29 +3,17 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dcp_planner import Plan, PlanPart
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.execute.prepared_plan import PreparedPlan
-from dcp_runtime.plans.batch_plans import BatchPlan, StackedPlans, look_back
-
-
-@dataclass(frozen=True, slots=True)
-class LayerPlan:
-    """The prepared plan of one layer; `DCPAttn.apply` takes it.
-
-    Attributes:
-        prepared: its plan.
-        longest_look_back: the window that contains its mask, in tokens.
-    """
-
-    prepared: PreparedPlan
-    longest_look_back: int
+from dcp_runtime.plans.batch_plans import BatchPlan, StackedPlans
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +26,7 @@ class LayerPlans:
     out = DCPAttn.apply(layers.of(0), q, kv)  # layer 0
     """
 
-    layers: tuple[LayerPlan, ...]
+    layers: tuple[PreparedPlan, ...]
     cycle: tuple[int, ...]
 
     @classmethod
@@ -65,16 +53,11 @@ class LayerPlans:
         if not isinstance(plans, StackedPlans):
             found = (plans,) if isinstance(plans, Plan | PlanPart) else tuple(plans)
             plans = StackedPlans(found, tuple(cycle))
-        prepared = executor.prepare_stack(plans)
-        layers = tuple(map(LayerPlan, prepared, map(look_back, plans.plans)))
-        return cls(layers, plans.cycle)
+        return cls(executor.prepare_stack(plans), plans.cycle)
 
-    def of(self, layer: int) -> LayerPlan:
+    def of(self, layer: int) -> PreparedPlan:
         """Return the plan that a layer runs, by its number from 0."""
         return self.layers[self.cycle[layer % len(self.cycle)]]
-
-
-PlanOfLayer: TypeAlias = PreparedPlan | LayerPlan | DCPExecutor
 
 
 class DCPAttn:
@@ -96,7 +79,7 @@ class DCPAttn:
     """
 
     @staticmethod
-    def apply(prepared: PlanOfLayer, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+    def apply(prepared: PreparedPlan | DCPExecutor, q: Tensor, kv: Tensor) -> Tensor:
         """Compute out of q and kv.
 
         Raises:
@@ -105,32 +88,26 @@ class DCPAttn:
         """
         if "torch._dynamo" in sys.modules:  # loading the compiler for its sake would take a second
             run = torch.compiler.disable(_apply)  # type: ignore[no-untyped-call]
-            return cast(torch.Tensor, run(prepared, q, kv))
+            return cast(Tensor, run(prepared, q, kv))
         return _apply(prepared, q, kv)
 
 
-def _apply(given: PlanOfLayer, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-    plan = given if isinstance(given, PreparedPlan) else _plan_of(given)
-    return cast(torch.Tensor, _Attention.apply(plan, q, kv))  # type: ignore[no-untyped-call]
-
-
-def _plan_of(given: LayerPlan | DCPExecutor) -> PreparedPlan:
-    if not isinstance(given, LayerPlan | DCPExecutor):
+def _apply(given: PreparedPlan | DCPExecutor, q: Tensor, kv: Tensor) -> Tensor:
+    plan = given.prepared if isinstance(given, DCPExecutor) else given
+    if not isinstance(plan, PreparedPlan):
         raise RunError(
             "expected a prepared plan, as executor.prepare(plan) or layers.of(layer) gives it, got "
             f"{type(given).__name__}"
         )
-    return given.prepared
+    return cast(Tensor, _Attention.apply(plan, q, kv))  # type: ignore[no-untyped-call]
 
 
 class _Attention(torch.autograd.Function):
     # Any: torch's base class fixes neither the context nor the arguments.
     @staticmethod
-    def forward(
-        ctx: Any, prepared: PreparedPlan, q: torch.Tensor, kv: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(ctx: Any, prepared: PreparedPlan, q: Tensor, kv: Tensor) -> Tensor:
         """Run the forward program of the prepared plan."""
-        device = q.device.type if isinstance(q, torch.Tensor) else "cpu"
+        device = q.device.type if isinstance(q, Tensor) else "cpu"
         if torch.is_autocast_enabled(device):
             q, kv = (_cast(x, torch.get_autocast_dtype(device)) for x in (q, kv))
         with torch.autocast(device, enabled=False):
@@ -141,7 +118,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dout: torch.Tensor) -> tuple[None, torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, dout: Tensor) -> tuple[None, Tensor, Tensor]:
         """Run the backward program of the plan that forward ran."""
         q, kv, out, lse = ctx.saved_tensors
         with torch.autocast(q.device.type, enabled=False):
@@ -150,8 +127,8 @@ class _Attention(torch.autograd.Function):
         return None, dq, dkv  # autograd casts them to what the arguments were
 
 
-def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     # As autocast does: float64 and what is no floating point stay as they are.
-    if not isinstance(tensor, torch.Tensor) or tensor.dtype == torch.float64:
+    if not isinstance(tensor, Tensor) or tensor.dtype == torch.float64:
         return tensor
     return tensor.to(dtype) if tensor.is_floating_point() else tensor

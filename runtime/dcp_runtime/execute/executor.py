@@ -8,11 +8,11 @@ import torch.distributed as dist
 from dcp_planner import Plan, PlanPart, Trace
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.open_batches import OpenBatches
-from dcp_runtime.execute.prepared_plan import ExecutorOptions, PreparedPlan
+from dcp_runtime.execute.prepared_plan import PreparedPlan
 from dcp_runtime.kernels.choice import known_kernel, segment_rows
 from dcp_runtime.plans.batch_plans import StackedPlans, batch_name, digest_of
 from dcp_runtime.plans.device_plan import DevicePlan, prepare_device
-from dcp_runtime.transport.agreement import Proposal, Topic, agree
+from dcp_runtime.transport.agreement import Topic, agree
 from dcp_runtime.transport.clock import Timeline
 from dcp_runtime.transport.group_store import Group, process_group
 from dcp_runtime.transport.limits import check_timeout
@@ -67,10 +67,11 @@ class DCPExecutor:
             raise RunError(f"expected micro_batches to be at least 1, got {micro_batches!r}")
         if kernel is not None:
             known_kernel(kernel)  # a misspelt name fails here, not in forward
-        self._options = ExecutorOptions(kernel, check_finite)
+        self._kernel, self._check_finite = kernel, check_finite
         self._transport = transport or make_transport(_group_of(group), timeout_s)
         self._prepared: PreparedPlan | None = None
-        self._batches = OpenBatches(micro_batches)
+        self._batches = OpenBatches()
+        self._micro_batches = micro_batches
 
     @property
     def rank(self) -> int:
@@ -105,22 +106,23 @@ class DCPExecutor:
         parts = agree(self._transport, (_BATCH, _DIGEST), "prepare", propose)
         batch, before = self._batches.add(name, len(plans)), self._prepared
         prepared = tuple(
-            PreparedPlan(part, self._transport, batch, self._options, before) for part in parts
+            PreparedPlan(part, self._transport, batch, self._kernel, self._check_finite, before)
+            for part in parts
         )
         self._prepared = prepared[-1]
         return prepared
 
     def _propose_parts(
         self, plans: Sequence[Plan | PlanPart], name: str
-    ) -> Proposal[list[DevicePlan]]:
-        self._batches.check_room()
+    ) -> tuple[Sequence[str], list[DevicePlan]]:
+        self._batches.check_waiting(self._micro_batches - 1)
         parts = [self._make_ready(plan) for plan in plans]
-        return Proposal((name, " ".join(map(digest_of, plans))), parts)
+        return (name, " ".join(map(digest_of, plans))), parts
 
     def _make_ready(self, plan: Plan | PlanPart) -> DevicePlan:
         self._check_plan(plan)
         whole = plan.plan if isinstance(plan, PlanPart) else plan
-        part = prepare_device(whole, self.rank, segment_rows(self._options.kernel))
+        part = prepare_device(whole, self.rank, segment_rows(self._kernel))
         engine = None if self._prepared is None else self._prepared.latest_engine
         if engine is not None:
             engine.load(part)
@@ -187,7 +189,7 @@ class DCPExecutor:
             RunError: if no layer ran a plan that was prepared, unless another error is under way.
         """
         self._transport.close()
-        self._batches.check_ended()
+        self._batches.check_waiting(0)
 
 
 def _group_of(group: Group | None) -> dist.ProcessGroup | None:

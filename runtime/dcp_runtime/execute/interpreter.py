@@ -7,49 +7,25 @@ stand between their forward and their backward at once.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
-
-import torch
 
 from dcp_planner import (
     Attention,
     CommLaunch,
     CommWait,
     Copy,
-    Direction,
     EventKind,
     Instruction,
     Reduction,
     wait_name,
 )
 from dcp_runtime.errors import PeerError
+from dcp_runtime.execute.passes import Pass
 from dcp_runtime.execute.tensor_checks import check_arrived, poison
 from dcp_runtime.kernels.kernel import Kernel
-from dcp_runtime.plans.device_plan import DevicePlan, Transfer
+from dcp_runtime.plans.device_plan import DevicePlan
 from dcp_runtime.plans.tile_table import TileTable
 from dcp_runtime.transport.recorder import Activity, Event, Recorder
 from dcp_runtime.transport.transport import Parcel, Transport
-
-
-class Pass(Protocol):
-    """One call in one direction: its buffers, and what the instructions do to them."""
-
-    direction: Direction
-
-    def copy(self) -> None:
-        """Bring the own blocks into the working buffers."""
-
-    def attend(self, kernel: Kernel, table: TileTable) -> None:
-        """Compute the tiles of a table."""
-
-    def outgoing(self, transfer: Transfer) -> tuple[torch.Tensor, ...]:
-        """Return the contiguous tensors to send."""
-
-    def incoming(self, transfer: Transfer) -> tuple[torch.Tensor, ...]:
-        """Return the contiguous tensors to receive into."""
-
-    def reduce(self, transfer: Transfer) -> None:
-        """Merge a partial result that has arrived."""
 
 
 @dataclass(slots=True)
@@ -87,11 +63,7 @@ class Interpreter:
     guard: bool = False
 
     def run(self, current: Pass) -> None:
-        """Execute the program of the direction of `current`.
-
-        Raises:
-            RunError: if another rank died, stalled or failed; names it and the division.
-        """
+        """Execute the program of the direction of `current`."""
         flight, division = _Flight(), 0
         try:
             for instruction, table in self.part.of(current.direction).steps:
@@ -129,11 +101,7 @@ class Interpreter:
                 self._timed(current, "reduction", instruction.division, reduce)
 
     def _timed(
-        self,
-        current: Pass,
-        kind: EventKind,
-        division: int,
-        work: Callable[[], None],
+        self, current: Pass, kind: EventKind, division: int, work: Callable[[], None]
     ) -> None:
         clock, is_backward = self.recorder.clock, current.direction == "backward"
         start = clock.now()

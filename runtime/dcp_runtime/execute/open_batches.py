@@ -21,8 +21,6 @@ _GIVE_THE_PLAN = (
 class OpenCall:
     """A forward call whose backward has not come. The autograd graph holds it, nothing else."""
 
-    __slots__ = ("__weakref__",)
-
 
 class PreparedBatch:
     """The plans that were prepared together: one, or those of a stack.
@@ -56,14 +54,9 @@ class PreparedBatch:
 
 
 class OpenBatches:
-    """The batches of one executor that are not finished, and the latest.
+    """The batches of one executor that are not finished, and the latest."""
 
-    Args:
-        most_waiting: how many batches may wait for their first layer.
-    """
-
-    def __init__(self, most_waiting: int) -> None:
-        self._most_waiting = most_waiting
+    def __init__(self) -> None:
         self._count = 0
         self._batches: list[PreparedBatch] = []
 
@@ -75,23 +68,8 @@ class OpenBatches:
         self._batches.append(batch)
         return batch
 
-    def check_room(self) -> None:
-        """Check, before a batch is prepared, that the batches before were run.
-
-        Raises:
-            RunError: names a batch whose plan nothing ran; the batch is forgotten.
-        """
-        self._check_waiting(self._most_waiting - 1)
-
-    def check_ended(self) -> None:
-        """Check, when the executor closes, that every batch was run.
-
-        Raises:
-            RunError: as `check_room`.
-        """
-        self._check_waiting(0)
-
-    def _check_waiting(self, most: int) -> None:
+    def check_waiting(self, most: int) -> None:
+        """Check that at most so many batches wait for their first layer; else forget those."""
         waiting = [b for b in self._batches if not b.is_reached]
         if len(waiting) <= most:
             return
@@ -107,11 +85,7 @@ class OpenBatches:
         )
 
     def check_only_one(self) -> None:
-        """Check that the executor can mean one plan alone.
-
-        Raises:
-            RunError: if it can mean several.
-        """
+        """Check that the executor can mean one plan alone."""
         if torch._C._current_graph_task_id() != -1:
             raise RunError(
                 "a layer asked the executor for its plan inside a backward pass, where activation "

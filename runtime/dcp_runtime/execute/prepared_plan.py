@@ -1,9 +1,10 @@
 """`PreparedPlan`: a plan that is ready on this rank, and the calls that layers make on it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
-import torch
+from torch import Tensor
 
 from dcp_planner import Direction
 from dcp_runtime.errors import RunError
@@ -14,7 +15,8 @@ from dcp_runtime.execute.tensor_checks import check_gradient, check_result, chec
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import Kernel, QueryRows, TensorKind, accumulator_dtype
 from dcp_runtime.plans.device_plan import DevicePlan
-from dcp_runtime.transport.agreement import Proposal, Topic, agree
+from dcp_runtime.plans.look_back import look_back
+from dcp_runtime.transport.agreement import Topic, agree
 from dcp_runtime.transport.recorder import Recorder, make_clock
 from dcp_runtime.transport.transport import Transport
 
@@ -33,24 +35,12 @@ class Engine:
         self.kernel.load(part.forward.tables, part.backward.tables, self.kind)
 
     def check(self, kind: TensorKind) -> None:
-        """Check the tensors of a further layer.
-
-        Raises:
-            RunError: if they are not of the kind of the first layer's.
-        """
+        """Check the tensors of a further layer."""
         if str(self.kind) != str(kind):
             raise RunError(
                 f"all layers of a prepared plan share dtype and device: expected "
                 f"{self.kind}, got {kind}; prepare the plan again for other tensors"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutorOptions:
-    """The choices of an executor that its plans run by; see `DCPExecutor`."""
-
-    kernel: str | None
-    check_finite: bool
 
 
 class PreparedPlan:
@@ -63,7 +53,7 @@ class PreparedPlan:
         part: this rank's part of the plan.
         transport: moves blocks between the ranks.
         batch: the plans that were prepared together.
-        options: of the executor.
+        kernel, check_finite: see `DCPExecutor`.
         before: the plan that was prepared before, whose engine has this plan's tables already;
             ``None`` for the first plan.
     """
@@ -73,14 +63,16 @@ class PreparedPlan:
         part: DevicePlan,
         transport: Transport,
         batch: PreparedBatch,
-        options: ExecutorOptions,
+        kernel: str | None,
+        check_finite: bool,
         before: "PreparedPlan | None",
     ) -> None:
         self.part, self.batch = part, batch
         self.recorder = Recorder(transport.rank)
         if before is not None:
             self.recorder.clock = before.recorder.clock
-        self._transport, self._options = transport, options
+        self._transport = transport
+        self._kernel, self._check_finite = kernel, check_finite
         self._expected = None if before is None else before.latest_engine
         self._engine: Engine | None = None
 
@@ -89,7 +81,12 @@ class PreparedPlan:
         """The engine of this plan's layers, or of the plan before while no layer ran."""
         return self._engine or self._expected
 
-    def forward(self, q: torch.Tensor, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    @cached_property
+    def longest_look_back(self) -> int:
+        """The window that contains the mask, in tokens."""
+        return look_back(self.part.plan)
+
+    def forward(self, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
         """Compute out ``[T_local, Hq, D]`` and lse ``[T_local, Hq]`` of this rank's tokens.
 
         The first layer compares dtype and device with those of the other ranks.
@@ -107,13 +104,8 @@ class PreparedPlan:
         return out, lse
 
     def backward(
-        self,
-        q: torch.Tensor,
-        kv: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        dout: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, dout: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Compute dq and dkv of this rank's tokens, from the arguments and results of forward.
 
         Raises:
@@ -135,7 +127,7 @@ class PreparedPlan:
         self._check("backward", dq=dq, dkv=dkv)
         return dq, dkv
 
-    def _check_tensors(self, q: torch.Tensor, kv: torch.Tensor) -> None:
+    def _check_tensors(self, q: Tensor, kv: Tensor) -> None:
         if self._engine is None:
             propose = partial(self._propose_engine, q, kv)
             self._engine = agree(self._transport, (_KIND,), "the first layer", propose)
@@ -148,16 +140,16 @@ class PreparedPlan:
             self._transport.report("forward", 0, error)
             raise
 
-    def _propose_engine(self, q: torch.Tensor, kv: torch.Tensor) -> Proposal[Engine]:
+    def _propose_engine(self, q: Tensor, kv: Tensor) -> tuple[Sequence[str], Engine]:
         check_tensors(self.part, q, kv)
         kind = _kind_of(q)
-        return Proposal((str(kind),), self._choose(kind))
+        return (str(kind),), self._choose(kind)
 
     def _choose(self, kind: TensorKind) -> Engine:
         if self._expected is not None and self._expected.kind == kind:
             return self._expected
-        wanted = self._options.kernel
-        engine = Engine(kind, choose_kernel(kind.dtype, kind.device, wanted, kind.head_dim).kernel)
+        choice = choose_kernel(kind.dtype, kind.device, self._kernel, kind.head_dim)
+        engine = Engine(kind, choice.kernel)
         engine.load(self.part)
         return engine
 
@@ -168,11 +160,11 @@ class PreparedPlan:
             self._engine.kernel,
             self._transport,
             self.recorder,
-            self._options.check_finite,
+            self._check_finite,
         )
 
-    def _check(self, direction: Direction, **results: torch.Tensor) -> None:
-        if not self._options.check_finite:
+    def _check(self, direction: Direction, **results: Tensor) -> None:
+        if not self._check_finite:
             return
         try:
             check_result(self.part.device, direction, **results)
@@ -181,5 +173,5 @@ class PreparedPlan:
             raise
 
 
-def _kind_of(q: torch.Tensor) -> TensorKind:
+def _kind_of(q: Tensor) -> TensorKind:
     return TensorKind(q.dtype, q.device, q.shape[-1])

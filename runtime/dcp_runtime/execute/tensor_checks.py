@@ -8,6 +8,7 @@ arrives, so that a row that is read too early, or never written, is found as wel
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from dcp_planner import Direction
 from dcp_runtime.errors import RunError
@@ -15,14 +16,10 @@ from dcp_runtime.plans.device_plan import DevicePlan
 from dcp_runtime.transport.transport import Parcel
 
 
-def check_tensors(part: DevicePlan, q: torch.Tensor, kv: torch.Tensor) -> None:
-    """Check q and kv of a forward call. Any strides will do; so will a mixed ``requires_grad``.
-
-    Raises:
-        RunError: if a shape is not that of this rank's tokens, or dtype or device differ.
-    """
+def check_tensors(part: DevicePlan, q: Tensor, kv: Tensor) -> None:
+    """Check q and kv of a forward call. Any strides will do; so will a mixed ``requires_grad``."""
     for name, value in (("q", q), ("kv", kv)):
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, Tensor):
             raise RunError(f"expected {name} to be a tensor, got {type(value).__name__}")
     shape, tokens = part.heads.shape, part.num_local // part.heads.groups
     want_q = (tokens, shape.q_heads, shape.head_dim)
@@ -45,12 +42,8 @@ def check_tensors(part: DevicePlan, q: torch.Tensor, kv: torch.Tensor) -> None:
         )
 
 
-def check_gradient(part: DevicePlan, out: torch.Tensor, dout: torch.Tensor) -> None:
-    """Check the gradient of a backward call against the output of its forward.
-
-    Raises:
-        RunError: if shape, dtype or device differ.
-    """
+def check_gradient(part: DevicePlan, out: Tensor, dout: Tensor) -> None:
+    """Check the gradient of a backward call against the output of its forward."""
     if (dout.shape, dout.dtype, dout.device) != (out.shape, out.dtype, out.device):
         raise RunError(
             f"rank {part.device}: expected dout as out, {list(out.shape)} {out.dtype} on "
@@ -62,18 +55,14 @@ class NotFiniteError(RunError):
     """A tensor holds NaN or an infinite value; ``rank`` says whose."""
 
 
-def poison(tensors: Sequence[torch.Tensor]) -> None:
+def poison(tensors: Sequence[Tensor]) -> None:
     """Fill tensors with NaN."""
     for tensor in tensors:
         tensor.fill_(torch.nan)
 
 
 def check_arrived(parcel: Parcel, direction: Direction) -> None:
-    """Check what another rank sent; -inf is what the lse of a row without keys looks like.
-
-    Raises:
-        NotFiniteError: names the rank that sent it, and the division.
-    """
+    """Check what another rank sent; -inf is what the lse of a row without keys looks like."""
     for tensor in parcel.tensors:
         if _is_bad(tensor):
             transfer = parcel.transfer
@@ -85,12 +74,8 @@ def check_arrived(parcel: Parcel, direction: Direction) -> None:
             )
 
 
-def check_result(rank: int, direction: Direction, **tensors: torch.Tensor) -> None:
-    """Check what a layer gives.
-
-    Raises:
-        NotFiniteError: names this rank.
-    """
+def check_result(rank: int, direction: Direction, **tensors: Tensor) -> None:
+    """Check what a layer gives."""
     for name, tensor in tensors.items():
         finite = torch.isfinite(tensor)
         if not finite.all():
@@ -104,5 +89,5 @@ def check_result(rank: int, direction: Direction, **tensors: torch.Tensor) -> No
             )
 
 
-def _is_bad(tensor: torch.Tensor) -> bool:
+def _is_bad(tensor: Tensor) -> bool:
     return bool((torch.isnan(tensor) | (tensor == torch.inf)).any())

@@ -2,42 +2,29 @@
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal, TypeAlias, get_args
 
 import torch
 
 from dcp_runtime.errors import RunError
-from dcp_runtime.kernels import flash
 from dcp_runtime.kernels.cpu import CpuKernel
-from dcp_runtime.kernels.flash import FlashKernel
-from dcp_runtime.kernels.flash4 import Flash4, flash4_refusal
+from dcp_runtime.kernels.flash import FlashKernel, flash_refusal
+from dcp_runtime.kernels.flash4 import Flash4Kernel, flash4_refusal
 from dcp_runtime.kernels.kernel import Kernel
 from dcp_runtime.kernels.reference import ReferenceKernel
 
-KernelName: TypeAlias = Literal["triton", "flash4", "flash", "cpu", "reference"]
-KERNELS: tuple[KernelName, ...] = get_args(KernelName)
+KERNELS = ("triton", "flash4", "flash", "cpu", "reference")
 """In order of preference."""
 
 _CPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
 _SEGMENT_ROWS: dict[str | None, int] = {"triton": 128, "reference": 512}
-_DEFAULT_ROWS = 256
-
-
 _INTERPRETER = ", or set TRITON_INTERPRET=1 to interpret this one, thousands of times slower"
 
 
-def known_kernel(name: str) -> KernelName:
-    """Return the name of a known kernel, whether or not it can run here.
-
-    Raises:
-        RunError: if there is no such kernel.
-    """
-    for known in KERNELS:
-        if name == known:
-            return known
-    raise RunError(f"expected a kernel out of {', '.join(KERNELS)}, got {name!r}")
+def known_kernel(name: str) -> str:
+    """Return the name of a known kernel, whether or not it can run here."""
+    if name not in KERNELS:
+        raise RunError(f"expected a kernel out of {', '.join(KERNELS)}, got {name!r}")
+    return name
 
 
 def segment_rows(wanted: str | None) -> int:
@@ -45,7 +32,7 @@ def segment_rows(wanted: str | None) -> int:
 
     Every kernel takes segments of any size; this is what the likely one likes best.
     """
-    return _SEGMENT_ROWS.get(wanted, _DEFAULT_ROWS)
+    return _SEGMENT_ROWS.get(wanted, Kernel.segment_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +92,17 @@ def choose_kernel(
     return KernelChoice(_make(chosen), refused)
 
 
-def _make(name: KernelName) -> Kernel:
+def _make(name: str) -> Kernel:
     if name == "triton":
         from dcp_runtime.kernels.triton_kernel import TritonKernel  # triton is an extra
 
         return TritonKernel()
-    if name == "flash4":
-        return FlashKernel(Flash4(), name)
-    if name == "flash":
-        return FlashKernel()
-    return CpuKernel() if name == "cpu" else ReferenceKernel()
+    kernels = (Flash4Kernel, FlashKernel, CpuKernel, ReferenceKernel)
+    return next(kernel for kernel in kernels if kernel.name == name)()
 
 
 def _refusal(
-    name: KernelName, dtype: torch.dtype, device: torch.device, head_dim: int | None
+    name: str, dtype: torch.dtype, device: torch.device, head_dim: int | None
 ) -> str | None:
     if not dtype.is_floating_point:
         return f"needs floating-point tensors, got {dtype}"
@@ -127,7 +111,9 @@ def _refusal(
     if name == "flash4":
         return flash4_refusal(dtype, device, head_dim)
     if name == "flash":
-        return _flash_refusal(dtype, device, head_dim)
+        lacks = not hasattr(torch.ops.aten, "_flash_attention_forward")
+        missing = f"torch {torch.__version__} lacks the flash attention operator" if lacks else None
+        return flash_refusal(dtype, device, head_dim) or missing
     if name == "reference":
         return None
     if device.type != "cpu":
@@ -152,18 +138,6 @@ def _triton_refusal(dtype: torch.dtype, device: torch.device, head_dim: int | No
         return f"needs head_dim out of {', '.join(map(str, HEAD_DIMS))}, got {head_dim}"
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         return "needs a GPU of compute capability 8.0 or newer"
-    return None
-
-
-def _flash_refusal(dtype: torch.dtype, device: torch.device, head_dim: int | None) -> str | None:
-    if device.type != "cuda":
-        return f"needs tensors on a CUDA device, got {device}"
-    if dtype not in flash.DTYPES:
-        return f"needs one of {', '.join(map(str, flash.DTYPES))}, got {dtype}"
-    if head_dim is not None and (head_dim > flash.HEAD_DIMS_TO or head_dim % 8):
-        return f"needs head_dim up to {flash.HEAD_DIMS_TO}, a multiple of 8, got {head_dim}"
-    if not hasattr(torch.ops.aten, "_flash_attention_forward"):
-        return f"torch {torch.__version__} lacks the flash attention operator"
     return None
 
 

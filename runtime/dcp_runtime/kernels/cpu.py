@@ -9,18 +9,19 @@ Traps of the operators, all met here: a row that the mask hides completely retur
 -inf; lse -inf makes backward NaN, +inf makes it 0; the mask must have the type of q.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dcp_dsl.arrays import Ints
 from dcp_runtime.kernels.kernel import (
     AttentionState,
     Gradients,
+    Kernel,
     QueryRows,
-    TensorKind,
     any_out_with,
 )
 from dcp_runtime.plans.tile_pieces import PieceKind
@@ -33,28 +34,17 @@ class _Call:
 
     rows: slice
     runs: tuple[slice, ...]
-    bias: torch.Tensor | None
-    fully_masked: torch.Tensor | None  # rows that see none of these keys, bool [rows]
+    bias: Tensor | None
+    fully_masked: Tensor | None  # rows that see none of these keys, bool [rows]
 
 
-class CpuKernel:
+class CpuKernel(Kernel):
     """Tiled attention through ``aten::_scaled_dot_product_flash_attention_for_cpu``."""
 
     name = "cpu"
-    segment_rows = 256
-
-    def load(
-        self, forward: Sequence[TileTable], backward: Sequence[TileTable], kind: TensorKind
-    ) -> None:
-        """Do nothing: tables are read as they lie."""
 
     def forward(
-        self,
-        q: torch.Tensor,
-        kv: torch.Tensor,
-        table: TileTable,
-        scale: float,
-        state: AttentionState,
+        self, q: Tensor, kv: Tensor, table: TileTable, scale: float, state: AttentionState
     ) -> None:
         """Merge softmax(scale · q kᵀ) v over the keys of the table into `state`."""
         dtype = state.out.dtype
@@ -69,12 +59,7 @@ class CpuKernel:
             state.merge(call.rows.start, out[0].transpose(0, 1), lse)
 
     def backward(
-        self,
-        rows: QueryRows,
-        kv: torch.Tensor,
-        table: TileTable,
-        scale: float,
-        gradients: Gradients,
+        self, rows: QueryRows, kv: Tensor, table: TileTable, scale: float, gradients: Gradients
     ) -> None:
         """Add the gradients of the tiles of the table; uses the global lse and delta of `rows`."""
         dtype = gradients.dq.dtype
@@ -99,22 +84,18 @@ class CpuKernel:
             _scatter_add(gradients.dkv, call.runs, dk[0].transpose(0, 1), dv[0].transpose(0, 1))
 
 
-def _heads_first(x: torch.Tensor) -> torch.Tensor:
+def _heads_first(x: Tensor) -> Tensor:
     """Show ``[tokens, heads, head_dim]`` as ``[1, heads, tokens, head_dim]``, without a copy."""
     return x.transpose(0, 1).unsqueeze(0)
 
 
-def _gather(
-    kv: torch.Tensor, runs: tuple[slice, ...], dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _gather(kv: Tensor, runs: tuple[slice, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     rows = kv[runs[0]] if len(runs) == 1 else torch.cat([kv[run] for run in runs])
     rows = rows.to(dtype)
     return _heads_first(rows[:, 0]), _heads_first(rows[:, 1])
 
 
-def _scatter_add(
-    dkv: torch.Tensor, runs: tuple[slice, ...], dk: torch.Tensor, dv: torch.Tensor
-) -> None:
+def _scatter_add(dkv: Tensor, runs: tuple[slice, ...], dk: Tensor, dv: Tensor) -> None:
     at = 0
     for run in runs:
         size = run.stop - run.start
@@ -140,12 +121,7 @@ def _runs(table: TileTable, pieces: Ints) -> tuple[slice, ...]:
     return tuple(slice(a, a + n) for a, n in zip(starts, sizes, strict=True))
 
 
-def _masked_call(
-    table: TileTable,
-    rows: slice,
-    pieces: Ints,
-    dtype: torch.dtype,
-) -> _Call:
+def _masked_call(table: TileTable, rows: slice, pieces: Ints, dtype: torch.dtype) -> _Call:
     length = rows.stop - rows.start
     parts = [table.piece_mask(int(piece), length) for piece in pieces]
     seen = torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))

@@ -13,17 +13,19 @@ operators themselves have not been run by this project.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dcp_dsl import Export, import_mask, varlen_calls
 from dcp_dsl.arrays import Indices, Ints
 from dcp_runtime.kernels.kernel import (
     AttentionState,
     Gradients,
+    Kernel,
     QueryRows,
     TensorKind,
     any_out_with,
@@ -31,8 +33,20 @@ from dcp_runtime.kernels.kernel import (
 from dcp_runtime.plans.tile_pieces import PieceKind
 from dcp_runtime.plans.tile_table import TileTable
 
-HEAD_DIMS_TO = 256
 DTYPES = (torch.float16, torch.bfloat16)
+
+
+def flash_refusal(
+    dtype: torch.dtype, device: torch.device, head_dim: int | None, largest: int = 256
+) -> str | None:
+    """Return why flash kernels cannot compute this, ``None`` if they can."""
+    if device.type != "cuda":
+        return f"needs tensors on a CUDA device, got {device}"
+    if dtype not in DTYPES:
+        return f"needs one of {', '.join(map(str, DTYPES))}, got {dtype}"
+    if head_dim is not None and (head_dim > largest or head_dim % 8):
+        return f"needs head_dim up to {largest}, a multiple of 8, got {head_dim}"
+    return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,10 +54,10 @@ class FlashCall:
     """One call on the device: `VarlenCall` as tensors, with the longest segments."""
 
     causal: bool
-    q_idx: torch.Tensor
-    kv_idx: torch.Tensor
-    cu_seqlens_q: torch.Tensor
-    cu_seqlens_k: torch.Tensor
+    q_idx: Tensor
+    kv_idx: Tensor
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
     max_q: int
     max_k: int
 
@@ -58,71 +72,26 @@ class FlashRows:
         lse, delta: float32 ``[Hq, rows]``, of whole rows: also over keys of other calls.
     """
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    dout: torch.Tensor
-    lse: torch.Tensor
-    delta: torch.Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+    lse: Tensor
+    delta: Tensor
 
 
-class FlashOperators(Protocol):
-    """Plain variable-length attention; heads may be grouped; lse is ``[Hq, rows]``, natural."""
-
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: FlashCall, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return out ``[rows, Hq, D]`` and lse of gathered tensors."""
-
-    def backward(
-        self, rows: FlashRows, call: FlashCall, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Compute dq, dk, dv."""
-
-
-class AtenFlash:
-    """The operators of torch.
+class FlashKernel(Kernel):
+    """Attention through the plain flash kernels of torch on gathered rows and keys.
 
     Args:
         operators: has ``_flash_attention_forward`` and ``_flash_attention_backward``; those of
             ``torch.ops.aten`` if ``None``.
     """
 
+    name = "flash"
+
     def __init__(self, operators: Any = None) -> None:  # Any: a namespace that torch fills
-        self._aten = operators or torch.ops.aten
-
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: FlashCall, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `FlashOperators`."""
-        out, lse, *_ = self._aten._flash_attention_forward(
-            q, k, v, call.cu_seqlens_q, call.cu_seqlens_k, call.max_q, call.max_k, 0.0,
-            call.causal, False, scale=scale,
-        )  # fmt: skip
-        return out, lse
-
-    def backward(
-        self, rows: FlashRows, call: FlashCall, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """See `FlashOperators`."""
-        out = any_out_with(rows.delta.T, rows.dout.float()).to(rows.q.dtype)
-        state = torch.zeros(2, dtype=torch.uint64, device=out.device)  # of no dropout
-        dq, dk, dv = self._aten._flash_attention_backward(
-            rows.dout, rows.q, rows.k, rows.v, out, rows.lse, call.cu_seqlens_q,
-            call.cu_seqlens_k, call.max_q, call.max_k, 0.0, call.causal, state, state[0],
-            scale=scale,
-        )  # fmt: skip
-        return dq, dk, dv
-
-
-class FlashKernel:
-    """Attention through plain flash kernels on gathered rows and keys."""
-
-    segment_rows = 256
-
-    def __init__(self, operators: FlashOperators | None = None, name: str = "flash") -> None:
-        self.name = name
-        self._operators = operators or AtenFlash()
+        self._operators = operators or torch.ops.aten
         self._calls: WeakKeyDictionary[TileTable, dict[str, tuple[FlashCall, ...]]] = (
             WeakKeyDictionary()
         )
@@ -135,30 +104,18 @@ class FlashKernel:
             self._prepared(table, kind.device)
 
     def forward(
-        self,
-        q: torch.Tensor,
-        kv: torch.Tensor,
-        table: TileTable,
-        scale: float,
-        state: AttentionState,
+        self, q: Tensor, kv: Tensor, table: TileTable, scale: float, state: AttentionState
     ) -> None:
         """Merge softmax(scale · q kᵀ) v over the keys of the table into `state`."""
         for call in self._prepared(table, q.device):
             k, v = kv[call.kv_idx].unbind(1)
-            out, lse = self._operators.forward(
-                q[call.q_idx], k.contiguous(), v.contiguous(), call, scale
-            )
+            out, lse = self._attend(q[call.q_idx], k.contiguous(), v.contiguous(), call, scale)
             part = AttentionState(state.out[call.q_idx], state.lse[call.q_idx])
             part.merge(0, out, lse.T)
             state.out[call.q_idx], state.lse[call.q_idx] = part.out, part.lse
 
     def backward(
-        self,
-        rows: QueryRows,
-        kv: torch.Tensor,
-        table: TileTable,
-        scale: float,
-        gradients: Gradients,
+        self, rows: QueryRows, kv: Tensor, table: TileTable, scale: float, gradients: Gradients
     ) -> None:
         """Add the gradients of the tiles of the table; uses the global lse and delta of `rows`."""
         for call in self._prepared(table, rows.q.device):
@@ -171,7 +128,7 @@ class FlashKernel:
                 rows.lse[call.q_idx].T.contiguous(),
                 rows.delta[call.q_idx].float().T.contiguous(),
             )
-            dq, dk, dv = self._operators.backward(gathered, call, scale)
+            dq, dk, dv = self._gradients(gathered, call, scale)
             gradients.dq[call.q_idx] += dq.to(gradients.dq.dtype)
             dkv = torch.stack([dk, dv], 1).to(gradients.dkv.dtype)
             gradients.dkv.index_add_(0, call.kv_idx, dkv)
@@ -182,11 +139,34 @@ class FlashKernel:
             known[str(device)] = flash_calls(table, device)
         return known[str(device)]
 
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, call: FlashCall, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return out ``[rows, Hq, D]`` and natural lse ``[Hq, rows]`` of gathered tensors."""
+        out, lse, *_ = self._operators._flash_attention_forward(
+            q, k, v, call.cu_seqlens_q, call.cu_seqlens_k, call.max_q, call.max_k, 0.0,
+            call.causal, False, scale=scale,
+        )  # fmt: skip
+        return out, lse
+
+    def _gradients(
+        self, rows: FlashRows, call: FlashCall, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute dq, dk, dv."""
+        out = any_out_with(rows.delta.T, rows.dout.float()).to(rows.q.dtype)
+        state = torch.zeros(2, dtype=torch.uint64, device=out.device)  # of no dropout
+        dq, dk, dv = self._operators._flash_attention_backward(
+            rows.dout, rows.q, rows.k, rows.v, out, rows.lse, call.cu_seqlens_q,
+            call.cu_seqlens_k, call.max_q, call.max_k, 0.0, call.causal, state, state[0],
+            scale=scale,
+        )  # fmt: skip
+        return dq, dk, dv
+
 
 def flash_calls(table: TileTable, device: torch.device | str) -> tuple[FlashCall, ...]:
     """Rewrite a table as calls of a plain flash kernel; O(rows of its masks)."""
 
-    def moved(array: Indices) -> torch.Tensor:
+    def moved(array: Indices) -> Tensor:
         return torch.from_numpy(array.copy()).to(device)
 
     return tuple(

@@ -16,8 +16,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from dcp_runtime.kernels.flash import DTYPES, FlashCall, FlashRows
+from dcp_runtime.kernels.flash import FlashCall, FlashKernel, FlashRows, flash_refusal
 
 HEAD_DIMS_TO = 128
 """More on some devices, but then without dlse on others."""
@@ -25,38 +26,38 @@ OLDEST = 36
 """Beta before which backward on compute capability 9 gives wrong gradients now and then."""
 
 
-class Flash4:
-    """The operators of flash-attn-4.
+class Flash4Kernel(FlashKernel):
+    """Attention through the kernels of flash-attn-4.
 
     Args:
-        interface: module with ``_flash_attn_fwd`` and ``_flash_attn_bwd``; that of the package if
+        operators: module with ``_flash_attn_fwd`` and ``_flash_attn_bwd``; that of the package if
             ``None``.
     """
 
-    def __init__(self, interface: Any = None) -> None:  # Any: the package has no types
-        self._interface = interface or import_module("flash_attn.cute.interface")
+    name = "flash4"
 
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: FlashCall, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `FlashOperators`."""
-        out, lse, *_ = self._interface._flash_attn_fwd(
+    def __init__(self, operators: Any = None) -> None:  # Any: the package has no types
+        super().__init__(operators or import_module("flash_attn.cute.interface"))
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, call: FlashCall, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        out, lse, *_ = self._operators._flash_attn_fwd(
             q, k, v, **_segments(call), softmax_scale=scale, return_lse=True
         )
         return out, lse
 
-    def backward(
+    def _gradients(
         self, rows: FlashRows, call: FlashCall, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """See `FlashOperators`."""
-        dq, dk, dv = self._interface._flash_attn_bwd(
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dq, dk, dv = self._operators._flash_attn_bwd(
             rows.q, rows.k, rows.v, torch.zeros_like(rows.q), rows.dout, rows.lse,
             **_segments(call), softmax_scale=scale, dlse=-rows.delta,
         )  # fmt: skip
         return dq, dk, dv
 
 
-def _segments(call: FlashCall) -> dict[str, torch.Tensor | int | bool]:
+def _segments(call: FlashCall) -> dict[str, Tensor | int | bool]:
     return {
         "cu_seqlens_q": call.cu_seqlens_q,
         "cu_seqlens_k": call.cu_seqlens_k,
@@ -67,13 +68,9 @@ def _segments(call: FlashCall) -> dict[str, torch.Tensor | int | bool]:
 
 
 def flash4_refusal(dtype: torch.dtype, device: torch.device, head_dim: int | None) -> str | None:
-    """Say why flash-attn-4 cannot compute this here, ``None`` if it can."""
-    if device.type != "cuda":
-        return f"needs tensors on a CUDA device, got {device}"
-    if dtype not in DTYPES:
-        return f"needs one of {', '.join(map(str, DTYPES))}, got {dtype}"
-    if head_dim is not None and (head_dim > HEAD_DIMS_TO or head_dim % 8):
-        return f"needs head_dim up to {HEAD_DIMS_TO}, a multiple of 8, got {head_dim}"
+    """Return why flash-attn-4 cannot compute this here, ``None`` if it can."""
+    if refused := flash_refusal(dtype, device, head_dim, HEAD_DIMS_TO):
+        return refused
     try:
         found = version("flash-attn-4")
     except PackageNotFoundError:

@@ -1,14 +1,15 @@
-"""The protocol of kernels, and the state that forward carries from division to division.
+"""The base of kernels, and the state that forward carries from division to division.
 
 Tensors are packed ``[tokens, heads, head_dim]`` (kv ``[tokens, 2, heads, head_dim]``), rows of a
 device's working buffers; a `TileTable` says which queries meet which keys.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from dcp_runtime.plans.tile_table import TileTable
 
@@ -31,8 +32,8 @@ class AttentionState:
         lse: ``[N, Hq]``, natural logarithm of the sum of exponentials; -inf where no key was seen.
     """
 
-    out: torch.Tensor
-    lse: torch.Tensor
+    out: Tensor
+    lse: Tensor
 
     @classmethod
     def empty(
@@ -49,7 +50,7 @@ class AttentionState:
             torch.full((num_rows, q_heads), -torch.inf, dtype=dtype, device=device),
         )
 
-    def merge(self, start: int, out: torch.Tensor, lse: torch.Tensor) -> None:
+    def merge(self, start: int, out: Tensor, lse: Tensor) -> None:
         """Merge a partial result over other keys into the rows from `start` on.
 
         Args:
@@ -79,10 +80,10 @@ class QueryRows:
         delta: ``[N, Hq]``, row sum of ``dout * out`` with the final out.
     """
 
-    q: torch.Tensor
-    dout: torch.Tensor
-    lse: torch.Tensor
-    delta: torch.Tensor
+    q: Tensor
+    dout: Tensor
+    lse: Tensor
+    delta: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +95,11 @@ class Gradients:
         dkv: ``[M, 2, Hkv, D]``.
     """
 
-    dq: torch.Tensor
-    dkv: torch.Tensor
+    dq: Tensor
+    dkv: Tensor
 
 
-def any_out_with(delta: torch.Tensor, dout: torch.Tensor) -> torch.Tensor:
+def any_out_with(delta: Tensor, dout: Tensor) -> Tensor:
     """Return an out whose row sums of ``dout * out`` are `delta`.
 
     Flash operators use out for nothing else, and out does not travel to remote devices, delta does.
@@ -129,34 +130,31 @@ class TensorKind:
         return f"{self.dtype} on {self.device.type}"
 
 
-class Kernel(Protocol):
-    """A backend: computes the tiles of a table, adding to what is there."""
+class Kernel(ABC):
+    """A backend that computes the tiles of a table and adds to what is there.
+
+    Attributes:
+        name: one of `choice.KERNELS`.
+        segment_rows: query rows per segment that it works best with.
+    """
 
     name: str
-    segment_rows: int
-    """Query rows per segment that it works best with."""
+    segment_rows = 256
 
     def load(
         self, forward: Sequence[TileTable], backward: Sequence[TileTable], kind: TensorKind
     ) -> None:
-        """Bring tables to where it reads them, ahead of the first call; it may do so later too."""
+        """Prepare tables ahead of the first call; kernels that read them as they lie need not."""
+        return
 
+    @abstractmethod
     def forward(
-        self,
-        q: torch.Tensor,
-        kv: torch.Tensor,
-        table: TileTable,
-        scale: float,
-        state: AttentionState,
+        self, q: Tensor, kv: Tensor, table: TileTable, scale: float, state: AttentionState
     ) -> None:
         """Merge softmax(scale · q kᵀ) v over the keys of the table into `state`."""
 
+    @abstractmethod
     def backward(
-        self,
-        rows: QueryRows,
-        kv: torch.Tensor,
-        table: TileTable,
-        scale: float,
-        gradients: Gradients,
+        self, rows: QueryRows, kv: Tensor, table: TileTable, scale: float, gradients: Gradients
     ) -> None:
         """Add the gradients of the tiles of the table; uses the global lse and delta of `rows`."""

@@ -1,31 +1,22 @@
 """The reference kernel: explicit scores and probabilities, in the type of the sums."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
-from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, TensorKind
+from dcp_runtime.kernels.kernel import AttentionState, Gradients, Kernel, QueryRows
 from dcp_runtime.plans.tile_table import TileTable
 
 
-class ReferenceKernel:
+class ReferenceKernel(Kernel):
     """Dense attention inside each piece; slow, exact, on any device."""
 
     name = "reference"
     segment_rows = 512
 
-    def load(
-        self, forward: Sequence[TileTable], backward: Sequence[TileTable], kind: TensorKind
-    ) -> None:
-        """Do nothing: tables are read as they lie."""
-
     def forward(
-        self,
-        q: torch.Tensor,
-        kv: torch.Tensor,
-        table: TileTable,
-        scale: float,
-        state: AttentionState,
+        self, q: Tensor, kv: Tensor, table: TileTable, scale: float, state: AttentionState
     ) -> None:
         """Merge softmax(scale · q kᵀ) v over the keys of the table into `state`."""
         for rows, keys, mask in _pieces(table):
@@ -38,12 +29,7 @@ class ReferenceKernel:
             state.merge(rows.start, out, lse.T)
 
     def backward(
-        self,
-        rows: QueryRows,
-        kv: torch.Tensor,
-        table: TileTable,
-        scale: float,
-        gradients: Gradients,
+        self, rows: QueryRows, kv: Tensor, table: TileTable, scale: float, gradients: Gradients
     ) -> None:
         """Add the gradients of the tiles of the table; uses the global lse and delta of `rows`."""
         dtype = gradients.dq.dtype
@@ -62,29 +48,25 @@ class ReferenceKernel:
             gradients.dkv[keys, 1] += dv.reshape(groups).sum(2)
 
 
-def _pieces(table: TileTable) -> "list[tuple[slice, slice, torch.Tensor]]":
-    found = []
+def _pieces(table: TileTable) -> Iterator[tuple[slice, slice, Tensor]]:
     for segment in range(table.num_segments):
         start, length = int(table.q_start[segment]), int(table.q_len[segment])
         for piece in range(int(table.row_ptr[segment]), int(table.row_ptr[segment + 1])):
             first, size = int(table.kv_start[piece]), int(table.kv_len[piece])
             mask = torch.from_numpy(table.piece_mask(piece, length))
-            found.append((slice(start, start + length), slice(first, first + size), mask))
-    return found
+            yield slice(start, start + length), slice(first, first + size), mask
 
 
-def _expand(
-    kv: torch.Tensor, q_heads: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _expand(kv: Tensor, q_heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     repeated = kv.to(dtype).repeat_interleave(q_heads // kv.shape[2], dim=2)
     return repeated[:, 0], repeated[:, 1]
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+def _scores(q: Tensor, k: Tensor, mask: Tensor, scale: float) -> Tensor:
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale
     return scores.masked_fill(~mask, -torch.inf)
 
 
-def _finite(lse: torch.Tensor) -> torch.Tensor:
+def _finite(lse: Tensor) -> Tensor:
     # exp(-inf - -inf) is NaN; against any finite number it is 0, as a row without keys needs it.
     return lse.clamp_min(torch.finfo(lse.dtype).min)

@@ -5,19 +5,22 @@ gives every row to exactly one program, however the pieces overlap, so sums need
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from dcp_dsl.arrays import Indices, Record
+from dcp_dsl.arrays import Indices
 from dcp_runtime.plans.tile_table import TileTable
 
+ALIGNMENT = 16
+"""Bytes: every array begins where any type may begin."""
+_DTYPES = {"int32": torch.int32, "int64": torch.int64, "uint8": torch.uint8}
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KeyChunks(Record):
+
+class KeyChunks(NamedTuple):
     """C runs of key rows, each with the pieces that meet it.
 
     Attributes:
@@ -26,10 +29,10 @@ class KeyChunks(Record):
         segment, piece: int32 ``[E]``, of the table; ascending within a chunk.
     """
 
-    chunk_row: Annotated[Indices, "C"]
-    chunk_ptr: Annotated[Indices, "C+1"]
-    segment: Annotated[Indices, "E"]
-    piece: Annotated[Indices, "E"]
+    chunk_row: Indices
+    chunk_ptr: Indices
+    segment: Indices
+    piece: Indices
 
 
 def cut_keys(table: TileTable, chunk: int) -> KeyChunks:
@@ -56,14 +59,9 @@ def cut_keys(table: TileTable, chunk: int) -> KeyChunks:
     )
 
 
-ALIGNMENT = 16
-"""Bytes: every array begins where any type may begin."""
-_DTYPES = {"int32": torch.int32, "int64": torch.int64, "uint8": torch.uint8}
-
-
 def move_arrays(
     arrays: "Sequence[NDArray[Any]]", device: torch.device
-) -> tuple[torch.Tensor, ...]:  # Any: arrays of different types
+) -> tuple[Tensor, ...]:  # Any: arrays of different types
     """Move int32, int64 and uint8 arrays; the results are views of one tensor on the device.
 
     To CUDA they go through one buffer in pinned memory, without waiting: work that is queued on the

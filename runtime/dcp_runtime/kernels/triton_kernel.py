@@ -13,10 +13,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dcp_runtime.kernels import triton_source
-from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, TensorKind
-from dcp_runtime.kernels.triton_inputs import KeyChunks, cut_keys, move_arrays
+from dcp_runtime.kernels.kernel import AttentionState, Gradients, Kernel, QueryRows, TensorKind
+from dcp_runtime.kernels.triton_inputs import cut_keys, move_arrays
 from dcp_runtime.plans.tile_pieces import PieceKind
 from dcp_runtime.plans.tile_table import TileTable
 
@@ -55,30 +56,22 @@ def launch_shape(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Masks:
-    """The masks that all tables of a device share, on the device."""
-
-    row_lo: torch.Tensor
-    row_hi: torch.Tensor
-    bits: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class _DeviceTable:
-    """A tile table, its masks and its key chunks, on the device."""
+    """A tile table with its masks and its key chunks, on the device."""
 
+    rows: tuple[Tensor, ...]  # q_start, q_len
+    row_ptr: Tensor
+    pieces: tuple[Tensor, ...]  # kv_start, kv_len, kind, mask_start
+    chunks: tuple[Tensor, ...]  # chunk_row, chunk_ptr, segment, piece; none for forward
+    masks: tuple[Tensor | int, ...]  # row_lo, row_hi, bits, columns; shared by a device's tables
     longest: int
-    num_segments: int
-    num_chunks: int
-    rows: tuple[torch.Tensor, ...]  # q_start, q_len
-    row_ptr: torch.Tensor
-    pieces: tuple[torch.Tensor, ...]  # kv_start, kv_len, kind, mask_start
-    chunks: tuple[torch.Tensor, ...]  # chunk_row, chunk_ptr, segment, piece; none for forward
-    masks: _Masks
     has_bits: bool
 
+    def grid(self, q: Tensor, shape: LaunchShape) -> tuple[int, int, int]:
+        return len(self.rows[0]), q.shape[1], -(-self.longest // shape.block_m)
 
-class TritonKernel:
+
+class TritonKernel(Kernel):
     """Tiled attention on CUDA; also on the CPU where Triton interprets its kernels."""
 
     name = "triton"
@@ -94,70 +87,66 @@ class TritonKernel:
     ) -> None:
         """Move tables and their masks to the device in one transfer."""
         place, chunk = str(kind.device), launch_shape("dkv", kind.dtype, kind.head_dim).block_n
-        new = [_Entry((place, 0), table, None) for table in forward]
-        new += [_Entry((place, chunk), table, cut_keys(table, chunk)) for table in backward]
-        if not new:
-            return
+        new = [((place, 0), table, _arrays_of(table)) for table in forward]
+        new += [
+            ((place, chunk), table, [*_arrays_of(table), *cut_keys(table, chunk)])
+            for table in backward
+        ]
         # Tables of a device share their masks, and an id is that of a table that is alive.
-        shared = {id(entry.table.row_lo): entry.table for entry in new}
+        shared = {id(table.row_lo): table for _, table, _ in new}
         # Any: of different types
         groups: list[list[NDArray[Any]]] = [[t.row_lo, t.row_hi, t.bits] for t in shared.values()]
-        groups += [entry.arrays() for entry in new]
+        groups += [arrays for _, _, arrays in new]
         moved = iter(move_arrays([array for group in groups for array in group], kind.device))
         there = [tuple(islice(moved, len(group))) for group in groups]
-        masks = dict(zip(shared, (_Masks(*arrays) for arrays in there), strict=False))
-        for entry, arrays in zip(new, there[len(shared) :], strict=True):
-            table = entry.on_device(arrays, masks[id(entry.table.row_lo)])
-            self._tables.setdefault(entry.table, {})[entry.key] = table
+        masks: dict[int, tuple[Tensor | int, ...]] = {
+            key: (*m, m[0].shape[1]) for key, m in zip(shared, there, strict=False)
+        }
+        for (key, table, _), m in zip(new, there[len(shared) :], strict=True):
+            longest = int(table.q_len.max(initial=0))
+            has_bits = bool((table.kind == PieceKind.BITS).any())
+            self._tables.setdefault(table, {})[key] = _DeviceTable(
+                m[:2], m[2], m[3:7], m[7:], masks[id(table.row_lo)], longest, has_bits
+            )
 
     def forward(
-        self,
-        q: torch.Tensor,
-        kv: torch.Tensor,
-        table: TileTable,
-        scale: float,
-        state: AttentionState,
+        self, q: Tensor, kv: Tensor, table: TileTable, scale: float, state: AttentionState
     ) -> None:
         """Merge softmax(scale · q kᵀ) v over the keys of the table into `state`."""
         found = self._table(table, q)
-        if not found.num_segments:
+        if not table.num_segments:
             return
         shape = launch_shape("forward", q.dtype, q.shape[2], has_bits=found.has_bits)
-        triton_source.forward_kernel[_grid(found, q, shape)](
+        triton_source.forward_kernel[found.grid(q, shape)](
             q, kv, state.out, state.lse, *found.rows, found.row_ptr, *found.pieces,
-            *_mask_arguments(found.masks), scale, q.stride(0), kv.stride(0), kv.stride(1),
+            *found.masks, scale, q.stride(0), kv.stride(0), kv.stride(1),
             HAS_BITS=found.has_bits, **_constants(q, kv, shape),
         )  # fmt: skip
 
     def backward(
-        self,
-        rows: QueryRows,
-        kv: torch.Tensor,
-        table: TileTable,
-        scale: float,
-        gradients: Gradients,
+        self, rows: QueryRows, kv: Tensor, table: TileTable, scale: float, gradients: Gradients
     ) -> None:
         """Add the gradients of the tiles of the table; uses the global lse and delta of `rows`."""
         q, dout = rows.q, rows.dout.to(rows.q.dtype)
         chunk = launch_shape("dkv", q.dtype, q.shape[2]).block_n
         found = self._table(table, q, chunk)
-        if not found.num_segments:
+        if not table.num_segments:
             return
-        masks = _mask_arguments(found.masks)
         row_values = (dout, rows.lse, rows.delta)
         shape = launch_shape("dq", q.dtype, q.shape[2], has_bits=found.has_bits)
         strides = (q.stride(0), dout.stride(0), kv.stride(0), kv.stride(1))
-        triton_source.dq_kernel[_grid(found, q, shape)](
-            q, kv, *row_values, gradients.dq, *found.rows, found.row_ptr, *found.pieces, *masks,
-            scale, *strides, HAS_BITS=found.has_bits, **_constants(q, kv, shape),
+        triton_source.dq_kernel[found.grid(q, shape)](
+            q, kv, *row_values, gradients.dq, *found.rows, found.row_ptr, *found.pieces,
+            *found.masks, scale, *strides, HAS_BITS=found.has_bits, **_constants(q, kv, shape),
         )  # fmt: skip
         shape = launch_shape("dkv", q.dtype, q.shape[2])
-        triton_source.dkv_kernel[(found.num_chunks, kv.shape[2])](
-            q, kv, *row_values, gradients.dkv, *found.chunks, *found.rows, *found.pieces, *masks,
-            scale, len(kv), *strides, HAS_BITS=found.has_bits, **_constants(q, kv, shape),
+        triton_source.dkv_kernel[(len(found.chunks[0]), kv.shape[2])](
+            q, kv, *row_values, gradients.dkv, *found.chunks, *found.rows, *found.pieces,
+            *found.masks, scale, len(kv), *strides, HAS_BITS=found.has_bits,
+            **_constants(q, kv, shape),
         )  # fmt: skip
 
-    def _table(self, table: TileTable, q: torch.Tensor, chunk: int = 0) -> _DeviceTable:
+    def _table(self, table: TileTable, q: Tensor, chunk: int = 0) -> _DeviceTable:
         """Return a table on the device of `q`; moved on first use if `load` was not called."""
         key = str(q.device), chunk
         if key not in self._tables.get(table, {}):
@@ -166,47 +155,14 @@ class TritonKernel:
         return self._tables[table][key]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Entry:
-    """A table on its way, for backward with its keys in chunks."""
-
-    key: tuple[str, int]
-    table: TileTable
-    chunks: KeyChunks | None
-
-    def arrays(self) -> "list[NDArray[Any]]":  # Any: of different types
-        table, chunks = self.table, self.chunks
-        arrays: list[NDArray[Any]] = [
-            table.q_start, table.q_len, table.row_ptr, table.kv_start, table.kv_len,
-            table.kind.astype(np.int32), table.mask_start,
-        ]  # fmt: skip
-        if chunks is not None:
-            arrays += [chunks.chunk_row, chunks.chunk_ptr, chunks.segment, chunks.piece]
-        return arrays
-
-    def on_device(self, moved: tuple[torch.Tensor, ...], masks: _Masks) -> _DeviceTable:
-        return _DeviceTable(
-            longest=int(self.table.q_len.max(initial=0)),
-            num_segments=self.table.num_segments,
-            num_chunks=0 if self.chunks is None else len(self.chunks.chunk_row),
-            rows=moved[:2],
-            row_ptr=moved[2],
-            pieces=moved[3:7],
-            chunks=moved[7:],
-            masks=masks,
-            has_bits=bool((self.table.kind == PieceKind.BITS).any()),
-        )
+def _arrays_of(table: TileTable) -> "list[NDArray[Any]]":  # Any: of different types
+    return [
+        table.q_start, table.q_len, table.row_ptr, table.kv_start, table.kv_len,
+        table.kind.astype(np.int32), table.mask_start,
+    ]  # fmt: skip
 
 
-def _grid(table: _DeviceTable, q: torch.Tensor, shape: LaunchShape) -> tuple[int, int, int]:
-    return table.num_segments, q.shape[1], -(-table.longest // shape.block_m)
-
-
-def _mask_arguments(masks: _Masks) -> tuple[torch.Tensor | int, ...]:
-    return masks.row_lo, masks.row_hi, masks.bits, masks.row_lo.shape[1]
-
-
-def _constants(q: torch.Tensor, kv: torch.Tensor, shape: LaunchShape) -> dict[str, int]:
+def _constants(q: Tensor, kv: Tensor, shape: LaunchShape) -> dict[str, int]:
     heads, dim = q.shape[1:]
     return {
         "HEADS": heads, "GROUP": heads // kv.shape[2], "DIM": dim,

@@ -77,11 +77,7 @@ class Calibration:
 
 
 def calibrate_cpu(ranks: int, say: Callable[[str], None]) -> Calibration:
-    """Measure `ranks` processes of one thread each and gloo between them; some 20 seconds.
-
-    Raises:
-        RunError: if torch is not installed, or a process dies or stalls.
-    """
+    """Measure `ranks` processes of one thread each and gloo between them; some 20 seconds."""
     check_torch()
     say(f"messages between {ranks} processes, gloo")
     link = measure_links("gloo", ranks) if ranks > 1 else Line(0.0, 0.0, 0.0)
@@ -112,11 +108,7 @@ def calibrate_cpu(ranks: int, say: Callable[[str], None]) -> Calibration:
 
 
 def calibrate_cuda(say: Callable[[str], None]) -> Calibration:
-    """Measure the CUDA devices of this machine.
-
-    Raises:
-        RunError: if there is none, or a process dies or stalls.
-    """
+    """Measure the CUDA devices of this machine."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -204,11 +196,7 @@ def fit_nonnegative(
 
 
 def measure_links(backend: str, ranks: int) -> Line:
-    """Let every rank send to the next and receive from the one before, all at once; fit it.
-
-    Raises:
-        RunError: if a process dies or takes longer than `LINK_TIMEOUT_S`.
-    """
+    """Let every rank send to the next and receive from the one before, all at once; fit it."""
     with tempfile.TemporaryDirectory(prefix="dcp-calibrate-") as folder:
         environment = {
             **os.environ,

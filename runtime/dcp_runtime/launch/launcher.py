@@ -129,11 +129,7 @@ def open_world(
 
 
 def check_torch() -> None:
-    """Refuse to start processes that would each fail to load torch.
-
-    Raises:
-        RunError: if torch is not installed.
-    """
+    """Refuse to start processes that would each fail to load torch."""
     if find_spec("torch") is None:
         raise RunError(
             "running a plan needs PyTorch, which is not installed; install it: "
@@ -142,11 +138,7 @@ def check_torch() -> None:
 
 
 def check_ranks(plan: Plan, ranks: int) -> None:
-    """Refuse a number of ranks that the plan is not for.
-
-    Raises:
-        RunError: says both numbers.
-    """
+    """Refuse a number of ranks that the plan is not for."""
     if plan.num_devices != ranks:
         raise RunError(
             f"the plan is for {plan.num_devices} devices, {ranks} ranks were asked for; run it on "

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Indices, Ints
 from dcp_planner import (
@@ -118,97 +117,60 @@ def prepare_device(plan: Plan, device: int, segment_rows: int) -> DevicePlan:
         plan: validated plan.
         device: device of the plan.
         segment_rows: most query rows per segment of a tile table; the kernel says what it likes.
-
-    Raises:
-        RunError: if the tiles need a block that no transfer brings.
     """
     heads, plan = HeadLayout(plan.shape, plan.head_groups), expand_head_groups(plan)
     tiles = np.flatnonzero(plan.tiles.device == device)
     pieces = cut_pieces(plan.blocks, plan.tiles, plan.slabs, tiles, segment_rows, plan.forms)
-    columns = _Columns.of(plan, device)
     local = plan.local_blocks(device)
     return DevicePlan(
         plan=plan,
         heads=heads,
         device=device,
         num_local=int(plan.blocks.num_tokens[local].sum()),
-        forward=_direction_plan(plan, device, "forward", columns, pieces),
-        backward=_direction_plan(plan, device, "backward", columns, pieces),
-        transfers=columns.transfers(plan, device, heads.groups),
+        forward=_direction_plan(plan, device, "forward", pieces),
+        backward=_direction_plan(plan, device, "backward", pieces),
+        transfers=_transfers(plan, device, heads.groups),
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Columns:
-    """The transfers that leave or reach a device, as columns."""
-
-    index: Ints
-    is_backward: NDArray[np.bool_]
-    kind: NDArray[np.uint8]
-    block: Indices
-    is_send: NDArray[np.bool_]
-    peer: Indices
-    slot: Indices
-    hop: NDArray[np.uint8]
-    size_bytes: Ints
-
-    @classmethod
-    def of(cls, plan: Plan, device: int) -> "_Columns":
-        table = plan.transfers
-        mine = np.flatnonzero((table.source == device) | (table.target == device))
-        source, target = table.source[mine], table.target[mine]
-        is_send = source == device
-        return cls(
-            mine, table.is_backward[mine], table.kind[mine], table.block[mine], is_send,
-            np.where(is_send, target, source), table.slot[mine], table.hop[mine],
-            table.size_bytes[mine],
-        )  # fmt: skip
-
-    def receives(self, kind: TransferKind, *, is_backward: bool) -> Ints:
-        """Return the places of what arrives of a kind."""
-        return np.flatnonzero(
-            (self.kind == kind) & (self.is_backward == is_backward) & ~self.is_send
+def _transfers(plan: Plan, device: int, groups: int) -> dict[int, Transfer]:
+    """Return the transfers that leave or reach a device, by row of the plan's table."""
+    table = plan.transfers
+    mine = np.flatnonzero((table.source == device) | (table.target == device))
+    names = message_names(table.kind[mine], table.block[mine], groups, len(plan.blocks) // groups)
+    columns = (
+        mine, table.is_backward[mine], table.kind[mine], table.block[mine], table.source[mine],
+        table.target[mine], table.slot[mine], table.hop[mine], table.size_bytes[mine],
+        plan.blocks.num_tokens[table.block[mine]],
+    )  # fmt: skip
+    rows = list(zip(names, *(column.tolist() for column in columns), strict=True))
+    brings = {tuple(row[2:5]): row[1] for row in rows if row[6] == device}
+    found = {}
+    for name, i, is_backward, number, block, source, target, slot, hop, size, tokens in rows:
+        kind, is_send, brought_by = TransferKind(number), source == device, -1
+        if is_send and hop and not kind.is_result:
+            brought_by = brings.get((is_backward, number, block), -1)
+            if brought_by < 0:
+                raise RunError(
+                    f"device {device} forwards {kind.name} of block {block}, but nothing brings it "
+                    "there; build the plan again"
+                )
+        peer = target if is_send else source
+        found[i] = Transfer(
+            i, kind, block, name, tokens, peer, is_send, slot, hop, brought_by, size
         )
-
-    def transfers(self, plan: Plan, device: int, groups: int) -> dict[int, Transfer]:
-        """Return the rows as values."""
-        names = message_names(self.kind, self.block, groups, len(plan.blocks) // groups)
-        keys = list(
-            zip(self.is_backward.tolist(), self.kind.tolist(), self.block.tolist(), strict=True)
-        )
-        is_send, index = self.is_send.tolist(), self.index.tolist()
-        brings = {key: i for key, i, out in zip(keys, index, is_send, strict=True) if not out}
-        tokens = plan.blocks.num_tokens[self.block].tolist()
-        rest = zip(
-            self.peer.tolist(), self.slot.tolist(), self.hop.tolist(), self.size_bytes.tolist(),
-            strict=True,
-        )  # fmt: skip
-        found = {}
-        for i, key, name, out, size, (peer, slot, hop, planned) in zip(
-            index, keys, names, is_send, tokens, rest, strict=True
-        ):
-            kind, brought_by = TransferKind(key[1]), -1
-            if out and hop and not kind.is_result:
-                brought_by = brings.get(key, -1)
-                if brought_by < 0:
-                    raise RunError(
-                        f"device {device} forwards {kind.name} of block {key[2]}, but nothing "
-                        "brings it there; build the plan again"
-                    )
-            found[i] = Transfer(
-                i, kind, key[2], name, size, peer, out, slot, hop, brought_by, planned
-            )
-        return found
+    return found
 
 
 def _direction_plan(
-    plan: Plan, device: int, direction: Direction, columns: _Columns, pieces: TilePieces
+    plan: Plan, device: int, direction: Direction, pieces: TilePieces
 ) -> DirectionPlan:
-    is_backward = direction == "backward"
+    table = plan.transfers
+    arrives = (table.target == device) & (table.is_backward == (direction == "backward"))
     receive_rows, places = {}, {}
     for kind in TransferKind:
-        chosen = columns.receives(kind, is_backward=is_backward)
-        blocks, slots = columns.block[chosen], columns.slot[chosen]
+        chosen = np.flatnonzero(arrives & (table.kind == kind))
+        blocks, slots = table.block[chosen], table.slot[chosen]
         ends = slots + plan.blocks.num_tokens[blocks]
         receive_rows[kind] = int(ends.max(initial=0))
         places[kind] = blocks, slots

@@ -8,7 +8,7 @@ tokens.
 
 from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 
 from dcp_planner import ModelShape
 
@@ -25,7 +25,7 @@ class HeadLayout:
     shape: ModelShape
     groups: int
 
-    def split_q(self, tensor: torch.Tensor) -> torch.Tensor:
+    def split_q(self, tensor: Tensor) -> Tensor:
         """Turn ``[T, Hq, ...]`` into ``[G T, Hq / G, ...]``.
 
         >>> x = torch.tensor([[0, 1], [10, 11]])  # two tokens of two heads
@@ -38,13 +38,13 @@ class HeadLayout:
         heads = tensor.reshape(len(tensor), self.groups, each, *tensor.shape[2:])
         return heads.transpose(0, 1).flatten(0, 1)
 
-    def join_q(self, tensor: torch.Tensor) -> torch.Tensor:
+    def join_q(self, tensor: Tensor) -> Tensor:
         """Turn ``[G T, Hq / G, ...]`` into ``[T, Hq, ...]``."""
         if self.groups == 1:
             return tensor
         return self._by_group(tensor).transpose(0, 1).flatten(1, 2)
 
-    def split_kv(self, kv: torch.Tensor) -> torch.Tensor:
+    def split_kv(self, kv: Tensor) -> Tensor:
         """Turn ``[T, 2, Hkv, D]`` into ``[G T, 2, max(1, Hkv / G), D]``.
 
         Copies that nobody reads, because a group before them has the same heads, are zero.
@@ -59,7 +59,7 @@ class HeadLayout:
         expanded[:: self._sharing] = kv.movedim(2, 0).unsqueeze(3)
         return expanded.flatten(0, 1)
 
-    def join_kv(self, kv: torch.Tensor) -> torch.Tensor:
+    def join_kv(self, kv: Tensor) -> Tensor:
         """Turn ``[G T, 2, max(1, Hkv / G), D]`` into ``[T, 2, Hkv, D]``."""
         if self.groups == 1:
             return kv
@@ -70,5 +70,5 @@ class HeadLayout:
         """Groups that read the same key/value head."""
         return max(1, self.groups // self.shape.kv_heads)
 
-    def _by_group(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _by_group(self, tensor: Tensor) -> Tensor:
         return tensor.reshape(self.groups, len(tensor) // self.groups, *tensor.shape[1:])

@@ -113,9 +113,6 @@ def cut_pieces(
         segment_rows: most query rows of a segment.
         forms: the masks of the sequences that have no slabs.
 
-    Raises:
-        RunError: if the plan states another number of pairs than its mask has in these tiles.
-
     Cost: O(segments times tiles + intervals of the rows of partial tiles), and the pairs, visible
     or not, of partial tiles of forms.
     """
@@ -201,11 +198,7 @@ def _place_in_row(cut: CutRanges) -> Ints:
 
 
 def _store(
-    kind: NDArray[np.uint8],
-    rows: Ints,
-    keys: Ints,
-    relative: CutRanges,
-    nth: Ints,
+    kind: NDArray[np.uint8], rows: Ints, keys: Ints, relative: CutRanges, nth: Ints
 ) -> tuple[Ints, PieceMasks]:
     """Write ranges and bits of pieces; `relative` counts from each piece's first row and key."""
     mask_start = np.full(len(kind), -1, np.int64)

@@ -6,8 +6,7 @@ can then mend the cause and try again, and no rank waits for a message that neve
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import NamedTuple, TypeVar
 
 from dcp_runtime.errors import RunError
 from dcp_runtime.transport.transport import Transport
@@ -20,30 +19,11 @@ class DisagreementError(RunError):
     """Ranks hold different plans or tensors, or one of them is wrong; all ranks raise."""
 
 
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """Something that ranks must agree on.
-
-    Attributes:
-        what: how a message calls the value, for example ``"plan digest"``.
-        way_out: what to do when ranks differ.
-    """
+class Topic(NamedTuple):
+    """Something that ranks must agree on: its name in messages, and what to do when they differ."""
 
     what: str
     way_out: str
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal(Generic[_Value]):
-    """The notes of one rank for an agreement, and the value that they stand for.
-
-    Attributes:
-        notes: this rank's value of each topic, one line each, empty where the rank cannot know it.
-        value: what the rank goes on with once all agree.
-    """
-
-    notes: Sequence[str]
-    value: _Value
 
 
 _STEP = Topic("step", "all ranks prepare the same plans and run the same layers in the same order")
@@ -53,7 +33,7 @@ def agree(
     transport: Transport,
     topics: Sequence[Topic],
     place: str,
-    propose: Callable[[], Proposal[_Value]],
+    propose: Callable[[], tuple[Sequence[str], _Value]],
 ) -> _Value:
     """Compare notes with those of every other rank; collective, a few store round trips.
 
@@ -61,23 +41,25 @@ def agree(
         transport: ranks that must agree.
         topics: what is compared; the first that differs is named.
         place: the step, for example ``"prepare"``.
-        propose: makes this rank's proposal, or raises a `RunError` that all ranks should hear of.
+        propose: returns this rank's value of each topic, one line each and empty where it cannot
+            know it, and what the rank goes on with once all agree; or raises a `RunError` that all
+            ranks should hear of.
 
     Returns:
-        The value of this rank's proposal.
+        What this rank goes on with.
 
     Raises:
         RunError: what `propose` raised; on the other ranks a `DisagreementError` that quotes it, or
             says which rank differs from most; or names a rank that does not come.
     """
     if transport.size == 1:
-        return propose().value
+        return propose()[1]
     try:
-        proposal = propose()
+        values, result = propose()
     except RunError as error:
         transport.exchange_notes(f"{_ERROR}{error}", place)
         raise
-    notes = transport.exchange_notes(note_of(place, proposal.notes), place)
+    notes = transport.exchange_notes(note_of(place, values), place)
     for rank, other in enumerate(notes):
         if other.startswith(_ERROR):
             text = f"rank {rank} failed in {place}: {other.removeprefix(_ERROR)}"
@@ -85,7 +67,7 @@ def agree(
     # Ranks that stand at different steps have other topics: the first comparison ends there.
     for number, topic in enumerate((_STEP, *topics)):
         _compare(topic, [other.split("\n")[number] for other in notes], place)
-    return proposal.value
+    return result
 
 
 def note_of(place: str, values: Sequence[str]) -> str:

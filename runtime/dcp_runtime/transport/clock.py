@@ -38,11 +38,7 @@ class Timeline:
 def gather_timeline(
     group: dist.ProcessGroup, barrier: StoreBarrier, recorder: Recorder
 ) -> Timeline | None:
-    """Collect the events of all ranks on rank 0, on its clock; collective; ``None`` elsewhere.
-
-    Raises:
-        RunError: names a rank that is gone.
-    """
+    """Collect the events of all ranks on rank 0, on its clock; collective; ``None`` elsewhere."""
     barrier.exchange_notes("", _PLACE)
     if dist.get_rank(group) != 0:
         data = _pack(*recorder.table())
@@ -108,9 +104,7 @@ def _pack(table: EventTable, names: tuple[str, ...]) -> bytes:
     return data.getvalue()
 
 
-def _unpack(
-    data: bytes,
-) -> tuple[EventTable, tuple[str, ...]]:
+def _unpack(data: bytes) -> tuple[EventTable, tuple[str, ...]]:
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         return arrays["table"], tuple(arrays["names"].tolist())
 

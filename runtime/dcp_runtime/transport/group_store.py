@@ -21,11 +21,7 @@ Group: TypeAlias = dist.ProcessGroup | DeviceMesh
 
 
 def process_group(group: Group | None) -> dist.ProcessGroup | None:
-    """Return the group of a mesh's ranks; a group, or ``None`` for all ranks, as it is.
-
-    Raises:
-        RunError: if the mesh has several dims.
-    """
+    """Return the group of a mesh's ranks; a group, or ``None`` for all ranks, as it is."""
     if not isinstance(group, DeviceMesh):
         return group
     if group.ndim != 1:
@@ -46,9 +42,6 @@ def open_store(group: dist.ProcessGroup | None, name: str, timeout_s: float) -> 
         group: ``None`` for all ranks.
         name: of the things whose n-th one this is.
         timeout_s: how long one answer may take.
-
-    Raises:
-        RunError: if the store does not answer.
     """
     found = group or dist.group.WORLD
     assert found is not None, "torch.distributed is initialised"

@@ -22,9 +22,6 @@ MAX_TIMEOUT_S = 86_400.0
 def check_timeout(timeout_s: float) -> None:
     """Refuse a timeout that no clock takes.
 
-    Raises:
-        RunError: if it is not above 0 and at most `MAX_TIMEOUT_S`.
-
     >>> check_timeout(float("nan"))
     Traceback (most recent call last):
     ...
@@ -58,9 +55,6 @@ class LinkLimit:
     Attributes:
         bytes_per_s: rate, shared by all messages of the rank.
         latency_s: seconds that each message takes on top.
-
-    Raises:
-        RunError: if the rate is not above 0 or the latency below 0.
     """
 
     bytes_per_s: float

@@ -9,20 +9,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from functools import partial
+from typing import TypeVar
 
-import torch
+from torch import Tensor
 from torch._C._distributed_c10d import HashStore  # torch.distributed.HashStore, with its type
 
 from dcp_planner import Direction
 from dcp_runtime.errors import PeerError, RunError
 from dcp_runtime.transport.clock import Timeline, merge_timelines
-from dcp_runtime.transport.failure_registry import FailureRegistry, Status
+from dcp_runtime.transport.failure_registry import Status
 from dcp_runtime.transport.limits import check_timeout
 from dcp_runtime.transport.recorder import Recorder
-from dcp_runtime.transport.store_barrier import StoreBarrier
-from dcp_runtime.transport.transport import Parcel
+from dcp_runtime.transport.transport import Parcel, Transport
 
 Result = TypeVar("Result")
 POLL_S = 0.05
@@ -34,7 +35,7 @@ GRACE_S = 3.0
 class _Box:
     """Messages of one number between two ranks: sent and not received, or awaited and not sent."""
 
-    sent: deque[tuple[torch.Tensor, ...]] = field(default_factory=deque)
+    sent: deque[tuple[Tensor, ...]] = field(default_factory=deque)
     awaited: deque[Parcel] = field(default_factory=deque)
 
 
@@ -65,29 +66,23 @@ class LoopbackWorld:
         """Call `work` once per rank, each on a thread, and give the results in rank order.
 
         A rank that never returns is left behind once the others have failed because of it.
-
-        Raises:
-            RunError: if a rank failed: what the others say of it, or else what it raised itself.
         """
-        runs = [_RankRun(self, work, rank) for rank in range(self.size)]
+        runs = [Future[Result]() for _ in range(self.size)]
         threads = [
-            threading.Thread(target=run, name=f"rank {run.rank}", daemon=True) for run in runs
+            threading.Thread(
+                target=_run_rank, args=(self, work, rank, run), name=f"rank {rank}", daemon=True
+            )
+            for rank, run in enumerate(runs)
         ]
         for thread in threads:
             thread.start()
-        while any(thread.is_alive() for thread in threads):
-            if any(run.error is not None for run in runs):
-                deadline = time.monotonic() + self.timeout_s + GRACE_S
-                for thread in threads:
-                    thread.join(max(0.0, deadline - time.monotonic()))
-                break
-            for thread in threads:
-                thread.join(POLL_S)
-        errors = [run.error for run in runs if run.error is not None]
+        if wait(runs, return_when=FIRST_EXCEPTION).not_done:  # a rank failed
+            wait(runs, self.timeout_s + GRACE_S)
+        errors = [error for run in runs if run.done() and (error := run.exception())]
         told = [e for e in errors if isinstance(e, PeerError)]
         if errors:
             raise (told or errors)[0]
-        return [run.results[0] for run in runs]
+        return [run.result() for run in runs]
 
     def send(self, parcel: Parcel, source: int) -> None:
         """Hand a parcel over: into the receiver's tensors, or into a copy that waits for it."""
@@ -136,43 +131,35 @@ class _Turn:
             self._lock.release()
 
 
-class _RankRun(Generic[Result]):
-    """One rank's thread: runs the work and keeps what came of it."""
-
-    def __init__(
-        self, world: LoopbackWorld, work: "Callable[[LoopbackTransport], Result]", rank: int
-    ) -> None:
-        self.rank = rank
-        self.results: list[Result] = []
-        self.error: BaseException | None = None
-        self._transport = LoopbackTransport(world, rank)
-        self._work = work
-
-    def __call__(self) -> None:
-        try:
-            self._transport.take_turn("starting", -1)
-            self.results.append(self._work(self._transport))
-        except BaseException as error:
-            self.error = error
-        finally:
-            self._transport.give_turn()
+def _run_rank(
+    world: LoopbackWorld,
+    work: "Callable[[LoopbackTransport], Result]",
+    rank: int,
+    run: "Future[Result]",
+) -> None:
+    transport = LoopbackTransport(world, rank)
+    try:
+        transport.take_turn("starting", -1)
+        run.set_result(work(transport))
+    except BaseException as error:  # whoever waits for the ranks raises it
+        run.set_exception(error)
+    finally:
+        transport.give_turn()
 
 
-def _deliver(tensors: Sequence[torch.Tensor], receiver: Parcel) -> None:
+def _deliver(tensors: Sequence[Tensor], receiver: Parcel) -> None:
     # Ranks agree on plan and dtype before anything travels: both ends have the same shapes.
     for sent, got in zip(tensors, receiver.tensors, strict=True):
         got.copy_(sent)
     receiver.finish()
 
 
-class LoopbackTransport:
+class LoopbackTransport(Transport):
     """One rank's side of a `LoopbackWorld`."""
 
     def __init__(self, world: LoopbackWorld, rank: int) -> None:
-        self.rank, self.size = rank, world.size
+        super().__init__(rank, world.size, world.store, world.timeout_s)
         self._world = world
-        self._failures = FailureRegistry(world.store, rank)
-        self._barrier = StoreBarrier(world.store, rank, world.size, self._failures, world.timeout_s)
 
     def start(self, parcels: Sequence[Parcel]) -> None:
         """Start all parcels in order, without waiting."""
@@ -180,7 +167,7 @@ class LoopbackTransport:
             if parcel.after is None:
                 self._start_one(parcel)
             else:
-                parcel.after.then(lambda parcel=parcel: self._start_one(parcel))  # type: ignore[misc]
+                parcel.after.then(partial(self._start_one, parcel))
 
     def _start_one(self, parcel: Parcel) -> None:
         parcel.start_ns = time.perf_counter_ns()
@@ -200,11 +187,7 @@ class LoopbackTransport:
         self.take_turn(direction, parcels[0].division if parcels else -1)
 
     def take_turn(self, place: str, division: int) -> None:
-        """Wait for the right to compute, if ranks take turns.
-
-        Raises:
-            RunError: names the rank that keeps it.
-        """
+        """Wait for the right to compute, if ranks take turns."""
         turn = self._world.turn
         deadline = time.monotonic() + self._world.timeout_s
         while turn is not None and not turn.take(self.rank, POLL_S):
@@ -223,14 +206,10 @@ class LoopbackTransport:
         status = Status("waiting", parcel.transfer.peer, direction, parcel.division, text)
         raise self._failures.settle(status)
 
-    def report(self, place: str, division: int, error: Exception) -> None:
-        """Tell the other ranks that this one cannot go on."""
-        self._failures.raised(place, division, error)
-
     def exchange_notes(self, note: str, place: str) -> list[str]:
         """Return the notes of all ranks in rank order; collective."""
         self.give_turn()
-        notes = self._barrier.exchange_notes(note, place)
+        notes = super().exchange_notes(note, place)
         self.take_turn(place, -1)
         return notes
 
@@ -242,6 +221,3 @@ class LoopbackTransport:
             return None
         parts = [self._world.recorders[rank].table() for rank in range(self.size)]
         return merge_timelines(parts, uncertainty_s=0.0)
-
-    def close(self) -> None:
-        """Nothing runs beside the ranks."""

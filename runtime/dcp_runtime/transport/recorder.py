@@ -7,56 +7,31 @@ queues events beside it, and asks for their times once somebody reads the trace.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
 from dcp_planner import EVENT_KINDS, Direction, EventKind, Instruction, Trace
 
-
-class StreamEvent(Protocol):
-    """A point in a stream of work, as ``torch.cuda.Event(enable_timing=True)`` is one."""
-
-    def record(self) -> None:
-        """Queue it on the current stream."""
-
-    def synchronize(self) -> None:
-        """Wait until the stream has come to it."""
-
-    def elapsed_time(self, end_event: Any) -> float:  # Any: as torch has it
-        """Return the milliseconds from here to another one; both must have been reached."""
-
-
-Moment: TypeAlias = "int | StreamEvent"
-"""Nanoseconds of the host's monotonic clock, or an event whose time is not known yet."""
-
-
-class Clock(Protocol):
-    """Tells moments, and later their times."""
-
-    def now(self) -> Moment:
-        """Return this moment, without waiting for anything."""
-
-    def read_ns(self, moment: Moment) -> int:
-        """Return its time on the host's monotonic clock; waits until the device has come to it."""
+Moment: TypeAlias = Any  # Any: no common type
+"""Nanoseconds of the host's monotonic clock, or an event of a stream, whose time comes later."""
 
 
 class HostClock:
     """The host's own clock: work has ended when its call returns."""
 
     def now(self) -> Moment:
-        """Return the time."""
+        """Return this moment, without waiting for anything."""
         return time.perf_counter_ns()
 
     def read_ns(self, moment: Moment) -> int:
-        """Return the moment itself."""
-        assert isinstance(moment, int), "this clock gave it"
-        return moment
+        """Return its time on the host's monotonic clock; waits until the device has come to it."""
+        return int(moment)
 
 
-@dataclass(slots=True)
-class StreamClock:
+class StreamClock(HostClock):
     """The clock of a device that works through a stream.
 
     One event is waited for when the clock is made, and ties the device's time to the host's: off by
@@ -65,23 +40,20 @@ class StreamClock:
     What is exposed comes out right: a wait begins when the stream has no work left, not when the
     host began to wait, and ends when the stream goes on.
 
-    Attributes:
-        make_event: gives a new event that can be timed.
+    Args:
+        make_event: makes an event as ``torch.cuda.Event(enable_timing=True)`` is one.
     """
 
-    make_event: Callable[[], StreamEvent]
-    _first: StreamEvent = field(init=False)
-    _first_ns: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._first = self.make_event()
+    def __init__(self, make_event: Callable[[], Any]) -> None:  # Any: see Moment
+        self._make_event = make_event
+        self._first = make_event()
         self._first.record()
         self._first.synchronize()
         self._first_ns = time.perf_counter_ns()
 
     def now(self) -> Moment:
         """Queue an event."""
-        event = self.make_event()
+        event = self._make_event()
         event.record()
         return event
 
@@ -90,10 +62,11 @@ class StreamClock:
         if isinstance(moment, int):
             return moment
         moment.synchronize()
-        return self._first_ns + round(1e6 * self._first.elapsed_time(moment))
+        elapsed_ms: float = self._first.elapsed_time(moment)
+        return self._first_ns + round(1e6 * elapsed_ms)
 
 
-def make_clock(device: torch.device, known: Clock | None = None) -> Clock:
+def make_clock(device: torch.device, known: HostClock | None = None) -> HostClock:
     """Return the clock of a device: of its current stream on CUDA, else the host's.
 
     Args:
@@ -108,8 +81,7 @@ def make_clock(device: torch.device, known: Clock | None = None) -> Clock:
     if isinstance(known, StreamClock):
         return known
     with torch.cuda.device(device):
-        # torch leaves its constructor without types.
-        return StreamClock(lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+        return StreamClock(partial(torch.cuda.Event, enable_timing=True))
 
 
 EventTable: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int64]]
@@ -158,7 +130,7 @@ class Recorder:
     events: list[Event] = field(default_factory=list)
     doing: Activity | None = None
     steps: int = 0
-    clock: Clock = field(default_factory=HostClock)
+    clock: HostClock = field(default_factory=HostClock)
 
     def begin(self, doing: Activity | None) -> None:
         """Note what the rank does from now on."""

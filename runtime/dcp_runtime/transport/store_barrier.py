@@ -61,11 +61,7 @@ class StoreBarrier:
 
     @contextmanager
     def waiting_for(self, peer: int, place: str) -> Iterator[None]:
-        """Blame a rank for a message of torch's own that does not come.
-
-        Raises:
-            RunError: names the rank, or one that it waits for itself.
-        """
+        """Blame a rank for a message of torch's own that does not come."""
         try:
             yield
         except RuntimeError as error:

@@ -8,22 +8,23 @@ peer (gloo, 2 ranks, 2 cores: blocks of 1 MiB 2.1 against 0.4 GB/s).
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import groupby
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from dcp_planner import Direction
 from dcp_runtime.errors import RunError
 from dcp_runtime.transport.clock import Timeline, gather_timeline
-from dcp_runtime.transport.failure_registry import FailureRegistry, Status
+from dcp_runtime.transport.failure_registry import Status
 from dcp_runtime.transport.group_store import open_store
 from dcp_runtime.transport.limits import LinkLimit, SlowLink, describe_wait
 from dcp_runtime.transport.recorder import Recorder
-from dcp_runtime.transport.store_barrier import StoreBarrier
 from dcp_runtime.transport.transport import Parcel, Transport
 
 POLL_S = 0.25
@@ -34,11 +35,7 @@ LANES = ("receive inputs", "send inputs", "receive results", "send results")
 
 
 def member_ranks(group: dist.ProcessGroup | None) -> list[int]:
-    """Return the global ranks of a group.
-
-    Raises:
-        RunError: if this rank is none of them.
-    """
+    """Return the global ranks of a group."""
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     if dist.get_rank() not in ranks:
         raise RunError(
@@ -49,11 +46,7 @@ def member_ranks(group: dist.ProcessGroup | None) -> list[int]:
 
 
 def make_group(ranks: list[int], backend: str, timeout_s: float) -> dist.ProcessGroup:
-    """Make a group of our own; collective among its ranks only.
-
-    Raises:
-        RunError: if one of them is lost meanwhile.
-    """
+    """Make a group of our own; collective among its ranks only."""
     try:
         made = dist.new_group(
             ranks,
@@ -70,32 +63,20 @@ def make_group(ranks: list[int], backend: str, timeout_s: float) -> dist.Process
     return made
 
 
-class _Members:
-    """The ranks of a group, and where they meet and say what went wrong.
+class _GroupTransport(Transport):
+    """A transport between the ranks of a process group.
 
     Args:
-        group: the ranks of the plan, ``None`` for all.
+        group: the ranks of the plan, ``None`` for all; they make their transports together.
         timeout_s: how long one of them may keep the others waiting.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
         self._ranks = member_ranks(group)
-        self.rank = self._ranks.index(dist.get_rank())
-        self.size = len(self._ranks)
-        self._timeout_s = timeout_s
         store = open_store(group, "dcp-executors", timeout_s)
-        self._failures = FailureRegistry(store, self.rank)
-        self._barrier = StoreBarrier(store, self.rank, self.size, self._failures, timeout_s)
-        # Who does not come is named here; torch would say which key is missing in the store.
-        self._barrier.exchange_notes("", "making the executor")
-
-    def report(self, place: str, division: int, error: Exception) -> None:
-        """Tell the other ranks that this one cannot go on."""
-        self._failures.raised(place, division, error)
-
-    def exchange_notes(self, note: str, place: str) -> list[str]:
-        """Return the notes of all ranks in rank order; collective."""
-        return self._barrier.exchange_notes(note, place)
+        super().__init__(self._ranks.index(dist.get_rank()), len(self._ranks), store, timeout_s)
+        # Missing ranks are named here; torch would say which key is missing in the store.
+        self.exchange_notes("", "making the executor")
 
 
 @dataclass(slots=True)
@@ -104,19 +85,17 @@ class _Posted:
 
     parcel: Parcel
     works: list[dist.Work]
-    staged: list[tuple[torch.Tensor, torch.Tensor]]
+    staged: list[tuple[Tensor, Tensor]]
 
 
-class GlooTransport(_Members):
+class GlooTransport(_GroupTransport):
     """Point-to-point messages on gloo, from CPU memory or through pinned memory.
 
     Threads wait for the messages, so that a trace knows when each one arrived and not only when
-    somebody looked, and so that what is to be forwarded leaves at once.
+    somebody looked, and so that relays are sent on arrival.
 
     Args:
-        group: the ranks of the plan, ``None`` for all. Every rank of it makes its transport at the
-            same time.
-        timeout_s: how long a message may take before its peer counts as stalled.
+        group, timeout_s: see above; a message that takes longer names its peer.
         limit: hold outgoing messages back as a slower link would.
     """
 
@@ -137,7 +116,7 @@ class GlooTransport(_Members):
             if parcel.after is None:
                 self._start_one(parcel)
             else:
-                parcel.after.then(_bind(self._follow, parcel))
+                parcel.after.then(partial(self._follow, parcel))
 
     def _follow(self, parcel: Parcel) -> None:
         assert parcel.after is not None, "only what follows another parcel is started here"
@@ -149,7 +128,7 @@ class GlooTransport(_Members):
     def _start_one(self, parcel: Parcel) -> None:
         parcel.start_ns = time.perf_counter_ns()
         if self._link is not None and parcel.transfer.is_send:
-            self._link.send(parcel.size_bytes, _bind(self._post, parcel))
+            self._link.send(parcel.size_bytes, partial(self._post, parcel))
         else:
             self._post(parcel)
 
@@ -171,7 +150,7 @@ class GlooTransport(_Members):
             return
         self._queues[2 * is_result + int(transfer.is_send)].put(posted)
 
-    def _stage(self, tensor: torch.Tensor, posted: _Posted, *, is_send: bool) -> torch.Tensor:
+    def _stage(self, tensor: Tensor, posted: _Posted, *, is_send: bool) -> Tensor:
         """Return host memory to send from or receive into: the tensor itself if it is there."""
         if tensor.device.type == "cpu":
             return tensor
@@ -238,11 +217,7 @@ class GlooTransport(_Members):
         self._queues, self._threads = [], []
 
 
-def _bind(function: Callable[[Parcel], None], parcel: Parcel) -> Callable[[], None]:
-    return lambda: function(parcel)
-
-
-class NcclTransport(_Members):
+class NcclTransport(_GroupTransport):
     """Batched point-to-point messages on NCCL, from and into CUDA memory.
 
     What all ranks exchange in one division and hop is one ``batch_isend_irecv`` on the communicator
@@ -251,10 +226,6 @@ class NcclTransport(_Members):
     would wait for the other's second batch; and a forwarded block leaves after it has arrived
     without anybody watching. The host waits for a batch by asking, so that a peer that is gone is
     named and not waited for forever.
-
-    Args:
-        group: the ranks of the plan, ``None`` for all.
-        timeout_s: how long a launch may take before a peer counts as stalled.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:

@@ -1,22 +1,23 @@
-"""Transports: the protocol by which an execution sends blocks between ranks, as parcels.
+"""Transports: how an execution sends blocks between ranks, as parcels.
 
 `torch_transport` moves them between processes, `loopback` between the threads of one.
 """
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
 
-import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Store  # torch.distributed.Store, with its type
 
 from dcp_planner import Direction
 from dcp_runtime.plans.device_plan import Transfer
-
-if TYPE_CHECKING:
-    from dcp_runtime.transport.clock import Timeline
-    from dcp_runtime.transport.recorder import Recorder
+from dcp_runtime.transport.clock import Timeline
+from dcp_runtime.transport.failure_registry import FailureRegistry
+from dcp_runtime.transport.recorder import Recorder
+from dcp_runtime.transport.store_barrier import StoreBarrier
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +35,7 @@ class Parcel:
     """
 
     transfer: Transfer
-    tensors: tuple[torch.Tensor, ...]
+    tensors: tuple[Tensor, ...]
     division: int
     after: "Parcel | None" = None
     start_ns: int = 0
@@ -71,15 +72,26 @@ class Parcel:
         return self._done.wait(timeout_s)
 
 
-class Transport(Protocol):
-    """Ranks of one world, as one of them sees it."""
+class Transport(ABC):
+    """Ranks of one world, as one of them sees it.
 
-    rank: int
-    size: int
+    Args:
+        rank: this rank.
+        size: all ranks.
+        store: store that all ranks reach.
+        timeout_s: how long a rank may keep the others waiting.
+    """
 
+    def __init__(self, rank: int, size: int, store: Store, timeout_s: float) -> None:
+        self.rank, self.size, self._timeout_s = rank, size, timeout_s
+        self._failures = FailureRegistry(store, rank)
+        self._barrier = StoreBarrier(store, rank, size, self._failures, timeout_s)
+
+    @abstractmethod
     def start(self, parcels: Sequence[Parcel]) -> None:
         """Start all parcels in order, without waiting; one with `after` follows that."""
 
+    @abstractmethod
     def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
         """Wait until every parcel has arrived or left.
 
@@ -89,6 +101,7 @@ class Transport(Protocol):
 
     def report(self, place: str, division: int, error: Exception) -> None:
         """Tell the other ranks that this one cannot go on; `place` is a direction or a step."""
+        self._failures.raised(place, division, error)
 
     def exchange_notes(self, note: str, place: str) -> list[str]:
         """Wait for every rank at this place and return their notes in rank order; collective.
@@ -96,15 +109,18 @@ class Transport(Protocol):
         Raises:
             RunError: names a rank that does not come.
         """
+        return self._barrier.exchange_notes(note, place)
 
-    def gather_timeline(self, recorder: "Recorder") -> "Timeline | None":
+    @abstractmethod
+    def gather_timeline(self, recorder: Recorder) -> Timeline | None:
         """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
 
     def close(self) -> None:
         """End what runs beside the program; the transport cannot be used after that."""
+        return
 
 
-class NoOverlapTransport:
+class NoOverlapTransport(Transport):
     """A transport that overlaps nothing: messages start when their rank next waits.
 
     A run over this transport shows what another run gains by overlap. Plans order launches and
@@ -115,8 +131,8 @@ class NoOverlapTransport:
     """
 
     def __init__(self, inner: Transport) -> None:
+        self.rank, self.size, self._failures = inner.rank, inner.size, inner._failures
         self._inner = inner
-        self.rank, self.size = inner.rank, inner.size
         self._held: list[Parcel] = []
 
     def start(self, parcels: Sequence[Parcel]) -> None:
@@ -129,15 +145,11 @@ class NoOverlapTransport:
         self._inner.start(held)
         self._inner.wait(held, direction)  # of `parcels`, those not held were waited for before
 
-    def report(self, place: str, division: int, error: Exception) -> None:
-        """Tell the other ranks that this one cannot go on."""
-        self._inner.report(place, division, error)
-
     def exchange_notes(self, note: str, place: str) -> list[str]:
         """Return the notes of all ranks in rank order; collective."""
         return self._inner.exchange_notes(note, place)
 
-    def gather_timeline(self, recorder: "Recorder") -> "Timeline | None":
+    def gather_timeline(self, recorder: Recorder) -> Timeline | None:
         """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
         return self._inner.gather_timeline(recorder)
 

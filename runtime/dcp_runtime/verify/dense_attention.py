@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 CHUNK_BYTES = 32 * 1024**2
 """Largest matrix of scores; about six of them are alive at once."""
@@ -25,10 +26,10 @@ class HeadTensors:
         k, v: ``[n, D]``.
     """
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    dout: torch.Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
 
     def to(self, dtype: torch.dtype) -> "HeadTensors":
         """Return the same values in another type."""
@@ -39,10 +40,10 @@ class HeadTensors:
 class HeadResults:
     """The results of attention on a `HeadTensors`, in the same shapes."""
 
-    out: torch.Tensor
-    dq: torch.Tensor
-    dk: torch.Tensor
-    dv: torch.Tensor
+    out: Tensor
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,61 +69,57 @@ class Spread:
     - ``p = exp(s - lse)`` is off by the relative ``a_i = u (1 + |lse_i| / 2)``, with u the unit of
       sums: one for the exponential, half of one of a number as large as lse for the exponent.
     - ``delta_i``, the sum of the D products ``dout * out``, is off by ``e_i``. With ``t_i`` the
-      root of the sum of their squares, D partial sums that grow like a random walk to ``t_i`` and
-      are rounded by u / sqrt(12) each time leave ``u t_i sqrt(D / 24)``, the products ``u t_i``;
-      the other side of ``dp - delta`` is summed in the same way, which doubles these squares. Out,
-      rounded to the dtype of the run first, leaves its unit / sqrt(12) of ``t_i``, delta one u.
-    - Backward computes s once more, in another order than lse knows it: p is off by the relative
-      ``b_i |k_j|`` with ``b_i = u sqrt(2 (1 + D / 24)) scale |q_i| / sqrt(D)``, as for delta, the
-      products being of their typical size. It matters where p is 1 for eager attention: for dv.
+      root of the sum of their squares, partial sums leave ``u t_i sqrt(D / 24)``, the products
+      ``u t_i``; the other side of ``dp - delta`` doubles these squares. Out, rounded to the dtype
+      of the run first, leaves its unit / sqrt(12) of ``t_i``, delta one u.
+    - Backward computes s once more, in another order: p is off by the relative ``b_i |k_j|`` with
+      ``b_i = u sqrt(2 (1 + D / 24)) scale |q_i| / sqrt(D)``. It matters for dv.
 
     Hence, as squares over independent errors, where ``ds = p (dp - delta)``:
 
     - out: ``a_i^2 sum_j p^2 |v_j|^2``
     - dv: ``sum_i (a_i^2 + b_i^2 |k_j|^2) p^2 |dout_i|^2``
-    - dq: ``scale^2 (a_i^2 sum_j ds^2 |k_j|^2 + e_i^2 |sum_j p k_j|^2)``, since ``e_i`` is common
-      to all keys of the row
+    - dq: ``scale^2 (a_i^2 sum_j ds^2 |k_j|^2 + e_i^2 |sum_j p k_j|^2)``, e_i common to the row
     - dk: ``scale^2 sum_i (a_i^2 ds^2 + e_i^2 p^2) |q_i|^2``
 
-    Everything but the parts with e_i is a few units of the tensor itself. Those are less than that
-    where a row spreads over many keys, and most of the error where ``dp - delta`` cancels, as in a
-    row that sees one key: there eager attention is exact, since it subtracts equal numbers.
+    The parts with e_i matter where ``dp - delta`` cancels, as in a row that sees one key: there
+    eager attention is exact, since it subtracts equal numbers.
 
     Attributes:
         out, dq: ``[G, n]``.
         dk, dv: ``[n]``.
     """
 
-    out: torch.Tensor
-    dq: torch.Tensor
-    dk: torch.Tensor
-    dv: torch.Tensor
+    out: Tensor
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
     """Rows that see something, the keys that some of them sees, and which pairs are hidden."""
 
-    rows: torch.Tensor
-    keys: torch.Tensor
-    hidden: torch.Tensor
+    rows: Tensor
+    keys: Tensor
+    hidden: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
     """Rows of one query head that see the same keys, and what `exact` found for them."""
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    dout: torch.Tensor
-    out: torch.Tensor
-    weights: torch.Tensor
-    dscores: torch.Tensor
-    lse: torch.Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+    out: Tensor
+    weights: Tensor
+    dscores: Tensor
+    lse: Tensor
 
 
-def exact(head: HeadTensors, mask: torch.Tensor, rounding: Rounding) -> tuple[HeadResults, Spread]:
+def exact(head: HeadTensors, mask: Tensor, rounding: Rounding) -> tuple[HeadResults, Spread]:
     """Compute attention and its gradients in float64, formula by formula.
 
     Args:
@@ -156,7 +153,7 @@ def exact(head: HeadTensors, mask: torch.Tensor, rounding: Rounding) -> tuple[He
     return HeadResults(out, dq, dk, dv), Spread(*q_squares.sqrt(), *kv_squares.sqrt())
 
 
-def _squares(rows: _Rows, scale: float, rounding: Rounding) -> tuple[torch.Tensor, torch.Tensor]:
+def _squares(rows: _Rows, scale: float, rounding: Rounding) -> tuple[Tensor, Tensor]:
     """Return the squares of `Spread`: of out and dq ``[2, rows]``, of dk and dv ``[2, keys]``.
 
     Overwrites weights and dscores.
@@ -177,7 +174,7 @@ def _squares(rows: _Rows, scale: float, rounding: Rounding) -> tuple[torch.Tenso
     return torch.stack([of_out, of_dq]), torch.stack([of_dk, of_dv])
 
 
-def eager(head: HeadTensors, mask: torch.Tensor) -> HeadResults:
+def eager(head: HeadTensors, mask: Tensor) -> HeadResults:
     """Compute ``softmax(q kᵀ / sqrt(D) + mask) v`` and its gradients as torch does, by autograd.
 
     In the dtype of the arguments. Gradients of k and v that several chunks or query heads share are
@@ -204,7 +201,7 @@ def eager(head: HeadTensors, mask: torch.Tensor) -> HeadResults:
     return HeadResults(out, dq, dk.to(dtype), dv.to(dtype))
 
 
-def _chunks(mask: torch.Tensor, dtype: torch.dtype) -> Iterator[_Chunk]:
+def _chunks(mask: Tensor, dtype: torch.dtype) -> Iterator[_Chunk]:
     bits = torch.finfo(dtype).bits
     limit = CHUNK_BYTES_16_BIT if bits == 16 else CHUNK_BYTES
     step = max(1, limit // max(1, mask.shape[1] * bits // 8))

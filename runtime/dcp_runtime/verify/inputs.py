@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dcp_planner import Plan
 
@@ -25,9 +26,9 @@ class Inputs:
         kv: ``[T, 2, Hkv, D]``.
     """
 
-    q: torch.Tensor
-    kv: torch.Tensor
-    dout: torch.Tensor
+    q: Tensor
+    kv: Tensor
+    dout: Tensor
 
     def to(self, device: torch.device) -> "Inputs":
         """Return the same tensors on another device."""
@@ -52,7 +53,7 @@ def random_inputs(
         "kv": (2, shape.kv_heads, shape.head_dim),
         "dout": (shape.q_heads, shape.head_dim),
     }
-    parts: dict[str, list[torch.Tensor]] = {
+    parts: dict[str, list[Tensor]] = {
         name: [torch.empty(0, *size, dtype=dtype)] for name, size in per_token.items()
     }
     for block in blocks:

@@ -20,6 +20,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dcp_dsl import DCPError, Mask, Sample, Spec, dense_mask
 from dcp_planner import Plan, Provenance
@@ -87,7 +88,7 @@ class _Measure:
     square: float = 0.0
     largest: float = 0.0
 
-    def add(self, values: torch.Tensor) -> None:
+    def add(self, values: Tensor) -> None:
         if values.numel():
             self.square += float(values.square().sum())
             self.largest = max(self.largest, float(values.abs().max()))
@@ -106,9 +107,7 @@ class _Tally:
     exact: _Measure = field(default_factory=_Measure)
     spread: _Measure = field(default_factory=_Measure)
 
-    def add(
-        self, got: torch.Tensor, same: torch.Tensor, want: torch.Tensor, spread: torch.Tensor
-    ) -> None:
+    def add(self, got: Tensor, same: Tensor, want: Tensor, spread: Tensor) -> None:
         """Count one tensor; `spread` holds lengths of rows."""
         self.error.add(got.double() - want)
         self.eager.add(same.double() - want)
@@ -132,7 +131,7 @@ class _Tally:
 
 
 def verify(
-    plan: Plan, layers: Sequence[tuple[Inputs, Mapping[str, torch.Tensor]]], dtype: torch.dtype
+    plan: Plan, layers: Sequence[tuple[Inputs, Mapping[str, Tensor]]], dtype: torch.dtype
 ) -> Verification:
     """Compare layers of a run with dense attention, sequence by sequence and head by head.
 
@@ -144,9 +143,6 @@ def verify(
         layers: inputs and results of each layer in packed order; results are ``out``, ``dq``
             ``[T, Hq, D]`` and ``dkv`` ``[T, 2, Hkv, D]``.
         dtype: of the run.
-
-    Raises:
-        RunError: if the plan's provenance does not fit its sequences.
     """
     tallies = {tensor: _Tally() for tensor in TENSORS}
     rounding = _rounding_of(dtype)
@@ -166,7 +162,7 @@ def _count(
     tallies: Mapping[str, _Tally],
     head: HeadTensors,
     got: HeadResults,
-    mask: torch.Tensor,
+    mask: Tensor,
     rounding: Rounding,
 ) -> None:
     want, spread = exact(head, mask, rounding)
@@ -178,12 +174,12 @@ def _count(
 
 
 def _head(
-    inputs: Inputs, results: Mapping[str, torch.Tensor], span: slice, kv_head: int
+    inputs: Inputs, results: Mapping[str, Tensor], span: slice, kv_head: int
 ) -> tuple[HeadTensors, HeadResults]:
     groups = inputs.q.shape[1] // inputs.kv.shape[2]
     q_heads = slice(kv_head * groups, (kv_head + 1) * groups)
 
-    def of_q(tensor: torch.Tensor) -> torch.Tensor:
+    def of_q(tensor: Tensor) -> Tensor:
         return tensor[span, q_heads].transpose(0, 1)
 
     k, v = inputs.kv[span, 0, kv_head], inputs.kv[span, 1, kv_head]
@@ -192,7 +188,7 @@ def _head(
     return head, HeadResults(of_q(results["out"]), of_q(results["dq"]), dkv[:, 0], dkv[:, 1])
 
 
-def _masks(plan: Plan) -> Iterator[tuple[int, int, torch.Tensor]]:
+def _masks(plan: Plan) -> Iterator[tuple[int, int, Tensor]]:
     """Return start, end and dense mask of each sequence."""
     cu = plan.cu_seqlens.tolist()
     spans = list(pairwise(cu))
