@@ -31,7 +31,7 @@ def compiled(function: _Function) -> _Function:
     return _compile(function)
 
 
-def inner(function: _Function) -> _Function:
+def inner(function: _Function, **options: bool) -> _Function:
     """Compile a function that only compiled functions call, for the types of its annotations.
 
     It must not allocate. Taking a tuple of arrays from Python, which callers of `compiled` pay for,
@@ -40,7 +40,15 @@ def inner(function: _Function) -> _Function:
     hints = get_type_hints(function, include_extras=True)
     result = _numba_type(hints.pop("return"))
     signature = result(*map(_numba_type, hints.values()))
-    return _compile(function, signature, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+    return _compile(function, signature, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
+
+
+def inlined(function: _Function) -> _Function:
+    """Compile as `inner` does, into every place of call: for small functions of a large state.
+
+    A call copies the tuple, some 190 words, which takes longer than most of them run.
+    """
+    return inner(function, forceinline=True)
 
 
 def _numba_type(hint: Any) -> Any:  # Any: annotations, and numba's types

@@ -62,7 +62,7 @@ def test_loads_are_what_sets_count_before_and_after_moves(strategies, data):
     split = Split(found.device_of_compute, found.device_of_data)
     state = load_state_of(split, workload, cluster, Caps(10**9, 10**9))
     for budget in (0, 500):
-        relieve(state, np.zeros(1), np.zeros(4, np.int64), budget)
+        relieve(state, budget)
         for way in range(2):
             at = slice(LOADS * way, LOADS * (way + 1))
             assert state.load[:, at] == pytest.approx(counted(state, cluster, way), abs=1e-9)
@@ -108,7 +108,7 @@ def test_uneven_tokens_are_levelled_and_time_is_saved(masks):
     assert after < before
 
 
-def test_boards_too_wide_for_memory_are_left_alone(masks, monkeypatch):
+def test_states_too_wide_for_memory_are_left_alone(masks, monkeypatch):
     workload = build_workload(masks.pack([masks.causal(16)], 4), ModelShape())
     split = Split(np.zeros(workload.num_tiles, np.int32), np.zeros(4, np.int32))
     monkeypatch.setattr("dcp_planner.search.bottleneck._MOST_CELLS", 1)

@@ -79,7 +79,7 @@ def test_tiny_cases_are_placed_at_the_best_cost(masks, name):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_the_cost_on_the_board_is_what_sets_count(strategies, data):
+def test_the_cost_of_a_state_is_what_sets_count(strategies, data):
     sparsity, cluster = data.draw(strategies.sparsities()), data.draw(strategies.clusters())
     workload = build_workload(sparsity, ModelShape())
     found = data.draw(

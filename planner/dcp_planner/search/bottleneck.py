@@ -1,16 +1,15 @@
-"""Search for time: relieve the busiest device or port, one move after the other.
+"""Search for a short time: relieve the busiest device or port, move by move.
 
-Bytes add up, time does not: a plan takes as long as its busiest device or port; see `load_state`.
+A plan takes as long as its busiest device or port; `load_state` models how busy each one is.
 
-Moves: the tiles of one row, or of one column, of one device together, with or without the owner;
-single tiles; an owner; two owners swapped. No move crosses a cap. Every candidate is done, valued
-and undone. No noise: the same bits everywhere.
+A move takes off a device: all its tiles of one row or column, with or without the owner; a single
+tile; an owner; or an owner in exchange for another. No move crosses a cap. The search makes every
+candidate, values it and undoes it. There is no randomness: every machine finds the same plan.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dcp_planner.arrays import Floats, Ints
+from dcp_planner.arrays import Floats
 from dcp_planner.jit import compiled, inner
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.cost_model import link_seconds, workload_seconds
@@ -19,20 +18,52 @@ from dcp_planner.model.workload import Workload
 from dcp_planner.search.load_state import (
     LOADS,
     LoadState,
+    charge_all,
     forget,
     gather,
+    gather_one,
     keep,
     move_owner,
-    move_set,
     move_tile,
     objective,
     root,
     value_all,
 )
-from dcp_planner.search.problem import Split
+from dcp_planner.search.problem import Split, tiles_of_nets
 
 _LEAST_GAIN = 1e-6
-_RAISES = 12  # times that what is above a cap weighs twice as much
+_RAISES = 12  # how often the penalty above a cap doubles
+_MOST_CELLS = 1 << 25  # of the table of users
+
+
+@inner
+def _make(state: LoadState, here: int, target: int, given: int, back: int) -> None:
+    """Move the gathered tiles and the block `given` to a target, the block `back` from there.
+
+    Blocks are -1 if there are none. Exchanging the devices undoes it.
+    """
+    for i in range(state.tiles[len(state.tiles) - 1]):
+        move_tile(state, state.tiles[i], target)
+    if given >= 0:
+        move_owner(state, given, target)
+    if back >= 0:
+        move_owner(state, back, here)
+
+
+@inner
+def _try(state: LoadState, here: int, target: int, given: int, back: int, net: int) -> None:
+    """Value a move: make it, undo it, remember it if it is the best so far.
+
+    `net` is the one whose tiles are gathered, -1 if there is only one tile or none.
+    """
+    _make(state, here, target, given, back)
+    value, best = objective(state), state.best
+    _make(state, target, here, given, back)
+    forget(state)
+    if value < state.least[0]:
+        state.least[0] = value
+        best[0], best[1], best[2], best[3] = target, given, back, net
+        best[4] = state.tiles[0] if state.tiles[len(state.tiles) - 1] > 0 else -1
 
 
 @inner
@@ -52,8 +83,8 @@ def _aim(state: LoadState, net: int, device: int, count: int) -> None:
 
 
 @inner
-def _try_sets(state: LoadState, device: int, net: int, least: Floats, best: Ints) -> int:
-    """Value all moves of the tiles of one net off a device; gives how many tiles were looked at."""
+def _try_sets(state: LoadState, device: int, net: int) -> int:
+    """Value all moves of the tiles of one net off a device; return how much moved in all."""
     blocks, count, seen = len(state.owner), gather(state, net, device), 0
     if count == 0:
         return 0
@@ -70,19 +101,13 @@ def _try_sets(state: LoadState, device: int, net: int, least: Floats, best: Ints
             block = owned if turn else -1
             if turn and state.held[1, target] + state.work[1, block] > state.limits[1, target]:
                 continue
-            move_set(state, count, block, target)
-            value = objective(state)
-            move_set(state, count, block, device)
-            forget(state)
+            _try(state, device, target, block, -1, net)
             seen += count + 1
-            if value < least[0]:
-                least[0] = value
-                best[0], best[1], best[2], best[3] = 0, net, target, block
     return seen
 
 
 @inner
-def _try_tiles(state: LoadState, device: int, net: int, least: Floats, best: Ints) -> int:
+def _try_tiles(state: LoadState, device: int, net: int) -> int:
     """Value moves of single tiles of a row to devices that have its keys, or own a side."""
     blocks, seen = len(state.owner), 0
     is_over = state.held[0, device] > state.limits[0, device]
@@ -90,6 +115,7 @@ def _try_tiles(state: LoadState, device: int, net: int, least: Floats, best: Int
         tile = state.members[0, x]
         if state.part[tile] != device:
             continue
+        gather_one(state, tile)
         column = blocks + state.tile_kv[tile]
         for target in range(len(state.node)):
             has_row = state.users[net, target] > 0 or state.owner[net] == target
@@ -99,59 +125,38 @@ def _try_tiles(state: LoadState, device: int, net: int, least: Floats, best: Int
             is_near = is_over or state.node[target] == state.node[device]
             if not is_near and not (has_row and has_column):
                 continue
-            if state.held[0, target] + state.work[0, tile] > state.limits[0, target]:
-                continue
-            move_tile(state, tile, target)
-            value = objective(state)
-            move_tile(state, tile, device)
-            forget(state)
-            seen += 2
-            if value < least[0]:
-                least[0] = value
-                best[0], best[1], best[2], best[3] = 1, tile, target, -1
+            if state.held[0, target] + state.work[0, tile] <= state.limits[0, target]:
+                _try(state, device, target, -1, -1, -1)
+                seen += 2
     return seen
 
 
 @inner
-def _try_owners(state: LoadState, device: int, block: int, least: Floats, best: Ints) -> int:
+def _try_owners(state: LoadState, device: int, block: int) -> int:
     """Value all moves of an owner, and swaps with others' blocks where it does not fit."""
     seen, blocks = 0, len(state.owner)
-    size = state.work[1, block]
-    is_over = state.held[1, device] > state.limits[1, device]
+    gather_one(state, -1)
+    size, held, limits = state.work[1, block], state.held, state.limits
+    is_over = held[1, device] > limits[1, device]
     for target in range(len(state.node)):
         is_near = is_over or state.node[target] == state.node[device]
         is_user = state.users[block, target] > 0 or state.users[blocks + block, target] > 0
         if target == device or not (is_near or is_user):
             continue
-        if state.held[1, target] + size <= state.limits[1, target]:
-            move_owner(state, block, target)
-            value = objective(state)
-            move_owner(state, block, device)
-            forget(state)
+        if held[1, target] + size <= limits[1, target]:
+            _try(state, device, target, block, -1, -1)
             seen += 4
-            if value < least[0]:
-                least[0] = value
-                best[0], best[1], best[2], best[3] = 2, block, target, -1
     for other in range(blocks):
         target = int(state.owner[other])
         more = size - state.work[1, other]
         if target == device or not (is_over or state.node[target] == state.node[device]):
             continue
         if (
-            state.held[1, target] + more > state.limits[1, target]
-            or state.held[1, device] - more > state.limits[1, device]
+            held[1, target] + more <= limits[1, target]
+            and held[1, device] - more <= limits[1, device]
         ):
-            continue
-        move_owner(state, block, target)
-        move_owner(state, other, device)
-        value = objective(state)
-        move_owner(state, other, target)
-        move_owner(state, block, device)
-        forget(state)
-        seen += 8
-        if value < least[0]:
-            least[0] = value
-            best[0], best[1], best[2], best[3] = 2, block, target, other
+            _try(state, device, target, block, other, -1)
+            seen += 8
     return seen
 
 
@@ -179,31 +184,32 @@ def _is_any_over(state: LoadState) -> int:
 
 
 @inner
-def _find_best(state: LoadState, device: int, least: Floats, best: Ints) -> int:
-    """Find the best move that relieves a device; gives how much was looked at."""
+def _find_best(state: LoadState, device: int) -> int:
+    """Find the best move that relieves a device; return how much moved in all."""
     blocks, seen = len(state.owner), 0
-    least[0], best[0] = objective(state) * (1.0 - _LEAST_GAIN), -1
+    state.least[0], state.best[0] = objective(state) * (1.0 - _LEAST_GAIN), -1
     for net in range(2 * blocks):
         if state.users[net, device] > 0:
-            seen += _try_sets(state, device, net, least, best)
+            seen += _try_sets(state, device, net)
             if net < blocks:
-                seen += _try_tiles(state, device, net, least, best)
+                seen += _try_tiles(state, device, net)
         if net < blocks and state.owner[net] == device and state.fixed[0] == 0:
-            seen += _try_owners(state, device, net, least, best)
+            seen += _try_owners(state, device, net)
     return seen
 
 
 @compiled
-def relieve(state: LoadState, least: Floats, best: Ints, budget: int) -> int:
-    """Relieve the busiest device by its best move until no device has one; gives what was done.
+def relieve(state: LoadState, budget: int) -> int:
+    """Relieve the busiest device by its best move until no device has one.
+
+    Returns how many tiles and owners moved in all, tried or kept.
 
     Args:
-        state: filled, but for the terms.
-        least: float64 ``[1]``, scratch.
-        best: int64 ``[4]``, scratch.
+        state: its loads hold the seconds of computing only.
         budget: most moved tiles and owners that are valued, but for the last device.
     """
     seen, raised = 0, 0
+    charge_all(state)
     value_all(state)
     # One device above its cap is as bad as all that the others wait for; worse if it stays there.
     state.heavy[0] = max(root(state.total[0]), root(state.total[1]))
@@ -218,23 +224,19 @@ def relieve(state: LoadState, least: Floats, best: Ints, budget: int) -> int:
             state.mark[2] = 0
             value_all(state)
             continue
-        seen += _find_best(state, device, least, best)
-        if best[0] < 0:
+        seen += _find_best(state, device)
+        best = state.best
+        target, net = best[0], best[3]
+        if target < 0:
             state.mark[2, device] = 1
             continue
-        if best[0] == 0:
-            move_set(state, gather(state, best[1], device), best[3], best[2])
-        elif best[0] == 1:
-            move_tile(state, best[1], best[2])
+        if net >= 0:
+            gather(state, net, device)
         else:
-            move_owner(state, best[1], best[2])
-            if best[3] >= 0:
-                move_owner(state, best[3], device)
+            gather_one(state, best[4])
+        _make(state, device, target, best[1], best[2])
         keep(state)
     return seen
-
-
-_MOST_CELLS = 1 << 25  # of the table of users
 
 
 def relieve_split(
@@ -260,29 +262,27 @@ def relieve_split(
         return split
     state = load_state_of(split, workload, cluster, caps)
     state.fixed[0] = keeps_owners
-    relieve(state, np.zeros(1), np.zeros(4, np.int64), budget)
+    relieve(state, budget)
     return Split(state.part, state.owner)
 
 
 def load_state_of(split: Split, workload: Workload, cluster: Cluster, caps: Caps) -> LoadState:
     """Lay a placement out as the compiled loops want it; the split itself is not changed."""
     blocks, tiles, devices = workload.num_blocks, workload.num_tiles, cluster.num_devices
-    pointer, members = np.zeros((2, blocks + 1), np.int64), np.zeros((2, tiles), np.int64)
-    users = np.zeros((2 * blocks, devices), np.int32)
-    for side, of in enumerate((workload.compute_q, workload.compute_kv)):
-        pointer[side, 1:] = np.cumsum(np.bincount(of, minlength=blocks))
-        members[side] = np.argsort(of, kind="stable")
-        cell = of.astype(np.int64) * devices + split.part
-        counts = np.bincount(cell, minlength=blocks * devices)
-        users[side * blocks : (side + 1) * blocks] = counts.reshape(blocks, devices)
-    owner = np.tile(split.owner, 2)
+    pointer, members = tiles_of_nets(workload.compute_q, workload.compute_kv, blocks)
+    nets = np.concatenate([workload.compute_q, workload.compute_kv + np.int32(blocks)])
+    cell = nets.astype(np.int64) * devices + np.tile(split.part, 2)
+    users = np.bincount(cell, minlength=2 * blocks * devices).reshape(2 * blocks, devices)
     is_user = users > 0
-    is_user[np.arange(2 * blocks), owner] = False
+    is_user[np.arange(2 * blocks), np.tile(split.owner, 2)] = False
     in_node = is_user.reshape(2 * blocks, cluster.nodes, -1).sum(axis=2).astype(np.int32)
     seconds = np.stack([workload_seconds(workload, cluster, is_backward=b) for b in (False, True)])
     cost = _message_seconds(workload, cluster)
     scale = max(float(seconds[0].sum()) / devices, float(cost.max(initial=0.0)), 1e-12)
     seconds, cost = seconds / scale, cost / scale
+    load = np.zeros((devices, 2 * LOADS))
+    for way in range(2):
+        load[:, LOADS * way] = np.bincount(split.part, seconds[way], devices)
     work = np.zeros((2, max(tiles, blocks)))
     work[0, :tiles], work[1, :blocks] = workload.compute_pairs, workload.block_tokens
     held = np.stack([
@@ -290,14 +290,14 @@ def load_state_of(split: Split, workload: Workload, cluster: Cluster, caps: Caps
         np.bincount(split.owner, workload.block_tokens, devices),
     ])  # fmt: skip
     limits = np.tile([[float(caps.pairs)], [float(caps.tokens)]], (1, devices))
-    state = LoadState(
+    return LoadState(
         tile_q=workload.compute_q.copy(),
         tile_kv=workload.compute_kv.copy(),
         pointer=pointer,
         members=members,
         part=split.part.astype(np.int32),
         owner=split.owner.astype(np.int32),
-        users=users,
+        users=users.astype(np.int32),
         in_node=in_node,
         node=np.arange(devices) // cluster.devices_per_node,
         cost=cost,
@@ -305,7 +305,7 @@ def load_state_of(split: Split, workload: Workload, cluster: Cluster, caps: Caps
         work=work,
         held=held.astype(np.float64),
         limits=limits,
-        load=_loads_of(split, users, in_node, owner, cost, seconds, cluster),
+        load=load,
         saved=np.zeros((devices, 2 * LOADS)),
         term=np.zeros((2, devices)),
         total=np.zeros(2),
@@ -314,8 +314,9 @@ def load_state_of(split: Split, workload: Workload, cluster: Cluster, caps: Caps
         mark=np.zeros((3, devices), np.int64),
         tiles=np.zeros(tiles + 1, np.int64),
         fixed=np.zeros(1, np.int64),
+        least=np.zeros(1),
+        best=np.zeros(5, np.int64),
     )
-    return state
 
 
 def _message_seconds(workload: Workload, cluster: Cluster) -> Floats:
@@ -337,42 +338,3 @@ def _message_seconds(workload: Workload, cluster: Cluster) -> Floats:
                 ]
                 rows.append(np.concatenate(sides))
     return np.stack(rows)
-
-
-def _loads_of(
-    split: Split,
-    users: NDArray[np.int32],
-    in_node: NDArray[np.int32],
-    owner: NDArray[np.int32],
-    cost: Floats,
-    seconds: Floats,
-    cluster: Cluster,
-) -> Floats:
-    """Add up what every device is busy with, float64 ``[R, 2 * LOADS]``; as `_charge` does."""
-    devices, inside = cluster.num_devices, cluster.devices_per_node
-    load = np.zeros((devices, 2 * LOADS))
-    net, device = np.nonzero(users)
-    other = device != owner[net]
-    net, device = net[other], device[other]
-    home = owner[net] // inside == device // inside
-    count = in_node[net, device // inside].astype(np.float64)
-    first = np.flatnonzero(~home)
-    _, chosen = np.unique(net[first] * cluster.nodes + device[first] // inside, return_index=True)
-    first = first[chosen]
-    for way in range(2):
-        inter_in, inter_out, near_in, near_out = cost[4 * way : 4 * way + 4, net]
-        passed = (count - 1) / count * (near_in + near_out)
-        columns = (
-            (device, np.where(home, 0.0, inter_in / count), 1),
-            (device, np.where(home, 0.0, inter_out / count), 4),
-            (device, np.where(home, near_in, passed), 5),
-            (device, np.where(home, near_out, passed), 6),
-            (owner[net], np.where(home, near_in, 0.0), 6),
-            (owner[net], np.where(home, near_out, 0.0), 5),
-            (owner[net[first]], inter_in[first], 2),
-            (owner[net[first]], inter_out[first], 3),
-        )
-        for at, value, column in columns:
-            load[:, LOADS * way + column] += np.bincount(at, value, devices)
-        load[:, LOADS * way] = np.bincount(split.part, seconds[way], devices)
-    return load

@@ -1,12 +1,13 @@
-"""State of the search for time: how busy every device and port is, as moves change it.
+"""State of the search for time: how busy every device and port is, updated move by move.
 
-For every device and either direction: the seconds of its computing, of what it receives and sends
-over the network, inputs and results apart, and inside its node. A device is as slow as a high power
-of these, and of the sums that follow one another: inputs must arrive before results can leave. The
-objective is the root of the sum over all devices, nearly the longest, for forward plus backward.
+Each device has seven loads in either direction: seconds of computing; seconds that its network port
+receives and sends, inputs and results apart; seconds that its port inside the node receives and
+sends. Its term is the sum of the eighth powers of these loads and of the sums that follow one
+another (inputs must arrive before results can leave). The objective, for forward plus backward, is
+the eighth root of the sum of all terms: nearly the longest of them.
 
-Of a block that several devices of a foreign node need, the network carries one copy; which of them
-receives it is the router's choice, so each is charged an equal share.
+If several devices of another node need a block, the network carries one copy. The router chooses
+later which device receives it, so each of them is charged an equal share.
 """
 
 from typing import NamedTuple
@@ -14,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from dcp_planner.arrays import Floats, FloatTable, IndexTable, Indices, Ints, IntTable
-from dcp_planner.jit import inner
+from dcp_planner.jit import inlined
 
 LOADS = 7  # compute, inputs in, inputs out, results in, results out, inside in, inside out
-_SEEN = 0.25  # of the time on the network is not hidden behind computing
+_SEEN = 0.25  # share of the network's time that computing does not hide
 
 
 class LoadState(NamedTuple):
@@ -42,8 +43,10 @@ class LoadState(NamedTuple):
         heavy: float64 ``[1]``, scaled seconds that a device at its cap counts for if it is above.
         dirty: int64 ``[R+1]``, devices whose loads the move has changed; their number at the end.
         mark: int64 ``[3, R]``, whether a device is dirty; a target; at rest.
-        tiles: int64 ``[W+1]``, scratch.
+        tiles: int64 ``[W+1]``, the tiles that move together; their number at the end.
         fixed: int64 ``[1]``, whether owners stay.
+        least: float64 ``[1]``, objective after the best move so far.
+        best: int64 ``[5]``, that move: target or -1, two blocks, net and tile, as `_try` has them.
     """
 
     tile_q: Indices
@@ -69,9 +72,11 @@ class LoadState(NamedTuple):
     mark: IntTable
     tiles: Ints
     fixed: Ints
+    least: Floats
+    best: Ints
 
 
-@inner
+@inlined
 def _touch(state: LoadState, device: int) -> None:
     """Remember the loads of a device before its first change."""
     if state.mark[0, device] == 0:
@@ -83,7 +88,7 @@ def _touch(state: LoadState, device: int) -> None:
             state.saved[device, i] = state.load[device, i]
 
 
-@inner
+@inlined
 def _charge(state: LoadState, net: int, node: int, sign: float) -> None:
     """Add (or take away) what the devices of one node do to have a net and to send its results."""
     count = state.in_node[net, node]
@@ -123,7 +128,7 @@ def _charge(state: LoadState, net: int, node: int, sign: float) -> None:
                 load[user, at + 6] += inside
 
 
-@inner
+@inlined
 def _use(state: LoadState, net: int, device: int, by: int) -> None:
     """Add or remove one tile that uses a net on a device."""
     before = state.users[net, device]
@@ -138,15 +143,14 @@ def _use(state: LoadState, net: int, device: int, by: int) -> None:
     _charge(state, net, node, 1.0)
 
 
-@inner
+@inlined
 def move_tile(state: LoadState, tile: int, target: int) -> None:
     """Compute a tile elsewhere; not final before `keep`."""
     here = int(state.part[tile])
     row, column = int(state.tile_q[tile]), len(state.owner) + state.tile_kv[tile]
-    _use(state, row, here, -1)
-    _use(state, row, target, 1)
-    _use(state, column, here, -1)
-    _use(state, column, target, 1)
+    for step in range(4):  # one call: it is compiled into this place
+        net = row if step < 2 else column
+        _use(state, net, target if step & 1 else here, 1 if step & 1 else -1)
     _touch(state, here)
     _touch(state, target)
     for way in range(2):
@@ -157,7 +161,7 @@ def move_tile(state: LoadState, tile: int, target: int) -> None:
     state.part[tile] = target
 
 
-@inner
+@inlined
 def move_owner(state: LoadState, block: int, target: int) -> None:
     """Change the owner of a block; not final before `keep`."""
     here, blocks, nodes = int(state.owner[block]), len(state.owner), state.in_node.shape[1]
@@ -176,20 +180,20 @@ def move_owner(state: LoadState, block: int, target: int) -> None:
     state.held[1, target] += state.work[1, block]
 
 
-@inner
+@inlined
 def _power(x: float) -> float:
     x *= x
     x *= x
     return x * x
 
 
-@inner
+@inlined
 def root(x: float) -> float:
     """Compute the eighth root, that of 0 for less."""
     return float(np.sqrt(np.sqrt(np.sqrt(max(x, 0.0)))))
 
 
-@inner
+@inlined
 def _term_of(state: LoadState, way: int, device: int) -> float:
     """Compute the eighth powers of what may keep everybody waiting for a device."""
     at, load = LOADS * way, state.load
@@ -211,7 +215,7 @@ def _term_of(state: LoadState, way: int, device: int) -> float:
     )
 
 
-@inner
+@inlined
 def objective(state: LoadState) -> float:
     """Compute the objective after a move that is not yet kept."""
     value, end = 0.0, len(state.dirty) - 1
@@ -224,7 +228,7 @@ def objective(state: LoadState) -> float:
     return value
 
 
-@inner
+@inlined
 def _add_up(state: LoadState) -> None:
     for way in range(2):
         total = 0.0
@@ -233,7 +237,7 @@ def _add_up(state: LoadState) -> None:
         state.total[way] = total
 
 
-@inner
+@inlined
 def keep(state: LoadState) -> None:
     """Make the move final; who was touched may try again."""
     end = len(state.dirty) - 1
@@ -247,7 +251,7 @@ def keep(state: LoadState) -> None:
     _add_up(state)
 
 
-@inner
+@inlined
 def forget(state: LoadState) -> None:
     """Restore the loads, to the bit, after a move was undone."""
     end = len(state.dirty) - 1
@@ -259,18 +263,9 @@ def forget(state: LoadState) -> None:
     state.dirty[end] = 0
 
 
-@inner
-def move_set(state: LoadState, count: int, block: int, target: int) -> None:
-    """Move the tiles in scratch, and the owner of a block unless it is -1."""
-    for i in range(count):
-        move_tile(state, state.tiles[i], target)
-    if block >= 0:
-        move_owner(state, block, target)
-
-
-@inner
+@inlined
 def gather(state: LoadState, net: int, device: int) -> int:
-    """Put the tiles of a net on a device into scratch; gives their number."""
+    """Gather the tiles of a net on a device; return their number."""
     blocks = len(state.owner)
     side, block, count = net // blocks, net % blocks, 0
     for x in range(state.pointer[side, block], state.pointer[side, block + 1]):
@@ -278,10 +273,27 @@ def gather(state: LoadState, net: int, device: int) -> int:
         if state.part[tile] == device:
             state.tiles[count] = tile
             count += 1
+    state.tiles[len(state.tiles) - 1] = count
     return count
 
 
-@inner
+@inlined
+def gather_one(state: LoadState, tile: int) -> None:
+    """Gather one tile; none if it is -1."""
+    state.tiles[0] = tile
+    state.tiles[len(state.tiles) - 1] = 1 if tile >= 0 else 0
+
+
+@inlined
+def charge_all(state: LoadState) -> None:
+    """Add what all messages keep busy to the loads, which hold the seconds of computing."""
+    for net in range(len(state.users)):
+        for node in range(state.in_node.shape[1]):
+            _charge(state, net, node, 1.0)
+    keep(state)
+
+
+@inlined
 def value_all(state: LoadState) -> None:
     """Take the terms of all devices anew."""
     for device in range(len(state.node)):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_planner.arrays import Floats, FloatTable, IndexTable, Indices, Ints, IntTable
-from dcp_planner.jit import inner
+from dcp_planner.jit import inlined
 
 
 class PartitionState(NamedTuple):
@@ -61,7 +61,7 @@ class PartitionState(NamedTuple):
     random: NDArray[np.uint64]
 
 
-@inner
+@inlined
 def price_net(state: PartitionState, net: int, moved: int, part: int) -> None:
     """Add what moving some pins of a net off a part changes, per target.
 
@@ -85,7 +85,7 @@ def price_net(state: PartitionState, net: int, moved: int, part: int) -> None:
             change[target] += cost
 
 
-@inner
+@inlined
 def pin(state: PartitionState, net: int, moved: int, part: int, target: int) -> None:
     """Move some pins of a net from a part to another."""
     counts, group = state.counts, state.group

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_planner.arrays import Floats, Indices, Ints
+from dcp_planner.arrays import Floats, Indices, Ints, IntTable
 from dcp_planner.model.workload import Workload
 from dcp_planner.search.partition_state import PartitionState, fill
+
+_SLACK = 0.03  # of a part's share, that whole documents may exceed it by
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,6 +138,14 @@ def _merge_runs(problem: Problem, limit: float) -> Ints:
     return block
 
 
+def tiles_of_nets(tile_q: Indices, tile_kv: Indices, blocks: int) -> tuple[IntTable, IntTable]:
+    """List the tiles of rows (0) and columns (1): CSR pointers ``[2, D+1]``, tiles ``[2, W]``."""
+    pointer = np.zeros((2, blocks + 1), np.int64)
+    for side, block in enumerate((tile_q, tile_kv)):
+        pointer[side, 1:] = np.cumsum(np.bincount(block, minlength=blocks))
+    return pointer, np.stack([np.arange(len(tile_q)), np.argsort(tile_kv, kind="stable")])
+
+
 def state_of_split(
     problem: Problem,
     split: Split,
@@ -148,11 +158,7 @@ def state_of_split(
     """Lay a split out as the compiled loops want it, filled; the split itself is not changed."""
     tiles, blocks = problem.num_tiles, problem.num_blocks
     parts, groups = len(group), int(group.max()) + 1
-    pointer = np.zeros((2, blocks + 1), np.int64)
-    members = np.zeros((2, tiles), np.int64)
-    for side, of in enumerate((problem.tile_q, problem.tile_kv)):
-        pointer[side, 1:] = np.cumsum(np.bincount(of, minlength=blocks))
-        members[side] = np.argsort(of, kind="stable") if side else np.arange(tiles)
+    pointer, members = tiles_of_nets(problem.tile_q, problem.tile_kv, blocks)
     state = PartitionState(
         tile_q=problem.tile_q.copy(),
         tile_kv=problem.tile_kv.copy(),
@@ -180,22 +186,17 @@ def state_of_split(
     return state
 
 
-_SLACK = 0.03  # of a part's share, that whole documents may exceed it by
-
-
 def seeds(problem: Problem, parts: int) -> Iterator[Split]:
-    """Yield the starts, the most promising first: documents, token ranges, zigzag, equal work."""
+    """Yield the starts, the most promising first: documents, token ranges, equal work, zigzag."""
+    work, tokens = _shares(problem, parts)
+    run = _cut_evenly(2 * tokens, 2 * parts)
     for row in (
         by_documents(problem, parts),
-        by_tokens(problem, parts),
-        by_work(problem, parts),
-        zigzag(problem, parts),
+        _cut_evenly(tokens, parts),
+        _cut_evenly(work, parts),
+        np.minimum(run, 2 * parts - 1 - run),  # zigzag: part p has runs p and 2K-1-p
     ):
-        yield _split_of_rows(problem, row)
-
-
-def _split_of_rows(problem: Problem, row: NDArray[np.int32]) -> Split:
-    return Split(row[problem.tile_q], np.where(problem.is_owned, row, -1).astype(np.int32))
+        yield Split(row[problem.tile_q], np.where(problem.is_owned, row, -1).astype(np.int32))
 
 
 def _shares(problem: Problem, parts: int) -> tuple[Floats, Floats]:
@@ -209,27 +210,13 @@ def _shares(problem: Problem, parts: int) -> tuple[Floats, Floats]:
     )
 
 
-def by_tokens(problem: Problem, parts: int) -> NDArray[np.int32]:
-    """Cut the batch into runs of equal tokens."""
-    tokens = _shares(problem, parts)[1]
-    middle = np.cumsum(tokens) - tokens / 2
+def _cut_evenly(shares: Floats, parts: int) -> Indices:
+    """Cut the blocks into runs of equal shares; a block goes where its middle lies."""
+    middle = np.cumsum(shares) - shares / 2
     return np.minimum(middle.astype(np.int32), np.int32(parts - 1))
 
 
-def by_work(problem: Problem, parts: int) -> NDArray[np.int32]:
-    """Cut the batch into runs of rows of equal work."""
-    work = _shares(problem, parts)[0]
-    middle = np.cumsum(work) - work / 2
-    return np.minimum(middle.astype(np.int32), np.int32(parts - 1))
-
-
-def zigzag(problem: Problem, parts: int) -> NDArray[np.int32]:
-    """Cut the batch into twice as many runs; part p has runs p and 2K-1-p."""
-    run = by_tokens(problem, 2 * parts)
-    return np.minimum(run, 2 * parts - 1 - run).astype(np.int32)
-
-
-def by_documents(problem: Problem, parts: int) -> NDArray[np.int32]:
+def by_documents(problem: Problem, parts: int) -> Indices:
     """Assign whole documents, largest first, to the emptiest part; cut those that fit nowhere.
 
     A document is as large as its work or its tokens, whichever is the larger share. One that fits
@@ -253,7 +240,7 @@ def by_documents(problem: Problem, parts: int) -> NDArray[np.int32]:
     return row
 
 
-def _fill_in_turn(rows: Floats, full: Floats) -> NDArray[np.int32]:
+def _fill_in_turn(rows: Floats, full: Floats) -> Indices:
     """Fill the emptiest part, then the next; what is left goes to the emptiest, row by row."""
     order = iter(np.argsort(full.max(axis=0), kind="stable").tolist())
     part: int | None = next(order)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_planner.arrays import Ints
-from dcp_planner.jit import compiled, inner
+from dcp_planner.jit import compiled, inlined, inner
 from dcp_planner.search.partition_state import PartitionState, pin, price_net
 
 
@@ -38,7 +38,7 @@ def _excess(load: float, limit: float) -> float:
     return load - limit if load > limit else 0.0
 
 
-@inner
+@inlined
 def _choose(state: PartitionState, part: int, work: float, size: float, noise: float) -> int:
     """Return the target of the least change less noise; the part itself if staying is least."""
     group, change, loads, limits = state.group, state.change, state.loads, state.limits
