@@ -18,11 +18,11 @@ from dcp_planner.model.workload import Workload
 from dcp_planner.search.load_state import (
     LOADS,
     LoadState,
-    charge_all,
     forget,
     gather,
     gather_one,
     keep,
+    load_all,
     move_owner,
     move_tile,
     objective,
@@ -205,11 +205,11 @@ def relieve(state: LoadState, budget: int) -> int:
     Returns how many tiles and owners moved in all, tried or kept.
 
     Args:
-        state: its loads hold the seconds of computing only.
+        state: filled, but for loads and terms.
         budget: most moved tiles and owners that are valued, but for the last device.
     """
     seen, raised = 0, 0
-    charge_all(state)
+    load_all(state)
     value_all(state)
     # One device above its cap is as bad as all that the others wait for; worse if it stays there.
     state.heavy[0] = max(root(state.total[0]), root(state.total[1]))
@@ -280,9 +280,6 @@ def load_state_of(split: Split, workload: Workload, cluster: Cluster, caps: Caps
     cost = _message_seconds(workload, cluster)
     scale = max(float(seconds[0].sum()) / devices, float(cost.max(initial=0.0)), 1e-12)
     seconds, cost = seconds / scale, cost / scale
-    load = np.zeros((devices, 2 * LOADS))
-    for way in range(2):
-        load[:, LOADS * way] = np.bincount(split.part, seconds[way], devices)
     work = np.zeros((2, max(tiles, blocks)))
     work[0, :tiles], work[1, :blocks] = workload.compute_pairs, workload.block_tokens
     held = np.stack([
@@ -305,7 +302,7 @@ def load_state_of(split: Split, workload: Workload, cluster: Cluster, caps: Caps
         work=work,
         held=held.astype(np.float64),
         limits=limits,
-        load=load,
+        load=np.zeros((devices, 2 * LOADS)),
         saved=np.zeros((devices, 2 * LOADS)),
         term=np.zeros((2, devices)),
         total=np.zeros(2),

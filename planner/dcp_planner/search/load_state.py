@@ -285,8 +285,12 @@ def gather_one(state: LoadState, tile: int) -> None:
 
 
 @inlined
-def charge_all(state: LoadState) -> None:
-    """Add what all messages keep busy to the loads, which hold the seconds of computing."""
+def load_all(state: LoadState) -> None:
+    """Add up the loads of all devices: their tiles, and the messages of all nets."""
+    state.load[:, :] = 0.0
+    for tile in range(len(state.part)):
+        for way in range(2):
+            state.load[state.part[tile], LOADS * way] += state.seconds[way, tile]
     for net in range(len(state.users)):
         for node in range(state.in_node.shape[1]):
             _charge(state, net, node, 1.0)
