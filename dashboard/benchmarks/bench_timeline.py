@@ -32,7 +32,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from dcp_dashboard import start_server
 from dcp_dashboard.library.folder import plan_key
-from dcp_dsl import BatchShape, BlockSparsity, Slabs
+from dcp_dsl import BlockSparsity, Slabs
+from dcp_dsl.forms import BatchShape
 from dcp_planner import (
     LANES,
     Cluster,

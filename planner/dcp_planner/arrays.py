@@ -5,7 +5,7 @@ from typing import Annotated, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import readonly
+from dcp_dsl.arrays import readonly
 
 Ints: TypeAlias = NDArray[np.int64]
 Indices: TypeAlias = NDArray[np.int32]

@@ -23,7 +23,8 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from dcp_dsl import Sample, Slabs, Spec, as_slabs, block_sparsity
+from dcp_dsl import Sample, Slabs, Spec, block_sparsity
+from dcp_dsl.forms import as_slabs
 from dcp_planner import LANES, Cluster, ModelShape, Plan, PlanConfig, build_plan, digest, simulate
 from dcp_runtime import RunConfig, RunResult, flex_block_mask, open_world, run_plan
 from dcp_runtime.execute.executor import DCPExecutor

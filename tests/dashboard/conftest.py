@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dcp_dsl import BatchShape, BlockSparsity, Slabs
+from dcp_dsl import BlockSparsity, Slabs
+from dcp_dsl.forms import BatchShape
 from dcp_planner import (
     Cluster,
     ModelShape,

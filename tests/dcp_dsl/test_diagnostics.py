@@ -7,17 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dcp_dsl import (
-    ExchangeError,
-    Export,
-    Sample,
-    Spec,
-    SpecError,
-    check,
-    export_mask,
-    import_mask,
-    parse,
-)
+from dcp_dsl import ExchangeError, Sample, Spec, SpecError, check, export_mask, import_mask
+from dcp_dsl.interchange import Export
+from dcp_dsl.syntax.parser import parse
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "diagnostics.md").read_text(encoding="utf-8")

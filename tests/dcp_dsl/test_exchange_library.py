@@ -2,8 +2,9 @@
 
 import pytest
 
-from dcp_dsl import ExchangeError, Spec, dense_mask, export_mask, find_difference, import_mask
+from dcp_dsl import ExchangeError, Spec, dense_mask, export_mask, import_mask
 from dcp_dsl.checks.scope import library_names
+from dcp_dsl.interchange import find_difference
 from dcp_dsl.interchange.export import FORMATS
 from dcp_dsl.interchange.formats import READERS
 from dcp_dsl.pictures.picture import preview_sample

@@ -3,21 +3,8 @@
 import numpy as np
 import pytest
 
-from dcp_dsl import (
-    Columns,
-    DatasetError,
-    PlacedForm,
-    Rows,
-    Sample,
-    Slabs,
-    Spec,
-    Strided,
-    StridedPart,
-    Tiles,
-    block_sparsity,
-    form_of,
-    items_of,
-)
+from dcp_dsl import DatasetError, Sample, Slabs, Spec, block_sparsity
+from dcp_dsl.forms import Columns, PlacedForm, Rows, Strided, StridedPart, Tiles, form_of, items_of
 
 SLABS = Slabs(6, [0, 4], [4, 6], [0, 1], [1, 3], [0, 1], [1, 0])
 ROWS = Rows(6, [0, 1, 1, 3, 3, 3, 4], [0, 1, 3, 5], [2, 2, 6, 6])

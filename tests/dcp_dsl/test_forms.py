@@ -10,17 +10,10 @@ from random import Random
 import numpy as np
 import pytest
 
-from dcp_dsl import (
-    DatasetError,
-    Form,
-    Sample,
-    Slabs,
-    Spec,
-    SpecError,
+from dcp_dsl import DatasetError, Form, Sample, Slabs, Spec, SpecError, block_sparsity, dense_mask
+from dcp_dsl.forms import (
     as_slabs,
-    block_sparsity,
     compare_masks,
-    dense_mask,
     implies,
     intersect,
     is_empty,

@@ -13,21 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcp_dsl import (
-    ExchangeError,
+from dcp_dsl import ExchangeError, Sample, Slabs, Spec, dense_mask, export_mask, import_mask
+from dcp_dsl.interchange import (
     Export,
     ExportConfig,
-    Sample,
-    Slabs,
-    Spec,
-    dense_mask,
-    export_mask,
     find_difference,
-    import_mask,
     read_export,
     varlen_calls,
     write_export,
-)  # fmt: skip
+)
 
 few = settings(max_examples=150, deadline=None, derandomize=True)
 FLASHMASK_FORMS = st.sampled_from([(True, 1), (True, 2), (False, 2), (False, 4)])

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dcp_dsl import Sample, Spec, as_slabs, dense_mask, load
+from dcp_dsl import Sample, Spec, dense_mask, load
+from dcp_dsl.forms import as_slabs
 from dcp_grammar import MASKS
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dcp_dsl import SpecError, format_source, parse
+from dcp_dsl import SpecError, format_source
+from dcp_dsl.syntax.parser import parse
 from dcp_dsl.syntax.tokens import scan
 from dcp_grammar import MASKS
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from dcp_dsl import SpecError, check, format_source, load, parse
+from dcp_dsl import SpecError, check, format_source, load
 from dcp_dsl.syntax.mistakes import MISTAKES
-from dcp_dsl.syntax.parser import parse_expression
+from dcp_dsl.syntax.parser import parse, parse_expression
 from dcp_dsl.syntax.tokens import KEYWORDS
 from dcp_dsl.syntax.unparse import unparse
 from dcp_grammar import GRAMMAR, MASKS

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dcp_dsl import BatchShape, BlockKind, BlockSparsity, Slabs
+from dcp_dsl import BlockSparsity, Slabs
+from dcp_dsl.forms import BatchShape, BlockKind
 from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, expand_head_groups, validate
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import build_workload

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_dsl import BlockKind, Columns, Slabs, block_sparsity
+from dcp_dsl import Slabs, block_sparsity
+from dcp_dsl.forms import BlockKind, Columns
 from dcp_planner import (
     Cluster,
     ModelShape,

@@ -5,18 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dcp_dsl import (
-    Columns,
-    PlacedForm,
-    Rows,
-    Sample,
-    Slabs,
-    Spec,
-    Strided,
-    StridedPart,
-    block_sparsity,
-    dense_mask,
-)
+from dcp_dsl import Sample, Slabs, Spec, block_sparsity, dense_mask
+from dcp_dsl.forms import Columns, PlacedForm, Rows, Strided, StridedPart
 from dcp_planner import (
     Blocks,
     Cluster,

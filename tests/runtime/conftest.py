@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dcp_dsl import BatchShape, BlockKind, BlockSparsity, Slabs
+from dcp_dsl import BlockSparsity, Slabs
+from dcp_dsl.forms import BatchShape, BlockKind
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.transport.loopback import LoopbackWorld
 from dcp_runtime.transport.recorder import Recorder

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
-from dcp_dsl import ExportConfig, Sample, Spec, dense_mask, export_mask, write_export
+from dcp_dsl import Sample, Spec, dense_mask, export_mask
+from dcp_dsl.interchange import ExportConfig, write_export
 from dcp_runtime import flex_block_mask, flex_mask_mod
 
 LAYOUTS = "segment part = question[q_len] answer[a_lens]*  segment d = [d_lens]*  token evict"

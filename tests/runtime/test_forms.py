@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from dcp_dsl import PlacedForm, Sample, Spec, block_sparsity, dense_mask
+from dcp_dsl import Sample, Spec, block_sparsity, dense_mask
+from dcp_dsl.forms import PlacedForm
 from dcp_planner import (
     Cluster,
     ModelShape,

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcp_dsl import Columns, Rows, Sample, Slabs, Spec, Strided, StridedPart, Tiles, dense_mask
+from dcp_dsl import Sample, Slabs, Spec, dense_mask
+from dcp_dsl.forms import Columns, Rows, Strided, StridedPart, Tiles
 from dcp_runtime.data.successors import hidden_from_next, sees_previous
 
 N = 150  # more than two of the tiles that are looked at together

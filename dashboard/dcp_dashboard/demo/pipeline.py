@@ -15,17 +15,9 @@ from dcp_dashboard.demo.report import (
     MethodReport,
 )
 from dcp_dashboard.library.folder import DashboardError
-from dcp_dsl import (
-    Attachment,
-    BlockKind,
-    BlockSparsity,
-    Dataset,
-    DatasetError,
-    Spec,
-    load,
-    read_dataset,
-)
+from dcp_dsl import Attachment, BlockSparsity, Dataset, DatasetError, Spec, load, read_dataset
 from dcp_dsl.files import make_folder
+from dcp_dsl.forms import BlockKind
 from dcp_planner import (
     PARTITIONERS,
     Cluster,

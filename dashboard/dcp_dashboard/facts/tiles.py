@@ -25,8 +25,8 @@ from dcp_dashboard.facts.text import (
 from dcp_dashboard.facts.traces import SEND
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import group_labels
-from dcp_dsl import BlockKind
 from dcp_dsl.arrays import Ints
+from dcp_dsl.forms import BlockKind
 from dcp_planner import Plan, TransferKind
 
 MAX_SERVING, MAX_LISTED = 12, 8

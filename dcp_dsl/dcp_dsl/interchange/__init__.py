@@ -1,1 +1,5 @@
 """Convert one bound mask to the formats of other attention kernels, and back."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -12,16 +12,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import (
-    BlockKind,
-    BlockSparsity,
-    Columns,
-    Form,
-    PlacedForm,
-    Slabs,
-    Strided,
-    block_sparsity,
-)
+from dcp_dsl import BlockSparsity, Form, Slabs, block_sparsity
+from dcp_dsl.forms import BlockKind, Columns, PlacedForm, Strided
 from dcp_planner.arrays import Ints
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster

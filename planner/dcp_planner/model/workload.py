@@ -5,8 +5,9 @@ from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 
-from dcp_dsl import BlockSparsity, Form, PlacedForm, Slabs, Tiles, as_rows
+from dcp_dsl import BlockSparsity, Form, Slabs
 from dcp_dsl.arrays import Bytes, Indices, Ints, Record, sealed, settle
+from dcp_dsl.forms import PlacedForm, Tiles, as_rows
 from dcp_planner.model.cluster import ModelShape
 
 Direction: TypeAlias = Literal["forward", "backward"]

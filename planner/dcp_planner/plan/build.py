@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import BlockKind, BlockSparsity
+from dcp_dsl import BlockSparsity
+from dcp_dsl.forms import BlockKind
 from dcp_planner.baselines.layouts import STATIC_KINDS, StaticLayout
 from dcp_planner.errors import BufferLimitError, PlanError
 from dcp_planner.model.cluster import Cluster, ModelShape

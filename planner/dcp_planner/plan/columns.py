@@ -6,7 +6,8 @@ from typing import cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import PlacedForm, Slabs, form_of, items_of
+from dcp_dsl import Slabs
+from dcp_dsl.forms import PlacedForm, form_of, items_of
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.placement import PlanWarning
 from dcp_planner.plan.arrow_tables import Columns

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import BlockKind, PlacedForm, Slabs, form_of, items_of
+from dcp_dsl import Slabs
+from dcp_dsl.forms import BlockKind, PlacedForm, form_of, items_of
 from dcp_planner.errors import PlanFileError
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.tables.plan import (

@@ -8,7 +8,8 @@ counted anew; transfers are exactly those that the placement needs, at the sizes
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import BlockKind, Columns, PlacedForm, Slabs, Strided
+from dcp_dsl import Slabs
+from dcp_dsl.forms import BlockKind, Columns, PlacedForm, Strided
 from dcp_planner.errors import InvariantError, PlanError
 from dcp_planner.model.config import MOST_HEAD_GROUPS
 from dcp_planner.model.cuts import count_pairs, find_overlap

@@ -17,7 +17,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import PlacedForm, Slabs
+from dcp_dsl import Slabs
+from dcp_dsl.forms import PlacedForm
 from dcp_planner.arrays import Ints
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import ModelShape

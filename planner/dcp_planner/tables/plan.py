@@ -12,8 +12,9 @@ from typing import Annotated, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import BlockKind, PlacedForm, Slabs
+from dcp_dsl import Slabs
 from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
+from dcp_dsl.forms import BlockKind, PlacedForm
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.placement import PlanWarning
 from dcp_planner.model.workload import Direction

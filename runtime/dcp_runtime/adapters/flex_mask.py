@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from dcp_dsl import ExportConfig, Form, MaskMod, as_slabs, build_block_tables, build_mask_mod
+from dcp_dsl import Form
+from dcp_dsl.forms import as_slabs
+from dcp_dsl.interchange import ExportConfig, MaskMod, build_block_tables, build_mask_mod
 
 FlexMaskMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

@@ -10,7 +10,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import Columns, Form, Rows, Slabs, Strided, Tiles
+from dcp_dsl import Form, Slabs
+from dcp_dsl.forms import Columns, Rows, Strided, Tiles
 
 Bools: TypeAlias = NDArray[np.bool_]
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from dcp_dsl import Columns, Form, Rows, Slabs, Strided, StridedPart, Tiles
+from dcp_dsl import Form, Slabs
+from dcp_dsl.forms import Columns, Rows, Strided, StridedPart, Tiles
 
 
 def truncate(form: Form, num_tokens: int) -> Form:

@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dcp_dsl import Export, import_mask, varlen_calls
+from dcp_dsl import import_mask
 from dcp_dsl.arrays import Indices, Ints
+from dcp_dsl.interchange import Export, varlen_calls
 from dcp_runtime.kernels.kernel import (
     AttentionState,
     Gradients,

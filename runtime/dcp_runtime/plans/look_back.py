@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from dcp_dsl import Columns, Form, Rows, Slabs, Strided, StridedPart
+from dcp_dsl import Form, Slabs
 from dcp_dsl.arrays import Ints
+from dcp_dsl.forms import Columns, Rows, Strided, StridedPart
 from dcp_planner import Plan
 
 

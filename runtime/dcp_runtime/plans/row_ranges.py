@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import PlacedForm, Slabs
+from dcp_dsl import Slabs
 from dcp_dsl.arrays import Indices, Ints
+from dcp_dsl.forms import PlacedForm
 
 
 @dataclass(frozen=True, slots=True, eq=False)
