@@ -1,4 +1,4 @@
-"""How this room compiles: few specialisations, no counting of references, kept on disk.
+"""How the planner compiles its loops: few specialisations, no reference counts, kept on disk.
 
 Compiling happens once per installation and machine, but whoever installs waits for it. Functions
 that only compiled code calls get one signature: without, numba makes a version for every mixture
@@ -101,10 +101,30 @@ class _CacheImpl(_Impl):  # type: ignore[misc]
 class _Cache(FunctionCache):
     """The compiled function on disk, for as long as the code that it calls is the same.
 
-    Numba itself asks only whether the function's own file has changed.
+    Numba itself asks only whether the function's own file has changed, and ends the process if it
+    cannot read its files. Here they are written anew, or the function is compiled in every process.
     """
 
     _impl_class = _CacheImpl
+
+    # A truncated or foreign pickle may raise any exception.
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return the function as it was compiled for a signature, ``None`` if that is not kept."""
+        try:
+            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        except Exception:
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep what was compiled; an index that cannot be read is begun anew."""
+        try:
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+        except Exception:
+            try:
+                self.flush()  # type: ignore[no-untyped-call]
+                super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+            except Exception:
+                COMPILE_CLOCK.is_kept = False
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         key = super()._index_key(sig, codegen)  # type: ignore[no-untyped-call]

@@ -5,11 +5,14 @@ import os
 import stat
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import click.testing
+import numba.core.event
 import pytest
 from numba import njit
 
+from dcp_planner import compile_clock
 from dcp_planner.commands.plan import plan
 from dcp_planner.compile_cache import check_private
 from dcp_planner.compile_clock import COMPILE_CLOCK
@@ -90,6 +93,26 @@ def test_compiling_is_told_once_before_it_begins_and_measured_apart(tmp_path):
     assert (out, err) == (["False", "False", "True", "1"], ["imported"])
 
 
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+def test_a_cache_file_that_cannot_be_read_is_written_anew(tmp_path, ending):
+    cache = tmp_path / "cache"
+    compile_kernel(tmp_path, NUMBA_CACHE_DIR=cache)
+    found = sorted(cache.rglob(f"*.{ending}"))
+    for path, content in zip(found, (found[0].read_bytes()[:40], b"foreign"), strict=True):
+        path.write_bytes(content)
+    assert compile_kernel(tmp_path, NUMBA_CACHE_DIR=cache)[0] == ["True", "True", "True", "0"]
+    assert compile_kernel(tmp_path, NUMBA_CACHE_DIR=cache)[0] == ["False", "False", "True", "1"]
+
+
+def test_a_cache_file_that_cannot_be_replaced_is_compiled_around(tmp_path):
+    cache = tmp_path / "cache"
+    compile_kernel(tmp_path, NUMBA_CACHE_DIR=cache)
+    for path in cache.rglob("*.nbi"):
+        path.unlink()
+        (path / "something").mkdir(parents=True)  # stops root, whom no mode would
+    assert compile_kernel(tmp_path, NUMBA_CACHE_DIR=cache)[0] == ["True", "True", "True", "0"]
+
+
 @pytest.fixture
 def unwritable(tmp_path):
     """A folder for a module, and an environment, in which numba finds no place for its cache."""
@@ -165,8 +188,34 @@ def test_nothing_is_compiled_before_it_is_told(clock, monkeypatch):
     assert told == [0]
 
 
+def test_a_function_compiled_within_another_is_counted_once(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(compile_clock, "perf_counter", lambda: now[0])
+    clock = compile_clock.CompileClock()
+    numba.core.event.unregister("numba:compile", clock)
+    outer, inside, foreign = (
+        SimpleNamespace(data={"dispatcher": SimpleNamespace(py_func=name)})
+        for name in ("outer", "inside", "foreign")
+    )
+    clock.watch("outer")
+    clock.watch("inside")
+    for at, heard, event in (
+        (1.0, clock.on_start, outer), (2.0, clock.on_start, foreign), (4.0, clock.on_start, inside),
+        (8.0, clock.on_end, inside), (16.0, clock.on_end, foreign),
+    ):  # fmt: skip
+        now[0] = at
+        heard(event)
+        assert clock.seconds == 0.0
+    now[0] = 32.0
+    clock.on_end(outer)
+    assert clock.seconds == 31.0
+    clock.on_start(inside)
+    now[0] = 40.0
+    clock.on_end(inside)
+    assert clock.seconds == 39.0
+
+
 def test_the_planning_time_leaves_compiling_out(tmp_path, clock, monkeypatch):
-    from dcp_planner import compile_clock
     from dcp_planner.batches import planning
 
     build_plan, calls = planning.build_plan, []
