@@ -120,6 +120,10 @@ class PackedDataset:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def sample(self, row: int) -> Sample:
+        """Return the columns of a row that its mask needs."""
+        return self.attached.sample({**self.dataset[row], "len": int(self.lengths[row])})
+
     def batch(self, index: int, block_size: BlockSize) -> tuple[Batch, ...]:
         """Compile one batch, once for each different mask.
 
@@ -135,8 +139,7 @@ class PackedDataset:
         rows, samples, bound = self.rows[index], [], []
         for row in rows:
             with _naming(f"{path}: row {row}"):
-                columns = {**self.dataset[row], "len": int(self.lengths[row])}
-                samples.append(self.attached.sample(columns))
+                samples.append(self.sample(row))
                 bound.append([as_arrays(mask.compile(samples[-1])) for mask in stack.masks])
         origin = f"{path}, batch {index} of {len(self)} (rows {rows[0]} to {rows[-1]})"
         return tuple(

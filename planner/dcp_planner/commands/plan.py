@@ -314,12 +314,12 @@ def _batch_of_samples(
     from dcp_dsl import sample_from_argument
     from dcp_planner.batches.batch import batch_of_samples
 
-    masks = _chosen_masks(spec, call)
+    masks = chosen_masks(spec, call)
     samples = [sample_from_argument(spec, text) for text in texts]
     return batch_of_samples(spec, masks, samples, block_size)
 
 
-def _chosen_masks(spec: "Spec", call: str | None) -> "Mask | Stack":
+def chosen_masks(spec: "Spec", call: str | None) -> "Mask | Stack":
     """Give what was named, or the only mask or stack there is."""
     from dcp_planner.batches.batch import find_masks
 

@@ -1,0 +1,191 @@
+"""The command `dcpm step`."""
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dcp_planner.commands.output import print_json, say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dcp_planner.model.cluster import Cluster
+    from dcp_planner.step.documents import Documents
+    from dcp_planner.step.policies import NamedPolicy
+    from dcp_planner.step.report import Setting, StepReport
+
+HOURS_PER_DAY = 24
+
+
+def _mesh(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, int]:
+    """Parse REPLICASxRANKS."""
+    found = re.fullmatch(r"(\d{1,5})x(\d{1,5})", value)
+    if found is None or not int(found[1]) or not int(found[2]):
+        raise click.BadParameter(f"expected replicas x context ranks, such as 8x8, got {value!r}")
+    return int(found[1]), int(found[2])
+
+
+@click.command()
+@click.argument("spec", type=click.Path())
+@click.option("--dataset", metavar="PATH", help="Parquet or JSON lines file, or a folder of them.")
+@click.option(
+    "--lengths", metavar="FILE", help="JSON list of document lengths, instead of a data set."
+)
+@click.option(
+    "--mask",
+    metavar="CALL",
+    help="Mask by name or call, or stack by name.  [default: the only one]",
+)
+@click.option(
+    "--mesh", default="8x8", show_default=True, callback=_mesh, metavar="RxC",
+    help="Replicas x context ranks of a replica.",
+)  # fmt: skip
+@click.option("--micro-batches", type=click.IntRange(1, 4096), default=1, show_default=True)
+@click.option(
+    "--stages", type=click.IntRange(1, 1024), default=1, show_default=True, help="Pipeline stages."
+)
+@click.option(
+    "--model", default="llama-8b", show_default=True, metavar="NAME",
+    help="llama-8b, llama-70b or gemma-3-12b.",
+)  # fmt: skip
+@click.option(
+    "--cluster", default="h100-dgx", show_default=True, metavar="PRESET|FILE",
+    help="Constants of the machine; the mesh says how many devices.",
+)  # fmt: skip
+@click.option(
+    "--tokens", type=click.IntRange(1, 1 << 31), default=131_072, show_default=True, metavar="N",
+    help="Most tokens of a replica in one micro-batch.",
+)  # fmt: skip
+@click.option(
+    "--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Steps to plan."
+)
+@click.option(
+    "--synchronise", type=click.Choice(["micro_batch", "step"]), default="micro_batch",
+    show_default=True, help="When devices exchange parameters: FSDP or ZeRO-1.",
+)  # fmt: skip
+@click.option(
+    "--against", metavar="all|NAME", multiple=True, default=("round-robin",), show_default=True,
+    help="Other policies to price on the same documents; repeat.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def step(
+    spec: str, against: tuple[str, ...], as_json: bool, **options: Any
+) -> None:  # Any: click's values
+    """Plan whole training steps: which documents run where, and how long a step takes.
+
+    The documents are those of a data set under SPEC's masks, or have the lengths of a file. They
+    are dealt to micro-batches and groups of devices by predicted time: the linear part, and
+    attention under their own masks. The report splits the time of a step and compares it with that
+    of dealing finished packs in turn.
+    """
+    from itertools import islice
+
+    from dcp_planner.step.report import compare_policies
+
+    if bool(options["dataset"]) == bool(options["lengths"]):
+        raise click.UsageError("expected documents: give either --dataset or --lengths")
+    setting = _setting(options)
+    packs = setting.mesh.replicas * setting.mesh.micro_batches
+    steps = islice(_steps(spec, options, packs), options["steps"])
+    report = compare_policies(steps, setting, _rivals(against))
+    if not report.steps:
+        raise click.UsageError(
+            f"the documents fill no step of {packs} packs ({setting.mesh.replicas} replicas x "
+            f"{setting.mesh.micro_batches} micro-batches) of {setting.token_budget} tokens; give "
+            "more documents, a smaller --mesh or a smaller --tokens"
+        )
+    if as_json:
+        print_json(report.to_json())
+    else:
+        show_report(report)
+
+
+def _setting(options: dict[str, Any]) -> "Setting":
+    """Read mesh, model and machine of the command line; `Any`: click's values."""
+    from dcp_planner.step.assignment import StepMesh
+    from dcp_planner.step.model import step_model
+    from dcp_planner.step.report import Setting
+
+    replicas, ranks = options["mesh"]
+    mesh = StepMesh(replicas, ranks, options["micro_batches"], options["stages"])
+    cluster = _cluster(options["cluster"], mesh.devices)
+    return Setting(
+        mesh=mesh,
+        model=step_model(options["model"], cluster.name),
+        cluster=cluster,
+        token_budget=options["tokens"],
+        synchronisation=options["synchronise"],
+    )
+
+
+def _cluster(name: str, devices: int) -> "Cluster":
+    """Return the constants of a machine with as many nodes as the mesh needs."""
+    from dataclasses import replace
+
+    from dcp_planner.model.cluster_file import find_cluster
+
+    found = find_cluster(name)
+    node = min(found.devices_per_node, devices)
+    if devices % node:
+        raise click.UsageError(
+            f"--mesh: expected a multiple of the {node} devices of a node, got {devices}"
+        )
+    return replace(found, nodes=devices // node, devices_per_node=node)
+
+
+def _steps(spec: str, options: dict[str, Any], packs: int) -> "Iterator[Documents]":
+    """Yield the documents of global batches; `Any`: click's values."""
+    from dcp_dsl import load
+    from dcp_planner.batches.batch import pack_dataset
+    from dcp_planner.commands.plan import chosen_masks
+    from dcp_planner.step.dataset import read_lengths, steps_of_dataset, steps_of_lengths
+
+    loaded, tokens = load(spec), options["tokens"]
+    if options["lengths"]:
+        masks = chosen_masks(loaded, options["mask"])
+        yield from steps_of_lengths(read_lengths(options["lengths"]), masks, tokens, packs)
+        return
+    packed = pack_dataset(loaded, options["dataset"], options["mask"], tokens)
+    for note in packed.notes:
+        say(f"note: {note}")
+    yield from steps_of_dataset(packed, packs)
+
+
+def _rivals(names: tuple[str, ...]) -> "list[NamedPolicy]":
+    from dcp_planner.step.policies import RIVALS
+
+    known = {policy.name: policy for policy in RIVALS}
+    unknown = [name for name in names if name not in (*known, "all")]
+    if unknown:
+        raise click.UsageError(
+            f"--against: expected all or one of {', '.join(known)}, got {unknown[0]!r}"
+        )
+    return list(RIVALS) if "all" in names else [known[name] for name in dict.fromkeys(names)]
+
+
+def show_report(report: "StepReport") -> None:
+    """Print where the time of a step goes, by policy."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from dcp_planner.step.report import CHOSEN
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("mean of a step", "time", "linear", "attention", "waiting", "rest", "tokens max"):
+        table.add_column(name, justify="left" if name == "mean of a step" else "right")
+    for policy in report.policies:
+        parts = [policy.mean(part) for part in ("linear_s", "attention_s", "waiting_s")]
+        rest = policy.mean("bubble_s") + policy.mean("synchronisation_s")
+        times = [f"{seconds * 1e3:.0f} ms" for seconds in (policy.mean("seconds"), *parts, rest)]
+        table.add_row(policy.name, *times, f"{policy.mean('max_tokens'):.2f}")
+    console = Console()
+    console.width = max(console.width, 80)
+    console.print(f"{report.steps} steps of {report.documents} documents", highlight=False)
+    console.print(table)
+    levels = ", ".join(f"{name} {count} times" for name, count in report.levels.items())
+    console.print(f"{CHOSEN} chose: {levels}", highlight=False)
+    for name in report.rivals:
+        speedup = report.speedup_over(name)
+        saved = (1 - 1 / speedup) * HOURS_PER_DAY
+        console.print(f"{speedup:.2f} x {name}: {saved:.1f} h of a day", highlight=False)

@@ -1,0 +1,1 @@
+"""Plan a whole training step: which documents form which micro-batch, on which devices."""

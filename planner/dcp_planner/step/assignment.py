@@ -1,0 +1,96 @@
+"""Where each document of a step runs: its micro-batch and its run of neighbouring devices."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from dcp_planner.arrays import Indices, Ints, freeze_columns
+from dcp_planner.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True)
+class StepMesh:
+    """Devices and micro-batches of a step.
+
+    Attributes:
+        replicas: groups of devices that hold the same tokens' worth of work in today's recipes.
+        context_ranks: devices of a replica.
+        micro_batches: micro-batches of a step.
+        stages: pipeline stages; each has ``replicas * context_ranks`` devices.
+
+    >>> StepMesh(8, 8, micro_batches=4).devices
+    64
+    """
+
+    replicas: int
+    context_ranks: int
+    micro_batches: int = 1
+    stages: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("replicas", "context_ranks", "micro_batches", "stages"):
+            if getattr(self, name) < 1:
+                raise PlanError(f"StepMesh.{name}: expected at least 1, got {getattr(self, name)}")
+
+    @property
+    def devices(self) -> int:
+        """Devices of one pipeline stage."""
+        return self.replicas * self.context_ranks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assignment:
+    """Micro-batch and devices of every document.
+
+    A document runs on the devices ``first`` to ``first + width - 1`` of each pipeline stage.
+    Documents of one micro-batch with the same devices form a group: one attention plan.
+
+    Attributes:
+        mesh: devices and micro-batches.
+        micro_batch, first, width: int32 ``[N]``.
+
+    Raises:
+        ValueError: if a column has another type or length.
+        PlanError: if a document is outside the mesh.
+    """
+
+    mesh: StepMesh
+    micro_batch: Indices
+    first: Indices
+    width: Indices
+
+    def __post_init__(self) -> None:
+        shape = (len(self.micro_batch),)
+        freeze_columns(
+            self,
+            micro_batch=(np.int32, shape),
+            first=(np.int32, shape),
+            width=(np.int32, shape),
+        )
+        outside = (
+            (self.micro_batch < 0)
+            | (self.micro_batch >= self.mesh.micro_batches)
+            | (self.first < 0)
+            | (self.width < 1)
+            | (self.first + self.width > self.mesh.devices)
+        )
+        if outside.any():
+            raise PlanError(
+                f"document {int(np.argmax(outside))} is outside the mesh of {self.mesh.devices} "
+                f"devices and {self.mesh.micro_batches} micro-batches"
+            )
+
+    def groups(self) -> Iterator[tuple[int, int, int, Ints]]:
+        """Yield each group: micro-batch, first device, width, its documents in their order."""
+        keys = np.stack([self.micro_batch, self.first, -self.width])
+        order = np.lexsort(keys[::-1])
+        changes = np.flatnonzero(np.any(np.diff(keys[:, order], axis=1) != 0, axis=0)) + 1
+        for rows in np.split(order, changes) if len(order) else ():
+            row = rows[0]
+            yield (
+                int(self.micro_batch[row]),
+                int(self.first[row]),
+                int(self.width[row]),
+                np.sort(rows).astype(np.int64),
+            )

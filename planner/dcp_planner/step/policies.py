@@ -1,0 +1,257 @@
+"""Ways to assign the documents of a step; each is a function of documents, mesh and model.
+
+`ours` are the levels that `plan_step` chooses from; the rivals follow published systems and are
+priced by the same simulator. A policy states how its attention shares documents (`Sharding`).
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dcp_dsl import pack
+from dcp_planner.arrays import Floats, Ints
+from dcp_planner.model.cluster import Cluster
+from dcp_planner.step.assignment import Assignment, StepMesh
+from dcp_planner.step.attention import Sharding, pair_seconds
+from dcp_planner.step.dealing import alike, deal
+from dcp_planner.step.documents import Documents
+from dcp_planner.step.model import StepModel
+
+TOKEN_TOLERANCE = 0.02
+"""How far above the mean the tokens of a group may be, as a share, before memory decides."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """What a policy decides on.
+
+    Attributes:
+        documents: of the global batch.
+        mesh: devices and micro-batches.
+        token_budget: tokens that a replica can hold in one micro-batch.
+        seconds: of each document on one device: linear part and attention, both directions ``[N]``.
+    """
+
+    documents: Documents
+    mesh: StepMesh
+    token_budget: int
+    seconds: Floats
+
+    @classmethod
+    def of(
+        cls,
+        documents: Documents,
+        mesh: StepMesh,
+        token_budget: int,
+        model: StepModel,
+        cluster: Cluster,
+    ) -> "Problem":
+        """Price every document on one device."""
+        tokens = documents.tokens.astype(np.float64)
+        attention = model.layers * pair_seconds(documents.pairs, tokens, model.shape, cluster)
+        return cls(documents, mesh, token_budget, model.linear_seconds(1) * tokens + attention)
+
+    def assign(self, bins: Ints, micro_batch: Ints, group: Ints, width: int) -> Assignment:
+        """Turn the bin of each document, and each bin's place, into an assignment."""
+        return Assignment(
+            self.mesh,
+            micro_batch[bins].astype(np.int32),
+            (group[bins] * width).astype(np.int32),
+            np.full(len(bins), width, np.int32),
+        )
+
+
+Policy = Callable[[Problem], Assignment]
+
+
+def by_work(width: int) -> Policy:
+    """Deal documents by work to groups of `width` devices; alike groups share a micro-batch.
+
+    One group of all devices (``width = mesh.devices``) is one plan per micro-batch: attention runs
+    anywhere, tokens stay even.
+    """
+
+    def policy(problem: Problem) -> Assignment:
+        mesh = problem.mesh
+        groups = mesh.devices // width
+        bins = mesh.micro_batches * groups
+        tokens = problem.documents.tokens
+        most = problem.token_budget * width / mesh.context_ranks
+        cap = max(
+            min(most, (1 + TOKEN_TOLERANCE) * tokens.sum() / bins), int(tokens.max(initial=1))
+        )
+        dealt = deal(problem.seconds, tokens, bins, cap)
+        return _alike(problem, dealt, bins, width)
+
+    return policy
+
+
+def _alike(problem: Problem, bins: Ints, count: int, width: int) -> Assignment:
+    """Let bins of similar work share a micro-batch."""
+    loads = np.bincount(bins, weights=problem.seconds, minlength=count)
+    order = alike(loads.tolist(), problem.mesh.micro_batches)
+    micro_batch, group = np.empty(count, np.int64), np.empty(count, np.int64)
+    for batch, row in enumerate(order):
+        micro_batch[row], group[row] = batch, np.arange(len(row))
+    return problem.assign(bins, micro_batch, group, width)
+
+
+def _in_turn(problem: Problem, packs: tuple[tuple[int, ...], ...]) -> Assignment:
+    """Deal finished packs to replicas in turn: pack k is micro-batch k // R of replica k % R."""
+    mesh = problem.mesh
+    count = mesh.replicas * mesh.micro_batches
+    bins = _bins_of(packs, len(problem.documents)) % count
+    numbers = np.arange(count)
+    return problem.assign(
+        bins, numbers // mesh.replicas, numbers % mesh.replicas, mesh.context_ranks
+    )
+
+
+def _bins_of(packs: tuple[tuple[int, ...], ...], documents: int) -> Ints:
+    bins = np.empty(documents, np.int64)
+    for number, rows in enumerate(packs):
+        bins[list(rows)] = number
+    return bins
+
+
+def round_robin(problem: Problem) -> Assignment:
+    """Pack documents in their order and deal the packs in turn (``batches[r::R]``)."""
+    return _in_turn(problem, pack(problem.documents.tokens.tolist(), problem.token_budget))
+
+
+def first_fit_decreasing(problem: Problem) -> Assignment:
+    """Pack the longest documents first and deal the packs in turn (packing of TRL, Axolotl)."""
+    lengths = problem.documents.tokens.tolist()
+    return _in_turn(problem, pack(lengths, problem.token_budget, order="decreasing"))
+
+
+def alike_packs(problem: Problem) -> Assignment:
+    """Pack in order; packs of similar work share a micro-batch (Megatron-LM `dp_balanced`)."""
+    mesh = problem.mesh
+    count = mesh.replicas * mesh.micro_batches
+    packs = pack(problem.documents.tokens.tolist(), problem.token_budget)
+    bins = _bins_of(packs, len(problem.documents)) % count
+    return _alike(problem, bins, count, mesh.context_ranks)
+
+
+def karmarkar_karp(problem: Problem) -> Assignment:
+    """Split documents by work with the largest differencing method; tokens are not capped.
+
+    Source: Karmarkar and Karp, The Differencing Method of Set Partitioning (1982); verl balances
+    data-parallel ranks with it.
+    """
+    mesh = problem.mesh
+    count = mesh.replicas * mesh.micro_batches
+    bins = differencing(problem.seconds, count)
+    return _alike(problem, bins, count, mesh.context_ranks)
+
+
+def differencing(values: Floats, parts: int) -> Ints:
+    """Split values into parts of nearly equal sums; O(N parts log N).
+
+    >>> np.bincount(differencing(np.array([8.0, 7, 6, 5, 4]), 2), weights=[8, 7, 6, 5, 4]).tolist()
+    [16.0, 14.0]
+    """
+    heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
+    for number, value in enumerate(values.tolist()):
+        sets = [(value, [number]), *((0.0, []) for _ in range(parts - 1))]
+        heapq.heappush(heap, (-value, number, sets))
+    while len(heap) > 1:
+        (_, number, left), (_, _, right) = heapq.heappop(heap), heapq.heappop(heap)
+        merged = [
+            (a + b, [*rows, *more])
+            for (a, rows), (b, more) in zip(left, reversed(right), strict=True)
+        ]
+        merged.sort(key=lambda entry: -entry[0])
+        heapq.heappush(heap, (merged[-1][0] - merged[0][0], number, merged))
+    bins = np.zeros(len(values), np.int64)
+    for part, (_, rows) in enumerate(heap[0][2] if heap else ()):
+        bins[rows] = part
+    return bins
+
+
+def variable_length(problem: Problem) -> Assignment:
+    """Pack by work with variable length: least work if tokens fit, else fewest tokens.
+
+    Source: WLB-LLM (OSDI 2025), Sec. 4.1, without delaying outliers to later steps.
+    """
+    mesh, tokens = problem.mesh, problem.documents.tokens
+    count = mesh.replicas * mesh.micro_batches
+    work, held = np.zeros(count), np.zeros(count)
+    bins = np.empty(len(tokens), np.int64)
+    for row in sorted(range(len(tokens)), key=lambda i: (-tokens[i], i)):
+        chosen = int(np.argmin(work))
+        if held[chosen] + tokens[row] > problem.token_budget:
+            chosen = int(np.argmin(held))
+        bins[row] = chosen
+        work[chosen] += problem.seconds[row]
+        held[chosen] += tokens[row]
+    return _alike(problem, bins, count, mesh.context_ranks)
+
+
+def width_by_tokens(problem: Problem) -> Assignment:
+    """Spread a document over the fewest devices, a power of two, whose tokens it fits.
+
+    Source: Megatron-LM, dynamic (hybrid) context parallelism, pull requests 2054 and 2282.
+    """
+    room = problem.token_budget / problem.mesh.context_ranks
+    return _spread(problem, problem.documents.tokens / room)
+
+
+def width_by_work(problem: Problem) -> Assignment:
+    """Spread a document over a power of two of devices, until each needs a mean device's time.
+
+    Source: FlexSP (ASPLOS 2025) chooses a degree per sequence by its time; here without its MILP.
+    """
+    mesh = problem.mesh
+    room = problem.token_budget / mesh.context_ranks
+    mean = problem.seconds.sum() / (mesh.devices * mesh.micro_batches)
+    needed = np.maximum(problem.documents.tokens / room, problem.seconds / mean)
+    return _spread(problem, needed)
+
+
+def _spread(problem: Problem, needed: Floats) -> Assignment:
+    """Give each document the power of two of devices that it needs, least loaded ones first.
+
+    Runs of devices are aligned, so that the process groups number ``2 * devices`` at most.
+    """
+    mesh = problem.mesh
+    load = np.zeros((mesh.micro_batches, mesh.devices))
+    most = 1 << (mesh.devices.bit_length() - 1)
+    exponent = np.ceil(np.log2(np.maximum(needed, 1.0)))
+    width = np.minimum(np.exp2(exponent), most).astype(np.int32)
+    micro_batch, first = np.empty(len(width), np.int32), np.empty(len(width), np.int32)
+    for row in np.lexsort((np.arange(len(width)), -problem.seconds, -width)).tolist():
+        size = int(width[row])
+        runs = load[:, : mesh.devices // size * size].reshape(mesh.micro_batches, -1, size)
+        place = int(np.argmin(runs.max(2)))
+        batch, run = divmod(place, runs.shape[1])
+        micro_batch[row], first[row] = batch, run * size
+        load[batch, run * size : (run + 1) * size] += problem.seconds[row] / size
+    return Assignment(mesh, micro_batch, first, width)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPolicy:
+    """A policy, how its attention shares documents, and its place in tables."""
+
+    name: str
+    assign: Policy
+    sharding: Sharding = "planned"
+
+
+RIVALS = (
+    NamedPolicy("round-robin", round_robin),
+    NamedPolicy("ffd", first_fit_decreasing),
+    NamedPolicy("megatron:dp_balanced", alike_packs, "even"),
+    NamedPolicy("megatron:dynamic", width_by_tokens, "even"),
+    NamedPolicy("karmarkar-karp", karmarkar_karp, "even"),
+    NamedPolicy("wlb-llm", variable_length, "even"),
+    NamedPolicy("flexsp", width_by_work, "even"),
+    NamedPolicy("distca", alike_packs, "everywhere"),
+)
+"""Published ways. The first two run our attention plans. DistCA (arXiv 2510.18121) computes
+attention on any device: it is priced with our plan of all devices, as if its greedy choice were as
+good."""

@@ -1,0 +1,146 @@
+"""Compare policies over the global batches of a data set."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dcp_planner.model.cluster import Cluster
+from dcp_planner.step.assignment import StepMesh
+from dcp_planner.step.documents import Documents
+from dcp_planner.step.iteration import StepTime, Synchronisation, predict_step
+from dcp_planner.step.model import StepModel
+from dcp_planner.step.plan_step import plan_step
+from dcp_planner.step.policies import NamedPolicy, Problem
+
+CHOSEN = "plan_step"
+"""Name under which the plan of every step is listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Everything of a step but its documents."""
+
+    mesh: StepMesh
+    model: StepModel
+    cluster: Cluster
+    token_budget: int
+    synchronisation: Synchronisation = "micro_batch"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyReport:
+    """Predicted times of one policy, one for each step; `is_rival`: no level of `plan_step`."""
+
+    name: str
+    times: tuple[StepTime, ...]
+    is_rival: bool = False
+
+    def mean(self, field: str) -> float:
+        """Return the mean of a figure of `StepTime` over the steps."""
+        return math.fsum(getattr(time, field) for time in self.times) / len(self.times)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the means as JSON (`Any`: a text and numbers)."""
+        parts = ("linear_s", "attention_s", "waiting_s", "bubble_s", "synchronisation_s")
+        return {
+            "name": self.name,
+            "step_s": self.mean("seconds"),
+            "over_balance": self.mean("balance"),
+            "max_tokens": self.mean("max_tokens"),
+            **{part: self.mean(part) for part in parts},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """All policies over the same steps.
+
+    Attributes:
+        steps: how many.
+        documents: of all steps.
+        policies: `plan_step` first, then its levels, then the others.
+        levels: how often each level was chosen.
+    """
+
+    steps: int
+    documents: int
+    policies: tuple[PolicyReport, ...]
+    levels: dict[str, int]
+
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        """Return the names of the policies that `plan_step` does not choose from."""
+        return tuple(policy.name for policy in self.policies if policy.is_rival)
+
+    @property
+    def chosen(self) -> str:
+        """Return the level that was chosen most often."""
+        return max(self.levels, key=lambda name: (self.levels[name], name))
+
+    def speedup_over(self, name: str) -> float:
+        """Compute the geometric mean of a policy's times over those of `plan_step`."""
+        ours, theirs = (
+            next(policy for policy in self.policies if policy.name == wanted).times
+            for wanted in (CHOSEN, name)
+        )
+        logs = [math.log(b.seconds / a.seconds) for a, b in zip(ours, theirs, strict=True)]
+        return math.exp(math.fsum(logs) / len(logs))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON (`Any`: what JSON holds)."""
+        return {
+            "schema": 1,
+            "steps": self.steps,
+            "documents": self.documents,
+            "policies": [policy.to_json() for policy in self.policies],
+            "chosen": self.chosen,
+            "levels": self.levels,
+        }
+
+
+def compare_policies(
+    steps: Iterable[Documents], setting: Setting, others: Sequence[NamedPolicy]
+) -> StepReport:
+    """Plan each step, and price other policies on the same documents.
+
+    Raises:
+        PlanError: if there is no step, or one cannot be run.
+    """
+    times: dict[str, list[StepTime]] = {}
+    levels: dict[str, int] = {}
+    count = documents = 0
+    for step in steps:
+        plan = plan_step(
+            step,
+            setting.mesh,
+            setting.model,
+            setting.cluster,
+            token_budget=setting.token_budget,
+            synchronisation=setting.synchronisation,
+        )
+        count, documents = count + 1, documents + len(step)
+        levels[plan.policy] = levels.get(plan.policy, 0) + 1
+        found = {CHOSEN: plan.time, **plan.considered, **_price(step, setting, others)}
+        for name, time in found.items():
+            times.setdefault(name, []).append(time)
+    rivals = {other.name for other in others}
+    policies = tuple(
+        PolicyReport(name, tuple(found), is_rival=name in rivals) for name, found in times.items()
+    )
+    return StepReport(count, documents, policies, levels)
+
+
+def _price(step: Documents, setting: Setting, others: Sequence[NamedPolicy]) -> dict[str, StepTime]:
+    problem = Problem.of(step, setting.mesh, setting.token_budget, setting.model, setting.cluster)
+    return {
+        other.name: predict_step(
+            step,
+            other.assign(problem),
+            setting.model,
+            setting.cluster,
+            synchronisation=setting.synchronisation,
+            sharding=other.sharding,
+        )
+        for other in others
+    }
