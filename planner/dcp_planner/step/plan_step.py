@@ -2,13 +2,20 @@
 
 from dataclasses import dataclass
 
+from dcp_dsl import pack
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.step.assignment import Assignment, StepMesh
 from dcp_planner.step.documents import Documents
 from dcp_planner.step.iteration import StepTime, Synchronisation, predict_step
 from dcp_planner.step.model import StepModel
-from dcp_planner.step.policies import NamedPolicy, Problem, by_work, width_by_work
+from dcp_planner.step.policies import (
+    NamedPolicy,
+    Problem,
+    alike_packs,
+    by_work,
+    width_by_work,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,13 +37,21 @@ class StepPlan:
 
 def levels(mesh: StepMesh) -> tuple[NamedPolicy, ...]:
     """Return the levels for a mesh: groups of one replica up to all devices, and by document."""
-    found, width = [], mesh.context_ranks
-    while mesh.devices % width == 0:
+    found = []
+    for width in _widths(mesh):
         found.append(NamedPolicy(f"groups of {width}", by_work(width)))
-        width *= 2
-    if found[-1].name != f"groups of {mesh.devices}":
-        found.append(NamedPolicy(f"groups of {mesh.devices}", by_work(mesh.devices)))
+        if width < mesh.devices:
+            uneven = by_work(width, token_tolerance=None)
+            found.append(NamedPolicy(f"groups of {width}, uneven tokens", uneven))
     return (*found, NamedPolicy("by document", width_by_work))
+
+
+def _widths(mesh: StepMesh) -> list[int]:
+    """Return the devices of a replica, doubled while that divides the mesh, and all devices."""
+    widths = [mesh.context_ranks]
+    while mesh.devices % (2 * widths[-1]) == 0:
+        widths.append(2 * widths[-1])
+    return widths if widths[-1] == mesh.devices else [*widths, mesh.devices]
 
 
 def plan_step(
@@ -68,7 +83,7 @@ def plan_step(
     problem = Problem.of(documents, mesh, token_budget, model, cluster)
     considered: dict[str, StepTime] = {}
     assignments: dict[str, Assignment] = {}
-    for level in levels(mesh):
+    for level in (*levels(mesh), *_finished_packs(problem)):
         assignments[level.name] = level.assign(problem)
         considered[level.name] = predict_step(
             documents,
@@ -80,6 +95,13 @@ def plan_step(
         )
     chosen = min(considered, key=lambda name: considered[name].seconds)
     return StepPlan(chosen, assignments[chosen], considered[chosen], considered)
+
+
+def _finished_packs(problem: Problem) -> tuple[NamedPolicy, ...]:
+    """Return the packs of today's recipes as a level, if they fit the step."""
+    packs = pack(problem.documents.tokens.tolist(), problem.token_budget)
+    fits = len(packs) <= problem.mesh.replicas * problem.mesh.micro_batches
+    return (NamedPolicy("packs in order", alike_packs),) if fits else ()
 
 
 def check_step(documents: Documents, mesh: StepMesh, cluster: Cluster, token_budget: int) -> None:

@@ -66,11 +66,16 @@ class Problem:
 Policy = Callable[[Problem], Assignment]
 
 
-def by_work(width: int) -> Policy:
+def by_work(width: int, token_tolerance: float | None = TOKEN_TOLERANCE) -> Policy:
     """Deal documents by work to groups of `width` devices; alike groups share a micro-batch.
 
     One group of all devices (``width = mesh.devices``) is one plan per micro-batch: attention runs
     anywhere, tokens stay even.
+
+    Args:
+        width: devices of a group; divides the devices of the mesh.
+        token_tolerance: how far above the mean a group's tokens may be, as a share; ``None``: as
+            far as the token budget allows.
     """
 
     def policy(problem: Problem) -> Assignment:
@@ -78,10 +83,10 @@ def by_work(width: int) -> Policy:
         groups = mesh.devices // width
         bins = mesh.micro_batches * groups
         tokens = problem.documents.tokens
-        most = problem.token_budget * width / mesh.context_ranks
-        cap = max(
-            min(most, (1 + TOKEN_TOLERANCE) * tokens.sum() / bins), int(tokens.max(initial=1))
-        )
+        cap = problem.token_budget * width / mesh.context_ranks
+        if token_tolerance is not None:
+            even = (1 + token_tolerance) * float(tokens.sum()) / bins
+            cap = min(cap, max(even, float(tokens.max(initial=1))))
         dealt = deal(problem.seconds, tokens, bins, cap)
         return _alike(problem, dealt, bins, width)
 
@@ -89,12 +94,18 @@ def by_work(width: int) -> Policy:
 
 
 def _alike(problem: Problem, bins: Ints, count: int, width: int) -> Assignment:
-    """Let bins of similar work share a micro-batch."""
+    """Let bins of similar work share a micro-batch; the largest goes to the group with least work.
+
+    So both sums are small: of the longest bin of every micro-batch, and of each group's bins.
+    """
     loads = np.bincount(bins, weights=problem.seconds, minlength=count)
     order = alike(loads.tolist(), problem.mesh.micro_batches)
     micro_batch, group = np.empty(count, np.int64), np.empty(count, np.int64)
+    total = np.zeros(order.shape[1])
     for batch, row in enumerate(order):
-        micro_batch[row], group[row] = batch, np.arange(len(row))
+        least = np.argsort(total, kind="stable")
+        micro_batch[row], group[row] = batch, least
+        total[least] += loads[row]
     return problem.assign(bins, micro_batch, group, width)
 
 

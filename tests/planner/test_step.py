@@ -1,0 +1,268 @@
+"""Whole steps: documents dealt to micro-batches and groups of devices."""
+
+import json
+from itertools import product
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dcp_planner import Cluster, PlanError, preset
+from dcp_planner.commands.step import step as step_command
+from dcp_planner.step.assignment import Assignment, StepMesh
+from dcp_planner.step.dealing import deal
+from dcp_planner.step.documents import Documents
+from dcp_planner.step.iteration import predict_step
+from dcp_planner.step.model import step_model
+from dcp_planner.step.plan_step import levels, plan_step
+from dcp_planner.step.policies import RIVALS, Problem, differencing, round_robin
+
+LLAMA = step_model("llama-8b")
+BUDGET = 32_768
+
+
+def cluster_of(mesh: StepMesh) -> Cluster:
+    return preset("h100-dgx", mesh.devices // 4, 4)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[Documents, StepMesh]:
+    replicas, ranks = draw(st.sampled_from([(1, 4), (2, 4), (4, 2), (3, 4)]))
+    mesh = StepMesh(replicas, ranks, draw(st.integers(1, 3)), draw(st.sampled_from([1, 2])))
+    count = draw(st.integers(mesh.micro_batches, 40))
+    rng = np.random.default_rng(draw(st.integers(0, 1000)))
+    tokens = np.clip(rng.lognormal(7.5, 1.5, count), 1, BUDGET).astype(np.int64)
+    share = rng.uniform(0.1, 1.0, count)
+    return Documents(tokens, share * tokens * (tokens + 1) / 2.0), mesh
+
+
+@given(steps())
+def test_plan_is_valid_deterministic_and_never_behind_packs_in_turn(
+    drawn: tuple[Documents, StepMesh],
+) -> None:
+    documents, mesh = drawn
+    cluster = cluster_of(mesh)
+    plan = plan_step(documents, mesh, LLAMA, cluster, token_budget=BUDGET)
+    rows = np.concatenate([rows for *_, rows in plan.assignment.groups()])
+    assert sorted(rows.tolist()) == list(range(len(documents)))
+    again = plan_step(documents, mesh, LLAMA, cluster, token_budget=BUDGET)
+    for name in ("micro_batch", "first", "width"):
+        assert np.array_equal(getattr(plan.assignment, name), getattr(again.assignment, name))
+    assert plan.time == min(plan.considered.values(), key=lambda time: time.seconds)
+    assert plan.time.balance >= 0.999
+    problem = Problem.of(documents, mesh, BUDGET, LLAMA, cluster)
+    if "packs in order" in plan.considered:
+        packs = predict_step(documents, round_robin(problem), LLAMA, cluster)
+        assert plan.time.seconds <= packs.seconds * (1 + 1e-9)
+
+
+@given(steps())
+def test_every_policy_runs_each_document_once_inside_the_mesh(
+    drawn: tuple[Documents, StepMesh],
+) -> None:
+    documents, mesh = drawn
+    cluster = cluster_of(mesh)
+    problem = Problem.of(documents, mesh, BUDGET, LLAMA, cluster)
+    for policy in (*RIVALS, *levels(mesh)):
+        found = policy.assign(problem)
+        time = predict_step(documents, found, LLAMA, cluster, sharding=policy.sharding)
+        assert len(found.width) == len(documents)
+        assert time.waiting_s >= -1e-9
+        assert time.max_tokens >= 1 - 1e-9
+
+
+def test_time_of_a_step_by_hand() -> None:
+    """Two devices alone, then both together: each part of the time is a sum over documents."""
+    mesh, cluster = StepMesh(2, 1, 2), Cluster(1, 2)
+    documents = Documents.causal([4000, 1000, 2000])
+    place = Assignment(
+        mesh,
+        np.array([0, 0, 1], np.int32),
+        np.array([0, 1, 0], np.int32),
+        np.array([1, 1, 2], np.int32),
+    )
+    time = predict_step(documents, place, LLAMA, cluster, synchronisation="step")
+
+    def attention(tokens: int) -> float:
+        flops = LLAMA.layers * LLAMA.shape.flops_per_pair * 3.5 * tokens * (tokens + 1) / 2
+        return flops / cluster.flops_per_s
+
+    linear = [tokens * 45e9 / LLAMA.matmul_flops_per_s for tokens in (4000, 1000, 2000)]
+    alone = linear[0] + attention(4000)
+    key_bytes = 2000 * 0.5 * LLAMA.shape.kv_bytes  # of the halves that the other device holds
+    assert key_bytes / cluster.intra_bytes_per_s * LLAMA.layers < attention(2000) / 2  # hidden
+    together = linear[2] / 2 + attention(2000) / 2 * 1.02
+    assert time.seconds == pytest.approx(alone + together)
+    assert time.linear_s == pytest.approx(sum(linear) / 2)
+    assert time.waiting_s == pytest.approx((alone - linear[1] - attention(1000)) / 2)
+
+
+def test_a_wide_group_waits_for_its_last_device_only_without_synchronisation() -> None:
+    mesh, cluster = StepMesh(4, 1, 2), Cluster(1, 4)
+    documents = Documents.causal([8000, 1000, 1000, 1000, 4000])
+    place = Assignment(
+        mesh,
+        np.array([0, 0, 0, 0, 1], np.int32),
+        np.array([0, 1, 2, 3, 2], np.int32),
+        np.array([1, 1, 1, 1, 2], np.int32),
+    )
+    met, free = (
+        predict_step(documents, place, LLAMA, cluster, synchronisation=kind).seconds
+        for kind in ("micro_batch", "step")
+    )
+    only = predict_step(
+        Documents.causal([8000]),
+        Assignment(mesh, *(np.array([v], np.int32) for v in (0, 0, 1))),
+        LLAMA,
+        cluster,
+        synchronisation="step",
+    ).seconds
+    assert free == pytest.approx(only)
+    assert met > free
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=7), st.integers(1, 3))
+@settings(max_examples=60)
+def test_dealing_is_near_the_optimum(work: list[int], bins: int) -> None:
+    best = min(
+        max(sum(w for w, b in zip(work, chosen, strict=True) if b == bin_) for bin_ in range(bins))
+        for chosen in product(range(bins), repeat=len(work))
+    )
+    seconds, tokens = np.array(work, np.float64), np.ones(len(work), np.int64)
+    dealt = deal(seconds, tokens, bins, cap=len(work))
+    parts = differencing(seconds, bins)
+    for found in (dealt, parts):
+        assert np.bincount(found, seconds, bins).max() <= (4 / 3) * best + 1e-9
+
+
+def test_dealing_holds_the_cap_on_tokens() -> None:
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(100, 3000, 200)
+    cap = 1.02 * tokens.sum() / 8
+    bins = deal(tokens.astype(np.float64) ** 2, tokens, 8, cap)
+    assert np.bincount(bins, tokens, 8).max() <= cap
+
+
+def test_work_is_dealt_more_evenly_than_packs() -> None:
+    rng = np.random.default_rng(1)
+    tokens = np.clip(rng.lognormal(8.5, 1.2, 200), 64, BUDGET).astype(np.int64)
+    documents, mesh = Documents.causal(tokens), StepMesh(4, 4, 8)
+    cluster = cluster_of(mesh)
+    ours = plan_step(documents, mesh, LLAMA, cluster, token_budget=BUDGET).time
+    problem = Problem.of(documents, mesh, BUDGET, LLAMA, cluster)
+    packs = predict_step(documents, round_robin(problem), LLAMA, cluster)
+    assert packs.seconds > 1.2 * ours.seconds
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(step_command, list(arguments))
+    return result.exit_code, result.output if result.exception is None else (
+        result.output or str(result.exception)
+    )
+
+
+@pytest.fixture
+def files(tmp_path):
+    spec, lengths = tmp_path / "causal.dcpm", tmp_path / "lengths.json"
+    spec.write_text("mask m = causal\n")
+    rng = np.random.default_rng(2)
+    lengths.write_text(json.dumps(rng.integers(500, 20_000, 200).tolist()))
+    return str(spec), str(lengths)
+
+
+def test_command_reports_policies(files: tuple[str, str]) -> None:
+    spec, lengths = files
+    common = (spec, "--lengths", lengths, "--mesh", "2x8", "--tokens", "65536")
+    code, text = run(*common, "--against", "all", "--json")
+    assert code == 0, text
+    report = json.loads(text)
+    assert report["schema"] == 1
+    assert report["steps"] > 1
+    names = [policy["name"] for policy in report["policies"]]
+    assert names[0] == "plan_step"
+    assert {rival.name for rival in RIVALS} < set(names)
+    assert report["chosen"] in names
+    steps = {policy["name"]: policy["step_s"] for policy in report["policies"]}
+    assert steps["plan_step"] == min(
+        steps[name] for name in names if "groups" in name or "plan" in name
+    )
+    code, text = run(*common)
+    assert code == 0
+    assert "x round-robin" in text
+
+
+def test_masks_decide_the_work(files: tuple[str, str], tmp_path) -> None:
+    spec, lengths = files
+    local = tmp_path / "local.dcpm"
+    local.write_text("mask m = causal and q - k < 256\n")
+    attention = []
+    for path in (spec, str(local)):
+        _, text = run(path, "--lengths", lengths, "--mesh", "2x8", "--tokens", "65536", "--json")
+        attention.append(json.loads(text)["policies"][0]["attention_s"])
+    assert attention[1] < 0.2 * attention[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--mesh", "8"), "replicas x context ranks"),
+        (("--mesh", "3x3"), "multiple of the 8 devices of a node"),
+        (("--model", "lama-8b"), "did you mean `llama-8b`"),
+        (("--against", "wlb"), "--against: expected all or one of"),
+        (("--tokens", "100"), "token budget is 100"),
+        (("--mesh", "64x64"), "fill no step"),
+        (("--dataset", "x.parquet"), "either --dataset or --lengths"),
+    ],
+)
+def test_bad_input_is_named(files: tuple[str, str], arguments: tuple[str, ...], words: str) -> None:
+    spec, lengths = files
+    code, text = run(spec, "--lengths", lengths, *arguments)
+    assert code != 0
+    assert words in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{}", "JSON list"),
+        ("[1, 0]", "entry 1"),
+        ("[1, true]", "entry 1"),
+        ("[1", "JSON list"),
+        ("[]", "JSON list"),
+    ],
+)
+def test_bad_lengths_are_named(files: tuple[str, str], tmp_path, text: str, words: str) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text(text)
+    code, said = run(files[0], "--lengths", str(bad))
+    assert code != 0
+    assert words in said
+
+
+def test_steps_that_cannot_run_are_refused() -> None:
+    mesh, cluster = StepMesh(2, 4), preset("h100-dgx", 2, 4)
+    with pytest.raises(PlanError, match="hold 2000 in one micro-batch; raise the token"):
+        plan_step(Documents.causal([5000]), mesh, LLAMA, cluster, token_budget=1000)
+    with pytest.raises(PlanError, match="1 documents for 2 micro-batches; use at most 1"):
+        plan_step(Documents.causal([5]), StepMesh(2, 4, 2), LLAMA, cluster, token_budget=1000)
+    with pytest.raises(PlanError, match="cluster's 8 devices, got 3 replicas of 4"):
+        plan_step(Documents.causal([5]), StepMesh(3, 4), LLAMA, cluster, token_budget=1000)
+    with pytest.raises(PlanError, match="document 1: expected at least 1 token"):
+        Documents.causal([5, 0])
+
+
+def test_replicas_that_meet_once_a_step_get_equal_sums() -> None:
+    """Alike packs share a micro-batch, and no replica gets the longest pack of each."""
+    rng = np.random.default_rng(3)
+    tokens = np.clip(rng.lognormal(8.0, 1.3, 90), 64, BUDGET).astype(np.int64)
+    documents, mesh = Documents.causal(tokens), StepMesh(4, 4, 8)
+    cluster = cluster_of(mesh)
+    times = [
+        plan_step(
+            documents, mesh, LLAMA, cluster, token_budget=BUDGET, synchronisation=kind
+        ).considered["packs in order"]
+        for kind in ("step", "micro_batch")
+    ]
+    assert times[0].waiting_s < 0.5 * times[1].waiting_s
