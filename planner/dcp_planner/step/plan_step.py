@@ -1,5 +1,6 @@
 """Choose how the documents of a step are dealt to devices: the level that predicts least time."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dcp_dsl import pack
@@ -34,16 +35,47 @@ class StepPlan:
     time: StepTime
     considered: dict[str, StepTime]
 
+    def batches(self, first: int, width: int) -> tuple[tuple[int, ...], ...]:
+        """Return the documents of the group of devices ``first`` to ``first + width - 1``.
 
-def levels(mesh: StepMesh) -> tuple[NamedPolicy, ...]:
-    """Return the levels for a mesh: groups of one replica up to all devices, and by document."""
+        Returns:
+            Rows of the documents for each micro-batch: what a loader of that group packs.
+
+        Raises:
+            PlanError: if the devices are no group of this plan in some micro-batch.
+        """
+        found = {
+            micro_batch: tuple(rows.tolist())
+            for micro_batch, start, size, rows in self.assignment.groups()
+            if (start, size) == (first, width)
+        }
+        missing = [m for m in range(self.assignment.mesh.micro_batches) if m not in found]
+        if missing:
+            raise PlanError(
+                f"devices {first} to {first + width - 1} have no documents of their own in "
+                f"micro-batch {missing[0]}: the plan was made with {self.policy}; give plan_step "
+                f"widths=({width},) for groups of {width} devices"
+            )
+        return tuple(found[m] for m in sorted(found))
+
+
+def levels(mesh: StepMesh, widths: Sequence[int] | None = None) -> tuple[NamedPolicy, ...]:
+    """Return the levels for a mesh: groups of one replica up to all devices, and by document.
+
+    With `widths`, only groups of these many devices.
+
+    Raises:
+        PlanError: if the devices of the mesh do not divide into groups of some width.
+    """
     found = []
-    for width in _widths(mesh):
+    for width in _widths(mesh) if widths is None else widths:
+        if width < 1 or mesh.devices % width:
+            raise PlanError(f"widths: expected divisors of {mesh.devices} devices, got {width}")
         found.append(NamedPolicy(f"groups of {width}", by_work(width)))
         if width < mesh.devices:
             uneven = by_work(width, token_tolerance=None)
             found.append(NamedPolicy(f"groups of {width}, uneven tokens", uneven))
-    return (*found, NamedPolicy("by document", width_by_work))
+    return tuple(found) if widths else (*found, NamedPolicy("by document", width_by_work))
 
 
 def _widths(mesh: StepMesh) -> list[int]:
@@ -62,6 +94,7 @@ def plan_step(
     *,
     token_budget: int,
     synchronisation: Synchronisation = "micro_batch",
+    widths: Sequence[int] | None = None,
 ) -> StepPlan:
     """Assign the documents of one global batch to micro-batches and devices.
 
@@ -74,16 +107,33 @@ def plan_step(
         cluster: of all devices of a stage, node after node.
         token_budget: most tokens of a replica in one micro-batch.
         synchronisation: when devices exchange parameters.
+        widths: devices of a group to choose from; ``None``: those of a replica, doubled up to all,
+            and a width for each document.
 
     Raises:
         PlanError: if the cluster has another number of devices than the mesh, a document is longer
             than all devices may hold, or there are fewer documents than micro-batches.
+
+    >>> from dcp_planner import Cluster
+    >>> from dcp_planner.step.model import step_model
+    >>> documents = Documents.causal([8000, 1000, 7000, 2000])
+    >>> plan = plan_step(
+    ...     documents,
+    ...     StepMesh(2, 1),
+    ...     step_model("llama-8b"),
+    ...     Cluster(1, 2),
+    ...     token_budget=10_000,
+    ...     widths=(1,),
+    ... )
+    >>> plan.batches(first=0, width=1), plan.batches(first=1, width=1)
+    (((0, 1),), ((2, 3),))
     """
     check_step(documents, mesh, cluster, token_budget)
     problem = Problem.of(documents, mesh, token_budget, model, cluster)
     considered: dict[str, StepTime] = {}
     assignments: dict[str, Assignment] = {}
-    for level in (*levels(mesh), *_finished_packs(problem)):
+    packs = _finished_packs(problem) if widths is None else ()
+    for level in (*levels(mesh, widths), *packs):
         assignments[level.name] = level.assign(problem)
         considered[level.name] = predict_step(
             documents,
