@@ -24,7 +24,13 @@ from dcp_dsl import DCPError
 from dcp_dsl.cli import dcpm
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("docs/commands.md", "docs/datasets.md", "docs/debugging-masks.md", "docs/editors.md")
+DOCUMENTS = (
+    "docs/commands.md",
+    "docs/datasets.md",
+    "docs/debugging-masks.md",
+    "docs/editors.md",
+    "docs/steps.md",
+)
 FILES = ROOT / "examples" / "masks"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -216,6 +216,28 @@ dist.destroy_process_group()
     run("\n".join([init, SEVERAL_NODES, replicas.rstrip() + ending]), tmp_path)
 
 
+WHOLE_STEPS = """
+import torch
+import torch.distributed as dist
+REPLICAS = RANKS = 1
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+from dcp_dsl import Spec
+spec = Spec.from_text('for "*" use causal')
+dataset = [{"tokens": list(range(1000))} for _ in range(9)]
+"""
+
+
+def test_code_for_whole_steps_runs(tmp_path: Path):
+    (planning,) = blocks("docs/steps.md", "python")
+    ending = """
+batches = [local_data.rows for local_data, plan in loader]
+assert len(batches) == 2 and sorted(sum(map(list, batches), [])) == list(range(9))
+executor.close()
+dist.destroy_process_group()
+"""
+    run("\n".join([WHOLE_STEPS, planning, ending]), tmp_path)
+
+
 def test_code_that_saves_the_trace_of_a_step_runs(tmp_path: Path):
     _, training = blocks("README.md", "python")
     imports, loop = training.split("\n\n", 1)

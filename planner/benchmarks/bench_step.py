@@ -177,7 +177,9 @@ def run(name: str, mesh: StepMesh, steps: int) -> Row:
         "plan_cpu_s": statistics.median(cpu),
         "speedup": {rival: report.speedup_over(rival) for rival in report.rivals},
         "worst": {rival: _worst(report, rival) for rival in report.rivals},
-        **{key: value for key, value in report.policies[0].to_json().items() if key != "name"},
+        "over_balance": report.policies[0].mean("balance"),
+        "max_tokens": report.policies[0].mean("max_tokens"),
+        "policies": {policy.name: policy.to_json() for policy in report.policies},
         "levels": report.levels,
     }
 

@@ -39,7 +39,7 @@ def _block(ctx: click.Context, param: click.Parameter, value: str) -> int | None
     return int(value)
 
 
-def _tokens(ctx: click.Context, param: click.Parameter, value: str) -> int:
+def parse_tokens(ctx: click.Context, param: click.Parameter, value: str) -> int:
     """Give a number of tokens as the language writes it: 8192, 8_192 or 8k."""
     factor = _FACTORS.get(value[-1:], 1)
     digits = (value[:-1] if factor > 1 else value).replace("_", "")
@@ -98,7 +98,7 @@ def _heads(
     help="Mask by name or call, or stack by name.  [default: what `for ... use` says]",
 )
 @click.option(
-    "--tokens", default="131072", show_default=True, callback=_tokens, metavar="N",
+    "--tokens", default="131072", show_default=True, callback=parse_tokens, metavar="N",
     help="Most tokens of a batch of the data set; 8k is 8192.",
 )  # fmt: skip
 @_option(

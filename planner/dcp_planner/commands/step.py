@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dcp_planner.commands.output import print_json, say
+from dcp_planner.commands.plan import chosen_masks, parse_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,8 +55,8 @@ def _mesh(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, 
     help="Constants of the machine; the mesh says how many devices.",
 )  # fmt: skip
 @click.option(
-    "--tokens", type=click.IntRange(1, 1 << 31), default=131_072, show_default=True, metavar="N",
-    help="Most tokens of a replica in one micro-batch.",
+    "--tokens", default="128k", show_default=True, callback=parse_tokens, metavar="N",
+    help="Most tokens of a replica in one micro-batch; 8k is 8192.",
 )  # fmt: skip
 @click.option(
     "--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Steps to plan."
@@ -138,7 +139,6 @@ def _steps(spec: str, options: dict[str, Any], packs: int) -> "Iterator[Document
     """Yield the documents of global batches; `Any`: click's values."""
     from dcp_dsl import load
     from dcp_planner.batches.batch import pack_dataset
-    from dcp_planner.commands.plan import chosen_masks
     from dcp_planner.step.dataset import read_lengths, steps_of_dataset, steps_of_lengths
 
     loaded, tokens = load(spec), options["tokens"]
@@ -177,7 +177,10 @@ def show_report(report: "StepReport") -> None:
     for policy in report.policies:
         parts = [policy.mean(part) for part in ("linear_s", "attention_s", "waiting_s")]
         rest = policy.mean("bubble_s") + policy.mean("synchronisation_s")
-        times = [f"{seconds * 1e3:.0f} ms" for seconds in (policy.mean("seconds"), *parts, rest)]
+        times = [
+            f"{max(0.0, seconds) * 1e3:.0f} ms"
+            for seconds in (policy.mean("seconds"), *parts, rest)
+        ]
         table.add_row(policy.name, *times, f"{policy.mean('max_tokens'):.2f}")
     console = Console()
     console.width = max(console.width, 80)

@@ -1,1 +1,12 @@
 """Plan a whole training step: which documents form which micro-batch, on which devices."""
+
+from dcp_planner.step.assignment import Assignment, StepMesh
+from dcp_planner.step.documents import Documents
+from dcp_planner.step.iteration import StepTime, predict_step
+from dcp_planner.step.model import STEP_MODELS, StepModel, step_model
+from dcp_planner.step.plan_step import StepPlan, plan_step
+
+__all__ = [
+    "STEP_MODELS", "Assignment", "Documents", "StepMesh", "StepModel", "StepPlan", "StepTime",
+    "plan_step", "predict_step", "step_model",
+]  # fmt: skip
