@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from dcp_planner.arrays import Indices, Ints, freeze_columns
+from dcp_dsl.arrays import Record
+from dcp_planner.arrays import Indices, Ints
 from dcp_planner.errors import PlanError
 
 
@@ -40,7 +42,7 @@ class StepMesh:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Assignment:
+class Assignment(Record):
     """Micro-batch and devices of every document.
 
     A document runs on the devices ``first`` to ``first + width - 1`` of each pipeline stage.
@@ -56,18 +58,11 @@ class Assignment:
     """
 
     mesh: StepMesh
-    micro_batch: Indices
-    first: Indices
-    width: Indices
+    micro_batch: Annotated[Indices, "N"]
+    first: Annotated[Indices, "N"]
+    width: Annotated[Indices, "N"]
 
-    def __post_init__(self) -> None:
-        shape = (len(self.micro_batch),)
-        freeze_columns(
-            self,
-            micro_batch=(np.int32, shape),
-            first=(np.int32, shape),
-            width=(np.int32, shape),
-        )
+    def _check(self) -> None:
         outside = (
             (self.micro_batch < 0)
             | (self.micro_batch >= self.mesh.micro_batches)

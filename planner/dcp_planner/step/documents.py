@@ -1,15 +1,17 @@
 """The documents of one global batch, with the attention that each needs under its own mask."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from dcp_planner.arrays import Floats, Ints, freeze_columns
+from dcp_dsl.arrays import Record
+from dcp_planner.arrays import Floats, Ints
 from dcp_planner.errors import PlanError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Documents:
+class Documents(Record):
     """Lengths and visible pairs, one row a document.
 
     Attributes:
@@ -25,11 +27,10 @@ class Documents:
     [6.0, 3.0]
     """
 
-    tokens: Ints
-    pairs: Floats
+    tokens: Annotated[Ints, "N"]
+    pairs: Annotated[Floats, "N"]
 
-    def __post_init__(self) -> None:
-        freeze_columns(self, tokens=(np.int64, (None,)), pairs=(np.float64, (len(self.tokens),)))
+    def _check(self) -> None:
         if np.any(self.tokens < 1):
             place = int(np.argmax(self.tokens < 1))
             raise PlanError(
