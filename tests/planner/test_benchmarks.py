@@ -144,6 +144,15 @@ def test_bench_scale_plans_the_tokens_it_names(tmp_path):
     assert "| 131k on 64 | documents | static:zigzag |" in run("bench_scale.py", "--table", out)
 
 
+def test_bench_step_prices_every_policy(tmp_path):
+    out = tmp_path / "step.json"
+    run("bench_step.py", "--steps", 1, "--only", "GRPO-like", "--json", out)
+    rows = json.loads(out.read_text())["rows"]
+    assert len(rows) == 12
+    assert {len(row["speedup"]) for row in rows} == {9}
+    assert "| GRPO-like | 8x8 | 4 | 1 |" in run("bench_step.py", "--table", out)
+
+
 @pytest.fixture(scope="module")
 def recorded_masks():
     sys.path.insert(0, str(BENCHMARKS))
