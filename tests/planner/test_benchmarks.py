@@ -149,7 +149,7 @@ def test_bench_step_prices_every_policy(tmp_path):
     run("bench_step.py", "--steps", 1, "--only", "GRPO-like", "--json", out)
     rows = json.loads(out.read_text())["rows"]
     assert len(rows) == 12
-    assert {len(row["speedup"]) for row in rows} == {9}
+    assert {len(row["speedup"]) for row in rows} == {8}
     assert "| GRPO-like | 8x8 | 4 | 1 |" in run("bench_step.py", "--table", out)
 
 
