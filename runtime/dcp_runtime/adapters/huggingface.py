@@ -103,22 +103,10 @@ def attention_forward(  # noqa: PLR0913 - the signature is transformers'
     dcp: LayerPlans | None = None,
     **others: Any,  # Any: whatever a model passes on
 ) -> tuple[Tensor, None]:
-    """Run one layer under the plan of the batch.
+    """Run one layer under the plan of the batch that its ``layer_idx`` finds in `dcp`.
 
-    Args:
-        module: the layer's attention; its ``layer_idx`` finds the plan.
-        query: ``[1, Hq, T_local, D]``, the tokens this rank owns.
-        key: ``[1, Hkv, T_local, D]``.
-        value: as key.
-        attention_mask: must be ``None``.
-        scaling: factor of the scores; by default ``1 / sqrt(D)``.
-        dropout: must be 0.
-        sliding_window: keys that the model lets a query of this layer see, itself included.
-        dcp: the plans.
-        others: must hold nothing that changes attention.
-
-    Returns:
-        out ``[1, T_local, Hq, D]``, and no weights.
+    Takes q ``[1, Hq, T_local, D]``, k and v ``[1, Hkv, T_local, D]`` of the tokens this rank owns;
+    returns out ``[1, T_local, Hq, D]``, and no weights. Refuses all that the plan does not do.
     """
     index = getattr(module, "layer_idx", None)
     where = _place(module)
@@ -130,8 +118,7 @@ def attention_forward(  # noqa: PLR0913 - the signature is transformers'
     prepared = dcp.of(index)
     prepared.batch.is_reached = True  # what follows may refuse the model
     _refuse(where, attention_mask, dropout, others)
-    _check_window(where, prepared, sliding_window)
-    _check_shapes(where, query, key)
+    _check_sizes(where, prepared, query, key, sliding_window)
     head_dim = query.shape[-1]
     if scaling is not None and scaling != head_dim**-0.5:
         query = query * (scaling * head_dim**0.5)  # DCPAttn divides by the root of D
@@ -168,16 +155,15 @@ def _refuse(
         )
 
 
-def _check_window(where: str, prepared: PreparedPlan, sliding_window: int | None) -> None:
-    if sliding_window is not None and prepared.longest_look_back > sliding_window:
+def _check_sizes(
+    where: str, prepared: PreparedPlan, query: Tensor, key: Tensor, window: int | None
+) -> None:
+    if window is not None and prepared.longest_look_back > window:
         raise RunError(
-            f"{where}: the model has a window of {sliding_window} tokens, the plan's mask lets a "
-            f"query see {prepared.longest_look_back} tokens back, itself included; attach a stack "
-            f"whose mask for this layer is sliding({sliding_window}) or narrower"
+            f"{where}: the model has a window of {window} tokens, the plan's mask lets a query see "
+            f"{prepared.longest_look_back} tokens back, itself included; attach a stack whose mask "
+            f"for this layer is sliding({window}) or narrower"
         )
-
-
-def _check_shapes(where: str, query: Tensor, key: Tensor) -> None:
     if query.shape[0] != 1:
         raise RunError(
             f"{where}: expected a batch of 1 (the packed tokens this rank owns), got "

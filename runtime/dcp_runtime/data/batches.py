@@ -5,6 +5,7 @@ Masks are compiled by whoever plans: a rank that is sent its part of a plan neve
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,12 +30,6 @@ def pack_epoch(
     rows: Sequence[int], lengths: Sequence[int], packing: Packing, epoch: int
 ) -> Batches:
     """Return the rows of every batch of one epoch; each row is in exactly one.
-
-    Args:
-        rows: row numbers that take part.
-        lengths: tokens of each of them, at most the budget.
-        packing: how.
-        epoch: counts from 0; matters only to a shuffle.
 
     >>> pack_epoch([0, 1, 4], [3, 5, 2], Packing(7), epoch=0)
     ((0,), (1, 4))
@@ -89,14 +84,7 @@ class PackedSequence:
 
 @dataclass(slots=True)
 class RowReader:
-    """Makes rows ready, one at a time.
-
-    Attributes:
-        resolve: finds mask and sample of a row.
-        token_budget: most tokens of a row.
-        screening: what becomes of rows that cannot be used.
-        rules: which columns are read beside the tokens.
-    """
+    """Makes rows ready, one at a time."""
 
     resolve: Resolver
     token_budget: int
@@ -210,31 +198,23 @@ def _sample(row: Row, value: Mask | Stack) -> Sample:
 
 
 def _attached(rows: IndexedRows | StreamedRows, dataset: object, spec: Spec, path: str) -> Resolver:
-    """Resolve through the ``for`` statements of a spec: by file, in memory by a row's columns."""
+    """Resolve through the first ``for`` that matches: a row's file, in memory its columns."""
     if isinstance(dataset, Dataset):
-        return _attached_files(dataset, spec)
-    found: dict[frozenset[str], Attachment] = {}
+        attachments, files = spec.attachments_of(dataset), dataset
 
-    def attachment_of(columns: frozenset[str]) -> Attachment:
-        if columns not in found:
-            found[columns] = spec.attachment(path, columns)
-        return found[columns]
+        def find(index: int, row: Row) -> Attachment:
+            return attachments[files.part_of(index)]
 
-    def resolve(_: int, row: Row) -> tuple[Mask | Stack, Sample]:
-        attachment = attachment_of(frozenset(row))
-        return attachment.value, attachment.sample(row)
+    else:
+        of_columns = cache(partial(spec.attachment, path))
+        if isinstance(rows, IndexedRows):
+            of_columns(rows.columns)  # what matches nothing is said now
 
-    if isinstance(rows, IndexedRows):
-        attachment_of(rows.columns)  # what matches nothing is said now
-    return resolve
-
-
-def _attached_files(dataset: Dataset, spec: Spec) -> Resolver:
-    """Resolve the rows of files, each through the first ``for`` that matches its file."""
-    attachments = spec.attachments_of(dataset)
+        def find(index: int, row: Row) -> Attachment:
+            return of_columns(frozenset(row))
 
     def resolve(index: int, row: Row) -> tuple[Mask | Stack, Sample]:
-        attachment = attachments[dataset.part_of(index)]
+        attachment = find(index, row)
         return attachment.value, attachment.sample(row)
 
     return resolve

@@ -226,7 +226,8 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 self._position = batch.after
                 if kept:  # all rows of a batch may have been left out
                     plan = name_batch(planned.plan, batch.after.epoch, batch.after.batch - 1)
-                    yield self._local(kept, planned), plan
+                    targets = self._targets.find(kept, planned.hidden)
+                    yield take_local(kept, targets, plan, self._rank), plan
                     self._check_newest(iteration)
             self._position = _Position(self._position.epoch + 1)
         finally:
@@ -251,12 +252,8 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         assert isinstance(self._rows, IndexedRows)
         start = self._position
         for number, rows in enumerate(self._batches_of(start.epoch)[start.batch :], start.batch):
-            found: list[PackedSequence] = []
-            for index in rows:
-                sequence = self._reader.read(index, *self._rows.read(index))
-                if sequence is not None:
-                    found.append(sequence)
-            yield tuple(found), _Position(start.epoch, number + 1)
+            read = (self._reader.read(index, *self._rows.read(index)) for index in rows)
+            yield tuple(s for s in read if s is not None), _Position(start.epoch, number + 1)
 
     def _streamed(self) -> Iterator[tuple[tuple[PackedSequence, ...], _Position]]:
         assert isinstance(self._rows, StreamedRows)
@@ -300,15 +297,11 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         self, sequences: tuple[PackedSequence, ...], planned: PlannedBatch
     ) -> list[PackedSequence]:
         """Record the sequences that do not fit their mask and give the others."""
-        for number, why in planned.left_out:
+        unfit = dict(planned.left_out)
+        for number, why in unfit.items():
             row = sequences[number].row
             self.screening.leave_out(row, "unfit", f"row {row}: {why}")
-        unfit = {number for number, _ in planned.left_out}
         return [sequence for n, sequence in enumerate(sequences) if n not in unfit]
-
-    def _local(self, sequences: Sequence[PackedSequence], planned: PlannedBatch) -> LocalData:
-        targets = self._targets.find(sequences, planned.hidden)
-        return take_local(sequences, targets, planned.plan, self._rank)
 
     def _screened(self) -> tuple[list[int], list[int]]:
         """Return the rows that can be used by their length, and how many tokens of each are."""

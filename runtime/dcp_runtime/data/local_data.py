@@ -22,25 +22,14 @@ from dcp_runtime.plans.batch_plans import BatchPlan
 
 @dataclass(slots=True)
 class TargetFinder:
-    """Finds the targets of batches and keeps the record of those that it leaves out.
-
-    Attributes:
-        rules: what becomes of targets that do not see the token before them.
-        screening: where those left out are counted.
-        says: whether this rank is the one that says it.
-    """
+    """Finds the targets of batches and records those that it leaves out; one rank warns of them."""
 
     rules: RowRules
     screening: Screening
     says: bool
 
     def find(self, sequences: Sequence[PackedSequence], hidden: Runs) -> Ints:
-        """Return the packed positions of a batch's targets; the token before predicts each.
-
-        Args:
-            sequences: of the batch.
-            hidden: runs of packed tokens that the next token of their sequence does not see.
-        """
+        """Return the packed positions of a batch's targets; the token before predicts each."""
         lengths = [len(sequence.tokens) for sequence in sequences]
         wanted = np.concatenate([sequence.columns.targets for sequence in sequences])
         counts = wanted != IGNORE_LABEL
@@ -73,7 +62,7 @@ class TargetFinder:
             if self.rules.position_column is None
             else ""
         )
-        # Up through `_record`, `find`, `_local` and `_epoch` to the line of the training loop.
+        # Up through `_record`, `find` and `_epoch` to the line of the training loop.
         warnings.warn(
             f"{share} of a batch are left out: these tokens do not see the token before them, "
             f"which would have to predict them. The first is token {token} of row {sequence.row}, "
@@ -82,7 +71,7 @@ class TargetFinder:
             f"labels column with {IGNORE_LABEL}, or a loss_column with 0, leaves single tokens out"
             f"{positions}. The loader says this once; loader.screening.hidden_targets counts on",
             UserWarning,
-            stacklevel=6,
+            stacklevel=5,
         )
 
 
@@ -150,14 +139,7 @@ def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:  # Any: a f
 def take_local(
     sequences: Sequence[PackedSequence], targets: Ints, plan: BatchPlan, rank: int
 ) -> LocalData:
-    """Cut a rank's part out of a batch.
-
-    Args:
-        sequences: of the batch, in packed order; at least one.
-        targets: packed positions of those of the whole batch; the token before predicts each.
-        plan: plan of the batch, or its plans.
-        rank: whose part.
-    """
+    """Cut a rank's part out of a batch."""
     local = plan.local_tokens(rank)
     lengths = [len(sequence.tokens) for sequence in sequences]
     tokens = np.concatenate([sequence.tokens for sequence in sequences])

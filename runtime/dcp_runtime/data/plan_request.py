@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from itertools import repeat
 from math import lcm
 from typing import Any, TypeAlias
 
@@ -80,11 +81,8 @@ class PlannedBatch:
 
 def encode_batch(batch: PlannedBatch, num_devices: int) -> list[bytes]:
     """Return every device's part of a planned batch as bytes for `decode_batch`."""
-    parts: list[list[bytes]] = [[] for _ in range(num_devices)]
-    for plan in batch.plans:
-        assert isinstance(plan, Plan), "parts are cut from whole plans"
-        for device, part in enumerate(encode_parts(plan)):
-            parts[device].append(part)
+    whole = [plan for plan in batch.plans if isinstance(plan, Plan)]  # parts are cut from these
+    parts = zip(*map(encode_parts, whole), strict=True) if whole else repeat((), num_devices)
     found = []
     for mine in parts:
         head = {"sizes": [*map(len, mine)], **batch.notes}
@@ -110,14 +108,7 @@ def decode_batch(data: bytes) -> PlannedBatch:
 
 @dataclass(frozen=True, slots=True)
 class SequenceRequest:
-    """One sequence of a batch.
-
-    Attributes:
-        row: of the data set.
-        cycle: for each layer the number of its mask among those of the batch.
-        sample: JSON of the sample.
-        num_tokens: how many of its first tokens take part.
-    """
+    """One sequence of a batch."""
 
     row: int
     cycle: tuple[int, ...]
@@ -209,9 +200,6 @@ def make_plans(
 
 def join_cycles(cycles: Sequence[tuple[int, ...]]) -> tuple[tuple[Slot, ...], tuple[int, ...]]:
     """Return the different slots of a batch, and for each layer the number of its slot.
-
-    Args:
-        cycles: of every sequence, the number of its mask by layer.
 
     >>> join_cycles([(0, 0, 1), (2,)])
     (((0, 2), (1, 2)), (0, 0, 1))

@@ -25,13 +25,7 @@ def token_columns(name: str | None) -> tuple[str, ...]:
 
 
 def read_tokens(names: Sequence[str], row: Row, index: int) -> Tokens:
-    """Return the tokens of a row, int64 ``[length]``; bytes count as one token each.
-
-    Args:
-        names: columns that may hold them, in the order of preference.
-        row: by column.
-        index: its number, for messages.
-    """
+    """Return the tokens of a row, int64 ``[length]``; bytes count as one token each."""
     if not isinstance(row, Mapping):
         raise DatasetError(
             f"row {index}: expected columns by name, got {type(row).__name__}; "

@@ -36,10 +36,6 @@ class PlanExchange:
     """The exchange of planned batches: rank 0 stores the parts, every rank takes its own.
 
     Making one is collective: the n-th exchange of a rank is the n-th of all others.
-
-    Args:
-        group: ranks that share the batches, ``None`` for all.
-        timeout_s: how long a rank waits for a plan.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
@@ -73,7 +69,11 @@ class PlanExchange:
             # Not wait(): it keeps the store's client to itself, and others publish through it.
             while not self._store.check([key]):
                 if time.monotonic() > deadline:
-                    raise self._missing(number)
+                    raise RunError(
+                        f"rank {self.rank} got no plan of batch {number} from rank 0 within "
+                        f"{self._timeout_s:g} s; rank 0 may have failed, its message says why",
+                        rank=0,
+                    )
                 time.sleep(nap_s)
                 nap_s = min(2 * nap_s, LONGEST_NAP_S)
             message = self._store.get(key)
@@ -85,13 +85,6 @@ class PlanExchange:
         if message[:1] == _BAD_DATA:
             raise DatasetError(message[1:].decode())
         return decode_batch(message[1:])
-
-    def _missing(self, number: int) -> RunError:
-        return RunError(
-            f"rank {self.rank} got no plan of batch {number} from rank 0 within "
-            f"{self._timeout_s:g} s; rank 0 may have failed, its message says why",
-            rank=0,
-        )
 
     def _lost(self, number: int, error: RuntimeError) -> RunError:
         return RunError(
@@ -112,10 +105,6 @@ class SharedPlans(PlanSource):
 
     Since one rank decides for all, a planner process that is lost is no reason to wait: its batch
     gets a static placement.
-
-    Args:
-        pool: planner processes of rank 0; ``None`` plans there when a plan is taken.
-        exchange: how parts travel.
     """
 
     def __init__(self, pool: PlannerPool | None, exchange: PlanExchange) -> None:

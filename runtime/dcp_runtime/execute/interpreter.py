@@ -30,31 +30,18 @@ from dcp_runtime.transport.transport import Parcel, Transport
 
 @dataclass(slots=True)
 class _Flight:
-    """Messages of one call.
+    """Messages of one call."""
 
-    Attributes:
-        launched: not started yet; launches that follow one another start together, since what a
-            rank sends must not wait for what it receives where messages go in batches.
-        by_key: what flies under which key.
-        arriving: what brings which transfer.
-    """
-
+    # Launches that follow one another start together: what a rank sends must not wait for what it
+    # receives where messages go in batches.
     launched: list[Parcel] = field(default_factory=list)
     by_key: dict[int, list[Parcel]] = field(default_factory=dict)
-    arriving: dict[int, Parcel] = field(default_factory=dict)
+    arriving: dict[int, Parcel] = field(default_factory=dict)  # by transfer
 
 
 @dataclass(slots=True, eq=False)
 class Interpreter:
-    """Runs the calls on a prepared plan.
-
-    Attributes:
-        part: this device's part of the plan.
-        kernel: computes the tiles.
-        transport: moves blocks between the ranks.
-        recorder: keeps what happened, and when.
-        guard: check that all that arrives is finite.
-    """
+    """Runs the calls on a prepared plan."""
 
     part: DevicePlan
     kernel: Kernel
@@ -141,20 +128,13 @@ class Interpreter:
                 check_arrived(parcel, current.direction)
 
     def _record(self, parcel: Parcel, *, is_backward: bool) -> None:
-        transfer = parcel.transfer
-        self.recorder.add(
-            Event(
-                "send" if transfer.is_send else "receive",
-                parcel.start_ns,
-                parcel.end_ns,
-                is_backward,
-                parcel.division,
-                transfer.name,
-                transfer.peer,
-                parcel.size_bytes,
-                transfer.index,
-            )
-        )
+        transfer, division = parcel.transfer, parcel.division
+        kind: EventKind = "send" if transfer.is_send else "receive"
+        event = Event(
+            kind, parcel.start_ns, parcel.end_ns, is_backward, division, transfer.name,
+            transfer.peer, parcel.size_bytes, transfer.index,
+        )  # fmt: skip
+        self.recorder.add(event)
 
     def _reduce(self, current: Pass, reduction: Reduction) -> None:
         for index in reduction.transfers:

@@ -23,17 +23,11 @@ class OpenCall:
 
 
 class PreparedBatch:
-    """The plans that were prepared together: one, or those of a stack.
-
-    Attributes:
-        name: of the batch, for messages.
-        num_plans: how many.
-        is_reached: whether a layer ran one of them, or tried to.
-    """
+    """The plans that were prepared together: one, or those of a stack."""
 
     def __init__(self, name: str, num_plans: int) -> None:
         self.name, self.num_plans = name, num_plans
-        self.is_reached = False
+        self.is_reached = False  # whether a layer ran one of them, or tried to
         self._calls: WeakSet[OpenCall] = WeakSet()
 
     def open_call(self) -> OpenCall:

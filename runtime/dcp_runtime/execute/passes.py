@@ -30,12 +30,9 @@ def working_buffer(own: Tensor, receive_rows: int) -> Tensor:
 
 
 class Pass(ABC):
-    """One call in one direction; its buffers send everything and receive everything.
+    """One call in one direction: its buffers send everything and receive everything.
 
-    Args:
-        part: the device's part of the plan.
-        queries: tensors of the local tokens that travel with a block of queries.
-        kv: ``[T_local, 2, Hkv, D]``.
+    `queries` are the tensors of the local tokens that travel with a block of queries.
     """
 
     direction: Direction

@@ -51,10 +51,6 @@ def check_gradient(part: DevicePlan, out: Tensor, dout: Tensor) -> None:
         )
 
 
-class NotFiniteError(RunError):
-    """A tensor holds NaN or an infinite value; ``rank`` says whose."""
-
-
 def poison(tensors: Sequence[Tensor]) -> None:
     """Fill tensors with NaN."""
     for tensor in tensors:
@@ -66,7 +62,7 @@ def check_arrived(parcel: Parcel, direction: Direction) -> None:
     for tensor in parcel.tensors:
         if _is_bad(tensor):
             transfer = parcel.transfer
-            raise NotFiniteError(
+            raise RunError(
                 f"rank {transfer.peer} sent {transfer.name} with NaN or infinite values in "
                 f"division {parcel.division} of {direction}; look at the inputs of its attention",
                 rank=transfer.peer,
@@ -81,7 +77,7 @@ def check_result(rank: int, direction: Direction, **tensors: Tensor) -> None:
         if not finite.all():
             count = int((~finite).sum())
             row = int((~finite).nonzero()[0, 0])
-            raise NotFiniteError(
+            raise RunError(
                 f"rank {rank}: {name} has {count} values that are not finite after {direction}, "
                 f"the first one at local token {row}; look at the inputs of this layer",
                 rank=rank,

@@ -63,24 +63,6 @@ class FlashCall:
     max_k: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FlashRows:
-    """The gathered arguments of a backward call.
-
-    Attributes:
-        q, dout: ``[rows, Hq, D]``.
-        k, v: ``[keys, Hkv, D]``.
-        lse, delta: float32 ``[Hq, rows]``, of whole rows: also over keys of other calls.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    dout: Tensor
-    lse: Tensor
-    delta: Tensor
-
-
 class FlashKernel(Kernel):
     """Attention through the plain flash kernels of torch on gathered rows and keys.
 
@@ -121,15 +103,14 @@ class FlashKernel(Kernel):
         """Add the gradients of the tiles of the table; uses the global lse and delta of `rows`."""
         for call in self._prepared(table, rows.q.device):
             k, v = kv[call.kv_idx].unbind(1)
-            gathered = FlashRows(
+            k, v = k.contiguous(), v.contiguous()
+            gathered = QueryRows(
                 rows.q[call.q_idx],
-                k.contiguous(),
-                v.contiguous(),
                 rows.dout[call.q_idx].to(rows.q.dtype),
                 rows.lse[call.q_idx].T.contiguous(),
                 rows.delta[call.q_idx].float().T.contiguous(),
             )
-            dq, dk, dv = self._gradients(gathered, call, scale)
+            dq, dk, dv = self._gradients(gathered, k, v, call, scale)
             gradients.dq[call.q_idx] += dq.to(gradients.dq.dtype)
             dkv = torch.stack([dk, dv], 1).to(gradients.dkv.dtype)
             gradients.dkv.index_add_(0, call.kv_idx, dkv)
@@ -151,13 +132,13 @@ class FlashKernel(Kernel):
         return out, lse
 
     def _gradients(
-        self, rows: FlashRows, call: FlashCall, scale: float
+        self, rows: QueryRows, k: Tensor, v: Tensor, call: FlashCall, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute dq, dk, dv."""
+        """Compute dq, dk, dv; lse and delta are float32 ``[Hq, rows]``, over all keys."""
         out = any_out_with(rows.delta.T, rows.dout.float()).to(rows.q.dtype)
         state = torch.zeros(2, dtype=torch.uint64, device=out.device)  # of no dropout
         dq, dk, dv = self._operators._flash_attention_backward(
-            rows.dout, rows.q, rows.k, rows.v, out, rows.lse, call.cu_seqlens_q,
+            rows.dout, rows.q, k, v, out, rows.lse, call.cu_seqlens_q,
             call.cu_seqlens_k, call.max_q, call.max_k, 0.0, call.causal, state, state[0],
             scale=scale,
         )  # fmt: skip

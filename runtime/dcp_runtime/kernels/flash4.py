@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dcp_runtime.kernels.flash import FlashCall, FlashKernel, FlashRows, flash_refusal
+from dcp_runtime.kernels.flash import FlashCall, FlashKernel, flash_refusal
+from dcp_runtime.kernels.kernel import QueryRows
 
 HEAD_DIMS_TO = 128
 """More on some devices, but then without dlse on others."""
@@ -48,10 +49,10 @@ class Flash4Kernel(FlashKernel):
         return out, lse
 
     def _gradients(
-        self, rows: FlashRows, call: FlashCall, scale: float
+        self, rows: QueryRows, k: Tensor, v: Tensor, call: FlashCall, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         dq, dk, dv = self._operators._flash_attn_bwd(
-            rows.q, rows.k, rows.v, torch.zeros_like(rows.q), rows.dout, rows.lse,
+            rows.q, k, v, torch.zeros_like(rows.q), rows.dout, rows.lse,
             **_segments(call), softmax_scale=scale, dlse=-rows.delta,
         )  # fmt: skip
         return dq, dk, dv

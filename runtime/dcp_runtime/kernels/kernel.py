@@ -88,12 +88,7 @@ class QueryRows:
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Sums that backward adds to.
-
-    Attributes:
-        dq: ``[N, Hq, D]``.
-        dkv: ``[M, 2, Hkv, D]``.
-    """
+    """Sums that backward adds to."""
 
     dq: Tensor
     dkv: Tensor
@@ -131,15 +126,10 @@ class TensorKind:
 
 
 class Kernel(ABC):
-    """A backend that computes the tiles of a table and adds to what is there.
-
-    Attributes:
-        name: one of `choice.KERNELS`.
-        segment_rows: query rows per segment that it works best with.
-    """
+    """A backend that computes the tiles of a table and adds to what is there."""
 
     name: str
-    segment_rows = 256
+    segment_rows = 256  # query rows per segment that it works best with
 
     def load(
         self, forward: Sequence[TileTable], backward: Sequence[TileTable], kind: TensorKind

@@ -25,7 +25,7 @@ def visible(
     kind, mask_start, rows, columns, num_rows, num_columns, row_lo, row_hi, mask_columns, bits,
     HAS_BITS: tl.constexpr,
 ):  # fmt: skip
-    """Say which (row, column) of a piece are visible; rows and columns count within it."""
+    """Return which (row, column) of a piece are visible; rows and columns count within it."""
     is_row = rows < num_rows
     seen = is_row[:, None] & (columns >= 0)[None, :] & (columns < num_columns)[None, :]
     if kind == 1:

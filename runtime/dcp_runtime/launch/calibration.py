@@ -142,12 +142,7 @@ def calibrate_cuda(say: Callable[[str], None]) -> Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A fit of seconds to ``latency + launch * messages + bytes / rate``.
-
-    Attributes:
-        latency_s, launch_s: at least 0.
-        s_per_byte: at least 0.
-    """
+    """A fit of seconds to ``latency + launch * messages + bytes / rate``; nothing is below 0."""
 
     latency_s: float
     launch_s: float
@@ -174,11 +169,7 @@ def fit_messages(samples: Sequence[Mapping[str, float]]) -> Line:
 def fit_nonnegative(
     terms: NDArray[np.float64], seconds: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Fit coefficients of at least 0, relative errors squared; terms that would be negative go.
-
-    Args:
-        terms: ``[N, P]``.
-        seconds: ``[N]``, positive.
+    """Fit coefficients ``[P]`` of at least 0 to terms ``[N, P]``, relative errors squared.
 
     >>> fit_nonnegative(np.array([[1.0, 1.0], [1.0, 3.0]]), np.array([3.0, 7.0])).round(6).tolist()
     [1.0, 2.0]
@@ -351,7 +342,7 @@ def _memory_bytes() -> int:
 
 
 def _sources(ranks: int, backend: str) -> dict[str, str]:
-    """Say of each constant how it was measured."""
+    """Return for each constant how it was measured."""
     if backend == "gloo":
         attention = (
             f"fit over causal tiles of {LENGTHS[0]} to {LENGTHS[-1]} tokens, {SHAPE.q_heads} query "

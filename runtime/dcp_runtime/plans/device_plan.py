@@ -111,13 +111,7 @@ class DevicePlan:
 
 
 def prepare_device(plan: Plan, device: int, segment_rows: int) -> DevicePlan:
-    """Make one device's part of a plan ready.
-
-    Args:
-        plan: validated plan.
-        device: device of the plan.
-        segment_rows: most query rows per segment of a tile table; the kernel says what it likes.
-    """
+    """Make one device's part of a plan ready."""
     heads, plan = HeadLayout(plan.shape, plan.head_groups), expand_head_groups(plan)
     tiles = np.flatnonzero(plan.tiles.device == device)
     pieces = cut_pieces(plan.blocks, plan.tiles, plan.slabs, tiles, segment_rows, plan.forms)

@@ -15,12 +15,7 @@ from dcp_planner import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class HeadLayout:
-    """The cut of a token's heads into groups; with one group tensors stay as they are.
-
-    Attributes:
-        shape: all heads.
-        groups: head groups G; groups that read the same key/value head share the first one's copy.
-    """
+    """The cut of a token's heads into groups; with one group tensors stay as they are."""
 
     shape: ModelShape
     groups: int
@@ -28,6 +23,7 @@ class HeadLayout:
     def split_q(self, tensor: Tensor) -> Tensor:
         """Turn ``[T, Hq, ...]`` into ``[G T, Hq / G, ...]``.
 
+        >>> import torch
         >>> x = torch.tensor([[0, 1], [10, 11]])  # two tokens of two heads
         >>> HeadLayout(ModelShape(2, 2, 1), 2).split_q(x).flatten().tolist()
         [0, 10, 1, 11]

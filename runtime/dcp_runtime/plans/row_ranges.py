@@ -44,13 +44,7 @@ class CutRanges:
 
 
 def run_numbers(counts: Ints) -> tuple[Ints, Ints]:
-    """Number the elements of runs that lie one behind the other.
-
-    Args:
-        counts: elements of each run, int64 ``[N]``.
-
-    Returns:
-        The run of each element and its place within the run, int64 ``[sum(counts)]`` each.
+    """Return the run of each element of runs of some lengths, and its place within the run.
 
     >>> run, place = run_numbers(np.array([2, 0, 3]))
     >>> run.tolist(), place.tolist()
@@ -151,14 +145,7 @@ class RasterisedMask:
 def rasterise_mask(
     form: PlacedForm, queries: tuple[int, int], keys: tuple[int, int], most: int
 ) -> RasterisedMask | None:
-    """Paint one rectangle; ``None`` if no pair of it is visible. O(pairs of the rectangle).
-
-    Args:
-        form: the mask.
-        queries: half-open, packed.
-        keys: half-open, packed.
-        most: ranges per row that are kept as ranges.
-    """
+    """Paint one rectangle; ``None`` if no pair of it is visible. O(pairs of the rectangle)."""
     seen = form.tile(*queries, *keys)
     met = np.flatnonzero(seen.any(axis=0))
     if not met.size:

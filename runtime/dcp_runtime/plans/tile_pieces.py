@@ -104,16 +104,9 @@ def cut_pieces(
     segment_rows: int,
     forms: Sequence[PlacedForm] = (),
 ) -> TilePieces:
-    """Cut tiles into pieces.
+    """Cut the tiles `chosen` of a plan, ascending, into pieces of at most `segment_rows` queries.
 
-    Args:
-        blocks: of the plan.
-        tiles: of the plan.
-        slabs: the mask of the plan.
-        chosen: int64 ``[N]``, rows of `tiles`, ascending.
-        segment_rows: most query rows of a segment.
-        forms: the masks of the sequences that have no slabs.
-
+    `slabs` is the mask of the plan, `forms` the masks of its sequences that have no slabs.
     Cost: O(segments times tiles + intervals of the rows of partial tiles), and the pairs, visible
     or not, of partial tiles of forms.
     """

@@ -86,13 +86,7 @@ class BlockRows:
 
 
 class TableBuilder:
-    """Builds the tables of one device and direction.
-
-    Args:
-        blocks, tiles: tables of the plan.
-        pieces: of all tiles that any table holds.
-        rows: where blocks lie.
-    """
+    """Builds the tables of one device and direction."""
 
     def __init__(self, blocks: Blocks, tiles: Tiles, pieces: TilePieces, rows: BlockRows) -> None:
         self._pieces = pieces

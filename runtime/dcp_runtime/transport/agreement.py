@@ -15,10 +15,6 @@ _ERROR = "error: "
 _Value = TypeVar("_Value")
 
 
-class DisagreementError(RunError):
-    """Ranks hold different plans or tensors, or one of them is wrong; all ranks raise."""
-
-
 class Topic(NamedTuple):
     """Something that ranks must agree on: its name in messages, and what to do when they differ."""
 
@@ -45,11 +41,8 @@ def agree(
             know it, and what the rank goes on with once all agree; or raises a `RunError` that all
             ranks should hear of.
 
-    Returns:
-        What this rank goes on with.
-
     Raises:
-        RunError: what `propose` raised; on the other ranks a `DisagreementError` that quotes it, or
+        RunError: what `propose` raised; on the other ranks an error that quotes it, or
             says which rank differs from most; or names a rank that does not come.
     """
     if transport.size == 1:
@@ -63,7 +56,7 @@ def agree(
     for rank, other in enumerate(notes):
         if other.startswith(_ERROR):
             text = f"rank {rank} failed in {place}: {other.removeprefix(_ERROR)}"
-            raise DisagreementError(text, rank=rank, division=0)
+            raise RunError(text, rank=rank, division=0)
     # Ranks that stand at different steps have other topics: the first comparison ends there.
     for number, topic in enumerate((_STEP, *topics)):
         _compare(topic, [other.split("\n")[number] for other in notes], place)
@@ -82,7 +75,7 @@ def _compare(topic: Topic, values: list[str], place: str) -> None:
     # Most ranks are right; of two equal halves, the one with the first rank.
     common = max(counts, key=lambda v: (counts[v], -values.index(v)))
     odd = next(rank for rank, v in enumerate(values) if v not in ("", common))
-    raise DisagreementError(
+    raise RunError(
         f"rank {odd} has another {topic.what} than rank {values.index(common)} in {place}: "
         f"expected {common}, got {values[odd]}; {topic.way_out}",
         rank=odd,

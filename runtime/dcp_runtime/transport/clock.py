@@ -24,12 +24,7 @@ _PLACE = "gathering the trace"
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A measured trace of all ranks.
-
-    Attributes:
-        trace: events of all ranks; times count from the first event of any rank.
-        uncertainty_s: how far the clocks of two ranks may be apart after alignment.
-    """
+    """A measured trace of all ranks."""
 
     trace: Trace
     uncertainty_s: float

@@ -55,12 +55,7 @@ class Failure:
 
 
 class FailureRegistry:
-    """Statuses and the agreed failure of a group, as keys in its store.
-
-    Args:
-        store: store that all ranks reach; keys are its own.
-        rank: this rank.
-    """
+    """Statuses and the agreed failure of a group, as keys in its store."""
 
     def __init__(self, store: Store, rank: int) -> None:
         self._store = store

@@ -36,13 +36,7 @@ SERVER = "the process that serves it: often rank 0, or torchrun on the first nod
 
 
 def open_store(group: dist.ProcessGroup | None, name: str, timeout_s: float) -> "DeadlineStore":
-    """Return keys of our own in the store of a group: the n-th caller of a rank shares them.
-
-    Args:
-        group: ``None`` for all ranks.
-        name: of the things whose n-th one this is.
-        timeout_s: how long one answer may take.
-    """
+    """Return keys of our own in the store of a group: the n-th caller of a rank shares them."""
     found = group or dist.group.WORLD
     assert found is not None, "torch.distributed is initialised"
     store = found.get_group_store()
@@ -66,12 +60,8 @@ class _Call:
 class DeadlineStore(Store):
     """Asks another store from a thread of its own, and gives up when that keeps it waiting.
 
-    Whoever asks gets a ``RuntimeError`` then, as from a store whose process has ended.
-
-    Args:
-        store: store of a process group.
-        timeout_s: how long one answer may take; the store counts as lost after one that did not
-            come.
+    Whoever asks gets a ``RuntimeError`` then, as from a store whose process has ended; after one
+    answer that did not come within `timeout_s` the store counts as lost.
     """
 
     def __init__(self, store: Store, timeout_s: float) -> None:

@@ -42,11 +42,8 @@ class _Box:
 class LoopbackWorld:
     """Ranks that share a process.
 
-    Args:
-        size: ranks.
-        timeout_s: how long a rank may keep another one waiting before it counts as stalled.
-        lockstep: let one rank compute at a time, so that the time of each is that of a device of
-            its own; messages still cost their copies.
+    With `lockstep` one rank computes at a time, so that the time of each is that of a device of its
+    own; messages still cost their copies.
     """
 
     def __init__(self, size: int, timeout_s: float = 60.0, *, lockstep: bool = False) -> None:
@@ -60,7 +57,8 @@ class LoopbackWorld:
         self._lock = threading.Lock()
         # By transfer, source and target: another plan has the same number for another source.
         self._boxes: dict[tuple[int, int, int], _Box] = {}
-        self.turn = _Turn() if lockstep else None
+        self.turn = threading.Lock() if lockstep else None
+        self.turn_holder = -1
 
     def run(self, work: Callable[["LoopbackTransport"], Result]) -> list[Result]:
         """Call `work` once per rank, each on a thread, and give the results in rank order.
@@ -108,27 +106,6 @@ class LoopbackWorld:
                 return
             tensors = box.sent.popleft()
         _deliver(tensors, parcel)
-
-
-class _Turn:
-    """The right to compute: one rank has it at a time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.holder = -1
-
-    def take(self, rank: int, timeout_s: float) -> bool:
-        """Wait for the turn; say whether it came."""
-        taken = self._lock.acquire(timeout=timeout_s)
-        if taken:
-            self.holder = rank
-        return taken
-
-    def give(self, rank: int) -> None:
-        """Pass the turn on, if this rank has it."""
-        if self.holder == rank:
-            self.holder = -1
-            self._lock.release()
 
 
 def _run_rank(
@@ -188,16 +165,20 @@ class LoopbackTransport(Transport):
 
     def take_turn(self, place: str, division: int) -> None:
         """Wait for the right to compute, if ranks take turns."""
-        turn = self._world.turn
-        deadline = time.monotonic() + self._world.timeout_s
-        while turn is not None and not turn.take(self.rank, POLL_S):
+        world, deadline = self._world, time.monotonic() + self._world.timeout_s
+        if world.turn is None:
+            return
+        while not world.turn.acquire(timeout=POLL_S):
             if self._failures.is_marked() or time.monotonic() > deadline:
-                raise self._failures.settle(Status("waiting", turn.holder, place, division, ""))
+                status = Status("waiting", world.turn_holder, place, division, "")
+                raise self._failures.settle(status)
+        world.turn_holder = self.rank
 
     def give_turn(self) -> None:
         """Let other ranks compute."""
-        if self._world.turn is not None:
-            self._world.turn.give(self.rank)
+        if self._world.turn is not None and self._world.turn_holder == self.rank:
+            self._world.turn_holder = -1
+            self._world.turn.release()
 
     def _give_up(self, parcel: Parcel, direction: Direction) -> None:
         while parcel.after is not None and not parcel.after.wait(0):

@@ -103,7 +103,7 @@ class Event(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """What a rank does: an instruction of a division and direction."""
+    """An instruction that a rank works on, of a division and direction."""
 
     instruction: Instruction
     division: int

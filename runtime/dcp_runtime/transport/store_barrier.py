@@ -16,13 +16,6 @@ class StoreBarrier:
     """A barrier of all ranks that exchanges notes through the store of their group.
 
     Unlike a collective, the store can tell which rank has not come.
-
-    Args:
-        store: store that all ranks reach.
-        rank: this rank.
-        size: all ranks.
-        failures: where failures are written.
-        timeout_s: how long the others may take.
     """
 
     def __init__(

@@ -64,12 +64,7 @@ def make_group(ranks: list[int], backend: str, timeout_s: float) -> dist.Process
 
 
 class _GroupTransport(Transport):
-    """A transport between the ranks of a process group.
-
-    Args:
-        group: the ranks of the plan, ``None`` for all; they make their transports together.
-        timeout_s: how long one of them may keep the others waiting.
-    """
+    """A transport between the ranks of a process group."""
 
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
         self._ranks = member_ranks(group)
@@ -275,7 +270,7 @@ class NcclTransport(_GroupTransport):
             parcel.finish()
 
     def _status(self, parcel: Parcel, works: list[dist.Work], direction: Direction) -> Status:
-        """Say whom a batch waits for: it does not tell which of its messages are missing."""
+        """Name all peers of a batch: it does not tell which of its messages are missing."""
         batch = [parcel, *(other for other, own in self._works.items() if own is works)]
         peer, *others = dict.fromkeys(other.transfer.peer for other in batch)
         return Status("waiting", peer, direction, parcel.division, "", others)

@@ -73,14 +73,7 @@ class Parcel:
 
 
 class Transport(ABC):
-    """Ranks of one world, as one of them sees it.
-
-    Args:
-        rank: this rank.
-        size: all ranks.
-        store: store that all ranks reach.
-        timeout_s: how long a rank may keep the others waiting.
-    """
+    """One rank's way to the others; all of them reach one store."""
 
     def __init__(self, rank: int, size: int, store: Store, timeout_s: float) -> None:
         self.rank, self.size, self._timeout_s = rank, size, timeout_s

@@ -7,6 +7,7 @@ the chunk sees, which changes no result and keeps memory and time within bounds.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,8 +97,7 @@ class Spread:
     dv: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunk:
+class _Chunk(NamedTuple):
     """Rows that see something, the keys that some of them sees, and which pairs are hidden."""
 
     rows: Tensor
@@ -105,8 +105,7 @@ class _Chunk:
     hidden: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
+class _Rows(NamedTuple):
     """Rows of one query head that see the same keys, and what `exact` found for them."""
 
     q: Tensor

@@ -19,12 +19,7 @@ DTYPES: dict[str, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Tensors of some blocks of one layer.
-
-    Attributes:
-        q, dout: ``[T, Hq, D]``.
-        kv: ``[T, 2, Hkv, D]``.
-    """
+    """Tensors of some blocks of one layer."""
 
     q: Tensor
     kv: Tensor
@@ -38,15 +33,7 @@ class Inputs:
 def random_inputs(
     plan: Plan, blocks: list[int], layer: int, seed: int, dtype: torch.dtype
 ) -> Inputs:
-    """Draw the tensors of the given blocks; a block's values depend on nothing but its arguments.
-
-    Args:
-        plan: gives the shape and the length of each block.
-        blocks: rows of `Blocks`, in the order wanted.
-        layer: number of the layer.
-        seed: of the whole run.
-        dtype: values are drawn in float64 and rounded once.
-    """
+    """Draw the tensors of some blocks; a block's values depend on the arguments alone."""
     shape = plan.shape
     per_token = {
         "q": (shape.q_heads, shape.head_dim),

@@ -136,13 +136,8 @@ def verify(
     """Compare layers of a run with dense attention, sequence by sequence and head by head.
 
     Takes time for the pairs of a dense mask at worst, of the visible ones at best, and memory for
-    the mask of one sequence and about six matrices of 128 MiB.
-
-    Args:
-        plan: the plan that was run.
-        layers: inputs and results of each layer in packed order; results are ``out``, ``dq``
-            ``[T, Hq, D]`` and ``dkv`` ``[T, 2, Hkv, D]``.
-        dtype: of the run.
+    the mask of one sequence and about six matrices of 128 MiB. The results of a layer, in packed
+    order, are ``out``, ``dq`` ``[T, Hq, D]`` and ``dkv`` ``[T, 2, Hkv, D]``.
     """
     tallies = {tensor: _Tally() for tensor in TENSORS}
     rounding = _rounding_of(dtype)
