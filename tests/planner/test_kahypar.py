@@ -1,12 +1,9 @@
 """KaHyPar through its adapter; brute force says what the best is on tiny cases."""
 
-import errno
 import importlib.util
 import itertools
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -172,58 +169,25 @@ def test_a_missing_package_is_refused_with_the_way_out(workload, monkeypatch):
 
 def test_a_package_that_does_not_load_is_refused(workload, monkeypatch, tmp_path):
     (tmp_path / "kahypar.py").write_text("raise ImportError('libboost.so: cannot open')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(PlanError, match=r"ended with status 3: libboost.so: cannot open; install"):
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        PlanError, match=r"KaHyPar cannot be loaded: libboost.so: cannot open; install"
+    ):
         place(workload, Cluster(1, 2), PlanConfig(partitioner="kahypar"))
 
 
-@pytest.mark.parametrize("name", ["SIGABRT", "SIGKILL"])
-def test_a_crash_is_refused(workload, monkeypatch, tmp_path, name):
-    code = f"import os, signal\nos.kill(os.getpid(), signal.{name})"
-    (tmp_path / "kahypar.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(PlanError, match=f"ended by {name}, as happens when memory runs out"):
-        place(workload, Cluster(1, 2), PlanConfig(partitioner="kahypar"))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux is asked for it")
-def test_a_process_does_not_outlive_the_planner(tmp_path):
-    note = tmp_path / "pid"
-    (tmp_path / "kahypar.py").write_text(
-        "import os, pathlib, time\n"
-        f"pathlib.Path({str(note)!r}).write_text(str(os.getpid()) + '.')\n"
-        "time.sleep(60)"
-    )
-    code = (
-        "import time, numpy as np\n"
-        "from dcp_planner import PlanConfig\n"
-        "from dcp_planner.model.workload import Hypergraph\n"
-        "from dcp_planner.search.kahypar import Problem, solve_problems\n"
-        "graph = Hypergraph(np.ones((2, 2)), np.array([0, 2]), np.array([0, 1]), np.array([1]))\n"
-        "problem = Problem(graph, np.array([1, 1]), np.array([1, 1]))\n"
-        "solve_problems([problem], PlanConfig(), time.monotonic() + 60)\n"
-    )
-    search_path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": search_path, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", code], env=environment) as planner:
-        deadline = time.monotonic() + 200
-        while not (note.exists() and note.read_text().endswith(".")):
-            assert planner.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        planner.kill()
-    status = Path("/proc", note.read_text()[:-1], "stat")
-    while status.exists() and status.read_text().split(") ")[1][0] != "Z":
-        assert time.monotonic() < deadline, "the process of KaHyPar is still there"
-        time.sleep(0.05)
-
-
-def test_a_full_temporary_folder_is_said(workload, monkeypatch):
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(np, "savez", fail)
-    with pytest.raises(PlanError, match="No space left on device; make room there, or point TMPDI"):
+@pytest.mark.parametrize(
+    ("fault", "how"),
+    [
+        ("os.kill(os.getpid(), signal.SIGABRT)", "was killed by SIGABRT"),
+        ("os._exit(0)", "exited with 0"),
+        ("os.write(2, b'bad input'); os._exit(7)", "exited with 7: bad input"),
+    ],
+)
+def test_a_crash_is_refused(workload, monkeypatch, tmp_path, fault, how):
+    (tmp_path / "kahypar.py").write_text(f"import os, signal\n{fault}")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PlanError, match=rf"KaHyPar \(process \d+\) {how}; if memory ran out use"):
         place(workload, Cluster(1, 2), PlanConfig(partitioner="kahypar"))
 
 
@@ -246,16 +210,9 @@ def test_what_no_plan_file_may_hold_is_not_planned():
         ModelShape(q_heads=2**31, kv_heads=1)
 
 
-def test_a_result_that_is_missing_is_refused(workload, monkeypatch, tmp_path):
-    (tmp_path / "kahypar.py").write_text("import os\nos._exit(0)")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(PlanError, match="KaHyPar's process left no result"):
-        place(workload, Cluster(1, 2), PlanConfig(partitioner="kahypar"))
-
-
 def test_a_time_limit_ends_it(workload, monkeypatch, tmp_path):
     (tmp_path / "kahypar.py").write_text("import time\ntime.sleep(60)")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(PlanError, match=r"longer than the time limit of 0.5 s; use larger blocks"):
         place(workload, Cluster(1, 2), PlanConfig("kahypar", time_limit_s=0.5))
 
@@ -263,7 +220,8 @@ def test_a_time_limit_ends_it(workload, monkeypatch, tmp_path):
 def test_the_planner_never_imports_kahypar_nor_prints(workload):
     code = (
         "import sys\nimport numpy as np\n"
-        "from dcp_dsl import BatchShape, BlockSparsity, Slabs\n"
+        "from dcp_dsl import BlockSparsity, Slabs\n"
+        "from dcp_dsl.forms.sparsity import BatchShape\n"
         "from dcp_planner import Cluster, ModelShape, build_plan\n"
         "b = np.arange(0, 25, 4); n = 6; slabs = Slabs(24, [0], [24], [0], [24], [0], [0])\n"
         "s = BlockSparsity(BatchShape.of([24]), 4, 4, b, b, np.arange(n + 1) * n,\n"
@@ -291,7 +249,7 @@ def test_mt_kahypar_holds_the_caps_and_repeats_itself(masks):
 def test_another_configuration_of_kahypar_is_used(workload, tmp_path):
     ini = tmp_path / "own.ini"
     ini.write_text("this is no configuration")
-    with pytest.raises(PlanError, match="KaHyPar's process"):
+    with pytest.raises(PlanError, match=r"KaHyPar \(process \d+\) (was|exited)"):
         place(workload, Cluster(1, 2), PlanConfig("kahypar", kahypar_ini=str(ini)))
     shipped = Path(sys.modules["dcp_planner.search.kahypar"].__file__).with_name("kahypar.ini")
     place(workload, Cluster(1, 2), PlanConfig("kahypar", kahypar_ini=str(shipped)))

@@ -180,6 +180,14 @@ def test_a_task_is_cancelled_from_another_thread(worker, way):
         assert worker.call({"do": "echo"})[0]["pid"] != pid
 
 
+def test_a_worker_that_was_just_ended_starts_anew(worker):
+    pids = set()
+    for _ in range(5):
+        pids.add(worker.call({"do": "echo"})[0]["pid"])
+        worker.end()
+    assert len(pids) == 5
+
+
 def in_thread(action):
     threading.Thread(target=action, daemon=True).start()
 

@@ -15,15 +15,13 @@ High-Quality Hypergraph Partitioning (2022).
 
 import importlib.util
 import os
-import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,11 +34,13 @@ from dcp_planner.model.placement import Partitioner, Placement, caps_of
 from dcp_planner.model.workload import Hypergraph, Workload, build_hypergraph
 from dcp_planner.search.repair import price_between_nodes, repair
 from dcp_planner.simulation.schedules import predict_placement
+from dcp_planner.workers.pool import WorkerPool
+from dcp_planner.workers.process import WorkerProgram
+from dcp_planner.workers.worker import TaskError, Worker, WorkerLost
 
 WEIGHT_LIMIT = 10**9  # of a sum, about; KaHyPar adds tolerances on top and computes in int32
 
 _MOST_PROCESSES = 8
-_MESSAGE_BYTES = 4096  # of a message: what a process says last
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,12 @@ class Solver:
     Attributes:
         package: what is imported, and the extra that installs it.
         title: how people write it.
+        has_memory: whether a result depends on the problems that the process solved before.
     """
 
     package: str
     title: str
+    has_memory: bool = False
 
     @property
     def install(self) -> str:
@@ -65,7 +67,7 @@ class Solver:
 
 
 KAHYPAR = Solver("kahypar", "KaHyPar")
-MT_KAHYPAR = Solver("mtkahypar", "Mt-KaHyPar")
+MT_KAHYPAR = Solver("mtkahypar", "Mt-KaHyPar", has_memory=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,70 +85,65 @@ class Problem:
     target: NDArray[np.int64]
 
 
-def solve_problems(
-    problems: Sequence[Problem], config: PlanConfig, deadline: float, solver: Solver = KAHYPAR
-) -> list[NDArray[np.int32]]:
-    """Partition every hypergraph; as many processes at once as there are cores.
+_Solve: TypeAlias = Callable[[Sequence[Problem]], list[NDArray[np.int32]]]
 
-    Args:
-        problems: in any order.
-        config: its seed and time limit.
-        deadline: when to give up, on the clock of ``time.monotonic``.
-        solver: who partitions.
 
-    Returns:
-        Part of every vertex, per problem.
+@contextmanager
+def solving(config: PlanConfig, solver: Solver) -> Iterator[_Solve]:
+    """Yield a function that partitions hypergraphs in processes; their time begins now.
 
-    Raises:
-        PlanError: if a process fails, the deadline passes or the temporary folder cannot take the
-            problems; all processes are ended then.
+    The function takes problems in any order and returns the part of every vertex, per problem. It
+    raises `PlanError` if a process fails or ``config.time_limit_s`` passes.
     """
-    try:
-        return _solve(problems, config, deadline, solver)
-    except OSError as error:
-        raise PlanError(
-            f"cannot hand a problem to {solver.title} by way of the folder "
-            f"{tempfile.gettempdir()}: {error.strerror or error}; make room there, or "
-            "point TMPDIR at another folder"
-        ) from error
+    deadline = time.monotonic() + config.time_limit_s
+    ini = config.kahypar_ini or str(Path(__file__).with_name("kahypar.ini"))
+    program = WorkerProgram(
+        "dcp_planner.search.kahypar_worker:start", (solver.package, ini), is_quiet=True
+    )
+    count = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+    with closing(WorkerPool([Worker(program, solver.title) for _ in range(count)])) as pool:
+        yield lambda problems: _solve(problems, pool, config, deadline, solver)
 
 
 def _solve(
-    problems: Sequence[Problem], config: PlanConfig, deadline: float, solver: Solver
+    problems: Sequence[Problem],
+    pool: WorkerPool,
+    config: PlanConfig,
+    deadline: float,
+    solver: Solver,
 ) -> list[NDArray[np.int32]]:
-    count = min(len(problems), len(os.sched_getaffinity(0)), _MOST_PROCESSES)
-    # Large and small problems are dealt out in turn.
+    # The largest are begun first.
     order = sorted(range(len(problems)), key=lambda i: -len(problems[i].hypergraph.pins))
-    shares = [order[first::count] for first in range(count)]
-    parts: dict[int, NDArray[np.int32]] = {}
-    with tempfile.TemporaryDirectory(prefix="dcp-kahypar-") as folder:
-        started: list[subprocess.Popen[bytes]] = []
-        try:
-            for number, share in enumerate(shares):
-                paths = [Path(folder, f"{number}-{name}.npz") for name in ("in", "out")]
-                _write([problems[i] for i in share], config.seed, paths[0])
-                started.append(_start(paths[0], paths[1], solver, config))
-            for number, (process, share) in enumerate(zip(started, shares, strict=True)):
-                _await(process, config, deadline, solver)
-                found = _read(Path(folder, f"{number}-out.npz"), len(share), solver)
-                parts |= dict(zip(share, found, strict=True))
-        finally:
-            for process in started:
-                process.kill()
-                process.communicate()
-    return [parts[index] for index in range(len(problems))]
+    futures = {i: pool.submit(partial(_partition, problems[i], config.seed, solver)) for i in order}
+    try:
+        return [futures[i].result(deadline - time.monotonic()) for i in range(len(problems))]
+    except TimeoutError:
+        raise PlanError(
+            f"{solver.title} took longer than the time limit of {config.time_limit_s:g} s; use "
+            "larger blocks, a larger time_limit_s, or partitioner='native'"
+        ) from None
+    except TaskError as error:
+        raise PlanError(f"{solver.title} cannot be loaded: {error}; {solver.install}") from error
+    except WorkerLost as error:
+        raise PlanError(
+            f"{error}; if memory ran out use larger blocks, or choose partitioner='native'"
+        ) from error
 
 
-def _write(problems: Sequence[Problem], seed: int, path: Path) -> None:
-    # Any: numpy's savez has a keyword of another type
-    arrays: dict[str, Any] = {"count": np.array(len(problems)), "seed": np.array(seed)}
-    for index, problem in enumerate(problems):
-        arrays[f"{index}_pin_ptr"] = problem.hypergraph.pin_ptr
-        arrays[f"{index}_pins"] = problem.hypergraph.pins
-        arrays[f"{index}_vertex_weight"] = problem.vertex_weight
-        arrays[f"{index}_edge_weight"] = _to_int32(problem.hypergraph.edge_weight)
-        arrays[f"{index}_target"] = problem.target
-    np.savez(path, **arrays)
+def _partition(problem: Problem, seed: int, solver: Solver, worker: Worker) -> NDArray[np.int32]:
+    columns = (
+        problem.hypergraph.pin_ptr,
+        problem.hypergraph.pins,
+        problem.vertex_weight,
+        _to_int32(problem.hypergraph.edge_weight),
+        problem.target,
+    )
+    message = {"seed": seed, "sizes": [len(column) for column in columns]}
+    blob = b"".join(column.astype(np.int64).tobytes() for column in columns)
+    _, parts = worker.call(message, blob=blob)
+    if solver.has_memory:
+        worker.end()  # the next call starts another
+    return np.frombuffer(parts, np.int32)
 
 
 def _to_int32(edge_weight: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -154,55 +151,6 @@ def _to_int32(edge_weight: NDArray[np.int64]) -> NDArray[np.int64]:
     weight = edge_weight // max(1, int(np.gcd.reduce(edge_weight, initial=0)))
     excess = float(weight.sum()) / WEIGHT_LIMIT
     return np.maximum(1, np.rint(weight / excess)).astype(np.int64) if excess > 1 else weight
-
-
-def _start(
-    source: Path, target: Path, solver: Solver, config: PlanConfig
-) -> "subprocess.Popen[bytes]":
-    module = "dcp_planner.search.kahypar_worker"
-    arguments = [solver.package, str(source), str(target), str(os.getpid())]
-    if solver is KAHYPAR and config.kahypar_ini is not None:
-        arguments.append(config.kahypar_ini)
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-
-
-def _await(
-    process: "subprocess.Popen[bytes]", config: PlanConfig, deadline: float, solver: Solver
-) -> None:
-    try:
-        _, said = process.communicate(timeout=max(0.001, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        raise PlanError(
-            f"{solver.title} took longer than the time limit of {config.time_limit_s:g} s; use "
-            "larger blocks, a larger time_limit_s, or partitioner='native'"
-        ) from None
-    if process.returncode < 0:
-        name = signal.Signals(-process.returncode).name
-        raise PlanError(
-            f"{solver.title}'s process was ended by {name}, as happens when memory runs out; use "
-            "larger blocks, or partitioner='native'"
-        )
-    if process.returncode:
-        lines = said[-_MESSAGE_BYTES:].decode(errors="replace").strip().splitlines()
-        raise PlanError(
-            f"{solver.title}'s process ended with status {process.returncode}: "
-            f"{lines[-1] if lines else 'no message'}; {solver.install}"
-        )
-
-
-def _read(path: Path, count: int, solver: Solver) -> list[NDArray[np.int32]]:
-    try:
-        with np.load(path, allow_pickle=False) as found:
-            return [found[f"{index}_part"] for index in range(count)]
-    except (OSError, ValueError, KeyError) as error:
-        raise PlanError(
-            f"{solver.title}'s process left no result: {error}; {solver.install}"
-        ) from error
 
 
 _UNITS_PER_TILE = 16  # mean weight of a tile below which token units are made coarser
@@ -242,9 +190,9 @@ class KaHyPar(Partitioner):
         Raises:
             PlanError: if the process fails or exceeds ``config.time_limit_s``.
         """
-        deadline = time.monotonic() + config.time_limit_s
-        nodes = _place_on_nodes(workload, cluster, config, deadline, self.solver)
-        placements = _place_on_devices(nodes, workload, cluster, config, deadline, self.solver)
+        with solving(config, self.solver) as solve:
+            nodes = _place_on_nodes(workload, cluster, config, solve)
+            placements = _place_on_devices(nodes, workload, cluster, config, solve)
         repaired = [repair(found, workload, cluster, config) for found in placements]
         return min(repaired, key=lambda found: _quality(found, workload, cluster, config))
 
@@ -259,7 +207,7 @@ def _quality(
 
 
 def _place_on_nodes(
-    workload: Workload, cluster: Cluster, config: PlanConfig, deadline: float, solver: Solver
+    workload: Workload, cluster: Cluster, config: PlanConfig, solve: _Solve
 ) -> list[Placement]:
     """Return a placement on nodes per encoding, repaired to half the compute tolerance."""
     if cluster.nodes == 1:
@@ -277,7 +225,7 @@ def _place_on_nodes(
         repair(
             Placement(part[workload.num_tiles :], part[: workload.num_tiles]), workload, flat, level
         )
-        for part in solve_problems(problems, config, deadline, solver)
+        for part in solve(problems)
     ]
 
 
@@ -286,8 +234,7 @@ def _place_on_devices(
     workload: Workload,
     cluster: Cluster,
     config: PlanConfig,
-    deadline: float,
-    solver: Solver,
+    solve: _Solve,
 ) -> list[Placement]:
     per_node = cluster.devices_per_node
     hypergraph = _both_directions(workload)
@@ -308,8 +255,7 @@ def _place_on_devices(
             else:
                 tokens = hypergraph.vertex_weight[vertices, 1]
                 results[index][vertices] += pack_largest_first(tokens, per_node)
-    solved = solve_problems(problems, config, deadline, solver)
-    for (index, vertices), part_of in zip(places, solved, strict=True):
+    for (index, vertices), part_of in zip(places, solve(problems), strict=True):
         results[index][vertices] += part_of
     tiles = workload.num_tiles
     return [Placement(part[tiles:], part[:tiles]) for part in results]

@@ -70,10 +70,11 @@ class WorkerProcess:
 
     Attributes:
         is_ready: whether it has loaded what it needs.
+        is_killed: whether it was killed here; it may still be there for a moment.
     """
 
     def __init__(self, program: WorkerProgram) -> None:
-        self.is_ready = False
+        self.is_ready = self.is_killed = False
         self._is_quiet, self._owner = program.is_quiet, os.getpid()
         self._frames = FrameBuffer()
         self._socket, theirs = socket.socketpair()
@@ -97,8 +98,8 @@ class WorkerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Return whether it has not ended."""
-        return self._popen.poll() is None
+        """Return whether it has not ended and will not at once."""
+        return not self.is_killed and self._popen.poll() is None
 
     @property
     def log(self) -> str:
@@ -165,6 +166,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill it, if it runs."""
+        self.is_killed = True
         self._popen.kill()
 
     def end(self) -> None:
