@@ -3,7 +3,7 @@
 ```
 .dcpm text ─parse→ Program ─check→ Spec, Mask ─bind(sample)→ Slabs ─block_sparsity→ BlockSparsity
 ```
-This room needs numpy and lark only (pyarrow when a data set is read). Names load on first use.
+The package needs numpy and lark, and pyarrow to read data sets. Names load on first use.
 """
 
 import lazy_loader

@@ -1,6 +1,6 @@
-"""A limit on the work that one text or sample may cause.
+"""Limit the work that one text or sample may cause.
 
-Work is counted, not timed, so that the same input is refused on every machine or on none.
+Steps are counted, not timed, so that all machines refuse the same input.
 """
 
 from dataclasses import dataclass

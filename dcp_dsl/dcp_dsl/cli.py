@@ -1,7 +1,7 @@
-"""The `dcpm` command: a group whose subcommands each room brings through an entry point.
+"""The `dcpm` command; every package adds its subcommands through an entry point.
 
-Only the command that was typed is imported with what it needs; a room's `commands` module imports
-nothing heavier than click, so that help and completion stay quick.
+Only the command that was typed is imported. At module level the `commands` of a package import
+click alone, so that help and completion stay quick.
 """
 
 import errno
@@ -30,7 +30,7 @@ class EntryPointGroup(click.Group):
         return sorted(_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command, or give ``None`` if nobody brings it."""
+        """Import one command, or return ``None`` if no package has it."""
         found = _commands().get(cmd_name)
         if found is None:
             return None
@@ -41,7 +41,7 @@ class EntryPointGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that was typed, or say which one is meant."""
+        """Find the command that was typed; for a typing error, name the command that is meant."""
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             from dcp_dsl.syntax.diagnostics import did_you_mean
@@ -66,7 +66,7 @@ def dcpm() -> None:
 
 
 def main() -> None:
-    """Run `dcpm`; what a person can mend becomes one message and an exit status."""
+    """Run `dcpm`; errors that a person can mend become one message and an exit status."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may know ASCII only
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def _missing(error: ModuleNotFoundError) -> str:
-    """Say which extra brings the library; raise what no extra brings again."""
+    """Name the extra that installs a missing library; re-raise if there is none."""
     library = (error.name or "").partition(".")[0]
     for requirement in requires("dcp-dsl") or ():
         brought = re.search(r"^([\w.-]+).*extra == ['\"](\w+)", requirement)
@@ -103,7 +103,7 @@ def _missing(error: ModuleNotFoundError) -> str:
 
 
 def _told(error: OSError) -> str:
-    """Say what the machine refused; raise what is no matter of files and disks again."""
+    """Describe an error of files or disks; re-raise all others."""
     if error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     if error.errno not in (errno.ENOSPC, errno.EPIPE):

@@ -1,11 +1,11 @@
-"""Errors that a person can cause; the message of each is fit to print.
+"""Errors that a person can cause; their messages are printed as they are.
 
 ```
 DCPError                a message with what was expected, what was found, where, and the way out
 ├── SpecError           a .dcpm text that does not parse or check (`syntax.diagnostics`)
-│   └── MaskCallError   a mask asked for by name or call that is none
+│   └── MaskCallError   a name or call that is no mask
 ├── DatasetError        a data set that cannot be read or lacks a column
-├── ExchangeError       a mask that a kernel's format cannot hold, or arrays that are no such mask
+├── ExchangeError       a mask that a kernel's format cannot hold, or arrays that hold no mask
 └── (planner, runtime and dashboard derive their own)
 ```
 The command line prints a `DCPError` as one message and exits with `exit_code`; anything else is
@@ -14,7 +14,7 @@ a bug.
 
 
 class DCPError(Exception):
-    """An error that the person at the keyboard can mend; its text is the whole message."""
+    """An error that a person can mend; its text is the whole message."""
 
     exit_code = 2
 

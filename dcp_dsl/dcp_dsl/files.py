@@ -1,4 +1,4 @@
-"""Write files whole or not at all, and say the way out where they cannot be written."""
+"""Write files whole or not at all, with helpful messages where that fails."""
 
 import errno
 import os
@@ -27,8 +27,8 @@ def replacing(path: str | Path, error: _Refusal) -> Iterator[Path]:
     """Yield a draft beside a file, which takes the file's place when the block ends.
 
     The file appears under its name only when it is whole; a failure leaves nothing behind and an
-    older file as it was. A link keeps pointing at its file, and a file keeps its permissions. What
-    is no file, such as a pipe, is refused: the file would take its place.
+    older file as it was. A link keeps pointing at its file, and a file keeps its permissions. A
+    pipe or a device is refused: the file would take its place.
 
     Args:
         path: of the file.
@@ -49,7 +49,7 @@ def replacing(path: str | Path, error: _Refusal) -> Iterator[Path]:
 
 
 def check_writable(path: str | Path, error: _Refusal) -> None:
-    """Refuse before the work a file that `replacing` could not write after it."""
+    """Raise if `replacing` could not write a file, before the work that fills it."""
     target = Path(os.path.realpath(path))
     with _refusing(path, error):
         _refuse_others(target)

@@ -1,4 +1,4 @@
-"""The TextMate grammar, made from the table of words: what VS Code and many others colour with."""
+"""Make the TextMate grammar, with which VS Code and others colour texts."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ from dcp_grammar.vocabulary import Pattern, patterns
 
 
 def textmate_grammar() -> dict[str, Any]:  # Any: a JSON document
-    """Give the grammar as the JSON document that editors read.
+    """Return the grammar as the JSON document that editors read.
 
     >>> textmate_grammar()["scopeName"]
     'source.dcpm'

@@ -1,4 +1,4 @@
-"""The words of the language, once: editors, the lexers and the completion are made from this table.
+"""The table of all words of the language, from which editors, lexers and completion are made.
 
 A word's role says how it is coloured and what may stand around it. `PATTERNS` adds what is no word:
 comments, numbers, names. A test keeps the table in step with the keywords of `dcpm.lark`.
@@ -126,7 +126,7 @@ _ROLES: dict[Role, tuple[str, str]] = {
 
 
 def words_of(*roles: Role) -> tuple[str, ...]:
-    """Give the words of some roles in the order of the table; of all if none is named.
+    """Return the words of some roles in the order of the table; of all if none is named.
 
     >>> words_of("constant")
     ('true', 'false')
@@ -139,7 +139,7 @@ def _any_of(*roles: Role) -> str:
 
 
 def patterns() -> tuple[Pattern, ...]:
-    """Give the patterns of all tokens, those that win first."""
+    """Return the patterns of all tokens; the first match wins."""
     named = ("mask", "stack", "sample", "segment", "token")
     fixed = (
         Pattern("#.*", ("comment.line.number-sign.dcpm",), ("Comment.Single",)),

@@ -19,7 +19,7 @@ QUIET_S = 0.5  # nothing is shown of what is done sooner
 
 
 def check_dataset_command(files: tuple[str, ...], dataset: str, *, as_json: bool) -> int:
-    """Report what the spec does to a data set; give the exit status."""
+    """Report what the spec does to a data set, and return the exit status."""
     from dcp_dsl.coverage.dataset_checker import check_dataset
     from dcp_dsl.specs.spec import load
 
@@ -233,7 +233,7 @@ def _list_verdicts(checked: _Checked, *, to_stderr: bool) -> None:
 
 
 def _count_verdicts(checked: _Checked) -> str:
-    """Say how many claims there are and how they were decided; empty without any."""
+    """Count the claims by how they were decided; empty without any."""
     outcomes = [v.outcome for verdicts in checked.verdicts.values() for v in verdicts]
     if not outcomes:
         return ""

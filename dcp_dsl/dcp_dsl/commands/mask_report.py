@@ -1,4 +1,4 @@
-"""Measure a bound mask: form, slabs, pairs, density, blocks, work."""
+"""Measure a mask on a sample: form, slabs, pairs, density, blocks, work."""
 
 from dataclasses import dataclass
 

@@ -177,7 +177,7 @@ def choose_sample(spec: "Spec", mask: "Mask", given: str | None, length: str | N
 
 
 def _no_length(spec: "Spec", mask: "Mask", error: "NoLengthError") -> str:
-    """Say which columns of a mask a sample lacks, with a sample that has them."""
+    """Name the columns of a mask that a sample lacks, and show a sample that has them."""
     from dcp_dsl.errors import DatasetError
     from dcp_dsl.pictures.picture import preview_sample
     from dcp_dsl.specs.sample_argument import sample_from_argument

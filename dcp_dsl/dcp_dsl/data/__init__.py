@@ -1,1 +1,1 @@
-"""Read real data sets: files, rows, columns of lists as flat arrays, samples in batches."""
+"""Read data sets: files, rows, columns of lists as flat arrays; pack samples into batches."""

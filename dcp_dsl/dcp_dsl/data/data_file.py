@@ -1,4 +1,4 @@
-"""One file, or one split, of a data set in memory: its rows, their lengths, their tokens."""
+"""Hold one file of a data set in memory: its rows, their lengths, their tokens."""
 
 import reprlib
 from collections.abc import Collection
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Ints
+from dcp_dsl.data.nesting import is_list
 from dcp_dsl.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ class DataFile:
         """Names of the columns, in file order."""
         return tuple(self.table.column_names)
 
-    def stated_lengths(self) -> NDArray[np.int64] | None:
-        """Give the tokens of each row that `len`, `length` or the tokens state; None without them.
+    def stated_lengths(self) -> Ints | None:
+        """Return the length of each row, from `len`, `length` or the tokens; None without them.
 
         Raises:
             DatasetError: if two of them disagree in a row, or one is no length.
@@ -60,8 +61,8 @@ class DataFile:
             raise DatasetError(f"{self.where(row)} has the negative length {lengths[row]}")
         return lengths
 
-    def tokens(self, row: int) -> NDArray[np.int64]:
-        """Give the tokens of one row, int64 ``[length]``; bytes count as one token each.
+    def tokens(self, row: int) -> Ints:
+        """Return the tokens of one row, int64 ``[length]``; bytes count as one token each.
 
         Raises:
             DatasetError: if there is no token column or the row has none.
@@ -88,7 +89,7 @@ class DataFile:
         return tokens
 
     def value(self, name: str, row: int) -> Any:  # Any: whatever a column holds
-        """Give what a column holds in a row; lists of integers are views where they can be."""
+        """Return the value of a column in a row; lists of integers are views where they can be."""
         import pyarrow as pa
 
         scalar = self.table.column(name)[row]
@@ -110,7 +111,7 @@ class DataFile:
         """Name a row of this file, counted from 0."""
         return f"{self.name}: row {row}"
 
-    def _integers(self, name: str) -> NDArray[np.int64]:
+    def _integers(self, name: str) -> Ints:
         import pyarrow as pa
 
         column = self.table.column(name)
@@ -121,7 +122,7 @@ class DataFile:
         self._no_nulls(name)
         return column.to_numpy().astype(np.int64)
 
-    def _token_counts(self, name: str) -> NDArray[np.int64]:
+    def _token_counts(self, name: str) -> Ints:
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -130,19 +131,15 @@ class DataFile:
         self._no_nulls(name)
         if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
             counts = pc.binary_length(column)
-        elif (
-            pa.types.is_list(kind)
-            or pa.types.is_large_list(kind)
-            or pa.types.is_fixed_size_list(kind)
-        ):
+        elif is_list(kind):
             counts = pc.list_value_length(column)
         else:
             raise DatasetError(
                 f"{self.name}: expected column `{name}` to hold lists of integers or bytes, got "
                 f"{kind}"
             )
-        result: NDArray[np.int64] = counts.to_numpy().astype(np.int64)
-        return result
+        lengths: Ints = counts.to_numpy().astype(np.int64)
+        return lengths
 
     def _no_nulls(self, name: str) -> None:
         column = self.table.column(name)
@@ -151,6 +148,6 @@ class DataFile:
             raise DatasetError(f"{self.where(row)} has no value in column `{name}`")
 
 
-def join_names(names: "Collection[str]") -> str:
+def join_names(names: Collection[str]) -> str:
     """List columns for a message."""
     return ", ".join(f"`{name}`" for name in names) or "no columns"

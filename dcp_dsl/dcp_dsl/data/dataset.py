@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Ints, sealed
 from dcp_dsl.data.data_file import DataFile, join_names
-from dcp_dsl.data.sources import HUB, find_files, is_saved_dataset, load_tables, read_file
+from dcp_dsl.data.sources import find_sources
 from dcp_dsl.errors import DatasetError
 
 
@@ -35,8 +35,7 @@ class Dataset:
     def __getitem__(self, index: int) -> dict[str, Any]:  # Any: whatever the columns hold
         """Return a row: texts, numbers and bytes as they are, lists of integers as numpy arrays.
 
-        A row has the columns of its file. Lists are views of the table where they can be; nothing
-        is turned into Python objects but what the row's other columns hold.
+        A row has the columns of its file. Lists are views of the table where they can be.
         """
         part, row = self._place(index)
         return {name: part.value(name, row) for name in part.columns}
@@ -52,7 +51,7 @@ class Dataset:
         return tuple(part.name for part in self.parts)
 
     @cached_property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Ints:
         """Tokens of each row, int64 ``[N]``: column `len` or `length`, else the tokens.
 
         `Attachment.lengths` also asks the layouts of the mask.
@@ -63,10 +62,10 @@ class Dataset:
         return join_lengths(map(_stated, self.parts))
 
     def part_of(self, index: int) -> int:
-        """Give the number of the file, among `files`, that holds a row."""
+        """Return the number of the file, among `files`, that holds a row."""
         return int(np.searchsorted(self._ends, index % len(self), "right"))
 
-    def tokens(self, index: int) -> NDArray[np.int64]:
+    def tokens(self, index: int) -> Ints:
         """Return the tokens of one row, int64 ``[length]``; bytes count as one token each.
 
         Raises:
@@ -76,7 +75,7 @@ class Dataset:
         return part.tokens(row)
 
     @cached_property
-    def _ends(self) -> NDArray[np.int64]:
+    def _ends(self) -> Ints:
         """Number of the first row behind each file."""
         return np.cumsum([len(part) for part in self.parts], dtype=np.int64)
 
@@ -101,28 +100,17 @@ def read_dataset(path: str | Path, columns: Collection[str] | None = None) -> Da
         DatasetError: if it is missing, of another kind, damaged or empty; for JSON lines the
             message names the line.
     """
-    if str(path).startswith(HUB) or is_saved_dataset(Path(path)):
-        named = list(load_tables(str(path)))
-        if columns is not None:
-            named = [
-                (name, table.select([n for n in table.column_names if n in columns]))
-                for name, table in named
-            ]
-    else:
-        found = find_files(Path(path), is_deep=True)
-        named = [(str(file), read_file(file, columns)) for file in found]
-    parts = (DataFile(name, table.combine_chunks()) for name, table in named)
+    found = ((source.name, source.read(columns)) for source in find_sources(str(path)))
+    parts = (DataFile(name, table.combine_chunks()) for name, table in found)
     return Dataset(str(path), tuple(parts))
 
 
-def join_lengths(parts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Give the lengths of the rows of several files behind one another, read-only."""
-    lengths = np.concatenate([np.zeros(0, np.int64), *parts])
-    lengths.setflags(write=False)
-    return lengths
+def join_lengths(parts: Iterable[Ints]) -> Ints:
+    """Join the lengths of the rows of several files, read-only."""
+    return sealed(np.concatenate([np.zeros(0, np.int64), *parts]))
 
 
-def _stated(part: DataFile) -> NDArray[np.int64]:
+def _stated(part: DataFile) -> Ints:
     found = part.stated_lengths()
     if found is None:
         raise DatasetError(

@@ -1,8 +1,8 @@
-"""Hold columns of lists as flat arrays, and total the tokens that a layout says each row has.
+"""Hold columns of lists as flat arrays, and add up how long a layout makes each row.
 
-A batch of rows needs no Python object per row. Rows for which the total is not certain here (a
-length below 0, lists of a repeated group with different sizes, arithmetic) are left to the layout
-binder, row by row.
+A batch of rows needs no Python object per row. Some rows cannot be added up here (a length below 0,
+lists of a repeated group with different sizes, arithmetic); the layout binder looks at those, row
+by row.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Ints
+from dcp_dsl.arrays import Bools, Ints
 from dcp_dsl.checks.columns import layout_columns
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax import ast
@@ -33,7 +33,7 @@ class NestedColumn:
 
     values: Ints
     offsets: tuple[Ints, ...]
-    has_null: NDArray[np.bool_]
+    has_null: Bools
 
     @property
     def depth(self) -> int:
@@ -57,8 +57,8 @@ class NestedColumn:
         chosen = self.values if values is None else values
         total = np.concatenate([[0], np.cumsum(chosen, dtype=np.int64)])
         bounds = self.bounds(self.depth)
-        result: Ints = total[bounds[1:]] - total[bounds[:-1]]
-        return result
+        sums: Ints = total[bounds[1:]] - total[bounds[:-1]]
+        return sums
 
     def row_lists(self, row: int) -> Any:  # Any: an integer or nested lists of them
         """Return the value of one row as a Python object."""
@@ -83,7 +83,7 @@ def column_depth(kind: Any) -> int | None:  # Any: the stubs know no common type
     import pyarrow as pa
 
     depth = 0
-    while _is_list(kind):
+    while is_list(kind):
         kind, depth = kind.value_type, depth + 1
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return depth
@@ -107,7 +107,7 @@ def require_depth(
         source: file or split that has the column.
         column: its name there.
         mask_column: its name in the mask.
-        reader: who reads it.
+        reader: the reader, for the message.
 
     Raises:
         DatasetError: if it does not.
@@ -120,7 +120,8 @@ def require_depth(
         )
 
 
-def _is_list(kind: Any) -> bool:  # Any: as above
+def is_list(kind: Any) -> bool:  # Any: as above
+    """Return whether a pyarrow type is one of its kinds of lists."""
     import pyarrow as pa
 
     tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
@@ -141,7 +142,7 @@ def flatten_column(column: Any) -> NestedColumn:  # Any: a ChunkedArray of any t
     rows = len(array)
     missing = [_nulls(array)]
     offsets: list[Ints] = []
-    while _is_list(array.type):
+    while is_list(array.type):
         sizes = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
         offsets.append(np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
         array = pc.list_flatten(array)
@@ -154,13 +155,11 @@ def flatten_column(column: Any) -> NestedColumn:  # Any: a ChunkedArray of any t
     return NestedColumn(values, tuple(offsets), _rows_with(missing, offsets, rows))
 
 
-def _nulls(array: Any) -> "NDArray[np.bool_] | None":  # Any: an Array of any type
+def _nulls(array: Any) -> Bools | None:  # Any: an Array of any type
     return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
 
 
-def _rows_with(
-    missing: "list[NDArray[np.bool_] | None]", offsets: list[Ints], rows: int
-) -> NDArray[np.bool_]:
+def _rows_with(missing: list[Bools | None], offsets: list[Ints], rows: int) -> Bools:
     """Carry what is missing inside lists out to the rows."""
     found = np.zeros(rows, np.bool_)
     bounds = np.arange(rows + 1)
@@ -185,7 +184,7 @@ class LayoutTotals:
 
     tokens: Ints
     takes_rest: bool
-    is_certain: NDArray[np.bool_]
+    is_certain: Bools
 
 
 def column_depths(layout: ast.Layout) -> dict[str, int]:
@@ -256,7 +255,7 @@ def _groups(
             yield from _groups(part.parts, depth + part.is_repeated)
 
 
-def _have_equal_sizes(columns: list[NestedColumn], level: int, num_rows: int) -> NDArray[np.bool_]:
+def _have_equal_sizes(columns: list[NestedColumn], level: int, num_rows: int) -> Bools:
     """Return whether the lists of a repeated group have equally many elements, row by row."""
     result = np.ones(num_rows, np.bool_)
     if not columns:
@@ -271,5 +270,5 @@ def _have_equal_sizes(columns: list[NestedColumn], level: int, num_rows: int) ->
             bounds = first.bounds(level)
             result &= unequal[bounds[1:]] == unequal[bounds[:-1]]
         else:
-            result[:] = False  # already found unequal outside; not worth telling rows apart
+            result[:] = False  # unequal outside already; telling rows apart is not worth it
     return result

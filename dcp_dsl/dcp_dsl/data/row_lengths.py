@@ -1,4 +1,4 @@
-"""How many tokens rows have: what their file states, else what a layout adds up to."""
+"""Find the length of rows: stated in their file, or added up by a layout."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -22,11 +22,11 @@ from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import did_you_mean
 
 Summed = tuple[ast.Segment, ast.Layout]
-"""A segment and its layout, which says by itself how long a row is."""
+"""A segment whose layout alone fixes the length of a row."""
 
 
 def summed_layouts(masks: Iterable[Mask]) -> tuple[Summed, ...]:
-    """Give the layouts that masks read and that fix the length of a row, each once."""
+    """Return the layouts that masks read and that fix the length of a row, each once."""
     found: dict[int, Summed] = {}
     for mask in masks:
         for segment in mask.segments:
@@ -36,7 +36,7 @@ def summed_layouts(masks: Iterable[Mask]) -> tuple[Summed, ...]:
 
 
 def layout_length(layouts: Iterable[Summed], columns: Mapping[str, Any]) -> int | None:
-    """Give the tokens that the first of some layouts adds up to; None without a layout.
+    """Return the tokens that the first of some layouts adds up to; None without a layout.
 
     Args:
         layouts: from `summed_layouts`.
@@ -50,7 +50,7 @@ def layout_length(layouts: Iterable[Summed], columns: Mapping[str, Any]) -> int 
 
 
 def file_lengths(file: DataFile, layouts: Iterable[Summed], renames: Mapping[str, str]) -> Ints:
-    """Give the tokens of each row of a file, int64 ``[rows]``.
+    """Return the tokens of each row of a file, int64 ``[rows]``.
 
     Args:
         file: the rows.

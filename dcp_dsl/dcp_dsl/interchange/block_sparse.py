@@ -1,4 +1,4 @@
-"""Build what block-sparse kernels read: lists of blocks, and one pair of the mask as an expression.
+"""Build the inputs of block-sparse kernels: lists of blocks, and an expression for single pairs.
 
 Each block row lists its partial and its full blocks. Inside partial blocks the kernel asks the
 expression. A few slabs become a closed form; otherwise tables of ranges per row, or per key where
@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Bools, Indices, Ints
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.forms.blocks import block_sparsity
 from dcp_dsl.forms.slabs import Slabs
@@ -20,8 +21,10 @@ from dcp_dsl.forms.sparsity import BlockKind
 from dcp_dsl.interchange.dense import MAX_TOKENS, to_dense
 from dcp_dsl.interchange.runs import Runs, key_runs, row_runs
 
-Ints32 = NDArray[np.int32]
-MAX_ENTRIES = 2**28
+MAX_ENTRIES = 2**28  # of a block table
+MAX_TERMS = 6  # slabs that become a closed form
+MAX_RANGES = 8  # per row or key, before bits are cheaper
+JOIN = "\n        | "  # as the files have it that hold the expression
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,10 +37,10 @@ class BlockTables:
             on are 0 and mean nothing.
     """
 
-    partial_num: Ints32
-    partial_idx: Ints32
-    full_num: Ints32
-    full_idx: Ints32
+    partial_num: Indices
+    partial_idx: Indices
+    full_num: Indices
+    full_idx: Indices
 
 
 def build_block_tables(
@@ -73,12 +76,7 @@ def build_block_tables(
     )
 
 
-def _tables(
-    line: NDArray[np.int64],
-    item: NDArray[np.int64],
-    is_full: NDArray[np.bool_],
-    shape: tuple[int, int],
-) -> BlockTables:
+def _tables(line: Ints, item: Ints, is_full: Bools, shape: tuple[int, int]) -> BlockTables:
     found = []
     for chosen in (~is_full, is_full):
         num = np.bincount(line[chosen], minlength=shape[0])
@@ -87,11 +85,6 @@ def _tables(
         table[line[chosen], place] = item[chosen]
         found += [num.astype(np.int32), table]
     return BlockTables(*found)
-
-
-MAX_TERMS = 6
-MAX_RANGES = 8
-JOIN = "\n        | "  # as the files have it that hold the expression
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,8 @@ from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.export import Export
 from dcp_dsl.interchange.runs import Runs, row_runs, slabs_of_rows
 
-MAX_TOKENS = 2**15  # 1 GiB
+MAX_TOKENS = 2**15  # 1 GiB of booleans
+MAX_RANGES = 2  # of keys per row, in the format of DCP
 
 
 def to_dense(slabs: Slabs) -> Export:
@@ -45,9 +46,6 @@ def from_dense(export: Export) -> Slabs:
     steps = np.diff(mask, axis=1, prepend=0, append=0)
     line, lo = np.nonzero(steps == 1)
     return slabs_of_rows(Runs(n, line, lo, np.nonzero(steps == -1)[1]))
-
-
-MAX_RANGES = 2
 
 
 def to_dcp(slabs: Slabs) -> Export:

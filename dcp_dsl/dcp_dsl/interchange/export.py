@@ -1,8 +1,8 @@
-"""Hold a mask in somebody else's format, and write it to files and read it back.
+"""Hold a mask in the format of another tool; write it to files and read it back.
 
-An export is named arrays, a few values, and perhaps Python source. Its file is `.npz` or `.json`
-with all arrays, or `.py` with the source and an `.npz` beside. No file is ever unpickled or
-executed here.
+An export has named arrays, a few values, and for some formats Python source. Its file is `.npz` or
+`.json` with all arrays, or `.py` with the source and an `.npz` beside. Reading never unpickles or
+executes a file.
 """
 
 import io
@@ -23,6 +23,8 @@ from dcp_dsl.files import replacing
 FormatName: TypeAlias = Literal["dense", "dcp", "flashmask", "magi", "varlen", "flex", "flash4"]
 FORMATS: tuple[FormatName, ...] = get_args(FormatName)
 Value: TypeAlias = int | bool | str
+SCHEMA = "dcp.export/1"
+SUFFIXES = (".npz", ".json", ".py")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +35,7 @@ class Export:
         format: one of `FORMATS`.
         num_tokens: rows, and keys, of the mask.
         arrays: by name; docs/interchange.md says what each format has.
-        values: what is no array, by name.
+        values: numbers and words of the format, by name.
         source: Python source, or an empty text.
     """
 
@@ -87,10 +89,6 @@ class ExportConfig:
     block_q: int = 128
     block_kv: int = 128
     title: str = "mask"
-
-
-SCHEMA = "dcp.export/1"
-SUFFIXES = (".npz", ".json", ".py")
 
 
 def write_export(path: str | Path, export: Export) -> tuple[Path, ...]:

@@ -12,9 +12,7 @@ signature of its `mask_mod`.
 
 from textwrap import indent
 
-import numpy as np
-from numpy.typing import NDArray
-
+from dcp_dsl.arrays import Indices
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.block_sparse import (
     BlockTables,
@@ -191,7 +189,7 @@ def to_flash4(slabs: Slabs, config: ExportConfig) -> Export:
     return Export("flash4", slabs.num_tokens, arrays, values, source)
 
 
-def _named(direction: str, tables: BlockTables) -> "dict[str, NDArray[np.int32]]":
+def _named(direction: str, tables: BlockTables) -> dict[str, Indices]:
     return {
         f"{direction}.mask_block_cnt": tables.partial_num[None, None],
         f"{direction}.mask_block_idx": tables.partial_idx[None, None],

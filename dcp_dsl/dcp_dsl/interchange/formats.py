@@ -1,4 +1,4 @@
-"""The table of all formats by name: their writers and their readers."""
+"""Write and read masks in all formats, by the format's name."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

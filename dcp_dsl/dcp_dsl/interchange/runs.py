@@ -146,7 +146,7 @@ class MaskDifference:
 
 
 def find_difference(left: Slabs, right: Slabs) -> MaskDifference | None:
-    """Compare two masks exactly, or give ``None`` if they see the same pairs.
+    """Compare two masks exactly; return ``None`` if they see the same pairs.
 
     Raises:
         ExchangeError: if they have different numbers of tokens.

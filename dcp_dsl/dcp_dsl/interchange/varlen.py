@@ -11,11 +11,11 @@ outputs by log-sum-exp.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Ints
+from dcp_dsl.arrays import Indices, Ints
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.export import Export
@@ -41,14 +41,13 @@ class VarlenCall:
     """
 
     causal: bool
-    q_idx: NDArray[np.int32]
-    kv_idx: NDArray[np.int32]
-    cu_seqlens_q: NDArray[np.int32]
-    cu_seqlens_k: NDArray[np.int32]
+    q_idx: Indices
+    kv_idx: Indices
+    cu_seqlens_q: Indices
+    cu_seqlens_k: Indices
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Segments:
+class _Segments(NamedTuple):
     """Segments by first row and first key, int64 each; reversed ones count down from there."""
 
     q_first: Ints
@@ -58,16 +57,8 @@ class _Segments:
     step: Ints  # 1 or -1
     causal: Ints  # 0 or 1
 
-    def columns(self) -> tuple[Ints, ...]:
-        return self.q_first, self.rows, self.k_first, self.keys, self.step, self.causal
-
-    @classmethod
-    def join(cls, parts: "list[_Segments]") -> "_Segments":
-        groups = zip(*(part.columns() for part in parts), strict=True)
-        return cls(*(np.concatenate(group) for group in groups))
-
     def select(self, index: Ints) -> "_Segments":
-        return _Segments(*(column[index] for column in self.columns()))
+        return _Segments(*(column[index] for column in self))
 
 
 def varlen_calls(slabs: Slabs) -> tuple[VarlenCall, ...]:
@@ -124,9 +115,8 @@ def _segments(slabs: Slabs) -> _Segments:
     bent = ((b == 1) | (rows == 1)).astype(np.int64)
     forward = _Segments(q0, rows, right_start, last - right_start, up, bent)
     backward = _Segments(q1 - 1, rows, left_end - 1, left_end - k0, down, left.astype(np.int64))
-    return _Segments.join(
-        [forward.select(np.flatnonzero(still | is_window)), backward.select(np.flatnonzero(left))]
-    )
+    parts = forward.select(np.flatnonzero(still | is_window)), backward.select(np.flatnonzero(left))
+    return _Segments(*(np.concatenate(group) for group in zip(*parts, strict=True)))
 
 
 def _cut_windows(slabs: Slabs) -> Ints:
@@ -151,7 +141,7 @@ def _top(segments: _Segments) -> Ints:
 
 
 def _first_fit(start: Ints, length: Ints) -> Ints:
-    """Return each segment, sorted by first row, the first call whose rows it does not meet."""
+    """Return the first call whose rows each segment does not meet; segments come by first row."""
     ends: list[int] = []
     which = np.empty(len(start), np.int64)
     for i, (a, n) in enumerate(zip(start.tolist(), length.tolist(), strict=True)):
@@ -162,12 +152,12 @@ def _first_fit(start: Ints, length: Ints) -> Ints:
 
 
 def _call(segments: _Segments, causal: bool) -> VarlenCall:
-    def gather(first: Ints, size: Ints) -> NDArray[np.int32]:
+    def gather(first: Ints, size: Ints) -> Indices:
         segment = np.repeat(np.arange(len(size)), size)
         place = np.arange(len(segment)) - np.repeat(np.cumsum(size) - size, size)
         return (first[segment] + place * segments.step[segment]).astype(np.int32)
 
-    def cumulate(size: Ints) -> NDArray[np.int32]:
+    def cumulate(size: Ints) -> Indices:
         return np.concatenate([[0], np.cumsum(size)]).astype(np.int32)
 
     return VarlenCall(

@@ -1,4 +1,4 @@
-"""The language server: what editors show while a .dcpm file is written.
+"""The language server: answers the questions of editors while a person writes a .dcpm file.
 
 `document` is a text with what its names mean; `hover`, `completion` and `definition` answer
 questions about it; `server` speaks the protocol and is the only module that knows pygls.

@@ -1,4 +1,4 @@
-"""Hold a text that is being written: its tokens, the statements that parse, its names.
+"""Hold a text while a person writes it: its tokens, the statements that parse, its names.
 
 A name is defined in the text, in an imported file, or in the standard library.
 """

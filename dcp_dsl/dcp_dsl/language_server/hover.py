@@ -110,7 +110,7 @@ def _mask_picture(mask: ast.MaskDef, scope: Scope, has_images: bool) -> str:
 
 
 def draw_preview(mask: ast.MaskDef, scope: Scope) -> Picture | None:
-    """Draw a mask on a small sample, or give None if that is not possible.
+    """Draw a mask on a small sample; return None if that is not possible.
 
     The arguments are those of the first `check` of the mask in its own text, where it has one: they
     were chosen for small samples.

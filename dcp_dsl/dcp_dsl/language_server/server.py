@@ -1,4 +1,4 @@
-"""Speak the protocol of editors: take documents, return diagnostics, fixes and answers (pygls)."""
+"""Speak the language server protocol: take documents, send diagnostics, fixes and answers."""
 
 import asyncio
 from importlib.metadata import version

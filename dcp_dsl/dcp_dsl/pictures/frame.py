@@ -1,4 +1,4 @@
-"""What stands around a drawn matrix: words above it, stripes along both axes, a legend below."""
+"""The frame of a drawn matrix: words above it, stripes along both axes, a legend below."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -64,7 +64,7 @@ class Picture:
 
     @property
     def frame(self) -> Frame:
-        """What stands around the drawn matrix."""
+        """Title, figures, stripes and legend around the drawn matrix."""
         tokens = self.bound.num_tokens
         share = f", {100 * self.bound.num_pairs / tokens**2:.3g} % of all pairs" if tokens else ""
         note, colours = self._length + share, kind_colours(self.stripes)

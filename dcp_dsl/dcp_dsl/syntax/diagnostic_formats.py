@@ -14,6 +14,8 @@ from urllib.parse import quote
 from dcp_dsl.errors import DCPError
 from dcp_dsl.syntax.diagnostics import Diagnostic, Fix, did_you_mean
 
+SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+PROJECT_PAGE = "https://pypi.org/project/dcp-dsl"
 _TITLE = re.compile(r"^## ([EWCX]\d{3}) (.+)$", re.MULTILINE)
 
 
@@ -73,10 +75,6 @@ def _page() -> Path:
     return packaged if packaged.exists() else Path(__file__).parents[3] / "docs" / "diagnostics.md"
 
 
-SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-PROJECT_PAGE = "https://pypi.org/project/dcp-dsl"
-
-
 def format_github(diagnostic: Diagnostic) -> str:
     """Return the line that makes GitHub Actions annotate a pull request.
 
@@ -86,13 +84,9 @@ def format_github(diagnostic: Diagnostic) -> str:
     if diagnostic.hint:
         text += f"\n{diagnostic.hint}"
     place = {
-        "title": f"dcpm {diagnostic.code}",
-        "file": diagnostic.name,
-        "line": diagnostic.line,
-        "endLine": diagnostic.line,
-        "col": diagnostic.column,
-        "endColumn": diagnostic.end_column,
-    }
+        "title": f"dcpm {diagnostic.code}", "file": diagnostic.name, "line": diagnostic.line,
+        "endLine": diagnostic.line, "col": diagnostic.column, "endColumn": diagnostic.end_column,
+    }  # fmt: skip
     properties = ",".join(f"{key}={_escape(str(value))}" for key, value in place.items())
     message = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return f"::{diagnostic.severity} {properties}::{message}"

@@ -1,6 +1,6 @@
-"""Findings of the compiler: code, place, message, hint and fix, and how they look in a terminal.
+"""Findings of the compiler: code, place, message, hint and fix; printing and fixing them.
 
-A fix is applied only as long as each change mends something.
+Fixes are applied pass by pass, as long as each pass mends something.
 """
 
 import re
@@ -13,8 +13,9 @@ from typing import Any, Literal, TypeAlias
 from dcp_dsl.errors import DCPError
 from dcp_dsl.syntax.ast import Span
 
-MAX_FINDINGS = 100  # nobody reads more at once, and looking for the places of all of them is slow
+MAX_FINDINGS = 100  # nobody reads more at once, and locating them all is slow
 MAX_CANDIDATES = 300
+MAX_PASSES = 10  # a mended error may uncover the next one
 CERTAIN = 0.75  # how alike two words are before one is put in place of the other
 
 UNDECIDED = frozenset({"W290", "W291", "W293"})  # what `--strict` does not let pass
@@ -116,16 +117,10 @@ class Diagnostic:
     def to_json(self) -> dict[str, Any]:  # Any: texts and numbers, ready for json.dumps
         """Return the fields that tools need, as JSON values."""
         return {
-            "code": self.code,
-            "severity": self.severity,
-            "message": self.message,
-            "hint": self.hint,
-            "file": self.name,
-            "line": self.line,
-            "column": self.column,
-            "end_column": self.end_column,
-            "fix": None if self.fix is None else asdict(self.fix),
-        }
+            "code": self.code, "severity": self.severity, "message": self.message,
+            "hint": self.hint, "file": self.name, "line": self.line, "column": self.column,
+            "end_column": self.end_column, "fix": None if self.fix is None else asdict(self.fix),
+        }  # fmt: skip
 
 
 class SpecError(DCPError):
@@ -227,9 +222,6 @@ def _window(line: str, start: int, end: int, width: int = 120) -> tuple[str, int
     left = max(0, min(start - width // 3, len(line) - width))
     shown = line[left : left + width]
     return shown, start - left, min(end - left, width)
-
-
-MAX_PASSES = 10  # a mended error may uncover the next one
 
 
 @dataclass(frozen=True, slots=True)

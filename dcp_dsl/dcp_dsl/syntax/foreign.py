@@ -1,4 +1,4 @@
-"""Recognise habits of other mask languages and say what to write instead.
+"""Recognise habits of other mask languages, and suggest what to write instead.
 
 Foreign names (`kv_idx`) parse and are looked up by the checks. Foreign syntax (`doc_id[q]`,
 `x in [1, 2]`, `0.1`) does not parse, so it is found among the tokens of the statement.
@@ -18,7 +18,7 @@ POSITIONS: Mapping[str, str] = {
     **dict.fromkeys(("kv_idx", "key_idx", "k_idx", "kv_index", "kv_pos", "key_pos"), "k"),
     **dict.fromkeys(("seq_len", "seqlen", "seq_length", "num_tokens"), "len"),
 }
-"""What other languages call the positions of query and key and the length of the sample."""
+"""Names that other languages give to positions and to the length -> the name here."""
 
 _POSITION_WORDS = {
     "q": "the position of the query", "k": "the position of the key",
@@ -44,7 +44,7 @@ JOINS: Mapping[str, str] = {"and_masks": "and", "or_masks": "or"}
 
 
 def position_hint(name: str) -> str:
-    """Say how a position is called here, or give an empty text.
+    """Return the name of a position in this language, or an empty text.
 
     >>> position_hint("kv_idx")
     'write `k`, the position of the key'
@@ -54,7 +54,7 @@ def position_hint(name: str) -> str:
 
 
 def segment_hint(name: str, segments: Sequence[str]) -> str:
-    """Return the segment that a word means which is none: a close word, or a longer or shorter one.
+    """Return a hint for a name that is no segment: a close name, or a longer or shorter one.
 
     >>> segment_hint("document", ["part", "doc"])
     'did you mean `doc`?'

@@ -1,7 +1,7 @@
-"""Lay every .dcpm text out alike: spaces, indents and blank lines; words and comments stay.
+"""Format .dcpm texts: spaces, indents and blank lines change; words and comments stay.
 
-Line breaks inside a statement are the author's and stay; everything else is decided here, so that
-formatting twice changes nothing more and never changes what a text means.
+Line breaks inside a statement stay, too. Formatting twice changes nothing more, and formatting
+never changes what a text means.
 """
 
 from dataclasses import dataclass
@@ -14,24 +14,8 @@ INDENT = "  "
 _TIGHT_AFTER = {"(", "[", ".", "@", ".."}
 _TIGHT_BEFORE = {")", "]", ".", ",", ":", ".."}
 _OPERATORS = {
-    "<=",
-    ">=",
-    "==",
-    "!=",
-    "<",
-    ">",
-    "=",
-    "+",
-    "-",
-    "*",
-    "//",
-    "%",
-    "(",
-    "[",
-    "{",
-    ",",
-    ":",
-}
+    "<=", ">=", "==", "!=", "<", ">", "=", "+", "-", "*", "//", "%", "(", "[", "{", ",", ":",
+}  # fmt: skip
 _WORD_OPERATORS = {
     "and", "or", "not", "minus", "in", "where", "use", "every", "within", "implies", "equals",
     "check", "of", "per", "sees", "on",
@@ -39,7 +23,7 @@ _WORD_OPERATORS = {
 
 
 def format_source(text: str) -> str:
-    """Return the text in the house layout.
+    """Return the formatted text.
 
     Comments and the author's line breaks stay; statements begin at the margin, continued lines are
     indented, one space stands around operators, at most one blank line between statements.

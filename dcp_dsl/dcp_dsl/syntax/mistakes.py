@@ -1,4 +1,4 @@
-"""Syntax errors in a person's words: examples of mistakes, and a message for each.
+"""Messages for syntax errors, each with examples of the mistake.
 
 The parser runs every example once and remembers the state it failed in; a real error that fails in
 the same state on the same kind of token gets the example's code (the method of Lark's

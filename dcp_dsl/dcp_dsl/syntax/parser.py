@@ -149,7 +149,7 @@ def _diagnose(error: BuildError, text: str, name: str) -> Diagnostic:
 def _cut_by_keyword(
     error: BuildError, text: str, group: list[RawToken], follower: RawToken | None
 ) -> BuildError | None:
-    """Say so when a statement ended early only because a keyword was used as a name in it."""
+    """Return the better error where a keyword, used as a name, cut a statement short."""
     end = group[-1].span.end
     if (
         group[0].text == "@"
