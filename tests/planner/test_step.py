@@ -9,9 +9,11 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dcp_dsl import load, read_dataset
 from dcp_planner import Cluster, PlanError, preset
 from dcp_planner.commands.step import step as step_command
 from dcp_planner.step.assignment import Assignment, StepMesh
+from dcp_planner.step.dataset import steps_of_dataset
 from dcp_planner.step.dealing import deal
 from dcp_planner.step.documents import Documents
 from dcp_planner.step.iteration import predict_step
@@ -266,3 +268,24 @@ def test_replicas_that_meet_once_a_step_get_equal_sums() -> None:
         for kind in ("step", "micro_batch")
     ]
     assert times[0].waiting_s < 0.5 * times[1].waiting_s
+
+
+def test_files_of_a_data_set_keep_their_own_masks(tmp_path) -> None:
+    """Chats under a window and pages under causal masks share the steps."""
+    spec = tmp_path / "mix.dcpm"
+    spec.write_text('for "chat/*" use sliding(window = 64)\nfor "*" use causal\n')
+    rng = np.random.default_rng(4)
+    wanted = 0.0
+    for name, window in (("chat", 64), ("web", None)):
+        path = tmp_path / "data" / name / "rows.jsonl"
+        path.parent.mkdir(parents=True)
+        sizes = rng.integers(200, 2000, 40).tolist()
+        path.write_text("".join(json.dumps({"tokens": [1] * n}) + "\n" for n in sizes))
+        for n in sizes:
+            near = min(n, window or n)
+            wanted += near * (near + 1) / 2 + (n - near) * near
+    dataset = read_dataset(str(tmp_path / "data"))
+    steps, left_out = steps_of_dataset(load(str(spec)), dataset, None, 100_000, 1)
+    (documents,) = steps
+    assert left_out == 0
+    assert documents.pairs.sum() == wanted

@@ -120,10 +120,6 @@ class PackedDataset:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def sample(self, row: int) -> Sample:
-        """Return the columns of a row that its mask needs."""
-        return self.attached.sample({**self.dataset[row], "len": int(self.lengths[row])})
-
     def batch(self, index: int, block_size: BlockSize) -> tuple[Batch, ...]:
         """Compile one batch, once for each different mask.
 
@@ -139,7 +135,8 @@ class PackedDataset:
         rows, samples, bound = self.rows[index], [], []
         for row in rows:
             with _naming(f"{path}: row {row}"):
-                samples.append(self.sample(row))
+                columns = {**self.dataset[row], "len": int(self.lengths[row])}
+                samples.append(self.attached.sample(columns))
                 bound.append([as_arrays(mask.compile(samples[-1])) for mask in stack.masks])
         origin = f"{path}, batch {index} of {len(self)} (rows {rows[0]} to {rows[-1]})"
         return tuple(

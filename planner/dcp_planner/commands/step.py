@@ -137,8 +137,7 @@ def _cluster(name: str, devices: int) -> "Cluster":
 
 def _steps(spec: str, options: dict[str, Any], packs: int) -> "Iterator[Documents]":
     """Yield the documents of global batches; `Any`: click's values."""
-    from dcp_dsl import load
-    from dcp_planner.batches.batch import pack_dataset
+    from dcp_dsl import load, read_dataset
     from dcp_planner.step.dataset import read_lengths, steps_of_dataset, steps_of_lengths
 
     loaded, tokens = load(spec), options["tokens"]
@@ -146,10 +145,11 @@ def _steps(spec: str, options: dict[str, Any], packs: int) -> "Iterator[Document
         masks = chosen_masks(loaded, options["mask"])
         yield from steps_of_lengths(read_lengths(options["lengths"]), masks, tokens, packs)
         return
-    packed = pack_dataset(loaded, options["dataset"], options["mask"], tokens)
-    for note in packed.notes:
-        say(f"note: {note}")
-    yield from steps_of_dataset(packed, packs)
+    dataset = read_dataset(options["dataset"])
+    steps, left_out = steps_of_dataset(loaded, dataset, options["mask"], tokens, packs)
+    if left_out:
+        say(f"note: {left_out} of {len(dataset)} rows are empty or longer than {tokens} tokens")
+    yield from steps
 
 
 def _rivals(names: tuple[str, ...]) -> "list[NamedPolicy]":
