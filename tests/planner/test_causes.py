@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dcp_dsl import Sample, Spec
 from dcp_planner import (
+    LANES,
     Cluster,
     Explanation,
     ModelShape,
@@ -84,9 +85,19 @@ def test_the_parts_add_up_to_the_time_and_free_links_are_those_of_a_fast_cluster
         plan.cluster, intra_bytes_per_s=MOST_RATE, inter_bytes_per_s=MOST_RATE, latency_s=0.0
     )
     assert found.with_free_links_s == predict(replace(plan, cluster=fast)).seconds
-    spent = simulate(plan).lane_seconds("compute", plan.num_devices)
-    assert found.work_s == pytest.approx(spent.mean(), abs=1e-6)
     assert found.with_both_s >= found.work_s - 1e-12
+
+
+@given(st.data())
+def test_work_is_what_the_mean_device_computes(strategies, data):
+    plan = data.draw(strategies.placed_plans())
+    plan = replace(plan, cluster=replace(plan.cluster, flops_per_s=1e6))  # microseconds a pair
+    trace = simulate(plan)
+    spent = trace.lane_seconds("compute", plan.num_devices)
+    rounded = 1e-9 * np.count_nonzero(trace.lane == LANES.index("compute"))
+    work = split_time(plan).work_s
+    assert work == pytest.approx(spent.mean(), rel=1e-12, abs=rounded / plan.num_devices)
+    assert work > 1e-6 or not plan.tiles.pairs.any()
 
 
 def test_slow_links_are_the_reason_where_only_they_differ(masks):

@@ -115,7 +115,7 @@ class Explanation:
 
 
 def split_time(plan: Plan) -> TimeParts:
-    """Predict a plan under all four conditions; costs five times `predict`.
+    """Predict a plan under all four conditions; costs four times `predict`.
 
     Raises:
         PlanError: like `simulate`.
