@@ -170,7 +170,7 @@ def with_column(plan, table, **columns):
 
 BROKEN = {
     "no groups": (lambda p: replace(p, head_groups=0), "a plan has 1 to 256 head groups, got 0"),
-    "another number": (lambda p: replace(p, head_groups=2), "every tile's head group is 0 to 1"),
+    "another number": (lambda p: replace(p, head_groups=2), "every tile's group is 0 to 1"),
     "more": (lambda p: replace(p, head_groups=8), "tiles cover every visible pair exactly once"),
     "heads": (lambda p: replace(p, shape=ModelShape(6, 2)), "cannot cut 6 query and 2 key/value"),
     "tiles": (lambda p: with_column(p, "tiles", group=None), "tiles name their head group if and"),
@@ -180,7 +180,7 @@ BROKEN = {
     ),
     "block": (
         lambda p: with_column(p, "transfers", block=p.transfers.block + len(p.blocks)),
-        "every transfer's block is a block 0 to",
+        "every transfer's block is 0 to",
     ),
     "keys": (
         lambda p: with_column(

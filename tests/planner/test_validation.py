@@ -164,7 +164,7 @@ def deadlock(plan: Plan) -> Plan:
 
 
 CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
-    "owner": (lambda p: with_cell(p, "blocks", "owner", 2, 4), "every owner is a device 0 to 3: broken at block 2 \\(owner 4"),
+    "owner": (lambda p: with_cell(p, "blocks", "owner", 2, 4), "every block's owner is 0 to 3: broken at block 2 \\(owner 4"),
     "owner moved": (
         lambda p: with_cell(p, "blocks", "owner", 0, (int(p.blocks.owner[0]) + 1) % 4),
         "has a transfer|is needed by a tile",
@@ -175,8 +175,8 @@ CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "sequence": (lambda p: with_cell(p, "blocks", "sequence", 0, 1), "no block crosses the border of its sequence: broken at block 0"),
     "no sequence": (lambda p: with_cell(p, "blocks", "sequence", 0, 3), "no block crosses the border"),
     "cu_seqlens": (lambda p: replace(p, cu_seqlens=p.cu_seqlens[::-1].copy()), "cu_seqlens does not rise"),
-    "q_block": (lambda p: with_cell(p, "tiles", "q_block", 3, 99), "every tile's q_block is a block"),
-    "kv_block": (lambda p: with_cell(p, "tiles", "kv_block", 3, -1), "every tile's kv_block is a block"),
+    "q_block": (lambda p: with_cell(p, "tiles", "q_block", 3, 99), "every tile's q_block is 0 to"),
+    "kv_block": (lambda p: with_cell(p, "tiles", "kv_block", 3, -1), "every tile's kv_block is 0 to"),
     "tile order": (lambda p: with_cell(p, "tiles", "kv_block", 1, 1), "tiles are sorted|none twice"),
     "tile device": (lambda p: with_cell(p, "tiles", "device", 1, 4), "every tile's device is 0 to 3"),
     "division": (lambda p: with_cell(p, "tiles", "division", 1, -1), "every tile's division is at least 0"),
@@ -188,7 +188,7 @@ CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "mask of other size": (lambda p: replace(p, slabs=Slabs(3, [0], [3], [0], [1], [0], [1])), "the mask covers the batch"),
     "transfer block": (lambda p: with_cell(p, "transfers", "block", 0, 99), "every transfer's block is 0 to"),
     "transfer kind": (lambda p: with_cell(p, "transfers", "kind", 0, 7), "every transfer's kind is known"),
-    "transfer source": (lambda p: with_cell(p, "transfers", "source", 0, -1), "every transfer's source is a device"),
+    "transfer source": (lambda p: with_cell(p, "transfers", "source", 0, -1), "every transfer's source is 0 to"),
     "transfer missing": (lambda p: without_row(p, "transfers", 0), "every remote input and result has a transfer: forward"),
     "transfer twice": (lambda p: twice(p), "no transfer is listed twice"),
     "transfer unneeded": (lambda p: unneeded(p), "every transfer is needed by a tile"),

@@ -17,14 +17,7 @@ from dcp_dsl import Slabs
 from dcp_dsl.forms import BlockKind, PlacedForm, form_of, items_of
 from dcp_planner.errors import PlanFileError
 from dcp_planner.model.cluster import Cluster, ModelShape
-from dcp_planner.tables.plan import (
-    SCHEMA,
-    Blocks,
-    Plan,
-    Tiles,
-    Transfers,
-    columns_of,
-)
+from dcp_planner.tables.plan import SCHEMA, Blocks, Plan, Tiles, Transfers, columns_of
 from dcp_planner.tables.programs import ProgramTable, digest, restore_programs, tabulate_programs
 
 _META = "meta"

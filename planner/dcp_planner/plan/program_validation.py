@@ -6,6 +6,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Bools
 from dcp_planner.arrays import Ints
 from dcp_planner.errors import PlanError
 from dcp_planner.model.workload import DIRECTIONS, Direction
@@ -61,7 +62,7 @@ def _check_devices(plan: Plan, direction: Direction) -> None:
         )
 
 
-def _is_of_keys(kind: NDArray[np.uint8]) -> NDArray[np.bool_]:
+def _is_of_keys(kind: NDArray[np.uint8]) -> Bools:
     return np.asarray((kind == TransferKind.KV) | (kind == TransferKind.DKV))
 
 
@@ -110,7 +111,7 @@ class _Places:
         rows = np.flatnonzero(programs.op == COPY)
         devices = np.arange(self.plan.num_devices)
         starts = np.searchsorted(programs.device, devices)
-        wrong: NDArray[np.bool_] = np.bincount(programs.device[rows], minlength=len(devices)) != 1
+        wrong: Bools = np.bincount(programs.device[rows], minlength=len(devices)) != 1
         if not wrong.any():
             owned = np.bincount(owner, minlength=len(devices))
             wrong = (rows != starts) | (np.diff(programs.item_ptr)[rows] != owned)
@@ -193,13 +194,13 @@ class _Places:
         self.launch[ends, items] = rows
         self._check_complete(self.launch < 0, "launched")
 
-    def _refuse(self, wrong: NDArray[np.bool_], rows: Ints, items: Ints, text: str) -> None:
+    def _refuse(self, wrong: Bools, rows: Ints, items: Ints, text: str) -> None:
         found = np.flatnonzero(wrong)
         if found.size:
             device, x = self.programs.device[rows[found[0]]], int(items[found[0]])
             raise self.fail(text.format(d=device, x=self.told(x)))
 
-    def _check_complete(self, missing: NDArray[np.bool_], what: str) -> None:
+    def _check_complete(self, missing: Bools, what: str) -> None:
         for end, name in ((0, "source"), (1, "target")):
             found = self.chosen[missing[end, self.chosen]]
             if found.size:

@@ -6,16 +6,16 @@ counted anew; transfers are exactly those that the placement needs, at the sizes
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcp_dsl import Slabs
+from dcp_dsl.arrays import Bools, Ints
 from dcp_dsl.forms import BlockKind, Columns, PlacedForm, Strided
 from dcp_planner.errors import InvariantError, PlanError
 from dcp_planner.model.config import MOST_HEAD_GROUPS
 from dcp_planner.model.cuts import count_pairs, find_overlap
 from dcp_planner.plan.program_validation import check_programs
 from dcp_planner.tables.head_groups import expand_head_groups
-from dcp_planner.tables.plan import Plan, TransferKind, Transfers
+from dcp_planner.tables.plan import Plan, TransferKind, Transfers, columns_of
 
 __all__ = ["PlanError", "validate"]
 
@@ -27,10 +27,11 @@ def validate(plan: Plan) -> None:
         PlanError: names the first invariant that is broken, and where.
     """
     _check_groups(plan)
+    _check_blocks(plan)
+    _check_ranges(plan)
     if plan.head_groups == 1:
         _validate(plan)
         return
-    _check_blocks(plan)
     try:
         _validate(expand_head_groups(plan))
     except PlanError as error:
@@ -44,15 +45,14 @@ def validate(plan: Plan) -> None:
 
 
 def _validate(plan: Plan) -> None:
-    """Check a plan of one head group."""
-    _check_blocks(plan)
-    _check_tiles(plan)
+    """Check a plan of one head group whose blocks are right."""
+    _check_order(plan)
     _check_mask(plan)
     _check_transfers(plan)
     check_programs(plan)
 
 
-def require(holds: NDArray[np.bool_], invariant: str, table: str, *columns: object) -> None:
+def require(holds: Bools, invariant: str, table: str, *columns: object) -> None:
     """Raise the error of the first row that breaks an invariant.
 
     Args:
@@ -66,18 +66,13 @@ def require(holds: NDArray[np.bool_], invariant: str, table: str, *columns: obje
     row = int(np.flatnonzero(~holds)[0])
     names, arrays = columns[::2], columns[1::2]
     shown = ", ".join(f"{n} {np.asarray(a)[row]}" for n, a in zip(names, arrays, strict=True))
-    raise InvariantError(
-        invariant, f"{table} {row}" + (f" ({shown})" if shown else "") + _more(holds)
-    )
-
-
-def _more(holds: NDArray[np.bool_]) -> str:
     others = int((~holds).sum()) - 1
-    return f" and {others} more" if others else ""
+    more = f" and {others} more" if others else ""
+    raise InvariantError(invariant, f"{table} {row} ({shown}){more}")
 
 
 def _check_groups(plan: Plan) -> None:
-    """The columns of head groups are there and within their range, and so are blocks."""
+    """The columns of head groups are there if there are several."""
     groups = plan.head_groups
     if not 1 <= groups <= MOST_HEAD_GROUPS:
         raise PlanError(f"a plan has 1 to {MOST_HEAD_GROUPS} head groups, got {groups}")
@@ -87,38 +82,33 @@ def _check_groups(plan: Plan) -> None:
                 f"{name}s name their head group if and only if there are several: got "
                 f"{groups} and {'no' if table.group is None else 'a'} column"
             )
-        if table.group is not None:
-            require(
-                table.group < groups,
-                f"every {name}'s head group is 0 to {groups - 1}",
-                name, "group", table.group,
-            )  # fmt: skip
-    if groups > 1:
-        _check_block_columns(plan)
 
 
-def _check_block_columns(plan: Plan) -> None:
-    for name, table, columns in (
-        ("tile", plan.tiles, ("q_block", "kv_block")), ("transfer", plan.transfers, ("block",))
-    ):  # fmt: skip
-        for column in columns:
-            values = getattr(table, column)
-            require(
-                (values >= 0) & (values < len(plan.blocks)),
-                f"every {name}'s {column} is a block 0 to {len(plan.blocks) - 1}",
-                name, column, values,
-            )  # fmt: skip
+def _check_ranges(plan: Plan) -> None:
+    """Indices point into their tables."""
+    blocks, devices, many = len(plan.blocks), plan.num_devices, np.iinfo(np.int32).max
+    most = {
+        "q_block": blocks, "kv_block": blocks, "block": blocks, "group": plan.head_groups,
+        "owner": devices, "device": devices, "source": devices, "target": devices,
+        "division": many, "backward_division": many,
+    }  # fmt: skip
+    for name, table in (("block", plan.blocks), ("tile", plan.tiles), ("transfer", plan.transfers)):
+        for column, numbers in columns_of(table).items():
+            if column in most:
+                values = numbers.astype(np.int64)
+                last = most[column] - 1
+                text = "at least 0" if most[column] == many else f"0 to {last}"
+                holds = (values >= 0) & (values <= last)
+                require(holds, f"every {name}'s {column} is {text}", name, column, values)
+    kind = plan.transfers.kind
+    known = kind < len(TransferKind)
+    require(known, "every transfer's kind is known", "transfer", "kind", kind)
 
 
 def _check_blocks(plan: Plan) -> None:
     blocks, cu = plan.blocks, plan.cu_seqlens.astype(np.int64)
     if cu.size == 0 or cu[0] != 0 or (np.diff(cu) < 0).any():
         raise PlanError("sequences lie one behind the other: cu_seqlens does not rise from 0")
-    require(
-        (blocks.owner >= 0) & (blocks.owner < plan.num_devices),
-        f"every owner is a device 0 to {plan.num_devices - 1}",
-        "block", "owner", blocks.owner,
-    )  # fmt: skip
     expected = np.append(0, blocks.end)
     require(
         (blocks.start == expected[:-1]) & (blocks.end > blocks.start),
@@ -139,29 +129,14 @@ def _check_blocks(plan: Plan) -> None:
     )  # fmt: skip
 
 
-def _check_tiles(plan: Plan) -> None:
-    tiles, num_blocks = plan.tiles, len(plan.blocks)
-    for name in ("q_block", "kv_block"):
-        column = getattr(tiles, name)
-        require(
-            (column >= 0) & (column < num_blocks),
-            f"every tile's {name} is a block 0 to {num_blocks - 1}",
-            "tile", name, column,
-        )  # fmt: skip
-    place = tiles.q_block.astype(np.int64) * max(1, num_blocks) + tiles.kv_block
+def _check_order(plan: Plan) -> None:
+    tiles = plan.tiles
+    place = tiles.q_block.astype(np.int64) * max(1, len(plan.blocks)) + tiles.kv_block
     require(
         np.diff(place, prepend=-1) > 0,
         "tiles are sorted by (q_block, kv_block), none twice",
         "tile", "q_block", tiles.q_block, "kv_block", tiles.kv_block,
     )  # fmt: skip
-    require(
-        (tiles.device >= 0) & (tiles.device < plan.num_devices),
-        f"every tile's device is 0 to {plan.num_devices - 1}",
-        "tile", "device", tiles.device,
-    )  # fmt: skip
-    for name in ("division", "backward_division"):
-        column = getattr(tiles, name)
-        require(column >= 0, f"every tile's {name} is at least 0", "tile", name, column)
 
 
 def _check_mask(plan: Plan) -> None:
@@ -240,27 +215,10 @@ def _slabs_inside(placed: PlacedForm) -> list[Slabs]:
 
 
 def _check_transfers(plan: Plan) -> None:
-    table, blocks = plan.transfers, plan.blocks
-    require(
-        (table.block >= 0) & (table.block < len(blocks)),
-        f"every transfer's block is 0 to {len(blocks) - 1}",
-        "transfer", "block", table.block,
-    )  # fmt: skip
-    require(
-        table.kind < len(TransferKind),
-        "every transfer's kind is known",
-        "transfer", "kind", table.kind,
-    )  # fmt: skip
-    for name in ("source", "target"):
-        column = getattr(table, name)
-        require(
-            (column >= 0) & (column < plan.num_devices),
-            f"every transfer's {name} is a device 0 to {plan.num_devices - 1}",
-            "transfer", name, column,
-        )  # fmt: skip
+    table = plan.transfers
     _check_needed(plan)
     _check_ways(plan)
-    size = blocks.num_tokens[table.block] * _bytes_per_token(plan)
+    size = plan.blocks.num_tokens[table.block] * _bytes_per_token(plan)
     require(
         table.size_bytes == size,
         "a transfer's size follows from its tokens and the model shape",
@@ -292,14 +250,14 @@ def _check_needed(plan: Plan) -> None:
         raise PlanError(f"every transfer is needed by a tile: {_told(plan, int(extra[0]))} is not")
 
 
-def _places(table: Transfers, plan: Plan) -> NDArray[np.int64]:
+def _places(table: Transfers, plan: Plan) -> Ints:
     """Number what a transfer does by (block, direction, kind, device that computes), ``[X]``."""
     worker = np.where(table.kind >= TransferKind.OUT, table.source, table.target)
     place = (table.block.astype(np.int64) * 2 + table.is_backward) * 8 + table.kind
     return np.asarray(place * plan.num_devices + worker)
 
 
-def _needed_places(plan: Plan) -> NDArray[np.int64]:
+def _needed_places(plan: Plan) -> Ints:
     """Return the places of all transfers that the tiles need."""
     owner, tiles, kinds = plan.blocks.owner, plan.tiles, TransferKind
     places = []
@@ -349,7 +307,7 @@ def _check_ways(plan: Plan) -> None:
     )  # fmt: skip
 
 
-def _bytes_per_token(plan: Plan) -> NDArray[np.int64]:
+def _bytes_per_token(plan: Plan) -> Ints:
     """Spell the byte model out from heads and element size, ``[X]``."""
     shape, table = plan.shape, plan.transfers
     row = shape.q_heads * shape.head_dim * shape.dtype_bytes

@@ -4,27 +4,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Indices, Record
+from dcp_dsl.arrays import Bools, Indices, Ints, Record
 from dcp_planner.model.config import Routing
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import Direction, Workload
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Division:
-    """The tiles that all devices compute between two waits.
-
-    Attributes:
-        direction: of the pass.
-        index: 0 for local tiles.
-        tiles: int64 ``[*]``, rows of the workload, ascending.
-    """
-
-    direction: Direction
-    index: int
-    tiles: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,22 +27,9 @@ class Schedule(Record):
     routing: Routing = "direct"
     is_frugal: bool = False
 
-    @property
-    def num_divisions(self) -> int:
-        """Divisions in use, over both directions; at least 1."""
-        return 1 + int(max(self.division.max(initial=0), self.backward_division.max(initial=0)))
-
-    def of(self, direction: Direction) -> NDArray[np.int32]:
+    def of(self, direction: Direction) -> Indices:
         """Return the division of every tile in one direction."""
         return self.division if direction == "forward" else self.backward_division
-
-    def divisions(self, direction: Direction) -> tuple[Division, ...]:
-        """Return the divisions of one direction in order."""
-        chosen = self.of(direction)
-        return tuple(
-            Division(direction, index, np.flatnonzero(chosen == index))
-            for index in range(self.num_divisions)
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,8 +42,8 @@ class Arrivals:
             received bytes.
     """
 
-    at_ns: NDArray[np.int64]
-    weight: NDArray[np.int64] | None = None
+    at_ns: Ints
+    weight: Ints | None = None
 
 
 def cut_divisions(
@@ -81,7 +52,7 @@ def cut_divisions(
     direction: Direction,
     parts: int,
     arrivals: Arrivals | None = None,
-) -> NDArray[np.int32]:
+) -> Indices:
     """Cut each device's tiles into divisions: local ones, and at most `parts` more; O(W log W).
 
     Division 0 is everything local. The others split what a device receives into equal bytes, in the
@@ -112,12 +83,12 @@ def cut_divisions(
 
 def _cut(
     workload: Workload,
-    device: NDArray[np.int32],
-    needs: tuple[NDArray[np.bool_], NDArray[np.bool_]],
+    device: Indices,
+    needs: tuple[Bools, Bools],
     bytes_per_token: tuple[int, int],
     parts: int,
     arrivals: Arrivals | None,
-) -> NDArray[np.int32]:
+) -> Indices:
     """Cut the tiles that wait for their queries or keys, in `needs`; 0 for all others."""
     division = np.zeros(workload.num_tiles, np.int32)
     remote = np.flatnonzero(needs[0] | needs[1])
@@ -135,11 +106,11 @@ def _cut(
 
 def _order(
     workload: Workload,
-    device: NDArray[np.int32],
-    needs_q: NDArray[np.bool_],
-    remote: NDArray[np.int64],
+    device: Indices,
+    needs_q: Bools,
+    remote: Ints,
     arrivals: Arrivals | None,
-) -> NDArray[np.int64]:
+) -> Ints:
     """Return the order of the remote tiles by device and, there, in time.
 
     Tiles that share the block they wait for stand together, so that it is waited for once.
@@ -153,11 +124,11 @@ def _order(
 
 def _received_bytes(
     workload: Workload,
-    order: NDArray[np.int64],
-    runs: NDArray[np.int64],
-    needs: tuple[NDArray[np.bool_], NDArray[np.bool_]],
+    order: Ints,
+    runs: Ints,
+    needs: tuple[Bools, Bools],
     bytes_per_token: tuple[int, int],
-) -> NDArray[np.int64]:
+) -> Ints:
     """Compute the bytes of blocks that the tiles of `order` are first to need on their device."""
     brought = np.zeros(len(order), np.int64)
     sides = workload.compute_q, workload.compute_kv
@@ -169,9 +140,7 @@ def _received_bytes(
     return brought
 
 
-def _equal_parts(
-    device: NDArray[np.int64], brought: NDArray[np.int64], parts: int
-) -> NDArray[np.int64]:
+def _equal_parts(device: Ints, brought: Ints, parts: int) -> Ints:
     """Number the parts 0, 1, ... of each device's run so that each brings about the same bytes.
 
     Every device's first element brings something, so no part number leaks from the device before.

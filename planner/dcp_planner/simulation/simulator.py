@@ -235,10 +235,7 @@ def launches_of_waits(programs: ProgramTable) -> Ints:
 
 
 def _durations(
-    programs: ProgramTable,
-    transfers: Transfers,
-    seconds_of_tile: Floats,
-    cluster: Cluster,
+    programs: ProgramTable, transfers: Transfers, seconds_of_tile: Floats, cluster: Cluster
 ) -> Floats:
     """Compute the seconds that each instruction takes on the compute lane, ``[I]``."""
     seconds = np.zeros(len(programs))
@@ -251,8 +248,7 @@ def _durations(
         if chosen.size and len(weights):
             of_item = np.repeat(programs.op == op, counts)
             sums = np.add.reduceat(
-                weights[programs.items[of_item]],
-                np.append(0, np.cumsum(counts[chosen]))[:-1],
+                weights[programs.items[of_item]], np.append(0, np.cumsum(counts[chosen]))[:-1]
             )
             seconds[chosen] = sums + cluster.kernel_launch_s
     return seconds
