@@ -11,8 +11,8 @@ from dcp_planner.arrays import Ints
 from dcp_planner.errors import PlanError
 from dcp_planner.model.workload import DIRECTIONS, Direction
 from dcp_planner.schedule.slots import find_shared_rows
-from dcp_planner.simulation.event_loop import Messages, Steps, run_events
-from dcp_planner.simulation.simulator import find_feeders, launches_of_waits
+from dcp_planner.simulation.event_loop import Messages, Steps, launches_of_waits, run_events
+from dcp_planner.simulation.simulator import find_feeders
 from dcp_planner.tables.plan import Plan, TransferKind
 from dcp_planner.tables.programs import (
     ATTENTION,
@@ -387,25 +387,12 @@ class _Places:
 
     def check_progress(self) -> None:
         """Run the programs with messages that take no time; every device must reach its end."""
-        programs, table, devices = self.programs, self.plan.transfers, self.plan.num_devices
+        programs, table = self.programs, self.plan.transfers
         own_ports = np.tile(np.arange(len(table)), (2, 1))  # messages do not wait for each other
-        row_ptr = np.searchsorted(programs.device, np.arange(devices + 1))
         no_time = np.zeros(len(table), np.int64)
-        *_, at, _ = run_events(
-            Steps(
-                row_ptr,
-                programs.op,
-                programs.item_ptr,
-                programs.items,
-                np.zeros(len(programs), np.int64),
-                self.launch_of,
-            ),
-            Messages(table.source, table.target, self.feeder, own_ports, no_time, no_time),
-            len(table),
-            0,
-        )
-        stuck = np.flatnonzero(at < row_ptr[1:])
+        steps = Steps.of(programs, self.plan.num_devices, np.zeros(len(programs), np.int64))
+        messages = Messages(table.source, table.target, self.feeder, own_ports, no_time, no_time)
+        *_, at, _ = run_events(steps, messages, len(table), 0)
+        stuck = np.flatnonzero(at < steps.row_ptr[1:])
         if stuck.size:
-            raise self.fail(
-                f"no two programs wait for each other: devices {stuck[:8].tolist()} never end"
-            )
+            raise self.fail(f"deadlock: devices {stuck[:8].tolist()} wait for each other")

@@ -7,13 +7,12 @@ same time are handled in the order in which they were made.
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dcp_planner.arrays import Ints
+from dcp_dsl.arrays import Bytes, Indices, Ints
 from dcp_planner.jit import compiled, inner
+from dcp_planner.tables.programs import LAUNCH, WAIT, ProgramTable
 
 _RESUME, _LEAVE, _ARRIVE = 0, 1, 2
-_OP_LAUNCH, _OP_WAIT = 1, 2  # as in program_table.OPS; compiled code takes constants only
 _WAITING, _READY, _STARTED = 0, 1, 2
 
 
@@ -22,19 +21,24 @@ class Steps(NamedTuple):
 
     Attributes:
         row_ptr: int64 ``[R+1]``, instructions of each device.
-        op: uint8 ``[I]``.
-        item_ptr: int64 ``[I+1]``.
-        items: int32 ``[N]``, messages that a launch launches.
+        op, item_ptr, items: columns of a `ProgramTable`; only the messages of launches are read.
         duration: int64 ``[I]``, time on the compute lane.
         launch_of: int64 ``[I]``, launch that a wait belongs to, else -1.
     """
 
     row_ptr: Ints
-    op: NDArray[np.uint8]
+    op: Bytes
     item_ptr: Ints
-    items: NDArray[np.int32]
+    items: Indices
     duration: Ints
     launch_of: Ints
+
+    @classmethod
+    def of(cls, programs: ProgramTable, num_devices: int, duration: Ints) -> "Steps":
+        """Take the instructions from a table, and find the launch of each wait."""
+        row_ptr = np.searchsorted(programs.device, np.arange(num_devices + 1))
+        op, ptr, items = programs.op, programs.item_ptr, programs.items
+        return cls(row_ptr, op, ptr, items, duration, launches_of_waits(programs))
 
 
 class Messages(NamedTuple):
@@ -48,8 +52,8 @@ class Messages(NamedTuple):
         latency: int64 ``[X]``, between leaving and arriving.
     """
 
-    source: NDArray[np.int32]
-    target: NDArray[np.int32]
+    source: Indices
+    target: Indices
     feeder: Ints
     ports: Ints
     busy: Ints
@@ -91,8 +95,8 @@ class _State(NamedTuple):
     launch_row: Ints
     first_fed: Ints
     next_fed: Ints
-    progress: NDArray[np.uint8]
-    has_arrived: NDArray[np.uint8]
+    progress: Bytes
+    has_arrived: Bytes
     to_start: Ints
     times: Ints
     numbers: Ints
@@ -134,6 +138,20 @@ def _pop(times: Ints, numbers: Ints, codes: Ints, size: int) -> int:
         i = child
     times[i], numbers[i], codes[i] = time_ns, number, code
     return size
+
+
+def launches_of_waits(programs: ProgramTable) -> Ints:
+    """Find the launch that each wait belongs to, int64 ``[I]``; -1 for other instructions."""
+    found = np.full(len(programs), -1, np.int64)
+    span = int(programs.key.max(initial=0)) + 2
+    place = programs.device.astype(np.int64) * span + programs.key
+    launches, waits = (np.flatnonzero(programs.op == op) for op in (LAUNCH, WAIT))
+    if launches.size and waits.size:
+        order = np.argsort(place[launches])
+        where = np.searchsorted(place[launches], place[waits], sorter=order)
+        chosen = launches[order[np.minimum(where, len(launches) - 1)]]
+        found[waits] = np.where(place[chosen] == place[waits], chosen, -1)
+    return found
 
 
 def run_events(
@@ -244,7 +262,7 @@ def _play(steps: Steps, messages: Messages, current: _State, start_ns: int) -> i
             if (
                 still_open[row] == 0
                 and row_at < row_ptr[here + 1]
-                and op[row_at] == _OP_WAIT
+                and op[row_at] == WAIT
                 and launch_of[row_at] == row
                 and begun[row_at] >= 0
             ):
@@ -256,11 +274,11 @@ def _play(steps: Steps, messages: Messages, current: _State, start_ns: int) -> i
                 row = at[device]
                 if begun[row] < 0:
                     begun[row] = now
-                if op[row] == _OP_WAIT:
+                if op[row] == WAIT:
                     if launch_of[row] >= 0 and still_open[launch_of[row]] > 0:
                         break
                     ended[row] = now
-                elif op[row] == _OP_LAUNCH:
+                elif op[row] == LAUNCH:
                     ended[row] = now
                     for k in range(item_ptr[row], item_ptr[row + 1]):
                         x = items[k]

@@ -21,7 +21,7 @@ from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.cost_model import reduction_seconds, tile_seconds
 from dcp_planner.model.workload import Direction
-from dcp_planner.simulation.event_loop import Messages, Steps, run_events
+from dcp_planner.simulation.event_loop import Messages, Steps, launches_of_waits, run_events
 from dcp_planner.simulation.event_names import message_names, wait_name
 from dcp_planner.simulation.trace import COLUMNS, EVENT_KINDS, Trace
 from dcp_planner.tables.head_groups import expand_head_groups
@@ -80,7 +80,7 @@ def simulate(plan: Plan) -> Trace:
     Discrete events, O(E log E) for E messages and instructions.
 
     Raises:
-        PlanError: if the programs wait for each other for ever, or run for a century.
+        PlanError: for a deadlock, or a run of a century.
     """
     parts, start_ns, flat = [], 0, expand_head_groups(plan)
     for direction in ("forward", "backward"):
@@ -152,9 +152,8 @@ def play(
     """Play one direction; the items of `programs` are rows of `transfers` and of the tiles.
 
     Raises:
-        PlanError: if the programs wait for each other for ever, or run for a century.
+        PlanError: for a deadlock, or a run of a century.
     """
-    row_ptr = np.searchsorted(programs.device, np.arange(cluster.num_devices + 1))
     nics, ends = cluster.nic_of_device, np.stack([transfers.source, transfers.target])
     is_inter = np.diff(ends // cluster.devices_per_node, axis=0)[0] != 0
     duration = _durations(programs, transfers, seconds_of_tile, cluster)
@@ -171,31 +170,18 @@ def play(
         )
     busy_ns = np.maximum(_nanoseconds(busy), 1)
     latency_ns = _nanoseconds(latency)
-    begun, ended, started, at, end_ns = run_events(
-        Steps(
-            row_ptr,
-            programs.op,
-            programs.item_ptr,
-            programs.items,
-            _nanoseconds(duration),
-            launches_of_waits(programs),
-        ),
-        Messages(
-            transfers.source,
-            transfers.target,
-            find_feeders(transfers),
-            np.where(is_inter, cluster.num_devices + nics[ends], ends),
-            busy_ns,
-            latency_ns,
-        ),
-        cluster.num_devices + int(nics[-1]) + 1,
-        start_ns,
+    steps = Steps.of(programs, cluster.num_devices, _nanoseconds(duration))
+    ports = np.where(is_inter, cluster.num_devices + nics[ends], ends)
+    messages = Messages(
+        transfers.source, transfers.target, find_feeders(transfers), ports, busy_ns, latency_ns
     )
-    stuck = np.flatnonzero(at < row_ptr[1:])
+    num_ports = cluster.num_devices + int(nics[-1]) + 1
+    begun, ended, started, at, end_ns = run_events(steps, messages, num_ports, start_ns)
+    stuck = np.flatnonzero(at < steps.row_ptr[1:])
     if stuck.size:
         raise PlanError(
-            "the programs wait for each other for ever: devices "
-            f"{stuck[:8].tolist()} never get past a CommWait; validate(plan) names the transfer"
+            f"deadlock: devices {stuck[:8].tolist()} never get past a CommWait; validate(plan) "
+            "names the transfer"
         )
     left = started + busy_ns
     return Played(programs, begun, ended, started, left, left + latency_ns, int(end_ns))
@@ -218,20 +204,6 @@ def find_feeders(transfers: Transfers) -> Ints:
     chosen = order[found]
     feeder[passed_on] = np.where(brought[chosen] == wanted, inputs[chosen], -1)
     return feeder
-
-
-def launches_of_waits(programs: ProgramTable) -> Ints:
-    """Find the launch that each wait belongs to, int64 ``[I]``; -1 for other instructions."""
-    found = np.full(len(programs), -1, np.int64)
-    span = int(programs.key.max(initial=0)) + 2
-    place = programs.device.astype(np.int64) * span + programs.key
-    launches, waits = (np.flatnonzero(programs.op == op) for op in (LAUNCH, WAIT))
-    if launches.size and waits.size:
-        order = np.argsort(place[launches])
-        where = np.searchsorted(place[launches], place[waits], sorter=order)
-        chosen = launches[order[np.minimum(where, len(launches) - 1)]]
-        found[waits] = np.where(place[chosen] == place[waits], chosen, -1)
-    return found
 
 
 def _durations(
