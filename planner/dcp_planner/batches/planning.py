@@ -1,4 +1,4 @@
-"""Batch in, plan, figures and file out: what `dcpm plan` does with each batch."""
+"""Plan one batch under every mask, compare it with other partitioners, and keep its figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,22 +25,30 @@ from dcp_planner.tables.plan import Plan
 from dcp_planner.tables.programs import digest
 
 STATIC = "static"
-"""Stands for every static layout in `Planning.against`."""
+"""Every static layout, in `PlanningChoices.against`."""
+
+
+_TOLD = (
+    "index", "rows", "length_counts", "density", "mask", "origin", "digest", "file", "warnings",
+)  # fmt: skip
+_COMPARED = (
+    "predicted_forward_s", "predicted_backward_s", "plan_s", "compute_imbalance", "token_imbalance",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Planning:
-    """How batches are planned.
+class PlanningChoices:
+    """Choices for planning batches.
 
     Attributes:
         shape, cluster, config: as `build_plan` takes them.
         block: tokens per block; ``None``: cut at the mask's breakpoints into blocks that can be
             placed well.
-        against: backends to compare with; `STATIC` for every static layout that heads and
+        against: partitioners to compare with; `STATIC` for every static layout that heads and
             devices allow.
 
     Raises:
-        PlanError: if there is no backend of a name, or it is not installed.
+        PlanError: if there is no partitioner of a name, or it is not installed.
     """
 
     shape: ModelShape
@@ -56,7 +64,7 @@ class Planning:
 
     @property
     def block_size(self) -> BlockSize:
-        """Give the block size, or who cuts."""
+        """Block size, or a function that cuts the sequences of all masks at common places."""
         return self._cut if self.block is None else self.block
 
     def _cut(self, masks: Sequence[Sequence[Form]]) -> tuple[BlockSparsity, ...]:
@@ -64,7 +72,7 @@ class Planning:
         return cut_stack(masks, min(sizes))
 
     def others(self) -> tuple[str, ...]:
-        """Give the backends to compare with, by name, each once."""
+        """List the names of the partitioners to compare with, each once."""
         static = static_layouts(self.shape, self.cluster)
         named = (static if name == STATIC else [name] for name in self.against)
         return tuple(dict.fromkeys(name for names in named for name in names))
@@ -72,13 +80,12 @@ class Planning:
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """What is told of one planned batch.
+    """Summary of one batch planned under one mask.
 
     Attributes:
-        figures: of its plan.
-        mask, origin: what was planned.
-        digest: of the plan.
-        others: figures of the other backends, by name.
+        figures, digest: of its plan.
+        mask, origin: the mask's call, and where the batch comes from.
+        others: figures of the other partitioners, by name.
         over_caps: caps that each of them exceeds, with the most over the mean that it reaches.
         notes, warnings: as sentences for people.
         index, num_available, rows: as of the `Batch`.
@@ -111,41 +118,30 @@ class BatchRow:
         return best_static(self.figures.predicted_s, seconds, self.over_caps)
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON object; `Any`: what JSON holds."""
+        """Return a JSON object; `Any`: what JSON holds."""
         others = {
-            name: {
-                "predicted_forward_s": theirs.predicted_forward_s,
-                "predicted_backward_s": theirs.predicted_backward_s,
-                "plan_s": theirs.plan_s,
-                "compute_imbalance": theirs.compute_imbalance,
-                "token_imbalance": theirs.token_imbalance,
-                "over_caps": list(self.over_caps[name]),
-            }
+            name: {figure: getattr(theirs, figure) for figure in _COMPARED}
+            | {"over_caps": list(self.over_caps[name])}
             for name, theirs in self.others.items()
         }
-        return self.figures.to_json() | {
-            "index": self.index,
-            "rows": list(self.rows) if self.rows else None,
-            "lengths": self.lengths.to_json(),
-            "length_counts": list(self.length_counts),
-            "density": self.density,
-            "mask": self.mask,
-            "origin": self.origin,
-            "digest": self.digest,
-            "file": self.file,
-            "warnings": list(self.warnings),
-            "against": others,
-            "best_static": {scope: rival._asdict() for scope, rival in self.best_static.items()},
-        }
+        return (
+            self.figures.to_json()
+            | {name: getattr(self, name) for name in _TOLD}
+            | {
+                "lengths": self.lengths.to_json(),
+                "against": others,
+                "best_static": {scope: r._asdict() for scope, r in self.best_static.items()},
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlannedBatch:
-    """One batch under one mask, planned and predicted.
+class PlannedMask:
+    """One batch planned under one mask.
 
     Attributes:
         plan, trace: the plan and its predicted timeline.
-        row: what is told of it.
+        row: its summary.
         use: where a stack uses the mask; ``None`` if all layers do.
     """
 
@@ -154,8 +150,8 @@ class PlannedBatch:
     row: BatchRow
     use: StackUse | None = None
 
-    def written(self, path: Path) -> "PlannedBatch":
-        """Write plan and trace and remember where.
+    def written(self, path: Path) -> "PlannedMask":
+        """Write plan and trace, and return a copy that knows the file.
 
         Raises:
             PlanFileError: if the file cannot be written.
@@ -164,48 +160,56 @@ class PlannedBatch:
         return replace(self, row=replace(self.row, file=str(path)))
 
 
-def plan_batch(masks: Sequence[Batch], planning: Planning) -> tuple[PlannedBatch, ...]:
-    """Plan one batch with the chosen backend and with those it is compared with.
+def plan_batch(masks: Sequence[Batch], planning: PlanningChoices) -> tuple[PlannedMask, ...]:
+    """Plan one batch with the chosen partitioner and with those it is compared with.
 
     Args:
         masks: the batch under its mask, or under every mask of a stack: those are planned over one
             ownership of tokens, and the planning time of each is that of all.
-        planning: how.
+        planning: shape, cluster and choices.
 
     Raises:
         PlanError: as `build_plan` and `build_stack`.
     """
-    own = _planned(masks, planning, planning.config)
-    others = {
-        name: _compared(masks, planning, replace(planning.config, partitioner=name))
-        for name in planning.others()
-    }
+    others: dict[str, list[BatchFigures]] = {}
+    for name in planning.others():
+        # A static layout stays as it is under every mask of a stack.
+        is_static = name.startswith(f"{STATIC}:")
+        parts = [[replace(batch, use=None)] for batch in masks] if is_static else [masks]
+        config = replace(planning.config, partitioner=name)
+        others[name] = [f for part in parts for _, f in _planned(part, planning, config)]
     return tuple(
-        PlannedBatch(
-            plan,
-            simulate(plan),
-            _row(
-                batch,
-                plan,
-                figures,
-                {name: theirs[at] for name, theirs in others.items()},
-                planning.config,
-            ),
-            batch.use,
+        _summed_up(batch, plan, figures, {name: theirs[at] for name, theirs in others.items()},
+                   planning.config)
+        for at, (batch, (plan, figures)) in enumerate(
+            zip(masks, _planned(masks, planning, planning.config), strict=True)
         )
-        for at, (batch, (plan, figures)) in enumerate(zip(masks, own, strict=True))
-    )
+    )  # fmt: skip
 
 
-def _row(
+def _planned(
+    masks: Sequence[Batch], planning: PlanningChoices, config: PlanConfig
+) -> list[tuple[Plan, BatchFigures]]:
+    shape, cluster = planning.shape, planning.cluster
+    layers = [(batch.sparsity, batch.use.layers) for batch in masks if batch.use is not None]
+    with stopwatch() as watch:
+        if layers:
+            plans = build_stack(layers, shape, cluster, config).plans
+        else:
+            plans = (build_plan(masks[0].sparsity, shape, cluster, config),)
+    named = [replace(p, provenance=b.provenance) for p, b in zip(plans, masks, strict=True)]
+    return [(plan, figures_of(plan, watch.seconds)) for plan in named]
+
+
+def _summed_up(
     batch: Batch,
     plan: Plan,
     figures: BatchFigures,
     others: Mapping[str, BatchFigures],
     config: PlanConfig,
-) -> BatchRow:
+) -> PlannedMask:
     lengths = np.diff(plan.cu_seqlens).tolist()
-    return BatchRow(
+    row = BatchRow(
         figures=figures,
         mask=batch.provenance.mask,
         origin=batch.provenance.origin,
@@ -221,30 +225,7 @@ def _row(
         length_counts=_length_counts(lengths),
         density=measure(plan).density,
     )
-
-
-def _compared(masks: Sequence[Batch], planning: Planning, config: PlanConfig) -> list[BatchFigures]:
-    """Plan with another backend; a static layout stays as it is under every mask of a stack."""
-    if config.partitioner.startswith(f"{STATIC}:"):
-        alone = [replace(batch, use=None) for batch in masks]
-        return [_planned([batch], planning, config)[0][1] for batch in alone]
-    return [figures for _, figures in _planned(masks, planning, config)]
-
-
-def _planned(
-    masks: Sequence[Batch], planning: Planning, config: PlanConfig
-) -> list[tuple[Plan, BatchFigures]]:
-    shape, cluster = planning.shape, planning.cluster
-    layers = [(batch.sparsity, batch.use.layers) for batch in masks if batch.use is not None]
-    with stopwatch() as watch:
-        if layers:
-            plans = build_stack(layers, shape, cluster, config).plans
-        else:
-            plans = (build_plan(masks[0].sparsity, shape, cluster, config),)
-    named = [
-        replace(plan, provenance=batch.provenance) for plan, batch in zip(plans, masks, strict=True)
-    ]
-    return [(plan, figures_of(plan, watch.seconds)) for plan in named]
+    return PlannedMask(plan, simulate(plan), row, batch.use)
 
 
 def _length_counts(lengths: Sequence[int]) -> tuple[int, ...]:
@@ -254,4 +235,4 @@ def _length_counts(lengths: Sequence[int]) -> tuple[int, ...]:
     (1, 2, 0, 1)
     """
     powers = [length.bit_length() - 1 for length in lengths if length > 0]
-    return tuple(int(count) for count in np.bincount(powers)) if powers else ()
+    return tuple(np.bincount(powers).tolist()) if powers else ()

@@ -1,7 +1,7 @@
-"""The report of a planned data set in one JSON file, ``*.dcpbatches.json``, for the dashboard.
+"""Write and read the report of a planned data set: one JSON file, ``*.dcpbatches.json``.
 
-The file lies beside its plans, if they are kept, and is rewritten while planning goes on, so that a
-long run can be watched.
+The dashboard shows it. The file lies beside the plans, if they are kept. Planning rewrites it batch
+by batch, so that a person can watch a long run.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 from dcp_dsl.files import replacing
 from dcp_planner.batches.batch import StackUse
-from dcp_planner.batches.planning import BatchRow, Planning
+from dcp_planner.batches.planning import BatchRow, PlanningChoices
 from dcp_planner.compile_clock import compile_seconds
 from dcp_planner.errors import PlanFileError
 from dcp_planner.report.figures import (
@@ -24,7 +24,7 @@ from dcp_planner.report.figures import (
     spread_of,
 )
 from dcp_planner.report.json_text import json_text
-from dcp_planner.report.static_rivals import Rival, Scope, best_static, spreads_over_best
+from dcp_planner.report.static_rivals import Scope, best_static, spreads_over_best
 
 SCHEMA = "dcp.batches/1"
 STACK_SCHEMA = "dcp.stack/1"
@@ -41,14 +41,14 @@ _AGAIN = "write it again with `dcpm plan SPEC --dataset PATH --batches N --out F
 
 @dataclass(frozen=True, slots=True)
 class DatasetRun:
-    """Request that a report answers.
+    """Command that a report answers: what to plan, and how.
 
     Attributes:
-        spec, dataset: paths as the person gave them; ``None``: samples of the command line.
+        spec, dataset: paths as the person gave them; no data set: samples of the command line.
         mask: call that takes the place of the spec's ``for ... use``, or ``None``.
         token_budget: most tokens of a batch.
-        first_batch, num_wanted: which batches.
-        planning: how they are planned.
+        first_batch, num_wanted: range of batches.
+        planning: shape, cluster and choices.
         use: where a stack uses the mask; ``None`` if all layers do.
     """
 
@@ -58,7 +58,7 @@ class DatasetRun:
     token_budget: int
     first_batch: int
     num_wanted: int
-    planning: Planning
+    planning: PlanningChoices
     use: StackUse | None = None
 
     def document(self, rows: Sequence[BatchRow], *, is_complete: bool) -> dict[str, Any]:
@@ -96,6 +96,12 @@ SUMMED = ("predicted_forward_s", "predicted_backward_s", "forward_bytes", "backw
 """Figures that add up over the layers of a stack."""
 
 
+def _over_layers(uses: Sequence[StackUse], figures: Sequence[BatchFigures], name: str) -> float:
+    """Add up a figure over the layers of one cycle, given the figures under each mask."""
+    pairs = zip(uses, figures, strict=True)
+    return sum(use.layers * float(getattr(one, name)) for use, one in pairs)
+
+
 def stack_totals(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> dict[str, Spread]:
     """Add up what the layers of one cycle of a stack cost together, over its batches.
 
@@ -103,60 +109,31 @@ def stack_totals(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -
         uses: of its masks.
         rows: of each mask, batch by batch.
     """
-    layers = [use.layers for use in uses]
-    return {
-        name: spread_of(
-            [
-                sum(
-                    count * getattr(row.figures, name)
-                    for count, row in zip(layers, batch, strict=True)
-                )
-                for batch in zip(*rows, strict=True)
-            ]
-        )
-        for name in SUMMED
-    }
+    batches = [[row.figures for row in batch] for batch in zip(*rows, strict=True)]
+    return {n: spread_of([_over_layers(uses, batch, n) for batch in batches]) for n in SUMMED}
 
 
 def stack_speedups(
     uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]
-) -> dict[str, Spread]:
-    """Give how many times faster all layers are predicted than with each other method."""
-    times = [_stack_seconds(uses, batch) for batch in zip(*rows, strict=True)]
-    return {
-        name: spread_of([theirs[name] / (ours or 1.0) for ours, theirs in times])
-        for name in rows[0][0].others
-    }
+) -> tuple[dict[str, Spread], dict[Scope, Spread]]:
+    """Compute how many times faster all layers together are predicted than by other methods.
 
-
-def stack_best_static(
-    uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]
-) -> list[dict[Scope, Rival]]:
-    """Give the fastest static layouts for all layers together, batch by batch."""
-    found = []
-    for batch in zip(*rows, strict=True):
-        ours, theirs = _stack_seconds(uses, batch)
-        over = {name: {cap for row in batch for cap in row.over_caps[name]} for name in theirs}
-        found.append(best_static(ours, theirs, over))
-    return found
-
-
-def _stack_seconds(
-    uses: Sequence[StackUse], batch: Sequence[BatchRow]
-) -> tuple[float, dict[str, float]]:
-    """Give what the layers of one batch take together: with our plans, and with each other method.
-
-    Args:
-        uses: of the masks.
-        batch: its row of each mask.
+    Returns:
+        The speedups over each other method, and over the best static layout of each batch.
     """
-    layers = [use.layers for use in uses]
-
-    def seconds(figures: Sequence[BatchFigures]) -> float:
-        return sum(count * one.predicted_s for count, one in zip(layers, figures, strict=True))
-
-    others = {name: seconds([row.others[name] for row in batch]) for name in batch[0].others}
-    return seconds([row.figures for row in batch]), others
+    speedups: dict[str, list[float]] = {name: [] for name in rows[0][0].others}
+    rivals = []
+    for batch in zip(*rows, strict=True):
+        ours = _over_layers(uses, [row.figures for row in batch], "predicted_s")
+        theirs = {
+            name: _over_layers(uses, [row.others[name] for row in batch], "predicted_s")
+            for name in speedups
+        }
+        for name, seconds in theirs.items():
+            speedups[name].append(seconds / (ours or 1.0))
+        over = {name: {cap for row in batch for cap in row.over_caps[name]} for name in theirs}
+        rivals.append(best_static(ours, theirs, over))
+    return {name: spread_of(values) for name, values in speedups.items()}, spreads_over_best(rivals)
 
 
 def stack_document(
@@ -170,13 +147,14 @@ def stack_document(
     """
     uses = [run.use for run in runs if run.use is not None]
     documents = [run.document(own, is_complete=True) for run, own in zip(runs, rows, strict=True)]
+    speedups, over_best = stack_speedups(uses, rows)
     return {
         "schema": STACK_SCHEMA,
         "stack": uses[0].stack,
         "period": uses[0].period,
         "total": _spreads(stack_totals(uses, rows)),
-        "speedup": _spreads(stack_speedups(uses, rows)),
-        "speedup_over_best_static": _spreads(spreads_over_best(stack_best_static(uses, rows))),
+        "speedup": _spreads(speedups),
+        "speedup_over_best_static": _spreads(over_best),
         "masks": documents,
     }
 
@@ -186,19 +164,17 @@ class ReportWriter:
 
     Args:
         path: of the report.
-        run: what was asked for.
+        run: the command that it answers.
         rewrite_s: least seconds between two versions, so that long runs cost little.
     """
 
     def __init__(self, path: Path, run: DatasetRun, rewrite_s: float = REWRITE_S) -> None:
-        self._path = path
-        self._run = run
+        self._path, self._run, self._rewrite_s = path, run, rewrite_s
         self._rows: list[BatchRow] = []
-        self._rewrite_s = rewrite_s
         self._written = float("-inf")
 
     def add(self, row: BatchRow) -> None:
-        """Take one more batch."""
+        """Add one more batch."""
         self._rows.append(row)
         if time.monotonic() - self._written >= self._rewrite_s:
             self._write(is_complete=False)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from dcp_dsl import Mask, Spec, Stack
     from dcp_planner.batches.batch import Batch, BlockSize
-    from dcp_planner.batches.planning import PlannedBatch, Planning
+    from dcp_planner.batches.planning import PlannedMask, PlanningChoices
     from dcp_planner.batches.report_file import DatasetRun
     from dcp_planner.model.cluster import Cluster, ModelShape
 
@@ -26,21 +26,25 @@ _FACTORS = {"k": 1 << 10, "M": 1 << 20}
 
 
 def _option(*names: str, default: Any, text: str, kind: Any = _COUNT) -> Callable[..., Any]:
-    """Give an option that shows its default; `Any`: whatever click takes."""
+    """Declare an option that shows its default; `Any`: whatever click takes."""
     return click.option(*names, type=kind, default=default, show_default=True, help=text)
 
 
-def _block(ctx: click.Context, param: click.Parameter, value: str) -> int | None:
-    """Give the tokens per block, ``None`` for ``auto``."""
-    if value == "auto":
-        return None
-    if not value.isdecimal() or not 1 <= int(value) <= MOST_BLOCK:
-        raise click.BadParameter(f"expected 1 to {MOST_BLOCK} tokens or auto, got {value!r}")
-    return int(value)
+def _or_auto(least: int, most: int, unit: str = "") -> Callable[..., int | str]:
+    """Return a callback that reads a number in a range, or ``auto``."""
+
+    def read(ctx: click.Context, param: click.Parameter, value: str) -> int | str:
+        if value == "auto":
+            return value
+        if not value.isdecimal() or not least <= int(value) <= most:
+            raise click.BadParameter(f"expected {least} to {most}{unit} or auto, got {value!r}")
+        return int(value)
+
+    return read
 
 
 def parse_tokens(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    """Give a number of tokens as the language writes it: 8192, 8_192 or 8k."""
+    """Read a number of tokens as the language writes it: 8192, 8_192 or 8k."""
     factor = _FACTORS.get(value[-1:], 1)
     digits = (value[:-1] if factor > 1 else value).replace("_", "")
     if not digits.isdecimal() or len(digits) > 18 or int(digits) < 1:
@@ -50,28 +54,10 @@ def parse_tokens(ctx: click.Context, param: click.Parameter, value: str) -> int:
     return int(digits) * factor
 
 
-def _divisions(ctx: click.Context, param: click.Parameter, value: str) -> int | str:
-    """Give the number of divisions, or ``auto``."""
-    if value == "auto":
-        return value
-    if not value.isdecimal() or not 2 <= int(value) <= MOST_DIVISIONS:
-        raise click.BadParameter(f"expected 2 to {MOST_DIVISIONS} or auto, got {value!r}")
-    return int(value)
-
-
-def _head_groups(ctx: click.Context, param: click.Parameter, value: str) -> int | str:
-    """Give the number of head groups, or ``auto``."""
-    if value == "auto":
-        return value
-    if not value.isdecimal() or not 1 <= int(value) <= MOST_HEAD_GROUPS:
-        raise click.BadParameter(f"expected 1 to {MOST_HEAD_GROUPS} or auto, got {value!r}")
-    return int(value)
-
-
 def _heads(
     ctx: click.Context, param: click.Parameter, value: str | None
 ) -> tuple[int, int, int] | None:
-    """Give the three numbers of Q/KV/D."""
+    """Read the three numbers of Q/KV/D."""
     if value is None:
         return None
     parts = value.split("/")
@@ -98,16 +84,17 @@ def _heads(
     help="Mask by name or call, or stack by name.  [default: what `for ... use` says]",
 )
 @click.option(
-    "--tokens", default="131072", show_default=True, callback=parse_tokens, metavar="N",
-    help="Most tokens of a batch of the data set; 8k is 8192.",
+    "--tokens", "token_budget", default="131072", show_default=True, callback=parse_tokens,
+    metavar="N", help="Most tokens of a batch of the data set; 8k is 8192.",
 )  # fmt: skip
 @_option(
-    "--batch", default=0, text="First batch of the data set to plan.", kind=click.IntRange(min=0)
-)
-@_option("--batches", default=1, text="Batches to plan.")
+    "--batch", "first_batch", default=0, text="First batch of the data set to plan.",
+    kind=click.IntRange(min=0),
+)  # fmt: skip
+@_option("--batches", "num_wanted", default=1, text="Batches to plan.")
 @click.option(
-    "--block", "--block-size", default="auto", show_default=True, callback=_block,
-    metavar="N|auto", help="Tokens per block.",
+    "--block", "--block-size", "block", default="auto", show_default=True,
+    callback=_or_auto(1, MOST_BLOCK, " tokens"), metavar="N|auto", help="Tokens per block.",
 )  # fmt: skip
 @click.option(
     "--cluster",
@@ -118,8 +105,9 @@ def _heads(
 @click.option("--nodes", type=_COUNT, help="Nodes, instead of the cluster's own.")
 @click.option("--devices-per-node", type=_COUNT, help="Devices of a node, likewise.")
 @click.option(
-    "--backend", "--partitioner", metavar="NAME", help="Who places the batch, for example kahypar."
-)
+    "--backend", "--partitioner", "partitioner", metavar="NAME",
+    help="Partitioner that places the batch, for example kahypar.",
+)  # fmt: skip
 @click.option(
     "--budget", type=click.Choice(["fast", "balanced", "best"]), default="balanced",
     show_default=True, help="How much the search may do.",
@@ -129,11 +117,11 @@ def _heads(
     help="From and to the owner, or once per node and on from there.",
 )  # fmt: skip
 @click.option(
-    "--divisions", default="auto", show_default=True, callback=_divisions, metavar="N|auto",
-    help="Most divisions per direction; auto: as many as are fastest.",
+    "--divisions", default="auto", show_default=True, callback=_or_auto(2, MOST_DIVISIONS),
+    metavar="N|auto", help="Most divisions per direction; auto: as many as are fastest.",
 )  # fmt: skip
 @click.option(
-    "--memory-limit", type=click.IntRange(min=0), metavar="BYTES",
+    "--memory-limit", "memory_limit_bytes", type=click.IntRange(min=0), metavar="BYTES",
     help="Most bytes that a device may need for what it receives and for partial results.",
 )  # fmt: skip
 @_option(
@@ -146,7 +134,7 @@ def _heads(
 )  # fmt: skip
 @_option("--seed", default=0, text="Of every random choice.", kind=click.IntRange(0, 2**31 - 1))
 @_option(
-    "--time-limit", default=60.0, text="Seconds for the partitioner.",
+    "--time-limit", "time_limit_s", default=60.0, text="Seconds for the partitioner.",
     kind=click.FloatRange(0, min_open=True),
 )  # fmt: skip
 @click.option(
@@ -154,7 +142,8 @@ def _heads(
     help="Query heads, key/value heads and elements per head, for example 8/2/128.",
 )  # fmt: skip
 @click.option(
-    "--head-groups", default="1", show_default=True, callback=_head_groups, metavar="N|auto",
+    "--head-groups", default="1", show_default=True, callback=_or_auto(1, MOST_HEAD_GROUPS),
+    metavar="N|auto",
     help="Groups of heads that are placed on their own; auto: as many as are fastest.",
 )  # fmt: skip
 @_option("--q-heads", default=8, text="Query heads of a device.")
@@ -181,14 +170,15 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
     are written. A stack gets a plan for each of its masks, over one ownership of tokens, and a file
     for each.
     """
-    from dcp_planner.batches.report_file import stack_document
+    from dcp_planner.batches.report_file import DatasetRun, stack_document
     from dcp_planner.commands.tables import show_batches, show_plan, show_stack, show_use
 
     if bool(options["dataset"]) == bool(options["samples"]):
         raise click.UsageError("expected a batch: give either --dataset or --sample")
     if options["samples"]:
         _refuse_options_of_data()
-    run = _run(spec, options)
+    named = ("dataset", "mask", "token_budget", "first_batch", "num_wanted")
+    run = DatasetRun(spec, planning=_planning(options), **{name: options[name] for name in named})
     output = open_output(options["out"], run.num_wanted)
     masks = _plan_all(run, output, options)
     _say_compiled()
@@ -222,34 +212,16 @@ def _say_compiled() -> None:
 
 def _refuse_options_of_data() -> None:
     context = click.get_current_context()
-    for name in ("batches", "batch", "tokens"):
+    names = {"batches": "num_wanted", "batch": "first_batch", "tokens": "token_budget"}
+    for option, name in names.items():
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(
-                f"--sample gives one batch; leave --{name} away or give --dataset"
+                f"--sample gives one batch; leave --{option} away or give --dataset"
             )
 
 
-def _run(spec: str, options: dict[str, Any]) -> "DatasetRun":
-    """Say what is asked for; `Any`: click's values."""
-    from dcp_planner.batches.report_file import DatasetRun
-
-    return DatasetRun(
-        spec=spec,
-        dataset=options["dataset"],
-        mask=options["mask"],
-        token_budget=options["tokens"],
-        first_batch=options["batch"],
-        num_wanted=options["batches"],
-        planning=_planning(options),
-    )
-
-
 def _plan_all(run: "DatasetRun", output: PlanOutput, options: dict[str, Any]) -> list[MaskOutput]:
-    """Plan batch after batch, write what is to be written; `Any`: click's values.
-
-    Returns:
-        What is told of each mask: of the only one, or of those of a stack.
-    """
+    """Plan and write batch after batch; return the output of each mask (`Any`: click's values)."""
     masks: list[MaskOutput] = []
     for batch in _planned(run.planning, _batches(run, options["samples"]), run.num_wanted):
         masks = masks or [MaskOutput.of(run, output, made) for made in batch]
@@ -261,8 +233,8 @@ def _plan_all(run: "DatasetRun", output: PlanOutput, options: dict[str, Any]) ->
 
 
 def _planned(
-    planning: "Planning", batches: "Iterator[tuple[Batch, ...]]", count: int
-) -> "Iterator[tuple[PlannedBatch, ...]]":
+    planning: "PlanningChoices", batches: "Iterator[tuple[Batch, ...]]", count: int
+) -> "Iterator[tuple[PlannedMask, ...]]":
     """Plan batch after batch; a progress bar on a terminal, else a line each."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -320,7 +292,7 @@ def _batch_of_samples(
 
 
 def chosen_masks(spec: "Spec", call: str | None) -> "Mask | Stack":
-    """Give what was named, or the only mask or stack there is."""
+    """Find the mask or stack that was named, or the only one there is."""
     from dcp_planner.batches.batch import find_masks
 
     known = [*spec.masks, *spec.stacks]
@@ -332,30 +304,20 @@ def chosen_masks(spec: "Spec", call: str | None) -> "Mask | Stack":
     return find_masks(spec, known[0] if call is None else call)
 
 
-def _planning(options: dict[str, Any]) -> "Planning":
+def _planning(options: dict[str, Any]) -> "PlanningChoices":
     """Read the choices of the command line; `Any`: click's values."""
-    from dcp_planner.batches.planning import Planning
+    from dataclasses import fields
+
+    from dcp_planner.batches.planning import PlanningChoices
     from dcp_planner.model.config import PlanConfig
 
-    chosen = {
-        "partitioner": options["backend"],
-        "budget": options["budget"],
-        "routing": options["routing"],
-        "divisions": options["divisions"],
-        "compute_tolerance": options["compute_tolerance"],
-        "token_tolerance": options["token_tolerance"],
-        "seed": options["seed"],
-        "time_limit_s": options["time_limit"],
-        "memory_limit_bytes": options["memory_limit"],
-        "head_groups": options["head_groups"],
-    }
-    config = PlanConfig(**{name: value for name, value in chosen.items() if value is not None})
-    shape, cluster = _shape(options), _cluster(options)
-    return Planning(
-        shape=shape,
-        cluster=cluster,
-        config=config,
-        block=options["block"],
+    names = {field.name for field in fields(PlanConfig)}
+    chosen = {name: v for name, v in options.items() if name in names and v is not None}
+    return PlanningChoices(
+        shape=_shape(options),
+        cluster=_cluster(options),
+        config=PlanConfig(**chosen),
+        block=None if options["block"] == "auto" else options["block"],
         against=options["against"],
     )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from dcp_planner.batches.planning import BatchRow, PlannedBatch
+    from dcp_planner.batches.planning import BatchRow, PlannedMask
     from dcp_planner.batches.report_file import DatasetRun, ReportWriter
 
 PLAN_SUFFIX = ".dcpplan"
@@ -73,11 +73,11 @@ class MaskOutput:
     run: "DatasetRun"
     output: PlanOutput
     rows: "list[BatchRow]" = field(default_factory=list)
-    last: "PlannedBatch | None" = None
+    last: "PlannedMask | None" = None
     _writer: "ReportWriter | None" = None
 
     @classmethod
-    def of(cls, run: "DatasetRun", output: PlanOutput, first: "PlannedBatch") -> "MaskOutput":
+    def of(cls, run: "DatasetRun", output: PlanOutput, first: "PlannedMask") -> "MaskOutput":
         """Open the output of the mask of a planned batch."""
         from dcp_planner.batches.report_file import ReportWriter
 
@@ -87,7 +87,7 @@ class MaskOutput:
         writer = None if output.report is None else ReportWriter(output.report, run)
         return cls(run, output, _writer=writer)
 
-    def add(self, made: "PlannedBatch") -> None:
+    def add(self, made: "PlannedMask") -> None:
         """Write the plan of one more batch, if plans are written."""
         path = self.output.plan_path(made.row.index)
         self.last = made if path is None else made.written(path)

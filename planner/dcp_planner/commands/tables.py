@@ -1,4 +1,4 @@
-"""What `dcpm plan`, `dcpm simulate` and `dcpm compare` print for people."""
+"""Tables that `dcpm plan`, `dcpm simulate` and `dcpm compare` print."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -9,7 +9,7 @@ from rich.text import Text
 
 from dcp_planner.batches.batch import StackUse
 from dcp_planner.batches.planning import BatchRow
-from dcp_planner.batches.report_file import stack_best_static, stack_speedups, stack_totals
+from dcp_planner.batches.report_file import stack_speedups, stack_totals
 from dcp_planner.report.comparison import Difference
 from dcp_planner.report.figures import Spread, distribution_of, speedups_over
 from dcp_planner.report.static_rivals import PREFIX, Scope, spreads_over_best
@@ -134,11 +134,11 @@ def show_stack(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> 
     ):
         sides = (total[name.format(side)] for side in ("forward", "backward"))
         table.add_row(told, " ".join(map(shown, sides)))
-    for name, spread in stack_speedups(uses, rows).items():
+    speedups, best = stack_speedups(uses, rows)
+    for name, spread in speedups.items():
         caps = [mask[batch].over_caps[name] for mask in rows for batch in range(count)]
         over = {cap: max(found.get(cap, 0.0) for found in caps) for found in caps for cap in found}
         table.add_row(f"speedup over {name}", f"{spread.median:.2f} x{_over(over)}")
-    best = spreads_over_best(stack_best_static(uses, rows))
     for scope, label in _best_lines(rows[0][0].others).items():
         table.add_row(label, f"{best[scope].median:.2f} x" if scope in best else NONE_HOLDS)
     console.print(table)
