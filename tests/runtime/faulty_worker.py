@@ -4,12 +4,12 @@ Started like ``dcp_runtime.launch.worker``.
 
 The environment variable ``DCP_TEST_FAULT`` holds ``SIGNAL POINT``. In its second job, rank 1 sends
 itself the signal where the job starts (``start``), or where it begins to compute in the second
-layer's forward pass, while the other ranks wait for its messages (``division``).
+layer's forward pass, while the other ranks wait for its messages (``division``). ``BUG`` instead of
+a signal raises what no rank expects.
 """
 
 import os
 import signal
-import sys
 
 from dcp_planner import Attention
 from dcp_runtime.execute.interpreter import Interpreter
@@ -25,6 +25,8 @@ def arm(name, point):
     execute = Interpreter._execute
 
     def break_here():
+        if name == "BUG":
+            raise ZeroDivisionError("by nought")
         os.kill(os.getpid(), signal.Signals[name])
 
     def run_job_that_may_break(*arguments):
@@ -47,7 +49,7 @@ def arm(name, point):
         Interpreter._execute = execute_that_may_break
 
 
-if __name__ == "__main__":
-    if int(sys.argv[2]) == VICTIM:
+def start(rank, *place):
+    if int(rank) == VICTIM:
         arm(*os.environ["DCP_TEST_FAULT"].split())
-    worker.main()
+    return worker.start(rank, *place)

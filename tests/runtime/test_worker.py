@@ -1,8 +1,5 @@
 """What a rank replies when its job fails."""
 
-import errno
-from pathlib import Path
-
 import pytest
 
 from dcp_planner import Attention, CommWait
@@ -10,23 +7,6 @@ from dcp_runtime import RunError
 from dcp_runtime.launch import worker
 from dcp_runtime.launch.jobs import Progress
 from dcp_runtime.transport.recorder import Activity, Recorder
-
-JOB = worker.Job("job-1", None, "float32", 0, 1)
-PLACE = worker.Place(Path("/somewhere"), 2, 4, 1.0)
-
-
-@pytest.fixture
-def reply_to(monkeypatch):
-    monkeypatch.setattr(worker.dist, "is_initialized", lambda: True)
-
-    def reply(error):
-        def fail(*_):
-            raise error
-
-        monkeypatch.setattr(worker, "run_job", fail)
-        return worker._serve(JOB, PLACE, Progress())
-
-    return reply
 
 
 def test_progress_counts_every_step_and_names_who_computes():
@@ -40,22 +20,6 @@ def test_progress_counts_every_step_and_names_who_computes():
     }  # fmt: skip
     ranks[1].begin(None)
     assert progress.state() == {"steps": 3, "doing": None}
-
-
-def test_a_full_folder_is_said_with_the_way_out(reply_to):
-    reply = reply_to(OSError(errno.ENOSPC, "No space left on device"))
-    assert reply["is_own"]
-    assert reply["message"] == (
-        "rank 2 cannot work in the folder /somewhere: No space left on device; make room there, or "
-        "point TMPDIR at another folder"
-    )
-
-
-def test_a_bug_keeps_its_name_and_leaves_its_trace_in_the_log(reply_to, capsys):
-    reply = reply_to(ZeroDivisionError("by nought"))
-    assert reply["is_bug"]
-    assert reply["message"] == "ZeroDivisionError: by nought"
-    assert "Traceback" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

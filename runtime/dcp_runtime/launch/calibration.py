@@ -2,19 +2,15 @@
 
 Attention is measured through `run_plan`, so that its rate and launch are those of the executor with
 all ranks at work; messages through rings of point-to-point operations on the same backend
-(`link_worker`). Both are fitted to the terms of the planner's cost model. One further run, of a
+(`link_ring`). Both are fitted to the terms of the planner's cost model. One further run, of a
 batch that no fit has seen, says how far predictions are off.
 
 With a CUDA device attention is PyTorch's own flash attention in bfloat16, and messages travel over
 NCCL if there are two devices.
 """
 
-import json
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +41,7 @@ LENGTHS = (256, 512, 1024, 2048)
 MESSAGE_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
 MESSAGE_COUNTS = (1, 8)
 REPEATS = 5
-LINK_TIMEOUT_S = 120.0
+WORLD_TIMEOUT_S = 120.0
 KERNEL_TILE = 256
 """Query rows that the CPU kernel computes at once, keys up to the end of their diagonal."""
 
@@ -79,11 +75,10 @@ class Calibration:
 def calibrate_cpu(ranks: int, say: Callable[[str], None]) -> Calibration:
     """Measure `ranks` processes of one thread each and gloo between them; some 20 seconds."""
     check_torch()
-    say(f"messages between {ranks} processes, gloo")
-    link = measure_links("gloo", ranks) if ranks > 1 else Line(0.0, 0.0, 0.0)
-    say("memory")
+    say(f"memory, and messages between {ranks} processes, gloo")
     copy_rate = _copy_rate("cpu")
-    with open_world(ranks) as world:
+    with open_world(ranks, WORLD_TIMEOUT_S) as world:
+        link = measure_links(world) if ranks > 1 else Line(0.0, 0.0, 0.0)
         say("attention, forward and backward")
         (forward, backward), launch = _attention_rates(world)
         cluster = Cluster(
@@ -120,7 +115,10 @@ def calibrate_cuda(say: Callable[[str], None]) -> Calibration:
     copy_rate = _copy_rate("cuda")
     if count > 1:
         say(f"messages between {count} devices, NCCL")
-    link = measure_links("nccl", count) if count > 1 else Line(0.0, 0.0, 0.0)
+        with open_world(count, WORLD_TIMEOUT_S, "nccl") as world:
+            link = measure_links(world)
+    else:
+        link = Line(0.0, 0.0, 0.0)
     cluster = Cluster(
         nodes=1,
         devices_per_node=count,
@@ -186,49 +184,16 @@ def fit_nonnegative(
     return result
 
 
-def measure_links(backend: str, ranks: int) -> Line:
+def measure_links(world: ProcessWorld) -> Line:
     """Let every rank send to the next and receive from the one before, all at once; fit it."""
-    with tempfile.TemporaryDirectory(prefix="dcp-calibrate-") as folder:
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        } | ({"GLOO_SOCKET_IFNAME": "lo"} if backend == "gloo" else {})
-        setting = json.dumps(
-            {"backend": backend, "sizes": MESSAGE_BYTES, "counts": MESSAGE_COUNTS,
-             "repeats": REPEATS, "timeout_s": LINK_TIMEOUT_S}
-        )  # fmt: skip
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "dcp_runtime.launch.link_worker", folder, str(rank),
-                 str(ranks), setting],
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True,
-            )
-            for rank in range(ranks)
-        ]  # fmt: skip
-        try:
-            outputs = [_output(process, rank) for rank, process in enumerate(processes)]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-    samples = [json.loads(output) for output in outputs]
+    ring = {"sizes": MESSAGE_BYTES, "counts": MESSAGE_COUNTS, "repeats": REPEATS}
+    samples = [answer["ring"] for answer, _ in world.run({"ring": ring})]
     # The ring is as slow as its slowest rank.
     slowest = [
         {**rows[0], "seconds": max(row["seconds"] for row in rows)}
         for rows in zip(*samples, strict=True)
     ]
     return fit_messages(slowest)
-
-
-def _output(process: "subprocess.Popen[str]", rank: int) -> str:
-    try:
-        output, errors = process.communicate(timeout=LINK_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        raise RunError(f"rank {rank} measured no link within {LINK_TIMEOUT_S:g} s") from None
-    if process.returncode:
-        raise RunError(f"rank {rank} failed to measure links:\n{errors[-2000:]}")
-    return output
 
 
 def _attention_rates(world: ProcessWorld) -> tuple[tuple[float, float], float]:

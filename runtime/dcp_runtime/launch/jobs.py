@@ -3,20 +3,22 @@
 A process is one rank, or all of them as threads (`loopback`).
 """
 
+import io
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from dcp_planner import CommWait, Plan, read_plan, write_plan
+from dcp_planner import CommWait, Plan, encode_plan
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.attention import DCPAttn
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.execute.prepared_plan import PreparedPlan
+from dcp_runtime.launch.results import RankResult
 from dcp_runtime.transport.limits import LinkLimit
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
 from dcp_runtime.transport.recorder import Recorder
@@ -29,28 +31,26 @@ TransportName: TypeAlias = Literal["gloo", "nccl", "loopback"]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run of a plan; the plan lies in the folder as ``<name>.dcpplan``.
+    """One run of a plan.
 
     Attributes:
-        name: of this job's files.
         kernel, dtype, seed, layers: see `RunConfig`.
-        transport: how blocks travel.
         device: ``"cpu"`` or ``"cuda"``.
         check_finite: see `DCPExecutor`.
         link: bytes per second and latency of slowed-down links, or ``None``.
         overlap: send while computing.
+        keeps_tensors: whether the results hold the outputs and gradients.
     """
 
-    name: str
     kernel: str | None
     dtype: str
     seed: int
     layers: int
-    transport: TransportName = "gloo"
     device: str = "cpu"
     check_finite: bool = False
     link: tuple[float, float] | None = None
     overlap: bool = True
+    keeps_tensors: bool = True
 
 
 class Progress:
@@ -83,47 +83,34 @@ class Progress:
 
 
 def run_job(
-    job: Job, folder: Path, rank: int, timeout_s: float, progress: Progress
-) -> dict[str, Any]:
+    job: Job, plan: Plan, transport: TransportName, timeout_s: float, progress: Progress
+) -> list[RankResult]:
     """Run a job on this process's rank, or on all ranks if they are threads.
 
     Args:
-        job: what to run.
-        folder: where the plan lies and results go.
-        rank: of this process.
+        job: how to run it.
+        plan: what to run.
+        transport: how blocks travel.
         timeout_s: how long a rank may keep another one waiting.
         progress: watches the ranks of this process while they run.
-
-    Returns:
-        What the parent wants to know, ready for JSON.
 
     Raises:
         RunError: if a rank died, stalled or failed.
     """
-    plan = read_plan(folder / f"{job.name}.dcpplan").plan
 
-    def run_rank(transport: Transport) -> dict[str, Any]:
-        return _run_rank(transport, job, plan, folder, progress)
+    def run_rank(transport: Transport) -> RankResult:
+        return _run_rank(transport, job, plan, progress)
 
-    if job.transport == "loopback":
-        world = LoopbackWorld(plan.num_devices, timeout_s, lockstep=True)
-        replies = world.run(run_rank)
-        slowest_s = max(reply["prepare_s"] for reply in replies)
-        return {**replies[0], "prepare_s": slowest_s}
-    return run_rank(_make_transport(job, rank, timeout_s))
-
-
-def _make_transport(job: Job, rank: int, timeout_s: float) -> Transport:
-    if job.transport == "nccl":
-        torch.cuda.set_device(rank % torch.cuda.device_count())
-        return NcclTransport(None, timeout_s)
+    if transport == "loopback":
+        return LoopbackWorld(plan.num_devices, timeout_s, lockstep=True).run(run_rank)
+    if transport == "nccl":
+        torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
+        return [run_rank(NcclTransport(None, timeout_s))]
     limit = None if job.link is None else LinkLimit(*job.link)
-    return GlooTransport(None, timeout_s, limit)
+    return [run_rank(GlooTransport(None, timeout_s, limit))]
 
 
-def _run_rank(
-    transport: Transport, job: Job, plan: Plan, folder: Path, progress: Progress
-) -> dict[str, Any]:
+def _run_rank(transport: Transport, job: Job, plan: Plan, progress: Progress) -> RankResult:
     if not job.overlap:
         transport = NoOverlapTransport(transport)
     executor = DCPExecutor(kernel=job.kernel, transport=transport, check_finite=job.check_finite)
@@ -137,14 +124,14 @@ def _run_rank(
         for n in range(job.layers)
     ]
     transport.exchange_notes("", "barrier before the first layer")
-    _save(folder / f"{job.name}-{transport.rank}.npz", _attend(prepared, layers))
+    found = _attend(prepared, layers)
+    tensors = _as_npz(found) if job.keeps_tensors else b""
     timeline = executor.gather_timeline()
     executor.close()
-    reply: dict[str, Any] = {"prepare_s": prepare_s}  # Any: whatever JSON can hold
-    if timeline is not None:
-        write_plan(folder / f"{job.name}-trace.dcpplan", plan, (timeline.trace,))
-        reply["clock_uncertainty_s"] = timeline.uncertainty_s
-    return reply
+    if timeline is None:
+        return RankResult(prepare_s, tensors=tensors)
+    trace = encode_plan(plan, (timeline.trace,))
+    return RankResult(prepare_s, timeline.uncertainty_s, tensors, trace)
 
 
 def _device(job: Job, transport: Transport) -> torch.device:
@@ -168,10 +155,12 @@ def _attend(prepared: PreparedPlan, layers: list[Inputs]) -> dict[str, torch.Ten
     return results
 
 
-def _save(path: Path, tensors: dict[str, torch.Tensor | None]) -> None:
+def _as_npz(tensors: dict[str, torch.Tensor | None]) -> bytes:
     arrays: dict[str, Any] = {}  # Any: savez mixes arrays with options in its signature
     for name, tensor in tensors.items():
         assert tensor is not None, f"backward gave {name}"
         wide = tensor if tensor.dtype == torch.float64 else tensor.float()
         arrays[name] = wide.cpu().numpy()
-    np.savez(path, **arrays)
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()

@@ -1,6 +1,7 @@
 """`run_plan`: executes a plan on processes of this machine, on random tensors, and verifies it."""
 
-from collections.abc import Iterator
+import io
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -8,8 +9,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from dcp_planner import LANES, Plan, Trace, read_plan, write_plan
+from dcp_planner import LANES, Plan, Trace, decode_plan, encode_plan
 from dcp_runtime.errors import RunError
+from dcp_runtime.launch.results import RankResult, unpack_results
 from dcp_runtime.launch.world import ProcessWorld
 from dcp_runtime.transport.limits import LinkLimit, check_timeout
 
@@ -176,26 +178,21 @@ def run_plan(plan: Plan, config: RunConfig, world: ProcessWorld | None = None) -
             f"the world has {world.ranks} ranks on {world.transport}, {config.ranks} on "
             f"{config.transport} were asked for; open another one"
         )
-    name = world.next_job()
-    write_plan(world.folder / f"{name}.dcpplan", plan)
-    replies = world.run(
-        {
-            "name": name,
-            "kernel": config.kernel,
-            "dtype": config.dtype,
-            "seed": config.seed,
-            "layers": config.layers,
-            "transport": config.transport,
-            "device": config.device,
-            "check_finite": config.check_finite,
-            "overlap": config.overlap,
-            "link": config.link and (config.link.bytes_per_s, config.link.latency_s),
-        }
-    )
-    verification = _verify(plan, config, world, name) if config.verify else None
-    trace = read_plan(world.folder / f"{name}-trace.dcpplan").traces[0]
-    for file in world.folder.glob(f"{name}[-.]*"):
-        file.unlink()
+    job = {
+        "kernel": config.kernel,
+        "dtype": config.dtype,
+        "seed": config.seed,
+        "layers": config.layers,
+        "device": config.device,
+        "check_finite": config.check_finite,
+        "overlap": config.overlap,
+        "link": config.link and (config.link.bytes_per_s, config.link.latency_s),
+        "keeps_tensors": config.verify,
+    }
+    answers = world.run({"job": job}, encode_plan(plan))
+    results = [result for answer in answers for result in unpack_results(*answer)]
+    verification = _verify(plan, config, results) if config.verify else None
+    trace = decode_plan(results[0].trace).traces[0]
     return RunResult(
         verified=verification.is_ok if verification else None,
         errors=verification.errors if verification else (),
@@ -205,19 +202,19 @@ def run_plan(plan: Plan, config: RunConfig, world: ProcessWorld | None = None) -
         backward_s=trace.seconds(is_backward=True),
         exposed_s=float(trace.lane_seconds("wait", plan.num_devices).max()),
         sent_bytes=int(trace.size_bytes[trace.lane == LANES.index("send")].sum()),
-        prepare_s=max(reply["prepare_s"] for reply in replies),
-        clock_uncertainty_s=max(reply.get("clock_uncertainty_s", 0.0) for reply in replies),
+        prepare_s=max(result.prepare_s for result in results),
+        clock_uncertainty_s=results[0].clock_uncertainty_s,
         trace=trace,
     )
 
 
-def _verify(plan: Plan, config: RunConfig, world: ProcessWorld, name: str) -> "Verification":
+def _verify(plan: Plan, config: RunConfig, found: Sequence[RankResult]) -> "Verification":
     from dcp_runtime.verify.inputs import DTYPES, random_inputs
     from dcp_runtime.verify.verification import verify
 
     dtype = DTYPES[config.dtype]
     blocks = list(range(len(plan.blocks)))
-    results = _read_results(plan, world, name, config.layers)
+    results = _join_tensors(plan, found, config.layers)
     layers = [
         (random_inputs(plan, blocks, layer, config.seed, dtype), results[layer])
         for layer in range(config.layers)
@@ -225,16 +222,16 @@ def _verify(plan: Plan, config: RunConfig, world: ProcessWorld, name: str) -> "V
     return verify(plan, layers, dtype)
 
 
-def _read_results(
-    plan: Plan, world: ProcessWorld, name: str, layers: int
+def _join_tensors(
+    plan: Plan, results: Sequence[RankResult], layers: int
 ) -> "list[dict[str, torch.Tensor]]":
     """Put the tensors of all ranks together, per layer, in packed order."""
     import torch
 
     whole: list[dict[str, torch.Tensor]] = [{} for _ in range(layers)]
-    for rank in range(plan.num_devices):
+    for rank, result in enumerate(results):
         tokens = plan.local_tokens(rank)
-        with np.load(world.folder / f"{name}-{rank}.npz", allow_pickle=False) as arrays:
+        with np.load(io.BytesIO(result.tensors), allow_pickle=False) as arrays:
             for layer, key in ((n, k) for n in range(layers) for k in ("out", "dq", "dkv")):
                 part = torch.from_numpy(arrays[f"{key}{layer}"])
                 if key not in whole[layer]:

@@ -1,86 +1,88 @@
-"""Run the jobs of one rank of a `ProcessWorld`.
+"""Run the jobs of one rank of a `ProcessWorld`, in a worker process of its own."""
 
-Started as ``python -m dcp_runtime.launch.worker FOLDER RANK SIZE TIMEOUT_S``.
-
-Jobs come as JSON lines on standard input, replies leave as JSON lines on standard output, tensors
-go through files in the folder. The end of standard input ends the process at once, whatever it is
-doing, and takes the folder with it: neither outlives the process that made them.
-"""
-
-import json
-import os
-import queue
-import shutil
-import signal
-import sys
 import threading
-import time
-import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, TextIO
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore  # torch.distributed.FileStore, with its type
 
 from dcp_dsl import DCPError
+from dcp_planner import decode_plan
 from dcp_runtime.errors import RunError
-from dcp_runtime.launch.jobs import Job, Progress, run_job
+from dcp_runtime.launch.jobs import Job, Progress, TransportName, run_job
+from dcp_runtime.launch.link_ring import measure_ring
+from dcp_runtime.launch.results import pack_results
 from dcp_runtime.transport.limits import describe_wait
 
 HEARTBEAT_S = 0.5
 
 
-class _Replies:
-    """Standard output as a channel for JSON lines; anything else that prints goes to the log."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._stream: TextIO = os.fdopen(os.dup(1), "w", buffering=1)
-        os.dup2(2, 1)
-        self._progress = progress
-        self._lock = threading.Lock()
-        self._is_busy = threading.Event()
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
-
-    def send(self, **reply: Any) -> None:  # Any: whatever JSON can hold
-        with self._lock:
-            self._stream.write(json.dumps(reply) + "\n")
-
-    @contextmanager
-    def heartbeat(self) -> Iterator[None]:
-        """Tell the parent every now and then that this process is not stopped."""
-        self._is_busy.set()
-        try:
-            yield
-        finally:
-            self._is_busy.clear()
-
-    def _beat(self) -> None:
-        while self._is_busy.wait():
-            self.send(kind="alive", **self._progress.state())
-            time.sleep(HEARTBEAT_S)
-
-
-def _read_jobs(jobs: "queue.SimpleQueue[Job]", folder: Path) -> None:
-    for line in sys.stdin:
-        jobs.put(Job(**json.loads(line)))
-    # The parent is gone: one that is done kills its ranks instead. Nothing may hold this one back.
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(0)
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of this process in its world: folder, number, count of processes, timeout."""
+    """The place of this process in its world.
 
-    folder: Path
+    Attributes:
+        rank, size: its number, and how many there are.
+        timeout_s: how long a rank may keep another one waiting.
+        transport: how blocks travel.
+        store: file through which the processes find each other.
+    """
+
     rank: int
     size: int
     timeout_s: float
+    transport: TransportName
+    store: str
+
+
+def start(
+    rank: str, size: str, timeout_s: str, transport: TransportName, store: str
+) -> Callable[..., tuple[dict[str, Any], bytes]]:
+    """Load torch and return what runs the jobs; see `WorkerProgram`."""
+    torch.set_num_threads(1)
+    # The first backward of a process loads modules for some 0.3 s, which is no part of a plan.
+    x = torch.zeros(1, requires_grad=True)
+    torch.autograd.backward(x.exp(), torch.ones(1))
+    place = Place(int(rank), int(size), float(timeout_s), transport, f"/proc/self/fd/{store}")
+    return partial(_answer, place, Progress())
+
+
+def _answer(
+    place: Place,
+    progress: Progress,
+    message: dict[str, Any],  # Any: JSON values
+    blob: bytes,
+    tell: Callable[[object], None],
+) -> tuple[dict[str, Any], bytes]:
+    progress.start()
+    with _heartbeat(progress, tell):
+        return _serve(message, blob, place, progress)
+
+
+@contextmanager
+def _heartbeat(progress: Progress, tell: Callable[[object], None]) -> Iterator[None]:
+    """Tell the owner now and then that this process is not stopped, and how far it is."""
+    is_over = threading.Event()
+
+    def beat() -> None:
+        while True:
+            tell(progress.state())
+            if is_over.wait(HEARTBEAT_S):
+                return
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 @contextmanager
@@ -94,77 +96,44 @@ def _collective(what: str, timeout_s: float) -> Iterator[None]:
         ) from error
 
 
-def _serve(job: Job, place: Place, progress: Progress) -> dict[str, Any]:
-    """Run a job; whatever goes wrong becomes a reply, so that the parent can say it."""
+def _serve(
+    message: dict[str, Any], blob: bytes, place: Place, progress: Progress
+) -> tuple[dict[str, Any], bytes]:
+    """Run a job; a failure is an answer, too, so that the owner can compare those of all ranks."""
     try:
-        if job.transport != "loopback" and not dist.is_initialized():
-            _join(job, place)
+        if place.transport != "loopback" and not dist.is_initialized():
+            _join(place)
         # Errors of the run are settled among the ranks; what is left is lost contact.
         with _collective("running", place.timeout_s):
-            reply = run_job(job, place.folder, place.rank, place.timeout_s, progress)
-    except RunError as error:
-        lost_contact = isinstance(error.__cause__, RuntimeError)
-        return {
-            "kind": "failed",
-            "message": str(error),
-            "rank": error.rank,
-            "division": error.division,
-            "is_own": error.rank is None and not lost_contact,
-        }
+            if "ring" in message:
+                return {"ring": measure_ring(place.transport, **message["ring"])}, b""
+            job = Job(**message["job"])
+            plan = decode_plan(blob).plan
+            return pack_results(run_job(job, plan, place.transport, place.timeout_s, progress))
     except DCPError as error:
-        return {"kind": "failed", "message": str(error), "is_own": True}
-    except OSError as error:
-        message = (
-            f"rank {place.rank} cannot work in the folder {place.folder}: "
-            f"{error.strerror or error}; make room there, or point TMPDIR at another folder"
-        )
-        return {"kind": "failed", "message": message, "is_own": True}
-    except Exception as error:  # a bug: the parent shows the log
-        traceback.print_exc()
-        text = f"{type(error).__name__}: {error}"
-        return {"kind": "failed", "message": text, "is_own": True, "is_bug": True}
-    return {"kind": "done", **reply}
+        rank, division = getattr(error, "rank", None), getattr(error, "division", None)
+        lost_contact = isinstance(error.__cause__, RuntimeError)
+        failure = {
+            "message": str(error),
+            "rank": rank,
+            "division": division,
+            "is_own": rank is None and not lost_contact,
+        }
+        return {"failure": failure}, b""
 
 
-def _join(job: Job, place: Place) -> None:
+def _join(place: Place) -> None:
     found = torch.cuda.device_count() if dist.is_nccl_available() else 0
-    if job.transport == "nccl" and found < place.size:
+    if place.transport == "nccl" and found < place.size:
         raise RunError(
             f"transport 'nccl' needs a CUDA device for each of the {place.size} ranks, torch finds "
             f"{found}; use transport 'gloo' or 'loopback'"
         )
     with _collective("starting", place.timeout_s):
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if job.transport == "nccl" else "gloo",
-            store=FileStore(str(place.folder / "store"), place.size),
+            "cpu:gloo,cuda:nccl" if place.transport == "nccl" else "gloo",
+            store=FileStore(place.store, place.size),
             rank=place.rank,
             world_size=place.size,
             timeout=timedelta(seconds=place.timeout_s),
         )
-
-
-def main() -> None:
-    """Serve jobs until standard input ends."""
-    place = Place(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends at once and says no more than its name
-    progress = Progress()
-    replies = _Replies(progress)
-    jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    reader = threading.Thread(
-        target=_read_jobs, args=(jobs, place.folder), name="jobs", daemon=True
-    )
-    reader.start()
-    torch.set_num_threads(1)
-    # The first backward of a process loads modules for some 0.3 s, which is no part of a plan.
-    x = torch.zeros(1, requires_grad=True)
-    torch.autograd.backward(x.exp(), torch.ones(1))
-    while True:
-        job = jobs.get()
-        progress.start()
-        with replies.heartbeat():
-            reply = _serve(job, place, progress)
-        replies.send(**reply)
-
-
-if __name__ == "__main__":
-    main()
