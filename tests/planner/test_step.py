@@ -9,10 +9,11 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcp_dsl import load, read_dataset
-from dcp_planner import Cluster, PlanError, preset
+from dcp_dsl import Sample, Spec, block_sparsity, load, read_dataset
+from dcp_planner import Cluster, PlanConfig, PlanError, build_plan, predict, preset
 from dcp_planner.commands.step import step as step_command
 from dcp_planner.step.assignment import Assignment, StepMesh
+from dcp_planner.step.attention import Groups, attention_seconds
 from dcp_planner.step.dataset import steps_of_dataset
 from dcp_planner.step.dealing import deal
 from dcp_planner.step.documents import Documents
@@ -289,3 +290,24 @@ def test_files_of_a_data_set_keep_their_own_masks(tmp_path) -> None:
     (documents,) = steps
     assert left_out == 0
     assert documents.pairs.sum() == wanted
+
+
+@pytest.mark.parametrize("window", [None, 1024])
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_estimated_attention_is_near_that_of_a_plan(window: int | None, nodes: int) -> None:
+    text = "mask m = causal" + (f" and q - k < {window}" if window else "")
+    mask = Spec.from_text(text).mask("m")
+    rng = np.random.default_rng(nodes)
+    lengths = np.clip(rng.lognormal(9.0, 1.0, 6 * nodes), 512, 60_000).astype(int).tolist()
+    forms = [mask.compile(Sample({}, length)) for length in lengths]
+    cluster, shape = preset("h100-dgx", nodes, 8), LLAMA.shape
+    config = PlanConfig("native", budget="fast", compute_tolerance=0.03)
+    plan = build_plan(block_sparsity(forms, 512, 512), shape, cluster, config)
+    group = Groups(
+        np.array(lengths, np.float64),
+        np.array([form.num_pairs for form in forms], np.float64),
+        np.zeros(len(lengths), np.int64),
+        np.array([8.0 * nodes]),
+    )
+    estimate = float(attention_seconds(group, shape, cluster)[0])
+    assert 0.75 < predict(plan).seconds / estimate < 1.4
