@@ -44,7 +44,9 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         for number in range(options.jobs):
-            copies.put(_copy_tree(Path(folder, str(number))))
+            copies.put(tree := _copy_tree(Path(folder, str(number))))
+        if _run(tree, sorted(reach, key=lambda test: reach[test][0])[:20], 60) != "survived":
+            sys.exit((tree / ".log").read_text() + "expected tests to pass on the tree as it is")
 
         def judge(mutant: Mutant) -> None:
             tree = copies.get()
@@ -147,8 +149,12 @@ def _run(tree: Path, tests: list[str], seconds: float) -> str:
     if not tests:
         return "survived"
     (tree / ".chosen").write_text(json.dumps(tests))
-    roots = os.pathsep.join(str(tree / p) for p in (*PACKAGES, "tests/mutations"))
-    environment = {**os.environ, "PYTHONPATH": roots, "CHOSEN": str(tree / ".chosen")}
+    roots = os.pathsep.join(str(tree / p) for p in PACKAGES)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{roots}{os.pathsep}{HERE}",
+        "CHOSEN": str(tree / ".chosen"),
+    }
     files: Iterable[str] = dict.fromkeys(test.split("::")[0] for test in tests)
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "chosen"]
     process = subprocess.Popen(

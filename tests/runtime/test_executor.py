@@ -1,8 +1,6 @@
 """`DCPExecutor` and `DCPAttn` on three real gloo processes, as a training script uses them."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,23 +23,20 @@ SCENARIOS = (
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """Run all scenarios once; spawning costs seconds."""
+def results(tmp_path_factory, start_python):
+    """Run all scenarios once, on three processes."""
     folder = tmp_path_factory.mktemp("ranks")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", str(SCRIPT), str(folder), str(rank), str(RANKS)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    forks = [
+        start_python(SCRIPT, folder, rank, RANKS, folder=folder, PYTHONWARNINGS="error")
         for rank in range(RANKS)
     ]
     try:
-        logs = [process.communicate(timeout=250)[0] for process in processes]
+        for fork in forks:
+            fork.wait(250)
     finally:
-        for process in processes:
-            process.kill()
+        for fork in forks:
+            fork.kill()
+    logs = [fork.err.read_text() for fork in forks]
     files = [folder / f"result-{rank}.json" for rank in range(RANKS)]
     assert all(file.exists() for file in files), logs
     return [json.loads(file.read_text()) for file in files]

@@ -1,8 +1,6 @@
 """Ranks that are killed, stall or raise, at every phase: all others say so in time and go on."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -36,28 +34,21 @@ SLOW = pytest.mark.slow  # each case starts three processes
     ],
 )
 def test_every_other_rank_names_the_lost_one_in_time_and_the_job_restarts(
-    tmp_path, action, phase, place
+    tmp_path, start_python, action, phase, place
 ):
-    arguments = [action, phase]
-    log = tmp_path / "log"
-    with log.open("w") as stream:
-        processes = [
-            subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(tmp_path), str(rank), str(RANKS), *arguments],
-                stderr=stream,
-            )
-            for rank in range(RANKS)
-        ]
+    forks = [
+        start_python(SCRIPT, tmp_path, rank, RANKS, action, phase, folder=tmp_path)
+        for rank in range(RANKS)
+    ]
     try:
         for rank in (0, 2):
-            processes[rank].wait(timeout=100)
+            forks[rank].wait(250)
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        for fork in forks:
+            fork.kill()
     for rank in (0, 2):
         file = tmp_path / f"said-{rank}.json"
-        assert file.exists(), log.read_text()
+        assert file.exists(), forks[rank].err.read_text()
         said = json.loads(file.read_text())
         assert said["rank"] == VICTIM, said
         assert f"rank {VICTIM}" in said["message"]

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,14 +19,11 @@ EXACT = 1e-12
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory):
+def result(tmp_path_factory, start_python):
     """Run all scenarios once, on four processes of one world."""
     folder = tmp_path_factory.mktemp("gradients")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(SCRIPT), str(folder)],
-        capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    fork = start_python(SCRIPT, folder, folder=folder, PYTHONWARNINGS="error")
+    assert fork.wait(280) == 0, fork.err.read_text()[-3000:]
     return json.loads((folder / "result.json").read_text(encoding="utf-8"))
 
 
