@@ -4,7 +4,7 @@ import struct
 import numpy as np
 import pytest
 
-from dcp_dashboard.api.columns import decode, encode, narrow
+from dcp_dashboard.api.columns import decode, encode, narrow, narrow_signed
 
 COLUMNS = {
     "bytes": np.arange(5, dtype=np.uint8),
@@ -51,3 +51,13 @@ def test_something_else_is_not_decoded():
 def test_narrow_keeps_every_value(largest, dtype):
     narrowed = narrow(np.array([0, largest]))
     assert (narrowed.dtype.str[1:], int(narrowed[1])) == (dtype, largest)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [([-(2**15), 2**15 - 1], "i2"), ([-(2**15) - 1], "i4"), ([2**15], "i4"), ([], "i2")],
+)
+def test_signed_numbers_take_two_bytes_if_all_fit(values, dtype):
+    column = narrow_signed(np.array(values, np.int64))
+    assert column.dtype.str[1:] == dtype
+    assert column.tolist() == values

@@ -22,6 +22,9 @@ def folder(tmp_path):
     (root / ".hidden" / "no.dcpm").write_text("mask no = causal")
     (tmp_path / "secret.dcpm").write_text("mask secret = causal")
     (root / "link.dcpm").symlink_to(tmp_path / "secret.dcpm")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret.dcpm").write_text("mask secret = causal")
+    (root / "linked").symlink_to(tmp_path / "outside")
     os.mkfifo(root / "pipe.dcpm")
     return root
 

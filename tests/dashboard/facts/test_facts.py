@@ -7,10 +7,11 @@ import pytest
 
 from dcp_dashboard.api.columns import decode
 from dcp_dashboard.api.mask import MAX_PAIRS, read_window
+from dcp_dashboard.facts.metrics import above_bounds
 from dcp_dashboard.library.folder import DashboardError, open_folder, plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.web.app import create_app
-from dcp_planner import LANES, TransferKind
+from dcp_planner import LANES, TransferKind, bound_ratios
 
 KEY = plan_key("small.dcpplan")
 
@@ -210,3 +211,25 @@ def test_loads_of_the_devices_are_those_of_the_plan(client, small_plan):
     matrix[columns["source"], columns["target"]] = columns["bytes"]
     assert matrix.sum() == table.size_bytes.sum()
     assert matrix[0, 1] == table.size_bytes[(table.source == 0) & (table.target == 1)].sum()
+
+
+def test_a_wait_names_the_division_on_its_device_and_the_device_in_its_division(client):
+    own = [text for label, text in words(ask(client, "device/0")) if label.startswith("waits")]
+    others = [
+        text
+        for division in range(3)
+        for label, text in words(ask(client, f"division/forward/{division}"))
+        if label.startswith("waits")
+    ]
+    assert own
+    assert others
+    assert all(text.startswith("division ") for text in own)
+    assert all(text.startswith("device ") for text in others)
+
+
+def test_time_and_bytes_over_their_bounds_lie_between_those_of_the_directions(loaded):
+    trace = loaded.traces["simulated"]
+    ratios = bound_ratios(loaded.plan, tuple(trace.seconds(is_backward=b) for b in (False, True)))
+    for name, found in above_bounds(loaded).items():
+        forward, backward = (ratios[f"{direction}_{name}"] for direction in ("forward", "backward"))
+        assert 1 <= min(forward, backward) <= found <= max(forward, backward)
