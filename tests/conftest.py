@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -109,30 +109,3 @@ def start_python() -> Iterator[StartPython]:
         fork.kill()
     ours.close()
     server.wait()
-
-
-@pytest.fixture(scope="session")
-def run_ranks(start_python: StartPython) -> Callable[..., list[Fork]]:
-    """Run a script once for every rank of a group, as torchrun does; all must end with status 0."""
-
-    def run(script: Path, *arguments: object, ranks: int, folder: Path) -> list[Fork]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        forks = [
-            start_python(
-                script, *arguments, folder=folder, RANK=str(n), LOCAL_RANK=str(n),
-                LOCAL_WORLD_SIZE=str(ranks), **group,
-            )
-            for n in range(ranks)
-        ]  # fmt: skip
-        try:
-            codes = [fork.wait(280) for fork in forks]
-        finally:
-            for fork in forks:
-                fork.kill()
-        assert codes == [0] * ranks, "\n".join(fork.err.read_text()[-3000:] for fork in forks)
-        return forks
-
-    return run
