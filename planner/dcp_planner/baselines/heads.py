@@ -1,10 +1,10 @@
-"""Static layouts that split heads, and teams of devices, which any placement in head groups uses.
+"""Static layouts that split heads, and teams of devices, which every placement in head groups uses.
 
-Neighbouring devices make up a *team* whose members compute different heads of the same tiles; the
-batch is placed on teams as if each were one device. So the problem is smaller than without head
-groups, members are level with each other, and inside a team tokens meet heads by an exchange as
-DeepSpeed-Ulysses does it, each way once. Teams lie inside nodes, or are whole nodes: then only what
-the placement on teams sends crosses the network.
+A *team* is a few neighbouring devices that compute different heads of the same tiles. Partitioners
+place the batch on teams as if each team were one device. The problem is smaller then, all members
+of a team compute equally much, and tokens and heads are exchanged inside a team, each way once, as
+in DeepSpeed-Ulysses. A team lies inside one node or consists of whole nodes, so the network carries
+only what one team sends another.
 
 The layouts choose their head groups themselves, unless ``PlanConfig.head_groups`` is more than 1.
 """
@@ -36,15 +36,10 @@ def team_sizes(cluster: Cluster) -> tuple[int, ...]:
     return tuple(sorted(sizes | {inside * n for n in range(1, nodes + 1) if nodes % n == 0}))
 
 
-def largest_team(cluster: Cluster, groups: int) -> int:
-    """Compute the size of the largest team over which so many head groups are spread evenly."""
-    return max(size for size in team_sizes(cluster) if groups % size == 0)
-
-
-def largest_team_inside(cluster: Cluster, groups: int) -> int:
-    """Return the same for teams that lie inside a node."""
-    sizes = (size for size in team_sizes(cluster) if size <= cluster.devices_per_node)
-    return max(size for size in sizes if groups % size == 0)
+def largest_team(cluster: Cluster, groups: int, *, is_inside: bool) -> int:
+    """Find the largest team over which the head groups spread evenly; inside a node if asked."""
+    most = cluster.devices_per_node if is_inside else cluster.num_devices
+    return max(size for size in team_sizes(cluster) if size <= most and groups % size == 0)
 
 
 def groups_worth_trying(shape: ModelShape, cluster: Cluster) -> tuple[int, ...]:
@@ -60,44 +55,6 @@ def groups_worth_trying(shape: ModelShape, cluster: Cluster) -> tuple[int, ...]:
     return tuple(size for size in sizes if size in possible_groups(shape))
 
 
-def groups_of_heads(shape: ModelShape, cluster: Cluster, chosen: int | None) -> int:
-    """Compute the head groups of the layout in which all devices split the heads.
-
-    Raises:
-        PlanError: if the heads do not go round.
-    """
-    devices = cluster.num_devices
-    groups = devices if chosen is None else chosen
-    reason = why_not(shape, groups)
-    if groups % devices:
-        reason = f"all {devices} devices split the heads, so {groups} head groups do not go round"
-    if reason:
-        raise PlanError(
-            f"static:heads: {reason}; use static:heads_context, fewer devices, or another shape"
-        )
-    return groups
-
-
-def groups_of_heads_context(shape: ModelShape, cluster: Cluster, chosen: int | None) -> int:
-    """Compute the head groups of the layout in which the devices of a node, or a part, split them.
-
-    Raises:
-        PlanError: if heads and devices of a node have no divisor in common.
-    """
-    if chosen is not None:
-        reason = why_not(shape, chosen)
-        if reason:
-            raise PlanError(f"static:heads_context: {reason}")
-        return chosen
-    possible = groups_worth_trying(shape, cluster)
-    if not possible:
-        raise PlanError(
-            f"static:heads_context: the {cluster.devices_per_node} devices of a node cannot split "
-            f"{shape.q_heads} query and {shape.kv_heads} key/value heads; use static:zigzag"
-        )
-    return possible[-1]
-
-
 def teams_of(cluster: Cluster, size: int) -> Cluster:
     """Build the cluster whose devices are teams of so many devices, with their rates together."""
     inside = cluster.devices_per_node
@@ -105,41 +62,39 @@ def teams_of(cluster: Cluster, size: int) -> Cluster:
     if size > inside:
         nodes, per_node = cluster.nodes * inside // size, 1
 
-    def together(rate: float) -> float:
-        return min(rate * size, MOST_RATE)
-
-    backward, copy = cluster.backward_flops_per_s, cluster.copy_bytes_per_s
+    rates = {name: getattr(cluster, name) for name in _RATES}
+    together = {name: min(r * size, MOST_RATE) for name, r in rates.items() if r is not None}
     return replace(
         cluster,
         nodes=nodes,
         devices_per_node=per_node,
-        intra_bytes_per_s=together(cluster.intra_bytes_per_s),
-        inter_bytes_per_s=together(cluster.inter_bytes_per_s),
-        flops_per_s=together(cluster.flops_per_s),
-        backward_flops_per_s=None if backward is None else together(backward),
-        copy_bytes_per_s=None if copy is None else together(copy),
         devices_per_nic=max(1, cluster.devices_per_nic // size),
+        **together,
     )
 
 
-def spread(found: Placement, workload: Workload, groups: int, size: int, teams: int) -> Placement:
+def spread(found: Placement, workload: Workload, groups: int, size: int) -> Placement:
     """Spread a placement on teams over their members: heads by group, tokens evenly.
 
     Args:
-        found: without head groups, on `teams` devices.
-        workload: what is placed.
+        found: without head groups, on teams as devices.
+        workload: blocks and tiles of the batch.
         groups: head groups, a multiple of `size`.
         size: members of a team.
-        teams: how many there are.
     """
     owner = found.device_of_data * np.int32(size)
-    for team in range(teams):
+    for team in np.unique(found.device_of_data):
         blocks = np.flatnonzero(found.device_of_data == team)
         owner[blocks] += pack_largest_first(workload.block_tokens[blocks], size)
     member = np.arange(groups) * size // groups
     device: NDArray[np.int64] = found.device_of_compute * np.int64(size) + member[:, None]
     return Placement(owner, device.ravel().astype(np.int32), found.warnings, groups)
 
+
+_RATES = (
+    "intra_bytes_per_s", "inter_bytes_per_s", "flops_per_s", "backward_flops_per_s",
+    "copy_bytes_per_s",
+)  # fmt: skip
 
 HeadKind = Literal["heads", "heads_context"]
 HEAD_KINDS: tuple[HeadKind, ...] = ("heads", "heads_context")
@@ -169,10 +124,27 @@ class StaticHeads(Partitioner):
         Raises:
             PlanError: if the heads of the shape do not go round.
         """
-        given = config.head_groups
+        given, devices = config.head_groups, cluster.num_devices
         chosen = None if given in ("auto", 1) else int(given)
-        find = groups_of_heads if self.kind == "heads" else groups_of_heads_context
-        return find(shape, cluster, chosen)
+        if self.kind == "heads":
+            groups, reason = chosen or devices, why_not(shape, chosen or devices)
+            if groups % devices:
+                reason = f"all {devices} devices split the heads, so {groups} head groups do not "
+                reason += "go round"
+            reason = (
+                reason and f"{reason}; use static:heads_context, fewer devices, or another shape"
+            )
+        elif chosen is not None:
+            groups, reason = chosen, why_not(shape, chosen)
+        else:
+            groups = max(groups_worth_trying(shape, cluster), default=1)
+            reason = "" if groups > 1 else (
+                f"the {cluster.devices_per_node} devices of a node cannot split {shape.q_heads} "
+                f"query and {shape.kv_heads} key/value heads; use static:zigzag"
+            )  # fmt: skip
+        if reason:
+            raise PlanError(f"{self.name}: {reason}")
+        return groups
 
     def is_possible(self, shape: ModelShape, cluster: Cluster, config: PlanConfig) -> bool:
         """Check whether the heads can be split evenly."""
@@ -189,11 +161,7 @@ class StaticHeads(Partitioner):
             PlanError: if the heads of the shape do not go round.
         """
         groups = self.groups(workload.shape, cluster, config)
-        if self.kind == "heads":
-            none = np.zeros(workload.num_blocks, np.int32)
-            found = Placement(none, np.zeros(workload.num_tiles, np.int32))
-            return spread(found, workload, groups, cluster.num_devices, 1)
-        size = largest_team_inside(cluster, groups)
-        teams = teams_of(cluster, size)
-        found = StaticLayout("zigzag").place(workload, teams, replace(config, head_groups=1))
-        return spread(found, workload, groups, size, teams.num_devices)
+        is_inside = self.kind == "heads_context"
+        size = largest_team(cluster, groups, is_inside=is_inside)
+        teams, whole = teams_of(cluster, size), replace(config, head_groups=1)
+        return spread(StaticLayout("zigzag").place(workload, teams, whole), workload, groups, size)

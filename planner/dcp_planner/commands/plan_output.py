@@ -1,8 +1,8 @@
-"""What `--out` of `dcpm plan` means: a plan, a folder of plans with a report, or a report."""
+"""Write what `--out` of `dcpm plan` asks for: a plan, a folder of plans with a report, a report."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -35,7 +35,7 @@ class PlanOutput:
     label: str = ""
 
     def of_mask(self, label: str) -> "PlanOutput":
-        """Give the output of one mask of a stack."""
+        """Return the output of one mask of a stack."""
         return PlanOutput(
             plan=self.plan and _labelled(self.plan, label, PLAN_SUFFIX),
             folder=self.folder,
@@ -44,7 +44,7 @@ class PlanOutput:
         )
 
     def plan_path(self, batch: int) -> Path | None:
-        """Give the file for the plan of a batch, which is about to be written: make its folder.
+        """Return the file for the plan of a batch, and make its folder.
 
         Raises:
             PlanFileError: if the folder cannot be made.
@@ -61,11 +61,11 @@ class PlanOutput:
 
 @dataclass(slots=True)
 class MaskOutput:
-    """What is told and written of one mask, batch by batch.
+    """The output of one mask, batch by batch.
 
     Attributes:
-        run: what was asked for, of this mask.
-        output: where it goes.
+        run: the command, for this mask.
+        output: paths of its files.
         rows: of the batches so far.
         last: the batch that was planned last.
     """
@@ -102,7 +102,7 @@ class MaskOutput:
 
 
 def open_output(out: str | None, num_batches: int) -> PlanOutput:
-    """Find out where to write; refuse before the work what cannot be written.
+    """Find the paths to write; refuse before the work what cannot be written.
 
     Raises:
         click.BadParameter: if something else is in the way.
@@ -123,39 +123,34 @@ def open_output(out: str | None, num_batches: int) -> PlanOutput:
 
 
 def _read_output(path: Path, num_batches: int) -> PlanOutput:
-    if path.suffix == ".json" or num_batches > 1:
-        if num_batches > MOST_REPORTED:
-            raise click.BadParameter(
-                f"a report holds at most {MOST_REPORTED} batches, got {num_batches}; plan them in "
-                "parts with --batch and --batches",
-                param_hint="--batches",
+    is_report = path.suffix == ".json"
+    if not is_report and num_batches == 1:
+        if path.suffix not in ("", PLAN_SUFFIX):
+            _refuse(
+                f"expected a plan to be a file whose name ends in {PLAN_SUFFIX}, or a report in "
+                f"{REPORT_SUFFIX}, got {path.name}"
             )
-        return _of_report(path) if path.suffix == ".json" else _of_folder(path)
-    if path.suffix not in ("", PLAN_SUFFIX):
-        raise click.BadParameter(
-            f"expected a plan to be a file whose name ends in {PLAN_SUFFIX}, or a report in "
-            f"{REPORT_SUFFIX}, got {path.name}",
-            param_hint="--out",
+        return PlanOutput(plan=path)
+    if num_batches > MOST_REPORTED:
+        _refuse(
+            f"a report holds at most {MOST_REPORTED} batches, got {num_batches}; plan them in "
+            "parts with --batch and --batches",
+            "--batches",
         )
-    return PlanOutput(plan=path)
+    if is_report:
+        if not path.name.endswith(REPORT_SUFFIX):
+            _refuse(
+                f"expected a report to be a file whose name ends in {REPORT_SUFFIX}, got "
+                f"{path.name}"
+            )
+        return PlanOutput(report=path)
+    if path.suffix == PLAN_SUFFIX or (path.exists() and not path.is_dir()):
+        _refuse(f"{path} is no folder; with --batches every plan becomes a file of one")
+    return PlanOutput(folder=path, report=path / REPORT_NAME)
 
 
-def _of_report(path: Path) -> PlanOutput:
-    if not path.name.endswith(REPORT_SUFFIX):
-        raise click.BadParameter(
-            f"expected a report to be a file whose name ends in {REPORT_SUFFIX}, got {path.name}",
-            param_hint="--out",
-        )
-    return PlanOutput(report=path)
-
-
-def _of_folder(folder: Path) -> PlanOutput:
-    if folder.suffix == PLAN_SUFFIX or (folder.exists() and not folder.is_dir()):
-        raise click.BadParameter(
-            f"{folder} is no folder; with --batches every plan becomes a file of one",
-            param_hint="--out",
-        )
-    return PlanOutput(folder=folder, report=folder / REPORT_NAME)
+def _refuse(text: str, option: str = "--out") -> NoReturn:
+    raise click.BadParameter(text, param_hint=option)
 
 
 def _labelled(path: Path, label: str, suffix: str) -> Path:

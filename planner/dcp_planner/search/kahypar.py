@@ -1,13 +1,12 @@
-"""KaHyPar as a partitioner: nodes first, then the devices of each node, in a process of its own.
+"""Partition with KaHyPar or Mt-KaHyPar: nodes first, then the devices of each node.
 
-KaHyPar knows one int32 weight per vertex, we have two constraints. A block weighs ``M * tokens``, a
-tile its share of the pairs in small integers, and a part may hold ``M * T + C`` where T are the
-tokens that an LPT packing gives it and C the compute cap. ``M > C`` makes one token more than T
-outweigh all the compute a part may have, so the token targets are met exactly and the compute cap
-as well; M and the integers are chosen so that the sum stays far below 2^31 and even a short last
-block keeps its weight. Where exact targets leave the search no way (few, ragged blocks), a second
-encoding without token targets wins, because owners are chosen anew afterwards in any case; the
-result with the shorter predicted time is taken.
+KaHyPar knows one int32 weight per vertex, but two constraints must hold. A block weighs ``M *
+tokens``, a tile its share of the pairs as a small integer, and a part may hold ``M * T + C``, where
+T are the tokens that an LPT packing gives it and C is the compute cap. As ``M > C``, one token more
+than T outweighs all compute of a part, so both constraints hold exactly. M and the integers keep
+the sum far below 2^31, and even a short last block keeps its weight. Exact targets can leave the
+search no way (few, ragged blocks), so each problem is also encoded without token targets; owners
+are chosen anew afterwards in any case. The result with the shorter predicted time wins.
 
 Source: two levels and one hyperedge per block as in DCP (SOSP'25), Sec. 4.2; Schlag et al.,
 High-Quality Hypergraph Partitioning (2022).
@@ -39,7 +38,9 @@ from dcp_planner.workers.process import WorkerProgram
 from dcp_planner.workers.worker import TaskError, Worker, WorkerLost
 
 WEIGHT_LIMIT = 10**9  # of a sum, about; KaHyPar adds tolerances on top and computes in int32
-
+_UNITS_PER_TILE = 16  # mean weight of a tile below which token units are made coarser
+_MOST_PER_TILE = 1e6  # mean weight of a tile: more is needless precision
+_ENCODINGS = (True, False)  # with and without token targets
 _MOST_PROCESSES = 8
 
 
@@ -151,11 +152,6 @@ def _to_int32(edge_weight: NDArray[np.int64]) -> NDArray[np.int64]:
     weight = edge_weight // max(1, int(np.gcd.reduce(edge_weight, initial=0)))
     excess = float(weight.sum()) / WEIGHT_LIMIT
     return np.maximum(1, np.rint(weight / excess)).astype(np.int64) if excess > 1 else weight
-
-
-_UNITS_PER_TILE = 16  # mean weight of a tile below which token units are made coarser
-_MOST_PER_TILE = 1e6  # mean weight of a tile: more would be precision that nobody asked for
-_ENCODINGS = (True, False)  # with and without token targets
 
 
 @dataclass(frozen=True, slots=True)

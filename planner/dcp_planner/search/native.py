@@ -3,6 +3,7 @@
 numba and the compiled loops are imported on first use, because importing them takes half a second.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,31 +33,26 @@ class Native(Partitioner):
             for effort in efforts_up_to(config.budget)
             for placement in searched(workload, cluster, config, effort)
         ]
-        if len(found) == 1:
-            return found[0]
-        return min(found, key=_Seconds(workload, cluster, config))
+        return _fastest(found, workload, cluster, config)
 
 
-@dataclass(frozen=True, slots=True)
-class _Seconds:
-    """Predicts the time of a placement with the schedule that it would get."""
-
-    workload: Workload
-    cluster: Cluster
-    config: PlanConfig
-
-    def __call__(self, found: Placement) -> float:
-        return predict_placement(self.workload, found, self.cluster, self.config).seconds
+def _fastest(
+    found: Sequence[Placement], workload: Workload, cluster: Cluster, config: PlanConfig
+) -> Placement:
+    """Predict the time of each placement with the schedule that it would get; take the shortest."""
+    if len(found) == 1:
+        return found[0]
+    return min(found, key=lambda one: predict_placement(workload, one, cluster, config).seconds)
 
 
 def searched(
     workload: Workload, cluster: Cluster, config: PlanConfig, effort: Effort
 ) -> tuple[Placement, ...]:
-    """Search for few bytes, then for little time from there; both under the caps.
+    """Search for few bytes, then from there for a short time; both under the caps.
 
-    Gives the last only if time is short: it is seldom the worse one, and judging takes as long.
+    Returns both placements, at the effort `fast` only the second: it is seldom the worse one, and
+    judging them takes as long.
     """
-    # numba takes half a second to import: only who searches pays for it.
     from dcp_planner.search.multilevel import search, setting_of
     from dcp_planner.search.problem import problem_of
 
@@ -67,9 +63,9 @@ def searched(
 
 
 def refine(found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
-    """Search on from any placement: hold it to the caps, then relieve what is busiest.
+    """Improve any placement: hold it to the caps, then relieve what is busiest.
 
-    The simulator judges what that makes of it.
+    Returns the placement before or after relief, whichever the simulator predicts to be faster.
     """
     from dcp_planner.search.multilevel import polish, setting_of
     from dcp_planner.search.problem import Split, problem_of
@@ -80,7 +76,7 @@ def refine(found: Placement, workload: Workload, cluster: Cluster, config: PlanC
     split = polish(problem_of(workload), start, cluster, setting)
     held = Placement(split.owner, split.part, found.warnings)
     after = relieved(held, workload, cluster, config, effort)
-    return min((held, after), key=_Seconds(workload, cluster, config))
+    return _fastest((held, after), workload, cluster, config)
 
 
 def relieved(
@@ -94,8 +90,8 @@ def relieved(
 ) -> Placement:
     """Relieve what is busiest, starting from any placement; tokens stay under their cap.
 
-    Compute as well, unless it may be uneven: then what one device computes for longer than others
-    counts as time only. Where the network decides, that costs nothing.
+    Compute stays under its cap as well, unless `is_uneven`: then computing longer than others
+    counts as time only, which costs nothing where the network decides.
     """
     from dcp_planner.search.bottleneck import relieve_split
     from dcp_planner.search.multilevel import setting_of
@@ -112,7 +108,7 @@ def relieved(
 def tiles_placed(
     owner: NDArray[np.int32], workload: Workload, cluster: Cluster, config: PlanConfig
 ) -> tuple[Placement, Placement]:
-    """Place tiles where the tokens are: level and cheap to send; searched for time, then level."""
+    """Place tiles for fixed owners, levelled: where their queries are, and searched for time."""
     from dcp_planner.search.bottleneck import relieve_split
     from dcp_planner.search.multilevel import level_tiles, setting_of
     from dcp_planner.search.problem import Split, problem_of

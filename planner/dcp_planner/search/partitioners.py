@@ -1,11 +1,11 @@
-"""Partitioners by name, `place`, which runs one of them, and the default among them: the portfolio.
+"""Choose a device for every block and tile: `place`, the partitioners by name, and the portfolio.
 
-The portfolio predicts several candidates with the schedule that each would get, and takes the
-fastest: the static layouts, the native search, and the search for time from both. A layout whose
-devices own more tokens than the tolerance allows is out, unless nothing else is left. The compute
-tolerance binds the native search, not the choice: longer computing on one device shows in the
-predicted time already. So among what fits in memory the result is never slower in simulation than
-the best static layout.
+The portfolio is the default. It predicts the time of several candidates, each with the schedule
+that it would get, and takes the fastest. Candidates are the static layouts, the native search, and
+the search for time from both. The portfolio drops a layout whose devices own more tokens than the
+tolerance allows, unless nothing else is left. It lets a candidate exceed the compute tolerance,
+because the predicted time shows that already. So among the placements that fit in memory, its
+result is never slower in simulation than the best static layout.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +19,6 @@ from dcp_planner.baselines.heads import (
     StaticHeads,
     groups_worth_trying,
     largest_team,
-    largest_team_inside,
     spread,
     teams_of,
 )
@@ -228,10 +227,10 @@ def _place_in_groups(
     group_shape(workload.shape, groups)  # refuses what the heads do not allow
     whole = replace(config, head_groups=1)
     candidates = []
-    for size in sorted({find(cluster, groups) for find in (largest_team_inside, largest_team)}):
+    for size in sorted({largest_team(cluster, groups, is_inside=b) for b in (True, False)}):
         teams = teams_of(cluster, size)
         inner = partitioner if teams.num_devices > 1 else StaticLayout("contiguous")
         found = _place_whole(inner, workload, teams, whole)
-        found = spread(found, workload, groups, size, teams.num_devices)
+        found = spread(found, workload, groups, size)
         candidates.append(level_owners(found, workload, cluster, config))
     return fastest(candidates, workload, cluster, config)

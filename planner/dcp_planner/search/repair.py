@@ -1,7 +1,7 @@
-"""Hold any placement to the caps: choose owners anew, move tiles off overloaded parts.
+"""Repair a placement that exceeds caps: choose owners anew, move tiles off overloaded parts.
 
-Works on parts, which are devices in the end and nodes on the way there. What crosses nodes is
-priced higher, at the ratio of the two bandwidths up to a limit.
+KaHyPar's results need it, on nodes first and then on devices, and head groups need the exchange of
+owners. A byte between nodes counts more, by the ratio of the two bandwidths up to a limit.
 """
 
 import heapq
@@ -16,6 +16,9 @@ from dcp_planner.model.packing import cap_of, loads_of, pack_largest_first
 from dcp_planner.model.placement import Placement, PlanWarning, caps_of
 from dcp_planner.model.workload import Workload
 from dcp_planner.tables.head_groups import expand_placement
+
+_SWEEPS = 3
+_MOST_PRICE = 8.0  # both links work at once, so their seconds do not add up; see LOG.md
 
 Parts = NDArray[np.int32]
 
@@ -90,10 +93,6 @@ def _by_size(cost: NDArray[np.float64], tokens: NDArray[np.int64], cap: int) -> 
     return owner
 
 
-_SWEEPS = 3
-_MOST_PRICE = 8.0  # both links work at once, so their seconds do not add up; see LOG.md
-
-
 def repair(found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
     """Choose owners under the token cap and level compute; deterministic.
 
@@ -109,7 +108,7 @@ def repair(found: Placement, workload: Workload, cluster: Cluster, config: PlanC
         state.choose_owners(caps.tokens)
         if not moved:
             break
-    return state.placement(found.warnings)
+    return Placement(state.owner, state.device, found.warnings)
 
 
 def price_between_nodes(cluster: Cluster) -> float:
@@ -127,17 +126,13 @@ def find_shortfalls(
     pairs = loads_of(found.device_of_compute, workload.compute_pairs, devices)
     tokens = loads_of(found.device_of_data, workload.block_tokens, devices)
     warnings = []
-    if _is_above(pairs, config.compute_tolerance):
+    if pairs.max(initial=0) > (1 + config.compute_tolerance) * float(pairs.mean()):
         text = _shortfall("tile", pairs, workload.compute_pairs, config.compute_tolerance)
         warnings.append(PlanWarning("compute_above_tolerance", f"compute: {text}"))
-    if _is_above(tokens, config.token_tolerance):
+    if tokens.max(initial=0) > (1 + config.token_tolerance) * float(tokens.mean()):
         text = _shortfall("block", tokens, workload.block_tokens, config.token_tolerance)
         warnings.append(PlanWarning("tokens_above_tolerance", f"tokens: {text}"))
     return tuple(warnings)
-
-
-def _is_above(loads: NDArray[np.int64], tolerance: float) -> bool:
-    return bool(loads.max(initial=0) > (1 + tolerance) * float(loads.mean()))
 
 
 def _shortfall(
@@ -174,10 +169,6 @@ class PlacementState:
         for count, block in zip(self.count, self.block, strict=True):
             np.add.at(count, (block, self.device), 1)
         self.load = loads_of(self.device, self.pairs, self.parts)
-
-    def placement(self, warnings: tuple[PlanWarning, ...] = ()) -> Placement:
-        """Return the present state as a placement."""
-        return Placement(self.owner, self.device, warnings)
 
     def cost(self) -> float:
         """Compute the bytes of a forward and a backward pass, those between nodes priced higher."""
