@@ -23,7 +23,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_planner import Cluster, ModelShape, tile_seconds
+from dcp_planner import Cluster, ModelShape
+from dcp_planner.model import tile_seconds
 
 TOKENS = 131_072
 SEED = 42

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from dcp_dsl import Spec
-from dcp_planner import Cluster, ModelShape, PlanConfig, encode_parts
+from dcp_planner import Cluster, ModelShape, PlanConfig
+from dcp_planner.plan import encode_parts
 from dcp_runtime import DCPDataloader, LookAhead, Packing, Planning
 
 TOKENS = 131_072

@@ -30,7 +30,8 @@ def calibrate(device: str, ranks: int, out: str | None, as_json: bool) -> None:
     The file is what `--cluster FILE` of `dcpm plan` and `dcpm simulate` takes.
     """
     from dcp_dsl.files import check_writable
-    from dcp_planner import format_cluster, write_cluster
+    from dcp_planner import write_cluster
+    from dcp_planner.model import format_cluster
     from dcp_runtime.errors import RunError
     from dcp_runtime.launch.calibration import calibrate_cpu, calibrate_cuda
 

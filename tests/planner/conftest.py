@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from dcp_dsl import BlockSparsity, Slabs
 from dcp_dsl.forms import BatchShape, BlockKind
-from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, expand_head_groups, validate
+from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, validate
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import build_workload
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule
+from dcp_planner.tables import expand_head_groups
 from dcp_planner.tables.head_groups import possible_groups
 
 Dense = NDArray[np.bool_]

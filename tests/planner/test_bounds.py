@@ -5,8 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, bound_ratios, build_plan, measure, simulate
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, measure, simulate
 from dcp_planner.model.workload import build_workload
+from dcp_planner.report import bound_ratios
 from dcp_planner.report.bounds import bounds
 
 

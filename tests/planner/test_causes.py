@@ -11,22 +11,19 @@ from dcp_dsl import Sample, Spec
 from dcp_planner import (
     LANES,
     Cluster,
-    Explanation,
     ModelShape,
     PlanConfig,
-    TimeParts,
     build_plan,
     choose_block_size,
     cut_blocks,
-    explain_difference,
     predict,
     preset,
     simulate,
-    split_time,
 )
 from dcp_planner.model.cluster import MOST_RATE
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import build_workload
+from dcp_planner.report import Explanation, TimeParts, explain_difference, split_time
 from dcp_planner.report.causes import CAUSES
 from dcp_planner.schedule.divisions import Schedule
 from dcp_planner.schedule.emission import assemble

@@ -8,15 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_planner import (
-    PRESETS,
-    Cluster,
-    ClusterError,
-    find_cluster,
-    preset,
-    read_cluster,
-    write_cluster,
-)
+from dcp_planner import Cluster, ClusterError, find_cluster, preset, read_cluster, write_cluster
+from dcp_planner.model import PRESETS
 from dcp_planner.model.cluster_file import preset_file
 
 GOOD = """schema = "dcp.cluster/1"

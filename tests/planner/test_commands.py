@@ -11,20 +11,17 @@ from dcp_dsl import DatasetError, HeadError, Sample, block_sparsity, load
 from dcp_planner import (
     PARTITIONERS,
     Cluster,
-    Explanation,
     ModelShape,
     PlanConfig,
     PlanError,
     PlanFileError,
     build_plan,
     digest,
-    encode_parts,
     predict,
     preset,
     read_batches,
     read_plan,
     simulate,
-    split_time,
     static_layouts,
     write_cluster,
     write_plan,
@@ -34,6 +31,8 @@ from dcp_planner.commands.plan import plan as plan_command
 from dcp_planner.commands.simulate import simulate as simulate_command
 from dcp_planner.commands.validate import validate as validate_command
 from dcp_planner.model.placement import PlanWarning
+from dcp_planner.plan import encode_parts
+from dcp_planner.report import Explanation, split_time
 
 SPEC = """dcpm 1
 mask local(width: tokens = 8) = causal and q - k < width

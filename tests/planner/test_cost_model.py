@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_planner import Cluster, ClusterError, ModelShape, preset, tile_seconds
+from dcp_planner import Cluster, ClusterError, ModelShape, preset
+from dcp_planner.model import tile_seconds
 from dcp_planner.model.cost_model import link_seconds, reduction_seconds, workload_seconds
 from dcp_planner.model.workload import build_workload
 

@@ -13,10 +13,8 @@ from dcp_planner import (
     ModelShape,
     PlanConfig,
     PlanError,
-    accumulator_bytes,
     build_plan,
     predict,
-    receive_buffer_bytes,
     simulate,
     validate,
 )
@@ -25,6 +23,7 @@ from dcp_planner.model.workload import build_workload
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.search.partitioners import place
 from dcp_planner.simulation.schedules import make_schedule, predict_placement
+from dcp_planner.tables import accumulator_bytes, receive_buffer_bytes
 
 SLOW = Cluster(2, 2, inter_bytes_per_s=1e6, intra_bytes_per_s=1e7, latency_s=1e-4, flops_per_s=1e9)
 

@@ -10,7 +10,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_planner import Attention, CommLaunch, CommWait, Copy, Reduction
+from dcp_planner.tables import Attention, CommLaunch, CommWait, Copy, Reduction
 
 KV, Q, OUT, DQ, DKV = range(5)
 QUERY = {KV: False, Q: True, OUT: True, DQ: True, DKV: False}  # side of the tiles by kind

@@ -8,7 +8,6 @@ import pytest
 from dcp_dsl import Sample, Slabs, Spec, block_sparsity, dense_mask
 from dcp_dsl.forms import Columns, PlacedForm, Rows, Strided, StridedPart
 from dcp_planner import (
-    Blocks,
     Cluster,
     ModelShape,
     PlanConfig,
@@ -16,16 +15,15 @@ from dcp_planner import (
     PlanFileError,
     build_plan,
     cut_blocks,
-    decode_part,
     digest,
-    encode_parts,
-    expand_head_groups,
     measure,
     read_plan,
     simulate,
     validate,
     write_plan,
 )
+from dcp_planner.plan import decode_part, encode_parts
+from dcp_planner.tables import Blocks, expand_head_groups
 
 SPEC = Spec.from_text(
     """

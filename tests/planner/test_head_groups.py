@@ -18,17 +18,12 @@ from dcp_planner import (
     PlanError,
     PlanFileError,
     TransferKind,
-    bound_ratios,
     build_plan,
     build_stack,
-    decode_part,
     digest,
-    encode_parts,
-    expand_head_groups,
     measure,
     predict,
     read_plan,
-    receive_buffer_bytes,
     simulate,
     validate,
     write_plan,
@@ -36,7 +31,10 @@ from dcp_planner import (
 from dcp_planner.commands.plan import plan as plan_command
 from dcp_planner.model.placement import caps_of
 from dcp_planner.model.workload import build_workload
+from dcp_planner.plan import decode_part, encode_parts
+from dcp_planner.report import bound_ratios
 from dcp_planner.search.partitioners import place, static_layouts
+from dcp_planner.tables import expand_head_groups, receive_buffer_bytes
 from dcp_planner.tables.head_groups import possible_groups
 
 SHAPES = {"mha": ModelShape(8, 8, 4, 2), "gqa": ModelShape(8, 2, 4, 2), "mqa": ModelShape(8, 1, 4)}

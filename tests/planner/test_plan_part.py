@@ -4,16 +4,8 @@ import numpy as np
 import pytest
 
 from dcp_dsl import Sample, Spec, block_sparsity
-from dcp_planner import (
-    Cluster,
-    ModelShape,
-    PlanConfig,
-    PlanFileError,
-    build_plan,
-    decode_part,
-    digest,
-    encode_parts,
-)
+from dcp_planner import Cluster, ModelShape, PlanConfig, PlanFileError, build_plan, digest
+from dcp_planner.plan import decode_part, encode_parts
 
 SPEC = Spec.from_text("mask band(w: tokens = 300) = causal and (k < 20 or q - k < w)")
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_planner import (
-    Attention,
     Cluster,
     ModelShape,
     PlanConfig,
@@ -18,6 +17,7 @@ from dcp_planner import (
     measure,
     validate,
 )
+from dcp_planner.tables import Attention
 from dcp_planner.tables.programs import restore_programs, tabulate_programs
 
 

@@ -10,21 +10,17 @@ import pytest
 
 from dcp_dsl import Slabs
 from dcp_planner import (
-    Attention,
     Cluster,
-    CommLaunch,
-    CommWait,
-    Copy,
     ModelShape,
     Plan,
     PlanConfig,
     PlanError,
-    Reduction,
     TransferKind,
     build_plan,
     simulate,
     validate,
 )
+from dcp_planner.tables import Attention, CommLaunch, CommWait, Copy, Reduction
 from dcp_planner.tables.plan import DeviceProgram, columns_of
 
 

@@ -11,7 +11,7 @@ a signal raises what no rank expects.
 import os
 import signal
 
-from dcp_planner import Attention
+from dcp_planner.tables import Attention
 from dcp_runtime.execute.interpreter import Interpreter
 from dcp_runtime.launch import worker
 from dcp_runtime.launch.jobs import run_job

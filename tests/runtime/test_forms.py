@@ -6,15 +6,8 @@ import torch
 
 from dcp_dsl import Sample, Spec, block_sparsity, dense_mask
 from dcp_dsl.forms import PlacedForm
-from dcp_planner import (
-    Cluster,
-    ModelShape,
-    PlanConfig,
-    build_plan,
-    cut_blocks,
-    decode_part,
-    encode_parts,
-)
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, cut_blocks
+from dcp_planner.plan import decode_part, encode_parts
 from dcp_runtime.data.truncation import truncate
 from dcp_runtime.plans.look_back import look_back
 from dcp_runtime.plans.row_ranges import rasterise_mask

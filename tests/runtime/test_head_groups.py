@@ -13,16 +13,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from loader_options import make_loader
 
 from dcp_dsl import Spec
-from dcp_planner import (
-    Cluster,
-    ModelShape,
-    PlanConfig,
-    build_plan,
-    decode_part,
-    encode_parts,
-    receive_buffer_bytes,
-    simulate,
-)
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, simulate
+from dcp_planner.plan import decode_part, encode_parts
+from dcp_planner.tables import receive_buffer_bytes
 from dcp_planner.tables.head_groups import possible_groups
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.executor import DCPExecutor

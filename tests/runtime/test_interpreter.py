@@ -8,18 +8,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_planner import (
-    Cluster,
-    ModelShape,
-    PlanConfig,
-    TransferKind,
-    build_plan,
-    receive_buffer_bytes,
-)
+from dcp_planner import Cluster, ModelShape, PlanConfig, TransferKind, build_plan
 from dcp_planner.model.workload import build_workload
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.search.partitioners import place
 from dcp_planner.simulation.schedules import make_schedule
+from dcp_planner.tables import receive_buffer_bytes
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.passes import BackwardPass, ForwardPass
 from dcp_runtime.kernels.kernel import QueryRows

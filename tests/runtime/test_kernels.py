@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dcp_dsl import Slabs
-from dcp_planner import Blocks, Tiles
+from dcp_planner.tables import Blocks, Tiles
 from dcp_runtime.errors import RunError
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, accumulator_dtype

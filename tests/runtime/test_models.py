@@ -10,7 +10,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import model_scenarios
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, decode_part, encode_parts
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_planner.plan import decode_part, encode_parts
 from dcp_runtime import DCPAttn, DCPExecutor, RunError
 from dcp_runtime.execute import passes
 from dcp_runtime.transport import loopback

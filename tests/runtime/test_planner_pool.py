@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from loader_options import make_loader
 
 from dcp_dsl import DatasetError, DCPError, Spec
-from dcp_planner import Cluster, ModelShape, PlanConfig, WorkerLost, digest
+from dcp_planner import Cluster, ModelShape, PlanConfig, digest
+from dcp_planner.workers import WorkerLost
 from dcp_runtime import LookAhead, RunError
 from dcp_runtime.data.plan_request import PlanRequest, plan_request
 from dcp_runtime.data.planner_pool import MOST_FAILED_STARTS, PlannerPool

@@ -11,7 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from loader_options import make_loader
 
 from dcp_dsl import Spec
-from dcp_planner import Cluster, ModelShape, PlanConfig, decode_part, encode_parts
+from dcp_planner import Cluster, ModelShape, PlanConfig
+from dcp_planner.plan import decode_part, encode_parts
 from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, RunError
 from dcp_runtime.plans.batch_plans import batch_name, name_batch
 from dcp_runtime.transport.loopback import LoopbackWorld

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from dcp_planner import EVENT_KINDS
+from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime.transport.recorder import Event, HostClock, Recorder, StreamClock, make_clock
 
 

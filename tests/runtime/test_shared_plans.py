@@ -12,7 +12,8 @@ SCRIPT = '''
 import os, signal, sys, time, warnings
 import torch, torch.distributed as dist
 from dcp_dsl import DatasetError, DCPError, Mask, Spec
-from dcp_planner import Cluster, ModelShape, PlanConfig, PlanPart, digest
+from dcp_planner import Cluster, ModelShape, PlanConfig, digest
+from dcp_planner.plan import PlanPart
 from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, RunError, StackedPlans
 sys.path.insert(0, HERE)
 from loader_options import make_loader

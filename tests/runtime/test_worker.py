@@ -2,7 +2,7 @@
 
 import pytest
 
-from dcp_planner import Attention, CommWait
+from dcp_planner.tables import Attention, CommWait
 from dcp_runtime import RunError
 from dcp_runtime.launch import worker
 from dcp_runtime.launch.jobs import Progress

@@ -27,7 +27,8 @@ from dcp_dashboard.facts.metrics import ROWS, device_columns
 from dcp_dashboard.facts.traces import track_order
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
-from dcp_planner import EVENT_KINDS, Plan, Trace
+from dcp_planner import Plan, Trace
+from dcp_planner.simulation import EVENT_KINDS
 
 MAX_EVENTS = 4_000_000
 """Events of a timeline that a browser draws: about 20 bytes each, on the way and in memory."""

@@ -26,19 +26,17 @@ from dcp_planner import (
     PlanConfig,
     Provenance,
     Trace,
-    best_static,
     build_plan,
     choose_block_size,
-    compile_seconds,
     cut_blocks,
     measure,
-    over_caps,
     preset,
     simulate,
     static_layouts,
-    stopwatch,
     write_plan,
 )
+from dcp_planner.compile_clock import compile_seconds, stopwatch
+from dcp_planner.report import best_static, over_caps
 from dcp_runtime import ProcessWorld, RunConfig, open_world, run_plan
 
 Progress: TypeAlias = Callable[[str], None]

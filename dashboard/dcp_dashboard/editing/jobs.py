@@ -12,7 +12,7 @@ from dcp_dashboard.editing.tasks import loss_message
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dsl import DCPError
-from dcp_planner import Worker, WorkerLost
+from dcp_planner.workers import Worker, WorkerLost
 
 MAX_WAITING = 4
 MAX_REMEMBERED = 64

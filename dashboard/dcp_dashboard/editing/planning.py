@@ -10,22 +10,22 @@ from dcp_dashboard.library.summary import device_pairs
 from dcp_dsl import BlockSparsity, DCPError, Form, Spec, block_sparsity
 from dcp_planner import (
     PARTITIONERS,
-    PRESETS,
     Cluster,
     ModelShape,
     Plan,
     PlanConfig,
-    PlanMetrics,
     Provenance,
     build_plan,
     choose_block_size,
     cut_blocks,
-    encode_plan,
     measure,
     preset,
     simulate,
-    stopwatch,
 )
+from dcp_planner.compile_clock import stopwatch
+from dcp_planner.model import PRESETS
+from dcp_planner.plan import encode_plan
+from dcp_planner.tables import PlanMetrics
 
 BUDGETS: tuple[Literal["fast", "balanced", "best"], ...] = ("fast", "balanced", "best")
 """Budgets of a search, smallest first."""

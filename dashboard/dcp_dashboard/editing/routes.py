@@ -14,7 +14,7 @@ from dcp_dashboard.editing.specs import batch_of, home_of
 from dcp_dashboard.editing.tasks import loss_message, make_worker
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dsl import DCPError
-from dcp_planner import WorkerLost, WorkerOverdue
+from dcp_planner.workers import WorkerLost, WorkerOverdue
 
 DESK = "dcp_desk"
 """Key of an application's ``extensions`` under which its `Desk` stands."""

@@ -11,7 +11,8 @@ from urllib.parse import parse_qs
 from dcp_dashboard.library.folder import SPEC_SUFFIX, DashboardError
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_grammar import MASKS
-from dcp_planner import PRESETS, Plan, Provenance
+from dcp_planner import Plan, Provenance
+from dcp_planner.model import PRESETS
 
 MAX_FILES = 200
 MAX_BYTES = 200_000

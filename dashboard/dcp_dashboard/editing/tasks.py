@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeAlias
 
 from dcp_dashboard.editing import checking
 from dcp_dashboard.library.folder import DashboardError
-from dcp_planner import Worker, WorkerLost, WorkerOverdue, WorkerProgram
+from dcp_planner.workers import Worker, WorkerLost, WorkerOverdue, WorkerProgram
 
 MAX_DATA_BYTES = 16 * 2**30
 """Memory of a worker: beyond it, Python raises, and the machine goes on."""

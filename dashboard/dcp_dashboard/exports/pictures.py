@@ -17,7 +17,8 @@ from dcp_dashboard.library.summary import caption_of_first_group, tiles_of_group
 from dcp_dsl.pictures.axes import Stripe
 from dcp_dsl.pictures.frame import Frame
 from dcp_dsl.pictures.svg import rect, write_svg
-from dcp_planner import EVENT_KINDS, Plan, Trace
+from dcp_planner import Plan, Trace
+from dcp_planner.simulation import EVENT_KINDS
 
 Pixels = NDArray[np.uint8]
 """RGB, uint8 ``[height, width, 3]``."""

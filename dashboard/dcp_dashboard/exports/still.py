@@ -21,7 +21,8 @@ from dcp_dashboard.facts.text import SOURCE_LABELS
 from dcp_dashboard.facts.traces import length_ns
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import caption_of_first_group
-from dcp_planner import EVENT_KINDS, Source
+from dcp_planner import Source
+from dcp_planner.simulation import EVENT_KINDS
 
 Anchor = Literal["ls", "ms", "rs"]
 """Left, middle or right end of a text's baseline, in Pillow's words."""

@@ -13,7 +13,8 @@ from pyarrow.csv import write_csv
 from dcp_dashboard.facts.metrics import device_columns
 from dcp_dashboard.facts.traces import EventFilter, matching, track_order
 from dcp_dashboard.library.plans import LoadedPlan
-from dcp_planner import EVENT_KINDS, LANES, Trace
+from dcp_planner import LANES, Trace
+from dcp_planner.simulation import EVENT_KINDS
 
 EVENT_COLUMNS = (
     "source", "event", "device", "lane", "kind", "name", "direction", "division", "peer", "bytes",

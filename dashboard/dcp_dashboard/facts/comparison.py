@@ -24,7 +24,9 @@ from dcp_dashboard.facts.quantities import (
     size,
 )
 from dcp_dashboard.library.plans import LoadedPlan
-from dcp_planner import Difference, Lane, Source, Trace, compare_figures
+from dcp_planner import Source, Trace
+from dcp_planner.report import Difference, compare_figures
+from dcp_planner.simulation import Lane
 
 EQUAL = 0.0005
 """Changes below this share are called equal: they vanish in three digits."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dcp_dashboard.facts.comparison import Comparison, Side
 from dcp_dashboard.facts.findings import Finding
 from dcp_dashboard.facts.quantities import count, duration, percent, ratio
-from dcp_planner import CAUSE_RULE, Explanation, explain_difference
+from dcp_planner.report import CAUSE_RULE, Explanation, explain_difference
 
 CLOSE = 0.01
 """Runs whose lengths differ by less than this share take about the same time."""

@@ -7,7 +7,7 @@ from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.text import SOURCE_LABELS, TIMES
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import PlanSummary
-from dcp_planner import bound_ratios
+from dcp_planner.report import bound_ratios
 
 DEFINITIONS = (
     ("Visible pairs",

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from dcp_dashboard.facts.text import direction_word
 from dcp_dashboard.library.folder import DashboardError
-from dcp_planner import EVENT_KINDS, LANES, Direction, Trace
+from dcp_planner import LANES, Direction, Trace
+from dcp_planner.simulation import EVENT_KINDS
 
 WAIT, SEND, RECEIVE = (LANES.index(lane) for lane in ("wait", "send", "receive"))
 

@@ -25,19 +25,8 @@ from dcp_dashboard.library.folder import (
 from dcp_dashboard.library.session_plans import MAX_PLANS, SessionPlans
 from dcp_dashboard.library.summary import DeviceTotals, PlanSummary, device_totals, summarise
 from dcp_dsl import DCPError
-from dcp_planner import (
-    BatchFigures,
-    Plan,
-    Provenance,
-    Source,
-    TimeParts,
-    Trace,
-    figures_of,
-    measure,
-    read_plan,
-    simulate,
-    split_time,
-)
+from dcp_planner import Plan, Provenance, Source, Trace, measure, read_plan, simulate
+from dcp_planner.report import BatchFigures, TimeParts, figures_of, split_time
 
 MAX_FILE_BYTES = 2 * 10**9
 LIMIT_BYTES = 2**30

@@ -8,15 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Floats, Ints, Record
-from dcp_planner import (
-    Direction,
-    Plan,
-    PlanMetrics,
-    Source,
-    Trace,
-    accumulator_bytes,
-    receive_buffer_bytes,
-)
+from dcp_planner import Direction, Plan, Source, Trace
+from dcp_planner.tables import PlanMetrics, accumulator_bytes, receive_buffer_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

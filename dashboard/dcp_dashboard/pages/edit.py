@@ -15,7 +15,7 @@ from dcp_dashboard.editing.specs import folder_files, library_texts, start_of
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.layout import attributes, panel
 from dcp_grammar import patterns
-from dcp_planner import PRESETS
+from dcp_planner.model import PRESETS
 
 BUNDLE = Path(__file__).parents[1] / "assets" / "codemirror.bundle.js"
 

@@ -1,1 +1,5 @@
 """Build whole plans, check every invariant, and write plans to files and messages."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,5 @@
 """Hold a plan as tables: blocks, tiles, transfers and the programs of all devices."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -8,7 +8,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from dcp_planner import WorkerLost, stopwatch
+from dcp_planner.compile_clock import stopwatch
+from dcp_planner.workers import WorkerLost
 from dcp_runtime.data.plan_request import PlannedBatch, PlanRequest
 from dcp_runtime.data.planner_pool import PlannerPool
 

@@ -19,16 +19,14 @@ from dcp_planner import (
     ModelShape,
     Plan,
     PlanConfig,
-    PlanPart,
     Provenance,
     build_plan,
     build_stack,
     choose_block_size,
     cut_blocks,
     cut_stack,
-    decode_part,
-    encode_parts,
 )
+from dcp_planner.plan import PlanPart, decode_part, encode_parts
 from dcp_runtime.data.screening import SKIP_HINT
 from dcp_runtime.data.successors import Runs, hidden_from_next
 from dcp_runtime.data.truncation import truncate

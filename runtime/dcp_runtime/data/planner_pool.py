@@ -10,16 +10,10 @@ from itertools import accumulate, pairwise
 from typing import Any, Literal, TypeVar
 
 from dcp_dsl import DatasetError
-from dcp_planner import (
-    Plan,
-    TaskError,
-    Worker,
-    WorkerPool,
-    WorkerProgram,
-    decode_plan,
-    encode_plan,
-    stopwatch,
-)
+from dcp_planner import Plan
+from dcp_planner.compile_clock import stopwatch
+from dcp_planner.plan import decode_plan, encode_plan
+from dcp_planner.workers import TaskError, Worker, WorkerPool, WorkerProgram
 from dcp_runtime.data.plan_request import PlannedBatch, PlanRequest, encode_batch, plan_request
 from dcp_runtime.errors import RunError
 

@@ -11,7 +11,7 @@ from time import perf_counter
 import torch.distributed as dist
 
 from dcp_dsl import DatasetError, DCPError
-from dcp_planner import WorkerLost
+from dcp_planner.workers import WorkerLost
 from dcp_runtime.data.look_ahead import OwnPlanner, PendingPlan, PlanSource
 from dcp_runtime.data.plan_request import (
     PlannedBatch,

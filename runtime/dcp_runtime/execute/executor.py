@@ -5,7 +5,8 @@ from functools import partial
 
 import torch.distributed as dist
 
-from dcp_planner import Plan, PlanPart, Trace
+from dcp_planner import Plan, Trace
+from dcp_planner.plan import PlanPart
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.open_batches import OpenBatches
 from dcp_runtime.execute.prepared_plan import PreparedPlan

@@ -8,16 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from dcp_planner import (
-    Attention,
-    CommLaunch,
-    CommWait,
-    Copy,
-    EventKind,
-    Instruction,
-    Reduction,
-    wait_name,
-)
+from dcp_planner.simulation import EventKind, wait_name
+from dcp_planner.tables import Attention, CommLaunch, CommWait, Copy, Instruction, Reduction
 from dcp_runtime.errors import PeerError
 from dcp_runtime.execute.passes import Pass
 from dcp_runtime.execute.tensor_checks import check_arrived, poison

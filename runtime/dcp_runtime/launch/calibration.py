@@ -20,17 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import Sample, Spec, block_sparsity
-from dcp_planner import (
-    BACKWARD_FLOPS_RATIO,
-    LANES,
-    Cluster,
-    ModelShape,
-    Plan,
-    PlanConfig,
-    build_plan,
-    simulate,
-    tile_seconds,
-)
+from dcp_planner import LANES, Cluster, ModelShape, Plan, PlanConfig, build_plan, simulate
+from dcp_planner.model import BACKWARD_FLOPS_RATIO, tile_seconds
 from dcp_runtime.errors import RunError
 from dcp_runtime.launch.launcher import RunConfig, check_torch, open_world, run_plan
 from dcp_runtime.launch.world import ProcessWorld

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dcp_planner import CommWait, Plan, encode_plan
+from dcp_planner import Plan
+from dcp_planner.plan import encode_plan
+from dcp_planner.tables import CommWait
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.attention import DCPAttn
 from dcp_runtime.execute.executor import DCPExecutor

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from dcp_planner import LANES, Plan, Trace, decode_plan, encode_plan
+from dcp_planner import LANES, Plan, Trace
+from dcp_planner.plan import decode_plan, encode_plan
 from dcp_runtime.errors import RunError
 from dcp_runtime.launch.results import RankResult, unpack_results
 from dcp_runtime.launch.world import ProcessWorld

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore  # torch.distributed.FileStore, with its type
 
 from dcp_dsl import DCPError
-from dcp_planner import decode_plan
+from dcp_planner.plan import decode_plan
 from dcp_runtime.errors import RunError
 from dcp_runtime.launch.jobs import Job, Progress, TransportName, run_job
 from dcp_runtime.launch.link_ring import measure_ring

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from dcp_planner import Worker, WorkerLost, WorkerProgram
+from dcp_planner.workers import Worker, WorkerLost, WorkerProgram
 from dcp_runtime.errors import RunError
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Indices, Ints
-from dcp_planner import Plan, PlanPart, digest
+from dcp_planner import Plan, digest
+from dcp_planner.plan import PlanPart
 from dcp_runtime.errors import RunError
 
 _names: "WeakKeyDictionary[BatchPlan, str]" = WeakKeyDictionary()

@@ -15,15 +15,9 @@ from typing import TypeAlias
 import numpy as np
 
 from dcp_dsl.arrays import Indices, Ints
-from dcp_planner import (
-    Attention,
-    Direction,
-    Instruction,
-    Plan,
-    TransferKind,
-    expand_head_groups,
-    message_names,
-)
+from dcp_planner import Direction, Plan, TransferKind
+from dcp_planner.simulation import message_names
+from dcp_planner.tables import Attention, Instruction, expand_head_groups
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.head_layout import HeadLayout
 from dcp_runtime.plans.tile_pieces import TilePieces, cut_pieces

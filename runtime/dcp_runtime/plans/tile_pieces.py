@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dcp_dsl import Slabs
 from dcp_dsl.arrays import Indices, Ints
 from dcp_dsl.forms import BlockKind, PlacedForm
-from dcp_planner import Blocks, Tiles
+from dcp_planner.tables import Blocks, Tiles
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.row_ranges import (
     CutRanges,

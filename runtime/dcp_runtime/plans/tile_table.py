@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 
 from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
-from dcp_planner import Blocks, Tiles
+from dcp_planner.tables import Blocks, Tiles
 from dcp_runtime.plans.tile_pieces import MAX_RANGES, PieceKind, TilePieces
 
 

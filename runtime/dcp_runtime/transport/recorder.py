@@ -13,7 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from dcp_planner import EVENT_KINDS, Direction, EventKind, Instruction, Trace
+from dcp_planner import Direction, Trace
+from dcp_planner.simulation import EVENT_KINDS, EventKind
+from dcp_planner.tables import Instruction
 
 Moment: TypeAlias = Any  # Any: no common type
 """Nanoseconds of the host's monotonic clock, or an event of a stream, whose time comes later."""

@@ -11,8 +11,8 @@ from dcp_dashboard import start_server
 from dcp_dashboard.api.palette import KIND_COLOURS
 from dcp_dashboard.facts.traces import EventFilter, matching
 from dcp_dashboard.library.folder import plan_key
-from dcp_planner import EVENT_KINDS as KINDS
 from dcp_planner import LANES, Trace, write_plan
+from dcp_planner.simulation import EVENT_KINDS as KINDS
 
 READ = """(canvas, points) => {
   const pen = canvas.getContext('2d');

@@ -19,14 +19,14 @@ from dcp_dsl import DCPError, Spec
 from dcp_planner import (
     ModelShape,
     PlanConfig,
-    WorkerProgram,
     build_plan,
     choose_block_size,
     cut_blocks,
     digest,
     preset,
     validate,
-)  # fmt: skip
+)
+from dcp_planner.workers import WorkerProgram
 
 pytestmark = [pytest.mark.dist, pytest.mark.timing]
 TEXT = """segment doc = [lens]*

@@ -30,7 +30,7 @@ from dcp_dashboard.exports.tables import devices_csv, tiles_csv
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan, load_file
-from dcp_planner import EVENT_KINDS as KINDS
+from dcp_planner.simulation import EVENT_KINDS as KINDS
 
 
 @pytest.fixture(scope="module")

@@ -12,20 +12,19 @@ from dcp_dashboard.library.plans import load_file
 from dcp_dsl import DCPError, Slabs, block_sparsity
 from dcp_planner import (
     Cluster,
-    Explanation,
     ModelShape,
     PlanConfig,
     PlanFileError,
-    accumulator_bytes,
     build_plan,
     digest,
     read_plan,
-    receive_buffer_bytes,
     simulate,
     to_perfetto,
     write_plan,
 )
 from dcp_planner.model.placement import PlanWarning
+from dcp_planner.report import Explanation
+from dcp_planner.tables import accumulator_bytes, receive_buffer_bytes
 
 CLUSTER, SHAPE = Cluster(2, 2), ModelShape(4, 2, 64)
 

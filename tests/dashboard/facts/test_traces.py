@@ -13,8 +13,8 @@ from dcp_dashboard import DashboardError, create_app
 from dcp_dashboard.exports.tables import events_csv
 from dcp_dashboard.facts.traces import EventFilter, matching, read_filter
 from dcp_dashboard.library.folder import plan_key
-from dcp_planner import EVENT_KINDS as KINDS
 from dcp_planner import LANES
+from dcp_planner.simulation import EVENT_KINDS as KINDS
 
 
 def rows_of(trace):

@@ -1,0 +1,10 @@
+from .cluster import BACKWARD_FLOPS_RATIO
+from .cluster_file import PRESETS, format_cluster
+from .cost_model import tile_seconds
+
+__all__ = [
+    "BACKWARD_FLOPS_RATIO",
+    "PRESETS",
+    "format_cluster",
+    "tile_seconds",
+]
