@@ -1,4 +1,5 @@
 from .claims.guard import Guard
+from .core.dense import dense_mask
 from .core.mask import Mask
 from .core.sample import Sample
 from .core.stack import HeadError, Stack
@@ -12,7 +13,6 @@ from .forms.sparsity import BlockSparsity
 from .interchange.formats import export_mask, import_mask
 from .language_server.completion import complete_at
 from .language_server.hover import describe_at, example_call
-from .oracle.dense import dense_mask
 from .pictures.picture import Picture, preview
 from .specs.attachment import Attachment
 from .specs.sample_argument import sample_from_argument

@@ -1,9 +1,12 @@
 """Find the columns that a layout reads."""
 
+from functools import lru_cache
+
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.walk import walk
 
 
+@lru_cache(1024)
 def reads_length(layout: ast.Layout) -> bool:
     """Return whether a layout depends on the sample's length: by `len` or by `[..]`."""
     return any(
@@ -12,7 +15,8 @@ def reads_length(layout: ast.Layout) -> bool:
     )
 
 
-def layout_columns(layout: ast.Layout | ast.Group) -> list[str]:
+@lru_cache(1024)
+def layout_columns(layout: ast.Layout | ast.Group) -> tuple[str, ...]:
     """Return the columns that a layout, or a group of one, reads; in the order of the text."""
     names = (node.text for node in walk(layout.parts) if isinstance(node, ast.Name))
-    return list(dict.fromkeys(name for name in names if name != "len"))
+    return tuple(dict.fromkeys(name for name in names if name != "len"))

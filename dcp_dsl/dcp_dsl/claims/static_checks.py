@@ -18,10 +18,10 @@ from dcp_dsl.claims.column_samples import column_kinds
 from dcp_dsl.claims.guard import leaking_pairs, read_decorators
 from dcp_dsl.claims.samples import claim_samples
 from dcp_dsl.claims.testing import TOO_LONG, Failure, Testing, first_empty_row, first_pair, smallest
+from dcp_dsl.core.dense import dense_mask
 from dcp_dsl.core.mask import Mask, find_definition, read_mask, with_columns
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.oracle.dense import dense_mask
 from dcp_dsl.proof.proving import is_total, never
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import MAX_FINDINGS, SpecError

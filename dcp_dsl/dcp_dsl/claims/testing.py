@@ -22,12 +22,12 @@ from dcp_dsl.claims.samples import (
     count_parts,
 )
 from dcp_dsl.claims.shrinking import shrink
+from dcp_dsl.core.dense import dense_mask
 from dcp_dsl.core.mask import Mask, read_mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.core.sample_statement import NoLengthError, declared_sample
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.oracle.dense import dense_mask
 from dcp_dsl.proof.proving import MAX_TEXT_STEPS, is_total, never
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import MAX_FINDINGS, Diagnostic, Fix, SpecError, make_diagnostic

@@ -12,6 +12,7 @@ from dcp_dsl.core.column_segments import bind_columns, per_token_values
 from dcp_dsl.core.instances import Instances, tile
 from dcp_dsl.core.layout import Column, bind_layout
 from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.text import show_segment
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.symbolic.piecewise import MAX_VALUE, Piecewise, ValueTooLarge
 from dcp_dsl.symbolic.terms import (
@@ -147,7 +148,10 @@ class Frame:
         Raises:
             VaryingLength: if it differs from cell to cell, here or in a frame around.
         """
-        number = self.number(node)
+        try:
+            number = self.number(node)
+        except NotSeparable:  # lengths that differ, divided or multiplied
+            number = None
         if isinstance(number, int):
             return number
         for inner in nodes.walk(node):
@@ -170,24 +174,30 @@ class Frame:
                 return _bounded(scale(right, left))
         if not isinstance(right, int) and not nodes.is_fixed(node.right):
             raise NotSeparable
-        factor = self.constant(node.right)
-        return _bounded(scale(left, factor)) if node.op == "*" else self.divide(node, left, factor)
+        if node.op == "*":
+            return _bounded(scale(left, self.constant(node.right)))
+        return self.divide(left, node.op, self.divisor(node.right))
 
-    def divide(self, node: nodes.Arithmetic, left: Number, right: int) -> Number:
-        """Evaluate ``left // right`` or ``left % right``; the divisor must be positive."""
-        if right < 1:
-            node.right.place.fail("E111", f"this divides by {right}", "the divisor is at least 1")
+    def divisor(self, node: nodes.Number) -> int:
+        """Evaluate a number that something is divided by, which must be positive."""
+        value = self.constant(node)
+        if value < 1:
+            node.place.fail("E111", f"this divides by {value}", "the divisor is at least 1")
+        return value
+
+    def divide(self, left: Number, op: str, right: int) -> Number:
+        """Return ``left // right`` or ``left % right``."""
         match left:
             case int():
-                return left // right if node.op == "//" else left % right
+                return left // right if op == "//" else left % right
             case Extreme():
                 raise NotSeparable
             case Term():
-                return left.divide(node.op, right, (self.cells.start, self.cells.end))
+                return left.divide(op, right, (self.cells.start, self.cells.end))
             case Cyclic():
-                return left.divide(node.op, right)
+                return left.divide(op, right)
             case Quotient():
-                return left.floor_divide(right) if node.op == "//" else left.modulo(right)
+                return left.floor_divide(right) if op == "//" else left.modulo(right)
 
     def row_column(self, name: str) -> int:
         """Evaluate `row.name`."""
@@ -280,6 +290,16 @@ class Frame:
             self.known[node] = self._instances(node)
         found: Instances = self.known[node]
         return found
+
+    def cells_of(self, node: nodes.Segment) -> Instances:
+        """Find the instances with tokens that a frame inside this one is made of."""
+        cells = self.instances(node).filled()
+        if cells.is_split:
+            raise DatasetError(
+                f"`per {show_segment(node)}` needs instances of one stretch each, but an id "
+                f"comes back after others"
+            )
+        return cells
 
     def _instances(self, node: nodes.Segment) -> Instances:
         match node:

@@ -199,7 +199,7 @@ class _LayoutBinder:
                 f"split the sample"
             )
         bounds, opens, closes = [at], [], []
-        names = layout_columns(group) if group.is_repeated else []
+        names = layout_columns(group) if group.is_repeated else ()
         for index in range(count):
             opens.append(self.step)
             self.step += 1
@@ -381,7 +381,7 @@ class _LayoutBinder:
         )
 
 
-def _part_columns(part: ast.Leaf | ast.Group) -> list[str]:
+def _part_columns(part: ast.Leaf | ast.Group) -> tuple[str, ...]:
     """Return the columns that one part reads."""
     return layout_columns(ast.Layout((part,)))
 

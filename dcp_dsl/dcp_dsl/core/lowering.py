@@ -10,8 +10,6 @@ from dcp_dsl.budget import OverBudget
 from dcp_dsl.core.frame import STEPS_PER_NODE, Frame, VaryingLength
 from dcp_dsl.core.instances import Instances
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.text import show_segment
-from dcp_dsl.errors import DatasetError
 from dcp_dsl.symbolic.classes import Classes, MaskValue, num_slabs
 from dcp_dsl.symbolic.comparison import MAX_JOBS, compare
 from dcp_dsl.symbolic.piecewise import (
@@ -187,12 +185,7 @@ class Lowering:
 
     def per(self, segment: nodes.Segment, body: nodes.Mask) -> MaskValue:
         """Evaluate a mask inside every instance of a segment, in its own coordinates."""
-        cells = self.frame.instances(segment).filled()
-        if cells.is_split:
-            raise DatasetError(
-                f"`per {show_segment(segment)}` needs instances of one stretch each, but an id "
-                f"comes back after others"
-            )
+        cells = self.frame.cells_of(segment)
         return self.inside(cells, body) if len(cells) else Region.empty(self.frame.num_tokens)
 
     def inside(self, cells: Instances, body: nodes.Mask) -> MaskValue:

@@ -246,7 +246,7 @@ def measure_layout(
 
 def _groups(
     parts: tuple[ast.Leaf | ast.Group, ...], depth: int = 0
-) -> Iterator[tuple[int, list[str]]]:
+) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Yield (depth, columns) of every repeated group."""
     for part in parts:
         if isinstance(part, ast.Group):

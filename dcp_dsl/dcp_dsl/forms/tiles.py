@@ -1,9 +1,6 @@
-"""Tiles, masks given by a predicate: blocks are decided by bounds, what is left pair by pair.
+"""Tiles, masks given by a predicate: blocks are decided by bounds, what is left pair by pair."""
 
-A predicate is a tree of exact forms and of comparisons between numbers.
-"""
-
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -20,101 +17,30 @@ from dcp_dsl.forms.form import (
     ranges_of_tile,
     row_chunks,
 )  # fmt: skip
-from dcp_dsl.symbolic.number_trees import Grid, NumberTree
+from dcp_dsl.symbolic.intervals import Grid
 
 # For every block: whether all of its pairs are visible, and whether any may be.
 Verdict: TypeAlias = tuple[Bools, Bools]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Known:
-    """A part of the mask that has an exact form of its own."""
-
-    mask: Form
-
-    def on(self, grid: Grid) -> Verdict:
-        """Decide every block of a grid."""
-        q, k = grid.q_bounds, grid.kv_bounds
-        if grid.is_of_pairs:
-            seen = self.mask.tile(int(q[0]), int(q[-1]), int(k[0]), int(k[-1]))
-            return seen, seen
-        n = self.mask.num_tokens
-        borders = [np.unique(np.concatenate([[0], b, [n]])) for b in (q, k)]
-        counts = self.mask.count_blocks(borders[0], borders[1])
-        pairs = np.zeros((len(borders[0]) - 1, len(borders[1]) - 1), np.int64)
-        pairs[counts.row, counts.col] = counts.pairs
-        rows, columns = grid.shape
-        row, column = (int(np.searchsorted(b, v[0])) for b, v in zip(borders, (q, k), strict=True))
-        own = pairs[row : row + rows, column : column + columns]
-        return own == np.diff(q)[:, None] * np.diff(k), own > 0
-
-    def parts(self) -> Iterator[Ints | str]:
-        """Yield the parts of the mask, for a digest."""
-        yield self.mask.digest
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Compared:
-    """``left op right``."""
-
-    op: str
-    left: NumberTree
-    right: NumberTree
-
-    def on(self, grid: Grid) -> Verdict:
-        """Decide every block of a grid."""
-        always, ever = self.left.on(grid).compare(self.op, self.right.on(grid))
-        return np.broadcast_to(always, grid.shape), np.broadcast_to(ever, grid.shape)
-
-    def parts(self) -> Iterator[Ints | str]:
-        """Yield the parts of the mask, for a digest."""
-        yield self.op
-        yield from self.left.parts()
-        yield from self.right.parts()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Joined:
-    """All, or any, of several masks."""
-
-    is_and: bool
-    items: tuple["Predicate", ...]
-
-    def on(self, grid: Grid) -> Verdict:
-        """Decide every block of a grid."""
-        verdicts = [item.on(grid) for item in self.items]
-        join = np.logical_and.reduce if self.is_and else np.logical_or.reduce
-        return join([a for a, _ in verdicts]), join([b for _, b in verdicts])
-
-    def parts(self) -> Iterator[Ints | str]:
-        """Yield the parts of the mask, for a digest."""
-        yield f"{'and' if self.is_and else 'or'} {len(self.items)}"
-        for item in self.items:
-            yield from item.parts()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Inverted:
-    """The pairs that a mask does not show."""
-
-    inner: "Predicate"
-
-    def on(self, grid: Grid) -> Verdict:
-        """Decide every block of a grid."""
-        always, ever = self.inner.on(grid)
-        return ~ever, ~always
-
-    def parts(self) -> Iterator[Ints | str]:
-        """Yield the parts of the mask, for a digest."""
-        yield "not"
-        yield from self.inner.parts()
-
-
-Predicate: TypeAlias = Known | Compared | Joined | Inverted
-
-
 BLOCKS_AT_ONCE = 2**18
 PAIRS_AT_ONCE = 2**20
+
+
+def decide_form(form: Form, grid: Grid) -> Verdict:
+    """Decide every block of a grid by an exact form."""
+    q, k = grid.q_bounds, grid.kv_bounds
+    if grid.is_of_pairs:
+        seen = form.tile(int(q[0]), int(q[-1]), int(k[0]), int(k[-1]))
+        return seen, seen
+    borders = [np.unique(np.concatenate([[0], b, [form.num_tokens]])) for b in (q, k)]
+    counts = form.count_blocks(borders[0], borders[1])
+    pairs = np.zeros((len(borders[0]) - 1, len(borders[1]) - 1), np.int64)
+    pairs[counts.row, counts.col] = counts.pairs
+    rows, columns = grid.shape
+    row, column = (int(np.searchsorted(b, v[0])) for b, v in zip(borders, (q, k), strict=True))
+    own = pairs[row : row + rows, column : column + columns]
+    return own == np.diff(q)[:, None] * np.diff(k), own > 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,13 +49,15 @@ class Tiles:
 
     Attributes:
         num_tokens: rows, and keys, of the mask.
-        predicate: decides blocks and pairs.
+        predicate: decides the blocks of a grid.
+        name: the same only for equal predicates.
     """
 
     form: ClassVar[FormName] = "tiles"
 
     num_tokens: int
-    predicate: Predicate
+    predicate: Callable[[Grid], Verdict]
+    name: str
 
     @cached_property
     def num_pairs(self) -> int:
@@ -140,22 +68,15 @@ class Tiles:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the predicate; see `Form`."""
-        digest = sha256(f"dcp.mask/1 tiles {self.num_tokens}".encode())
-        for part in self.predicate.parts():
-            if isinstance(part, str):
-                digest.update(f" {part} ".encode())
-            else:
-                digest.update(f" {part.shape} ".encode())
-                digest.update(np.ascontiguousarray(part, "<i8").tobytes())
-        return digest.hexdigest()
+        return sha256(f"dcp.mask/1 tiles {self.num_tokens} {self.name}".encode()).hexdigest()
 
     def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
         """Return the mask of some queries and keys, bool ``[queries, keys]``."""
         seen = np.zeros((q_end - q_start, kv_end - kv_start), np.bool_)
         if seen.size:
             for begin, end in row_chunks(q_end - q_start, kv_end - kv_start, PAIRS_AT_ONCE):
-                grid = Grid.of_pairs(q_start + begin, q_start + end, kv_start, kv_end)
-                seen[begin:end] = self.predicate.on(grid)[1]
+                grid = Grid.of_pairs((q_start + begin, q_start + end), (kv_start, kv_end))
+                seen[begin:end] = self.predicate(grid)[1]
         return seen
 
     def row_ranges(self, q_start: int, q_end: int) -> RowRanges:
@@ -173,7 +94,7 @@ class Tiles:
         return BlockCounts.without_slabs(*(np.concatenate(c) for c in zip(*parts, strict=True)))
 
     def _count_some(self, q_bounds: Ints, kv_bounds: Ints) -> Ints:
-        always, ever = self.predicate.on(Grid(q_bounds, kv_bounds))
+        always, ever = self.predicate(Grid(q_bounds, kv_bounds))
         pairs = np.where(always, np.diff(q_bounds)[:, None] * np.diff(kv_bounds), 0)
         for row, first, last in zip(*ranges_to_check(ever & ~always), strict=True):
             start, end = kv_bounds[first], kv_bounds[last]

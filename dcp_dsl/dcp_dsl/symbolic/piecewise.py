@@ -11,8 +11,6 @@ import numpy as np
 from dcp_dsl.arrays import Bools, Ints
 
 MAX_VALUE = 2**50  # sums and products of two such values would not fit into int64 with ease
-
-
 MAX_PIECES = 2**21
 
 
@@ -94,6 +92,12 @@ class Piecewise:
     def with_values(self, values: Ints, slopes: Ints) -> "Piecewise":
         """Return a function on the same pieces with other values."""
         return Piecewise(self.num_tokens, self.starts, values, slopes, self.is_defined)
+
+    def at(self, tokens: Ints) -> tuple[Ints, Bools]:
+        """Return values at positions, and whether the function is defined there."""
+        piece = np.searchsorted(self.starts, tokens, side="right") - 1
+        values = self.values[piece] + self.slopes[piece] * (tokens - self.starts[piece])
+        return values, self.is_defined[piece]
 
     def cut(self, knots: Ints) -> "Piecewise":
         """Return the same function with pieces that begin at `knots` too (rising, inside)."""

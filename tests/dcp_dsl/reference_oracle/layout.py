@@ -50,19 +50,6 @@ class _Node:
     children: list["_Node"] = field(default_factory=list)
 
 
-def instances_of(
-    statement: ast.Segment, name: str, columns: Mapping[str, Any], length: int
-) -> list[Instance]:
-    """Return the instances of a name of a statement on a whole sample."""
-    match statement.source:
-        case ast.Layout() as layout:
-            return lay_out(statement, layout, name, columns, length)
-        case ast.Columns() as source:
-            is_own = name == statement.name.text
-            return spell_out(source, is_own, name, columns[source.column.text], length)
-    raise AssertionError("tiles are cut where they are used")
-
-
 def lay_out(
     statement: ast.Segment, layout: ast.Layout, name: str, columns: Mapping[str, Any], length: int
 ) -> list[Instance]:

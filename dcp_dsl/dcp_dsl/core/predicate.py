@@ -1,0 +1,224 @@
+"""Decide a mask block by block: exact parts where they exist, bounds of numbers elsewhere.
+
+A core program becomes functions of a grid of blocks. On a grid of single pairs they are exact,
+which also gives the dense mask: then no part is looked at symbolically.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import TypeAlias
+
+import numpy as np
+
+from dcp_dsl.budget import OverBudget
+from dcp_dsl.core.frame import Frame, VaryingLength
+from dcp_dsl.core.instances import Instances
+from dcp_dsl.core.lowering import Lowering, NoForm
+from dcp_dsl.elaboration import nodes
+from dcp_dsl.forms.conversion import to_form
+from dcp_dsl.forms.form import Form
+from dcp_dsl.forms.tiles import Verdict, decide_form
+from dcp_dsl.symbolic.intervals import Grid, Interval
+from dcp_dsl.symbolic.piecewise import Piecewise, TooManyPieces
+from dcp_dsl.symbolic.terms import NotSeparable, Number
+
+Decide: TypeAlias = Callable[[Grid], Verdict]
+Bound: TypeAlias = Callable[[Grid], Interval]
+
+
+class Predicate:
+    """Turns the nodes of one frame into functions of a grid.
+
+    Attributes:
+        frame: the coordinates.
+        is_symbolic: whether parts with an exact form are decided by that.
+        outer: that of the frame around, None for the whole sample.
+    """
+
+    def __init__(
+        self, frame: Frame, *, is_symbolic: bool, outer: "Predicate | None" = None
+    ) -> None:
+        self.frame, self.is_symbolic, self.outer = frame, is_symbolic, outer
+        self.lowering = Lowering(frame, is_transposed=False)
+        self.masks: dict[nodes.Mask, Decide] = {}
+        self.numbers: dict[nodes.Number, Bound] = {}
+
+    @classmethod
+    def of(cls, core: nodes.Mask, frame: Frame, *, is_symbolic: bool) -> Decide:
+        """Return what decides a mask on a whole sample, an entry for each block of a grid."""
+        decide = cls(frame, is_symbolic=is_symbolic).mask(core)
+
+        def on(grid: Grid) -> Verdict:
+            always, ever = decide(grid)
+            return np.broadcast_to(always, grid.shape), np.broadcast_to(ever, grid.shape)
+
+        return on
+
+    def mask(self, node: nodes.Mask) -> Decide:
+        """Return what decides a mask: its form, or what its parts say."""
+        if node not in self.masks:
+            decide = self._known(node) or self._parts(node)
+            self.masks[node] = lambda grid: grid.once((node, self), decide)
+        return self.masks[node]
+
+    def _known(self, node: nodes.Mask) -> Decide | None:
+        """Return what decides a mask that has a form."""
+        if not self.is_symbolic:
+            return None
+        try:
+            form: Form = to_form(self.lowering.mask(node), is_transposed=False)
+        except NoForm as error:
+            if isinstance(error.why, OverBudget):
+                raise
+            return None
+        return lambda grid: decide_form(form, grid)
+
+    def _parts(self, node: nodes.Mask) -> Decide:
+        match node:
+            case nodes.Truth(flag):
+                zero = _constant(0)
+                return self._inside(_compared("==" if flag else "!=", zero, zero))
+            case nodes.Not(item):
+                return self._inside(_inverted(self.mask(item)))
+            case nodes.And(items) | nodes.Or(items):
+                return _joined(list(map(self.mask, items)), is_and=isinstance(node, nodes.And))
+            case nodes.Frame(segment, body):
+                return self._per(self.frame.cells_of(segment), body)
+            case nodes.Compare(op, left, right):
+                return self._inside(_compared(op, self.number(left), self.number(right)))
+            case nodes.Within(segment, at):
+                own = self.frame.instances(segment).filled()
+                function = own.function(self.frame.num_tokens, np.zeros(len(own), np.int64))
+                return self._inside(_defined(self._look_up(function, at)))
+            case nodes.Same(segment):
+                return self._inside(_same(self.frame.instances(segment).filled(), self.frame))
+        raise AssertionError(f"no mask on a sample: {type(node).__name__}")
+
+    def _inside(self, decide: Decide) -> Decide:
+        """Leave out what lies outside all cells."""
+        if self.frame.outer is None:
+            return decide
+        return _joined([_same(self.frame.cells, self.frame), decide], is_and=True)
+
+    def _per(self, cells: Instances, body: nodes.Mask) -> Decide:
+        """Return what decides a mask inside each cell."""
+        if not len(cells):
+            return _compared("!=", _constant(0), _constant(0))
+        frame = self.frame.inside(cells)
+        try:
+            inner = Predicate(frame, is_symbolic=self.is_symbolic, outer=self)
+            return inner._inside(inner.mask(body))
+        except VaryingLength as error:  # a size depends on the instance: one by one
+            if error.frame is not frame:
+                raise
+        alone = [cells.select(np.arange(len(cells)) == i) for i in range(len(cells))]
+        return _joined([self._per(cell, body) for cell in alone], is_and=False)
+
+    # ---- numbers ----
+
+    def number(self, node: nodes.Number) -> Bound:
+        """Return what bounds a number: its symbolic form, or its parts."""
+        if node not in self.numbers:
+            bound = self._plain(node) or self._pieces(node)
+            self.numbers[node] = lambda grid: grid.once((node, self), bound)
+        return self.numbers[node]
+
+    def _plain(self, node: nodes.Number) -> Bound | None:
+        """Return what bounds a number that has a symbolic form."""
+        if isinstance(node, nodes.Pos):
+            return _of_token(self.frame.position(), node.side)
+        is_leaf = not isinstance(node, nodes.Arithmetic | nodes.Lookup | nodes.Outside)
+        if not (self.is_symbolic or is_leaf):
+            return None
+        try:
+            number: Number = self.frame.number(node)
+        except (NotSeparable, TooManyPieces):
+            return None
+        return lambda grid: grid.bound(number)
+
+    def _pieces(self, node: nodes.Number) -> Bound:
+        match node:
+            case nodes.Arithmetic(op, left, right):
+                if op in ("//", "%") and nodes.is_fixed(right):
+                    self.frame.divisor(right)  # refused if it is below 1
+                a, b = self.number(left), self.number(right)
+                return lambda grid: a(grid).combine(op, b(grid))
+            case nodes.Outside(levels, inner):
+                home = self
+                for _ in range(levels):
+                    assert home.outer is not None, "every frame but the sample has one around it"
+                    home = home.outer
+                return home.number(inner)
+            case nodes.Lookup(table, fact, at):
+                return self._look_up(self.frame.table(table, fact), at)
+        raise AssertionError(f"no number on a sample: {type(node).__name__}")
+
+    def _look_up(self, function: Piecewise, at: nodes.Number) -> Bound:
+        """Return what bounds a function of the token that a number points at."""
+        if isinstance(at, nodes.Pos):
+            return _of_token(function, at.side)
+        position = self.number(at)
+        if self.frame.outer is None:
+            return lambda grid: grid.look_up(function, position(grid))
+        cells = self.frame.cells
+        start, size = (self.frame.per_cell(v) for v in (cells.start, cells.end - cells.start))
+
+        def bound(grid: Grid) -> Interval:
+            inside = position(grid).below(grid.of_q(size))
+            return grid.look_up(function, inside.combine("+", grid.of_q(start)))
+
+        return bound
+
+
+def _constant(value: int) -> Bound:
+    return lambda grid: Interval.constant(value)
+
+
+def _of_token(function: Piecewise, side: nodes.Side) -> Bound:
+    """Return what bounds a function of the query, or of the key."""
+    if side == "q":
+        return lambda grid: grid.of_q(function)
+    return lambda grid: grid.of_k(function)
+
+
+def _compared(op: str, left: Bound, right: Bound) -> Decide:
+    return lambda grid: left(grid).compare(op, right(grid))
+
+
+def _defined(number: Bound) -> Decide:
+    def decide(grid: Grid) -> Verdict:
+        found = number(grid)
+        return found.surely, found.possibly
+
+    return decide
+
+
+def _inverted(inner: Decide) -> Decide:
+    def decide(grid: Grid) -> Verdict:
+        always, ever = inner(grid)
+        never = ~ever
+        return never, never if always is ever else ~always
+
+    return decide
+
+
+def _joined(items: Sequence[Decide], *, is_and: bool) -> Decide:
+    join = np.logical_and if is_and else np.logical_or
+
+    def decide(grid: Grid) -> Verdict:
+        verdicts = [item(grid) for item in items]
+        ever = reduce(join, (b for _, b in verdicts))
+        if all(a is b for a, b in verdicts):
+            return ever, ever
+        return reduce(join, (a for a, _ in verdicts)), ever
+
+    return decide
+
+
+def _same(own: Instances, frame: Frame) -> Decide:
+    """Return what decides whether query and key lie in the same instance."""
+    name = np.arange(len(own))
+    if own.is_split:  # an id comes in several stretches
+        name = own.parent * (int(own.number.max()) + 1) + own.number
+    function = own.function(frame.num_tokens, name)
+    return _compared("==", _of_token(function, "q"), _of_token(function, "k"))

@@ -1,0 +1,1 @@
+"""Masks evaluated from the syntax tree, token by token: neither elaborator nor engine is used."""
