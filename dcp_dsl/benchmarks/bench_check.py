@@ -24,8 +24,9 @@ import numpy as np
 
 from dcp_dsl import Guard, Sample, Spec, check_report, dense_mask
 from dcp_dsl.budget import Budget
+from dcp_dsl.claims.check_statements import check_claims
 from dcp_dsl.claims.static_checks import check_masks
-from dcp_dsl.claims.testing import Testing, check_claims
+from dcp_dsl.claims.testing import Testing
 from dcp_dsl.syntax.parser import parse_all
 
 FIFTY = Path(__file__).parent / "data" / "fifty.dcpm"

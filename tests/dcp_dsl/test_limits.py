@@ -83,7 +83,7 @@ def test_documents_of_very_many_lengths_cost_no_more_than_their_number():
 
 def test_work_beyond_the_budget_is_refused(monkeypatch):
     monkeypatch.setattr("dcp_dsl.core.binding.MAX_STEPS", 2**12)
-    monkeypatch.setattr("dcp_dsl.core.tiling.MAX_STEPS", 2**12)
+    monkeypatch.setattr("dcp_dsl.core.binding.MAX_PART_STEPS", 2**12)
     mask = Spec.from_text("segment s = x[c]*\nmask a = causal and same(x)").mask("a")
     with pytest.raises(SpecError) as raised:
         mask.bind(Sample({"c": [2] * 6000}, 12_000))

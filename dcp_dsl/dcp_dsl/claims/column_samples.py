@@ -5,7 +5,7 @@ elements, so that every way in which a part can be empty is tested. Each such sa
 columns that depend on its length.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
@@ -126,11 +126,11 @@ class ColumnKind:
         return self.source not in ("spans", "row")
 
 
-def column_kinds(*cores: nodes.Mask) -> dict[str, ColumnKind]:
-    """Describe the columns that masks read, but for those of layouts."""
+def column_kinds(core: nodes.Mask) -> dict[str, ColumnKind]:
+    """Describe the columns that a mask reads, but for those of layouts."""
     found: dict[str, ColumnKind] = {}
     lengths: set[str] = set()
-    for column, reader in column_readers(*cores):
+    for column, reader in column_readers(core):
         if isinstance(reader, ast.Layout):
             lengths.add(column)
             continue
@@ -155,19 +155,19 @@ def _rank(kind: ColumnKind) -> tuple[int, int]:
 
 
 def complete_samples(
-    bases: Iterable[Sample], kinds: Mapping[str, ColumnKind], cores: Sequence[nodes.Mask]
+    bases: Iterable[Sample], kinds: Mapping[str, ColumnKind], core: nodes.Mask
 ) -> Iterator[Sample]:
     """Yield each sample several times with the columns that it lacks; always the same values.
 
     Args:
         bases: samples with a length, in the order in which to complete them.
         kinds: the columns to add. Without any, the samples come as they are.
-        cores: the masks they are for; token columns also get the numbers these compare with.
+        core: the mask they are for; token columns also get the numbers it compares with.
     """
     if not kinds:
         yield from bases
         return
-    literals = _literals(cores)
+    literals = _literals(core)
     rng = Random(0)  # the same samples every time
     for base in bases:
         for index in range(FEW_DRAWS if base.length <= FEW_TOKENS else DRAWS):
@@ -178,10 +178,10 @@ def complete_samples(
             yield Sample({**base.columns, **columns}, base.length)
 
 
-def _literals(cores: Sequence[nodes.Mask]) -> list[int]:
-    """Return the small numbers of masks, and their neighbours."""
+def _literals(core: nodes.Mask) -> list[int]:
+    """Return the small numbers of a mask, and their neighbours."""
     found: set[int] = set()
-    for node in nodes.walk(*cores):
+    for node in nodes.walk(core):
         if isinstance(node, nodes.Const) and 0 <= node.value <= MAX_LITERAL:
             found |= {node.value - 1, node.value, node.value + 1}
     return sorted(found)[:MAX_LITERALS]

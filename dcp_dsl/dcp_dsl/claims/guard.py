@@ -157,9 +157,8 @@ def read_decorators(
 
 def leaking_pairs(mask: Mask, segments: tuple[ast.Ident, ...], scope: Scope) -> Mask:
     """Return the mask of the pairs that look ahead outside one instance of any of the segments."""
-    ahead = nodes.Compare("<", nodes.Pos("q"), nodes.Pos("k"))
     outside = [nodes.Not(nodes.Same(elaborate_segment(s.text, scope))) for s in segments]
-    core = nodes.And((mask.core, ahead, *outside))
+    core = nodes.And((nodes.AHEAD, mask.core, *outside))
     columns = mask.columns | {column for column, _ in column_readers(core)}
     return replace(mask, core=core, columns=columns)
 

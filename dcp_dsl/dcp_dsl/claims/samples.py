@@ -1,6 +1,6 @@
 """List the samples a claim is tested on: the one it names, else small ones and all that fit."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from random import Random
 
 from dcp_dsl.budget import Budget
@@ -35,7 +35,7 @@ class UnfitSampleError(DatasetError):
 
 
 def claim_samples(
-    masks: Sequence[Mask],
+    mask: Mask,
     asked: ast.Ident | None,
     scope: Scope,
     broken: frozenset[str],
@@ -43,10 +43,10 @@ def claim_samples(
     *,
     with_open: bool = False,
 ) -> Iterator[Sample]:
-    """Yield the samples to test a claim about masks on, small ones first.
+    """Yield the samples to test a claim about a mask on, small ones first.
 
     Args:
-        masks: those it speaks of.
+        mask: the mask, or all that the claim speaks of in one.
         asked: the sample it names, if it does.
         scope: the text's definitions.
         broken: samples of the text that fit no layout.
@@ -59,19 +59,18 @@ def claim_samples(
         DatasetError: if the sample that the claim names has no length, is too long or lacks a
             column.
     """
-    columns = frozenset().union(*(mask.columns for mask in masks))
+    columns = mask.columns
     if asked is not None:
         yield _named(scope.samples[asked.text], columns, scope)
         return
-    cores = [mask.core for mask in masks]
     kinds = {
         column: kind
-        for column, kind in column_kinds(*cores).items()
+        for column, kind in column_kinds(mask.core).items()
         if column in columns and (with_open or not kind.is_open)
     }
-    layouts = all_layouts(masks, scope)
+    layouts = all_layouts(mask, scope)
     bases = sorted(_generate(columns - kinds.keys(), layouts, budget), key=lambda s: s.length)
-    yield from complete_samples(bases, kinds, cores)
+    yield from complete_samples(bases, kinds, mask.core)
     size = sum(count_parts(layout) for _, layout in scope.layouts())
     for name, definition in scope.samples.items():
         if name not in broken:
@@ -158,11 +157,10 @@ def _sum(value: Column) -> int:
     return sum(map(_sum, value)) if isinstance(value, list) else int(value)
 
 
-def all_layouts(masks: Sequence[Mask], scope: Scope) -> list[tuple[ast.Segment, ast.Layout]]:
-    """Return the layouts of the text, and those that masks of other files read."""
+def all_layouts(mask: Mask, scope: Scope) -> list[tuple[ast.Segment, ast.Layout]]:
+    """Return the layouts of the text, and those of other files that a mask reads."""
     found = {id(pair[0]): pair for pair in scope.layouts()}
-    for mask in masks:
-        for segment in mask.segments:
-            if isinstance(segment.source, ast.Layout):
-                found.setdefault(id(segment), (segment, segment.source))
+    for segment in mask.segments:
+        if isinstance(segment.source, ast.Layout):
+            found.setdefault(id(segment), (segment, segment.source))
     return list(found.values())

@@ -5,82 +5,25 @@ small samples that fit its columns, and the smallest one that shows the fault is
 What can be neither proved nor tested is a warning.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from dcp_dsl.budget import Budget, OverBudget
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.column_samples import column_kinds
 from dcp_dsl.claims.guard import leaking_pairs, read_decorators
-from dcp_dsl.claims.samples import claim_samples
-from dcp_dsl.claims.testing import TOO_LONG, Failure, Testing, first_empty_row, first_pair, smallest
-from dcp_dsl.core.dense import dense_mask
+from dcp_dsl.claims.testing import (
+    Finder,
+    Testing,
+    Tried,
+    first_empty_row,
+    first_pair,
+    search_fault,
+)
 from dcp_dsl.core.mask import Mask, find_definition, read_mask, with_columns
-from dcp_dsl.core.sample import Sample
-from dcp_dsl.errors import DatasetError
 from dcp_dsl.proof.proving import is_total, never
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.diagnostics import MAX_FINDINGS, SpecError
+from dcp_dsl.syntax.diagnostics import MAX_FINDINGS
 
 _NUMBER = 3  # what a parameter without a value is tested with; proofs take every number
-
-Finder: TypeAlias = Callable[[NDArray[np.bool_], Sample], Failure | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """The result of a search.
-
-    Attributes:
-        failure: the fault on the smallest sample that shows it, or None.
-        samples: how many samples were tried.
-        reason: why the mask could not be evaluated on samples, else empty.
-        hint: the way out of that, or empty.
-    """
-
-    failure: Failure | None
-    samples: int
-    reason: str = ""
-    hint: str = ""
-
-
-def search_fault(mask: Mask, find: Finder, testing: Testing, *, with_open: bool = False) -> Tried:
-    """Look for a fault of a mask on samples that fit it, small ones first.
-
-    Args:
-        mask: the mask.
-        find: gives the fault of a dense mask on a sample, or None.
-        testing: what the checks of the text share.
-        with_open: whether to make up token columns and `row` columns too.
-    """
-
-    def look(sample: Sample, budget: Budget) -> Failure | None:
-        return find(dense_mask(mask, sample, budget=budget), sample)
-
-    tested = 0
-    try:
-        samples = claim_samples(
-            (mask,), None, testing.scope, testing.broken, testing.budget, with_open=with_open
-        )
-        for sample in samples:
-            try:
-                failure = look(sample, testing.budget)
-            except DatasetError:
-                continue  # a generated sample that a layout with `len` cannot take
-            tested += 1
-            if failure is not None:
-                failure = smallest(failure, look, (mask,), testing)
-                return Tried(failure, tested)
-    except OverBudget:
-        return Tried(None, 0, *TOO_LONG)
-    except SpecError as error:
-        found = error.diagnostics[0]
-        return Tried(None, 0, found.message, found.hint)
-    return Tried(None, tested)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +144,7 @@ def _test_empty(what: str, subject: _Subject, testing: Testing) -> None:
         "mend the mask, or mark it `@partial` if such rows are meant", "mark the mask `@partial`",
     )  # fmt: skip
     tried = search_fault(subject.mask, claim.find, testing)
-    if not tried.samples and not tried.reason:
+    if not tried.samples and not tried.code:
         guess = search_fault(subject.mask, claim.find, testing, with_open=True)
         if guess.failure is not None:
             _report_untested(claim, guess, subject, testing)
@@ -216,25 +159,20 @@ def _check_ahead(subject: _Subject, testing: Testing) -> None:
     is_anywhere, segments, _ = read_decorators(found)
     if is_anywhere:
         return
-    mask, where = subject.mask, ""
-    if segments and found is not None:
-        mask = leaking_pairs(mask, segments, found[1])
+    mask, where = leaking_pairs(subject.mask, segments, found[1] if found else testing.scope), ""
+    if segments:
         where = f" outside {' and '.join(f'`{s.text}`' for s in segments)}"
     what = f"{subject.what}: no look-ahead{where}"
-    if never(mask.core, ("before",), testing.proofs):
+    if never(mask.core, budget=testing.proofs):
         testing.decide(what, "proved", subject.span)
         return
     claim = _Claim(
-        what, f"whether a token sees a later one{where}", _first_ahead,
+        what, f"whether a token sees a later one{where}", first_pair,
         "E120", f"a token sees a later one{where}",
         "add `causal and`, or mark the mask `@ahead` or `@ahead(segment)` if it is meant",
         "add `causal and`",
     )  # fmt: skip
     _conclude(claim, search_fault(mask, claim.find, testing, with_open=True), subject, testing)
-
-
-def _first_ahead(seen: NDArray[np.bool_], sample: Sample) -> Failure | None:
-    return first_pair(np.triu(seen, k=1), sample)
 
 
 def _conclude(claim: _Claim, tried: Tried, subject: _Subject, testing: Testing) -> None:
@@ -243,7 +181,7 @@ def _conclude(claim: _Claim, tried: Tried, subject: _Subject, testing: Testing) 
         message = f"{claim.message}: {tried.failure.described()}"
         testing.report(claim.code, message, subject.span, claim.hint)
         testing.decide(claim.what, "failed", subject.span, tried.samples)
-    elif tried.samples:
+    elif tried.samples and not tried.code:
         testing.decide(claim.what, "tested", subject.span, tried.samples)
     else:
         _report_untested(claim, tried, subject, testing)

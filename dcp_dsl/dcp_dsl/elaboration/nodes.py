@@ -192,6 +192,8 @@ class Frame(Node):
 
 Mask: TypeAlias = Truth | Compare | Within | Same | Not | And | Or | Frame | Free
 
+AHEAD = Compare("<", Pos("q"), Pos("k"))  # the pairs of a query and a later key
+
 # ---- segments ------------------------------------------------------------------------------------
 
 
