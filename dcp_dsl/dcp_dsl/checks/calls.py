@@ -1,8 +1,8 @@
 """Check calls of masks, `where` functions and builtins: do the arguments fit the parameters?"""
 
 from dataclasses import replace
-from typing import Literal, Protocol
 
+from dcp_dsl.checks.findings import Checker
 from dcp_dsl.checks.kinds import (
     BUILTINS,
     MASK,
@@ -15,47 +15,12 @@ from dcp_dsl.checks.kinds import (
     are_comparable,
     param_kind,
 )  # fmt: skip
-from dcp_dsl.checks.scope import Scope
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Span
 from dcp_dsl.syntax.diagnostics import did_you_mean
 from dcp_dsl.syntax.foreign import JOINS
 
 MAX_CALL_DEPTH = 20
-
-
-class Checker(Protocol):
-    """The checker of the expressions around a call, as far as a call needs it.
-
-    Expressions hold calls and calls hold expressions; `ExpressionChecker` is the only one.
-    """
-
-    scope: Scope
-    program: ast.Program
-    lost: frozenset[str]
-    depth: int
-
-    def report(
-        self, code: str, message: str, span: Span, hint: str = "", *, fix: str | None = None
-    ) -> None:
-        """Add a diagnostic."""
-
-    def unknown(
-        self, text: str, span: Span, names: Names, wanted: Literal["mask", "call", ""] = ""
-    ) -> None:
-        """Report an unknown name."""
-
-    def kind(self, value: ast.Expr, names: Names) -> Kind:
-        """Check an expression of any kind."""
-
-    def number(self, value: ast.Expr, names: Names) -> Kind:
-        """Check an expression that must be a number."""
-
-    def constant(self, value: ast.Expr, names: Names, *, at_least: int | None = None) -> None:
-        """Check a number that may not depend on a position."""
-
-    def segment(self, value: ast.Expr, names: Names) -> str:
-        """Check an expression that must be a segment; return its name."""
 
 
 def check_call(value: ast.Call, names: Names, checker: Checker) -> Kind:

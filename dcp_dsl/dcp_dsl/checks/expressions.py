@@ -1,16 +1,13 @@
 """Check expressions: are the names known, do the kinds fit, do calls have the right arguments?"""
 
-from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
 
 from dcp_dsl.checks.calls import check_arguments, check_call
+from dcp_dsl.checks.findings import Checker
 from dcp_dsl.checks.kinds import (
-    BUILTINS,
     INT,
     MASK,
     SEGMENT,
-    SEGMENT_FUNCTIONS,
     UNKNOWN,
     Function,
     Kind,
@@ -21,72 +18,20 @@ from dcp_dsl.checks.kinds import (
     has_one_parent,
     parent_of,
 )  # fmt: skip
-from dcp_dsl.checks.scope import Scope, library_names
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.ast import Program, Span
+from dcp_dsl.syntax.ast import Span
 from dcp_dsl.syntax.diagnostics import (
-    MAX_FINDINGS,
-    Diagnostic,
     did_you_mean,
-    make_diagnostic,
-    replace_span,
 )
-from dcp_dsl.syntax.foreign import FUNCTIONS, POSITIONS, position_hint, segment_hint
-
-UNKNOWN_HINT = "columns are read as `row.column`; masks and segments must be defined"
+from dcp_dsl.syntax.foreign import segment_hint
 
 _PLACES: dict[str, KindName] = {
     "start": "pos", "end": "pos", "len": "tokens", "pos": "tokens", "count": "int",
 }  # fmt: skip
 
 
-@dataclass(slots=True)
-class ExpressionChecker:
-    """Collects diagnostics about expressions of one text.
-
-    Attributes:
-        scope: definitions.
-        program: the text that spans point into.
-        lost: names that broken statements would have defined.
-        columns: names that may stand for columns (arguments of `for ... use`).
-        found: diagnostics so far.
-        cells: segments of the `per` around what is checked, from the outside in.
-    """
-
-    scope: Scope
-    program: Program
-    lost: frozenset[str] = frozenset()
-    columns: frozenset[str] = frozenset()
-    found: list[Diagnostic] = field(default_factory=list)
-    places: set[tuple[str, Span]] = field(default_factory=set)
-    depth: int = 0
-    cells: list[str] = field(default_factory=list)
-
-    @property
-    def is_full(self) -> bool:
-        """True once the checker has found so much that it reports nothing more."""
-        return len(self.found) >= MAX_FINDINGS
-
-    def report(
-        self,
-        code: str,
-        message: str,
-        span: Span,
-        hint: str = "",
-        label: str = "",
-        fix: str | None = None,
-    ) -> None:
-        """Add a diagnostic, once per place and code; `fix` certainly belongs in that place."""
-        if self.is_full or (code, span) in self.places:
-            return
-        self.places.add((code, span))
-        self.found.append(
-            make_diagnostic(
-                code, message, self.program.text, span,
-                name=self.program.name, hint=hint, label=label,
-                fix=None if fix is None else replace_span(span, fix, self.program.text),
-            )
-        )  # fmt: skip
+class ExpressionChecker(Checker):
+    """Checks the expressions of one text."""
 
     # ---- expectations ----
 
@@ -140,17 +85,17 @@ class ExpressionChecker:
     def segment_name(self, ident: ast.Ident, names: Names) -> str:
         """Check a bare word that must name a segment."""
         kind = names.get(ident.text)
-        if kind == UNKNOWN or self._is_segment(ident.text, names):
+        if kind == UNKNOWN or self.is_segment(ident.text, names):
             return ident.text
         if kind is None and ident.text in self.lost:
             return ident.text
         if kind is not None or self._names_something_else(ident.text):
-            known = [*self.scope.segments, *(n for n in names if self._is_segment(n, names))]
+            known = [*self.scope.segments, *(n for n in names if self.is_segment(n, names))]
             hint = segment_hint(ident.text, known)
             self.report("E103", f"expected a segment, `{ident.text}` is none", ident.span, hint)
         else:
             known = [*self.scope.segments, *self.lost]
-            known += [n for n in names if self._is_segment(n, names)]
+            known += [n for n in names if self.is_segment(n, names)]
             hint = segment_hint(ident.text, known)
             self.report("E101", f"unknown segment `{ident.text}`", ident.span, hint)
         return ""
@@ -241,38 +186,12 @@ class ExpressionChecker:
         self.unknown(text, value.span, names, "mask" if is_mask else "")
         return UNKNOWN
 
-    def unknown(
-        self, text: str, span: Span, names: Names, wanted: Literal["mask", "call", ""] = ""
-    ) -> None:
-        """Report an unknown name with the closest one that fits in its place.
-
-        Args:
-            text: the name.
-            span: its place.
-            names: parameters and bindings around it.
-            wanted: whether a mask has to stand there, or what takes arguments.
-        """
-        if self.is_full:  # finding the closest name is slow
-            return
-        scope = self.scope
-        known = {*names, *scope.masks, *scope.imported.masks, *library_names(), *self.lost}
-        if wanted == "call":
-            known |= {*BUILTINS, *SEGMENT_FUNCTIONS}
-        elif wanted == "":
-            known |= {*scope.segments, "q", "k", "len"}
-        hint = position_hint(text) or FUNCTIONS.get(text) or did_you_mean(text, sorted(known))
-        if not hint and text in scope.tokens:
-            hint = f"a token column is read as `q.{text}` or `k.{text}`"
-        self.report(
-            "E101", f"unknown name `{text}`", span, hint or UNKNOWN_HINT, fix=POSITIONS.get(text)
-        )
-
     def attribute(self, value: ast.Attribute, names: Names) -> Kind:
         """Return the kind of `row.col`, `S.count`, `q.S`, `q.S.start`, `q.token`."""
         inner, name = value.value, value.name
         if inner == ast.Name("row"):
             return INT
-        if isinstance(inner, ast.Name) and self._is_segment(inner.text, names):
+        if isinstance(inner, ast.Name) and self.is_segment(inner.text, names):
             if name.text != "count":
                 self.report(
                     "E102", f"a segment has no `.{name.text}`", name.span,
@@ -287,36 +206,17 @@ class ExpressionChecker:
         if kind.name == "unknown":
             return Kind("unknown", depends=kind.depends)
         if kind.name != "pos":
-            hint = self._column_hint(value)
+            hint = self.column_hint(value)
             self.report("E102", f"{kind.described()} has no `.{name.text}`", name.span, hint)
             return UNKNOWN
-        if self._is_segment(name.text, names) or name.text in self.lost:
+        if self.is_segment(name.text, names) or name.text in self.lost:
             return Kind("index", name.text, kind.depends)
         if name.text in self.scope.tokens:
             return Kind("int", depends=kind.depends)
         known = [*self.scope.segments, *self.scope.tokens, *names, *self.lost]
-        hint = did_you_mean(name.text, known) or self._segments_hint(value)
+        hint = did_you_mean(name.text, known) or self.segments_hint(value)
         self.report("E102", f"a position has no `.{name.text}`", name.span, hint)
         return Kind("unknown", depends=kind.depends)
-
-    def _segments_hint(self, value: ast.Attribute) -> str:
-        """Say how the segments around a token are read, and a column with an integer per token."""
-        item, name = value.value.span.text(self.program.text), value.name.text
-        if name == "parent" and self.scope.segments:
-            read = ", ".join(f"`{item}.{segment}`" for segment in sorted(self.scope.segments))
-            return f"what a token lies in is read by its name: {read}"
-        return f"a column with one integer per token is read so after `token {name}`"
-
-    def _column_hint(self, value: ast.Attribute) -> str:
-        """Say what to do about `q.parent.parent` for a token column `parent`."""
-        match value.value:
-            case ast.Attribute(value=ast.Name("q" | "k" as item), name=outer):
-                joined = f"{outer.text}_{value.name.text}"
-                return (
-                    "a column is read at `q` and `k` only; give the data set a column with both "
-                    f"steps: `token {joined}` and `{item}.{joined}`"
-                )
-        return ""
 
     def _place(self, value: ast.Attribute, index: Kind) -> Kind:
         """Return the kind of what is asked about the instance that a token lies in."""
@@ -351,12 +251,6 @@ class ExpressionChecker:
                 f"write `q.{name}.count` or `k.{name}.count`, or count in each: "
                 f"`(...) per {parent}`",
             )  # fmt: skip
-
-    def _is_segment(self, name: str, names: Names) -> bool:
-        kind = names.get(name)
-        if kind is None:
-            return name in self.scope.segments
-        return isinstance(kind, Kind) and kind.name == "segment"
 
     def binary(self, value: ast.Binary, names: Names) -> Kind:
         """Return the kind of arithmetic."""

@@ -4,13 +4,14 @@ Arguments and bindings that are masks or segments are read where they are used, 
 of that place; arguments that are numbers keep the coordinates of the call.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TypeAlias, cast
+from typing import cast
 
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.names import Env, Given, Later, Local, bind, is_instance, is_segment
 from dcp_dsl.elaboration.nodes import Place
 from dcp_dsl.syntax import ast
 
@@ -31,7 +32,7 @@ def elaborate(value: ast.Expr, scope: Scope, program: ast.Program | None = None)
       k <= q
       q - k < 2
     """
-    return _Elaborator().mask(value, _Env(scope, program or scope.program))
+    return _Elaborator().mask(value, Env(scope, program or scope.program))
 
 
 def elaborate_inside(
@@ -44,57 +45,19 @@ def elaborate_inside(
         definition: the mask.
         scope: where its body is read.
     """
-    names: dict[str, _Local] = {}
-    inner = _Env(scope, scope.program, names)
+    names: dict[str, Local] = {}
+    inner = Env(scope, scope.program, names)
     for param in definition.params:
         free = nodes.Free(param.name.text, param.type.text, place=inner.place(param.span))
-        names[param.name.text] = _Given(free, 0)
-    _bind(definition, names, inner)
+        names[param.name.text] = Given(free, 0)
+    bind(definition, names, inner)
     elaborator = _Elaborator()
     return tuple(elaborator.mask(value, inner) for value in values)
 
 
 def elaborate_segment(name: str, scope: Scope) -> nodes.Segment:
     """Return a segment of a text by name."""
-    return _Elaborator().segment(ast.Ident(name), _Env(scope, scope.program))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Env:
-    """The meaning of names at one place: parameters and bindings, then the definitions of a text.
-
-    Attributes:
-        scope: definitions.
-        program: the text that spans point into.
-        names: parameters and bindings.
-    """
-
-    scope: Scope
-    program: ast.Program
-    names: "Mapping[str, _Local]" = field(default_factory=dict)
-
-    def place(self, span: ast.Span) -> Place:
-        """Return a place of the text."""
-        return Place(self.program, span)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Later:
-    """An argument or a binding that is elaborated where it is used, in the names it is read in."""
-
-    value: "ast.Expr | ast.Every | ast.BindFunction"
-    env: _Env
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Given:
-    """A value already elaborated, in the coordinates of a frame so many frames deep."""
-
-    node: nodes.Node
-    depth: int
-
-
-_Local: TypeAlias = _Later | _Given
+    return _Elaborator().segment(ast.Ident(name), Env(scope, scope.program))
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +75,7 @@ class _Elaborator:
 
     # ---- masks ----
 
-    def mask(self, value: ast.Expr, env: _Env) -> nodes.Mask:
+    def mask(self, value: ast.Expr, env: Env) -> nodes.Mask:
         """Elaborate an expression of kind mask."""
         place = env.place(value.span)
         match value:
@@ -134,7 +97,7 @@ class _Elaborator:
                 return _any_of([self.rule(rule, env) for rule in rules], place)
         return self.atom(value, env)
 
-    def atom(self, value: ast.Expr, env: _Env) -> nodes.Mask:
+    def atom(self, value: ast.Expr, env: Env) -> nodes.Mask:
         """Elaborate a comparison, a membership or a mask by name."""
         place = env.place(value.span)
         match value:
@@ -153,14 +116,14 @@ class _Elaborator:
                 return cast("nodes.Mask", self.named(name, arguments, env))
         raise AssertionError(f"checked: {type(value).__name__} is no mask")
 
-    def comparison(self, value: ast.Compare, env: _Env) -> nodes.Mask:
+    def comparison(self, value: ast.Compare, env: Env) -> nodes.Mask:
         """Elaborate a chain of comparisons."""
         place = env.place(value.span)
         numbers = [self.number(operand, env) for operand in value.operands]
         links = zip(value.ops, numbers, numbers[1:], strict=False)
         return _all_of([nodes.Compare(op, a, b, place=place) for op, a, b in links], place)
 
-    def rule(self, rule: ast.Rule, env: _Env) -> nodes.Mask:
+    def rule(self, rule: ast.Rule, env: Env) -> nodes.Mask:
         """Elaborate ``subject sees target, target``."""
         place = env.place(rule.span)
         subject = self.segment(rule.subject, env)
@@ -168,7 +131,7 @@ class _Elaborator:
         q = nodes.Pos("q", place=place)
         return _all_of([nodes.Within(subject, q, place=place), seen], place)
 
-    def target(self, target: ast.Target, subject: nodes.Segment, env: _Env) -> nodes.Mask:
+    def target(self, target: ast.Target, subject: nodes.Segment, env: Env) -> nodes.Mask:
         """Elaborate the keys that a rule shows, and how near they are."""
         place = env.place(target.span)
         q, k = nodes.Pos("q", place=place), nodes.Pos("k", place=place)
@@ -189,12 +152,12 @@ class _Elaborator:
 
     # ---- names ----
 
-    def named(self, name: str, arguments: tuple[ast.Argument, ...], env: _Env) -> nodes.Node:
+    def named(self, name: str, arguments: tuple[ast.Argument, ...], env: Env) -> nodes.Node:
         """Elaborate a parameter, a binding, a `where` function or a mask by name."""
         local = env.names.get(name)
-        if isinstance(local, _Given):
+        if isinstance(local, Given):
             return self.moved(local)
-        if isinstance(local, _Later):
+        if isinstance(local, Later):
             assert not isinstance(local.value, ast.Every), "checked: a segment is no value"
             if isinstance(local.value, ast.BindFunction):
                 return self.value(local.value.value, self.function_env(local, arguments, env))
@@ -206,7 +169,7 @@ class _Elaborator:
         definition, scope = found
         return self.mask(definition.value, self.call_env(definition, scope, arguments, env))
 
-    def moved(self, given: _Given) -> nodes.Node:
+    def moved(self, given: Given) -> nodes.Node:
         """Return a value that was given further out."""
         levels = self.depth - given.depth
         if levels == 0 or isinstance(given.node, nodes.Const | nodes.RowColumn | nodes.Free):
@@ -217,7 +180,7 @@ class _Elaborator:
             )
         return nodes.Outside(levels, cast("nodes.Number", given.node), place=given.node.place)
 
-    def value(self, value: ast.Expr, env: _Env) -> nodes.Node:
+    def value(self, value: ast.Expr, env: Env) -> nodes.Node:
         """Elaborate what a binding stands for: a number, or else a mask."""
         match value:
             case ast.Number() | ast.Sign() | ast.Binary() | ast.Attribute():
@@ -237,11 +200,11 @@ class _Elaborator:
         definition: ast.MaskDef,
         scope: Scope,
         arguments: tuple[ast.Argument, ...],
-        env: _Env,
-    ) -> _Env:
+        env: Env,
+    ) -> Env:
         """Return the names of a mask's body: its parameters and bindings."""
-        names: dict[str, _Local] = {}
-        inner = _Env(scope, scope.program, names)
+        names: dict[str, Local] = {}
+        inner = Env(scope, scope.program, names)
         given = {a.name.text: a.value for a in arguments if a.name is not None}
         given |= {
             param.name.text: a.value
@@ -253,15 +216,13 @@ class _Elaborator:
             assert value is not None, f"checked: parameter {param.name.text} has a value"
             at = env if param.name.text in given else inner
             if param.type.text in ("mask", "bool"):
-                names[param.name.text] = _Later(value, at)
+                names[param.name.text] = Later(value, at)
             else:
-                names[param.name.text] = _Given(self.number(value, at), self.depth)
-        _bind(definition, names, inner)
+                names[param.name.text] = Given(self.number(value, at), self.depth)
+        bind(definition, names, inner)
         return inner
 
-    def function_env(
-        self, function: _Later, arguments: tuple[ast.Argument, ...], env: _Env
-    ) -> _Env:
+    def function_env(self, function: Later, arguments: tuple[ast.Argument, ...], env: Env) -> Env:
         """Return the names of a `where` function's body."""
         assert isinstance(function.value, ast.BindFunction), "only functions have parameters"
         outer, names = function.env, dict(function.env.names)
@@ -269,13 +230,13 @@ class _Elaborator:
             value = self.value(argument.value, env)
             is_number = isinstance(value, nodes.Number)
             names[param.text] = (
-                _Given(value, self.depth) if is_number else _Later(argument.value, env)
+                Given(value, self.depth) if is_number else Later(argument.value, env)
             )
-        return _Env(outer.scope, outer.program, names)
+        return Env(outer.scope, outer.program, names)
 
     # ---- numbers ----
 
-    def number(self, value: ast.Expr, env: _Env) -> nodes.Number:
+    def number(self, value: ast.Expr, env: Env) -> nodes.Number:
         """Elaborate an expression of a number kind."""
         place = env.place(value.span)
         match value:
@@ -300,20 +261,20 @@ class _Elaborator:
                 return _builtin(name.text, [self.number(a.value, env) for a in arguments], place)
         raise AssertionError(f"checked: {type(value).__name__} is no number")
 
-    def attribute(self, value: ast.Attribute, env: _Env) -> nodes.Number:
+    def attribute(self, value: ast.Attribute, env: Env) -> nodes.Number:
         """Elaborate `row.col`, `S.count`, `q.S`, `q.S.start` and `q.token`."""
         name, inner, place = value.name.text, value.value, env.place(value.span)
         if inner == ast.Name("row") and "row" not in env.names:
             return nodes.RowColumn(name, place=place)
-        if isinstance(inner, ast.Name) and _is_segment(inner.text, env):
+        if isinstance(inner, ast.Name) and is_segment(inner.text, env):
             segment = self.segment(ast.Ident(inner.text, span=inner.span), env)
             return nodes.Count(segment, place=place)
-        if isinstance(inner, ast.Attribute) and _is_instance(inner, env):
+        if isinstance(inner, ast.Attribute) and is_instance(inner, env):
             table = self.segment(inner.name, env)
             fact = cast("nodes.Fact", name)
             return nodes.Lookup(table, fact, self.number(inner.value, env), place=place)
         at = self.number(inner, env)
-        if not _is_segment(name, env):
+        if not is_segment(name, env):
             token = env.scope.tokens[name]
             column = nodes.TokenColumn(name, token.column.text, place=place)
             return nodes.Lookup(column, "number", at, place=place)
@@ -321,7 +282,7 @@ class _Elaborator:
 
     # ---- segments ----
 
-    def chosen(self, value: ast.Expr, env: _Env) -> nodes.Segment:
+    def chosen(self, value: ast.Expr, env: Env) -> nodes.Segment:
         """Elaborate a segment: by name, or `first(S, m)`, `last(S, m)`."""
         if isinstance(value, ast.Name):
             return self.segment(ast.Ident(value.text, span=value.span), env)
@@ -333,10 +294,10 @@ class _Elaborator:
             count = self.number(value.arguments[1].value, env)
         return nodes.Chosen(value.name.text == "first", segment, count, place=place)
 
-    def segment(self, name: ast.Ident, env: _Env) -> nodes.Segment:
+    def segment(self, name: ast.Ident, env: Env) -> nodes.Segment:
         """Elaborate a segment by name, once."""
         local = env.names.get(name.text)
-        if isinstance(local, _Later):
+        if isinstance(local, Later):
             assert isinstance(local.value, ast.Every), "checked: the name is a segment"
             if local not in self.known:
                 self.known[local] = self.tiles(local.value, local.env)
@@ -345,44 +306,17 @@ class _Elaborator:
         key = id(statement), name.text
         if key not in self.known:
             if isinstance(statement.source, ast.Every):
-                self.known[key] = self.tiles(statement.source, _Env(env.scope, env.scope.program))
+                self.known[key] = self.tiles(statement.source, Env(env.scope, env.scope.program))
             else:
                 place = env.place(name.span)
                 self.known[key] = nodes.Laid(statement, name.text, place=place)
         return cast("nodes.Segment", self.known[key])
 
-    def tiles(self, every: ast.Every, env: _Env) -> nodes.Segment:
+    def tiles(self, every: ast.Every, env: Env) -> nodes.Segment:
         """Elaborate `every`."""
         size = self.number(every.size, env)
         parent = None if every.parent is None else self.segment(every.parent, env)
         return nodes.Tiles(size, parent, place=env.place(every.size.span))
-
-
-def _bind(definition: ast.MaskDef, names: dict[str, _Local], inner: _Env) -> None:
-    """Add the `where` bindings of a mask to its names."""
-    for binding in definition.bindings:
-        match binding:
-            case ast.BindSegment(name, source):
-                names[name.text] = _Later(source, inner)
-            case ast.BindValue(name, value):
-                names[name.text] = _Later(value, inner)
-            case ast.BindFunction(name):
-                names[name.text] = _Later(binding, inner)
-
-
-def _is_segment(name: str, env: _Env) -> bool:
-    local = env.names.get(name)
-    if local is None:
-        return name in env.scope.segments
-    return isinstance(local, _Later) and isinstance(local.value, ast.Every)
-
-
-def _is_instance(value: ast.Attribute, env: _Env) -> bool:
-    """Return whether an attribute is the instance of a token, as `q.S` is and `q.S.end` is not."""
-    inner = value.value
-    if isinstance(inner, ast.Attribute) and _is_instance(inner, env):
-        return False
-    return _is_segment(value.name.text, env)
 
 
 def _all_of(items: list[nodes.Mask], place: Place) -> nodes.Mask:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dcp_dsl.checks.checker import check_scope
-from dcp_dsl.checks.expressions import UNKNOWN_HINT
+from dcp_dsl.checks.findings import UNKNOWN_HINT
 from dcp_dsl.checks.imports import build_scope
 from dcp_dsl.checks.scope import Scope, library_names
 from dcp_dsl.claims.report import Report, Verdict

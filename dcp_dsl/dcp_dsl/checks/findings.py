@@ -1,0 +1,139 @@
+"""Collect diagnostics about the expressions of a text, and find hints for unknown names."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dcp_dsl.checks.kinds import BUILTINS, SEGMENT_FUNCTIONS, Kind, Names
+from dcp_dsl.checks.scope import Scope, library_names
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.ast import Program, Span
+from dcp_dsl.syntax.diagnostics import (
+    MAX_FINDINGS,
+    Diagnostic,
+    did_you_mean,
+    make_diagnostic,
+    replace_span,
+)
+from dcp_dsl.syntax.foreign import FUNCTIONS, POSITIONS, position_hint
+
+UNKNOWN_HINT = "columns are read as `row.column`; masks and segments must be defined"
+
+
+@dataclass(slots=True)
+class Checker(ABC):
+    """Collects diagnostics about expressions of one text; `ExpressionChecker` is the only one.
+
+    Attributes:
+        scope: definitions.
+        program: the text that spans point into.
+        lost: names that broken statements would have defined.
+        columns: names that may stand for columns (arguments of `for ... use`).
+        found: diagnostics so far.
+        cells: segments of the `per` around what is checked, from the outside in.
+    """
+
+    scope: Scope
+    program: Program
+    lost: frozenset[str] = frozenset()
+    columns: frozenset[str] = frozenset()
+    found: list[Diagnostic] = field(default_factory=list)
+    places: set[tuple[str, Span]] = field(default_factory=set)
+    depth: int = 0
+    cells: list[str] = field(default_factory=list)
+
+    @property
+    def is_full(self) -> bool:
+        """True once the checker has found so much that it reports nothing more."""
+        return len(self.found) >= MAX_FINDINGS
+
+    def report(
+        self,
+        code: str,
+        message: str,
+        span: Span,
+        hint: str = "",
+        label: str = "",
+        fix: str | None = None,
+    ) -> None:
+        """Add a diagnostic, once per place and code; `fix` certainly belongs in that place."""
+        if self.is_full or (code, span) in self.places:
+            return
+        self.places.add((code, span))
+        self.found.append(
+            make_diagnostic(
+                code, message, self.program.text, span,
+                name=self.program.name, hint=hint, label=label,
+                fix=None if fix is None else replace_span(span, fix, self.program.text),
+            )
+        )  # fmt: skip
+
+    @abstractmethod
+    def kind(self, value: ast.Expr, names: Names) -> Kind:
+        """Check an expression of any kind."""
+
+    @abstractmethod
+    def number(self, value: ast.Expr, names: Names) -> Kind:
+        """Check an expression that must be a number."""
+
+    @abstractmethod
+    def constant(self, value: ast.Expr, names: Names, *, at_least: int | None = None) -> None:
+        """Check a number that may not depend on a position."""
+
+    @abstractmethod
+    def segment(self, value: ast.Expr, names: Names) -> str:
+        """Check an expression that must be a segment; return its name."""
+
+    # ---- names ----
+
+    def is_segment(self, name: str, names: Names) -> bool:
+        """Return whether a name stands for a segment."""
+        kind = names.get(name)
+        if kind is None:
+            return name in self.scope.segments
+        return isinstance(kind, Kind) and kind.name == "segment"
+
+    def unknown(
+        self, text: str, span: Span, names: Names, wanted: Literal["mask", "call", ""] = ""
+    ) -> None:
+        """Report an unknown name with the closest one that fits in its place.
+
+        Args:
+            text: the name.
+            span: its place.
+            names: parameters and bindings around it.
+            wanted: whether a mask has to stand there, or what takes arguments.
+        """
+        if self.is_full:  # finding the closest name is slow
+            return
+        scope = self.scope
+        known = {*names, *scope.masks, *scope.imported.masks, *library_names(), *self.lost}
+        if wanted == "call":
+            known |= {*BUILTINS, *SEGMENT_FUNCTIONS}
+        elif wanted == "":
+            known |= {*scope.segments, "q", "k", "len"}
+        hint = position_hint(text) or FUNCTIONS.get(text) or did_you_mean(text, sorted(known))
+        if not hint and text in scope.tokens:
+            hint = f"a token column is read as `q.{text}` or `k.{text}`"
+        self.report(
+            "E101", f"unknown name `{text}`", span, hint or UNKNOWN_HINT, fix=POSITIONS.get(text)
+        )
+
+    def segments_hint(self, value: ast.Attribute) -> str:
+        """Say how the segments around a token are read, and a column with an integer per token."""
+        item, name = value.value.span.text(self.program.text), value.name.text
+        if name == "parent" and self.scope.segments:
+            read = ", ".join(f"`{item}.{segment}`" for segment in sorted(self.scope.segments))
+            return f"what a token lies in is read by its name: {read}"
+        return f"a column with one integer per token is read so after `token {name}`"
+
+    def column_hint(self, value: ast.Attribute) -> str:
+        """Say what to do about `q.parent.parent` for a token column `parent`."""
+        match value.value:
+            case ast.Attribute(value=ast.Name("q" | "k" as item), name=outer):
+                joined = f"{outer.text}_{value.name.text}"
+                return (
+                    "a column is read at `q` and `k` only; give the data set a column with both "
+                    f"steps: `token {joined}` and `{item}.{joined}`"
+                )
+        return ""
