@@ -16,6 +16,8 @@ from dcp_dsl.syntax.walk import mentioned_names, walk
 
 MAX_EXPANDED_DEPTH = 128
 MAX_EXPANDED_NODES = 20_000
+MAX_BINDINGS = 256  # they are checked in the order of their dependencies, round by round
+_DECORATORS = ("ahead", "partial")
 
 
 def check_definitions(program: Program, checker: ExpressionChecker) -> None:
@@ -199,11 +201,6 @@ def _check_length(
                     "write `name[column]` or `name[len // 2]`",
                 )  # fmt: skip
                 return
-
-
-MAX_BINDINGS = 256  # they are checked in the order of their dependencies, round by round
-
-_DECORATORS = ("ahead", "partial")
 
 
 def check_mask(mask: ast.MaskDef, checker: ExpressionChecker) -> None:

@@ -14,6 +14,7 @@ from dcp_dsl.syntax.ast import Program
 from dcp_dsl.syntax.diagnostics import Diagnostic, did_you_mean, make_diagnostic
 
 MAX_FILES = 64
+_CHECK_IT = "check that file by itself"
 
 
 @dataclass(slots=True)
@@ -101,9 +102,6 @@ def _open(
     else:
         return _read(path, statement, program, reader, found)
     return None
-
-
-_CHECK_IT = "check that file by itself"
 
 
 def _locate(text: str, reader: _Reader) -> tuple[Path | None, str]:

@@ -27,6 +27,10 @@ FEW_TOKENS = 3
 UNNAMED_IDS = 3  # ids 0 to 2 are enough for tokens of one, two and three segments
 MAX_LITERALS = 16  # numbers of the mask that values are taken from
 MAX_LITERAL = 2**20  # an id or a threshold; larger numbers say nothing about values
+Source: TypeAlias = Literal["spans", "positions", "flags", "ids", "token", "row"]
+# What says most about a column comes first; one column may be read in several ways.
+_ORDER: tuple[Source, ...] = ("spans", "positions", "flags", "ids", "token", "row")
+_OPEN: tuple[Source, ...] = ("token", "row")  # any integer: only the data knows which make sense
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +98,6 @@ def _draw_group(group: ast.Group, style: _Style, found: dict[str, Column]) -> No
         _draw_parts(group.parts, style, each)
     for name in layout_columns(group):
         found.setdefault(name, [each[name] for each in rounds])
-
-
-Source: TypeAlias = Literal["spans", "positions", "flags", "ids", "token", "row"]
-
-# What says most about a column comes first; one column may be read in several ways.
-_ORDER: tuple[Source, ...] = ("spans", "positions", "flags", "ids", "token", "row")
-_OPEN: tuple[Source, ...] = ("token", "row")  # any integer: only the data knows which make sense
 
 
 @dataclass(frozen=True, slots=True)

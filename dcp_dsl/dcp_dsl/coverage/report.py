@@ -14,6 +14,7 @@ from dcp_dsl.coverage.row_checker import RefusedRow
 
 BARS = "▁▂▃▄▅▆▇█"
 MAX_BINS = 12
+SHOWN_ROWS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +82,6 @@ def _doubling(values: "NDArray[Any]") -> NDArray[Any]:
 def _even(values: "NDArray[Any]") -> NDArray[np.float64]:
     low, high = float(values.min()), float(values.max())
     return np.linspace(low, high, 9) if high > low else np.array([low, low + 1])
-
-
-SHOWN_ROWS = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,10 @@ from dcp_dsl.symbolic.classes import Classes, MaskValue
 from dcp_dsl.symbolic.piecewise import TooManyPieces, expand
 from dcp_dsl.symbolic.region import Region
 
+MAX_TOKENS = 2**15  # for looking at pairs: a billion of them, in bunches
+Operation: TypeAlias = Literal["and", "or", "minus"]
+_SYMBOLIC = {"and": and_, "or": or_, "minus": sub}
+
 
 def transpose(region: Region) -> Region:
     """Return the region whose rows are the keys: key k sees the queries that saw it.
@@ -64,13 +68,6 @@ def _last_row(key: Ints, kv_start: Ints, low: Ints, rows: Ints) -> tuple[Ints, I
     """Return the end of the rows whose start has not passed a key, and its growth per key."""
     is_growing = (low == 1) & (key - kv_start + 1 < rows)
     return np.where(is_growing, key - kv_start + 1, rows), is_growing.astype(np.int64)
-
-
-MAX_TOKENS = 2**15  # for looking at pairs: a billion of them, in bunches
-
-Operation: TypeAlias = Literal["and", "or", "minus"]
-
-_SYMBOLIC = {"and": and_, "or": or_, "minus": sub}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,9 @@ from dcp_dsl.symbolic.piecewise import (
 )
 from dcp_dsl.symbolic.region import MAX_CELLS, Region
 
+_MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "==", "!=": "!="}
+MAX_JOBS = MAX_CELLS // 2
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runs:
@@ -161,11 +164,6 @@ def _levels(
     if is_final.all():
         return run, levels, reach, growth
     return run[is_final], levels[is_final], reach[is_final], growth[is_final]
-
-
-_MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "==", "!=": "!="}
-
-MAX_JOBS = MAX_CELLS // 2
 
 
 def compare(
