@@ -91,6 +91,19 @@ class Scope:
         return [(s, s.source) for s in segments if isinstance(s.source, ast.Layout)]
 
 
+def given_arguments(
+    definition: ast.MaskDef, arguments: tuple[ast.Argument, ...]
+) -> dict[str, ast.Expr]:
+    """Return what a call of a mask gives its parameters, by their names in their order."""
+    given = {a.name.text: a.value for a in arguments if a.name is not None}
+    given |= {
+        param.name.text: argument.value
+        for param, argument in zip(definition.params, arguments, strict=False)
+        if argument.name is None
+    }
+    return {p.name.text: given[p.name.text] for p in definition.params if p.name.text in given}
+
+
 def segment_names(segment: ast.Segment) -> Iterator[ast.Ident]:
     """Yield every name a segment statement defines: its own, its parts', those after `as`."""
     yield segment.name

@@ -5,7 +5,8 @@ A layout becomes arrays of instances, never labels per token.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from operator import add, floordiv, mod, mul, sub
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -46,13 +47,13 @@ def bind_layout(
     end = binder.walk(layout.parts, 0, columns, top, is_top=True)
     top.close(binder.found, segment)
     if end != length:
-        needed = sorted(set(layout_columns(layout)))
-        raise DatasetError(
-            f"segment `{segment.name.text}`: the layout has {end} tokens, the sample {length}; the "
-            f"lengths in {_list_names(needed)} must add up to the sample's length"
+        needed = _list_names(sorted(layout_columns(layout))) or "the layout"
+        binder.fail(
+            f"the layout has {end} tokens, the sample {length}; the lengths in {needed} must add "
+            f"up to the sample's length"
         )
     empty = np.empty(0, np.int64)
-    for name in (segment.name, *_names(layout.parts)):
+    for name in (segment.name, *part_names(layout.parts)):
         binder.found.setdefault(name.text, [Instances(empty, empty, empty, empty, empty)])
     return {name: join(parts) for name, parts in binder.found.items()}
 
@@ -71,12 +72,8 @@ def natural_length(
     return binder.walk(layout.parts, 0, columns, _Parent())
 
 
-def _names(parts: tuple[ast.Leaf | ast.Group, ...]) -> list[ast.Ident]:
-    return list(part_names(parts))
-
-
 def _list_names(names: list[str]) -> str:
-    return ", ".join(f"`{n}`" for n in names) if names else "the layout"
+    return ", ".join(f"`{n}`" for n in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +131,9 @@ class _LayoutBinder:
     step: int = 0
     found: dict[str, list[Instances]] = field(default_factory=dict)
 
-    @property
-    def segment(self) -> str:
-        """The name of the statement."""
-        return self.statement.name.text
+    def fail(self, message: str) -> NoReturn:
+        """Raise for something about the columns of the statement."""
+        raise DatasetError(f"segment `{self.statement.name.text}`: {message}")
 
     def find_rest(self, parts: tuple[ast.Leaf | ast.Group, ...]) -> int:
         """Return the tokens that `[..]` stands for: what the other parts leave."""
@@ -147,10 +143,7 @@ class _LayoutBinder:
         self.found.clear()
         self.groups = self.step = 0
         if used > self.length:
-            raise DatasetError(
-                f"segment `{self.segment}`: the parts before `[..]` have {used} tokens, the sample "
-                f"only {self.length}"
-            )
+            self.fail(f"the parts before `[..]` have {used} tokens, the sample only {self.length}")
         return self.length - used
 
     def walk(
@@ -173,7 +166,7 @@ class _LayoutBinder:
             if isinstance(part, ast.Leaf) and part.name is not None:
                 parent.add(part.name.text, spans)
             if is_top:
-                parent.add(self.segment, spans)
+                parent.add(self.statement.name.text, spans)
             assert at >= begin, "lengths are checked to be positive"
         return at
 
@@ -194,10 +187,7 @@ class _LayoutBinder:
             return self.place_flat(group, at, matrix, parent, last_parts)
         self.groups += count
         if self.groups > MAX_GROUPS:
-            raise DatasetError(
-                f"segment `{self.segment}`: nested groups repeat more than {MAX_GROUPS:_} times; "
-                f"split the sample"
-            )
+            self.fail(f"nested groups repeat more than {MAX_GROUPS:_} times; split the sample")
         bounds, opens, closes = [at], [], []
         names = layout_columns(group) if group.is_repeated else ()
         for index in range(count):
@@ -280,9 +270,10 @@ class _LayoutBinder:
 
     def column(self, name: str, row: Mapping[str, Column]) -> Column:
         if name not in row:
-            known = ", ".join(f"`{c}`" for c in sorted(self.columns)) or "none"
+            known = _list_names(sorted(self.columns)) or "none"
+            segment = self.statement.name.text
             raise DatasetError(
-                f"segment `{self.segment}` needs the column `{name}`; the sample has {known}"
+                f"segment `{segment}` needs the column `{name}`; the sample has {known}"
             )
         return row[name]
 
@@ -290,19 +281,12 @@ class _LayoutBinder:
         """Check a column to be a list of lengths."""
         array = np.asarray(value) if not _is_ragged(value) else None
         if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise DatasetError(
-                f"segment `{self.segment}`: expected column `{name}` to be a list of integers, got "
-                f"{_shorten(value)}"
-            )
+            self.fail(f"expected column `{name}` to be a list of integers, got {_shorten(value)}")
         if array.size and array.min() < 0:
-            raise DatasetError(
-                f"segment `{self.segment}`: column `{name}` has the negative length {array.min()}"
-            )
+            self.fail(f"column `{name}` has the negative length {array.min()}")
         if array.size and int(array.max()) > self.length:
-            raise DatasetError(
-                f"segment `{self.segment}`: column `{name}` has a part of {array.max()} "
-                f"tokens, the "
-                f"sample only {self.length}"
+            self.fail(
+                f"column `{name}` has a part of {array.max()} tokens, the sample only {self.length}"
             )
         return array.astype(np.int64)
 
@@ -310,15 +294,9 @@ class _LayoutBinder:
         """Evaluate the length of a part that is not repeated."""
         result = self._number(value, row)
         if result < 0:
-            raise DatasetError(
-                f"segment `{self.segment}`: a part would have {result} tokens; expected at least "
-                f"0, mend the column"
-            )
+            self.fail(f"a part would have {result} tokens; expected at least 0, mend the column")
         if result > self.length:
-            raise DatasetError(
-                f"segment `{self.segment}`: a part would have {result} tokens, the sample has "
-                f"{self.length}"
-            )
+            self.fail(f"a part would have {result} tokens, the sample has {self.length}")
         return result
 
     def _number(self, value: ast.Expr, row: Mapping[str, Column]) -> int:
@@ -330,10 +308,9 @@ class _LayoutBinder:
             case ast.Name(name):
                 found = self.column(name, row)
                 if isinstance(found, bool) or not isinstance(found, int | np.integer):
-                    raise DatasetError(
-                        f"segment `{self.segment}`: expected column `{name}` to be one "
-                        f"integer, got "
-                        f"{_shorten(found)}; a list of lengths needs a `*` behind its part"
+                    self.fail(
+                        f"expected column `{name}` to be one integer, got {_shorten(found)}; "
+                        f"a list of lengths needs a `*` behind its part"
                     )
                 return int(found)
             case ast.Sign(op, inner):
@@ -344,9 +321,8 @@ class _LayoutBinder:
 
     def _binary(self, op: ast.Arithmetic, a: int, b: int) -> int:
         if op in ("//", "%") and b == 0:
-            raise DatasetError(f"segment `{self.segment}`: a length divides by zero")
-        results = {"+": a + b, "-": a - b, "*": a * b}
-        return results[op] if op in results else (a // b if op == "//" else a % b)
+            self.fail("a length divides by zero")
+        return int({"+": add, "-": sub, "*": mul, "//": floordiv, "%": mod}[op](a, b))
 
     def repetitions(self, group: ast.Group, row: Mapping[str, Column]) -> tuple[int, int | None]:
         """Count the repetitions of a group: its columns have one element per repetition.
@@ -360,10 +336,9 @@ class _LayoutBinder:
         for name in layout_columns(group):
             value = self.column(name, row)
             if isinstance(value, int | np.integer | str | bytes) or not hasattr(value, "__len__"):
-                raise DatasetError(
-                    f"segment `{self.segment}`: column `{name}` stands in a repeated group, "
-                    f"so it needs "
-                    f"one element per repetition, got {_shorten(value)}"
+                self.fail(
+                    f"column `{name}` stands in a repeated group, so it needs one element per "
+                    f"repetition, got {_shorten(value)}"
                 )
             sizes[name] = len(value)
         count = max(sizes.values(), default=0)
@@ -375,9 +350,9 @@ class _LayoutBinder:
         if first and all(sizes[c] == count - 1 for c in late):
             return count, first
         shown = ", ".join(f"`{n}` {s}" for n, s in sizes.items())
-        raise DatasetError(
-            f"segment `{self.segment}`: the columns of a repeated group must have equally many "
-            f"elements, got {shown}; only the last repetition may lack its last parts"
+        self.fail(
+            f"the columns of a repeated group must have equally many elements, got {shown}; only "
+            f"the last repetition may lack its last parts"
         )
 
 

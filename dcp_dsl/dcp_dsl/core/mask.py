@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from dcp_dsl.checks.checker import check_expression
-from dcp_dsl.checks.scope import Scope
+from dcp_dsl.checks.scope import Scope, given_arguments
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.elaborate import elaborate, elaborate_segment
@@ -151,16 +151,12 @@ def _canonical(expression: ast.Expr, scope: Scope) -> ast.Expr:
     found = find_definition(expression, scope)
     if found is None:
         return expression
-    arguments = []
-    for index, param in enumerate(found[0].params):
-        for position, argument in enumerate(expression.arguments):
-            is_it = (
-                position == index
-                if argument.name is None
-                else argument.name.text == param.name.text
-            )
-            if is_it and argument.value != param.default:
-                arguments.append(ast.Argument(ast.Ident(param.name.text), argument.value))
+    given = given_arguments(found[0], expression.arguments)
+    arguments = [
+        ast.Argument(ast.Ident(param.name.text), given[param.name.text])
+        for param in found[0].params
+        if param.name.text in given and given[param.name.text] != param.default
+    ]
     if not arguments:
         return ast.Name(expression.name.text)
     return ast.Call(expression.name, tuple(arguments))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import cast
 
-from dcp_dsl.checks.scope import Scope
+from dcp_dsl.checks.scope import Scope, given_arguments
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.names import Env, Given, Later, Local, bind, is_instance, is_segment
 from dcp_dsl.elaboration.nodes import Place
@@ -205,12 +205,7 @@ class _Elaborator:
         """Return the names of a mask's body: its parameters and bindings."""
         names: dict[str, Local] = {}
         inner = Env(scope, scope.program, names)
-        given = {a.name.text: a.value for a in arguments if a.name is not None}
-        given |= {
-            param.name.text: a.value
-            for param, a in zip(definition.params, arguments, strict=False)
-            if a.name is None
-        }
+        given = given_arguments(definition, arguments)
         for param in definition.params:
             value = given.get(param.name.text, param.default)
             assert value is not None, f"checked: parameter {param.name.text} has a value"
