@@ -1,5 +1,7 @@
 """Masks restricted to the first tokens of a sample, for rows longer than the token budget."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from dcp_dsl import Form, Slabs
@@ -24,8 +26,8 @@ def truncate(form: Form, num_tokens: int) -> Form:
         case Strided(period=period, parts=parts):
             cut = (StridedPart(truncate_slabs(p.slabs, num_tokens), p.remainders) for p in parts)
             return Strided(num_tokens, period, tuple(cut))
-        case Tiles(predicate=predicate):
-            return Tiles(num_tokens, predicate)
+        case Tiles():
+            return replace(form, num_tokens=num_tokens)
     raise AssertionError(f"no form: {type(form).__name__}")
 
 
