@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import TypeGuard, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dcp_planner.arrays import Ints
+from dcp_dsl.arrays import Ints
+from dcp_planner.arrays import Floats
 from dcp_planner.errors import ClusterError
 
 MOST_DEVICES = 1 << 16
@@ -86,7 +86,7 @@ MOST_OVERHEAD_S = 3600.0
 MOST_KERNEL_TILE = 1 << 16
 """Tokens of a kernel tile's edge."""
 
-Sizes = TypeVar("Sizes", float, NDArray[np.float64])
+Sizes = TypeVar("Sizes", float, Floats)
 
 BACKWARD_FLOPS_RATIO = 2.5
 """Backward FLOPs per forward FLOP: five products a tile, not two (FlashAttention-2, Sec. 3)."""

@@ -13,8 +13,9 @@ Constants, their sources and how far predictions are from measured bars: ``docs/
 """
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from dcp_planner.arrays import Floats
 from dcp_planner.model.cluster import BACKWARD_FLOPS_RATIO, Cluster, ModelShape
 from dcp_planner.model.workload import Workload
 
@@ -24,7 +25,7 @@ REDUCTION_ACCESSES = 3
 
 def computed_pairs(
     pairs: ArrayLike, q_tokens: ArrayLike, kv_tokens: ArrayLike, kernel_tile: int
-) -> NDArray[np.float64]:
+) -> Floats:
     """Estimate the pairs that the kernel computes to obtain the visible ones.
 
     A full tile is rounded up to whole kernel tiles. In a partial one a border crosses the rows, and
@@ -57,7 +58,7 @@ def tile_seconds(
     cluster: Cluster,
     *,
     is_backward: bool = False,
-) -> NDArray[np.float64]:
+) -> Floats:
     """Compute the seconds that each tile takes on one device, without its launch; O(W).
 
     >>> cluster = Cluster(flops_per_s=1e12)
@@ -67,13 +68,11 @@ def tile_seconds(
     ratio = BACKWARD_FLOPS_RATIO if is_backward else 1.0
     flops = computed_pairs(pairs, q_tokens, kv_tokens, cluster.kernel_tile)
     flops = flops * (shape.flops_per_pair * ratio)
-    seconds: NDArray[np.float64] = flops / cluster.attention_flops_per_s(is_backward=is_backward)
+    seconds: Floats = flops / cluster.attention_flops_per_s(is_backward=is_backward)
     return seconds
 
 
-def workload_seconds(
-    workload: Workload, cluster: Cluster, *, is_backward: bool = False
-) -> NDArray[np.float64]:
+def workload_seconds(workload: Workload, cluster: Cluster, *, is_backward: bool = False) -> Floats:
     """Compute the seconds of every tile of a workload, float64 ``[W]``; O(W)."""
     tokens = workload.block_tokens
     return tile_seconds(
@@ -86,7 +85,7 @@ def workload_seconds(
     )
 
 
-def link_seconds(size_bytes: ArrayLike, cluster: Cluster, *, is_inter: bool) -> NDArray[np.float64]:
+def link_seconds(size_bytes: ArrayLike, cluster: Cluster, *, is_inter: bool) -> Floats:
     """Compute the seconds that each message occupies the ports of one class of links, ``[X]``.
 
     Messages through one port add up; the latency comes on top, once per message waited for.
@@ -98,7 +97,7 @@ def link_seconds(size_bytes: ArrayLike, cluster: Cluster, *, is_inter: bool) -> 
     return cluster.link(is_inter=is_inter).busy_s(np.asarray(size_bytes, np.float64))
 
 
-def reduction_seconds(size_bytes: ArrayLike, cluster: Cluster) -> NDArray[np.float64]:
+def reduction_seconds(size_bytes: ArrayLike, cluster: Cluster) -> Floats:
     """Compute the seconds to merge arrived partial results of `size_bytes` into the owner's."""
     size = np.asarray(size_bytes, np.float64)
     if cluster.copy_bytes_per_s is None:

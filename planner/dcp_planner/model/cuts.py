@@ -10,11 +10,11 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcp_dsl import BlockSparsity, Form, Slabs, block_sparsity
+from dcp_dsl.arrays import Ints
 from dcp_dsl.forms import BlockKind, Columns, PlacedForm, Strided
-from dcp_planner.arrays import Ints
+from dcp_planner.arrays import Floats
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
@@ -273,7 +273,7 @@ def _all_slabs(batch: BlockSparsity) -> Iterator[tuple[Slabs, int]]:
                 yield from ((part.slabs, placed.q_start) for part in parts)
 
 
-def _spread(fixed: Ints, points: Ints, strength: NDArray[np.float64], least: int) -> Ints:
+def _spread(fixed: Ints, points: Ints, strength: Floats, least: int) -> Ints:
     """Keep all fixed borders, and the strongest points that are `least` apart from every other."""
     every = np.union1d(fixed, points)
     if len(every) < 2 or np.diff(every).min() >= least:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+
+from dcp_dsl.arrays import Indices, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Caps:
     tokens: int
 
 
-def pack_largest_first(sizes: NDArray[np.int64], parts: int) -> NDArray[np.int32]:
+def pack_largest_first(sizes: Ints, parts: int) -> Indices:
     """Give each item, largest first, to the part that holds least so far (LPT); O(n log n).
 
     Returns:
@@ -41,7 +42,7 @@ def pack_largest_first(sizes: NDArray[np.int64], parts: int) -> NDArray[np.int32
     return part
 
 
-def cap_of(sizes: NDArray[np.int64], parts: int, tolerance: float) -> int:
+def cap_of(sizes: Ints, parts: int, tolerance: float) -> int:
     """Give the most a part may hold: what is tolerated, or what LPT needs if that is more."""
     total = int(sizes.sum())
     level = min(total, int((1 + tolerance) * total / parts))
@@ -51,9 +52,7 @@ def cap_of(sizes: NDArray[np.int64], parts: int, tolerance: float) -> int:
     return max(level, int(packed.max(initial=0)))
 
 
-def loads_of(
-    part: NDArray[np.int32], sizes: NDArray[np.int64] | Sequence[int], parts: int
-) -> NDArray[np.int64]:
+def loads_of(part: Indices, sizes: Ints | Sequence[int], parts: int) -> Ints:
     """Add up the sizes in each part, int64 ``[parts]``."""
     loads = np.zeros(parts, np.int64)
     np.add.at(loads, part, sizes)

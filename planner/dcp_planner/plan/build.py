@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcp_dsl import BlockSparsity
+from dcp_dsl.arrays import Indices
 from dcp_dsl.forms import BlockKind
 from dcp_planner.baselines.layouts import STATIC_KINDS, StaticLayout
 from dcp_planner.errors import BufferLimitError, PlanError
@@ -228,9 +228,9 @@ def _candidates(
 
 def _ownerships(
     workloads: Sequence[Workload], layers: Sequence[int], cluster: Cluster, config: PlanConfig
-) -> list[NDArray[np.int32]]:
+) -> list[Indices]:
     """Yield owners found for all masks together, then for each alone; no ownership twice."""
-    found: list[NDArray[np.int32]] = []
+    found: list[Indices] = []
     for workload in [_union(workloads, layers), *(workloads if len(workloads) > 1 else ())]:
         owner = place(workload, cluster, config).device_of_data
         if not any(np.array_equal(owner, other) for other in found):
@@ -264,7 +264,7 @@ def _union(workloads: Sequence[Workload], layers: Sequence[int]) -> Workload:
 
 
 def _place_tiles(
-    workload: Workload, owner: NDArray[np.int32], cluster: Cluster, config: PlanConfig
+    workload: Workload, owner: Indices, cluster: Cluster, config: PlanConfig
 ) -> Placement:
     """Place the tiles of one mask, the tokens being where they are; the fastest way wins.
 

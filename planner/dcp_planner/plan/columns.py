@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import cast, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcp_dsl import Slabs
+from dcp_dsl.arrays import Indices
 from dcp_dsl.forms import PlacedForm, form_of, items_of
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.placement import PlanWarning
@@ -182,6 +182,6 @@ def _without(columns: Columns, key: str) -> Columns:
     return {name: column for name, column in columns.items() if name != key}
 
 
-def _check_count(name: str, column: NDArray[np.int32]) -> None:
+def _check_count(name: str, column: Indices) -> None:
     if not np.array_equal(column, np.arange(len(column))):
         raise ValueError(f"{name}: expected 0, 1, 2, ...")

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import Slabs
+from dcp_dsl.arrays import Bools, Indices, Ints
 from dcp_dsl.forms import BlockKind, PlacedForm, form_of, items_of
 from dcp_planner.errors import PlanFileError
 from dcp_planner.model.cluster import Cluster, ModelShape
@@ -53,11 +54,11 @@ class PlanPart:
         return self.plan.num_tokens
 
     @property
-    def cu_seqlens(self) -> NDArray[np.int32]:
+    def cu_seqlens(self) -> Indices:
         """Sequences of the packed batch, int32 ``[S+1]``."""
         return self.plan.cu_seqlens
 
-    def local_tokens(self, device: int) -> NDArray[np.int64]:
+    def local_tokens(self, device: int) -> Ints:
         """Return packed positions of the tokens that a device, any one, owns."""
         return self.plan.local_tokens(device)
 
@@ -146,9 +147,7 @@ def _forms(arrays: Arrays, meta: dict[str, Any]) -> tuple[PlacedForm, ...]:  # A
     )
 
 
-def _add(
-    arrays: Arrays, name: str, table: Blocks | Tiles | Transfers, rows: NDArray[np.int64]
-) -> None:
+def _add(arrays: Arrays, name: str, table: Blocks | Tiles | Transfers, rows: Ints) -> None:
     arrays[f"{name}.row"] = rows
     for column, values in columns_of(table).items():
         arrays[f"{name}.{column}"] = values[rows]
@@ -168,7 +167,7 @@ def _table(arrays: Arrays, name: str, size: int) -> dict[str, Any]:
     return columns
 
 
-def _add_programs(arrays: Arrays, table: ProgramTable, rows: NDArray[np.int64]) -> None:
+def _add_programs(arrays: Arrays, table: ProgramTable, rows: Ints) -> None:
     """Programs of one device lie in at most two stretches: forward and backward."""
     counts = np.diff(table.item_ptr)
     chosen = np.zeros(len(table), bool)
@@ -192,12 +191,12 @@ def _meets(placed: PlacedForm, plan: Plan, q_blocks: NDArray[np.generic]) -> boo
     return bool(((placed.q_start <= start) & (start < placed.q_end)).any())
 
 
-def _slabs_met(plan: Plan, q_blocks: NDArray[np.generic]) -> NDArray[np.bool_]:
+def _slabs_met(plan: Plan, q_blocks: NDArray[np.generic]) -> Bools:
     """Find the slabs that have rows in some of the given blocks."""
     is_mine = np.zeros(len(plan.blocks), np.int64)
     is_mine[q_blocks] = 1
     before = np.append(0, np.cumsum(is_mine))
     first = np.searchsorted(plan.blocks.end, plan.slabs.q_start, side="right")
     last = np.searchsorted(plan.blocks.start, plan.slabs.q_end, side="left")
-    met: NDArray[np.bool_] = before[last] > before[first]
+    met: Bools = before[last] > before[first]
     return met

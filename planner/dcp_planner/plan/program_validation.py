@@ -4,10 +4,8 @@
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Bools
-from dcp_planner.arrays import Ints
+from dcp_dsl.arrays import Bools, Bytes, Indices, Ints
 from dcp_planner.errors import PlanError
 from dcp_planner.model.workload import DIRECTIONS, Direction
 from dcp_planner.schedule.slots import find_shared_rows
@@ -62,7 +60,7 @@ def _check_devices(plan: Plan, direction: Direction) -> None:
         )
 
 
-def _is_of_keys(kind: NDArray[np.uint8]) -> Bools:
+def _is_of_keys(kind: Bytes) -> Bools:
     return np.asarray((kind == TransferKind.KV) | (kind == TransferKind.DKV))
 
 
@@ -272,7 +270,7 @@ class _Places:
         first, last = np.minimum.reduceat(row, starts), np.maximum.reduceat(row, starts)
         return place[order][starts], first, last
 
-    def _span_of_use(self, transfers: Ints, device: NDArray[np.int32]) -> tuple[Ints, Ints]:
+    def _span_of_use(self, transfers: Ints, device: Indices) -> tuple[Ints, Ints]:
         """Return the first and last row in which `device` computes with each transfer's block."""
         table = self.plan.transfers
         span = np.zeros((2, len(transfers)), np.int64)

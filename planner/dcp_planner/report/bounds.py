@@ -14,8 +14,8 @@ Multiplication (2004), Sec. 3, for the shadows; the caps and the envelope are ou
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Indices, Ints
 from dcp_planner.arrays import Floats
 from dcp_planner.model.cluster import BACKWARD_FLOPS_RATIO, Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig
@@ -114,10 +114,10 @@ def bound_ratios(plan: Plan, predicted_s: tuple[float, float] | None = None) -> 
 class _Shadows:
     """Tiles and blocks, from a workload or a plan."""
 
-    q: NDArray[np.int32]
-    kv: NDArray[np.int32]
-    pairs: NDArray[np.int64]
-    tokens: NDArray[np.int64]
+    q: Indices
+    kv: Indices
+    pairs: Ints
+    tokens: Ints
 
     @classmethod
     def of(cls, workload: Workload) -> "_Shadows":
@@ -125,7 +125,7 @@ class _Shadows:
             workload.compute_q, workload.compute_kv, workload.compute_pairs, workload.block_tokens
         )
 
-    def reach(self, block: NDArray[np.int32]) -> tuple[Floats, Floats]:
+    def reach(self, block: Indices) -> tuple[Floats, Floats]:
         """Compute tokens, and the most pairs that so many rows (or columns) have, both rising."""
         degree = np.zeros(len(self.tokens))
         np.add.at(degree, block, self.pairs)

@@ -105,11 +105,7 @@ def _cut(
 
 
 def _order(
-    workload: Workload,
-    device: Indices,
-    needs_q: Bools,
-    remote: Ints,
-    arrivals: Arrivals | None,
+    workload: Workload, device: Indices, needs_q: Bools, remote: Ints, arrivals: Arrivals | None
 ) -> Ints:
     """Return the order of the remote tiles by device and, there, in time.
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_planner.arrays import Ints
+from dcp_dsl.arrays import Indices, Ints
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import DIRECTIONS, Direction, Workload
@@ -76,7 +76,7 @@ def emit(
     direction: Direction,
     workload: Workload,
     placement: Placement,
-    division: NDArray[np.int32],
+    division: Indices,
     needs: tuple[Needs, Needs],
     num_devices: int,
     *,
@@ -117,7 +117,7 @@ def emit(
 
 
 def _rows_of(
-    side: str, needs: Needs, division: NDArray[np.int32], is_backward: bool, is_frugal: bool
+    side: str, needs: Needs, division: Indices, is_backward: bool, is_frugal: bool
 ) -> list[_Rows]:
     """List inputs and results of one side of the tiles."""
     first, last = _first_and_last(needs, division)
@@ -162,7 +162,7 @@ def _rows_of(
     return [inputs, results]
 
 
-def _first_and_last(needs: Needs, division: NDArray[np.int32]) -> tuple[Ints, Ints]:
+def _first_and_last(needs: Needs, division: Indices) -> tuple[Ints, Ints]:
     """Return the first and the last division that computes with each need."""
     remote = np.flatnonzero(needs.need_of_tile >= 0)
     of, at = needs.need_of_tile[remote], division[remote].astype(np.int64)
@@ -179,7 +179,7 @@ def _reduced(function: np.ufunc, values: Ints, starts: Ints) -> Ints:
 
 def _tabulate(
     rows: _Rows,
-    division: NDArray[np.int32],
+    division: Indices,
     placement: Placement,
     num_devices: int,
     *,

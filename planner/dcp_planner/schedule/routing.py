@@ -13,9 +13,9 @@ stays what it is without routing.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dcp_planner.arrays import Ints
+from dcp_dsl.arrays import Bools, Indices, Ints
+from dcp_planner.arrays import Floats
 from dcp_planner.jit import compiled
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import Routing
@@ -43,8 +43,8 @@ class Needs:
     block: Ints
     device: Ints
     need_of_tile: Ints
-    is_routed: NDArray[np.bool_]
-    is_gateway: NDArray[np.bool_]
+    is_routed: Bools
+    is_gateway: Bools
     peer: Ints
     head: Ints
 
@@ -85,7 +85,7 @@ def find_needs(
 
 
 def _pairs_of(
-    block_of_tile: NDArray[np.int32], workload: Workload, placement: Placement, cluster: Cluster
+    block_of_tile: Indices, workload: Workload, placement: Placement, cluster: Cluster
 ) -> tuple[Ints, Ints, Ints]:
     """Return block and device of each need, sorted, and the need of each tile, -1 if local."""
     owner, device = placement.device_of_data, placement.device_of_compute
@@ -105,11 +105,7 @@ def _direct(block: Ints, at: Ints, need_of_tile: Ints, placement: Placement) -> 
 
 
 def _routed(
-    pairs: tuple[Ints, Ints, Ints],
-    head: Ints,
-    is_away: NDArray[np.bool_],
-    gateway: Ints,
-    placement: Placement,
+    pairs: tuple[Ints, Ints, Ints], head: Ints, is_away: Bools, gateway: Ints, placement: Placement
 ) -> Needs:
     block, at, need_of_tile = pairs
     is_routed = is_away & (gateway != at)
@@ -122,8 +118,8 @@ def _routed(
 def _elected(
     head: Ints,
     at: Ints,
-    is_away: NDArray[np.bool_],
-    size: NDArray[np.float64],
+    is_away: Bools,
+    size: Floats,
     placement: Placement,
     block: Ints,
     cluster: Cluster,
@@ -142,11 +138,11 @@ def _elected(
 def _elect(  # noqa: PLR0913 - a compiled kernel
     head: Ints,
     device: Ints,
-    is_away: NDArray[np.bool_],
-    size: NDArray[np.float64],
+    is_away: Bools,
+    size: Floats,
     nic: Ints,
-    load: NDArray[np.float64],
-    nic_load: NDArray[np.float64],
+    load: Floats,
+    nic_load: Floats,
     gateway: Ints,
 ) -> None:
     """Assign every need the device of its run that carries least, by port, then by itself."""

@@ -1,14 +1,10 @@
 """Names of events for people; programs read the columns of a `Trace` instead."""
 
-import numpy as np
-from numpy.typing import NDArray
-
+from dcp_dsl.arrays import Bytes, Indices
 from dcp_planner.tables.plan import TransferKind
 
 
-def message_names(
-    kind: NDArray[np.uint8], block: NDArray[np.int32], groups: int, num_blocks: int
-) -> list[str]:
+def message_names(kind: Bytes, block: Indices, groups: int, num_blocks: int) -> list[str]:
     """Name messages of an expanded plan for traces: ``"kv 12"``, of several groups ``"kv 12.3"``.
 
     Args:

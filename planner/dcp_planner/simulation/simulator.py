@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dcp_planner.arrays import Floats, Ints
+from dcp_dsl.arrays import Bools, Indices, Ints
+from dcp_planner.arrays import Floats
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.cost_model import reduction_seconds, tile_seconds
@@ -226,16 +226,14 @@ def _durations(
     return seconds
 
 
-def _levelled(seconds: Floats, device: NDArray[np.int32], num_devices: int) -> Floats:
+def _levelled(seconds: Floats, device: Indices, num_devices: int) -> Floats:
     """Stretch or shrink what each device computes to the mean of all devices, ``[I]``."""
     load = np.bincount(device, seconds, num_devices)
     factor = np.divide(load.mean(), load, out=np.zeros(num_devices), where=load > 0)
     return np.asarray(seconds * factor[device], np.float64)
 
 
-def _message_times(
-    size_bytes: Ints, is_inter: NDArray[np.bool_], cluster: Cluster
-) -> tuple[Floats, Floats]:
+def _message_times(size_bytes: Ints, is_inter: Bools, cluster: Cluster) -> tuple[Floats, Floats]:
     """Compute the seconds that messages occupy their ports, and their latencies, ``[X]`` each."""
     inside, between = (cluster.link(is_inter=side) for side in (False, True))
     rate = np.where(is_inter, between.bytes_per_s, inside.bytes_per_s)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dcp_planner.arrays import Floats, Indices, Ints, freeze_columns
+from dcp_dsl.arrays import Bools, Bytes, Indices, Ints
+from dcp_planner.arrays import Floats, freeze_columns
 
 Source: TypeAlias = Literal["simulated", "measured"]
 Lane: TypeAlias = Literal["compute", "send", "receive", "wait"]
@@ -52,15 +52,15 @@ class Trace:
     end_ns: Ints
     ready_ns: Ints
     device: Indices
-    kind: NDArray[np.uint8]
-    is_backward: NDArray[np.bool_]
+    kind: Bytes
+    is_backward: Bools
     division: Indices
     peer: Indices
     size_bytes: Ints
     transfer: Indices
     name: Indices
     names: tuple[str, ...]
-    lane: NDArray[np.uint8] = field(init=False)
+    lane: Bytes = field(init=False)
 
     def __post_init__(self) -> None:
         if self.source not in get_args(Source):
@@ -186,7 +186,7 @@ def measure_trace(trace: Trace, num_devices: int) -> Timings:
     )
 
 
-def _covered_seconds(trace: Trace, chosen: NDArray[np.bool_], num_devices: int) -> Floats:
+def _covered_seconds(trace: Trace, chosen: Bools, num_devices: int) -> Floats:
     """Compute the seconds that at least one chosen event of a device covers, ``[R]``."""
     seconds = np.zeros(num_devices)
     for device in range(num_devices):

@@ -1,9 +1,8 @@
 """Bytes of transfers, and of the buffers that every device needs beside its own tokens."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dcp_planner.arrays import Ints
+from dcp_dsl.arrays import Bools, Ints
 from dcp_planner.model.cluster import ModelShape
 from dcp_planner.model.workload import DIRECTIONS, Direction
 from dcp_planner.tables.head_groups import expand_head_groups, group_shape
@@ -56,9 +55,7 @@ def buffer_bytes(
     return _input_bytes(rows, shape, direction) + _sum_bytes(rows, shape, direction)
 
 
-def _rows(
-    table: Transfers, chosen: NDArray[np.bool_], block_tokens: Ints, num_devices: int
-) -> Ints:
+def _rows(table: Transfers, chosen: Bools, block_tokens: Ints, num_devices: int) -> Ints:
     rows = np.zeros((num_devices, len(TransferKind)), np.int64)
     ends = table.slot[chosen] + block_tokens[table.block[chosen]]
     np.maximum.at(rows, (table.target[chosen], table.kind[chosen]), ends)

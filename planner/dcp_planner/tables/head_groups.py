@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import Slabs
+from dcp_dsl.arrays import Indices, Ints
 from dcp_dsl.forms import PlacedForm
-from dcp_planner.arrays import Ints
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import ModelShape
 from dcp_planner.model.config import MOST_HEAD_GROUPS
@@ -231,7 +231,7 @@ def fold_head_groups(plan: Plan, workload: Workload, groups: int) -> Plan:
     )
 
 
-def _int32(column: NDArray[np.integer]) -> NDArray[np.int32]:
+def _int32(column: NDArray[np.integer]) -> Indices:
     return column.astype(np.int32)
 
 
@@ -241,7 +241,7 @@ def _shifted(column: NDArray[_Number], by: int, groups: int) -> NDArray[_Number]
     return np.asarray((column[None] + shifts).ravel())
 
 
-def _expanded_cu_seqlens(cu: NDArray[np.int32], groups: int) -> NDArray[np.int32]:
+def _expanded_cu_seqlens(cu: Indices, groups: int) -> Indices:
     tokens = int(cu[-1])
     if tokens * groups > _MOST_TOKENS:
         raise PlanError(

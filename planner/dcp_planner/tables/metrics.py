@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Indices, Ints
 from dcp_planner.model.workload import Direction
 from dcp_planner.tables.buffers import receive_buffer_bytes
 from dcp_planner.tables.plan import Plan, TransferKind
@@ -118,9 +119,7 @@ def _measure_direction(plan: Plan, direction: Direction) -> DirectionMetrics:
     )
 
 
-def _per_device(
-    device: NDArray[np.int32], size: NDArray[np.int64], num_devices: int
-) -> NDArray[np.int64]:
+def _per_device(device: Indices, size: Ints, num_devices: int) -> Ints:
     total = np.zeros(num_devices, np.int64)
     np.add.at(total, device, size)
     return total

@@ -72,7 +72,7 @@ class ProgramTable(Record):
     def __len__(self) -> int:
         return len(self.op)
 
-    def row_of_item(self) -> NDArray[np.int64]:
+    def row_of_item(self) -> Ints:
         """Return the instruction that each item belongs to, int64 ``[N]``."""
         return np.repeat(np.arange(len(self)), np.diff(self.item_ptr))
 
