@@ -14,7 +14,7 @@ from dcp_dsl import BlockSparsity, Slabs
 from dcp_dsl.forms import BatchShape, BlockKind
 from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, validate
 from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import build_workload
+from dcp_planner.model.workload import Hypergraph, build_workload
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule
 from dcp_planner.tables import expand_head_groups
@@ -55,6 +55,12 @@ def dense_to_sparsity(masks: Sequence[Dense], block: int) -> BlockSparsity:
         col_idx=np.array(col, np.int32), kind=np.array(kind, np.uint8),
         pairs=np.array(pairs, np.int64), slabs=dense_to_slabs(dense),
     )  # fmt: skip
+
+
+def connectivity_cost(graph: Hypergraph, part: NDArray[np.int32]) -> int:
+    """Bytes of a partition: the weight of a net for every part that it touches, but one."""
+    nets = zip(graph.edge_weight.tolist(), pairwise(graph.pin_ptr.tolist()), strict=True)
+    return sum(w * (len(set(part[graph.pins[a:b]].tolist())) - 1) for w, (a, b) in nets)
 
 
 def causal(n: int) -> Dense:
@@ -161,6 +167,7 @@ def masks() -> SimpleNamespace:
         unseen_row=unseen_row,
         pack=dense_to_sparsity,
         slabs=dense_to_slabs,
+        cost=connectivity_cost,
     )
 
 

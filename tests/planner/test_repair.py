@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_planner.model.packing import cap_of, pack_largest_first
 from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import build_hypergraph, build_workload
+from dcp_planner.model.workload import DIRECTIONS, build_hypergraph, build_workload
 from dcp_planner.search.repair import (
     PlacementState,
     choose_owners,
@@ -82,12 +82,12 @@ def test_a_move_costs_what_the_recount_says(strategies, data):
 
 
 @given(st.data())
-def test_the_cost_is_both_directions_bytes_with_a_price_between_nodes(strategies, data):
+def test_the_cost_is_both_directions_bytes_with_a_price_between_nodes(masks, strategies, data):
     workload = build_workload(data.draw(strategies.sparsities()), ModelShape())
     flat = Cluster(1, 4)
     found = data.draw(strategies.placements(workload.num_blocks, workload.num_tiles, 4))
     part = np.concatenate([found.device_of_compute, found.device_of_data])
-    total = sum(build_hypergraph(workload, d).cost(part) for d in ("forward", "backward"))
+    total = sum(masks.cost(build_hypergraph(workload, d), part) for d in DIRECTIONS)
     assert PlacementState(workload, flat, found).cost() == total
     apart = Cluster(4, 1)
     assert PlacementState(workload, apart, found).cost() == total * price_between_nodes(apart)

@@ -214,13 +214,9 @@ def _literal(value: object) -> str:
 
 
 def _resized(cluster: Cluster, nodes: int | None, devices_per_node: int | None) -> Cluster:
-    return replace(
-        cluster,
-        nodes=cluster.nodes if nodes is None else nodes,
-        devices_per_node=(
-            cluster.devices_per_node if devices_per_node is None else devices_per_node
-        ),
-    )
+    nodes = cluster.nodes if nodes is None else nodes
+    devices = cluster.devices_per_node if devices_per_node is None else devices_per_node
+    return replace(cluster, nodes=nodes, devices_per_node=devices)
 
 
 def _check_keys(values: Mapping[str, object], text: str, where: str) -> None:

@@ -77,44 +77,30 @@ class PlanConfig:
                 "PlanConfig.divisions: expected at least 2 (one for local tiles, one that waits "
                 f"for inputs) and at most {MOST_DIVISIONS}, or 'auto', got {self.divisions!r}"
             )
-        if self.memory_limit_bytes is not None and self.memory_limit_bytes < 0:
+        if not _is_auto_or_count(self.head_groups, 1, MOST_HEAD_GROUPS):
             raise PlanError(
-                f"PlanConfig.memory_limit_bytes: expected at least 0, got {self.memory_limit_bytes}"
+                f"PlanConfig.head_groups: expected 1 to {MOST_HEAD_GROUPS} or 'auto', got "
+                f"{self.head_groups!r}"
             )
         if self.kahypar_ini is not None and not Path(self.kahypar_ini).is_file():
             raise PlanError(
                 "PlanConfig.kahypar_ini: expected a configuration file of KaHyPar, got "
                 f"{self.kahypar_ini!r}, which is no file; leave it out for the one that comes along"
             )
-        if not _is_auto_or_count(self.head_groups, 1, MOST_HEAD_GROUPS):
-            raise PlanError(
-                f"PlanConfig.head_groups: expected 1 to {MOST_HEAD_GROUPS} or 'auto', got "
-                f"{self.head_groups!r}"
-            )
-        self._check_ranges()
-
-    def _check_ranges(self) -> None:
-        if self.budget not in BUDGETS:
-            raise PlanError(
-                f"PlanConfig.budget: expected one of {', '.join(BUDGETS)}, got {self.budget!r}"
-            )
-        for name in ("compute_tolerance", "token_tolerance"):
-            if not 0 <= getattr(self, name) <= MOST_TOLERANCE:
-                raise PlanError(
-                    f"PlanConfig.{name}: expected 0 to {MOST_TOLERANCE:g}, got "
-                    f"{getattr(self, name)}"
-                )
-        if self.routing not in get_args(Routing):
-            raise PlanError(
-                f"PlanConfig.routing: expected one of {get_args(Routing)}, got {self.routing!r}"
-            )
-        if not 0 <= self.seed < 2**31:
-            raise PlanError(f"PlanConfig.seed: expected 0 to 2147483647, got {self.seed}")
-        if not 0 < self.time_limit_s <= MOST_SECONDS:
-            raise PlanError(
-                "PlanConfig.time_limit_s: expected more than 0 and at most "
-                f"{MOST_SECONDS:g} seconds, got {self.time_limit_s}"
-            )
+        limit, share = self.memory_limit_bytes, f"0 to {MOST_TOLERANCE:g}"
+        for name, holds, expected in (
+            ("memory_limit_bytes", limit is None or limit >= 0, "at least 0"),
+            ("budget", self.budget in BUDGETS, f"one of {', '.join(BUDGETS)}"),
+            ("compute_tolerance", 0 <= self.compute_tolerance <= MOST_TOLERANCE, share),
+            ("token_tolerance", 0 <= self.token_tolerance <= MOST_TOLERANCE, share),
+            ("routing", self.routing in get_args(Routing), f"one of {get_args(Routing)}"),
+            ("seed", 0 <= self.seed < 2**31, "0 to 2147483647"),
+            ("time_limit_s", 0 < self.time_limit_s <= MOST_SECONDS,
+             f"more than 0 and at most {MOST_SECONDS:g} seconds"),
+        ):  # fmt: skip
+            if not holds:
+                value = getattr(self, name)
+                raise PlanError(f"PlanConfig.{name}: expected {expected}, got {value!r}")
 
 
 def _is_auto_or_count(value: object, least: int, most: int) -> bool:

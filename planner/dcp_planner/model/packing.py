@@ -1,4 +1,4 @@
-"""How evenly whole blocks can be shared out: the caps that a placement is held to."""
+"""Caps on pairs and tokens per device, as low as whole blocks can be shared out."""
 
 import heapq
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Caps:
 
 
 def pack_largest_first(sizes: Ints, parts: int) -> Indices:
-    """Give each item, largest first, to the part that holds least so far (LPT); O(n log n).
+    """Assign each item, largest first, to the part that holds least so far (LPT); O(n log n).
 
     Returns:
         int32 ``[n]``, part of each item. The fullest part is at most 4/3 of the best possible.
@@ -43,7 +43,7 @@ def pack_largest_first(sizes: Ints, parts: int) -> Indices:
 
 
 def cap_of(sizes: Ints, parts: int, tolerance: float) -> int:
-    """Give the most a part may hold: what is tolerated, or what LPT needs if that is more."""
+    """Compute the most that a part may hold: the tolerance, or what LPT needs if that is more."""
     total = int(sizes.sum())
     level = min(total, int((1 + tolerance) * total / parts))
     if total + parts * int(sizes.max(initial=0)) <= parts * level:

@@ -125,16 +125,12 @@ class Hypergraph(Record):
         """Vertices V."""
         return len(self.vertex_weight)
 
-    def cost(self, part: Indices) -> int:
-        """Compute the connectivity cost of a partition, bytes.
 
-        Args:
-            part: int32 ``[V]``, part of each vertex.
-        """
-        edge = np.repeat(np.arange(len(self.edge_weight)), np.diff(self.pin_ptr))
-        touched = np.unique(np.column_stack([edge, part[self.pins]]), axis=0)[:, 0]
-        cuts = np.bincount(touched, minlength=len(self.edge_weight)) - 1
-        return int((self.edge_weight * np.maximum(cuts, 0)).sum())
+def net_bytes(shape: ModelShape, direction: Direction) -> tuple[int, int]:
+    """Return the bytes per token of a row net (queries, and results home) and of a column net."""
+    if direction == "forward":
+        return shape.q_bytes + shape.out_bytes, shape.kv_bytes
+    return shape.q_backward_bytes + shape.q_bytes, 2 * shape.kv_bytes
 
 
 def build_hypergraph(workload: Workload, direction: Direction = "forward") -> Hypergraph:
@@ -147,10 +143,7 @@ def build_hypergraph(workload: Workload, direction: Direction = "forward") -> Hy
     own = tiles + np.arange(blocks)
     vertex = np.concatenate([own, own, np.arange(tiles), np.arange(tiles)])
     order = np.argsort(edge, kind="stable")
-    if direction == "forward":
-        row, column = shape.q_bytes + shape.out_bytes, shape.kv_bytes
-    else:
-        row, column = shape.q_backward_bytes + shape.q_bytes, 2 * shape.kv_bytes
+    row, column = net_bytes(shape, direction)
     return Hypergraph(
         vertex_weight=weight,
         pin_ptr=np.append(0, np.cumsum(np.bincount(edge, minlength=2 * blocks))),

@@ -229,7 +229,7 @@ def _candidates(
 def _ownerships(
     workloads: Sequence[Workload], layers: Sequence[int], cluster: Cluster, config: PlanConfig
 ) -> list[Indices]:
-    """Yield owners found for all masks together, then for each alone; no ownership twice."""
+    """List owners found for all masks together, then for each alone; no ownership twice."""
     found: list[Indices] = []
     for workload in [_union(workloads, layers), *(workloads if len(workloads) > 1 else ())]:
         owner = place(workload, cluster, config).device_of_data

@@ -168,15 +168,8 @@ def _table(arrays: Arrays, name: str, size: int) -> dict[str, Any]:
 
 
 def _add_programs(arrays: Arrays, table: ProgramTable, rows: Ints) -> None:
-    """Programs of one device lie in at most two stretches: forward and backward."""
-    counts = np.diff(table.item_ptr)
-    chosen = np.zeros(len(table), bool)
-    chosen[rows] = True
-    for field in fields(table):
-        if field.name not in ("item_ptr", "items"):
-            arrays[f"programs.{field.name}"] = getattr(table, field.name)[rows]
-    arrays["programs.item_ptr"] = np.append(0, np.cumsum(counts[rows]))
-    arrays["programs.items"] = table.items[np.repeat(chosen, counts)]
+    for name, values in table.chosen(rows).items():
+        arrays[f"programs.{name}"] = values
 
 
 def _programs(arrays: Arrays) -> ProgramTable:

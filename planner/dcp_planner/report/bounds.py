@@ -19,11 +19,11 @@ from dcp_dsl.arrays import Indices, Ints
 from dcp_planner.arrays import Floats
 from dcp_planner.model.cluster import BACKWARD_FLOPS_RATIO, Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig
-from dcp_planner.model.packing import Caps
+from dcp_planner.model.packing import Caps, loads_of
 from dcp_planner.model.placement import caps_of
-from dcp_planner.model.workload import Direction, Workload
+from dcp_planner.model.workload import DIRECTIONS, Direction, Workload, net_bytes
 from dcp_planner.tables.head_groups import expand_head_groups
-from dcp_planner.tables.metrics import DirectionMetrics, measure
+from dcp_planner.tables.metrics import measure
 from dcp_planner.tables.plan import Plan
 
 _GRID = 64  # points of c and of r at which the bound is evaluated
@@ -46,19 +46,11 @@ class DirectionBounds:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Lower bounds of a batch on a cluster under given caps."""
-
-    forward: DirectionBounds
-    backward: DirectionBounds
-
-
 def bounds(
     workload: Workload,
     cluster: Cluster,
     config: PlanConfig = PlanConfig(),  # noqa: B008 - frozen
-) -> Bounds:
+) -> dict[Direction, DirectionBounds]:
     """Compute lower bounds for all plans within the tolerances of `config`; O(W + D log D).
 
     >>> from dcp_dsl import Slabs, block_sparsity
@@ -66,7 +58,7 @@ def bounds(
     >>> causal = Slabs(4096, [0], [4096], [0], [1], [0], [1])
     >>> blocks = build_workload(block_sparsity([causal], 128, 128), ModelShape())
     >>> least = bounds(blocks, Cluster(nodes=1, devices_per_node=1))
-    >>> least.forward.total_bytes, least.forward.compute_s > 0
+    >>> least["forward"].total_bytes, least["forward"].compute_s > 0
     (0.0, True)
     """
     caps = caps_of(workload, cluster.num_devices, config)
@@ -85,21 +77,15 @@ def bound_ratios(plan: Plan, predicted_s: tuple[float, float] | None = None) -> 
         ``*_time``. A ratio is left out where the bound is 0.
     """
     found, plan = measure(plan), expand_head_groups(plan)
-    work = np.zeros(plan.num_devices, np.int64)
-    tokens = np.zeros(plan.num_devices, np.int64)
-    np.add.at(work, plan.tiles.device, plan.tiles.pairs)
-    np.add.at(tokens, plan.blocks.owner, plan.blocks.num_tokens)
-    caps = Caps(int(work.max(initial=0)), int(tokens.max(initial=0)))
-    shadows = _Shadows(
-        plan.tiles.q_block, plan.tiles.kv_block, plan.tiles.pairs, plan.blocks.num_tokens
-    )
+    tiles, tokens = plan.tiles, plan.blocks.num_tokens
+    work = loads_of(tiles.device, tiles.pairs, plan.num_devices)
+    owned = loads_of(plan.blocks.owner, tokens, plan.num_devices)
+    caps = Caps(int(work.max(initial=0)), int(owned.max(initial=0)))
+    shadows = _Shadows(tiles.q_block, tiles.kv_block, tiles.pairs, tokens)
     least = _bounds_of(shadows, plan.shape, plan.cluster, caps)
     ratios = {"compute": found.compute_imbalance}
-    pairs: tuple[tuple[Direction, DirectionBounds, DirectionMetrics], ...] = (
-        ("forward", least.forward, found.forward),
-        ("backward", least.backward, found.backward),
-    )
-    for index, (name, low, real) in enumerate(pairs):
+    for index, (name, low) in enumerate(least.items()):
+        real = found.forward if name == "forward" else found.backward
         values: dict[str, tuple[float, float]] = {
             f"{name}_bytes": (real.total_bytes, low.total_bytes),
             f"{name}_inter_bytes": (real.inter_node_bytes, low.inter_node_bytes),
@@ -134,24 +120,25 @@ class _Shadows:
         return tokens, np.append(0.0, np.cumsum(degree[order]))
 
 
-def _bounds_of(shadows: _Shadows, shape: ModelShape, cluster: Cluster, caps: Caps) -> Bounds:
+def _bounds_of(
+    shadows: _Shadows, shape: ModelShape, cluster: Cluster, caps: Caps
+) -> dict[Direction, DirectionBounds]:
     total = float(shadows.pairs.sum())
-    forward = (shape.q_bytes + shape.out_bytes, shape.kv_bytes)
-    backward = (shape.q_backward_bytes + shape.q_bytes, 2 * shape.kv_bytes)
     inside = cluster.devices_per_node
-    found = []
-    for (row, column), ratio in ((forward, 1.0), (backward, BACKWARD_FLOPS_RATIO)):
+    found: dict[Direction, DirectionBounds] = {}
+    for direction in DIRECTIONS:
+        row, column = net_bytes(shape, direction)
         everywhere = _least_bytes(shadows, caps, cluster.num_devices, row, column)
         wide = Caps(caps.pairs * inside, caps.tokens * inside)
         between = _least_bytes(shadows, wide, cluster.nodes, row, column)
-        flops = total * shape.flops_per_pair * ratio
-        rate = cluster.flops_per_s
-        if ratio > 1 and cluster.backward_flops_per_s is not None:
-            rate = cluster.backward_flops_per_s
+        is_backward = direction == "backward"
+        flops = total * shape.flops_per_pair * (BACKWARD_FLOPS_RATIO if is_backward else 1.0)
+        rate = cluster.attention_flops_per_s(is_backward=is_backward)
         compute = flops / (rate * cluster.num_devices)
         network = between / (cluster.inter_bytes_per_s * cluster.num_devices)
-        found.append(DirectionBounds(compute, everywhere, between, max(compute, network)))
-    return Bounds(*found)
+        seconds = max(compute, network)
+        found[direction] = DirectionBounds(compute, everywhere, between, seconds)
+    return found
 
 
 def _least_bytes(shadows: _Shadows, caps: Caps, parts: int, row: int, column: int) -> float:

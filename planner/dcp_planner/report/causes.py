@@ -1,4 +1,4 @@
-"""Why one plan is faster than another, decided by predicting both under changed conditions.
+"""Causes of a difference in time between two plans, from predictions under changed conditions.
 
 Each plan is predicted four times: as it is, with infinitely fast links, with compute shared evenly,
 and with both. A time then has four parts that add up to it: the *work* of the mean device; what
@@ -17,7 +17,7 @@ from dcp_planner.tables.plan import Plan
 Cause = Literal["work", "imbalance", "links", "order"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 Reason = Cause | Literal["close", "several"]
-"""What explains a difference: a cause, none alone, or there is too little to explain."""
+"""Explanation of a difference: a cause, several, or none because the difference is too small."""
 
 CLOSE = 0.01
 """Times that differ by a smaller share have no cause that is worth a name."""
@@ -37,7 +37,7 @@ CAUSE_RULE = (
 
 @dataclass(frozen=True, slots=True)
 class TimeParts:
-    """Where the predicted time of a plan goes, seconds of forward and backward.
+    """Parts of the predicted time of a plan, seconds of forward and backward.
 
     Attributes:
         seconds: as it is.
@@ -59,7 +59,7 @@ class TimeParts:
     work_s: float
 
     def of(self, cause: Cause) -> float:
-        """Give the part of a cause; the four parts add up to `seconds`."""
+        """Return the part of a cause; the four parts add up to `seconds`."""
         if cause == "work":
             return self.work_s
         if cause == "order":
@@ -70,17 +70,17 @@ class TimeParts:
         return ((self.seconds - alone) + (other - self.with_both_s)) / 2
 
     def to_json(self) -> dict[str, float]:
-        """Give all figures and parts by name."""
+        """Return all figures and parts by name."""
         figures = {name: getattr(self, name) for name in self.__slots__}
         return figures | {f"{cause}_s": self.of(cause) for cause in CAUSES}
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why two plans of one batch differ in predicted time.
+    """Difference in predicted time between two plans of one batch, with its reason.
 
     Attributes:
-        first, second: where their times go.
+        first, second: parts of their times.
     """
 
     first: TimeParts
@@ -92,7 +92,7 @@ class Explanation:
         return self.second.seconds - self.first.seconds
 
     def share(self, cause: Cause) -> float:
-        """Give what a cause adds to the slower plan, in seconds; negative: it takes away."""
+        """Return what a cause adds to the slower plan, in seconds; negative: it takes away."""
         sign = 1 if self.difference >= 0 else -1
         return sign * (self.second.of(cause) - self.first.of(cause))
 
@@ -106,7 +106,7 @@ class Explanation:
         return best if self.share(best) >= MOSTLY * pushing else "several"
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON object; `Any`: texts and numbers."""
+        """Return a JSON object; `Any`: texts and numbers."""
         return {
             "reason": self.reason,
             "first": self.first.to_json(),
@@ -134,7 +134,7 @@ def explain_difference(
     seconds: Callable[[float], str],
     percent: Callable[[float], str] = "{:.1%}".format,
 ) -> str:
-    """Say who is faster and why, in sentences.
+    """Explain in sentences which plan is faster and why.
 
     Args:
         found: of two plans of one batch.

@@ -23,7 +23,7 @@ FIGURES: Mapping[str, Callable[[BatchFigures], float]] = {
     "token_imbalance": lambda f: f.token_imbalance,
     "head_groups": lambda f: f.head_groups,
 }
-"""What is compared, by name: each a function of the figures of one plan."""
+"""Compared figures by name: each a function of the figures of one plan."""
 
 _THRESHOLD = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(%?)\s*")
 
@@ -101,10 +101,10 @@ def parse_threshold(text: str) -> Threshold:
 
 
 def compare_figures(first: BatchFigures, second: BatchFigures) -> tuple[Difference, ...]:
-    """Give every figure of two plans side by side."""
+    """Return every figure of two plans side by side."""
     return tuple(Difference(name, of(first), of(second)) for name, of in FIGURES.items())
 
 
 def to_json(differences: tuple[Difference, ...]) -> dict[str, Any]:
-    """Give the figures as a JSON object by name; `Any`: numbers and ``None``."""
+    """Return the figures as a JSON object by name; `Any`: numbers and ``None``."""
     return {d.name: {"first": d.first, "second": d.second, "change": d.change} for d in differences}

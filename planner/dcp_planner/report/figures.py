@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dcp_planner.plan.part import encode_parts
 from dcp_planner.report.bounds import bound_ratios
@@ -103,8 +103,7 @@ DISTRIBUTED = (
 """Figures whose distribution over batches is reported."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(NamedTuple):
     """Smallest, median, mean and largest of a figure over batches."""
 
     least: float
@@ -114,7 +113,7 @@ class Spread:
 
     def to_json(self) -> dict[str, float]:
         """Return a JSON object."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return self._asdict()
 
 
 def spread_of(values: Sequence[float]) -> Spread:

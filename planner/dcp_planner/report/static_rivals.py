@@ -1,4 +1,4 @@
-"""How a plan does against static layouts: the best that holds the token cap, and the best of all.
+"""A plan against static layouts: the best that holds the token cap, and the best of all.
 
 A static layout is taken as it is, so one device may own or compute more than the tolerances allow.
 More tokens than the cap need memory that nobody planned for: such a layout is no fair rival, but is
@@ -33,7 +33,7 @@ class Rival(NamedTuple):
 
 
 def over_caps(figures: BatchFigures | PlanMetrics, config: PlanConfig) -> dict[str, float]:
-    """Give the caps that a plan exceeds, with the most over the mean that it reaches.
+    """Return the caps that a plan exceeds, with the most over the mean that it reaches.
 
     >>> from types import SimpleNamespace
     >>> over_caps(SimpleNamespace(compute_imbalance=2.4, token_imbalance=1.1), PlanConfig())
@@ -47,7 +47,7 @@ def over_caps(figures: BatchFigures | PlanMetrics, config: PlanConfig) -> dict[s
 def best_static(
     our_s: float, their_s: Mapping[str, float], over: Mapping[str, Collection[str]]
 ) -> dict[Scope, Rival]:
-    """Give the fastest static layout of every scope that has one.
+    """Find the fastest static layout of every scope that has one.
 
     Args:
         our_s: predicted seconds of our plan.
@@ -70,7 +70,7 @@ def best_static(
 
 
 def spreads_over_best(batches: Iterable[Mapping[Scope, Rival]]) -> dict[Scope, Spread]:
-    """Give the spread of the speedup over the best static layout of each batch that has one."""
+    """Compute the spread of the speedup over the best static layout of each batch that has one."""
     batches = list(batches)
     values = {
         scope: [batch[scope].speedup for batch in batches if scope in batch] for scope in SCOPES

@@ -59,7 +59,7 @@ class Prediction(NamedTuple):
 
 
 class WhatIf(NamedTuple):
-    """What a prediction imagines, to find out what it costs as it is.
+    """Changed conditions of a prediction: the difference is what a cause costs.
 
     Attributes:
         free_links: messages take no time: no bytes, no launch, no latency; 1 ns for each port.
@@ -111,7 +111,7 @@ def predict(plan: Plan, what_if: WhatIf = AS_IT_IS) -> Prediction:
 
 
 def mean_compute_seconds(plan: Plan) -> float:
-    """Give how long the mean device computes, forward and backward."""
+    """Compute how long the mean device computes, forward and backward."""
     flat, total = expand_head_groups(plan), 0.0
     for direction in ("forward", "backward"):
         programs = tabulate_programs(flat, direction)

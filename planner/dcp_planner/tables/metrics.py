@@ -1,12 +1,12 @@
-"""What a plan costs: the figures that tables, pages and benchmarks show."""
+"""Figures of a plan for tables, pages and benchmarks: balance, bytes, buffers."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Indices, Ints
+from dcp_dsl.arrays import Ints
+from dcp_planner.model.packing import loads_of
 from dcp_planner.model.workload import Direction
 from dcp_planner.tables.buffers import receive_buffer_bytes
 from dcp_planner.tables.plan import Plan, TransferKind
@@ -65,12 +65,8 @@ class PlanMetrics:
     warnings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Give the figures as a JSON object; `Any`: numbers, lists, texts and objects."""
-        values: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        for name in ("forward", "backward"):
-            part = values[name]
-            values[name] = {key: _plain(getattr(part, key)) for key in part.__slots__}
-        return {name: _plain(value) for name, value in values.items()}
+        """Return the figures as a JSON object; `Any`: numbers, lists, texts and objects."""
+        return asdict(self, dict_factory=_plain_dict)
 
 
 def measure(plan: Plan) -> PlanMetrics:
@@ -79,8 +75,8 @@ def measure(plan: Plan) -> PlanMetrics:
     lengths = np.diff(plan.cu_seqlens).astype(np.int64)
     # Every pair is there once for each head group, and costs a part of the FLOPs there.
     pairs = int(tiles.pairs.sum()) // plan.head_groups
-    work = np.bincount(tiles.device, weights=tiles.pairs, minlength=devices)
-    tokens = np.bincount(blocks.owner, weights=blocks.num_tokens, minlength=devices)
+    work = loads_of(tiles.device, tiles.pairs, devices)
+    tokens = loads_of(blocks.owner, blocks.num_tokens, devices)
     return PlanMetrics(
         partitioner=plan.partitioner,
         tokens=plan.num_tokens,
@@ -89,8 +85,8 @@ def measure(plan: Plan) -> PlanMetrics:
         pairs=pairs,
         density=_ratio(pairs, int((lengths * (lengths + 1) // 2).sum())),
         full_density=_ratio(pairs, int((lengths**2).sum())),
-        flops=tuple((work * (plan.shape.flops_per_pair // plan.head_groups)).tolist()),
-        owned_tokens=tuple(int(n) for n in tokens),
+        flops=tuple((work * (plan.shape.flops_per_pair // plan.head_groups) * 1.0).tolist()),
+        owned_tokens=tuple(tokens.tolist()),
         compute_imbalance=_imbalance(work),
         token_imbalance=_imbalance(tokens),
         forward=_measure_direction(plan, "forward"),
@@ -105,7 +101,7 @@ def _measure_direction(plan: Plan, direction: Direction) -> DirectionMetrics:
     kind, size = table.kind[chosen], table.size_bytes[chosen]
     source, target = table.source[chosen], table.target[chosen]
     crosses = source // cluster.devices_per_node != target // cluster.devices_per_node
-    sent, received = (_per_device(ends, size, plan.num_devices) for ends in (source, target))
+    sent, received = (loads_of(ends, size, plan.num_devices) for ends in (source, target))
     peak = receive_buffer_bytes(plan)[int(direction == "backward")]
     return DirectionMetrics(
         total_bytes=int(size.sum()),
@@ -119,20 +115,13 @@ def _measure_direction(plan: Plan, direction: Direction) -> DirectionMetrics:
     )
 
 
-def _per_device(device: Indices, size: Ints, num_devices: int) -> Ints:
-    total = np.zeros(num_devices, np.int64)
-    np.add.at(total, device, size)
-    return total
-
-
-def _imbalance(load: NDArray[np.generic]) -> float:
-    loads = load.astype(np.float64)
-    return float(loads.max() / loads.mean()) if loads.any() else 1.0
+def _imbalance(load: Ints) -> float:
+    return float(load.max() / load.mean()) if load.any() else 1.0
 
 
 def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-def _plain(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
+def _plain_dict(items: list[tuple[str, object]]) -> dict[str, object]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in items}

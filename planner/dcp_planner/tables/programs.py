@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Annotated, overload
+from typing import Annotated, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,12 +76,20 @@ class ProgramTable(Record):
         """Return the instruction that each item belongs to, int64 ``[N]``."""
         return np.repeat(np.arange(len(self)), np.diff(self.item_ptr))
 
+    def chosen(self, rows: Ints) -> dict[str, NDArray[np.generic]]:
+        """Return the columns of some instructions, their items with them."""
+        counts = np.diff(self.item_ptr)[rows]
+        first = np.repeat(self.item_ptr[rows] - np.cumsum(counts) + counts, counts)
+        return {
+            **{f.name: getattr(self, f.name)[rows] for f in fields(self)[:-2]},
+            "item_ptr": np.append(0, np.cumsum(counts)),
+            "items": self.items[first + np.arange(len(first))],
+        }
+
     def rows(self, first: int, last: int) -> "ProgramTable":
         """Return the instructions from `first` up to before `last`."""
-        values = {f.name: getattr(self, f.name)[first:last] for f in fields(self)}
-        values["items"] = self.items[self.item_ptr[first] : self.item_ptr[last]]
-        values["item_ptr"] = self.item_ptr[first : last + 1] - self.item_ptr[first]
-        return ProgramTable(**values)
+        columns: dict[str, Any] = self.chosen(np.arange(first, last))
+        return ProgramTable(**columns)
 
 
 class Programs(Sequence[DeviceProgram]):
