@@ -1,17 +1,14 @@
 """The commands `dcpm dashboard` (serve a folder), `dcpm view` (a plan as files), `dcpm demo`."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from dcp_dashboard.library.plans import LoadedPlan
+FILE = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path), default=Path())
+@click.argument("folder", metavar="DIR", type=FILE, default=Path())
 @click.option(
     "--host",
     default="127.0.0.1",
@@ -47,7 +44,7 @@ def dashboard(folder: Path, host: str, port: int | None, *, opens: bool) -> None
 @click.command()
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=FILE,
     default=Path("dcp-demo"),
     show_default=True,
     help="Folder for the data sets and plans.",
@@ -122,12 +119,12 @@ def demo(*, out: Path, ranks: int, tokens: int, seed: int, serves: bool, as_json
 
 
 @click.command()
-@click.argument("plan", metavar="PLAN", type=click.Path(path_type=Path))
-@click.option("--png", type=click.Path(path_type=Path), help="Picture of the overview.")
-@click.option("--html", type=click.Path(path_type=Path), help="Overview as one file, no server.")
-@click.option("--svg", type=click.Path(path_type=Path), help="Drawing of the mask.")
-@click.option("--devices", type=click.Path(path_type=Path), help="CSV, one line per device.")
-@click.option("--tiles", type=click.Path(path_type=Path), help="CSV, one line per tile.")
+@click.argument("plan", metavar="PLAN", type=FILE)
+@click.option("--png", type=FILE, help="Picture of the overview.")
+@click.option("--html", type=FILE, help="Overview as one file, no server.")
+@click.option("--svg", type=FILE, help="Drawing of the mask.")
+@click.option("--devices", type=FILE, help="CSV, one line per device.")
+@click.option("--tiles", type=FILE, help="CSV, one line per tile.")
 @click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True)
 @click.option(
     "--scale",
@@ -160,24 +157,23 @@ def view(  # noqa: PLR0913 - one parameter per option of the command
     from dcp_dashboard.library.plans import load_file
     from dcp_dsl.files import check_writable, replacing
 
-    wanted: list[tuple[Path | None, Callable[[LoadedPlan], bytes]]] = [
-        (png, lambda loaded: still(loaded, "dark" if theme == "dark" else "light", scale)),
-        (html, lambda loaded: standalone_page(loaded).encode()),
-        (svg, lambda loaded: mask_svg(loaded).encode()),
-        (devices, devices_csv),
-        (tiles, tiles_csv),
-    ]
-    if not any(path for path, _make in wanted):
+    if not any((png, html, svg, devices, tiles)):
         raise click.UsageError(
             "expected at least one of --png, --html, --svg, --devices, --tiles; in a browser: "
             f"dcpm dashboard {plan.parent}"
         )
     loaded = load_file(plan)
-    for path, _make in wanted:
-        if path is not None:
-            check_writable(path, DashboardError)
-    for path, make in wanted:
-        if path is not None:
-            with replacing(path, DashboardError) as draft:
-                draft.write_bytes(make(loaded))
-            click.echo(path)
+    wanted = (
+        (png, lambda: still(loaded, "dark" if theme == "dark" else "light", scale)),
+        (html, lambda: standalone_page(loaded).encode()),
+        (svg, lambda: mask_svg(loaded).encode()),
+        (devices, lambda: devices_csv(loaded)),
+        (tiles, lambda: tiles_csv(loaded)),
+    )
+    asked = [(path, make) for path, make in wanted if path is not None]
+    for path, _make in asked:
+        check_writable(path, DashboardError)
+    for path, make in asked:
+        with replacing(path, DashboardError) as draft:
+            draft.write_bytes(make())  # type: ignore[no-untyped-call]
+        click.echo(path)

@@ -1,8 +1,7 @@
 """Real documents that every machine has: the source files of the Python standard library.
 
-One byte is one token. A file is read as a question (its header: docstring, imports, constants) and
-answers (each top-level function or class, up to the next one), so that its lengths are as uneven as
-those of real training data: most are short, a few are longer than a hundred thousand tokens.
+One byte is one token. A file is a question (its text before the first top-level function or class)
+and answers (each of these, up to the next one), so lengths are as uneven as those of training data.
 """
 
 import ast
@@ -22,14 +21,10 @@ _SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "__pyca
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
-    """One source file; ``header_len + sum(answer_lens) == len(text)``.
+class SourceFile:
+    """One source file, its path relative to the library and at most `MAX_TOKENS` bytes of text.
 
-    Attributes:
-        path: file name relative to the library.
-        text: bytes, one token each, at most `MAX_TOKENS`.
-        header_len: tokens before the first top-level function or class.
-        answer_lens: tokens of each top-level function or class, with what follows it.
+    ``header_len + sum(answer_lens) == len(text)``.
     """
 
     path: str
@@ -39,7 +34,7 @@ class Document:
 
 
 def split_layout(source: bytes) -> tuple[int, tuple[int, ...]]:
-    r"""Give the length of a source file's header and of each top-level definition, in bytes.
+    r"""Return the lengths of a source file's header and of each top-level definition, in bytes.
 
     Raises:
         SyntaxError: if it is no Python source.
@@ -61,11 +56,11 @@ def split_layout(source: bytes) -> tuple[int, tuple[int, ...]]:
     return cuts[0], tuple(end - start for start, end in pairwise(cuts))
 
 
-def read_documents(root: Path | None = None) -> Iterator[Document]:
-    """Read all source files below `root` (default: the standard library), in order of their names.
+def read_documents(root: Path | None = None) -> Iterator[SourceFile]:
+    """Read the source files below `root` (default: the standard library), sorted by name.
 
-    Files longer than `MAX_TOKENS` are cut there, files shorter than `MIN_TOKENS` and files that are
-    no valid Python (there are such, on purpose) are left out.
+    Longer files are cut at `MAX_TOKENS`; files shorter than `MIN_TOKENS` or not valid Python are
+    left out.
     """
     library = root or Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(library.rglob("*.py")):
@@ -78,21 +73,17 @@ def read_documents(root: Path | None = None) -> Iterator[Document]:
         except (SyntaxError, ValueError):  # ValueError: a NUL byte
             continue
         if len(source) >= MIN_TOKENS:
-            yield _cut(Document(inside.as_posix(), source, header, answers))
+            ends = np.minimum(np.cumsum([header, *answers]), MAX_TOKENS)
+            first, *rest = (int(n) for n in np.diff(ends, prepend=0))
+            kept = tuple(n for n in rest if n)
+            yield SourceFile(inside.as_posix(), source[:MAX_TOKENS], first, kept)
 
 
-def _cut(document: Document) -> Document:
-    ends = np.minimum(np.cumsum([document.header_len, *document.answer_lens]), MAX_TOKENS)
-    lengths = [int(n) for n in np.diff(ends, prepend=0)]
-    answers = tuple(n for n in lengths[1:] if n)
-    return Document(document.path, document.text[:MAX_TOKENS], lengths[0], answers)
-
-
-def write_datasets(documents: Sequence[Document], paths: Sequence[Path], seed: int) -> None:
+def write_datasets(documents: Sequence[SourceFile], paths: Sequence[Path], seed: int) -> None:
     """Deal documents out at random to one Parquet file per path.
 
-    Columns: ``path`` text, ``tokens`` bytes, ``length`` tokens, ``header_len`` tokens,
-    ``answer_lens`` list of tokens. Each file is written under another name first, then renamed.
+    Columns: ``path`` text, ``tokens`` bytes, lengths in tokens ``length``, ``header_len`` and
+    ``answer_lens``. Each file is written under another name first, then renamed.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -118,11 +109,9 @@ def write_datasets(documents: Sequence[Document], paths: Sequence[Path], seed: i
 def choose_batch(lengths: Sequence[int], num_tokens: int) -> tuple[int, ...]:
     """Choose samples whose lengths add up to exactly `num_tokens`, or to as much as possible.
 
-    Takes samples in order, as a packing data loader would, until half is filled; the rest is a
-    subset sum over the samples that follow, kept as one big integer whose bit n says that n tokens
-    can be reached. O(samples * num_tokens / 64).
-
-    Gives indices in ascending order; empty if no sample fits.
+    Take samples in order, as a packing data loader would, until half is filled; solve a subset sum
+    over the samples that follow: bit n of a large integer means that n tokens can be reached.
+    O(samples * num_tokens / 64). Return indices in ascending order; empty if no sample fits.
 
     >>> choose_batch([700, 200, 90, 60, 40], 900)
     (0, 1)

@@ -1,4 +1,4 @@
-"""The whole way once: documents, masks, block sparsity, placement, plan, run, verification."""
+"""Runs the demonstration: documents, masks, block sparsity, plans, a run, its verification."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,12 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from dcp_dashboard.demo.documents import choose_batch, read_documents, write_datasets
-from dcp_dashboard.demo.report import (
-    BatchReport,
-    DemoReport,
-    MaskReport,
-    MethodReport,
-)
+from dcp_dashboard.demo.report import BatchReport, DemoReport, MaskResult, MethodReport
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dsl import Attachment, BlockSparsity, Dataset, DatasetError, Spec, load, read_dataset
 from dcp_dsl.files import make_folder
@@ -47,14 +42,7 @@ PLANNERS = ("portfolio", "kahypar")
 
 @dataclass(frozen=True, slots=True)
 class DemoConfig:
-    """What the demonstration runs.
-
-    Attributes:
-        out: folder for data and plans; made if missing.
-        ranks: processes of the real run.
-        tokens: of the batch that is run and verified.
-        seed: of the deal of documents, of KaHyPar and of the tensors.
-    """
+    """Folder, ranks of the real run, tokens of its batch, and the seed of all random choices."""
 
     out: Path
     ranks: int = 4
@@ -64,7 +52,7 @@ class DemoConfig:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How large a batch is, and what it is planned for."""
+    """Tokens of a batch, and the model and cluster that it is planned for."""
 
     tokens: int
     shape: ModelShape
@@ -72,7 +60,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class CompiledBatch:
     """Chosen samples of one data set, compiled to block sparsity."""
 
     sparsity: BlockSparsity
@@ -84,34 +72,31 @@ class Batch:
 class Placed:
     """A batch placed by every method, the first of which is saved under `file`."""
 
-    batch: Batch
+    batch: CompiledBatch
     plans: tuple[Plan, ...]
     traces: tuple[Trace, ...]
     file: Path
 
 
 def planned_setting() -> Setting:
-    """Give the setting of the paper's microbenchmark: 4 nodes of 8 A100, 131,072 tokens."""
+    """Return the paper's microbenchmark: 4 nodes of 8 A100, 131,072 tokens."""
     return Setting(131_072, ModelShape(8, 2, 128, 2), preset("a100-p4de", 4, 8))
 
 
 def executed_setting(config: DemoConfig) -> Setting:
-    """Give the batch that is run: small enough for dense fp64 attention on one process."""
+    """Return the batch that is run, small enough for dense fp64 attention on one process."""
     cluster = preset("cpu-gloo", 1, config.ranks)
     return Setting(config.tokens, ModelShape(4, 2, 64, 4), cluster)
 
 
 def demo_spec() -> Path:
-    """Give the path of `demo.dcpm`: in the installed package, or in the checkout's examples."""
+    """Return the path of `demo.dcpm`, in the installed package or the checkout's examples."""
     packaged = Path(__file__).with_name("demo.dcpm")
     return packaged if packaged.exists() else Path(__file__).parents[3] / "examples" / "demo.dcpm"
 
 
 def methods(setting: Setting) -> tuple[str, ...]:
-    """Give the planners that can run here, then every static layout that the setting allows.
-
-    KaHyPar, an extra, is only there to compare with.
-    """
+    """Return the planners installed here, then every static layout that the setting allows."""
     planners = tuple(name for name in PLANNERS if PARTITIONERS[name].unavailable() is None)
     return (*planners, *static_layouts(setting.shape, setting.cluster))
 
@@ -123,34 +108,28 @@ def run_demo(config: DemoConfig, progress: Progress) -> DemoReport:
         DCPError: if a stage fails; the message says what to do.
     """
     with stopwatch() as watch:
-        documents, masks = _walk(config, progress)
+        for folder in (config.out, config.out / "data", config.out / "plans"):
+            make_folder(folder, DashboardError)
+        progress("reading the source files of the standard library")
+        documents = list(read_documents())
+        paths = [config.out / "data" / f"{name}.parquet" for name in DATASETS]
+        write_datasets(documents, paths, config.seed)
+        spec = load(demo_spec())
+        with open_world(config.ranks) as world:
+            masks = tuple(_run_mask(spec, path, config, world, progress) for path in paths)
     return DemoReport(
         folder=str(config.out / "plans"),
         ranks=config.ranks,
-        documents=documents,
+        documents=len(documents),
         seconds=watch.seconds,
         masks=masks,
         compile_s=compile_seconds(),
     )
 
 
-def _walk(config: DemoConfig, progress: Progress) -> tuple[int, tuple[MaskReport, ...]]:
-    """Give how many documents there are and what was found of each mask."""
-    for folder in (config.out, config.out / "data", config.out / "plans"):
-        make_folder(folder, DashboardError)
-    progress("reading the source files of the standard library")
-    documents = list(read_documents())
-    paths = [config.out / "data" / f"{name}.parquet" for name in DATASETS]
-    write_datasets(documents, paths, config.seed)
-    spec = load(demo_spec())
-    with open_world(config.ranks) as world:
-        masks = tuple(_run_mask(spec, path, config, world, progress) for path in paths)
-    return len(documents), masks
-
-
 def _run_mask(
     spec: Spec, path: Path, config: DemoConfig, world: ProcessWorld, progress: Progress
-) -> MaskReport:
+) -> MaskResult:
     dataset = read_dataset(path)
     attachment = spec.attachment(path.as_posix(), dataset.columns)
     mask = attachment.mask
@@ -163,7 +142,11 @@ def _run_mask(
         for method in methods(setting):
             devices = setting.cluster.num_devices
             progress(f"{mask.call}: placing {setting.tokens:,} tokens on {devices}, {method}")
-            plans.append(_plan(batch, setting, method, config.seed))
+            asked = PlanConfig(partitioner=method, seed=config.seed)
+            origin = batch.provenance
+            plans.append(
+                build_plan(batch.sparsity, setting.shape, setting.cluster, asked, provenance=origin)
+            )
         file = folder / f"{mask.name}-{batch.sparsity.batch.num_tokens}.dcpplan"
         return Placed(batch, tuple(plans), tuple(map(simulate, plans)), file)
 
@@ -174,7 +157,7 @@ def _run_mask(
     result = run_plan(small.plans[0], run_config, world)
     traces = (small.traces[0], result.trace)
     write_plan(small.file, small.plans[0], traces, verified=result.verified)
-    return MaskReport(
+    return MaskResult(
         mask=mask.call,
         dataset=path.name,
         planned=_batch_report(large),
@@ -186,17 +169,9 @@ def _run_mask(
     )
 
 
-def _plan(batch: Batch, setting: Setting, method: str, seed: int) -> Plan:
-    return build_plan(
-        batch.sparsity,
-        setting.shape,
-        setting.cluster,
-        PlanConfig(partitioner=method, seed=seed),
-        provenance=batch.provenance,
-    )
-
-
-def compile_batch(spec: Spec, dataset: Dataset, attachment: Attachment, setting: Setting) -> Batch:
+def compile_batch(
+    spec: Spec, dataset: Dataset, attachment: Attachment, setting: Setting
+) -> CompiledBatch:
     """Choose samples that fill the setting's tokens and compile their masks.
 
     Raises:
@@ -218,7 +193,7 @@ def compile_batch(spec: Spec, dataset: Dataset, attachment: Attachment, setting:
         samples=tuple(sample.to_json() for sample in samples),
         origin=f"{Path(dataset.path).name}, rows {', '.join(map(str, chosen))}",
     )
-    return Batch(sparsity, provenance, watch.seconds)
+    return CompiledBatch(sparsity, provenance, watch.seconds)
 
 
 def _batch_report(placed: Placed) -> BatchReport:

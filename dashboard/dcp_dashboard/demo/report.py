@@ -1,4 +1,4 @@
-"""What the demonstration found, as values: printed as tables for people, as JSON for programs."""
+"""Results of the demonstration as values: printed as tables for people, as JSON for programs."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -9,21 +9,12 @@ if TYPE_CHECKING:  # importing it would import torch
 
 SCHEMA = "dcp.demo/1"
 KNOWN_LAYOUTS = ("static:zigzag", "static:contiguous")
-"""Layouts that are told in any case, because other systems use them."""
+"""Layouts that the tables always show, because other systems use them."""
 
 
 @dataclass(frozen=True, slots=True)
 class MethodReport:
-    """One placement of one batch.
-
-    Attributes:
-        method: name of the partitioner.
-        bytes_forward, bytes_backward: sent between devices.
-        bytes_between_nodes: the part of both that crosses the network.
-        compute_imbalance, token_imbalance: max/mean over devices; 1 is perfect.
-        over_caps: names of the caps that it exceeds, ``compute`` and ``tokens``.
-        predicted_s: simulated seconds of forward and backward.
-    """
+    """One placement of one batch: bytes, max/mean over devices, caps exceeded, simulated time."""
 
     method: str
     bytes_forward: int
@@ -41,13 +32,11 @@ class BatchReport:
 
     Attributes:
         plan: file name of the plan of the first method.
-        tokens, sequences, block_size, devices, nodes: of the batch and of its cluster.
-        pairs: visible (query, key) pairs.
-        density: `pairs` as a share of what a causal mask would leave visible.
+        density: `pairs` as a share of those that a causal mask leaves visible.
         sparsity: share of all pairs within sequences that is not visible.
         full_blocks, partial_blocks, empty_blocks: of all blocks within sequences.
         compile_s: seconds from samples to block sparsity.
-        methods: the planner's default first, then KaHyPar if it is there, then all static layouts.
+        methods: the planner's default first, then KaHyPar if it is installed, then all layouts.
         best_static: name of the fastest static layout ``of_all``, and of the fastest
             ``within_token_cap`` if one holds it.
     """
@@ -69,24 +58,21 @@ class BatchReport:
     best_static: Mapping[str, str]
 
     @property
-    def told(self) -> tuple[MethodReport, ...]:
-        """The methods worth a line: planners, layouts that people know, the best layouts."""
+    def shown(self) -> tuple[MethodReport, ...]:
+        """The methods with a line of their own: planners, layouts in use, the best layouts."""
         names = {*KNOWN_LAYOUTS, *self.best_static.values()}
-        is_static = [method.method.startswith("static:") for method in self.methods]
         return tuple(
             method
-            for method, layout in zip(self.methods, is_static, strict=True)
-            if not layout or method.method in names
+            for method in self.methods
+            if not method.method.startswith("static:") or method.method in names
         )
 
 
 @dataclass(frozen=True, slots=True)
-class MaskReport:
-    """One mask: a large batch planned, a small one planned, run and verified.
+class MaskResult:
+    """One mask on one data set: a large batch planned, a small one planned, run and verified.
 
     Attributes:
-        mask: its call. `dataset`: file it is attached to.
-        planned, executed: the two batches.
         verified: whether every error is within twice that of eager attention.
         errors: of out, dq, dk and dv, beside those of eager attention of the same dtype.
         measured_s: seconds of forward and backward on real processes.
@@ -105,14 +91,12 @@ class MaskReport:
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """All masks.
+    """All masks, in the order of the spec.
 
     Attributes:
         folder: where plans and data lie.
-        ranks: real processes.
         documents: files of the standard library that became the data set.
         seconds: of the whole demonstration, without compiling the planner.
-        masks: in the order of the spec.
         compile_s: seconds of compiling the planner, once per installation.
     """
 
@@ -120,7 +104,7 @@ class DemoReport:
     ranks: int
     documents: int
     seconds: float
-    masks: tuple[MaskReport, ...]
+    masks: tuple[MaskResult, ...]
     compile_s: float = 0.0
 
     @property
@@ -129,5 +113,5 @@ class DemoReport:
         return all(mask.verified for mask in self.masks)
 
     def to_json(self, url: str | None) -> dict[str, Any]:  # Any: a JSON document
-        """Give the report as a JSON document; `url` is the dashboard's, if served."""
+        """Return the report as a JSON document; `url` is the dashboard's, if served."""
         return {"schema": SCHEMA, "verified": self.verified, "url": url, **asdict(self)}

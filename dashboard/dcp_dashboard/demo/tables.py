@@ -1,10 +1,10 @@
-"""The demonstration's report in the terminal."""
+"""Prints the report of the demonstration in the terminal."""
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from dcp_dashboard.demo.report import BatchReport, DemoReport, MaskReport, MethodReport
+from dcp_dashboard.demo.report import BatchReport, DemoReport, MaskResult, MethodReport
 
 _LABELS = {"portfolio": "dcp-dsl", "kahypar": "KaHyPar, refined"}
 
@@ -16,7 +16,7 @@ def print_report(report: DemoReport, console: Console) -> None:
         console.print(Group(heading, _sparsity(mask), _placements(mask), _errors(mask), Text("")))
 
 
-def _sparsity(mask: MaskReport) -> Table:
+def _sparsity(mask: MaskResult) -> Table:
     table = _table("batch", "docs", "pairs", "of causal", "full", "partial", "empty", "compiled")
     for batch in (mask.planned, mask.executed):
         table.add_row(
@@ -32,14 +32,14 @@ def _sparsity(mask: MaskReport) -> Table:
     return table
 
 
-def _placements(mask: MaskReport) -> Table:
+def _placements(mask: MaskResult) -> Table:
     table = _table("placement", "moved", "network", "compute", "tokens", "predicted", "measured")
     table.add_row("", "", "", *[Text("max/mean", style="dim")] * 2)
     for batch in (mask.planned, mask.executed):
         is_run = batch is mask.executed
         on = f"{batch.devices} processes" if is_run else f"{batch.devices} GPUs"
         table.add_row(Text(f"{batch.tokens:,} on {on}", style="dim"))
-        for number, method in enumerate(batch.told):
+        for number, method in enumerate(batch.shown):
             table.add_row(
                 f"  {_label(method, batch)}",
                 _bytes(method.bytes_forward + method.bytes_backward),
@@ -73,7 +73,7 @@ def _table(first: str, *others: str) -> Table:
     return table
 
 
-def _errors(mask: MaskReport) -> Table:
+def _errors(mask: MaskResult) -> Table:
     verdict = ("verified", "bold green") if mask.verified else ("NOT VERIFIED", "bold red")
     table = _table("against dense fp64", *(error.tensor for error in mask.errors), "")
     for label, field in (

@@ -22,6 +22,7 @@ FLAGS = [
 ]
 
 HERE = Path(__file__).parent
+VIEWPORT = {"width": 1440, "height": 900}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -64,7 +65,16 @@ class Visit:
     requests: list[str] = field(default_factory=list)
 
     def open(self, path: str) -> Page:
-        self.page.goto(self.base + path)
+        """Show a page of the application, by its own navigation where it runs already.
+
+        A document that is loaded anew compiles its scripts again, two thirds of the cost of a test.
+        """
+        if self.page.url.startswith(self.base):
+            self.page.evaluate("dcp.navigation.open('/help')")  # nothing of the last page is left
+            self.page.wait_for_selector("main .dcp-help", state="attached")
+            self.page.evaluate("(path) => dcp.navigation.open(path)", f"/{path}")
+        else:
+            self.page.goto(self.base + path)
         return self.page
 
     def open_plan(self, name: str) -> Page:
@@ -115,7 +125,7 @@ def browser() -> Iterator[Browser]:
 
 
 def new_context(browser: Browser, scheme: str) -> BrowserContext:
-    return browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme=scheme)
+    return browser.new_context(viewport=VIEWPORT, color_scheme=scheme)
 
 
 @pytest.fixture(scope="session")
@@ -126,20 +136,43 @@ def shared_context(browser) -> Iterator[BrowserContext]:
     context.close()
 
 
-@pytest.fixture
-def visit(browser, server, shared_context, request) -> Iterator[Visit]:
-    """A page of 1440 x 900; the test fails if it logs an error or asks another host."""
-    scheme = getattr(request, "param", None)
-    context = new_context(browser, scheme) if scheme else shared_context
+def watched(context: BrowserContext) -> Visit:
     page = context.new_page()
     page.set_default_timeout(20_000)
-    visit = Visit(page, server.url)
+    visit = Visit(page, "")
     page.on("console", lambda m: visit.errors.append(m.text) if m.type == "error" else None)
     page.on("pageerror", lambda error: visit.errors.append(str(error)))
     page.on("request", lambda request: visit.requests.append(request.url))
+    return visit
+
+
+@pytest.fixture(scope="session")
+def shared_visit(shared_context) -> Visit:
+    """One document for all tests that leave no setting behind."""
+    return watched(shared_context)
+
+
+@pytest.fixture
+def visit(browser, server, shared_context, shared_visit, request) -> Iterator[Visit]:
+    """A page of 1440 x 900; the test fails if it logs an error or asks another host.
+
+    With the parameter `fresh` the page is new, with `light` or `dark` its context too.
+    """
+    kind = getattr(request, "param", None)
+    context = new_context(browser, kind) if kind in ("light", "dark") else shared_context
+    visit = watched(context) if kind else shared_visit
+    visit.base, page = server.url, visit.page
+    if kind is None:
+        page.set_viewport_size(VIEWPORT)
+        page.emulate_media(color_scheme="light")
+        page.mouse.move(0, 0)
+        visit.errors.clear()
+        visit.requests.clear()
     yield visit
-    page.close()
-    if scheme:
+    page.unroute_all()
+    if kind:
+        page.close()
+    if context is not shared_context:
         context.close()
     outside = [url for url in visit.requests if not url.startswith((visit.base, "data:", "blob:"))]
     assert visit.requests

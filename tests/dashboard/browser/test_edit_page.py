@@ -210,6 +210,7 @@ def test_a_plan_can_be_cancelled_and_a_killed_process_is_reported(visit):
     make_plan(page)
 
 
+@pytest.mark.parametrize("visit", ["fresh"], indirect=True)
 def test_the_editor_fits_a_narrow_window_and_only_its_page_loads_it(visit):
     visit.page.set_viewport_size({"width": 820, "height": 900})
     page = visit.open("")

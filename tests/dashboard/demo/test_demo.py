@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from dcp_dashboard.demo.pipeline import methods, planned_setting
-from dcp_dashboard.demo.report import BatchReport, DemoReport, MaskReport, MethodReport
+from dcp_dashboard.demo.report import BatchReport, DemoReport, MaskResult, MethodReport
 from dcp_dashboard.demo.tables import print_report
 from dcp_planner import read_plan, validate
 from dcp_runtime import TensorError
@@ -93,7 +93,7 @@ def small_report(best: dict[str, str]) -> DemoReport:
         placed, best,
     )  # fmt: skip
     errors = tuple(TensorError(name, 2.8e-7, 2.8e-7, 2e-7, 2.2e-7, True) for name in ("out", "dq"))
-    mask = MaskReport("causal", "pretrain.parquet", batch, batch, True, errors, 1.912, 0.1)
+    mask = MaskResult("causal", "pretrain.parquet", batch, batch, True, errors, 1.912, 0.1)
     return DemoReport("plans", 4, 793, 76.0, (mask,))
 
 
