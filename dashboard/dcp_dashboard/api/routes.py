@@ -29,10 +29,7 @@ JSON, BINARY = "application/json", "application/octet-stream"
 
 
 def data_api(library: PlanLibrary) -> Blueprint:
-    """Build the routes that serve the plans of a library.
-
-    A plan that is missing or broken is a 404 with ``{"error": message}``.
-    """
+    """Build the routes; a plan that is missing or broken is a 404 with ``{"error": message}``."""
     api = Blueprint("dcp_data", __name__, url_prefix="/api")
     _add_mask_routes(api, library)
     _add_device_routes(api, library)
@@ -106,17 +103,18 @@ def _add_facts_routes(api: Blueprint, library: PlanLibrary) -> None:
         text = json.dumps(make(library.load(key)).to_json(), separators=(",", ":"))
         return answer(text.encode(), JSON)
 
-    @api.get("/plan/<key>/tile/<int:tile>")
-    def tile(key: str, tile: int) -> WSGIResponse:
-        return facts(key, lambda loaded: tile_facts(loaded, tile))
+    for name, make in (
+        ("tile", tile_facts),
+        ("transfer", transfer_facts),
+        ("device", device_facts),
+    ):
+        # `make` is bound now: the loop goes on before a request comes.
+        def by_number(
+            key: str, number: int, make: Callable[[LoadedPlan, int], Details] = make
+        ) -> WSGIResponse:
+            return facts(key, lambda loaded: make(loaded, number))
 
-    @api.get("/plan/<key>/transfer/<int:transfer>")
-    def transfer(key: str, transfer: int) -> WSGIResponse:
-        return facts(key, lambda loaded: transfer_facts(loaded, transfer))
-
-    @api.get("/plan/<key>/device/<int:device>")
-    def device(key: str, device: int) -> WSGIResponse:
-        return facts(key, lambda loaded: device_facts(loaded, device))
+        api.add_url_rule(f"/plan/<key>/{name}/<int:number>", name, by_number)
 
     @api.get("/plan/<key>/device/<int:device>/<int:peer>")
     def pair(key: str, device: int, peer: int) -> WSGIResponse:

@@ -68,9 +68,5 @@ def propose(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def format_text(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Format the text as `dcpm fmt` does.
-
-    Raises:
-        SpecError: if it does not parse.
-    """
+    """Format the text as `dcpm fmt` does."""
     return {"text": format_source(text_of(request)[0])}

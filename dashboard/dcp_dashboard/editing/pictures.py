@@ -53,11 +53,7 @@ def draw_text(request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
 
 
 def draw_svg(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Draw the picture as `dcpm show --svg` does, with the name of a file; `Any`: JSON values.
-
-    Raises:
-        DCPError: if mask or sample are not right.
-    """
+    """Draw the picture as `dcpm show --svg` does, with the name of a file; `Any`: JSON values."""
     picture = picture_of(request)
     words = "".join(c if c.isalnum() else " " for c in picture.title).split()
     return {"svg": picture.svg(), "name": "_".join(words)[:60] + ".svg"}

@@ -171,11 +171,7 @@ def preview_config(config: PlanConfig) -> PlanConfig:
 
 
 def preview_plan(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Plan quickly and return the figures, without a file; `Any`: JSON values.
-
-    Raises:
-        DCPError: as `read_batch`, and for batches of too many tiles.
-    """
+    """Plan quickly and return the figures, without a file; `Any`: JSON values."""
     with stopwatch() as watch:
         asked = read_batch(request)
         tiles, config = asked.sparsity.num_blocks, preview_config(asked.config)

@@ -1,4 +1,7 @@
-"""Reads text, mask and samples of a request from the editor, and checks their bounds."""
+"""Reads text, mask and samples of a request from the editor, and checks their bounds.
+
+A request that is wrong raises `DCPError`, whose message the page shows.
+"""
 
 import json
 from collections.abc import Mapping
@@ -15,11 +18,7 @@ MAX_SAMPLES = 2_048
 
 
 def text_of(request: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the text of a request and its name, where imports start; `Any`: JSON values.
-
-    Raises:
-        DashboardError: if there is none, or it is too long.
-    """
+    """Return the text of a request and its name, where imports start; `Any`: JSON values."""
     text, home = request.get("text"), request.get("home")
     if not isinstance(text, str):
         raise DashboardError("expected a text of the language, got none")
@@ -34,11 +33,7 @@ def text_of(request: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def mask_of(spec: Spec, request: Mapping[str, Any]) -> Mask:
-    """Return the mask that a request names, by name or call; the first one if it names none.
-
-    Raises:
-        DCPError: if there is none, or the call is wrong.
-    """
+    """Return the mask that a request names, by name or call; the first one if it names none."""
     call = request.get("mask")
     if isinstance(call, str) and call.strip():
         return spec.mask(call)
@@ -52,9 +47,6 @@ def sample_of(spec: Spec, mask: Mask, request: Mapping[str, Any]) -> Sample:
 
     ``request["sample"]`` is the name of one of the text, a JSON object of columns, or a number of
     tokens; ``request["scale"]`` multiplies all its lengths.
-
-    Raises:
-        DCPError: if it is none of them or too long.
     """
     given = str(request.get("sample", "")).strip()
     scale = whole(request, "scale", 1, 1, MAX_SCALE)
@@ -81,9 +73,6 @@ def samples_of(spec: Spec, mask: Mask, request: Mapping[str, Any]) -> tuple[Samp
     """Return the samples of a batch: ``request["samples"]``, else copies of the one sample.
 
     ``request["copies"]`` packs all of them so often; `Any`: JSON values.
-
-    Raises:
-        DCPError: as `sample_of`, and for too many samples or tokens.
     """
     copies = whole(request, "copies", 1, 1, MAX_COPIES)
     texts = request.get("samples")

@@ -151,11 +151,7 @@ def plan_settings(plan: Plan, provenance: Provenance, key: str) -> dict[str, str
 
 
 def batch_of(library: PlanLibrary, key: str) -> list[str]:
-    """Return the samples of a plan's batch, as JSON objects.
-
-    Raises:
-        DCPError: if there is no such plan, or it does not hold the samples of its batch.
-    """
+    """Return the samples of a plan's batch, as JSON objects."""
     loaded = library.load(key)
     provenance = loaded.plan.provenance
     if provenance is None or not provenance.samples:

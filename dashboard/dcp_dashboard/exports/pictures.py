@@ -88,12 +88,7 @@ def covered(
 ) -> NDArray[np.float64]:
     """Compute the share of each pixel that its row's events cover, float64 ``[rows, width]``; O(E).
 
-    Args:
-        start: of the events, in pixels.
-        end: of the events, in pixels.
-        row: of the events.
-        rows: of the result.
-        width: of the result.
+    `start`, `end` and `row` are those of the events, in pixels.
 
     >>> covered(np.array([0.5]), np.array([2.25]), np.array([0]), 1, 4).tolist()
     [[0.5, 1.0, 0.25, 0.0]]
@@ -114,13 +109,8 @@ def timeline_pixels(
 ) -> Pixels:  # fmt: skip
     """Draw a trace: one row per device, lanes as on the pages.
 
-    Args:
-        trace: what is drawn.
-        devices: rows.
-        size: height and width in pixels.
-        span_ns: time that the width stands for.
-        colours: by index into `EVENT_KINDS`.
-        background: where nothing happens.
+    `size` is height and width in pixels; the width stands for `span_ns`. `colours` are those of
+    `EVENT_KINDS`.
     """
     height, width = size
     picture = np.empty((height, width, 3), np.uint8)
@@ -130,15 +120,13 @@ def timeline_pixels(
     scale = width / max(1, span_ns)
     base = int(trace.start_ns.min())
     start, end = (trace.start_ns - base) * scale, (trace.end_ns - base) * scale
-    kinds = trace.kind
-    cover = np.zeros((len(EVENT_KINDS), devices, width))
-    for kind in range(len(EVENT_KINDS)):
-        of = kinds == kind
-        cover[kind] = covered(start[of], end[of], trace.device[of].astype(np.int64), devices, width)
-    compute = [EVENT_KINDS.index(name) for name in ("attention", "reduction", "copy")]
+    row = trace.device.astype(np.int64)
+    masks = [trace.kind == kind for kind in range(len(EVENT_KINDS))]
+    cover = np.stack([covered(start[of], end[of], row[of], devices, width) for of in masks])
+    compute = [code for code, kind in enumerate(EVENT_KINDS) if kind not in BANDS]
     lanes = {
-        "compute": compute,
-        **{name: [EVENT_KINDS.index(name)] for name in ("wait", "send", "receive")},
+        lane: [code for code, kind in enumerate(EVENT_KINDS) if kind == lane] or compute
+        for lane in BANDS
     }
     row_height = height / devices
     for lane, members in lanes.items():
@@ -218,11 +206,7 @@ def _runs(loaded: LoadedPlan) -> "np.ndarray[tuple[int, int], np.dtype[np.int64]
 
 
 def thumbnail(plan: Plan) -> bytes:
-    """Draw the mask of a plan, transparent where nothing is visible; O(W).
-
-    The pairs of a tile are spread evenly over the pixels it touches; the strongest blue is a pixel
-    whose pairs are all visible.
-    """
+    """Draw the mask of a plan as a PNG, transparent where nothing is visible; O(W)."""
     shares = pair_shares(plan)
     alpha = np.where(shares > 0, 110 + np.round(145 * np.minimum(1.0, shares)), 0)
     picture = Image.fromarray(alpha.astype(np.uint8), "P")
@@ -233,7 +217,10 @@ def thumbnail(plan: Plan) -> bytes:
 
 
 def pair_shares(plan: Plan) -> NDArray[np.float64]:
-    """Return the visible share of each pixel's area, float64 ``[SIDE, SIDE]``; rows are queries."""
+    """Return the visible share of each pixel's area, float64 ``[SIDE, SIDE]``; rows are queries.
+
+    The pairs of a tile are spread evenly over the pixels that it touches.
+    """
     scale = SIDE / max(1, plan.num_tokens)
     first = np.minimum((plan.blocks.start * scale).astype(np.int64), SIDE - 1)
     last = np.maximum(np.ceil(plan.blocks.end * scale).astype(np.int64), first + 1)

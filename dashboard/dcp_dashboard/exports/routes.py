@@ -46,32 +46,28 @@ def export_api(library: PlanLibrary) -> Blueprint:
     return api
 
 
-def _add_plan_routes(api: Blueprint, library: PlanLibrary) -> None:
-    def send(key: str, suffix: str, kind: str, make: Callable[[LoadedPlan], bytes]) -> WSGIResponse:
-        loaded = library.load(key)
-        return as_file(Response(make(loaded), content_type=kind), loaded, suffix)
+FILES: dict[str, tuple[str, str, Callable[[LoadedPlan], bytes]]] = {
+    "mask.svg": ("svg", "image/svg+xml", lambda loaded: mask_svg(loaded).encode()),
+    "overview.html": ("html", "text/html; charset=utf-8",
+                      lambda loaded: standalone_page(loaded).encode()),
+    "devices.csv": ("devices.csv", CSV, devices_csv),
+    "tiles.csv": ("tiles.csv", CSV, tiles_csv),
+}  # fmt: skip
+"""Suffix, content type and maker of a file by the last part of its address."""
 
+
+def _add_plan_routes(api: Blueprint, library: PlanLibrary) -> None:
     @api.get("/overview.png")
     def picture(key: str) -> WSGIResponse:
         theme: Theme = "dark" if request.args.get("theme") == "dark" else "light"
-        return send(key, "png", "image/png", lambda loaded: still(loaded, theme))
+        loaded = library.load(key)
+        return as_file(Response(still(loaded, theme), content_type="image/png"), loaded, "png")
 
-    @api.get("/mask.svg")
-    def drawing(key: str) -> WSGIResponse:
-        return send(key, "svg", "image/svg+xml", lambda loaded: mask_svg(loaded).encode())
-
-    @api.get("/overview.html")
-    def page(key: str) -> WSGIResponse:
-        kind = "text/html; charset=utf-8"
-        return send(key, "html", kind, lambda loaded: standalone_page(loaded).encode())
-
-    @api.get("/devices.csv")
-    def devices(key: str) -> WSGIResponse:
-        return send(key, "devices.csv", CSV, devices_csv)
-
-    @api.get("/tiles.csv")
-    def tiles(key: str) -> WSGIResponse:
-        return send(key, "tiles.csv", CSV, tiles_csv)
+    @api.get(f"/<any({', '.join(repr(name) for name in FILES)}):name>")
+    def whole_file(key: str, name: str) -> WSGIResponse:
+        suffix, kind, make = FILES[name]
+        loaded = library.load(key)
+        return as_file(Response(make(loaded), content_type=kind), loaded, suffix)
 
 
 def _add_trace_routes(api: Blueprint, library: PlanLibrary) -> None:

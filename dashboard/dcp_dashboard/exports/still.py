@@ -1,4 +1,4 @@
-"""A plan as one picture, drawn without a browser: figures, mask, balance, timelines."""
+"""Draws a plan as one picture without a browser: figures, mask, balance, timelines."""
 
 import io
 from dataclasses import dataclass
@@ -103,13 +103,7 @@ THEMES = MappingProxyType(
 
 
 def still(loaded: LoadedPlan, theme: Theme = "light", scale: int = 2) -> bytes:
-    """Draw the overview of a plan as a PNG, 1,440 units wide.
-
-    Args:
-        loaded: the plan.
-        theme: colours.
-        scale: pixels per unit; 2 is sharp on dense screens and in print.
-    """
+    """Draw the overview of a plan as a PNG, 1,440 units of `scale` pixels wide."""
     colours, rows = THEMES[theme], timeline_height(loaded.plan.num_devices)
     height = MARGIN + HEAD + SIDE + 40 + len(loaded.traces) * (ROW_HEAD + rows) + MARGIN
     sheet = Sheet(colours.panel, WIDTH, height, scale)

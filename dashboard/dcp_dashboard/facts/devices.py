@@ -1,4 +1,7 @@
-"""Details of a device and of a division: load, partners, times and waits."""
+"""Details of a device and of a division: load, partners, times and waits.
+
+A number that the plan does not have raises `DashboardError`.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +30,7 @@ MAX_DEVICE_WAITS, MAX_DIVISION_WAITS = 6, 5
 
 
 def device_facts(loaded: LoadedPlan, device: int) -> Details:
-    """Collect the details of a device; O(E).
-
-    Raises:
-        DashboardError: if the plan has no such device.
-    """
+    """Collect the details of a device; O(E)."""
     check_index(loaded, "a device", device, loaded.plan.num_devices)
     totals, plan = loaded.totals, loaded.plan
     waits = {
@@ -127,11 +126,7 @@ def _device_time_rows(trace: Trace, device: int) -> list[DetailRow]:
 def division_facts(
     loaded: LoadedPlan, division: int, direction: Direction, device: int | None = None
 ) -> Details:
-    """Collect the details of a step of the schedule, of all devices or of one; O(W + X + E).
-
-    Raises:
-        DashboardError: if the plan has no such division or device.
-    """
+    """Collect the details of a step of the schedule, of all devices or of one; O(W + X + E)."""
     tiles = loaded.plan.tiles
     column = tiles.division if direction == "forward" else tiles.backward_division
     last = count_divisions(loaded.plan, direction) - 1

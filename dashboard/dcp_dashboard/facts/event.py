@@ -1,4 +1,4 @@
-"""Details of one event of a trace."""
+"""Details of one event of a trace; a number that it lacks raises `DashboardError`."""
 
 import numpy as np
 
@@ -25,11 +25,7 @@ from dcp_planner import LANES, Plan, Source, Trace
 
 
 def event_facts(loaded: LoadedPlan, source: Source, index: int) -> Details:
-    """Collect the details of an event, counted as the timeline's payload counts; O(E log E).
-
-    Raises:
-        DashboardError: if the trace has no such event.
-    """
+    """Collect the details of an event, counted as the timeline's payload counts; O(E log E)."""
     plan, trace = loaded.plan, loaded.traces[source]
     check_index(loaded, "an event", index, len(trace), f" in the {source} trace")
     event = int(track_order(trace)[index])

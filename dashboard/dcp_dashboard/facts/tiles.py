@@ -1,4 +1,7 @@
-"""Details of a tile, of a message, and of all messages between two devices."""
+"""Details of a tile, of a message, and of all messages between two devices.
+
+A number that the plan does not have raises `DashboardError`.
+"""
 
 import numpy as np
 
@@ -33,11 +36,7 @@ MAX_SERVING, MAX_LISTED = 12, 8
 
 
 def tile_facts(loaded: LoadedPlan, tile: int) -> Details:
-    """Collect the details of a tile; O(X).
-
-    Raises:
-        DashboardError: if the plan has no such tile.
-    """
+    """Collect the details of a tile; O(X)."""
     plan, tiles = loaded.plan, loaded.plan.tiles
     check_index(loaded, "a tile", tile, len(tiles))
     q, kv = int(tiles.q_block[tile]), int(tiles.kv_block[tile])
@@ -130,11 +129,7 @@ def _transfer_rows(plan: Plan, served: Ints) -> list[DetailRow]:
 
 
 def transfer_facts(loaded: LoadedPlan, transfer: int) -> Details:
-    """Collect the details of a message; O(W + E).
-
-    Raises:
-        DashboardError: if the plan has no such message.
-    """
+    """Collect the details of a message; O(W + E)."""
     plan, table = loaded.plan, loaded.plan.transfers
     check_index(loaded, "a message", transfer, len(table))
     kind = TransferKind(table.kind[transfer])
@@ -210,11 +205,7 @@ def _served_row(plan: Plan, transfer: int) -> DetailRow:
 
 
 def pair_facts(loaded: LoadedPlan, source: int, target: int) -> Details:
-    """Collect the messages that one device sends another, and those that come back; O(X).
-
-    Raises:
-        DashboardError: if one of them is no device of the plan.
-    """
+    """Collect the messages that one device sends another, and those that come back; O(X)."""
     plan, traffic = loaded.plan, loaded.totals.traffic_bytes
     for device in (source, target):
         check_index(loaded, "a device", device, plan.num_devices)

@@ -76,11 +76,7 @@ def compare_url(first: Choice, second: Choice) -> str:
 
 
 def compare_page(library: PlanLibrary, query: str) -> Component:
-    """Build the page of two plans, or the pickers alone while one plan is missing.
-
-    Raises:
-        DCPError: if a plan is missing, broken or lacks the trace.
-    """
+    """Build the page of two plans, or the pickers alone while one plan is missing."""
     choices = read_choices(query)
     head = _head(library, *choices)
     if choices[0] is None or choices[1] is None:
@@ -103,11 +99,7 @@ def compare_page(library: PlanLibrary, query: str) -> Component:
 
 
 def load_comparison(library: PlanLibrary, first: Choice, second: Choice) -> Comparison:
-    """Load both sides.
-
-    Raises:
-        DCPError: if a plan is missing, broken or lacks the trace.
-    """
+    """Load both sides."""
     return Comparison(_side(library, first), _side(library, second))
 
 

@@ -62,11 +62,7 @@ COLUMNS = (
 
 
 def dataset_page(library: PlanLibrary, key: str, query: str) -> Component:
-    """Build the page of one report.
-
-    Raises:
-        DCPError: if it is missing or no readable report.
-    """
+    """Build the page of one report."""
     entry, report = library.report(key)
     parts = [changed_notice(entry), _title(entry, report), _summary_panel(report)]
     if report.batches:

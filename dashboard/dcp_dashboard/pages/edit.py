@@ -27,11 +27,7 @@ KEYS = (
 
 
 def edit_page(library: PlanLibrary, query: str) -> Component:
-    """Build the frame of the editor; its script fills it. `query` may name a text: ``?spec=``.
-
-    Raises:
-        DCPError: if there is no such text.
-    """
+    """Build the frame of the editor; its script fills it. `query` may name a text: ``?spec=``."""
     start = start_of(library, query)
     name = html.Span(start.name, className="dcp-muted", id="edit-name")
     title = html.Div(

@@ -1,4 +1,7 @@
-"""The paths of all pages; a new page is one line in `ROUTES`."""
+"""The paths of all pages; a new page is one line in `ROUTES`.
+
+A page raises `DCPError` for what it cannot show; `render_page` turns it into a message.
+"""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""The Dash application over one folder of plans: every page brings its own callbacks."""
+"""The Dash application over one folder of plans, with the routes of its data, files and editor."""
 
 import gzip
 import hashlib
@@ -57,27 +57,22 @@ def create_app(folder: str | Path) -> Dash:
     app.server.register_blueprint(data_api(library))
     desk = Desk(library)
     app.server.extensions[DESK] = desk
-    app.server.register_blueprint(edit_api(library, desk))
-    app.server.register_blueprint(upload_api(library))
-    app.server.register_blueprint(export_api(library))
+    for blueprint in (edit_api(library, desk), upload_api(library), export_api(library)):
+        app.server.register_blueprint(blueprint)
     compress_code(app.server)
-    _add_callbacks(app, library)
-    return app
 
-
-def _add_callbacks(app: Dash, library: PlanLibrary) -> None:
     @app.callback(Output("page", "children"), Input("url", "pathname"), Input("url", "search"))
     def show_page(path: object, query: object) -> Component:  # a client may send anything
         return render_page(library, str(path or "/"), str(query or ""))
 
     add_compare_callbacks(app, library)
+    return app
 
 
 def compress_code(server: Flask) -> None:
     """Compress scripts and styles for browsers that take gzip, each text once.
 
-    A page's code is a quarter of its size then. Data of plans goes as it is: on loopback,
-    compressing takes longer than sending.
+    Data of plans goes as it is: on loopback, compressing takes longer than sending.
     """
     kept = BoundedCache[bytes](MOST_KEPT)
 

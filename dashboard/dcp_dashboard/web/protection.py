@@ -1,14 +1,14 @@
-"""Checks of every request: hosts, origin, token, malformed calls; and the headers of every answer.
+"""Checks every request (host, origin, token, malformed calls) and sets the headers of every answer.
 
-A page from another site may point a browser at this server, so loopback alone protects nothing: the
-`Host` header must name the server, a state-free POST must come from our own page, and a server that
-listens beyond loopback wants a token that only the person at the terminal has seen.
+A page of another site may point a browser at this server, so listening on loopback alone protects
+nothing: the `Host` header must name the server, a POST must come from a page of this server, and a
+server that listens beyond loopback wants a token that only the person at the terminal has seen.
 """
 
 import hmac
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import SplitResult, urlencode, urlsplit
 
 from dash import Dash
 from dash.exceptions import DependencyException
@@ -39,27 +39,30 @@ def protect(app: Dash, hosts: Sequence[str] | None, token: str | None) -> None:
     """
     server: Flask = app.server
     server.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
-    policy = content_security_policy(app.csp_hashes())
 
     @server.before_request
     def check() -> WSGIResponse | None:
         if hosts is not None and host_name(request.headers.get("Host", "")) not in hosts:
             abort(400, f"this server answers to {', '.join(hosts)} only")
         origin = request.headers.get("Origin")
-        if origin is not None and _net_location(origin) != request.host:
+        if origin is not None and getattr(_split(origin), "netloc", None) != request.host:
             abort(403, "this address takes requests from its own pages only")
         return None if token is None else _check_token(token)
 
     refuse_malformed(app)  # after the checks above: first who asks, then what
 
+    headers = {
+        "Content-Security-Policy": content_security_policy(app.csp_hashes()),
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cross-Origin-Opener-Policy": "same-origin",
+    }
+
     @server.after_request
     def add_headers(response: Response) -> Response:
-        response.headers["Content-Security-Policy"] = policy
-        response.headers["X-Content-Type-Options"] = "nosniff"
-        response.headers["X-Frame-Options"] = "DENY"
-        response.headers["Referrer-Policy"] = "no-referrer"
-        response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
-        response.headers["Cross-Origin-Opener-Policy"] = "same-origin"
+        response.headers.update(headers)
         return response
 
 
@@ -69,17 +72,13 @@ def host_name(header: str) -> str | None:
     >>> host_name("[::1]:8050"), host_name("localhost"), host_name("a@b:1"), host_name("[")
     ('::1', 'localhost', None, None)
     """
-    if "@" in header:
-        return None
-    try:
-        return urlsplit(f"//{header}").hostname
-    except ValueError:
-        return None
+    parts = _split(f"//{header}")
+    return None if parts is None or "@" in header else parts.hostname
 
 
-def _net_location(origin: str) -> str | None:
+def _split(url: str) -> SplitResult | None:
     try:
-        return urlsplit(origin).netloc
+        return urlsplit(url)
     except ValueError:
         return None
 
@@ -93,20 +92,17 @@ def content_security_policy(script_hashes: Sequence[str]) -> str:
     >>> "unsafe-eval" in content_security_policy(["'sha256-x'"])
     False
     """
-    return "; ".join(
-        (
-            "default-src 'self'",
-            f"script-src 'self' {' '.join(script_hashes)}",
-            "style-src 'self' 'unsafe-inline'",
-            "img-src 'self' data: blob:",
-            "font-src 'self'",
-            "connect-src 'self'",
-            "object-src 'none'",
-            "base-uri 'none'",
-            "form-action 'self'",
-            "frame-ancestors 'none'",
-        )
-    )
+    sources = {
+        "default-src": "'self'",
+        "script-src": f"'self' {' '.join(script_hashes)}",
+        "style-src": "'self' 'unsafe-inline'",
+        "img-src": "'self' data: blob:",
+        "object-src": "'none'",
+        "base-uri": "'none'",
+        "form-action": "'self'",
+        "frame-ancestors": "'none'",
+    }
+    return "; ".join(f"{kind} {allowed}" for kind, allowed in sources.items())
 
 
 def _check_token(token: str) -> WSGIResponse | None:

@@ -23,26 +23,55 @@ END_LIMIT_S = 1.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunningServer:
-    """A dashboard that is being served from a thread of this process.
+    """A dashboard that is being served; leaving it as a context stops it.
 
     Attributes:
         url: address to open, with the token if there is one.
     """
 
     url: str
-    _stop: Callable[[], None]
+    _waitress: Any  # it ships no types
+    _sockets: dict[int, Any]  # of its loop; they come and go
+    _end_workers: Callable[[], None]
+    _thread: threading.Thread | None = None
 
     def close(self) -> None:
         """Stop serving and free the port."""
-        self._stop()
+        if self._thread is None:
+            self._close_sockets()
+        else:
+            # In the loop of its thread: nothing may close sockets under its feet. A loop that is
+            # awake already may run the action, which closes this pipe, before the write.
+            with suppress(OSError):
+                self._waitress.trigger.pull_trigger(self._close_sockets)
+            self._thread.join(timeout=5)
+        self._end_workers()  # first, since requests wait for them
+        dispatcher = self._waitress.task_dispatcher
+        # An answer that is cut off now is no news; this logger belongs to this server alone.
+        dispatcher.logger = logging.Logger("dcp_dashboard.ending", logging.CRITICAL)
+        dispatcher.shutdown(timeout=END_LIMIT_S)
 
     def __enter__(self) -> "RunningServer":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _run(self) -> None:
+        # Not `server.run`: it swallows Ctrl-C, and the program's exit status would be wrong.
+        settings = self._waitress.adj
+        self._waitress.asyncore.loop(
+            timeout=settings.asyncore_loop_timeout,
+            map=self._sockets,
+            use_poll=settings.asyncore_use_poll,
+        )
+
+    def _close_sockets(self) -> None:
+        from waitress import wasyncore
+
+        wasyncore.close_all(self._sockets, ignore_all=True)  # then the loop ends
 
 
 def serve(
@@ -65,69 +94,20 @@ def serve(
         KeyboardInterrupt: at Ctrl-C, once everything is closed; a signal whose handler raises
             another exception ends it in the same way.
     """
-    server, url = _make_server(folder, host, port)
+    server = _make_server(folder, host, port)
     try:
-        (on_ready or _print_url)(url)
-        server.run()
+        (on_ready or _print_url)(server.url)
+        server._run()
     finally:
-        server.close_all()
-        server.end_work()
+        server.close()
 
 
 def start_server(folder: str | Path, host: str = DEFAULT_HOST, port: int = 0) -> RunningServer:
-    """Serve the plans of a folder from a thread; port 0 takes any free one.
-
-    Raises:
-        DashboardError: as `serve`.
-    """
-    server, url = _make_server(folder, host, port)
-    thread = threading.Thread(target=server.run, name="dcp-dashboard", daemon=True)
-    thread.start()
-
-    def stop() -> None:
-        server.wake(server.close_all)  # in its own loop: nothing may close sockets under its feet
-        thread.join(timeout=5)
-        server.end_work()
-
-    return RunningServer(url, stop)
-
-
-@dataclass(slots=True)
-class _Waitress:
-    """A waitress server and the sockets of its loop, which come and go; Any: it ships no types."""
-
-    server: Any
-    sockets: dict[int, Any]
-    end_workers: Callable[[], None]
-
-    def run(self) -> None:
-        # Not `server.run`: it swallows Ctrl-C, after which nobody knows how the program ended.
-        settings = self.server.adj
-        self.server.asyncore.loop(
-            timeout=settings.asyncore_loop_timeout,
-            map=self.sockets,
-            use_poll=settings.asyncore_use_poll,
-        )
-
-    def end_work(self) -> None:
-        """End all requests in progress: the workers first, since requests wait for them."""
-        self.end_workers()
-        dispatcher = self.server.task_dispatcher
-        # An answer that is cut off now is no news; this logger belongs to this server alone.
-        dispatcher.logger = logging.Logger("dcp_dashboard.ending", logging.CRITICAL)
-        dispatcher.shutdown(timeout=END_LIMIT_S)
-
-    def wake(self, action: Callable[[], None]) -> None:
-        # A loop that is awake already may run the action, which closes this pipe, before the write.
-        with suppress(OSError):
-            self.server.trigger.pull_trigger(action)
-
-    def close_all(self) -> None:
-        from waitress import wasyncore
-
-        wasyncore.close_all(
-            self.sockets, ignore_all=True
-        )  # open connections too, then the loop ends
+    """Serve the plans of a folder from a thread, as `serve` does; port 0 takes any free one."""
+    server = _make_server(folder, host, port)
+    server._thread = threading.Thread(target=server._run, name="dcp-dashboard", daemon=True)
+    server._thread.start()
+    return server
 
 
 def _print_url(url: str) -> None:
@@ -135,7 +115,7 @@ def _print_url(url: str) -> None:
     print("Press Ctrl-C to stop.", file=sys.stderr, flush=True)
 
 
-def _make_server(folder: str | Path, host: str, port: int | None) -> tuple[_Waitress, str]:
+def _make_server(folder: str | Path, host: str, port: int | None) -> RunningServer:
     try:
         from waitress.server import create_server
 
@@ -169,8 +149,8 @@ def _make_server(folder: str | Path, host: str, port: int | None) -> tuple[_Wait
     if host in ("0.0.0.0", "::"):  # every interface: show a name that other machines can open
         shown = socket.gethostname()
     query = f"?token={token}" if token else ""
-    end_workers = app.server.extensions[DESK].close
-    return _Waitress(server, sockets, end_workers), f"http://{shown}:{address[1]}/{query}"
+    url = f"http://{shown}:{address[1]}/{query}"
+    return RunningServer(url, server, sockets, app.server.extensions[DESK].close)
 
 
 def _bind(host: str, port: int | None) -> socket.socket:

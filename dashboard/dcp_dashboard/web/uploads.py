@@ -3,7 +3,7 @@
 `POST /api/uploads?name=&size=` announces a file and gives its ``id``; `POST /api/uploads/<id>?at=`
 brings the piece that begins there, in order; the answer to the last one holds the plan's ``key``.
 The bytes stay in memory until they are whole, then `PlanLibrary.keep` checks them. Nothing is ever
-written into the served folder.
+written into the served folder. Every refusal is a `DashboardError`.
 """
 
 import secrets
@@ -41,11 +41,7 @@ class Uploads:
         self._lock = threading.Lock()
 
     def announce(self, name: str, size_bytes: int) -> str:
-        """Begin a file and return its id.
-
-        Raises:
-            DashboardError: if it is empty or too large.
-        """
+        """Begin a file and return its id."""
         shown = "".join(c for c in name[-80:] if c.isprintable()) or "the file"
         if not 0 < size_bytes <= MAX_UPLOAD_BYTES:
             raise DashboardError(
@@ -60,11 +56,7 @@ class Uploads:
         return number
 
     def add(self, number: str, at: int, piece: bytes) -> Upload | None:
-        """Take the next piece; return the file once it is whole.
-
-        Raises:
-            DashboardError: if the file is not known or the piece does not fit.
-        """
+        """Take the next piece; return the file once it is whole."""
         with self._lock:
             upload = self._open.get(number)
             if upload is None:
