@@ -11,7 +11,8 @@ from .execute.attention import DCPAttn, LayerPlans
 from .execute.executor import DCPExecutor
 from .execute.prepared_plan import PreparedPlan
 from .kernels.choice import KernelChoice, choose_kernel
-from .launch.launcher import RunConfig, RunResult, open_world, run_plan
+from .launch.config import RunConfig
+from .launch.launcher import RunResult, open_world, run_plan
 from .launch.world import ProcessWorld
 from .plans.batch_plans import BatchPlan, StackedPlans
 from .verify.verification import TensorError

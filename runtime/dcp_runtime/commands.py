@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from dcp_runtime.launch.launcher import RunConfig, RunResult
+    from dcp_runtime.launch.config import RunConfig
+    from dcp_runtime.launch.launcher import RunResult
 
 SCHEMA = "dcp.run/1"
 TRACE_SUFFIXES = (".dcpplan", ".pftrace")
@@ -98,7 +99,8 @@ def run(  # noqa: PLR0913 - one argument per option
     from dcp_dsl.files import check_writable, replacing
     from dcp_planner import read_plan, to_perfetto, write_plan
     from dcp_runtime.errors import RunError
-    from dcp_runtime.launch.launcher import RunConfig, check_ranks, run_plan
+    from dcp_runtime.launch.config import RunConfig
+    from dcp_runtime.launch.launcher import check_ranks, run_plan
     from dcp_runtime.transport.limits import LinkLimit
 
     if trace is not None:

@@ -111,12 +111,10 @@ class Jobs:
         """End a job: its process is killed if it runs. What has ended stays as it is."""
         job = self.find(number)
         with self._lock:
-            if job.ended_s is not None:
-                return job
-            was_running = job.state == "running"
-            self._end(job, "cancelled", "cancelled")
-        if was_running:
-            self._worker.end()
+            if job.ended_s is None:
+                if job.state == "running":  # under the lock, so that no other job runs
+                    self._worker.end()
+                self._end(job, "cancelled", "cancelled")
         return job
 
     def _run(self, job: Job, request: Mapping[str, Any], limit_s: float, name: str) -> None:

@@ -70,10 +70,10 @@ class FrameBuffer:
             return None
         try:
             message = json.loads(self._data[_SIZES.size : middle])
+            if not isinstance(message, dict):
+                raise FrameError("no JSON object")
         except (ValueError, RecursionError) as error:
             raise FrameError(f"no JSON: {error}") from error
-        if not isinstance(message, dict):
-            raise FrameError("no JSON object")
         blob = bytes(memoryview(self._data)[middle:end])
         del self._data[:end]
         return message, blob

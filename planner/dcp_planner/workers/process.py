@@ -160,7 +160,8 @@ class WorkerProcess:
         while self._read_output():
             pass
         if code < 0:
-            return f"was killed by {_signal_name(-code)}"
+            names = {number.value: number.name for number in signal.Signals}
+            return f"was killed by {names.get(-code, f'signal {-code}')}"
         said = self.log.rpartition("\n")[2] if code else ""
         return f"exited with {code}" + (f": {said}" if said else "")
 
@@ -178,10 +179,3 @@ class WorkerProcess:
         for pipe in (self._popen.stdin, self._popen.stdout):
             assert pipe is not None, "opened as a pipe"
             pipe.close()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"

@@ -73,11 +73,6 @@ class Worker:
         return process.pid if process is not None and process.is_running else None
 
     @property
-    def is_ready(self) -> bool:
-        """Return whether its process has loaded what it needs."""
-        return self._process is not None and self._process.is_ready
-
-    @property
     def cannot_start(self) -> bool:
         """Return whether its processes end again and again before they are ready."""
         return self._max_failed_starts is not None and (

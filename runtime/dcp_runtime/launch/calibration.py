@@ -23,7 +23,8 @@ from dcp_dsl import Sample, Spec, block_sparsity
 from dcp_planner import LANES, Cluster, ModelShape, Plan, PlanConfig, build_plan, simulate
 from dcp_planner.model import BACKWARD_FLOPS_RATIO, tile_seconds
 from dcp_runtime.errors import RunError
-from dcp_runtime.launch.launcher import RunConfig, check_torch, open_world, run_plan
+from dcp_runtime.launch.config import RunConfig
+from dcp_runtime.launch.launcher import check_torch, open_world, run_plan
 from dcp_runtime.launch.world import ProcessWorld
 
 SHAPE = ModelShape(q_heads=4, kv_heads=2, head_dim=64, dtype_bytes=4)

@@ -3,15 +3,15 @@
 A process is one rank, or all of them as threads (`loopback`).
 """
 
-import io
 import time
+from collections import ChainMap
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from dcp_planner import Plan
 from dcp_planner.plan import encode_plan
@@ -20,39 +20,12 @@ from dcp_runtime.errors import RunError
 from dcp_runtime.execute.attention import DCPAttn
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.execute.prepared_plan import PreparedPlan
-from dcp_runtime.launch.results import RankResult
-from dcp_runtime.transport.limits import LinkLimit
+from dcp_runtime.launch.config import RunConfig
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
 from dcp_runtime.transport.recorder import Recorder
 from dcp_runtime.transport.torch_transport import GlooTransport, NcclTransport
 from dcp_runtime.transport.transport import NoOverlapTransport, Transport
 from dcp_runtime.verify.inputs import DTYPES, Inputs, random_inputs
-
-TransportName: TypeAlias = Literal["gloo", "nccl", "loopback"]
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One run of a plan.
-
-    Attributes:
-        kernel, dtype, seed, layers: see `RunConfig`.
-        device: ``"cpu"`` or ``"cuda"``.
-        check_finite: see `DCPExecutor`.
-        link: bytes per second and latency of slowed-down links, or ``None``.
-        overlap: send while computing.
-        keeps_tensors: whether the results hold the outputs and gradients.
-    """
-
-    kernel: str | None
-    dtype: str
-    seed: int
-    layers: int
-    device: str = "cpu"
-    check_finite: bool = False
-    link: tuple[float, float] | None = None
-    overlap: bool = True
-    keeps_tensors: bool = True
 
 
 class Progress:
@@ -85,59 +58,70 @@ class Progress:
 
 
 def run_job(
-    job: Job, plan: Plan, transport: TransportName, timeout_s: float, progress: Progress
-) -> list[RankResult]:
-    """Run a job on this process's rank, or on all ranks if they are threads.
+    config: RunConfig, plan: Plan, timeout_s: float, progress: Progress
+) -> dict[str, NDArray[Any]]:
+    """Run a plan on this process's rank, or on all ranks if they are threads.
 
     Args:
-        job: how to run it.
+        config: how to run it.
         plan: what to run.
-        transport: how blocks travel.
         timeout_s: how long a rank may keep another one waiting.
         progress: watches the ranks of this process while they run.
+
+    Returns:
+        Arrays by name: ``RANK/prepare_s``, with ``config.verify`` ``RANK/out0`` and so on, and from
+        rank 0 ``clock_uncertainty_s`` and ``trace``, the bytes of a plan file.
 
     Raises:
         RunError: if a rank died, stalled or failed.
     """
 
-    def run_rank(transport: Transport) -> RankResult:
-        return _run_rank(transport, job, plan, progress)
+    def run_rank(transport: Transport) -> dict[str, NDArray[Any]]:
+        return _run_rank(transport, config, plan, progress)
 
-    if transport == "loopback":
-        return LoopbackWorld(plan.num_devices, timeout_s, lockstep=True).run(run_rank)
-    if transport == "nccl":
+    if config.transport == "loopback":
+        world = LoopbackWorld(plan.num_devices, timeout_s, lockstep=True)
+        return dict(ChainMap(*world.run(run_rank)))
+    if config.transport == "nccl":
         torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
-        return [run_rank(NcclTransport(None, timeout_s))]
-    limit = None if job.link is None else LinkLimit(*job.link)
-    return [run_rank(GlooTransport(None, timeout_s, limit))]
+        return run_rank(NcclTransport(None, timeout_s))
+    return run_rank(GlooTransport(None, timeout_s, config.link))
 
 
-def _run_rank(transport: Transport, job: Job, plan: Plan, progress: Progress) -> RankResult:
-    if not job.overlap:
+def _run_rank(
+    transport: Transport, config: RunConfig, plan: Plan, progress: Progress
+) -> dict[str, NDArray[Any]]:
+    rank = transport.rank
+    if not config.overlap:
         transport = NoOverlapTransport(transport)
-    executor = DCPExecutor(kernel=job.kernel, transport=transport, check_finite=job.check_finite)
+    executor = DCPExecutor(
+        kernel=config.kernel, transport=transport, check_finite=config.check_finite
+    )
     start_s = time.perf_counter()
     prepared = executor.prepare(plan)
     progress.watch(prepared.recorder)
-    prepare_s = time.perf_counter() - start_s
-    blocks = plan.local_blocks(transport.rank).tolist()
+    found = {f"{rank}/prepare_s": np.array(time.perf_counter() - start_s)}
+    blocks = plan.local_blocks(rank).tolist()
     layers = [
-        random_inputs(plan, blocks, n, job.seed, DTYPES[job.dtype]).to(_device(job, transport))
-        for n in range(job.layers)
+        random_inputs(plan, blocks, n, config.seed, DTYPES[config.dtype]).to(
+            _device(config, transport)
+        )
+        for n in range(config.layers)
     ]
     transport.exchange_notes("", "barrier before the first layer")
-    found = _attend(prepared, layers)
-    tensors = _as_npz(found) if job.keeps_tensors else b""
+    tensors = _attend(prepared, layers)
+    if config.verify:
+        found |= {f"{rank}/{name}": _as_array(tensor) for name, tensor in tensors.items()}
     timeline = executor.gather_timeline()
     executor.close()
-    if timeline is None:
-        return RankResult(prepare_s, tensors=tensors)
-    trace = encode_plan(plan, (timeline.trace,))
-    return RankResult(prepare_s, timeline.uncertainty_s, tensors, trace)
+    if timeline is not None:
+        found["trace"] = np.frombuffer(encode_plan(plan, (timeline.trace,)), np.uint8)
+        found["clock_uncertainty_s"] = np.array(timeline.uncertainty_s)
+    return found
 
 
-def _device(job: Job, transport: Transport) -> torch.device:
-    if job.device == "cpu":
+def _device(config: RunConfig, transport: Transport) -> torch.device:
+    if config.device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise RunError("device 'cuda' was asked for, and torch finds none; use device 'cpu'")
@@ -157,12 +141,7 @@ def _attend(prepared: PreparedPlan, layers: list[Inputs]) -> dict[str, torch.Ten
     return results
 
 
-def _as_npz(tensors: dict[str, torch.Tensor | None]) -> bytes:
-    arrays: dict[str, Any] = {}  # Any: savez mixes arrays with options in its signature
-    for name, tensor in tensors.items():
-        assert tensor is not None, f"backward gave {name}"
-        wide = tensor if tensor.dtype == torch.float64 else tensor.float()
-        arrays[name] = wide.cpu().numpy()
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return file.getvalue()
+def _as_array(tensor: torch.Tensor | None) -> NDArray[Any]:
+    assert tensor is not None, "backward gave no gradient"
+    wide = tensor if tensor.dtype == torch.float64 else tensor.float()
+    return wide.cpu().numpy()

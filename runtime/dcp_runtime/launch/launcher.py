@@ -1,87 +1,29 @@
 """`run_plan`: executes a plan on processes of this machine, on random tensors, and verifies it."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dcp_planner import LANES, Plan, Trace
 from dcp_planner.plan import decode_plan, encode_plan
 from dcp_runtime.errors import RunError
-from dcp_runtime.launch.results import RankResult, unpack_results
+from dcp_runtime.launch.config import RunConfig, TransportName
 from dcp_runtime.launch.world import ProcessWorld
-from dcp_runtime.transport.limits import LinkLimit, check_timeout
+from dcp_runtime.transport.limits import check_timeout
 
 if TYPE_CHECKING:  # torch takes seconds to load; a run without verification leaves it to the ranks
     import torch
 
-    from dcp_runtime.launch.jobs import TransportName
     from dcp_runtime.verify.verification import MaskSource, TensorError, Verification
 
 MAX_DENSE_TOKENS = 16_384
 """Longest sequence that is verified: its mask takes 256 MiB, its float64 attention minutes."""
-
-DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
-
-
-@dataclass(frozen=True, slots=True)
-class RunConfig:
-    """The options of `run_plan`.
-
-    Attributes:
-        ranks: processes; the plan must be for as many devices.
-        kernel: ``"cpu"``, ``"reference"``, or ``None`` for the fastest.
-        dtype: element type of q, k, v and their gradients.
-        seed: of the random tensors, at least 0.
-        verify: compare with dense attention in float64.
-        timeout_s: how long a rank may keep the others waiting before it counts as stalled; at most
-            a day.
-        layers: attention layers; all run forward, then all backward.
-        transport: ``"gloo"``, a process per rank; ``"nccl"``, the same on a CUDA device each; or
-            ``"loopback"``, all ranks as threads of one process that compute in turns.
-        device: ``"cpu"`` or ``"cuda"``; NCCL needs the latter.
-        check_finite: raise if a tensor that arrives or results is not finite.
-        link: hold the messages of gloo back as a slower link would.
-        overlap: send while computing; ``False`` shows what that gains.
-    """
-
-    ranks: int
-    kernel: str | None = None
-    dtype: DtypeName = "float32"
-    seed: int = 0
-    verify: bool = False
-    timeout_s: float = 60.0
-    layers: int = 1
-    transport: "TransportName" = "gloo"
-    device: Literal["cpu", "cuda"] = "cpu"
-    check_finite: bool = False
-    link: LinkLimit | None = None
-    overlap: bool = True
-
-    def __post_init__(self) -> None:
-        check_timeout(self.timeout_s)
-        if self.ranks < 1 or self.layers < 1:
-            raise RunError(
-                f"expected at least 1 rank and 1 layer, got {self.ranks} and {self.layers}"
-            )
-        if self.dtype not in get_args(DtypeName) or self.seed < 0:
-            raise RunError(
-                f"expected a dtype out of {', '.join(get_args(DtypeName))} and a seed of at least "
-                f"0, got {self.dtype!r} and {self.seed}"
-            )
-        if self.transport not in ("gloo", "nccl", "loopback") or self.device not in ("cpu", "cuda"):
-            raise RunError(
-                "expected a transport out of gloo, nccl, loopback and a device out of cpu, cuda, "
-                f"got {self.transport!r} and {self.device!r}"
-            )
-        if self.transport == "nccl" and self.device != "cuda":
-            raise RunError("transport 'nccl' moves CUDA tensors: say device 'cuda', or use 'gloo'")
-        if self.link is not None and self.transport != "gloo":
-            raise RunError(f"only the links of gloo can be slowed down, not {self.transport!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +58,7 @@ class RunResult:
 
 @contextmanager
 def open_world(
-    ranks: int, timeout_s: float = 60.0, transport: "TransportName" = "gloo"
+    ranks: int, timeout_s: float = 60.0, transport: TransportName = "gloo"
 ) -> Iterator[ProcessWorld]:
     """Start processes that can run several plans one after the other.
 
@@ -179,21 +121,12 @@ def run_plan(plan: Plan, config: RunConfig, world: ProcessWorld | None = None) -
             f"the world has {world.ranks} ranks on {world.transport}, {config.ranks} on "
             f"{config.transport} were asked for; open another one"
         )
-    job = {
-        "kernel": config.kernel,
-        "dtype": config.dtype,
-        "seed": config.seed,
-        "layers": config.layers,
-        "device": config.device,
-        "check_finite": config.check_finite,
-        "overlap": config.overlap,
-        "link": config.link and (config.link.bytes_per_s, config.link.latency_s),
-        "keeps_tensors": config.verify,
-    }
-    answers = world.run({"job": job}, encode_plan(plan))
-    results = [result for answer in answers for result in unpack_results(*answer)]
-    verification = _verify(plan, config, results) if config.verify else None
-    trace = decode_plan(results[0].trace).traces[0]
+    found: dict[str, NDArray[Any]] = {}  # Any: each array has a type of its own
+    for _, blob in world.run({"config": asdict(config)}, encode_plan(plan)):
+        with np.load(io.BytesIO(blob), allow_pickle=False) as arrays:
+            found.update(arrays)
+    verification = _verify(plan, config, found) if config.verify else None
+    trace = decode_plan(found["trace"].tobytes()).traces[0]
     return RunResult(
         verified=verification.is_ok if verification else None,
         errors=verification.errors if verification else (),
@@ -203,13 +136,13 @@ def run_plan(plan: Plan, config: RunConfig, world: ProcessWorld | None = None) -
         backward_s=trace.seconds(is_backward=True),
         exposed_s=float(trace.lane_seconds("wait", plan.num_devices).max()),
         sent_bytes=int(trace.size_bytes[trace.lane == LANES.index("send")].sum()),
-        prepare_s=max(result.prepare_s for result in results),
-        clock_uncertainty_s=results[0].clock_uncertainty_s,
+        prepare_s=max(float(found[f"{rank}/prepare_s"]) for rank in range(config.ranks)),
+        clock_uncertainty_s=float(found["clock_uncertainty_s"]),
         trace=trace,
     )
 
 
-def _verify(plan: Plan, config: RunConfig, found: Sequence[RankResult]) -> "Verification":
+def _verify(plan: Plan, config: RunConfig, found: Mapping[str, NDArray[Any]]) -> "Verification":
     from dcp_runtime.verify.inputs import DTYPES, random_inputs
     from dcp_runtime.verify.verification import verify
 
@@ -224,20 +157,19 @@ def _verify(plan: Plan, config: RunConfig, found: Sequence[RankResult]) -> "Veri
 
 
 def _join_tensors(
-    plan: Plan, results: Sequence[RankResult], layers: int
+    plan: Plan, found: Mapping[str, NDArray[Any]], layers: int
 ) -> "list[dict[str, torch.Tensor]]":
     """Put the tensors of all ranks together, per layer, in packed order."""
     import torch
 
     whole: list[dict[str, torch.Tensor]] = [{} for _ in range(layers)]
-    for rank, result in enumerate(results):
+    for rank in range(plan.num_devices):
         tokens = plan.local_tokens(rank)
-        with np.load(io.BytesIO(result.tensors), allow_pickle=False) as arrays:
-            for layer, key in ((n, k) for n in range(layers) for k in ("out", "dq", "dkv")):
-                part = torch.from_numpy(arrays[f"{key}{layer}"])
-                if key not in whole[layer]:
-                    # NaN: a token that no rank gave must not pass for a result.
-                    shape = plan.num_tokens, *part.shape[1:]
-                    whole[layer][key] = torch.full(shape, torch.nan, dtype=part.dtype)
-                whole[layer][key][tokens] = part
+        for layer, key in ((n, k) for n in range(layers) for k in ("out", "dq", "dkv")):
+            part = torch.from_numpy(found[f"{rank}/{key}{layer}"])
+            if key not in whole[layer]:
+                # NaN: a token that no rank gave must not pass for a result.
+                shape = plan.num_tokens, *part.shape[1:]
+                whole[layer][key] = torch.full(shape, torch.nan, dtype=part.dtype)
+            whole[layer][key][tokens] = part
     return whole

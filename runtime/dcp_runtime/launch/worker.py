@@ -1,5 +1,6 @@
 """Run the jobs of one rank of a `ProcessWorld`, in a worker process of its own."""
 
+import io
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore  # torch.distributed.FileStore, with its type
@@ -15,10 +17,10 @@ from torch._C._distributed_c10d import FileStore  # torch.distributed.FileStore,
 from dcp_dsl import DCPError
 from dcp_planner.plan import decode_plan
 from dcp_runtime.errors import RunError
-from dcp_runtime.launch.jobs import Job, Progress, TransportName, run_job
+from dcp_runtime.launch.config import RunConfig, TransportName
+from dcp_runtime.launch.jobs import Progress, run_job
 from dcp_runtime.launch.link_ring import measure_ring
-from dcp_runtime.launch.results import pack_results
-from dcp_runtime.transport.limits import describe_wait
+from dcp_runtime.transport.limits import LinkLimit, describe_wait
 
 HEARTBEAT_S = 0.5
 
@@ -107,9 +109,13 @@ def _serve(
         with _collective("running", place.timeout_s):
             if "ring" in message:
                 return {"ring": measure_ring(place.transport, **message["ring"])}, b""
-            job = Job(**message["job"])
-            plan = decode_plan(blob).plan
-            return pack_results(run_job(job, plan, place.transport, place.timeout_s, progress))
+            values, file = message["config"], io.BytesIO()
+            link = values["link"] and LinkLimit(**values["link"])
+            config, plan = RunConfig(**{**values, "link": link}), decode_plan(blob).plan
+            # Any: savez mixes arrays with options in its signature
+            arrays: dict[str, Any] = run_job(config, plan, place.timeout_s, progress)
+            np.savez(file, **arrays)
+            return {}, file.getvalue()
     except DCPError as error:
         rank, division = getattr(error, "rank", None), getattr(error, "division", None)
         lost_contact = isinstance(error.__cause__, RuntimeError)

@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dcp_planner.workers import Worker, WorkerLost, WorkerProgram
 from dcp_runtime.errors import RunError
-
-if TYPE_CHECKING:
-    from dcp_runtime.launch.jobs import TransportName
+from dcp_runtime.launch.config import TransportName
 
 STARTUP_S = 60.0
 """Extra seconds that a silent process gets before its first sign of life: it imports torch."""
@@ -85,7 +83,7 @@ class ProcessWorld:
 
     ranks: int
     timeout_s: float
-    transport: "TransportName" = "gloo"
+    transport: TransportName = "gloo"
     _members: list[_Rank] = field(default_factory=list)
     _store: int = -1
 
