@@ -90,7 +90,7 @@ def run(options: dict[str, Any]) -> dict[str, Any]:  # Any: click's values; JSON
 
 
 def chosen(only: str, every: int) -> list[dict[str, Any]]:  # Any: JSON
-    """Give the single documents, and one in so many of the packed batches with all their masks."""
+    """Return the single documents, and one in so many packed batches with all their masks."""
     every_one = json.loads(DATA.read_text())["workloads"]
     batches = list(dict.fromkeys(batch_of(w) for w in every_one))
     packed = [b for b in batches if not b.startswith("single")]
@@ -99,7 +99,7 @@ def chosen(only: str, every: int) -> list[dict[str, Any]]:  # Any: JSON
 
 
 def batch_of(workload: dict[str, Any]) -> str:  # Any: JSON
-    """Give the name of a batch without its mask."""
+    """Return the name of a batch without its mask."""
     return str(workload["id"]).removesuffix(f"_{workload['mask']}")
 
 
@@ -143,7 +143,7 @@ def figures(
 
 
 def to_table(document: dict[str, Any]) -> str:  # Any: JSON
-    """Give a table of means for each cluster and shape, and one of the single causal documents."""
+    """Return a table of means per cluster and shape, and one of the single causal documents."""
     rows: list[Row] = document["rows"]
     texts = []
     for cluster, heads in dict.fromkeys((r["cluster"], r["heads"]) for r in rows):

@@ -109,7 +109,7 @@ def run(options: dict[str, Any], out: Path | None) -> dict[str, Any]:
 def predict_setting(
     dataset: str, scale: str, mask: str, options: dict[str, Any]
 ) -> dict[str, list[Prediction]]:
-    """Give the predicted times of each batch by method (`Any`: click's values)."""
+    """Return the predicted times of each batch by method (`Any`: click's values)."""
     found: dict[str, list[Prediction]] = {"dcp-like": [], "ours": []}
     for lengths in batches_of(dataset, float(scale), options["batches"]):
         workload = {"id": dataset, "mask": mask, "mask_params": MASKS[mask], "seqlens": lengths}
@@ -142,7 +142,7 @@ def predict_dcp_like(sparsity: BlockSparsity) -> Prediction:
 
 
 def summed_up(times: list[Prediction], ours: list[Prediction]) -> Row:
-    """Give the mean times of a method, and the worst batch of ours against it."""
+    """Return the mean times of a method, and the worst batch of ours against it."""
     ratios = [theirs.seconds / own.seconds for theirs, own in zip(times, ours, strict=True)]
     return {
         "forward_s": statistics.mean(t.forward_s for t in times),
@@ -153,7 +153,7 @@ def summed_up(times: list[Prediction], ours: list[Prediction]) -> Row:
 
 
 def bars_of(bars: dict[str, Any], scale: str, mask: str, method: str) -> Row:
-    """Give the digitised bars of a method, ``None`` where there are none (`Any`: JSON)."""
+    """Return the digitised bars of a method, ``None`` where there are none (`Any`: JSON)."""
     values: dict[str, float | None] = {}
     for name, key in (("forward", "FW"), ("backward", "BW")):
         if method in RINGS and mask != "causal":
@@ -186,7 +186,7 @@ def errors_of(rows: list[Row]) -> dict[str, Any]:
 
 
 def _use_of(row: Row) -> str:
-    """Say whether the constants were fitted to a bar; sparse masks stand apart."""
+    """Name the group of a bar: fitted, checked, or of a sparse mask."""
     if row["mask"] != "causal":
         return "sparse masks"
     is_fitted = row["method"] in RINGS and row["scale"] in FITTED_SCALES
@@ -201,7 +201,7 @@ def _over_bars(rows: Iterable[Row]) -> Iterable[float]:
 
 
 def to_tables(document: dict[str, Any]) -> str:
-    """Give the Markdown tables: speed-ups by setting, then errors of the model (`Any`: JSON)."""
+    """Return the Markdown tables: speed-ups by setting, then errors of the model (`Any`: JSON)."""
     header = ("lengths, mask", "ours ms", "DCP-like", "best static", "ours against it",
               "worst batch", "ours against TE", "DCP's bar", "best bar of others / DCP's",
               )  # fmt: skip

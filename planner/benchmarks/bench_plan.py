@@ -54,7 +54,7 @@ DATA = Path(__file__).parent / "data"
 SCHEMA = "dcp.bench_plan/1"
 BUDGETS = ("fast", "balanced", "best")
 BETWEEN_NODES_PRICE = 8
-"""What a byte between nodes counts in `weighted_bytes`: see planner/LOG.md."""
+"""Weight of a byte between nodes in `weighted_bytes`: see planner/LOG.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def read_setting(options: dict[str, Any]) -> Setting:
 
 
 def all_methods() -> tuple[str, ...]:
-    """Give the methods that can run here: registry names, those with budgets once for each."""
+    """Return the methods that can run here: registry names, those with budgets once for each."""
     found: list[str] = []
     for name, partitioner in PARTITIONERS.items():
         if partitioner.unavailable() is None:
@@ -174,7 +174,7 @@ def run(setting: Setting, out: Path | None) -> dict[str, Any]:
 
 
 def methods_on(setting: Setting, cluster: Cluster) -> tuple[str, ...]:
-    """Give the methods of a run without layouts whose heads do not go round on a cluster."""
+    """Return the methods of a run without layouts whose heads do not go round on a cluster."""
     possible = static_layouts(setting.shape, cluster)
     return tuple(m for m in setting.methods if not m.startswith("static:") or m in possible)
 
@@ -209,7 +209,7 @@ def measure_workload(setting: Setting, workload: dict[str, Any], cluster_name: s
 
 
 def compile_batch(setting: Setting, workload: dict[str, Any], cluster: Cluster) -> BlockSparsity:
-    """Give the block sparsity of one workload at the benchmark's block size (`Any`: JSON)."""
+    """Return the block sparsity of one workload at the benchmark's block size (`Any`: JSON)."""
     sequences = sequences_of(workload)
     if setting.block is None:
         return cut_blocks(sequences, choose_block_size(sequences, cluster))
@@ -217,7 +217,7 @@ def compile_batch(setting: Setting, workload: dict[str, Any], cluster: Cluster) 
 
 
 def config_of(method: str, setting: Setting) -> PlanConfig:
-    """Give the configuration of a method: a registry name, or one with ``:budget`` behind it."""
+    """Return the configuration of a method: a registry name, or one with ``:budget`` behind it."""
     name, _, budget = method.rpartition(":")
     common: dict[str, Any] = {
         "seed": setting.seed, "time_limit_s": setting.time_limit_s, "routing": setting.routing,
@@ -254,7 +254,7 @@ def plan_alone(
 
 
 def figures_row(plan: Plan) -> Row:
-    """Give the figures of a plan."""
+    """Return the figures of a plan."""
     found, predicted = measure(plan), predict(plan)
     sides = (found.forward, found.backward)
     return {
@@ -277,7 +277,7 @@ def figures_row(plan: Plan) -> Row:
 
 
 def recorded_row(by_block: dict[str, dict[str, float]]) -> Row:
-    """Give the recorded figures at the block size with the fewest forward bytes between nodes."""
+    """Return the recorded figures at the block size with the fewest forward bytes between nodes."""
     block, best = min(by_block.items(), key=lambda item: item[1]["fw_inter"])
     return {
         "backend": RECORDED,

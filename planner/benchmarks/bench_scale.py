@@ -1,4 +1,4 @@
-"""How planning grows: one million tokens on 64 devices, four million on 1,024.
+"""Time planning of large batches: one million tokens on 64 devices, four million on 1,024.
 
     python planner/benchmarks/bench_scale.py --json OUT        # --table OUT prints the table
 
@@ -111,7 +111,7 @@ def timed(work: Callable[[], _T], repeats: int) -> tuple[_T, list[float]]:
 
 
 def config_of(method: str) -> PlanConfig:
-    """Give the configuration of a registry name, or of ``native:BUDGET``; routed by node."""
+    """Return the configuration of a registry name, or of ``native:BUDGET``; routed by node."""
     if method.startswith("native:"):
         budget: Any = method.removeprefix("native:")  # checked by PlanConfig
         return PlanConfig(partitioner="native", budget=budget, routing="node")
@@ -119,7 +119,7 @@ def config_of(method: str) -> PlanConfig:
 
 
 def lengths_of(batch: str, tokens: int) -> list[int]:
-    """Give the sequence lengths of one of the two batches."""
+    """Return the sequence lengths of one of the two batches."""
     if batch == "one document":
         return [tokens]
     workloads = json.loads((DATA / "workloads.json").read_text())["workloads"]
@@ -132,12 +132,12 @@ def lengths_of(batch: str, tokens: int) -> list[int]:
 
 
 def workload_of(lengths: list[int]) -> dict[str, Any]:
-    """Give causal sequences as a workload (`Any`: its JSON object)."""
+    """Return causal sequences as a workload (`Any`: its JSON object)."""
     return {"id": "scale", "mask": "causal", "mask_params": {}, "seqlens": lengths}
 
 
 def to_table(document: dict[str, Any]) -> str:
-    """Give the Markdown table (`Any`: the JSON of a run)."""
+    """Return the Markdown table (`Any`: the JSON of a run)."""
     header = ("tokens on devices", "batch", "method", "tiles", "compile s", "plan s", "predict s",
               "compute max/mean", "tokens", "peak GB")  # fmt: skip
     lines = [

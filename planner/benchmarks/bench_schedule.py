@@ -1,4 +1,4 @@
-"""What comes after the placement: dividing, routing, emitting, simulating some 10,000 tiles.
+"""Time the stages after the placement: divide, route, emit and simulate some 10,000 tiles.
 
     python planner/benchmarks/bench_schedule.py --json OUT     # --table OUT prints the table
 
@@ -94,7 +94,7 @@ def _seconds(stage: Callable[[], object]) -> float:
 
 
 def to_table(document: dict[str, Any]) -> str:
-    """Give the Markdown table (`Any`: the JSON of a run)."""
+    """Return the Markdown table (`Any`: the JSON of a run)."""
     lines = [
         [
             row["stage"],

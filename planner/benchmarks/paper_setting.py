@@ -42,7 +42,7 @@ Ring = Literal["RFA_ring", "RFA_zigzag", "TE"]
 
 
 def batches_of(dataset: str, scale: float, count: int) -> list[list[int]]:
-    """Give the sequence lengths of the first `count` batches of a data set at a length scale."""
+    """Return the sequence lengths of the first `count` batches of a data set at a length scale."""
     rng = np.random.default_rng(SEED)
     shares = np.array([0.0, *SHARES, 1.0])
     tokens = QUANTILES[dataset]
@@ -85,7 +85,7 @@ RINGS: dict[Ring, RingSetting] = {
 def ring_seconds(
     ring: Ring, lengths: Sequence[int], shape: ModelShape, cluster: Cluster, *, is_backward: bool
 ) -> float:
-    """Give the seconds of one causal batch; O(R^2 S) for S sequences on rings of R devices."""
+    """Compute the seconds of one causal batch; O(R^2 S) for S sequences on rings of R devices."""
     setting = RINGS[ring]
     devices = cluster.num_devices // setting.head_parallel
     part = ModelShape(
@@ -119,7 +119,7 @@ def _step_seconds(
     *,
     is_backward: bool,
 ) -> NDArray[np.float64]:
-    """Give the computation of the slowest device at every step, float64 ``[R]``."""
+    """Return the computation of the slowest device at every step, float64 ``[R]``."""
     parts = 2 * devices if setting.is_zigzag else devices
     tokens = np.maximum(1, np.array(lengths, np.float64) / parts)
     square = tile_seconds(tokens**2, tokens, tokens, shape, cluster, is_backward=is_backward).sum()

@@ -63,7 +63,7 @@ def _summary(rows: list[Row], method: str) -> dict[str, Any]:
 
 
 def _ratios(pairs: Iterable[tuple[Row, Row | None]], key: str) -> list[float]:
-    """Give ours over theirs, where there is a reference to divide by."""
+    """Return ours over theirs, where there is a reference to divide by."""
     return [
         max(LEAST_RATIO, ours[key] / theirs[key])
         for ours, theirs in pairs
@@ -94,7 +94,7 @@ HEADER = (
 
 
 def summary_table(document: dict[str, Any]) -> str:
-    """Give the Markdown tables, one for each cluster (`Any`: JSON of `run`)."""
+    """Return the Markdown tables, one for each cluster (`Any`: JSON of `run`)."""
     parts = []
     for cluster, methods in geomeans_of(document["rows"]).items():
         if cluster == "all":
@@ -126,7 +126,7 @@ def _summary_line(name: str, found: dict[str, Any]) -> list[str]:
 
 
 def by_workload_table(document: dict[str, Any]) -> str:
-    """Give one Markdown line for each row (`Any`: JSON of `run`)."""
+    """Return one Markdown line for each row (`Any`: JSON of `run`)."""
     header = ("batch", "cluster", "method", "compute", "tokens", "fw MB", "between", "bw MB",
               "between", "plan ms", "fw ms", "bw ms")  # fmt: skip
     lines = []

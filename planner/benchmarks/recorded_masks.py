@@ -11,7 +11,7 @@ Row = tuple[int, int, int, int, int, int]
 
 
 def sequences_of(workload: Mapping[str, Any]) -> list[Slabs]:
-    """Give the mask of each sequence of a recorded workload (`Any`: its JSON object).
+    """Return the mask of each sequence of a recorded workload (`Any`: its JSON object).
 
     Raises:
         ValueError: if the mask is not one of the four.

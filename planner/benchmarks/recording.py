@@ -1,4 +1,4 @@
-"""What every benchmark of this room records: machine, versions, commit; and how it is written."""
+"""Record the machine, versions and commit of a benchmark; write its results and tables."""
 
 import json
 import math
@@ -16,7 +16,7 @@ PACKAGES = ("dcp-dsl", "numpy", "numba", "kahypar", "mtkahypar")
 
 
 def machine() -> dict[str, Any]:
-    """Say where figures come from: processor, cores, versions, commit (`Any`: texts, a number)."""
+    """Describe the machine: processor, cores, versions, commit (`Any`: texts, a number)."""
     return {
         "platform": platform.platform(),
         "processor": _processor(),
@@ -35,7 +35,7 @@ def write(path: Path, document: dict[str, Any]) -> None:
 
 
 def geomean(ratios: Iterable[float]) -> float | None:
-    """Give the geometric mean, ``None`` of nothing.
+    """Return the geometric mean, ``None`` of nothing.
 
     >>> geomean([1, 4])
     2.0
@@ -45,18 +45,18 @@ def geomean(ratios: Iterable[float]) -> float | None:
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Give a Markdown table: the first column to the left, the others to the right."""
+    """Return a Markdown table: the first column to the left, the others to the right."""
     lines = [header, ["---", *("---:" for _ in header[1:])], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def shown(value: float | None, form: str = ".2f", scale: float = 1.0) -> str:
-    """Give a number for a table, a dash for ``None``."""
+    """Return a number for a table, a dash for ``None``."""
     return "-" if value is None else format(value * scale, form)
 
 
 def provenance(document: dict[str, Any], text: str = "") -> str:
-    """Give the line below a table that says where its figures come from (`Any`: JSON)."""
+    """Return the line below a table that says where its figures come from (`Any`: JSON)."""
     where = document["machine"]
     before = f"{text}; " if text else ""
     return f"\n{before}{where['processor']}, {where['cores']} cores, commit {where['commit']}."

@@ -1,7 +1,7 @@
-"""Where compiled code is kept if neither the folder of the package nor HOME can be written.
+"""Keep compiled code in a private folder if neither the package's folder nor HOME can be written.
 
-Whoever can write there can make this process run code of theirs. So the folder belongs to this user
-alone, and what looks otherwise is not used.
+Whoever can write to that folder can make this process run their code. So it belongs to this user
+alone, and a folder that others could change is not used.
 """
 
 import os
@@ -18,7 +18,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def private_folder() -> Path:
-    """Give the folder of this user below the one for temporary files; make it if it is missing.
+    """Return the folder of this user below the one for temporary files; make it if it is missing.
 
     Raises:
         OSError: if it cannot be made, or others could write there.
@@ -66,6 +66,6 @@ class PrivateFolderLocator(caching._SourceFileBackedLocatorMixin, caching._Cache
         super().ensure_cache_path()  # type: ignore[no-untyped-call]
 
     def get_cache_path(self) -> str:
-        """Give the folder for the file."""
+        """Return the folder for the file."""
         assert self._path is not None, "numba asks for the folder before it uses it"
         return self._path

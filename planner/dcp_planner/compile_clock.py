@@ -1,6 +1,6 @@
-"""How long this room was compiled, and a word before it is: compiling is not planning.
+"""Time the compiling of the planner, apart from planning, and print a line before it begins.
 
-It happens once per installation, in whatever comes first: an import, or the first plan.
+Compiling happens once per installation, at the first import or the first plan.
 """
 
 import os
@@ -15,12 +15,12 @@ from typing import Any
 from numba.core import event
 
 SOME_SECONDS = "some 15 s on a free core"
-"""What compiling everything takes."""
+"""Time to compile everything."""
 
 
 @dataclass(slots=True)
 class Stopwatch:
-    """What a piece of work took.
+    """Seconds of a piece of work.
 
     Attributes:
         seconds: without compiling.
@@ -87,7 +87,7 @@ COMPILE_CLOCK = CompileClock()
 
 
 def compile_seconds() -> float:
-    """Give the seconds that this thread has spent compiling the planner so far."""
+    """Return the seconds that this thread has spent compiling the planner so far."""
     return COMPILE_CLOCK.seconds
 
 

@@ -1,4 +1,4 @@
-"""Pack rows of a data set, or samples, into one batch, and compile it under every mask of a stack.
+"""Pack rows of a data set, or samples, into a batch; compile it under every mask of a stack.
 
 If a stack gives its layers different masks, there is one `Batch` for each mask, cut at the same
 places.

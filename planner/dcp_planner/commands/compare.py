@@ -77,13 +77,13 @@ def _cause(first: "Plan", second: "Plan") -> "Explanation | None":
 
 
 def _notes(first: "Plan", second: "Plan") -> list[str]:
-    """Say what makes two plans unlike, so that their figures tell little."""
+    """Name the differences that make the figures of two plans hard to compare."""
     unlike = _unlike_batches(first, second) | {"other clusters": first.cluster != second.cluster}
     return [f"the two plans are for {what}" for what, is_so in unlike.items() if is_so]
 
 
 def _unlike_batches(first: "Plan", second: "Plan") -> dict[str, bool]:
-    """Tell in what the batches of two plans differ."""
+    """Find out how the batches of two plans differ."""
     from dcp_planner.tables.metrics import measure
 
     is_same_batch = first.cu_seqlens.tolist() == second.cu_seqlens.tolist()

@@ -1,4 +1,4 @@
-"""What the commands of this room have in common: JSON on stdout, words on stderr."""
+"""Print JSON to standard output and messages to standard error."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from dcp_planner.report.json_text import json_text
 
 
 def say(text: str) -> None:
-    """Tell the person what happens, off the data."""
+    """Print a message to standard error, away from the data."""
     click.echo(text, err=True)
 
 

@@ -18,7 +18,7 @@ MOST_REPORTED = 4096
 
 @dataclass(frozen=True, slots=True)
 class PlanOutput:
-    """Where plans and the report over them go; ``None`` for what is not written.
+    """Paths of the plans and of their report; ``None`` for what is not written.
 
     Where a stack has several masks, each gets files of its own: ``x.0-sliding.dcpplan``.
 

@@ -48,7 +48,7 @@ def show_plan(plan: Plan, trace: Trace, row: BatchRow) -> None:
 
 
 def _over(caps: Mapping[str, float]) -> str:
-    """Say which caps a layout exceeds, and how far.
+    """Name the caps that a layout exceeds, and how far.
 
     >>> _over({"compute": 2.404, "tokens": 1.18})
     ', over caps: compute 2.4, tokens 1.18'
@@ -65,7 +65,7 @@ NONE_HOLDS = "no static layout holds it"
 
 
 def _best_lines(others: Collection[str]) -> dict[Scope, str]:
-    """Give the labels of the lines about the best static layouts, if there are any to choose."""
+    """Return the labels of the lines about the best static layouts, if there are several."""
     return BEST if sum(name.startswith(PREFIX) for name in others) > 1 else {}
 
 
@@ -102,7 +102,7 @@ def _times(spread: Spread) -> list[str]:
 
 
 def _over_in_batches(rows: Sequence[BatchRow]) -> list[str]:
-    """Say of each method in how many batches it exceeds which cap."""
+    """Count the batches in which each method exceeds each cap."""
     lines = []
     for name in rows[0].others:
         count = Counter(cap for row in rows for cap in row.over_caps[name])

@@ -1,7 +1,7 @@
-"""Hold a split to its caps: tiles leave overloaded parts, owners are chosen anew under the limit.
+"""Hold a split to its caps: move tiles off overloaded parts, then blocks to other owners.
 
-Once tiles are placed, the cost of an owner is known for each block and part, independent of all
-other blocks. So choosing owners is an assignment under a capacity: moves and swaps of blocks.
+Once all tiles have a part, the cost of an owner depends on its block alone. So choosing owners is
+an assignment under a capacity, which moves and swaps of blocks improve.
 """
 
 import numpy as np
@@ -79,7 +79,7 @@ def level_work(state: PartitionState) -> None:
 
 @inner
 def _gather(state: PartitionState, source: int) -> int:
-    """Put the tiles of a part into scratch, ascending; gives their number."""
+    """Put the tiles of a part into scratch, ascending; return their number."""
     pointer, members, counts = state.pointer, state.members, state.counts
     part, tiles, found = state.part, state.tiles, 0
     for row in range(len(state.tokens)):
@@ -196,7 +196,7 @@ def _find_exchange(
 def _exchange(
     owner: Indices, tokens: Ints, held: Floats, block: int, target: int, back: int
 ) -> None:
-    """Give a block to a part, and one of its blocks to the former owner unless that is -1."""
+    """Move a block to a part, and one of its blocks to the former owner unless that is -1."""
     here, moved = owner[block], tokens[block]
     owner[block] = target
     if back >= 0:

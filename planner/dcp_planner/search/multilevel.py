@@ -1,4 +1,4 @@
-"""Multilevel search for few bytes: recursive coarsening, noisy descent, refinement, polishing.
+"""Search for few bytes level by level: coarsen, descend with noise, refine, polish.
 
 Devices are split level by level (nodes in groups of at most 16, nodes, devices), so bytes between
 nodes are saved before bytes inside. Each level starts on a coarser problem, neighbouring blocks
@@ -142,7 +142,7 @@ def split_once(problem: Problem, limits: Floats, setting: SearchSetting) -> Spli
 def _descend(
     state: PartitionState, sweeps: int, noise: float, effort: Effort
 ) -> tuple[float, Split]:
-    """Search and give the cost and the split: those before if the noise led astray."""
+    """Search; return the cost and the split, or those before if the noise led astray."""
     before = _cost(state), Split(state.part.copy(), state.owner.copy())
     descend(state, sweeps, noise, effort.longest)
     after = _cost(state), Split(state.part, state.owner)
@@ -150,7 +150,7 @@ def _descend(
 
 
 def _best_start(problem: Problem, limits: Floats, setting: SearchSetting) -> Split:
-    """Search from several seeds and give the cheapest result."""
+    """Search from several seeds and return the cheapest result."""
     effort, parts = setting.effort, limits.shape[1]
     # Every part brings tiles, each of which is priced for every part: the work is their square.
     share = min(1.0, _WIDE / parts)

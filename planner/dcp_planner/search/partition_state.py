@@ -1,4 +1,4 @@
-"""The state of the native search: one level of the problem as arrays, and what its nets cost.
+"""State of the native search: one level of the problem as arrays, and the bytes that it costs.
 
 A state has K parts in G groups (nodes). Every token block b has two nets: its row net, index b,
 whose pins are the tiles that have it as queries, and its column net, index D + b, for keys; the

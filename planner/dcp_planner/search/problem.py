@@ -1,4 +1,4 @@
-"""Problems of the native search, fine or coarse, and the splits that the search starts from."""
+"""Problems of the native search: restrict, coarsen, lay out; splits to start from."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -69,7 +69,7 @@ def problem_of(workload: Workload) -> Problem:
 
 
 def restrict(problem: Problem, split: Split, part: int) -> tuple[Problem, Ints, Ints]:
-    """Keep what one part computes or owns; gives it with its tiles and its blocks, ascending.
+    """Keep what one part computes or owns; return it with its tiles and its blocks, ascending.
 
     Blocks that are owned elsewhere but used here stay, with no owner to choose.
     """

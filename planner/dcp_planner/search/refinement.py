@@ -1,4 +1,4 @@
-"""Compiled inner loops of the native partitioner: noisy descent over tiles, ranges and owners.
+"""Compiled loops of the native partitioner: noisy descent over tiles, ranges and owners.
 
 Moves: one tile; one owner; the tiles of a range of neighbouring rows (or columns) that stand on one
 part, with or without the owners among them. Every move is priced for all admissible parts at once,
@@ -77,7 +77,7 @@ def _choose(state: PartitionState, part: int, work: float, size: float, noise: f
 
 @inner
 def _sweep_tiles(state: PartitionState, order: Ints, noise: float) -> int:
-    """Offer every tile a move; gives how many moved."""
+    """Offer every tile a move; return how many moved."""
     moves, blocks = 0, len(state.tokens)
     part, tile_q, tile_kv, work = state.part, state.tile_q, state.tile_kv, state.work
     count, loads = state.counts, state.loads
@@ -107,7 +107,7 @@ def _sweep_tiles(state: PartitionState, order: Ints, noise: float) -> int:
 
 @inner
 def _sweep_owners(state: PartitionState, order: Ints, noise: float) -> int:
-    """Offer every block another owner; gives how many moved."""
+    """Offer every block another owner; return how many moved."""
     moves, blocks = 0, len(state.tokens)
     for block in order:
         here = int(state.owner[block])
@@ -139,7 +139,7 @@ def _touch(pins: Ints, nets: Ints, net: int, known: int) -> int:
 
 @inner
 def _try_set(state: PartitionState, here: int, num_tiles: int, num_owned: int, noise: float) -> int:
-    """Offer the tiles and owned blocks in scratch one move together; gives 1 if they moved."""
+    """Offer the tiles and owned blocks in scratch one move together; return 1 if they moved."""
     blocks = len(state.tokens)
     part, tile_q, tile_kv, work = state.part, state.tile_q, state.tile_kv, state.work
     pins, nets, tiles, owned, loads = state.pins, state.nets, state.tiles, state.blocks, state.loads
