@@ -11,7 +11,7 @@ MIN_TOKENS = 200
 
 
 def read_documents(max_tokens: int) -> list[dict[str, Any]]:
-    """Give one row per module with a docstring, in the order of their names.
+    """Return one row per module with a docstring, in the order of their names.
 
     Columns: ``tokens`` bytes; ``question_len`` tokens of the module's docstring; ``answer_lens``
     tokens of the docstring of each function and class. Modules are cut at `max_tokens`.
@@ -27,7 +27,7 @@ def read_documents(max_tokens: int) -> list[dict[str, Any]]:
 
 
 def docstrings(source: bytes) -> list[bytes]:
-    r"""Give the docstrings of a module and of what it defines, the module's first.
+    r"""Return the docstrings of a module and of what it defines, the module's first.
 
     >>> docstrings(b'"Doc."\ndef f():\n  "Does f."\n')
     [b'Doc.\n\n', b'Does f.\n\n']

@@ -41,7 +41,7 @@ class SelfAttention(nn.Module):
         self.to_out = nn.Linear(config.width, config.width, bias=False)
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, attend: Attention) -> torch.Tensor:
-        """Give ``[T, width]`` for ``[T, width]``."""
+        """Return ``[T, width]`` for ``[T, width]``."""
         config = self.config
         q = self.to_q(x).view(-1, config.q_heads, config.head_dim)
         kv = self.to_kv(x).view(-1, 2, config.kv_heads, config.head_dim)
@@ -73,7 +73,7 @@ class Block(nn.Module):
         self.down = nn.Linear(hidden, config.width, bias=False)
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, attend: Attention) -> torch.Tensor:
-        """Give ``[T, width]`` for ``[T, width]``."""
+        """Return ``[T, width]`` for ``[T, width]``."""
         x = x + self.attention(self.norm_attention(x), positions, attend)
         gate, up = self.gate_and_up(self.norm_mlp(x)).chunk(2, -1)
         return x + self.down(functional.silu(gate) * up)
@@ -95,7 +95,7 @@ class GPT(nn.Module):
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attention
     ) -> torch.Tensor:
-        """Give logits ``[T, vocabulary]`` for tokens ``[T]`` at their positions ``[T]``."""
+        """Return logits ``[T, vocabulary]`` for tokens ``[T]`` at their positions ``[T]``."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, positions, attend)

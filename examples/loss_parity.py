@@ -112,7 +112,7 @@ def judge(mask: str, document: dict[str, Any]) -> None:
 
 
 def verdict(mask: str, document: dict[str, Any]) -> str:
-    """Say what the runs of a mask show."""
+    """Return one line on what the runs of a mask show."""
     dense = document["losses"][mask]["dense"]
     text = (
         f"loss {dense[0]:.3f} to {dense[-1]:.3f} in {len(dense)} steps; largest relative "
@@ -152,7 +152,7 @@ def run(mask: str, steps: int, ranks: int, attention: str, dtype: str) -> list[f
 
 
 def relative_difference(one: list[float], other: list[float]) -> list[float]:
-    """Give ``|a - b| / |a|`` of every step."""
+    """Return ``|a - b| / |a|`` of every step."""
     return [abs(a - b) / abs(a) for a, b in zip(one, other, strict=True)]
 
 

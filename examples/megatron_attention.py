@@ -20,7 +20,7 @@ from dcp_runtime import BatchPlan, DCPAttn, DCPExecutor, LayerPlans, RunError
 
 
 class CurrentPlans:
-    """Where the layers of a model find the plans of the batch that they are given."""
+    """Holds the plans of the present batch, where the layers of a model find them."""
 
     def __init__(self) -> None:
         self._layers: LayerPlans | None = None
@@ -104,7 +104,7 @@ class DCPCoreAttention(torch.nn.Module):
         attention_bias: torch.Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> torch.Tensor:
-        """Give ``[T_local, 1, Hq * D]``.
+        """Return ``[T_local, 1, Hq * D]``.
 
         Args:
             query: ``[T_local, 1, Hq, D]``, the tokens this rank owns; heads of this tensor-parallel

@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def find_masks(arguments: argparse.Namespace) -> Stack:
-    """Give the mask of every layer; one mask is a stack whose layers are alike."""
+    """Return the mask of every layer; one mask is a stack whose layers are alike."""
     spec = load(arguments.spec)
     if arguments.mask in spec.stacks:
         return spec.stack(arguments.mask)
@@ -129,7 +129,7 @@ def make_loader(arguments: argparse.Namespace, documents: list[Row], masks: Stac
 def train(
     arguments: argparse.Namespace, loader: DCPDataloader, make_attention: AttentionOfBatch
 ) -> list[float]:
-    """Give the loss per token of every step."""
+    """Return the loss per token of every step."""
     model = make_model(GPTConfig(), arguments.parallel, arguments.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate, foreach=True)
     losses: list[float] = []
@@ -159,7 +159,7 @@ def train(
 def make_model(
     config: GPTConfig, parallel: str, seed: int = 0, mesh: DeviceMesh | None = None
 ) -> GPT:
-    """Give the same model on every rank, or its shards on the ranks of a mesh (``None``: all)."""
+    """Return the same model on every rank, or its shards on the ranks of a mesh (``None``: all)."""
     torch.manual_seed(seed)
     model = GPT(config)
     if parallel == "fsdp":
@@ -171,7 +171,7 @@ def make_model(
 
 
 def endless(loader: DCPDataloader) -> Iterator[tuple[LocalData, BatchPlan]]:
-    """Give epoch after epoch."""
+    """Yield epoch after epoch."""
     while True:
         yield from loader
 
@@ -186,7 +186,7 @@ def add_gradients(model: torch.nn.Module) -> None:
 
 
 def dcp_attention(executor: DCPExecutor) -> AttentionOfBatch:
-    """Give attention spread over the ranks: the lines that change when a model moves to DCP."""
+    """Return attention spread over the ranks: these lines change when a model moves to DCP."""
 
     def of_batch(local_data: LocalData, plan: BatchPlan) -> Attention:
         layers = LayerPlans.prepare(executor, plan)
@@ -198,7 +198,7 @@ def dcp_attention(executor: DCPExecutor) -> AttentionOfBatch:
 def dense_attention(
     documents: list[Row], masks: Stack, order: Callable[[int], torch.Tensor]
 ) -> AttentionOfBatch:
-    """Give masked attention in one process, sequence by sequence, every pair computed."""
+    """Return masked attention in one process, sequence by sequence, every pair computed."""
 
     def of_batch(local_data: LocalData, plan: BatchPlan) -> Attention:
         rows = [documents[row] for row in local_data.rows]

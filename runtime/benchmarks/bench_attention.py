@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def is_long(tokens: int, options: argparse.Namespace) -> bool:
-    """Say whether a point takes minutes, as it does on the CPU."""
+    """Return whether a point takes minutes, as it does on the CPU."""
     return options.device == "cpu" and tokens >= LONG
 
 
@@ -133,7 +133,7 @@ Calls = tuple[Callable[[], object], Callable[[], object] | None]
 
 
 def executor_calls(plan: Plan, q: torch.Tensor, kv: torch.Tensor, dout: torch.Tensor) -> Calls:
-    """Give forward and backward as layers call them, on one rank."""
+    """Return forward and backward as layers call them, on one rank."""
     executor = DCPExecutor(transport=LoopbackTransport(LoopbackWorld(1), 0))
     prepared = executor.prepare(plan)
     out, lse = prepared.forward(q, kv)
@@ -141,7 +141,7 @@ def executor_calls(plan: Plan, q: torch.Tensor, kv: torch.Tensor, dout: torch.Te
 
 
 def kernel_calls(plan: Plan, q: torch.Tensor, kv: torch.Tensor, dout: torch.Tensor) -> Calls:
-    """Give forward and backward of the kernel alone, on the tables of the plan."""
+    """Return forward and backward of the kernel alone, on the tables of the plan."""
     kernel = choose_kernel(q.dtype, q.device).kernel
     part = prepare_device(plan, 0, kernel.segment_rows)
     tables = [table for _, table in part.forward.steps if table is not None]
@@ -168,7 +168,7 @@ def kernel_calls(plan: Plan, q: torch.Tensor, kv: torch.Tensor, dout: torch.Tens
 def sdpa_calls(
     q: torch.Tensor, kv: torch.Tensor, dout: torch.Tensor, mask: torch.Tensor | None
 ) -> Calls:
-    """Give forward and backward of torch's attention, dense mask or causal."""
+    """Return forward and backward of torch's attention, dense mask or causal."""
     leaves = [x.transpose(0, 1).unsqueeze(0).detach() for x in (q, kv[:, 0], kv[:, 1])]
     for leaf in leaves:
         leaf.requires_grad_()
@@ -192,7 +192,7 @@ def sdpa_calls(
 
 
 def flex_calls(q: torch.Tensor, kv: torch.Tensor, dout: torch.Tensor, slabs: Slabs) -> Calls:
-    """Give FlexAttention, compiled, on block lists of the same mask; no backward on the CPU."""
+    """Return FlexAttention, compiled, on block lists of the same mask; no backward on the CPU."""
     # Sizes as variables do not compile on the CPU: torch 2.13 writes C++ that lacks a declaration.
     compiled = torch.compile(flex_attention, dynamic=False)
     leaves = [x.transpose(0, 1).unsqueeze(0).detach() for x in (q, kv[:, 0], kv[:, 1])]
@@ -288,7 +288,7 @@ def measure_overlap(ranks: int, tokens: int = 32_768, turns: int = 3) -> dict[st
 
 
 def overlap_figures(runs: list[RunResult]) -> dict[str, float]:
-    """Give medians: how long the runs took, and what share of each its worst rank waited."""
+    """Return medians: how long the runs took, and what share of each its worst rank waited."""
     return {
         "seconds": statistics.median(run.seconds for run in runs),
         "exposed": statistics.median(run.exposed_s / run.seconds for run in runs),
@@ -296,7 +296,7 @@ def overlap_figures(runs: list[RunResult]) -> dict[str, float]:
 
 
 def causal_of(tokens: int) -> Slabs:
-    """Give the causal mask of one sequence."""
+    """Return the causal mask of one sequence."""
     return as_slabs(Spec.from_text("").mask("causal").bind(Sample(length=tokens)))
 
 
@@ -319,7 +319,7 @@ def cluster_of(free: RunResult, slabs: Slabs, limit: LinkLimit) -> Cluster:
 
 
 def dense_of(slabs: Slabs) -> torch.Tensor:
-    """Give the mask as a bool matrix."""
+    """Return the mask as a bool matrix."""
     return torch.from_numpy(slabs.tile(0, slabs.num_tokens, 0, slabs.num_tokens))
 
 
@@ -368,12 +368,12 @@ def to_tables(document: dict[str, object]) -> str:
 
 
 def device_name(device: str) -> str:
-    """Say what the tensors were on."""
+    """Name the device of the tensors."""
     return torch.cuda.get_device_name() if device == "cuda" else platform.processor() or "cpu"
 
 
 def machine() -> dict[str, str]:
-    """Say where and with what this was measured."""
+    """Describe the machine and the versions of a measurement."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         capture_output=True, text=True, check=False, cwd=Path(__file__).parent,

@@ -35,7 +35,7 @@ SPEC = Spec.from_text(
 
 
 def rows(seed: int, batches: int) -> list[dict[str, Any]]:
-    """Give documents for about so many batches."""
+    """Return documents for about so many batches."""
     rng = np.random.default_rng(seed)
     found, left = [], batches * TOKENS
     while left > 0:
@@ -94,7 +94,7 @@ def measure(mask: str, processes: int, step_s: float, batches: int) -> dict[str,
 
 
 def table(document: dict[str, Any]) -> str:
-    """Give the results as Markdown."""
+    """Return the results as Markdown."""
     lines = [
         "| mask | planner processes | planning a batch | waits, median | most | largest part |",
         "|---|--:|--:|--:|--:|--:|",

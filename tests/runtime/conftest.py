@@ -143,7 +143,7 @@ MASKS: dict[str, Callable[[int], np.ndarray]] = {
 
 
 def dense_of(plan) -> np.ndarray:
-    """Give the mask of a whole plan, row by row of its slabs."""
+    """Return the mask of a whole plan, row by row of its slabs."""
     dense = np.zeros((plan.num_tokens, plan.num_tokens), bool)
     for q0, q1, k0, k1, a, b in plan.slabs.table().tolist():
         for q in range(q0, q1):
@@ -181,7 +181,7 @@ def run_in_threads(
 
 @pytest.fixture(scope="session")
 def lab() -> SimpleNamespace:
-    """Give the oracles and makers of this file."""
+    """Return the oracles and makers of this file."""
     return SimpleNamespace(
         slabs_of=slabs_of,
         sparsity_of=sparsity_of,

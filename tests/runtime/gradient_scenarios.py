@@ -88,7 +88,7 @@ def without_sync(model, way):
 
 
 def load(batches, **planning):
-    """Give a loader, whose later iterations take the plans of the first one."""
+    """Return a loader, whose later iterations take the plans of the first one."""
     shape = ModelShape(CONFIG.q_heads, CONFIG.kv_heads, CONFIG.head_dim, 8)
     return make_loader(
         ROWS, SPEC.mask("local"), token_budget=50, batches=batches, shape=shape, block_size=8,

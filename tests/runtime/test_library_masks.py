@@ -36,7 +36,7 @@ PRODUCT = [
 
 
 def bind(path):
-    """Give the mask with parameters small enough for its sample, and the sample."""
+    """Return the mask with parameters small enough for its sample, and the sample."""
     spec = load(path)
     sample = spec.sample("tiny")
     params = spec.scope.masks[path.stem].params

@@ -34,7 +34,7 @@ def load(rank, mask=None, rows=ROWS, **options):
 
 @cache
 def plans(mask=None):
-    """Give the plans that the loaders of all ranks yield, made once."""
+    """Return the plans that the loaders of all ranks yield, made once."""
     return tuple(plan for _, plan in load(0, mask))
 
 

@@ -24,7 +24,7 @@ HEADS = ((2, 2), (4, 2), (3, 1), (8, 4), (4, 1), (1, 1), (6, 3))
 
 
 def random_plan(lab, masks, shape, rng):
-    """Give a plan of random owners, or None for a mask without pairs."""
+    """Return a plan of random owners, or None for a mask without pairs."""
     cluster = Cluster(int(rng.integers(1, 4)), int(rng.integers(1, 4)))
     config = PlanConfig(
         "static:zigzag",

@@ -46,7 +46,7 @@ def previous_of(dense):
 
 
 def ranges_of(dense):
-    """Give the key ranges of every row, pair by pair."""
+    """Return the key ranges of every row, pair by pair."""
     found = []
     for q, row in enumerate(dense):
         start = None

@@ -158,7 +158,7 @@ def random_row(rng):
 
 
 def oracle(row, masks, columns, *, keep):
-    """Give for every token what it is to predict, ``None`` for nothing, pair by pair."""
+    """Return for every token what it is to predict, ``None`` for nothing, pair by pair."""
     n = len(row["tokens"])
     seen = []
     for mask in masks:
@@ -459,7 +459,7 @@ def test_columns_travel_from_any_data_set_through_truncation_and_resuming(kind, 
 
 
 def opened(rows, kind, folder):
-    """Give rows as one of the kinds of data sets."""
+    """Return rows as one of the kinds of data sets."""
     if kind == "list":
         return rows
     if kind == "stream":

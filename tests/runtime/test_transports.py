@@ -11,7 +11,7 @@ from dcp_runtime import RunError
 from dcp_runtime.errors import PeerError
 from dcp_runtime.plans.device_plan import Transfer
 from dcp_runtime.transport import torch_transport
-from dcp_runtime.transport.failure_registry import Failure, FailureRegistry, Status
+from dcp_runtime.transport.failure_registry import FailureRegistry, Status
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
 from dcp_runtime.transport.store_barrier import StoreBarrier
 from dcp_runtime.transport.torch_transport import GlooTransport
@@ -30,7 +30,7 @@ def parcel_of(peer, *, is_send, after=None):
 
 @pytest.fixture
 def gloo(monkeypatch):
-    """Give a rank's transport without a group, whose failure registry keeps what it is told."""
+    """Return a rank's transport without a group, whose failure registry keeps what it is told."""
     transport = GlooTransport.__new__(GlooTransport)
     transport._timeout_s, transport._link = 1.0, None
     transport._ranks, transport._groups = [0, 1, 2], [None, None]
@@ -123,9 +123,11 @@ def test_a_rank_that_writes_late_is_not_taken_for_dead():
 
 def test_the_first_failure_is_that_of_all():
     store = HashStore()
-    first, second = Failure(1, 0, "rank 1 is dead"), Failure(2, 3, "rank 2 is dead")
-    assert FailureRegistry(store, 0)._publish(first) == first
-    assert FailureRegistry(store, 3)._publish(second) == first
+    first = PeerError("rank 1 is dead", rank=1, division=0)
+    second = PeerError("rank 2 is dead", rank=2, division=3)
+    for rank, failure in ((0, first), (3, second)):
+        agreed = FailureRegistry(store, rank)._publish(failure)
+        assert (str(agreed), agreed.rank, agreed.division) == ("rank 1 is dead", 1, 0)
     assert str(FailureRegistry(store, 4).settle(Status("waiting", 2, "forward", 0, ""))) == (
         "rank 1 is dead"
     )

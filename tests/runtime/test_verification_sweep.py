@@ -29,7 +29,7 @@ def random_mask(rng, n):
 
 
 def random_case(lab, seed, dtypes=DTYPES):
-    """Give a plan of one to three short sequences, its tensors and their type, or None."""
+    """Return a plan of one to three short sequences, its tensors and their type, or None."""
     rng = np.random.default_rng(seed)
     lengths = [int(rng.choice([1, 2, 3, rng.integers(1, 91)])) for _ in range(rng.integers(1, 4))]
     masks = [random_mask(rng, n) for n in lengths]
@@ -128,7 +128,7 @@ class Faults:
 
 
 def largest_change(right, wrong):
-    """Give by how much a fault moved the tensor that it moved most, relative to it."""
+    """Return by how much a fault moved the tensor that it moved most, relative to it."""
     moved = []
     for name in ("out", "dq", "dkv"):
         parts = (slice(None), 0), (slice(None), 1)
@@ -139,7 +139,7 @@ def largest_change(right, wrong):
 
 
 def outcomes(lab, fault, seeds, least):
-    """Give whether each run that the fault changed by at least `least` was refused."""
+    """Return whether each run that the fault changed by at least `least` was refused."""
     found = {}
     for seed in seeds:
         if (case := random_case(lab, seed, (torch.float32,))) is None:

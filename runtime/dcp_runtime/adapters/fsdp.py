@@ -1,4 +1,4 @@
-"""`sum_gradients`: FSDP adds the gradients of all ranks up instead of taking their mean."""
+"""`sum_gradients`: FSDP sums the gradients of all ranks instead of taking their mean."""
 
 import torch
 from torch.distributed.fsdp import FSDPModule
@@ -12,7 +12,7 @@ _NAMED = 3
 
 
 def sum_gradients(model: torch.nn.Module) -> None:
-    """Let every FSDP module of a model add the gradients of all ranks up.
+    """Let every FSDP module of a model sum the gradients of all ranks.
 
     Ranks divide their losses by the targets of the whole batch, so gradients are sums over ranks.
     FSDP2 divides them by the number of ranks, module by module: setting the root alone leaves the

@@ -29,7 +29,7 @@ from dcp_runtime.data.choices import LookAhead, Packing, Planning, RowRules, che
 from dcp_runtime.data.local_data import LocalData, TargetFinder, take_local
 from dcp_runtime.data.look_ahead import OwnPlans, PendingPlan, PlanningMetrics, PlanSource
 from dcp_runtime.data.plan_request import (
-    PlannedBatch,
+    PlanReply,
     PlanRequest,
     SequenceRequest,
     make_plans,
@@ -294,7 +294,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         )
 
     def _kept(
-        self, sequences: tuple[PackedSequence, ...], planned: PlannedBatch
+        self, sequences: tuple[PackedSequence, ...], planned: PlanReply
     ) -> list[PackedSequence]:
         """Record the sequences that do not fit their mask and give the others."""
         unfit = dict(planned.left_out)

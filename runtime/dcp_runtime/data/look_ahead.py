@@ -10,12 +10,12 @@ from typing import TypeAlias
 
 from dcp_planner.compile_clock import stopwatch
 from dcp_planner.workers import WorkerLost
-from dcp_runtime.data.plan_request import PlannedBatch, PlanRequest
+from dcp_runtime.data.plan_request import PlanReply, PlanRequest
 from dcp_runtime.data.planner_pool import PlannerPool
 
 MAX_CACHED_PLANS = 32
 
-OwnPlanner: TypeAlias = Callable[[], PlannedBatch]
+OwnPlanner: TypeAlias = Callable[[], PlanReply]
 """Makes the same plans in this process."""
 
 
@@ -53,7 +53,7 @@ class PendingPlan:
 
     request: PlanRequest
     in_own_process: OwnPlanner
-    future: "Future[tuple[PlannedBatch, float]] | Future[tuple[list[bytes], float]] | None"
+    future: "Future[tuple[PlanReply, float]] | Future[tuple[list[bytes], float]] | None"
     number: int = 0
 
     def cancel(self) -> None:
@@ -77,7 +77,7 @@ class PlanSource(ABC):
     def start(self, request: PlanRequest, in_own_process: OwnPlanner) -> PendingPlan:
         """Begin with a plan, if something can make it beside the training loop."""
 
-    def take(self, pending: PendingPlan, queued: int) -> PlannedBatch:
+    def take(self, pending: PendingPlan, queued: int) -> PlanReply:
         """Wait for a plan, or make it.
 
         Raises:
@@ -93,7 +93,7 @@ class PlanSource(ABC):
         return plan
 
     @abstractmethod
-    def _result(self, pending: PendingPlan) -> tuple[PlannedBatch, float | None]:
+    def _result(self, pending: PendingPlan) -> tuple[PlanReply, float | None]:
         """Return the plan and how long making it took, ``None`` if it was made while waiting."""
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class OwnPlans(PlanSource):
 
     def __init__(self, pool: PlannerPool | None) -> None:
         super().__init__(pool)
-        self._cache: OrderedDict[str, PlannedBatch] = OrderedDict()
+        self._cache: OrderedDict[str, PlanReply] = OrderedDict()
 
     def start(self, request: PlanRequest, in_own_process: OwnPlanner) -> PendingPlan:
         """Begin with a plan if there are processes to make it."""
@@ -120,11 +120,11 @@ class OwnPlans(PlanSource):
             return PendingPlan(request, in_own_process, None)
         return PendingPlan(request, in_own_process, self.pool.submit(request))
 
-    def _result(self, pending: PendingPlan) -> tuple[PlannedBatch, float | None]:
+    def _result(self, pending: PendingPlan) -> tuple[PlanReply, float | None]:
         key = pending.request.key
         if pending.future is None and key in self._cache:
             self.metrics.cached += 1
-            made: tuple[PlannedBatch, float | None] = self._cache[key], 0.0
+            made: tuple[PlanReply, float | None] = self._cache[key], 0.0
         else:
             made = self._made(pending)
         self._cache[key] = made[0]
@@ -133,7 +133,7 @@ class OwnPlans(PlanSource):
             self._cache.popitem(last=False)
         return made
 
-    def _made(self, pending: PendingPlan) -> tuple[PlannedBatch, float | None]:
+    def _made(self, pending: PendingPlan) -> tuple[PlanReply, float | None]:
         if pending.future is None:
             return pending.in_own_process(), None
         try:
@@ -142,7 +142,7 @@ class OwnPlans(PlanSource):
             if self.pool is not None:  # else they were given up
                 self._lose(self.pool, error)
             return pending.in_own_process(), None
-        assert isinstance(plan, PlannedBatch), "this pool was asked for whole plans"
+        assert isinstance(plan, PlanReply), "this pool was asked for whole plans"
         return plan, seconds
 
     def _lose(self, pool: PlannerPool, error: WorkerLost) -> None:

@@ -41,7 +41,7 @@ Slot: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlannedBatch:
+class PlanReply:
     """The plans of a batch, and the rows that turned out not to fit their mask.
 
     Attributes:
@@ -65,7 +65,7 @@ class PlannedBatch:
     @classmethod
     def with_notes(
         cls, plans: tuple[Plan | PlanPart, ...], notes: Mapping[str, Any]
-    ) -> "PlannedBatch":
+    ) -> "PlanReply":
         """Make a batch of its plans and its `notes`, as JSON gives them."""
         left_out = tuple((int(number), str(text)) for number, text in notes["left_out"])
         hidden = tuple((int(start), int(end)) for start, end in notes["hidden"])
@@ -77,7 +77,7 @@ class PlannedBatch:
         return self.plans[0] if len(self.plans) == 1 else StackedPlans(self.plans, self.cycle)
 
 
-def encode_batch(batch: PlannedBatch, num_devices: int) -> list[bytes]:
+def encode_batch(batch: PlanReply, num_devices: int) -> list[bytes]:
     """Return every device's part of a planned batch as bytes for `decode_batch`."""
     whole = [plan for plan in batch.plans if isinstance(plan, Plan)]  # parts are cut from these
     parts = zip(*map(encode_parts, whole), strict=True) if whole else repeat((), num_devices)
@@ -88,13 +88,13 @@ def encode_batch(batch: PlannedBatch, num_devices: int) -> list[bytes]:
     return found
 
 
-def decode_batch(data: bytes) -> PlannedBatch:
+def decode_batch(data: bytes) -> PlanReply:
     """Read one device's part of a planned batch."""
     head, _, rest = data.partition(b"\n")
     try:
         found = json.loads(head)
         sizes = [int(size) for size in found["sizes"]]
-        batch = PlannedBatch.with_notes((), found)
+        batch = PlanReply.with_notes((), found)
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"expected a part of a planned batch, got {len(data)} bytes") from error
     parts, at = [], 0
@@ -162,16 +162,14 @@ class PlanRequest:
         return hashlib.sha256(json.dumps(same).encode()).hexdigest()
 
 
-def plan_request(request: PlanRequest) -> PlannedBatch:
+def plan_request(request: PlanRequest) -> PlanReply:
     """Compile the masks of a batch and plan it, from the text alone."""
     masks = [_mask(*mask) for mask in request.masks]
     samples = [Sample.from_json(sequence.sample) for sequence in request.sequences]
     return make_plans(request, masks, samples)
 
 
-def make_plans(
-    request: PlanRequest, masks: Sequence[Mask], samples: Sequence[Sample]
-) -> PlannedBatch:
+def make_plans(request: PlanRequest, masks: Sequence[Mask], samples: Sequence[Sample]) -> PlanReply:
     """Plan a batch whose masks and samples are at hand; raises as `plan_request`."""
     kept, bound, left_out = [], [], []
     for number, (sequence, sample) in enumerate(zip(request.sequences, samples, strict=True)):
@@ -184,7 +182,7 @@ def make_plans(
         else:
             kept.append(number)
     if not kept:
-        return PlannedBatch((), (), tuple(left_out))
+        return PlanReply((), (), tuple(left_out))
     slots, cycle = join_cycles([request.sequences[number].cycle for number in kept])
     forms = [[of[mask] for of, mask in zip(bound, slot, strict=True)] for slot in slots]
     plans = _build(request, forms, [cycle.count(number) for number in range(len(slots))])
@@ -193,7 +191,7 @@ def make_plans(
         for plan, slot in zip(plans, slots, strict=True)
     )
     hidden = hidden_from_next([list(of.values()) for of in bound])
-    return PlannedBatch(named, cycle, tuple(left_out), hidden)
+    return PlanReply(named, cycle, tuple(left_out), hidden)
 
 
 def join_cycles(cycles: Sequence[tuple[int, ...]]) -> tuple[tuple[Slot, ...], tuple[int, ...]]:

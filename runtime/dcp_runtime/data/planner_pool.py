@@ -14,7 +14,7 @@ from dcp_planner import Plan
 from dcp_planner.compile_clock import stopwatch
 from dcp_planner.plan import decode_plan, encode_plan
 from dcp_planner.workers import TaskError, Worker, WorkerPool, WorkerProgram
-from dcp_runtime.data.plan_request import PlannedBatch, PlanRequest, encode_batch, plan_request
+from dcp_runtime.data.plan_request import PlanReply, PlanRequest, encode_batch, plan_request
 from dcp_runtime.errors import RunError
 
 MOST_FAILED_STARTS = 2
@@ -40,7 +40,7 @@ class PlannerPool:
         )
         self._time_limit_s = time_limit_s
 
-    def submit(self, request: PlanRequest) -> "Future[tuple[PlannedBatch, float]]":
+    def submit(self, request: PlanRequest) -> "Future[tuple[PlanReply, float]]":
         """Plan a batch in one of the processes; the result is its plans and the seconds it took.
 
         The future raises `WorkerLost` if the process is lost, and `DatasetError` or `RunError` with
@@ -95,8 +95,8 @@ class PlannerPool:
         return tuple(pid for pid in pids if pid is not None)
 
 
-def _read_plans(parts: list[bytes], answer: dict[str, Any]) -> PlannedBatch:
-    return PlannedBatch.with_notes(tuple(decode_plan(part).plan for part in parts), answer)
+def _read_plans(parts: list[bytes], answer: dict[str, Any]) -> PlanReply:
+    return PlanReply.with_notes(tuple(decode_plan(part).plan for part in parts), answer)
 
 
 def start() -> Callable[..., tuple[dict[str, Any], bytes]]:

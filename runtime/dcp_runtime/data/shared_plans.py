@@ -14,7 +14,7 @@ from dcp_dsl import DatasetError, DCPError
 from dcp_planner.workers import WorkerLost
 from dcp_runtime.data.look_ahead import OwnPlanner, PendingPlan, PlanSource
 from dcp_runtime.data.plan_request import (
-    PlannedBatch,
+    PlanReply,
     PlanRequest,
     decode_batch,
     encode_batch,
@@ -61,7 +61,7 @@ class PlanExchange:
         for rank in range(self.size):
             self._set(number, rank, kind + str(error).encode())
 
-    def take(self, number: int) -> PlannedBatch:
+    def take(self, number: int) -> PlanReply:
         """Wait for this rank's part of a batch."""
         key = f"{number}/{self.rank}"
         deadline, nap_s = time.monotonic() + self._timeout_s, FIRST_NAP_S
@@ -123,7 +123,7 @@ class SharedPlans(PlanSource):
         future.add_done_callback(partial(self._publish, number, request))
         return PendingPlan(request, in_own_process, future, number)
 
-    def _result(self, pending: PendingPlan) -> tuple[PlannedBatch, float | None]:
+    def _result(self, pending: PendingPlan) -> tuple[PlanReply, float | None]:
         if self._exchange.rank == 0 and self.pool is None:
             self._plan_here(pending.number, pending.in_own_process)
         batch = self._exchange.take(pending.number)

@@ -129,7 +129,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    # As autocast does: float64 and what is no floating point stay as they are.
+    # As autocast does: float64 and non-float tensors are unchanged.
     if not isinstance(tensor, Tensor) or tensor.dtype == torch.float64:
         return tensor
     return tensor.to(dtype) if tensor.is_floating_point() else tensor

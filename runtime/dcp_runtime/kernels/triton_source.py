@@ -1,8 +1,8 @@
 """The Triton source of the CUDA kernels: forward with carried state, dq, and dk with dv.
 
 One program of `forward_kernel` and `dq_kernel` owns the rows of a segment and a query head, one of
-`dkv_kernel` a run of key rows and a kv head: nobody shares what he adds to, so there are no atomics
-and two runs give the same bits. Exponents have base 2 inside; `lse` is natural outside.
+`dkv_kernel` a run of key rows and a kv head. No two programs add to the same rows: there are no
+atomics, and two runs give the same bits. Exponents have base 2 inside; `lse` is natural outside.
 
 Masks come as in `TileTable`: kind 0 sees all keys of the piece, 1 up to two ranges per row, 2 a bit
 per pair. The same source runs in Triton's interpreter on the CPU if that is switched on before this

@@ -43,7 +43,7 @@ class HeadLayout:
     def split_kv(self, kv: Tensor) -> Tensor:
         """Turn ``[T, 2, Hkv, D]`` into ``[G T, 2, max(1, Hkv / G), D]``.
 
-        Copies that nobody reads, because a group before them has the same heads, are zero.
+        KV copies that an earlier group owns are zero.
         """
         if self.groups == 1:
             return kv

@@ -1,8 +1,8 @@
-"""The tiles of a device cut to the grain of its kernel, with their exact masks.
+"""The tiles of a device, cut to the rows that its kernel computes at once, with exact masks.
 
 A plan's block is cut into segments of at most `segment_rows` queries, and each tile is trimmed to
-the keys that its segment sees: the grain of the kernel does not depend on the grain of the plan, so
-coarse planning blocks waste no work on a narrow window. Done once per plan and device, in packed
+the keys that its segment sees: the kernel's tile does not depend on the plan's blocks, so coarse
+planning blocks waste no work on a narrow window. Done once per plan and device, in packed
 coordinates; `tile_table` moves the pieces to where the blocks lie in buffers.
 """
 

@@ -1,7 +1,7 @@
 """Tile tables: which keys each row of queries meets, and the exact mask inside partial pieces.
 
 A plan speaks of blocks of a packed batch; a kernel speaks of rows of its working buffers.
-`tile_pieces` cuts a device's tiles to the grain of the kernel once; this module picks the pieces of
+`tile_pieces` cuts a device's tiles to kernel tiles once; this module picks the pieces of
 each attention instruction and moves them to where the blocks lie.
 """
 

@@ -45,15 +45,6 @@ class Status:
     others: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The rank that broke the run, the division in which it did, and the message for people."""
-
-    rank: int
-    division: int
-    message: str
-
-
 class FailureRegistry:
     """Statuses and the agreed failure of a group, as keys in its store."""
 
@@ -82,13 +73,13 @@ class FailureRegistry:
         deadline = time.monotonic() + GRACE_S
         while True:
             if (known := self._read("failure")) is not None:
-                return _error(Failure(**json.loads(known)))
+                return PeerError(**json.loads(known))
             failure = self._follow(own, is_over=time.monotonic() > deadline)
             if failure is not None:
-                return _error(self._publish(failure))
+                return self._publish(failure)
             time.sleep(0.02)
 
-    def _follow(self, own: Status, *, is_over: bool) -> Failure | None:
+    def _follow(self, own: Status, *, is_over: bool) -> PeerError | None:
         """Follow the chains of waiting ranks; return the failure once their end is certain."""
         known, silent = {self._rank: own}, None
         edges = [(self._rank, peer) for peer in (own.peer, *own.others)]
@@ -102,31 +93,31 @@ class FailureRegistry:
             known[peer] = status = Status(**json.loads(found))
             if status.kind == "raised":
                 text = f"rank {peer} failed in {_place(status)}: {status.text}"
-                return Failure(peer, status.division, text)
+                return _failure(peer, status, text)
             edges += [(peer, other) for other in (status.peer, *status.others)]
         if not is_over:
             return None
         return self._circle(known) if silent is None else self._silence(*silent, known)
 
-    def _silence(self, waiting: int, peer: int, known: Mapping[int, Status]) -> Failure:
+    def _silence(self, waiting: int, peer: int, known: Mapping[int, Status]) -> PeerError:
         status = known[waiting]
         how = f", {status.text}" if status.text else ""
         text = (
             f"rank {peer} is dead or stalled: rank {waiting} waited for it in "
             f"{_place(status)}{how}{'' if self._is_reachable else _LOST_STORE}"
         )
-        return Failure(peer, status.division, text)
+        return _failure(peer, status, text)
 
-    def _circle(self, known: Mapping[int, Status]) -> Failure:
+    def _circle(self, known: Mapping[int, Status]) -> PeerError:
         chain = [self._rank]
         while (peer := known[chain[-1]].peer) not in chain:
             chain.append(peer)
         circle = ", ".join(map(str, chain[chain.index(peer) :]))
         status = known[chain[-1]]
         text = f"ranks {circle} wait for each other in {_place(status)}"
-        return Failure(peer, status.division, text)
+        return _failure(peer, status, text)
 
-    def _publish(self, failure: Failure) -> Failure:
+    def _publish(self, failure: PeerError) -> PeerError:
         """Write the failure unless another rank was first; return the failure that was first."""
         if not self._is_reachable:
             return failure
@@ -135,12 +126,12 @@ class FailureRegistry:
         except RuntimeError:
             return failure
         if is_first:
-            self._write("failure", json.dumps(asdict(failure)))
+            self._write("failure", json.dumps({"message": str(failure), **vars(failure)}))
             return failure
         deadline = time.monotonic() + GRACE_S
         while time.monotonic() < deadline:
             if (known := self._read("failure")) is not None:
-                return Failure(**json.loads(known))
+                return PeerError(**json.loads(known))
             time.sleep(0.02)
         return failure
 
@@ -165,6 +156,7 @@ def _place(status: Status) -> str:
     return status.place if status.division < 0 else f"division {status.division} of {status.place}"
 
 
-def _error(failure: Failure) -> PeerError:
-    division = None if failure.division < 0 else failure.division
-    return PeerError(failure.message, rank=failure.rank, division=division)
+def _failure(rank: int, status: Status, message: str) -> PeerError:
+    """Blame a rank for what a waiting or failed rank reports."""
+    division = None if status.division < 0 else status.division
+    return PeerError(message, rank=rank, division=division)

@@ -1,4 +1,4 @@
-"""The store of a process group, which fails instead of waiting when nobody answers.
+"""The store of a process group, which fails instead of waiting when its server does not answer.
 
 torch's client reads the answers of a `TCPStore` without a limit: where the serving process is
 stopped, or its machine out of reach, looking up a key would never return.
@@ -8,7 +8,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import Future
 from typing import Any, TypeAlias
 
 import torch.distributed as dist
@@ -18,6 +18,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from dcp_runtime.errors import RunError
 
 Group: TypeAlias = dist.ProcessGroup | DeviceMesh
+
+_Call: TypeAlias = "tuple[Callable[[], Any], Future[Any]]"
+"""A question on its way through the thread that talks to the store, and where the answer goes."""
+
+SERVER = "the process that serves it: often rank 0, or torchrun on the first node"
 
 
 def process_group(group: Group | None) -> dist.ProcessGroup | None:
@@ -32,9 +37,6 @@ def process_group(group: Group | None) -> dist.ProcessGroup | None:
     return group.get_group()
 
 
-SERVER = "the process that serves it: often rank 0, or torchrun on the first node"
-
-
 def open_store(group: dist.ProcessGroup | None, name: str, timeout_s: float) -> "DeadlineStore":
     """Return keys of our own in the store of a group: the n-th caller of a rank shares them."""
     found = group or dist.group.WORLD
@@ -45,16 +47,6 @@ def open_store(group: dist.ProcessGroup | None, name: str, timeout_s: float) -> 
     except RuntimeError as error:
         raise RunError(f"{error}; the cause is {SERVER}") from error
     return DeadlineStore(PrefixStore(f"{name}-keys/{number}", store), timeout_s)
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """A question on its way through the thread that talks to the store."""
-
-    ask: Callable[[], Any]  # Any: whatever the store answers
-    answer: Any = None
-    error: RuntimeError | None = None
-    is_done: threading.Event = field(default_factory=threading.Event)
 
 
 class DeadlineStore(Store):
@@ -100,29 +92,22 @@ class DeadlineStore(Store):
         """Forget a value."""
         return bool(self._ask(lambda: self._store.delete_key(key)))
 
-    def _ask(self, ask: Callable[[], Any]) -> Any:  # Any: see _Call
-        call = _Call(ask)
+    def _ask(self, ask: Callable[[], Any]) -> Any:  # Any: whatever the store answers
+        answer: Future[Any] = Future()
         if not self._is_lost:
-            self._calls.put(call)
-            self._is_lost = not call.is_done.wait(self._timeout_s)
-        if self._is_lost:
-            raise RuntimeError("the store of the process group does not answer")
-        if call.error is not None:
-            raise call.error
-        return call.answer
+            self._calls.put((ask, answer))
+            try:
+                return answer.result(self._timeout_s)
+            except TimeoutError:
+                self._is_lost = True
+        raise RuntimeError("the store of the process group does not answer")
 
 
 def _serve(calls: "queue.SimpleQueue[_Call | None]") -> None:
-    while _serve_one(calls.get()):
-        pass  # nothing of the call is kept, or its store would never be forgotten
-
-
-def _serve_one(call: _Call | None) -> bool:
-    if call is None:
-        return False
-    try:
-        call.answer = call.ask()
-    except RuntimeError as error:
-        call.error = error
-    call.is_done.set()
-    return True
+    while (call := calls.get()) is not None:
+        ask, answer = call
+        try:
+            answer.set_result(ask())
+        except RuntimeError as error:
+            answer.set_exception(error)
+        del call, ask, answer  # or their store would never be forgotten

@@ -17,6 +17,9 @@ from dcp_planner import Direction, Trace
 from dcp_planner.simulation import EVENT_KINDS, EventKind
 from dcp_planner.tables import Instruction
 
+EventTable: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int64]]
+"""Events as int64 ``[E, 10]``: the columns of `Trace` from `start_ns` to `transfer`."""
+
 Moment: TypeAlias = Any  # Any: no common type
 """Nanoseconds of the host's monotonic clock, or an event of a stream, whose time comes later."""
 
@@ -84,10 +87,6 @@ def make_clock(device: torch.device, known: HostClock | None = None) -> HostCloc
         return known
     with torch.cuda.device(device):
         return StreamClock(partial(torch.cuda.Event, enable_timing=True))
-
-
-EventTable: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int64]]
-"""Events as int64 ``[E, 10]``: the columns of `Trace` from `start_ns` to `transfer`."""
 
 
 class Event(NamedTuple):
