@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dcp_dsl import Slabs
-from dcp_planner.tables import Blocks, Tiles
+from dcp_planner.tables import Blocks, ComputeBlocks
 from dcp_runtime.errors import RunError
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, accumulator_dtype
@@ -24,7 +24,7 @@ def tables_of(sparsity, rng, num_tables, segment_rows):
     count = len(sparsity.col_idx)
     division = rng.integers(num_tables, size=count)
     zeros = np.zeros(count, int)
-    tiles = Tiles(
+    tiles = ComputeBlocks(
         sparsity.row_idx, sparsity.col_idx, sparsity.kind, sparsity.pairs, zeros, division, zeros
     )
     places = []
@@ -198,7 +198,7 @@ def test_keys_side_by_side_are_one_piece_and_what_is_all_visible_needs_no_mask(l
         blocks = Blocks(np.zeros(4), np.arange(0, n, 16), np.arange(16, n + 1, 16), np.zeros(4))
         count = len(sparsity.col_idx)
         zeros = np.zeros(count, int)
-        tiles = Tiles(
+        tiles = ComputeBlocks(
             sparsity.row_idx, sparsity.col_idx, sparsity.kind, sparsity.pairs, zeros, zeros, zeros
         )
         cut = cut_pieces(blocks, tiles, sparsity.slabs, np.arange(count), 16)

@@ -23,6 +23,16 @@ from dcp_planner.model.workload import as_arrays
 
 MOST_PIECES = 1 << 26
 """Pieces that slabs are cut into: some gigabytes."""
+BLOCKS_PER_DEVICE = (2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
+"""Token blocks per device that are tried, until the tokens pack well and there are tiles enough."""
+FEWEST_TILES, MOST_TILES = 24, 150
+"""Tiles per device: fewer cannot be balanced, more take long to plan for."""
+SHORT_BLOCK = 16
+"""Tokens of a block where a device's even share of the tokens is less."""
+_FEW_BLOCKS = 64  # so many blocks of fewer tokens are no harm: at most some thousand tiles
+_SLACK = (1.0, 1.05)  # a little more than an even share leaves room for ragged ones
+_GRAIN = 16  # inside a segment borders are multiples of it: whole rows of a matrix instruction
+_SHORTEST_SHARE = 16  # breakpoints lie at least this share of a block apart
 
 
 def count_pairs(
@@ -133,18 +143,6 @@ def _sum_of_minimum(value: Ints, slope: Ints, border: Ints, rows: Ints) -> Ints:
     return np.where(slope > 0, rising, rows * np.minimum(value, border))
 
 
-BLOCKS_PER_DEVICE = (2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
-"""Token blocks per device that are tried, until the tokens pack well and there are tiles enough."""
-FEWEST_TILES, MOST_TILES = 24, 150
-"""Tiles per device: fewer cannot be balanced, more take long to plan for."""
-SHORT_BLOCK = 16
-"""Tokens of a block where a device's even share of the tokens is less."""
-_FEW_BLOCKS = 64  # so many blocks of fewer tokens are no harm: at most some thousand tiles
-_SLACK = (1.0, 1.05)  # a little more than an even share leaves room for ragged ones
-_GRAIN = 16  # inside a segment borders are multiples of it: whole rows of a matrix instruction
-_SHORTEST_SHARE = 16  # breakpoints lie at least this share of a block apart
-
-
 def cut_blocks(sequences: Sequence[Form], block: int) -> BlockSparsity:
     """Cut every sequence at the breakpoints of its mask and evenly into at most `block` tokens.
 
@@ -161,9 +159,7 @@ def cut_blocks(sequences: Sequence[Form], block: int) -> BlockSparsity:
     >>> cut_blocks([Slabs(8, [0], [8], [0], [3], [0], [0])], 4).q_bounds.tolist()
     [0, 3, 5, 8]
     """
-    _check_block(block)
-    batch = _pack(sequences)
-    return _count(batch, _borders([batch], block), block)
+    return cut_stack([sequences], block)[0]
 
 
 def cut_stack(masks: Sequence[Sequence[Form]], block: int) -> tuple[BlockSparsity, ...]:
@@ -179,7 +175,8 @@ def cut_stack(masks: Sequence[Sequence[Form]], block: int) -> tuple[BlockSparsit
     >>> [s.q_bounds.tolist() for s in cut_stack([[causal], [first]], 4)]
     [[0, 3, 5, 8], [0, 3, 5, 8]]
     """
-    _check_block(block)
+    if block < 1:
+        raise ValueError(f"block: expected at least 1 token, got {block}")
     batches = [_pack(sequences) for sequences in masks]
     if any(
         not np.array_equal(b.batch.cu_seqlens, batches[0].batch.cu_seqlens) for b in batches[1:]
@@ -226,11 +223,6 @@ def choose_block_size(
         if is_level and tiles >= FEWEST_TILES * devices:
             break
     return chosen
-
-
-def _check_block(block: int) -> None:
-    if block < 1:
-        raise ValueError(f"block: expected at least 1 token, got {block}")
 
 
 def _pack(sequences: Sequence[Form]) -> BlockSparsity:

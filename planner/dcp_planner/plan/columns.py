@@ -12,7 +12,7 @@ from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.placement import PlanWarning
 from dcp_planner.plan.arrow_tables import Columns
 from dcp_planner.simulation.trace import COLUMNS, EVENT_KINDS, Source, Trace, index_names
-from dcp_planner.tables.plan import Blocks, Plan, Provenance, Tiles, Transfers, columns_of
+from dcp_planner.tables.plan import Blocks, ComputeBlocks, Plan, Provenance, Transfers, columns_of
 from dcp_planner.tables.programs import OPS, ProgramTable, restore_programs, tabulate_programs
 
 _DIRECTIONS = ("forward", "backward")
@@ -86,7 +86,7 @@ def plan_of_columns(
         shape=shape,
         cu_seqlens=cu,
         blocks=Blocks(**_without(tables["blocks"], "block")),
-        tiles=Tiles(**tables["tiles"]),
+        tiles=ComputeBlocks(**tables["tiles"]),
         transfers=Transfers(**_without(tables["transfers"], "transfer")),
         slabs=Slabs(int(cu[-1]), *(slabs[name] for name in _SLABS)),
         forward=forward,

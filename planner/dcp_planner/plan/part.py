@@ -18,7 +18,7 @@ from dcp_dsl.arrays import Bools, Indices, Ints
 from dcp_dsl.forms import BlockKind, PlacedForm, form_of, items_of
 from dcp_planner.errors import PlanFileError
 from dcp_planner.model.cluster import Cluster, ModelShape
-from dcp_planner.tables.plan import SCHEMA, Blocks, Plan, Tiles, Transfers, columns_of
+from dcp_planner.tables.plan import SCHEMA, Blocks, ComputeBlocks, Plan, Transfers, columns_of
 from dcp_planner.tables.programs import ProgramTable, digest, restore_programs, tabulate_programs
 
 _META = "meta"
@@ -128,7 +128,7 @@ def _restore(arrays: Arrays, meta: dict[str, Any]) -> Plan:  # Any: a JSON docum
         shape=ModelShape(**meta["shape"]),
         cu_seqlens=cu.astype(np.int32),
         blocks=Blocks(**_table(arrays, "blocks", len(arrays["blocks.row"]))),
-        tiles=Tiles(**_table(arrays, "tiles", int(rows["tiles"]))),
+        tiles=ComputeBlocks(**_table(arrays, "tiles", int(rows["tiles"]))),
         transfers=Transfers(**_table(arrays, "transfers", int(rows["transfers"]))),
         slabs=Slabs(int(cu[-1]), *slabs[:, :4].T, *slabs[:, 4:].T.astype(np.uint8)),
         forward=forward,
@@ -147,7 +147,7 @@ def _forms(arrays: Arrays, meta: dict[str, Any]) -> tuple[PlacedForm, ...]:  # A
     )
 
 
-def _add(arrays: Arrays, name: str, table: Blocks | Tiles | Transfers, rows: Ints) -> None:
+def _add(arrays: Arrays, name: str, table: Blocks | ComputeBlocks | Transfers, rows: Ints) -> None:
     arrays[f"{name}.row"] = rows
     for column, values in columns_of(table).items():
         arrays[f"{name}.{column}"] = values[rows]

@@ -22,9 +22,9 @@ from dcp_planner.tables.buffers import bytes_per_token
 from dcp_planner.tables.head_groups import expand_placement, fold_head_groups
 from dcp_planner.tables.plan import (
     Blocks,
+    ComputeBlocks,
     Plan,
     Provenance,
-    Tiles,
     TransferKind,
     Transfers,
     columns_of,
@@ -272,7 +272,7 @@ def assemble(
             workload.block_end,
             placement.device_of_data,
         ),
-        tiles=Tiles(
+        tiles=ComputeBlocks(
             workload.compute_q,
             workload.compute_kv,
             workload.compute_kind,

@@ -1,18 +1,27 @@
 from .buffers import accumulator_bytes, receive_buffer_bytes
 from .head_groups import expand_head_groups
 from .metrics import PlanMetrics
-from .plan import Attention, Blocks, CommLaunch, CommWait, Copy, Instruction, Reduction, Tiles
+from .plan import (
+    Attention,
+    Blocks,
+    CommLaunch,
+    CommWait,
+    ComputeBlocks,
+    Copy,
+    Instruction,
+    Reduction,
+)
 
 __all__ = [
     "Attention",
     "Blocks",
     "CommLaunch",
     "CommWait",
+    "ComputeBlocks",
     "Copy",
     "Instruction",
     "PlanMetrics",
     "Reduction",
-    "Tiles",
     "accumulator_bytes",
     "expand_head_groups",
     "receive_buffer_bytes",

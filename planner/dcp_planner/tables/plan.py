@@ -1,7 +1,7 @@
 """Plans as tables: owners of blocks, devices of tiles, transfers, and every device's program.
 
-A plan is one immutable value made of tables. Indices into a table are called by its name: a `tile`
-is a row of `Tiles`, a `transfer` a row of `Transfers`. Instructions are the paper's five (Sec. 5).
+A plan is one immutable value made of tables. An index has the name of its table: a `tile` is a row
+of `ComputeBlocks`, a `transfer` a row of `Transfers`. Instructions are the paper's five (Sec. 5).
 """
 
 from collections.abc import Sequence
@@ -68,8 +68,8 @@ class Blocks(Record):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tiles(Record):
-    """Non-empty tiles of the attention matrix: the unit of computation.
+class ComputeBlocks(Record):
+    """Compute blocks: the non-empty tiles of the attention matrix, the unit of computation.
 
     Attributes:
         q_block, kv_block: int32 ``[W]``, rows of `Blocks`; sorted by (group, q_block, kv_block).
@@ -92,7 +92,7 @@ class Tiles(Record):
 
     def _check(self) -> None:
         if len(self) and not np.isin(self.kind, list(BlockKind)).all():
-            raise ValueError(f"Tiles.kind: expected 1 or 2, got {np.unique(self.kind)}")
+            raise ValueError(f"ComputeBlocks.kind: expected 1 or 2, got {np.unique(self.kind)}")
 
     def __len__(self) -> int:
         return len(self.device)
@@ -232,7 +232,7 @@ class Plan(Record):
     shape: ModelShape
     cu_seqlens: Annotated[Indices, "S+1"]
     blocks: Blocks
-    tiles: Tiles
+    tiles: ComputeBlocks
     transfers: Transfers
     slabs: Slabs
     forward: Sequence[DeviceProgram]
@@ -277,7 +277,7 @@ class Plan(Record):
         return np.concatenate([np.empty(0, np.int64), *(np.arange(a, b) for a, b in spans)])
 
 
-def columns_of(table: Blocks | Tiles | Transfers) -> dict[str, NDArray[np.generic]]:
+def columns_of(table: Blocks | ComputeBlocks | Transfers) -> dict[str, NDArray[np.generic]]:
     """Return the columns of a table by name, in order; without those that it does not have."""
     found = {field.name: getattr(table, field.name) for field in fields(table)}
     return {name: column for name, column in found.items() if column is not None}

@@ -249,8 +249,9 @@ def digest(plan: Plan) -> str:
     _add(sha, "cu_seqlens", plan.cu_seqlens)
     programs = tabulate_programs(plan)
     for table in (plan.blocks, plan.tiles, plan.transfers):
+        title = "Tiles" if table is plan.tiles else type(table).__name__
         for name, column in columns_of(table).items():
-            _add(sha, f"{type(table).__name__}.{name}", column)
+            _add(sha, f"{title}.{name}", column)
     for name in programs.__slots__:
         _add(sha, f"ProgramTable.{name}", getattr(programs, name))
     _add(sha, "slabs", plan.slabs.table())

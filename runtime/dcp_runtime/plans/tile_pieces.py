@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dcp_dsl import Slabs
 from dcp_dsl.arrays import Indices, Ints
 from dcp_dsl.forms import BlockKind, PlacedForm
-from dcp_planner.tables import Blocks, Tiles
+from dcp_planner.tables import Blocks, ComputeBlocks
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.row_ranges import (
     CutRanges,
@@ -98,7 +98,7 @@ class _Cells:
 
 def cut_pieces(
     blocks: Blocks,
-    tiles: Tiles,
+    tiles: ComputeBlocks,
     slabs: Slabs,
     chosen: Ints,
     segment_rows: int,
@@ -125,7 +125,7 @@ def cut_pieces(
     return pieces
 
 
-def _make_cells(blocks: Blocks, tiles: Tiles, chosen: Ints, segment_rows: int) -> _Cells:
+def _make_cells(blocks: Blocks, tiles: ComputeBlocks, chosen: Ints, segment_rows: int) -> _Cells:
     q_block, kv_block = tiles.q_block[chosen], tiles.kv_block[chosen]
     start, end = blocks.start[q_block], blocks.end[q_block]
     tile, segment = run_numbers(-(-(end - start) // segment_rows))
@@ -290,7 +290,7 @@ def _join(*parts: TilePieces) -> TilePieces:
     return TilePieces(**{name: column[order] for name, column in columns.items()}, masks=masks)
 
 
-def _check_pairs(tiles: Tiles, chosen: Ints, pieces: TilePieces) -> None:
+def _check_pairs(tiles: ComputeBlocks, chosen: Ints, pieces: TilePieces) -> None:
     found = np.zeros(len(tiles), np.int64)
     np.add.at(found, pieces.tile, pieces.pairs)
     wrong = chosen[found[chosen] != tiles.pairs[chosen]]

@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 
 from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
-from dcp_planner.tables import Blocks, Tiles
+from dcp_planner.tables import Blocks, ComputeBlocks
 from dcp_runtime.plans.tile_pieces import MAX_RANGES, PieceKind, TilePieces
 
 
@@ -88,7 +88,9 @@ class BlockRows:
 class TableBuilder:
     """Builds the tables of one device and direction."""
 
-    def __init__(self, blocks: Blocks, tiles: Tiles, pieces: TilePieces, rows: BlockRows) -> None:
+    def __init__(
+        self, blocks: Blocks, tiles: ComputeBlocks, pieces: TilePieces, rows: BlockRows
+    ) -> None:
         self._pieces = pieces
         q_block, kv_block = tiles.q_block[pieces.tile], tiles.kv_block[pieces.tile]
         self._q_row = rows.q[q_block] + pieces.q_start - blocks.start[q_block]
