@@ -29,8 +29,8 @@ from dcp_planner.step.assignment import StepMesh
 from dcp_planner.step.attention import Groups, attention_seconds
 from dcp_planner.step.documents import Documents
 from dcp_planner.step.model import step_model
-from dcp_planner.step.policies import RIVALS, Problem, by_work
-from dcp_planner.step.report import Setting, StepReport, compare_policies
+from dcp_planner.step.policies import RIVALS, StepProblem, by_work
+from dcp_planner.step.report import StepSetting, StepReport, compare_policies
 
 SCHEMA = "dcp.bench_step/1"
 BUDGET = 131_072
@@ -162,7 +162,7 @@ def main(
 
 def run(name: str, mesh: StepMesh, steps: int) -> Row:
     """Plan and price one setting."""
-    setting = Setting(mesh, step_model("llama-8b"), preset("h100-dgx", nodes=8), BUDGET)
+    setting = StepSetting(mesh, step_model("llama-8b"), preset("h100-dgx", nodes=8), BUDGET)
     packs = mesh.replicas * mesh.micro_batches
     drawn = [draw_step(DISTRIBUTIONS[name], seed, packs) for seed in range(steps)]
     cpu = []
@@ -237,7 +237,7 @@ def _validate() -> None:
         for width in (8, 16, 32, 64):
             for seed in range(3):
                 documents = draw_step(DISTRIBUTIONS[name], seed, mesh.replicas)
-                problem = Problem.of(documents, mesh, BUDGET, model, cluster)
+                problem = StepProblem.of(documents, mesh, BUDGET, model, cluster)
                 _, _, _, rows = next(iter(by_work(width)(problem).groups()))
                 own = replace(cluster, nodes=width // 8)
                 tokens = documents.tokens[rows]

@@ -20,7 +20,7 @@ from dcp_planner.step.documents import Documents
 from dcp_planner.step.iteration import predict_step
 from dcp_planner.step.model import step_model
 from dcp_planner.step.plan_step import levels, plan_step
-from dcp_planner.step.policies import RIVALS, Problem, differencing, round_robin
+from dcp_planner.step.policies import RIVALS, StepProblem, differencing, round_robin
 
 LLAMA = step_model("llama-8b")
 BUDGET = 32_768
@@ -55,7 +55,7 @@ def test_plan_is_valid_deterministic_and_never_behind_packs_in_turn(
         assert np.array_equal(getattr(plan.assignment, name), getattr(again.assignment, name))
     assert plan.time == min(plan.considered.values(), key=lambda time: time.seconds)
     assert plan.time.balance >= 0.999
-    problem = Problem.of(documents, mesh, BUDGET, LLAMA, cluster)
+    problem = StepProblem.of(documents, mesh, BUDGET, LLAMA, cluster)
     if "packs in order" in plan.considered:
         packs = predict_step(documents, round_robin(problem), LLAMA, cluster)
         assert plan.time.seconds <= packs.seconds * (1 + 1e-9)
@@ -67,7 +67,7 @@ def test_every_policy_runs_each_document_once_inside_the_mesh(
 ) -> None:
     documents, mesh = drawn
     cluster = cluster_of(mesh)
-    problem = Problem.of(documents, mesh, BUDGET, LLAMA, cluster)
+    problem = StepProblem.of(documents, mesh, BUDGET, LLAMA, cluster)
     for policy in (*RIVALS, *levels(mesh)):
         found = policy.assign(problem)
         time = predict_step(documents, found, LLAMA, cluster, sharding=policy.sharding)
@@ -154,7 +154,7 @@ def test_work_is_dealt_more_evenly_than_packs() -> None:
     documents, mesh = Documents.causal(tokens), StepMesh(4, 4, 8)
     cluster = cluster_of(mesh)
     ours = plan_step(documents, mesh, LLAMA, cluster, token_budget=BUDGET).time
-    problem = Problem.of(documents, mesh, BUDGET, LLAMA, cluster)
+    problem = StepProblem.of(documents, mesh, BUDGET, LLAMA, cluster)
     packs = predict_step(documents, round_robin(problem), LLAMA, cluster)
     assert packs.seconds > 1.2 * ours.seconds
 

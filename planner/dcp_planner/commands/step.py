@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dcp_planner.model.cluster import Cluster
     from dcp_planner.step.documents import Documents
     from dcp_planner.step.policies import NamedPolicy
-    from dcp_planner.step.report import Setting, StepReport
+    from dcp_planner.step.report import StepSetting, StepReport
 
 HOURS_PER_DAY = 24
 
@@ -102,16 +102,16 @@ def step(
         show_report(report)
 
 
-def _setting(options: dict[str, Any]) -> "Setting":
+def _setting(options: dict[str, Any]) -> "StepSetting":
     """Read mesh, model and machine of the command line; `Any`: click's values."""
     from dcp_planner.step.assignment import StepMesh
     from dcp_planner.step.model import step_model
-    from dcp_planner.step.report import Setting
+    from dcp_planner.step.report import StepSetting
 
     replicas, ranks = options["mesh"]
     mesh = StepMesh(replicas, ranks, options["micro_batches"], options["stages"])
     cluster = _cluster(options["cluster"], mesh.devices)
-    return Setting(
+    return StepSetting(
         mesh=mesh,
         model=step_model(options["model"], cluster.name),
         cluster=cluster,

@@ -12,7 +12,7 @@ from dcp_planner.step.iteration import StepTime, Synchronisation, predict_step
 from dcp_planner.step.model import StepModel
 from dcp_planner.step.policies import (
     NamedPolicy,
-    Problem,
+    StepProblem,
     alike_packs,
     by_work,
     width_by_work,
@@ -129,7 +129,7 @@ def plan_step(
     (((0, 1),), ((2, 3),))
     """
     check_step(documents, mesh, cluster, token_budget)
-    problem = Problem.of(documents, mesh, token_budget, model, cluster)
+    problem = StepProblem.of(documents, mesh, token_budget, model, cluster)
     considered: dict[str, StepTime] = {}
     assignments: dict[str, Assignment] = {}
     packs = _finished_packs(problem) if widths is None else ()
@@ -147,7 +147,7 @@ def plan_step(
     return StepPlan(chosen, assignments[chosen], considered[chosen], considered)
 
 
-def _finished_packs(problem: Problem) -> tuple[NamedPolicy, ...]:
+def _finished_packs(problem: StepProblem) -> tuple[NamedPolicy, ...]:
     """Return the packs of today's recipes as a level, if they fit the step."""
     packs = pack(problem.documents.tokens.tolist(), problem.token_budget)
     fits = len(packs) <= problem.mesh.replicas * problem.mesh.micro_batches

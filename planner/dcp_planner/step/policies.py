@@ -24,7 +24,7 @@ TOKEN_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Problem:
+class StepProblem:
     """What a policy decides on.
 
     Attributes:
@@ -47,7 +47,7 @@ class Problem:
         token_budget: int,
         model: StepModel,
         cluster: Cluster,
-    ) -> "Problem":
+    ) -> "StepProblem":
         """Price every document on one device."""
         tokens = documents.tokens.astype(np.float64)
         attention = model.layers * pair_seconds(documents.pairs, tokens, model.shape, cluster)
@@ -63,7 +63,7 @@ class Problem:
         )
 
 
-Policy = Callable[[Problem], Assignment]
+Policy = Callable[[StepProblem], Assignment]
 
 
 def by_work(width: int, token_tolerance: float | None = TOKEN_TOLERANCE) -> Policy:
@@ -78,7 +78,7 @@ def by_work(width: int, token_tolerance: float | None = TOKEN_TOLERANCE) -> Poli
             far as the token budget allows.
     """
 
-    def policy(problem: Problem) -> Assignment:
+    def policy(problem: StepProblem) -> Assignment:
         mesh = problem.mesh
         groups = mesh.devices // width
         bins = mesh.micro_batches * groups
@@ -93,7 +93,7 @@ def by_work(width: int, token_tolerance: float | None = TOKEN_TOLERANCE) -> Poli
     return policy
 
 
-def _alike(problem: Problem, bins: Ints, count: int, width: int) -> Assignment:
+def _alike(problem: StepProblem, bins: Ints, count: int, width: int) -> Assignment:
     """Let bins of similar work share a micro-batch; the largest goes to the group with least work.
 
     So both sums are small: of the longest bin of every micro-batch, and of each group's bins.
@@ -109,7 +109,7 @@ def _alike(problem: Problem, bins: Ints, count: int, width: int) -> Assignment:
     return problem.assign(bins, micro_batch, group, width)
 
 
-def _in_turn(problem: Problem, packs: tuple[tuple[int, ...], ...]) -> Assignment:
+def _in_turn(problem: StepProblem, packs: tuple[tuple[int, ...], ...]) -> Assignment:
     """Deal finished packs to replicas in turn: pack k is micro-batch k // R of replica k % R."""
     mesh = problem.mesh
     count = mesh.replicas * mesh.micro_batches
@@ -127,18 +127,18 @@ def _bins_of(packs: tuple[tuple[int, ...], ...], documents: int) -> Ints:
     return bins
 
 
-def round_robin(problem: Problem) -> Assignment:
+def round_robin(problem: StepProblem) -> Assignment:
     """Pack documents in their order and deal the packs in turn (``batches[r::R]``)."""
     return _in_turn(problem, pack(problem.documents.tokens.tolist(), problem.token_budget))
 
 
-def first_fit_decreasing(problem: Problem) -> Assignment:
+def first_fit_decreasing(problem: StepProblem) -> Assignment:
     """Pack the longest documents first and deal the packs in turn (packing of TRL, Axolotl)."""
     lengths = problem.documents.tokens.tolist()
     return _in_turn(problem, pack(lengths, problem.token_budget, order="decreasing"))
 
 
-def alike_packs(problem: Problem) -> Assignment:
+def alike_packs(problem: StepProblem) -> Assignment:
     """Pack in order; packs of similar work share a micro-batch (Megatron-LM `dp_balanced`)."""
     mesh = problem.mesh
     count = mesh.replicas * mesh.micro_batches
@@ -147,7 +147,7 @@ def alike_packs(problem: Problem) -> Assignment:
     return _alike(problem, bins, count, mesh.context_ranks)
 
 
-def karmarkar_karp(problem: Problem) -> Assignment:
+def karmarkar_karp(problem: StepProblem) -> Assignment:
     """Split documents by work with the largest differencing method; tokens are not capped.
 
     Source: Karmarkar and Karp, The Differencing Method of Set Partitioning (1982); verl balances
@@ -183,7 +183,7 @@ def differencing(values: Floats, parts: int) -> Ints:
     return bins
 
 
-def variable_length(problem: Problem) -> Assignment:
+def variable_length(problem: StepProblem) -> Assignment:
     """Pack by work with variable length: least work if tokens fit, else fewest tokens.
 
     Source: WLB-LLM (OSDI 2025), Sec. 4.1, without delaying outliers to later steps.
@@ -202,7 +202,7 @@ def variable_length(problem: Problem) -> Assignment:
     return _alike(problem, bins, count, mesh.context_ranks)
 
 
-def width_by_tokens(problem: Problem) -> Assignment:
+def width_by_tokens(problem: StepProblem) -> Assignment:
     """Spread a document over the fewest devices, a power of two, whose tokens it fits.
 
     Source: Megatron-LM, dynamic (hybrid) context parallelism, pull requests 2054 and 2282.
@@ -211,7 +211,7 @@ def width_by_tokens(problem: Problem) -> Assignment:
     return _spread(problem, problem.documents.tokens / room)
 
 
-def width_by_work(problem: Problem) -> Assignment:
+def width_by_work(problem: StepProblem) -> Assignment:
     """Spread a document over a power of two of devices, until each needs a mean device's time.
 
     Source: FlexSP (ASPLOS 2025) chooses a degree per sequence by its time; here without its MILP.
@@ -223,7 +223,7 @@ def width_by_work(problem: Problem) -> Assignment:
     return _spread(problem, needed)
 
 
-def _spread(problem: Problem, needed: Floats) -> Assignment:
+def _spread(problem: StepProblem, needed: Floats) -> Assignment:
     """Give each document the power of two of devices that it needs, least loaded ones first.
 
     Runs of devices are aligned, so that the process groups number ``2 * devices`` at most.

@@ -11,14 +11,14 @@ from dcp_planner.step.documents import Documents
 from dcp_planner.step.iteration import StepTime, Synchronisation, predict_step
 from dcp_planner.step.model import StepModel
 from dcp_planner.step.plan_step import plan_step
-from dcp_planner.step.policies import NamedPolicy, Problem
+from dcp_planner.step.policies import NamedPolicy, StepProblem
 
 CHOSEN = "plan_step"
 """Name under which the plan of every step is listed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class StepSetting:
     """Everything of a step but its documents."""
 
     mesh: StepMesh
@@ -100,7 +100,7 @@ class StepReport:
 
 
 def compare_policies(
-    steps: Iterable[Documents], setting: Setting, others: Sequence[NamedPolicy]
+    steps: Iterable[Documents], setting: StepSetting, others: Sequence[NamedPolicy]
 ) -> StepReport:
     """Plan each step, and price other policies on the same documents.
 
@@ -131,8 +131,12 @@ def compare_policies(
     return StepReport(count, documents, policies, levels)
 
 
-def _price(step: Documents, setting: Setting, others: Sequence[NamedPolicy]) -> dict[str, StepTime]:
-    problem = Problem.of(step, setting.mesh, setting.token_budget, setting.model, setting.cluster)
+def _price(
+    step: Documents, setting: StepSetting, others: Sequence[NamedPolicy]
+) -> dict[str, StepTime]:
+    problem = StepProblem.of(
+        step, setting.mesh, setting.token_budget, setting.model, setting.cluster
+    )
     return {
         other.name: predict_step(
             step,
