@@ -30,7 +30,7 @@ from dcp_planner.step.attention import Groups, attention_seconds
 from dcp_planner.step.documents import Documents
 from dcp_planner.step.model import step_model
 from dcp_planner.step.policies import RIVALS, StepProblem, by_work
-from dcp_planner.step.report import StepSetting, StepReport, compare_policies
+from dcp_planner.step.report import StepReport, StepSetting, compare_policies
 
 SCHEMA = "dcp.bench_step/1"
 BUDGET = 131_072

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dcp_planner.model.cluster import Cluster
     from dcp_planner.step.documents import Documents
     from dcp_planner.step.policies import NamedPolicy
-    from dcp_planner.step.report import StepSetting, StepReport
+    from dcp_planner.step.report import StepReport, StepSetting
 
 HOURS_PER_DAY = 24
 
