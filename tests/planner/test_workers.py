@@ -96,7 +96,8 @@ def test_a_refusal_is_told_and_the_worker_goes_on(worker):
     ],
 )
 def test_a_lost_process_is_named_with_its_cause_and_replaced(monkeypatch, fault, says):
-    monkeypatch.setattr("dcp_planner.workers.process._END_GRACE_S", 0.2)
+    if fault["do"] == "hang_up":  # the others end by themselves, however busy the machine is
+        monkeypatch.setattr("dcp_planner.workers.process._END_GRACE_S", 0.2)
     worker = Worker(WorkerProgram("worker_tasks:start", memory_bytes=1 << 29), "the tester")
     pid = worker.call({"do": "echo"})[0]["pid"]
     with pytest.raises(WorkerLost, match=rf"^the tester \(process {pid}\) {says}") as caught:
@@ -231,7 +232,7 @@ def test_no_file_stays_open_and_none_is_inherited(worker):
     files = worker.call({"do": "list_files"})[0]["files"]
     assert len(files) == 5  # standard input, output and error, the socket, the folder it lists
     worker.close()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_fork_ends_nothing_of_its_parent(worker):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from dcp_planner.workers.frames import Answer, FrameBuffer
 
-_END_GRACE_S = 3.0  # between the end of the socket and the end of the process
+_END_GRACE_S = 10.0  # between the end of the socket and the end of the process
 _LOG_BYTES = 4096
 
 
