@@ -1,8 +1,8 @@
-"""Everything a person looks at in a browser: placement, balance, and who waits for whom.
+"""Shows plans, runs and masks in a browser: `serve` a folder of `.dcpplan` files.
 
-`create_app` makes the Dash application over a folder of `.dcpplan` files, `serve` runs it on the
-loopback interface. The demonstration that walks through all rooms lives here too, since only this
-room may import all the others. Names load on first use.
+`create_app` makes the Dash application, `serve` runs it on the loopback interface until Ctrl-C,
+`start_server` in a thread. The demonstration lives here too, since only this package may import
+all the others. Names load on first use.
 """
 
 import lazy_loader

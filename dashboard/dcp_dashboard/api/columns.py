@@ -73,23 +73,13 @@ def decode(payload: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
 
 
 def narrow(values: NDArray[Any]) -> NDArray[Any]:
-    """Cast non-negative integers to the smallest of u1, u2, u4 that holds them, else to f8.
+    """Cast integers to the first of u1, u2, u4, i2, i4 that holds them, else to f8.
 
-    >>> narrow(np.array([0, 255])).dtype.str[1:], narrow(np.array([0, 2**40])).dtype.str[1:]
-    ('u1', 'f8')
+    >>> [narrow(np.array(n)).dtype.str[1:] for n in ([0, 255], [0, 2**40], [-1, 3], [-1, 70_000])]
+    ['u1', 'f8', 'i2', 'i4']
     """
-    largest = int(values.max(initial=0))
-    for dtype in (np.uint8, np.uint16, np.uint32):
-        if largest <= np.iinfo(dtype).max:
+    least, most = int(values.min(initial=0)), int(values.max(initial=0))
+    for dtype in (np.uint8, np.uint16, np.uint32, np.int16, np.int32):
+        if np.iinfo(dtype).min <= least and most <= np.iinfo(dtype).max:
             return values.astype(dtype)
     return values.astype(np.float64)
-
-
-def narrow_signed(values: NDArray[Any]) -> NDArray[Any]:
-    """Cast integers to i2 where that holds them, else to i4.
-
-    >>> narrow_signed(np.array([-1, 70_000])).dtype.str[1:]
-    'i4'
-    """
-    fits = len(values) == 0 or (values.min() >= -(2**15) and values.max() < 2**15)
-    return values.astype(np.int16 if fits else np.int32)

@@ -21,7 +21,7 @@ between which something moves.
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dashboard.api.columns import encode, narrow, narrow_signed
+from dcp_dashboard.api.columns import encode, narrow
 from dcp_dashboard.api.palette import KIND_COLOURS
 from dcp_dashboard.facts.metrics import ROWS, device_columns
 from dcp_dashboard.facts.traces import track_order
@@ -69,11 +69,11 @@ def timeline_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
         "start": ((trace.start_ns - base) // unit).astype(np.uint32),
         "end": (-(-(trace.end_ns - base) // unit)).astype(np.uint32),
         "bytes": narrow(trace.size_bytes),
-        "division": narrow_signed(trace.division),
-        "peer": narrow_signed(trace.peer),
+        "division": narrow(trace.division),
+        "peer": narrow(trace.peer),
         "name": narrow(trace.name),
-        "transfer": narrow_signed(trace.transfer),
-        "block": narrow_signed(np.append(plan.transfers.block, -1)[trace.transfer]),
+        "transfer": narrow(trace.transfer),
+        "block": narrow(np.append(plan.transfers.block, -1)[trace.transfer]),
         "device": narrow(trace.device),
         "lane": trace.lane,
         "kind": trace.kind,

@@ -4,7 +4,7 @@ import struct
 import numpy as np
 import pytest
 
-from dcp_dashboard.api.columns import decode, encode, narrow, narrow_signed
+from dcp_dashboard.api.columns import decode, encode, narrow
 
 COLUMNS = {
     "bytes": np.arange(5, dtype=np.uint8),
@@ -55,9 +55,9 @@ def test_narrow_keeps_every_value(largest, dtype):
 
 @pytest.mark.parametrize(
     ("values", "dtype"),
-    [([-(2**15), 2**15 - 1], "i2"), ([-(2**15) - 1], "i4"), ([2**15], "i4"), ([], "i2")],
+    [([-(2**15), 2**15 - 1], "i2"), ([-(2**15) - 1], "i4"), ([-1, 2**15], "i4"), ([], "u1")],
 )
 def test_signed_numbers_take_two_bytes_if_all_fit(values, dtype):
-    column = narrow_signed(np.array(values, np.int64))
+    column = narrow(np.array(values, np.int64))
     assert column.dtype.str[1:] == dtype
     assert column.tolist() == values

@@ -70,6 +70,10 @@ class Visit:
         A document that is loaded anew compiles its scripts again, two thirds of the cost of a test.
         """
         if self.page.url.startswith(self.base):
+            self.page.evaluate("dcp.state.flush()")
+            if self.page.url == self.base + path:  # the address holds all that is selected or shown
+                self.page.evaluate("scrollTo(0, 0)")
+                return self.page
             self.page.evaluate("dcp.navigation.open('/help')")  # nothing of the last page is left
             self.page.wait_for_selector("main .dcp-help", state="attached")
             self.page.evaluate("(path) => dcp.navigation.open(path)", f"/{path}")
@@ -112,6 +116,13 @@ class Visit:
 
 @pytest.fixture(scope="session")
 def server(served_folder) -> Iterator[RunningServer]:
+    with start_server(served_folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def editing_server(served_folder) -> Iterator[RunningServer]:
+    """A server of its own: plans made here stay in its session, where lists would show them."""
     with start_server(served_folder) as running:
         yield running
 

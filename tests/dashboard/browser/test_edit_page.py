@@ -3,13 +3,12 @@
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dcp_dashboard import RunningServer, start_server
+from dcp_dashboard import RunningServer
 from dcp_dashboard.library.folder import plan_key
 from dcp_dsl import Picture, Sample, Spec, dense_mask
 
@@ -19,10 +18,8 @@ ACCENT = "() => getComputedStyle(document.documentElement).getPropertyValue('--a
 
 
 @pytest.fixture(scope="module")
-def server(served_folder) -> Iterator[RunningServer]:
-    """A server of its own: plans made here stay in its session, where lists would show them."""
-    with start_server(served_folder) as running:
-        yield running
+def server(editing_server) -> RunningServer:
+    return editing_server
 
 
 def open_editor(visit, path="edit"):
