@@ -73,6 +73,7 @@ class Visit:
             self.page.evaluate("dcp.state.flush()")
             if self.page.url == self.base + path:  # the address holds all that is selected or shown
                 self.page.evaluate("scrollTo(0, 0)")
+                self.requests.append(self.page.url)  # it is shown as if it had come now
                 return self.page
             self.page.evaluate("dcp.navigation.open('/help')")  # nothing of the last page is left
             self.page.wait_for_selector("main .dcp-help", state="attached")

@@ -23,6 +23,7 @@ from dcp_dashboard.pages.compare import Choice, compare_url, load_comparison, re
 from dcp_dashboard.pages.routes import render_page
 from dcp_dsl import DCPError
 from dcp_planner import predict, simulate, write_plan
+from dcp_planner.report import Explanation, TimeParts
 
 
 @pytest.fixture(scope="module")
@@ -311,3 +312,11 @@ def test_the_page_says_what_it_compares(library):
         assert part in page
     alone = render_page(library, "/compare", "?a=" + plan_key("large.dcpplan"))
     assert "Choose two plans" in text_of(alone)
+
+
+def test_the_reason_adds_to_the_slower_plan_even_where_more_is_taken_away():
+    first, second = TimeParts(10.0, 2.0, 10.0, 2.0, 2.0), TimeParts(11.0, 10.0, 5.0, 4.0, 4.0)
+    found = Explanation(first, second)
+    shares = {cause: found.share(cause) for cause in ("work", "imbalance", "links", "order")}
+    assert shares == {"work": 2.0, "imbalance": 6.0, "links": -7.0, "order": 0.0}
+    assert found.reason == "imbalance"
