@@ -96,8 +96,11 @@ window.dcp.Inspector = (() => {
       this.host.dataset.state = "loading";
       try {
         const response = await fetch(address, { signal: this.asked.signal, credentials: "same-origin" });
-        const answer = await response.json().catch(() => ({}));
-        if (!response.ok) throw new Error(answer.error || `the server answered ${response.status}`);
+        if (!response.ok) {
+          const refusal = await response.json().catch(() => ({}));
+          throw new Error(refusal.error || `the server answered ${response.status}`);
+        }
+        const answer = await response.json(); // an abort here must not be kept as an answer
         if (this.known.size > 200) this.known.clear();
         this.known.set(address, answer);
         this.draw(answer);

@@ -200,6 +200,26 @@ def test_keys_step_through_divisions_and_show_the_map(visit, small_plan):
     assert visit.colours_at(".dcp-mask", spots) == expected_colours(small_plan, both)
 
 
+CUT_OFF = """() => {
+  const ask = window.fetch;
+  window.fetch = async (url, options) => {
+    if (!String(url).endsWith("/device/1")) return ask(url, options);
+    window.fetch = ask;
+    return { ok: true, json: () => Promise.reject(new DOMException("", "AbortError")) };
+  };
+}"""
+
+
+def test_an_answer_that_was_cut_off_is_asked_for_again(visit):
+    page = visit.open_plan("small.dcpplan")
+    page.evaluate(CUT_OFF)
+    for device in (1, 2, 1):
+        page.evaluate("(device) => dcp.state.set({ sel: { type: 'device', device } })", device)
+        if device == 2:  # before it, the first answer about device 1 was left half way
+            page.wait_for_selector(".dcp-inspector h3 >> text='Device 2'")
+    page.wait_for_selector(".dcp-inspector h3 >> text='Device 1'")
+
+
 def test_what_cannot_be_shown_says_so(visit):
     key = plan_key("small.dcpplan")
     visit.page.route("**/devices", lambda route: route.abort())
