@@ -5,10 +5,9 @@ places.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,13 +85,9 @@ def batch_of_samples(
         DatasetError: if a sample does not fit a mask.
         HeadError: if KV heads of one layer have different masks.
     """
-    stack = value if isinstance(value, Stack) else Stack.of(value)
-    bound = []
-    for number, sample in enumerate(samples):
-        with _naming(f"sample {number}"):
-            bound.append([as_arrays(mask.compile(sample)) for mask in stack.masks])
     origin = f"{spec.name}, samples of the command line"
-    return _compile(spec, stack, samples, bound, block_size, origin)
+    numbers = range(len(samples))
+    return _compile(spec, value, "sample", numbers, samples.__getitem__, block_size, origin)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,25 +125,21 @@ class PackedDataset:
         path = self.dataset.path
         if index >= len(self):
             raise DatasetError(f"{path}: {_no_batch(self.lengths, len(self), index, self.tokens)}")
-        value = self.attached.value
-        stack = value if isinstance(value, Stack) else Stack.of(value)
-        rows, samples, bound = self.rows[index], [], []
-        for row in rows:
-            with _naming(f"{path}: row {row}"):
-                columns = {**self.dataset[row], "len": int(self.lengths[row])}
-                samples.append(self.attached.sample(columns))
-                bound.append([as_arrays(mask.compile(samples[-1])) for mask in stack.masks])
+        rows = self.rows[index]
         origin = f"{path}, batch {index} of {len(self)} (rows {rows[0]} to {rows[-1]})"
-        return tuple(
-            replace(
-                found,
-                notes=self.notes,
-                index=index,
-                num_available=len(self),
-                rows=(rows[0], rows[-1]),
-            )
-            for found in _compile(self.spec, stack, samples, bound, block_size, origin)
+        found = _compile(
+            self.spec, self.attached.value, f"{path}: row", rows, self._sample, block_size, origin
         )
+        known: dict[str, Any] = {  # Any: values of fields
+            "notes": self.notes,
+            "index": index,
+            "num_available": len(self),
+            "rows": (rows[0], rows[-1]),
+        }
+        return tuple(replace(batch, **known) for batch in found)
+
+    def _sample(self, row: int) -> Sample:
+        return self.attached.sample({**self.dataset[row], "len": int(self.lengths[row])})
 
 
 def pack_dataset(spec: Spec, path: str, mask_call: str | None, tokens: int) -> PackedDataset:
@@ -208,28 +199,28 @@ def _no_batch(lengths: NDArray[np.int64], count: int, index: int, tokens: int) -
     )
 
 
-@contextmanager
-def _naming(where: str) -> Iterator[None]:
-    """Add to an error which row or sample it is about."""
-    try:
-        yield
-    except DatasetError as error:
-        raise DatasetError(f"{where}: {error}") from error
-
-
 def _compile(
     spec: Spec,
-    stack: Stack,
-    samples: Sequence[Sample],
-    bound: Sequence[Sequence[Form]],
+    value: Mask | Stack,
+    kind: str,
+    keys: Sequence[int],
+    sample_of: Callable[[int], Sample],
     block_size: BlockSize,
     origin: str,
 ) -> tuple[Batch, ...]:
-    """Cut a batch; `bound` holds every sample under every mask."""
+    """Bind every sample to every mask and cut the batch; errors name the sample, as `row 3`."""
+    stack = value if isinstance(value, Stack) else Stack.of(value)
+    samples: list[Sample] = []
+    bound: list[list[Form]] = []
+    for key in keys:
+        try:
+            samples.append(sample_of(key))
+            bound.append([as_arrays(mask.compile(samples[-1])) for mask in stack.masks])
+        except DatasetError as error:
+            raise DatasetError(f"{kind} {key}: {error}") from error
     total = sum(sample.length for sample in samples)
     if total > MOST_TOKENS:
         raise DatasetError(f"expected a batch of at most {MOST_TOKENS} tokens, got {total}")
-    uses = _uses(stack)
     by_mask = list(zip(*bound, strict=True))
     if isinstance(block_size, int):
         cut = tuple(block_sparsity(forms, block_size, block_size) for forms in by_mask)
@@ -238,7 +229,7 @@ def _compile(
     texts = tuple(sample.to_json() for sample in samples)
     return tuple(
         Batch(sparsity, Provenance(spec.source, mask.call, texts, origin), use=use)
-        for sparsity, mask, use in zip(cut, stack.masks, uses, strict=True)
+        for sparsity, mask, use in zip(cut, stack.masks, _uses(stack), strict=True)
     )
 
 
