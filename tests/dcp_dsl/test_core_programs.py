@@ -16,6 +16,7 @@ token evict = drops
 mask twice(inner: mask) = inner and not inner
 mask near(w: tokens, p: pos) = p - k < w where half = w // 2
 mask below(p: pos) = (k <= p) per doc
+mask again(p: pos) = below(p) per doc
 """
 
 
@@ -35,6 +36,7 @@ mask below(p: pos) = (k <= p) per doc
         ("below(q) per tile", "frame every(4)\n  frame doc\n    k <= out(1, q)"),
         ("(below(len) per doc) per tile",
          "frame every(4)\n  frame doc\n    frame doc\n      k <= out(1, len)"),
+        ("again(q) per tile", "frame every(4)\n  frame doc\n    frame doc\n      k <= out(2, q)"),
         ("q.doc.pos < k.evict", "q.doc.pos < k.evict"),
         ("abs(-q) < clamp(k, 1, 3)", "max(-1 * q, -1 * (-1 * q)) < min(max(k, 1), 3)"),
         ("doc.count * (q + 1) == row.n", "doc.count * (q + 1) == row.n"),
@@ -66,6 +68,23 @@ def test_a_number_given_from_further_out_keeps_its_coordinates_where_lengths_dif
         sample = Sample({"c": lens}, sum(lens))
         expected = dense_mask(mask, sample)
         assert np.array_equal(mask.bind(sample).tile(0, sample.length, 0, sample.length), expected)
+
+
+def test_a_size_given_from_further_out_may_differ_there():
+    text = "segment outer = a[c]*\nsegment tile = every 3\n"
+    text += "mask cut(w: tokens) = same(b) per tile where b = every w\n"
+    mask = Spec.from_text(text).mask("cut(len // 2) per a")
+    for lens in ([6, 4, 5], [4, 4, 2]):
+        sample = Sample({"c": lens}, sum(lens))
+        seen = mask.bind(sample).tile(0, sample.length, 0, sample.length)
+        assert np.array_equal(seen, dense_mask(mask, sample))
+        at = 0
+        for size in lens:
+            position = np.arange(size)
+            name = 10 * (position // 3) + position % 3 // (size // 2)
+            own = slice(at, at + size)
+            assert np.array_equal(seen[own, own], name[:, None] == name[None, :])
+            at += size
 
 
 def test_errors_on_a_sample_name_the_place_that_the_node_comes_from():

@@ -77,28 +77,22 @@ class Predicate:
         match node:
             case nodes.Truth(flag):
                 zero = _constant(0)
-                return self._inside(_compared("==" if flag else "!=", zero, zero))
+                return _compared("==" if flag else "!=", zero, zero)
             case nodes.Not(item):
-                return self._inside(_inverted(self.mask(item)))
+                return _inverted(self.mask(item))
             case nodes.And(items) | nodes.Or(items):
                 return _joined(list(map(self.mask, items)), is_and=isinstance(node, nodes.And))
             case nodes.Frame(segment, body):
                 return self._per(self.frame.cells_of(segment), body)
             case nodes.Compare(op, left, right):
-                return self._inside(_compared(op, self.number(left), self.number(right)))
+                return _compared(op, self.number(left), self.number(right))
             case nodes.Within(segment, at):
                 own = self.frame.instances(segment).filled()
                 function = own.function(self.frame.num_tokens, np.zeros(len(own), np.int64))
-                return self._inside(_defined(self._look_up(function, at)))
+                return _defined(self._look_up(function, at))
             case nodes.Same(segment):
-                return self._inside(_same(self.frame.instances(segment).filled(), self.frame))
+                return _same(self.frame.instances(segment).filled(), self.frame)
         raise AssertionError(f"no mask on a sample: {type(node).__name__}")
-
-    def _inside(self, decide: Decide) -> Decide:
-        """Leave out what lies outside all cells."""
-        if self.frame.outer is None:
-            return decide
-        return _joined([_same(self.frame.cells, self.frame), decide], is_and=True)
 
     def _per(self, cells: Instances, body: nodes.Mask) -> Decide:
         """Return what decides a mask inside each cell."""
@@ -107,7 +101,7 @@ class Predicate:
         frame = self.frame.inside(cells)
         try:
             inner = Predicate(frame, is_symbolic=self.is_symbolic, outer=self)
-            return inner._inside(inner.mask(body))
+            return _joined([_same(cells, frame), inner.mask(body)], is_and=True)
         except VaryingLength as error:  # a size depends on the instance: one by one
             if error.frame is not frame:
                 raise
