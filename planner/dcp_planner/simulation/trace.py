@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from dcp_dsl.arrays import Bools, Bytes, Indices, Ints
-from dcp_planner.arrays import Floats, freeze_columns
+from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record, sealed, settle
+from dcp_planner.arrays import Floats
 
 Source: TypeAlias = Literal["simulated", "measured"]
 Lane: TypeAlias = Literal["compute", "send", "receive", "wait"]
@@ -24,7 +24,7 @@ _LANE_OF_KIND = np.array([0, 0, 0, 1, 2, 3], np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trace:
+class Trace(Record):
     """Events of all devices on one clock, sorted by (device, lane, start).
 
     The lanes of a device: `compute` (attention, reduction, copy), `send` and `receive` (one event
@@ -48,38 +48,31 @@ class Trace:
     """
 
     source: Source
-    start_ns: Ints
-    end_ns: Ints
-    ready_ns: Ints
-    device: Indices
-    kind: Bytes
-    is_backward: Bools
-    division: Indices
-    peer: Indices
-    size_bytes: Ints
-    transfer: Indices
-    name: Indices
+    start_ns: Annotated[Ints, "E"]
+    end_ns: Annotated[Ints, "E"]
+    ready_ns: Annotated[Ints, "E"]
+    device: Annotated[Indices, "E"]
+    kind: Annotated[Bytes, "E"]
+    is_backward: Annotated[Bools, "E"]
+    division: Annotated[Indices, "E"]
+    peer: Annotated[Indices, "E"]
+    size_bytes: Annotated[Ints, "E"]
+    transfer: Annotated[Indices, "E"]
+    name: Annotated[Indices, "E"]
     names: tuple[str, ...]
     lane: Bytes = field(init=False)
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if self.source not in get_args(Source):
             raise ValueError(
                 f"Trace.source: expected one of {get_args(Source)}, got {self.source!r}"
             )
-        size = (len(self.name),)
-        wide, narrow = (np.int64, size), (np.int32, size)
-        freeze_columns(
-            self, start_ns=wide, end_ns=wide, ready_ns=wide, device=narrow, kind=(np.uint8, size),
-            is_backward=(np.bool_, size), division=narrow, peer=narrow, size_bytes=wide,
-            transfer=narrow, name=narrow,
-        )  # fmt: skip
         if (self.end_ns < self.start_ns).any():
             raise ValueError("Trace: an event ends before it starts")
         for column, most in ((self.kind, len(EVENT_KINDS)), (self.name, len(self.names))):
             if len(column) and not 0 <= column.min() <= column.max() < most:
                 raise ValueError(f"Trace: expected kinds and names below {most}")
-        object.__setattr__(self, "lane", _LANE_OF_KIND[self.kind])
+        settle(self, lane=sealed(_LANE_OF_KIND[self.kind]))
 
     @classmethod
     def of_rows(cls, source: Source, rows: Ints, texts: Sequence[str]) -> "Trace":
