@@ -5,13 +5,16 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dcp_dsl import check
 from dcp_planner import read_plan
 
+Run = Callable[[str, Path], str]
 ROOT = Path(__file__).resolve().parent.parent
 TRAINING = """
 import torch, torch.distributed as dist
@@ -34,22 +37,22 @@ def blocks(path: str, language: str) -> list[str]:
     return [code for found, code in fences if found == language]
 
 
-def run(code: str, folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        input="\n",
-        env={**os.environ, "LOCAL_WORLD_SIZE": "64"},  # no core is left for planner processes
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(start_python: Callable[..., Any]) -> Run:
+    """Run code in a folder and return what it prints; whoever asks is answered with Enter."""
+
+    def run(code: str, folder: Path) -> str:
+        script = folder / "shown.py"
+        script.write_text(f"import io, sys; sys.stdin = io.StringIO('\\n')\n{code}", "utf-8")
+        # No core is left for planner processes.
+        fork = start_python(script, folder=folder, LOCAL_WORLD_SIZE="64")
+        assert fork.wait(250) == 0, fork.err.read_text()
+        return str(fork.out.read_text())
+
+    return run
 
 
-def test_ten_lines_of_the_first_readme_run(tmp_path: Path):
+def test_ten_lines_of_the_first_readme_run(tmp_path: Path, run: Run):
     planning, _ = blocks("README.md", "python")
     imbalance, seconds = map(float, run(planning, tmp_path).split())
     assert 1 <= imbalance <= 1.1
@@ -72,7 +75,7 @@ def test_first_picture_of_the_first_readme_is_a_plan_for_eight_devices(tmp_path:
     assert read_plan(tmp_path / "runs" / "mine.dcpplan").plan.num_devices == 8
 
 
-def test_training_loop_of_the_first_readme_runs(tmp_path: Path):
+def test_training_loop_of_the_first_readme_runs(tmp_path: Path, run: Run):
     imports, training = blocks("README.md", "python")[1].split("\n\n", 1)
     run("\n".join([imports, TRAINING, training, "assert loss.isfinite()", ENDING]), tmp_path)
 
@@ -145,7 +148,7 @@ for one, found in zip(dense.parameters(), model.parameters(), strict=True):
 """
 
 
-def test_code_of_the_training_page_runs(tmp_path: Path):
+def test_code_of_the_training_page_runs(tmp_path: Path, run: Run):
     (spec,) = [b for b in blocks("docs/training.md", "") if b.startswith("segment part")]
     assert check(spec) == ()
     (tmp_path / "train.dcpm").write_text(spec, encoding="utf-8")
@@ -175,7 +178,7 @@ for name, row in rows.items():
 """
 
 
-def test_code_of_the_data_set_page_runs(tmp_path: Path):
+def test_code_of_the_data_set_page_runs(tmp_path: Path, run: Run):
     (spec,) = [b for b in blocks("docs/datasets.md", "") if b.startswith("segment part")]
     assert check(spec) == ()
     (tmp_path / "mix.dcpm").write_text(spec, encoding="utf-8")
@@ -199,7 +202,7 @@ seen = []
 """
 
 
-def test_code_for_several_nodes_runs(tmp_path: Path):
+def test_code_for_several_nodes_runs(tmp_path: Path, run: Run):
     joining, replicas = blocks("docs/multi-node.md", "python")
     joining = joining.replace("dist.init_process_group", "# ")  # the test has one process
     ending = """
@@ -227,7 +230,7 @@ dataset = [{"tokens": list(range(1000))} for _ in range(9)]
 """
 
 
-def test_code_for_whole_steps_runs(tmp_path: Path):
+def test_code_for_whole_steps_runs(tmp_path: Path, run: Run):
     (planning,) = blocks("docs/steps.md", "python")
     ending = """
 batches = [local_data.rows for local_data, plan in loader]
@@ -238,7 +241,7 @@ dist.destroy_process_group()
     run("\n".join([WHOLE_STEPS, planning, ending]), tmp_path)
 
 
-def test_code_that_saves_the_trace_of_a_step_runs(tmp_path: Path):
+def test_code_that_saves_the_trace_of_a_step_runs(tmp_path: Path, run: Run):
     _, training = blocks("README.md", "python")
     imports, loop = training.split("\n\n", 1)
     (saving,) = blocks("docs/reading-plans.md", "python")
@@ -252,7 +255,7 @@ def test_mask_of_the_first_readme_is_right():
     assert check(spec, "train.dcpm") == ()
 
 
-def test_planner_readme_runs_and_so_do_those_that_read_its_plan(tmp_path: Path):
+def test_planner_readme_runs_and_so_do_those_that_read_its_plan(tmp_path: Path, run: Run):
     (tmp_path / "runs").mkdir()
     (planning,) = blocks("planner/README.md", "python")
     run(planning, tmp_path)

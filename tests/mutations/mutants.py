@@ -1,8 +1,8 @@
 """Small wrong changes of product code, one at a time, drawn by a seed.
 
 A change replaces one expression or statement in the text of a file, so that all else stays as it
-was. Docstrings, texts, types, decorators, `raise` and `assert` are left alone: a change there is
-no wrong behaviour, or one that nobody could name.
+was. Docstrings, texts, types, decorators, `raise`, `assert` and `strict=` of `zip` are left alone:
+a change there is no wrong behaviour, or one that nobody could name.
 """
 
 import ast
@@ -33,6 +33,7 @@ class Mutant:
 
     path: str
     line: int
+    text: str
     function: int
     start: int
     end: int
@@ -76,7 +77,8 @@ def sites(path: Path) -> Iterator[tuple[str, Mutant]]:
             start = starts[node.lineno - 1] + node.col_offset
             end = starts[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0)
             before = " ".join(text[start:end].decode().split())
-            yield kind, Mutant(str(path), node.lineno, function, start, end, before, after)
+            place = text[starts[node.lineno - 1] : starts[node.lineno]].decode().strip()
+            yield kind, Mutant(str(path), node.lineno, place, function, start, end, before, after)
 
 
 def _code(node: ast.AST, function: int) -> Iterator[tuple[ast.expr | ast.stmt, int]]:
@@ -94,6 +96,8 @@ def _code(node: ast.AST, function: int) -> Iterator[tuple[ast.expr | ast.stmt, i
         parts = [node.value] if node.value else []
     elif isinstance(node, ast.ClassDef):
         parts = [*node.body]
+    elif isinstance(node, ast.Call):
+        parts = [node.func, *node.args, *[k.value for k in node.keywords if k.arg != "strict"]]
     else:
         parts = [*ast.iter_child_nodes(node)]
     if isinstance(node, ast.expr | ast.stmt):

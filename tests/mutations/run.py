@@ -38,8 +38,9 @@ def main() -> None:
     mutants = draw(_product(options.package), options.count, options.seed)
     if options.only:
         mutants = [m for i, m in enumerate(mutants) if i in options.only]
-    known = {(e["path"], e["before"], e["after"]) for e in json.loads(_equivalent().read_text())}
-    mutants = [m for m in mutants if (m.path, m.before, m.after) not in known]
+    listed = json.loads((HERE / "equivalent.json").read_text())
+    known = {(entry["path"], entry["text"], entry["after"]) for entry in listed}
+    mutants = [m for m in mutants if (m.path, m.text, m.after) not in known]
     copies: Queue[Path] = Queue()
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
@@ -76,10 +77,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--reach", type=Path, default=Path(".mutations/reach"))
     parser.add_argument("--out", type=Path, default=Path(".mutations/result.json"))
     return parser.parse_args()
-
-
-def _equivalent() -> Path:
-    return HERE / "equivalent.json"
 
 
 def _product(packages: list[str] | None) -> list[Path]:

@@ -1,13 +1,16 @@
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from dcp_dsl import DatasetError, HeadError, Sample, block_sparsity, load
+from dcp_dsl.cli import main
 from dcp_planner import (
     PARTITIONERS,
     Cluster,
@@ -62,6 +65,22 @@ def run_process(folder, *arguments):
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=250, check=False
     )
+
+
+@pytest.fixture
+def run_main(folder, monkeypatch, capsys):
+    """Run `dcpm` as a process would, but in this one: starting another costs a second."""
+
+    def run(*arguments):
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "argv", ["dcpm", *arguments])
+        monkeypatch.setattr(signal, "signal", lambda *_: None)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return SimpleNamespace(returncode=ended.value.code, stdout=out, stderr=err)
+
+    return run
 
 
 def run(command, *arguments):
@@ -526,11 +545,11 @@ def test_plan_takes_columns_as_a_sample_statement_has_them(folder):
         ),
     ],
 )
-def test_bad_input_ends_with_one_message_and_no_file(folder, arguments, message):
-    done = run_process(folder, "plan", "--out", "x", *SMALL, *arguments)
+def test_bad_input_ends_with_one_message_and_no_file(folder, run_main, arguments, message):
+    done = run_main("plan", "--out", "x", *SMALL, *arguments)
     assert done.returncode in (1, 2)
     assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    assert any(line.startswith(("dcpm: ", "Error: ")) for line in done.stderr.splitlines())
     assert done.stdout == ""
     assert sorted(p.name for p in folder.iterdir()) == ["a.dcpm", "rows.jsonl"]
 

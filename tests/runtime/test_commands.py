@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -55,9 +56,14 @@ def test_failed_verification_is_exit_status_1_with_the_numbers(plan_file, monkey
     assert shown.exit_code == 1
     assert "dq   error 1.00e-02 (eager 1.00e-07)" in shown.stdout
     assert "NOT VERIFIED" in shown.stdout
+    assert "mask from the plan's own mask" in shown.stdout
     shown = CliRunner().invoke(dcpm, ["run", str(plan_file), "--json"], catch_exceptions=False)
     assert shown.exit_code == 1
     assert json.loads(shown.stdout)["errors"]["dq"]["relative_max"] is None
+    rebuilt = replace(result, mask_source="provenance")
+    monkeypatch.setattr(launcher, "run_plan", lambda *_: rebuilt)
+    shown = CliRunner().invoke(dcpm, ["run", str(plan_file)])
+    assert "mask from the spec inside the plan" in shown.stdout
 
 
 def test_ranks_that_differ_from_the_plan_are_refused(plan_file):
