@@ -170,3 +170,15 @@ def test_a_cluster_too_slow_for_any_clock_is_refused(masks, constant):
 def test_a_cluster_takes_finite_constants_only(name, value):
     with pytest.raises(ValueError, match=f"Cluster.{name}: expected"):
         Cluster(1, 2, **{name: value})
+
+
+def test_only_messages_and_waits_for_them_name_another_device(plan):
+    trace = simulate(plan)
+    computes = trace.lane == LANES.index("compute")
+    assert computes.any()
+    assert (trace.peer[computes] == -1).all()
+    assert (trace.transfer[computes] == -1).all()
+    assert (trace.size_bytes[computes] == 0).all()
+    sent = trace.lane == LANES.index("send")
+    assert sent.any()
+    assert (trace.peer[sent] >= 0).all()
