@@ -10,15 +10,21 @@ import functools
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numba import from_dtype, njit, types
 from numba.core.caching import FunctionCache
 from numba.extending import is_jitted
 
+from dcp_dsl.arrays import Floats, Indices, Ints
 from dcp_planner.compile_cache import PrivateFolderLocator
 from dcp_planner.compile_clock import COMPILE_CLOCK
+
+IntTable: TypeAlias = Annotated[Ints, 2]
+IndexTable: TypeAlias = Annotated[Indices, 2]
+FloatTable: TypeAlias = Annotated[Floats, 2]
+"""Arrays of two dimensions, for compiled functions, whose types come from their annotations."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])  # Any: of any signature
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from dcp_planner.arrays import Indices
+from dcp_dsl.arrays import Indices
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.packing import pack_largest_first

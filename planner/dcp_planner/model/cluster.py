@@ -5,8 +5,7 @@ from typing import TypeGuard, TypeVar
 
 import numpy as np
 
-from dcp_dsl.arrays import Ints
-from dcp_planner.arrays import Floats
+from dcp_dsl.arrays import Floats, Ints
 from dcp_planner.errors import ClusterError
 
 MOST_DEVICES = 1 << 16

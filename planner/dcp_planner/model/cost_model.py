@@ -15,7 +15,7 @@ Constants, their sources and how far predictions are from measured bars: ``docs/
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dcp_planner.arrays import Floats
+from dcp_dsl.arrays import Floats
 from dcp_planner.model.cluster import BACKWARD_FLOPS_RATIO, Cluster, ModelShape
 from dcp_planner.model.workload import Workload
 

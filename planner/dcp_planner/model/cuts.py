@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dcp_dsl import BlockSparsity, Form, Slabs, block_sparsity
-from dcp_dsl.arrays import Ints
+from dcp_dsl.arrays import Floats, Ints
 from dcp_dsl.forms import BlockKind, Columns, PlacedForm, Strided
-from dcp_planner.arrays import Floats
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig

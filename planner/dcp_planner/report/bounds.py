@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcp_dsl.arrays import Indices, Ints
-from dcp_planner.arrays import Floats
+from dcp_dsl.arrays import Floats, Indices, Ints
 from dcp_planner.model.cluster import BACKWARD_FLOPS_RATIO, Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.packing import Caps, loads_of

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcp_dsl.arrays import Bools, Indices, Ints
-from dcp_planner.arrays import Floats
+from dcp_dsl.arrays import Bools, Floats, Indices, Ints
 from dcp_planner.jit import compiled
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import Routing

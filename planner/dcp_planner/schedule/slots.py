@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dcp_planner.arrays import Ints
+from dcp_dsl.arrays import Ints
 from dcp_planner.jit import compiled
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dcp_planner.arrays import Ints
+from dcp_dsl.arrays import Ints
 from dcp_planner.model.config import MOST_DIVISIONS
 from dcp_planner.tables.programs import ATTENTION, COPY, LAUNCH, REDUCTION, WAIT
 

@@ -9,7 +9,7 @@ candidate, values it and undoes it. There is no randomness: every machine finds 
 
 import numpy as np
 
-from dcp_planner.arrays import Floats
+from dcp_dsl.arrays import Floats
 from dcp_planner.jit import compiled, inner
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.cost_model import link_seconds, workload_seconds

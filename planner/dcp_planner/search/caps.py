@@ -6,8 +6,8 @@ an assignment under a capacity, which moves and swaps of blocks improve.
 
 import numpy as np
 
-from dcp_planner.arrays import Floats, FloatTable, Indices, Ints
-from dcp_planner.jit import compiled, inner
+from dcp_dsl.arrays import Floats, Indices, Ints
+from dcp_planner.jit import FloatTable, compiled, inner
 from dcp_planner.model.packing import pack_largest_first
 from dcp_planner.search.partition_state import PartitionState, fill, pin, price_net
 

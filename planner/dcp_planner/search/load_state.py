@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dcp_planner.arrays import Floats, FloatTable, IndexTable, Indices, Ints, IntTable
-from dcp_planner.jit import inlined
+from dcp_dsl.arrays import Floats, Indices, Ints
+from dcp_planner.jit import FloatTable, IndexTable, IntTable, inlined
 
 LOADS = 7  # compute, inputs in, inputs out, results in, results out, inside in, inside out
 _SEEN = 0.25  # share of the network's time that computing does not hide

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dcp_planner.arrays import Floats
+from dcp_dsl.arrays import Floats
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.packing import Caps

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_planner.arrays import Floats, FloatTable, IndexTable, Indices, Ints, IntTable
-from dcp_planner.jit import inlined
+from dcp_dsl.arrays import Floats, Indices, Ints
+from dcp_planner.jit import FloatTable, IndexTable, IntTable, inlined
 
 
 class PartitionState(NamedTuple):

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_planner.arrays import Floats, Indices, Ints, IntTable
+from dcp_dsl.arrays import Floats, Indices, Ints
+from dcp_planner.jit import IntTable
 from dcp_planner.model.workload import Workload
 from dcp_planner.search.partition_state import PartitionState, fill
 

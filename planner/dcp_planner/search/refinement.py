@@ -10,7 +10,7 @@ sums are of integers in float64, so results are the same bits everywhere.
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_planner.arrays import Ints
+from dcp_dsl.arrays import Ints
 from dcp_planner.jit import compiled, inlined, inner
 from dcp_planner.search.partition_state import PartitionState, pin, price_net
 

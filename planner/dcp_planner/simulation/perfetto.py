@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from dcp_planner.arrays import Indices, Ints
+from dcp_dsl.arrays import Indices, Ints
 from dcp_planner.simulation.trace import LANES, Trace
 
 pc: Any = pyarrow.compute  # its stubs miss most of these functions

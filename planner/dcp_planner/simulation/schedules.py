@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from dcp_planner.arrays import Floats, Indices, Ints
+from dcp_dsl.arrays import Floats, Indices, Ints
 from dcp_planner.errors import BufferLimitError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import Budget, PlanConfig

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dcp_dsl.arrays import Bools, Indices, Ints
-from dcp_planner.arrays import Floats
+from dcp_dsl.arrays import Bools, Floats, Indices, Ints
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.cost_model import reduction_seconds, tile_seconds

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record, sealed, settle
-from dcp_planner.arrays import Floats
+from dcp_dsl.arrays import Bools, Bytes, Floats, Indices, Ints, Record, sealed, settle
 
 Source: TypeAlias = Literal["simulated", "measured"]
 Lane: TypeAlias = Literal["compute", "send", "receive", "wait"]

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import numpy as np
 
-from dcp_dsl.arrays import Record
-from dcp_planner.arrays import Indices, Ints
+from dcp_dsl.arrays import Indices, Ints, Record
 from dcp_planner.errors import PlanError
 
 

@@ -21,7 +21,7 @@ from typing import Literal
 
 import numpy as np
 
-from dcp_planner.arrays import Floats, Ints
+from dcp_dsl.arrays import Floats, Ints
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.cost_model import tile_seconds
 

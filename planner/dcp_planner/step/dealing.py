@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dcp_planner.arrays import Floats, Ints
+from dcp_dsl.arrays import Floats, Ints
 
 
 def deal(seconds: Floats, tokens: Ints, bins: int, cap: float) -> Ints:

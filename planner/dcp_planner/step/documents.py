@@ -5,8 +5,7 @@ from typing import Annotated
 
 import numpy as np
 
-from dcp_dsl.arrays import Record
-from dcp_planner.arrays import Floats, Ints
+from dcp_dsl.arrays import Floats, Ints, Record
 from dcp_planner.errors import PlanError
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from dcp_planner.arrays import Floats
+from dcp_dsl.arrays import Floats
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.step.assignment import Assignment, StepMesh
 from dcp_planner.step.attention import Groups, Sharding, attention_seconds, pair_seconds

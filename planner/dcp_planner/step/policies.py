@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcp_dsl import pack
-from dcp_planner.arrays import Floats, Ints
+from dcp_dsl.arrays import Floats, Ints
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.step.assignment import Assignment, StepMesh
 from dcp_planner.step.attention import Sharding, pair_seconds
