@@ -11,7 +11,8 @@ from dcp_dashboard.facts.metrics import above_bounds
 from dcp_dashboard.library.folder import DashboardError, open_folder, plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.web.app import create_app
-from dcp_planner import LANES, TransferKind, bound_ratios
+from dcp_planner import LANES, TransferKind
+from dcp_planner.report import bound_ratios
 
 KEY = plan_key("small.dcpplan")
 
