@@ -56,6 +56,8 @@ class Record:
                     stem = str(dim).removesuffix("+1")
                     lengths[stem] = length - (stem != dim)
                     lengths[f"{stem}+1"] = lengths[stem] + 1
+                elif lengths[dim] != length:  # a name that stands twice in this array
+                    raise ValueError(f"{title}: expected lengths {dims}, got {array.shape}")
         self._check()
 
     def _check(self) -> None:
