@@ -287,6 +287,13 @@ def test_distributions_count_every_value_once():
 # ---- Hugging Face --------------------------------------------------------------------------------
 
 
+def test_columns_of_one_name_are_refused(tmp_path):
+    table = pa.table([pa.array([1]), pa.array([2])], names=["len", "len"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DatasetError, match="two columns have the same name: `len`, `len`"):
+        check_dataset(Spec.from_text(SHARED), str(tmp_path))
+
+
 def test_saved_data_sets_are_read_with_their_splits_and_indices(tmp_path):
     datasets = pytest.importorskip("datasets", exc_type=ImportError)
     rows = datasets.Dataset.from_list([{"q": i, "a": [i, 1], "t": "x"} for i in range(4)])
