@@ -118,10 +118,21 @@ def test_two_conditions_that_cannot_be_decided_are_not_taken_for_one(body):
     "claim",
     ["causal minus abs(q - k) == q - k", "min(q, k) > k",
      "max(q, k) not in doc and q in doc and k in doc",
-     "same(doc) and clamp(q, 2, 5) < clamp(k, 2, 5) and causal", "abs(q.doc - k.doc) < 0"],
+     "same(doc) and clamp(q, 2, 5) < clamp(k, 2, 5) and causal", "abs(q.doc - k.doc) < 0",
+     "abs(row.n) < 0", "min(row.n, 0 - row.n) > 0"],
 )  # fmt: skip
 def test_the_smaller_and_the_larger_of_two_numbers_are_known_as_far_as_they_are_ordered(claim):
     assert never(SPEC.mask(claim).core)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    ["later(k)", "q > k and max(0 - q, 0 - 4) < max(0 - k, 0 - 4)", "abs(row.n) < 1",
+     "min(row.n, 0 - row.n) > 0 - 1"],
+)  # fmt: skip
+def test_numbers_of_other_frames_falling_ones_and_zero_prove_nothing_false(claim):
+    text = drawn.LAYOUTS + "mask later(p: pos) = (k < p) per doc"
+    assert not never(Spec.from_text(text).mask(claim).core)
 
 
 def test_a_formula_has_a_case_only_if_its_leaves_can_agree():
