@@ -67,8 +67,11 @@ def press_at(visit, x, y, modifier=None):
 
 
 def state(page):
-    """What the URL says, once it has come to rest."""
-    page.wait_for_timeout(250)
+    """What the URL says once the frame after the last input has written it."""
+    page.evaluate(
+        "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        ".then(() => dcp.state.flush())"
+    )
     return {key: values[0] for key, values in parse_qs(urlsplit(page.url).query).items()}
 
 
