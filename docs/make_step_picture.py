@@ -1,7 +1,7 @@
 """Draw where the time of a training step goes, by policy, from the results of `bench_step.py`.
 
 ```
-python docs/make_step_picture.py          # writes docs/pictures/step.svg
+python docs/make_step_picture.py          # writes docs/step.svg
 ```
 """
 
@@ -49,7 +49,7 @@ def main() -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.12)
     figure.legend(loc="outside upper center", ncols=len(PARTS), frameon=False)
-    figure.savefig(ROOT / "docs/pictures/step.svg", metadata={"Date": None})
+    figure.savefig(ROOT / "docs/step.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import caption_of_first_group, tiles_of_group
 from dcp_dsl.pictures.axes import Stripe
-from dcp_dsl.pictures.frame import Frame
+from dcp_dsl.pictures.frame import PictureFrame
 from dcp_dsl.pictures.svg import rect, write_svg
 from dcp_planner import Plan, Trace
 from dcp_planner.simulation import EVENT_KINDS
@@ -184,7 +184,7 @@ def mask_svg(loaded: LoadedPlan) -> str:
     colours = dict(
         zip(names, device_colours(plan.cluster.nodes, plan.cluster.devices_per_node), strict=True)
     )
-    frame = Frame(loaded.summary.mask, note, note, plan.num_tokens, stripes, colours)
+    frame = PictureFrame(loaded.summary.mask, note, note, plan.num_tokens, stripes, colours)
     return write_svg(frame, ['<g shape-rendering="crispEdges">', *shapes, "</g>"], zoom=2)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dcp_dsl.commands.mask_report import MaskReport
     from dcp_dsl.core.mask import Mask
     from dcp_dsl.core.sample import Sample
-    from dcp_dsl.syntax.diagnostic_formats import Explanation
+    from dcp_dsl.syntax.diagnostic_formats import CodeExplanation
 
 SCHEMA_CODE = "dcp.code/1"
 SCHEMA_MASK = "dcp.mask/1"
@@ -110,7 +110,7 @@ def _explain_code(code: str, *, as_json: bool) -> None:
         click.echo(_render(found))
 
 
-def _render(found: "Explanation") -> str:
+def _render(found: "CodeExplanation") -> str:
     """Lay Markdown out for a terminal: examples indented, under what they are."""
     lines = [f"{found.code}: {found.title}", ""]
     is_code = False

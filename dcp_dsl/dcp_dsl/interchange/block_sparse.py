@@ -19,7 +19,7 @@ from dcp_dsl.forms.blocks import block_sparsity
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.forms.sparsity import BlockKind
 from dcp_dsl.interchange.dense import MAX_TOKENS, to_dense
-from dcp_dsl.interchange.runs import Runs, key_runs, row_runs
+from dcp_dsl.interchange.runs import LineRuns, key_runs, row_runs
 
 MAX_ENTRIES = 2**28  # of a block table
 MAX_TERMS = 6  # slabs that become a closed form
@@ -148,7 +148,7 @@ def _term(n: int, q0: int, q1: int, k0: int, k1: int, a: int, b: int) -> str:
     return f"({' & '.join(kept)})" if len(kept) > 1 else (kept or ["(q >= 0)"])[0]
 
 
-def _ranges(form: Literal["rows", "keys"], runs: Runs, most: int) -> MaskMod:
+def _ranges(form: Literal["rows", "keys"], runs: LineRuns, most: int) -> MaskMod:
     line, place = ("q", "k") if form == "rows" else ("k", "q")
     tables: dict[str, NDArray[Any]] = {}  # Any: as in MaskMod
     terms, rank = [], runs.rank()
@@ -161,7 +161,7 @@ def _ranges(form: Literal["rows", "keys"], runs: Runs, most: int) -> MaskMod:
     return MaskMod(form, JOIN.join(terms), tables)
 
 
-def _bits(slabs: Slabs, by_row: Runs, least: int) -> MaskMod:
+def _bits(slabs: Slabs, by_row: LineRuns, least: int) -> MaskMod:
     n = slabs.num_tokens
     if n > MAX_TOKENS:
         row = int(np.argmax(by_row.per_line() > MAX_RANGES))

@@ -10,7 +10,7 @@ import numpy as np
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.export import Export
-from dcp_dsl.interchange.runs import Runs, row_runs, slabs_of_rows
+from dcp_dsl.interchange.runs import LineRuns, row_runs, slabs_of_rows
 
 MAX_TOKENS = 2**15  # 1 GiB of booleans
 MAX_RANGES = 2  # of keys per row, in the format of DCP
@@ -45,7 +45,7 @@ def from_dense(export: Export) -> Slabs:
         raise ExchangeError("dense: expected booleans or 0 and 1 in `mask`")
     steps = np.diff(mask, axis=1, prepend=0, append=0)
     line, lo = np.nonzero(steps == 1)
-    return slabs_of_rows(Runs(n, line, lo, np.nonzero(steps == -1)[1]))
+    return slabs_of_rows(LineRuns(n, line, lo, np.nonzero(steps == -1)[1]))
 
 
 def to_dcp(slabs: Slabs) -> Export:
@@ -97,4 +97,4 @@ def from_dcp(export: Export) -> Slabs:
     lo[:, 1:] = np.where(lo[:, 1:] < n, np.maximum(lo[:, 1:], reach[:, :-1]), n)
     seen = lo < hi
     row = np.broadcast_to(np.arange(n)[:, None], seen.shape)
-    return slabs_of_rows(Runs(n, row[seen], lo[seen], hi[seen]))
+    return slabs_of_rows(LineRuns(n, row[seen], lo[seen], hi[seen]))

@@ -22,7 +22,7 @@ from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.export import Export
-from dcp_dsl.interchange.runs import Runs, key_runs, slabs_of_keys
+from dcp_dsl.interchange.runs import LineRuns, key_runs, slabs_of_keys
 
 MAX_HIDDEN = 2
 
@@ -58,14 +58,14 @@ def _export(n: int, columns: Ints, *, is_causal: bool) -> Export:
     return Export("flashmask", n, {"startend_row_indices": indices}, {"causal": is_causal})
 
 
-def _causal_columns(hidden: Runs) -> Ints:
+def _causal_columns(hidden: LineRuns) -> Ints:
     n = hidden.num_lines
     columns = np.full((n, 2), n)
     columns[hidden.line, 0], columns[hidden.line, 1] = hidden.lo, hidden.hi
     return columns[:, :1] if (columns[:, 1] == n).all() else columns
 
 
-def _two_sided_columns(hidden: Runs) -> Ints:
+def _two_sided_columns(hidden: LineRuns) -> Ints:
     n = hidden.num_lines
     below, above = np.full((n, 2), n), np.zeros((n, 2), np.int64)
     alone = hidden.per_line()[hidden.line] == 1
@@ -117,7 +117,7 @@ def from_flashmask(export: Export) -> Slabs:
     return slabs_of_keys(_visible(n, lo, hi))
 
 
-def _visible(n: int, lo: Ints, hi: Ints) -> Runs:
+def _visible(n: int, lo: Ints, hi: Ints) -> LineRuns:
     """Return the pairs that hidden runs (``[runs, keys]``, any order) leave over, line by line."""
     order = np.argsort(lo, axis=0, kind="stable")
     lo, hi = np.take_along_axis(lo, order, 0), np.take_along_axis(hi, order, 0)
@@ -126,4 +126,4 @@ def _visible(n: int, lo: Ints, hi: Ints) -> Runs:
     stop = np.concatenate([lo, np.full((1, n), n)]).T
     seen = start < stop
     line = np.broadcast_to(np.arange(n)[:, None], seen.shape)
-    return Runs(n, line[seen], start[seen], stop[seen])
+    return LineRuns(n, line[seen], start[seen], stop[seen])

@@ -17,7 +17,7 @@ from dcp_dsl.symbolic.region import Region
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Runs:
+class LineRuns:
     """Half-open intervals on lines; those of a line are sorted and neither overlap nor touch.
 
     Attributes:
@@ -44,7 +44,7 @@ class Runs:
         a, b = np.searchsorted(self.line, [line, line + 1])
         return list(zip(self.lo[a:b].tolist(), self.hi[a:b].tolist(), strict=True))
 
-    def gaps(self, begin: Ints) -> "Runs":
+    def gaps(self, begin: Ints) -> "LineRuns":
         """Return the rest of ``[begin[line], num_lines)`` on every line."""
         counts = self.per_line() + 1
         first = np.cumsum(counts) - counts
@@ -56,10 +56,10 @@ class Runs:
         end[at] = self.lo
         line = np.repeat(np.arange(self.num_lines), counts)
         kept = start < end
-        return Runs(self.num_lines, line[kept], start[kept], end[kept])
+        return LineRuns(self.num_lines, line[kept], start[kept], end[kept])
 
 
-def row_runs(slabs: Slabs) -> Runs:
+def row_runs(slabs: Slabs) -> LineRuns:
     """Return the visible keys of every row.
 
     >>> runs = row_runs(Slabs(3, [0], [3], [0], [1], [0], [1]))
@@ -77,10 +77,10 @@ def row_runs(slabs: Slabs) -> Runs:
     opens = np.ones(len(row), bool)
     opens[1:] = (row[1:] != row[:-1]) | (lo[1:] != hi[:-1])
     closes = np.append(opens[1:], True)[: len(row)]
-    return Runs(slabs.num_tokens, row[opens], lo[opens], hi[closes])
+    return LineRuns(slabs.num_tokens, row[opens], lo[opens], hi[closes])
 
 
-def key_runs(slabs: Slabs) -> Runs:
+def key_runs(slabs: Slabs) -> LineRuns:
     """Return the rows that see every key: lines are keys."""
     return row_runs(transpose(slabs))
 
@@ -110,14 +110,14 @@ def transpose(slabs: Slabs) -> Slabs:
     return slabs_of(Region.of(slabs.num_tokens, columns))
 
 
-def slabs_of_rows(runs: Runs) -> Slabs:
+def slabs_of_rows(runs: LineRuns) -> Slabs:
     """Glue the visible keys of every row to slabs in normal form."""
     flat = np.zeros(len(runs.line), np.int64)
     columns = (runs.line, runs.line + 1, runs.lo, runs.hi, flat, flat)
     return slabs_of(Region.of(runs.num_lines, columns))
 
 
-def slabs_of_keys(runs: Runs) -> Slabs:
+def slabs_of_keys(runs: LineRuns) -> Slabs:
     """Glue the rows that see every key to slabs in normal form."""
     return transpose(slabs_of_rows(runs))
 

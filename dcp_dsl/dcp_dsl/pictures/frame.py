@@ -24,7 +24,7 @@ DARK = Theme("#e6e9ee", "#161a20", "#242a33", "#7fb2e5")
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class PictureFrame:
     """The surroundings of a matrix of ``size`` times ``size`` tokens.
 
     Attributes:

@@ -10,7 +10,7 @@ from dcp_dsl.core.sample import Sample
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.form import Form
 from dcp_dsl.pictures.axes import Stripe, find_stripes
-from dcp_dsl.pictures.frame import Frame, kind_colours
+from dcp_dsl.pictures.frame import PictureFrame, kind_colours
 from dcp_dsl.pictures.raster import levels, measure_coverage
 from dcp_dsl.pictures.samples import example_samples
 from dcp_dsl.pictures.shapes import draw_shapes
@@ -63,12 +63,12 @@ class Picture:
         return f"{self._length}, {pairs:,} of {tokens**2:,} pairs{share}"
 
     @property
-    def frame(self) -> Frame:
+    def frame(self) -> PictureFrame:
         """Title, figures, stripes and legend around the drawn matrix."""
         tokens = self.bound.num_tokens
         share = f", {100 * self.bound.num_pairs / tokens**2:.3g} % of all pairs" if tokens else ""
         note, colours = self._length + share, kind_colours(self.stripes)
-        return Frame(self.title, self.summary, note, tokens, self.stripes, colours)
+        return PictureFrame(self.title, self.summary, note, tokens, self.stripes, colours)
 
     @property
     def _length(self) -> str:

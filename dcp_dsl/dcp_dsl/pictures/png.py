@@ -8,7 +8,7 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont
 from dcp_dsl.arrays import Bytes
 from dcp_dsl.forms.form import Form
 from dcp_dsl.pictures.axes import condense
-from dcp_dsl.pictures.frame import LIGHT, Frame, lay_out_legend
+from dcp_dsl.pictures.frame import LIGHT, PictureFrame, lay_out_legend
 from dcp_dsl.pictures.raster import measure_coverage
 
 MARGIN = 14
@@ -17,7 +17,7 @@ LINE = 20
 LEFT, TOP = MARGIN + BAR + 4, MARGIN + 2 * LINE + 4 + BAR + 4
 
 
-def draw_png(form: Form, frame: Frame, side: int) -> bytes:
+def draw_png(form: Form, frame: PictureFrame, side: int) -> bytes:
     """Draw a mask with a matrix of about `side` pixels; see `Picture.png`."""
     matrix = _matrix(form, side)
     side = max(len(matrix), 240)  # room for the words
@@ -52,7 +52,7 @@ def _matrix(form: Form, side: int) -> Bytes:
     return np.repeat(np.repeat(pixels, scale, axis=0), scale, axis=1)
 
 
-def _draw_stripes(draw: ImageDraw.ImageDraw, frame: Frame, side: int) -> None:
+def _draw_stripes(draw: ImageDraw.ImageDraw, frame: PictureFrame, side: int) -> None:
     scale = side / max(1, frame.size)
     for stripe in condense(frame.stripes, frame.size, side):
         red, green, blue = ImageColor.getrgb(frame.colours[stripe.kind])[:3]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from dcp_dsl.pictures.axes import Stripe, condense
-from dcp_dsl.pictures.frame import DARK, LIGHT, Frame, Theme, lay_out_legend
+from dcp_dsl.pictures.frame import DARK, LIGHT, PictureFrame, Theme, lay_out_legend
 
 SIDE = 320  # pixels of the matrix
 MARGIN = 12
@@ -19,7 +19,7 @@ MAX_STRIPES = 256
 MAX_LEGEND = 32
 
 
-def write_svg(frame: Frame, shapes: Iterable[str], zoom: int = 1) -> str:
+def write_svg(frame: PictureFrame, shapes: Iterable[str], zoom: int = 1) -> str:
     """Write one SVG element.
 
     Args:
@@ -86,7 +86,7 @@ def _nested(box: tuple[int, int, int, int], view: str) -> str:
     )
 
 
-def _style(frame: Frame) -> str:
+def _style(frame: PictureFrame) -> str:
     """Return the style sheet; every class begins with `dcp-`, so it changes nothing of a page."""
     colours = "".join(
         f".dcp-mask .dcp-k{i}{{fill:{colour}}}" for i, colour in enumerate(frame.colours.values())

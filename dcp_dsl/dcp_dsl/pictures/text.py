@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dcp_dsl.arrays import Floats
 from dcp_dsl.forms.form import Form
 from dcp_dsl.pictures.axes import condense
-from dcp_dsl.pictures.frame import Frame
+from dcp_dsl.pictures.frame import PictureFrame
 from dcp_dsl.pictures.raster import levels, measure_coverage
 
 _HALVES = {(0, 0): " ", (1, 0): "▀", (0, 1): "▄", (1, 1): "█"}
@@ -14,7 +14,9 @@ _ASCII = str.maketrans("▀▄█░▒▓┌┐└┘│─", "',#-+*++++|-")
 _ANSI = (34, 33, 32, 35, 36, 31)  # blue, yellow, green, magenta, cyan, red
 
 
-def draw_text(form: Form, frame: Frame, columns: int, *, is_ascii: bool, has_colour: bool) -> str:
+def draw_text(
+    form: Form, frame: PictureFrame, columns: int, *, is_ascii: bool, has_colour: bool
+) -> str:
     """Draw a mask with characters; see `Picture.text`."""
     lines = [f"{frame.title}: {frame.summary}"]
     if frame.size == 0:
@@ -67,7 +69,7 @@ def _letters(kinds: Iterable[str]) -> dict[str, str]:
     return given
 
 
-def _axis(frame: Frame, cell: int, letters: dict[str, str]) -> list[tuple[str, str]]:
+def _axis(frame: PictureFrame, cell: int, letters: dict[str, str]) -> list[tuple[str, str]]:
     """Return (letter, kind) of each column; every second instance of a kind has a capital."""
     columns = -(-frame.size // cell)
     axis = [(" ", "")] * columns

@@ -31,7 +31,7 @@ class BuildError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class ParsedWord:
     """A token of the grammar with its span in the whole text."""
 
     type: str
@@ -46,15 +46,15 @@ def _same(child: Built) -> Built:
     return child
 
 
-def _ident(word: Word | None) -> Built:  # None only where the grammar lets a name be left out
+def _ident(word: ParsedWord | None) -> Built:  # None only where the grammar lets a name be left out
     return None if word is None else ast.Ident(word.text, span=word.span)
 
 
-def _string(word: Word) -> ast.Ident:
+def _string(word: ParsedWord) -> ast.Ident:
     return ast.Ident(word.text[1:-1], span=word.span)
 
 
-def _text(word: Word) -> str:
+def _text(word: ParsedWord) -> str:
     return word.text
 
 
@@ -74,7 +74,7 @@ def _literal(value: Built) -> ast.Literals:
     return value.value if isinstance(value, ast.Number | ast.Bool) else value
 
 
-def integer(word: Word) -> int:
+def integer(word: ParsedWord) -> int:
     """Return the value of a number, ``4k`` being 4096."""
     digits = word.text.replace("_", "")
     scale = {"k": 2**10, "M": 2**20}.get(digits[-1], 1)
@@ -340,10 +340,12 @@ def _is_tree(node: Any) -> TypeGuard[Any]:
     return hasattr(node, "children")
 
 
-def _shift(token: Any, offset: int) -> Word | None:
+def _shift(token: Any, offset: int) -> ParsedWord | None:
     if token is None:
         return None
-    return Word(token.type, str(token), Span(token.start_pos + offset, token.end_pos + offset))
+    return ParsedWord(
+        token.type, str(token), Span(token.start_pos + offset, token.end_pos + offset)
+    )
 
 
 def _span_of(node: Any, offset: int) -> Span:

@@ -24,7 +24,7 @@ class UnknownCodeError(DCPError):
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class CodeExplanation:
     """The documentation of one code.
 
     Attributes:
@@ -38,7 +38,7 @@ class Explanation:
     body: str
 
 
-def explain_code(code: str) -> Explanation:
+def explain_code(code: str) -> CodeExplanation:
     """Return the documentation of a code, in any case of letters.
 
     Raises:
@@ -58,13 +58,13 @@ def explain_code(code: str) -> Explanation:
 
 
 @cache
-def explanations() -> dict[str, Explanation]:
+def explanations() -> dict[str, CodeExplanation]:
     """Return the documentation of all codes by code, in their order."""
     text = _page().read_text(encoding="utf-8")
     titles = list(_TITLE.finditer(text))
     ends = [match.start() for match in titles[1:]] + [len(text)]
     return {
-        match[1]: Explanation(match[1], match[2], text[match.end() : end].strip())
+        match[1]: CodeExplanation(match[1], match[2], text[match.end() : end].strip())
         for match, end in zip(titles, ends, strict=True)
     }
 

@@ -72,7 +72,7 @@ MT_KAHYPAR = Solver("mtkahypar", "Mt-KaHyPar", has_memory=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Problem:
+class KahyparProblem:
     """Input of one call of KaHyPar.
 
     Attributes:
@@ -86,7 +86,7 @@ class Problem:
     target: NDArray[np.int64]
 
 
-_Solve: TypeAlias = Callable[[Sequence[Problem]], list[NDArray[np.int32]]]
+_Solve: TypeAlias = Callable[[Sequence[KahyparProblem]], list[NDArray[np.int32]]]
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def solving(config: PlanConfig, solver: Solver) -> Iterator[_Solve]:
 
 
 def _solve(
-    problems: Sequence[Problem],
+    problems: Sequence[KahyparProblem],
     pool: WorkerPool,
     config: PlanConfig,
     deadline: float,
@@ -131,7 +131,9 @@ def _solve(
         ) from error
 
 
-def _partition(problem: Problem, seed: int, solver: Solver, worker: Worker) -> NDArray[np.int32]:
+def _partition(
+    problem: KahyparProblem, seed: int, solver: Solver, worker: Worker
+) -> NDArray[np.int32]:
     columns = (
         problem.hypergraph.pin_ptr,
         problem.hypergraph.pins,
@@ -286,7 +288,7 @@ def _restrict(
 
 def _encode(
     hypergraph: Hypergraph, num_tiles: int, parts: int, cap_pairs: int, *, has_targets: bool
-) -> Problem:
+) -> KahyparProblem:
     """Write pairs and tokens into one int32 weight per vertex; see the module's docstring."""
     pairs, tokens = hypergraph.vertex_weight[:num_tiles, 0], hypergraph.vertex_weight[num_tiles:, 1]
     share = max(cap_pairs / pairs.sum(), 1.0 / parts)  # of all compute that one part may have
@@ -305,7 +307,7 @@ def _encode(
     blocks = scale * units if has_targets else np.ones_like(units)
     packed = loads_of(pack_largest_first(units, parts), units, parts)
     target = scale * packed + cap + (0 if has_targets else len(units))
-    return Problem(hypergraph, np.concatenate([weight, blocks]), target)
+    return KahyparProblem(hypergraph, np.concatenate([weight, blocks]), target)
 
 
 def _compute_budget(units: NDArray[np.int64], step: int, share: float) -> float:
