@@ -75,6 +75,8 @@ def measure(plan: Plan) -> PlanMetrics:
     lengths = np.diff(plan.cu_seqlens).astype(np.int64)
     # Every pair is there once for each head group, and costs a part of the FLOPs there.
     pairs = int(tiles.pairs.sum()) // plan.head_groups
+    # A broken plan may name devices that do not exist: it can be written, and validated then.
+    devices = max(devices, *(int(d.max(initial=-1)) + 1 for d in (tiles.device, blocks.owner)))
     work = loads_of(tiles.device, tiles.pairs, devices)
     tokens = loads_of(blocks.owner, blocks.num_tokens, devices)
     return PlanMetrics(
