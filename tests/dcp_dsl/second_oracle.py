@@ -1,0 +1,234 @@
+"""Evaluate a mask of a .dcpm text token pair by token pair, as docs/language describes it.
+
+This oracle shares no code with the compiler: it has its own parser, its own layouts and its own
+evaluator. It is slow on purpose, and it reads correct texts only.
+"""
+
+import operator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from second_oracle_layout import ARITHMETIC, Frame
+from second_oracle_parser import Module, Node, Parser
+
+import dcp_grammar
+
+LIBRARY = Path(dcp_grammar.__file__).parent / "masks"
+COMPARE = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+    "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+NUMBER_FUNCTIONS = {
+    "abs": abs, "min": min, "max": max, "clamp": lambda x, low, high: min(max(x, low), high),
+}  # fmt: skip
+
+
+@cache
+def library(name: str) -> Module:
+    return Parser((LIBRARY / f"{name}.dcpm").read_text()).module()
+
+
+@dataclass(frozen=True)
+class FileKey:
+    """A file as a key: two files are the same only if they are one object."""
+
+    name: str
+    module: Module = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What names mean at a place of the text."""
+
+    file: FileKey
+    names: dict[str, tuple[Node, "Scope"]]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A query and a key in the coordinates of a frame."""
+
+    frame: Frame
+    q: int
+    k: int
+
+
+FIELDS = ("start", "end", "len", "pos", "count")
+
+
+def all_known(*values: Any) -> bool:
+    return all(value is not None for value in values)
+
+
+class Evaluator:
+    """Decide masks for one pair; a name means what stands behind it, at every place."""
+
+    def value(self, node: Node, scope: Scope, pair: Pair) -> Any:
+        return getattr(self, f"_{node[0]}")(scope, pair, *node[1:])
+
+    def _number(self, scope: Scope, pair: Pair, value: Any) -> Any:
+        return value
+
+    def _or(self, scope: Scope, pair: Pair, left: Node, right: Node) -> bool:
+        return self.value(left, scope, pair) or self.value(right, scope, pair)
+
+    def _and(self, scope: Scope, pair: Pair, left: Node, right: Node) -> bool:
+        return self.value(left, scope, pair) and self.value(right, scope, pair)
+
+    def _not(self, scope: Scope, pair: Pair, node: Node) -> bool:
+        return not self.value(node, scope, pair)
+
+    def _per(self, scope: Scope, pair: Pair, node: Node, name: str) -> bool:
+        segment = self.segment(("name", name), scope, pair)
+        cell = pair.frame.at(segment, pair.q)
+        if cell is None or cell is not pair.frame.at(segment, pair.k):
+            return False
+        moved = cell.start - pair.frame.start
+        inner = Pair(pair.frame.inside(cell), pair.q - moved, pair.k - moved)
+        return bool(self.value(node, scope, inner))
+
+    def _chain(self, scope: Scope, pair: Pair, links: list[tuple[str, Node, Node]]) -> bool:
+        for sign, left, right in links:
+            a, b = self.value(left, scope, pair), self.value(right, scope, pair)
+            if not all_known(a, b) or not COMPARE[sign](a, b):
+                return False
+        return True
+
+    def _in(self, scope: Scope, pair: Pair, position: Node, segment: Node) -> bool:
+        place = self.value(position, scope, pair)
+        return pair.frame.at(self.segment(segment, scope, pair), place) is not None
+
+    def _arithmetic(self, scope: Scope, pair: Pair, sign: str, left: Node, right: Node) -> Any:
+        a, b = self.value(left, scope, pair), self.value(right, scope, pair)
+        return ARITHMETIC[sign](a, b) if all_known(a, b) else None
+
+    def _name(self, scope: Scope, pair: Pair, name: str) -> Any:
+        match name:
+            case "q":
+                return pair.q
+            case "k":
+                return pair.k
+            case "len":
+                return pair.frame.end - pair.frame.start
+        if name in scope.names:
+            node, home = scope.names[name]
+            return self.value(node, home, pair)
+        return self._call(scope, pair, name, [])
+
+    def _attribute(self, scope: Scope, pair: Pair, base: Node, name: str) -> Any:
+        if base == ("name", "row"):
+            return pair.frame.columns[name]
+        if name in FIELDS and base[0] == "name":
+            return len(pair.frame.instances(self.segment(base, scope, pair)))
+        if name in FIELDS:
+            return self.field(scope, pair, base, name)
+        place = self.value(base, scope, pair)
+        tokens = scope.file.module.tokens
+        if name in tokens and name not in scope.names:
+            inside = place is not None and 0 <= place < pair.frame.end - pair.frame.start
+            column = pair.frame.columns[tokens[name]]
+            return column[pair.frame.start + place] if inside else None
+        instance = pair.frame.at(self.segment(("name", name), scope, pair), place)
+        return instance and instance.number
+
+    def field(self, scope: Scope, pair: Pair, base: Node, name: str) -> int | None:
+        place = self.value(base[1], scope, pair)
+        instance = pair.frame.at(self.segment(("name", base[2]), scope, pair), place)
+        if instance is None:
+            return None
+        start = instance.start - pair.frame.start
+        length = instance.end - instance.start
+        return {
+            "start": start,
+            "end": start + length,
+            "len": length,
+            "pos": place - start,
+            "count": instance.count,
+        }[name]
+
+    def segment(self, node: Node, scope: Scope, pair: Pair) -> Node:
+        """Return the segment that an expression names, as a key of a frame."""
+        if node[0] == "call":
+            base = self.segment(node[2][0][1], scope, pair)
+            count = self.value(node[2][1][1], scope, pair) if len(node[2]) > 1 else 1
+            return (node[1], base, count)
+        module = scope.file.module
+        if node[1] in scope.names:
+            source, scope = scope.names[node[1]]
+        else:
+            source = module.segments[module.names[node[1]]]
+        if source[0] != "every":
+            return ("file", scope.file, node[1])
+        base = self.segment(("name", source[2]), scope, pair) if source[2] else None
+        return ("every", self.value(source[1], scope, pair), base)
+
+    def _call(self, scope: Scope, pair: Pair, name: str, arguments: list[Any]) -> Any:
+        if name == "same":
+            segment = self.segment(arguments[0][1], scope, pair)
+            cell = pair.frame.at(segment, pair.q)
+            return cell is not None and cell is pair.frame.at(segment, pair.k)
+        if name in NUMBER_FUNCTIONS:
+            values = [self.value(node, scope, pair) for _, node in arguments]
+            return NUMBER_FUNCTIONS[name](*values) if all_known(*values) else None
+        if name in scope.names:
+            (_, params, body), home = scope.names[name]
+            values = [("number", self.value(node, scope, pair)) for _, node in arguments]
+            given = {param: (node, home) for param, node in zip(params, values, strict=True)}
+            return self.value(body, Scope(home.file, home.names | given), pair)
+        return self.mask(scope, pair, name, arguments)
+
+    def mask(self, scope: Scope, pair: Pair, name: str, arguments: list[Any]) -> Any:
+        home = scope.file
+        if name not in home.module.masks:
+            home = FileKey(name, library(name))
+        definition = home.module.masks[name]
+        inner = Scope(home, {})
+        names = [param for param, _, _ in definition.params]
+        given = {
+            name or param: (node, scope)
+            for param, (name, node) in zip(names, arguments, strict=False)
+        }
+        for param, kind, default in definition.params:
+            node, origin = given.get(param, (default, inner))
+            if kind not in ("mask", "bool"):  # numbers keep their value inside a `per`
+                node = ("number", self.value(node, origin, pair))
+            inner.names[param] = (node, origin)
+        inner.names.update({each: (node, inner) for each, node in definition.where.items()})
+        return self.value(definition.body, inner, pair)
+
+    def _rules(self, scope: Scope, pair: Pair, rules: list[Any]) -> bool:
+        return any(
+            self.allows(scope, pair, subject, target)
+            for subject, targets in rules
+            if self._in(scope, pair, ("name", "q"), ("name", subject))
+            for target in targets
+        )
+
+    def allows(self, scope: Scope, pair: Pair, subject: str, target: Any) -> bool:
+        name, causally, within = target
+        if causally and pair.k > pair.q:
+            return False
+        if within and abs(pair.q - pair.k) >= self.value(within, scope, pair):
+            return False
+        if name == "self":
+            return bool(self._call(scope, pair, "same", [(None, ("name", subject))]))
+        return name == "all" or self._in(scope, pair, ("name", "k"), ("name", name))
+
+
+def dense(text: str, name: str, columns: dict[str, Any], n: int) -> np.ndarray:
+    """Return which query sees which key: `[n, n]` of bool.
+
+    Raises:
+        Refused: if the columns do not fill the sample.
+    """
+    file = FileKey("", Parser(text).module())
+    frame, evaluator, call = Frame(columns, 0, n), Evaluator(), ("name", name)
+    pairs = [
+        bool(evaluator.value(call, Scope(file, {}), Pair(frame, q, k)))
+        for q in range(n)
+        for k in range(n)
+    ]
+    return np.array(pairs, bool).reshape(n, n)

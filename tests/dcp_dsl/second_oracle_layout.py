@@ -1,0 +1,225 @@
+"""Lay a sample out: where the instances of its segments begin and end, also inside `per`."""
+
+import operator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from second_oracle_parser import Node, part_names
+
+ARITHMETIC = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul,
+    "//": operator.floordiv, "%": operator.mod,
+}  # fmt: skip
+
+
+class Refused(Exception):
+    """The sample does not fit the layout."""
+
+
+@dataclass(eq=False)
+class Instance:
+    """Tokens [start, end), numbered within the parent; `within` holds the parts around it."""
+
+    start: int
+    end: int
+    parent: "Instance | None" = None
+    within: tuple["Instance", ...] = ()
+    layout: int | None = None
+    whole: "Instance | None" = None  # what this one is a cut of
+    number: int = 0
+    count: int = 0
+
+    def cut(self, start: int, end: int) -> "Instance":
+        low, high = max(self.start, start), min(self.end, end)
+        return replace(self, start=low, end=max(low, high), whole=self.whole or self)
+
+    def lies_in(self, cell: "Instance", start: int, end: int) -> bool:
+        """Decide it for a cell that is cut out of the tokens [start, end)."""
+        if self.start < self.end:
+            return self.start < cell.end and cell.start < self.end
+        home, outer = self.whole or self, cell.whole or cell
+        if cell.layout is not None and cell.layout == self.layout:
+            return outer is home or outer in home.within
+        token = min(max(self.start, start), end - 1)
+        return cell.start <= token < cell.end
+
+
+class Layout:
+    """Lay the parts of a layout out one behind the other; `found` has the instances by name."""
+
+    def __init__(self, parts: list[Node], name: str, columns: dict[str, Any], n: int) -> None:
+        self.columns, self.n, self.top, self.parts = columns, n, name, parts
+        self.lay_out(rest=0)
+        if has_rest(parts):
+            self.lay_out(rest=n - self.at)
+        if self.at != n:
+            raise Refused(f"the layout has {self.at} tokens, the sample {n}")
+
+    def lay_out(self, rest: int) -> None:
+        self.at, self.rest = 0, rest
+        names = [self.top, *part_names(self.parts)]
+        self.found: dict[str, list[Instance]] = {name: [] for name in names}
+        self.walk(self.parts, (), (), None)
+
+    def walk(self, parts: list[Node], path: tuple[int, ...], within: Any, parent: Any) -> None:
+        for part in parts:
+            paths = [(*path, i) for i in range(self.repeats(part, path))] if part[3] else [path]
+            for inner in paths:
+                self.place(part, inner, within, parent)
+
+    def place(self, part: Node, path: tuple[int, ...], within: Any, parent: Any) -> None:
+        kind, name, content, _ = part
+        instance = Instance(self.at, self.at, parent, within, id(self))
+        for each in {name, None if within else self.top} - {None}:
+            self.found[each].append(instance)
+        if kind == "group":
+            self.walk(content, path, (*within, instance), instance if name else parent)
+        else:
+            length = self.rest if content is None else self.length(content, path)
+            if length < 0:
+                raise Refused("a length is negative")
+            self.at += length
+        instance.end = self.at
+
+    def repeats(self, part: Node, path: tuple[int, ...]) -> int:
+        counts = {len(self.element(name, path)) for name in columns_of(part[2])}
+        if len(counts) != 1:
+            raise Refused("the columns of a group differ in length")
+        return counts.pop()
+
+    def element(self, name: str, path: tuple[int, ...]) -> Any:
+        value = self.columns[name]
+        for i in path:
+            value = value[i]
+        return value
+
+    def length(self, node: Node, path: tuple[int, ...]) -> int:
+        match node:
+            case ("number", value):
+                return int(value)
+            case ("name", "len"):
+                return self.n
+            case ("name", name):
+                return int(self.element(name, path))
+            case ("arithmetic", sign, left, right):
+                return ARITHMETIC[sign](self.length(left, path), self.length(right, path))
+        raise AssertionError(node)
+
+
+def has_rest(parts: list[Node]) -> bool:
+    return any(kind == "leaf" and content is None for kind, _, content, _ in parts)
+
+
+def columns_of(node: Any) -> set[str]:
+    """Return the columns that the lengths below a part of a layout read."""
+    if isinstance(node, list):
+        return set().union(*(columns_of(part[2]) for part in node))
+    if node is None or node[0] == "number":
+        return set()
+    if node[0] == "name":
+        return {node[1]} - {"len"}
+    return columns_of(node[2]) | columns_of(node[3])
+
+
+def runs(values: list[Any]) -> list[tuple[Any, int, int]]:
+    """Split into runs of equal values: `(value, start, end)`."""
+    borders = [i for i in range(len(values)) if i == 0 or values[i] != values[i - 1]]
+    return [(values[a], a, b) for a, b in zip(borders, [*borders[1:], len(values)], strict=True)]
+
+
+def spelled_out(source: Node, name: str, column: list[Any]) -> dict[str, list[Instance]]:
+    """Return the instances of a column's segments by name."""
+    kind, _, parts = source
+    match kind:
+        case "spans":
+            return {name: [Instance(start, end) for start, end in column]}
+        case "flags":
+            return {name: [Instance(start, end) for value, start, end in runs(column) if value]}
+        case "positions":
+            jumps = [value - i for i, value in enumerate(column)]
+            return {name: [Instance(start, end) for _, start, end in runs(jumps)]}
+    found = {name: [Instance(start, end) for value, start, end in runs(column) if value >= 0]}
+    for number, part in enumerate(parts):
+        found[part] = [Instance(a, b) for value, a, b in runs(column) if value == number]
+    return found
+
+
+def numbered(instances: list[Instance]) -> list[Instance]:
+    """Number the instances from 0 within each parent."""
+    counts: dict[int, int] = {}
+    homes = [id(each.parent and (each.parent.whole or each.parent)) for each in instances]
+    numbers = []
+    for home in homes:
+        numbers.append(counts.get(home, 0))
+        counts[home] = numbers[-1] + 1
+    return [
+        replace(each, number=number, count=counts[home], whole=each.whole or each)
+        for each, home, number in zip(instances, homes, numbers, strict=True)
+    ]
+
+
+class Frame:
+    """The sample, or inside `per` one instance of it: positions begin at its start."""
+
+    def __init__(self, columns: dict[str, Any], start: int, end: int) -> None:
+        self.columns, self.start, self.end = columns, start, end
+        self.outer: Frame | None = None
+        self.cell: Instance | None = None
+        self.known: dict[Any, list[Instance]] = {}
+        self.statements: dict[Any, dict[str, list[Instance]]] = {}
+        self.inner: dict[tuple[int, int], Frame] = {}
+
+    def inside(self, cell: Instance) -> "Frame":
+        key = (id(cell.whole), cell.start)
+        if key not in self.inner:
+            frame = Frame(self.columns, cell.start, cell.end)
+            frame.outer, frame.cell = self, cell
+            self.inner[key] = frame
+        return self.inner[key]
+
+    def instances(self, segment: Node) -> list[Instance]:
+        if segment not in self.known:
+            self.known[segment] = self.find(segment)
+        return self.known[segment]
+
+    def find(self, segment: Node) -> list[Instance]:
+        match segment:
+            case ("first", base, count):
+                return [each for each in self.instances(base) if each.number < count]
+            case ("last", base, count):
+                return [e for e in self.instances(base) if e.number >= e.count - count]
+            case ("every", size, base):
+                return numbered(self.tiles(size, base))
+            case ("file", module, name):
+                return numbered(self.written(module, name))
+        raise AssertionError(segment)
+
+    def tiles(self, size: int, base: Node | None) -> list[Instance]:
+        cells = self.instances(base) if base else [Instance(self.start, self.end)]
+        return [
+            Instance(start, min(start + size, cell.end), cell if base else None)
+            for cell in cells
+            for start in range(cell.start, cell.end, size)
+        ]
+
+    def written(self, file: Any, name: str) -> list[Instance]:
+        if self.outer and self.cell:
+            outer, cell = self.outer, self.cell
+            found = outer.instances(("file", file, name))
+            found = [e for e in found if e.lies_in(cell, outer.start, outer.end)]
+            return [each.cut(self.start, self.end) for each in found]
+        statement = file.module.names[name]
+        if (file, statement) not in self.statements:
+            source = file.module.segments[statement]
+            self.statements[file, statement] = (
+                Layout(source[1], statement, self.columns, self.end).found
+                if source[0] == "layout"
+                else spelled_out(source, statement, self.columns[source[1]])
+            )
+        return self.statements[file, statement][name]
+
+    def at(self, segment: Node, position: int | None) -> Instance | None:
+        if position is None or not 0 <= position < self.end - self.start:
+            return None
+        token = self.start + position
+        return next((e for e in self.instances(segment) if e.start <= token < e.end), None)

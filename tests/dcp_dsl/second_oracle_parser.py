@@ -1,0 +1,246 @@
+"""Parse the statements of a .dcpm text that decide which pairs a mask has, into tuples."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+TOKEN = re.compile(r'\d[\d_]*[kM]?|[A-Za-z_]\w*|"[^"]*"|\.\.|//|[<>=!]=|[^\s]')
+STATEMENTS = {"segment", "token", "mask", "sample", "check", "stack", "for", "import", "dcpm", "@"}
+SCALES = {"k": 1024, "M": 1024 * 1024}
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+
+Node = tuple[Any, ...]
+
+
+@dataclass
+class Definition:
+    """A mask: its parameters with their defaults, its body, and what its `where` names."""
+
+    params: list[tuple[str, str, Node | None]]
+    body: Node
+    where: dict[str, Node]
+
+
+@dataclass
+class Module:
+    """The definitions of one file; `names` maps a part of a layout to its statement."""
+
+    segments: dict[str, Node] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    tokens: dict[str, str] = field(default_factory=dict)
+    masks: dict[str, Definition] = field(default_factory=dict)
+
+
+class Parser:
+    """Recursive descent over the statements that decide which pairs a mask has."""
+
+    def __init__(self, text: str) -> None:
+        self.words = [*TOKEN.findall(re.sub(r"#[^\n]*", "", text)), ""]
+        self.at = 0
+
+    @property
+    def word(self) -> str:
+        return self.words[self.at]
+
+    def take(self, expected: str | None = None) -> str:
+        word = self.word
+        assert expected in (None, word), f"expected {expected}, got {word}"
+        self.at += 1
+        return word
+
+    def accept(self, *options: str) -> str | None:
+        return self.take() if self.word in options and self.word else None
+
+    def listed(self, item: Any) -> list[Any]:
+        items = [item()]
+        while self.accept(","):
+            items.append(item())
+        return items
+
+    def module(self) -> Module:
+        module = Module()
+        while self.word:
+            match self.take():
+                case "segment":
+                    self.segment(module)
+                case "token":
+                    name = self.take()
+                    module.tokens[name] = self.take() if self.accept("=") else name
+                case "mask":
+                    name = self.take()
+                    module.masks[name] = self.definition()
+                case _:  # samples, claims, decorators decide nothing about the pairs of a mask
+                    while self.word and self.word not in STATEMENTS:
+                        self.take()
+        return module
+
+    def segment(self, module: Module) -> None:
+        name = self.take()
+        self.take("=")
+        if self.word == "every":
+            source: Node = self.every()
+        elif self.word in ("ids", "spans", "flags", "positions"):
+            source = (self.take(), self.take("(") and self.take(), self.take(")") and [])
+            if self.accept("as"):
+                source[2].extend(self.listed(self.take))
+        else:
+            source = ("layout", self.layout())
+        module.segments[name] = source
+        parts = part_names(source[1]) if source[0] == "layout" else source[2] or []
+        inner = [part for part in parts if isinstance(part, str)]
+        module.names |= dict.fromkeys([*inner, name], name)
+
+    def layout(self) -> list[Node]:
+        parts: list[Node] = []
+        while self.word in ("[", "(") or self.words[self.at + 1 :][:1] in (["["], ["("]):
+            if self.word in (")", *STATEMENTS):
+                break
+            name = self.take() if self.word not in ("[", "(") else None
+            if self.accept("("):
+                inside: Any = self.layout()
+                self.take(")")
+            else:
+                self.take("[")
+                inside = None if self.accept("..") else self.either()
+                self.take("]")
+            kind = "group" if isinstance(inside, list) else "leaf"
+            parts.append((kind, name, inside, bool(self.accept("*"))))
+        return parts
+
+    def every(self) -> Node:
+        self.take("every")
+        return ("every", self.sum(), self.take() if self.accept("in") else None)
+
+    def definition(self) -> Definition:
+        params = []
+        if self.accept("("):
+            params = self.listed(self.param)
+            self.take(")")
+        self.take("=")
+        body = self.either()
+        bindings = self.listed(self.binding) if self.accept("where") else []
+        return Definition(params, body, dict(bindings))
+
+    def param(self) -> tuple[str, str, Node | None]:
+        name = self.take()
+        self.take(":")
+        return name, self.take(), self.either() if self.accept("=") else None
+
+    def binding(self) -> tuple[str, Node]:
+        name, names = self.take(), None
+        if self.accept("("):
+            names = self.listed(self.take)
+            self.take(")")
+        self.take("=")
+        if self.word == "every":
+            return name, self.every()
+        return name, ("function", names, self.either()) if names else self.either()
+
+    def either(self) -> Node:
+        node = self.both()
+        while self.accept("or"):
+            node = ("or", node, self.both())
+        return node
+
+    def both(self) -> Node:
+        node = self.inverse()
+        while word := self.accept("and", "minus"):
+            right = self.inverse()
+            node = ("and", node, ("not", right) if word == "minus" else right)
+        return node
+
+    def inverse(self) -> Node:
+        if self.accept("not"):
+            return ("not", self.inverse())
+        node = self.comparison()
+        while self.accept("per"):
+            node = ("per", node, self.take())
+        return node
+
+    def comparison(self) -> Node:
+        left = self.sum()
+        if self.accept("in"):
+            return ("in", left, self.postfix())
+        if self.word == "not" and self.words[self.at + 1] == "in":
+            self.at += 2
+            return ("not", ("in", left, self.postfix()))
+        links = []
+        while word := self.accept(*COMPARISONS):
+            right = self.sum()
+            links.append((word, left, right))
+            left = right
+        return ("chain", links) if links else left
+
+    def sum(self) -> Node:
+        node = self.product()
+        while word := self.accept("+", "-"):
+            node = ("arithmetic", word, node, self.product())
+        return node
+
+    def product(self) -> Node:
+        node = self.unary()
+        while word := self.accept("*", "//", "%"):
+            node = ("arithmetic", word, node, self.unary())
+        return node
+
+    def unary(self) -> Node:
+        if word := self.accept("+", "-"):
+            return ("arithmetic", word, ("number", 0), self.unary())
+        return self.postfix()
+
+    def postfix(self) -> Node:
+        node = self.atom()
+        while self.accept("."):
+            node = ("attribute", node, self.take())
+        return node
+
+    def atom(self) -> Node:
+        word = self.take()
+        if word[0].isdigit():
+            scale = SCALES.get(word[-1], 1)
+            return ("number", int(word.rstrip("kM").replace("_", "")) * scale)
+        if word == "(":
+            node = self.either()
+            self.take(")")
+            return node
+        if word == "{":
+            return self.rules()
+        if word in ("true", "false"):
+            return ("number", word == "true")
+        if not self.accept("("):
+            return ("name", word)
+        arguments = [] if self.word == ")" else self.listed(self.argument)
+        self.take(")")
+        return ("call", word, arguments)
+
+    def argument(self) -> tuple[str | None, Node]:
+        name = self.take() if self.words[self.at + 1] == "=" else None
+        if name:
+            self.take("=")
+        return name, self.either()
+
+    def rules(self) -> Node:
+        rules = []
+        while not self.accept("}"):
+            subject = self.take()
+            self.take("sees")
+            rules.append((subject, self.listed(self.target)))
+        return ("rules", rules)
+
+    def target(self) -> tuple[str, bool, Node | None]:
+        name, causally, within = self.take(), False, None
+        while word := self.accept("causally", "within"):
+            if word == "causally":
+                causally = True
+            else:
+                within = self.sum()
+        return name, causally, within
+
+
+def part_names(parts: list[Node]) -> list[str]:
+    return [
+        name
+        for kind, own, inside, _ in parts
+        for name in [own, *(part_names(inside) if kind == "group" else [])]
+        if name
+    ]

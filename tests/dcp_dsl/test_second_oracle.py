@@ -1,0 +1,94 @@
+"""Compiled masks equal a second oracle, written from docs/language, on random texts and samples."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from dcp_dsl import DCPError, Form, Sample, Spec, block_sparsity
+
+HERE = Path(__file__).parent
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+load("second_oracle_parser")
+load("second_oracle_layout")
+dense = load("second_oracle").dense
+Text = load("second_oracle_masks").Text
+
+SAMPLES = 4  # of each text
+
+
+def assert_blocks_count_the_pairs(form: Form, expected: np.ndarray, block_q: int, block_kv: int):
+    blocks = block_sparsity([form], block_q, block_kv)
+    counts = np.zeros((len(blocks.q_bounds) - 1, len(blocks.kv_bounds) - 1), np.int64)
+    counts[blocks.row_idx, blocks.col_idx] = blocks.pairs
+    rows = np.add.reduceat(expected, blocks.q_bounds[:-1], axis=0, dtype=np.int64)
+    np.testing.assert_array_equal(
+        counts, np.add.reduceat(rows, blocks.kv_bounds[:-1], axis=1), strict=True
+    )
+
+
+def assert_equal(form: Form, expected: np.ndarray, rng: Random):
+    n = len(expected)
+    np.testing.assert_array_equal(form.tile(0, n, 0, n), expected, strict=True)
+    assert form.num_pairs == expected.sum()
+    ptr, starts, ends = form.row_ranges(0, n)
+    painted = np.zeros((n, n), bool)
+    for q in range(n):
+        for start, end in zip(starts[ptr[q] : ptr[q + 1]], ends[ptr[q] : ptr[q + 1]], strict=True):
+            painted[q, start:end] = True
+    np.testing.assert_array_equal(painted, expected)
+    if n:
+        assert_blocks_count_the_pairs(form, expected, rng.randint(1, 6), rng.randint(1, 6))
+
+
+def compare_all(seeds: range) -> tuple[int, int, int]:
+    """Compare every case of these seeds; return the cases, those refused, those that see a pair."""
+    cases = refused = visible = 0
+    for seed in seeds:
+        rng = Random(seed)
+        text = Text(rng)
+        for _ in range(SAMPLES):
+            columns, n = text.sample()
+            cases += 1
+            try:
+                form = Spec.from_text(text.source).mask("a").compile(Sample(columns, n))
+            except DCPError:
+                refused += 1
+                continue
+            expected = dense(text.source, "a", columns, n)
+            visible += bool(expected.any() and not expected.all())
+            try:
+                assert_equal(form, expected, rng)
+            except AssertionError as error:
+                message = f"seed {seed}\n{text.source}\n{columns}, {n} tokens\n{error}"
+                raise AssertionError(message) from error
+    return cases, refused, visible
+
+
+def assert_engine_equals_oracle(seeds: range):
+    cases, refused, visible = compare_all(seeds)
+    assert cases == SAMPLES * len(seeds)
+    assert refused <= cases // 20
+    assert visible >= cases // 4  # the others see every pair or none
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_2000_random_masks_equal_the_second_oracle(part):
+    assert_engine_equals_oracle(range(part * 125, part * 125 + 125))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_20000_random_masks_equal_the_second_oracle(part):
+    assert_engine_equals_oracle(range(1000 + part * 250, 1250 + part * 250))
