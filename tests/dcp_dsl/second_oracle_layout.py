@@ -16,6 +16,10 @@ class Refused(Exception):
     """The sample does not fit the layout."""
 
 
+def border(tokens: list[int]) -> tuple[int, int]:
+    return min(tokens), max(tokens) + 1
+
+
 @dataclass(eq=False)
 class Instance:
     """Tokens [start, end), numbered within the parent; `within` holds the parts around it."""
@@ -25,21 +29,34 @@ class Instance:
     parent: "Instance | None" = None
     within: tuple["Instance", ...] = ()
     layout: int | None = None
+    tokens: frozenset[int] | None = None  # those of an id that comes back after others
     whole: "Instance | None" = None  # what this one is a cut of
     number: int = 0
     count: int = 0
 
     def cut(self, start: int, end: int) -> "Instance":
         low, high = max(self.start, start), min(self.end, end)
+        if self.tokens:
+            low, high = border([token for token in self.tokens if low <= token < high])
         return replace(self, start=low, end=max(low, high), whole=self.whole or self)
+
+    def covers(self, token: int) -> bool:
+        inside = self.start <= token < self.end
+        return inside and (self.tokens is None or token in self.tokens)
 
     def lies_in(self, cell: "Instance", start: int, end: int) -> bool:
         """Decide it for a cell that is cut out of the tokens [start, end)."""
+        if self.tokens:
+            return any(cell.start <= token < cell.end for token in self.tokens)
         if self.start < self.end:
             return self.start < cell.end and cell.start < self.end
         home, outer = self.whole or self, cell.whole or cell
         if cell.layout is not None and cell.layout == self.layout:
             return outer is home or outer in home.within
+        if cell.layout is None and cell.parent:  # a tile lies inside what it is cut from
+            if not self.lies_in(cell.parent, start, end):
+                return False
+            start, end = cell.parent.start, cell.parent.end
         token = min(max(self.start, start), end - 1)
         return cell.start <= token < cell.end
 
@@ -132,13 +149,14 @@ def spelled_out(source: Node, name: str, column: list[Any]) -> dict[str, list[In
     kind, _, parts = source
     match kind:
         case "spans":
-            return {name: [Instance(start, end) for start, end in column]}
+            return {name: [Instance(start, end) for start, end in sorted(column)]}
         case "flags":
             return {name: [Instance(start, end) for value, start, end in runs(column) if value]}
         case "positions":
             jumps = [value - i for i, value in enumerate(column)]
             return {name: [Instance(start, end) for _, start, end in runs(jumps)]}
-    found = {name: [Instance(start, end) for value, start, end in runs(column) if value >= 0]}
+    tokens = {id_: [i for i, v in enumerate(column) if v == id_] for id_ in set(column) - {-1}}
+    found = {name: [Instance(*border(t), tokens=frozenset(t)) for t in tokens.values()]}
     for number, part in enumerate(parts):
         found[part] = [Instance(a, b) for value, a, b in runs(column) if value == number]
     return found
@@ -222,4 +240,4 @@ class Frame:
         if position is None or not 0 <= position < self.end - self.start:
             return None
         token = self.start + position
-        return next((e for e in self.instances(segment) if e.start <= token < e.end), None)
+        return next((e for e in self.instances(segment) if e.covers(token)), None)

@@ -1,12 +1,7 @@
-"""Draw texts of the mask language and samples that fit them, from a seed."""
+"""Draw mask expressions over the names of a text, from a seed."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from random import Random
+from dataclasses import dataclass
 from typing import Any
-
-Columns = dict[str, Any]
-LIMIT = 13  # tokens: small enough for an oracle that visits every pair
 
 
 @dataclass(frozen=True)
@@ -18,195 +13,10 @@ class Segment:
     has_numbers: bool = True
 
 
-@dataclass
-class Part:
-    """A part of a layout: a group if it has `inner`, else a leaf of `scale * column + extra`."""
-
-    name: str | None
-    is_repeated: bool
-    inner: list["Part"] = field(default_factory=list)
-    column: str | None = None
-    scale: int = 1
-    extra: int = 0
-    is_rest: bool = False
-
-    def text(self) -> str:
-        star = "*" if self.is_repeated else ""
-        name = self.name or ""
-        if self.inner:
-            return f"{name}({' '.join(part.text() for part in self.inner)}){star}"
-        if self.is_rest:
-            return f"{name}[..]"
-        scale = f"{self.scale} * " if self.scale > 1 and self.column else ""
-        length = [f"{scale}{self.column}"] if self.column else []
-        extra = [str(self.extra)] if self.extra or not self.column else []
-        return f"{name}[{' + '.join(length + extra)}]{star}"
-
-    def columns(self) -> list[str]:
-        return [c for part in self.inner for c in part.columns()] + [self.column] * bool(
-            self.column
-        )
-
-    def fill(self, rng: Random) -> tuple[Columns, int]:
-        """Draw the columns of this part, and how many tokens they make."""
-        if not self.is_repeated:
-            return self.fill_once(rng)
-        rounds = [self.fill_once(rng) for _ in range(rng.choice([0, 1, 1, 2, 2, 3]))]
-        columns = {name: [each[name] for each, _ in rounds] for name in self.columns()}
-        return columns, sum(length for _, length in rounds)
-
-    def fill_once(self, rng: Random) -> tuple[Columns, int]:
-        if self.inner:
-            drawn = [part.fill(rng) for part in self.inner]
-            columns = {name: value for each, _ in drawn for name, value in each.items()}
-            return columns, sum(length for _, length in drawn)
-        value = rng.choice([0, 0, 1, 1, 2, 3, 4]) if self.column or self.is_rest else 0
-        if self.is_rest:
-            return {}, value
-        return {self.column: value} if self.column else {}, self.scale * value + self.extra
-
-
-class Text:
-    """One text and the samples that fit it."""
-
-    def __init__(self, rng: Random) -> None:
-        self.rng = rng
-        self.segments: list[Segment] = []
-        self.tokens: list[str] = []
-        self.statements: list[str] = []
-        self.layout: list[Part] = []
-        self.per_token: dict[str, Callable[[int], list[Any]]] = {}
-        self.rows: list[str] = []
-        self.used = 0
-        self.layouts: list[list[str]] = []
-        self.declare()
-        self.masks = Masks(self)
-        self.source = "\n".join([*self.statements, *self.masks.statements()])
-
-    def new_name(self, stem: str) -> str:
-        self.used += 1
-        return f"{stem}{self.used}"
-
-    def chance(self, percent: int) -> bool:
-        return self.rng.random() * 100 < percent
-
-    def declare(self) -> None:
-        if self.chance(80):
-            self.declare_layout()
-        if self.chance(25):
-            self.declare_halves()
-        for kind in ("flags", "spans", "positions", "ids"):
-            if self.chance(12):
-                self.declare_columns(kind)
-        if self.chance(35):
-            self.declare_tiles()
-        for _ in range(self.rng.choice([0, 0, 1, 2])):
-            name = self.new_name("drop")
-            self.tokens.append(name)
-            column = self.new_name("at") if self.chance(30) else name
-            self.statements.append(f"token {name}" + (f" = {column}" if column != name else ""))
-            self.per_token[column] = self.integers
-        if self.chance(25):
-            self.rows.append(self.new_name("wide"))
-
-    def integers(self, n: int) -> list[int]:
-        return [self.rng.randint(-1, n + 1) for _ in range(n)]
-
-    def declare_layout(self) -> None:
-        name = self.new_name("seg")
-        self.layout = self.parts(name, 0, None, is_listed=False)
-        if self.chance(30):
-            rest = Part(self.new_name("rest"), is_repeated=False, is_rest=True)
-            self.layout.insert(self.rng.randint(0, len(self.layout)), rest)
-            self.segments.append(Segment(str(rest.name)))
-        text = " ".join(part.text() for part in self.layout)
-        self.statements.append(f"segment {name} = {text}")
-        self.segments.append(Segment(name))
-        names = [part.name for part in self.layout if part.name]
-        self.layouts += [names] if names else []
-
-    def parts(self, top: str, depth: int, parent: str | None, is_listed: bool) -> list[Part]:
-        count = self.rng.choice([1, 1, 2, 2, 3] if depth < 2 else [1, 1, 2])
-        parts = [self.part(depth, parent, is_listed) for _ in range(count)]
-        if is_listed and not any(part.columns() for part in parts):
-            return [*parts, Part(None, is_repeated=False, column=self.new_name("c"))]
-        return parts
-
-    def part(self, depth: int, parent: str | None, is_listed: bool) -> Part:
-        is_group = depth < 2 and self.chance(40)
-        is_repeated = self.chance(60)
-        name = self.new_name("doc" if is_group else "part") if self.chance(85) else None
-        if name:
-            self.segments.append(Segment(name, parent))
-        if is_group:
-            inner = self.parts("", depth + 1, name or parent, is_listed or is_repeated)
-            if is_repeated and not any(part.columns() for part in inner):
-                is_repeated = False
-            return Part(name, is_repeated, inner)
-        if not is_repeated and self.chance(15):
-            return Part(name, is_repeated=False, extra=self.rng.randint(0, 3))
-        scale, extra = self.rng.choice([1, 1, 1, 2]), self.rng.choice([0, 0, 0, 1])
-        if is_repeated:
-            scale, extra = 1, 0
-        return Part(name, is_repeated, column=self.new_name("c"), scale=scale, extra=extra)
-
-    def declare_halves(self) -> None:
-        name, first, second = (self.new_name(stem) for stem in ("half", "noisy", "clean"))
-        length = self.rng.choice(["len // 2", "len // 3", "(len + 1) // 2", "len - len // 2"])
-        self.statements.append(f"segment {name} = {first}[{length}] {second}[..]")
-        self.segments += [Segment(name), Segment(first), Segment(second)]
-        self.layouts.append([first, second])
-
-    def declare_columns(self, kind: str) -> None:
-        name, column = self.new_name(kind), self.new_name("c")
-        parts = [self.new_name("role") for _ in range(2)] if kind == "ids" else []
-        names = f" as {', '.join(parts)}" if parts else ""
-        self.statements.append(f"segment {name} = {kind}({column}){names}")
-        self.segments += [Segment(part) for part in parts]
-        self.segments.append(Segment(name, has_numbers=kind != "ids"))
-        choices = {
-            "flags": lambda n: self.rng.choices([0, 1], k=n),
-            "ids": lambda n: self.rng.choices([-1, 0, 1], k=n),
-            "positions": lambda n: self.rng.choices([0, 1, 2], k=n),
-            "spans": self.spans,
-        }
-        self.per_token[column] = choices[kind]
-
-    def spans(self, n: int) -> list[list[int]]:
-        borders = sorted(self.rng.sample(range(n + 1), min(n + 1, self.rng.choice([0, 2, 4]))))
-        return [list(pair) for pair in zip(borders[::2], borders[1::2], strict=False)]
-
-    def declare_tiles(self) -> None:
-        homes = [each for each in self.segments if each.has_numbers]
-        home = self.rng.choice(homes) if homes and self.chance(60) else None
-        name = self.new_name("tile")
-        inside = f" in {home.name}" if home else ""
-        self.statements.append(f"segment {name} = every {self.rng.randint(1, 4)}{inside}")
-        self.segments.append(Segment(name, home.name if home else None))
-
-    def sample(self) -> tuple[Columns, int]:
-        columns, length = self.laid_out()
-        for name, draw in self.per_token.items():
-            columns[name] = draw(length)
-        for name in self.rows:
-            columns[name] = self.rng.randint(1, 4)
-        return columns, length
-
-    def laid_out(self) -> tuple[Columns, int]:
-        if not self.layout:
-            return {}, self.rng.choice([1, 1, 2, 5, 8, 11])
-        for _ in range(20):
-            drawn = [part.fill(self.rng) for part in self.layout]
-            length = sum(count for _, count in drawn)
-            if length <= LIMIT and (length or self.chance(10)):
-                break
-        return {name: value for each, _ in drawn for name, value in each.items()}, length
-
-
 class Masks:
     """Expressions over the names of a text, typed as docs/language/types.md has it."""
 
-    def __init__(self, text: Text) -> None:
+    def __init__(self, text: Any) -> None:
         self.text, self.rng, self.pick = text, text.rng, text.rng.choice
         self.positions = ["q", "k"]
         self.sizes: list[str] = []
@@ -242,7 +52,7 @@ class Masks:
         return f"b = every {size}" + (f" in {home.name}" if home else "")
 
     def helper(self, index: int) -> str:
-        name, kind = f"h{index}", self.pick(["size", "mask", "pos", "tiles"])
+        name, kind = f"h{index}", self.pick(["size", "mask", "pos", "tiles", "bool"])
         if kind == "size":
             self.sizes = ["w"]
             text = f"mask {name}(w: tokens = {self.number(1, 4)}) = {self.mask(2)}"
@@ -257,6 +67,11 @@ class Masks:
             text = f"mask {name}(t: pos) = {self.mask(2)}"
             self.positions.remove("t")
             call = f"{name}({self.position(1)})"
+        elif kind == "bool":
+            self.calls.append("c")
+            text = f"mask {name}(c: bool, w: tokens = 2) = {self.mask(2)}"
+            self.calls.remove("c")
+            call = f"{name}({self.pick(['len > 3', 'true', 'q - k < 2'])}, w = {self.number(1)})"
         else:
             self.sizes = ["n"]
             tiles = self.local_tiles()
@@ -349,6 +164,16 @@ class Masks:
             ]
         return self.pick(choices)
 
+    def counted(self) -> str:
+        """Compare the count of a segment inside its own parent, where no token is needed."""
+        nested = [each for each in self.numbered() if each.parent]
+        if not nested:
+            return f"({self.atom()})"
+        each = self.pick(nested)
+        return (
+            f"({self.pick('qk')}.{each.name} {self.sign()} {each.name}.count - 1) per {each.parent}"
+        )
+
     def library(self) -> str:
         size = lambda: self.number(1, 5)  # noqa: E731
         return self.pick(
@@ -359,6 +184,8 @@ class Masks:
                 f"fa_window({size()}, {size()})", f"longformer({size()}, 1)",
                 f"blockwise({size()}, {size()})", f"blockwise_dcp({size()}, 2)",
                 f"block_diffusion({size()})", f"svg_spatial({size()}, 1)",
+                "document", "document_full", "demonstrations", "rag", "prefix_lm", "tree",
+                f"document_streaming({size()}, {size()})", f"shared_prefix({size()})",
                 "natten(3, 5, 1)", "sta(1, 4, 3, r = 1)",
             ]
         )  # fmt: skip
@@ -395,6 +222,7 @@ class Masks:
             return f"not ({self.mask(depth - 1)})"
         if kind == "per":
             names = [each.name for each in self.numbered()]
-            return f"({self.mask(depth - 1)}) per {self.pick(names)}" if names else self.atom()
+            inner = self.counted() if self.text.chance(10) else f"({self.mask(depth - 1)})"
+            return inner + (f" per {self.pick(names)}" if names else "")
         left, right = self.mask(depth - 1), self.mask(depth - 1)
         return f"({left}) {kind} ({right})" if self.text.chance(70) else f"{left} {kind} {right}"

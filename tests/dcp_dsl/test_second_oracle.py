@@ -23,7 +23,8 @@ def load(name):
 load("second_oracle_parser")
 load("second_oracle_layout")
 dense = load("second_oracle").dense
-Text = load("second_oracle_masks").Text
+load("second_oracle_masks")
+Text = load("second_oracle_texts").Text
 
 SAMPLES = 4  # of each text
 

@@ -1,0 +1,214 @@
+"""Draw texts of the mask language and samples that fit them, from a seed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+from second_oracle_masks import Masks, Segment
+
+Columns = dict[str, Any]
+LIMIT = 13  # tokens: small enough for an oracle that visits every pair
+
+
+@dataclass
+class Part:
+    """A part of a layout: a group if it has `inner`, else a leaf of `scale * column + extra`."""
+
+    name: str | None
+    is_repeated: bool
+    inner: list["Part"] = field(default_factory=list)
+    column: str | None = None
+    scale: int = 1
+    extra: int = 0
+    is_rest: bool = False
+
+    def text(self) -> str:
+        star = "*" if self.is_repeated else ""
+        name = self.name or ""
+        if self.inner:
+            return f"{name}({' '.join(part.text() for part in self.inner)}){star}"
+        if self.is_rest:
+            return f"{name}[..]"
+        scale = f"{self.scale} * " if self.scale > 1 and self.column else ""
+        length = [f"{scale}{self.column}"] if self.column else []
+        extra = [str(self.extra)] if self.extra or not self.column else []
+        return f"{name}[{' + '.join(length + extra)}]{star}"
+
+    def columns(self) -> list[str]:
+        return [c for part in self.inner for c in part.columns()] + [self.column] * bool(
+            self.column
+        )
+
+    def fill(self, rng: Random) -> tuple[Columns, int]:
+        """Draw the columns of this part, and how many tokens they make."""
+        if not self.is_repeated:
+            return self.fill_once(rng)
+        rounds = [self.fill_once(rng) for _ in range(rng.choice([0, 1, 1, 2, 2, 3]))]
+        columns = {name: [each[name] for each, _ in rounds] for name in self.columns()}
+        return columns, sum(length for _, length in rounds)
+
+    def fill_once(self, rng: Random) -> tuple[Columns, int]:
+        if self.inner:
+            drawn = [part.fill(rng) for part in self.inner]
+            columns = {name: value for each, _ in drawn for name, value in each.items()}
+            return columns, sum(length for _, length in drawn)
+        value = rng.choice([0, 0, 1, 1, 2, 3, 4]) if self.column or self.is_rest else 0
+        if self.is_rest:
+            return {}, value
+        return {self.column: value} if self.column else {}, self.scale * value + self.extra
+
+
+class Text:
+    """One text and the samples that fit it."""
+
+    def __init__(self, rng: Random) -> None:
+        self.rng = rng
+        self.segments: list[Segment] = []
+        self.tokens: list[str] = []
+        self.statements: list[str] = []
+        self.layout: list[Part] = []
+        self.per_token: dict[str, Callable[[int], list[Any]]] = {}
+        self.rows: list[str] = []
+        self.used = 0
+        self.layouts: list[list[str]] = []
+        self.declare()
+        self.masks = Masks(self)
+        self.source = "\n".join([*self.statements, *self.masks.statements()])
+
+    def new_name(self, stem: str) -> str:
+        self.used += 1
+        return f"{stem}{self.used}"
+
+    def chance(self, percent: int) -> bool:
+        return self.rng.random() * 100 < percent
+
+    def declare(self) -> None:
+        if self.chance(80):
+            self.declare_layout()
+        if self.chance(25):
+            self.declare_halves()
+        for kind in ("flags", "spans", "positions", "ids"):
+            if self.chance(12):
+                self.declare_columns(kind)
+        if self.chance(35):
+            self.declare_tiles()
+        for _ in range(self.rng.choice([0, 0, 1, 2])):
+            name = self.new_name("drop")
+            self.tokens.append(name)
+            column = self.new_name("at") if self.chance(30) else name
+            self.statements.append(f"token {name}" + (f" = {column}" if column != name else ""))
+            self.per_token[column] = self.integers
+        if self.chance(25):
+            self.rows.append(self.new_name("wide"))
+
+    def integers(self, n: int) -> list[int]:
+        return [self.rng.randint(-1, n + 1) for _ in range(n)]
+
+    def declare_layout(self) -> None:
+        name = self.new_name("seg")
+        self.layout = self.parts(name, 0, None, is_listed=False)
+        if self.chance(30):
+            rest = Part(self.new_name("rest"), is_repeated=False, is_rest=True)
+            self.layout.insert(self.rng.randint(0, len(self.layout)), rest)
+            self.segments.append(Segment(str(rest.name)))
+        text = " ".join(part.text() for part in self.layout)
+        self.statements.append(f"segment {name} = {text}")
+        self.segments.append(Segment(name))
+        names = [part.name for part in self.layout if part.name]
+        self.layouts += [names] if names else []
+
+    def parts(self, top: str, depth: int, parent: str | None, is_listed: bool) -> list[Part]:
+        count = self.rng.choice([1, 1, 2, 2, 3] if depth < 2 else [1, 1, 2])
+        parts = [self.part(depth, parent, is_listed) for _ in range(count)]
+        if is_listed and not any(part.columns() for part in parts):
+            return [*parts, Part(None, is_repeated=False, column=self.new_name("c"))]
+        return parts
+
+    def part(self, depth: int, parent: str | None, is_listed: bool) -> Part:
+        is_group = depth < 2 and self.chance(40)
+        is_repeated = self.chance(60)
+        name = self.new_name("doc" if is_group else "part") if self.chance(85) else None
+        if name:
+            self.segments.append(Segment(name, parent))
+        if is_group:
+            inner = self.parts("", depth + 1, name or parent, is_listed or is_repeated)
+            if is_repeated and not any(part.columns() for part in inner):
+                is_repeated = False
+            return Part(name, is_repeated, inner)
+        if not is_repeated and self.chance(15):
+            return Part(name, is_repeated=False, extra=self.rng.randint(0, 3))
+        scale, extra = self.rng.choice([1, 1, 1, 2]), self.rng.choice([0, 0, 0, 1])
+        if is_repeated:
+            scale, extra = 1, 0
+        return Part(name, is_repeated, column=self.new_name("c"), scale=scale, extra=extra)
+
+    def declare_halves(self) -> None:
+        name, first, second = (self.new_name(stem) for stem in ("half", "noisy", "clean"))
+        length = self.rng.choice(["len // 2", "len // 3", "(len + 1) // 2", "len - len // 2"])
+        self.statements.append(f"segment {name} = {first}[{length}] {second}[..]")
+        self.segments += [Segment(name), Segment(first), Segment(second)]
+        self.layouts.append([first, second])
+
+    def declare_columns(self, kind: str) -> None:
+        name, column = self.new_name(kind), self.new_name("c")
+        parts = [self.new_name("role") for _ in "ab"] if kind == "ids" and self.chance(70) else []
+        names = f" as {', '.join(parts)}" if parts else ""
+        self.statements.append(f"segment {name} = {kind}({column}){names}")
+        self.segments += [Segment(part) for part in parts]
+        self.segments.append(Segment(name, has_numbers=kind != "ids"))
+        choices = {
+            "flags": lambda n: self.rng.choices([0, 1], k=n),
+            "ids": lambda n: self.rng.choices([-1, 0, 1] if parts else [-1, 0, 4, 2], k=n),
+            "positions": lambda n: self.rng.choices([0, 1, 2], k=n),
+            "spans": self.spans,
+        }
+        self.per_token[column] = choices[kind]
+
+    def spans(self, n: int) -> list[list[int]]:
+        borders = sorted(self.rng.sample(range(n + 1), min(n + 1, self.rng.choice([0, 2, 4]))))
+        spans = [list(pair) for pair in zip(borders[::2], borders[1::2], strict=False)]
+        return self.rng.sample(spans, len(spans))
+
+    def declare_tiles(self) -> None:
+        homes = [each for each in self.segments if each.has_numbers]
+        home = self.rng.choice(homes) if homes and self.chance(60) else None
+        name = self.new_name("tile")
+        inside = f" in {home.name}" if home else ""
+        self.statements.append(f"segment {name} = every {self.rng.randint(1, 4)}{inside}")
+        self.segments.append(Segment(name, home.name if home else None))
+
+    def sample(self) -> tuple[Columns, int]:
+        columns, length = self.laid_out()
+        for name, draw in self.per_token.items():
+            columns[name] = draw(length)
+        for name in self.rows:
+            columns[name] = self.rng.randint(1, 4)
+        return columns | self.of_the_library(length), length
+
+    def of_the_library(self, length: int) -> Columns:
+        """Draw the columns that masks of the standard library read."""
+        prefix = self.rng.randint(0, length)
+        return {
+            "prefix_len": prefix,
+            "doc_lens": self.partition(length),
+            "demo_lens": self.partition(length),
+            "chat_lens": self.partition(length - prefix),
+            "passage_lens": self.partition(self.rng.randint(0, length)),
+            "subtree_end": self.integers(length),
+        }
+
+    def partition(self, length: int) -> list[int]:
+        borders = sorted(self.rng.choices(range(length + 1), k=self.rng.randint(0, 3)))
+        return [b - a for a, b in pairwise([0, *borders, length])]
+
+    def laid_out(self) -> tuple[Columns, int]:
+        if not self.layout:
+            return {}, self.rng.choice([1, 1, 2, 5, 8, 11])
+        for _ in range(20):
+            drawn = [part.fill(self.rng) for part in self.layout]
+            length = sum(count for _, count in drawn)
+            if length <= LIMIT and (length or self.chance(10)):
+                break
+        return {name: value for each, _ in drawn for name, value in each.items()}, length
