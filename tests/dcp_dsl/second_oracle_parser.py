@@ -77,18 +77,19 @@ class Parser:
     def segment(self, module: Module) -> None:
         name = self.take()
         self.take("=")
+        parts: list[str] = []
+        source: Node
         if self.word == "every":
-            source: Node = self.every()
+            source = self.every()
         elif self.word in ("ids", "spans", "flags", "positions"):
-            source = (self.take(), self.take("(") and self.take(), self.take(")") and [])
-            if self.accept("as"):
-                source[2].extend(self.listed(self.take))
+            kind, _, column, _ = (self.take() for _ in range(4))
+            parts = self.listed(self.take) if self.accept("as") else []
+            source = (kind, column, parts)
         else:
             source = ("layout", self.layout())
+            parts = part_names(source[1])
         module.segments[name] = source
-        parts = part_names(source[1]) if source[0] == "layout" else source[2] or []
-        inner = [part for part in parts if isinstance(part, str)]
-        module.names |= dict.fromkeys([*inner, name], name)
+        module.names |= dict.fromkeys([*parts, name], name)
 
     def layout(self) -> list[Node]:
         parts: list[Node] = []
