@@ -215,7 +215,6 @@ def packed(masks):
 def test_another_process_finds_the_same(packed):
     code = (
         "import hashlib, numpy as np, sys\n"
-        "from dcp_dsl import BatchShape\n"
         "from dcp_planner.search.multilevel import SearchSetting, search\n"
         "from dcp_planner.search.native import EFFORTS\n"
         "from dcp_planner.search.problem import Problem\n"

@@ -13,6 +13,7 @@ def message_names(kind: Bytes, block: Indices, groups: int, num_blocks: int) -> 
         groups: head groups G.
         num_blocks: token blocks D of the plan before that.
 
+    >>> import numpy as np
     >>> message_names(np.array([0, 2]), np.array([5, 6]), 2, 4)
     ['kv 1.1', 'out 2.1']
     """

@@ -84,7 +84,7 @@ def test_an_error_is_underlined_mended_and_drawn(visit):
     )
     page.hover(".cm-line >> text=causal")
     assert "mask causal = k <= q" in page.wait_for_selector(".cm-tooltip .dcp-doc").inner_text()
-    page.wait_for_function("() => location.hash.includes('text=')")
+    page.wait_for_function("() => /call=.*text=/.test(location.hash)")
     page.reload()
     wait_for_title(page, "near(w = 2)")
     assert page.locator(EDITOR).inner_text().rstrip() == mended.rstrip()
