@@ -37,6 +37,12 @@ class FileKey:
 
     name: str
     module: Module = field(compare=False)
+    others: "dict[str, FileKey]" = field(default_factory=dict, compare=False)
+
+    def home(self, name: str) -> "FileKey":
+        """Return the file that defines a name."""
+        source = self.module.imports.get(name)
+        return self.others[source] if source else self
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,7 @@ class Evaluator:
         if name in FIELDS:
             return self.field(scope, pair, base, name)
         place = self.value(base, scope, pair)
-        tokens = scope.file.module.tokens
+        tokens = scope.file.home(name).module.tokens
         if name in tokens and name not in scope.names:
             inside = place is not None and 0 <= place < pair.frame.end - pair.frame.start
             column = pair.frame.columns[tokens[name]]
@@ -155,10 +161,11 @@ class Evaluator:
             base = self.segment(node[2][0][1], scope, pair)
             count = self.value(node[2][1][1], scope, pair) if len(node[2]) > 1 else 1
             return (node[1], base, count)
-        module = scope.file.module
         if node[1] in scope.names:
             source, scope = scope.names[node[1]]
         else:
+            scope = Scope(scope.file.home(node[1]), {})
+            module = scope.file.module
             source = module.segments[module.names[node[1]]]
         if source[0] != "every":
             return ("file", scope.file, node[1])
@@ -181,7 +188,7 @@ class Evaluator:
         return self.mask(scope, pair, name, arguments)
 
     def mask(self, scope: Scope, pair: Pair, name: str, arguments: list[Any]) -> Any:
-        home = scope.file
+        home = scope.file.home(name)
         if name not in home.module.masks:
             home = FileKey(name, library(name))
         definition = home.module.masks[name]
@@ -218,14 +225,15 @@ class Evaluator:
         return name == "all" or self._in(scope, pair, ("name", "k"), ("name", name))
 
 
-def dense(text: str, name: str, columns: dict[str, Any], n: int) -> np.ndarray:
-    """Return which query sees which key: `[n, n]` of bool.
+def dense(text: str, columns: dict[str, Any], n: int, imported: str = "") -> np.ndarray:
+    """Return which query sees which key in mask `a`: `[n, n]` of bool.
 
     Raises:
         Refused: if the columns do not fill the sample.
     """
-    file = FileKey("", Parser(text).module())
-    frame, evaluator, call = Frame(columns, 0, n), Evaluator(), ("name", name)
+    other = FileKey("lib.dcpm", Parser(imported).module())
+    file = FileKey("", Parser(text).module(), {"lib.dcpm": other})
+    frame, evaluator, call = Frame(columns, 0, n), Evaluator(), ("name", "a")
     pairs = [
         bool(evaluator.value(call, Scope(file, {}), Pair(frame, q, k)))
         for q in range(n)

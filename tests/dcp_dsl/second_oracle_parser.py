@@ -29,6 +29,7 @@ class Module:
     names: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
     masks: dict[str, Definition] = field(default_factory=dict)
+    imports: dict[str, str] = field(default_factory=dict)  # name to file
 
 
 class Parser:
@@ -66,6 +67,9 @@ class Parser:
                 case "token":
                     name = self.take()
                     module.tokens[name] = self.take() if self.accept("=") else name
+                case "import":
+                    names, _, file = self.listed(self.take), self.take("from"), self.take()
+                    module.imports |= dict.fromkeys(names, file.strip('"'))
                 case "mask":
                     name = self.take()
                     module.masks[name] = self.definition()

@@ -75,7 +75,14 @@ class Text:
         self.layouts: list[list[str]] = []
         self.declare()
         self.masks = Masks(self)
-        self.source = "\n".join([*self.statements, *self.masks.statements()])
+        *helpers, main = self.masks.statements()
+        self.imported, names = "", [*self.tokens, *[each.name for each in self.segments]]
+        if names and self.chance(20):
+            self.imported = "\n".join([*self.statements, *helpers])
+            names += [f"h{i}" for i in range(len(helpers))]
+            self.source = f'import {", ".join(names)} from "lib.dcpm"\n{main}'
+        else:
+            self.source = "\n".join([*self.statements, *helpers, main])
 
     def new_name(self, stem: str) -> str:
         self.used += 1
