@@ -165,14 +165,16 @@ class Masks:
         return self.pick(choices)
 
     def counted(self) -> str:
-        """Compare the count of a segment inside its own parent, where no token is needed."""
+        """Ask for the count of a segment without a token, inside `per`."""
         nested = [each for each in self.numbered() if each.parent]
+        roots = [each.name for each in self.numbered() if each.parent is None]
+        if roots and (not nested or self.text.chance(60)):
+            return f"({self.pick(roots)}.count {self.sign()} {self.number(1, 3)})"
         if not nested:
             return f"({self.atom()})"
-        each = self.pick(nested)
-        return (
-            f"({self.pick('qk')}.{each.name} {self.sign()} {each.name}.count - 1) per {each.parent}"
-        )
+        each, token = self.pick(nested), self.pick("qk")
+        text = f"{token}.{each.name} {self.sign()} {each.name}.count - 1"
+        return f"({text}) per {each.parent}"
 
     def library(self) -> str:
         size = lambda: self.number(1, 5)  # noqa: E731
@@ -222,7 +224,7 @@ class Masks:
             return f"not ({self.mask(depth - 1)})"
         if kind == "per":
             names = [each.name for each in self.numbered()]
-            inner = self.counted() if self.text.chance(10) else f"({self.mask(depth - 1)})"
+            inner = self.counted() if self.text.chance(20) else f"({self.mask(depth - 1)})"
             return inner + (f" per {self.pick(names)}" if names else "")
         left, right = self.mask(depth - 1), self.mask(depth - 1)
         return f"({left}) {kind} ({right})" if self.text.chance(70) else f"{left} {kind} {right}"

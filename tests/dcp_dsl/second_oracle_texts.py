@@ -77,7 +77,8 @@ class Text:
         self.masks = Masks(self)
         *helpers, main = self.masks.statements()
         self.imported, names = "", [*self.tokens, *[each.name for each in self.segments]]
-        if names and self.chance(20):
+        can_move = all(each.parent is None for each in self.segments if "tile" in each.name)
+        if names and can_move and self.chance(20):  # tiles inside a segment are not imported
             self.imported = "\n".join([*self.statements, *helpers])
             names += [f"h{i}" for i in range(len(helpers))]
             self.source = f'import {", ".join(names)} from "lib.dcpm"\n{main}'
