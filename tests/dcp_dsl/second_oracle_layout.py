@@ -28,7 +28,7 @@ class Instance:
     end: int
     parent: "Instance | None" = None
     within: tuple["Instance", ...] = ()
-    layout: int | None = None
+    layout: "Layout | None" = None
     tokens: frozenset[int] | None = None  # those of an id that comes back after others
     whole: "Instance | None" = None  # what this one is a cut of
     number: int = 0
@@ -51,7 +51,7 @@ class Instance:
         if self.start < self.end:
             return self.start < cell.end and cell.start < self.end
         home, outer = self.whole or self, cell.whole or cell
-        if cell.layout is not None and cell.layout == self.layout:
+        if cell.layout is not None and cell.layout is self.layout:
             return outer is home or outer in home.within
         if cell.layout is None and cell.parent:  # a tile lies inside what it is cut from
             if not self.lies_in(cell.parent, start, end):
@@ -86,7 +86,7 @@ class Layout:
 
     def place(self, part: Node, path: tuple[int, ...], within: Any, parent: Any) -> None:
         kind, name, content, _ = part
-        instance = Instance(self.at, self.at, parent, within, id(self))
+        instance = Instance(self.at, self.at, parent, within, self)
         for each in {name, None if within else self.top} - {None}:
             self.found[each].append(instance)
         if kind == "group":
