@@ -16,7 +16,7 @@ KNOWN = ("static:zigzag", "static:contiguous")
 
 
 def table(report: dict[str, Any]) -> str:  # Any: a JSON document
-    """Give the Markdown table of a demonstration: planned batches by method, then the real runs."""
+    """Return the Markdown table of a demonstration: planned batches, then the real runs."""
     lines = [
         "| mask | pairs of causal | placement | moved | over the network | compute max/mean "
         "| tokens max/mean | predicted |",

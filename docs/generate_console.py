@@ -64,7 +64,7 @@ def printed(command: str) -> str:
 
 
 def filled(text: str) -> str:
-    """Give a document with every block as its commands print it."""
+    """Return a document with every block as its commands print it."""
 
     def fill(block: re.Match[str]) -> str:
         commands = [line[2:] for line in block[1].splitlines() if line.startswith("$ ")]

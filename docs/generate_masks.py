@@ -23,7 +23,7 @@ HEAD = DOCS / "masks_head.md"
 
 
 def section(path: Path) -> tuple[str, str]:
-    """Give the Markdown of one mask, and its picture as SVG."""
+    """Return the Markdown of one mask, and its picture as SVG."""
     text = path.read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line.startswith("#")]
     said = [line.removeprefix("#").strip() for line in lines]
@@ -41,7 +41,7 @@ def section(path: Path) -> tuple[str, str]:
 
 
 def shown(spec: Spec, name: str) -> tuple[Mask, Sample]:
-    """Give the call and the sample that show a mask best: those of its file."""
+    """Return the call and the sample that show a mask best: those of its file."""
     calls = [
         unparse(node)
         for statement in spec.scope.program.statements

@@ -30,7 +30,7 @@ OPEN = re.compile(r"^<!-- generated:", re.MULTILINE)
 
 
 def documents() -> list[Path]:
-    """Give the Markdown files of the project, the caches and environments left out."""
+    """Return the Markdown files of the project, the caches and environments left out."""
     found = list(ROOT.glob("*.md"))
     for room in ROOMS:
         found += (ROOT / room).rglob("*.md")
@@ -38,7 +38,7 @@ def documents() -> list[Path]:
 
 
 def printed(found: re.Match[str]) -> str:
-    """Give one marked part with the table that its script prints."""
+    """Return one marked part with the table that its script prints."""
     script, results = found["script"], found["results"]
     done = subprocess.run(
         [sys.executable, script, "--table", results],

@@ -106,7 +106,7 @@ def go(page: Page, path: str) -> None:
 
 
 def plan_path(page: Page, name: str) -> str:
-    """Give the address of a plan's page, looked up in the list."""
+    """Return the address of a plan's page, looked up in the list."""
     go(page, "/")
     link = page.locator(f"a[href^='/plan/']:has-text('{name}')").first
     return link.get_attribute("href") or sys.exit(f"no plan {name} in the list")

@@ -21,7 +21,7 @@ RINGS = ("RFA_ring", "RFA_zigzag", "TE")
 
 
 def table(report: dict[str, Any]) -> str:  # Any: a JSON document
-    """Give Markdown: by mask, how many times faster."""
+    """Return Markdown: by mask, how many times faster."""
     lines = [
         "| mask | predicted: plans of dcp-dsl, than the best static layout "
         "| measured by the paper: DCP, than the best ring |",

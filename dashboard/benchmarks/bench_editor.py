@@ -1,4 +1,4 @@
-"""How soon the editor answers a key in headless Chromium: underline, picture, preview of a plan.
+"""Measure how soon the editor answers a key in headless Chromium: underline, picture, preview.
 
 A text of fifty lines stands in the editor; a letter makes one name unknown, a second key takes it
 away again. Times begin with the key's event and end with the frame behind the change of the page.
@@ -113,7 +113,7 @@ NAMES = {
 
 
 def weigh(response: Any) -> float:  # Any: Playwright's response
-    """Give the bytes of a body, none for what has none."""
+    """Return the bytes of a body, none for what has none."""
     return float(response.headers.get("content-length", 0))
 
 
@@ -145,7 +145,7 @@ def press_keys(page: Page) -> dict[str, float]:
 
 
 def measure_checker(repeats: int) -> list[dict[str, Any]]:  # Any: JSON values
-    """Give the same check without a browser."""
+    """Return the same check without a browser."""
     text = TEXT.read_text(encoding="utf-8") + LAST_LINE
     times = []
     for _ in range(repeats + 2):
@@ -160,7 +160,7 @@ def measure_checker(repeats: int) -> list[dict[str, Any]]:  # Any: JSON values
 
 
 def measure_previews(repeats: int) -> list[dict[str, Any]]:  # Any: JSON values
-    """Give what a preview of a moderate batch takes in its worker, message to message."""
+    """Return what a preview of a moderate batch takes in its worker, message to message."""
     worker = make_worker("plan")
     asked = {
         "task": "preview", "text": "", "mask": "streaming(64, 4k)", "sample": "131072",
@@ -179,7 +179,7 @@ def measure_previews(repeats: int) -> list[dict[str, Any]]:  # Any: JSON values
 
 
 def row(what: str, unit: str, values: list[float]) -> dict[str, Any]:  # Any: JSON values
-    """Give median and spread of a figure."""
+    """Return median and spread of a figure."""
     ordered = sorted(values)
     return {
         "what": what,
@@ -191,7 +191,7 @@ def row(what: str, unit: str, values: list[float]) -> dict[str, Any]:  # Any: JS
 
 
 def table(document: dict[str, Any]) -> str:  # Any: JSON values
-    """Give the Markdown table of a document."""
+    """Return the Markdown table of a document."""
     lines = ["| what | median | 10 % to 90 % |", "|---|--:|--:|"]
     for found in document["rows"]:
         unit = found["unit"]
@@ -207,7 +207,7 @@ def table(document: dict[str, Any]) -> str:  # Any: JSON values
 
 
 def surroundings() -> dict[str, Any]:  # Any: JSON values
-    """Say on what machine and with which versions this ran."""
+    """Return the machine and the versions with which this ran."""
     names = [
         line.split(":", 1)[1].strip()
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

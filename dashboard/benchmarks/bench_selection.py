@@ -1,4 +1,4 @@
-"""How fast a selection reaches every view, and a mask of 1024 x 1024 blocks, in headless Chromium.
+"""Measure in headless Chromium how fast a selection reaches every view and a large mask.
 
 A plan of 64 devices with a trace of 50,000 events: clicks in the mask, in the balance and on a
 finding, each until the frame that shows it in all views. A causal mask of 1,024 blocks (524,800
@@ -90,7 +90,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:  # Any: JSON v
 
 
 def time_selection(page: Page, url: str) -> dict[str, float]:
-    """Give the CPU ms per click until the frame that shows the selection in all views."""
+    """Return the CPU ms per click until the frame that shows the selection in all views."""
     page.goto(f"{url}plan/{plan_key('trace.dcpplan')}")
     for name in (".dcp-mask", ".dcp-timeline", "#traffic", "#balance"):
         page.wait_for_selector(f"{name}[data-state=drawn]", timeout=60_000)
@@ -119,7 +119,7 @@ def time_selection(page: Page, url: str) -> dict[str, float]:
 
 
 def time_mask(page: Page, url: str) -> dict[str, float]:
-    """Give the CPU ms per recolouring, hover and wheel step of the large mask."""
+    """Return the CPU ms per recolouring, hover and wheel step of the large mask."""
     page.goto(f"{url}plan/{plan_key('mask.dcpplan')}/mask")
     page.wait_for_selector(".dcp-mask[data-state=drawn]", timeout=120_000)
     page.wait_for_timeout(500)
@@ -153,7 +153,7 @@ def time_mask(page: Page, url: str) -> dict[str, float]:
 
 
 def time_heatmap(page: Page, url: str, size: int) -> dict[str, float]:
-    """Give the CPU ms of one recolouring of a Plotly heatmap of size x size cells."""
+    """Return the CPU ms of one recolouring of a Plotly heatmap of size x size cells."""
     page.goto(url)
     page.wait_for_selector("table.dcp-plans")
     page.add_script_tag(url=f"{url}_dash-component-suites/plotly/package_data/plotly.min.js")
@@ -174,7 +174,7 @@ def time_heatmap(page: Page, url: str, size: int) -> dict[str, float]:
 
 
 def cpu_per_step(page: Page, step: Callable[[int], None], steps: int = STEPS) -> float:
-    """Give main-thread milliseconds per step, each followed by a drawn frame."""
+    """Return main-thread milliseconds per step, each followed by a drawn frame."""
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable")
     before = task_seconds(session)
@@ -185,7 +185,7 @@ def cpu_per_step(page: Page, step: Callable[[int], None], steps: int = STEPS) ->
 
 
 def task_seconds(session: Any) -> float:  # Any: Playwright's CDP session
-    """Give the seconds that the page's main thread has been busy so far."""
+    """Return the seconds that the page's main thread has been busy so far."""
     metrics = session.send("Performance.getMetrics")["metrics"]
     return float(next(m["value"] for m in metrics if m["name"] == "TaskDuration"))
 
@@ -227,7 +227,7 @@ def busy_trace(events: int, seed: int) -> Trace:
 
 
 def row(what: str, values: list[float]) -> dict[str, Any]:  # Any: JSON values
-    """Give one figure with its median and half of its range."""
+    """Return one figure with its median and half of its range."""
     target = next((ms for word, ms in TARGETS.items() if word in what), None)
     return {
         "what": what, "unit": "ms", "median": round(statistics.median(values), 2),
@@ -257,7 +257,7 @@ def table(document: dict[str, Any]) -> str:  # Any: JSON values
 
 
 def surroundings() -> dict[str, Any]:  # Any: JSON values
-    """Say on what machine and with which versions this ran."""
+    """Return the machine and the versions with which this ran."""
     cpu = next(
         (line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
          if line.startswith("model name")), platform.machine(),

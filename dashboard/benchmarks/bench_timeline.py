@@ -1,4 +1,4 @@
-"""How fast the timeline appears, zooms and answers in headless Chromium, beside Plotly bars.
+"""Measure in headless Chromium how fast the timeline appears, zooms and answers.
 
 Synthetic traces of 64 devices go the way of every trace: plan file, data API, canvas. The baseline
 is a Plotly bar chart of far fewer marks, zoomed by as many steps in the same browser.
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def table(report: dict[str, Any]) -> str:  # Any: JSON values
-    """Give the report as Markdown."""
+    """Return the report as Markdown."""
     lines = [
         f"{report['machine']}, {report['cores']} cores, Chromium {report['chromium']}, medians of "
         f"{report['repeats']}:",
@@ -148,7 +148,7 @@ Note = Callable[[str, float, str], None]
 
 
 def noter(found: Rows, *, is_kept: bool) -> Note:
-    """Give a function that writes figures down."""
+    """Return a function that writes figures down."""
 
     def note(what: str, value: float, unit: str = "ms") -> None:
         if is_kept:
@@ -198,7 +198,7 @@ def visit(browser: Browser, url: str, size: int, note: Note) -> None:
 
 
 def time_click(page: Page, step: int) -> float | None:
-    """Give ms from a click to the next frame, if it selected something."""
+    """Return ms from a click to the next frame, if it selected something."""
     page.evaluate("() => window.dcp.state.set({ sel: null })")
     page.evaluate(FRAME)
     spent, chosen = page.evaluate(CLICK, [200 + 40 * step, 50 + 11 * step])
@@ -270,7 +270,7 @@ def time_perfetto(size: int, seed: int, note: Note) -> None:
 
 
 def cpu_per_step(page: Page, step: Callable[[int], None]) -> float:
-    """Give main-thread milliseconds per step, each followed by a drawn frame."""
+    """Return main-thread milliseconds per step, each followed by a drawn frame."""
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
     before = task_seconds(session)
@@ -283,7 +283,7 @@ def cpu_per_step(page: Page, step: Callable[[int], None]) -> float:
 
 
 def task_seconds(session: Any) -> float:  # Any: Playwright's CDP session
-    """Give the seconds that the page's main thread has computed so far."""
+    """Return the seconds that the page's main thread has computed so far."""
     metrics = session.send("Performance.getMetrics")["metrics"]
     return float(next(m["value"] for m in metrics if m["name"] == "TaskDuration"))
 
@@ -338,7 +338,7 @@ def synthetic_trace(events: int, seed: int) -> Trace:
 
 
 def surroundings() -> dict[str, Any]:  # Any: JSON values
-    """Say on what machine and with which versions this ran."""
+    """Return the machine and the versions with which this ran."""
     cpu = next(cpu_names(), platform.machine())
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
@@ -355,7 +355,7 @@ def surroundings() -> dict[str, Any]:  # Any: JSON values
 
 
 def cpu_names() -> Iterator[str]:
-    """Give the names of the machine's processors, as Linux tells them."""
+    """Return the names of the machine's processors, as Linux tells them."""
     path = Path("/proc/cpuinfo")
     for line in path.read_text().splitlines() if path.exists() else ():
         if line.startswith("model name"):

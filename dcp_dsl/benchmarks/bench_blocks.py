@@ -1,4 +1,4 @@
-"""How long compiling a mask and counting its blocks take, beside PyTorch's `create_block_mask`.
+"""Measure compiling a mask and counting its blocks, beside PyTorch's `create_block_mask`.
 
 Run it as a script; ``--json FILE`` writes the numbers, ``--table FILE`` prints the table of such a
 file. Every measurement is warmed up and repeated; the median and the spread (10th and 90th
@@ -66,7 +66,7 @@ GOALS = {
 
 
 def columns(length: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Give columns of every layout for one sample; Any: integers and lists of them."""
+    """Return columns of every layout for one sample; Any: integers and lists of them."""
 
     def cut(parts: int) -> list[int]:
         borders = np.sort(rng.choice(np.arange(1, length), parts - 1, replace=False))
@@ -84,7 +84,7 @@ def columns(length: int, rng: np.random.Generator) -> dict[str, Any]:
 
 
 def tree(length: int, rng: np.random.Generator) -> list[int]:
-    """Give the end of each token's subtree in a random tree, tokens in depth-first order."""
+    """Return the end of each token's subtree in a random tree, tokens in depth-first order."""
     ends = np.zeros(length, np.int64)
     open_: list[int] = []
     closing = rng.geometric(0.5, length) - 1
@@ -97,7 +97,7 @@ def tree(length: int, rng: np.random.Generator) -> list[int]:
 
 
 def measure(run: Callable[[], object], budget_s: float) -> dict[str, float]:
-    """Give median and spread in milliseconds, of 5 to 50 runs that take about `budget_s`."""
+    """Return median and spread in milliseconds, of 5 to 50 runs that take about `budget_s`."""
     run()
     spent: list[float] = []
     while len(spent) < 5 or (sum(spent) < budget_s * 1e3 and len(spent) < 50):
@@ -174,7 +174,7 @@ def machine() -> dict[str, str]:
 
 
 def table(document: dict[str, Any]) -> str:
-    """Give the Markdown table of a result."""
+    """Return the Markdown table of a result."""
     lines = [
         "| mask | form | tokens | block | blocks | compile ms | count ms | goal ms |",
         "|---|---|---:|---:|---:|---:|---:|---:|",

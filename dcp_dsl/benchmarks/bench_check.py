@@ -1,4 +1,4 @@
-"""How long a person waits for `dcpm check`, and a training run for the decision on one sample.
+"""Measure the wait of a person for `dcpm check`, and of a training run for one sample.
 
 A text of fifty lines with every statement is parsed and checked (names, proofs, claims, lints); the
 baseline decides the same statements on generated samples with the dense oracle, without proofs. A
@@ -43,7 +43,7 @@ mask by_column = near(row.reach)
 
 
 def measure(run: Callable[[], object], repeats: int) -> dict[str, float]:
-    """Give median and spread in milliseconds."""
+    """Return median and spread in milliseconds."""
     for _ in range(2):
         run()
     spent = []
@@ -132,7 +132,7 @@ def machine() -> dict[str, str]:
 
 
 def table(document: dict[str, Any]) -> str:
-    """Give the Markdown table of a document; Any: JSON."""
+    """Return the Markdown table of a document; Any: JSON."""
     lines = ["| what | median | 10 % to 90 % |", "|---|--:|--:|"]
     for row in document["rows"]:
         spread = f"{row['p10_ms']:.2f} to {row['p90_ms']:.2f} ms"

@@ -1,4 +1,4 @@
-"""How fast `dcpm check --dataset` decides the rows of a data set, beside deciding one by one.
+"""Measure `dcpm check --dataset` on the rows of a data set, beside deciding them one by one.
 
 The baseline reads the same file and asks the same guard about every row alone, as a data loader
 does; it is measured on the first `BASELINE_ROWS` rows. Both give the same rows refused.
@@ -43,7 +43,7 @@ for "*" having window use sliding(window = window)
 
 
 def make_rows(name: str, count: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Give the columns of a data set; one row in ten thousand is wrong."""
+    """Return the columns of a data set; one row in ten thousand is wrong."""
 
     def lists(low: int, high: int, most: int) -> list[list[int]]:
         return [rng.integers(low, high, n).tolist() for n in rng.integers(1, most, count)]
@@ -135,7 +135,7 @@ def machine() -> dict[str, str]:
 
 
 def table(document: dict[str, Any]) -> str:
-    """Give the Markdown table of a document."""
+    """Return the Markdown table of a document."""
     lines = [
         "| data set | rows | tokens | refused | seconds (10-90 %) | rows/s | one by one, rows/s |",
         "|---|---:|---:|---:|---:|---:|---:|",

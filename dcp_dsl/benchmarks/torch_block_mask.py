@@ -12,17 +12,17 @@ MAX_EAGER_TOKENS = 16_384  # eager holds the whole matrix several times
 
 
 def causal(b: object, h: object, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """Give the causal mask."""
+    """Return the causal mask."""
     return q >= k
 
 
 def sliding(b: object, h: object, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """Give a window of 4096 tokens."""
+    """Return a window of 4096 tokens."""
     return (q >= k) & (q - k < 4096)
 
 
 def streaming(b: object, h: object, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """Give 64 sinks beside a window of 4096 tokens."""
+    """Return 64 sinks beside a window of 4096 tokens."""
     return (q >= k) & ((k < 64) | (q - k < 4096))
 
 
@@ -30,7 +30,7 @@ MASKS = {"causal": causal, "sliding(4k)": sliding, "streaming(64, 4k)": streamin
 
 
 def fastest_ms(run: Callable[[], object], repeats: int = 3) -> float:
-    """Give the shortest of a few warm runs."""
+    """Return the shortest of a few warm runs."""
     run()
     times = []
     for _ in range(repeats):

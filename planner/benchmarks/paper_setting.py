@@ -62,7 +62,7 @@ def batches_of(dataset: str, scale: float, count: int) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class RingSetting:
-    """How one of the systems runs.
+    """The configuration of one of the systems.
 
     Attributes:
         head_parallel: devices of a node over which heads are split.

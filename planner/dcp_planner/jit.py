@@ -1,4 +1,4 @@
-"""How the planner compiles its loops: few specialisations, no reference counts, kept on disk.
+"""Compile the loops of the planner: few specialisations, no reference counts, kept on disk.
 
 Compiling happens once per installation and machine, but whoever installs waits for it. Functions
 that only compiled code calls get one signature: without, numba makes a version for every mixture

@@ -109,7 +109,7 @@ class DemoReport:
 
     @property
     def verified(self) -> bool:
-        """Whether every mask was verified."""
+        """Return whether every mask was verified."""
         return all(mask.verified for mask in self.masks)
 
     def to_json(self, url: str | None) -> dict[str, Any]:  # Any: a JSON document

@@ -120,12 +120,12 @@ class Comparison:
 
     @cached_property
     def is_same_plan(self) -> bool:
-        """Whether both sides are traces of one plan."""
+        """Return whether both sides are traces of one plan."""
         return self.first.loaded.entry.key == self.second.loaded.entry.key
 
     @cached_property
     def is_same_batch(self) -> bool:
-        """Whether both plans compute the same pairs of the same sequences."""
+        """Return whether both plans compute the same pairs of the same sequences."""
         a, b = self.first.loaded.plan, self.second.loaded.plan
         return (
             np.array_equal(a.cu_seqlens, b.cu_seqlens)
@@ -135,23 +135,23 @@ class Comparison:
 
     @cached_property
     def is_same_cluster(self) -> bool:
-        """Whether both plans are for one cluster."""
+        """Return whether both plans are for one cluster."""
         return self.first.loaded.plan.cluster == self.second.loaded.plan.cluster
 
     @cached_property
     def has_same_devices(self) -> bool:
-        """Whether device numbers mean the same on both sides: as many nodes of as many devices."""
+        """Return whether both sides have as many nodes of as many devices."""
         a, b = (side.loaded.plan.cluster for side in (self.first, self.second))
         return (a.nodes, a.devices_per_node) == (b.nodes, b.devices_per_node)
 
     @cached_property
     def has_same_blocks(self) -> bool:
-        """Whether both plans cut the same tokens into the same blocks."""
+        """Return whether both plans cut the same tokens into the same blocks."""
         return has_same_blocks(self.first.loaded.plan, self.second.loaded.plan)
 
     @property
     def limits(self) -> tuple[str, ...]:
-        """What cannot be compared, and why, as sentences."""
+        """Return what cannot be compared, and why, as sentences."""
         a, b = self.first, self.second
         found = []
         if not self.is_same_batch:

@@ -120,7 +120,7 @@ class Checker(ABC):
         )
 
     def segments_hint(self, value: ast.Attribute) -> str:
-        """Say how the segments around a token are read, and a column with an integer per token."""
+        """Explain how to read the segments around a token, and a column of integers per token."""
         item, name = value.value.span.text(self.program.text), value.name.text
         if name == "parent" and self.scope.segments:
             read = ", ".join(f"`{item}.{segment}`" for segment in sorted(self.scope.segments))
@@ -128,7 +128,7 @@ class Checker(ABC):
         return f"a column with one integer per token is read so after `token {name}`"
 
     def column_hint(self, value: ast.Attribute) -> str:
-        """Say what to do about `q.parent.parent` for a token column `parent`."""
+        """Suggest what to write for `q.parent.parent` of a token column `parent`."""
         match value.value:
             case ast.Attribute(value=ast.Name("q" | "k" as item), name=outer):
                 joined = f"{outer.text}_{value.name.text}"

@@ -159,7 +159,7 @@ def _group_around(name: str, parts: tuple[ast.Leaf | ast.Group, ...]) -> str:
 def has_one_parent(
     cell: str, parent: str, local: Mapping[str, str], segments: Mapping[str, ast.Segment]
 ) -> bool:
-    """Say whether an instance of one segment always lies in one instance of another.
+    """Return whether an instance of one segment always lies in one instance of another.
 
     Args:
         cell: the segment that is asked about.

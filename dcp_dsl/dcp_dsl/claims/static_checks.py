@@ -176,7 +176,7 @@ def _check_ahead(subject: _Subject, testing: Testing) -> None:
 
 
 def _conclude(claim: _Claim, tried: Tried, subject: _Subject, testing: Testing) -> None:
-    """Say how a search went: a fault, samples without one, or nothing that could be tested."""
+    """Describe the outcome of a search: a fault, samples without one, or nothing testable."""
     if tried.failure is not None:
         message = f"{claim.message}: {tried.failure.described()}"
         testing.report(claim.code, message, subject.span, claim.hint)

@@ -95,7 +95,7 @@ class _Spans:
         return _Spans(self.start[kept], self.end[kept], self.opens[kept], self.closes[kept])
 
     def nesting(self, segment: ast.Segment) -> Nesting:
-        """Say where they stand in the layout of a statement."""
+        """Describe the place of segments in the layout of a statement."""
         return Nesting(segment, self.opens, self.closes, self.end)
 
 

@@ -131,7 +131,7 @@ def row_length(row: Mapping[str, Any]) -> int:
 
 
 def stated_length(row: Mapping[str, Any]) -> int | None:
-    """Give the tokens of a row as `row_length` does; None if no column states them.
+    """Return the tokens of a row as `row_length` does; None if no column states them.
 
     Raises:
         DatasetError: if two columns disagree.

@@ -148,7 +148,7 @@ class Compare(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Within(Node):
-    """Whether the token at a position lies in an instance of a segment."""
+    """True where the token at a position lies in an instance of a segment."""
 
     segment: "Segment"
     at: Number
@@ -156,7 +156,7 @@ class Within(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Same(Node):
-    """Whether query and key lie in the same instance of a segment."""
+    """True where query and key lie in the same instance of a segment."""
 
     segment: "Segment"
 

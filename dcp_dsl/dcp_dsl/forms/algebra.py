@@ -134,7 +134,7 @@ def implies(left: Form, right: Form) -> bool:
 
 
 def compare_masks(left: Form, right: Form) -> MaskComparison:
-    """Say how many pairs only one of two masks sees, and which comes first."""
+    """Count the pairs that only one of two masks sees, and find the first."""
     sides = subtract(left, right), subtract(right, left)
     firsts = [
         (*pair, index == 0) for index, pair in enumerate(map(first_pair, sides)) if pair is not None

@@ -1,1 +1,1 @@
-"""Give users a checked file as one value: its masks, its samples, the data sets they serve."""
+"""Checked files as values: masks, samples, and the data sets that they serve."""

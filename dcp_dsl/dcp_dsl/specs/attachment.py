@@ -90,7 +90,7 @@ class Attachment:
         return Sample.of_columns(renamed, self.columns, self.value.name)
 
     def lengths(self, file: DataFile) -> NDArray[np.int64]:
-        """Give the tokens of each row of a file that this is attached to, int64 ``[rows]``.
+        """Return the tokens of each row of a file that this is attached to, int64 ``[rows]``.
 
         What the file states counts; where it states nothing, the layouts of the mask add up to it.
 
@@ -116,7 +116,7 @@ def attach(scope: Scope, dataset_path: str | Path, columns: Collection[str]) -> 
 def attach_files(
     scope: Scope, files: Sequence[tuple[str, Collection[str]]]
 ) -> tuple[Attachment, ...]:
-    """Give what is attached to each file of a data set: name and columns in, attachment out.
+    """Return what is attached to each file of a data set: name and columns in, attachment out.
 
     Raises:
         DatasetError: if a file matches no statement or lacks a column the mask needs.
@@ -136,7 +136,7 @@ def attach_files(
 def attach_alike(
     scope: Scope, dataset_path: str, files: Sequence[tuple[str, Collection[str]]]
 ) -> Attachment:
-    """Give what is attached to all files of a data set.
+    """Return what is attached to all files of a data set.
 
     Raises:
         DatasetError: if files match different statements or none, or lack a column the mask needs.
@@ -153,7 +153,7 @@ def attach_alike(
 def _match(
     scope: Scope, files: Sequence[tuple[str, Collection[str]]]
 ) -> tuple[list[ast.Attach], list[int | None]]:
-    """Give the statements, and for each file the number of the first that matches."""
+    """Return the statements, and for each file the number of the first that matches."""
     statements = [s for s in scope.program.statements if isinstance(s, ast.Attach)]
     return statements, [
         _first_match(statements, Path(name).as_posix(), columns) for name, columns in files

@@ -166,7 +166,7 @@ class Spec:
             raise MaskCallError(tuple(map(self._with_masks, error.diagnostics))) from None
 
     def _with_masks(self, found: Diagnostic) -> Diagnostic:
-        """Say which masks there are where a name is unknown."""
+        """Add the known masks to the error of an unknown name."""
         if not found.message.startswith("unknown name"):
             return found
         near = "" if found.hint == UNKNOWN_HINT else found.hint
@@ -215,7 +215,7 @@ class Spec:
         return attach(self.scope, dataset_path, columns)
 
     def attachments_of(self, dataset: "Dataset") -> "tuple[Attachment, ...]":
-        """Give what is attached to each file of a data set, in the order of its `files`.
+        """Return what is attached to each file of a data set, in the order of its `files`.
 
         Each file is matched by its own path and its own columns: one data set may mix masks.
 
@@ -225,7 +225,7 @@ class Spec:
         return attach_files(self.scope, _named_columns(dataset))
 
     def attachment_of(self, dataset: "Dataset") -> "Attachment":
-        """Give what is attached to all files of a data set alike.
+        """Return what is attached to all files of a data set alike.
 
         Raises:
             DatasetError: as `attachments_of`, and if files match different `for` statements.

@@ -1,4 +1,4 @@
-"""Where each document of a step runs: its micro-batch and its run of neighbouring devices."""
+"""The micro-batch and the devices of each document of a step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -25,7 +25,7 @@ TOKEN_TOLERANCE = 0.02
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepProblem:
-    """What a policy decides on.
+    """The input of a policy.
 
     Attributes:
         documents: of the global batch.
@@ -224,7 +224,7 @@ def width_by_work(problem: StepProblem) -> Assignment:
 
 
 def _spread(problem: StepProblem, needed: Floats) -> Assignment:
-    """Give each document the power of two of devices that it needs, least loaded ones first.
+    """Spread each document over as many devices as it needs, least loaded ones first.
 
     Runs of devices are aligned, so that the process groups number ``2 * devices`` at most.
     """

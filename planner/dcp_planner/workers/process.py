@@ -26,7 +26,7 @@ _LOG_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgram:
-    """What a worker process runs, and with what.
+    """The program of a worker process, with its arguments and limits.
 
     Attributes:
         entry: ``"module:function"``; the function makes the handler of the requests (`program`).

@@ -21,7 +21,7 @@ HiddenTargets: TypeAlias = Literal["warn", "leave_out", "keep"]
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How rows are packed into batches, and the order of the batches.
+    """Choices of packing rows into batches, and of the order of batches.
 
     Attributes:
         token_budget: most tokens of a batch.
@@ -57,7 +57,7 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class RowRules:
-    """How rows are read, and what becomes of those that cannot be used.
+    """Choices of reading rows, and of refusing or skipping unusable ones.
 
     Attributes:
         policy: for rows that are empty, longer than the budget or do not fit their mask:

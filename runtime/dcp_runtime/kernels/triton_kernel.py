@@ -27,7 +27,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """How one kernel is launched; chosen so that sm_90 spills no registers."""
+    """Launch parameters of a kernel; chosen so that sm_90 spills no registers."""
 
     block_m: int
     block_n: int

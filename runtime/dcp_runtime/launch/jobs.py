@@ -29,7 +29,7 @@ from dcp_runtime.verify.inputs import DTYPES, Inputs, random_inputs
 
 
 class Progress:
-    """How far the ranks of this process are; a rank that waits for another one does not count.
+    """Progress of the ranks of this process; a rank that waits for another does not count.
 
     Args:
         recorders: of the ranks that are watched from the beginning.

@@ -32,7 +32,7 @@ MAX_RANGES = 2
 
 
 class PieceKind(IntEnum):
-    """How the mask inside a piece is stored."""
+    """Storage of the mask inside a piece."""
 
     FULL = 0
     RANGES = 1

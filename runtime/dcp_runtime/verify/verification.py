@@ -39,7 +39,7 @@ PEAK_DEVIATIONS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class TensorError:
-    """How far one tensor of a run is from float64, beside eager attention of the same dtype.
+    """Error of one tensor of a run against float64, beside eager attention of the same dtype.
 
     Attributes:
         tensor: ``"out"``, ``"dq"``, ``"dk"`` or ``"dv"``.
