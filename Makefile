@@ -47,7 +47,7 @@ test-quick: setup-dev ## the tests of one package that start no processes: PACKA
 	  -m "not slow and not dist and not browser"
 
 test-flaky: setup-dev ## the tests that wait for others, N times, beside LOAD busy processes: N=10 LOAD=10
-	$(BIN)/python tests/repeat.py $(N) --load $(LOAD) -- -m "timing and not slow"
+	$(BIN)/python tests/repeat.py --load $(LOAD) $(N) -- -m "timing and not slow"
 
 test-nightly: setup-dev chromium ## all tests, the slow ones too, on other and on more examples each night
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "" --hypothesis-profile nightly
