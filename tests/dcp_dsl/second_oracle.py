@@ -47,7 +47,7 @@ class FileKey:
 
 @dataclass(frozen=True)
 class Scope:
-    """What names mean at a place of the text."""
+    """The meaning of names at a place of the text."""
 
     file: FileKey
     names: dict[str, tuple[Node, "Scope"]]

@@ -38,7 +38,7 @@ UNSUITED = {"E102", "E103", "E104", "E105", "E107", "E111", "E124"}  # units tha
 
 
 def random_masks(seed, count):
-    """Give random masks whose units fit; many share a text, which is parsed twice."""
+    """Return random masks whose units fit; many share a text, which is parsed twice."""
     writer = written.MaskWriter(Random(seed))
     found = []
     while len(found) < count:
@@ -60,7 +60,7 @@ def random_masks(seed, count):
 
 
 def outcome(run):
-    """Give what a call returns, or the kind of refusal."""
+    """Return what a call returns, or the kind of refusal."""
     try:
         return run()
     except DatasetError:
