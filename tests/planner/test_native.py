@@ -15,7 +15,7 @@ from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_planner.model.packing import Caps
 from dcp_planner.model.workload import build_workload
 from dcp_planner.search.effort import EFFORTS
-from dcp_planner.search.multilevel import SearchSetting, level_sizes, prices_of, search
+from dcp_planner.search.multilevel import SearchSetting, device_tree, prices_of, search
 from dcp_planner.search.partition_state import bytes_of, fill
 from dcp_planner.search.partitioners import place
 from dcp_planner.search.problem import Split, coarsen, problem_of, restrict, state_of_split
@@ -170,9 +170,17 @@ def test_whole_documents_stay_on_one_node(masks):
 def test_every_part_of_a_level_is_at_most_sixteen_wide():
     for nodes in (1, 2, 7, 16, 17, 24, 64, 128, 900):
         for per_node in (1, 8, 72):
-            sizes = level_sizes(Cluster(nodes, per_node))
-            assert np.prod(sizes) == nodes * per_node
-            assert all(n <= 16 or n in (17, 125) for n in sizes)
+            tree = device_tree(Cluster(nodes, per_node))
+            assert leaves(tree) == list(range(nodes * per_node))
+            assert all(n <= 16 or n in (17, 125) for n in widths(tree))
+
+
+def leaves(tree):
+    return [tree] if isinstance(tree, int) else [x for part in tree for x in leaves(part)]
+
+
+def widths(tree):
+    return set() if isinstance(tree, int) else {len(tree)}.union(*map(widths, tree))
 
 
 def test_coarsening_keeps_work_tokens_and_bytes(masks):

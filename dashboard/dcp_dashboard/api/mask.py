@@ -15,6 +15,7 @@ query, past the last, first key, past the last]`. Column `bits` (u1): one bit a 
 after the other, each row padded to whole bytes, as `numpy.packbits` writes it.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -122,10 +123,10 @@ def densities(plan: Plan) -> NDArray[np.uint8]:
 
 
 def _node_legend(plan: Plan, colours: list[str]) -> list[dict[str, Any]]:  # Any: JSON values
-    each = plan.cluster.devices_per_node
+    ptr = plan.cluster.node_ptr.tolist()
     return [
-        {"label": f"node {node}", "colours": colours[node * each : (node + 1) * each]}
-        for node in range(plan.cluster.nodes)
+        {"label": f"node {node}", "colours": colours[first:end]}
+        for node, (first, end) in enumerate(itertools.pairwise(ptr))
     ]
 
 

@@ -29,7 +29,7 @@ def devices_csv(loaded: LoadedPlan) -> bytes:
     device = np.arange(size)
     columns: dict[str, NDArray[Any]] = {
         "device": device,
-        "node": device // loaded.plan.cluster.devices_per_node,
+        "node": loaded.plan.cluster.node_of_device,
         "tokens": loads["tokens"].astype(np.int64),
         "tiles": loaded.totals.tiles,
         "pairs": loads["pairs"].round().astype(np.int64),

@@ -47,7 +47,7 @@ def device_facts(loaded: LoadedPlan, device: int) -> Details:
         device_selection(device),
         sections,
         {
-            "device": device, "node": device // plan.cluster.devices_per_node,
+            "device": device, "node": int(plan.cluster.node_of_device[device]),
             "tokens": int(totals.tokens[device]), "tiles": int(totals.tiles[device]),
             "pairs": round(totals.pairs[device]), "sent_bytes": int(totals.sent_bytes[device]),
             "received_bytes": int(totals.received_bytes[device]),
@@ -80,7 +80,7 @@ def _device_load_rows(loaded: LoadedPlan, device: int) -> list[DetailRow]:
     above = q.ratio(totals.pairs[device] / mean) if mean else "0"
     blocks = int((plan.blocks.owner == device).sum())
     return [
-        row("Node", str(device // plan.cluster.devices_per_node)),
+        row("Node", str(plan.cluster.node_of_device[device])),
         row("Owns", f"{q.counted(totals.tokens[device], 'token')} in {q.counted(blocks, 'block')}"),
         row("Computes", f"{q.count(totals.pairs[device])} pairs in "
             f"{q.counted(int(totals.tiles[device]), 'tile')}, {above} {TIMES} mean"),

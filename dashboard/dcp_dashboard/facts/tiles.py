@@ -209,8 +209,8 @@ def pair_facts(loaded: LoadedPlan, source: int, target: int) -> Details:
     plan, traffic = loaded.plan, loaded.totals.traffic_bytes
     for device in (source, target):
         check_index(loaded, "a device", device, plan.num_devices)
-    per_node = plan.cluster.devices_per_node
-    place = "within a node" if source // per_node == target // per_node else "between nodes"
+    node = plan.cluster.node_of_device
+    place = "within a node" if node[source] == node[target] else "between nodes"
     ways = [*_way_rows(plan, source, target), *_way_rows(plan, target, source)]
     return Details(
         f"Device {source} → device {target}",

@@ -28,9 +28,13 @@ from dcp_planner.tables.head_groups import possible_groups, why_not
 def team_sizes(cluster: Cluster) -> tuple[int, ...]:
     """Compute the sizes that teams may have, ascending: they part a node, or the nodes, evenly.
 
+    Where devices or nodes are not equal there are no teams.
+
     >>> team_sizes(Cluster(nodes=3, devices_per_node=4))
     (1, 2, 4, 12)
     """
+    if cluster.devices:
+        return (1,)  # members of a team have equal work
     inside, nodes = cluster.devices_per_node, cluster.nodes
     sizes = {n for n in range(1, inside + 1) if inside % n == 0}
     return tuple(sorted(sizes | {inside * n for n in range(1, nodes + 1) if nodes % n == 0}))
@@ -142,6 +146,8 @@ class StaticHeads(Partitioner):
                 f"the {cluster.devices_per_node} devices of a node cannot split {shape.q_heads} "
                 f"query and {shape.kv_heads} key/value heads; use static:zigzag"
             )  # fmt: skip
+        if cluster.devices:
+            reason = "devices or nodes are not equal, so heads cannot be split evenly; use native"
         if reason:
             raise PlanError(f"{self.name}: {reason}")
         return groups

@@ -71,15 +71,16 @@ def _documents(workload: Workload, devices: int) -> Indices:
 
 
 def _grid(workload: Workload, cluster: Cluster) -> Placement:
-    inside = cluster.devices_per_node
+    first, inside = cluster.node_ptr[:-1], np.diff(cluster.node_ptr)
     node = _fold(chunk_of_blocks(workload, 2 * cluster.nodes), cluster.nodes)
     # Blocks of a node are dealt out to its devices in turn, as owners and as keys alike.
     order = np.argsort(node, kind="stable")
     rank = np.empty(len(node), np.int64)
     begin = np.searchsorted(node[order], np.arange(cluster.nodes))
     rank[order] = np.arange(len(node)) - begin[node[order]]
-    owner = (node * inside + rank % inside).astype(np.int32)
-    device = node[workload.compute_q] * inside + workload.compute_kv % inside
+    owner = (first[node] + rank % inside[node]).astype(np.int32)
+    at = node[workload.compute_q]
+    device = first[at] + workload.compute_kv % inside[at]
     return Placement(owner, device.astype(np.int32))
 
 

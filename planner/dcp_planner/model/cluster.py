@@ -1,11 +1,11 @@
 """Clusters that plans are made for, and the shape of the attention that runs there."""
 
-from dataclasses import dataclass
-from typing import TypeGuard, TypeVar
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 
-from dcp_dsl.arrays import Floats, Ints
+from dcp_dsl.arrays import Floats, Indices, Ints
 from dcp_planner.errors import ClusterError
 
 MOST_DEVICES = 1 << 16
@@ -84,6 +84,8 @@ MOST_OVERHEAD_S = 3600.0
 """Seconds that a latency or a launch may take."""
 MOST_KERNEL_TILE = 1 << 16
 """Tokens of a kernel tile's edge."""
+MOST_RATIO = 1000.0
+"""Times that a device may be faster or slower than the cluster's rates."""
 
 Sizes = TypeVar("Sizes", float, Floats)
 
@@ -116,14 +118,21 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Nodes of equal devices, and what links and devices sustain.
+    """Devices by node, and what they and the links between them sustain.
+
+    ``Cluster(4, 8)`` has equal nodes of equal devices; `devices` says what is not equal. Its second
+    node lacks a device, and its last one works at four fifths of the rate:
+
+    >>> cluster = Cluster(2, 3, devices=((1, 1, 1), (1, 0.8)))
+    >>> cluster.num_devices, cluster.node_of_device.tolist(), cluster.speed_of_device.tolist()
+    (5, [0, 0, 0, 1, 1], [1.0, 1.0, 1.0, 1.0, 0.8])
 
     Every constant from `inter_latency_s` on has a default that leaves its effect out, so that
     ``Cluster(4, 8)`` is a machine without overheads. Measured ones come as a preset
     (`dcp_planner.preset`), from a TOML file (`read_cluster`) or from ``dcpm calibrate``.
 
     Attributes:
-        nodes, devices_per_node: devices are numbered node after node.
+        nodes, devices_per_node: of the largest node; devices are numbered node after node.
         intra_bytes_per_s: what one device sends, and at the same time receives, inside its node.
         inter_bytes_per_s: the same over the network: its share when all devices of a node send.
         latency_s: seconds before the first byte of a message arrives.
@@ -141,6 +150,13 @@ class Cluster:
         message_launch_s: seconds that a message occupies both ports on top of its bytes.
         copy_bytes_per_s: bytes that a device reads and writes per second when it merges or copies;
             ``None``: free.
+        devices: for each node the rate of each of its devices, relative to `flops_per_s` and
+            `copy_bytes_per_s`; empty: all are 1.
+        rails: network port j of a node is on rail ``j % rails``.
+        nodes_per_leaf: neighbouring nodes whose ports of one rail meet in one switch; ``None``:
+            those of all nodes do.
+        spine_bytes_per_s: what a device sends to another rail or another leaf, its share when all
+            devices of a node do so; ``None``: as `inter_bytes_per_s`.
 
     Raises:
         ClusterError: if a value is no number, zero, negative, infinite or absurdly large.
@@ -165,20 +181,28 @@ class Cluster:
     kernel_launch_s: float = 0.0
     message_launch_s: float = 0.0
     copy_bytes_per_s: float | None = None
+    devices: tuple[tuple[float, ...], ...] = ()
+    rails: int = 1
+    nodes_per_leaf: int | None = None
+    spine_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "devices_per_node", "devices_per_nic", "kernel_tile", "memory_bytes"):
+        for name in ("nodes", "devices_per_node", "devices_per_nic", "kernel_tile", "memory_bytes",
+                     "rails", "nodes_per_leaf"):  # fmt: skip
+            if getattr(self, name) is None and name == "nodes_per_leaf":
+                continue
             most = {"memory_bytes": MOST_RATE, "kernel_tile": MOST_KERNEL_TILE}
             _check_count(name, getattr(self, name), int(most.get(name, MOST_NODES)))
         for name in ("intra_bytes_per_s", "inter_bytes_per_s", "flops_per_s"):
             _check_rate(name, getattr(self, name))
         for name in ("latency_s", "kernel_launch_s", "message_launch_s"):
             _check_overhead(name, getattr(self, name))
-        for name in ("backward_flops_per_s", "copy_bytes_per_s"):
+        for name in ("backward_flops_per_s", "copy_bytes_per_s", "spine_bytes_per_s"):
             if getattr(self, name) is not None:
                 _check_rate(name, getattr(self, name))
         if self.inter_latency_s is not None:
             _check_overhead("inter_latency_s", self.inter_latency_s)
+        self._check_devices()
         if self.num_devices > MOST_DEVICES:
             raise ClusterError(
                 f"expected a cluster of at most {MOST_DEVICES} devices, got {self.nodes} nodes of "
@@ -186,10 +210,63 @@ class Cluster:
                 "nodes",
             )
 
+    def _check_devices(self) -> None:
+        if not self.devices:
+            return
+        devices = tuple(tuple(node) for node in self.devices)
+        if sum(map(len, devices)) > MOST_DEVICES or not all(devices):
+            raise ClusterError(
+                f"Cluster.devices: expected 1 to {MOST_DEVICES} devices, at least one in each node",
+                "devices",
+            )
+        for speed in (speed for node in devices for speed in node):
+            if not _is_number(speed) or not 1 / MOST_RATIO <= speed <= MOST_RATIO:
+                raise ClusterError(
+                    f"Cluster.devices: expected relative rates of {1 / MOST_RATIO:g} to "
+                    f"{MOST_RATIO:g}, got {speed!r}",
+                    "devices",
+                )
+        shape = len(devices), max(map(len, devices))
+        if shape != (self.nodes, self.devices_per_node):
+            raise ClusterError(
+                f"Cluster.devices: has {shape[0]} nodes of at most {shape[1]} devices, expected "
+                f"`nodes` = {self.nodes} and `devices_per_node` = {self.devices_per_node}",
+                "devices",
+            )
+        is_equal = all(node == (1.0,) * shape[1] for node in devices)
+        object.__setattr__(self, "devices", () if is_equal else devices)
+
     @property
     def num_devices(self) -> int:
         """Devices of all nodes, R."""
-        return self.nodes * self.devices_per_node
+        return sum(map(len, self.devices)) or self.nodes * self.devices_per_node
+
+    @property
+    def node_ptr(self) -> Ints:
+        """First device of each node, and the number of all, int64 ``[N+1]``."""
+        if not self.devices:
+            return np.arange(self.nodes + 1) * self.devices_per_node
+        return np.cumsum(np.array([0, *map(len, self.devices)], np.int64))
+
+    @property
+    def node_of_device(self) -> Ints:
+        """Node of each device, int64 ``[R]``."""
+        if not self.devices:
+            return np.asarray(np.arange(self.num_devices) // self.devices_per_node)
+        return np.repeat(np.arange(self.nodes), np.diff(self.node_ptr))
+
+    @property
+    def speed_of_device(self) -> Floats:
+        """Rate of each device relative to the cluster's rates, float64 ``[R]``."""
+        if not self.devices:
+            return np.ones(self.num_devices)
+        return np.array([speed for node in self.devices for speed in node], np.float64)
+
+    @property
+    def work_of_device(self) -> Floats:
+        """Share of the work that levels times, relative to the mean share, float64 ``[R]``."""
+        speed = self.speed_of_device
+        return np.asarray(speed / speed.mean())
 
     @property
     def nic_of_device(self) -> Ints:
@@ -198,24 +275,84 @@ class Cluster:
         >>> Cluster(2, 4, devices_per_nic=2).nic_of_device.tolist()
         [0, 0, 1, 1, 2, 2, 3, 3]
         """
-        node, place = np.divmod(np.arange(self.num_devices), self.devices_per_node)
+        node = self.node_of_device
+        place = np.arange(self.num_devices) - self.node_ptr[node]
         nics_per_node = -(-self.devices_per_node // self.devices_per_nic)
         return np.asarray(node * nics_per_node + place // self.devices_per_nic)
 
-    def link(self, *, is_inter: bool) -> Link:
-        """Return the constants of the links inside a node, or of those between nodes."""
-        if not is_inter:
-            return Link(self.intra_bytes_per_s, self.latency_s, self.message_launch_s)
+    def link_class(self, source: Indices, target: Indices) -> Ints:
+        """Find the class of the link of each message, an index into `links`, int64 ``[X]``.
+
+        0 inside a node, 1 between nodes, 2 between nodes through the spine.
+
+        >>> two_rails = Cluster(2, 2, rails=2)
+        >>> two_rails.link_class(np.array([0, 0, 0]), np.array([1, 2, 3])).tolist()
+        [0, 1, 2]
+        """
+        node = self.node_of_device
+        found = (node[source] != node[target]).astype(np.int64)
+        if self.rails > 1 or self.nodes_per_leaf is not None:
+            nics_per_node = -(-self.devices_per_node // self.devices_per_nic)
+            rail = self.nic_of_device % nics_per_node % self.rails
+            leaf = node // (self.nodes_per_leaf or self.nodes)
+            crosses = (rail[source] != rail[target]) | (leaf[source] != leaf[target])
+            found += found * crosses
+        return np.asarray(found)
+
+    @property
+    def links(self) -> tuple[Link, Link, Link]:
+        """Constants of the links inside a node, between nodes, and through the spine."""
+        launch = self.message_launch_s
         latency = self.latency_s if self.inter_latency_s is None else self.inter_latency_s
         # The last port of a node may serve fewer devices; it is no slower for that.
         sharing = min(self.devices_per_nic, self.devices_per_node)
-        return Link(self.inter_bytes_per_s * sharing, latency, self.message_launch_s)
+        spine = self.inter_bytes_per_s
+        if self.spine_bytes_per_s is not None:
+            spine = min(spine, self.spine_bytes_per_s)
+        return (
+            Link(self.intra_bytes_per_s, self.latency_s, launch),
+            Link(self.inter_bytes_per_s * sharing, latency, launch),
+            Link(spine * sharing, latency, launch),
+        )
+
+    def link(self, *, is_inter: bool) -> Link:
+        """Return the constants of the links inside a node, or of those between nodes."""
+        return self.links[int(is_inter)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the constants as a JSON object; `Any`: numbers, texts and lists.
+
+        What describes unequal machines is left out where all is equal, so that a uniform cluster
+        reads as it always did.
+        """
+        values = asdict(self)
+        given = {f.name for f in fields(self) if getattr(self, f.name) != f.default}
+        return {k: v for k, v in values.items() if k not in LATER_FIELDS or k in given}
 
     def attention_flops_per_s(self, *, is_backward: bool) -> float:
         """Compute the attention FLOPs per second of a device in one direction."""
         if is_backward and self.backward_flops_per_s is not None:
             return self.backward_flops_per_s
         return self.flops_per_s
+
+
+LATER_FIELDS = frozenset({"devices", "rails", "nodes_per_leaf", "spine_bytes_per_s"})
+"""Fields that files name only where they are not the default."""
+
+
+def devices_of_json(value: object) -> tuple[tuple[float, ...], ...]:
+    """Read `Cluster.devices` from lists of lists.
+
+    Raises:
+        ClusterError: if it is something else, or for more than `MOST_DEVICES` devices.
+    """
+    if not isinstance(value, list) or not all(isinstance(node, list) for node in value):
+        raise ClusterError(
+            "Cluster.devices: expected for each node a list of the rates of its devices, such as "
+            f"[[1, 1], [1, 0.8]], got {value!r:.60}",
+            "devices",
+        )
+    return tuple(map(tuple, value))
 
 
 def _check_count(name: str, value: object, most: int) -> None:

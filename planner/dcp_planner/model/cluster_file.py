@@ -1,7 +1,7 @@
-"""Clusters as TOML files: the presets of this package, and what a person or `dcpm calibrate` wrote.
+"""Clusters as files: the presets of this package, and what a person or `dcpm calibrate` wrote.
 
-A file holds the fields of `Cluster` by their names, and a table ``[sources]`` that says for each
-constant where it comes from:
+A TOML file holds the fields of `Cluster` by their names, and a table ``[sources]`` that says for
+each constant where it comes from; a file whose name ends in ``.json`` holds the same as one object:
 
     schema = "dcp.cluster/1"
     name = "mine"
@@ -15,6 +15,8 @@ constant where it comes from:
 
     [sources]
     flops_per_s = "measured on the 3rd of May"
+
+Nodes that are not equal are listed instead of counted: ``devices = [[1, 1, 1, 0.8], [1, 1, 1]]``.
 """
 
 import json
@@ -30,10 +32,12 @@ from typing import Any
 
 from dcp_dsl.files import replacing
 from dcp_planner.errors import ClusterError, nearest
-from dcp_planner.model.cluster import Cluster
+from dcp_planner.model.cluster import Cluster, devices_of_json
 
 SCHEMA = "dcp.cluster/1"
-PRESETS = ("a100-p4de", "h100-dgx", "h200-dgx", "cpu-gloo")
+PRESETS = (
+    "a100-p4de", "h100-dgx", "h200-dgx", "b200-dgx", "gb200-nvl72", "mi300x", "cpu-gloo",
+)  # fmt: skip
 """Clusters that the package brings; `preset` gives them."""
 LIMIT_BYTES = 1 << 16
 """Most bytes of a cluster file."""
@@ -109,11 +113,12 @@ def find_cluster(text: str) -> Cluster:
     wanted = (int(match[1]), int(match[2])) if match else (None, None)
     if name in PRESETS:
         return preset(name, *wanted)
-    if name.endswith(".toml") or os.path.exists(name):  # Path.exists raises for long names
+    # Not Path.exists, which raises for long names.
+    if name.endswith((".toml", ".json")) or os.path.exists(name):
         return _resized(read_cluster(name).cluster, *wanted)
     raise ClusterError(
         f"unknown cluster {text!r}; expected NODESxDEVICES such as 4x8, a preset "
-        f"({', '.join(PRESETS)}) or a .toml file, the last two also with :4x8 behind"
+        f"({', '.join(PRESETS)}) or a .toml or .json file, the last two also with :4x8 behind"
         f"{nearest(name, PRESETS)}"
     )
 
@@ -145,27 +150,32 @@ def read_cluster(path: str | Path) -> ClusterFile:
         raise ClusterError(f"{path}: expected UTF-8 text, byte {error.start} is none") from None
     except OSError as error:
         raise ClusterError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return parse_cluster(text, str(path), name=path.stem)
+    return parse_cluster(text, str(path), name=path.stem, is_json=path.suffix == ".json")
 
 
-def parse_cluster(text: str, where: str, name: str = "") -> ClusterFile:
+def parse_cluster(text: str, where: str, name: str = "", *, is_json: bool = False) -> ClusterFile:
     """Parse the text of a cluster file.
 
     Args:
-        text: TOML.
+        text: TOML, or JSON if `is_json`.
         where: names the file in messages.
         name: of the cluster, if the text gives none.
+        is_json: whether it is not TOML.
 
     Raises:
         ClusterError: as `read_cluster`.
     """
+    language = "JSON" if is_json else "TOML"
     try:
-        values = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ClusterError(f"{where}: expected TOML, got: {error}") from None
+        values = json.loads(text) if is_json else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # both decoders' errors are ValueErrors
+        raise ClusterError(f"{where}: expected {language}, got: {error}") from None
+    if not isinstance(values, dict):
+        raise ClusterError(f"{where}: expected a JSON object, got {values!r:.60}")
     schema, sources = values.pop("schema", SCHEMA), values.pop("sources", {})
     if schema != SCHEMA:
         raise ClusterError(f"{_at(text, where, 'schema')}: expected {SCHEMA!r}, got {schema!r:.60}")
+    _count_devices(values, text, where)
     _check_keys(values, text, where)
     if not isinstance(sources, dict) or not all(isinstance(v, str) for v in sources.values()):
         raise ClusterError(f"{where}: expected [sources] to map keys to texts, got {sources!r:.60}")
@@ -198,8 +208,9 @@ def format_cluster(cluster: Cluster, sources: Mapping[str, str]) -> str:
     """Return the text of a cluster file: identity, then constants, then their sources."""
     lines = [f"schema = {_literal(SCHEMA)}"]
     names = dict.fromkeys(("name", "source", *_NAMES))  # these two first
-    values = {name: getattr(cluster, name) for name in names}
-    lines += [f"{name} = {_literal(v)}" for name, v in values.items() if v is not None]
+    values = cluster.to_json()
+    given = {name: values[name] for name in names if values.get(name) is not None}
+    lines += [f"{name} = {_literal(value)}" for name, value in given.items()]
     if sources:
         lines += ["", "[sources]"]
         lines += [f"{name} = {_literal(sources[name])}" for name in _NAMES if name in sources]
@@ -210,13 +221,33 @@ def _literal(value: object) -> str:
     """Return a TOML literal; JSON's texts are TOML's, but for one control character."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_literal, value))}]"
     return repr(float(value) if isinstance(value, float) else value)  # numpy's say their type
 
 
 def _resized(cluster: Cluster, nodes: int | None, devices_per_node: int | None) -> Cluster:
+    if cluster.devices and (nodes is not None or devices_per_node is not None):
+        raise ClusterError(
+            f"{cluster.name} lists its devices one by one, so its size cannot be changed; name it "
+            "without NODESxDEVICES, or change its `devices`",
+            "devices",
+        )
     nodes = cluster.nodes if nodes is None else nodes
     devices = cluster.devices_per_node if devices_per_node is None else devices_per_node
     return replace(cluster, nodes=nodes, devices_per_node=devices)
+
+
+def _count_devices(values: dict[str, Any], text: str, where: str) -> None:
+    """Read the devices that a file lists; it need not count them as well."""
+    if "devices" not in values:
+        return
+    try:
+        values["devices"] = devices_of_json(values["devices"])
+    except ClusterError as error:
+        raise ClusterError(f"{_at(text, where, 'devices')}: {error}", "devices") from None
+    values.setdefault("nodes", len(values["devices"]))
+    values.setdefault("devices_per_node", max(map(len, values["devices"]), default=0))
 
 
 def _check_keys(values: Mapping[str, object], text: str, where: str) -> None:
@@ -239,6 +270,6 @@ def _check_keys(values: Mapping[str, object], text: str, where: str) -> None:
 def _at(text: str, where: str, key: str) -> str:
     """Return ``where:line`` of a key; only `where` if it stands nowhere as itself."""
     for number, line in enumerate(text.splitlines(), 1):
-        if re.match(rf"\s*\[*\s*[\"']?{re.escape(key)}[\"']?\s*[=.\]]", line):
+        if re.match(rf"\s*[\[{{]*\s*[\"']?{re.escape(key)}[\"']?\s*[=.\]:]", line):
             return f"{where}:{number}"
     return where

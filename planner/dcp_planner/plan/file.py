@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, get_args
 from dcp_dsl import DatasetError
 from dcp_dsl.files import check_writable, replacing
 from dcp_planner.errors import InvariantError, PlanError, PlanFileError
-from dcp_planner.model.cluster import Cluster, ModelShape
+from dcp_planner.model.cluster import LATER_FIELDS, Cluster, ModelShape, devices_of_json
 from dcp_planner.model.config import MOST_HEAD_GROUPS
 from dcp_planner.model.placement import PlanWarning, WarningCode
 from dcp_planner.plan.arrow_tables import (
@@ -92,7 +92,7 @@ def encode_plan(plan: Plan, traces: Sequence[Trace] = (), *, verified: bool | No
         "digest": digest(plan),
         "partitioner": plan.partitioner,
         "warnings": [asdict(warning) for warning in plan.warnings],
-        "cluster": asdict(plan.cluster),
+        "cluster": plan.cluster.to_json(),
         "shape": asdict(plan.shape),
         "provenance": asdict(plan.provenance) if plan.provenance else None,
         "metrics": measure(plan).to_json(),
@@ -271,10 +271,22 @@ def _member(values: object, key: str, kind: type) -> Any:  # Any: checked to be 
 
 def _record(cls: type[_Record], values: dict[str, Any]) -> _Record:
     """Build a cluster or a shape from its JSON object; every field, each of its type."""
-    kinds: dict[object, type] = {int: int, float: float, str: str, float | None: float}
+    kinds: dict[object, type] = {
+        int: int,
+        float: float,
+        str: str,
+        float | None: float,
+        int | None: int,
+    }
     given: dict[str, Any] = {}
     for field in fields(cls):
-        kind, value = kinds[field.type], values.get(field.name)
+        value = values.get(field.name)
+        if field.name in LATER_FIELDS and field.name not in values:
+            continue
+        if field.name == "devices":
+            given["devices"] = devices_of_json(value)
+            continue
+        kind = kinds[field.type]
         if value is None and field.default is None:
             given[field.name] = None
             continue

@@ -17,7 +17,7 @@ from dcp_dsl import Slabs
 from dcp_dsl.arrays import Bools, Indices, Ints
 from dcp_dsl.forms import BlockKind, PlacedForm, form_of, items_of
 from dcp_planner.errors import PlanFileError
-from dcp_planner.model.cluster import Cluster, ModelShape
+from dcp_planner.model.cluster import Cluster, ModelShape, devices_of_json
 from dcp_planner.tables.plan import SCHEMA, Blocks, ComputeBlocks, Plan, Transfers, columns_of
 from dcp_planner.tables.programs import ProgramTable, digest, restore_programs, tabulate_programs
 
@@ -88,7 +88,7 @@ def _encode(plan: Plan, device: int, name: str, programs: ProgramTable) -> bytes
         "device": device,
         "digest": name,
         "partitioner": plan.partitioner,
-        "cluster": asdict(plan.cluster),
+        "cluster": plan.cluster.to_json(),
         "shape": asdict(plan.shape),
         "rows": {"tiles": len(plan.tiles), "transfers": len(transfers)},
     }
@@ -120,7 +120,10 @@ def decode_part(data: bytes) -> PlanPart:
 
 
 def _restore(arrays: Arrays, meta: dict[str, Any]) -> Plan:  # Any: a JSON document
-    cluster, cu = Cluster(**meta["cluster"]), arrays["cu_seqlens"]
+    given = meta["cluster"]
+    if "devices" in given:
+        given["devices"] = devices_of_json(given["devices"])
+    cluster, cu = Cluster(**given), arrays["cu_seqlens"]
     rows, slabs = meta["rows"], arrays["slabs"]
     forward, backward = restore_programs(_programs(arrays), cluster.num_devices)
     return Plan(

@@ -123,7 +123,9 @@ def _bounds_of(
     shadows: _Shadows, shape: ModelShape, cluster: Cluster, caps: Caps
 ) -> dict[Direction, DirectionBounds]:
     total = float(shadows.pairs.sum())
-    inside = cluster.devices_per_node
+    inside, speed = cluster.devices_per_node, float(cluster.speed_of_device.sum())
+    most = float(cluster.work_of_device.max())
+    caps = Caps(int(np.ceil(caps.pairs * most)), caps.tokens)  # of the fastest device
     found: dict[Direction, DirectionBounds] = {}
     for direction in DIRECTIONS:
         row, column = net_bytes(shape, direction)
@@ -133,7 +135,7 @@ def _bounds_of(
         is_backward = direction == "backward"
         flops = total * shape.flops_per_pair * (BACKWARD_FLOPS_RATIO if is_backward else 1.0)
         rate = cluster.attention_flops_per_s(is_backward=is_backward)
-        compute = flops / (rate * cluster.num_devices)
+        compute = flops / (rate * speed)
         network = between / (cluster.inter_bytes_per_s * cluster.num_devices)
         seconds = max(compute, network)
         found[direction] = DirectionBounds(compute, everywhere, between, seconds)

@@ -66,11 +66,10 @@ def find_needs(
     block, at = (np.concatenate([side[n] for side in pairs]) for n in range(2))
     first = len(pairs[0][0])
     is_column = np.arange(len(block)) >= first
-    away = at // cluster.devices_per_node != (
-        placement.device_of_data[block] // cluster.devices_per_node
-    )
+    node = cluster.node_of_device
+    away = node[at] != node[placement.device_of_data[block]]
     group = (is_column * workload.num_blocks + block) * cluster.nodes
-    group += at // cluster.devices_per_node
+    group += node[at]
     starts = np.flatnonzero(np.diff(group, prepend=-1) != 0)
     head = np.repeat(starts, np.diff(np.append(starts, len(group))))
     head = np.where(away, head, np.arange(len(group)))
@@ -128,7 +127,7 @@ def _elected(
     crosses = is_away & (head == np.arange(len(head)))
     load = np.bincount(owner[crosses], size[crosses], cluster.num_devices).astype(np.float64)
     nic, gateway = cluster.nic_of_device, at.copy()
-    nic_load = np.bincount(nic, load, len(load)).astype(np.float64)
+    nic_load = np.bincount(nic, load, int(nic[-1]) + 1).astype(np.float64)
     _elect(head, at, is_away, size, nic, load, nic_load, gateway)
     return gateway
 

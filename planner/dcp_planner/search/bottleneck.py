@@ -275,7 +275,8 @@ def load_state_of(split: Split, workload: Workload, cluster: Cluster, caps: Caps
     users = np.bincount(cell, minlength=2 * blocks * devices).reshape(2 * blocks, devices)
     is_user = users > 0
     is_user[np.arange(2 * blocks), np.tile(split.owner, 2)] = False
-    in_node = is_user.reshape(2 * blocks, cluster.nodes, -1).sum(axis=2).astype(np.int32)
+    first = cluster.node_ptr
+    in_node = np.add.reduceat(is_user, first[:-1], axis=1, dtype=np.int32)
     seconds = np.stack([workload_seconds(workload, cluster, is_backward=b) for b in (False, True)])
     cost = _message_seconds(workload, cluster)
     scale = max(float(seconds[0].sum()) / devices, float(cost.max(initial=0.0)), 1e-12)
@@ -286,7 +287,7 @@ def load_state_of(split: Split, workload: Workload, cluster: Cluster, caps: Caps
         np.bincount(split.part, workload.compute_pairs, devices),
         np.bincount(split.owner, workload.block_tokens, devices),
     ])  # fmt: skip
-    limits = np.tile([[float(caps.pairs)], [float(caps.tokens)]], (1, devices))
+    limits = np.stack([caps.pairs * cluster.work_of_device, np.full(devices, float(caps.tokens))])
     return LoadState(
         tile_q=workload.compute_q.copy(),
         tile_kv=workload.compute_kv.copy(),
@@ -296,7 +297,9 @@ def load_state_of(split: Split, workload: Workload, cluster: Cluster, caps: Caps
         owner=split.owner.astype(np.int32),
         users=users.astype(np.int32),
         in_node=in_node,
-        node=np.arange(devices) // cluster.devices_per_node,
+        node=cluster.node_of_device,
+        first=first,
+        slowness=1.0 / cluster.speed_of_device,
         cost=cost,
         seconds=seconds,
         work=work,

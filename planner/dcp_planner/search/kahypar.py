@@ -186,8 +186,14 @@ class KaHyPar(Partitioner):
         """Partition into nodes, then each node into devices; the same seed gives the same result.
 
         Raises:
-            PlanError: if the process fails or exceeds ``config.time_limit_s``.
+            PlanError: if the process fails or exceeds ``config.time_limit_s``, or devices or nodes
+                are not equal.
         """
+        if cluster.devices:
+            raise PlanError(
+                f"{self.name} places on equal nodes of equal devices; use the partitioner native "
+                "or portfolio for a cluster whose `devices` differ"
+            )
         with solving(config, self.solver) as solve:
             nodes = _place_on_nodes(workload, cluster, config, solve)
             placements = _place_on_devices(nodes, workload, cluster, config, solve)

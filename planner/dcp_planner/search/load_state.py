@@ -32,6 +32,8 @@ class LoadState(NamedTuple):
         users: int32 ``[2D, R]``, tiles of each net (rows, then columns) on each device.
         in_node: int32 ``[2D, N]``, devices of each node that use a net without owning its block.
         node: int64 ``[R]``.
+        first: int64 ``[N+1]``, first device of each node.
+        slowness: float64 ``[R]``, times that each device takes longer for its tiles.
         cost: float64 ``[8, 2D]``, scaled seconds of a message of each net: forward, then backward;
             between nodes, then inside; input, then result.
         seconds: float64 ``[2, W]``, of each tile, scaled.
@@ -58,6 +60,8 @@ class LoadState(NamedTuple):
     users: IndexTable
     in_node: IndexTable
     node: Ints
+    first: Ints
+    slowness: Floats
     cost: FloatTable
     seconds: FloatTable
     work: FloatTable
@@ -94,7 +98,6 @@ def _charge(state: LoadState, net: int, node: int, sign: float) -> None:
     count = state.in_node[net, node]
     if count == 0:
         return
-    devices = len(state.node) // state.in_node.shape[1]
     owner = int(state.owner[net % len(state.owner)])
     is_home = state.node[owner] == node
     share, passed = sign / count, sign * (count - 1) / count
@@ -108,7 +111,7 @@ def _charge(state: LoadState, net: int, node: int, sign: float) -> None:
         else:
             load[owner, at + 2] += sign * cost[price, net]
             load[owner, at + 3] += sign * cost[price + 1, net]
-    for user in range(node * devices, (node + 1) * devices):
+    for user in range(state.first[node], state.first[node + 1]):
         if count == 0:
             break  # those are all
         if users[net, user] == 0 or user == owner:
@@ -154,8 +157,9 @@ def move_tile(state: LoadState, tile: int, target: int) -> None:
     _touch(state, here)
     _touch(state, target)
     for way in range(2):
-        state.load[here, LOADS * way] -= state.seconds[way, tile]
-        state.load[target, LOADS * way] += state.seconds[way, tile]
+        seconds = state.seconds[way, tile]
+        state.load[here, LOADS * way] -= seconds * state.slowness[here]
+        state.load[target, LOADS * way] += seconds * state.slowness[target]
     state.held[0, here] -= state.work[0, tile]
     state.held[0, target] += state.work[0, tile]
     state.part[tile] = target
@@ -290,7 +294,8 @@ def load_all(state: LoadState) -> None:
     state.load[:, :] = 0.0
     for tile in range(len(state.part)):
         for way in range(2):
-            state.load[state.part[tile], LOADS * way] += state.seconds[way, tile]
+            device = state.part[tile]
+            state.load[device, LOADS * way] += state.seconds[way, tile] * state.slowness[device]
     for net in range(len(state.users)):
         for node in range(state.in_node.shape[1]):
             _charge(state, net, node, 1.0)

@@ -7,7 +7,10 @@ blocks and refined with little noise. At last all devices are searched together 
 both kinds of links, and whatever is still above a cap is moved.
 """
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -48,14 +51,18 @@ class SearchSetting:
     mean_tokens: float
     seed: int
 
-    def limits(self, parts: int, devices: int, *, is_last: bool) -> Floats:
-        """Compute the limits of parts of so many devices; inner levels need room of their own."""
+    def limits(self, room: Floats, *, is_last: bool) -> Floats:
+        """Compute the limits of parts; inner levels need room of their own.
+
+        Args:
+            room: float64 ``[2, K]``, mean devices that each part is worth: in work, in tokens.
+            is_last: whether every part is one device.
+        """
         share = 1.0 if is_last else 0.5
-        limits = np.empty((2, parts))
-        for row, (cap, mean) in enumerate(
-            ((self.caps.pairs, self.mean_work), (self.caps.tokens, self.mean_tokens))
-        ):
-            limits[row] = (mean + share * (cap - mean)) * devices
+        pairs, tokens = self.caps.pairs, self.caps.tokens
+        limits = np.empty(room.shape)
+        for row, (cap, mean) in enumerate(((pairs, self.mean_work), (tokens, self.mean_tokens))):
+            limits[row] = (mean + share * (cap - mean)) * room[row]
         return limits
 
 
@@ -78,17 +85,34 @@ def setting_of(
 
 def search(problem: Problem, cluster: Cluster, setting: SearchSetting) -> Split:
     """Split a problem over all devices of a cluster, for few bytes; deterministic."""
-    split = _recurse(problem, level_sizes(cluster), cluster.num_devices, setting)
+    split = _recurse(problem, device_tree(cluster), cluster.work_of_device, setting)
     return polish(problem, split, cluster, setting)
 
 
-def level_sizes(cluster: Cluster) -> list[int]:
-    """Compute the number of parts of each level, outermost first; their product is all devices.
+Tree: TypeAlias = "int | tuple[Tree, ...]"
+"""A device, or the parts of a level."""
 
-    >>> level_sizes(Cluster(nodes=128, devices_per_node=8)), level_sizes(Cluster(1, 1))
-    ([16, 8, 8], [])
+
+def device_tree(cluster: Cluster) -> Tree:
+    """Group devices into nodes, and nodes and wide nodes into parts: at most 16 of most sizes.
+
+    >>> device_tree(Cluster(nodes=2, devices_per_node=3)), device_tree(Cluster(1, 1))
+    (((0, 1, 2), (3, 4, 5)), 0)
     """
-    return [*_factors(cluster.nodes), *_factors(cluster.devices_per_node)]
+    ptr = cluster.node_ptr.tolist()
+    nodes = [_grouped(list(range(a, b))) for a, b in itertools.pairwise(ptr)]
+    return _grouped(nodes)
+
+
+def _grouped(members: "Sequence[Tree]") -> Tree:
+    """Build the tree over members that are equally far from each other."""
+    for size in reversed(_factors(len(members))):
+        members = [tuple(members[i : i + size]) for i in range(0, len(members), size)]
+    return members[0]
+
+
+def _leaves(tree: Tree) -> list[int]:
+    return [tree] if isinstance(tree, int) else [leaf for part in tree for leaf in _leaves(part)]
 
 
 def _factors(count: int) -> list[int]:
@@ -100,23 +124,24 @@ def _factors(count: int) -> list[int]:
     return [*sizes, count] if count > 1 else sizes
 
 
-def _recurse(problem: Problem, sizes: list[int], devices: int, setting: SearchSetting) -> Split:
+def _recurse(problem: Problem, tree: Tree, work: Floats, setting: SearchSetting) -> Split:
     """Split into the parts of the first level, each of them into those of the next."""
-    if not sizes:
-        part = np.zeros(problem.num_tiles, np.int32)
-        return Split(part, np.where(problem.is_owned, 0, -1).astype(np.int32))
-    inside = devices // sizes[0]
-    limits = setting.limits(sizes[0], inside, is_last=len(sizes) == 1)
-    split = split_once(problem, limits, setting)
-    if len(sizes) == 1:
-        return split
-    part = split.part * np.int32(inside)
-    owner = np.where(split.owner >= 0, split.owner * np.int32(inside), np.int32(-1))
-    for number in range(sizes[0]):
+    if isinstance(tree, int):
+        part = np.full(problem.num_tiles, tree, np.int32)
+        return Split(part, np.where(problem.is_owned, tree, -1).astype(np.int32))
+    leaves = [_leaves(part) for part in tree]
+    room = np.array([[work[own].sum() for own in leaves], [len(own) for own in leaves]])
+    is_last = all(len(own) == 1 for own in leaves)
+    split = split_once(problem, setting.limits(room, is_last=is_last), setting)
+    first = np.array([own[0] for own in leaves], np.int32)
+    part, owner = first[split.part], np.where(split.owner >= 0, first[split.owner], np.int32(-1))
+    if is_last:
+        return Split(part, owner)
+    for number, branch in enumerate(tree):
         inner, tiles, blocks = restrict(problem, split, number)
-        found = _recurse(inner, sizes[1:], inside, setting)
-        part[tiles] += found.part
-        owner[blocks] += np.maximum(found.owner, 0)
+        found = _recurse(inner, branch, work, setting)
+        part[tiles] = found.part
+        owner[blocks] = np.where(found.owner >= 0, found.owner, owner[blocks])
     return Split(part, owner)
 
 
@@ -230,8 +255,8 @@ def _whole_state(
 ) -> PartitionState:
     """Lay out all devices together, those of other nodes farther away."""
     devices = cluster.num_devices
-    group = np.arange(devices) // cluster.devices_per_node
     far = float(round(price_between_nodes(cluster) - 1.0)) if cluster.nodes > 1 else 0.0
-    limits = setting.limits(devices, 1, is_last=True)
-    prices = prices_of(problem, devices) * (1 + far)
-    return state_of_split(problem, split, limits, prices, group, far, setting.seed)
+    room = np.stack([cluster.work_of_device, np.ones(devices)])
+    limits, prices = setting.limits(room, is_last=True), prices_of(problem, devices) * (1 + far)
+    node = cluster.node_of_device
+    return state_of_split(problem, split, limits, prices, node, far, setting.seed)

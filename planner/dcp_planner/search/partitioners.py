@@ -100,13 +100,16 @@ def fastest(
 
 def _compute_seconds(workload: Workload, found: Placement, cluster: Cluster) -> float:
     """Add up the seconds that the busiest device computes in each direction."""
-    groups = found.head_groups
+    groups, speed = found.head_groups, cluster.speed_of_device
     return sum(
         float(
-            np.bincount(
-                found.device_of_compute,
-                np.tile(workload_seconds(workload, cluster, is_backward=is_backward), groups),
-                cluster.num_devices,
+            (
+                np.bincount(
+                    found.device_of_compute,
+                    np.tile(workload_seconds(workload, cluster, is_backward=is_backward), groups),
+                    cluster.num_devices,
+                )
+                / speed
             ).max()
         )
         / groups

@@ -126,8 +126,9 @@ def find_shortfalls(
     pairs = loads_of(found.device_of_compute, workload.compute_pairs, devices)
     tokens = loads_of(found.device_of_data, workload.block_tokens, devices)
     warnings = []
-    if pairs.max(initial=0) > (1 + config.compute_tolerance) * float(pairs.mean()):
-        text = _shortfall("tile", pairs, workload.compute_pairs, config.compute_tolerance)
+    work = pairs / cluster.work_of_device
+    if work.max(initial=0) > (1 + config.compute_tolerance) * float(pairs.mean()):
+        text = _shortfall("tile", work, workload.compute_pairs, config.compute_tolerance)
         warnings.append(PlanWarning("compute_above_tolerance", f"compute: {text}"))
     if tokens.max(initial=0) > (1 + config.token_tolerance) * float(tokens.mean()):
         text = _shortfall("block", tokens, workload.block_tokens, config.token_tolerance)
@@ -136,9 +137,9 @@ def find_shortfalls(
 
 
 def _shortfall(
-    unit: str, loads: NDArray[np.int64], sizes: NDArray[np.int64], tolerance: float
+    unit: str, loads: NDArray[np.int64 | np.float64], sizes: NDArray[np.int64], tolerance: float
 ) -> str:
-    mean = float(loads.mean())
+    mean = float(sizes.sum()) / len(loads)
     reached = cap_of(sizes, len(loads), 0.0) / mean
     text = f"the fullest device has {loads.max() / mean:.3f} x the mean, more than the "
     text += f"tolerated {1 + tolerance:.3f}"
@@ -153,7 +154,7 @@ class PlacementState:
     def __init__(self, workload: Workload, cluster: Cluster, found: Placement) -> None:
         shape, tokens = workload.shape, workload.block_tokens
         self.workload, self.parts = workload, cluster.num_devices
-        self.node = np.arange(self.parts) // cluster.devices_per_node
+        self.node = cluster.node_of_device
         self.ratio = price_between_nodes(cluster)
         self.owner = found.device_of_data.copy()
         self.device = found.device_of_compute.copy()

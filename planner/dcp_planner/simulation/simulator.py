@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dcp_dsl.arrays import Bools, Floats, Indices, Ints
+from dcp_dsl.arrays import Floats, Indices, Ints
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.cost_model import reduction_seconds, tile_seconds
@@ -154,11 +154,11 @@ def play(
         PlanError: for a deadlock, or a run of a century.
     """
     nics, ends = cluster.nic_of_device, np.stack([transfers.source, transfers.target])
-    is_inter = np.diff(ends // cluster.devices_per_node, axis=0)[0] != 0
+    link = cluster.link_class(transfers.source, transfers.target)
     duration = _durations(programs, transfers, seconds_of_tile, cluster)
-    busy, latency = _message_times(transfers.size_bytes, is_inter, cluster)
+    busy, latency = _message_times(transfers.size_bytes, link, cluster)
     if what_if.even_compute:
-        duration = _levelled(duration, programs.device, cluster.num_devices)
+        duration = _levelled(duration, programs.device, cluster)
     if what_if.free_links:
         busy, latency = np.zeros_like(busy), np.zeros_like(latency)
     total = float(duration.sum()) + float(busy.sum()) + float(latency.sum())
@@ -170,7 +170,7 @@ def play(
     busy_ns = np.maximum(_nanoseconds(busy), 1)
     latency_ns = _nanoseconds(latency)
     steps = Steps.of(programs, cluster.num_devices, _nanoseconds(duration))
-    ports = np.where(is_inter, cluster.num_devices + nics[ends], ends)
+    ports = np.where(link > 0, cluster.num_devices + nics[ends], ends)
     messages = Messages(
         transfers.source, transfers.target, find_feeders(transfers), ports, busy_ns, latency_ns
     )
@@ -209,7 +209,7 @@ def _durations(
     programs: ProgramTable, transfers: Transfers, seconds_of_tile: Floats, cluster: Cluster
 ) -> Floats:
     """Compute the seconds that each instruction takes on the compute lane, ``[I]``."""
-    seconds = np.zeros(len(programs))
+    seconds, speed = np.zeros(len(programs)), cluster.speed_of_device
     counts = np.diff(programs.item_ptr)
     for op, weights in (
         (ATTENTION, seconds_of_tile),
@@ -221,22 +221,22 @@ def _durations(
             sums = np.add.reduceat(
                 weights[programs.items[of_item]], np.append(0, np.cumsum(counts[chosen]))[:-1]
             )
-            seconds[chosen] = sums + cluster.kernel_launch_s
+            seconds[chosen] = sums / speed[programs.device[chosen]] + cluster.kernel_launch_s
     return seconds
 
 
-def _levelled(seconds: Floats, device: Indices, num_devices: int) -> Floats:
-    """Stretch or shrink what each device computes to the mean of all devices, ``[I]``."""
-    load = np.bincount(device, seconds, num_devices)
-    factor = np.divide(load.mean(), load, out=np.zeros(num_devices), where=load > 0)
+def _levelled(seconds: Floats, device: Indices, cluster: Cluster) -> Floats:
+    """Stretch or shrink what each device computes to what it would be in balance, ``[I]``."""
+    load = np.bincount(device, seconds, cluster.num_devices)
+    mean = (load * cluster.work_of_device).mean()
+    factor = np.divide(mean, load, out=np.zeros(len(load)), where=load > 0)
     return np.asarray(seconds * factor[device], np.float64)
 
 
-def _message_times(size_bytes: Ints, is_inter: Bools, cluster: Cluster) -> tuple[Floats, Floats]:
+def _message_times(size_bytes: Ints, link: Ints, cluster: Cluster) -> tuple[Floats, Floats]:
     """Compute the seconds that messages occupy their ports, and their latencies, ``[X]`` each."""
-    inside, between = (cluster.link(is_inter=side) for side in (False, True))
-    rate = np.where(is_inter, between.bytes_per_s, inside.bytes_per_s)
-    latency = np.where(is_inter, between.latency_s, inside.latency_s)
+    rate = np.array([one.bytes_per_s for one in cluster.links])[link]
+    latency = np.array([one.latency_s for one in cluster.links])[link]
     return size_bytes / rate + cluster.message_launch_s, latency
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dcp_dsl.arrays import Ints
+from dcp_dsl.arrays import Floats, Ints
 from dcp_planner.model.packing import loads_of
 from dcp_planner.model.workload import Direction
 from dcp_planner.tables.buffers import receive_buffer_bytes
@@ -44,7 +44,8 @@ class PlanMetrics:
         full_density: pairs over those of the whole square of each sequence.
         flops: forward FLOPs per device.
         owned_tokens: tokens per device.
-        compute_imbalance, token_imbalance: most over mean; 1 is level.
+        compute_imbalance, token_imbalance: most over mean; 1 is level. A device at 0.8 of the rate
+            has its share with 0.8 of the work.
         forward, backward: bytes.
         warnings: caps that could not be met.
     """
@@ -89,8 +90,8 @@ def measure(plan: Plan) -> PlanMetrics:
         full_density=_ratio(pairs, int((lengths**2).sum())),
         flops=tuple((work * (plan.shape.flops_per_pair // plan.head_groups) * 1.0).tolist()),
         owned_tokens=tuple(tokens.tolist()),
-        compute_imbalance=_imbalance(work),
-        token_imbalance=_imbalance(tokens),
+        compute_imbalance=_imbalance(work, plan.cluster.work_of_device),
+        token_imbalance=_imbalance(tokens, np.ones(1)),
         forward=_measure_direction(plan, "forward"),
         backward=_measure_direction(plan, "backward"),
         warnings=tuple(map(str, plan.warnings)),
@@ -102,7 +103,8 @@ def _measure_direction(plan: Plan, direction: Direction) -> DirectionMetrics:
     chosen = table.is_backward == (direction == "backward")
     kind, size = table.kind[chosen], table.size_bytes[chosen]
     source, target = table.source[chosen], table.target[chosen]
-    crosses = source // cluster.devices_per_node != target // cluster.devices_per_node
+    last = cluster.num_devices - 1  # as above: a broken plan may name others
+    crosses = cluster.link_class(np.clip(source, 0, last), np.clip(target, 0, last)) > 0
     sent, received = (loads_of(ends, size, plan.num_devices) for ends in (source, target))
     peak = receive_buffer_bytes(plan)[int(direction == "backward")]
     return DirectionMetrics(
@@ -117,8 +119,11 @@ def _measure_direction(plan: Plan, direction: Direction) -> DirectionMetrics:
     )
 
 
-def _imbalance(load: Ints) -> float:
-    return float(load.max() / load.mean()) if load.any() else 1.0
+def _imbalance(load: Ints, share: Floats) -> float:
+    """Divide the most by the mean; a device with a larger share may have more."""
+    relative = np.ones(len(load))
+    relative[: len(share)] = share
+    return float((load / relative).max() / load.mean()) if load.any() else 1.0
 
 
 def _ratio(part: int, whole: int) -> float:

@@ -240,7 +240,7 @@ def digest(plan: Plan) -> str:
     not provenance, the partitioner's name, warnings, or names and sources of the cluster's
     constants.
     """
-    cluster = {k: v for k, v in asdict(plan.cluster).items() if k not in ("name", "source")}
+    cluster = {k: v for k, v in plan.cluster.to_json().items() if k not in ("name", "source")}
     head: dict[str, object]
     head = {"schema": SCHEMA, "cluster": cluster, "shape": asdict(plan.shape)}
     if plan.head_groups > 1:

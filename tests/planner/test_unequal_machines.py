@@ -1,0 +1,191 @@
+"""Machines whose nodes, devices or networks are not equal."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dcp_planner import (
+    Cluster,
+    ClusterError,
+    ModelShape,
+    PlanConfig,
+    PlanError,
+    build_plan,
+    digest,
+    find_cluster,
+    measure,
+    predict,
+    read_cluster,
+    read_plan,
+    validate,
+    write_cluster,
+    write_plan,
+)
+from dcp_planner.baselines.heads import groups_worth_trying
+from dcp_planner.search.multilevel import device_tree
+
+SHAPE = ModelShape(4, 4, 64, 2)
+CONFIG = PlanConfig(partitioner="native", budget="fast", compute_tolerance=0.01)
+SEVEN_AND_EIGHT = Cluster(2, 8, devices=((1.0,) * 7, (1.0,) * 8))
+SLOW = Cluster(2, 4, devices=((1, 1, 1, 0.8), (1, 1, 1, 1)))
+
+
+@pytest.fixture(scope="module")
+def sparsity(masks):
+    return masks.pack([masks.causal(n) for n in (4096, 2048, 1024, 1024)], 64)
+
+
+def work_of(plan):
+    return np.bincount(plan.tiles.device, plan.tiles.pairs, plan.num_devices)
+
+
+@pytest.mark.parametrize("slow", [0, 2, 6])
+def test_a_device_at_four_fifths_gets_four_fifths_of_the_work(sparsity, slow):
+    speeds = [1.0] * 8
+    speeds[slow] = 0.8
+    cluster = Cluster(2, 4, devices=(tuple(speeds[:4]), tuple(speeds[4:])))
+    plan, blind = (build_plan(sparsity, SHAPE, c, CONFIG) for c in (cluster, Cluster(2, 4)))
+    shares = [work_of(p)[slow] / np.delete(work_of(p), slow).mean() for p in (plan, blind)]
+    assert shares[0] == pytest.approx(0.8, abs=0.08)  # others may have 1 % more
+    assert shares[1] > 0.9  # a planner that does not know gives it as much as the others
+    assert measure(plan).compute_imbalance <= 1.01 + 1e-9
+
+
+def test_the_simulator_gives_a_slow_device_more_time(sparsity):
+    quick = Cluster(1, 2, flops_per_s=1e9)
+    plan = build_plan(sparsity, SHAPE, quick, PlanConfig(partitioner="static:zigzag"))
+    speeds = [1.0, 1.0]
+    speeds[int(work_of(plan).argmax())] = 0.5
+    slower = replace(plan, cluster=replace(quick, devices=(tuple(speeds),)))
+    faster = replace(plan, cluster=replace(quick, devices=((2.0, 2.0),)))
+    assert predict(slower).seconds > 1.9 * predict(plan).seconds
+    assert predict(faster).seconds < 0.6 * predict(plan).seconds
+
+
+def test_nodes_of_seven_and_eight_devices_are_all_used(sparsity, tmp_path):
+    plan = build_plan(sparsity, SHAPE, SEVEN_AND_EIGHT, CONFIG)
+    validate(plan)
+    work = work_of(plan)
+    assert len(work) == 15
+    assert work.max() <= 1.011 * work.mean()
+    tokens = np.bincount(plan.blocks.owner, plan.blocks.num_tokens, 15)
+    assert tokens.max() <= 1.11 * tokens.mean()
+    write_plan(tmp_path / "a.dcpplan", plan)
+    again = read_plan(tmp_path / "a.dcpplan").plan
+    assert again.cluster == SEVEN_AND_EIGHT
+    assert digest(again) == digest(plan)
+
+
+def test_the_border_between_unequal_nodes_is_where_bytes_cross(sparsity):
+    plan = build_plan(sparsity, SHAPE, SEVEN_AND_EIGHT, CONFIG)
+    table = plan.transfers
+    forward = ~table.is_backward
+    crosses = (table.source < 7) != (table.target < 7)
+    expected = int(table.size_bytes[forward & crosses].sum())
+    assert measure(plan).forward.inter_node_bytes == expected > 0
+
+
+@pytest.mark.parametrize("partitioner", ["portfolio", "static:grid", "static:zigzag"])
+def test_other_partitioners_plan_for_unequal_nodes(sparsity, partitioner):
+    config = replace(CONFIG, partitioner=partitioner)
+    validate(build_plan(sparsity, SHAPE, SEVEN_AND_EIGHT, config))
+
+
+def test_what_needs_equal_devices_says_so(sparsity):
+    assert groups_worth_trying(SHAPE, SLOW) == ()
+    for partitioner in ("static:heads", "static:heads_context"):
+        with pytest.raises(PlanError, match="not equal"):
+            build_plan(sparsity, SHAPE, SLOW, replace(CONFIG, partitioner=partitioner))
+
+
+def test_the_tree_of_unequal_nodes_keeps_nodes_together():
+    assert device_tree(Cluster(2, 3, devices=((1, 1), (1, 1, 1)))) == ((0, 1), (2, 3, 4))
+    assert device_tree(Cluster(2, 2, devices=((1,), (1, 1)))) == (0, (1, 2))
+
+
+def test_a_message_across_rails_or_leaves_takes_the_spine():
+    cluster = Cluster(
+        4, 2, intra_bytes_per_s=8e9, inter_bytes_per_s=4e9, rails=2, nodes_per_leaf=2,
+        spine_bytes_per_s=1e9,
+    )  # fmt: skip
+    target = np.arange(8)
+    # From device 0: itself, its node, the same rail next door, the other rail, other leaves.
+    expected = [0, 0, 1, 2, 2, 2, 2, 2]
+    assert cluster.link_class(np.zeros(8, np.int64), target).tolist() == expected
+    assert [link.bytes_per_s for link in cluster.links] == [8e9, 4e9, 1e9]
+
+
+def test_an_oversubscribed_spine_makes_a_plan_slower(sparsity):
+    cluster = Cluster(4, 2, inter_bytes_per_s=1e9, nodes_per_leaf=2)
+    plan = build_plan(sparsity, SHAPE, cluster, CONFIG)
+    narrow = replace(plan, cluster=replace(cluster, spine_bytes_per_s=2.5e8))
+    one_leaf = replace(plan, cluster=replace(cluster, spine_bytes_per_s=2.5e8, nodes_per_leaf=4))
+    assert predict(narrow).seconds > 1.2 * predict(plan).seconds
+    assert predict(one_leaf).seconds == predict(plan).seconds
+
+
+def test_equal_devices_are_written_down_once():
+    assert Cluster(2, 2, devices=((1, 1), (1.0, 1.0))) == Cluster(2, 2)
+    assert "devices" not in Cluster(2, 2, devices=((1, 1), (1, 1))).to_json()
+    assert "rails" not in Cluster().to_json()
+
+
+TEXT = """nodes = 2
+flops_per_s = 1e12
+intra_bytes_per_s = 2e9
+inter_bytes_per_s = 1e9
+latency_s = 1e-6
+memory_bytes = 1_000_000
+devices = [[1, 1, 1], [1, 0.8]]
+"""
+
+
+def test_a_file_lists_devices_instead_of_counting_them(tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text(TEXT.replace("nodes = 2\n", ""))
+    found = read_cluster(path).cluster
+    assert found.devices == ((1, 1, 1), (1, 0.8))
+    assert (found.nodes, found.devices_per_node, found.num_devices) == (2, 3, 5)
+    write_cluster(tmp_path / "d.toml", found, {})
+    assert read_cluster(tmp_path / "d.toml").cluster == found
+    with pytest.raises(ClusterError, match="its size cannot be changed"):
+        find_cluster(f"{path}:2x3")
+
+
+def test_a_cluster_may_be_json(tmp_path):
+    values = {**replace(SLOW, name="c").to_json(), "sources": {"flops_per_s": "measured by hand"}}
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(values))
+    assert read_cluster(path).cluster == replace(SLOW, name="c")
+    assert find_cluster(str(path)).num_devices == 8
+    path.write_text("[1]")
+    with pytest.raises(ClusterError, match="expected a JSON object"):
+        read_cluster(path)
+    path.write_text("{")
+    with pytest.raises(ClusterError, match="expected JSON, got"):
+        read_cluster(path)
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ("devices = 3", ":7: Cluster.devices: expected for each node a list"),
+        ("devices = [1, 1]", "expected for each node a list"),
+        ("devices = [[1, 0], [1]]", "expected relative rates of 0.001 to 1000, got 0"),
+        ('devices = [[1, "a"], [1]]', "got 'a'"),
+        ("devices = [[1], []]", "at least one in each node"),
+        ("devices = [[1], [1], [1]]", ":7: Cluster.devices: has 3 nodes of at most 1 devices"),
+        ("rails = 0", ":7: Cluster.rails: expected a whole number 1 to"),
+        ("spine_bytes_per_s = -1.0", "Cluster.spine_bytes_per_s: expected more than 0"),
+        ("nodes_per_leaf = 1.5", "Cluster.nodes_per_leaf: expected a whole number"),
+    ],
+)
+def test_bad_descriptions_are_refused_by_line_and_key(tmp_path, new, message):
+    path = tmp_path / "c.toml"
+    text = TEXT.replace("devices = [[1, 1, 1], [1, 0.8]]", new)
+    path.write_text(text if "devices" in new else text + "devices_per_node = 4\n")
+    with pytest.raises(ClusterError) as caught:
+        read_cluster(path)
+    assert message in str(caught.value)
