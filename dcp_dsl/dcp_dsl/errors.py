@@ -14,9 +14,21 @@ a bug.
 
 
 class DCPError(Exception):
-    """An error that a person can mend; its text is the whole message."""
+    """An error that a person can mend; its text is the whole message.
+
+    Attributes:
+        reason: what is wrong.
+        where: what the message begins with, or empty; a caller may know a better name for it.
+
+    >>> str(DCPError("expected a length, got none", "sample"))
+    'sample: expected a length, got none'
+    """
 
     exit_code = 2
+
+    def __init__(self, reason: str, where: str = "") -> None:
+        self.reason, self.where = reason, where
+        super().__init__(f"{where}: {reason}" if where else reason)
 
 
 class DatasetError(DCPError):

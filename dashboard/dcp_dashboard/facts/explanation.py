@@ -76,14 +76,13 @@ def _explain_outdated(comparison: Comparison, names: list[str]) -> Finding:
 def _explain_run(comparison: Comparison) -> Finding:
     """Compare a run with its prediction, or with another side, without naming a reason."""
     first, second = comparison.first, comparison.second
-    names = "A", "B"
+    names, both = ("A", "B"), "A and B"
     if comparison.is_same_plan and first.source != second.source:
-        is_first_run = first.source == "measured"
-        names = "The run", "predicted"
-        first, second = (first, second) if is_first_run else (second, first)
+        names, both = ("The run", "predicted"), "The run and its prediction"
+        if second.source == "measured":
+            first, second = second, first
     ours, theirs = first.trace.seconds(), second.trace.seconds()
     if abs(ours - theirs) <= CLOSE * max(ours, theirs):
-        both = "The run and its prediction" if names[1] == "predicted" else "A and B"
         return Finding(
             f"{both} take about the same time: {duration(ours)} and {duration(theirs)}.",
             f"Times from first start to last end; they differ by less than {percent(CLOSE)}.",

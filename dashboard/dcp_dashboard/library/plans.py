@@ -221,8 +221,7 @@ class PlanLibrary:
             return self.load(entry.key)
         except DCPError as error:
             self.session.discard(entry.key)
-            text = str(error).removeprefix(f"plan file {entry.path}: ")
-            raise DashboardError(f"{entry.relative}: {text}") from error
+            raise DashboardError(error.reason, entry.relative) from error
 
     def payload(self, loaded: LoadedPlan, name: str, make: Callable[[LoadedPlan], bytes]) -> bytes:
         """Return bytes made from a plan, from the cache if this content was asked for before."""
@@ -272,15 +271,17 @@ def _content(entry: PlanEntry) -> tuple[str, int, int]:
 def _read(entry: PlanEntry, limit_bytes: int = MAX_FILE_BYTES) -> LoadedPlan:
     if entry.size_bytes > MAX_FILE_BYTES:
         raise DashboardError(
-            f"{entry.relative}: expected at most {MAX_FILE_BYTES:,} bytes, got "
-            f"{entry.size_bytes:,}; plan fewer tokens or larger blocks"
+            f"expected at most {MAX_FILE_BYTES:,} bytes, got {entry.size_bytes:,}; plan fewer "
+            "tokens or larger blocks",
+            entry.relative,
         )
     file = read_plan(entry.path, limit_bytes=min(limit_bytes, LIMIT_BYTES))
     plan = file.plan
     if plan.num_devices > MAX_DEVICES:
         raise DashboardError(
-            f"{entry.relative}: expected a plan for at most {MAX_DEVICES:,} devices, got "
-            f"{plan.num_devices:,}; see its numbers with: dcpm simulate {entry.relative}"
+            f"expected a plan for at most {MAX_DEVICES:,} devices, got {plan.num_devices:,}; see "
+            f"its numbers with: dcpm simulate {entry.relative}",
+            entry.relative,
         )
     traces: dict[Source, Trace] = {trace.source: trace for trace in file.traces}
     if "simulated" not in traces:

@@ -62,7 +62,8 @@ def _report_unknown(value: ast.Call, names: Names, checker: Checker) -> None:
     parts = [argument.span.text(text) for argument in value.arguments]
     meant = f"({f' {operator} '.join(parts)})"
     message = f"unknown name `{value.name.text}`"
-    checker.report("E101", message, value.span, f"write `{meant}`", fix=meant)
+    hint = f"write `{meant}`"
+    checker.report("E101", message, value.span, hint, fix=meant, is_unknown_name=True)
 
 
 def _has_count(value: ast.Call, low: int, high: int, checker: Checker) -> bool:

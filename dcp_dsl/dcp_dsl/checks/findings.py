@@ -55,6 +55,7 @@ class Checker(ABC):
         hint: str = "",
         label: str = "",
         fix: str | None = None,
+        is_unknown_name: bool = False,
     ) -> None:
         """Add a diagnostic, once per place and code; `fix` certainly belongs in that place."""
         if self.is_full or (code, span) in self.places:
@@ -65,6 +66,7 @@ class Checker(ABC):
                 code, message, self.program.text, span,
                 name=self.program.name, hint=hint, label=label,
                 fix=None if fix is None else replace_span(span, fix, self.program.text),
+                is_unknown_name=is_unknown_name,
             )
         )  # fmt: skip
 
@@ -116,8 +118,9 @@ class Checker(ABC):
         if not hint and text in scope.tokens:
             hint = f"a token column is read as `q.{text}` or `k.{text}`"
         self.report(
-            "E101", f"unknown name `{text}`", span, hint or UNKNOWN_HINT, fix=POSITIONS.get(text)
-        )
+            "E101", f"unknown name `{text}`", span, hint or UNKNOWN_HINT,
+            fix=POSITIONS.get(text), is_unknown_name=True,
+        )  # fmt: skip
 
     def segments_hint(self, value: ast.Attribute) -> str:
         """Explain how to read the segments around a token, and a column of integers per token."""

@@ -44,10 +44,12 @@ class Sample:
 
     def __post_init__(self) -> None:
         if isinstance(self.length, bool) or not isinstance(self.length, int):
-            raise DatasetError(f"sample: expected its length to be an integer, got {self.length!r}")
+            raise DatasetError(
+                f"expected its length to be an integer, got {self.length!r}", "sample"
+            )
         if not 0 <= self.length <= MAX_TOKENS:
             raise DatasetError(
-                f"sample: expected a length between 0 and {MAX_TOKENS}, got {self.length}"
+                f"expected a length between 0 and {MAX_TOKENS}, got {self.length}", "sample"
             )
         settle(self, columns={name: _plain(name, value) for name, value in self.columns.items()})
 
@@ -81,7 +83,7 @@ class Sample:
         """Read what `to_json` wrote: an object of columns, with the tokens as ``len``."""
         columns = read_columns(text, "sample")
         if "len" not in columns:
-            raise DatasetError(f"sample: expected a JSON object with `len`, got {text[:80]!r}")
+            raise DatasetError(f"expected a JSON object with `len`, got {text[:80]!r}", "sample")
         return cls({k: v for k, v in columns.items() if k != "len"}, columns["len"])
 
     def to_json(self) -> str:

@@ -56,7 +56,7 @@ def complete_sample(given: Mapping[str, Column], scope: Scope, where: str) -> Sa
         else:
             found["len"] = length
     except DatasetError as error:
-        raise DatasetError(f"{where}: {str(error).removeprefix('sample: ')}") from None
+        raise DatasetError(error.reason, where) from None
     if not found:
         raise NoLengthError(
             f"{where}: nothing says how many tokens it has; add `len = ...` "

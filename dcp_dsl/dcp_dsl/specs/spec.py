@@ -167,7 +167,7 @@ class Spec:
 
     def _with_masks(self, found: Diagnostic) -> Diagnostic:
         """Add the known masks to the error of an unknown name."""
-        if not found.message.startswith("unknown name"):
+        if not found.is_unknown_name:
             return found
         near = "" if found.hint == UNKNOWN_HINT else found.hint
         own = (*self.masks, *self.scope.imported.masks)

@@ -3,7 +3,6 @@
 Fixes are applied pass by pass, as long as each pass mends something.
 """
 
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,8 +18,6 @@ MAX_PASSES = 10  # a mended error may uncover the next one
 CERTAIN = 0.75  # how alike two words are before one is put in place of the other
 
 UNDECIDED = frozenset({"W290", "W291", "W293"})  # what `--strict` does not let pass
-
-_MEANT = re.compile(r"did you mean `(\w+)`\?$")
 
 Severity: TypeAlias = Literal["error", "warning"]
 
@@ -64,6 +61,7 @@ class Diagnostic:
         label: what the caret says, or an empty text.
         start, end: the same place in characters of the whole text.
         fix: a change that certainly mends it, or None; ``dcpm check --fix`` makes it.
+        is_unknown_name: whether a name means nothing where any mask could stand.
     """
 
     code: str
@@ -79,6 +77,7 @@ class Diagnostic:
     start: int = 0
     end: int = 0
     fix: Fix | None = None
+    is_unknown_name: bool = False
 
     def render(self) -> str:
         """Return the long form: message, place, source line with caret, hint.
@@ -157,11 +156,11 @@ def make_diagnostic(  # noqa: PLR0913  # all but four are keywords that most cal
     hint: str = "",
     label: str = "",
     fix: Fix | None = None,
+    is_unknown_name: bool = False,
 ) -> Diagnostic:
     """Place a message at a span of a text; a span of several lines is shown on its first line.
 
-    A hint that begins with ``did you mean `word`?`` becomes a fix where the span is one word and
-    the two are very close.
+    A `Guess` as the hint becomes a fix where the span is one word and the two are very close.
     """
     starts = [0, *(i + 1 for i, c in enumerate(text) if c == "\n")]
     start = min(span.start, len(text))
@@ -181,18 +180,18 @@ def make_diagnostic(  # noqa: PLR0913  # all but four are keywords that most cal
         start=span.start,
         end=span.end,
         fix=fix or _word_fix(text, span, hint),
+        is_unknown_name=is_unknown_name,
     )
 
 
 def _word_fix(text: str, span: Span, hint: str) -> Fix | None:
     """Return the change that a `did_you_mean` hint stands for, if it is certain enough to make."""
-    meant = _MEANT.match(hint)
     given = span.text(text)
-    if meant is None or not given.isidentifier():
+    if not isinstance(hint, Guess) or not given.isidentifier() or not hint.word.isidentifier():
         return None
-    if SequenceMatcher(None, given, meant[1]).ratio() < CERTAIN:
+    if SequenceMatcher(None, given, hint.word).ratio() < CERTAIN:
         return None
-    return replace_span(span, meant[1], text)
+    return replace_span(span, hint.word, text)
 
 
 def replace_span(span: Span, word: str, text: str) -> Fix:
@@ -202,8 +201,21 @@ def replace_span(span: Span, word: str, text: str) -> Fix:
     return Fix(title, (Edit(span.start, span.end, word),))
 
 
+class Guess(str):
+    """A hint to another `word`: the text is for people, the word for the fix."""
+
+    __slots__ = ("word",)
+    word: str
+
+    def __new__(cls, word: str) -> "Guess":
+        """Make the hint that asks for `word`."""
+        made = super().__new__(cls, f"did you mean `{word}`?")
+        made.word = word
+        return made
+
+
 def did_you_mean(word: str, known: "list[str] | tuple[str, ...] | frozenset[str]") -> str:
-    """Return ``did you mean `x`?`` for the closest known word, or an empty text.
+    """Return ``did you mean `x`?``, a `Guess`, for the closest known word, or an empty text.
 
     >>> did_you_mean("casual", ["causal", "full"])
     'did you mean `causal`?'
@@ -211,7 +223,7 @@ def did_you_mean(word: str, known: "list[str] | tuple[str, ...] | frozenset[str]
     # Comparing is slow for long words, and a word of another length is not close.
     near = [k for k in sorted(known) if abs(len(k) - len(word)) <= 8][:MAX_CANDIDATES]
     close = get_close_matches(word, near, n=1, cutoff=0.6) if len(word) < 64 else []
-    return f"did you mean `{close[0]}`?" if close else ""
+    return Guess(close[0]) if close else ""
 
 
 def _window(line: str, start: int, end: int, width: int = 120) -> tuple[str, int, int]:

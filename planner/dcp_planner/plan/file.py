@@ -128,7 +128,7 @@ def read_plan(path: str | Path, *, limit_bytes: int = LIMIT_BYTES) -> PlanFile:
     try:
         return decode_plan(_read_bytes(path, limit_bytes), limit_bytes=limit_bytes)
     except PlanFileError as error:
-        raise PlanFileError(f"plan file {path}: {error}") from error
+        raise PlanFileError(error.reason, f"plan file {path}") from error
 
 
 def decode_plan(data: bytes, *, limit_bytes: int = LIMIT_BYTES) -> PlanFile:

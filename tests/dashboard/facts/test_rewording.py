@@ -8,7 +8,8 @@ from dcp_dashboard.facts.event import event_facts
 from dcp_dashboard.facts.findings import findings
 from dcp_dashboard.facts.tiles import transfer_facts
 from dcp_dashboard.facts.traces import EventFilter, matching
-from dcp_dashboard.library.plans import load_file
+from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.plans import PlanLibrary, load_file
 from dcp_dsl import DCPError, Slabs, block_sparsity
 from dcp_planner import (
     Cluster,
@@ -93,11 +94,15 @@ def test_other_words_change_nothing_but_words(tmp_path, monkeypatch):
     monkeypatch.setattr(f"{simulator}.message_names", lambda kind, *_: [f"~{k}" for k in kind])
     monkeypatch.setattr(f"{simulator}.wait_name", lambda *_, **__: "kv 3")
     monkeypatch.setattr(PlanWarning, "__init__", lambda self, code, _: warn(self, code, "compute:"))
-    monkeypatch.setattr(DCPError, "__init__", lambda self, *_: refuse(self, "other words"))
+    monkeypatch.setattr(
+        DCPError, "__init__", lambda self, _, where="": refuse(self, "other words", where)
+    )
     (tmp_path / "after").mkdir()
     after = everything(tmp_path / "after")
-    with pytest.raises(PlanFileError, match=r"^other words$"):
+    with pytest.raises(PlanFileError, match=r"^plan file .*/nowhere: other words$"):
         read_plan(tmp_path / "nowhere")
+    with pytest.raises(DashboardError, match=r"^dropped: other words$"):
+        PlanLibrary(tmp_path).keep(b"PK", "dropped")
     names = load_file(tmp_path / "after" / "a.dcpplan").traces["simulated"].names
     assert set(names) == {"attention", "kv 3", "~0", "~1", "~2", "~3", "~4"} & set(names)
     assert after == before
