@@ -46,7 +46,7 @@ def launch_shape(
     if dtype == torch.float32:  # no tensor cores at full precision: small tiles
         return LaunchShape(32, 32, 8, 1)
     if kernel == "dkv":  # gathers both dk and dv: 64 rows of 128 spill 56 bytes
-        return LaunchShape(64 if head_dim <= 64 else 32, 64, 8, 2)
+        return LaunchShape(64 if head_dim <= 64 and not has_bits else 32, 64, 8, 2)
     return LaunchShape(128, 32 if has_bits else 64, 8, 2)
 
 
