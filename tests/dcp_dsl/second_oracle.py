@@ -182,8 +182,9 @@ class Evaluator:
             return NUMBER_FUNCTIONS[name](*values) if all_known(*values) else None
         if name in scope.names:
             (_, params, body), home = scope.names[name]
-            values = [("number", self.value(node, scope, pair)) for _, node in arguments]
-            given = {param: (node, home) for param, node in zip(params, values, strict=True)}
+            given = {
+                param: (node, scope) for param, (_, node) in zip(params, arguments, strict=True)
+            }
             return self.value(body, Scope(home.file, home.names | given), pair)
         return self.mask(scope, pair, name, arguments)
 
@@ -200,7 +201,7 @@ class Evaluator:
         }
         for param, kind, default in definition.params:
             node, origin = given.get(param, (default, inner))
-            if kind not in ("mask", "bool"):  # numbers keep their value inside a `per`
+            if kind in ("tokens", "int"):  # they keep their value inside a `per`
                 node = ("number", self.value(node, origin, pair))
             inner.names[param] = (node, origin)
         inner.names.update({each: (node, inner) for each, node in definition.where.items()})

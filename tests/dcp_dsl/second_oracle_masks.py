@@ -36,6 +36,11 @@ class Masks:
             where.append(f"f(t) = {self.pick(['t // 3', 't % 3', 't - 1', 'max(t, 2)'])}")
             self.functions.append("f")
         if self.text.chance(20):
+            self.positions.append("t")
+            where.append(f"g(t) = {self.mask(2)}")
+            self.positions.remove("t")
+            self.calls.append(f"g({self.position(1)})")
+        if self.text.chance(20):
             where.append(f"v = {self.mask(2)}")
             self.calls.append("v")
         body = self.mask(self.pick([1, 2, 3, 3, 4]))

@@ -17,6 +17,8 @@ mask twice(inner: mask) = inner and not inner
 mask near(w: tokens, p: pos) = p - k < w where half = w // 2
 mask below(p: pos) = (k <= p) per doc
 mask again(p: pos) = below(p) per doc
+mask short(w: tokens) = (q - k < w) per doc
+mask shorter(w: tokens) = short(w) per doc
 """
 
 
@@ -33,10 +35,12 @@ mask again(p: pos) = below(p) per doc
          "  and\n    q in answer\n    and\n      q - k < 2\n      k - q < 2"),
         ("near(len // 2, q)", "q - k < len // 2"),
         ("near(2, p = q + 1)", "q + 1 - k < 2"),
-        ("below(q) per tile", "frame every(4)\n  frame doc\n    k <= out(1, q)"),
-        ("(below(len) per doc) per tile",
-         "frame every(4)\n  frame doc\n    frame doc\n      k <= out(1, len)"),
-        ("again(q) per tile", "frame every(4)\n  frame doc\n    frame doc\n      k <= out(2, q)"),
+        ("below(q) per tile", "frame every(4)\n  frame doc\n    k <= q"),
+        ("again(q) per tile", "frame every(4)\n  frame doc\n    frame doc\n      k <= q"),
+        ("(short(len) per doc) per tile",
+         "frame every(4)\n  frame doc\n    frame doc\n      q - k < out(1, len)"),
+        ("shorter(len) per tile",
+         "frame every(4)\n  frame doc\n    frame doc\n      q - k < out(2, len)"),
         ("q.doc.pos < k.evict", "q.doc.pos < k.evict"),
         ("abs(-q) < clamp(k, 1, 3)", "max(-1 * q, -1 * (-1 * q)) < min(max(k, 1), 3)"),
         ("doc.count * (q + 1) == row.n", "doc.count * (q + 1) == row.n"),
@@ -53,11 +57,27 @@ def test_a_mask_given_as_an_argument_is_elaborated_once_and_shared():
     assert core.items[0] is core.items[1].item
 
 
-def test_a_binding_is_read_in_the_coordinates_of_its_use_and_an_argument_in_those_of_the_call():
-    text = TEXT + "mask m = (near_end and below(at)) per tile where near_end = q == len - 1, at = q"
+def test_a_binding_is_read_in_the_coordinates_of_its_use_and_a_length_in_those_of_the_call():
+    text = TEXT + "mask m = (near_end and short(n)) per tile where near_end = q == len - 1, n = len"
     assert show(Spec.from_text(text).mask("m").core) == (
-        "frame every(4)\n  and\n    q == len - 1\n    frame doc\n      k <= out(1, q)"
+        "frame every(4)\n  and\n    q == len - 1\n    frame doc\n      q - k < out(1, len)"
     )
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        "@ahead @partial mask f(t: pos) = (t in doc and t == 1) per doc"
+        "  @ahead @partial mask a = f(k)",
+        "@ahead @partial mask a = g(k) where g(t) = (t in doc and t == 1) per doc",
+    ],
+)
+def test_a_position_given_as_an_argument_is_the_same_token_inside_per(masks):
+    text = f"segment doc = [c]*  {masks}"
+    found = dense_mask(Spec.from_text(text).mask("a"), Sample({"c": [3, 0, 4]}, 7))
+    expected = np.zeros((7, 7), bool)
+    expected[:3, 1] = expected[3:, 4] = True
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_a_number_given_from_further_out_keeps_its_coordinates_where_lengths_differ():

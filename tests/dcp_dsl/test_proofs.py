@@ -127,11 +127,11 @@ def test_the_smaller_and_the_larger_of_two_numbers_are_known_as_far_as_they_are_
 
 @pytest.mark.parametrize(
     "claim",
-    ["later(k)", "q > k and max(0 - q, 0 - 4) < max(0 - k, 0 - 4)", "abs(row.n) < 1",
+    ["shorter(len)", "q > k and max(0 - q, 0 - 4) < max(0 - k, 0 - 4)", "abs(row.n) < 1",
      "min(row.n, 0 - row.n) > 0 - 1"],
 )  # fmt: skip
 def test_numbers_of_other_frames_falling_ones_and_zero_prove_nothing_false(claim):
-    text = drawn.LAYOUTS + "mask later(p: pos) = (k < p) per doc"
+    text = drawn.LAYOUTS + "mask shorter(n: tokens) = (len < n) per doc"
     assert not never(Spec.from_text(text).mask(claim).core)
 
 

@@ -76,7 +76,8 @@ def _resolve(program: Program, reader: _Reader) -> tuple[Scope, tuple[Diagnostic
         for name in statement.names:
             problem = _bring(name.text, other, imported)
             if problem is not None:
-                hint = did_you_mean(name.text, sorted(_exported(other)))
+                known = _exported(other)
+                hint = "" if name.text in known else did_you_mean(name.text, sorted(known))
                 message = f'"{statement.path.text}" {problem}'
                 found.append(_report(program, "E131", message, name.span, hint))
     return Scope.of(program, imported), tuple(found)

@@ -1,7 +1,7 @@
 """Elaborate checked masks: write out calls, rules, `where`, parameters and imports as core nodes.
 
-Arguments and bindings that are masks or segments are read where they are used, in the coordinates
-of that place; arguments that are numbers keep the coordinates of the call.
+Bindings, and arguments that are masks or positions, are read where they are used, in the
+coordinates of that place; arguments that are lengths or integers keep the coordinates of the call.
 """
 
 from collections.abc import Sequence
@@ -160,7 +160,7 @@ class _Elaborator:
         if isinstance(local, Later):
             assert not isinstance(local.value, ast.Every), "checked: a segment is no value"
             if isinstance(local.value, ast.BindFunction):
-                return self.value(local.value.value, self.function_env(local, arguments, env))
+                return self.value(local.value.value, _function_env(local, arguments, env))
             if local not in self.known:
                 self.known[local] = self.value(local.value, local.env)
             return self.known[local]
@@ -210,24 +210,12 @@ class _Elaborator:
             value = given.get(param.name.text, param.default)
             assert value is not None, f"checked: parameter {param.name.text} has a value"
             at = env if param.name.text in given else inner
-            if param.type.text in ("mask", "bool"):
-                names[param.name.text] = Later(value, at)
-            else:
+            if param.type.text in ("tokens", "int"):
                 names[param.name.text] = Given(self.number(value, at), self.depth)
+            else:
+                names[param.name.text] = Later(value, at)
         bind(definition, names, inner)
         return inner
-
-    def function_env(self, function: Later, arguments: tuple[ast.Argument, ...], env: Env) -> Env:
-        """Return the names of a `where` function's body."""
-        assert isinstance(function.value, ast.BindFunction), "only functions have parameters"
-        outer, names = function.env, dict(function.env.names)
-        for param, argument in zip(function.value.params, arguments, strict=True):
-            value = self.value(argument.value, env)
-            is_number = isinstance(value, nodes.Number)
-            names[param.text] = (
-                Given(value, self.depth) if is_number else Later(argument.value, env)
-            )
-        return Env(outer.scope, outer.program, names)
 
     # ---- numbers ----
 
@@ -312,6 +300,15 @@ class _Elaborator:
         size = self.number(every.size, env)
         parent = None if every.parent is None else self.segment(every.parent, env)
         return nodes.Tiles(size, parent, place=env.place(every.size.span))
+
+
+def _function_env(function: Later, arguments: tuple[ast.Argument, ...], env: Env) -> Env:
+    """Return the names of a `where` function's body."""
+    assert isinstance(function.value, ast.BindFunction), "only functions have parameters"
+    outer, names = function.env, dict(function.env.names)
+    for param, argument in zip(function.value.params, arguments, strict=True):
+        names[param.text] = Later(argument.value, env)
+    return Env(outer.scope, outer.program, names)
 
 
 def _all_of(items: list[nodes.Mask], place: Place) -> nodes.Mask:

@@ -165,10 +165,10 @@ class _Oracle(OracleNumbers):
                 ):
                     chosen, at = argument.value, env
             assert chosen is not None, f"no value for {param.name.text}"
-            if param.type.text in ("mask", "bool"):
-                names[param.name.text] = Thunk(chosen, at)
-            else:
+            if param.type.text in ("tokens", "int"):
                 names[param.name.text] = replace(self.number(chosen, at), home=self)
+            else:
+                names[param.name.text] = Thunk(chosen, at)
         for binding in definition.bindings:
             match binding:
                 case ast.BindSegment(name=name, source=source):

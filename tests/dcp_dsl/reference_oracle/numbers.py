@@ -1,7 +1,7 @@
 """Evaluate numbers and segments for the oracle: arrays over queries and keys, labels per token."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -229,7 +229,7 @@ class OracleNumbers:
         assert isinstance(local.value, ast.BindFunction), "only functions have parameters"
         names = dict(local.env.names)
         for param, argument in zip(local.value.params, arguments, strict=True):
-            names[param.text] = replace(self.number(argument.value, env), home=self)
+            names[param.text] = Thunk(argument.value, env)
         return OracleEnv(local.env.scope, local.env.program, names)
 
     # ---- segments ----
