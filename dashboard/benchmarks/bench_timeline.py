@@ -212,7 +212,7 @@ def weigh(answer: Any, weights: dict[str, int]) -> None:  # Any: Playwright's re
 
 
 def sum_of(weights: dict[str, int], *, is_data: bool) -> int:
-    """Add up what is data of a plan, or all else but Plotly."""
+    """Return the bytes of a plan's data, or of everything else except Plotly."""
     return sum(
         size for url, size in weights.items()
         if ("/api/" in url) == is_data and "plotly.min" not in url

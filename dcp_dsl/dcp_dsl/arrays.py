@@ -88,7 +88,7 @@ def _columns_of(record: type[Record]) -> tuple[dict[str | int, int], list[_Colum
 
 
 def sealed(array: NDArray[Any]) -> NDArray[Any]:  # Any: elements of every type
-    """Make an array read-only that nobody else holds, so that `readonly` need not copy it.
+    """Make a fresh array read-only in place, so that `readonly` does not copy it.
 
     >>> sealed(np.arange(3)).flags.writeable
     False

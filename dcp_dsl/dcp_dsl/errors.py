@@ -32,7 +32,7 @@ class DCPError(Exception):
 
 
 class DatasetError(DCPError):
-    """A data set or sample that cannot be read, or whose columns do not fit the mask."""
+    """An unreadable data set or sample, or one with columns that do not fit the mask."""
 
 
 class ExchangeError(DCPError):

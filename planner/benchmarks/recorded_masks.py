@@ -35,7 +35,7 @@ def _causal(length: int) -> list[Row]:
 
 
 def _streaming(length: int, n_starting: int, l_pretrain: int) -> list[Row]:
-    """Everything until sinks and window part, then both on their own."""
+    """Return one key range until sinks and window part, then two."""
     split = min(length, n_starting + l_pretrain)
     return [
         (0, split, 0, 1, 0, 1),

@@ -31,7 +31,7 @@ def private_folder() -> Path:
 
 
 def check_private(folder: Path) -> None:
-    """Check that nobody but this user, and root, can put something into a folder or in its place.
+    """Check that only this user and root can write to a folder or replace it.
 
     Raises:
         PermissionError: if somebody can, or it is no folder.

@@ -66,7 +66,7 @@ class CompileClock(event.Listener):
             self._own.since = perf_counter()
 
     def on_end(self, event: event.Event) -> None:
-        """Count what was compiled."""
+        """Count a finished compilation."""
         if not event.data or event.data["dispatcher"].py_func not in self._watched:
             return
         self._own.depth -= 1

@@ -31,7 +31,7 @@ class PlanFileError(DCPError):
 
 
 class ClusterError(PlanError, ValueError):
-    """A cluster whose constants, file or name make no sense; `key`: the constant, if it is one."""
+    """An invalid cluster file, name or constant; `key` names the constant."""
 
     def __init__(self, text: str, key: str = "") -> None:
         self.key = key

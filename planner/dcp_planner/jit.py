@@ -99,7 +99,7 @@ _Impl: Any = FunctionCache._impl_class  # Any: numba's caches have no types
 
 
 class _CacheImpl(_Impl):  # type: ignore[misc]
-    """Looks for a folder to keep what was compiled: numba's own, then one for temporary files."""
+    """Finds a folder for compiled code: numba's own, then one for temporary files."""
 
     _locator_classes = (*_Impl._locator_classes, PrivateFolderLocator)
 
@@ -122,7 +122,7 @@ class _Cache(FunctionCache):
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep what was compiled; an index that cannot be read is begun anew."""
+        """Save compiled code; start a new index where the old one is unreadable."""
         try:
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
         except Exception:

@@ -138,7 +138,7 @@ def _mode(
 
 
 def moves_payload(first: Plan, second: Plan) -> bytes:
-    """Pack the tiles of both plans for the mask canvas: `dcp.mask/1` with modes of its own.
+    """Pack the tiles of both plans for the mask canvas, as `dcp.mask/1` with comparison modes.
 
     The columns are those of `mask_payload`, of the first plan where it has the tile, and
     `tile_change` and `tile_fitted` (indices into `CHANGES`), `tile_a`, `tile_b` (the device on each

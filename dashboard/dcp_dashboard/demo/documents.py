@@ -107,7 +107,7 @@ def write_datasets(documents: Sequence[SourceFile], paths: Sequence[Path], seed:
 
 
 def choose_batch(lengths: Sequence[int], num_tokens: int) -> tuple[int, ...]:
-    """Choose samples whose lengths add up to exactly `num_tokens`, or to as much as possible.
+    """Choose samples that add up to `num_tokens` tokens, or to as many as possible.
 
     Take samples in order, as a packing data loader would, until half is filled; solve a subset sum
     over the samples that follow: bit n of a large integer means that n tokens can be reached.

@@ -23,7 +23,7 @@ State = Literal["waiting", "running", "done", "failed", "cancelled"]
 
 @dataclass(slots=True)
 class Job:
-    """One plan that is being made.
+    """A plan in the making.
 
     Attributes:
         number: 16 hexadecimal digits that nobody guesses.
@@ -68,7 +68,7 @@ class Jobs:
         self._turn, self._lock = threading.Lock(), threading.Lock()
 
     def start(self, request: Mapping[str, Any], limit_s: float, name: str) -> Job:
-        """Begin a plan in a thread of its own.
+        """Start planning in a new thread.
 
         Args:
             request: for the worker; `Any`: JSON values.

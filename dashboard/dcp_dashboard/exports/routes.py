@@ -1,4 +1,4 @@
-"""The files of a plan under `/api/plan/<key>/`: pictures, tables, traces, a page of its own."""
+"""Serve files of a plan below `/api/plan/<key>/`: pictures, tables, traces, a standalone page."""
 
 from collections.abc import Callable
 from pathlib import PurePosixPath

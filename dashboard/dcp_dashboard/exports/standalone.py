@@ -1,4 +1,4 @@
-"""One HTML file with the overview of a plan: it draws, zooms and selects without any server.
+"""Write the overview of a plan as one HTML file that draws, zooms and selects without a server.
 
 The page is the overview itself, written as HTML; its scripts and styles are inlined, and the data
 that its canvases would ask the server for lies in the page as `data:` addresses.

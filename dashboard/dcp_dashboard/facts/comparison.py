@@ -236,7 +236,7 @@ def _lane_seconds(side: Side, lane: Lane) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure that is compared: where it comes from and how it is judged.
+    """A compared figure: its source, and which direction is better.
 
     Attributes:
         name: of the planner's figure if `value` is ``None``.

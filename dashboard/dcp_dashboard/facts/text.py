@@ -79,7 +79,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Everything that the panel shows about one selected thing.
+    """Contents of the details panel for one selection.
 
     Attributes:
         title: its name.

@@ -76,7 +76,7 @@ class LoadedPlan:
 
 @dataclass(frozen=True, slots=True)
 class FileRow(Generic[Value]):
-    """One line of the list: what a file holds, or the reason why it cannot be read.
+    """A row of the list: a summary of a plan file, or why it cannot be read.
 
     Attributes:
         entry: the file.
@@ -122,7 +122,7 @@ class BoundedCache(Generic[Value]):
 
 
 class PlanLibrary:
-    """Everything the pages and the data API read; only this class opens plan files.
+    """Reads plan files for the pages and the data API; no other class opens them.
 
     Attributes:
         folder: the served folder.

@@ -153,7 +153,7 @@ def panel(title: str, children: Sequence[Any], *, tools: Any = None, name: str =
 
 
 def box(children: Sequence[Any], label: str, kind: str = "dcp-panel") -> Component:
-    """Build a box without a visible title; `label` names it for people who cannot see it."""
+    """Build a box without a visible title; screen readers get `label`."""
     return html.Section(children, className=kind, **attributes(aria_label=label))
 
 

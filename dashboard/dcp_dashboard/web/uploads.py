@@ -26,7 +26,7 @@ BINARY = "application/octet-stream"
 
 @dataclass(slots=True)
 class Upload:
-    """One file on its way: its name, its length, and the bytes that have arrived."""
+    """A file being uploaded: its name, its length, and the bytes received so far."""
 
     name: str
     size_bytes: int

@@ -53,7 +53,7 @@ def check_call(value: ast.Call, names: Names, checker: Checker) -> Kind:
 
 
 def _report_unknown(value: ast.Call, names: Names, checker: Checker) -> None:
-    """Report a call of something unknown; `and_masks(a, b)` is told to be `a and b`."""
+    """Report a call of an unknown name; for `and_masks(a, b)` suggest `a and b`."""
     operator = JOINS.get(value.name.text)
     if operator is None or not value.arguments:
         checker.unknown(value.name.text, value.name.span, names, "call")

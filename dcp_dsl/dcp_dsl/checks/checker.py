@@ -16,7 +16,7 @@ from dcp_dsl.syntax.diagnostics import Diagnostic, did_you_mean
 
 
 def check_scope(scope: Scope, lost: frozenset[str] = frozenset()) -> tuple[Diagnostic, ...]:
-    """Find what is wrong with the names, kinds and layouts of a parsed text.
+    """Find errors in the names, kinds and layouts of a parsed text.
 
     Args:
         scope: what the statements that parsed define and import.
@@ -37,7 +37,7 @@ def check_scope(scope: Scope, lost: frozenset[str] = frozenset()) -> tuple[Diagn
 def check_expression(
     expression: ast.Expr, scope: Scope, program: Program
 ) -> tuple[Diagnostic, ...]:
-    """Find what is wrong with a mask expression over the names of a checked text; errors only."""
+    """Find the errors of a mask expression over the names of a checked text."""
     checker = ExpressionChecker(scope, program)
     check_size(expression, checker)
     if not checker.found:

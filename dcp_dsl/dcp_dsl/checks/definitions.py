@@ -132,7 +132,7 @@ def check_size(expression: ast.Expr, checker: ExpressionChecker) -> None:
 
 
 def check_layout(layout: ast.Layout, checker: ExpressionChecker) -> None:
-    """Report what is wrong with the parts of a layout and with the shapes of its columns."""
+    """Report errors in the parts of a layout and in the shapes of its columns."""
     rests = [p for p in layout.parts if isinstance(p, ast.Leaf) and p.length is None]
     for extra in rests[1:]:
         checker.report(

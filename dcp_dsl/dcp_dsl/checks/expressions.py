@@ -106,7 +106,7 @@ class ExpressionChecker(Checker):
     # ---- kinds ----
 
     def kind(self, value: ast.Expr, names: Names, *, is_mask: bool = False) -> Kind:
-        """Return the kind of an expression, reporting what is wrong inside.
+        """Return the kind of an expression and report errors inside it.
 
         Args:
             value: the expression.
@@ -219,7 +219,7 @@ class ExpressionChecker(Checker):
         return Kind("unknown", depends=kind.depends)
 
     def _place(self, value: ast.Attribute, index: Kind) -> Kind:
-        """Return the kind of what is asked about the instance that a token lies in."""
+        """Return the kind of a property of the instance that holds a token."""
         name, segment = value.name, index.segment
         if name.text not in _PLACES:
             hint = did_you_mean(name.text, tuple(_PLACES))
@@ -234,7 +234,7 @@ class ExpressionChecker(Checker):
         return Kind(_PLACES[name.text], depends=index.depends)
 
     def _count(self, value: ast.Attribute, name: str, names: Names) -> None:
-        """Refuse to count instances whose parent is not said: every parent has its own."""
+        """Refuse a count of nested instances without a parent: each parent has its own count."""
         kind = names.get(name)
         if isinstance(kind, Kind):
             parent = kind.segment

@@ -28,7 +28,7 @@ class _Reader:
 
 
 def build_scope(program: Program) -> tuple[Scope, tuple[Diagnostic, ...]]:
-    """Return the definitions of a text with what it imports, and what is wrong with its imports.
+    """Return the definitions of a text and of its imports, and the errors of the imports.
 
     Relative paths start at the folder of `program.name`; a text without a file cannot import.
 
@@ -106,7 +106,7 @@ def _open(
 
 
 def _locate(text: str, reader: _Reader) -> tuple[Path | None, str]:
-    """Return the file a path in quotes stands for, or None and why it is not read."""
+    """Return the file that a quoted path names, or None and the reason."""
     given = PurePosixPath(text)
     if not text.endswith(".dcpm"):
         return None, "is no .dcpm file"

@@ -98,7 +98,7 @@ def _check_claim(check: ast.Check, testing: Testing) -> None:
 
 
 def _read(check: ast.Check, scope: Scope) -> Mask:
-    """Return the pairs that contradict a claim; of `total` the mask, whose rows may be empty."""
+    """Return the pairs that contradict a claim; for `total` the mask (rows may be empty)."""
     left = read_mask(check.left, scope)
     if check.claim == "lookback":
         return replace(left, core=nodes.And((nodes.AHEAD, left.core)))

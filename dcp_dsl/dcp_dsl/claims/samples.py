@@ -104,7 +104,7 @@ def _named(definition: ast.SampleDef, columns: frozenset[str], scope: Scope) -> 
 def _generate(
     columns: frozenset[str], laid: list[tuple[ast.Segment, ast.Layout]], budget: Budget
 ) -> Iterator[Sample]:
-    """Yield small samples whose columns fit the layouts; always the same ones."""
+    """Yield small samples that fit the layouts, in a fixed order."""
     if not columns:
         for length in range(1, GENERATED + 1):
             yield Sample({}, length)

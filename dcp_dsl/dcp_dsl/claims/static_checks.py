@@ -1,4 +1,4 @@
-"""Find masks that would train garbage: look-ahead nobody asked for, tokens that see nothing.
+"""Find masks that would train garbage: undeclared look-ahead, tokens that see nothing.
 
 Each mask of a text is first proved sound for every sample; what is not proved is searched for on
 small samples that fit its columns, and the smallest one that shows the fault is part of the error.

@@ -124,7 +124,7 @@ class _Checked:
               help="Check the rows of a data set against the `for` statements of the file: Parquet "
               "or JSON lines, a folder, a saved Hugging Face data set, or hf:NAME.")  # fmt: skip
 def check(files: tuple[str, ...], output_format: str, dataset: str | None, **flags: bool) -> None:
-    """Find what is wrong with .dcpm files: syntax, names, kinds, layouts, failed checks.
+    """Report the errors of .dcpm files: syntax, names, kinds, layouts, failed checks.
 
     `-` reads standard input; with --fix the mended text goes to standard output and the findings
     to standard error. Exit status: 0 without errors (warnings may be shown), 1 with errors or if

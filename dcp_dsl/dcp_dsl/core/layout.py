@@ -109,7 +109,7 @@ class _Parent:
         self.waiting.setdefault(name, []).append(spans)
 
     def close(self, found: dict[str, list[Instances]], segment: ast.Segment) -> None:
-        """Number what was found and hand it over."""
+        """Number the instances found and return them."""
         for name, several in self.waiting.items():
             spans = several[0]
             if len(several) > 1:
@@ -136,7 +136,7 @@ class _LayoutBinder:
         raise DatasetError(f"segment `{self.statement.name.text}`: {message}")
 
     def find_rest(self, parts: tuple[ast.Leaf | ast.Group, ...]) -> int:
-        """Return the tokens that `[..]` stands for: what the other parts leave."""
+        """Return the tokens of `[..]`: those that the other parts leave."""
         if not any(isinstance(p, ast.Leaf) and p.length is None for p in parts):
             return 0
         used = self.walk(parts, 0, self.columns, _Parent(), is_top=True)

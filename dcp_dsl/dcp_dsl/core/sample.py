@@ -69,7 +69,7 @@ class Sample:
         columns: Collection[str],
         mask_name: str,
     ) -> "Sample":
-        """Take from a row its length and these columns; `mask_name` is who needs them."""
+        """Take the length and the columns that `mask_name` requires from a row."""
         missing = sorted(name for name in columns if name not in row)
         if missing:
             have = ", ".join(f"`{name}`" for name in sorted(row)) or "no columns"

@@ -57,7 +57,7 @@ class BatchProver:
         return is_proved
 
     def _can_help(self, rows: Ints) -> bool:
-        """Return whether what the columns say proves anything at all: tried on single rows."""
+        """Return whether facts about columns prove anything, tried on single rows."""
         tried = rows[:: max(1, len(rows) // 3)][:3]
         return any(
             all(self._holds(rule, tried[i : i + 1]) for rule in self.guard.rules)

@@ -72,7 +72,7 @@ def _find(statements: Iterable[ast.Attach], source: Source) -> int | None:
 
 @dataclass(slots=True)
 class _Statement:
-    """Collects what is found in the sources of one `for` statement."""
+    """Collects the findings in the sources of one `for` statement."""
 
     spec: Spec
     statement: ast.Attach

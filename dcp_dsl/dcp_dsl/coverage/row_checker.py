@@ -120,7 +120,7 @@ class RowChecker:
     # ---- types -----------------------------------------------------------------------------------
 
     def _check_types(self) -> None:
-        """Refuse a source whose columns cannot be what the layouts read."""
+        """Refuse a source with columns that the layouts cannot read."""
         for segment in self.segments:
             assert isinstance(segment.source, ast.Layout), "chosen so"
             for column, depth in column_depths(segment.source).items():
@@ -222,7 +222,7 @@ class _Rows:
         self._prove()
 
     def _prove(self) -> None:
-        """Leave open what is proved neither for all rows nor for those of this batch."""
+        """Mark statements open that are proved neither for all rows nor for this batch."""
         guard = self.checker.guard
         if self.checker.must_bind:
             self.is_open |= True
@@ -252,7 +252,7 @@ class _Rows:
                 yield self.checker._own(name), np.diff(self.flat[name].offsets[0])
 
     def _compare(self) -> None:
-        """Find the length of each row, and the rows about whose length there are two opinions."""
+        """Find the length of each row, and the rows with contradictory lengths."""
         self.lengths = np.full(self.num_rows, -1, np.int64)
         self.disagrees = np.zeros(self.num_rows, np.bool_)
         self.is_open = np.zeros(self.num_rows, np.bool_)

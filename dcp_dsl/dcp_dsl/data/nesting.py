@@ -160,7 +160,7 @@ def _nulls(array: Any) -> Bools | None:  # Any: an Array of any type
 
 
 def _rows_with(missing: list[Bools | None], offsets: list[Ints], rows: int) -> Bools:
-    """Carry what is missing inside lists out to the rows."""
+    """Mark rows that hold missing values inside their lists."""
     found = np.zeros(rows, np.bool_)
     bounds = np.arange(rows + 1)
     for level, nulls in enumerate(missing):

@@ -43,7 +43,7 @@ class Source:
 
     @classmethod
     def of(cls, name: str, schema: "pa.Schema", rows: int, table: "pa.Table | None") -> "Source":
-        """Make a source, or refuse one whose columns share a name."""
+        """Make a source; refuse two columns with the same name."""
         if len(set(schema.names)) != len(schema.names):
             shown = ", ".join(f"`{column}`" for column in schema.names)
             raise DatasetError(f"{name}: two columns have the same name: {shown}")

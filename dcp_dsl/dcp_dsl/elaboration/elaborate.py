@@ -38,7 +38,7 @@ def elaborate(value: ast.Expr, scope: Scope, program: ast.Program | None = None)
 def elaborate_inside(
     values: Sequence[ast.Expr], definition: ast.MaskDef, scope: Scope
 ) -> tuple[nodes.Mask, ...]:
-    """Return parts of a mask's body as core programs, with parameters that stand for every value.
+    """Return parts of a mask's body as core programs with free parameters.
 
     Args:
         values: the parts.
@@ -181,7 +181,7 @@ class _Elaborator:
         return nodes.Outside(levels, cast("nodes.Number", given.node), place=given.node.place)
 
     def value(self, value: ast.Expr, env: Env) -> nodes.Node:
-        """Elaborate what a binding stands for: a number, or else a mask."""
+        """Elaborate the value of a binding: a number or a mask."""
         match value:
             case ast.Number() | ast.Sign() | ast.Binary() | ast.Attribute():
                 return self.number(value, env)

@@ -117,7 +117,7 @@ class Outside(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Free(Node):
-    """A parameter that stands for every value: a mask, or a number of its type."""
+    """A free parameter: any mask, or any number of its type."""
 
     name: str
     type: str

@@ -28,7 +28,7 @@ _SYMBOLIC = {"and": and_, "or": or_, "minus": sub}
 
 
 def transpose(region: Region) -> Region:
-    """Return the region whose rows are the keys: key k sees the queries that saw it.
+    """Return the transposed region: row k holds the queries that see key k.
 
     A slab of r rows is seen by each of its keys from a run of its rows; where that run begins and
     ends moves by 0 or 1 per key, with at most two turns.

@@ -124,7 +124,7 @@ def write_export(path: str | Path, export: Export) -> tuple[Path, ...]:
 
 
 def read_export(path: str | Path, format: str | None = None) -> Export:
-    """Read an export, or arrays that somebody else saved.
+    """Read an export, or arrays saved by another program.
 
     Args:
         path: ``.npz`` or ``.json`` as written by `write_export`. Without our ``__meta__`` an

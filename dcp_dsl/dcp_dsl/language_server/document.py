@@ -160,7 +160,7 @@ def _find_local(document: Document, name: str, offset: int) -> Definition | None
 
 
 def find_name(document: Document, name: str) -> Definition | None:
-    """Look up a name that stands for a statement."""
+    """Look up the statement that defines a name."""
     scope = document.scope
     mask = scope.find_mask(name) or scope.find_stack(name)
     if mask is not None:

@@ -149,7 +149,7 @@ def _checked_call(mask: ast.MaskDef, scope: Scope) -> ast.Expr | None:
 
 
 def _small_call(mask: ast.MaskDef) -> ast.Expr:
-    """Return a call whose windows are small enough to be seen."""
+    """Return a call with windows small enough to draw."""
     arguments = []
     for param in mask.params:
         value = _small_argument(param)

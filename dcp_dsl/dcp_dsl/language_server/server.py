@@ -37,7 +37,7 @@ _KINDS = {
 
 
 class MaskServer(LanguageServer):
-    """Serves .dcpm documents; remembers what was found in each."""
+    """Serves .dcpm documents and remembers the findings of each."""
 
     def __init__(self) -> None:
         super().__init__("dcpm", version("dcp-dsl"))
@@ -56,7 +56,7 @@ class MaskServer(LanguageServer):
         return Document(text, path_of(uri), shown)
 
     async def publish(self, uri: str) -> None:
-        """Check a document and send what is found, unless it changed meanwhile."""
+        """Check a document and publish its findings, unless the document changed meanwhile."""
         document = self.document(uri)
         found = await asyncio.to_thread(check, document.text, document.name)
         if uri not in self.workspace.text_documents or self.document(uri).text != document.text:

@@ -1,4 +1,4 @@
-"""Numbers as sums of unknowns, with what is known about them: the arithmetic of proofs."""
+"""Do the arithmetic of proofs: numbers as sums of unknowns with known bounds."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -98,7 +98,7 @@ class Facts:
     def add(
         self, family: Hashable, place: Place, values: Range = _ANY, *, step: int | None = None
     ) -> Sum:
-        """Return an unknown as a sum, and note what is known about it.
+        """Return an unknown as a sum and record its bounds.
 
         Args:
             family: see `Unknown`.

@@ -116,7 +116,7 @@ def attach(scope: Scope, dataset_path: str | Path, columns: Collection[str]) -> 
 def attach_files(
     scope: Scope, files: Sequence[tuple[str, Collection[str]]]
 ) -> tuple[Attachment, ...]:
-    """Return what is attached to each file of a data set: name and columns in, attachment out.
+    """Return a function from the name and columns of a file to its attachment.
 
     Raises:
         DatasetError: if a file matches no statement or lacks a column the mask needs.
@@ -136,7 +136,7 @@ def attach_files(
 def attach_alike(
     scope: Scope, dataset_path: str, files: Sequence[tuple[str, Collection[str]]]
 ) -> Attachment:
-    """Return what is attached to all files of a data set.
+    """Return the attachment that all files of a data set share.
 
     Raises:
         DatasetError: if files match different statements or none, or lack a column the mask needs.

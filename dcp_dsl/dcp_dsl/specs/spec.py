@@ -37,7 +37,7 @@ def check(text: str, name: str = "<text>") -> tuple[Diagnostic, ...]:
 
 
 def check_report(text: str, name: str = "<text>") -> Report:
-    """Check a text as `check` does, and say what was proved and what was only tested.
+    """Check a text as `check` does; report proved and merely tested claims too.
 
     Masks and claims are looked at once the text is free of errors.
 
@@ -215,7 +215,7 @@ class Spec:
         return attach(self.scope, dataset_path, columns)
 
     def attachments_of(self, dataset: "Dataset") -> "tuple[Attachment, ...]":
-        """Return what is attached to each file of a data set, in the order of its `files`.
+        """Return the attachment of each file of a data set, in the order of its `files`.
 
         Each file is matched by its own path and its own columns: one data set may mix masks.
 
@@ -225,7 +225,7 @@ class Spec:
         return attach_files(self.scope, _named_columns(dataset))
 
     def attachment_of(self, dataset: "Dataset") -> "Attachment":
-        """Return what is attached to all files of a data set alike.
+        """Return the attachment that all files of a data set share.
 
         Raises:
             DatasetError: as `attachments_of`, and if files match different `for` statements.

@@ -209,7 +209,7 @@ def compare(
 
 
 def _breaks(bands: Bands, num_tokens: int) -> Ints:
-    """Return where runs must end: at the borders of bands whose keys are disjoint."""
+    """Return the rows where runs must end: the borders of bands with disjoint keys."""
     if (bands.key_start[1:] < bands.key_end[:-1]).any():
         return np.empty(0, np.int64)  # what goes past a band is cut away later
     borders = sorted_unique(np.concatenate([bands.key_start, bands.key_end]))

@@ -171,7 +171,7 @@ class Grid:
     def of_pairs(
         cls, rows: tuple[int, int], keys: tuple[int, int], budget: Budget | None = None
     ) -> "Grid":
-        """Return the grid whose blocks are single pairs."""
+        """Return the grid of single pairs."""
         q_bounds, kv_bounds = (np.arange(start, end + 1) for start, end in (rows, keys))
         return cls(q_bounds, kv_bounds, budget)
 

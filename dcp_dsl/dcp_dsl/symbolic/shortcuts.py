@@ -93,7 +93,7 @@ def _intervals(
 def _glue(
     growing: list[Slab], row: int, next_row: int, found: list[Interval], done: list[Slab]
 ) -> list[Slab]:
-    """Continue slabs from the rows above with what is visible on ``[row, next_row)``.
+    """Extend slabs from the rows above by the keys visible on ``[row, next_row)``.
 
     A slab takes up rows as long as both ends make equal steps, from the top down; those that end
     move to `done`.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A kind of syntax error: what is said about it and texts that show it."""
+    """A kind of syntax error: its message and example texts."""
 
     code: str
     message: str

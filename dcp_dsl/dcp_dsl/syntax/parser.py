@@ -101,7 +101,7 @@ def parse_all(text: str, name: str = "<text>") -> Parsed:
 
 
 def _split_at_misspelt(groups: list[list[RawToken]], text: str) -> list[list[RawToken]]:
-    """Cut statements where a line begins with what is almost a keyword and a name.
+    """Cut statements where a line begins with a misspelt keyword and a name.
 
     Two names side by side fit nowhere, so `maks b` behind another statement is one of its own.
     """

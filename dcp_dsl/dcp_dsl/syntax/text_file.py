@@ -11,7 +11,7 @@ _DESCRIPTORS = (("/", "dev"), ("/", "proc"))  # where shells put the pipes of `<
 
 
 class SpecFileError(SpecError):
-    """A .dcpm file that cannot be read or written at all; wrong input, so exit status 2."""
+    """A .dcpm file that cannot be read or written; the exit status is 2."""
 
     exit_code = 2
 

@@ -60,7 +60,7 @@ def groups_worth_trying(shape: ModelShape, cluster: Cluster) -> tuple[int, ...]:
 
 
 def teams_of(cluster: Cluster, size: int) -> Cluster:
-    """Build the cluster whose devices are teams of so many devices, with their rates together."""
+    """Build a cluster in which teams of devices act as single devices with summed rates."""
     inside = cluster.devices_per_node
     nodes, per_node = cluster.nodes, inside // size
     if size > inside:

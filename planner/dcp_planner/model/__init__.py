@@ -1,4 +1,4 @@
-"""Describe what is planned: cluster, shape of attention, workload, and what each part costs."""
+"""Describe the planning problem: cluster, attention shape, workload, and the cost of each part."""
 
 import lazy_loader
 

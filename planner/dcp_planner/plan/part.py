@@ -1,4 +1,4 @@
-"""One device's part of a plan as bytes, as one planner sends it to every rank.
+"""Serialise one device's part of a plan, as a planner sends it to the ranks.
 
 A part keeps the numbers of tiles and transfers, which both ends of a message use as its name; rows
 of other devices are blank in it. It holds no provenance.

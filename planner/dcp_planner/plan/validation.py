@@ -45,7 +45,7 @@ def validate(plan: Plan) -> None:
 
 
 def _validate(plan: Plan) -> None:
-    """Check a plan of one head group whose blocks are right."""
+    """Check a plan of one head group, given valid blocks."""
     _check_order(plan)
     _check_mask(plan)
     _check_transfers(plan)

@@ -34,7 +34,7 @@ from dcp_planner.tables.programs import LAUNCH, REDUCTION, Programs, ProgramTabl
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Emission:
-    """Everything that one direction of a plan consists of.
+    """All tables of one direction of a plan.
 
     Attributes:
         transfers: of this direction, sorted: inputs before results, division, hop, block, source,

@@ -143,7 +143,7 @@ def _elect(  # noqa: PLR0913 - a compiled kernel
     nic_load: Floats,
     gateway: Ints,
 ) -> None:
-    """Assign every need the device of its run that carries least, by port, then by itself."""
+    """Assign each need to the least-loaded device of its run, port load first."""
     for turn in range(_TURNS):
         at = 0
         while at < len(head):

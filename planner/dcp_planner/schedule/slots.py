@@ -1,4 +1,4 @@
-"""Rows of arriving blocks in the receive buffers, reused as soon as nobody reads them."""
+"""Assign rows of the receive buffers to arriving blocks; reuse rows after their last read."""
 
 import numpy as np
 

@@ -27,7 +27,7 @@ def hold_caps(state: PartitionState, sweeps: int) -> None:
 
 
 def _pack(state: PartitionState, limit: Floats) -> None:
-    """Pack the blocks largest first if that is more level; limits rise to what is reached."""
+    """Pack the blocks largest first if that balances better; raise limits to the loads reached."""
     owned = np.flatnonzero(state.owner >= 0)
     packed = pack_largest_first(state.tokens[owned], len(limit))
     loads = np.bincount(packed, state.tokens[owned], len(limit))

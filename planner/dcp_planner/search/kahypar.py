@@ -46,7 +46,7 @@ _MOST_PROCESSES = 8
 
 @dataclass(frozen=True, slots=True)
 class Solver:
-    """An external partitioner that runs in processes of its own.
+    """An external partitioner in separate processes.
 
     Attributes:
         package: what is imported, and the extra that installs it.

@@ -243,7 +243,7 @@ def _add_up(state: LoadState) -> None:
 
 @inlined
 def keep(state: LoadState) -> None:
-    """Make the move final; who was touched may try again."""
+    """Make the move final; let the touched units move again."""
     end = len(state.dirty) - 1
     for i in range(state.dirty[end]):
         device = state.dirty[i]

@@ -63,7 +63,7 @@ def searched(
 
 
 def refine(found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
-    """Improve any placement: hold it to the caps, then relieve what is busiest.
+    """Improve any placement: enforce the caps, then relieve the busiest device.
 
     Returns the placement before or after relief, whichever the simulator predicts to be faster.
     """
@@ -88,7 +88,7 @@ def relieved(
     *,
     is_uneven: bool = False,
 ) -> Placement:
-    """Relieve what is busiest, starting from any placement; tokens stay under their cap.
+    """Relieve the busiest device, starting from any placement; tokens stay under their cap.
 
     Compute stays under its cap as well, unless `is_uneven`: then computing longer than others
     counts as time only, which costs nothing where the network decides.

@@ -242,7 +242,7 @@ def by_documents(problem: Problem, parts: int) -> Indices:
 
 
 def _fill_in_turn(rows: Floats, full: Floats) -> Indices:
-    """Fill the emptiest part, then the next; what is left goes to the emptiest, row by row."""
+    """Fill the emptiest part, then the next; deal the remaining rows to the emptiest parts."""
     order = iter(np.argsort(full.max(axis=0), kind="stable").tolist())
     part: int | None = next(order)
     chosen = np.zeros(len(rows), np.int32)

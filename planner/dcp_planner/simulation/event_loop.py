@@ -61,7 +61,7 @@ class Messages(NamedTuple):
 
 
 class _State(NamedTuple):
-    """Everything that changes while one direction is played, and messages listed by their ports.
+    """Mutable state of the replay of one direction, and its messages by port.
 
     Attributes:
         port_ptr: int64 ``[2, P+1]``, where each port's messages start in `port_list`; leaving by

@@ -115,7 +115,7 @@ class Trace(Record):
 
 
 def index_names(texts: Sequence[str]) -> tuple[Indices, tuple[str, ...]]:
-    """Return the columns `name` and `names` of a trace whose events are called so.
+    """Encode event names as the columns `name` and `names` of a trace.
 
     >>> index_names(["wait", "kv 3", "wait"])[1]
     ('kv 3', 'wait')

@@ -19,7 +19,7 @@ CHOSEN = "plan_step"
 
 @dataclass(frozen=True, slots=True)
 class StepSetting:
-    """Everything of a step but its documents."""
+    """Settings of a step, without its documents."""
 
     mesh: StepMesh
     model: StepModel

@@ -152,7 +152,7 @@ class WorkerProcess:
         return bool(data)
 
     def wait(self) -> str:
-        """Let it end by itself for a moment and return how it ended."""
+        """Wait briefly for the process to end; return its exit status."""
         try:
             code = self._popen.wait(_END_GRACE_S)
         except subprocess.TimeoutExpired:

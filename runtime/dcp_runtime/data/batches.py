@@ -128,7 +128,7 @@ class RowReader:
 
 
 def _with_length(row: Row, length: int) -> Row:
-    """Add the length to a row whose token column has a name of the user's."""
+    """Add the length to a row with a user-named token column."""
     for name in ("len", "length"):
         if row.get(name) is not None and row[name] != length:
             raise DatasetError(f"column `{name}` says {row[name]} tokens, the row has {length}")

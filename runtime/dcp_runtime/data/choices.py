@@ -216,7 +216,7 @@ def _ranks_of_this_machine() -> int:
 
 
 def check_count(name: str, value: object, least: int) -> None:
-    """Refuse what is no integer of at least `least`."""
+    """Refuse a value that is not an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise RunError(f"{name}: expected at least {least}, got {value!r}")
 
@@ -227,7 +227,7 @@ def _check_choice(name: str, value: object, choices: Any) -> None:  # Any: a Lit
 
 
 def check_kind(name: str, value: object, kind: type) -> None:
-    """Refuse what was given in the place of a group of choices."""
+    """Refuse an argument that is not the expected group of choices."""
     if not isinstance(value, kind):
         raise RunError(
             f"{name}: expected a {kind.__name__}, got {value!r:.60}; give {name}="

@@ -58,7 +58,7 @@ class _Position:
 
 @dataclass(slots=True)
 class _Batch:
-    """A batch whose plan is under way, and where to go on behind it."""
+    """A batch with its pending plan, and the position after it."""
 
     sequences: tuple[PackedSequence, ...]
     pending: PendingPlan
@@ -171,7 +171,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         return self._plans.metrics
 
     def state_dict(self) -> State:
-        """Return what is needed to go on behind the batch that was yielded last, fit for JSON."""
+        """Return the state that resumes after the last yielded batch, as JSON values."""
         position = self._position if self._is_under_way or self._next is None else self._next
         return {"schema": SCHEMA, **asdict(position), "fingerprint": self._fingerprint()}
 

@@ -45,7 +45,7 @@ class TargetFinder:
         return np.flatnonzero(counts & sees)
 
     def _record(self, sequences: Sequence[PackedSequence], left_out: Ints, share: str) -> None:
-        """Count what is left out, row by row, and say it the first time."""
+        """Count the targets left out of each row; warn the first time."""
         ends = np.cumsum([len(sequence.tokens) for sequence in sequences])
         number = np.searchsorted(ends, left_out, side="right")
         for index, count in zip(*np.unique(number, return_counts=True), strict=True):

@@ -57,7 +57,7 @@ class PendingPlan:
     number: int = 0
 
     def cancel(self) -> None:
-        """Cancel the plan if nobody has begun with it."""
+        """Cancel the plan if no worker has started it."""
         if self.future is not None:
             self.future.cancel()
 
@@ -97,7 +97,7 @@ class PlanSource(ABC):
         """Return the plan and how long making it took, ``None`` if it was made while waiting."""
 
     def close(self) -> None:
-        """End the planner processes; what is needed from now on is planned in this process."""
+        """End the planner processes; plan later batches in this process."""
         pool, self.pool = self.pool, None
         if pool is not None:
             pool.close()

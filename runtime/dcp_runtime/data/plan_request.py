@@ -59,7 +59,7 @@ class PlanReply:
 
     @property
     def notes(self) -> dict[str, Any]:  # Any: fit for JSON
-        """All that there is beside the plans; `with_notes` puts both together again."""
+        """Everything except the plans; `with_notes` joins both again."""
         return {"cycle": self.cycle, "left_out": self.left_out, "hidden": self.hidden}
 
     @classmethod
@@ -170,7 +170,7 @@ def plan_request(request: PlanRequest) -> PlanReply:
 
 
 def make_plans(request: PlanRequest, masks: Sequence[Mask], samples: Sequence[Sample]) -> PlanReply:
-    """Plan a batch whose masks and samples are at hand; raises as `plan_request`."""
+    """Plan a batch from its masks and samples; raises as `plan_request`."""
     kept, bound, left_out = [], [], []
     for number, (sequence, sample) in enumerate(zip(request.sequences, samples, strict=True)):
         try:

@@ -66,7 +66,7 @@ def _integers(values: Any, row: int, column: str) -> Tokens:  # Any: what a user
 
 
 class IndexedRows:
-    """A data set whose rows have numbers: `read_dataset`'s, Hugging Face's, or a sequence of rows.
+    """A data set with numbered rows: from `read_dataset`, Hugging Face, or a sequence of rows.
 
     Args:
         dataset: has ``len`` and gives a row by number.

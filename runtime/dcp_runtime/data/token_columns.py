@@ -124,7 +124,7 @@ def _labels(name: str | None, row: Row, tokens: Tokens) -> Ints | None:
 
 
 def _check_alignment(name: str, labels: Ints, tokens: Tokens) -> None:
-    """Refuse a data set whose labels are shifted already: each is the token behind its own."""
+    """Refuse labels that are already shifted, where each label is the next token."""
     seen = labels[:-1] != IGNORE_LABEL
     early, next_ones, own = labels[:-1][seen], tokens[1:][seen], tokens[:-1][seen]
     if len(early) >= MANY and (early == next_ones).all() and (early != own).any():

@@ -19,7 +19,7 @@ _GIVE_THE_PLAN = (
 
 
 class OpenCall:
-    """A forward call whose backward has not come. The autograd graph holds it, nothing else."""
+    """A forward call that awaits its backward. Only the autograd graph holds it."""
 
 
 class PreparedBatch:

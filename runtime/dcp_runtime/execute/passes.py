@@ -30,7 +30,7 @@ def working_buffer(own: Tensor, receive_rows: int) -> Tensor:
 
 
 class Pass(ABC):
-    """One call in one direction: its buffers send everything and receive everything.
+    """One call in one direction, with its send and receive buffers.
 
     `queries` are the tensors of the local tokens that travel with a block of queries.
     """

@@ -126,7 +126,7 @@ class TensorKind:
 
 
 class Kernel(ABC):
-    """A backend that computes the tiles of a table and adds to what is there."""
+    """A backend that computes the tiles of a table and accumulates their results."""
 
     name: str
     segment_rows = 256  # query rows per segment that it works best with

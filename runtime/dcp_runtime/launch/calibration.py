@@ -140,7 +140,7 @@ class Line:
 
     @property
     def rate(self) -> float:
-        """Bytes per second; a link that nobody measured is as fast as any memory."""
+        """Bytes per second; an unmeasured link is as fast as memory."""
         return 1 / self.s_per_byte if self.s_per_byte > 0 else 1e12
 
 
@@ -226,7 +226,7 @@ def _flops(length: int, *, is_backward: bool) -> float:
 
 
 def _own_work_plan(ranks: int, length: int) -> Plan:
-    """Plan for every rank one causal sequence of its own: nothing travels."""
+    """Plan one local causal sequence per rank, without communication."""
     mask = Spec.from_text("mask m = causal").mask("m").bind(Sample({}, length))
     sparsity = block_sparsity([mask] * ranks, length, length)
     config = PlanConfig(partitioner="static:contiguous")

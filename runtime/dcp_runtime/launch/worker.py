@@ -1,4 +1,4 @@
-"""Run the jobs of one rank of a `ProcessWorld`, in a worker process of its own."""
+"""Run the jobs of one rank of a `ProcessWorld`, inside its worker process."""
 
 import io
 import threading
@@ -89,7 +89,7 @@ def _heartbeat(progress: Progress, tell: Callable[[object], None]) -> Iterator[N
 
 @contextmanager
 def _collective(what: str, timeout_s: float) -> Iterator[None]:
-    """Turn the loss of contact during a collective into an error that blames nobody."""
+    """Turn lost contact during a collective into an error that blames no rank."""
     try:
         yield
     except RuntimeError as error:

@@ -27,7 +27,7 @@ _Answer = tuple[dict[str, Any], bytes]  # Any: JSON values
 
 @dataclass(slots=True)
 class _Rank:
-    """One process and what it said last."""
+    """One worker process and its last message."""
 
     number: int
     worker: Worker
@@ -161,7 +161,7 @@ class ProcessWorld:
         return self._is_silent(member, now) or self._is_stuck(member, now)
 
     def _is_explained(self) -> bool:
-        """Return whether nobody but the ranks that others blame has yet to reply."""
+        """Return whether all missing replies are those of ranks that others blame."""
         failures = [m.failure for m in self._members if m.failure is not None]
         blamed = {failure["rank"] for failure in failures if failure["rank"] is not None}
         open_ranks = {m.number for m in self._members if not m.future.done()}
@@ -172,7 +172,7 @@ class ProcessWorld:
         return now - member.last_sign_s > allowed
 
     def _is_stuck(self, member: _Rank, now: float) -> bool:
-        """Return whether a rank that waits for nobody is late with its next instruction."""
+        """Return whether a rank that waits for no other rank is late with its next instruction."""
         return member.doing is not None and now - member.last_step_s > self.timeout_s
 
     def _find_error(self) -> RunError | None:

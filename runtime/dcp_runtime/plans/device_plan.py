@@ -1,4 +1,4 @@
-"""One device's part of a plan, made ready once: where blocks lie, and a tile table per instruction.
+"""Prepare one device's part of a plan: block positions, and a tile table per instruction.
 
 The working buffers of a device hold its own tokens first, in local order, then its receive buffers.
 Remote blocks lie where the plan says (`Transfers.slot`), for as long as they are needed; rows are
@@ -80,7 +80,7 @@ class DirectionPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DevicePlan:
-    """One device's part of a plan: all that it needs to run forward and backward.
+    """One device's part of a plan, ready to run forward and backward.
 
     Attributes:
         plan: the whole plan, without head groups.

@@ -157,7 +157,7 @@ def _whole(cells: _Cells) -> TilePieces:
 
 
 def _trim(cells: _Cells, cut: CutRanges) -> TilePieces:
-    """Trim cells to the keys that some row sees, and store their masks; what is empty goes."""
+    """Trim cells to the visible keys and store their masks; drop empty cells."""
     count = np.bincount(cut.window, minlength=len(cells.tile))
     kept = np.flatnonzero(count)
     cells, number = cells.only(kept), np.cumsum(count > 0) - 1

@@ -54,7 +54,7 @@ class TileTable(Record):
         return len(self.q_start)
 
     def piece_mask(self, piece: int, rows: int) -> Bools:
-        """Return the mask inside a piece whose segment has `rows` rows, bool ``[rows, kv_len]``."""
+        """Return the mask inside a piece of `rows` rows, bool ``[rows, kv_len]``."""
         length = int(self.kv_len[piece])
         if self.kind[piece] == PieceKind.FULL:
             return np.ones((rows, length), bool)

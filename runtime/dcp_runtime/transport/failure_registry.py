@@ -58,7 +58,7 @@ class FailureRegistry:
         return self._read("marked") is not None
 
     def post(self, status: Status) -> None:
-        """Write this rank's status; a store that is gone is not an error of its own."""
+        """Write this rank's status; ignore a lost store."""
         self._write(f"status/{self._rank}", json.dumps(asdict(status)))
         self._write("marked", "1")
 

@@ -50,7 +50,7 @@ def open_store(group: dist.ProcessGroup | None, name: str, timeout_s: float) -> 
 
 
 class DeadlineStore(Store):
-    """Asks another store from a thread of its own, and gives up when that keeps it waiting.
+    """Wraps a store: asks it in a separate thread and gives up after a deadline.
 
     Whoever asks gets a ``RuntimeError`` then, as from a store whose process has ended; after one
     answer that did not come within `timeout_s` the store counts as lost.

@@ -76,7 +76,7 @@ class _GroupTransport(Transport):
 
 @dataclass(slots=True)
 class _Posted:
-    """A parcel whose messages are under way; CUDA tensors travel as copies in pinned memory."""
+    """A parcel with messages in flight; CUDA tensors travel as copies in pinned memory."""
 
     parcel: Parcel
     works: list[dist.Work]
@@ -280,7 +280,7 @@ class NcclTransport(_GroupTransport):
         return gather_timeline(self._control, self._barrier, recorder)
 
     def close(self) -> None:
-        """Forget what is under way; the process groups end with ``destroy_process_group``."""
+        """Drop messages in flight; ``destroy_process_group`` ends the process groups."""
         self._works.clear()
 
 

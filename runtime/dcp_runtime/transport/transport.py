@@ -73,7 +73,7 @@ class Parcel:
 
 
 class Transport(ABC):
-    """One rank's way to the others; all of them reach one store."""
+    """Carries one rank's messages to the other ranks; all ranks share one store."""
 
     def __init__(self, rank: int, size: int, store: Store, timeout_s: float) -> None:
         self.rank, self.size, self._timeout_s = rank, size, timeout_s
