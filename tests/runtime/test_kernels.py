@@ -234,7 +234,7 @@ def test_choice_gives_the_reason_against_each_other_kernel():
         "triton": "needs tensors on a CUDA device, got cpu",
         "flash4": "needs tensors on a CUDA device, got cpu",
         "flash": "needs tensors on a CUDA device, got cpu",
-        "reference": "'cpu' is faster",
+        "reference": "'cpu' is preferred",
     }  # fmt: skip
     assert choose_kernel(torch.bfloat16, wanted="reference").kernel.name == "reference"
     with pytest.raises(

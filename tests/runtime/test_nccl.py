@@ -39,6 +39,15 @@ class Communicator:
     joined: set = field(default_factory=set)
     queues: dict = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    aborts: int = 0
+    error: str = ""  # after which all batches count as completed, as NCCL's do
+
+    def _get_backend(self, device):
+        assert device == torch.device("cuda")
+        return self
+
+    def abort(self):
+        self.aborts += 1
 
     def put(self, rank, batch):
         # As torch says: all ranks take part in the first operation, or nobody knows what happens.
@@ -83,10 +92,11 @@ class Work:
 
     def is_completed(self):
         self.communicator.advance()
-        return self.batch.is_done
+        return self.batch.is_done or bool(self.communicator.error)
 
     def wait(self):
-        assert self.batch.is_done
+        if not self.batch.is_done:
+            raise RuntimeError(self.communicator.error)
 
 
 class StandIn:
@@ -99,6 +109,7 @@ class StandIn:
     def __init__(self, size):
         self.size, self.me = size, threading.local()
         self.store, self.lock, self.made = HashStore(), threading.Lock(), {}
+        self.deadlines = []
         self.group = SimpleNamespace(
             WORLD=SimpleNamespace(get_group_store=lambda: self.store, rank=self.get_rank)
         )
@@ -112,6 +123,7 @@ class StandIn:
     def make_group(self, ranks, backend, timeout_s):
         with self.lock:
             number = self.me.groups = self.me.groups + 1
+            self.deadlines.append((backend, timeout_s))
             return self.made.setdefault(number, Communicator(self.size))
 
     def all_reduce(self, tensor, group):
@@ -136,7 +148,7 @@ def on_ranks(monkeypatch):
         for name, value in (
             ("dist", stand_in),
             ("make_group", stand_in.make_group),
-            ("torch", SimpleNamespace(Tensor=torch.Tensor, zeros=lambda n, device: zeros(n))),
+            ("torch", SimpleNamespace(device=torch.device, zeros=lambda n, device: zeros(n))),
         ):
             monkeypatch.setattr(torch_transport, name, value)
         found = [None] * size
@@ -155,6 +167,7 @@ def on_ranks(monkeypatch):
             thread.start()
         for thread in threads:
             thread.join(60)
+        run.made = stand_in
         return found
 
     return run
@@ -219,3 +232,30 @@ def test_a_rank_that_stays_away_is_named_in_time(lab, on_ranks, away):
         assert error.rank == away
         assert error.division is not None
         assert f"rank {away} is dead or stalled" in str(error)
+    communicators = [on_ranks.made.made[number] for number in (1, 2)]
+    assert [each.aborts for each in communicators] == [2, 2], "kernels would wait on the GPU"
+    for backend, timeout_s in on_ranks.made.deadlines:
+        assert backend == "gloo" or timeout_s > 2 * TIMEOUT_S, "the watchdog would be first"
+
+
+def test_a_broken_communicator_is_told_with_the_rank_that_left(lab, on_ranks):
+    plan = build_plan(
+        lab.sparsity_of([lab.masks["full"](120)], 8), ModelShape(4, 2, 8, 4), Cluster(1, 3),
+        PlanConfig("static:zigzag"),
+    )  # fmt: skip
+    q, kv, _ = lab.random_qkv(1, 120, 4, 2, 8, torch.float32)
+
+    def work(transport):
+        prepared = DCPExecutor(transport=transport).prepare(plan)
+        rows = torch.tensor(plan.local_tokens(transport.rank))
+        mine = q[rows], kv[rows]
+        prepared._check_tensors(*mine)
+        if transport.rank == 1:
+            for communicator in transport._groups:
+                communicator.error = "remote process exited"
+            return None
+        return prepared.forward(*mine)
+
+    for error in (e for rank, e in enumerate(on_ranks(3, work)) if rank != 1):
+        assert isinstance(error, RunError)
+        assert error.rank == 1

@@ -17,6 +17,7 @@ KERNELS = ("triton", "flash4", "flash", "cpu", "reference")
 
 _CPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _SEGMENT_ROWS: dict[str | None, int] = {"triton": 128, "reference": 512}
+_MEMORY = "memory grows with tokens squared; ask for it by kernel='reference'"
 _INTERPRETER = ", or set TRITON_INTERPRET=1 to interpret this one, thousands of times slower"
 
 
@@ -54,7 +55,9 @@ def choose_kernel(
     wanted: str | None = None,
     head_dim: int | None = None,
 ) -> KernelChoice:
-    """Choose the fastest kernel that can compute, or the wanted one.
+    """Choose the first kernel in order of preference that can compute, or the wanted one.
+
+    The reference is never chosen on CUDA unless asked for: it stores all scores of a table.
 
     Args:
         dtype: type of q, k and v.
@@ -73,6 +76,8 @@ def choose_kernel(
     asked = None if wanted is None else known_kernel(wanted)
     place = torch.device(device)
     reasons = {name: _refusal(name, dtype, place, head_dim) for name in KERNELS}
+    if place.type == "cuda" and asked != "reference" and reasons["reference"] is None:
+        reasons["reference"] = _MEMORY
     able = [name for name in KERNELS if reasons[name] is None]
     # Interpreted kernels are for tests: never faster than one that is compiled.
     able.sort(key=lambda name: name == "triton" and place.type == "cpu")
@@ -87,7 +92,7 @@ def choose_kernel(
             f"cannot use kernel {asked!r} for {dtype} on {device}: {reasons[asked]}; {way_out}"
         )
     chosen = asked or able[0]
-    better = f"{chosen!r} was asked for" if asked else f"{chosen!r} is faster"
+    better = f"{chosen!r} was asked for" if asked else f"{chosen!r} is preferred"
     refused = tuple((name, reasons[name] or better) for name in KERNELS if name != chosen)
     return KernelChoice(_make(chosen), refused)
 

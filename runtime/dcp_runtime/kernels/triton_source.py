@@ -47,7 +47,8 @@ def visible(
     return seen
 
 
-@triton.jit
+# Sizes that change from batch to batch: a value of each would compile a kernel of its own.
+@triton.jit(do_not_specialize=["mask_columns"])
 def forward_kernel(
     q, kv, out, lse, q_start, q_len, row_ptr, kv_start, kv_len, kind, mask_start,
     row_lo, row_hi, bits, mask_columns, scale, q_row, kv_row, kv_half,
@@ -109,7 +110,8 @@ def forward_kernel(
     tl.store(lse_at, new_lse, mask=is_row)
 
 
-@triton.jit
+# Sizes that change from batch to batch: a value of each would compile a kernel of its own.
+@triton.jit(do_not_specialize=["mask_columns"])
 def dq_kernel(
     q, kv, dout, lse, delta, dq, q_start, q_len, row_ptr, kv_start, kv_len, kind, mask_start,
     row_lo, row_hi, bits, mask_columns, scale, q_row, dout_row, kv_row, kv_half,
@@ -159,7 +161,8 @@ def dq_kernel(
     tl.store(dq_at, tl.load(dq_at, mask=inside, other=0.0) + acc * scale, mask=inside)
 
 
-@triton.jit
+# Sizes that change from batch to batch: a value of each would compile a kernel of its own.
+@triton.jit(do_not_specialize=["mask_columns", "num_keys"])
 def dkv_kernel(
     q, kv, dout, lse, delta, dkv, chunk_row, chunk_ptr, entry_segment, entry_piece,
     q_start, q_len, kv_start, kv_len, kind, mask_start, row_lo, row_hi, bits, mask_columns,

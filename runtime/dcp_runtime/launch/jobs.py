@@ -21,7 +21,7 @@ from dcp_runtime.execute.attention import DCPAttn
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.execute.prepared_plan import PreparedPlan
 from dcp_runtime.launch.config import RunConfig
-from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
+from dcp_runtime.transport.loopback import LoopbackWorld
 from dcp_runtime.transport.recorder import Recorder
 from dcp_runtime.transport.torch_transport import GlooTransport, NcclTransport
 from dcp_runtime.transport.transport import NoOverlapTransport, Transport
@@ -79,11 +79,12 @@ def run_job(
     def run_rank(transport: Transport) -> dict[str, NDArray[Any]]:
         return _run_rank(transport, config, plan, progress)
 
+    if config.device == "cuda":
+        _select_gpu(config)
     if config.transport == "loopback":
         world = LoopbackWorld(plan.num_devices, timeout_s, lockstep=True)
         return dict(ChainMap(*world.run(run_rank)))
     if config.transport == "nccl":
-        torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
         return run_rank(NcclTransport(None, timeout_s))
     return run_rank(GlooTransport(None, timeout_s, config.link))
 
@@ -104,7 +105,7 @@ def _run_rank(
     blocks = plan.local_blocks(rank).tolist()
     layers = [
         random_inputs(plan, blocks, n, config.seed, DTYPES[config.dtype]).to(
-            _device(config, transport)
+            torch.device(config.device)
         )
         for n in range(config.layers)
     ]
@@ -120,13 +121,12 @@ def _run_rank(
     return found
 
 
-def _device(config: RunConfig, transport: Transport) -> torch.device:
-    if config.device == "cpu":
-        return torch.device("cpu")
+def _select_gpu(config: RunConfig) -> None:
+    """Make this process's GPU the current one: kernels are launched there, whatever moves data."""
     if not torch.cuda.is_available():
         raise RunError("device 'cuda' was asked for, and torch finds none; use device 'cpu'")
-    is_shared = isinstance(transport, LoopbackTransport)
-    return torch.device("cuda", 0 if is_shared else transport.rank % torch.cuda.device_count())
+    rank = 0 if config.transport == "loopback" else dist.get_rank()
+    torch.cuda.set_device(rank % torch.cuda.device_count())
 
 
 def _attend(prepared: PreparedPlan, layers: list[Inputs]) -> dict[str, torch.Tensor | None]:

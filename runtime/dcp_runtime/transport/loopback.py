@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore  # torch.distributed.HashStore, with its type
 
@@ -117,7 +118,9 @@ def _run_rank(
     transport = LoopbackTransport(world, rank)
     try:
         transport.take_turn("starting", -1)
-        run.set_result(work(transport))
+        # On CUDA one thread per device runs all backward passes, where a rank waits for another.
+        with torch.autograd.set_multithreading_enabled(False):
+            run.set_result(work(transport))
     except BaseException as error:  # whoever waits for the ranks raises it
         run.set_exception(error)
     finally:

@@ -5,6 +5,7 @@ queues events beside it, and asks for their times once somebody reads the trace.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -115,20 +116,24 @@ class Activity(NamedTuple):
         return f"{what} in division {self.division} of {self.direction}"
 
 
+MAX_EVENTS = 2**18
+"""Events that a recorder keeps: some 4,000 layers of a plan with 65 events each."""
+
+
 @dataclass(slots=True)
 class Recorder:
     """The events of one prepared plan on one rank; several layers follow one another.
 
     Attributes:
         device: the rank.
-        events: what has ended, in the order of its ends.
+        events: the last `MAX_EVENTS` events, in the order of their ends.
         doing: what the rank does now; ``None`` between calls.
         steps: instructions begun so far: a watcher sees by it whether the rank moves.
         clock: of the device that computes.
     """
 
     device: int
-    events: list[Event] = field(default_factory=list)
+    events: deque[Event] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
     doing: Activity | None = None
     steps: int = 0
     clock: HostClock = field(default_factory=HostClock)
@@ -139,18 +144,19 @@ class Recorder:
         self.steps += 1
 
     def add(self, event: Event) -> None:
-        """Append an event; list appends are atomic, so any thread may call this."""
+        """Append an event and drop the oldest beyond the bound; any thread may call this."""
         self.events.append(event)
 
     def table(self) -> tuple[EventTable, tuple[str, ...]]:
         """Return the events as rows, and their names; waits for a device still at work on them."""
         rows = []
-        for e in self.events:
+        events = tuple(self.events)
+        for e in events:
             start, end = self.clock.read_ns(e.start), self.clock.read_ns(e.end)
             kind = EVENT_KINDS.index(e.kind)
             rest = e.is_backward, e.division, e.peer, e.size_bytes, e.transfer
             rows.append((start, end, start, self.device, kind, *rest))
-        return np.array(rows, np.int64).reshape(-1, 10), tuple(e.name for e in self.events)
+        return np.array(rows, np.int64).reshape(-1, 10), tuple(e.name for e in events)
 
 
 def make_trace(table: EventTable, names: tuple[str, ...]) -> Trace:

@@ -8,8 +8,9 @@ peer (gloo, 2 ranks, 2 cores: blocks of 1 MiB 2.1 against 0.4 GB/s).
 import queue
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from itertools import groupby
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dcp_planner import Direction
-from dcp_runtime.errors import RunError
+from dcp_runtime.errors import PeerError, RunError
 from dcp_runtime.transport.clock import Timeline, gather_timeline
 from dcp_runtime.transport.failure_registry import Status
 from dcp_runtime.transport.group_store import open_store
@@ -48,12 +49,13 @@ def member_ranks(group: dist.ProcessGroup | None) -> list[int]:
 def make_group(ranks: list[int], backend: str, timeout_s: float) -> dist.ProcessGroup:
     """Make a group of our own; collective among its ranks only."""
     try:
-        made = dist.new_group(
-            ranks,
-            timeout=timedelta(seconds=timeout_s),
-            backend=backend,
-            use_local_synchronization=True,
-        )
+        with _unbound_world():
+            made = dist.new_group(
+                ranks,
+                timeout=timedelta(seconds=timeout_s),
+                backend=backend,
+                use_local_synchronization=True,
+            )
     except RuntimeError as error:
         raise RunError(
             f"rank {dist.get_rank()} lost contact with one of the ranks {ranks[:8]} while they "
@@ -61,6 +63,28 @@ def make_group(ranks: list[int], backend: str, timeout_s: float) -> dist.Process
         ) from error
     assert isinstance(made, dist.ProcessGroup), "this rank is a member"
     return made
+
+
+def abort_group(group: dist.ProcessGroup) -> None:
+    """End the communicator of an NCCL group, also while its messages are under way."""
+    backend = group._get_backend(torch.device("cuda"))
+    backend.abort()
+
+
+@contextmanager
+def _unbound_world() -> Iterator[None]:
+    """Hide the device that ``init_process_group(device_id=...)`` bound to the group of all ranks.
+
+    torch would split the communicator of all ranks to make a group, which waits for every rank,
+    also for those that make no executor.
+    """
+    world = dist.group.WORLD
+    assert world is not None, "the process group was looked at before"
+    bound, world.bound_device_id = world.bound_device_id, None
+    try:
+        yield
+    finally:
+        world.bound_device_id = bound
 
 
 class _GroupTransport(Transport):
@@ -79,8 +103,20 @@ class _Posted:
     """A parcel with messages in flight; CUDA tensors travel as copies in pinned memory."""
 
     parcel: Parcel
-    works: list[dist.Work]
-    staged: list[tuple[Tensor, Tensor]]
+    stream: AbstractContextManager[object]  # where the layer works that waits for the parcel
+    works: list[dist.Work] = field(default_factory=list)
+    staged: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+
+def stream_of(tensors: Sequence[Tensor]) -> AbstractContextManager[object]:
+    """Return a context of the stream that this thread works on; of the CPU, one without effect.
+
+    Threads have streams of their own. Copies that a watching thread makes belong to the stream of
+    the layer, or that layer's kernels could read before the copy has ended.
+    """
+    if not tensors or tensors[0].device.type != "cuda":
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.current_stream(tensors[0].device))
 
 
 class GlooTransport(_GroupTransport):
@@ -108,30 +144,30 @@ class GlooTransport(_GroupTransport):
         if not self._queues:
             self._start_threads()
         for parcel in parcels:
+            posted = _Posted(parcel, stream_of(parcel.tensors))
             if parcel.after is None:
-                self._start_one(parcel)
+                self._start_one(posted)
             else:
-                parcel.after.then(partial(self._follow, parcel))
+                parcel.after.then(partial(self._follow, posted, parcel.after))
 
-    def _follow(self, parcel: Parcel) -> None:
-        assert parcel.after is not None, "only what follows another parcel is started here"
-        if parcel.after.error is not None:
-            parcel.finish(parcel.after.error)
+    def _follow(self, posted: _Posted, before: Parcel) -> None:
+        if before.error is not None:
+            posted.parcel.finish(before.error)
         else:
-            self._start_one(parcel)
+            self._start_one(posted)
 
-    def _start_one(self, parcel: Parcel) -> None:
+    def _start_one(self, posted: _Posted) -> None:
+        parcel = posted.parcel
         parcel.start_ns = time.perf_counter_ns()
         if self._link is not None and parcel.transfer.is_send:
-            self._link.send(parcel.size_bytes, partial(self._post, parcel))
+            self._link.send(parcel.size_bytes, partial(self._post, posted))
         else:
-            self._post(parcel)
+            self._post(posted)
 
-    def _post(self, parcel: Parcel) -> None:
-        transfer = parcel.transfer
+    def _post(self, posted: _Posted) -> None:
+        parcel, transfer = posted.parcel, posted.parcel.transfer
         is_result = int(transfer.kind.is_result)
         group, peer = self._groups[is_result], self._ranks[transfer.peer]
-        posted = _Posted(parcel, [], [])
         # One by one, as a batch does on gloo as well: it would not say which peer is gone.
         post = dist.isend if transfer.is_send else dist.irecv
         try:
@@ -151,7 +187,8 @@ class GlooTransport(_GroupTransport):
             return tensor
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         if is_send:
-            host.copy_(tensor)  # waits for the kernels that fill it
+            with posted.stream:
+                host.copy_(tensor)  # waits for the kernels that fill it
         else:
             posted.staged.append((tensor, host))
         return host
@@ -195,8 +232,9 @@ class GlooTransport(_GroupTransport):
             try:
                 for work in posted.works:
                     work.wait(timeout)
-                for tensor, host in posted.staged:
-                    tensor.copy_(host)
+                with posted.stream:
+                    for tensor, host in posted.staged:
+                        tensor.copy_(host)
             except RuntimeError as failure:  # gloo: timeout, or the connection is gone
                 error = str(failure)
             posted.parcel.finish(error)
@@ -225,7 +263,9 @@ class NcclTransport(_GroupTransport):
 
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
         super().__init__(group, timeout_s)
-        self._groups = [make_group(self._ranks, "nccl", timeout_s) for _ in ("inputs", "results")]
+        # NCCL's watchdog ends the process; it counts from the start of a message, we from the wait.
+        watchdog_s = 2 * timeout_s + 60
+        self._groups = [make_group(self._ranks, "nccl", watchdog_s) for _ in ("inputs", "results")]
         self._control = make_group(self._ranks, "gloo", timeout_s)
         for made in self._groups:  # NCCL wants all ranks in the first operation of a communicator
             dist.all_reduce(torch.zeros(1, device="cuda"), group=made)
@@ -262,18 +302,30 @@ class NcclTransport(_GroupTransport):
             while not all(work.is_completed() for work in works):
                 now = time.monotonic()
                 if now > deadline or (now > looks_s and self._failures.is_marked()):
-                    raise self._failures.settle(self._status(parcel, works, direction))
+                    raise self._give_up(parcel, works, direction)
                 looks_s = now + POLL_S if now > looks_s else looks_s
                 time.sleep(20e-6)
-            for work in works:
-                work.wait()  # orders the current stream behind the messages
+            try:
+                for work in works:
+                    work.wait()  # orders the current stream behind the messages
+            except RuntimeError as error:  # a communicator that failed counts as completed
+                raise self._give_up(parcel, works, direction, str(error)) from error
             parcel.finish()
 
-    def _status(self, parcel: Parcel, works: list[dist.Work], direction: Direction) -> Status:
-        """Name all peers of a batch: it does not tell which of its messages are missing."""
+    def _give_up(
+        self, parcel: Parcel, works: list[dist.Work], direction: Direction, text: str = ""
+    ) -> PeerError:
+        """Agree on the rank to blame, and end the communicators: their kernels wait on the GPU.
+
+        All peers of a batch count, since NCCL does not tell which of its messages are missing.
+        """
         batch = [parcel, *(other for other, own in self._works.items() if own is works)]
         peer, *others = dict.fromkeys(other.transfer.peer for other in batch)
-        return Status("waiting", peer, direction, parcel.division, "", others)
+        status = Status("waiting", peer, direction, parcel.division, text, others)
+        failure = self._failures.settle(status)
+        for group in self._groups:
+            abort_group(group)
+        return failure
 
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:
         """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
@@ -289,7 +341,12 @@ def _batch_of(parcel: Parcel) -> tuple[bool, int, int]:
 
 
 def make_transport(group: dist.ProcessGroup | None, timeout_s: float) -> Transport:
-    """Make the transport of a group's backend: NCCL for groups on it, else gloo."""
-    member_ranks(group)  # get_backend would not say which group it is
-    backend = dist.get_backend(group)
-    return NcclTransport(group, timeout_s) if backend == "nccl" else GlooTransport(group, timeout_s)
+    """Make the transport of a group: NCCL where that moves its CUDA tensors, else gloo.
+
+    A group may have a backend per device: ``"cpu:gloo,cuda:nccl"``.
+    """
+    member_ranks(group)  # get_backend_config would not say which group it is
+    backends = dict(part.split(":") for part in dist.get_backend_config(group).split(","))
+    if backends.get("cuda") == "nccl" and torch.cuda.is_available():
+        return NcclTransport(group, timeout_s)
+    return GlooTransport(group, timeout_s)

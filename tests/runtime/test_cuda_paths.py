@@ -1,0 +1,168 @@
+"""CUDA's paths of the runtime on a CPU: streams, devices and process groups are stand-ins."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, distributed_c10d
+
+from dcp_planner import TransferKind
+from dcp_runtime import RunError
+from dcp_runtime.kernels.choice import choose_kernel
+from dcp_runtime.launch import jobs
+from dcp_runtime.launch.config import RunConfig
+from dcp_runtime.plans.device_plan import Transfer
+from dcp_runtime.transport import recorder, torch_transport
+from dcp_runtime.transport.loopback import LoopbackWorld
+from dcp_runtime.transport.recorder import Event, Recorder
+from dcp_runtime.transport.torch_transport import GlooTransport
+from dcp_runtime.transport.transport import Parcel
+
+
+@pytest.fixture
+def world():
+    """A process group of this process alone, over gloo."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("backends", "has_cuda", "made"),
+    [
+        ("cpu:gloo,cuda:nccl", True, "nccl"),
+        ("cuda:nccl", True, "nccl"),
+        ("cpu:gloo,cuda:nccl", False, "gloo"),
+        ("cpu:gloo,cuda:gloo", True, "gloo"),
+    ],
+)
+def test_messages_go_over_the_backend_of_cuda_tensors(world, monkeypatch, backends, has_cuda, made):
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: backends)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    monkeypatch.setattr(torch_transport, "NcclTransport", lambda *_: "nccl")
+    monkeypatch.setattr(torch_transport, "GlooTransport", lambda *_: "gloo")
+    assert torch_transport.make_transport(None, 5) == made
+
+
+def test_groups_are_made_without_the_ranks_that_make_no_executor(world, monkeypatch):
+    """torch splits the communicator of a world that is bound to a device: all ranks must come."""
+    device = torch.device("cuda", 0)
+    world.bound_device_id = device
+    split = pytest.fail
+    monkeypatch.setattr(distributed_c10d, "_get_split_source", lambda _: split("waits for all"))
+    assert torch_transport.make_group([0], "gloo", 5).size() == 1
+    assert world.bound_device_id == device
+
+
+class _Stream:
+    """A stream that knows whether it is the current one."""
+
+    is_current = False
+
+    @contextmanager
+    def work(self):
+        self.is_current = True
+        yield
+        self.is_current = False
+
+
+class _Pinned:
+    """Host memory that notes on which stream it was copied."""
+
+    def __init__(self, stream):
+        self.stream, self.copies = stream, []
+
+    def copy_(self, _):
+        self.copies.append(self.stream.is_current)
+
+
+def _parcel(*, is_send):
+    transfer = Transfer(
+        index=3, kind=TransferKind.KV, block=1, name="kv 1", num_tokens=2, peer=1,
+        is_send=is_send, slot=0, hop=0, brought_by=-1, planned_bytes=8,
+    )  # fmt: skip
+    return Parcel(transfer, (torch.zeros(2),), 0)
+
+
+def test_watching_threads_copy_on_the_stream_of_the_layer(monkeypatch):
+    stream = _Stream()
+    monkeypatch.setattr(torch_transport, "stream_of", lambda _: stream.work())
+    transport = GlooTransport.__new__(GlooTransport)
+    transport._timeout_s, transport._link = 5.0, None
+    transport._ranks, transport._groups = [0, 1], [None, None]
+    transport._queues, transport._threads = [], []
+    there = _Pinned(stream)
+
+    def stage(tensor, posted, *, is_send):
+        posted.staged.append((there, None))
+        return tensor
+
+    monkeypatch.setattr(transport, "_stage", stage)
+    work = SimpleNamespace(wait=lambda timeout: None)
+    monkeypatch.setattr(torch_transport.dist, "irecv", lambda *_, **__: work)
+    parcel = _parcel(is_send=False)
+    transport.start([parcel])
+    assert parcel.wait(5)
+    transport.close()
+    assert there.copies == [True]
+
+
+def test_sends_are_staged_on_the_stream_of_the_layer(monkeypatch):
+    stream = _Stream()
+    host = _Pinned(stream)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: host)
+    posted = torch_transport._Posted(_parcel(is_send=True), stream.work())
+    on_device = SimpleNamespace(device=torch.device("cuda"), shape=(2,), dtype=torch.float32)
+    transport = GlooTransport.__new__(GlooTransport)
+    assert transport._stage(on_device, posted, is_send=True) is host
+    assert host.copies == [True]
+
+
+def test_the_stream_of_cuda_tensors_is_the_current_one_of_their_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ("stream of", device))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: ("work on", stream))
+    device = torch.device("cuda", 1)
+    expected = "work on", ("stream of", device)
+    assert torch_transport.stream_of([SimpleNamespace(device=device)]) == expected
+
+
+def test_backward_of_a_rank_in_one_process_runs_on_its_own_thread():
+    """One thread of autograd per GPU would run a rank that waits for the rank behind it."""
+
+    def work(transport):
+        return torch._C._is_multithreading_enabled()
+
+    assert LoopbackWorld(2).run(work) == [False, False]
+    assert torch._C._is_multithreading_enabled()
+
+
+@pytest.mark.parametrize(
+    ("transport", "rank", "chosen"), [("gloo", 5, 1), ("nccl", 3, 3), ("loopback", 3, 0)]
+)
+def test_a_process_launches_kernels_on_its_own_gpu(monkeypatch, transport, rank, chosen):
+    devices = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    jobs._select_gpu(RunConfig(ranks=8, device="cuda", transport=transport))
+    assert devices == [chosen]
+
+
+def test_cuda_never_falls_back_to_the_reference_by_itself(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    with pytest.raises(RunError, match=r"head_dim.*got 20.*memory grows with tokens squared"):
+        choose_kernel(torch.bfloat16, "cuda", head_dim=20)
+    assert choose_kernel(torch.bfloat16, "cuda", "reference", 20).kernel.name == "reference"
+
+
+def test_a_recorder_keeps_its_newest_events(monkeypatch):
+    monkeypatch.setattr(recorder, "MAX_EVENTS", 3)
+    kept = Recorder(0)
+    for start in range(5):
+        kept.add(Event("attention", start, start + 1, False, 0, "attention"))
+    table, names = kept.table()
+    assert table[:, 0].tolist() == [2, 3, 4]
+    assert len(names) == 3
