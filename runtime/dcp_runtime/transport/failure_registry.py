@@ -126,7 +126,8 @@ class FailureRegistry:
         except RuntimeError:
             return failure
         if is_first:
-            self._write("failure", json.dumps({"message": str(failure), **vars(failure)}))
+            shared = {"message": str(failure), "rank": failure.rank, "division": failure.division}
+            self._write("failure", json.dumps(shared))
             return failure
         deadline = time.monotonic() + GRACE_S
         while time.monotonic() < deadline:
