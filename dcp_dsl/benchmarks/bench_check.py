@@ -24,8 +24,8 @@ import numpy as np
 
 from dcp_dsl import Guard, Sample, Spec, check_report, dense_mask
 from dcp_dsl.budget import Budget
-from dcp_dsl.claims.check_statements import check_claims
-from dcp_dsl.claims.static_checks import check_masks
+from dcp_dsl.claims.check_statements import claim_steps
+from dcp_dsl.claims.static_checks import mask_steps
 from dcp_dsl.claims.testing import Testing
 from dcp_dsl.syntax.parser import parse_all
 
@@ -62,8 +62,8 @@ def bench_text(repeats: int) -> list[dict[str, Any]]:
 
     def search() -> None:
         testing = Testing(scope, proofs=Budget(0))  # nothing can be proved
-        check_claims(testing)
-        check_masks(testing)
+        for step in (*claim_steps(testing), *mask_steps(testing)):
+            step.look()
 
     report = check_report(text)
     assert not report.diagnostics, "the text has no findings"

@@ -73,18 +73,19 @@ class Editor:
                 return message["result"]
             self.notes.append(message)
 
-    def diagnostics(self, uri):
-        """Wait for the next diagnostics of a document."""
+    def diagnostics(self, uri, version=None):
+        """Wait for the next diagnostics of a version of a document; of none once it is closed."""
         while True:
             message = self.notes.pop(0) if self.notes else self.received.get(timeout=250)
             if (message.get("method") == "textDocument/publishDiagnostics"
-                    and message["params"]["uri"] == uri):  # fmt: skip
+                    and message["params"]["uri"] == uri
+                    and message["params"].get("version") == version):  # fmt: skip
                 return message["params"]["diagnostics"]
 
     def open(self, uri, text):
         document = {"uri": uri, "languageId": "dcpm", "version": 1, "text": text}
         self.tell("textDocument/didOpen", {"textDocument": document})
-        return self.diagnostics(uri)
+        return self.diagnostics(uri, 1)
 
     def at(self, method, uri, text, word, **more):
         """Ask about the first place of a word; `|` in it is the place itself."""
@@ -160,7 +161,7 @@ def test_changes_are_checked_again_and_closing_clears(editor, opened):
         "textDocument": {"uri": opened, "version": 2},
         "contentChanges": [{"range": place, "text": "casual"}],
     })  # fmt: skip
-    (found,) = editor.diagnostics(opened)
+    (found,) = editor.diagnostics(opened, 2)
     assert found["code"] == "E101"
     editor.tell("textDocument/didClose", {"textDocument": {"uri": opened}})
     assert editor.diagnostics(opened) == []

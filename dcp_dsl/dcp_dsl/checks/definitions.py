@@ -12,7 +12,7 @@ from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program
 from dcp_dsl.syntax.diagnostics import did_you_mean
 from dcp_dsl.syntax.tokens import RESERVED
-from dcp_dsl.syntax.walk import mentioned_names, walk
+from dcp_dsl.syntax.walk import children, mentioned_names, walk
 
 MAX_EXPANDED_DEPTH = 128
 MAX_EXPANDED_NODES = 20_000
@@ -111,17 +111,12 @@ def report_size(mask: ast.MaskDef, checker: ExpressionChecker) -> None:
 
 def _depth(node: object) -> int:
     """Return the depth of a tree; the parser bounds it."""
-    deepest = 0
-    stack: list[tuple[object, int]] = [(node, 0)]
-    while stack:
-        current, depth = stack.pop()
-        deepest = max(deepest, depth)
-        if isinstance(current, tuple):
-            stack.extend((item, depth) for item in current)
-        else:
-            fields = getattr(current, "__dataclass_fields__", ())
-            stack.extend((getattr(current, name), depth + 1) for name in fields)
-    return deepest
+    depth = 1  # a leaf has fields, and its place has two
+    level = [node]
+    while level:
+        depth += 1
+        level = [below for inner in level for below in children(inner)]
+    return depth
 
 
 def check_size(expression: ast.Expr, checker: ExpressionChecker) -> None:

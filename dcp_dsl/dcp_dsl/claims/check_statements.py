@@ -4,7 +4,9 @@ A claim that fails is shown with the smallest sample and the first pair that bre
 says whether a claim that holds is proved or tested.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from dcp_dsl.budget import Budget, OverBudget
 from dcp_dsl.checks.scope import Scope
@@ -12,6 +14,7 @@ from dcp_dsl.claims.report import Outcome
 from dcp_dsl.claims.samples import STEPS_PER_PART, UnfitSampleError, count_parts
 from dcp_dsl.claims.testing import (
     TOO_LONG,
+    Step,
     Testing,
     Tried,
     first_empty_row,
@@ -37,8 +40,8 @@ _FAULTS = {
 _UNFIT = "mend the sample so that its layout fills it"
 
 
-def check_claims(testing: Testing) -> None:
-    """Decide every `check` statement of a text without errors.
+def claim_steps(testing: Testing) -> Iterator[Step]:
+    """Yield the steps that decide every `check` statement of a text without errors.
 
     A text with very much to test is tested in part; W291 says which checks are not.
 
@@ -46,10 +49,10 @@ def check_claims(testing: Testing) -> None:
     the claim cannot be evaluated yet, W291 where there is nothing to test it on or testing it
     would take too long, W292 for samples that no claim names and that do not fit.
     """
-    _check_samples(testing)
+    yield Step("samples", None, partial(_check_samples, testing))
     for statement in testing.scope.program.statements:
-        if isinstance(statement, ast.Check) and len(testing.found) < MAX_FINDINGS:
-            _check_claim(statement, testing)
+        if isinstance(statement, ast.Check):
+            yield Step("claim", statement, partial(_check_claim, statement, testing))
 
 
 def _check_samples(testing: Testing) -> None:
@@ -75,6 +78,8 @@ def _check_samples(testing: Testing) -> None:
 
 
 def _check_claim(check: ast.Check, testing: Testing) -> None:
+    if len(testing.found) >= MAX_FINDINGS:
+        return
     what = f"{unparse(check.left)} {check.claim}"
     what += "" if check.right is None else f" {unparse(check.right)}"
     what += "" if check.sample is None else f" on {check.sample.text}"

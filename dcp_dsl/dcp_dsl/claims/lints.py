@@ -6,9 +6,10 @@ lint never guesses about meaning, only about intent.
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from functools import partial
 
 from dcp_dsl.checks.scope import segment_names
-from dcp_dsl.claims.testing import Testing
+from dcp_dsl.claims.testing import Step, Testing
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.elaborate import elaborate_inside
 from dcp_dsl.proof.proving import find_redundant, is_total, never
@@ -20,16 +21,20 @@ SMALLEST_WINDOW = 8  # smaller powers of two are too common to mean a window
 MAX_PARTS = 6  # of a conjunction that is looked through for redundant ones
 
 
-def check_lints(testing: Testing) -> None:
-    """Look for all of them."""
+def lint_steps(testing: Testing) -> Iterator[Step]:
+    """Yield the steps that look for all of them."""
     for mask in testing.scope.masks.values():
-        _check_windows(mask, testing)
-        _check_parameters(mask, testing)
-        _check_rules(mask, testing)
-        _check_redundant(mask, testing)
-        _check_decorators(mask, testing)
-    _check_unused(testing)
-    _check_attachments(testing)
+        yield Step("lint", mask, partial(_check_mask, mask, testing))
+    yield Step("unused", None, partial(_check_unused, testing))
+    yield Step("attachments", None, partial(_check_attachments, testing))
+
+
+def _check_mask(mask: ast.MaskDef, testing: Testing) -> None:
+    _check_windows(mask, testing)
+    _check_parameters(mask, testing)
+    _check_rules(mask, testing)
+    _check_redundant(mask, testing)
+    _check_decorators(mask, testing)
 
 
 # ---- W201 ----------------------------------------------------------------------------------------

@@ -5,13 +5,16 @@ small samples that fit its columns, and the smallest one that shows the fault is
 What can be neither proved nor tested is a warning.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.column_samples import column_kinds
 from dcp_dsl.claims.guard import leaking_pairs, read_decorators
 from dcp_dsl.claims.testing import (
     Finder,
+    Step,
     Testing,
     Tried,
     first_empty_row,
@@ -22,6 +25,7 @@ from dcp_dsl.core.mask import Mask, find_definition, read_mask, with_columns
 from dcp_dsl.proof.proving import is_total, never
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import MAX_FINDINGS
+from dcp_dsl.syntax.unparse import unparse
 
 _NUMBER = 3  # what a parameter without a value is tested with; proofs take every number
 
@@ -56,49 +60,52 @@ class _Claim:
     way_out: str
 
 
-def check_masks(testing: Testing) -> None:
-    """Check every mask of a text without errors, and every mask it attaches or stacks.
+def mask_steps(testing: Testing) -> Iterator[Step]:
+    """Yield the steps that look at every mask of a text, and at those it attaches or stacks.
 
-    Finds E120 for look-ahead, E121 for tokens that see nothing, E122 for masks without pairs, and
-    W293 for masks of which neither can be proved nor tested.
+    They find E120 for look-ahead, E121 for tokens that see nothing, E122 for masks without pairs,
+    and W293 for masks of which neither can be proved nor tested.
     """
-    for subject in _subjects(testing):
-        if len(testing.found) < MAX_FINDINGS:
-            _check_empty(subject, testing)
-            _check_ahead(subject, testing)
-
-
-def _subjects(testing: Testing) -> list[_Subject]:
-    """Return the masks of a text that can be looked at; those with a mask as parameter cannot."""
-    found = []
     for definition in testing.scope.masks.values():
-        call = _call(definition)
-        if call is not None:
-            name = definition.name
-            mask = read_mask(call, testing.scope)
-            found.append(_Subject(f"mask {name.text}", mask, name.span))
-    for value in _used(testing):
+        yield Step("mask", definition, partial(_check_mask, definition, testing))
+    for statement in testing.scope.program.statements:
+        if isinstance(statement, ast.Attach | ast.Stack):
+            yield Step("use", statement, partial(_check_uses, statement, testing))
+
+
+def _check_mask(definition: ast.MaskDef, testing: Testing) -> None:
+    """Look at a definition; one with a mask as parameter cannot be looked at alone."""
+    call = _call(definition)
+    if call is not None:
+        _check_subject(f"mask {definition.name.text}", call, definition.name.span, testing)
+
+
+def _check_uses(statement: ast.Attach | ast.Stack, testing: Testing) -> None:
+    """Look at the masks of a statement that are not looked at as definitions."""
+    for value in _used(statement, testing.scope):
         own = testing.scope.own_mask(value.text) if isinstance(value, ast.Name) else None
         if isinstance(value, ast.Name) and (own is None or own[1] is testing.scope):
-            continue  # checked above, or a mask of the library
-        mask = read_mask(value, testing.scope)
-        found.append(_Subject(f"use of {mask.name}", mask, value.span))
-    return found
+            continue  # a mask of the library, or an own one
+        _check_subject(f"use of {unparse(value)}", value, value.span, testing)
 
 
-def _used(testing: Testing) -> list[ast.Expr]:
+def _used(statement: ast.Attach | ast.Stack, scope: Scope) -> list[ast.Expr]:
     """Return the expressions that are attached to data sets or stacked into layers."""
-    found: list[ast.Expr] = []
-    for statement in testing.scope.program.statements:
-        match statement:
-            case ast.Attach(value=ast.Name(text)) if testing.scope.find_stack(text) is not None:
-                continue
-            case ast.Attach(value=value, having=having):
-                found.append(with_columns(value, {c.text for c in having}, testing.scope))
-            case ast.Stack(layers=layers):
-                found += [layer.value for layer in layers if layer.value is not None]
-                found += [group.value for layer in layers for group in layer.heads]
-    return found
+    match statement:
+        case ast.Attach(value=ast.Name(text)) if scope.find_stack(text) is not None:
+            return []
+        case ast.Attach(value=value, having=having):
+            return [with_columns(value, {c.text for c in having}, scope)]
+        case ast.Stack(layers=layers):
+            found = [layer.value for layer in layers if layer.value is not None]
+            return found + [group.value for layer in layers for group in layer.heads]
+
+
+def _check_subject(what: str, value: ast.Expr, span: ast.Span, testing: Testing) -> None:
+    if len(testing.found) < MAX_FINDINGS:
+        subject = _Subject(what, read_mask(value, testing.scope), span)
+        _check_empty(subject, testing)
+        _check_ahead(subject, testing)
 
 
 def _call(definition: ast.MaskDef) -> ast.Expr | None:

@@ -70,6 +70,21 @@ class Testing:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """A part of the checks of a text.
+
+    Attributes:
+        kind: of check.
+        statement: the one it looks at, with all that this one mentions; None if it looks at all.
+        look: reports what it finds and decides.
+    """
+
+    kind: str
+    statement: ast.Statement | None
+    look: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """A pair (or a row, when `k` is None) that breaks a claim on a sample."""
 

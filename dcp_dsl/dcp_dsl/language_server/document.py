@@ -3,16 +3,19 @@
 A name is defined in the text, in an imported file, or in the standard library.
 """
 
+import re
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from dcp_dsl.checks.checker import check_scope
 from dcp_dsl.checks.imports import build_scope
 from dcp_dsl.checks.scope import Scope, segment_names
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Span
+from dcp_dsl.syntax.diagnostics import Diagnostic
 from dcp_dsl.syntax.parser import Parsed, parse_all
 from dcp_dsl.syntax.tokens import RawToken, scan
 from dcp_grammar import MASKS
@@ -30,17 +33,19 @@ class Document:
         text: what it says.
         name: its path, or what stands for it; imports are looked up beside it.
         encoding: the units in which an editor counts columns.
+        known: statements of an earlier version, which `parse_all` need not parse again.
     """
 
     text: str
     name: str
     encoding: Encoding = "utf-16"
+    known: dict[str, ast.Statement] | None = None
 
     # ---- places ----------------------------------------------------------------------------------
 
     @cached_property
     def _line_starts(self) -> list[int]:
-        return [0, *(i + 1 for i, c in enumerate(self.text) if c == "\n")]
+        return [0, *(match.end() for match in re.finditer("\n", self.text))]
 
     def place(self, offset: int) -> tuple[int, int]:
         r"""Return line and column, from 0, in the editor's units.
@@ -79,12 +84,28 @@ class Document:
     @cached_property
     def parsed(self) -> Parsed:
         """The statements that parse."""
-        return parse_all(self.text, self.name)
+        return parse_all(self.text, self.name, self.known)
 
     @cached_property
+    def _scope(self) -> tuple[Scope, tuple[Diagnostic, ...]]:
+        return build_scope(self.parsed.program)
+
+    @property
     def scope(self) -> Scope:
-        """Find the meaning of the names of these statements."""
-        return build_scope(self.parsed.program)[0]
+        """The meaning of the names of these statements."""
+        return self._scope[0]
+
+    @cached_property
+    def problems(self) -> tuple[Diagnostic, ...]:
+        """What is wrong with syntax, imports, names and kinds."""
+        scope, problems = self._scope
+        found = check_scope(scope, self.parsed.lost_names)
+        return (*self.parsed.diagnostics, *problems, *found)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether none of these is an error, so masks can be proved and drawn."""
+        return all(found.severity != "error" for found in self.problems)
 
     @cached_property
     def tokens(self) -> tuple[RawToken, ...]:

@@ -4,9 +4,10 @@ from base64 import b64encode
 
 from dcp_dsl.checks.columns import layout_columns
 from dcp_dsl.checks.scope import Scope
+from dcp_dsl.claims.memory import Meanings
 from dcp_dsl.core.mask import build_mask
 from dcp_dsl.errors import DatasetError, DCPError
-from dcp_dsl.language_server.document import Definition, Document, find_definition
+from dcp_dsl.language_server.document import Definition, Document, find_definition, find_name
 from dcp_dsl.pictures.picture import Picture, preview
 from dcp_dsl.specs.spec import Spec
 from dcp_dsl.syntax import ast
@@ -34,32 +35,37 @@ def describe_at(text: str, offset: int, name: str = "<text>") -> str | None:
     return describe(Document(text, name, "utf-32"), offset, has_images=False)
 
 
-def describe(document: Document, offset: int, *, has_images: bool) -> str | None:
+def describe(
+    document: Document, offset: int, *, has_images: bool, good: Document | None = None
+) -> str | None:
     """Return Markdown about the word at a place, or None if there is nothing to say.
 
     Args:
         document: the text.
         offset: the place.
         has_images: whether the editor draws images in Markdown; else pictures are made of letters.
+        good: the last version without errors, for what cannot be read or drawn in this one.
     """
     token = document.token_at(offset)
     if token is None or token.kind != "name" or document.in_comment(offset):
         return None
     found = find_definition(document, offset)
+    if found is None and good is not None:
+        found = find_name(good, token.text)
     if found is not None:
-        return _describe_definition(found, has_images=has_images)
+        parts = [_describe_definition(found)]
+        if isinstance(found.node, ast.MaskDef):
+            parts += [_comment_above(found), _picture(found, document, good, has_images)]
+        return "\n\n".join(filter(None, parts))
     for word in WORDS:
         if word.text == token.text:
             return f"`{word.form}`\n\n{word.meaning}"
     return None
 
 
-def _describe_definition(found: Definition, *, has_images: bool) -> str:
+def _describe_definition(found: Definition) -> str:
     shown = _code(found.node.span.text(found.text))
     match found.node:
-        case ast.MaskDef() as mask:
-            parts = [shown, _comment_above(found), _mask_picture(mask, found.scope, has_images)]
-            return "\n\n".join(part for part in parts if part)
         case ast.Segment(source=ast.Layout() as layout):
             columns = ", ".join(f"`{column}`" for column in layout_columns(layout))
             return f"{shown}\n\nlaid out by {columns or 'no columns'}"
@@ -96,8 +102,15 @@ def _comment_above(found: Definition) -> str:
     return "\n".join(block[::-1])
 
 
-def _mask_picture(mask: ast.MaskDef, scope: Scope, has_images: bool) -> str:
-    """Draw a mask on a small sample; parameters without a default get one."""
+def _picture(found: Definition, document: Document, good: Document | None, has_images: bool) -> str:
+    """Draw a mask on a small sample, as it was in the last good version if it has errors now."""
+    mask, scope = found.node, found.scope
+    assert isinstance(mask, ast.MaskDef), "only masks are drawn"
+    if scope is document.scope and not _is_drawable(mask, document):
+        if good is None or mask.name.text not in good.scope.masks:
+            return ""
+        scope = good.scope
+        mask = scope.masks[mask.name.text]
     picture = draw_preview(mask, scope)
     if picture is None:
         return ""
@@ -107,6 +120,18 @@ def _mask_picture(mask: ast.MaskDef, scope: Scope, has_images: bool) -> str:
     if picture.bound.num_tokens > MAX_TEXT_TOKENS:
         return picture.summary
     return f"```\n{picture.text(MAX_TEXT_TOKENS)}\n```"
+
+
+def _is_drawable(mask: ast.MaskDef, document: Document) -> bool:
+    """Return whether a mask and all it depends on are free of errors."""
+    if document.is_sound:
+        return True
+    meanings = Meanings(document.scope)
+    needed = [statement.span for statement in meanings.closure(mask)]
+    errors = [found.start for found in document.problems if found.severity == "error"]
+    if any(span.start <= error <= span.end for span in needed for error in errors):
+        return False
+    return not meanings.words(mask) & document.parsed.lost_names
 
 
 def draw_preview(mask: ast.MaskDef, scope: Scope) -> Picture | None:

@@ -1,25 +1,36 @@
 """Speak the language server protocol: take documents, send diagnostics, fixes and answers."""
 
 import asyncio
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 from urllib.request import url2pathname
+from uuid import uuid4
 
 from lsprotocol import types as lsp
+from pygls.exceptions import JsonRpcInvalidParams
 from pygls.lsp.server import LanguageServer
 
+from dcp_dsl.language_server.colours import MODIFIERS, TYPES, coloured
 from dcp_dsl.language_server.completion import complete
 from dcp_dsl.language_server.document import Document, find_definition
 from dcp_dsl.language_server.hover import describe
-from dcp_dsl.specs.spec import check
+from dcp_dsl.language_server.names import RenameError, references, rename, symbol_at
+from dcp_dsl.language_server.session import Checks, Session
+from dcp_dsl.language_server.signature import signature_at
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostic_formats import explanations
 from dcp_dsl.syntax.diagnostics import Diagnostic, Fix, SpecError, choose_fixes
 from dcp_dsl.syntax.formatter import format_source
 
-PAUSE_S = 0.15  # wait for the next key before checking
+GATHER_S = 0.005  # for keys that have come already
+SLICE_S = 0.02  # proofs run this long before they look whether the text has changed
+PROGRESS_AFTER_S = 0.5  # shorter waits need no progress bar
+SWITCH_S = 0.001  # how soon an answer interrupts proofs, which run in a thread
 _SEVERITIES = {
     "error": lsp.DiagnosticSeverity.Error, "warning": lsp.DiagnosticSeverity.Warning,
 }  # fmt: skip
@@ -37,34 +48,95 @@ _KINDS = {
 
 
 class MaskServer(LanguageServer):
-    """Serves .dcpm documents and remembers the findings of each."""
+    """Serves .dcpm documents; follows those that are open."""
 
     def __init__(self) -> None:
         super().__init__("dcpm", version("dcp-dsl"))
-        self.found: dict[str, tuple[Diagnostic, ...]] = {}
+        self.sessions: dict[str, Session] = {}
         self.has_images = False
+        self.has_progress = False
+        # One at a time: the checks of a text remember what those of its last version decided.
+        self.prover = ThreadPoolExecutor(1)
 
     def document(self, uri: str) -> Document:
         """Return the present text of a document; none if it is closed and its file is gone."""
+        if uri in self.sessions:
+            return self.sessions[uri].document
+        return Document(self._source(uri), path_of(uri), self._encoding())
+
+    def _source(self, uri: str) -> str:
         try:
             source = self.workspace.get_text_document(uri).source
         except (OSError, UnicodeDecodeError):  # questions may come late, after the file left
             source = ""
-        text = source.replace("\r\n", "\n").replace("\r", "\n")
-        encoding = self.workspace.position_encoding
-        shown: Any = getattr(encoding, "value", encoding or "utf-16")  # Any: one of three texts
-        return Document(text, path_of(uri), shown)
+        return source.replace("\r\n", "\n").replace("\r", "\n")
 
-    async def publish(self, uri: str) -> None:
-        """Check a document and publish its findings, unless the document changed meanwhile."""
-        document = self.document(uri)
-        found = await asyncio.to_thread(check, document.text, document.name)
-        if uri not in self.workspace.text_documents or self.document(uri).text != document.text:
+    def _encoding(self) -> Any:  # Any: one of three texts
+        encoding = self.workspace.position_encoding
+        return getattr(encoding, "value", encoding or "utf-16")
+
+    def update(self, uri: str) -> None:
+        """Take the present text of a document that is open."""
+        if uri in self.sessions:
+            self.sessions[uri].update(self._source(uri))
+        else:
+            self.sessions[uri] = Session(self._source(uri), path_of(uri), self._encoding())
+
+    async def check(self, uri: str) -> None:
+        """Send what is wrong with a document: at once what is known, then what proofs find."""
+        session = self.sessions[uri]
+        document = session.document
+        await asyncio.sleep(GATHER_S)
+        if session.document is not document or uri not in self.sessions:
             return
-        self.found[uri] = found
+        self._publish(uri)
+        checks = Checks(session)
+        if checks.is_done:
+            return
+        progress = _Progress(self, len(checks.steps))
+        loop = asyncio.get_running_loop()
+        while not checks.is_done and session.document is document and uri in self.sessions:
+            await loop.run_in_executor(self.prover, checks.advance, SLICE_S)
+            await progress.report(checks.taken)
+        progress.end()
+        if checks.is_done and uri in self.sessions and session.document is document:
+            checks.finish()
+            self._publish(uri)
+
+    def _publish(self, uri: str) -> None:
+        session = self.sessions[uri]
+        known = self.workspace.text_documents.get(uri)
+        shown = [_diagnostic(session.document, found) for found in session.findings]
         self.text_document_publish_diagnostics(
-            lsp.PublishDiagnosticsParams(uri, [_diagnostic(document, d) for d in found])
+            lsp.PublishDiagnosticsParams(uri, shown, None if known is None else known.version)
         )
+
+
+class _Progress:
+    """Tells the editor how far the proofs are, once they take long enough to be noticed."""
+
+    def __init__(self, server: MaskServer, total: int) -> None:
+        self.server, self.total, self.token = server, total, ""
+        self.started = time.perf_counter()
+
+    async def report(self, taken: int) -> None:
+        is_long = time.perf_counter() - self.started > PROGRESS_AFTER_S
+        if not self.server.has_progress or not is_long:
+            return
+        shares = {"message": f"{taken} of {self.total}", "percentage": 100 * taken // self.total}
+        if self.token:
+            value = lsp.WorkDoneProgressReport(**shares)  # type: ignore[arg-type]  # both fit
+            self.server.work_done_progress.report(self.token, value)
+            return
+        token = str(uuid4())
+        await self.server.work_done_progress.create_async(token)
+        self.token = token
+        begin = lsp.WorkDoneProgressBegin("Proving masks", **shares)  # type: ignore[arg-type]
+        self.server.work_done_progress.begin(token, begin)
+
+    def end(self) -> None:
+        if self.token:
+            self.server.work_done_progress.end(self.token, lsp.WorkDoneProgressEnd())
 
 
 def path_of(uri: str) -> str:
@@ -79,9 +151,11 @@ def path_of(uri: str) -> str:
 
 def make_server() -> MaskServer:
     """Return a server with all its features."""
+    sys.setswitchinterval(SWITCH_S)
     server = MaskServer()
     _serve_texts(server)
     _serve_questions(server)
+    _serve_names(server)
     _serve_changes(server)
     return server
 
@@ -92,23 +166,23 @@ def _serve_texts(server: MaskServer) -> None:
         options = params.initialization_options
         if isinstance(options, dict):
             server.has_images = options.get("pictures") == "svg"
+        window = params.capabilities.window
+        server.has_progress = window is not None and bool(window.work_done_progress)
 
     @server.feature(lsp.TEXT_DOCUMENT_DID_OPEN)
     async def did_open(params: lsp.DidOpenTextDocumentParams) -> None:
-        await server.publish(params.text_document.uri)
+        server.update(params.text_document.uri)
+        await server.check(params.text_document.uri)
 
     @server.feature(lsp.TEXT_DOCUMENT_DID_CHANGE)
     async def did_change(params: lsp.DidChangeTextDocumentParams) -> None:
-        uri, number = params.text_document.uri, params.text_document.version
-        await asyncio.sleep(PAUSE_S)
-        known = server.workspace.text_documents.get(uri)
-        if known is not None and known.version == number:
-            await server.publish(uri)
+        server.update(params.text_document.uri)
+        await server.check(params.text_document.uri)
 
     @server.feature(lsp.TEXT_DOCUMENT_DID_CLOSE)
     def did_close(params: lsp.DidCloseTextDocumentParams) -> None:
         uri = params.text_document.uri
-        server.found.pop(uri, None)
+        server.sessions.pop(uri, None)
         server.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(uri, []))
 
 
@@ -117,7 +191,9 @@ def _serve_questions(server: MaskServer) -> None:
     def hover(params: lsp.HoverParams) -> lsp.Hover | None:
         document = server.document(params.text_document.uri)
         at = document.offset(params.position.line, params.position.character)
-        said = describe(document, at, has_images=server.has_images)
+        session = server.sessions.get(params.text_document.uri)
+        good = None if session is None else session.good
+        said = describe(document, at, has_images=server.has_images, good=good)
         if said is None:
             return None
         return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, said))
@@ -154,6 +230,62 @@ def _serve_questions(server: MaskServer) -> None:
         )
 
 
+def _serve_names(server: MaskServer) -> None:
+    @server.feature(lsp.TEXT_DOCUMENT_REFERENCES)
+    def find_references(params: lsp.ReferenceParams) -> list[lsp.Location]:
+        document = server.document(params.text_document.uri)
+        at = document.offset(params.position.line, params.position.character)
+        return [
+            lsp.Location(params.text_document.uri, _range(document, o.span.start, o.span.end))
+            for o in references(document, at)
+            if params.context.include_declaration or not o.is_definition
+        ]
+
+    @server.feature(
+        lsp.TEXT_DOCUMENT_SIGNATURE_HELP, lsp.SignatureHelpOptions(trigger_characters=["(", ","])
+    )
+    def signature_help(params: lsp.SignatureHelpParams) -> lsp.SignatureHelp | None:
+        document = server.document(params.text_document.uri)
+        at = document.offset(params.position.line, params.position.character)
+        found = signature_at(document, at)
+        if found is None:
+            return None
+        parameters = [lsp.ParameterInformation(shown) for shown in found.parameters]
+        signature = lsp.SignatureInformation(found.label, found.detail or None, parameters)
+        return lsp.SignatureHelp([signature], 0, found.active)
+
+    @server.feature(lsp.TEXT_DOCUMENT_PREPARE_RENAME)
+    def prepare_rename(params: lsp.PrepareRenameParams) -> lsp.Range | None:
+        document = server.document(params.text_document.uri)
+        at = document.offset(params.position.line, params.position.character)
+        found = symbol_at(document, at)
+        return None if found is None else _range(document, found.span.start, found.span.end)
+
+    @server.feature(lsp.TEXT_DOCUMENT_RENAME, lsp.RenameOptions(prepare_provider=True))
+    def rename_symbol(params: lsp.RenameParams) -> lsp.WorkspaceEdit:
+        document = server.document(params.text_document.uri)
+        at = document.offset(params.position.line, params.position.character)
+        try:
+            places = rename(document, at, params.new_name)
+        except RenameError as error:
+            raise JsonRpcInvalidParams(str(error)) from None
+        edits = [lsp.TextEdit(_range(document, s.start, s.end), params.new_name) for s in places]
+        return lsp.WorkspaceEdit({params.text_document.uri: edits})
+
+    legend = lsp.SemanticTokensLegend(list(TYPES), list(MODIFIERS))
+
+    @server.feature(lsp.TEXT_DOCUMENT_SEMANTIC_TOKENS_FULL, legend)
+    def semantic_tokens(params: lsp.SemanticTokensParams) -> lsp.SemanticTokens:
+        document = server.document(params.text_document.uri)
+        data, line, column = [], 0, 0
+        for start, end, kind, bits in coloured(document):
+            row, at = document.place(start)
+            width = document.place(end)[1] - at
+            data += [row - line, at - column if row == line else at, width, kind, bits]
+            line, column = row, at
+        return lsp.SemanticTokens(data)
+
+
 def _serve_changes(server: MaskServer) -> None:
     @server.feature(lsp.TEXT_DOCUMENT_FORMATTING)
     def formatting(params: lsp.DocumentFormattingParams) -> list[lsp.TextEdit] | None:
@@ -173,8 +305,8 @@ def _serve_changes(server: MaskServer) -> None:
     def code_action(params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
         uri = params.text_document.uri
         document = server.document(uri)
-        # What was found may belong to an older text, whose edits would land in the wrong place.
-        found = check(document.text, document.name)
+        session = server.sessions.get(uri)
+        found = document.problems if session is None else session.findings
         first = document.offset(params.range.start.line, params.range.start.character)
         last = document.offset(params.range.end.line, params.range.end.character)
         actions = [

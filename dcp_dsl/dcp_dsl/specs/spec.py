@@ -51,15 +51,12 @@ def check_report(text: str, name: str = "<text>") -> Report:
     verdicts: tuple[Verdict, ...] = ()
     if not any(d.severity == "error" for d in found):
         # numpy's half of the room; syntax errors do not need it
-        from dcp_dsl.claims.check_statements import check_claims
-        from dcp_dsl.claims.lints import check_lints
-        from dcp_dsl.claims.static_checks import check_masks
+        from dcp_dsl.claims.steps import all_steps
         from dcp_dsl.claims.testing import Testing
 
         testing = Testing(scope)
-        check_claims(testing)
-        check_masks(testing)
-        check_lints(testing)
+        for step in all_steps(testing):
+            step.look()
         found += testing.found
         verdicts = tuple(testing.verdicts)
     diagnostics = tuple(sorted(found, key=lambda d: (d.line, d.column, d.code)))

@@ -3,7 +3,6 @@
 Fixes are applied pass by pass, as long as each pass mends something.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher, get_close_matches
@@ -162,18 +161,18 @@ def make_diagnostic(  # noqa: PLR0913  # all but four are keywords that most cal
 
     A `Guess` as the hint becomes a fix where the span is one word and the two are very close.
     """
-    starts = [0, *(i + 1 for i, c in enumerate(text) if c == "\n")]
     start = min(span.start, len(text))
-    row = bisect_right(starts, start) - 1
-    line_end = starts[row + 1] - 1 if row + 1 < len(starts) else len(text)
+    begin = text.rfind("\n", 0, start) + 1
+    line_end = text.find("\n", start)
+    line_end = len(text) if line_end < 0 else line_end
     return Diagnostic(
         code=code,
         severity="warning" if code.startswith("W") else "error",
         message=message,
-        line=row + 1,
-        column=start - starts[row] + 1,
-        end_column=max(start + 1, min(span.end, line_end)) - starts[row] + 1,
-        source_line=text[starts[row] : line_end].rstrip("\r"),
+        line=text.count("\n", 0, start) + 1,
+        column=start - begin + 1,
+        end_column=max(start + 1, min(span.end, line_end)) - begin + 1,
+        source_line=text[begin:line_end].rstrip("\r"),
         name=name,
         hint=hint,
         label=label,

@@ -23,6 +23,7 @@ from dcp_dsl.syntax.diagnostics import (
 )
 from dcp_dsl.syntax.foreign import fail_foreign_syntax
 from dcp_dsl.syntax.mistakes import MESSAGES, MISTAKES
+from dcp_dsl.syntax.moving import moved
 from dcp_dsl.syntax.tokens import KEYWORDS, RESERVED, STATEMENT_KEYWORDS, RawToken, split_statements
 from dcp_grammar import GRAMMAR
 
@@ -71,8 +72,17 @@ def parse(text: str, name: str = "<text>") -> Program:
     return parsed.program
 
 
-def parse_all(text: str, name: str = "<text>") -> Parsed:
-    """Parse every statement that can be parsed; never raises for a bad text."""
+def parse_all(
+    text: str, name: str = "<text>", known: dict[str, ast.Statement] | None = None
+) -> Parsed:
+    """Parse every statement that can be parsed; never raises for a bad text.
+
+    Args:
+        text: of a .dcpm file.
+        name: what diagnostics call it.
+        known: statements of an earlier version by their text, which are moved instead of parsed;
+            afterwards it holds those of this version.
+    """
     if len(text) > MAX_CHARACTERS:
         message = f"this file has {len(text):_} characters; at most {MAX_CHARACTERS:_} are read"
         hint = "a spec describes masks; lengths of samples belong in the data set"
@@ -83,9 +93,10 @@ def parse_all(text: str, name: str = "<text>") -> Parsed:
     lost: set[str] = set()
     groups = _split_at_misspelt(split_statements(text), text)
     was_cut = False
+    fresh: dict[str, ast.Statement] = {}
     for index, group in enumerate(groups):
         try:
-            statements.append(_parse_group(text, group, index))
+            statements.append(_parse_or_move(text, group, index, known, fresh))
         except BuildError as error:
             follower = groups[index + 1][0] if index + 1 < len(groups) else None
             cut = _cut_by_keyword(error, text, group, follower)
@@ -97,7 +108,31 @@ def parse_all(text: str, name: str = "<text>") -> Parsed:
             was_cut = False
         if len(errors) >= MAX_FINDINGS:
             break
+    if known is not None:
+        known.clear()
+        known.update(fresh)
     return Parsed(Program(tuple(statements), text, name), tuple(errors), frozenset(lost))
+
+
+def _parse_or_move(
+    text: str,
+    group: list[RawToken],
+    index: int,
+    known: dict[str, ast.Statement] | None,
+    fresh: dict[str, ast.Statement],
+) -> ast.Statement:
+    """Parse one statement, or move it where it was parsed before; `fresh` remembers it."""
+    if known is None or not group or group[0].text == "dcpm":  # `dcpm` may only come first
+        return _parse_group(text, group, index)
+    start = group[0].span.start
+    source = text[start : group[-1].span.end]
+    before = known.get(source)
+    if before is None:
+        statement = _parse_group(text, group, index)
+    else:
+        statement = moved(before, start - before.span.start)
+    fresh[source] = statement
+    return statement
 
 
 def _split_at_misspelt(groups: list[list[RawToken]], text: str) -> list[list[RawToken]]:

@@ -5,8 +5,8 @@ spaces, so it can be used on texts that do not parse.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from dcp_dsl.syntax.ast import Span
@@ -38,16 +38,19 @@ class RawToken:
     span: Span
 
 
-def scan(text: str) -> Iterator[RawToken]:
-    """Yield all tokens and comments in order; O(length).
+@lru_cache(2)  # the parser, colours and completion of an editor read the same text
+def scan(text: str) -> tuple[RawToken, ...]:
+    """Return all tokens and comments in order; O(length).
 
     >>> [t.text for t in scan("mask a = causal # all")]
     ['mask', 'a', '=', 'causal', '# all']
     """
-    for match in _PATTERN.finditer(text):
-        kind = match.lastgroup
-        assert kind is not None, "every alternative of the pattern is named"
-        yield RawToken(kind, match.group(), Span(*match.span()))  # type: ignore[arg-type]  # group names are the kinds
+    return tuple(
+        [
+            RawToken(match.lastgroup, match.group(), Span(*match.span()))  # type: ignore[arg-type]  # group names are the kinds
+            for match in _PATTERN.finditer(text)
+        ]
+    )
 
 
 def split_statements(text: str) -> list[list[RawToken]]:

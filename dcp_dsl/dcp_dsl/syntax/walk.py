@@ -19,6 +19,19 @@ def walk(node: object) -> Iterator[object]:
                 stack.append(getattr(current, name))  # noqa: PERF401  # a generator is slower
 
 
+def children(node: object) -> list[object]:
+    """Return the nodes right below a node, those in tuples among them."""
+    found: list[object] = []
+    pending = [getattr(node, name) for name in _children(type(node)) or ()]  # type: ignore[arg-type]  # hashable
+    while pending:
+        value = pending.pop()
+        if type(value) is tuple:
+            pending.extend(value)
+        elif _children(type(value)) is not None:  # type: ignore[arg-type]  # hashable
+            found.append(value)
+    return found
+
+
 @cache
 def _children(kind: type) -> tuple[str, ...] | None:
     """Return the fields of a kind of node that may hold nodes, the last first; None for others."""

@@ -1,0 +1,274 @@
+"""Find every place of a text that speaks of the same thing, and give it another name."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from dcp_dsl.checks.scope import Scope, find_library_scope, part_names
+from dcp_dsl.errors import DCPError
+from dcp_dsl.language_server.document import Document
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.tokens import RESERVED
+from dcp_dsl.syntax.walk import walk
+
+Space: TypeAlias = Literal["statement", "sample", "column", "local"]
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class RenameError(DCPError):
+    """A name that cannot be given to what stands at a place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """Something that has a name.
+
+    Attributes:
+        space: masks, stacks, segments and tokens share one; parameters and bindings are local.
+        name: as it is written.
+        owner: where the statement or function begins that a local name belongs to, else 0.
+    """
+
+    space: Space
+    name: str
+    owner: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """A place where a symbol is named."""
+
+    span: ast.Span
+    symbol: Symbol
+    is_definition: bool = False
+
+
+_Names: TypeAlias = Mapping[str, Symbol]
+
+
+def occurrences(document: Document) -> list[Occurrence]:
+    """Return the places of all names in the statements that parse, in the order of the text."""
+    reader = _Reader(document.scope)
+    for statement in document.parsed.program.statements:
+        reader.statement(statement)
+    return sorted(reader.found, key=lambda found: found.span.start)
+
+
+def symbol_at(document: Document, offset: int) -> Occurrence | None:
+    """Return the name that a place touches, None where there is none."""
+    for found in occurrences(document):
+        if found.span.start <= offset <= found.span.end:
+            return found
+    return None
+
+
+def references(document: Document, offset: int) -> list[Occurrence]:
+    """Return all places that speak of what stands at a place, its definition among them."""
+    asked = symbol_at(document, offset)
+    if asked is None:
+        return []
+    return [found for found in occurrences(document) if found.symbol == asked.symbol]
+
+
+def rename(document: Document, offset: int, name: str) -> list[ast.Span]:
+    """Return the places to write another name in.
+
+    Raises:
+        RenameError: if the text has syntax errors, there is no name of the text at the place, or
+            the new name is no name or already means something where it would stand.
+    """
+    if document.parsed.diagnostics:
+        raise RenameError("mend the syntax errors first: names in them cannot be followed")
+    found = references(document, offset)
+    if not found:
+        raise RenameError("no name stands here")
+    _check_own(found)
+    if not _NAME.fullmatch(name) or name in RESERVED:
+        why = "is a word of the language" if name in RESERVED else "is no name"
+        raise RenameError(f"`{name}` {why}; a name has letters, digits and `_`")
+    spans = [occurrence.span for occurrence in found]
+    text, at = "", 0
+    for span in spans:
+        text, at = text + document.text[at : span.start] + name, span.end
+    after = Document(text + document.text[at:], document.name, document.encoding)
+    if _groups(after) != _groups(document):
+        raise RenameError(f"`{name}` already means something where it would stand")
+    return spans
+
+
+def _check_own(found: list[Occurrence]) -> None:
+    symbol = found[0].symbol
+    if symbol.space == "column":
+        raise RenameError(
+            f"`{symbol.name}` is a column of the data set; `with {symbol.name} = ...` behind `use` "
+            "reads another one in its place"
+        )
+    if not any(occurrence.is_definition for occurrence in found):
+        raise RenameError(
+            f"`{symbol.name}` is not defined in this text: rename it where it is defined"
+        )
+
+
+def _groups(document: Document) -> list[int]:
+    """Return for each name of a text the number of the first name that means the same."""
+    first: dict[Symbol, int] = {}
+    return [first.setdefault(o.symbol, i) for i, o in enumerate(occurrences(document))]
+
+
+class _Reader:
+    """Collects the names of statements."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.found: list[Occurrence] = []
+        self.known = {
+            *scope.masks, *scope.stacks, *scope.segments, *scope.tokens, *scope.imported.masks,
+            *scope.imported.stacks,
+        }  # fmt: skip
+
+    def add(
+        self, name: ast.Ident | ast.Name, symbol: Symbol, *, is_definition: bool = False
+    ) -> None:
+        if name.span != ast.NO_SPAN:
+            self.found.append(Occurrence(name.span, symbol, is_definition))
+
+    def define(self, name: ast.Ident, space: Space = "statement", owner: int = 0) -> None:
+        self.add(name, Symbol(space, name.text, owner), is_definition=True)
+
+    def column(self, name: ast.Ident) -> None:
+        self.add(name, Symbol("column", name.text))
+
+    def use(self, name: ast.Ident | ast.Name, names: _Names) -> None:
+        """Add a name that is a local one, one of the text, or a mask of the library."""
+        if name.text in names:
+            self.add(name, names[name.text])
+        elif name.text in self.known or find_library_scope(name.text) is not None:
+            self.add(name, Symbol("statement", name.text))
+
+    # ---- statements ----
+
+    def statement(self, statement: ast.Statement) -> None:
+        """Add the names of a statement."""
+        self.definition(statement)
+        match statement:
+            case ast.Check(left=left, right=right, sample=sample):
+                self.expression((left, right), {})
+                if sample is not None:
+                    self.add(sample, Symbol("sample", sample.text))
+            case ast.Attach(having=having, value=value, renames=renames):
+                for column in (*having, *(c for r in renames for c in (r.new, r.column))):
+                    self.column(column)
+                self.expression(value, {c.text: Symbol("column", c.text) for c in having})
+            case ast.Import(names=names):
+                for name in names:
+                    self.use(name, {})
+
+    def definition(self, statement: ast.Statement) -> None:
+        """Add the names of a statement that defines something."""
+        match statement:
+            case ast.MaskDef():
+                self.mask(statement)
+            case ast.Segment(name=name, source=source):
+                self.define(name)
+                self.source(source)
+            case ast.Token(name=name, column=column):
+                self.define(name)
+                if column.span != name.span:
+                    self.column(column)
+            case ast.Stack(name=name, layers=layers):
+                self.define(name)
+                self.expression(layers, {})
+            case ast.SampleDef(name=name, fields=fields):
+                self.define(name, "sample")
+                for field in fields:
+                    self.column(field.name)
+
+    def source(self, source: ast.SegmentSource) -> None:
+        match source:
+            case ast.Layout(parts=parts):
+                for name in part_names(parts):
+                    self.define(name)
+                for leaf in _leaves(parts):
+                    self.lengths(leaf.length)
+            case ast.Columns(column=column, names=names):
+                self.column(column)
+                for name in names:
+                    self.define(name)
+            case ast.Every():
+                self.expression(source, {})
+
+    def lengths(self, length: ast.Expr | None) -> None:
+        """Add the columns of a part's length."""
+        for node in _nodes(length):
+            if isinstance(node, ast.Name) and node.text != "len":
+                self.add(node, Symbol("column", node.text))
+
+    def mask(self, mask: ast.MaskDef) -> None:
+        self.define(mask.name)
+        owner = mask.span.start
+        own = [d.name for d in (*mask.params, *mask.bindings)]
+        names = {name.text: Symbol("local", name.text, owner) for name in own}
+        for name in own:
+            self.define(name, "local", owner)
+        for decorator in mask.decorators:
+            for argument in decorator.arguments:
+                self.use(argument, {})
+        self.expression([param.default for param in mask.params], names)
+        for binding in mask.bindings:
+            self.binding(binding, names)
+        self.expression(mask.value, names)
+
+    def binding(self, binding: ast.Binding, names: _Names) -> None:
+        match binding:
+            case ast.BindSegment(source=source):
+                self.expression(source, names)
+            case ast.BindValue(value=value):
+                self.expression(value, names)
+            case ast.BindFunction(params=params, value=value):
+                owner = binding.span.start
+                for param in params:
+                    self.define(param, "local", owner)
+                inner = {p.text: Symbol("local", p.text, owner) for p in params}
+                self.expression(value, {**names, **inner})
+
+    # ---- expressions ----
+
+    def expression(self, root: object, names: _Names) -> None:
+        """Add the names of expressions."""
+        for node in _nodes(root):
+            match node:
+                case ast.Name():
+                    self.use(node, names)
+                case ast.Call(name=name, arguments=arguments):
+                    self.use(name, names)
+                    for argument in arguments:
+                        self.argument(argument, name.text, names)
+                case ast.Attribute(value=ast.Name("row"), name=name):
+                    self.column(name)
+                case ast.Attribute(value=ast.Name("q" | "k"), name=name):
+                    self.use(name, names)
+                case ast.Per(segment=name) | ast.Every(parent=ast.Ident() as name):
+                    self.use(name, names)
+                case ast.Rule(subject=name) | ast.Target(name=name):
+                    self.use(name, names)
+
+    def argument(self, argument: ast.Argument, called: str, names: _Names) -> None:
+        """Add the name of an argument: it is a parameter of the mask that is called."""
+        found = None if called in names else self.scope.masks.get(called)
+        if argument.name is not None and found is not None:
+            owner = found.span.start
+            self.add(argument.name, Symbol("local", argument.name.text, owner))
+
+
+def _leaves(parts: tuple[ast.Leaf | ast.Group, ...]) -> Iterator[ast.Leaf]:
+    for part in parts:
+        if isinstance(part, ast.Group):
+            yield from _leaves(part.parts)
+        else:
+            yield part
+
+
+def _nodes(root: object) -> Iterator[object]:
+    """Yield all nodes of expressions."""
+    return walk(tuple(root) if isinstance(root, list) else root)

@@ -1,0 +1,186 @@
+"""A document followed over its versions says what a fresh check of each version says."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from dcp_dsl import check_report
+from dcp_dsl.language_server.document import Document
+from dcp_dsl.language_server.names import RenameError, references, rename
+from dcp_dsl.language_server.session import Checks, Session
+from dcp_dsl.language_server.signature import signature_at
+from dcp_dsl.syntax.parser import parse_all
+from dcp_dsl.syntax.walk import walk
+
+FIFTY = Path(__file__).parents[2] / "dcp_dsl" / "benchmarks" / "data" / "fifty.dcpm"
+TEXT = FIFTY.read_text(encoding="utf-8")
+# What is replaced, by what: statements that others depend on, faults, new lines, and repairs.
+EDITS = [
+    ("causal and (k in question", "(k in question"),
+    ("window: tokens = 4k)", "window: tokens = 2k)"),
+    ("doc_lens = [5, 1, 7]", "doc_lens = [5, 2]"),
+    ("token evict", "\n# moved\n\ntoken evict"),
+    ("segment tile = every 256", "segment tile = every 128"),
+    ("and q < k.evict", "and q < k.evict q"),
+    ("check shared total\n", ""),
+    ("same(group) and", "same(grop) and"),
+    ("5 of sliding(1k)", "5 of full"),
+    ("check kept total on cache", "check kept total on books"),
+    ("@ahead mask grid", "mask grid"),
+    ("answer_lens = [3, 3, 2]", "answer_lens = [3, 3, 2], reach = 3"),
+]
+
+
+def settled(session):
+    checks = Checks(session)
+    while not checks.is_done:
+        checks.advance(1)
+    if session.document.is_sound:
+        checks.finish()
+    return checks
+
+
+def test_findings_are_those_of_a_fresh_check_after_every_edit():
+    rng = Random(7)
+    session = Session(TEXT, "<text>", "utf-16")
+    text = TEXT
+    settled(session)
+    for _ in range(24):
+        before, after = rng.choice(EDITS)
+        text = (
+            text.replace(after, before) if after and after in text else text.replace(before, after)
+        )
+        session.update(text)
+        settled(session)
+        assert session.findings == check_report(text).diagnostics, text
+
+
+def test_verdicts_of_what_is_repeated_are_those_of_a_fresh_check():
+    session = Session(TEXT, "<text>", "utf-16")
+    settled(session)
+    text = "# one line more\n" + TEXT.replace("local: int = 2", "local: int = 3")
+    session.update(text)
+    assert tuple(settled(session).testing.verdicts) == check_report(text).verdicts
+
+
+@pytest.mark.parametrize(
+    ("edit", "looked"),
+    [
+        (("local: int = 2", "local: int = 3"), {"mask anchors", "lint anchors"}),
+        (("# A text", "\n# A text"), set()),
+        (
+            ("r: int = 2) =", "r: int = 3) ="), {"mask grid", "lint grid"},
+        ),
+        (
+            ("mask rollouts = causal and", "mask rollouts = causal and q - k < 9 and"),
+            {"mask rollouts", "lint rollouts", "claim check rollouts implies causal per group"},
+        ),
+    ],
+)  # fmt: skip
+def test_only_what_changed_and_what_depends_on_it_is_looked_at(edit, looked):
+    session = Session(TEXT, "<text>", "utf-16")
+    settled(session)
+    session.update(TEXT.replace(*edit))
+    checks = Checks(session)
+    text = session.document.text
+    run = {
+        f"{step.kind} {getattr(step.statement, 'name', None) and step.statement.name.text}"
+        if step.kind != "claim" else f"claim {step.statement.span.text(text)}"
+        for step in checks.steps
+        if not session.memory.run(step, checks.testing, checks.meanings) and step.statement
+    }  # fmt: skip
+    assert run == looked
+
+
+def test_statements_that_move_parse_as_those_of_the_new_text():
+    known = {}
+    parse_all(TEXT, known=known)
+    text = "# more\n" + TEXT.replace("mask kept", "mask extra = causal\nmask kept")
+    moved, fresh = parse_all(text, known=known), parse_all(text)
+    assert moved == fresh
+    places = [[n.span for n in walk(p.program.statements)] for p in (moved, fresh)]
+    assert places[0] == places[1]
+
+
+SMALL = """segment part = question[q_len] answer[a_lens]*
+mask near(w: tokens = 4) = causal and q - k < w
+mask shared(m: mask) = m and (k in question or same(answer)) where b(w) = w // 2
+check near(w = 2) implies near(3)
+sample tiny(q_len = 2, a_lens = [1, 2])
+check near total on tiny
+"""
+
+
+def places(text, word, nth=0):
+    offset = -1
+    for _ in range(nth + 1):
+        offset = text.index(word, offset + 1)
+    return offset
+
+
+def test_references_tell_names_of_masks_parameters_and_functions_apart():
+    document = Document(SMALL, "<text>")
+    found = references(document, places(SMALL, "near"))
+    assert [SMALL.count("\n", 0, o.span.start) for o in found] == [1, 3, 3, 5]
+    assert [o.is_definition for o in found] == [True, False, False, False]
+    window = references(document, places(SMALL, "w:"))
+    assert [o.span.text(SMALL) for o in window] == ["w"] * 3  # the argument in the check too
+    assert len(references(document, places(SMALL, "w) = w"))) == 2
+    assert len(references(document, places(SMALL, "q_len"))) == 2
+    assert references(document, places(SMALL, "total")) == []
+
+
+def renamed(text, offset, name):
+    for span in reversed(rename(Document(text, "<text>"), offset, name)):
+        text = text[: span.start] + name + text[span.end :]
+    return text
+
+
+def test_rename_changes_all_that_means_the_same_and_nothing_else():
+    after = renamed(SMALL, places(SMALL, "w:"), "window")
+    assert "near(window: tokens = 4) = causal and q - k < window" in after
+    assert "check near(window = 2)" in after
+    assert "b(w) = w // 2" in after
+    after = renamed(SMALL, places(SMALL, "question or"), "prompt")
+    assert "part = prompt[q_len]" in after
+    assert "k in prompt or" in after
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "why"),
+    [
+        ("near", "shared", "already means something"),
+        ("near", "causal", "already means something"),
+        ("near", "mask", "word of the language"),
+        ("near", "2x", "no name"),
+        ("causal", "mine", "not defined in this text"),
+        ("q_len", "length", "column of the data set"),
+        ("total", "x", "no name stands here"),
+    ],
+)
+def test_rename_refuses_what_would_change_a_meaning(word, name, why):
+    with pytest.raises(RenameError, match=why):
+        rename(Document(SMALL, "<text>"), places(SMALL, word), name)
+
+
+def test_rename_refuses_a_text_with_syntax_errors():
+    with pytest.raises(RenameError, match="syntax errors"):
+        rename(Document(SMALL + "mask x = (", "<text>"), places(SMALL, "near"), "y")
+
+
+@pytest.mark.parametrize(
+    ("call", "label", "active"),
+    [
+        ("mask a = near(|", "near(w: tokens = 4)", 0),
+        ("mask a = streaming(4, |", "streaming(sink: tokens = 64, window: tokens = 4k)", 1),
+        ("mask a = streaming(window = |", "streaming(sink: tokens = 64, window: tokens = 4k)", 1),
+        ("mask a = abs(min(1, 2) - |", "abs(x)", 0),
+        ("mask a = near(2) and |", None, 0),
+        ("mask a = (q|", None, 0),
+    ],
+)
+def test_signature_of_the_call_around_a_place(call, label, active):
+    text = SMALL + call
+    found = signature_at(Document(text.replace("|", ""), "<text>"), text.index("|"))
+    assert (found and (found.label, found.active)) == (label and (label, active))
