@@ -84,6 +84,8 @@ MOST_OVERHEAD_S = 3600.0
 """Seconds that a latency or a launch may take."""
 MOST_KERNEL_TILE = 1 << 16
 """Tokens of a kernel tile's edge."""
+KERNEL_SCHEDULES = ("list", "persistent", "split")
+"""Ways in which blocks of threads get to multiprocessors."""
 MOST_RATIO = 1000.0
 """Times that a device may be faster or slower than the cluster's rates."""
 
@@ -150,6 +152,10 @@ class Cluster:
         message_launch_s: seconds that a message occupies both ports on top of its bytes.
         copy_bytes_per_s: bytes that a device reads and writes per second when it merges or copies;
             ``None``: free.
+        sms: multiprocessors of a device; each runs one block of threads (CTA) at a time.
+        cta_keys: what a CTA takes beside its keys (start, state, end), as so many keys more.
+        kernel_schedule: how CTAs get to multiprocessors, one of `KERNEL_SCHEDULES`; the module
+            `launches` explains them.
         devices: for each node the rate of each of its devices, relative to `flops_per_s` and
             `copy_bytes_per_s`; empty: all are 1.
         rails: network port j of a node is on rail ``j % rails``.
@@ -181,6 +187,9 @@ class Cluster:
     kernel_launch_s: float = 0.0
     message_launch_s: float = 0.0
     copy_bytes_per_s: float | None = None
+    sms: int = 1
+    cta_keys: int = 0
+    kernel_schedule: str = "list"
     devices: tuple[tuple[float, ...], ...] = ()
     rails: int = 1
     nodes_per_leaf: int | None = None
@@ -188,10 +197,10 @@ class Cluster:
 
     def __post_init__(self) -> None:
         for name in ("nodes", "devices_per_node", "devices_per_nic", "kernel_tile", "memory_bytes",
-                     "rails", "nodes_per_leaf"):  # fmt: skip
+                     "rails", "nodes_per_leaf", "sms"):  # fmt: skip
             if getattr(self, name) is None and name == "nodes_per_leaf":
                 continue
-            most = {"memory_bytes": MOST_RATE, "kernel_tile": MOST_KERNEL_TILE}
+            most = {"memory_bytes": MOST_RATE, "kernel_tile": MOST_KERNEL_TILE, "sms": 1 << 14}
             _check_count(name, getattr(self, name), int(most.get(name, MOST_NODES)))
         for name in ("intra_bytes_per_s", "inter_bytes_per_s", "flops_per_s"):
             _check_rate(name, getattr(self, name))
@@ -202,6 +211,13 @@ class Cluster:
                 _check_rate(name, getattr(self, name))
         if self.inter_latency_s is not None:
             _check_overhead("inter_latency_s", self.inter_latency_s)
+        _check_count("cta_keys", self.cta_keys, MOST_KERNEL_TILE, least=0)
+        if self.kernel_schedule not in KERNEL_SCHEDULES:
+            raise ClusterError(
+                f"Cluster.kernel_schedule: expected one of {', '.join(KERNEL_SCHEDULES)}, got "
+                f"{self.kernel_schedule!r:.60}",
+                "kernel_schedule",
+            )
         self._check_devices()
         if self.num_devices > MOST_DEVICES:
             raise ClusterError(
@@ -336,7 +352,9 @@ class Cluster:
         return self.flops_per_s
 
 
-LATER_FIELDS = frozenset({"devices", "rails", "nodes_per_leaf", "spine_bytes_per_s"})
+LATER_FIELDS = frozenset({
+    "devices", "rails", "nodes_per_leaf", "spine_bytes_per_s", "sms", "cta_keys", "kernel_schedule",
+})  # fmt: skip
 """Fields that files name only where they are not the default."""
 
 
@@ -355,10 +373,10 @@ def devices_of_json(value: object) -> tuple[tuple[float, ...], ...]:
     return tuple(map(tuple, value))
 
 
-def _check_count(name: str, value: object, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+def _check_count(name: str, value: object, most: int, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ClusterError(
-            f"Cluster.{name}: expected a whole number 1 to {most}, got {value!r}", name
+            f"Cluster.{name}: expected a whole number {least} to {most}, got {value!r}", name
         )
 
 

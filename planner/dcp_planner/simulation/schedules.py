@@ -11,11 +11,11 @@ from types import MappingProxyType
 
 import numpy as np
 
-from dcp_dsl.arrays import Floats, Indices, Ints
+from dcp_dsl.arrays import Indices, Ints
 from dcp_planner.errors import BufferLimitError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import Budget, PlanConfig
-from dcp_planner.model.cost_model import workload_seconds
+from dcp_planner.model.launches import KernelWork
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import DIRECTIONS, Direction, Workload
 from dcp_planner.schedule.divisions import Arrivals, Schedule, cut_divisions
@@ -60,14 +60,14 @@ class _Trial:
     Attributes:
         workload, placement, cluster: what is placed, where, on which machine.
         needs: which devices need which blocks: queries, then keys.
-        seconds: of every tile, forward and backward.
+        work: what prices the tiles, forward and backward.
     """
 
     workload: Workload
     placement: Placement
     cluster: Cluster
     needs: tuple[Needs, Needs]
-    seconds: Mapping[Direction, Floats]
+    work: Mapping[Direction, KernelWork]
 
     @classmethod
     def of(
@@ -76,11 +76,15 @@ class _Trial:
         """Route a placement, in head groups or not."""
         workload, placement = expand_placement(workload, placement)
         needs = find_needs(workload, placement, cluster, config.routing)
-        seconds = {
-            direction: workload_seconds(workload, cluster, is_backward=direction == "backward")
+        tiles = workload.compute_q, workload.compute_kv, workload.compute_pairs
+        work = {
+            direction: KernelWork.of(
+                tiles, workload.block_tokens, workload.shape, cluster,
+                is_backward=direction == "backward",
+            )
             for direction in DIRECTIONS
-        }
-        return cls(workload, placement, cluster, needs, seconds)
+        }  # fmt: skip
+        return cls(workload, placement, cluster, needs, work)
 
     def cut(
         self,
@@ -96,7 +100,7 @@ class _Trial:
             direction, self.workload, self.placement, division, self.needs,
             self.cluster.num_devices, is_frugal=is_frugal,
         )  # fmt: skip
-        played = play(emitted.programs, emitted.transfers, self.seconds[direction], self.cluster)
+        played = play(emitted.programs, emitted.transfers, self.work[direction], self.cluster)
         return _Cut(division, emitted.transfers, played.arrived, played.end_ns / 1e9)
 
     def memory(self, direction: Direction, cut: _Cut) -> tuple[int, int]:
@@ -124,7 +128,7 @@ class _Trial:
         if fine.division.max(initial=0) <= 1:
             return coarse  # no device receives more than one block
         at_ns = self._arrivals(fine)
-        work = np.maximum(1, np.rint(self.seconds[direction] * 1e9)).astype(np.int64)
+        work = np.maximum(1, np.rint(self.work[direction].seconds * 1e9)).astype(np.int64)
         for arrivals in (Arrivals(at_ns), Arrivals(at_ns, work)):
             for parts in choices:
                 cuts.append(self.cut(direction, parts, arrivals=arrivals))

@@ -4,10 +4,10 @@ The model, per device: one compute lane, which stands still at a `CommWait`; for
 node one port that sends and one that receives, and for links between nodes the two ports of its
 NIC, all independent of each other. A message starts once both ends have launched it, what it passes
 on has arrived, and both ports are free; it occupies both for ``Link.busy_s`` and arrives the link's
-latency later. A free port takes the lowest transfer id that it can serve. Attention takes
-`tile_seconds`, reductions `reduction_seconds`, each after the launch of its kernel; copying the own
-blocks counts as free. Backward starts when the slowest device has finished forward. Times are whole
-nanoseconds, durations rounded up.
+latency later. A free port takes the lowest transfer id that it can serve. Attention takes what its
+blocks of threads take (`KernelWork`), reductions `reduction_seconds`, each after the launch of its
+kernel; copying the own blocks counts as free. Backward starts when the slowest device has finished
+forward. Times are whole nanoseconds, durations rounded up.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ import numpy as np
 from dcp_dsl.arrays import Floats, Indices, Ints
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
-from dcp_planner.model.cost_model import reduction_seconds, tile_seconds
+from dcp_planner.model.cost_model import reduction_seconds
+from dcp_planner.model.launches import KernelWork
 from dcp_planner.model.workload import Direction
 from dcp_planner.simulation.event_loop import Messages, Steps, launches_of_waits, run_events
 from dcp_planner.simulation.event_names import message_names, wait_name
@@ -114,8 +115,8 @@ def mean_compute_seconds(plan: Plan) -> float:
     flat, total = expand_head_groups(plan), 0.0
     for direction in ("forward", "backward"):
         programs = tabulate_programs(flat, direction)
-        seconds = _tile_seconds(flat, direction)
-        total += float(_durations(programs, flat.transfers, seconds, flat.cluster).sum())
+        work = _kernel_work(flat, direction)
+        total += float(_durations(programs, flat.transfers, work, flat.cluster).sum())
     return total / plan.num_devices
 
 
@@ -143,19 +144,27 @@ class Played:
 def play(
     programs: ProgramTable,
     transfers: Transfers,
-    seconds_of_tile: Floats,
+    work: KernelWork,
     cluster: Cluster,
     start_ns: int = 0,
     what_if: WhatIf = AS_IT_IS,
 ) -> Played:
     """Play one direction; the items of `programs` are rows of `transfers` and of the tiles.
 
+    Args:
+        programs: of all devices.
+        transfers: what they send.
+        work: what prices their attention.
+        cluster: the machine.
+        start_ns: when everybody begins.
+        what_if: what is imagined to be otherwise.
+
     Raises:
         PlanError: for a deadlock, or a run of a century.
     """
     nics, ends = cluster.nic_of_device, np.stack([transfers.source, transfers.target])
     link = cluster.link_class(transfers.source, transfers.target)
-    duration = _durations(programs, transfers, seconds_of_tile, cluster)
+    duration = _durations(programs, transfers, work, cluster)
     busy, latency = _message_times(transfers.size_bytes, link, cluster)
     if what_if.even_compute:
         duration = _levelled(duration, programs.device, cluster)
@@ -206,22 +215,20 @@ def find_feeders(transfers: Transfers) -> Ints:
 
 
 def _durations(
-    programs: ProgramTable, transfers: Transfers, seconds_of_tile: Floats, cluster: Cluster
+    programs: ProgramTable, transfers: Transfers, work: KernelWork, cluster: Cluster
 ) -> Floats:
     """Compute the seconds that each instruction takes on the compute lane, ``[I]``."""
     seconds, speed = np.zeros(len(programs)), cluster.speed_of_device
     counts = np.diff(programs.item_ptr)
-    for op, weights in (
-        (ATTENTION, seconds_of_tile),
-        (REDUCTION, reduction_seconds(transfers.size_bytes, cluster)),
-    ):
-        chosen = np.flatnonzero((programs.op == op) & (counts > 0))
-        if chosen.size and len(weights):
-            of_item = np.repeat(programs.op == op, counts)
-            sums = np.add.reduceat(
-                weights[programs.items[of_item]], np.append(0, np.cumsum(counts[chosen]))[:-1]
-            )
-            seconds[chosen] = sums / speed[programs.device[chosen]] + cluster.kernel_launch_s
+    attends = np.flatnonzero((programs.op == ATTENTION) & (counts > 0))
+    seconds[attends] = work.launch_seconds(attends, programs.item_ptr, programs.items)
+    reduces = np.flatnonzero((programs.op == REDUCTION) & (counts > 0))
+    if reduces.size:
+        size = transfers.size_bytes[programs.items[np.repeat(programs.op == REDUCTION, counts)]]
+        sums = np.add.reduceat(size, np.append(0, np.cumsum(counts[reduces]))[:-1])
+        seconds[reduces] = reduction_seconds(sums, cluster)
+    busy = np.append(attends, reduces)
+    seconds[busy] = seconds[busy] / speed[programs.device[busy]] + cluster.kernel_launch_s
     return seconds
 
 
@@ -247,16 +254,14 @@ def _nanoseconds(seconds: Floats) -> Ints:
 def _play_direction(
     plan: Plan, direction: Direction, start_ns: int, what_if: WhatIf = AS_IT_IS
 ) -> Played:
-    programs, seconds = tabulate_programs(plan, direction), _tile_seconds(plan, direction)
-    return play(programs, plan.transfers, seconds, plan.cluster, start_ns, what_if)
+    programs, work = tabulate_programs(plan, direction), _kernel_work(plan, direction)
+    return play(programs, plan.transfers, work, plan.cluster, start_ns, what_if)
 
 
-def _tile_seconds(plan: Plan, direction: Direction) -> Floats:
-    tokens, tiles = plan.blocks.num_tokens, plan.tiles
-    return tile_seconds(
-        tiles.pairs,
-        tokens[tiles.q_block],
-        tokens[tiles.kv_block],
+def _kernel_work(plan: Plan, direction: Direction) -> KernelWork:
+    return KernelWork.of(
+        (plan.tiles.q_block, plan.tiles.kv_block, plan.tiles.pairs),
+        plan.blocks.num_tokens,
         plan.shape,
         plan.cluster,
         is_backward=direction == "backward",
