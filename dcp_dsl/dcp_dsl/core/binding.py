@@ -4,11 +4,12 @@ A mask is tried from the side it is simple from, the queries or the keys, and th
 """
 
 from collections.abc import Mapping
-from typing import NoReturn
+from dataclasses import replace
 
 import numpy as np
 
 from dcp_dsl.budget import Budget, OverBudget
+from dcp_dsl.core.factors import factorise
 from dcp_dsl.core.frame import Frame
 from dcp_dsl.core.layout import Column
 from dcp_dsl.core.lowering import Lowering, NoForm
@@ -18,14 +19,14 @@ from dcp_dsl.elaboration.reads import column_readers, laid_statements
 from dcp_dsl.elaboration.text import show
 from dcp_dsl.forms.conversion import slabs_of, to_form
 from dcp_dsl.forms.form import Form
-from dcp_dsl.forms.tiles import Tiles
+from dcp_dsl.forms.tiles import DecidedPart, Tiles
 from dcp_dsl.symbolic.intervals import Grid
-from dcp_dsl.symbolic.piecewise import TooManyPieces
+from dcp_dsl.symbolic.piecewise import TooManyPieces, limit_pieces
 from dcp_dsl.symbolic.region import Region
 from dcp_dsl.symbolic.terms import NotSeparable
 
-MAX_STEPS = 2**23  # slabs and nodes; one or two seconds
-MAX_PART_STEPS = 2**22  # of symbolic work on one part of a predicate
+MAX_STEPS = 2**22  # slabs and nodes; a fraction of a second
+MAX_PART_STEPS = 2**21  # of symbolic work on one part of a predicate
 MAX_UNDECIDED = 2**31  # pairs to look at one by one; some seconds
 MAX_BLOCKS = 2**9  # per side, when deciding whether a mask is too large
 
@@ -46,19 +47,28 @@ def bind_core(core: nodes.Mask, columns: Mapping[str, Column], num_tokens: int) 
         return slabs_of(Region.empty(0))
     has_tokens = any(isinstance(c, list) and len(c) == num_tokens for c in columns.values())
     keys_first = has_tokens and reads_keys_only(core)
-    place: nodes.Place | None = None
+    whole = Frame.of(num_tokens, columns, Budget(MAX_STEPS))
+    first: NoForm | None = None
     for is_transposed in (keys_first, not keys_first):
-        frame = Frame.of(num_tokens, columns, Budget(MAX_STEPS))
+        frame = replace(whole, budget=Budget(MAX_STEPS))  # what it knows stays known
         try:
             found = Lowering(frame, is_transposed=is_transposed).mask(core)
         except NoForm as error:
-            place = place or error.place
+            first = first or error
             if isinstance(error.why, NotSeparable):
                 break  # the same from the keys
             continue
         return to_form(found, is_transposed=is_transposed and isinstance(found, Region))
-    assert place is not None, "something was too wide"
-    return _bind_tiles(core, columns, num_tokens, place)
+    assert first is not None, "something was too wide"
+    try:
+        frame = replace(whole, budget=Budget(MAX_PART_STEPS))
+        return factorise(core, frame) or _bind_tiles(core, frame)
+    except (NoForm, NotSeparable, TooManyPieces, OverBudget) as error:
+        why = str(error) or str(first.why) or f"more than {MAX_STEPS:_} steps"
+    first.place.fail(
+        "E191", f"this falls into too many pieces on this sample: {why}",
+        "use a shorter sample, or larger tiles",
+    )  # fmt: skip
 
 
 def reads_keys_only(core: nodes.Mask) -> bool:
@@ -71,21 +81,21 @@ def reads_keys_only(core: nodes.Mask) -> bool:
     return sides == {"k"}
 
 
-def _bind_tiles(
-    core: nodes.Mask, columns: Mapping[str, Column], num_tokens: int, place: nodes.Place
-) -> Form:
-    """Return a mask as a predicate, if not too many pairs are left to look at one by one."""
-    frame = Frame.of(num_tokens, columns, Budget(MAX_PART_STEPS))
-    try:
-        decide = Predicate.of(core, frame, is_symbolic=True)
-    except (NoForm, NotSeparable, TooManyPieces, OverBudget):
-        _refuse(place)
+def _bind_tiles(core: nodes.Mask, frame: Frame) -> Form:
+    """Return a mask as a predicate.
+
+    Raises:
+        TooManyPieces: if too many pairs are left to look at one by one.
+        NoForm, NotSeparable, OverBudget: if a part of it is too wide.
+    """
+    decide = Predicate.of(core, frame, is_symbolic=True)
+    num_tokens = frame.num_tokens
     block = max(64, -(-num_tokens // MAX_BLOCKS))
     bounds = np.unique(np.append(np.arange(0, num_tokens, block), num_tokens))
     always, ever = decide(Grid(bounds, bounds))
-    if int((ever & ~always).sum()) * block**2 > MAX_UNDECIDED:
-        _refuse(place)
-    return Tiles(num_tokens, decide, _name(core, columns))
+    undecided = int((ever & ~always).sum()) * block**2
+    limit_pieces(undecided, MAX_UNDECIDED, "pairs to look at one by one")
+    return Tiles(num_tokens, (DecidedPart(decide, _name(core, frame.columns)),))
 
 
 def _name(core: nodes.Mask, columns: Mapping[str, Column]) -> str:
@@ -96,10 +106,3 @@ def _name(core: nodes.Mask, columns: Mapping[str, Column]) -> str:
         {f"{n.name} {n.column}" for n in nodes.walk(core) if isinstance(n, nodes.TokenColumn)}
     )
     return "\n".join([show(core), *statements, *tokens, *(f"{c} {columns[c]}" for c in used)])
-
-
-def _refuse(place: nodes.Place) -> NoReturn:
-    place.fail(
-        "E191", "this falls into too many pieces on this sample",
-        "use a shorter sample, or larger tiles",
-    )  # fmt: skip

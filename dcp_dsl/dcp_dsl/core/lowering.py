@@ -6,6 +6,7 @@ from operator import or_
 
 import numpy as np
 
+from dcp_dsl.arrays import Ints
 from dcp_dsl.budget import OverBudget
 from dcp_dsl.core.frame import STEPS_PER_NODE, Frame, VaryingLength
 from dcp_dsl.core.instances import Instances
@@ -18,6 +19,7 @@ from dcp_dsl.symbolic.piecewise import (
     TooManyPieces,
     ValueTooLarge,
     expand,
+    limit_pieces,
     sorted_unique,
 )
 from dcp_dsl.symbolic.region import Region
@@ -166,11 +168,11 @@ class Lowering:
         n, start, end = self.frame.num_tokens, own.start, own.end
         if not own.is_split:
             return Region.rectangles(n, start, end, start, end)
-        group = own.parent * (int(own.number.max()) + 1) + own.number  # an id in several stretches
+        group = instance_labels(own)
         order = np.argsort(group, kind="stable")
         _, first, counts = np.unique(group[order], return_index=True, return_counts=True)
-        if int((counts.astype(np.float64) ** 2).sum()) > self.max_jobs:
-            raise TooManyPieces
+        squares = float((counts.astype(np.float64) ** 2).sum())
+        limit_pieces(squares, self.max_jobs, "pairs of stretches of the same id")
         size = np.repeat(counts, counts)
         left = np.repeat(order, size)
         right = order[expand(np.repeat(first, counts), size)[1]]
@@ -244,7 +246,7 @@ class Lowering:
     def compare_remainder(self, value: Cyclic, op: str) -> MaskValue:
         """Return the pairs whose remainder of the distance ``value op 0``."""
         if self.is_transposed:  # remainders are those of q - k, rows would be keys
-            raise TooManyPieces
+            raise TooManyPieces("remainders of a distance seen from the keys")
         return Classes.of_truth(value.compare(op), self.everything())
 
     def compare_quotient(self, value: Quotient, limit: int, op: str) -> Region:
@@ -283,6 +285,13 @@ class Lowering:
             flat = np.zeros_like(function.values)
             both.append(self.compare(make(function.with_values(flat, flat)), "=="))
         return both[0] & both[1]
+
+
+def instance_labels(own: Instances) -> Ints:
+    """Return an integer for each of some filled instances, equal where one id has several."""
+    if not own.is_split:
+        return np.arange(len(own))
+    return own.parent * (int(own.number.max()) + 1) + own.number
 
 
 def hull(region: Region) -> Bands:

@@ -13,15 +13,17 @@ import numpy as np
 from dcp_dsl.budget import OverBudget
 from dcp_dsl.core.frame import Frame, VaryingLength
 from dcp_dsl.core.instances import Instances
-from dcp_dsl.core.lowering import Lowering, NoForm
+from dcp_dsl.core.lowering import Lowering, NoForm, instance_labels
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.forms.conversion import to_form
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.tiles import Verdict, decide_form
+from dcp_dsl.symbolic.classes import num_slabs
 from dcp_dsl.symbolic.intervals import Grid, Interval
 from dcp_dsl.symbolic.piecewise import Piecewise, TooManyPieces
 from dcp_dsl.symbolic.terms import NotSeparable, Number
 
+MAX_SLABS = 2**12  # of a part: bounds decide blocks sooner than more slabs
 Decide: TypeAlias = Callable[[Grid], Verdict]
 Bound: TypeAlias = Callable[[Grid], Interval]
 
@@ -66,7 +68,10 @@ class Predicate:
         if not self.is_symbolic:
             return None
         try:
-            form: Form = to_form(self.lowering.mask(node), is_transposed=False)
+            found = self.lowering.mask(node)
+            if num_slabs(found) > MAX_SLABS:
+                return None
+            form: Form = to_form(found, is_transposed=False)
         except NoForm as error:
             if isinstance(error.why, OverBudget):
                 raise
@@ -211,8 +216,5 @@ def _joined(items: Sequence[Decide], *, is_and: bool) -> Decide:
 
 def _same(own: Instances, frame: Frame) -> Decide:
     """Return what decides whether query and key lie in the same instance."""
-    name = np.arange(len(own))
-    if own.is_split:  # an id comes in several stretches
-        name = own.parent * (int(own.number.max()) + 1) + own.number
-    function = own.function(frame.num_tokens, name)
+    function = own.function(frame.num_tokens, instance_labels(own))
     return _compared("==", _of_token(function, "q"), _of_token(function, "k"))

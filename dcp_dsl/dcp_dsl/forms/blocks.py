@@ -224,7 +224,10 @@ def _count(
         counted = placed.count_blocks(*bounds)
         parts.append((counted.row, counted.col, counted.pairs))
     row, col, pairs = (np.concatenate(c) for c in zip(*parts, strict=True))
-    order = np.lexsort((col, row))
+    key = row * len(bounds[1]) + col
+    if (key[1:] > key[:-1]).all() and not len(found.row):
+        return BlockCounts.without_slabs(row, col, pairs)
+    order = np.argsort(key, kind="stable")
     sizes = np.diff(found.piece_ptr)
     # Blocks of slabs keep their order among themselves, so their slabs do too.
     counts = np.concatenate([sizes, np.zeros(len(row) - len(sizes), np.int64)])[order]

@@ -1,5 +1,7 @@
 """Convert exact forms: regions to the shortest form, every form to slabs or rows."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from dcp_dsl.arrays import Ints
@@ -8,12 +10,16 @@ from dcp_dsl.forms.form import Form, row_chunks
 from dcp_dsl.forms.rows import Columns, Rows
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.forms.strided import Strided, StridedPart
+from dcp_dsl.forms.transposition import as_regions
 from dcp_dsl.symbolic.classes import Classes, MaskValue
 from dcp_dsl.symbolic.piecewise import TooManyPieces, expand
 from dcp_dsl.symbolic.region import Region
 
 MAX_SLABS = 2**20
 MAX_RANGES = 2**24  # of rows: some hundred megabytes
+MAX_TOKENS = 2**17  # of a mask whose pairs are looked at: 17 billion of them, in bunches
+ROWS_TO_GUESS = 64
+GUESS_MARGIN = 2  # how many times too many ranges the rows looked at must have
 MIN_ROWS_SLABS = 64  # few slabs are never worth another form
 ROWS_PER_SLAB = 1.5  # rows that slabs must have on average to be shorter than ranges per row
 
@@ -74,57 +80,135 @@ def as_slabs(form: Form, max_slabs: int = MAX_SLABS) -> Slabs:
     """
     if isinstance(form, Slabs):
         return form
-    try:
-        region = _as_region(form, max_slabs)
-    except TooManyPieces:
-        region = None
-    if region is not None:
-        region = region.maximal()
-    if region is None or len(region.q_start) > max_slabs:
+    region = _transposed(form)
+    if region is None:
+        row, start, end = _row_ranges(form, 4 * max_slabs)
+        flat = np.zeros_like(row)
+        columns = (row, row + 1, start, end, flat, flat)  # in order and apart: nothing to sweep
+        region = Region(form.num_tokens, *columns, is_maximal=False).maximal()
+    if len(region.q_start) > max_slabs:
         raise DatasetError(
-            f"a mask of form `{form.form}` on {form.num_tokens:_} tokens falls into more than "
-            f"{max_slabs:_} slabs; use a shorter sample, or what takes `{form.form}` as it is"
+            f"a mask of form `{form.form}` on {form.num_tokens:_} tokens falls into "
+            f"{len(region.q_start):_} slabs, at most {max_slabs:_} are made; use a shorter sample, "
+            f"or what takes `{form.form}` as it is"
         )
     return slabs_of(region)
+
+
+def _transposed(form: Form) -> Region | None:
+    """Return a mask of few slabs seen from the keys as slabs; None if it is none, or too many."""
+    if not (isinstance(form, Columns) and isinstance(form.keys, Slabs)):
+        return None
+    try:
+        region = as_regions(form, is_transposed=False)
+    except TooManyPieces:
+        return None
+    return region.maximal() if isinstance(region, Region) else None
 
 
 def as_rows(form: Form, max_ranges: int = MAX_RANGES) -> Rows:
     """Return any exact form as key ranges of each row; costs what it has in such ranges.
 
     Raises:
-        DatasetError: if there would be more than `max_ranges` ranges.
+        DatasetError: if there would be more than `max_ranges` ranges, or a mask that is looked at
+            pair by pair is too long for that.
 
     >>> as_rows(Columns(Rows(3, [0, 1, 2, 3], [0, 1, 2], [3, 3, 3]))).kv_end.tolist()
     [1, 2, 3]
     """
-    found = _row_ranges(form, max_ranges)
-    if found is None:
-        raise DatasetError(
-            f"a mask of form `{form.form}` on {form.num_tokens:_} tokens has more than "
-            f"{max_ranges:_} key ranges of rows; use a shorter sample"
-        )
-    row, start, end = found
+    row, start, end = _row_ranges(form, max_ranges)
     return Rows(form.num_tokens, np.searchsorted(row, np.arange(form.num_tokens + 1)), start, end)
 
 
-def _as_region(form: Form, max_slabs: int) -> Region | None:
-    """Return a form as a region; None if its row ranges are too many."""
-    found = _row_ranges(form, 4 * max_slabs)
-    if found is None:
-        return None
-    row, start, end = found
-    return Region.rectangles(form.num_tokens, row, row + 1, start, end)
-
-
-def _row_ranges(form: Form, most: int) -> tuple[Ints, Ints, Ints] | None:
-    """List row, first key and end of all key ranges; None if there are more than `most`."""
+def _row_ranges(form: Form, most: int) -> tuple[Ints, Ints, Ints]:
+    """List row, first key and end of all key ranges; `DatasetError` if more than `most`."""
+    if isinstance(form, Columns):
+        return _ranges_of_columns(form, most)
+    n = form.num_tokens
+    if isinstance(form, Strided):
+        _limit_ranges(form, _count_strided(form), most)
+    elif not isinstance(form, Slabs | Rows):
+        _guess_ranges(form, most)
+    if not isinstance(form, Slabs | Rows) and n > MAX_TOKENS:
+        raise DatasetError(
+            f"a mask of form `{form.form}` is written as ranges pair by pair, on at most "
+            f"{MAX_TOKENS:_} tokens; got {n:_}"
+        )
     parts = [(np.empty(0, np.int64),) * 3]
     total = 0
-    for begin, end in row_chunks(form.num_tokens, form.num_tokens):
+    for begin, end in row_chunks(n, n):
         row_ptr, starts, ends = form.row_ranges(begin, end)
         total += len(starts)
-        if total > most:
-            return None
+        _limit_ranges(form, total, most, ", or more")
         parts.append((begin + np.repeat(np.arange(end - begin), np.diff(row_ptr)), starts, ends))
     row, start, end_ = (np.concatenate(c) for c in zip(*parts, strict=True))
     return row, start, end_
+
+
+def _limit_ranges(form: Form, count: int, most: int, how: str = "") -> None:
+    if count > most:
+        raise DatasetError(
+            f"a mask of form `{form.form}` on {form.num_tokens:_} tokens has {count:_} key ranges "
+            f"of rows{how}, at most {most:_} are written out; use a shorter sample, or what takes "
+            f"`{form.form}` as it is"
+        )
+
+
+def _guess_ranges(form: Form, most: int) -> None:
+    """Refuse a mask of which a few rows, evenly apart, have far too many ranges already."""
+    rows = np.unique(np.linspace(0, form.num_tokens - 1, ROWS_TO_GUESS).astype(np.int64)).tolist()
+    found = sum(len(form.row_ranges(row, row + 1)[1]) for row in rows)
+    count = found * form.num_tokens // len(rows)
+    if count > GUESS_MARGIN * most:
+        _limit_ranges(form, count, most, f", judged by {len(rows)} of them")
+
+
+def _count_strided(form: Strided) -> int:
+    """Count the key ranges of all rows: pairs whose key before is not visible."""
+    whole = as_regions(form, is_transposed=False)
+    assert isinstance(whole, Classes), "a strided mask has classes"
+    moved = Classes(form.num_tokens, np.roll(whole.labels, -1), tuple(
+        replace(r, kv_start=r.kv_start + 1, kv_end=r.kv_end + 1) for r in whole.regions
+    ))  # fmt: skip
+    return form.num_pairs - to_form(whole & moved, is_transposed=False).num_pairs
+
+
+def _ranges_of_columns(form: Columns, most: int) -> tuple[Ints, Ints, Ints]:
+    """List the key ranges of all rows of a mask seen from the keys, without looking at pairs.
+
+    Pairs are numbered key by key. A range begins where the pair of the key before is not visible,
+    and ends where that of the next key is not.
+    """
+    n = form.num_tokens
+    key, start, end = _row_ranges(form.keys, MAX_RANGES)
+    low, high = key * n + start, key * n + end
+    begins = _without(low, high, n)
+    _limit_ranges(form, int((begins[1] - begins[0]).sum()), most)
+    first, last = (_by_row(edges, n) for edges in (begins, _without(low, high, -n)))
+    return first[0], first[1], last[1] + 1
+
+
+def _by_row(edges: tuple[Ints, Ints], num_tokens: int) -> tuple[Ints, Ints]:
+    """Return (row, key) of pairs numbered key by key, row after row."""
+    low, high = edges
+    key, row = np.divmod(expand(low, high - low)[1], num_tokens)
+    order = np.argsort(row * num_tokens + key)
+    return row[order], key[order]
+
+
+def _without(low: Ints, high: Ints, shift: int) -> tuple[Ints, Ints]:
+    """Return the numbers in some ranges, but in none of them moved by `shift`.
+
+    Args:
+        low: where ranges begin, rising.
+        high: where they end; they do not overlap.
+        shift: how far the ranges to leave out are moved.
+    """
+    marks = np.concatenate([low, high, low + shift, high + shift])
+    change = np.repeat([1, -1, -2, 2], len(low))
+    order = np.argsort(marks, kind="stable")
+    marks, cover = marks[order], np.cumsum(change[order])
+    is_final = np.append(marks[1:] != marks[:-1], True)[: len(marks)]
+    marks, is_in = marks[is_final], cover[is_final] == 1
+    was_in = np.concatenate([[False], is_in[:-1]])[: len(is_in)]
+    return marks[is_in & ~was_in], marks[was_in & ~is_in]

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from dcp_dsl.arrays import Bools, Ints
-from dcp_dsl.symbolic.piecewise import TooManyPieces
+from dcp_dsl.symbolic.piecewise import limit_pieces
 from dcp_dsl.symbolic.region import Region
 
 MAX_PERIOD = 2**16
@@ -83,13 +83,11 @@ def _combine(
         for m in (left, right)
     ]
     period = lcm(*(len(labels) for labels, _ in parts))
-    if period > MAX_PERIOD:
-        raise TooManyPieces
+    limit_pieces(period, MAX_PERIOD, "remainders of a distance")
     wide = [np.tile(labels, period // len(labels)) for labels, _ in parts]
     base = len(parts[1][1])
     pairs, labels = np.unique(wide[0] * base + wide[1], return_inverse=True)
-    if len(pairs) > MAX_CLASSES:
-        raise TooManyPieces
+    limit_pieces(len(pairs), MAX_CLASSES, "kinds of remainders")
     regions = [operation(parts[0][1][p // base], parts[1][1][p % base]) for p in pairs.tolist()]
     return _simplified(left.num_tokens, labels, tuple(regions))
 

@@ -12,8 +12,8 @@ from dcp_dsl.arrays import Bools, Ints
 from dcp_dsl.symbolic.piecewise import (
     Bands,
     Piecewise,
-    TooManyPieces,
     expand,
+    limit_pieces,
     overlaps,
     sorted_unique,
 )
@@ -267,8 +267,7 @@ def _jobs(
     first = np.searchsorted(runs.end, bands.key_start[band], side="right")
     counts = np.searchsorted(runs.start, bands.key_end[band], side="left") - first
     counts = np.maximum(counts, 0)
-    if int(counts.sum()) > max_jobs:
-        raise TooManyPieces
+    limit_pieces(int(counts.sum()), max_jobs, "pairs of steps")
     piece, run = expand(first, counts)
     return _Jobs(start[piece], end[piece], value[piece], slope[piece], run)
 
@@ -315,8 +314,7 @@ def _cut_at_levels(jobs: _Jobs, runs: Runs, shifts: list[int]) -> _Jobs:
         if is_rough.any():
             rough = np.flatnonzero(is_rough)
             length = jobs.end[rough] - jobs.start[rough]
-            if int(length.sum()) > MAX_JOBS:
-                raise TooManyPieces
+            limit_pieces(int(length.sum()), MAX_JOBS, "rows with ranges of their own")
             job, row = expand(jobs.start[rough], length)
             jobs = _cut_jobs(jobs, rough[job], row)
     return jobs
@@ -328,8 +326,7 @@ def _crossings(jobs: _Jobs, runs: Runs, shift: int) -> tuple[Ints, Ints]:
     last = value + slope * (jobs.end - jobs.start - 1)
     low = runs.count_levels(jobs.run, np.minimum(value, last))
     counts = runs.count_levels(jobs.run, np.maximum(value, last)) - low
-    if int(counts.sum()) > MAX_JOBS:
-        raise TooManyPieces
+    limit_pieces(int(counts.sum()), MAX_JOBS, "crossings of a comparison")
     job, at = expand(low, counts)
     level, slope, value = runs.levels[at], slope[job], value[job]
     up = -(-(level - value) // np.where(slope > 0, slope, 1))

@@ -15,7 +15,19 @@ MAX_PIECES = 2**21
 
 
 class TooManyPieces(Exception):
-    """The exact answer falls into more pieces than can be handled in about a second."""
+    """The exact answer falls into more pieces than can be handled in a fraction of a second."""
+
+
+def limit_pieces(count: float, most: int, what: str) -> None:
+    """Refuse more pieces than `most`, before they are made; `what` says of which kind.
+
+    Raises:
+        TooManyPieces: if there are more; its text is the limit in words.
+
+    >>> limit_pieces(3, 2**10, "steps")
+    """
+    if count > most:
+        raise TooManyPieces(f"{int(count):_} {what}, at most {most:_} are handled")
 
 
 class ValueTooLarge(Exception):
@@ -151,8 +163,7 @@ class Piecewise:
         first = self.values
         last = first + part * (self.lengths - 1)  # without the whole part, which divides exactly
         steps = last // divisor - first // divisor
-        if int(steps.sum()) > MAX_PIECES:
-            raise TooManyPieces
+        limit_pieces(int(steps.sum()), MAX_PIECES, "steps of a quotient")
         piece = np.repeat(np.arange(len(steps)), steps + 1)
         index = np.arange(len(piece)) - np.repeat(np.cumsum(steps + 1) - (steps + 1), steps + 1)
         level = first[piece] // divisor + index
@@ -196,8 +207,7 @@ class Piecewise:
         borders = np.append(self.starts, self.num_tokens)
         high = np.searchsorted(borders, np.maximum(inner.values, last), side="right")
         counts = np.where(inner.slopes != 0, np.maximum(high - low, 0), 0)
-        if int(counts.sum()) > MAX_PIECES:
-            raise TooManyPieces
+        limit_pieces(int(counts.sum()), MAX_PIECES, "steps of a lookup")
         piece = np.repeat(np.arange(len(counts)), counts)
         border = borders[
             np.arange(len(piece)) - np.repeat(np.cumsum(counts) - counts - low, counts)

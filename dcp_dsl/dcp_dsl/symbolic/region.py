@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Ints
-from dcp_dsl.symbolic.piecewise import TooManyPieces, sorted_unique
+from dcp_dsl.symbolic.piecewise import limit_pieces, sorted_unique
 from dcp_dsl.symbolic.shortcuts import intersect, is_single
 from dcp_dsl.symbolic.shortcuts import sweep as sweep_few
 
-MAX_CELLS = 2**21
+MAX_CELLS = 2**19
 GLUED_AT_ONCE = 2**13
 FEW = 12  # slabs that are faster one by one than in arrays
 
@@ -198,8 +198,7 @@ def _cells(knots: Ints, q_start: Ints, q_end: Ints) -> tuple[Ints, Ints]:
     low, high = np.searchsorted(knots, q_start), np.searchsorted(knots, q_end)
     counts = high - low
     total = int(counts.sum())
-    if total > MAX_CELLS:
-        raise TooManyPieces
+    limit_pieces(total, MAX_CELLS, "pieces of slabs")
     slab = np.repeat(np.arange(len(q_start)), counts)
     cell = np.arange(total) - np.repeat(np.cumsum(counts) - counts - low, counts)
     return slab, cell
@@ -238,8 +237,7 @@ def _meetings(knots: Ints, columns: tuple[Ints, ...], num_tokens: int) -> Ints:
     low, high = np.searchsorted(still, moving), np.searchsorted(still, reach, side="right")
     counts = high - low
     total = int(counts.sum())
-    if total > MAX_CELLS:
-        raise TooManyPieces
+    limit_pieces(total, MAX_CELLS, "meetings of slabs")
     which = np.repeat(np.arange(len(moving)), counts)
     met = still[np.arange(total) - np.repeat(np.cumsum(counts) - counts - low, counts)]
     row = knots[at[which]] + met - moving[which]

@@ -10,8 +10,8 @@ from dcp_dsl.arrays import Bools, Ints
 from dcp_dsl.symbolic.piecewise import (
     MAX_VALUE,
     Piecewise,
-    TooManyPieces,
     ValueTooLarge,
+    limit_pieces,
 )
 
 MAX_PERIOD = 2**16
@@ -177,8 +177,7 @@ class Cyclic:
 
     def _align(self, other: "Cyclic") -> tuple[Ints, Ints]:
         period = lcm(len(self.values), len(other.values))
-        if period > MAX_PERIOD:
-            raise TooManyPieces
+        limit_pieces(period, MAX_PERIOD, "remainders of a distance")
         a, b = (np.tile(v, period // len(v)) for v in (self.values, other.values))
         return a, b
 

@@ -1,0 +1,152 @@
+"""Parts of `Tiles`: slabs of which only pairs of equal labels count, as for flags at random.
+
+``causal and q in asking and k in kept`` falls into a range per token where flags are scattered, but
+it is one triangle in which some rows and some keys count. A block inside a slab holds as many pairs
+as its labels say; only where a slab ends are rows looked at one by one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from dcp_dsl.arrays import Bools, Floats, Ints, Record
+from dcp_dsl.forms.form import BlockCounts, digest_of
+from dcp_dsl.forms.slabs import Slabs, count_slab_blocks
+from dcp_dsl.symbolic.piecewise import expand
+
+CELLS_AT_ONCE = 2**24  # labels of all blocks held at once
+ROWS_AT_ONCE = 2**22  # rows of cut blocks held at once
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelledPart(Record):
+    """The pairs of some slabs whose query and key carry the same label.
+
+    Attributes:
+        slabs: a region.
+        q_label: int64 ``[T]``, of each query; -1 is equal to nothing.
+        k_label: int64 ``[T]``, of each key; -1 is equal to nothing.
+        sign: 1 to add the pairs, -1 to take them away.
+    """
+
+    slabs: Slabs
+    q_label: Annotated[Ints, "T"]
+    k_label: Annotated[Ints, "T"]
+    sign: int = 1
+
+    @property
+    def name(self) -> str:
+        """SHA-256 of slabs and labels, and the sign."""
+        n, columns = self.slabs.num_tokens, (self.slabs.table(), self.q_label, self.k_label)
+        return f"{self.sign} {digest_of('labels', n, *columns)}"
+
+    def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
+        """Return the part's pairs among some queries and keys, bool ``[queries, keys]``."""
+        rows, keys = self.q_label[q_start:q_end, None], self.k_label[kv_start:kv_end]
+        equal: Bools = (rows == keys) & (rows >= 0)
+        return equal & self.slabs.tile(q_start, q_end, kv_start, kv_end)
+
+    def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return row, column and signed pairs of the blocks that the slabs touch."""
+        last = len(q_bounds) - 1, len(kv_bounds) - 1
+        q_bounds, kv_bounds = self._to_end(q_bounds), self._to_end(kv_bounds)
+        touched = count_slab_blocks(self.slabs, q_bounds, kv_bounds)
+        area = np.diff(q_bounds)[touched.row] * np.diff(kv_bounds)[touched.col]
+        is_full = touched.pairs == area
+        pairs = np.zeros(len(area), np.int64)
+        self._count_full(q_bounds, kv_bounds, (touched.row, touched.col), is_full, pairs)
+        self._count_cut(q_bounds, kv_bounds, touched, np.flatnonzero(~is_full), pairs)
+        kept = (touched.row < last[0]) & (touched.col < last[1])
+        return touched.row[kept], touched.col[kept], self.sign * pairs[kept]
+
+    def _to_end(self, bounds: Ints) -> Ints:
+        """Add a block for what lies behind the last border, where a mask was cut short."""
+        end = self.slabs.num_tokens
+        return bounds if bounds[-1] == end else np.append(bounds, end)
+
+    def _count_full(
+        self, q_bounds: Ints, kv_bounds: Ints, place: tuple[Ints, Ints], is_full: Bools, pairs: Ints
+    ) -> None:
+        """Count the blocks that lie inside a slab: their pairs of equal labels."""
+        labels = np.intersect1d(_labels_of(self.q_label), _labels_of(self.k_label))
+        row, col = (at[is_full] for at in place)
+        step = max(1, CELLS_AT_ONCE // (len(q_bounds) + len(kv_bounds)))
+        for first in range(0, len(labels), step):
+            some = labels[first : first + step]
+            of_rows = _count_labels(self.q_label, q_bounds, some)
+            of_keys = _count_labels(self.k_label, kv_bounds, some)
+            if len(some) == 1:
+                pairs[is_full] += (of_rows[row, 0] * of_keys[col, 0]).astype(np.int64)
+            else:  # exact: sums stay below 2**53
+                pairs[is_full] += (of_rows @ of_keys.T)[row, col].astype(np.int64)
+
+    def _count_cut(
+        self, q_bounds: Ints, kv_bounds: Ints, touched: BlockCounts, blocks: Ints, pairs: Ints
+    ) -> None:
+        """Count the blocks that a slab ends in, row by row."""
+        entries = np.diff(touched.piece_ptr)[blocks]
+        which, entry = expand(touched.piece_ptr[blocks], entries)
+        block, slab = blocks[which], touched.piece_slab[entry]
+        most = self.k_label.max(initial=-1)
+        labelled = np.flatnonzero((self.q_label >= 0) & (self.q_label <= most))
+        low = np.maximum(q_bounds[touched.row[block]], self.slabs.q_start[slab])
+        high = np.minimum(q_bounds[touched.row[block] + 1], self.slabs.q_end[slab])
+        low, high = np.searchsorted(labelled, low), np.searchsorted(labelled, high)
+        rank = _ranks(self.k_label)
+        ends = np.cumsum(high - low)
+        first = 0
+        while first < len(block):
+            done = ends[first - 1] if first else 0
+            last = max(first + 1, int(np.searchsorted(ends, done + ROWS_AT_ONCE, side="right")))
+            part = slice(first, last)
+            index, at = expand(low[part], (high - low)[part])
+            query, own = labelled[at], slab[part][index]
+            down = query - self.slabs.q_start[own]
+            start = self.slabs.kv_start[own] + self.slabs.start_slope[own] * down
+            end = self.slabs.kv_end[own] + self.slabs.end_slope[own] * down
+            column = touched.col[block[part][index]]
+            start = np.maximum(start, kv_bounds[column])
+            end = np.maximum(np.minimum(end, kv_bounds[column + 1]), start)
+            label = self.q_label[query]
+            found = rank(label, end) - rank(label, start)
+            np.add.at(pairs, block[part], np.bincount(index, found, last - first).astype(np.int64))
+            first = last
+
+
+def _labels_of(label: Ints) -> Ints:
+    """Return the labels that come, rising."""
+    most = int(label.max(initial=-1))
+    if most > 4 * len(label):
+        return np.unique(label[label >= 0])
+    return np.flatnonzero(np.bincount(label + 1, minlength=most + 2)[1:])
+
+
+def _count_labels(label: Ints, bounds: Ints, labels: Ints) -> Floats:
+    """Count how often each of some labels comes in each block, float64 ``[blocks, labels]``."""
+    at = np.searchsorted(labels, label)
+    at[at == len(labels)] = 0
+    kept = labels[at] == label
+    block = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))[kept]
+    size = (len(bounds) - 1) * len(labels)
+    counts = np.bincount(block * len(labels) + at[kept], minlength=size)
+    return counts.reshape(-1, len(labels)).astype(np.float64)
+
+
+def _ranks(label: Ints) -> Callable[[Ints, Ints], Ints]:
+    """Return what counts the positions before one that carry a label, up to a constant a label."""
+    if label.max(initial=-1) <= 0:  # one label: sums of flags
+        before = np.concatenate([[0], np.cumsum(label == 0)])
+        return lambda own, position: before[position]
+    base = len(label) + 1
+    keys = np.sort(label * base + np.arange(len(label)))
+
+    def rank(own: Ints, position: Ints) -> Ints:
+        wanted = own * base + position
+        order = np.argsort(wanted)  # in order they are found several times faster
+        found = np.empty_like(wanted)
+        found[order] = np.searchsorted(keys, wanted[order])
+        return found
+
+    return rank
