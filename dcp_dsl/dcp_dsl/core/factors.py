@@ -52,27 +52,26 @@ class Factors:
         equal: the condition that compares labels; at most one.
     """
 
-    on_q: Mapping[nodes.Mask, Bools]
-    on_k: Mapping[nodes.Mask, Bools]
-    equal: Mapping[nodes.Mask, Labels]
+    on_q: dict[nodes.Mask, Bools]
+    on_k: dict[nodes.Mask, Bools]
+    equal: dict[nodes.Mask, Labels]
 
     @classmethod
     def of(cls, core: nodes.Mask, frame: Frame) -> "Factors":
         """Find the scattered conditions of a mask on a sample."""
-        found: tuple[dict[nodes.Mask, Bools], dict[nodes.Mask, Bools], dict[nodes.Mask, Labels]]
-        found = {}, {}, {}
+        found = cls({}, {}, {})
         reader = Predicate(frame, is_symbolic=False)
         for node in _conditions(core):
             sides = _sides(node)
             if len(sides) == 1:
                 holds = _values(reader, node, *sides)
                 if np.count_nonzero(holds[1:] != holds[:-1]) >= MIN_STRETCHES:
-                    found[sides == {"k"}][node] = holds
-            elif len(sides) == 2 and not found[2]:
+                    (found.on_q if sides == {"q"} else found.on_k)[node] = holds
+            elif len(sides) == 2 and not found.equal:
                 labels = _labels(reader, node, frame)
                 if labels is not None:
-                    found[2][node] = labels
-        return cls(*found)
+                    found.equal[node] = labels
+        return found
 
 
 def factorise(core: nodes.Mask, frame: Frame) -> Tiles | None:
@@ -130,7 +129,8 @@ def _part(region: Region, labels: tuple[Ints, Ints], sign: int) -> list[Labelled
 
 
 def _any(flags: Iterable[Bools]) -> Bools:
-    return np.logical_or.reduce(list(flags))
+    found: Bools = np.logical_or.reduce(list(flags))
+    return found
 
 
 def _conditions(core: nodes.Mask) -> list[nodes.Mask]:
@@ -158,7 +158,8 @@ def _sides(node: nodes.Mask) -> set[nodes.Side]:
 
 def _values(reader: Predicate, node: nodes.Mask, side: nodes.Side) -> Bools:
     """Return where a condition on one side holds, bool ``[T]``."""
-    return reader.mask(node)(_line(reader.frame.num_tokens, side))[1].ravel()
+    holds: Bools = reader.mask(node)(_line(reader.frame.num_tokens, side))[1].ravel()
+    return holds
 
 
 def _line(num_tokens: int, side: nodes.Side) -> Grid:
