@@ -209,8 +209,8 @@ def test_code_for_several_nodes_runs(tmp_path: Path, run: Run):
     seen += local_data.rows
     q, kv = torch.ones(plan.num_tokens, 8, 128), torch.ones(plan.num_tokens, 2, 2, 128)
     DCPAttn.apply(executor.prepare(plan), q, kv)
-    assert targets == plan.num_tokens - len(local_data.rows)
-assert seen == list(range(9))
+    assert local_data.num_targets == 9 * 999
+assert sorted(seen) == list(range(9))
 executor.close()
 dist.destroy_process_group()
 """
@@ -226,19 +226,26 @@ REPLICAS = RANKS = 1
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 from dcp_dsl import Spec
 spec = Spec.from_text('for "*" use causal')
+from dcp_runtime import DCPAttn
 dataset = [{"tokens": list(range(1000))} for _ in range(9)]
+seen = []
+def model(tokens, positions, layers):
+    q = torch.ones(len(tokens), 8, 128, requires_grad=True)
+    out = DCPAttn.apply(layers.of(0), q, torch.ones(len(tokens), 2, 2, 128))
+    return out.mean((1, 2))[:, None].expand(-1, 1000)
 """
 
 
 def test_code_for_whole_steps_runs(tmp_path: Path, run: Run):
     (planning,) = blocks("docs/steps.md", "python")
     ending = """
-batches = [local_data.rows for local_data, plan in loader]
-assert len(batches) == 2 and sorted(sum(map(list, batches), [])) == list(range(9))
+    seen.append((local_data.ends_step, *local_data.rows))
+assert [ends for ends, *_ in seen] == [False, True]
+assert sorted(row for _, *rows in seen for row in rows) == list(range(9))
 executor.close()
 dist.destroy_process_group()
 """
-    run("\n".join([WHOLE_STEPS, planning, ending]), tmp_path)
+    run("\n".join([WHOLE_STEPS, planning.rstrip() + ending]), tmp_path)
 
 
 def test_code_that_saves_the_trace_of_a_step_runs(tmp_path: Path, run: Run):

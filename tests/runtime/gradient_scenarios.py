@@ -37,7 +37,7 @@ WINDOW = 9
 SPEC = Spec.from_text(f"mask local = causal and q - k < {WINDOW}")
 LENGTHS = (31, 20, 12, 40, 17, 25)
 ROWS = [{"tokens": [(7 * n + 3 * i * i) % 50 for i in range(n)]} for n in LENGTHS]
-BATCHES = [[0], [1, 2], [3], [4, 5]]
+BATCHES = [[0], [1, 2], [3], [4, 5]]  # packs of at most 50 tokens, in order
 WAYS = ("replicate", "ddp", "fsdp", "fsdp, dp x cp")
 STEPS = ("one batch", "two batches, synchronised once", "two batches, clipped")
 
@@ -87,12 +87,12 @@ def without_sync(model, way):
     return nullcontext()
 
 
-def load(batches, **planning):
+def load(batches, **options):
     """Return a loader, whose later iterations take the plans of the first one."""
     shape = ModelShape(CONFIG.q_heads, CONFIG.kv_heads, CONFIG.head_dim, 8)
     return make_loader(
-        ROWS, SPEC.mask("local"), token_budget=50, batches=batches, shape=shape, block_size=8,
-        config=PlanConfig("static:zigzag"), **planning,
+        ROWS[: batches[-1][-1] + 1], SPEC.mask("local"), token_budget=50, shape=shape, block_size=8,
+        config=PlanConfig("static:zigzag"), **options,
     )  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def loader_of(count, mesh):
     """The loader of one step's batches; of a mesh, those of this rank's replica."""
     if mesh is None:
         return load(BATCHES[:count])
-    return load(BATCHES[mesh["dp"].get_local_rank() : count : 2], group=mesh["cp"])
+    return load(BATCHES[:count], group=mesh, micro_batches=count // 2, balance="order")
 
 
 def gradients(way, step, mesh, executors):

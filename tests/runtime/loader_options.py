@@ -6,11 +6,19 @@ from dcp_runtime import DCPDataloader, LookAhead, Packing, Planning, RowRules
 
 
 def make_loader(dataset, mask_fn, *, ahead=2, processes=0, planner="each", **options):
-    """Make a loader; `ahead` is `LookAhead.batches`, the other names are those of the groups."""
+    """Make a loader; `ahead` is `LookAhead.batches`, the other names are those of the groups.
+
+    `group` is `Packing.group` where it is a text, else `Planning.group`, as `mesh` always is.
+    """
     groups = []
     for group in (Packing, RowRules, Planning):
         names = {field.name for field in fields(group)} & options.keys()
-        groups.append(group(**{name: options.pop(name) for name in names}))
+        if group is Packing and not isinstance(options.get("group"), str):
+            names -= {"group"}
+        given = {name: options.pop(name) for name in names}
+        if group is Planning and "mesh" in options:
+            given["group"] = options.pop("mesh")
+        groups.append(group(**given))
     assert not options, f"no group has {sorted(options)}"
     packing, rows, planning = groups
     look_ahead = LookAhead(ahead, processes, planner)

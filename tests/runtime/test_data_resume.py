@@ -17,7 +17,7 @@ from loader_options import make_loader
 from dcp_dsl import DatasetError, Sample, Slabs, Spec, dense_mask
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_runtime import RunError
-from dcp_runtime.data.plan_request import plan_request
+from dcp_runtime.data.make_plans import plan_request
 from dcp_runtime.data.truncation import truncate_slabs
 
 SPEC = Spec.from_text(
@@ -212,16 +212,6 @@ def test_the_last_batch_can_be_left_out():
     assert [d.rows for d, _ in loader_of(Stream(rows_of([30, 30, 5])), drop_last=True)] == [(0,)]
 
 
-def test_batches_may_be_given():
-    loader = loader_of(rows_of([10, 20, 30]), batches=[[2], [1, 0]])
-    assert len(loader) == 2
-    assert [data.rows for data, _ in loader] == [(2,), (1, 0)]
-    with pytest.raises(DatasetError, match=r"batches\[0\] names row 3; the data set has 3 rows"):
-        loader_of(rows_of([10, 20, 30]), batches=[[3]])
-    with pytest.raises(DatasetError, match=r"batches\[1\] has 50 tokens, the token budget is 40"):
-        loader_of(rows_of([10, 20, 30]), batches=[[0], [1, 2]])
-
-
 def test_bad_rows_are_skipped_and_counted():
     rows = rows_of([10, 0, 50, 8, 12])
     for row, parts in zip(rows, ([10], [], [50], [9], [5, 7]), strict=True):
@@ -294,10 +284,10 @@ def test_a_state_of_another_data_set_or_packing_is_refused():
         with pytest.raises(RunError, match="saved with other rows, token_budget, order"):
             other.load_state_dict(state)
     for bad in ({}, None, {**state, "schema": "x"}):
-        with pytest.raises(RunError, match=r"expected a state of schema 'dcp.dataloader/1'"):
+        with pytest.raises(RunError, match=r"expected a state of schema 'dcp.dataloader/2'"):
             loader_of(rows_of([10, 20])).load_state_dict(bad)
-    with pytest.raises(RunError, match="expected epoch, batch and row of the state to be counts"):
-        loader_of(rows_of([10, 20])).load_state_dict({**state, "batch": -1})
+    with pytest.raises(RunError, match="expected epoch, step, row and micro_batch of the state"):
+        loader_of(rows_of([10, 20])).load_state_dict({**state, "step": -1})
     stream = loader_of(Stream(rows_of([30, 30])))
     list(stream)
     short = loader_of(Stream(rows_of([30])))

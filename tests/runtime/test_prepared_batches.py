@@ -244,7 +244,7 @@ def test_ranks_in_step_agree_over_epochs_and_resumed_loaders():
             attend(executor.prepare(plan), plan, transport.rank)
             names.append(batch_name(plan))
         again = load(transport.rank)
-        again.load_state_dict({**state, "epoch": 1, "batch": 3})
+        again.load_state_dict({**state, "epoch": 1, "step": 3})
         names += [batch_name(plan) for _, plan in again]
         executor.close()
         return names

@@ -164,7 +164,7 @@ for scenario in (lambda e: alike(e, 0), lambda e: alike(e, 1), killed, nothing_s
 try:
     make_loader(ROWS, MASK, planner="first", cluster=Cluster(devices_per_node=7), **OPTIONS)
 except RunError as error:
-    assert "the cluster has 7 devices, the group 3 ranks" in str(error)
+    assert "a replica has 7 devices, the group 3 ranks" in str(error)
     print("fine", flush=True)
 executor.close()
 dist.destroy_process_group()

@@ -118,7 +118,7 @@ def test_rows_of_a_batch_may_have_stacks_of_their_own(lab):
             return SPEC.mask("own")
         return SPEC.stack("mixed" if row["parts"] == [20, 25] else "wide")
 
-    check_layers(lab, 2, choose, mask_of, num_layers=6, batches=[[0, 1], [3], [2]])
+    check_layers(lab, 2, choose, mask_of, num_layers=6)
 
 
 def test_a_truncated_row_keeps_the_masks_of_its_first_tokens(lab):
@@ -127,7 +127,7 @@ def test_a_truncated_row_keeps_the_masks_of_its_first_tokens(lab):
         check_layers(
             lab, 2, SPEC.stack("wide"),
             lambda row, layer: SPEC.mask("own" if layer else "band(w = 30)"),
-            num_layers=2, policy="truncate", batches=[[4]],
+            num_layers=2, policy="truncate",
         )  # fmt: skip
     finally:
         ROWS.pop()

@@ -13,7 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from conftest import MASKS, assert_as_exact_as_eager, random_qkv, sparsity_of
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
-from dcp_runtime import DCPAttn, DCPExecutor, Planning, RunError
+from dcp_runtime import DCPAttn, DCPExecutor, Packing, Planning, RunError
+from dcp_runtime.data.replicas import find_replicas
 
 
 def step(executor, plan, group, mask):
@@ -48,11 +49,11 @@ def main():
     executor.close()
     with pytest.raises(RunError, match="expected a DeviceMesh of one dim, got 2 dims"):
         DCPExecutor(mesh)
-    with pytest.raises(RunError, match="expected a DeviceMesh of one dim, got 2 dims"):
-        Planning(group=mesh)
-    planning = Planning(group=mesh["cp"])
-    assert planning.devices.num_devices == 2
-    assert planning.own_rank == mesh["cp"].get_local_rank() == dist.get_rank() % 2
+    replicas = find_replicas(Packing(), Planning(group=mesh))
+    assert (replicas.count, replicas.context_ranks, replicas.device) == (2, 2, dist.get_rank())
+    alone = find_replicas(Packing(), Planning(group=mesh["cp"]))
+    assert (alone.count, alone.context_ranks) == (1, 2)
+    assert alone.device == mesh["cp"].get_local_rank() == dist.get_rank() % 2
     hops = int(both_nodes.transfers.hop.max())
     result = Path(sys.argv[1]) / f"rank-{dist.get_rank()}.json"
     result.write_text(json.dumps({"ok": True, "hops": hops}))

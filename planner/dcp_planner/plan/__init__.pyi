@@ -1,4 +1,5 @@
 from .file import decode_plan, encode_plan
+from .joining import join_plans
 from .part import PlanPart, decode_part, encode_parts
 
 __all__ = [
@@ -7,4 +8,5 @@ __all__ = [
     "decode_plan",
     "encode_parts",
     "encode_plan",
+    "join_plans",
 ]

@@ -1,4 +1,4 @@
-"""Batches: rows of a data set are grouped by epoch, read, screened, and matched with their masks.
+"""Rows of a data set are packed by epoch, read, screened, and matched with their masks.
 
 Masks are compiled by whoever plans: a rank that is sent its part of a plan never needs them.
 """
@@ -13,52 +13,42 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from dcp_dsl import Attachment, Dataset, DatasetError, Mask, Sample, Spec, Stack, pack
-from dcp_dsl.arrays import Ints
 from dcp_runtime.data.choices import Packing, RowRules
+from dcp_runtime.data.dealing import Dealing
 from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows, Tokens
 from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.token_columns import TokenColumns, read_columns
 from dcp_runtime.errors import RunError
 
-Batches: TypeAlias = tuple[tuple[int, ...], ...]
+Packs: TypeAlias = tuple[tuple[int, ...], ...]
 MaskFunction: TypeAlias = Spec | Mask | Stack | Callable[[Row], Mask | Stack]
 Resolver: TypeAlias = Callable[[int, Row], tuple[Mask | Stack, Sample]]
 """From the number and the columns of a row to its mask, or those of its layers, and its sample."""
 
 
 def pack_epoch(
-    rows: Sequence[int], lengths: Sequence[int], packing: Packing, epoch: int
-) -> Batches:
-    """Return the rows of every batch of one epoch; each row is in exactly one.
+    rows: Sequence[int], lengths: Sequence[int], packing: Packing, dealing: Dealing, epoch: int
+) -> Packs:
+    """Return the rows of every pack of one epoch; each row is in exactly one, unless left out last.
 
-    >>> pack_epoch([0, 1, 4], [3, 5, 2], Packing(7), epoch=0)
-    ((0,), (1, 4))
+    Args:
+        rows: that can be used.
+        lengths: tokens of each.
+        packing: in which order.
+        dealing: how a global batch is dealt: how large a pack is, and how many it takes.
+        epoch: number of the epoch.
     """
     rng = np.random.default_rng([packing.seed, epoch])
     order = rng.permutation(len(rows)) if packing.shuffle else np.arange(len(rows))
-    packed = pack([int(lengths[i]) for i in order], packing.token_budget, order=packing.order)
-    batches = [tuple(int(rows[order[i]]) for i in batch) for batch in packed]
+    packed = pack(
+        [int(lengths[i]) for i in order], dealing.room(dealing.widest), order=packing.order
+    )
+    packs = [tuple(int(rows[order[i]]) for i in own) for own in packed]
     if packing.drop_last:
-        batches = batches[:-1]
+        packs = packs[: max(0, len(packs) - 1) // dealing.packs * dealing.packs]
     if packing.shuffle and packing.order == "decreasing":
-        batches = [batches[i] for i in rng.permutation(len(batches))]
-    return tuple(batches)
-
-
-def check_batches(batches: Sequence[Sequence[int]], lengths: Ints, budget: int) -> None:
-    """Check the batches that a user chose."""
-    for number, rows in enumerate(batches):
-        for row in rows:
-            if not 0 <= row < len(lengths):
-                raise DatasetError(
-                    f"batches[{number}] names row {row}; the data set has {len(lengths)} rows"
-                )
-        total = int(lengths[list(rows)].sum())
-        if total > budget and len(rows) > 1:
-            raise DatasetError(
-                f"batches[{number}] has {total} tokens, the token budget is {budget}; give fewer "
-                "rows or raise the budget"
-            )
+        packs = [packs[i] for i in rng.permutation(len(packs))]
+    return tuple(packs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,10 +74,18 @@ class PackedSequence:
 
 @dataclass(slots=True)
 class RowReader:
-    """Makes rows ready, one at a time."""
+    """Makes rows ready, one at a time.
+
+    Attributes:
+        resolve: finds mask and sample.
+        room: most tokens of a row.
+        way_out: what to do about a longer one.
+        screening, rules: of the user.
+    """
 
     resolve: Resolver
-    token_budget: int
+    room: int
+    way_out: str
     screening: Screening
     rules: RowRules
 
@@ -100,8 +98,8 @@ class RowReader:
         if length == 0:
             self.screening.leave_out(row, "empty", f"row {row} has no tokens")
             return 0
-        if length > self.token_budget:
-            return self.screening.shorten(row, length, self.token_budget)
+        if length > self.room:
+            return self.screening.shorten(row, length, self.room, self.way_out)
         return length
 
     def read(self, index: int, row: Row, tokens: Tokens) -> PackedSequence | None:

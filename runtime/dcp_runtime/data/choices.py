@@ -10,28 +10,50 @@ import torch.distributed as dist
 from dcp_dsl import DatasetError
 from dcp_dsl.arrays import settle
 from dcp_planner import Cluster, ModelShape, PlanConfig
+from dcp_planner.step import StepModel
+from dcp_runtime.data.dealing import Balance
 from dcp_runtime.data.screening import RowPolicy
 from dcp_runtime.errors import RunError
-from dcp_runtime.transport.group_store import Group, process_group
+from dcp_runtime.transport.group_store import Group
 
 PackingOrder: TypeAlias = Literal["in_order", "decreasing"]
 Planner: TypeAlias = Literal["each", "first"]
+Sharing: TypeAlias = Literal["replica", "all", "best"]
+Width: TypeAlias = Literal["group", "per_document"]
 HiddenTargets: TypeAlias = Literal["warn", "leave_out", "keep"]
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Choices of packing rows into batches, and of the order of batches.
+    """Choices of packing rows into global batches, and of dealing each to devices.
+
+    A global batch is what one step of the optimizer sees: every replica runs `micro_batches` of it.
+    It holds the rows of as many packs, one behind the other, as there are micro-batches of all
+    replicas; inside it `balance` decides which rows meet, so that the sum of its gradients stays
+    as it is.
 
     Attributes:
-        token_budget: most tokens of a batch.
-        order: ``"in_order"`` closes a batch when the next row does not fit, ``"decreasing"`` packs
+        token_budget: most tokens of a replica in one micro-batch.
+        order: ``"in_order"`` closes a pack when the next row does not fit, ``"decreasing"`` packs
             tighter by taking the longest rows first.
-        shuffle: whether every epoch has another order of rows (of batches, for ``"decreasing"``),
-            the same on every rank.
+        shuffle: whether every epoch has another order of rows (of packs, for ``"decreasing"``), the
+            same on every rank.
         seed: of the shuffles.
-        drop_last: whether the last batch of an epoch, which may be far from full, is left out.
-        batches: row numbers of every batch, from a sampler of yours, instead of packing.
+        drop_last: whether the last global batch of an epoch, which may be far from full, is left
+            out.
+        replicas: groups of ranks with micro-batches of their own; ``None``: as the mesh that
+            `Planning.group` names says, else 1.
+        micro_batches: of each replica in a global batch. All replicas have equally many; one may
+            be without rows, and its ranks run their layers on no tokens.
+        balance: ``"work"`` deals rows by the time that they are predicted to take under their own
+            masks; ``"order"`` deals the packs in turn: pack k is of replica k % replicas.
+        group: the ranks that share a micro-batch, and so one plan: those of one ``"replica"``;
+            ``"all"``, so that attention runs anywhere; ``"best"``: one of both for each global
+            batch, whichever is predicted to be faster. By default those of a replica.
+        width: ``"per_document"`` spreads every row over as many devices as is fastest, 1, 2, 4, ...
+            of any replica; all ranks share one plan then.
+        window: global batches that are dealt together. Above 1, rows move between these: outliers
+            are spread, and the order of sampling is no longer that of the data set.
 
     Raises:
         RunError: if a value is out of its range, or two contradict each other.
@@ -42,17 +64,37 @@ class Packing:
     shuffle: bool = False
     seed: int = 0
     drop_last: bool = False
-    batches: Sequence[Sequence[int]] | None = None
+    replicas: int | None = None
+    micro_batches: int = 1
+    balance: Balance = "work"
+    group: Sharing | None = None
+    width: Width = "group"
+    window: int = 1
 
     def __post_init__(self) -> None:
         check_count("Packing.token_budget", self.token_budget, 1)
         check_count("Packing.seed", self.seed, 0)
+        check_count("Packing.micro_batches", self.micro_batches, 1)
+        check_count("Packing.window", self.window, 1)
+        if self.replicas is not None:
+            check_count("Packing.replicas", self.replicas, 1)
         _check_choice("Packing.order", self.order, PackingOrder)
-        if self.batches is not None:
-            if self.shuffle:
-                raise RunError("expected no shuffle beside batches: their order is the one given")
-            fixed = tuple(tuple(int(row) for row in rows) for rows in self.batches)
-            settle(self, batches=fixed)
+        _check_choice("Packing.balance", self.balance, Balance)
+        _check_choice("Packing.width", self.width, Width)
+        is_spread = self.width == "per_document"
+        if self.group is None:
+            settle(self, group="all" if is_spread else "replica")
+        _check_choice("Packing.group", self.group, Sharing)
+        if is_spread and (self.group != "all" or self.balance != "work"):
+            raise RunError(
+                "Packing.width: 'per_document' spreads rows by work over devices of all replicas: "
+                f"expected group='all' and balance='work', got {self.group!r} and {self.balance!r}"
+            )
+        if self.window > 1 and self.balance != "work":
+            raise RunError(
+                f"Packing.window: {self.window} global batches are dealt together by work: "
+                f"expected balance='work', got {self.balance!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +155,23 @@ class Planning:
 
     Attributes:
         shape: heads of the attention layer on one rank.
-        cluster: devices that share a batch; by default one node with a device for every rank.
+        cluster: devices of all replicas, replica after replica; by default one node with a device
+            for every rank.
         config: how to plan, head groups included.
         block_size: most tokens per planning block; by default chosen for every batch, so that
             whole blocks fill every rank's share.
-        group: ranks that share the batches, a group or a `DeviceMesh` of one dim; ``None`` for all.
-        rank: whose part is yielded; by default this process's rank in the group, else 0.
+        group: the ranks that the batches are for; ``None`` for all. A group, or a `DeviceMesh` of
+            one dim: ranks of one replica. A `DeviceMesh` of several named dims: ``cp`` holds the
+            ranks of a replica, ``dp...`` the replicas; ranks along other dims, such as ``tp``, get
+            equal parts.
+        rank: whose part is yielded, counted over all replicas; by default that of this process,
+            else 0.
+        model: the layers around attention, by which rows are dealt to micro-batches; by default
+            a transformer as wide as the heads: 12 width² parameters a layer, at the rate of
+            attention.
 
     Raises:
-        RunError: if the block size is no count, or the mesh has several dims.
+        RunError: if the block size is no count.
     """
 
     shape: ModelShape = field(default_factory=ModelShape)
@@ -130,42 +180,11 @@ class Planning:
     block_size: int | None = None
     group: Group | None = None
     rank: int | None = None
+    model: StepModel | None = None
 
     def __post_init__(self) -> None:
         if self.block_size is not None:
             check_count("Planning.block_size", self.block_size, 1)
-        process_group(self.group)  # a mesh of several dims is refused here
-
-    @property
-    def process_group(self) -> dist.ProcessGroup | None:
-        """The group of the ranks that share the batches; ``None`` for all."""
-        return process_group(self.group)
-
-    @property
-    def devices(self) -> Cluster:
-        """The devices that share a batch."""
-        if self.cluster is not None:
-            return self.cluster
-        is_alone = not dist.is_initialized()
-        return Cluster(devices_per_node=1 if is_alone else dist.get_world_size(self.process_group))
-
-    @property
-    def own_rank(self) -> int:
-        """The rank whose part is yielded.
-
-        Raises:
-            RunError: if it is none of the devices.
-        """
-        rank, count = self.rank, self.devices.num_devices
-        if rank is None:
-            rank = dist.get_rank(self.process_group) if dist.is_initialized() else 0
-        if not 0 <= rank < count:
-            raise RunError(
-                f"expected a rank from 0 to {count - 1}, the devices of the cluster, got {rank}; "
-                "give Planning the cluster of all ranks that share a batch, and the rank among "
-                "these"
-            )
-        return rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +192,7 @@ class LookAhead:
     """Plans made before they are needed.
 
     Attributes:
-        batches: how many batches ahead.
+        batches: how many global batches (windows of them) ahead.
         processes: processes that plan them; 0 plans in this process, when a batch is needed. By
             default 1 where a core is left for it, else 0.
         planner: ``"each"`` rank makes the same plan itself, or the ``"first"`` of the group makes

@@ -1,97 +1,89 @@
-"""`DCPDataloader`: rows of a data set in, this rank's tokens and the plan of each batch out.
+"""`DCPDataloader`: rows of a data set in, this rank's tokens and the plan of each micro-batch out.
 
-Every rank packs all batches itself. It plans them itself too, or the first rank does and sends
-every rank its part; packing and planning are deterministic, so all ranks hold the same either way.
+Every rank packs all global batches itself. It deals and plans them itself too, or the first rank of
+its replica does and sends every rank its part; all of it is deterministic, so all ranks hold the
+same either way.
 """
 
 import hashlib
+import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, fields, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from dcp_dsl import Dataset
-from dcp_planner import Cluster
+from dcp_dsl import Dataset, DatasetError
 from dcp_runtime.data.batches import (
     MaskFunction,
     PackedSequence,
+    Packs,
     RowReader,
-    check_batches,
     make_resolver,
     open_rows,
     pack_epoch,
 )
 from dcp_runtime.data.choices import LookAhead, Packing, Planning, RowRules, check_count, check_kind
-from dcp_runtime.data.local_data import LocalData, TargetFinder, take_local
+from dcp_runtime.data.local_data import LocalData, TargetFinder
 from dcp_runtime.data.look_ahead import OwnPlans, PendingPlan, PlanningMetrics, PlanSource
-from dcp_runtime.data.plan_request import (
-    PlanReply,
-    PlanRequest,
-    SequenceRequest,
-    make_plans,
-)
+from dcp_runtime.data.make_plans import make_plans
+from dcp_runtime.data.plan_reply import PlanReply
+from dcp_runtime.data.plan_request import PlanRequest, SequenceRequest
 from dcp_runtime.data.planner_pool import PlannerPool
+from dcp_runtime.data.replicas import Replicas, dealing_of, find_replicas
 from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows
 from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.shared_plans import PlanExchange, SharedPlans
+from dcp_runtime.data.windows import Pack, Parts, Position, Window, without_last
 from dcp_runtime.errors import RunError
-from dcp_runtime.plans.batch_plans import BatchPlan, name_batch
+from dcp_runtime.plans.batch_plans import BatchPlan
 
 State: TypeAlias = dict[str, Any]  # Any: integers and texts, fit for JSON
 
-SCHEMA = "dcp.dataloader/1"
+SCHEMA = "dcp.dataloader/2"
 PLAN_TIME_LIMIT_S = 120.0
 
-
-@dataclass(frozen=True, slots=True)
-class _Position:
-    """The position of an iteration: the next batch of an epoch, or the next row of a stream."""
-
-    epoch: int = 0
-    batch: int = 0
-    row: int = 0
-
-
-@dataclass(slots=True)
-class _Batch:
-    """A batch with its pending plan, and the position after it."""
-
-    sequences: tuple[PackedSequence, ...]
-    pending: PendingPlan
-    after: _Position
+logger = logging.getLogger(__name__)
 
 
 class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
-    """Packs samples to a token budget, plans each batch, and yields this rank's part of it.
+    """Packs samples into global batches, deals them to ranks, plans, and yields this rank's part.
 
-    Every sample is in exactly one batch of an epoch. Every iteration begins an epoch: the next one,
-    also where the last was left before its end (the same batches unless they are shuffled).
-    `set_epoch` chooses another. `state_dict` says how far the training loop has come; after
-    `load_state_dict` the first iteration gives the rest of that epoch.
+    A global batch holds the samples of ``replicas * micro_batches`` packs of the token budget; by
+    default one, which all ranks share. Every sample is in exactly one global batch of an epoch, and
+    in one micro-batch of it. `LocalData.num_targets` counts the targets of the global batch, and
+    `LocalData.ends_step` says where it ends.
+
+    Every iteration begins an epoch: the next one, also where the last was left before its end (the
+    same batches unless they are shuffled). `set_epoch` chooses another. `state_dict` says how far
+    the training loop has come; after `load_state_dict` the first iteration gives the rest of that
+    epoch.
 
     ``torch.utils.data.DataLoader(loader, batch_size=None)`` gives the same batches; batches are
     planned ahead by `look_ahead`, not by workers of torch.
 
-    Yields `LocalData` and the plan of the batch; where a stack gives layers different masks, the
-    plans of all of them as `StackedPlans`, over one ownership of tokens.
+    Yields `LocalData` and the plan of each micro-batch; where a stack gives layers different masks,
+    the plans of all of them as `StackedPlans`, over one ownership of tokens. The plan is for the
+    ranks that share the micro-batch: those of a replica, or of all (`Packing.group`).
 
     Args:
         dataset: what `read_dataset` gives, a Hugging Face data set, a sequence of rows, or an
             iterable of rows (which is packed in order and cannot be shuffled).
         mask_fn: a loaded spec, which finds the mask or the stack by its ``for ... use``; a mask or
             a stack for all samples; or a function from a row to its mask or stack.
-        packing: which rows share a batch: token budget, order, shuffle.
+        packing: which rows share a global batch and a micro-batch: token budget, order, replicas.
         rows: how rows are read, and what becomes of those that cannot be used.
         planning: heads, devices, and how to plan for them.
         look_ahead: which process plans, and how early.
 
     Raises:
-        DatasetError: if a row is longer than the budget, has no tokens, or lacks a column.
-        RunError: if the rank is none of the cluster's devices, or options contradict each other.
+        DatasetError: if a row is longer than the budget, has no tokens, or lacks a column, or there
+            are fewer rows than micro-batches.
+        RunError: if the rank is none of the cluster's devices, ranks do not divide into replicas,
+            or options contradict each other.
     """
 
     def __init__(
@@ -108,37 +100,45 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         check_kind("rows", rows, RowRules)
         check_kind("planning", planning, Planning)
         check_kind("look_ahead", look_ahead, LookAhead)
+        self._replicas = find_replicas(packing, planning)
         self._packing, self._planning, self._look_ahead = packing, planning, look_ahead
-        self._cluster, self._rank = planning.devices, planning.own_rank
+        self._dealing = dealing_of(packing, planning, self._replicas)
         self._rows = open_rows(dataset, rows.token_column)
         resolve = make_resolver(self._rows, dataset, mask_fn, rows.path)
         self.screening = Screening(rows.policy)
-        self._reader = RowReader(resolve, packing.token_budget, self.screening, rows)
-        self._targets = TargetFinder(rows, self.screening, says=self._rank == 0)
-        self._plans = _plan_source(look_ahead, planning, self._cluster)
-        self._waiting: deque[_Batch] = deque()
-        self._position = _Position()  # behind the batch that was yielded last
-        self._next: _Position | None = None  # where the next iteration begins, if somebody said it
+        room = self._dealing.room(self._dealing.widest)
+        self._reader = RowReader(resolve, room, self._way_out(), self.screening, rows)
+        self._targets = TargetFinder(rows, self.screening, says=self._replicas.device == 0)
+        self._plans = _plan_source(look_ahead, self._replicas)
+        self._waiting: deque[Window] = deque()
+        self._position = Position()  # behind the micro-batch that was yielded last
+        self._next: Position | None = None  # where the next iteration begins, if somebody said it
         self._iterations = 0
         self._is_under_way = False
         self._usable: tuple[list[int], list[int]] | None = None
         if isinstance(self._rows, IndexedRows):
-            if packing.batches is not None:
-                check_batches(packing.batches, self._rows.lengths, packing.token_budget)
             self._usable = self._screened()
-            self._batches_of(0)  # what cannot be packed is said now
-        elif packing.shuffle or packing.order != "in_order" or packing.batches is not None:
+            self._packs_of(0)  # what cannot be packed is said now
+        elif packing.shuffle or packing.order != "in_order":
             raise RunError(
-                "a stream of rows is packed in order: expected shuffle=False, order='in_order' and "
-                "no batches; read_dataset(path) or list(rows) gives rows with numbers"
+                "a stream of rows is packed in order: expected shuffle=False and order='in_order'; "
+                "read_dataset(path) or list(rows) gives rows with numbers"
+            )
+        if packing.window > 1 and self._replicas.device == 0:
+            logger.warning(
+                "Packing.window=%d: rows move between %d neighbouring global batches, so that the "
+                "order of sampling is not that of the data set",
+                packing.window,
+                packing.window,
             )
 
     def __len__(self) -> int:
-        """Number of batches of the whole epoch under way, else of the one that comes next."""
+        """Number of micro-batches of the whole epoch under way, else of the one that comes next."""
         if self._usable is None:
             raise TypeError("a stream of rows has no length")
         position = self._position if self._is_under_way else self._start()
-        return len(self._batches_of(position.epoch))
+        steps = -(-len(self._packs_of(position.epoch)) // self._dealing.packs)
+        return steps * self._dealing.micro_batches
 
     def __iter__(self) -> Iterator[tuple[LocalData, BatchPlan]]:
         """Begin an epoch, or go on in the one that was loaded; plans are made ahead."""
@@ -148,8 +148,8 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 "all batches, and none says how far training has come; give DataLoader "
                 "num_workers=0, LookAhead(processes=...) plans ahead"
             )
-        for batch in self._waiting:  # of an iteration that was left
-            batch.pending.cancel()
+        for window in self._waiting:  # of an iteration that was left
+            window.pending.cancel()
         self._waiting.clear()
         self._position, self._next = self._start(), None
         self._iterations += 1
@@ -163,7 +163,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         """
         check_count("epoch", epoch, 0)
         if self._next is None or self._next.epoch != epoch:
-            self._next = _Position(epoch)
+            self._next = Position(epoch)
 
     @property
     def metrics(self) -> PlanningMetrics:
@@ -171,9 +171,12 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         return self._plans.metrics
 
     def state_dict(self) -> State:
-        """Return the state that resumes after the last yielded batch, as JSON values."""
+        """Return the state that resumes after the last yielded micro-batch, as JSON values."""
         position = self._position if self._is_under_way or self._next is None else self._next
-        return {"schema": SCHEMA, **asdict(position), "fingerprint": self._fingerprint()}
+        state = {"schema": SCHEMA, **asdict(position), "fingerprint": self._fingerprint()}
+        if position.micro_batch:  # the rest of the window has to be dealt as it was
+            state["dealing"] = self._dealing.name
+        return state
 
     def load_state_dict(self, state: State) -> None:
         """Go on where `state_dict` was called: the next iteration gives the rest of that epoch.
@@ -189,29 +192,36 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         if state.get("fingerprint") != self._fingerprint():
             raise RunError(
                 "the state was saved with other rows, token_budget, order, shuffle, seed, "
-                "drop_last, policy or batches; resume with the same data set and options, or start "
-                "anew"
+                "drop_last, replicas, micro_batches, window or policy; resume with the same data "
+                "set and options, or start anew"
             )
-        numbers = [state.get(name) for name in ("epoch", "batch", "row")]
+        numbers = [state.get(field.name) for field in fields(Position)]
         if not all(isinstance(n, int) and n >= 0 for n in numbers):
             raise RunError(
-                f"expected epoch, batch and row of the state to be counts, got {numbers}"
+                "expected epoch, step, row and micro_batch of the state to be counts, got "
+                f"{numbers}"
             )
-        self._next = _Position(*map(int, numbers))  # type: ignore[arg-type]  # checked above
+        if numbers[-1] and state.get("dealing") != self._dealing.name:
+            raise RunError(
+                "the state was saved inside a global batch that other ranks, another model or "
+                "other choices of dealing shared; resume with the same, or from a state that was "
+                "saved where LocalData.ends_step"
+            )
+        self._next = Position(*map(int, numbers))  # type: ignore[arg-type]  # checked above
 
     def close(self) -> None:
         """End the planner processes, if there are any; they also end with the loader itself."""
         self._plans.close()
 
-    def _start(self) -> _Position:
+    def _start(self) -> Position:
         """Return where the next iteration begins."""
         if self._next is not None:
             return self._next
-        was_left = self._position.batch > 0
-        return _Position(self._position.epoch + 1) if was_left else self._position
+        position = self._position
+        return Position(position.epoch + 1) if position.is_begun else position
 
     def _epoch(self, iteration: int) -> Iterator[tuple[LocalData, BatchPlan]]:
-        """Return the batches from the present position to the end of its epoch."""
+        """Return the micro-batches from the present position to the end of its epoch."""
         self._check_newest(iteration)
         coming, waiting = self._coming(), self._waiting
         self._is_under_way = True
@@ -220,16 +230,17 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 waiting.extend(islice(coming, self._look_ahead.batches + 1 - len(waiting)))
                 if not waiting:
                     break
-                batch = waiting.popleft()
-                planned = self._plans.take(batch.pending, len(waiting))
-                kept = self._kept(batch.sequences, planned)
-                self._position = batch.after
-                if kept:  # all rows of a batch may have been left out
-                    plan = name_batch(planned.plan, batch.after.epoch, batch.after.batch - 1)
-                    targets = self._targets.find(kept, planned.hidden)
-                    yield take_local(kept, targets, plan, self._rank), plan
+                window = waiting.popleft()
+                planned = self._plans.take(window.pending, len(waiting))
+                kept = self._kept(window.sequences, planned)
+                targets = self._targets.find(kept, planned.hidden) if kept else ()
+                parts = Parts(window, planned, kept, targets, self._replicas.device)
+                for number in range(window.start.micro_batch, len(planned.batches)):
+                    self._position = parts.behind(number)
+                    yield parts.of(number)
                     self._check_newest(iteration)
-            self._position = _Position(self._position.epoch + 1)
+                self._position = window.after  # all rows of a window may have been left out
+            self._position = Position(self._position.epoch + 1)
         finally:
             if iteration == self._iterations:
                 self._is_under_way = False
@@ -241,40 +252,48 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 "one at a time; make a loader for each"
             )
 
-    def _coming(self) -> Iterator[_Batch]:
-        """Return batches from the present position on, each with its plan under way."""
-        groups = self._indexed() if isinstance(self._rows, IndexedRows) else self._streamed()
-        for sequences, after in groups:
-            if sequences:  # all rows of a batch may have been left out
-                yield _Batch(sequences, self._start_plan(sequences), after)
+    def _coming(self) -> Iterator[Window]:
+        """Return windows from the present position on, each with its plans under way."""
+        start, packs = self._position, self._packs()
+        size = self._dealing.packs
+        while found := list(islice(packs, size * self._packing.window)):
+            steps = -(-len(found) // size)
+            after = Position(start.epoch, start.step + steps, found[-1].behind)
+            sequences = tuple(sequence for pack in found for sequence in pack.sequences)
+            if sequences:  # all rows may have been left out
+                yield Window(sequences, self._start_plan(sequences, steps), start, after)
+            start = after
 
-    def _indexed(self) -> Iterator[tuple[tuple[PackedSequence, ...], _Position]]:
-        assert isinstance(self._rows, IndexedRows)
+    def _packs(self) -> Iterator[Pack]:
+        """Return packs from the present position on."""
+        if isinstance(self._rows, IndexedRows):
+            return self._indexed(self._rows)
+        packs = self._streamed(self._rows)
+        return without_last(packs, self._dealing.packs) if self._packing.drop_last else packs
+
+    def _indexed(self, rows: IndexedRows) -> Iterator[Pack]:
         start = self._position
-        for number, rows in enumerate(self._batches_of(start.epoch)[start.batch :], start.batch):
-            read = (self._reader.read(index, *self._rows.read(index)) for index in rows)
-            yield tuple(s for s in read if s is not None), _Position(start.epoch, number + 1)
+        for pack in self._packs_of(start.epoch)[start.step * self._dealing.packs :]:
+            read = (self._reader.read(index, *rows.read(index)) for index in pack)
+            yield Pack(tuple(sequence for sequence in read if sequence is not None))
 
-    def _streamed(self) -> Iterator[tuple[tuple[PackedSequence, ...], _Position]]:
-        assert isinstance(self._rows, StreamedRows)
-        start, number = self._position, self._position.batch
+    def _streamed(self, rows: StreamedRows) -> Iterator[Pack]:
         found: list[PackedSequence] = []
         used = last = 0
-        for index, row, tokens in self._rows.rows_from(start.row):
+        for index, row, tokens in rows.rows_from(self._position.row):
             sequence = self._reader.read(index, row, tokens)
             if sequence is None:
                 continue
-            if found and used + len(sequence.tokens) > self._packing.token_budget:
-                number += 1
-                yield tuple(found), _Position(start.epoch, number, index)
+            if found and used + len(sequence.tokens) > self._reader.room:
+                yield Pack(tuple(found), index)
                 found, used = [], 0
             found.append(sequence)
             used += len(sequence.tokens)
             last = index
-        if found and not self._packing.drop_last:
-            yield tuple(found), _Position(start.epoch, number + 1, last + 1)
+        if found:
+            yield Pack(tuple(found), last + 1)
 
-    def _start_plan(self, sequences: tuple[PackedSequence, ...]) -> PendingPlan:
+    def _start_plan(self, sequences: tuple[PackedSequence, ...], steps: int) -> PendingPlan:
         masks = {(id(m.scope), m.call): m for s in sequences for m in s.masks}
         number = {key: index for index, key in enumerate(masks)}
         request = PlanRequest(
@@ -282,10 +301,12 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 (m.scope.program.text, m.scope.program.name, m.call) for m in masks.values()
             ),
             sequences=tuple(_sequence_request(s, number) for s in sequences),
+            dealing=self._dealing.over(steps),
+            replica=self._replicas.replica,
             may_skip=self.screening.policy == "skip",
             block_size=self._planning.block_size,
             shape=self._planning.shape,
-            cluster=self._cluster,
+            cluster=self._replicas.cluster,
             config=self._planning.config,
         )
         samples = [sequence.sample for sequence in sequences]
@@ -312,17 +333,37 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             if count:
                 rows.append(row)
                 counts.append(count)
+        if 0 < len(rows) < self._packing.micro_batches:
+            raise DatasetError(
+                f"expected at least one row per micro-batch, got {len(rows)} usable rows for "
+                f"micro_batches={self._packing.micro_batches}; use at most {len(rows)}"
+            )
         return rows, counts
 
-    def _batches_of(self, epoch: int) -> Sequence[Sequence[int]]:
-        if self._packing.batches is not None:
-            return self._packing.batches
+    def _way_out(self) -> str:
+        """Say what makes room for a row that is too long."""
+        ranks = self._replicas.count * self._replicas.context_ranks
+        if self._replicas.count == 1:
+            return "raise the budget"
+        if self._dealing.widest == ranks:
+            return (
+                f"all {ranks} ranks together hold no more in a micro-batch: raise token_budget="
+                f"{self._packing.token_budget}, which is that of one of {self._replicas.count} "
+                "replicas"
+            )
+        return (
+            f"raise the budget, or spread rows over all {ranks} ranks with Packing(group='all'), "
+            f"which hold {self._dealing.room(ranks)} tokens"
+        )
+
+    def _packs_of(self, epoch: int) -> Packs:
         assert self._usable is not None, "streams are packed as they come"
-        return pack_epoch(*self._usable, self._packing, epoch)
+        return pack_epoch(*self._usable, self._packing, self._dealing, epoch)
 
     def _fingerprint(self) -> str:
-        """Name the data set and the packing; equal ones give equal batches."""
-        sha = hashlib.sha256(f"{self._packing} {self.screening.policy}".encode())
+        """Name the data set and the packing; equal ones give equal global batches."""
+        packing = replace(self._packing, replicas=self._replicas.count)
+        sha = hashlib.sha256(f"{packing} {self.screening.policy}".encode())
         if isinstance(self._rows, IndexedRows):
             sha.update(np.ascontiguousarray(self._rows.lengths, "<i8").tobytes())
         return sha.hexdigest()[:16]
@@ -331,20 +372,25 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
 def _sequence_request(
     sequence: PackedSequence, number: Mapping[tuple[int, str], int]
 ) -> SequenceRequest:
-    """Describe a sequence; `number` finds its masks among those of the batch."""
+    """Describe a sequence; `number` finds its masks among those of the request."""
     own = [number[id(mask.scope), mask.call] for mask in sequence.masks]
     cycle = tuple(own[index] for index in sequence.cycle)
     return SequenceRequest(sequence.row, cycle, sequence.sample.to_json(), len(sequence.tokens))
 
 
-def _plan_source(look_ahead: LookAhead, planning: Planning, cluster: Cluster) -> PlanSource:
+def _plan_source(look_ahead: LookAhead, replicas: Replicas) -> PlanSource:
     processes = look_ahead.num_processes
     if look_ahead.planner == "each":
         return OwnPlans(PlannerPool(processes, PLAN_TIME_LIMIT_S) if processes else None)
-    exchange = PlanExchange(planning.process_group, 2 * PLAN_TIME_LIMIT_S)
-    if exchange.size != cluster.num_devices:
+    if replicas.count > 1 and replicas.group is None:
         raise RunError(
-            f"planner='first': the cluster has {cluster.num_devices} devices, the group "
+            f"planner='first': which ranks are one of the {replicas.count} replicas? Give "
+            "Planning.group the DeviceMesh of all of them, with dims named dp and cp"
+        )
+    exchange = PlanExchange(replicas.group, 2 * PLAN_TIME_LIMIT_S)
+    if exchange.size != replicas.context_ranks:
+        raise RunError(
+            f"planner='first': a replica has {replicas.context_ranks} devices, the group "
             f"{exchange.size} ranks; give the group of the ranks that share a batch"
         )
     is_planner = processes and exchange.rank == 0

@@ -17,32 +17,36 @@ from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.successors import Runs
 from dcp_runtime.data.token_columns import IGNORE_LABEL, join
 from dcp_runtime.errors import RunError
-from dcp_runtime.plans.batch_plans import BatchPlan
 
 
 @dataclass(slots=True)
 class TargetFinder:
-    """Finds the targets of batches and records those that it leaves out; one rank warns of them."""
+    """Finds the targets of sequences and records those left out; one rank warns of them."""
 
     rules: RowRules
     screening: Screening
     says: bool
 
-    def find(self, sequences: Sequence[PackedSequence], hidden: Runs) -> Ints:
-        """Return the packed positions of a batch's targets; the token before predicts each."""
-        lengths = [len(sequence.tokens) for sequence in sequences]
+    def find(self, sequences: Sequence[PackedSequence], hidden: Runs) -> tuple[Ints, ...]:
+        """Return the positions of each sequence's targets; the token before predicts each.
+
+        Args:
+            sequences: one behind the other; at least one.
+            hidden: runs of their tokens that the next token does not see.
+        """
+        starts = np.cumsum([0, *(len(sequence.tokens) for sequence in sequences)])
         wanted = np.concatenate([sequence.columns.targets for sequence in sequences])
         counts = wanted != IGNORE_LABEL
-        counts[np.cumsum([0, *lengths[:-1]])] = False  # the first of a sequence
-        if self.rules.hidden_targets == "keep":
-            return np.flatnonzero(counts)
-        sees = np.ones(len(wanted), np.bool_)
-        for start, end in hidden:
-            sees[start + 1 : end + 1] = False
-        left_out = np.flatnonzero(counts & ~sees)
-        if len(left_out):
-            self._record(sequences, left_out, f"{len(left_out)} of the {counts.sum()} targets")
-        return np.flatnonzero(counts & sees)
+        counts[starts[:-1]] = False  # the first of a sequence
+        if self.rules.hidden_targets != "keep":
+            sees = np.ones(len(wanted), np.bool_)
+            for start, end in hidden:
+                sees[start + 1 : end + 1] = False
+            left_out = np.flatnonzero(counts & ~sees)
+            if len(left_out):
+                self._record(sequences, left_out, f"{len(left_out)} of the {counts.sum()} targets")
+            counts &= sees
+        return tuple(np.flatnonzero(own) for own in np.split(counts, starts[1:-1]))
 
     def _record(self, sequences: Sequence[PackedSequence], left_out: Ints, share: str) -> None:
         """Count the targets left out of each row; warn the first time."""
@@ -87,7 +91,8 @@ class LocalData:
         position_ids: int64 ``[T_local]``, position within the sequence.
         sequence_ids: int64 ``[T_local]``, sequence of the batch.
         rows: rows of the data set in the batch; sequence i of the batch is ``rows[i]``.
-        num_targets: targets of the whole batch over all ranks; divide summed losses by it.
+        num_targets: targets of the whole global batch: of all its micro-batches, over all ranks and
+            replicas; divide summed losses by it.
         target_rows: int64 ``[N]``, the targets of this rank one by one: the local token that is to
             predict each. A token may have several targets; `labels` then holds one of them.
         target_ids: int64 ``[N]``, the token id to predict.
@@ -95,6 +100,8 @@ class LocalData:
         extra: `RowRules.extra_columns`, ``[T_local]`` each: bool, int64, or float32.
         target_extra: the same columns, ``[N]`` each, read at the token that is predicted, which
             another rank may own.
+        micro_batch: number of the micro-batch within its global batch.
+        micro_batches: of the global batch, the same on every replica.
     """
 
     tokens: Tensor
@@ -109,6 +116,13 @@ class LocalData:
     target_weights: Tensor
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     target_extra: Mapping[str, Tensor] = field(default_factory=dict)
+    micro_batch: int = 0
+    micro_batches: int = 1
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether this micro-batch ends its global batch: then the optimizer takes a step."""
+        return self.micro_batch + 1 == self.micro_batches
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> "LocalData":
         """Return the same data with all tensors on a device.
@@ -137,23 +151,37 @@ def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:  # Any: a f
 
 
 def take_local(
-    sequences: Sequence[PackedSequence], targets: Ints, plan: BatchPlan, rank: int
+    sequences: Sequence[PackedSequence],
+    targets: Sequence[Ints],
+    local: Ints,
+    num_targets: int,
+    like: PackedSequence,
 ) -> LocalData:
-    """Cut a rank's part out of a batch."""
-    local = plan.local_tokens(rank)
+    """Cut a rank's part out of a micro-batch.
+
+    Args:
+        sequences: in packed order; none for a micro-batch without rows.
+        targets: positions of each sequence's targets.
+        local: packed positions of the rank's tokens.
+        num_targets: of the whole global batch.
+        like: any sequence; says which columns there are.
+    """
+    columns = [sequence.columns for sequence in sequences] or [like.columns.first(0)]
     lengths = [len(sequence.tokens) for sequence in sequences]
-    tokens = np.concatenate([sequence.tokens for sequence in sequences])
+    starts = np.cumsum([0, *lengths[:-1]])
+    empty = np.zeros(0, np.int64)
+    at = np.concatenate([empty, *(own + n for own, n in zip(targets, starts, strict=False))])
+    tokens = np.concatenate([empty, *(sequence.tokens for sequence in sequences)])
     labels = np.full(len(tokens), IGNORE_LABEL, np.int64)
-    wanted = np.concatenate([sequence.columns.targets for sequence in sequences])
-    labels[targets - 1] = wanted[targets]
-    position_ids = np.concatenate([sequence.columns.positions for sequence in sequences])
+    wanted = np.concatenate([own.targets for own in columns])
+    labels[at - 1] = wanted[at]
+    position_ids = np.concatenate([own.positions for own in columns])
     sequence_ids = np.repeat(np.arange(len(sequences)), lengths)
     place = np.full(len(tokens), -1, np.int64)  # of each packed token among those of the rank
     place[local] = np.arange(len(local))
-    mine = targets[place[targets - 1] >= 0]
+    mine = at[place[at - 1] >= 0]
     mine = mine[np.argsort(place[mine - 1])]
-    names = sequences[0].columns.extra
-    extra = {name: join(name, [s.columns.extra[name] for s in sequences]) for name in names}
+    extra = {name: join(name, [own.extra[name] for own in columns]) for name in like.columns.extra}
     return LocalData(
         tokens=torch.from_numpy(tokens[local]),
         labels=torch.from_numpy(labels[local]),
@@ -161,7 +189,7 @@ def take_local(
         position_ids=torch.from_numpy(position_ids[local]),
         sequence_ids=torch.from_numpy(sequence_ids[local]),
         rows=tuple(sequence.row for sequence in sequences),
-        num_targets=len(targets),
+        num_targets=num_targets,
         target_rows=torch.from_numpy(place[mine - 1]),
         target_ids=torch.from_numpy(wanted[mine]),
         target_weights=torch.ones(len(mine)),
@@ -173,18 +201,18 @@ def take_local(
 def next_token_loss(
     logits: Tensor, local_data: LocalData, num_targets: int | None = None
 ) -> Tensor:
-    """Compute the cross entropy of this rank's targets, divided by the targets of all ranks.
+    """Compute the cross entropy of this rank's targets, divided by those of the global batch.
 
-    Losses, and gradients, of the ranks are to be **added**: the sum over the ranks is the mean over
-    the targets of the batch. Each target counts with its weight; weights do not change what is
-    divided by. A rank without targets, and a batch without any, has loss 0, through which
+    Losses, and gradients, of ranks and micro-batches are to be **added**: their sum is the mean
+    over the targets of the global batch. Each target counts with its weight; weights do not change
+    what is divided by. A rank without targets, and a batch without any, has loss 0, through which
     `backward` runs as on the other ranks.
 
     Args:
         logits: ``[T_local, V]``, or ``[1, T_local, V]`` as Hugging Face's models give them.
         local_data: the batch, on the device of the logits.
-        num_targets: what to divide by; by default `LocalData.num_targets`. Where several batches
-            make one step, give the targets of all of them.
+        num_targets: what to divide by; by default `LocalData.num_targets`. Where several global
+            batches make one step, give the targets of all of them.
 
     Returns:
         A scalar in float32, in float64 for float64 logits.

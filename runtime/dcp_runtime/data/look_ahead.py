@@ -10,7 +10,8 @@ from typing import TypeAlias
 
 from dcp_planner.compile_clock import stopwatch
 from dcp_planner.workers import WorkerLost
-from dcp_runtime.data.plan_request import PlanReply, PlanRequest
+from dcp_runtime.data.plan_reply import PlanReply
+from dcp_runtime.data.plan_request import PlanRequest
 from dcp_runtime.data.planner_pool import PlannerPool
 
 MAX_CACHED_PLANS = 32
@@ -24,13 +25,13 @@ class PlanningMetrics:
     """The cost of planning so far.
 
     Attributes:
-        plans: plans handed out.
+        plans: plans of global batches (windows of them) handed out.
         plan_s: seconds that planning them took, wherever it happened.
         waited_s: seconds that the training loop waited for them.
         cached: plans that had been made before.
         lost: planner processes that died or took too long; their batches were planned anew.
         compile_s: seconds that this process compiled the planner, in none of the others.
-        queued: batches under way when the latest plan was handed out.
+        queued: plans under way when the latest was handed out.
     """
 
     plans: int = 0

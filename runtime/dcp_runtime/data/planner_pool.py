@@ -14,7 +14,9 @@ from dcp_planner import Plan
 from dcp_planner.compile_clock import stopwatch
 from dcp_planner.plan import decode_plan, encode_plan
 from dcp_planner.workers import TaskError, Worker, WorkerPool, WorkerProgram
-from dcp_runtime.data.plan_request import PlanReply, PlanRequest, encode_batch, plan_request
+from dcp_runtime.data.make_plans import plan_request
+from dcp_runtime.data.plan_reply import PlanReply, encode_reply
+from dcp_runtime.data.plan_request import PlanRequest
 from dcp_runtime.errors import RunError
 
 MOST_FAILED_STARTS = 2
@@ -49,7 +51,7 @@ class PlannerPool:
         return self._submit(request, "plans", _read_plans)
 
     def submit_parts(self, request: PlanRequest) -> "Future[tuple[list[bytes], float]]":
-        """Plan a batch and cut its plans into one part per device, for `decode_batch`.
+        """Plan and cut the plans into one part per device of the replica, for `decode_reply`.
 
         The future raises as that of `submit` does.
         """
@@ -96,7 +98,7 @@ class PlannerPool:
 
 
 def _read_plans(parts: list[bytes], answer: dict[str, Any]) -> PlanReply:
-    return PlanReply.with_notes(tuple(decode_plan(part).plan for part in parts), answer)
+    return PlanReply.with_notes([decode_plan(part).plan for part in parts], answer)
 
 
 def start() -> Callable[..., tuple[dict[str, Any], bytes]]:
@@ -107,13 +109,14 @@ def start() -> Callable[..., tuple[dict[str, Any], bytes]]:
 def _answer(message: dict[str, Any], *_: object) -> tuple[dict[str, Any], bytes]:
     request = PlanRequest.from_json(message["request"])
     with stopwatch() as watch:
-        batch = plan_request(request)
+        reply = plan_request(request)
         if message["kind"] == "parts":
-            parts = encode_batch(batch, request.cluster.num_devices)
+            parts = encode_reply(reply, request.own_devices)
         else:
             parts = []
-            for plan in batch.plans:
-                assert isinstance(plan, Plan), "plans are made whole"
-                parts.append(encode_plan(plan))
+            for batch in reply.batches:
+                for plan in batch.plans:
+                    assert isinstance(plan, Plan), "plans are made whole"
+                    parts.append(encode_plan(plan))
     sizes = [len(part) for part in parts]
-    return {"seconds": watch.seconds, "sizes": sizes, **batch.notes}, b"".join(parts)
+    return {"seconds": watch.seconds, "sizes": sizes, **reply.notes}, b"".join(parts)

@@ -43,17 +43,21 @@ class Screening:
             raise DatasetError(f"{what}; {SKIP_HINT}")
         self._record(row, reason, what)
 
-    def shorten(self, row: int, length: int, budget: int) -> int:
+    def shorten(self, row: int, length: int, budget: int, way_out: str) -> int:
         """Return how many tokens of a row longer than the budget are used; 0 leaves it out.
+
+        Args:
+            row: its number.
+            length: its tokens.
+            budget: most tokens of a row.
+            way_out: how the row would fit.
 
         Raises:
             DatasetError: if the policy is to raise.
         """
         what = f"row {row} has {length} tokens, the token budget is {budget}"
         if self.policy == "error":
-            raise DatasetError(
-                f"{what}; raise the budget, or choose policy='truncate' or policy='skip'"
-            )
+            raise DatasetError(f"{what}; {way_out}, or choose policy='truncate' or policy='skip'")
         self._record(row, "too_long", what)
         return budget if self.policy == "truncate" else 0
 

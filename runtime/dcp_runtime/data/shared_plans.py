@@ -13,13 +13,9 @@ import torch.distributed as dist
 from dcp_dsl import DatasetError, DCPError
 from dcp_planner.workers import WorkerLost
 from dcp_runtime.data.look_ahead import OwnPlanner, PendingPlan, PlanSource
-from dcp_runtime.data.plan_request import (
-    PlanReply,
-    PlanRequest,
-    decode_batch,
-    encode_batch,
-    plan_request,
-)
+from dcp_runtime.data.make_plans import plan_request
+from dcp_runtime.data.plan_reply import PlanReply, decode_reply, encode_reply
+from dcp_runtime.data.plan_request import PlanRequest
 from dcp_runtime.data.planner_pool import PlannerPool
 from dcp_runtime.errors import RunError
 from dcp_runtime.transport.group_store import SERVER, open_store
@@ -84,7 +80,7 @@ class PlanExchange:
             raise RunError(message[1:].decode(), rank=0)
         if message[:1] == _BAD_DATA:
             raise DatasetError(message[1:].decode())
-        return decode_batch(message[1:])
+        return decode_reply(message[1:])
 
     def _lost(self, number: int, error: RuntimeError) -> RunError:
         return RunError(
@@ -125,16 +121,16 @@ class SharedPlans(PlanSource):
 
     def _result(self, pending: PendingPlan) -> tuple[PlanReply, float | None]:
         if self._exchange.rank == 0 and self.pool is None:
-            self._plan_here(pending.number, pending.in_own_process)
+            self._plan_here(pending.number, pending.request, pending.in_own_process)
         batch = self._exchange.take(pending.number)
         if (lost := self._lost.pop(pending.number, None)) is not None:
             self.metrics.lost += 1
             warnings.warn(lost, RuntimeWarning, stacklevel=4)
         return batch, self._seconds.pop(pending.number, None)
 
-    def _plan_here(self, number: int, plan: OwnPlanner) -> None:
+    def _plan_here(self, number: int, request: PlanRequest, plan: OwnPlanner) -> None:
         try:
-            parts = encode_batch(plan(), self._exchange.size)
+            parts = encode_reply(plan(), request.own_devices)
         except DCPError as error:
             self._exchange.fail(number, error)
         else:
@@ -156,7 +152,7 @@ class SharedPlans(PlanSource):
             else:
                 self._lost[number] = f"{error}; the batch is placed by {FALLBACK!r}"
                 request = replace(request, config=replace(request.config, partitioner=FALLBACK))
-            self._plan_here(number, partial(plan_request, request))
+            self._plan_here(number, request, partial(plan_request, request))
             self._seconds[number] = perf_counter() - started
             return
         except DCPError as error:

@@ -1,0 +1,201 @@
+"""Deal the documents of a global batch to micro-batches and groups of devices.
+
+This module loads no torch: planner processes need it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from dcp_dsl import pack
+from dcp_dsl.arrays import Floats
+from dcp_planner import Cluster, ModelShape
+from dcp_planner.step import Assignment, Documents, StepMesh, StepModel, plan_step
+from dcp_runtime.errors import RunError
+
+Balance: TypeAlias = Literal["work", "order"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dealing:
+    """How the documents of some global batches become micro-batches of groups of devices.
+
+    Attributes:
+        replicas, context_ranks: devices; those of replica r begin at ``r * context_ranks``.
+        micro_batches: of all global batches together.
+        window: global batches that are dealt together.
+        token_budget: most tokens of a replica in a micro-batch.
+        widths: devices of a group to choose from, rising; none: any, and a width for each document.
+        balance: by work, or packs in turn.
+        model: the time of a token.
+    """
+
+    replicas: int
+    context_ranks: int
+    micro_batches: int
+    window: int
+    token_budget: int
+    widths: tuple[int, ...]
+    balance: Balance
+    model: StepModel
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Dealing":  # Any: a JSON document
+        """Read what ``asdict`` gives."""
+        model = {**values["model"], "shape": ModelShape(**values["model"]["shape"])}
+        given = {**values, "widths": tuple(values["widths"]), "model": StepModel(**model)}
+        return cls(**given)
+
+    @property
+    def devices(self) -> int:
+        """Devices of all replicas."""
+        return self.replicas * self.context_ranks
+
+    @property
+    def widest(self) -> int:
+        """Devices of the widest group."""
+        return max(self.widths, default=self.devices)
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether all documents meet in one micro-batch on the same devices."""
+        return self.micro_batches == 1 and self.widths == (self.devices,)
+
+    @property
+    def packs(self) -> int:
+        """Packs that fill all groups in all micro-batches, if groups are as wide as possible."""
+        return self.micro_batches * (self.devices // self.widest)
+
+    def over(self, window: int) -> "Dealing":
+        """Return how several global batches are dealt together."""
+        return replace(self, window=window, micro_batches=self.micro_batches * window)
+
+    def room(self, width: int) -> int:
+        """Return the most tokens of a group in a micro-batch."""
+        return self.token_budget * width // self.context_ranks
+
+    @property
+    def name(self) -> str:
+        """The choices that decide where documents go, as text."""
+        return repr(sorted(asdict(self).items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Documents that some devices compute together in one micro-batch.
+
+    Attributes:
+        documents: their numbers, rising.
+        first, width: devices ``first`` to ``first + width - 1``.
+    """
+
+    documents: tuple[int, ...]
+    first: int
+    width: int
+
+
+def deal_documents(
+    dealing: Dealing, tokens: Sequence[int], pairs: Callable[[], Floats], cluster: Cluster
+) -> list[list[Share]]:
+    """Choose micro-batch and devices of every document.
+
+    Args:
+        dealing: how.
+        tokens: of each document, in packed order.
+        pairs: gives the visible pairs of each, the mean over the layers; asked where work counts.
+        cluster: of all devices.
+
+    Returns:
+        For every micro-batch its shares, by their first device; a group without documents has none.
+        The micro-batches of a global batch are neighbours. Deterministic.
+    """
+    if dealing.is_trivial:
+        return [[Share(tuple(range(len(tokens))), 0, dealing.devices)]]
+    if dealing.balance == "order" or len(tokens) < dealing.micro_batches:
+        assignment = _in_turn(dealing, tokens)
+    else:
+        assignment = _by_work(dealing, tokens, pairs(), cluster)
+    found: list[list[Share]] = [[] for _ in range(dealing.micro_batches)]
+    for micro_batch, first, width, documents in assignment.groups():
+        found[micro_batch].append(Share(tuple(documents.tolist()), first, width))
+    return [found[number] for number in _order(dealing)]
+
+
+def _by_work(
+    dealing: Dealing, tokens: Sequence[int], pairs: Floats, cluster: Cluster
+) -> Assignment:
+    """Deal by predicted time; packs in turn fit where no dealing by work holds the budget."""
+    documents = Documents(np.asarray(tokens, np.int64), pairs)
+    plan = plan_step(
+        documents,
+        _mesh(dealing),
+        dealing.model,
+        cluster,
+        token_budget=dealing.token_budget,
+        widths=dealing.widths or None,
+    )
+    fits = _holds_budget(dealing, documents, plan.assignment)
+    return plan.assignment if fits else _in_turn(dealing, tokens)
+
+
+def _holds_budget(dealing: Dealing, documents: Documents, assignment: Assignment) -> bool:
+    """Check the tokens of every device in every micro-batch, shares of wide documents included."""
+    held = np.zeros((dealing.micro_batches, dealing.devices))
+    for micro_batch, first, width, rows in assignment.groups():
+        held[micro_batch, first : first + width] += documents.tokens[rows].sum() / width
+    return bool(held.max() * dealing.context_ranks <= dealing.token_budget * (1 + 1e-9))
+
+
+def _in_turn(dealing: Dealing, tokens: Sequence[int]) -> Assignment:
+    """Deal packs in turn: pack k is micro-batch ``k // groups`` of group ``k % groups``.
+
+    Documents come in the order of packs that fit the step, and no fewer packs can hold neighbours
+    in their order than closing each when the next does not fit: so these fit the step as well.
+    """
+    width = dealing.widest
+    groups = dealing.devices // width
+    number = np.empty(len(tokens), np.int64)
+    for place, rows in enumerate(pack(tokens, dealing.room(width))):
+        number[list(rows)] = place
+    return Assignment(
+        _mesh(dealing),
+        (number // groups).astype(np.int32),
+        (number % groups * width).astype(np.int32),
+        np.full(len(tokens), width, np.int32),
+    )
+
+
+def _mesh(dealing: Dealing) -> StepMesh:
+    return StepMesh(dealing.replicas, dealing.context_ranks, dealing.micro_batches)
+
+
+def _order(dealing: Dealing) -> list[int]:
+    """List the micro-batches, global batch after global batch.
+
+    Dealing by work puts long micro-batches first. Of a window each global batch gets every
+    `window`-th, and their order is shuffled, so that lengths do not fall through the window.
+    """
+    steps = np.random.default_rng(dealing.window).permutation(dealing.window).tolist()
+    return [n for step in steps for n in range(step, dealing.micro_batches, dealing.window)]
+
+
+def sub_cluster(cluster: Cluster, width: int) -> Cluster:
+    """Return the cluster of `width` neighbouring devices that begin at a multiple of `width`.
+
+    Raises:
+        RunError: if such devices lie on nodes unevenly.
+
+    >>> (sub_cluster(Cluster(4, 8), 4).nodes, sub_cluster(Cluster(4, 8), 16).nodes)
+    (1, 2)
+    """
+    node = cluster.devices_per_node
+    if node % width == 0:
+        return replace(cluster, nodes=1, devices_per_node=width)
+    if width % node == 0:
+        return replace(cluster, nodes=width // node)
+    raise RunError(
+        f"{width} ranks that share a plan lie unevenly on nodes of {node} devices; make replicas "
+        f"of a divisor or a multiple of {node} ranks"
+    )

@@ -1,0 +1,268 @@
+"""Global batches over replicas: every row once, caps held, deterministic, resumable anywhere."""
+
+import json
+import sys
+from collections import Counter
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+from loader_options import make_loader
+
+from dcp_dsl import DatasetError, Spec
+from dcp_planner import Cluster, ModelShape, PlanConfig, digest
+from dcp_runtime import RunError
+
+SPEC = Spec.from_text(
+    "segment s = part[parts]*\n"
+    "mask band(w: tokens = 9) = causal and q - k < w\n"
+    "mask own = causal and same(part)\n"
+    "stack mixed = 2 of band, causal\n"
+)
+BUDGET = 40
+OPTIONS = {
+    "token_budget": BUDGET,
+    "block_size": 8,
+    "shape": ModelShape(2, 1, 8, 4),
+    "config": PlanConfig("static:zigzag"),
+    "hidden_targets": "leave_out",
+}
+POLICIES = {
+    "work": {},
+    "order": {"balance": "order"},
+    "all": {"group": "all"},
+    "best": {"group": "best"},
+    "per_document": {"width": "per_document"},
+    "window": {"window": 2},
+}
+
+
+def rows_of(lengths):
+    """Tokens say which row and position they are; the last part of a row has a third of it."""
+    return [
+        {"tokens": [1000 * row + i for i in range(n)], "parts": [n - n // 3, n // 3]}
+        for row, n in enumerate(lengths)
+    ]
+
+
+def mask_of(row):
+    """Masks that are mixed within a batch."""
+    return SPEC.mask("own" if len(row["tokens"]) % 3 else "band")
+
+
+def loader_of(lengths, rank, devices=4, **options):
+    given = {**OPTIONS, "cluster": Cluster(1, devices), "replicas": 2, "micro_batches": 2}
+    return make_loader(rows_of(lengths), mask_of, rank=rank, **{**given, **options})
+
+
+def run_of(loaders):
+    """What each device gets, micro-batch after micro-batch."""
+    return [list(parts) for parts in zip(*loaders, strict=True)]
+
+
+LENGTHS = st.lists(st.integers(1, BUDGET), min_size=2, max_size=16)
+
+
+@settings(max_examples=15, deadline=None)
+@given(lengths=LENGTHS, policy=st.sampled_from(sorted(POLICIES)))
+def test_every_row_is_in_one_micro_batch_and_budgets_hold(lengths, policy):
+    options = POLICIES[policy]
+    loaders = [loader_of(lengths, rank, **options) for rank in range(4)]
+    found = run_of(loaders)
+    assert len(found) == len(loaders[0])
+    assert len(found) % 2 == 0
+    seen = Counter()
+    for number, parts in enumerate(found):
+        assert {(d.micro_batch, d.micro_batches) for d, _ in parts} == {(number % 2, 2)}
+        assert parts[0][0].ends_step == (number % 2 == 1)
+        for first in {first_of(plan, rank) for rank, (_, plan) in enumerate(parts)}:
+            plan = parts[first][1]
+            assert plan.num_tokens <= BUDGET * plan.num_devices // 2
+            seen.update(parts[first][0].rows)
+        tokens = torch.cat([data.tokens for data, _ in parts])
+        assert len(tokens.unique()) == len(tokens)  # no token is on two devices
+        if policy == "per_document":
+            assert all(len(data.tokens) <= BUDGET for data, _ in parts)
+    assert seen == Counter(range(len(lengths)))
+    for step in zip(*[iter(found)] * 2, strict=True):
+        parts = [part for micro_batch in step for part in micro_batch]
+        stated = {data.num_targets for data, _ in parts}
+        assert stated == {sum(len(data.target_ids) for data, _ in parts)}
+    again = loader_of(lengths, 3, **options)
+    for parts, (data, plan) in zip(found, again, strict=True):
+        assert parts[3][0].rows == data.rows
+        assert digest(parts[3][1]) == digest(plan)
+
+
+def first_of(plan, rank):
+    """The first device of the group that shares a plan, in a mesh of 2 x 2."""
+    return rank // plan.num_devices * plan.num_devices
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    lengths=LENGTHS,
+    policy=st.sampled_from(sorted(POLICIES)),
+    stop=st.integers(1, 20),
+    is_stream=st.booleans(),
+)
+def test_resuming_behind_any_micro_batch_gives_the_rest(lengths, policy, stop, is_stream):
+    options = {"ahead": 1, **POLICIES[policy]}
+    whole = [data.rows for data, _ in loader_of(lengths, 3, **options)]
+    first = make(lengths, is_stream, options)
+    seen = []
+    for data, _ in first:
+        seen.append(data.rows)
+        if len(seen) == stop:
+            break
+    assert seen == whole[: len(seen)]
+    state = json.loads(json.dumps(first.state_dict()))
+    second = make(lengths, is_stream, options)
+    second.load_state_dict(state)
+    rest = [data.rows for data, _ in second]
+    assert rest == (whole if len(seen) < stop else whole[stop:])
+
+
+def make(lengths, is_stream, options):
+    rows = rows_of(lengths)
+    given = {**OPTIONS, "cluster": Cluster(1, 4), "replicas": 2, "micro_batches": 2}
+    dataset = Stream(rows) if is_stream else rows
+    return make_loader(dataset, mask_of, rank=3, **given, **options)
+
+
+class Stream:
+    """Rows that can be iterated again and have neither length nor numbers."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+def test_packs_in_turn_are_those_that_replicas_took_before():
+    """``batches[r::R]`` of the packs, with the targets of the whole global batch."""
+    lengths = [30, 20, 15, 35, 12, 12, 12, 40, 8, 30]
+    packs = [data.rows for data, _ in loader_of(lengths, 0, replicas=1, micro_batches=1)]
+    for replica in range(2):
+        loader = loader_of(lengths, 2 * replica, balance="order")
+        found = [data.rows for data, _ in loader]
+        wanted = packs[replica::2]
+        assert found == wanted + [()] * (len(found) - len(wanted))
+        assert len(found) == 4
+
+
+def test_work_is_dealt_more_evenly_than_packs_in_turn():
+    """Two long rows share a pack; by work they are on two replicas, with short ones beside each."""
+    lengths = [20, 18, *[4] * 9]
+
+    def most_pairs(balance):
+        found = [list(loader_of(lengths, r, balance=balance, micro_batches=1)) for r in (0, 2)]
+        ((one, _),), ((other, _),) = found
+        return max(sum(n * (n + 1) // 2 for n in map(lengths.__getitem__, rows))
+                   for rows in (one.rows, other.rows))  # fmt: skip
+
+    assert most_pairs("order") == 20 * 21 // 2 + 18 * 19 // 2
+    assert most_pairs("work") < 0.75 * most_pairs("order")
+
+
+def test_a_window_moves_rows_between_neighbouring_global_batches(caplog):
+    """The long rows of the first global batch are spread over the window, which the log says."""
+    lengths = [40, 40, 40, 40, *[4] * 36]
+    options = {"micro_batches": 1}
+    alone = [data.rows for data, _ in loader_of(lengths, 0, **options)]
+    with caplog.at_level("WARNING", logger="dcp_runtime"):
+        loaders = [loader_of(lengths, rank, window=4, **options) for rank in range(4)]
+    assert len(caplog.records) == 1
+    assert "the order of sampling is not that of the data set" in caplog.text
+    found = run_of(loaders)
+    assert len(found) == len(alone) == 4
+    assert [data.rows for data, _ in (parts[0] for parts in found)] != alone
+    seen = Counter(row for parts in found for d in (parts[0], parts[2]) for row in d[0].rows)
+    assert seen == Counter(range(len(lengths)))
+
+
+def test_a_replica_without_rows_gets_micro_batches_without_tokens():
+    extra = {"extra_columns": ("x",), "micro_batches": 2}
+    rows = [{**row, "x": [0.5] * len(row["tokens"])} for row in rows_of([20, 10])]
+    given = {**OPTIONS, "cluster": Cluster(1, 8), "replicas": 4, **extra}
+    loaders = [make_loader(rows, SPEC.stack("mixed"), rank=rank, **given) for rank in range(8)]
+    found = run_of(loaders)
+    assert len(found) == 2
+    assert sorted(data.rows for parts in found for data, _ in parts[::2]) == [()] * 6 + [(0,), (1,)]
+    empty = next(data for data, _ in found[0] if not data.rows)
+    assert [len(tensor) for tensor in (empty.tokens, empty.labels, empty.target_ids)] == [0] * 3
+    assert empty.extra["x"].dtype == empty.target_extra["x"].dtype == torch.float32
+    assert empty.num_targets == 28
+    assert {plan.num_devices for parts in found for _, plan in parts} == {2}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"replicas": 3}, RunError, r"a divisor of the 4 ranks, got 3; 4 ranks are 1, 2, 4 repli"),
+        ({"replicas": 0}, RunError, r"Packing.replicas: expected at least 1, got 0"),
+        ({"micro_batches": 5}, DatasetError, r"got 3 usable rows for micro_batches=5; use at most"),
+        ({"token_budget": 25}, DatasetError, r"row 1 has 30 .* Packing\(group='all'\), which hold"),
+        (
+            {"token_budget": 14, "group": "all"},
+            DatasetError,
+            r"row 1 has 30 tokens.*all 4 ranks together hold no more .*raise token_budget=14",
+        ),
+        ({"balance": "luck"}, RunError, r"Packing.balance: expected one of work, order"),
+        ({"group": "none"}, RunError, r"Packing.group: expected one of replica, all, best"),
+        ({"width": "per_document", "group": "best"}, RunError, r"expected group='all' and balance"),
+        ({"window": 2, "balance": "order"}, RunError, r"Packing.window: 2 global batches are deal"),
+        ({"rank": 4}, RunError, r"expected a rank from 0 to 3"),
+        ({"cluster": Cluster(2, 3), "replicas": 3}, RunError, r"2 ranks .* unevenly on nodes of 3"),
+        ({"planner": "first"}, RunError, r"which ranks are one of the 2 replicas\? Give Planning"),
+    ],
+)
+def test_what_does_not_fit_is_said_with_a_way_out(options, error, says):
+    with pytest.raises(error, match=says):
+        loader_of([10, 30, 12], **{"rank": 0, **options})
+
+
+def test_a_row_longer_than_a_replica_holds_is_spread_over_all():
+    lengths = [70, 20, 10, 30]
+    for group in ("all", "best"):
+        loaders = [loader_of(lengths, rank, group=group, micro_batches=1) for rank in range(4)]
+        found = run_of(loaders)
+        long = next(parts for parts in found if 0 in parts[0][0].rows)
+        assert {plan.num_devices for _, plan in long} == {4}
+        assert sum(len(data.tokens) for data, _ in long) <= 2 * BUDGET
+
+
+def test_a_state_inside_a_global_batch_belongs_to_its_ranks_and_model():
+    loader = loader_of([10, 30, 12, 20], 0)
+    parts = iter(loader)
+    next(parts)
+    state = loader.state_dict()
+    assert (state["step"], state["micro_batch"]) == (0, 1)
+    with pytest.raises(RunError, match="saved inside a global batch that other ranks, another mod"):
+        loader_of([10, 30, 12, 20], 0, devices=8).load_state_dict(state)
+    next(parts)
+    loader_of([10, 30, 12, 20], 0, devices=8).load_state_dict(loader.state_dict())
+
+
+def test_rows_that_fit_no_mask_are_left_out_on_all_replicas():
+    rows = rows_of([20, 21, 22, 23, 24, 25])
+    rows[2]["parts"] = [99]
+    given = {**OPTIONS, "cluster": Cluster(1, 4), "replicas": 2, "policy": "skip"}
+    loaders = [make_loader(rows, SPEC.mask("own"), rank=rank, **given) for rank in range(4)]
+    found = run_of(loaders)
+    seen = Counter(row for parts in found for d in (parts[0], parts[2]) for row in d[0].rows)
+    assert seen == Counter([0, 1, 3, 4, 5])
+    assert [loader.screening.counts for loader in loaders] == [{"unfit": 1}] * 4
+
+
+def test_steps_are_grouped_by_their_end():
+    """What a training loop does: it steps where the global batch ends."""
+    loader = loader_of([10, 30, 12, 20, 35, 36, 37], 1)
+    ends = [data.ends_step for data, _ in loader]
+    assert [len(list(own)) for is_end, own in groupby(ends) if is_end] == [1] * (len(ends) // 2)
