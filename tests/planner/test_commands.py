@@ -29,13 +29,14 @@ from dcp_planner import (
     write_cluster,
     write_plan,
 )
+from dcp_planner.causes import explain
 from dcp_planner.commands.compare import compare
 from dcp_planner.commands.plan import plan as plan_command
 from dcp_planner.commands.simulate import simulate as simulate_command
 from dcp_planner.commands.validate import validate as validate_command
+from dcp_planner.commands.why import why as why_command
 from dcp_planner.model.placement import PlanWarning
 from dcp_planner.plan import encode_parts
-from dcp_planner.report import Explanation, split_time
 
 SPEC = """dcpm 1
 mask local(width: tokens = 8) = causal and q - k < width
@@ -330,18 +331,61 @@ def test_compare_puts_two_plans_side_by_side(pair):
 
 def test_compare_says_why_in_words_and_in_json(pair):
     cause = json.loads(run(compare, *pair, "--json").stdout)["cause"]
-    parts = [split_time(read_plan(path).plan) for path in pair]
-    for side, found in zip(("first", "second"), parts, strict=True):
-        assert cause[side]["seconds"] == found.seconds
-        assert cause[side]["with_free_links_s"] == found.with_free_links_s
-        total = sum(cause[side][f"{name}_s"] for name in ("work", "imbalance", "links", "order"))
-        assert total == pytest.approx(found.seconds)
-    assert cause["reason"] == Explanation(*parts).reason
+    found = explain(*(read_plan(path).plan for path in pair))
+    for side, diagnosis in (("first", found.first), ("second", found.second)):
+        assert cause[side]["seconds"] == diagnosis.seconds
+        saves = [one["saves_s"] for one in cause[side]["causes"]]
+        assert saves == sorted(saves, reverse=True)
+        assert saves == [one.saves_s for one in diagnosis.causes]
+    assert cause["reason"] == found.reason
+    assert cause["difference_s"] == found.second.seconds - found.first.seconds
     shown = " ".join(run(compare, *pair).stdout.split())
     assert cause["text"] in shown
     assert cause["text"].startswith("The ")
     same = json.loads(run(compare, pair[0], pair[0], "--json").stdout)["cause"]
     assert same["reason"] == "close"
+
+
+def test_why_prints_three_sentences_the_path_and_what_to_try(pair):
+    result = run(why_command, pair[1], "--against", pair[0])
+    assert result.exit_code == 0, result.output
+    shown = " ".join(result.stdout.split())
+    compared = json.loads(run(compare, pair[1], pair[0], "--json").stdout)["cause"]["text"]
+    times = compared.replace("The first", "This plan").replace("the first", "this plan")
+    assert times.replace("The second", "The other").replace("the second", "the other") in shown
+    for part in ("The plan takes ", "of the communication is hidden.", "Most is lost to ",
+                 "critical path"):  # fmt: skip
+        assert part in shown
+    assert "what to try" in shown or "Tried without a gain" in shown
+    assert "what to try" not in run(why_command, pair[1], "--no-try").stdout
+
+
+def test_why_as_json_lists_causes_largest_first(pair):
+    document = json.loads(run(why_command, pair[1], "--json").stdout)
+    plan = read_plan(pair[1]).plan
+    assert document["schema"] == 1
+    assert document["seconds"] == predict(plan).seconds
+    saves = [cause["saves_s"] for cause in document["causes"]]
+    assert saves == sorted(saves, reverse=True)
+    kinds = {"compute", "links", "latency", "order", "launches", "memory", "idle"}
+    assert {cause["kind"] for cause in document["causes"]} <= kinds
+    for side in ("forward", "backward"):
+        sums = {round(sum(device.values()), 12) for device in document["accounting"][side]}
+        assert len(sums) == 1
+    steps = document["path"]["steps"]
+    assert sum(step["seconds"] for step in steps) == pytest.approx(document["seconds"])
+    for suggestion in document["try"]:
+        assert suggestion["seconds"] + suggestion["saves_s"] == pytest.approx(document["seconds"])
+
+
+def test_why_refuses_plans_of_other_batches(folder, pair):
+    other = folder / "longer.dcpplan"
+    made = run(plan_command, folder / "a.dcpm", "--sample", '{"len": 300}', *SMALL, "--mask",
+               "causal", "--out", other)  # fmt: skip
+    assert made.exit_code == 0, made.output
+    result = run(why_command, pair[0], "--against", other)
+    assert result.exit_code != 0
+    assert "expected two plans of one batch" in str(result.exception)
 
 
 def test_tables_keep_their_figures_on_a_narrow_terminal(pair, monkeypatch):

@@ -1,26 +1,33 @@
 """Findings: what stands out in a trace, as sentences with their rules.
 
-Every finding is a maximum or a share that the reader can check in the timeline.
+The causes of its time come from the planner, which predicts the plan again without each of them, or
+moves the events of a run. The longest waits are read off the trace.
 """
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from dcp_dashboard.facts.quantities import duration, percent, ratio, size
-from dcp_dashboard.facts.text import device_selection, division_selection, pair_selection
+from dcp_dashboard.facts.quantities import duration, percent
+from dcp_dashboard.facts.text import device_selection, division_selection
 from dcp_dashboard.facts.traces import Wait, find_waits
-from dcp_dashboard.library.summary import DeviceTotals, imbalance
-from dcp_planner import Trace
+from dcp_dashboard.library.plans import LoadedPlan
+from dcp_planner import Source, Trace
+from dcp_planner.causes import STEPS, Cause, Why, cause_sentence, headline, worth_saying
 
 MIN_SHARE = 0.005
-"""Shares of the run below this are worth no sentence."""
+"""Waits below this share of the run are worth no sentence."""
 
 NUM_WAITS = 2
 """Number of longest waits that are named."""
 
-OUTSTANDING = 1.5
-"""A link stands out when it carries this many times the mean of the links in use."""
+ACCOUNT_RULE = (
+    "Every moment of every device, by what it did; a wait counts for what the message that ends it "
+    "waited for at each moment. Hidden: the share of the time of messages while a device computes."
+)
+FREE_RULE = "The plan is predicted again with this one thing free; the difference is its cost."
+RUN_RULE = (
+    "A run cannot be repeated with other links. Its events are moved instead, each as far behind "
+    "what it waited for as in the run, with this one thing free; the order of messages stays."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +46,37 @@ class Finding:
     time_ns: tuple[int, int] | None = None
 
 
-def findings(trace: Trace, totals: DeviceTotals) -> tuple[Finding, ...]:
-    """Return the findings of a run, the most costly first."""
+def findings(loaded: LoadedPlan, source: Source) -> tuple[Finding, ...]:
+    """Return the findings of a trace: what devices did, causes of its time, longest waits."""
+    trace = loaded.traces[source]
     if trace.seconds() == 0:
         return (Finding("The trace holds no events.", "No event has a duration."),)
-    found = (
+    why, rule = loaded.why(source), FREE_RULE if loaded.is_predicted(source) else RUN_RULE
+    return (
+        Finding(headline(why, duration, percent), ACCOUNT_RULE),
+        *(_cause_finding(why, cause, rule) for cause in worth_saying(why.diagnosis)),
         *longest_waits(trace),
-        waiting(trace, len(totals.tokens)),
-        last_device(trace, len(totals.tokens)),
-        busiest_device(totals),
-        busiest_link(totals),
     )
-    return tuple(finding for finding in found if finding is not None)
+
+
+def _cause_finding(why: Why, cause: Cause, rule: str) -> Finding:
+    device = cause.where.get("device")
+    return Finding(
+        cause_sentence(cause, why.diagnosis.seconds, duration, percent),
+        rule,
+        "" if device is None else device_selection(device),
+        _longest_step(why, cause),
+    )
+
+
+def _longest_step(why: Why, cause: Cause) -> tuple[int, int] | None:
+    """Find the longest step of the critical path that a cause explains."""
+    path = why.path
+    if cause.name not in STEPS:
+        return None
+    spent = (path.end_ns - path.start_ns) * (path.step == STEPS.index(cause.name))
+    longest = int(spent.argmax())
+    return (int(path.start_ns[longest]), int(path.end_ns[longest])) if spent.any() else None
 
 
 def longest_waits(trace: Trace) -> list[Finding]:
@@ -74,66 +100,4 @@ def _wait_finding(wait: Wait) -> Finding:
         "of that device and direction that ends last within its longest wait.",
         chosen,
         (wait.start_ns, wait.end_ns),
-    )
-
-
-def waiting(trace: Trace, num_devices: int) -> Finding | None:
-    """State the share of all devices' time that is exposed communication, and the worst device."""
-    per_device = trace.lane_seconds("wait", num_devices)
-    share = float(per_device.sum() / (trace.seconds() * num_devices))
-    if share < MIN_SHARE:
-        return None
-    most = int(per_device.argmax())
-    return Finding(
-        f"Devices wait {percent(share)} of the time; most on device {most} "
-        f"({duration(per_device[most])}).",
-        "Time on the wait lanes over the number of devices times the length of the run.",
-        device_selection(most),
-    )
-
-
-def last_device(trace: Trace, num_devices: int) -> Finding | None:
-    """Name the device that finishes last, when the others finish noticeably earlier."""
-    ends = np.zeros(num_devices, np.int64)
-    np.maximum.at(ends, trace.device, trace.end_ns)
-    last = int(ends.argmax())
-    lag = float(ends[last] - np.median(ends)) / 1e9
-    if lag < MIN_SHARE * trace.seconds():
-        return None
-    return Finding(
-        f"Device {last} finishes last, {duration(lag)} after the median device.",
-        "End of the last event of each device; the largest against the median.",
-        device_selection(last),
-        (int(np.median(ends)), int(ends[last])),
-    )
-
-
-def busiest_device(totals: DeviceTotals) -> Finding | None:
-    """Name the device with the most visible pairs, when that is noticeably above the mean."""
-    above = imbalance(totals.pairs)
-    if above < 1 + MIN_SHARE:
-        return None
-    most = int(totals.pairs.argmax())
-    return Finding(
-        f"Device {most} computes most: {ratio(above)} times the mean.",
-        "Visible pairs of the tiles of each device; the largest over the mean.",
-        device_selection(most),
-    )
-
-
-def busiest_link(totals: DeviceTotals) -> Finding | None:
-    """Name the ordered pair of devices between which most bytes move, when it stands out."""
-    traffic = totals.traffic_bytes
-    total = int(traffic.sum())
-    if total == 0:
-        return Finding("No byte moves between devices.", "The plan has no transfers.")
-    if traffic.max() < OUTSTANDING * traffic[traffic > 0].mean():
-        return None
-    source, target = np.unravel_index(int(traffic.argmax()), traffic.shape)
-    return Finding(
-        f"Device {source} sends device {target} the most: {size(traffic.max())}, "
-        f"{percent(traffic.max() / total)} of all bytes.",
-        f"Bytes of all transfers by source and target; the largest, if at least {OUTSTANDING} "
-        "times the mean of the links in use.",
-        pair_selection(int(source), int(target)),
     )

@@ -26,7 +26,8 @@ from dcp_dashboard.library.session_plans import MAX_PLANS, SessionPlans
 from dcp_dashboard.library.summary import DeviceTotals, PlanSummary, device_totals, summarise
 from dcp_dsl import DCPError
 from dcp_planner import Plan, Provenance, Source, Trace, measure, read_plan, simulate
-from dcp_planner.report import BatchFigures, TimeParts, figures_of, split_time
+from dcp_planner.causes import CLOSE, Why, find_causes, find_causes_of_run
+from dcp_planner.report import BatchFigures, figures_of
 
 MAX_FILE_BYTES = 2 * 10**9
 LIMIT_BYTES = 2**30
@@ -69,9 +70,25 @@ class LoadedPlan:
         return figures_of(self.plan)
 
     @cached_property
-    def time_parts(self) -> TimeParts:
-        """The parts of the plan's time as the planner predicts it now."""
-        return split_time(self.plan)
+    def predicted(self) -> Why:
+        """The causes of the plan's time as the planner predicts it now."""
+        return find_causes(self.plan)
+
+    @cached_property
+    def recorded(self) -> Mapping[Source, Why]:
+        """The causes of the time of each trace, from the trace alone."""
+        return {name: find_causes_of_run(self.plan, trace) for name, trace in self.traces.items()}
+
+    def is_predicted(self, source: Source) -> bool:
+        """Tell whether a trace is what the planner predicts now."""
+        if source == "measured":
+            return False
+        stored, present = self.traces[source].seconds(), self.predicted.diagnosis.seconds
+        return abs(stored - present) <= CLOSE * max(stored, present)
+
+    def why(self, source: Source) -> Why:
+        """Return the causes of a trace's time, from new predictions where these are the same."""
+        return self.predicted if self.is_predicted(source) else self.recorded[source]
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,8 +151,8 @@ def findings_panel(loaded: LoadedPlan) -> Component:
     if loaded.plan.warnings:
         warnings = [html.Li(warning.message) for warning in loaded.plan.warnings]
         lists.append(_list("The planner warns", warnings, "dcp-warnings"))
-    for source, trace in loaded.traces.items():
-        items = [_item(finding, source) for finding in findings(trace, loaded.totals)]
+    for source in loaded.traces:
+        items = [_item(finding, source) for finding in findings(loaded, source)]
         lists.append(_list(f"{SOURCE_LABELS[source]}: what stands out", items))
     return box(lists, "Findings", "dcp-panel dcp-findings-row")
 

@@ -21,7 +21,8 @@ LEAST_WIDTH = 80
 MOST_COLUMN = 24  # letters of a file name over a column, so that two of them fit into 80
 
 
-def _console() -> Console:
+def console_of_tables() -> Console:
+    """Return a console that tables fit into."""
     console = Console()
     # Squeezed into less, figures lose digits; a narrow terminal breaks whole lines instead.
     console.width = max(console.width, LEAST_WIDTH)
@@ -30,7 +31,7 @@ def _console() -> Console:
 
 def show_plan(plan: Plan, trace: Trace, row: BatchRow) -> None:
     """Print the figures of one planned batch to standard output."""
-    console = _console()
+    console = console_of_tables()
     metrics = measure(plan)
     summary = _summary(plan, metrics, measure_trace(trace, plan.num_devices))
     if row.figures.plan_s is not None:
@@ -71,7 +72,7 @@ def _best_lines(others: Collection[str]) -> dict[Scope, str]:
 
 def show_batches(rows: Sequence[BatchRow]) -> None:
     """Print the distribution of figures over batches to standard output."""
-    console = _console()
+    console = console_of_tables()
     figures = [row.figures for row in rows]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in (f"{len(rows)} batches", "least", "median", "mean", "most"):
@@ -115,12 +116,12 @@ def _over_in_batches(rows: Sequence[BatchRow]) -> list[str]:
 def show_use(mask: str, use: StackUse) -> None:
     """Print a heading: which mask of a stack, and in how many layers."""
     line = Text(f"{mask}: {use.layers} of {use.period} layers of {use.stack}", style="bold")
-    _console().print(line, soft_wrap=True)
+    console_of_tables().print(line, soft_wrap=True)
 
 
 def show_stack(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> None:
     """Print what the layers of one cycle of a stack cost together to standard output."""
-    console, count = _console(), len(rows[0])
+    console, count = console_of_tables(), len(rows[0])
     of = f", medians of {count} batches" if count > 1 else ""
     heading = f"{uses[0].stack}: its {uses[0].period} layers together{of}"
     console.print(Text(heading, style="bold"), soft_wrap=True)
@@ -146,7 +147,7 @@ def show_stack(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> 
 
 def show_comparison(first: str, second: str, differences: Sequence[Difference], why: str) -> None:
     """Print the figures of two plans side by side, and why one is faster, to standard output."""
-    console = _console()
+    console = console_of_tables()
     names = [first, second]
     if max(map(len, names)) > MOST_COLUMN:
         names = ["first", "second"]
@@ -178,7 +179,7 @@ def _figure(name: str, value: float) -> str:
 
 def show_simulation(plan: Plan, metrics: PlanMetrics, timings: Timings) -> None:
     """Print the predicted times, together and per device, to standard output."""
-    console = _console()
+    console = console_of_tables()
     console.print(_summary(plan, metrics, timings))
     console.print(_devices(metrics, timings))
     _print_warnings(console, metrics)

@@ -136,6 +136,14 @@ class _Trial:
                     break  # finer cuts are the same
         return min(cuts, key=lambda cut: cut.seconds)
 
+    def best_of(self, direction: Direction, parts: int) -> _Cut:
+        """Find the fastest cut into so many parts: by numbers of blocks, or by arrival."""
+        at_ns = self._arrivals(self.cut(direction, FINEST))
+        work = np.maximum(1, np.rint(self.work[direction].seconds * 1e9)).astype(np.int64)
+        orders = (None, Arrivals(at_ns), Arrivals(at_ns, work))
+        cuts = (self.cut(direction, parts, arrivals=order) for order in orders)
+        return min(cuts, key=lambda cut: cut.seconds)
+
     def _arrivals(self, cut: _Cut) -> Ints:
         """Find when the last remote input of each tile has arrived, int64 ``[W]``; 0: local."""
         transfers = cut.transfers
@@ -181,6 +189,15 @@ def make_schedule(
             )
         is_frugal = True
     return Schedule(best[0].division, best[1].division, config.routing, is_frugal)
+
+
+def divide(
+    workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig, divisions: int
+) -> Schedule:
+    """Schedule in at most so many divisions a direction, in the order that is fastest with them."""
+    trial = _Trial.of(workload, placement, cluster, config)
+    cuts = [trial.best_of(direction, divisions - 1) for direction in DIRECTIONS]
+    return Schedule(cuts[0].division, cuts[1].division, config.routing)
 
 
 def _worst(trial: _Trial, cuts: Sequence[_Cut]) -> tuple[int, int, Direction]:

@@ -11,7 +11,7 @@ forward. Times are whole nanoseconds, durations rounded up.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -58,20 +58,9 @@ class Prediction(NamedTuple):
         return self.forward_s + self.backward_s
 
 
-class WhatIf(NamedTuple):
-    """Changed conditions of a prediction: the difference is what a cause costs.
-
-    Attributes:
-        free_links: messages take no time: no bytes, no launch, no latency; 1 ns for each port.
-        even_compute: in each direction, all devices that compute do so for equally long, as long
-            as the mean of all devices.
-    """
-
-    free_links: bool = False
-    even_compute: bool = False
-
-
-AS_IT_IS = WhatIf()
+Evenness = Literal["as placed", "busy devices", "all devices"]
+"""How compute is shared in a prediction: as the plan says, or in each direction for equally long on
+every device that computes, as long as the mean of those devices, or of all."""
 
 
 def simulate(plan: Plan) -> Trace:
@@ -92,32 +81,34 @@ def simulate(plan: Plan) -> Trace:
     return _trace_of(parts, table, names)
 
 
-def predict(plan: Plan, what_if: WhatIf = AS_IT_IS) -> Prediction:
+def predict(plan: Plan, evenness: Evenness = "as placed") -> Prediction:
     """Predict how long each direction takes, without a timeline; what searches minimise.
 
     Args:
         plan: what is played.
-        what_if: what is imagined to be otherwise.
+        evenness: how compute is imagined to be shared.
 
     Raises:
         PlanError: like `simulate`.
     """
     flat = expand_head_groups(plan)
     forward, backward = (
-        _play_direction(flat, direction, 0, what_if).end_ns / 1e9
+        _play_direction(flat, direction, 0, evenness).end_ns / 1e9
         for direction in ("forward", "backward")
     )
     return Prediction(forward, backward)
 
 
 def mean_compute_seconds(plan: Plan) -> float:
-    """Compute how long the mean device computes, forward and backward."""
+    """Compute how long each device would compute, forward and backward, if all did equally long."""
     flat, total = expand_head_groups(plan), 0.0
+    speed = flat.cluster.speed_of_device
     for direction in ("forward", "backward"):
         programs = tabulate_programs(flat, direction)
         work = _kernel_work(flat, direction)
-        total += float(_durations(programs, flat.transfers, work, flat.cluster).sum())
-    return total / plan.num_devices
+        spent = _durations(programs, flat.transfers, work, flat.cluster)
+        total += float((spent * speed[programs.device]).sum() / speed.sum())
+    return total
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +138,7 @@ def play(
     work: KernelWork,
     cluster: Cluster,
     start_ns: int = 0,
-    what_if: WhatIf = AS_IT_IS,
+    evenness: Evenness = "as placed",
 ) -> Played:
     """Play one direction; the items of `programs` are rows of `transfers` and of the tiles.
 
@@ -157,7 +148,7 @@ def play(
         work: what prices their attention.
         cluster: the machine.
         start_ns: when everybody begins.
-        what_if: what is imagined to be otherwise.
+        evenness: how compute is imagined to be shared.
 
     Raises:
         PlanError: for a deadlock, or a run of a century.
@@ -166,10 +157,8 @@ def play(
     link = cluster.link_class(transfers.source, transfers.target)
     duration = _durations(programs, transfers, work, cluster)
     busy, latency = _message_times(transfers.size_bytes, link, cluster)
-    if what_if.even_compute:
-        duration = _levelled(duration, programs.device, cluster)
-    if what_if.free_links:
-        busy, latency = np.zeros_like(busy), np.zeros_like(latency)
+    if evenness != "as placed":
+        duration = _levelled(duration, programs.device, cluster, evenness)
     total = float(duration.sum()) + float(busy.sum()) + float(latency.sum())
     if not total * 1e9 < _END_OF_TIME_NS - start_ns:
         raise PlanError(
@@ -232,10 +221,11 @@ def _durations(
     return seconds
 
 
-def _levelled(seconds: Floats, device: Indices, cluster: Cluster) -> Floats:
+def _levelled(seconds: Floats, device: Indices, cluster: Cluster, evenness: Evenness) -> Floats:
     """Stretch or shrink what each device computes to what it would be in balance, ``[I]``."""
-    load = np.bincount(device, seconds, cluster.num_devices)
-    mean = (load * cluster.work_of_device).mean()
+    load, speed = np.bincount(device, seconds, cluster.num_devices), cluster.speed_of_device
+    chosen = (load > 0) | (evenness == "all devices")
+    mean = (load * speed).sum() / speed[chosen].sum() if load.any() else 0.0
     factor = np.divide(mean, load, out=np.zeros(len(load)), where=load > 0)
     return np.asarray(seconds * factor[device], np.float64)
 
@@ -252,10 +242,10 @@ def _nanoseconds(seconds: Floats) -> Ints:
 
 
 def _play_direction(
-    plan: Plan, direction: Direction, start_ns: int, what_if: WhatIf = AS_IT_IS
+    plan: Plan, direction: Direction, start_ns: int, evenness: Evenness = "as placed"
 ) -> Played:
     programs, work = tabulate_programs(plan, direction), _kernel_work(plan, direction)
-    return play(programs, plan.transfers, work, plan.cluster, start_ns, what_if)
+    return play(programs, plan.transfers, work, plan.cluster, start_ns, evenness)
 
 
 def _kernel_work(plan: Plan, direction: Direction) -> KernelWork:

@@ -118,7 +118,7 @@ def test_a_finding_leads_to_its_device_and_time(visit, served_folder):
     page = visit.open_plan("small.dcpplan")
     before = visit.digest(".dcp-view-simulated .dcp-timeline")
     loaded = PlanLibrary(open_folder(served_folder)).load(plan_key("small.dcpplan"))
-    found = findings(loaded.traces["simulated"], loaded.totals)
+    found = findings(loaded, "simulated")
     finding = next(item for item in found if item.time_ns is not None)
     page.click(f"text={finding.text} >> nth=0")
     rest(page, rf"sel={finding.selected}&time=")

@@ -1,17 +1,11 @@
 import numpy as np
 import pytest
 
-from dcp_dashboard.facts.findings import (
-    busiest_device,
-    busiest_link,
-    findings,
-    last_device,
-    longest_waits,
-    waiting,
-)
+from dcp_dashboard.facts.findings import findings, longest_waits
+from dcp_dashboard.facts.quantities import duration
 from dcp_dashboard.facts.traces import find_waits
-from dcp_dashboard.library.summary import DeviceTotals
-from dcp_planner import Trace
+from dcp_dashboard.library.plans import load_file
+from dcp_planner import Trace, simulate, write_plan
 
 MS = 1_000_000
 KIND = {"compute": 0, "send": 3, "receive": 4, "wait": 5}  # of EVENT_KINDS
@@ -38,13 +32,6 @@ def trace_of(events):
         for device, lane, start, end, backward, division, peer, _ in events
     ]
     return Trace.of_rows("measured", np.array(rows, int).reshape(-1, 10), [e[-1] for e in events])
-
-
-def totals_of(pairs=(10, 10, 10), traffic=((0, 4, 4), (0, 0, 0), (0, 4, 0))):
-    traffic = np.array(traffic)
-    return DeviceTotals(
-        [1, 1, 1], [1, 1, 1], pairs, traffic.sum(1), traffic.sum(0), traffic, [2, 2, 2]
-    )
 
 
 def test_the_longest_wait_names_the_message_that_ended_it():
@@ -93,48 +80,27 @@ def test_no_wait_at_all_is_said():
     assert longest_waits(trace_of(busy))[0].text == "No device ever waits."
 
 
-def test_the_share_of_waiting_is_over_all_devices():
-    assert waiting(trace_of(EVENTS), 3).text == (
-        "Devices wait 13.3\u00a0% of the time; most on device 1 (3\u00a0ms)."  # (3 + 1) / (3 * 10)
-    )
+@pytest.fixture
+def loaded(tmp_path, small_plan):
+    trace = simulate(small_plan)
+    still = Trace.of_rows("measured", np.zeros((0, 10), int), [])
+    write_plan(tmp_path / "a.dcpplan", small_plan, (trace, still))
+    return load_file(tmp_path / "a.dcpplan")
 
 
-def test_the_last_device_is_held_against_the_median():
-    assert last_device(trace_of(EVENTS), 3).text == (
-        "Device 0 finishes last, 2\u00a0ms after the median device."
-    )
-
-
-def test_devices_that_finish_together_are_no_finding():
-    level = [event for event in EVENTS if event[0] > 0]
-    shifted = [(d - 1, *rest) for d, *rest in level]
-    assert last_device(trace_of(shifted), 2) is None
-
-
-def test_balance_is_a_finding_only_when_it_is_off():
-    assert busiest_device(totals_of()) is None
-    assert busiest_device(totals_of(pairs=(10, 30, 20))).text == (
-        "Device 1 computes most: 1.50 times the mean."
-    )
-
-
-def test_a_link_is_a_finding_only_when_it_stands_out():
-    assert busiest_link(totals_of()) is None
-    assert busiest_link(totals_of(traffic=((0, 4, 40), (0, 0, 0), (0, 4, 0)))).text == (
-        "Device 0 sends device 2 the most: 40\u00a0B, 83.3\u00a0% of all bytes."
-    )
-    nothing = np.zeros((3, 3), np.int64)
-    assert busiest_link(totals_of(traffic=nothing)).text == "No byte moves between devices."
-
-
-def test_every_finding_says_its_rule():
-    found = findings(trace_of(EVENTS), totals_of(pairs=(10, 30, 20)))
-    assert len(found) == 5
+def test_the_causes_of_a_time_stand_behind_what_devices_did(loaded):
+    found = findings(loaded, "simulated")
+    diagnosis = loaded.predicted.diagnosis
+    assert found[0].text.startswith(f"The plan takes {duration(diagnosis.seconds)}: its devices")
+    first = diagnosis.causes[0]
+    assert f"it would take {duration(first.saves_s)} less" in found[1].text
+    worth = [cause for cause in diagnosis.causes if cause.saves_s > 0.01 * diagnosis.seconds]
+    assert sum("it would take" in finding.text for finding in found) == len(worth) > 0
     assert all(finding.rule.endswith(".") for finding in found)
+    places = [f"device.{c.where['device']}" if "device" in c.where else "" for c in worth]
+    assert [finding.selected for finding in found[1 : 1 + len(worth)]] == places
+    assert all(start < end for start, end in (f.time_ns for f in found if f.time_ns))
 
 
-@pytest.mark.parametrize("count", [0, 1])
-def test_a_trace_without_time_is_no_error(count):
-    still = [(0, "compute", 0, 0, 0, 0, -1, "attention")] * count
-    empty = trace_of(still)
-    assert [f.text for f in findings(empty, totals_of())] == ["The trace holds no events."]
+def test_a_trace_without_time_is_no_error(loaded):
+    assert [f.text for f in findings(loaded, "measured")] == ["The trace holds no events."]

@@ -23,8 +23,8 @@ from dcp_planner import (
     to_perfetto,
     write_plan,
 )
+from dcp_planner.causes import Explanation
 from dcp_planner.model.placement import PlanWarning
-from dcp_planner.report import Explanation
 from dcp_planner.tables import accumulator_bytes, receive_buffer_bytes
 
 CLUSTER, SHAPE = Cluster(2, 2), ModelShape(4, 2, 64)
@@ -77,11 +77,11 @@ def everything(folder):
         "devices": [places(device_facts(first, device)) for device in range(4)],
         "divisions": [places(division_facts(first, 1, "backward"))],
         "transfers": [places(transfer_facts(first, x)) for x in range(0, 40, 5)],
-        "findings": [(f.selected, f.time_ns) for f in findings(trace, first.totals)],
+        "findings": [(f.selected, f.time_ns) for f in findings(first, "simulated")],
         "waits": matching(trace, EventFilter(kinds=("wait", "copy"))).tolist(),
         "rows": [(row.difference, row.judgement) for row in compare_rows(comparison)],
         "deltas": [delta.difference.tolist() for delta in compare_devices(comparison)],
-        "reason": Explanation(*(side.loaded.time_parts for side in sides)).reason,
+        "reason": Explanation(*(side.loaded.predicted.diagnosis for side in sides)).reason,
     }
 
 

@@ -1,0 +1,41 @@
+from .dependencies import Dependencies, Reason, find_dependencies
+from .diagnosis import KINDS, Cause, Diagnosis, Why, diagnose, find_causes, find_causes_of_run
+from .explanation import CAUSE_RULE, CLOSE, Explanation, explain, explain_difference, unlike_batches
+from .path import ACCOUNTS, STEPS, Accounting, CriticalPath, account_for, critical_path
+from .sentences import cause_sentence, headline, path_lines, three_sentences, worth_saying
+from .suggestions import Suggestion, suggest
+from .words import CONDITIONS, NOUNS
+
+__all__ = [
+    "ACCOUNTS",
+    "CAUSE_RULE",
+    "CLOSE",
+    "CONDITIONS",
+    "KINDS",
+    "NOUNS",
+    "STEPS",
+    "Accounting",
+    "Cause",
+    "CriticalPath",
+    "Dependencies",
+    "Diagnosis",
+    "Explanation",
+    "Reason",
+    "Suggestion",
+    "Why",
+    "account_for",
+    "cause_sentence",
+    "critical_path",
+    "diagnose",
+    "explain",
+    "explain_difference",
+    "find_causes",
+    "find_causes_of_run",
+    "find_dependencies",
+    "headline",
+    "path_lines",
+    "suggest",
+    "three_sentences",
+    "unlike_batches",
+    "worth_saying",
+]

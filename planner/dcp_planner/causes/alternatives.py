@@ -1,0 +1,115 @@
+"""The plan as it could be: the same placement, scheduled otherwise, or the same batch, cut anew.
+
+All of it follows from the tables of a plan, without the text of its mask.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dcp_dsl.arrays import Ints
+from dcp_dsl.forms import BlockKind
+from dcp_planner.model.config import PlanConfig
+from dcp_planner.model.cuts import count_pairs
+from dcp_planner.model.placement import Placement
+from dcp_planner.model.workload import Workload
+from dcp_planner.schedule.divisions import Schedule
+from dcp_planner.schedule.emission import assemble
+from dcp_planner.simulation.schedules import divide, make_schedule
+from dcp_planner.tables.head_groups import expand_head_groups
+from dcp_planner.tables.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """What a plan was made of; head groups are laid out one behind the other.
+
+    Attributes:
+        plan: expanded.
+        workload, placement: of it.
+        config: the routing that its transfers show; the rest as usual.
+    """
+
+    plan: Plan
+    workload: Workload
+    placement: Placement
+    config: PlanConfig
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Parts":
+        """Read the parts of a plan from its tables."""
+        plan = expand_head_groups(plan)
+        placement = Placement(plan.blocks.owner, plan.tiles.device)
+        is_routed = bool((plan.transfers.hop > 0).any())
+        config = PlanConfig(routing="node" if is_routed else "direct")
+        return cls(plan, workload_of(plan), placement, config)
+
+    @property
+    def divisions(self) -> int:
+        """Most divisions of a direction, the local one with them."""
+        tiles = self.plan.tiles
+        return 1 + max(
+            int(column.max(initial=0)) for column in (tiles.division, tiles.backward_division)
+        )
+
+    def divided(self, divisions: int) -> Plan:
+        """Schedule the placement in so many divisions, launched early."""
+        return self._scheduled(
+            divide(self.workload, self.placement, self.plan.cluster, self.config, divisions)
+        )
+
+    def launched_early(self) -> Plan:
+        """Keep the divisions, but launch everything as early as programs can."""
+        tiles = self.plan.tiles
+        schedule = Schedule(tiles.division, tiles.backward_division, self.config.routing)
+        return self._scheduled(schedule)
+
+    def unlimited(self) -> Plan:
+        """Schedule the placement as is fastest, whatever memory that takes."""
+        cluster = self.plan.cluster
+        return self._scheduled(make_schedule(self.workload, self.placement, cluster, self.config))
+
+    def _scheduled(self, schedule: Schedule) -> Plan:
+        name = self.plan.partitioner
+        return assemble(self.workload, self.plan.cluster, self.placement, schedule, name)
+
+
+def workload_of(plan: Plan) -> Workload:
+    """Read blocks and tiles of a plan of one head group; the inverse of what planning does."""
+    blocks, tiles = plan.blocks, plan.tiles
+    return Workload(
+        plan.shape, plan.cu_seqlens, blocks.sequence, blocks.start, blocks.end, tiles.q_block,
+        tiles.kv_block, tiles.kind, tiles.pairs, plan.slabs, plan.forms,
+    )  # fmt: skip
+
+
+def recut(workload: Workload, borders: Ints) -> Workload:
+    """Cut a batch at other places, which include the ends of its sequences; O(tiles log tiles)."""
+    q, kv, pairs = count_pairs(workload.slabs, borders, workload.forms)
+    tokens = np.diff(borders)
+    is_full = pairs == tokens[q] * tokens[kv]
+    ends = workload.cu_seqlens
+    return replace(
+        workload,
+        block_sequence=(np.searchsorted(ends, borders[:-1], side="right") - 1).astype(np.int32),
+        block_start=borders[:-1],
+        block_end=borders[1:],
+        compute_q=q.astype(np.int32),
+        compute_kv=kv.astype(np.int32),
+        compute_kind=np.where(is_full, BlockKind.FULL, BlockKind.PARTIAL).astype(np.uint8),
+        compute_pairs=pairs,
+    )
+
+
+def coarser(workload: Workload) -> Ints:
+    """Leave out every second border inside each sequence: about twice the tokens per block."""
+    sequence = workload.block_sequence
+    place = np.arange(len(sequence)) - np.searchsorted(sequence, sequence)
+    return np.append(workload.block_start[place % 2 == 0], workload.block_end[-1:])
+
+
+def finer(workload: Workload) -> Ints:
+    """Cut every block of at least two tokens in the middle."""
+    middle = (workload.block_start + workload.block_end) // 2
+    borders = np.concatenate([workload.block_start, middle, workload.block_end[-1:]])
+    return np.unique(borders)

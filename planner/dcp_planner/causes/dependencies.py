@@ -1,0 +1,282 @@
+"""What each event of a trace waited for: the events behind which it could begin.
+
+A trace says when events began and ended; the plan says what they needed. From both follow the
+edges, for predicted and for measured traces alike:
+
+- *lane*: a device computes, reduces and waits one thing behind the other;
+- *message*: a wait ends with the messages of its division, a receive with its send, and what a
+  device passes on has to arrive first;
+- *launch*: a message leaves once both of its ends have launched it;
+- *port*: it stands in line behind another one of the same ports;
+- *barrier*: a predicted backward begins when the last device has finished forward.
+
+The edge that ends last is the one that held the event up, its *predecessor*.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated, NamedTuple
+
+import numpy as np
+
+from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
+from dcp_planner.simulation.simulator import find_feeders
+from dcp_planner.simulation.trace import LANES, Trace
+from dcp_planner.tables.head_groups import expand_head_groups
+from dcp_planner.tables.plan import Plan
+
+COMPUTE, SEND, RECEIVE, WAIT = (
+    LANES.index(lane) for lane in ("compute", "send", "receive", "wait")
+)
+
+
+class Reason(IntEnum):
+    """Kind of a dependency; where several end at once, the later of these names it."""
+
+    NOTHING = 0
+    BARRIER = 1
+    LANE = 2
+    LAUNCH = 3
+    PORT = 4
+    MESSAGE = 5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dependencies(Record):
+    """Edges between the events of a trace, sorted by the event that waits, then by their ends.
+
+    Attributes:
+        begin_ns, end_ns: int64 ``[E]``, when an event's own work began and ended: a wait has none,
+            a measured message begins when both ends have launched it, a receive with the end of its
+            send.
+        edge_ptr: int64 ``[E+1]``, the edges of event e are ``edge_ptr[e]`` to ``edge_ptr[e+1]``.
+        source: int32 ``[N]``, event that has to end first.
+        kind: uint8 ``[N]``, `Reason`.
+        predecessor: int32 ``[E]``, the source that ended last, or -1.
+        reason: uint8 ``[E]``, `Reason` of that edge.
+    """
+
+    begin_ns: Annotated[Ints, "E"]
+    end_ns: Annotated[Ints, "E"]
+    edge_ptr: Annotated[Ints, "E+1"]
+    source: Annotated[Indices, "N"]
+    kind: Annotated[Bytes, "N"]
+    predecessor: Annotated[Indices, "E"]
+    reason: Annotated[Bytes, "E"]
+
+    @classmethod
+    def of_edges(cls, begin_ns: Ints, end_ns: Ints, edges: "list[_Edges]") -> "Dependencies":
+        """Sort edges that come in any order, and leave out those that end behind the begin."""
+        target, source, kind = (
+            np.concatenate([np.asarray(edge[n], np.int64) for edge in edges]) for n in range(3)
+        )
+        holds = end_ns[source] <= begin_ns[target]
+        target, source, kind = target[holds], source[holds], kind[holds]
+        order = np.lexsort((kind, end_ns[source], target))
+        target, source, kind = target[order], source[order], kind[order]
+        edge_ptr = np.searchsorted(target, np.arange(len(begin_ns) + 1))
+        has_edge = np.diff(edge_ptr) > 0
+        last = edge_ptr[1:][has_edge] - 1
+        predecessor = np.full(len(begin_ns), -1, np.int64)
+        reason = np.full(len(begin_ns), Reason.NOTHING)
+        predecessor[has_edge], reason[has_edge] = source[last], kind[last]
+        return cls(
+            begin_ns, end_ns, edge_ptr, source.astype(np.int32), kind.astype(np.uint8),
+            predecessor.astype(np.int32), reason.astype(np.uint8),
+        )  # fmt: skip
+
+
+class _Edges(NamedTuple):
+    """Edges of one kind: events that wait, events that they wait for."""
+
+    target: Ints
+    source: Ints
+    kind: Ints
+
+    @classmethod
+    def of(cls, target: Ints, source: Ints, reason: Reason) -> "_Edges":
+        """Leave out edges without a source (-1)."""
+        known = source >= 0
+        return cls(target[known], source[known], np.full(int(known.sum()), reason))
+
+
+class _Messages(NamedTuple):
+    """Messages of which both ends are in the trace, ``[M]``.
+
+    Attributes:
+        send, receive: their events.
+        launched: int64 ``[2, M]``, when the source and the target had launched it, at the latest.
+        started: int64 ``[M]``, when it began to leave.
+        device: int64 ``[2, M]``, source and target.
+    """
+
+    send: Ints
+    receive: Ints
+    launched: Ints
+    started: Ints
+    device: Ints
+
+    @classmethod
+    def of(cls, trace: Trace) -> "_Messages":
+        """Pair sends and receives: the n-th send of a transfer belongs to its n-th receive."""
+        send, receive = (np.flatnonzero(trace.lane == lane) for lane in (SEND, RECEIVE))
+        place = [_occurrences(trace, rows) for rows in (send, receive)]
+        _, left, right = np.intersect1d(place[0], place[1], assume_unique=True, return_indices=True)
+        send, receive = send[left], receive[right]
+        ready = np.stack([trace.ready_ns[send], trace.ready_ns[receive]])
+        started = trace.start_ns[send]
+        if trace.source == "simulated":
+            ready[1] = ready[0]  # a receive is the send, a latency later
+        else:
+            started = ready.max(axis=0)
+        ends = np.stack([trace.device[send], trace.device[receive]]).astype(np.int64)
+        return cls(send, receive, ready, started, ends)
+
+
+def _occurrences(trace: Trace, rows: Ints) -> Ints:
+    """Number each message by its transfer and by how often that came before, int64."""
+    order = np.lexsort((trace.start_ns[rows], trace.transfer[rows]))
+    transfer = trace.transfer[rows][order].astype(np.int64)
+    first = np.searchsorted(transfer, transfer)
+    found = np.empty(len(rows), np.int64)
+    found[order] = transfer * (len(trace) + 1) + np.arange(len(rows)) - first
+    return found
+
+
+def find_dependencies(plan: Plan, trace: Trace) -> Dependencies:
+    """Find what the events of a trace waited for; O(E log E).
+
+    Args:
+        plan: what was executed.
+        trace: of that plan, predicted or measured, of one layer or of several.
+    """
+    messages = _Messages.of(trace)
+    begin = trace.start_ns.copy()
+    begin[trace.lane == WAIT] = trace.end_ns[trace.lane == WAIT]
+    ends = trace.end_ns.copy()
+    arrived = trace.end_ns[messages.receive]
+    left = ends[messages.send] = np.minimum(ends[messages.send], arrived)
+    begin[messages.send] = np.minimum(messages.started, left)
+    # A message may leave before it is expected: then its arrival follows the launch at the target.
+    begin[messages.receive] = np.minimum(np.maximum(messages.started, left), arrived)
+    main = np.flatnonzero((trace.lane == COMPUTE) | (trace.lane == WAIT))
+    main = main[np.lexsort((trace.end_ns[main], trace.start_ns[main], trace.device[main]))]
+    edges = [
+        _lanes(trace, main),
+        _waits(trace, main),
+        _Edges.of(messages.receive, messages.send, Reason.MESSAGE),
+        *_launches(trace, main, messages),
+        _passed_on(plan, trace, messages),
+    ]
+    if trace.source == "simulated":
+        edges += [_barrier(trace, main, messages), *_ports(plan, trace, messages)]
+    return Dependencies.of_edges(begin, ends, edges)
+
+
+def _lanes(trace: Trace, main: Ints) -> _Edges:
+    follows = np.diff(trace.device[main]) == 0
+    return _Edges.of(main[1:][follows], main[:-1][follows], Reason.LANE)
+
+
+def _waits(trace: Trace, main: Ints) -> _Edges:
+    """Let every message hold up the first event of its division that may have waited for it."""
+    message = np.flatnonzero((trace.lane == SEND) | (trace.lane == RECEIVE))
+    wait = main[trace.lane[main] == WAIT]
+    found = _first_from(
+        _division_of(trace, wait), trace.end_ns[wait], _division_of(trace, message),
+        trace.end_ns[message],
+    )  # fmt: skip
+    known = found >= 0
+    return _Edges.of(wait[found[known]], message[known], Reason.MESSAGE)
+
+
+def _division_of(trace: Trace, rows: Ints) -> Ints:
+    """Number the (device, direction, division) of events."""
+    divisions = int(trace.division.max(initial=0)) + 2
+    side = trace.device[rows].astype(np.int64) * 2 + trace.is_backward[rows]
+    return np.asarray(side * divisions + trace.division[rows] + 1)
+
+
+def _launches(trace: Trace, main: Ints, messages: _Messages) -> list[_Edges]:
+    """Let a message follow what each of its ends did last before it had launched it."""
+    is_backward = trace.is_backward[messages.send]
+    key, wanted = trace.device[main].astype(np.int64), messages.device
+    if trace.source == "simulated":
+        key, wanted = 2 * key + trace.is_backward[main], 2 * wanted + is_backward
+    before = []
+    for side in range(2):
+        last = _last_until(key, trace.end_ns[main], wanted[side], messages.launched[side])
+        before.append(np.where(last >= 0, main[last], -1))
+    found = [_Edges.of(messages.send, source, Reason.LAUNCH) for source in before]
+    return [*found, _Edges.of(messages.receive, before[1], Reason.LAUNCH)]
+
+
+def _passed_on(plan: Plan, trace: Trace, messages: _Messages) -> _Edges:
+    """Let an input that is passed on follow its arrival."""
+    feeder = find_feeders(expand_head_groups(plan).transfers)
+    transfer = trace.transfer[messages.send]
+    wanted = np.where(transfer >= 0, feeder[transfer] if len(feeder) else -1, -1)
+    sends = np.flatnonzero(wanted >= 0)
+    source = _last_until(
+        trace.transfer[messages.receive].astype(np.int64), trace.end_ns[messages.receive],
+        wanted[sends], messages.started[sends],
+    )  # fmt: skip
+    found = np.where(source >= 0, messages.receive[source], -1)
+    return _Edges.of(messages.send[sends], found, Reason.MESSAGE)
+
+
+def _ports(plan: Plan, trace: Trace, messages: _Messages) -> list[_Edges]:
+    """Let a message that stood in line follow those that left its device or its NIC before it."""
+    nic, left = plan.cluster.nic_of_device, trace.end_ns[messages.send]
+    waiting = np.flatnonzero(messages.started > messages.launched[0])
+    found = []
+    for device in messages.device:
+        for port in (device, nic[device]):
+            last = _last_until(port, left, port[waiting], messages.started[waiting])
+            source = np.where(last >= 0, messages.send[last], -1)
+            found.append(_Edges.of(messages.send[waiting], source, Reason.PORT))
+    return found
+
+
+def _barrier(trace: Trace, main: Ints, messages: _Messages) -> _Edges:
+    """Let what comes first on each device in backward follow the last event of forward."""
+    forward = np.flatnonzero(~trace.is_backward)
+    if not len(forward):
+        return _Edges.of(forward, forward, Reason.BARRIER)
+    last = forward[trace.end_ns[forward].argmax()]
+    at_once = trace.ready_ns[messages.send] == trace.end_ns[last]
+    first = main[trace.is_backward[main] & (trace.start_ns[main] == trace.end_ns[last])]
+    target = np.concatenate([messages.send[at_once & trace.is_backward[messages.send]], first])
+    return _Edges.of(target, np.full(len(target), last), Reason.BARRIER)
+
+
+def _last_until(key: Ints, time_ns: Ints, wanted: Ints, until_ns: Ints) -> Ints:
+    """Find, of the rows with each wanted key, the one with the last time up to a moment, or -1."""
+    order, place, places = _by_key(key, time_ns, wanted, until_ns)
+    found = np.searchsorted(place, places, side="right") - 1
+    return _checked(order, found, key, wanted)
+
+
+def _first_from(key: Ints, time_ns: Ints, wanted: Ints, from_ns: Ints) -> Ints:
+    """Find, of the rows with each wanted key, the one with the first time from a moment, or -1."""
+    order, place, places = _by_key(key, time_ns, wanted, from_ns)
+    found = np.searchsorted(place, places, side="left")
+    return _checked(order, np.where(found < len(order), found, -1), key, wanted)
+
+
+def _by_key(key: Ints, time_ns: Ints, wanted: Ints, moment_ns: Ints) -> tuple[Ints, Ints, Ints]:
+    """Sort rows by key and time, and write both and what is looked for as single numbers."""
+    times = np.unique(np.concatenate([time_ns, moment_ns]))
+    span = len(times) + 1
+    place = key * span + np.searchsorted(times, time_ns)
+    order = np.argsort(place, kind="stable")
+    return order, place[order], wanted * span + np.searchsorted(times, moment_ns)
+
+
+def _checked(order: Ints, found: Ints, key: Ints, wanted: Ints) -> Ints:
+    """Turn places in an order into rows; -1 where the row there has another key."""
+    if not len(order):
+        return np.full(len(wanted), -1)
+    rows = order[found]
+    is_same: Bools = (found >= 0) & (key[rows] == wanted)
+    return np.where(is_same, rows, -1)

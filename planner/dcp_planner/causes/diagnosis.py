@@ -1,0 +1,259 @@
+"""What the predicted time of a plan is spent on: each cause, by what the plan would take without.
+
+A column of a timeline is no cause: devices that compute little wait for the one that computes much,
+and uneven compute looks like waiting for messages. So every cause is imagined away and the plan
+predicted again. `order` is left when everything else is free: waiting for what others do first.
+`memory` is what a plan loses because it gives buffers back early.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from dcp_planner.causes.alternatives import Parts
+from dcp_planner.causes.conditions import FREE, NEEDS, Free, costly, seconds_without
+from dcp_planner.causes.dependencies import Dependencies, find_dependencies
+from dcp_planner.causes.path import Accounting, CriticalPath, account_for, critical_path
+from dcp_planner.causes.places import Scene, place_of
+from dcp_planner.causes.replay import REPLAYED, Recording
+from dcp_planner.simulation.simulator import mean_compute_seconds, predict, simulate
+from dcp_planner.simulation.trace import Trace, measure_trace
+from dcp_planner.tables.buffers import accumulator_bytes, receive_buffer_bytes
+from dcp_planner.tables.head_groups import expand_head_groups
+from dcp_planner.tables.plan import Plan
+
+Name = Free | Literal["order", "memory"]
+Kind = Literal["compute", "links", "latency", "order", "launches", "memory", "idle"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+_KIND_OF: Mapping[Name, Kind] = {
+    "waves": "compute",
+    "tiles": "compute",
+    "balance": "compute",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Something that costs a plan time.
+
+    Attributes:
+        name: what it is.
+        saves_s: seconds that the plan takes less if this alone costs nothing.
+        saves_last_s: the same if everything else costs nothing already.
+        where: where it shows: devices, messages, numbers.
+    """
+
+    name: Name
+    saves_s: float
+    saves_last_s: float
+    where: Mapping[str, Any]
+
+    @property
+    def kind(self) -> Kind:
+        """The class of the cause."""
+        return _KIND_OF.get(self.name, self.name)  # type: ignore[arg-type]  # the rest are kinds
+
+    @property
+    def part_s(self) -> float:
+        """What is put down to it: what only several causes together cost counts half for each."""
+        return (self.saves_s + self.saves_last_s) / 2
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object; `Any`: texts, numbers and lists of them."""
+        return {
+            "kind": self.kind, "name": self.name, "saves_s": self.saves_s,
+            "saves_last_s": self.saves_last_s, "where": dict(self.where),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Causes of a plan's predicted time, the one that saves most first.
+
+    Attributes:
+        seconds: forward and backward, as it is.
+        work_s: what the mean device has to compute, without launches and kernel tiles.
+        causes: all that were tried, also those that save nothing.
+    """
+
+    seconds: float
+    work_s: float
+    causes: tuple[Cause, ...]
+
+    def of(self, name: Name) -> Cause | None:
+        """Return a cause by its name, ``None`` if it was not tried."""
+        return next((cause for cause in self.causes if cause.name == name), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object; `Any`: see `Cause.to_json`."""
+        return {
+            "seconds": self.seconds,
+            "work_s": self.work_s,
+            "causes": [cause.to_json() for cause in self.causes],
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Why:
+    """Everything that is known about where a plan's time goes.
+
+    Attributes:
+        trace: the predicted timeline.
+        dependencies: what its events waited for.
+        path: the events that decided the end.
+        accounting: what every device did.
+        diagnosis: the causes.
+    """
+
+    trace: Trace
+    dependencies: Dependencies
+    path: CriticalPath
+    accounting: Accounting
+    diagnosis: Diagnosis
+
+    @property
+    def hidden_share(self) -> float:
+        """Share of the time of messages during which devices compute."""
+        return measure_trace(self.trace, self.accounting.spent_ns.shape[1]).overlap
+
+
+def find_causes(plan: Plan) -> Why:
+    """Predict a plan, follow its critical path, and find the causes of its time.
+
+    Costs a timeline and about a dozen predictions.
+
+    Raises:
+        PlanError: like `simulate`.
+    """
+    scene, found = _seen(plan, simulate(plan))
+    tried = _tried(scene, FREE)
+    flat = scene.plan
+    times = _Times.of(tried, lambda free: seconds_without(flat, free))
+    work = mean_compute_seconds(scene.ideal)
+    causes = [*times.causes(scene), *_of_schedule(scene, times, times.least - work)]
+    return _why(scene, found, times, work, causes)
+
+
+def find_causes_of_run(plan: Plan, trace: Trace) -> Why:
+    """Find the causes of the time of a recorded trace, of one layer or of several.
+
+    Its events are moved in time, as each follows others (`replay`); latency cannot be told from
+    links there, nor what a schedule costs.
+
+    Args:
+        plan: what was executed.
+        trace: what happened.
+    """
+    scene, found = _seen(plan, trace)
+    recording = Recording.of(trace, found, plan.num_devices)
+    times = _Times.of(_tried(scene, REPLAYED), recording.seconds_without)
+    work = float(scene.compute_s.mean())
+    order = times.least - work
+    causes = [*times.causes(scene), Cause("order", order, order, place_of("order", scene))]
+    return _why(scene, found, times, work, causes)
+
+
+def diagnose(plan: Plan) -> Diagnosis:
+    """Find the causes of a plan's predicted time; like `find_causes`."""
+    return find_causes(plan).diagnosis
+
+
+def _seen(plan: Plan, trace: Trace) -> tuple[Scene, Dependencies]:
+    found = find_dependencies(plan, trace)
+    path = critical_path(trace, found)
+    accounting = account_for(trace, found, plan.num_devices)
+    return Scene(expand_head_groups(plan), trace, path, accounting), found
+
+
+def _why(
+    scene: Scene, found: Dependencies, times: "_Times", work_s: float, causes: list[Cause]
+) -> Why:
+    causes.sort(key=lambda cause: -cause.saves_s)
+    diagnosis = Diagnosis(times.as_it_is, work_s, tuple(causes))
+    return Why(scene.trace, found, scene.path, scene.accounting, diagnosis)
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Times while some things cost nothing.
+
+    Attributes:
+        tried: everything that can cost nothing.
+        seconds: by what is free.
+    """
+
+    tried: tuple[Free, ...]
+    seconds: Mapping[frozenset[Free], float]
+
+    @classmethod
+    def of(
+        cls, tried: tuple[Free, ...], predict_without: Callable[[frozenset[Free]], float]
+    ) -> "_Times":
+        """Predict under every condition that causes are found by."""
+        return cls(tried, {free: predict_without(free) for free in _conditions(tried)})
+
+    @property
+    def as_it_is(self) -> float:
+        """Seconds while nothing is free."""
+        return self.seconds[frozenset()]
+
+    @property
+    def least(self) -> float:
+        """Seconds while everything is free."""
+        return self.seconds[frozenset(self.tried)]
+
+    def causes(self, scene: Scene) -> list[Cause]:
+        """Write down what each saves, alone and last."""
+        every, found = frozenset(self.tried), []
+        for name in self.tried:
+            base, after = _around(name, every)
+            saves = self.seconds[base] - self.seconds[base | {name}]
+            saves_last = self.seconds[after - {name}] - self.seconds[after]
+            found.append(Cause(name, saves, saves_last, place_of(name, scene)))
+        return found
+
+
+def _tried(scene: Scene, names: Iterable[Free]) -> tuple[Free, ...]:
+    """Leave out what cannot cost anything here."""
+    found = set(costly(scene.plan.cluster))
+    if not len(scene.idle_devices):
+        found.discard("idle")
+    return tuple(name for name in names if name in found)
+
+
+def _conditions(tried: Iterable[Free]) -> set[frozenset[Free]]:
+    """List the sets of causes whose absence is predicted."""
+    every = frozenset(tried)
+    found: set[frozenset[Free]] = {frozenset(), every}
+    for name in every:
+        base, after = _around(name, every)
+        found |= {base | {name}, after, after - {name}}
+    return found
+
+
+def _around(name: Free, every: frozenset[Free]) -> tuple[frozenset[Free], frozenset[Free]]:
+    """Return what is free when something comes first, and when it comes last, it included."""
+    behind = {other for other, needed in NEEDS.items() if name in needed}
+    return NEEDS.get(name, frozenset()) & every, every - behind
+
+
+def _of_schedule(scene: Scene, times: _Times, waits_s: float) -> list[Cause]:
+    """Tell whether late launches save memory, and what order costs beside that."""
+    parts = Parts.of(scene.plan)
+    sizes = [_buffer_bytes(plan) for plan in (scene.plan, parts.launched_early())]
+    if sizes[0] >= sizes[1]:
+        return [Cause("order", waits_s, waits_s, place_of("order", scene))]
+    free = parts.unlimited()
+    saves = times.as_it_is - predict(free).seconds
+    saves_last = times.least - seconds_without(free, times.tried)
+    where = {"buffer_bytes": sizes[0], "unlimited_bytes": _buffer_bytes(free)}
+    order = max(0.0, waits_s - saves_last)
+    return [
+        Cause("memory", saves, saves_last, where),
+        Cause("order", order, order, place_of("order", scene)),
+    ]
+
+
+def _buffer_bytes(plan: Plan) -> int:
+    """Compute the most bytes that a device needs for what it receives and for partial results."""
+    return int((receive_buffer_bytes(plan) + accumulator_bytes(plan)).max(initial=0))

@@ -1,0 +1,181 @@
+"""Where the time of a trace went: the critical path, and what every device did at every moment.
+
+Both follow predecessors backwards in time. From the last event that leads to the chain of events
+that decided the end, the critical path; from the end of a wait it leads to what the device waited
+for.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
+
+import numpy as np
+
+from dcp_dsl.arrays import Bytes, Floats, Indices, Ints, Record
+from dcp_planner.causes.dependencies import RECEIVE, SEND, WAIT, Dependencies
+from dcp_planner.jit import IntTable, compiled
+from dcp_planner.simulation.trace import EVENT_KINDS, Trace
+
+Step = Literal["computing", "reducing", "links", "latency", "launches"]
+STEPS: tuple[Step, ...] = get_args(Step)
+"""What a moment of the critical path is spent on: `links` while a message leaves, `latency` until
+it has arrived, `launches` between two events that follow one another."""
+
+Account = Literal["computing", "reducing", "links", "latency", "others", "launches", "idle"]
+ACCOUNTS: tuple[Account, ...] = get_args(Account)
+"""What a moment of a device is spent on. From `links` to `launches` it stands still: a message that
+it needs, directly or through others, is leaving or on its way; another device still computes;
+nothing is under way. `idle`: it has finished a direction that others work on."""
+
+_COMPUTING, _REDUCING, _LINKS, _LATENCY, _LAUNCHES = range(len(STEPS))
+_OTHERS, _IDLE = ACCOUNTS.index("others"), ACCOUNTS.index("idle")
+_ACCOUNT_OF_STEP = np.array([_OTHERS, _OTHERS, 2, 3, ACCOUNTS.index("launches")])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CriticalPath(Record):
+    """Chain of events that decided when the last one ended, in time; it has no holes.
+
+    Attributes:
+        event: int32 ``[P]``, rows of the trace.
+        start_ns, end_ns: int64 ``[P]``.
+        step: uint8 ``[P]``, index into `STEPS`; `launches`: the time before an event.
+    """
+
+    event: Annotated[Indices, "P"]
+    start_ns: Annotated[Ints, "P"]
+    end_ns: Annotated[Ints, "P"]
+    step: Annotated[Bytes, "P"]
+
+    def __len__(self) -> int:
+        return len(self.event)
+
+    def shares(self) -> dict[Step, float]:
+        """Compute the share of the path that each kind of step takes; they add up to 1."""
+        spent = np.bincount(self.step, self.end_ns - self.start_ns, len(STEPS))
+        return dict(zip(STEPS, (spent / max(1.0, spent.sum())).tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Accounting(Record):
+    """What the devices did with the time of each direction.
+
+    Attributes:
+        spent_ns: int64 ``[2, R, 7]``, by direction (forward, backward), device and `ACCOUNTS`; for
+            each device they add up to the length of the direction.
+    """
+
+    spent_ns: Annotated[Ints, 2, "R", "K"]
+
+    def shares(self) -> dict[Account, float]:
+        """Compute the share of all devices' time in each account; they add up to 1."""
+        spent = self.spent_ns.sum(axis=(0, 1))
+        return dict(zip(ACCOUNTS, (spent / max(1, spent.sum())).tolist(), strict=True))
+
+    def share_of(self, device: int) -> Floats:
+        """Compute the share of a device's time in each account, ``[7]``."""
+        spent = self.spent_ns[:, device].sum(axis=0)
+        return np.asarray(spent / max(1, spent.sum()), np.float64)
+
+
+def steps_of(trace: Trace) -> Bytes:
+    """Find what each event of a trace spends its own time on, index into `STEPS`, uint8 ``[E]``."""
+    found = np.where(trace.kind == EVENT_KINDS.index("attention"), _COMPUTING, _REDUCING)
+    found[trace.lane == SEND] = _LINKS
+    found[trace.lane == RECEIVE] = _LATENCY if trace.source == "simulated" else _LINKS
+    return found.astype(np.uint8)
+
+
+def critical_path(trace: Trace, found: Dependencies) -> CriticalPath:
+    """Follow the predecessors from the last event to the begin of the trace; O(E)."""
+    table = np.zeros((4, 2 * len(trace) + 2), np.int64)
+    size = 0
+    if len(trace):
+        last, first_ns = int(found.end_ns.argmax()), int(trace.start_ns.min())
+        size = _walk(last, first_ns, found.begin_ns, found.end_ns, found.predecessor, table)
+    event, is_gap, start_ns, end_ns = table[:, :size][:, ::-1]
+    step = np.where(is_gap, _LAUNCHES, steps_of(trace)[event])
+    return CriticalPath(event.astype(np.int32), start_ns, end_ns, step.astype(np.uint8))
+
+
+def account_for(trace: Trace, found: Dependencies, num_devices: int) -> Accounting:
+    """Divide the time of every device in each direction; O(E) and the chains behind waits."""
+    spent = np.zeros((2, num_devices, len(ACCOUNTS)), np.int64)
+    length = trace.end_ns - trace.start_ns
+    side, step = trace.is_backward.astype(np.int64), steps_of(trace)
+    is_work = trace.lane == 0
+    np.add.at(spent, (side[is_work], trace.device[is_work], step[is_work]), length[is_work])
+    _blame_waits(trace, found, spent)
+    for backward in range(2):
+        here = trace.is_backward == bool(backward)
+        if not here.any():
+            continue
+        begin, end = int(trace.start_ns[here].min()), int(trace.end_ns[here].max())
+        finished = np.full(num_devices, begin)
+        mine = here & (is_work | (trace.lane == WAIT))
+        np.maximum.at(finished, trace.device[mine], trace.end_ns[mine])
+        spent[backward, :, _IDLE] = end - finished
+        rest = end - begin - spent[backward].sum(axis=1)
+        spent[backward, :, ACCOUNTS.index("launches")] += rest
+    return Accounting(spent)
+
+
+def _blame_waits(trace: Trace, found: Dependencies, spent: Ints) -> None:
+    """Add the time of every wait to what the device waited for."""
+    waits = np.flatnonzero(trace.lane == WAIT)
+    spent_of = np.zeros((len(waits), len(STEPS)), np.int64)
+    _blame(
+        waits, trace.start_ns, found.begin_ns, found.end_ns, found.predecessor,
+        steps_of(trace), spent_of,
+    )  # fmt: skip
+    side, device = trace.is_backward[waits].astype(np.int64), trace.device[waits]
+    for step, account in enumerate(_ACCOUNT_OF_STEP.tolist()):
+        np.add.at(spent, (side, device, account), spent_of[:, step])
+
+
+@compiled
+def _walk(
+    last: int, floor_ns: int, begin_ns: Ints, end_ns: Ints, predecessor: Indices, table: IntTable
+) -> int:
+    """Write (event, whether it is the time before it, start, end) of the steps to an event.
+
+    The last one comes first; steps that take no time are left out.
+    """
+    size, at, now = 0, last, end_ns[last]
+    for _ in range(len(begin_ns)):
+        began = max(floor_ns, min(now, begin_ns[at]))
+        before = predecessor[at]
+        ended = floor_ns if before < 0 else max(floor_ns, min(began, end_ns[before]))
+        for is_gap, start, end in ((0, began, now), (1, ended, began)):
+            if start < end:
+                table[0, size], table[1, size] = at, is_gap
+                table[2, size], table[3, size] = start, end
+                size += 1
+        if before < 0 or ended <= floor_ns:
+            break
+        at, now = before, ended
+    return size
+
+
+@compiled
+def _blame(
+    waits: Ints,
+    start_ns: Ints,
+    begin_ns: Ints,
+    end_ns: Ints,
+    predecessor: Indices,
+    step: Bytes,
+    spent: IntTable,
+) -> None:
+    """Divide every wait among the steps behind its end that lie within it."""
+    for n in range(len(waits)):
+        at = waits[n]
+        floor_ns, now = start_ns[at], end_ns[at]
+        for _ in range(len(begin_ns)):
+            began = max(floor_ns, min(now, begin_ns[at]))
+            spent[n, step[at]] += now - began
+            before = predecessor[at]
+            now = floor_ns if before < 0 else max(floor_ns, min(began, end_ns[before]))
+            spent[n, 4] += began - now
+            if before < 0 or now <= floor_ns:
+                break
+            at = before

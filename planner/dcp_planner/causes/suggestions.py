@@ -1,0 +1,190 @@
+"""What to try against the causes of a plan's time: each change is planned and predicted."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dcp_planner.causes.alternatives import Parts, coarser, finer, recut, workload_of
+from dcp_planner.causes.conditions import FREE
+from dcp_planner.causes.diagnosis import Diagnosis, Name
+from dcp_planner.errors import PlanError
+from dcp_planner.model.config import PlanConfig
+from dcp_planner.model.workload import Workload
+from dcp_planner.schedule.emission import assemble
+from dcp_planner.search.partitioners import PARTITIONERS, place
+from dcp_planner.simulation.schedules import make_schedule
+from dcp_planner.simulation.simulator import predict
+from dcp_planner.tables.plan import Plan
+
+WORTH_TRYING = 0.01
+"""Causes and changes that save a smaller share of the time are left out."""
+_MOST_CAUSES = 3
+_MOST_TILES = 40_000  # more take too long to plan for somebody who waits
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A change that was planned.
+
+    Attributes:
+        change: what is different, for people.
+        option: how `dcpm plan` is told to do so; empty if it chooses that itself.
+        seconds: predicted time of the plan with the change.
+        saves_s: how much less that is; negative: more.
+    """
+
+    change: str
+    option: str
+    seconds: float
+    saves_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object; `Any`: texts and numbers."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Start:
+    """What changes start from: a plan, its batch, and how it would be planned again."""
+
+    plan: Plan
+    workload: Workload
+    config: PlanConfig
+
+    @classmethod
+    def of(cls, plan: Plan, memory_limit_bytes: int | None) -> "_Start":
+        tiles = plan.tiles
+        if plan.head_groups > 1 and tiles.group is not None:
+            once = np.flatnonzero(tiles.group == 0)
+            columns = ("q_block", "kv_block", "kind", "pairs", "device", "division")
+            chosen = {name: getattr(tiles, name)[once] for name in (*columns, "backward_division")}
+            tiles = replace(tiles, group=None, **chosen)
+        workload = workload_of(replace(plan, tiles=tiles))
+        name = plan.partitioner
+        known = name in PARTITIONERS and PARTITIONERS[name].unavailable() is None
+        config = PlanConfig(
+            partitioner=name if known else "portfolio", budget="fast",
+            routing=Parts.of(plan).config.routing, head_groups=plan.head_groups,
+            memory_limit_bytes=memory_limit_bytes,
+        )  # fmt: skip
+        return cls(plan, workload, config)
+
+    def planned(self, workload: Workload | None = None, **choices: Any) -> Plan:
+        """Plan the batch, or another cut of it, with other choices; `Any`: of `PlanConfig`."""
+        work, config = workload or self.workload, replace(self.config, **choices)
+        cluster = self.plan.cluster
+        placed = place(work, cluster, config)
+        schedule = make_schedule(work, placed, cluster, config)
+        return assemble(work, cluster, placed, schedule, config.partitioner)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A change, the causes that it is tried against, and how it is made; `None`: it cannot be."""
+
+    causes: tuple[Name, ...]
+    make: Callable[[_Start], tuple[str, str, Plan] | None]
+
+
+def suggest(plan: Plan, diagnosis: Diagnosis) -> tuple[Suggestion, ...]:
+    """Plan every change that may help against the three largest causes; most saved first.
+
+    Searches get the smallest budget; what gives buffers back early keeps their size, except to
+    show what that costs. Takes as long as planning the batch some three to eight times.
+
+    What cannot be planned is left out.
+    """
+    least = WORTH_TRYING * diagnosis.seconds
+    causes = {cause.name for cause in diagnosis.causes[:_MOST_CAUSES] if cause.saves_s >= least}
+    memory = diagnosis.of("memory")
+    limit = None if memory is None else int(memory.where["buffer_bytes"])
+    start, found = _Start.of(plan, limit), []
+    for change in _CHANGES:
+        made = _made(change, start) if causes & set(change.causes) else None
+        if made is not None:
+            text, option, other = made
+            seconds = predict(other).seconds
+            found.append(Suggestion(text, option, seconds, diagnosis.seconds - seconds))
+    return tuple(sorted(found, key=lambda suggestion: -suggestion.saves_s))
+
+
+def _made(change: _Change, start: _Start) -> tuple[str, str, Plan] | None:
+    try:
+        return change.make(start)
+    except PlanError:
+        return None  # this batch cannot be planned so: nothing to suggest
+
+
+def worth_saying(found: Sequence[Suggestion], seconds: float) -> tuple[Suggestion, ...]:
+    """Keep what saves at least a hundredth of a time."""
+    return tuple(s for s in found if s.saves_s >= WORTH_TRYING * seconds)
+
+
+def _fewer_divisions(start: _Start) -> tuple[str, str, Plan] | None:
+    parts = Parts.of(start.plan)
+    divisions = parts.divisions - 1
+    if divisions < 2 or start.config.memory_limit_bytes is not None:
+        return None
+    return f"{divisions} divisions", f"--divisions {divisions}", parts.divided(divisions)
+
+
+def _more_divisions(start: _Start) -> tuple[str, str, Plan] | None:
+    parts = Parts.of(start.plan)
+    divisions = parts.divisions + 1
+    if divisions < 3 or start.config.memory_limit_bytes is not None:
+        return None  # all is local, or more would not fit
+    return f"{divisions} divisions", f"--divisions {divisions}", parts.divided(divisions)
+
+
+def _unlimited(start: _Start) -> tuple[str, str, Plan] | None:
+    return "no limit of memory", "without --memory-limit", Parts.of(start.plan).unlimited()
+
+
+def _recut(start: _Start, borders: Any, size: str) -> tuple[str, str, Plan] | None:
+    work = recut(start.workload, borders)
+    if work.num_tiles > _MOST_TILES or work.num_blocks == start.workload.num_blocks:
+        return None
+    block = int(work.block_tokens.max(initial=1))
+    return f"{size} blocks, at most {block:,} tokens", f"--block {block}", start.planned(work)
+
+
+def _rerouted(start: _Start) -> tuple[str, str, Plan] | None:
+    if start.plan.cluster.nodes == 1:
+        return None
+    routing = "direct" if start.config.routing == "node" else "node"
+    told = {"direct": "blocks straight from their owners", "node": "blocks once per node"}
+    return told[routing], f"--routing {routing}", start.planned(routing=routing)
+
+
+def _searched(start: _Start) -> tuple[str, str, Plan] | None:
+    if start.config.partitioner == "portfolio":
+        return None
+    return "the default partitioner", "--backend portfolio", start.planned(partitioner="portfolio")
+
+
+def _grouped(start: _Start) -> tuple[str, str, Plan] | None:
+    if start.plan.head_groups > 1 or start.plan.shape.q_heads == 1:
+        return None
+    return "heads in groups", "--head-groups auto", start.planned(head_groups="auto")
+
+
+def _tolerant(start: _Start) -> tuple[str, str, Plan] | None:
+    planned = start.planned(token_tolerance=0.3)
+    return "up to 30% more tokens on a device", "--token-tolerance 0.3", planned
+
+
+_ANY: tuple[Name, ...] = (*FREE, "order")
+_CHANGES = (
+    _Change(("memory",), _unlimited),
+    _Change(("launches", "latency", "waves"), _fewer_divisions),
+    _Change(("links", "order"), _more_divisions),
+    _Change(("launches", "latency", "waves", "tiles"),
+            lambda start: _recut(start, coarser(start.workload), "larger")),
+    _Change(("balance", "idle"), lambda start: _recut(start, finer(start.workload), "smaller")),
+    _Change(("links", "latency"), _rerouted),
+    _Change(("balance", "links"), _tolerant),
+    _Change(("links",), _grouped),
+    _Change(_ANY, _searched),
+)  # fmt: skip

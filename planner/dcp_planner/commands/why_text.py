@@ -1,0 +1,67 @@
+"""What `dcpm why` prints for people."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dcp_planner.causes.diagnosis import Why
+from dcp_planner.causes.explanation import Explanation, explain_difference
+from dcp_planner.causes.sentences import PathLine, path_lines, three_sentences
+from dcp_planner.causes.suggestions import Suggestion, worth_saying
+from dcp_planner.causes.words import percent
+from dcp_planner.commands.tables import console_of_tables, time_text
+
+MOST_LINES = 8
+"""Steps of the critical path that are printed; the others are counted."""
+
+
+def show_why(found: Why, tried: Sequence[Suggestion], compared: Explanation | None) -> None:
+    """Print sentences, the critical path and what to try to standard output."""
+    console = console_of_tables()
+    for sentence in three_sentences(found, time_text):
+        console.print(Text(sentence))
+    if compared is not None:
+        names = ("this plan", "the other")
+        console.print(Text(explain_difference(compared, names, time_text)))
+    _show_path(console, path_lines(found))
+    _show_tried(console, tried, found.diagnosis.seconds)
+
+
+def _show_path(console: Console, lines: Sequence[PathLine]) -> None:
+    if not lines:
+        return
+    least = sorted((line.share for line in lines), reverse=True)[:MOST_LINES][-1]
+    shown = [line for line in lines if line.share >= least][:MOST_LINES]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("from", "takes", "share"):
+        table.add_column(name, justify="right")
+    table.add_column("critical path")
+    for line in shown:
+        times = time_text(line.start_s), time_text(line.seconds)
+        table.add_row(*times, percent(line.share), Text(line.text))
+    console.print(table)
+    rest = len(lines) - len(shown)
+    if rest:
+        share = 1 - sum(line.share for line in shown)
+        console.print(f"and {rest} shorter steps, together {percent(share)}")
+
+
+def _show_tried(console: Console, tried: Sequence[Suggestion], seconds: float) -> None:
+    if not tried:
+        return
+    better = worth_saying(tried, seconds)
+    if not better:
+        told = ", ".join(suggestion.change for suggestion in tried)
+        console.print(Text(f"Tried without a gain of 1%: {told}."))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("what to try")
+    for name in ("takes", "saves"):
+        table.add_column(name, justify="right")
+    table.add_column("option")
+    for suggestion in better:
+        saves = f"{time_text(suggestion.saves_s)} ({percent(suggestion.saves_s / seconds)})"
+        table.add_row(suggestion.change, time_text(suggestion.seconds), saves, suggestion.option)
+    console.print(table)
