@@ -13,7 +13,7 @@ SEED ?= 1
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
 .PHONY: demo test editor screenshots loss-parity setup setup-dev chromium check mypy pyright format \
-	test-slow test-quick test-flaky test-nightly test-mutations test-python coverage clean
+	test-slow test-quick test-flaky test-nightly test-mutations test-python coverage gpu clean
 
 demo: setup ## run the whole way once, then serve the dashboard; ARGS="--no-serve" to stop before
 	$(BIN)/dcpm demo $(ARGS)
@@ -66,6 +66,10 @@ coverage: setup-dev ## lines that the default tests run, those of other processe
 	$(BIN)/coverage run -m pytest -q -n $(WORKERS) --dist loadfile
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
+
+gpu: setup-dev ## is the runtime right and fast on this GPU? Without one, the stages that a CPU can run: ARGS="--stage machine"
+	$(BIN)/python gpu/cases.py
+	$(BIN)/python gpu/first_light.py $(ARGS)
 
 STEPS ?= 200
 OUT ?= docs/loss_parity.json
