@@ -1,6 +1,7 @@
 from .claims.guard import Guard
 from .core.dense import dense_mask
 from .core.mask import Mask
+from .core.paths import TokenPaths, token_paths
 from .core.sample import Sample
 from .core.stack import HeadError, Stack
 from .data.dataset import Dataset, read_dataset
@@ -38,6 +39,7 @@ __all__ = [
     "Spec",
     "SpecError",
     "Stack",
+    "TokenPaths",
     "block_sparsity",
     "check",
     "check_report",
@@ -54,4 +56,5 @@ __all__ = [
     "preview",
     "read_dataset",
     "sample_from_argument",
+    "token_paths",
 ]

@@ -12,6 +12,7 @@ segment part = question[question_len] answer[answer_lens]*
 segment seq = (text[text_lens] image[image_lens])* tail[..]
 segment pack = doc(head[head_lens] body[body_lens]*)*
 segment grove = plant(trunk[trunk_lens] twig(bud[bud_lens]*)* fruit[fruit_lens])*
+segment thread = ask[ask_len] branch try(step[step_lens]* branch note[note_lens])* from try_from
 segment half = left[len // 2] right[..]
 segment tile = every 3
 segment inner = every 2 in answer
@@ -31,7 +32,8 @@ mask after(p: pos, w: tokens) = near(p) and k <= q where near(t) = t - k < w
 STRETCHES = (
     "part", "question", "answer", "seq", "text", "image", "tail", "pack", "doc", "head", "body",
     "half", "left", "right", "tile", "inner", "planner", "solver", "critic", "span", "mark",
-    "turn", "grove", "plant", "trunk", "twig", "bud", "fruit", "slice", "shred",
+    "turn", "thread", "ask", "try", "step", "note",
+    "grove", "plant", "trunk", "twig", "bud", "fruit", "slice", "shred",
 )  # fmt: skip
 SEGMENTS = (*STRETCHES, "role", "word")
 LIBRARY = (
@@ -72,7 +74,7 @@ class MaskWriter:
             f"{name} // 2 % {c}", f"min({name} + {c}, len - 1)", f"f({name})", f"{name} - mid",
             f"{name} // {name}.{s}.len", f"{self.rng.choice(SEGMENTS)}.count", f"{at}.{s}.count",
             f"{at}.{s}.{self.pick('start', 'end')}.{self.rng.choice(SEGMENTS)}",
-            f"{at}.{s}.end.weight",
+            f"{at}.{s}.end.weight", f"{at}.path", f"{at}.path", f"{at}.note.path",
         )  # fmt: skip
 
     def comparison(self) -> str:
@@ -100,7 +102,8 @@ class MaskWriter:
         at = self.position(self.pick("q", "k"))
         if kind < 0.8:
             return self.pick(
-                f"same({s})", f"{at} in {s}", f"{at} not in {s}", f"{at} in first({s}, {m})",
+                "paths", "paths", "paths(try)", "q.path - k.path < 2", f"same({s})", f"{at} in {s}",
+                f"{at} not in {s}", f"{at} in first({s}, {m})",
                 f"{at} in last({s}, {m})", f"{at} in last(b)", "same(b)", "same(c)",
                 f"k in first(last({s}, 3))", f"after({at}, {m})", "k < row.limit",
                 f"{at} in last(first({s}, 3), {m})", f"{self.pick('max', 'min')}(q, k) in {s}",
@@ -159,7 +162,11 @@ def write_sample(rng: Random, longest: int = 17) -> tuple[dict[str, Any], int]:
     positions: list[int] = []
     for size in parts(length, 3):
         positions += range(size)
+    asked, *tries = [parts(n, 3) for n in parts(length, 3)]
     return {
+        "ask_len": sum(asked), "step_lens": [t[:-1] for t in tries],
+        "note_lens": [t[-1] for t in tries],
+        "try_from": [rng.randint(-1, i - 1) for i in range(len(tries))],
         "question_len": question, "answer_lens": answers, "text_lens": texts, "image_lens": images,
         "head_lens": [d[0] for d in docs], "body_lens": [d[1:] for d in docs],
         "trunk_lens": [t[0] for t in trees], "bud_lens": twigs,

@@ -44,6 +44,18 @@ class FileKey:
         source = self.module.imports.get(name)
         return self.others[source] if source else self
 
+    def tree(self) -> "tuple[FileKey, str]":
+        """Return the layout with branches, its own or imported."""
+        names = [*self.module.segments, *self.module.imports]
+        found = {
+            (home, home.module.names[name])
+            for name in names
+            if name in (home := self.home(name)).module.names
+            and has_branch(home.module.segments[home.module.names[name]])
+        }
+        (only,) = found
+        return only
+
 
 @dataclass(frozen=True)
 class Scope:
@@ -62,7 +74,14 @@ class Pair:
     k: int
 
 
-FIELDS = ("start", "end", "len", "pos", "count")
+FIELDS = ("start", "end", "len", "pos", "count", "path")
+
+
+def has_branch(source: Node) -> bool:
+    def look(parts: list[Node]) -> bool:
+        return any(part[4] or (part[0] == "group" and look(part[2])) for part in parts)
+
+    return source[0] == "layout" and look(source[1])
 
 
 def all_known(*values: Any) -> bool:
@@ -122,16 +141,31 @@ class Evaluator:
         if name in scope.names:
             node, home = scope.names[name]
             return self.value(node, home, pair)
+        if name == "paths":
+            return self.on_path(scope.file.tree(), pair)
         return self._call(scope, pair, name, [])
+
+    def on_path(self, tree: "tuple[FileKey, str]", pair: Pair) -> bool:
+        start = pair.frame.start
+        return start + pair.k in pair.frame.path(*tree, start + pair.q)
+
+    def place_on_path(self, tree: "tuple[FileKey, str]", pair: Pair, place: Any) -> int | None:
+        frame = pair.frame
+        if place is None or not 0 <= place < frame.end - frame.start:
+            return None
+        before = len(frame.path(*tree, frame.start))
+        return len(frame.path(*tree, frame.start + place)) - before
 
     def _attribute(self, scope: Scope, pair: Pair, base: Node, name: str) -> Any:
         if base == ("name", "row"):
             return pair.frame.columns[name]
-        if name in FIELDS and base[0] == "name":
+        if name == "count" and base[0] == "name":
             return len(pair.frame.instances(self.segment(base, scope, pair)))
-        if name in FIELDS:
+        if name in FIELDS and base[0] == "attribute" and base[2] not in FIELDS:
             return self.field(scope, pair, base, name)
         place = self.value(base, scope, pair)
+        if name == "path":
+            return self.place_on_path(scope.file.tree(), pair, place)
         tokens = scope.file.home(name).module.tokens
         if name in tokens and name not in scope.names:
             inside = place is not None and 0 <= place < pair.frame.end - pair.frame.start
@@ -145,6 +179,8 @@ class Evaluator:
         instance = pair.frame.at(self.segment(("name", base[2]), scope, pair), place)
         if instance is None:
             return None
+        if name == "path":
+            return self.place_on_path((scope.file.home(base[2]), base[2]), pair, place)
         start = instance.start - pair.frame.start
         length = instance.end - instance.start
         return {
@@ -177,6 +213,9 @@ class Evaluator:
             segment = self.segment(arguments[0][1], scope, pair)
             cell = pair.frame.at(segment, pair.q)
             return cell is not None and cell is pair.frame.at(segment, pair.k)
+        if name == "paths":
+            segment = arguments[0][1][1]
+            return self.on_path((scope.file.home(segment), segment), pair)
         if name in NUMBER_FUNCTIONS:
             values = [self.value(node, scope, pair) for _, node in arguments]
             return NUMBER_FUNCTIONS[name](*values) if all_known(*values) else None

@@ -74,6 +74,8 @@ class Layout:
 
     def lay_out(self, rest: int) -> None:
         self.at, self.rest = 0, rest
+        self.paths: list[list[int]] = []  # of each token those before it on its path, and itself
+        self.place_on_path: list[int] = []  # the tokens of the path so far
         names = [self.top, *part_names(self.parts)]
         self.found: dict[str, list[Instance]] = {name: [] for name in names}
         self.walk(self.parts, (), (), None)
@@ -81,11 +83,22 @@ class Layout:
     def walk(self, parts: list[Node], path: tuple[int, ...], within: Any, parent: Any) -> None:
         for part in parts:
             paths = [(*path, i) for i in range(self.repeats(part, path))] if part[3] else [path]
-            for inner in paths:
+            forks = self.element(part[5], path) if part[5] else [-1] * len(paths)
+            if len(forks) != len(paths):
+                raise Refused("as many parents as branches")
+            here, ends = self.place_on_path, []
+            for inner, fork in zip(paths, forks, strict=True):
+                if part[4]:
+                    if not -1 <= fork < len(ends):
+                        raise Refused("a parent comes before its branches")
+                    self.place_on_path = here if fork == -1 else ends[fork]
                 self.place(part, inner, within, parent)
+                ends.append(self.place_on_path)
+            if part[4]:
+                self.place_on_path = here
 
     def place(self, part: Node, path: tuple[int, ...], within: Any, parent: Any) -> None:
-        kind, name, content, _ = part
+        kind, name, content, *_ = part
         instance = Instance(self.at, self.at, parent, within, self)
         for each in {name, None if within else self.top} - {None}:
             self.found[each].append(instance)
@@ -95,11 +108,14 @@ class Layout:
             length = self.rest if content is None else self.length(content, path)
             if length < 0:
                 raise Refused("a length is negative")
+            for token in range(self.at, self.at + length):
+                self.place_on_path = [*self.place_on_path, token]
+                self.paths.append(self.place_on_path)
             self.at += length
         instance.end = self.at
 
     def repeats(self, part: Node, path: tuple[int, ...]) -> int:
-        counts = {len(self.element(name, path)) for name in columns_of(part[2])}
+        counts = {len(self.element(name, path)) for name in columns_of([part])}
         if len(counts) != 1:
             raise Refused("the columns of a group differ in length")
         return counts.pop()
@@ -124,13 +140,14 @@ class Layout:
 
 
 def has_rest(parts: list[Node]) -> bool:
-    return any(kind == "leaf" and content is None for kind, _, content, _ in parts)
+    return any(kind == "leaf" and content is None for kind, _, content, *_ in parts)
 
 
 def columns_of(node: Any) -> set[str]:
     """Return the columns that the lengths below a part of a layout read."""
     if isinstance(node, list):
-        return set().union(*(columns_of(part[2]) for part in node))
+        parents = {part[5] for part in node if part[5]}
+        return parents.union(*(columns_of(part[2]) for part in node))
     if node is None or node[0] == "number":
         return set()
     if node[0] == "name":
@@ -185,6 +202,7 @@ class Frame:
         self.cell: Instance | None = None
         self.known: dict[Any, list[Instance]] = {}
         self.statements: dict[Any, dict[str, list[Instance]]] = {}
+        self.layouts: dict[Any, Layout] = {}
         self.inner: dict[tuple[int, int], Frame] = {}
 
     def inside(self, cell: Instance) -> "Frame":
@@ -229,12 +247,21 @@ class Frame:
         statement = file.module.names[name]
         if (file, statement) not in self.statements:
             source = file.module.segments[statement]
-            self.statements[file, statement] = (
-                Layout(source[1], statement, self.columns, self.end).found
-                if source[0] == "layout"
-                else spelled_out(source, statement, self.columns[source[1]])
-            )
+            if source[0] == "layout":
+                laid = Layout(source[1], statement, self.columns, self.end)
+                self.layouts[file, statement] = laid
+                self.statements[file, statement] = laid.found
+            else:
+                column = self.columns[source[1]]
+                self.statements[file, statement] = spelled_out(source, statement, column)
         return self.statements[file, statement][name]
+
+    def path(self, file: Any, name: str, token: int) -> list[int]:
+        """Return the tokens from the root of a layout to a token, all of the whole sample."""
+        if self.outer:
+            return self.outer.path(file, name, token)
+        self.written(file, name)
+        return self.layouts[file, file.module.names[name]].paths[token]
 
     def at(self, segment: Node, position: int | None) -> Instance | None:
         if position is None or not 0 <= position < self.end - self.start:

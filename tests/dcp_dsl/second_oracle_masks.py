@@ -115,6 +115,9 @@ class Masks:
         if self.numbered():
             name = self.pick(self.numbered()).name
             choices += [lambda: f"{self.position(1)}.{name}.{self.pick(['len', 'pos'])}"] * 2
+        if self.text.tree:
+            choices += [lambda: f"{self.position(1)}.path"] * 4
+            choices += [lambda: f"{self.position(1)}.{self.pick(self.text.tree)}.path"]
         if depth > 0:
             choices += [
                 lambda: f"{self.number(1, 3)} * ({self.length(depth - 1)})",
@@ -214,6 +217,10 @@ class Masks:
         choices = [self.compared, self.compared, self.library]
         choices += [self.asked] * (3 * bool(self.segments()))
         choices += [self.rules] * bool(self.text.layouts)
+        if self.text.tree:
+            choices += [
+                lambda: self.pick(["paths", "paths", f"paths({self.pick(self.text.tree)})"])
+            ] * 4
         choices += [lambda: self.pick(self.calls)] * (2 * bool(self.calls))
         choices += [lambda: self.pick(["true", "false"])] * self.text.chance(10)
         return self.pick(choices)()

@@ -97,9 +97,10 @@ class Parser:
 
     def layout(self) -> list[Node]:
         parts: list[Node] = []
-        while self.word in ("[", "(") or self.words[self.at + 1 :][:1] in (["["], ["("]):
+        while self.word == "branch" or "[" in (found := self.words[self.at :][:2]) or "(" in found:
             if self.word in (")", *STATEMENTS):
                 break
+            is_branch = bool(self.accept("branch"))
             name = self.take() if self.word not in ("[", "(") else None
             if self.accept("("):
                 inside: Any = self.layout()
@@ -109,7 +110,9 @@ class Parser:
                 inside = None if self.accept("..") else self.either()
                 self.take("]")
             kind = "group" if isinstance(inside, list) else "leaf"
-            parts.append((kind, name, inside, bool(self.accept("*"))))
+            is_repeated = bool(self.accept("*"))
+            parents = self.take() if self.accept("from") else None
+            parts.append((kind, name, inside, is_repeated, is_branch, parents))
         return parts
 
     def every(self) -> Node:
@@ -245,7 +248,7 @@ class Parser:
 def part_names(parts: list[Node]) -> list[str]:
     return [
         name
-        for kind, own, inside, _ in parts
+        for kind, own, inside, *_ in parts
         for name in [own, *(part_names(inside) if kind == "group" else [])]
         if name
     ]

@@ -23,10 +23,13 @@ class Part:
     scale: int = 1
     extra: int = 0
     is_rest: bool = False
+    is_branch: bool = False
+    parents: str | None = None
 
     def text(self) -> str:
         star = "*" if self.is_repeated else ""
-        name = self.name or ""
+        star += f" from {self.parents}" if self.parents else ""
+        name = ("branch " if self.is_branch else "") + (self.name or "")
         if self.inner:
             return f"{name}({' '.join(part.text() for part in self.inner)}){star}"
         if self.is_rest:
@@ -37,16 +40,18 @@ class Part:
         return f"{name}[{' + '.join(length + extra)}]{star}"
 
     def columns(self) -> list[str]:
-        return [c for part in self.inner for c in part.columns()] + [self.column] * bool(
-            self.column
-        )
+        own = [name for name in (self.column, self.parents) if name]
+        return [c for part in self.inner for c in part.columns()] + own
 
     def fill(self, rng: Random) -> tuple[Columns, int]:
         """Draw the columns of this part, and how many tokens they make."""
         if not self.is_repeated:
             return self.fill_once(rng)
         rounds = [self.fill_once(rng) for _ in range(rng.choice([0, 1, 1, 2, 2, 3]))]
-        columns = {name: [each[name] for each, _ in rounds] for name in self.columns()}
+        names = [name for name in self.columns() if name != self.parents]
+        columns: Columns = {name: [each[name] for each, _ in rounds] for name in names}
+        if self.parents:
+            columns[self.parents] = [rng.randint(-1, i - 1) for i in range(len(rounds))]
         return columns, sum(length for _, length in rounds)
 
     def fill_once(self, rng: Random) -> tuple[Columns, int]:
@@ -73,6 +78,7 @@ class Text:
         self.rows: list[str] = []
         self.used = 0
         self.layouts: list[list[str]] = []
+        self.tree: list[str] = []  # names of the layout with branches, if there is one
         self.declare()
         self.masks = Masks(self)
         *helpers, main = self.masks.statements()
@@ -124,6 +130,8 @@ class Text:
         text = " ".join(part.text() for part in self.layout)
         self.statements.append(f"segment {name} = {text}")
         self.segments.append(Segment(name))
+        if "branch " in text:
+            self.tree = [each.name for each in self.segments]
         names = [part.name for part in self.layout if part.name]
         self.layouts += [names] if names else []
 
@@ -144,13 +152,23 @@ class Text:
             inner = self.parts("", depth + 1, name or parent, is_listed or is_repeated)
             if is_repeated and not any(part.columns() for part in inner):
                 is_repeated = False
-            return Part(name, is_repeated, inner)
+            return self.forked(Part(name, is_repeated, inner))
         if not is_repeated and self.chance(15):
-            return Part(name, is_repeated=False, extra=self.rng.randint(0, 3))
+            return self.forked(Part(name, is_repeated=False, extra=self.rng.randint(0, 3)))
         scale, extra = self.rng.choice([1, 1, 1, 2]), self.rng.choice([0, 0, 0, 1])
         if is_repeated:
             scale, extra = 1, 0
-        return Part(name, is_repeated, column=self.new_name("c"), scale=scale, extra=extra)
+        column = self.new_name("c")
+        return self.forked(Part(name, is_repeated, column=column, scale=scale, extra=extra))
+
+    def forked(self, part: Part) -> Part:
+        """Make some parts branches, some of them with a column of parents."""
+        part.is_branch = self.chance(30)
+        if part.is_branch and part.is_repeated and self.chance(50):
+            part.parents = self.new_name("from")
+            if not part.inner and self.chance(20):
+                part.column, part.extra = None, self.rng.randint(0, 2)
+        return part
 
     def declare_halves(self) -> None:
         name, first, second = (self.new_name(stem) for stem in ("half", "noisy", "clean"))

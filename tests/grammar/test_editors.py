@@ -38,7 +38,7 @@ def test_every_word_stands_in_the_table_once_with_its_meaning():
 
 
 def test_functions_and_types_are_those_of_the_checker():
-    assert set(words_of("function")) == {*BUILTINS, "first", "last", "same"}
+    assert set(words_of("function")) == {*BUILTINS, "first", "last", "same", "paths"}
     assert {*words_of("type"), "mask"} == {*PARAM_TYPES}
 
 

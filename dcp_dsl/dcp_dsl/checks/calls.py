@@ -84,10 +84,12 @@ def _has_count(value: ast.Call, low: int, high: int, checker: Checker) -> bool:
 
 
 def _check_segment_function(value: ast.Call, names: Names, checker: Checker) -> Kind:
-    """Check `same(S)`, `first(S, m)`, `last(S, m)`."""
-    kind = MASK if value.name.text == "same" else SEGMENT
+    """Check `same(S)`, `paths(S)`, `first(S, m)`, `last(S, m)`."""
+    kind = MASK if value.name.text in ("same", "paths") else SEGMENT
     if _has_count(value, *SEGMENT_FUNCTIONS[value.name.text], checker):
-        checker.segment(value.arguments[0].value, names)
+        segment = checker.segment(value.arguments[0].value, names)
+        if value.name.text == "paths":
+            checker.tree(segment, value.arguments[0].value.span)
         for argument in value.arguments[1:]:
             checker.constant(argument.value, names, at_least=0)
     return kind

@@ -1,5 +1,6 @@
 """Check a text as a whole: statement by statement, and every expression in it."""
 
+from dcp_dsl.checks.columns import parent_columns
 from dcp_dsl.checks.definitions import (
     check_definitions,
     check_every,
@@ -138,12 +139,13 @@ def _check_attach(attach: ast.Attach, checker: ExpressionChecker) -> None:
 
 
 def _check_sample(sample: ast.SampleDef, checker: ExpressionChecker) -> None:
+    parents = {name for _, layout in checker.scope.layouts() for name in parent_columns(layout)}
     seen: set[str] = set()
     for entry in sample.fields:
         if entry.name.text in seen:
             checker.report("E108", f"column `{entry.name.text}` is given twice", entry.name.span)
         seen.add(entry.name.text)
-        if _has_negative(entry.value):
+        if _has_negative(entry.value) and entry.name.text not in parents:
             checker.report("E117", "a sample's lengths and values are at least 0", entry.span)
 
 

@@ -147,6 +147,13 @@ def _check_part(
     is_top: bool,
 ) -> None:
     """Check one part inside `depth` repetitions; `nesting` remembers the depth of each column."""
+    if part.parents is not None:
+        if not (part.is_branch and part.is_repeated):
+            checker.report(
+                "E113", "only branches that repeat have parents", part.parents.span,
+                "write `branch name[lens_column]* from parents`",
+            )  # fmt: skip
+        _check_length(part.parents, depth + 1, nesting, checker)
     if isinstance(part, ast.Group):
         if part.is_repeated and not layout_columns(part):
             checker.report(
@@ -163,7 +170,9 @@ def _check_part(
                 "use it once, outside groups and without `*`",
             )  # fmt: skip
         return
-    if part.is_repeated and not (isinstance(part.length, ast.Name) and part.length.text != "len"):
+    has_count = isinstance(part.length, ast.Name) and part.length.text != "len"
+    has_count |= part.parents is not None and isinstance(part.length, ast.Number)
+    if part.is_repeated and not has_count:
         checker.report(
             "E113", "a repeated part needs a column of lengths", part.length.span,
             "write `name[lens_column]*`",

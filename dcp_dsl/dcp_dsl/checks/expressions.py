@@ -27,6 +27,11 @@ from dcp_dsl.syntax.foreign import segment_hint
 
 _PLACES: dict[str, KindName] = {
     "start": "pos", "end": "pos", "len": "tokens", "pos": "tokens", "count": "int",
+    "path": "tokens",
+}  # fmt: skip
+_WORDS = {
+    "q": Kind("pos", depends=frozenset("q")), "k": Kind("pos", depends=frozenset("k")),
+    "len": Kind("tokens"), "paths": MASK,
 }  # fmt: skip
 
 
@@ -164,10 +169,10 @@ class ExpressionChecker(Checker):
                 self.report("E106", f"`{text}` is a function; give it arguments", value.span)
                 return UNKNOWN
             return known
-        if text in ("q", "k"):
-            return Kind("pos", depends=frozenset(text))
-        if text == "len":
-            return Kind("tokens")
+        if text == "paths":
+            self.the_tree(text, value.span)
+        if text in _WORDS:
+            return _WORDS[text]
         if text in self.scope.segments:
             return SEGMENT
         if (found := self.scope.find_mask(text)) is not None:
@@ -213,6 +218,9 @@ class ExpressionChecker(Checker):
             return Kind("index", name.text, kind.depends)
         if name.text in self.scope.tokens:
             return Kind("int", depends=kind.depends)
+        if name.text == "path":
+            self.the_tree(f".{name.text}", name.span)
+            return Kind("tokens", depends=kind.depends)
         known = [*self.scope.segments, *self.scope.tokens, *names, *self.lost]
         hint = did_you_mean(name.text, known) or self.segments_hint(value)
         self.report("E102", f"a position has no `.{name.text}`", name.span, hint)
@@ -223,7 +231,7 @@ class ExpressionChecker(Checker):
         name, segment = value.name, index.segment
         if name.text not in _PLACES:
             hint = did_you_mean(name.text, tuple(_PLACES))
-            hint = hint or "`.start`, `.end`, `.len`, `.pos` or `.count`"
+            hint = hint or "`.start`, `.end`, `.len`, `.pos`, `.path` or `.count`"
             self.report("E102", f"an instance has no `.{name.text}`", name.span, hint)
             return UNKNOWN
         if not isinstance(value.value, ast.Attribute):
@@ -231,6 +239,8 @@ class ExpressionChecker(Checker):
                 "E102", f"a `{segment}` number has no `.{name.text}`, a token's instance has",
                 name.span, f"write `q.{segment}.{name.text}` or `k.{segment}.{name.text}`",
             )  # fmt: skip
+        if name.text == "path":
+            self.tree(segment, name.span)
         return Kind(_PLACES[name.text], depends=index.depends)
 
     def _count(self, value: ast.Attribute, name: str, names: Names) -> None:

@@ -19,6 +19,11 @@ from dcp_dsl.syntax.foreign import FUNCTIONS, POSITIONS, position_hint
 
 UNKNOWN_HINT = "columns are read as `row.column`; masks and segments must be defined"
 
+_BRANCH_HINT = (
+    "write `branch` in front of parts that go on from the same place: "
+    "`question[question_len] branch answer[answer_lens]*`"
+)
+
 
 @dataclass(slots=True)
 class Checker(ABC):
@@ -121,6 +126,24 @@ class Checker(ABC):
             "E101", f"unknown name `{text}`", span, hint or UNKNOWN_HINT,
             fix=POSITIONS.get(text), is_unknown_name=True,
         )  # fmt: skip
+
+    def the_tree(self, word: str, span: Span) -> None:
+        """Report `paths` or `q.path` where the text has no layout with branches, or several."""
+        trees = [statement.name.text for statement in self.scope.trees()]
+        if len(trees) > 1:
+            shown = " or ".join(f"`{name}`" for name in trees)
+            hint = f"write `paths({trees[0]})`, or `q.{trees[0]}.path` for a position on it"
+            self.report("E125", f"`{word}` could be that of {shown}", span, hint)
+        elif not trees:
+            message = f"`{word}` needs a layout with branches; this text has none"
+            self.report("E125", message, span, _BRANCH_HINT)
+
+    def tree(self, name: str, span: Span) -> None:
+        """Report a segment that is no name of a layout with branches."""
+        statement = self.scope.segments.get(name)
+        if name and (statement is None or statement not in self.scope.trees()):
+            message = f"`{name}` is no name of a layout with branches"
+            self.report("E125", message, span, _BRANCH_HINT)
 
     def segments_hint(self, value: ast.Attribute) -> str:
         """Explain how to read the segments around a token, and a column of integers per token."""

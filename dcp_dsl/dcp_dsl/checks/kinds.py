@@ -13,7 +13,7 @@ KindName: TypeAlias = Literal["pos", "tokens", "int", "index", "mask", "segment"
 
 # Functions of the language, with the fewest and the most arguments they take.
 BUILTINS = {"abs": (1, 1), "min": (2, 9), "max": (2, 9), "clamp": (3, 3)}
-SEGMENT_FUNCTIONS = {"same": (1, 1), "first": (1, 2), "last": (1, 2)}
+SEGMENT_FUNCTIONS = {"same": (1, 1), "paths": (1, 1), "first": (1, 2), "last": (1, 2)}
 
 PARAM_TYPES = ("tokens", "int", "bool", "pos", "mask")
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
+from dcp_dsl.checks.columns import has_branches
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program
 from dcp_grammar import MASKS
@@ -89,6 +90,10 @@ class Scope:
         brought = {id(s): s for s in self.imported.segments.values()}
         segments = [*own, *brought.values()]
         return [(s, s.source) for s in segments if isinstance(s.source, ast.Layout)]
+
+    def trees(self) -> list[ast.Segment]:
+        """Return the layouts with branches; `paths` and `q.path` need one, and one only."""
+        return [statement for statement, layout in self.layouts() if has_branches(layout)]
 
 
 def given_arguments(

@@ -12,11 +12,12 @@ from random import Random
 from typing import Literal, TypeAlias
 
 from dcp_dsl.checks.columns import layout_columns
-from dcp_dsl.core.layout import Column
+from dcp_dsl.core.layout_columns import Column
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.reads import Reader, column_readers
 from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.walk import walk
 
 _LENGTHS = ((1, 4), (0, 2), (0, 3), (0, 1))  # of one part, fewest and most tokens, by style
 _MAX_COUNT = 3  # elements of a list
@@ -81,12 +82,15 @@ def _draw_parts(
     for part in parts:
         if isinstance(part, ast.Group):
             _draw_group(part, style, found)
+        elif part.length is not None and part.is_repeated:
+            size = style.size()
+            for node in walk(part.length):
+                if isinstance(node, ast.Name):
+                    found.setdefault(node.text, [style.length() for _ in range(size)])
+            _draw_parents(part, size, style, found)
         elif part.length is not None:
             for name in layout_columns(ast.Layout((part,))):
-                if part.is_repeated:
-                    found.setdefault(name, [style.length() for _ in range(style.size())])
-                else:
-                    found.setdefault(name, style.length())
+                found.setdefault(name, style.length())
 
 
 def _draw_group(group: ast.Group, style: _Style, found: dict[str, Column]) -> None:
@@ -98,6 +102,16 @@ def _draw_group(group: ast.Group, style: _Style, found: dict[str, Column]) -> No
         _draw_parts(group.parts, style, each)
     for name in layout_columns(group):
         found.setdefault(name, [each[name] for each in rounds])
+    _draw_parents(group, len(rounds), style, found)
+
+
+def _draw_parents(
+    part: ast.Leaf | ast.Group, size: int, style: _Style, found: dict[str, Column]
+) -> None:
+    """Draw for each branch the one that it goes on from, an earlier one or none."""
+    if part.parents is not None:
+        parents = [style.rng.randint(-1, index - 1) for index in range(size)]
+        found.setdefault(part.parents.text, parents)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import partial
 
-from dcp_dsl.checks.scope import segment_names
+from dcp_dsl.checks.scope import Scope, segment_names
 from dcp_dsl.claims.testing import Step, Testing
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.elaborate import elaborate_inside
@@ -86,21 +86,30 @@ def _check_parameters(mask: ast.MaskDef, testing: Testing) -> None:
             testing.report("W202", message, part.name.span, "use it or remove it")
 
 
-def _check_unused(testing: Testing) -> None:
-    """Find segments and token columns that no mask reads; a file of definitions alone is fine."""
-    statements = testing.scope.program.statements
+def _used_names(scope: Scope) -> set[str] | None:
+    """Return the names that statements use; None if a text only defines segments and tokens."""
     users = (ast.MaskDef, ast.Stack, ast.Attach, ast.Check)
+    if not any(isinstance(statement, users) for statement in scope.program.statements):
+        return None
     used: set[str] = set()
-    for statement in statements:
+    for statement in scope.program.statements:
         if isinstance(statement, users):
             used.update(name for name, _ in mentioned_names(statement))
         if isinstance(statement, ast.Segment) and isinstance(statement.source, ast.Every):
             used.update(name for name, _ in mentioned_names(statement.source))
         if isinstance(statement, ast.MaskDef):
             used.update(name.text for d in statement.decorators for name in d.arguments)
-    if not any(isinstance(s, users) for s in statements):
+    if used & {"path", "paths"}:
+        used.update(tree.name.text for tree in scope.trees())
+    return used
+
+
+def _check_unused(testing: Testing) -> None:
+    """Find segments and token columns that no mask reads; a file of definitions alone is fine."""
+    used = _used_names(testing.scope)
+    if used is None:
         return
-    for statement in statements:
+    for statement in testing.scope.program.statements:
         if isinstance(statement, ast.Segment):
             if not used & {name.text for name in segment_names(statement)}:
                 message = f"no mask reads the segment `{statement.name.text}`"

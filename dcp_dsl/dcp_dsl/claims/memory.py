@@ -34,6 +34,10 @@ class Meanings:
         for statement in scope.program.statements:
             for name in _defined(statement):
                 self.owners.setdefault(name, []).append(statement)
+        for tree in scope.trees():  # `paths` names none of the layouts that it reads
+            if id(tree) in self.sources:
+                for word in ("path", "paths"):
+                    self.owners.setdefault(word, []).append(tree)
         kinds = (ast.Segment, ast.SampleDef, ast.Token, ast.Import)
         shared = [s for s in scope.program.statements if isinstance(s, kinds)]
         self.around = (

@@ -7,7 +7,7 @@ from dcp_dsl.budget import Budget
 from dcp_dsl.checks.columns import layout_columns
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.column_samples import column_kinds, complete_samples, draw_columns
-from dcp_dsl.core.layout import Column
+from dcp_dsl.core.layout_columns import Column
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.core.sample_statement import declared_sample, layout_lengths
@@ -150,7 +150,7 @@ def _length(
         return None
     if lengths:
         return lengths.pop() if len(lengths) == 1 else None
-    return _sum(list(values.values())) + rest
+    return max(0, _sum(list(values.values()))) + rest
 
 
 def _sum(value: Column) -> int:

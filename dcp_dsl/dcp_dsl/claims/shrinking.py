@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from dcp_dsl.core.layout import Column
+from dcp_dsl.core.layout_columns import Column
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.core.sample_statement import layout_lengths
 from dcp_dsl.errors import DatasetError

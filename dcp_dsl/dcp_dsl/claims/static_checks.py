@@ -6,10 +6,11 @@ What can be neither proved nor tested is a warning.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from dcp_dsl.checks.scope import Scope
+from dcp_dsl.claims.branches import is_same_alone, layouts_of_paths
 from dcp_dsl.claims.column_samples import column_kinds
 from dcp_dsl.claims.guard import leaking_pairs, read_decorators
 from dcp_dsl.claims.testing import (
@@ -22,6 +23,7 @@ from dcp_dsl.claims.testing import (
     search_fault,
 )
 from dcp_dsl.core.mask import Mask, find_definition, read_mask, with_columns
+from dcp_dsl.elaboration import nodes
 from dcp_dsl.proof.proving import is_total, never
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import MAX_FINDINGS
@@ -64,7 +66,8 @@ def mask_steps(testing: Testing) -> Iterator[Step]:
     """Yield the steps that look at every mask of a text, and at those it attaches or stacks.
 
     They find E120 for look-ahead, E121 for tokens that see nothing, E122 for masks without pairs,
-    and W293 for masks of which neither can be proved nor tested.
+    W209 for masks on paths that see another branch, and W293 for what can be neither proved nor
+    tested.
     """
     for definition in testing.scope.masks.values():
         yield Step("mask", definition, partial(_check_mask, definition, testing))
@@ -106,6 +109,7 @@ def _check_subject(what: str, value: ast.Expr, span: ast.Span, testing: Testing)
         subject = _Subject(what, read_mask(value, testing.scope), span)
         _check_empty(subject, testing)
         _check_ahead(subject, testing)
+        _check_branches(subject, testing)
 
 
 def _call(definition: ast.MaskDef) -> ast.Expr | None:
@@ -180,6 +184,32 @@ def _check_ahead(subject: _Subject, testing: Testing) -> None:
         "add `causal and`",
     )  # fmt: skip
     _conclude(claim, search_fault(mask, claim.find, testing, with_open=True), subject, testing)
+
+
+def _check_branches(subject: _Subject, testing: Testing) -> None:
+    """Look for tokens that see another branch, in masks that speak of paths.
+
+    A mask that shows only the path, and asks only what a separate sequence knows of its tokens,
+    shows every path what it would see alone.
+    """
+    core = subject.mask.core
+    trees = layouts_of_paths(core)
+    if not trees or read_decorators(_definition(subject))[0]:
+        return
+    off_path = nodes.And((core, *(nodes.Not(nodes.Along(tree)) for tree in trees)))
+    what = f"{subject.what}: nothing outside a token's path is seen"
+    if len(trees) == 1 and is_same_alone(core):
+        what = f"{subject.what}: every path sees what it would see alone"
+    if never(off_path, budget=testing.proofs):
+        testing.decide(what, "proved", subject.span)
+        return
+    claim = _Claim(
+        what, "whether a token sees another branch", first_pair,
+        "W209", "a token sees another branch",
+        "add `paths and`, or state what is meant without `paths` and `.path`", "add `paths and`",
+    )  # fmt: skip
+    leak = replace(subject.mask, core=off_path)
+    _conclude(claim, search_fault(leak, claim.find, testing, with_open=True), subject, testing)
 
 
 def _conclude(claim: _Claim, tried: Tried, subject: _Subject, testing: Testing) -> None:

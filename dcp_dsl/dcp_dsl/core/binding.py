@@ -11,7 +11,7 @@ import numpy as np
 from dcp_dsl.budget import Budget, OverBudget
 from dcp_dsl.core.factors import factorise
 from dcp_dsl.core.frame import Frame
-from dcp_dsl.core.layout import Column
+from dcp_dsl.core.layout_columns import Column
 from dcp_dsl.core.lowering import Lowering, NoForm
 from dcp_dsl.core.predicate import Predicate
 from dcp_dsl.elaboration import nodes

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.core.instances import Instances
-from dcp_dsl.core.layout import Column
+from dcp_dsl.core.layout_columns import Column
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.symbolic.piecewise import MAX_VALUE
 from dcp_dsl.syntax import ast

@@ -10,7 +10,9 @@ from dcp_dsl.arrays import Ints
 from dcp_dsl.budget import Budget
 from dcp_dsl.core.column_segments import bind_columns, per_token_values
 from dcp_dsl.core.instances import Instances, tile
-from dcp_dsl.core.layout import Column, bind_layout
+from dcp_dsl.core.layout import bind_layout
+from dcp_dsl.core.layout_columns import Column
+from dcp_dsl.core.tree import Tree
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.text import show_segment
 from dcp_dsl.errors import DatasetError
@@ -55,6 +57,7 @@ class Frame:
         known: numbers and instances already found here.
         laid: instances of a statement's names, by its identity.
         tokens: token columns already read, by name.
+        trees: those of layouts already laid out, by the identity of the statement.
     """
 
     num_tokens: int
@@ -65,6 +68,7 @@ class Frame:
     known: dict[object, Any] = field(default_factory=dict)  # Any: each node knows what it makes
     laid: dict[int, dict[str, Instances]] = field(default_factory=dict)
     tokens: dict[str, Piecewise] = field(default_factory=dict)
+    trees: dict[int, Tree] = field(default_factory=dict)
 
     @classmethod
     def of(cls, num_tokens: int, columns: Mapping[str, Column], budget: Budget) -> "Frame":
@@ -74,7 +78,10 @@ class Frame:
 
     def inside(self, cells: Instances) -> "Frame":
         """Return the frame of instances, with coordinates of their own."""
-        return Frame(self.num_tokens, self.columns, self.budget, cells, self, tokens=self.tokens)
+        return Frame(
+            self.num_tokens, self.columns, self.budget, cells, self, tokens=self.tokens,
+            trees=self.trees,
+        )  # fmt: skip
 
     def up(self, levels: int) -> "Frame":
         """Return a frame further out."""
@@ -253,6 +260,8 @@ class Frame:
         """Return a fact about the instance of each token, or its token column."""
         if isinstance(table, nodes.TokenColumn):
             return self.token_column(table.column)
+        if isinstance(table, nodes.Laid) and fact in ("path", "rank", "last_rank"):
+            return self.path(table, fact)
         instances = self.instances(table)
         if fact in ("number", "count"):
             values = instances.number if fact == "number" else instances.total
@@ -271,6 +280,26 @@ class Frame:
             "pos": base,
         }[fact]  # fmt: skip
         return own.function(self.num_tokens, values, slope=1 if fact == "pos" else 0)
+
+    def path(self, table: nodes.Laid, fact: nodes.Fact) -> Piecewise:
+        """Return the place of each token on its path, or its rank in the tree of a layout.
+
+        Paths count from the first token of a cell; ranks are compared only, and count anyhow.
+        """
+        self.lay_out(table.statement)
+        tree = self.trees[id(table.statement)]
+        stretches = Instances.of(tree.start, tree.end)
+        if fact == "last_rank":
+            return stretches.function(self.num_tokens, tree.ranks + tree.sizes - 1)
+        if fact == "rank":
+            return stretches.function(self.num_tokens, tree.ranks, slope=1).joined()
+        path = stretches.function(self.num_tokens, tree.depth, slope=1).joined()
+        if self.outer is not None:
+            path = path + self.per_cell(-tree.depth_at(self.cells.start))
+        if table.name == table.statement.name.text:  # which all tokens lie in
+            return path
+        own = self.instances(table).filled()
+        return path + own.function(self.num_tokens, np.zeros(len(own), np.int64))
 
     def token_column(self, column: str) -> Piecewise:
         """Return the value of a token column at each position."""
@@ -328,7 +357,7 @@ class Frame:
                     name: found.clip(self.cells, self.outer.cells) for name, found in around.items()
                 }
             elif isinstance(statement.source, ast.Layout):
-                self.laid[key] = bind_layout(
+                self.laid[key], self.trees[key] = bind_layout(
                     statement, statement.source, self.columns, self.num_tokens
                 )
             else:

@@ -5,8 +5,7 @@ A layout becomes arrays of instances, never labels per token.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from operator import add, floordiv, mod, mul, sub
-from typing import Any, NoReturn, TypeAlias
+from itertools import pairwise
 
 import numpy as np
 
@@ -14,21 +13,18 @@ from dcp_dsl.arrays import Ints
 from dcp_dsl.checks.columns import layout_columns, reads_length
 from dcp_dsl.checks.scope import part_names
 from dcp_dsl.core.instances import Instances, Nesting, join
+from dcp_dsl.core.layout_columns import Column, LayoutColumns, list_names
 from dcp_dsl.core.sample import MAX_TOKENS
-from dcp_dsl.errors import DatasetError
+from dcp_dsl.core.tree import Places, Tree, TreeBuilder
 from dcp_dsl.syntax import ast
 
 MAX_GROUPS = 2**16  # repetitions of groups with groups or lists inside; each is laid out alone
 
-Column: TypeAlias = (
-    Any  # Any: an integer, a list of integers or a list of such lists; checked on use
-)
-
 
 def bind_layout(
     segment: ast.Segment, layout: ast.Layout, columns: Mapping[str, Column], length: int
-) -> dict[str, Instances]:
-    """Return the instances of every name of a layout.
+) -> tuple[dict[str, Instances], Tree]:
+    """Return the instances of every name of a layout, and the tree that its branches make.
 
     The statement's own name stands for the outermost parts: each repetition is an instance.
 
@@ -47,7 +43,7 @@ def bind_layout(
     end = binder.walk(layout.parts, 0, columns, top, is_top=True)
     top.close(binder.found, segment)
     if end != length:
-        needed = _list_names(sorted(layout_columns(layout))) or "the layout"
+        needed = list_names(sorted(layout_columns(layout))) or "the layout"
         binder.fail(
             f"the layout has {end} tokens, the sample {length}; the lengths in {needed} must add "
             f"up to the sample's length"
@@ -55,7 +51,7 @@ def bind_layout(
     empty = np.empty(0, np.int64)
     for name in (segment.name, *part_names(layout.parts)):
         binder.found.setdefault(name.text, [Instances(empty, empty, empty, empty, empty)])
-    return {name: join(parts) for name, parts in binder.found.items()}
+    return {name: join(parts) for name, parts in binder.found.items()}, binder.tree.finish()
 
 
 def natural_length(
@@ -70,10 +66,6 @@ def natural_length(
         return None
     binder = _LayoutBinder(segment, columns, MAX_TOKENS)
     return binder.walk(layout.parts, 0, columns, _Parent())
-
-
-def _list_names(names: list[str]) -> str:
-    return ", ".join(f"`{n}`" for n in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +112,14 @@ class _Parent:
 
 
 @dataclass(slots=True)
-class _LayoutBinder:
+class _LayoutBinder(LayoutColumns):
     """Walks a layout from left to right, keeping the position in the sample."""
 
-    statement: ast.Segment
-    columns: Mapping[str, Column]
-    length: int
     rest: int = 0
     groups: int = 0
     step: int = 0
     found: dict[str, list[Instances]] = field(default_factory=dict)
-
-    def fail(self, message: str) -> NoReturn:
-        """Raise for something about the columns of the statement."""
-        raise DatasetError(f"segment `{self.statement.name.text}`: {message}")
+    tree: TreeBuilder = field(default_factory=TreeBuilder)
 
     def find_rest(self, parts: tuple[ast.Leaf | ast.Group, ...]) -> int:
         """Return the tokens of `[..]`: those that the other parts leave."""
@@ -141,7 +127,7 @@ class _LayoutBinder:
             return 0
         used = self.walk(parts, 0, self.columns, _Parent(), is_top=True)
         self.found.clear()
-        self.groups = self.step = 0
+        self.groups, self.step, self.tree = 0, 0, TreeBuilder()
         if used > self.length:
             self.fail(f"the parts before `[..]` have {used} tokens, the sample only {self.length}")
         return self.length - used
@@ -175,6 +161,16 @@ class _LayoutBinder:
         bounds = at + np.concatenate([[0], np.cumsum(self.leaf_lengths(leaf, row))])
         steps = self.step + np.arange(len(bounds))
         self.step += len(bounds) - 1
+        if leaf.parents is not None:
+            places = self.places(leaf, row, len(bounds) - 1)
+            for index, (start, end) in enumerate(pairwise(bounds.tolist())):
+                places.go_to(index)
+                self.tree.grow(start, end)
+                places.leave()
+        elif leaf.is_branch:
+            self.tree.fork(bounds)
+        else:
+            self.tree.grow(int(bounds[0]), int(bounds[-1]))
         return _Spans(bounds[:-1], bounds[1:], steps[:-1], steps[1:])
 
     def walk_group(
@@ -182,7 +178,8 @@ class _LayoutBinder:
     ) -> _Spans:
         """Lay a group out; give its repetitions."""
         count, last_parts = self.repetitions(group, row) if group.is_repeated else (1, None)
-        matrix = self.flat_lengths(group, row, count) if group.is_repeated else None
+        is_flat = group.is_repeated and group.parents is None
+        matrix = self.flat_lengths(group, row, count) if is_flat else None
         if matrix is not None:
             return self.place_flat(group, at, matrix, parent, last_parts)
         self.groups += count
@@ -190,7 +187,9 @@ class _LayoutBinder:
             self.fail(f"nested groups repeat more than {MAX_GROUPS:_} times; split the sample")
         bounds, opens, closes = [at], [], []
         names = layout_columns(group) if group.is_repeated else ()
+        places = self.places(group, row, count)
         for index in range(count):
+            places.go_to(index)
             opens.append(self.step)
             self.step += 1
             parts = group.parts[: last_parts if index == count - 1 else None]
@@ -198,6 +197,7 @@ class _LayoutBinder:
             inner = parent if group.name is None else _Parent()
             bounds.append(self.walk(parts, bounds[-1], {**row, **own}, inner))
             closes.append(self.step)
+            places.leave()
             if group.name is not None:
                 inner.close(self.found, self.statement)
         borders = np.array(bounds, np.int64)
@@ -214,7 +214,7 @@ class _LayoutBinder:
         """
         columns = []
         for part in group.parts:
-            if not isinstance(part, ast.Leaf) or part.is_repeated:
+            if not isinstance(part, ast.Leaf) or part.is_repeated or part.is_branch:
                 return None
             if isinstance(part.length, ast.Name) and part.length.text != "len":
                 lengths = self.lengths(part.length.text, self.column(part.length.text, row))
@@ -240,6 +240,10 @@ class _LayoutBinder:
         opens = self.step + np.arange(len(matrix)) * (width + 1)
         self.step += len(matrix) * (width + 1)
         spans = _Spans(bounds[:-1:width], bounds[width::width], opens, opens + width + 1)
+        if group.is_branch:
+            self.tree.fork(bounds[::width])
+        else:
+            self.tree.grow(int(bounds[0]), int(bounds[-1]))
         if group.name is not None:
             parent.add(group.name.text, spans)
         for index, part in enumerate(group.parts):
@@ -258,113 +262,21 @@ class _LayoutBinder:
             self.found.setdefault(part.name.text, []).append(alone)
         return spans
 
-    # ---- columns ----
-
     def leaf_lengths(self, leaf: ast.Leaf, row: Mapping[str, Column]) -> Ints:
         if leaf.length is None:
             return np.array([self.rest])
         if leaf.is_repeated:
+            if isinstance(leaf.length, ast.Number):
+                assert leaf.parents is not None, "checked: a column says how often it repeats"
+                count = len(self.integers(leaf.parents.text, self.column(leaf.parents.text, row)))
+                return np.full(count, self.arithmetic(leaf.length, row) if count else 0)
             assert isinstance(leaf.length, ast.Name), "checked: a repeated part has a column"
             return self.lengths(leaf.length.text, self.column(leaf.length.text, row))
         return np.array([self.arithmetic(leaf.length, row)])
 
-    def column(self, name: str, row: Mapping[str, Column]) -> Column:
-        if name not in row:
-            known = _list_names(sorted(self.columns)) or "none"
-            segment = self.statement.name.text
-            raise DatasetError(
-                f"segment `{segment}` needs the column `{name}`; the sample has {known}"
-            )
-        return row[name]
-
-    def lengths(self, name: str, value: Column) -> Ints:
-        """Check a column to be a list of lengths."""
-        array = np.asarray(value) if not _is_ragged(value) else None
-        if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            self.fail(f"expected column `{name}` to be a list of integers, got {_shorten(value)}")
-        if array.size and array.min() < 0:
-            self.fail(f"column `{name}` has the negative length {array.min()}")
-        if array.size and int(array.max()) > self.length:
-            self.fail(
-                f"column `{name}` has a part of {array.max()} tokens, the sample only {self.length}"
-            )
-        return array.astype(np.int64)
-
-    def arithmetic(self, value: ast.Expr, row: Mapping[str, Column]) -> int:
-        """Evaluate the length of a part that is not repeated."""
-        result = self._number(value, row)
-        if result < 0:
-            self.fail(f"a part would have {result} tokens; expected at least 0, mend the column")
-        if result > self.length:
-            self.fail(f"a part would have {result} tokens, the sample has {self.length}")
-        return result
-
-    def _number(self, value: ast.Expr, row: Mapping[str, Column]) -> int:
-        match value:
-            case ast.Number(number):
-                return number
-            case ast.Name("len"):
-                return self.length
-            case ast.Name(name):
-                found = self.column(name, row)
-                if isinstance(found, bool) or not isinstance(found, int | np.integer):
-                    self.fail(
-                        f"expected column `{name}` to be one integer, got {_shorten(found)}; "
-                        f"a list of lengths needs a `*` behind its part"
-                    )
-                return int(found)
-            case ast.Sign(op, inner):
-                return -self._number(inner, row) if op == "-" else self._number(inner, row)
-            case ast.Binary(op, left, right):
-                return self._binary(op, self._number(left, row), self._number(right, row))
-        raise AssertionError(f"checked: no {type(value).__name__} in a length")
-
-    def _binary(self, op: ast.Arithmetic, a: int, b: int) -> int:
-        if op in ("//", "%") and b == 0:
-            self.fail("a length divides by zero")
-        return int({"+": add, "-": sub, "*": mul, "//": floordiv, "%": mod}[op](a, b))
-
-    def repetitions(self, group: ast.Group, row: Mapping[str, Column]) -> tuple[int, int | None]:
-        """Count the repetitions of a group: its columns have one element per repetition.
-
-        The last repetition may end early: the columns of its missing parts are one element short.
-
-        Returns:
-            Repetitions, and how many parts the last one has if it ends early, else None.
-        """
-        sizes: dict[str, int] = {}
-        for name in layout_columns(group):
-            value = self.column(name, row)
-            if isinstance(value, int | np.integer | str | bytes) or not hasattr(value, "__len__"):
-                self.fail(
-                    f"column `{name}` stands in a repeated group, so it needs one element per "
-                    f"repetition, got {_shorten(value)}"
-                )
-            sizes[name] = len(value)
-        count = max(sizes.values(), default=0)
-        if all(size == count for size in sizes.values()):
-            return count, None
-        short = [any(sizes[c] < count for c in _part_columns(part)) for part in group.parts]
-        first = short.index(True)
-        late = [c for part in group.parts[first:] for c in _part_columns(part)]
-        if first and all(sizes[c] == count - 1 for c in late):
-            return count, first
-        shown = ", ".join(f"`{n}` {s}" for n, s in sizes.items())
-        self.fail(
-            f"the columns of a repeated group must have equally many elements, got {shown}; only "
-            f"the last repetition may lack its last parts"
-        )
-
-
-def _part_columns(part: ast.Leaf | ast.Group) -> tuple[str, ...]:
-    """Return the columns that one part reads."""
-    return layout_columns(ast.Layout((part,)))
-
-
-def _is_ragged(value: Column) -> bool:
-    return not hasattr(value, "__len__") or any(hasattr(v, "__len__") for v in value)
-
-
-def _shorten(value: Column) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
+    def places(self, part: ast.Leaf | ast.Group, row: Mapping[str, Column], size: int) -> Places:
+        """Return where the repetitions of a part go on in the tree."""
+        parents = np.full(size, -1)
+        if part.parents is not None:
+            parents = self.parents(part.parents.text, row, size)
+        return Places(self.tree, part.is_branch, parents, self.tree.trunk)

@@ -106,6 +106,8 @@ class Lowering:
                 return self.membership(self.frame.instances(segment).filled(), at)
             case nodes.Same(segment):
                 return self.same(self.frame.instances(segment).filled())
+            case nodes.Along():
+                return self.mask(node.by_rank())
         raise AssertionError(f"no mask on a sample: {type(node).__name__}")
 
     def conjunction(self, items: Sequence[nodes.Mask]) -> MaskValue:

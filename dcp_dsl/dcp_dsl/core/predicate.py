@@ -97,6 +97,8 @@ class Predicate:
                 return _defined(self._look_up(function, at))
             case nodes.Same(segment):
                 return _same(self.frame.instances(segment).filled(), self.frame)
+            case nodes.Along():
+                return self.mask(node.by_rank())
         raise AssertionError(f"no mask on a sample: {type(node).__name__}")
 
     def _per(self, cells: Instances, body: nodes.Mask) -> Decide:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 
 from dcp_dsl.checks.columns import layout_columns
 from dcp_dsl.checks.scope import Scope, library_scopes
-from dcp_dsl.core.layout import Column, natural_length
+from dcp_dsl.core.layout import natural_length
+from dcp_dsl.core.layout_columns import Column
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax import ast

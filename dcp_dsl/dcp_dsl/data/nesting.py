@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Bools, Ints
-from dcp_dsl.checks.columns import layout_columns
+from dcp_dsl.checks.columns import layout_columns, parent_columns
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax import ast
 
@@ -195,12 +195,16 @@ def column_depths(layout: ast.Layout) -> dict[str, int]:
     >>> column_depths(layout)
     {'h': 1, 'b': 2, 't': 0}
     """
-    return {
+    found = {
         name: depth
         for leaf, depth in _leaves(layout.parts, 0)
         if leaf.length is not None
         for name in layout_columns(ast.Layout((leaf,)))
     }
+    for group, depth in _groups(layout.parts):
+        if group.parents is not None:
+            found[group.parents.text] = depth + 1
+    return found
 
 
 def _leaves(parts: tuple[ast.Leaf | ast.Group, ...], depth: int) -> Iterator[tuple[ast.Leaf, int]]:
@@ -239,19 +243,22 @@ def measure_layout(
                 tokens += value
             case _:
                 is_certain[:] = False
-    for names in _groups(layout.parts):
-        is_certain &= _have_equal_sizes([columns[n] for n in names[1]], names[0], num_rows)
+    for group, depth in _groups(layout.parts):
+        group_columns = [columns[name] for name in layout_columns(group)]
+        is_certain &= _have_equal_sizes(group_columns, depth, num_rows)
+    if parent_columns(layout):  # of a tree that is not looked at here
+        is_certain[:] = False
     return LayoutTotals(tokens, takes_rest, is_certain)
 
 
 def _groups(
     parts: tuple[ast.Leaf | ast.Group, ...], depth: int = 0
-) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield (depth, columns) of every repeated group."""
+) -> Iterator[tuple[ast.Group, int]]:
+    """Yield every repeated group with the nesting of its repetitions."""
     for part in parts:
         if isinstance(part, ast.Group):
             if part.is_repeated:
-                yield depth, layout_columns(part)
+                yield part, depth
             yield from _groups(part.parts, depth + part.is_repeated)
 
 

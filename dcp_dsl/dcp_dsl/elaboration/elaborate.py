@@ -108,6 +108,12 @@ class _Elaborator:
                     self.chosen(container, env), self.number(item, env), place=place
                 )
                 return nodes.Not(inside, place=place) if negated else inside
+            case ast.Name("paths"):
+                return nodes.Along(_tree(env, place), place=place)
+            case ast.Call(ast.Ident("paths"), (argument,)):
+                layout = self.chosen(argument.value, env)
+                assert isinstance(layout, nodes.Laid), "checked: a layout with branches"
+                return nodes.Along(layout, place=place)
             case ast.Name(name):
                 return cast("nodes.Mask", self.named(name, (), env))
             case ast.Call(ast.Ident("same"), (argument,)):
@@ -187,7 +193,7 @@ class _Elaborator:
                 return self.number(value, env)
             case ast.Name("q" | "k" | "len" as name) if name not in env.names:
                 return self.number(value, env)
-            case ast.Name(name):
+            case ast.Name(name) if name != "paths":
                 return self.named(name, (), env)
             case ast.Call(name) if name.text in ("abs", "clamp", "min", "max"):
                 return self.number(value, env)
@@ -257,6 +263,8 @@ class _Elaborator:
             fact = cast("nodes.Fact", name)
             return nodes.Lookup(table, fact, self.number(inner.value, env), place=place)
         at = self.number(inner, env)
+        if name == "path" and not is_segment(name, env) and name not in env.scope.tokens:
+            return nodes.Lookup(_tree(env, place), "path", at, place=place)
         if not is_segment(name, env):
             token = env.scope.tokens[name]
             column = nodes.TokenColumn(name, token.column.text, place=place)
@@ -309,6 +317,12 @@ def _function_env(function: Later, arguments: tuple[ast.Argument, ...], env: Env
     for param, argument in zip(function.value.params, arguments, strict=True):
         names[param.text] = Later(argument.value, env)
     return Env(outer.scope, outer.program, names)
+
+
+def _tree(env: Env, place: Place) -> nodes.Laid:
+    """Return the layout with branches of a text."""
+    (statement,) = env.scope.trees()
+    return nodes.Laid(statement, statement.name.text, place=place)
 
 
 def _all_of(items: list[nodes.Mask], place: Place) -> nodes.Mask:

@@ -14,7 +14,9 @@ from dcp_dsl.syntax.diagnostics import SpecError, make_diagnostic
 
 Side: TypeAlias = Literal["q", "k"]
 Operation: TypeAlias = Literal["+", "-", "*", "//", "%", "min", "max"]
-Fact: TypeAlias = Literal["number", "start", "end", "len", "pos", "count"]
+Fact: TypeAlias = Literal[
+    "number", "start", "end", "len", "pos", "count", "path", "rank", "last_rank"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,9 @@ class Lookup(Node):
     """A fact about the instance that the token at a position lies in, or its token column.
 
     `number` and `count` are the instance's number and how many its parent has; `pos` counts the
-    token from the start of its instance. Undefined outside the instances and outside the frame.
+    token from the start of its instance, `path` from the start of its path in a layout with
+    branches; `rank` and `last_rank` are the token's place in that tree and the last place behind
+    it. Undefined outside the instances and outside the frame.
     """
 
     table: "Segment | TokenColumn"
@@ -162,6 +166,22 @@ class Same(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Along(Node):
+    """True where the key is the query, or stands before it on its path in a layout's tree."""
+
+    layout: "Laid"
+
+    def by_rank(self) -> "And":
+        """Return it by places in the tree: the query lies behind the key and in its subtree."""
+        q, k = Pos("q", place=self.place), Pos("k", place=self.place)
+        rank = Lookup(self.layout, "rank", q, place=self.place)
+        first = Lookup(self.layout, "rank", k, place=self.place)
+        last = Lookup(self.layout, "last_rank", k, place=self.place)
+        after = Compare("<=", first, rank, place=self.place)
+        return And((after, Compare("<=", rank, last, place=self.place)), place=self.place)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Not(Node):
     """The pairs of the frame that a mask does not show."""
 
@@ -190,7 +210,7 @@ class Frame(Node):
     body: "Mask"
 
 
-Mask: TypeAlias = Truth | Compare | Within | Same | Not | And | Or | Frame | Free
+Mask: TypeAlias = Truth | Compare | Within | Same | Along | Not | And | Or | Frame | Free
 
 AHEAD = Compare("<", Pos("q"), Pos("k"))  # the pairs of a query and a later key
 
@@ -230,7 +250,7 @@ Segment: TypeAlias = Laid | Tiles | Chosen
 def children(node: Node) -> tuple[Node, ...]:
     """Return the nodes that a node is made of, in the order of the text."""
     match node:
-        case Count(segment) | Same(segment):
+        case Count(segment) | Same(segment) | Along(segment):
             return (segment,)
         case Lookup(table, _, at) | Within(table, at):
             return at, table

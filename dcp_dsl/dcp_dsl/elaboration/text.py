@@ -26,19 +26,28 @@ def _lines(node: nodes.Mask, indent: str) -> Iterator[str]:
             head, items = "not", (item,)
         case nodes.Frame(segment, body):
             head, items = f"frame {show_segment(segment)}", (body,)
-        case nodes.Truth(flag):
-            head = str(flag).lower()
-        case nodes.Compare(op, left, right):
-            head = f"{show_number(left)} {op} {show_number(right)}"
-        case nodes.Within(segment, at):
-            head = f"{show_number(at)} in {show_segment(segment)}"
-        case nodes.Same(segment):
-            head = f"same({show_segment(segment)})"
-        case nodes.Free(name):
-            head = name
+        case _:
+            head = _atom(node)
     yield indent + head
     for item in items:
         yield from _lines(item, indent + "  ")
+
+
+def _atom(node: nodes.Mask) -> str:
+    match node:
+        case nodes.Truth(flag):
+            return str(flag).lower()
+        case nodes.Compare(op, left, right):
+            return f"{show_number(left)} {op} {show_number(right)}"
+        case nodes.Within(segment, at):
+            return f"{show_number(at)} in {show_segment(segment)}"
+        case nodes.Same(segment):
+            return f"same({show_segment(segment)})"
+        case nodes.Along(layout):
+            return f"paths({layout.name})"
+        case nodes.Free(name):
+            return name
+    raise AssertionError(f"has parts: {type(node).__name__}")
 
 
 def show_number(node: nodes.Number, level: int = 0) -> str:

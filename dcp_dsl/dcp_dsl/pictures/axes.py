@@ -43,7 +43,7 @@ def find_stripes(mask: Mask, sample: Sample) -> tuple[Stripe, ...]:
 
 
 def _lay_out(segment: ast.Segment, layout: ast.Layout, sample: Sample) -> tuple[Stripe, ...]:
-    instances = bind_layout(segment, layout, sample.columns, sample.length)
+    instances, _ = bind_layout(segment, layout, sample.columns, sample.length)
     leaves = dict.fromkeys(_leaf_names(layout.parts)) or {segment.name.text: None}
     found = []
     for name in leaves:

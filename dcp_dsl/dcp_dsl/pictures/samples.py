@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from dcp_dsl.checks.columns import layout_columns
+from dcp_dsl.checks.columns import layout_columns, parent_columns
 from dcp_dsl.checks.scope import Scope
-from dcp_dsl.core.layout import Column
+from dcp_dsl.core.layout_columns import Column
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.core.sample_statement import declared_sample, layout_lengths
@@ -45,6 +45,9 @@ def _made_up(mask: Mask) -> Iterator[Sample]:
         _collect_shapes(layout.parts, 0, shapes)
     if mask.columns <= shapes.keys():
         columns = {column: _lengths(shapes[column], 3) for column in sorted(mask.columns)}
+        for name in {name for _, layout in layouts for name in parent_columns(layout)}:
+            if name in columns:
+                columns[name] = _parents(shapes[name])
         try:
             found = dict(layout_lengths(columns, layouts))
         except DatasetError:
@@ -60,6 +63,8 @@ def _collect_shapes(
     for part in parts:
         if isinstance(part, ast.Group):
             _collect_shapes(part.parts, depth + part.is_repeated, shapes)
+            if part.parents is not None:
+                shapes[part.parents.text] = depth + 1
         elif part.length is not None:
             for name in layout_columns(ast.Layout((part,))):
                 shapes[name] = depth + part.is_repeated
@@ -67,6 +72,10 @@ def _collect_shapes(
 
 def _lengths(depth: int, size: int) -> Column:
     return size if depth == 0 else [_lengths(depth - 1, size - i) for i in range(2)]
+
+
+def _parents(depth: int) -> Column:
+    return [-1, 0] if depth == 1 else [_parents(depth - 1) for _ in range(2)]
 
 
 def read_scopes(expression: object, scope: Scope) -> Iterator[Scope]:

@@ -19,7 +19,7 @@ from dcp_dsl.proof.formula import (
 )
 from dcp_dsl.proof.numbers import Facts, Place, Sum
 from dcp_dsl.proof.segments import View, divide, view_columns, view_layout, view_tiles
-from dcp_dsl.proof.worlds import World, find_level
+from dcp_dsl.proof.worlds import World, find_level, is_along
 from dcp_dsl.syntax import ast
 
 _Made = TypeVar("_Made")
@@ -99,9 +99,19 @@ class Evaluation:
                 return self.view(segment).inside[self.place(at)]
             case nodes.Same(segment):
                 return self.view(segment).same
+            case nodes.Along(layout):
+                return self.along(layout.statement)
             case nodes.Free(name):  # an unknown mask is another one in other coordinates
                 return Var(("parameter", name, self.frame))
         raise AssertionError(f"no mask: {type(node).__name__}")
+
+    def along(self, statement: ast.Segment) -> Formula:
+        """Return whether the key is the query or stands before it on its path."""
+        placing = self.world.placing(statement)
+        found = is_along(statement, placing, self.world.relation)
+        if found is None:  # a column of parents says it
+            return Var(("along", self.world.layouts[id(statement)]))
+        return found
 
     def place(self, at: nodes.Number) -> Place:
         """Return the token that a number points at.
@@ -218,6 +228,12 @@ class Evaluation:
         """Evaluate a token column, or a fact about a token's instance."""
         if isinstance(table, nodes.TokenColumn):
             return Number(self.facts.add(("token", table.column), place))
+        if fact == "path":
+            assert isinstance(table, nodes.Laid), "checked: a layout has paths"
+            family = ("path", self.world.layouts[id(table.statement)], self.frame)
+            is_longer = self.along(table.statement) is True
+            found = self.facts.add(family, place, (0, INFINITE), step=1 if is_longer else None)
+            return Number(found, self.view(table).inside[place])
         view = self.view(table)
         if fact == "number":
             return Number(view.numbers[place], view.inside[place])

@@ -153,3 +153,24 @@ def find_level(statement: ast.Segment, name: str) -> Level:
                 inner = len(path) if part.name is not None else parent
                 pending.append((part.parts, path, inner))
     raise AssertionError(f"checked: {name} is a name of the layout")
+
+
+def is_along(statement: ast.Segment, placing: Placing, relation: Relation) -> bool | None:
+    """Return whether the key is the query or stands before it on its path.
+
+    Returns:
+        None if a column of parents decides it.
+    """
+    if relation != "behind":
+        return relation == "same"
+    if placing.shared == len(placing.k):
+        return True  # both in one repetition of a leaf
+    parts = _parts(statement.source)
+    below = range(placing.shared + 2, len(placing.k) + 1)
+    if any(node_at(parts, placing.k[:depth]).is_branch for depth in below):
+        return False  # a branch inside of where they part company ends there
+    fork = node_at(parts, placing.k[: placing.shared + 1])
+    if not fork.is_branch:
+        return True
+    is_other_part = placing.q[placing.shared] != placing.k[placing.shared]
+    return False if is_other_part or fork.parents is None else None

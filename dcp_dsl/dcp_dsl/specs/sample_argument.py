@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from dcp_dsl.core.layout import Column
+from dcp_dsl.core.layout_columns import Column
 from dcp_dsl.core.sample import Sample, read_columns
 from dcp_dsl.core.sample_statement import column_values, complete_sample
 from dcp_dsl.errors import DatasetError

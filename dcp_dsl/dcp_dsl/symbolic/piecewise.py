@@ -111,6 +111,17 @@ class Piecewise:
         values = self.values[piece] + self.slopes[piece] * (tokens - self.starts[piece])
         return values, self.is_defined[piece]
 
+    def joined(self) -> "Piecewise":
+        """Return the same function with pieces that go on from each other made one."""
+        ends = self.values + self.slopes * self.lengths
+        is_new = np.ones(len(self.starts), np.bool_)
+        is_new[1:] = (ends[:-1] != self.values[1:]) | (self.slopes[:-1] != self.slopes[1:])
+        is_new[1:] |= self.is_defined[:-1] != self.is_defined[1:]
+        return Piecewise(
+            self.num_tokens, self.starts[is_new], self.values[is_new], self.slopes[is_new],
+            self.is_defined[is_new],
+        )  # fmt: skip
+
     def cut(self, knots: Ints) -> "Piecewise":
         """Return the same function with pieces that begin at `knots` too (rising, inside)."""
         if len(knots) == 1 and knots[0] == 0:

@@ -199,20 +199,27 @@ Expr: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Leaf(Node):
-    """``name[length]``, ``name[column]*`` or ``name[..]`` (the rest: `length` is None)."""
+    """``name[length]``, ``name[column]*`` or ``name[..]`` (the rest: `length` is None).
+
+    `is_branch`: ``branch name[column]*``; `parents`: the column behind ``from``.
+    """
 
     name: Ident | None
     length: "Expr | None"
     is_repeated: bool
+    is_branch: bool = False
+    parents: Name | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Group(Node):
-    """``name(parts)`` or ``name(parts)*``: parts that repeat together."""
+    """``name(parts)`` or ``name(parts)*``: parts that repeat together; branches as in `Leaf`."""
 
     name: Ident | None
     parts: tuple["Leaf | Group", ...]
     is_repeated: bool
+    is_branch: bool = False
+    parents: Name | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,10 +58,6 @@ def _text(word: ParsedWord) -> str:
     return word.text
 
 
-def _is_there(child: Built) -> bool:
-    return child is not None
-
-
 def _parts(layout: ast.Layout) -> tuple[ast.Leaf | ast.Group, ...]:
     return layout.parts
 
@@ -170,6 +166,18 @@ def _import(children: Sequence[Built], span: Span) -> ast.Import:
     return ast.Import(_names(names, span), _string(path), span=span)
 
 
+def _part(make: Callable[..., ast.Node], read: Callable[[Built], Built]) -> Rule:
+    """Return the rule of a part of a layout, whose content is read in a way of its own."""
+
+    def build(children: Sequence[Built], span: Span) -> ast.Node:
+        branch, name, content, star, column = children
+        parents = None if column is None else ast.Name(column.text, span=column.span)
+        own = _ident(name), read(content), star is not None, branch is not None, parents
+        return make(*own, span=span)
+
+    return build
+
+
 def _columns(children: Sequence[Built], span: Span) -> ast.Columns:
     kind, column, names = children
     if kind.text not in COLUMN_KINDS:
@@ -264,8 +272,8 @@ _RULES: Mapping[str, Rule] = {
     "import_statement": _import,
     "segment": _node(ast.Segment, _ident, _same),
     "layout": _list_node(ast.Layout),
-    "leaf": _node(ast.Leaf, _ident, _same, _is_there),
-    "group": _node(ast.Group, _ident, _parts, _is_there),
+    "leaf": _part(ast.Leaf, _same),
+    "group": _part(ast.Group, _parts),
     "rest": _nothing,
     "every": _node(ast.Every, _same, _ident),
     "columns": _columns,

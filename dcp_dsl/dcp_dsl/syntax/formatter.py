@@ -18,7 +18,7 @@ _OPERATORS = {
 }  # fmt: skip
 _WORD_OPERATORS = {
     "and", "or", "not", "minus", "in", "where", "use", "every", "within", "implies", "equals",
-    "check", "of", "per", "sees", "on",
+    "check", "of", "per", "sees", "on", "branch",
 }  # fmt: skip
 
 

@@ -134,6 +134,8 @@ class _Oracle(OracleNumbers):
         arguments = value.arguments if isinstance(value, ast.Call) else ()
         if name == "same" and arguments:
             return self.same(self.instances(arguments[0].value, env))
+        if name == "paths":
+            return self.paths(self.tree(env))
         if name in env.names:
             local = env.names[name]
             assert isinstance(local, Thunk), f"{name} is no mask"
@@ -178,6 +180,11 @@ class _Oracle(OracleNumbers):
                 case ast.BindFunction(name=name):
                     names[name.text] = Thunk(binding, inner)
         return inner
+
+    def paths(self, statement: ast.Segment) -> Bools:
+        paths = self.lay_paths(statement)[self.offset : self.offset + self.n]
+        found = [[k + self.offset in paths[q] for k in range(self.n)] for q in self.rows]
+        return np.array(found, np.bool_).reshape(self.shape)
 
     def same(self, instances: list[Instance]) -> Bools:
         which = self.per_token(instances, [i.name for i in instances], -1)

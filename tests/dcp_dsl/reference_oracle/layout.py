@@ -48,12 +48,25 @@ class _Node:
     name: str | None
     length: int
     children: list["_Node"] = field(default_factory=list)
+    part: "ast.Leaf | ast.Group | None" = None
+    fork: int = -1  # number of the repetition that a branch goes on from
 
 
 def lay_out(
     statement: ast.Segment, layout: ast.Layout, name: str, columns: Mapping[str, Any], length: int
 ) -> list[Instance]:
     """Return the instances of one name of a layout by laying the whole layout out."""
+    top = _whole(statement, layout, columns, length)
+    if name == statement.name.text:
+        for child in top.children:
+            child.name = name
+            child.children = []
+    return _numbered(top, name, statement)
+
+
+def _whole(
+    statement: ast.Segment, layout: ast.Layout, columns: Mapping[str, Any], length: int
+) -> _Node:
     top = _Node(None, 0)
     for part in layout.parts:
         top.children += _expand(part, columns, length)
@@ -63,15 +76,49 @@ def lay_out(
             f"segment `{statement.name.text}`: the layout has {_size(top)} tokens, the "
             f"sample {length}"
         )
-    if name == statement.name.text:
-        for child in top.children:
-            child.name = name
-            child.children = []
-    return _numbered(top, name, statement)
+    return top
+
+
+def lay_paths(
+    statement: ast.Segment, layout: ast.Layout, columns: Mapping[str, Any], length: int
+) -> list[tuple[int, ...]]:
+    """Return for each token the tokens on its path, from the root to the token itself."""
+    found: list[tuple[int, ...]] = []
+
+    def visit(node: _Node, path: tuple[int, ...]) -> tuple[int, ...]:
+        """Lay out what is in a node behind a path; return the path at its end."""
+        if not node.children:
+            for _ in range(node.length):
+                path = (*path, len(found))
+                found.append(path)
+        ends: dict[int, list[tuple[int, ...]]] = {}
+        for child in node.children:
+            assert child.part is not None, "only the top is no part"
+            before = ends.setdefault(id(child.part), [])
+            start = path if child.fork < 0 else before[child.fork]
+            end = visit(child, start)
+            before.append(end)
+            path = path if child.part.is_branch else end
+        return path
+
+    visit(_whole(statement, layout, columns, length), ())
+    return found
 
 
 def _expand(part: ast.Leaf | ast.Group, row: Mapping[str, Any], total: int) -> list[_Node]:
     """Repeat a part as often as its columns say; -1 marks the remaining tokens."""
+    nodes = _repeat(part, row, total)
+    forks = [-1] * len(nodes)
+    if part.parents is not None:
+        forks = _list(part.parents.text, row[part.parents.text])
+    if len(forks) != len(nodes) or any(not -1 <= f < i for i, f in enumerate(forks)):
+        raise DatasetError("expected for each branch an earlier one, or -1")
+    for node, fork in zip(nodes, forks, strict=True):
+        node.part, node.fork = part, fork
+    return nodes
+
+
+def _repeat(part: ast.Leaf | ast.Group, row: Mapping[str, Any], total: int) -> list[_Node]:
     if isinstance(part, ast.Leaf):
         name = part.name.text if part.name else None
         if part.length is None:
@@ -85,7 +132,8 @@ def _expand(part: ast.Leaf | ast.Group, row: Mapping[str, Any], total: int) -> l
     name = part.name.text if part.name else None
     repeats: list[tuple[Mapping[str, Any], int]] = [(row, len(part.parts))]
     if part.is_repeated:
-        lists = {c: _list(c, row[c]) for c in _columns_below(part)}
+        below = [name for child in part.parts for name in _columns_below(child)]
+        lists = {c: _list(c, row[c]) for c in below}
         repeats = _repeats(part, row, lists)
     nodes = []
     for inner, present in repeats:
@@ -156,9 +204,10 @@ def _not_negative(name: str, value: int) -> int:
 
 
 def _columns_below(part: ast.Leaf | ast.Group) -> list[str]:
+    own = [part.parents.text] if part.parents is not None else []
     if isinstance(part, ast.Group):
-        return [name for child in part.parts for name in _columns_below(child)]
-    names: list[str] = []
+        return own + [name for child in part.parts for name in _columns_below(child)]
+    names: list[str] = own
     pending: list[ast.Expr | None] = [part.length]
     while pending:
         match pending.pop():

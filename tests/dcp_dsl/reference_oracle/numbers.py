@@ -14,7 +14,7 @@ from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program, Span
 from dcp_dsl.syntax.diagnostics import SpecError, make_diagnostic
-from reference_oracle.layout import Instance, choose, cut_to, lay_out, spell_out
+from reference_oracle.layout import Instance, choose, cut_to, lay_out, lay_paths, spell_out
 
 STEPS_PER_NODE = 2**13  # what visiting a node costs beside its pairs
 
@@ -169,22 +169,14 @@ class OracleNumbers:
                 raise DatasetError(f"`row.{name}`: expected one integer")
             return OracleNumber(self.columns[name], True)
         if isinstance(inner, ast.Attribute) and self.is_number_of(inner, env):
-            instances = self.segment(inner.name, env)
-            if name == "count":
-                labels = self.per_token(instances, [i.total for i in instances], 0)
-                return self.lookup(labels, inner.value, env, self.inside(instances))
-            numbers = {
-                "start": [i.start for i in instances], "end": [i.end for i in instances],
-                "len": [i.end - i.start for i in instances], "pos": [i.start for i in instances],
-            }[name]  # fmt: skip
-            labels = self.per_token(self.whole_stretches(instances), numbers, 0)
-            if name == "pos":
-                labels = np.arange(self.n) - labels
-            return self.lookup(labels, inner.value, env, self.inside(instances))
+            labels = self.facts_of(inner.name, name, env)
+            return self.lookup(labels, inner.value, env, self.inside(self.segment(inner.name, env)))
         if name == "count" and isinstance(inner, ast.Name) and inner.text not in ("q", "k"):
             counted = self.segment(ast.Ident(inner.text), env)
             number = max([i.total for i in counted if i.is_id], default=len(counted))
             return OracleNumber(number, True)
+        if name == "path":
+            return self.lookup(self.places_on_paths(self.tree(env)), inner, env)
         if name not in env.names and name not in env.scope.segments:
             column = self.columns[env.scope.tokens[name].column.text]
             if not isinstance(column, list) or len(column) != self.length:
@@ -194,6 +186,37 @@ class OracleNumbers:
         instances = self.segment(value.name, env)
         labels = self.per_token(instances, [i.number for i in instances], 0)
         return self.lookup(labels, inner, env, self.inside(instances))
+
+    def facts_of(self, segment: ast.Ident, fact: str, env: OracleEnv) -> NDArray[np.int64]:
+        """Return what is asked about the instance of each token."""
+        if fact == "path":
+            return self.places_on_paths(env.scope.segments[segment.text])
+        instances = self.segment(segment, env)
+        if fact == "count":
+            return self.per_token(instances, [i.total for i in instances], 0)
+        numbers = {
+            "start": [i.start for i in instances], "end": [i.end for i in instances],
+            "len": [i.end - i.start for i in instances], "pos": [i.start for i in instances],
+        }[fact]  # fmt: skip
+        labels = self.per_token(self.whole_stretches(instances), numbers, 0)
+        return np.arange(self.n) - labels if fact == "pos" else labels
+
+    def tree(self, env: OracleEnv) -> ast.Segment:
+        """Return the layout of a text that has branches."""
+        layouts = dict.fromkeys(env.scope.segments.values())
+        (found,) = (each for each in layouts if "is_branch=True" in repr(each))
+        return found
+
+    def lay_paths(self, statement: ast.Segment) -> list[tuple[int, ...]]:
+        """Return for each token of the whole sample those on its path."""
+        assert isinstance(statement.source, ast.Layout), "only layouts have branches"
+        return lay_paths(statement, statement.source, self.columns, self.length)
+
+    def places_on_paths(self, statement: ast.Segment) -> NDArray[np.int64]:
+        """Return the place of each token on its path, from the first token of the instance."""
+        paths = self.lay_paths(statement)[self.offset : self.offset + self.n]
+        places = np.array([len(path) for path in paths], np.int64)
+        return places - places[:1]
 
     def is_number_of(self, value: ast.Attribute, env: OracleEnv) -> bool:
         """Say whether an attribute is the number of a token's instance: dots alternate.

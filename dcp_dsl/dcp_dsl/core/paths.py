@@ -1,0 +1,91 @@
+"""Positions and next-token targets of a sample whose layout has branches."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from dcp_dsl.arrays import Ints, Record
+from dcp_dsl.checks.columns import has_branches
+from dcp_dsl.core.layout import bind_layout
+from dcp_dsl.core.mask import Mask
+from dcp_dsl.core.sample import Sample
+from dcp_dsl.errors import DatasetError
+from dcp_dsl.syntax import ast
+
+
+@dataclass(frozen=True, eq=False)
+class TokenPaths(Record):
+    """What each token of a sample of n tokens is on the paths from the roots to the leaves.
+
+    Attributes:
+        position: int64 ``[n]``, tokens before it on its path.
+        previous: int64 ``[n]``, the token right before it on its path, which predicts it; -1 for
+            the first token of a path, which nothing predicts.
+        num_paths: int64 ``[n]``, paths that it lies on: as often it would be trained on in
+            separate sequences.
+        ends: int64 ``[P]``, last token of each path; it predicts nothing, or an end token.
+    """
+
+    position: Annotated[Ints, "n"]
+    previous: Annotated[Ints, "n"]
+    num_paths: Annotated[Ints, "n"]
+    ends: Annotated[Ints, "P"]
+
+    def sequences(self) -> list[Ints]:
+        """Return the tokens of each path from the first to the last, as separate sequences.
+
+        O(tokens of all paths together).
+        """
+        found = []
+        for end in self.ends.tolist():
+            tokens = [end]
+            while self.previous[tokens[-1]] >= 0:
+                tokens.append(int(self.previous[tokens[-1]]))
+            found.append(np.array(tokens[::-1], np.int64))
+        return found
+
+
+def token_paths(mask: Mask, sample: Sample) -> TokenPaths | None:
+    """Find positions and targets in the layout with branches that a mask reads; O(n).
+
+    Args:
+        mask: any mask.
+        sample: with the columns of the mask.
+
+    Returns:
+        None if no layout that the mask reads has branches: then a sample is one path, or what
+        the mask says of packed documents decides.
+
+    Raises:
+        DatasetError: if the sample does not fit the layout, or the mask reads several layouts
+            with branches.
+
+    >>> from dcp_dsl import Spec
+    >>> mask = Spec.from_text("segment part = q[n] branch a[lens]*  mask m = paths").mask("m")
+    >>> paths = token_paths(mask, Sample({"n": 2, "lens": [2, 1]}, 5))
+    >>> paths.position.tolist(), paths.previous.tolist()
+    ([0, 1, 2, 3, 2], [-1, 0, 1, 2, 1])
+    >>> paths.num_paths.tolist(), paths.ends.tolist()
+    ([2, 2, 1, 1, 1], [3, 4])
+    """
+    laid = [s for s in mask.segments if isinstance(s.source, ast.Layout) and has_branches(s.source)]
+    laid = list(dict.fromkeys(laid))
+    if not laid:
+        return None
+    if len(laid) > 1:
+        shown = " and ".join(f"`{statement.name.text}`" for statement in laid)
+        raise DatasetError(
+            f"mask `{mask.name}`: positions and targets could be those of {shown}; read one layout "
+            f"with branches, and the others without"
+        )
+    (statement,) = laid
+    assert isinstance(statement.source, ast.Layout), "chosen above"
+    _, tree = bind_layout(statement, statement.source, sample.columns, sample.length)
+    previous = np.arange(-1, sample.length - 1)
+    parents = tree.parent
+    previous[tree.start] = np.where(parents < 0, -1, tree.end[parents] - 1)
+    return TokenPaths(
+        position=tree.per_token(tree.depth, 1), previous=previous,
+        num_paths=tree.per_token(tree.paths, 0), ends=tree.end[tree.is_leaf] - 1,
+    )  # fmt: skip

@@ -1,0 +1,221 @@
+"""Layouts with branches: masks, positions and targets equal those of the separate sequences."""
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from dcp_dsl import DatasetError, Sample, Spec, check_report, dense_mask, token_paths
+
+GROUPS = """
+segment batch = branch group(prompt[prompt_lens] branch rollout[rollout_lens]*)*
+mask own = paths
+mask near(w: tokens = 3) = paths and q.path - k.path < w
+mask sinks = paths and (k.path < 2 or q.path - k.path < 2)
+mask per_group = paths per group
+"""
+TREE = """
+segment tree = root[root_len] branch node[node_lens]* from parents
+mask own = paths
+mask near(w: tokens = 3) = paths and q.path - k.path < w
+mask sinks = paths and (k.path < 2 or q.path - k.path < 2)
+"""
+PLAIN = "mask own = causal  mask near(w: tokens = 3) = sliding(w)  mask sinks = streaming(2, 2)"
+
+
+def a_tree(rng, count=6):
+    lens = [rng.randint(0, 3) for _ in range(count)]
+    parents = [rng.randint(-1, i - 1) for i in range(count)]
+    root = rng.randint(0, 3)
+    return Sample(
+        {"root_len": root, "node_lens": lens, "parents": parents}, max(1, root + sum(lens))
+    )
+
+
+def some_groups(rng):
+    prompts = [rng.randint(0, 3) for _ in range(3)]
+    rollouts = [[rng.randint(0, 3) for _ in range(rng.randint(0, 3))] for _ in prompts]
+    total = sum(prompts) + sum(map(sum, rollouts))
+    return Sample({"prompt_lens": prompts, "rollout_lens": rollouts}, total)
+
+
+def separate_sequences(sample):
+    """Write out the tokens of every path of a tree, or of groups, from its columns alone."""
+    columns, at = sample.columns, 0
+
+    def take(count):
+        nonlocal at
+        at += count
+        return list(range(at - count, at))
+
+    found = []
+    if "parents" in columns:
+        found.append(take(columns["root_len"]))
+        nodes = []
+        for length, parent in zip(columns["node_lens"], columns["parents"], strict=True):
+            nodes.append((found[0] if parent < 0 else nodes[parent]) + take(length))
+        found += nodes
+    else:
+        for prompt, rollouts in zip(columns["prompt_lens"], columns["rollout_lens"], strict=True):
+            begin = take(prompt)
+            found += [begin, *(begin + take(length) for length in rollouts)]
+    return [path for path in found if not any(_goes_on(path, other) for other in found)]
+
+
+def _goes_on(path, other):
+    return len(path) < len(other) and other[: len(path)] == path
+
+
+@pytest.mark.parametrize(("text", "draw"), [(TREE, a_tree), (GROUPS, some_groups)])
+@pytest.mark.parametrize("mask", ["own", "near", "sinks"])
+def test_a_packed_sample_is_its_separate_sequences(text, draw, mask):
+    rng, spec, plain = Random(3), Spec.from_text(text), Spec.from_text(PLAIN)
+    for _ in range(25):
+        sample = draw(rng)
+        if not sample.length or ("parents" in sample.columns and not sum_of(sample)):
+            continue
+        packed = dense_mask(spec.mask(mask), sample)
+        seen = np.zeros_like(packed)
+        for path in {tuple(path): None for path in separate_sequences(sample)}:
+            alone = dense_mask(plain.mask(mask), Sample(length=len(path)))
+            tokens = list(path)
+            np.testing.assert_array_equal(packed[np.ix_(tokens, tokens)], alone)
+            seen[np.ix_(tokens, tokens)] = alone
+        np.testing.assert_array_equal(packed, seen)  # and nothing crosses
+
+
+def sum_of(sample):
+    return sample.columns["root_len"] + sum(sample.columns["node_lens"])
+
+
+@pytest.mark.parametrize(("text", "draw"), [(TREE, a_tree), (GROUPS, some_groups)])
+def test_positions_targets_and_weights_are_those_of_the_separate_sequences(text, draw):
+    rng, mask = Random(4), Spec.from_text(text).mask("own")
+    for _ in range(40):
+        sample = draw(rng)
+        if not sample.length or ("parents" in sample.columns and not sum_of(sample)):
+            continue
+        found = token_paths(mask, sample)
+        wanted = sorted({tuple(path) for path in separate_sequences(sample)} - {()})
+        assert sorted(tuple(path.tolist()) for path in found.sequences()) == wanted
+        times = np.zeros(sample.length, int)
+        for path in wanted:
+            times[list(path)] += 1
+            assert found.position[list(path)].tolist() == list(range(len(path)))
+            assert found.previous[list(path)].tolist() == [-1, *path[:-1]]
+        assert found.num_paths.tolist() == times.tolist()
+
+
+def test_nodes_in_any_order_behind_their_parents_are_the_same_tree():
+    spec = Spec.from_text(TREE)
+    depth_first = Sample({"root_len": 1, "node_lens": [1] * 6, "parents": [-1, 0, 0, -1, 3, 3]}, 7)
+    level_wise = Sample({"root_len": 1, "node_lens": [1] * 6, "parents": [-1, -1, 0, 0, 1, 1]}, 7)
+    order = [0, 1, 4, 2, 3, 5, 6]
+    packed = dense_mask(spec.mask("near(2)"), depth_first)[np.ix_(order, order)]
+    np.testing.assert_array_equal(dense_mask(spec.mask("near(2)"), level_wise), packed)
+
+
+def test_a_part_behind_branches_goes_on_from_where_they_begin():
+    text = "segment chat = turn(user[users] branch think[thinks] reply[replies])*  mask m = paths"
+    columns = {"users": [1, 1], "thinks": [2, 1], "replies": [1, 1]}
+    found = token_paths(Spec.from_text(text).mask("m"), Sample(columns, 7))
+    assert found.position.tolist() == [0, 1, 2, 1, 2, 3, 3]
+    assert found.previous.tolist() == [-1, 0, 1, 0, 3, 4, 4]
+    assert found.ends.tolist() == [2, 5, 6]
+
+
+def test_paths_inside_per_count_from_the_first_token_of_the_instance():
+    text = TREE + "segment tile = every 3\n@partial mask a = (k.path == 0) per tile"
+    sample = Sample({"root_len": 2, "node_lens": [2, 2], "parents": [-1, -1]}, 6)
+    seen = dense_mask(Spec.from_text(text).mask("a and causal"), sample)
+    assert np.flatnonzero(seen[2]).tolist() == [0]
+    assert np.flatnonzero(seen[5]).tolist() == [3, 5]  # paths 3, 2, 3
+
+
+@pytest.mark.parametrize(
+    ("claim", "outcome"),
+    [
+        ("own equals paths", "proved"),
+        ("near implies own", "proved"),
+        ("sinks total", "proved"),
+        ("own lookback", "proved"),
+        ("near(len) equals own", "tested"),
+        ("own equals causal and (k in root or same(node))", "failed"),
+        ("own implies causal and (k in root or k in node)", "proved"),
+    ],
+)
+def test_claims_about_a_tree(claim, outcome):
+    (verdict,) = (
+        v for v in check_report(f"{TREE}\ncheck {claim}").verdicts if v.what.startswith(claim[:8])
+    )
+    assert verdict.outcome == outcome
+
+
+def test_claims_about_branches_of_the_layout_are_proved():
+    text = GROUPS + "check own equals causal and same(group) and (k in prompt or same(rollout))"
+    (verdict,) = (v for v in check_report(text).verdicts if v.what.startswith("own equals"))
+    assert verdict.outcome == "proved"
+
+
+@pytest.mark.parametrize(
+    ("parents", "said"),
+    [
+        ([0, -1], "branch 0 goes on from 0; expected an earlier branch, or -1"),
+        ([-1, -2], "branch 1 goes on from -2"),
+        ([-1], "has 1 parents for 2 branches"),
+        (3, "to be a list of integers"),
+        (None, "needs the column `parents`"),
+    ],
+)
+def test_a_column_of_parents_that_is_none_is_refused(parents, said):
+    columns = {"root_len": 1, "node_lens": [1, 1]}
+    columns |= {} if parents is None else {"parents": parents}
+    mask = Spec.from_text(TREE).mask("own")
+    with pytest.raises(DatasetError, match=said):
+        mask.compile(Sample(columns, 3))
+
+
+def test_positions_of_two_layouts_with_branches_are_refused():
+    text = "segment a = branch [m]*  segment b = branch [n]*  mask m = paths(a) and paths(b)"
+    with pytest.raises(DatasetError, match="those of `a` and `b`"):
+        token_paths(Spec.from_text(text).mask("m"), Sample({"m": [2], "n": [2]}, 2))
+
+
+def test_a_mask_without_branches_has_no_paths():
+    assert token_paths(Spec.from_text("mask m = causal").mask("m"), Sample(length=3)) is None
+
+
+def test_a_tree_of_many_nodes_binds_in_depth_first_order():
+    spec, count = Spec.from_text(TREE), 2000
+    parents = [-1, *((i - 1) // 2 for i in range(1, count))]
+    form = spec.mask("own").compile(
+        Sample({"root_len": 5, "node_lens": [4] * count, "parents": parents}, 5 + 4 * count)
+    )
+    depth = np.zeros(count, int)
+    for i in range(1, count):
+        depth[i] = depth[(i - 1) // 2] + 1
+    assert form.num_pairs == 15 + sum(4 * (5 + 4 * d) + 10 for d in depth.tolist())
+
+
+@pytest.mark.parametrize(
+    ("mask", "what", "outcome"),
+    [
+        ("paths", "every path sees what it would see alone", "proved"),
+        ("paths and q.path - k.path < 3 and k in node", "every path sees", "proved"),
+        ("causal and k in root and q.path < 9 or same(node) and causal", "every path", "proved"),
+        ("paths and (q - k < 4 or q == k)", "nothing outside a token's path is seen", "proved"),
+        ("paths and same(mark) or paths and q.path < 1", "nothing outside", "proved"),
+        ("causal and q.path - k.path < 3", "every path sees", "failed"),
+        ("paths and q.path - k.path < row.w", "every path sees", "proved"),
+        ("paths or (q.path + k.path < 2 and k.path == 0 and q == k)", "every path sees", "proved"),
+    ],
+)
+def test_masks_on_paths_are_proved_to_be_those_of_separate_sequences(mask, what, outcome):
+    text = f"{TREE}segment mark = flags(marks)\n@partial mask m = {mask}"
+    (verdict,) = (v for v in check_report(text).verdicts if v.what.startswith(f"mask m: {what}"))
+    assert verdict.outcome == outcome
+
+
+def test_a_mask_that_never_speaks_of_paths_makes_no_claim_about_them():
+    text = "segment part = question[n] branch answer[lens]*  mask m = causal and same(part)"
+    assert not [v for v in check_report(text).verdicts if "path" in v.what]
