@@ -501,6 +501,6 @@ def test_a_difference_is_counted_and_its_first_pair_named():
     spec = Spec.from_text("")
     left, right = (spec.mask(m).bind(Sample(length=5)) for m in ("causal", "sliding(3)"))
     found = find_difference(left, right)
-    assert (found.only_left, found.only_right, found.query, found.key, found.is_left) == (
-        3, 0, 3, 0, True,
+    assert (found.only_left, found.only_right, found.first, found.first_is_left) == (
+        3, 0, (3, 0), True,
     )  # fmt: skip

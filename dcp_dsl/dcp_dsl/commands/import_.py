@@ -17,8 +17,8 @@ from dcp_dsl.commands.options import (
 )
 
 if TYPE_CHECKING:
+    from dcp_dsl.forms.algebra import MaskComparison
     from dcp_dsl.forms.slabs import Slabs
-    from dcp_dsl.interchange.runs import MaskDifference
 
 SCHEMA = "dcp.import/1"
 
@@ -75,19 +75,20 @@ def import_(  # noqa: PLR0913 - one argument per option
     sys.exit(0 if difference is None else 1)
 
 
-def _verdict(other: str, difference: "MaskDifference | None") -> str:
+def _verdict(other: str, difference: "MaskComparison | None") -> str:
     if difference is None:
         return f"equal: the same pairs as {other}"
     d = difference
-    side = "only the file" if d.is_left else f"only {other}"
+    assert d.first is not None, "they differ"
+    side = "only the file" if d.first_is_left else f"only {other}"
     return (
         f"different: {d.only_left:,} pairs only in the file, {d.only_right:,} only in {other}; "
-        f"first: {side} lets query {d.query} see key {d.key}"
+        f"first: {side} lets query {d.first[0]} see key {d.first[1]}"
     )
 
 
 def _document(
-    file: str, name: str, found: "Slabs", other: str | None, difference: "MaskDifference | None"
+    file: str, name: str, found: "Slabs", other: str | None, difference: "MaskComparison | None"
 ) -> dict[str, object]:
     document: dict[str, object] = {
         "schema": SCHEMA, "file": file, "format": name, "tokens": found.num_tokens,
@@ -95,9 +96,10 @@ def _document(
     }  # fmt: skip
     if other is not None:
         document |= {"mask": other, "equal": difference is None}
-    if difference is not None:
+    if difference is not None and difference.first is not None:
+        query, key = difference.first
         document["difference"] = {
             "only_file": difference.only_left, "only_mask": difference.only_right,
-            "query": difference.query, "key": difference.key,
+            "query": query, "key": key,
         }  # fmt: skip
     return document

@@ -10,7 +10,7 @@ import numpy as np
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.export import Export
-from dcp_dsl.interchange.runs import LineRuns, row_runs, slabs_of_rows
+from dcp_dsl.interchange.runs import LineRuns, merge_runs, row_runs, slabs_of_rows
 
 MAX_TOKENS = 2**15  # 1 GiB of booleans
 MAX_RANGES = 2  # of keys per row, in the format of DCP
@@ -89,12 +89,5 @@ def from_dcp(export: Export) -> Slabs:
             f"dcp: expected ranges of keys within {n} tokens, got "
             f"[{lo[row, which]}, {hi[row, which]}) in row {row}"
         )
-    lo = np.where(lo < hi, lo, n)  # empty ones last
-    hi = np.where(lo < n, hi, n)
-    order = np.argsort(lo, axis=1, kind="stable")
-    lo, hi = np.take_along_axis(lo, order, 1), np.take_along_axis(hi, order, 1)
-    reach = np.maximum.accumulate(hi, axis=1)
-    lo[:, 1:] = np.where(lo[:, 1:] < n, np.maximum(lo[:, 1:], reach[:, :-1]), n)
-    seen = lo < hi
-    row = np.broadcast_to(np.arange(n)[:, None], seen.shape)
-    return slabs_of_rows(LineRuns(n, row[seen], lo[seen], hi[seen]))
+    line = np.repeat(np.arange(n), ranges.shape[1])
+    return slabs_of_rows(merge_runs(n, line, lo.ravel(), hi.ravel()))

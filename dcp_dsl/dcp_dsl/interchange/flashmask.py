@@ -22,7 +22,7 @@ from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.export import Export
-from dcp_dsl.interchange.runs import LineRuns, key_runs, slabs_of_keys
+from dcp_dsl.interchange.runs import LineRuns, key_runs, merge_runs, slabs_of_keys
 
 MAX_HIDDEN = 2
 
@@ -112,18 +112,6 @@ def from_flashmask(export: Export) -> Slabs:
         (False, 2): [(zero, r[-1]), (r[0], end)],
         (False, 4): [(r[0], r[1 % width]), (r[2 % width], r[3 % width])],
     }[is_causal, width]
-    lo = np.clip(np.stack([h[0] for h in hidden]), 0, n)
-    hi = np.clip(np.stack([h[1] for h in hidden]), lo, n)
-    return slabs_of_keys(_visible(n, lo, hi))
-
-
-def _visible(n: int, lo: Ints, hi: Ints) -> LineRuns:
-    """Return the pairs that hidden runs (``[runs, keys]``, any order) leave over, line by line."""
-    order = np.argsort(lo, axis=0, kind="stable")
-    lo, hi = np.take_along_axis(lo, order, 0), np.take_along_axis(hi, order, 0)
-    reach = np.maximum.accumulate(hi, axis=0)
-    start = np.concatenate([np.zeros((1, n), np.int64), reach]).T
-    stop = np.concatenate([lo, np.full((1, n), n)]).T
-    seen = start < stop
-    line = np.broadcast_to(np.arange(n)[:, None], seen.shape)
-    return LineRuns(n, line[seen], start[seen], stop[seen])
+    lo, hi = (np.clip(np.concatenate(side), 0, n) for side in zip(*hidden, strict=True))
+    runs = merge_runs(n, np.tile(key, len(hidden)), lo, hi)
+    return slabs_of_keys(runs.gaps(zero))

@@ -5,13 +5,14 @@ key. Costs here are proportional to rows, keys and runs, never to pairs.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import ExchangeError
+from dcp_dsl.forms.algebra import MaskComparison, compare_masks, transpose
 from dcp_dsl.forms.conversion import slabs_of
+from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.symbolic.region import Region
 
@@ -59,6 +60,24 @@ class LineRuns:
         return LineRuns(self.num_lines, line[kept], start[kept], end[kept])
 
 
+def merge_runs(num_lines: int, line: Ints, lo: Ints, hi: Ints) -> LineRuns:
+    """Return the union of intervals, which come in any order and may be empty, touch or overlap.
+
+    >>> runs = merge_runs(5, *np.array([[1, 0, 1, 1], [3, 2, 1, 2], [5, 2, 3, 4]]))
+    >>> runs.line.tolist(), runs.lo.tolist(), runs.hi.tolist()
+    ([1], [1], [5])
+    """
+    order = np.lexsort((lo, line))
+    order = order[lo[order] < hi[order]]
+    line, lo, hi = line[order], lo[order], hi[order]
+    shift = line * (num_lines + 1)  # lines one behind the other, with a gap
+    reach = np.maximum.accumulate(hi + shift)
+    opens = np.ones(len(line), bool)
+    opens[1:] = (lo + shift)[1:] > reach[:-1]
+    closes = np.append(opens[1:], True)[: len(line)]
+    return LineRuns(num_lines, line[opens], lo[opens], (reach - shift)[closes])
+
+
 def row_runs(slabs: Slabs) -> LineRuns:
     """Return the visible keys of every row.
 
@@ -66,86 +85,32 @@ def row_runs(slabs: Slabs) -> LineRuns:
     >>> runs.line.tolist(), runs.lo.tolist(), runs.hi.tolist()
     ([0, 1, 2], [0, 0, 0], [1, 2, 3])
     """
-    count = slabs.q_end - slabs.q_start
-    slab = np.repeat(np.arange(len(slabs)), count)
-    down = np.arange(len(slab)) - np.repeat(np.cumsum(count) - count, count)
-    row = slabs.q_start[slab] + down
-    lo = slabs.kv_start[slab] + slabs.start_slope[slab] * down
-    hi = slabs.kv_end[slab] + slabs.end_slope[slab] * down
-    order = np.lexsort((lo, row))
-    row, lo, hi = row[order], lo[order], hi[order]
-    opens = np.ones(len(row), bool)
-    opens[1:] = (row[1:] != row[:-1]) | (lo[1:] != hi[:-1])
-    closes = np.append(opens[1:], True)[: len(row)]
-    return LineRuns(slabs.num_tokens, row[opens], lo[opens], hi[closes])
+    n = slabs.num_tokens
+    row_ptr, lo, hi = slabs.row_ranges(0, n)
+    return merge_runs(n, np.repeat(np.arange(n), np.diff(row_ptr)), lo, hi)
 
 
 def key_runs(slabs: Slabs) -> LineRuns:
     """Return the rows that see every key: lines are keys."""
-    return row_runs(transpose(slabs))
+    return row_runs(_transposed(slabs))
 
 
-def transpose(slabs: Slabs) -> Slabs:
-    """Swap queries and keys; the transpose of a slab is at most three slabs.
-
-    >>> causal = Slabs(4, [0], [4], [0], [1], [0], [1])
-    >>> transpose(causal).table().tolist()
-    [[0, 4, 0, 4, 1, 0]]
-    """
+def _transposed(slabs: Slabs) -> Slabs:
     q0, q1, k0, k1, a, b = slabs.table().T
-    rows = q1 - q0
-    last = k1 + b * (rows - 1)
-    # Along the keys, the first row moves down once the moving end has begun to move, and the last
-    # row stands still once the moving start has come to rest.
-    moves_from, rests_from = np.where(b == 1, k1, last), np.where(a == 1, k0 + rows - 1, k0)
-    inner = [np.clip(cut, k0, last) for cut in (moves_from, rests_from)]
-    cuts = np.sort(np.stack([k0, *inner, last]), axis=0)
-    pieces = []
-    for begin, end in pairwise(cuts):
-        falls, rises = (b == 1) & (begin >= k1), (a == 1) & (begin < k0 + rows - 1)
-        top = q0 + np.where(falls, begin - k1 + 1, 0)
-        bottom = np.where(rises, q0 + begin - k0 + 1, q1)
-        pieces.append((begin, end, top, bottom, falls.astype(np.int64), rises.astype(np.int64)))
-    columns = tuple(np.concatenate(group) for group in zip(*pieces, strict=True))
-    return slabs_of(Region.of(slabs.num_tokens, columns))
+    return slabs_of(transpose(Region.of(slabs.num_tokens, (q0, q1, k0, k1, a, b))))
 
 
 def slabs_of_rows(runs: LineRuns) -> Slabs:
     """Glue the visible keys of every row to slabs in normal form."""
-    flat = np.zeros(len(runs.line), np.int64)
-    columns = (runs.line, runs.line + 1, runs.lo, runs.hi, flat, flat)
-    return slabs_of(Region.of(runs.num_lines, columns))
+    return slabs_of(Region.rectangles(runs.num_lines, runs.line, runs.line + 1, runs.lo, runs.hi))
 
 
 def slabs_of_keys(runs: LineRuns) -> Slabs:
     """Glue the rows that see every key to slabs in normal form."""
-    return transpose(slabs_of_rows(runs))
+    return _transposed(slabs_of_rows(runs))
 
 
-def region_of(slabs: Slabs) -> Region:
-    """Return slabs in the form that can be combined."""
-    q0, q1, k0, k1, a, b = slabs.table().T
-    return Region.of(slabs.num_tokens, (q0, q1, k0, k1, a, b))
-
-
-@dataclass(frozen=True, slots=True)
-class MaskDifference:
-    """The number of pairs that only one of two masks sees, and the first in reading order.
-
-    Attributes:
-        only_left, only_right: pairs.
-        query, key: the first pair that differs.
-        is_left: whether the left mask sees it.
-    """
-
-    only_left: int
-    only_right: int
-    query: int
-    key: int
-    is_left: bool
-
-
-def find_difference(left: Slabs, right: Slabs) -> MaskDifference | None:
+def find_difference(left: Form, right: Form) -> MaskComparison | None:
     """Compare two masks exactly; return ``None`` if they see the same pairs.
 
     Raises:
@@ -153,21 +118,12 @@ def find_difference(left: Slabs, right: Slabs) -> MaskDifference | None:
 
     >>> causal = Slabs(3, [0], [3], [0], [1], [0], [1])
     >>> find_difference(causal, Slabs(3, [0], [3], [0], [3], [0], [0]))
-    MaskDifference(only_left=0, only_right=3, query=0, key=1, is_left=False)
+    MaskComparison(only_left=0, only_right=3, first=(0, 1), first_is_left=False)
     """
     if left.num_tokens != right.num_tokens:
         raise ExchangeError(
             f"expected masks of as many tokens, got {left.num_tokens} and {right.num_tokens}; "
             f"compare on a sample of {left.num_tokens}"
         )
-    if np.array_equal(left.table(), right.table()):
-        return None
-    a, b = region_of(left), region_of(right)
-    sides = [slabs_of(a - b), slabs_of(b - a)]
-    firsts = [
-        (int(s.q_start[0]), int(s.kv_start[0]), i == 0) for i, s in enumerate(sides) if len(s)
-    ]
-    if not firsts:
-        return None
-    query, key, is_left = min(firsts)
-    return MaskDifference(sides[0].num_pairs, sides[1].num_pairs, query, key, is_left)
+    found = compare_masks(left, right)
+    return None if found.is_equal else found

@@ -19,6 +19,7 @@ from dcp_dsl.arrays import Indices, Ints
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.export import Export
+from dcp_dsl.symbolic.piecewise import expand
 
 MAX_INDICES = 2**28
 
@@ -126,9 +127,8 @@ def _cut_windows(slabs: Slabs) -> Ints:
     is_window = (table[:, 4] == 1) & (table[:, 5] == 1)
     height = np.where(is_window, np.maximum(width - 1, 1), np.maximum(rows, 1))
     counts = -(-rows // height)
-    slab = np.repeat(np.arange(len(table)), counts)
-    down = (np.arange(len(slab)) - np.repeat(np.cumsum(counts) - counts, counts)) * height[slab]
-    cut = table[slab]
+    slab, number = expand(np.zeros(len(table), np.int64), counts)
+    down, cut = number * height[slab], table[slab]
     cut[:, 0] += down
     cut[:, 1] = np.minimum(cut[:, 0] + height[slab], cut[:, 1])
     cut[:, 2] += down * cut[:, 4]
@@ -153,8 +153,7 @@ def _first_fit(start: Ints, length: Ints) -> Ints:
 
 def _call(segments: _Segments, causal: bool) -> VarlenCall:
     def gather(first: Ints, size: Ints) -> Indices:
-        segment = np.repeat(np.arange(len(size)), size)
-        place = np.arange(len(segment)) - np.repeat(np.cumsum(size) - size, size)
+        segment, place = expand(np.zeros(len(size), np.int64), size)
         return (first[segment] + place * segments.step[segment]).astype(np.int32)
 
     def cumulate(size: Ints) -> Indices:
