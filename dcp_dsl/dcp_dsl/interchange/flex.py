@@ -22,6 +22,11 @@ from dcp_dsl.interchange.block_sparse import (
 )
 from dcp_dsl.interchange.export import Export, ExportConfig
 
+_LOAD_TABLES = """def load_tables(device="DEVICE"):
+    with np.load(Path(__file__).with_suffix(".npz"), allow_pickle=False) as file:
+        names = [name for name in file.files if not name.startswith("__")]
+        return {name: torch.from_numpy(file[name]).to(device) for name in names}"""
+
 _FLEX_TEMPLATE = '''"""FlexAttention mask `{title}` on {tokens} tokens.
 
     from torch.nn.attention.flex_attention import flex_attention
@@ -40,10 +45,7 @@ TOKENS = {tokens}
 BLOCK_SIZE = ({block_q}, {block_kv})
 
 
-def load_tables(device="cpu"):
-    with np.load(Path(__file__).with_suffix(".npz"), allow_pickle=False) as file:
-        names = [name for name in file.files if not name.startswith("__")]
-        return {{name: torch.from_numpy(file[name]).to(device) for name in names}}
+{load_tables}
 
 
 def make_mask_mod(tables):
@@ -84,22 +86,28 @@ def to_flex(slabs: Slabs, config: ExportConfig) -> Export:
         "full_kv_indices": forward.full_idx[None, None],
         **predicate.tables,
     }
+    reads = {name: f"tables[{name!r}]" for name in predicate.tables}
     source = _FLEX_TEMPLATE.format(
-        title=plain_title(config.title),
-        tokens=slabs.num_tokens,
-        block_q=config.block_q,
-        block_kv=config.block_kv,
-        captured=captured(predicate, "tables[{!r}]"),
+        **_filled(slabs, config, reads, "cpu"),
         expression=predicate.expression.replace("\n", "\n    "),
     )
-    values = {"block_q": config.block_q, "block_kv": config.block_kv, "form": predicate.form}
-    return Export("flex", slabs.num_tokens, arrays, values, source)
+    return Export("flex", slabs.num_tokens, arrays, _values(config, predicate), source)
 
 
-def captured(predicate: MaskMod, pattern: str) -> str:
-    """Write one line per table that the predicate reads."""
-    lines = [f"{name} = {pattern.format(name)}\n" for name in predicate.tables]
-    return indent("".join(lines), "    ") + ("\n" if lines else "")
+def _values(config: ExportConfig, predicate: MaskMod) -> dict[str, int | bool | str]:
+    return {"block_q": config.block_q, "block_kv": config.block_kv, "form": predicate.form}
+
+
+def _filled(
+    slabs: Slabs, config: ExportConfig, reads: dict[str, str], device: str
+) -> dict[str, object]:
+    """Return what both templates hold; `reads` says where the predicate finds its tables."""
+    lines = "".join(f"{name} = {place}\n" for name, place in reads.items())
+    return {
+        "title": plain_title(config.title), "tokens": slabs.num_tokens, "block_q": config.block_q,
+        "block_kv": config.block_kv, "load_tables": _LOAD_TABLES.replace("DEVICE", device),
+        "captured": indent(lines, "    ") + ("\n" if lines else ""),
+    }  # fmt: skip
 
 
 def plain_title(title: str) -> str:
@@ -139,10 +147,7 @@ def mask_mod(batch, head, q_idx, kv_idx, seqlen_info, aux_tensors):
     return utils.scalar_to_ssa(seen, cutlass.Boolean)
 
 
-def load_tables(device="cuda"):
-    with np.load(Path(__file__).with_suffix(".npz"), allow_pickle=False) as file:
-        names = [name for name in file.files if not name.startswith("__")]
-        return {{name: torch.from_numpy(file[name]).to(device) for name in names}}
+{load_tables}
 
 
 def block_sparse_tensors(tables, direction):
@@ -171,22 +176,12 @@ def to_flash4(slabs: Slabs, config: ExportConfig) -> Export:
     forward, backward = build_block_tables(slabs, config.block_q, config.block_kv)
     predicate = build_mask_mod(slabs)
     names = list(predicate.tables)
-    places = {name: i for i, name in enumerate(names)}
-    lines = captured(predicate, "{!r}")
-    for name, i in places.items():
-        lines = lines.replace(f"{name} = {name!r}\n", f"{name} = aux_tensors[{i}]\n")
+    reads = {name: f"aux_tensors[{index}]" for index, name in enumerate(names)}
     source = _FLASH4_TEMPLATE.format(
-        title=plain_title(config.title),
-        tokens=slabs.num_tokens,
-        block_q=config.block_q,
-        block_kv=config.block_kv,
-        names=repr(names),
-        captured=lines.rstrip("\n") + ("\n" if lines else ""),
-        expression=predicate.expression,
+        **_filled(slabs, config, reads, "cuda"), names=names, expression=predicate.expression
     )
-    values = {"block_q": config.block_q, "block_kv": config.block_kv, "form": predicate.form}
     arrays = {**_named("forward", forward), **_named("backward", backward), **predicate.tables}
-    return Export("flash4", slabs.num_tokens, arrays, values, source)
+    return Export("flash4", slabs.num_tokens, arrays, _values(config, predicate), source)
 
 
 def _named(direction: str, tables: BlockTables) -> dict[str, Indices]:

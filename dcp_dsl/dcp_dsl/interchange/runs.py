@@ -10,10 +10,11 @@ import numpy as np
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import ExchangeError
-from dcp_dsl.forms.algebra import MaskComparison, compare_masks, transpose
+from dcp_dsl.forms.algebra import MaskComparison, compare_masks
 from dcp_dsl.forms.conversion import slabs_of
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.slabs import Slabs
+from dcp_dsl.forms.transposition import transpose
 from dcp_dsl.symbolic.region import Region
 
 

@@ -64,6 +64,11 @@ class MaskServer(LanguageServer):
             return self.sessions[uri].document
         return Document(self._source(uri), path_of(uri), self._encoding())
 
+    def place(self, params: Any) -> tuple[Document, int]:  # Any: all that have a document and place
+        """Return the document that a question is about, and the character."""
+        document = self.document(params.text_document.uri)
+        return document, document.offset(params.position.line, params.position.character)
+
     def _source(self, uri: str) -> str:
         try:
             source = self.workspace.get_text_document(uri).source
@@ -189,8 +194,7 @@ def _serve_texts(server: MaskServer) -> None:
 def _serve_questions(server: MaskServer) -> None:
     @server.feature(lsp.TEXT_DOCUMENT_HOVER)
     def hover(params: lsp.HoverParams) -> lsp.Hover | None:
-        document = server.document(params.text_document.uri)
-        at = document.offset(params.position.line, params.position.character)
+        document, at = server.place(params)
         session = server.sessions.get(params.text_document.uri)
         good = None if session is None else session.good
         said = describe(document, at, has_images=server.has_images, good=good)
@@ -202,8 +206,7 @@ def _serve_questions(server: MaskServer) -> None:
         lsp.TEXT_DOCUMENT_COMPLETION, lsp.CompletionOptions(trigger_characters=[".", "@", "[", "("])
     )
     def completion(params: lsp.CompletionParams) -> list[lsp.CompletionItem]:
-        document = server.document(params.text_document.uri)
-        at = document.offset(params.position.line, params.position.character)
+        document, at = server.place(params)
         return [
             lsp.CompletionItem(
                 p.text, kind=_KINDS[p.kind], detail=p.detail or None, sort_text=f"{index:04}"
@@ -213,8 +216,7 @@ def _serve_questions(server: MaskServer) -> None:
 
     @server.feature(lsp.TEXT_DOCUMENT_DEFINITION)
     def definition(params: lsp.DefinitionParams) -> lsp.Location | None:
-        document = server.document(params.text_document.uri)
-        at = document.offset(params.position.line, params.position.character)
+        document, at = server.place(params)
         found = find_definition(document, at)
         if found is None:
             return None
@@ -233,8 +235,7 @@ def _serve_questions(server: MaskServer) -> None:
 def _serve_names(server: MaskServer) -> None:
     @server.feature(lsp.TEXT_DOCUMENT_REFERENCES)
     def find_references(params: lsp.ReferenceParams) -> list[lsp.Location]:
-        document = server.document(params.text_document.uri)
-        at = document.offset(params.position.line, params.position.character)
+        document, at = server.place(params)
         return [
             lsp.Location(params.text_document.uri, _range(document, o.span.start, o.span.end))
             for o in references(document, at)
@@ -245,8 +246,7 @@ def _serve_names(server: MaskServer) -> None:
         lsp.TEXT_DOCUMENT_SIGNATURE_HELP, lsp.SignatureHelpOptions(trigger_characters=["(", ","])
     )
     def signature_help(params: lsp.SignatureHelpParams) -> lsp.SignatureHelp | None:
-        document = server.document(params.text_document.uri)
-        at = document.offset(params.position.line, params.position.character)
+        document, at = server.place(params)
         found = signature_at(document, at)
         if found is None:
             return None
@@ -256,15 +256,13 @@ def _serve_names(server: MaskServer) -> None:
 
     @server.feature(lsp.TEXT_DOCUMENT_PREPARE_RENAME)
     def prepare_rename(params: lsp.PrepareRenameParams) -> lsp.Range | None:
-        document = server.document(params.text_document.uri)
-        at = document.offset(params.position.line, params.position.character)
+        document, at = server.place(params)
         found = symbol_at(document, at)
         return None if found is None else _range(document, found.span.start, found.span.end)
 
     @server.feature(lsp.TEXT_DOCUMENT_RENAME, lsp.RenameOptions(prepare_provider=True))
     def rename_symbol(params: lsp.RenameParams) -> lsp.WorkspaceEdit:
-        document = server.document(params.text_document.uri)
-        at = document.offset(params.position.line, params.position.character)
+        document, at = server.place(params)
         try:
             places = rename(document, at, params.new_name)
         except RenameError as error:
