@@ -27,7 +27,6 @@ from dcp_dsl.syntax.diagnostic_formats import explanations
 from dcp_dsl.syntax.diagnostics import Diagnostic, Fix, SpecError, choose_fixes
 from dcp_dsl.syntax.formatter import format_source
 
-GATHER_S = 0.005  # for keys that have come already
 SLICE_S = 0.02  # proofs run this long before they look whether the text has changed
 PROGRESS_AFTER_S = 0.5  # shorter waits need no progress bar
 SWITCH_S = 0.001  # how soon an answer interrupts proofs, which run in a thread
@@ -55,7 +54,8 @@ class MaskServer(LanguageServer):
         self.sessions: dict[str, Session] = {}
         self.has_images = False
         self.has_progress = False
-        # One at a time: the checks of a text remember what those of its last version decided.
+        # One at a time: the checks of a text remember what those of its last version decided, and
+        # keys that come meanwhile are read, so that only the last of them is looked at.
         self.prover = ThreadPoolExecutor(1)
 
     def document(self, uri: str) -> Document:
@@ -91,7 +91,13 @@ class MaskServer(LanguageServer):
         """Send what is wrong with a document: at once what is known, then what proofs find."""
         session = self.sessions[uri]
         document = session.document
-        await asyncio.sleep(GATHER_S)
+        loop = asyncio.get_running_loop()
+
+        def look() -> None:
+            if session.document is document:  # else more keys have come, which come next
+                _ = document.problems
+
+        await loop.run_in_executor(self.prover, look)
         if session.document is not document or uri not in self.sessions:
             return
         self._publish(uri)
@@ -99,7 +105,6 @@ class MaskServer(LanguageServer):
         if checks.is_done:
             return
         progress = _Progress(self, len(checks.steps))
-        loop = asyncio.get_running_loop()
         while not checks.is_done and session.document is document and uri in self.sessions:
             await loop.run_in_executor(self.prover, checks.advance, SLICE_S)
             await progress.report(checks.taken)
