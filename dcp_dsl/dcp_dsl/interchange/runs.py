@@ -103,7 +103,9 @@ def _transposed(slabs: Slabs) -> Slabs:
 
 def slabs_of_rows(runs: LineRuns) -> Slabs:
     """Glue the visible keys of every row to slabs in normal form."""
-    return slabs_of(Region.rectangles(runs.num_lines, runs.line, runs.line + 1, runs.lo, runs.hi))
+    flat = np.zeros(len(runs.line), np.int64)
+    rows = runs.line, runs.line + 1, runs.lo, runs.hi, flat, flat
+    return slabs_of(Region(runs.num_lines, *rows, is_maximal=False))  # in normal form already
 
 
 def slabs_of_keys(runs: LineRuns) -> Slabs:
