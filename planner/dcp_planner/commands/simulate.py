@@ -20,7 +20,7 @@ def simulate(plan: str, cluster: str | None, as_json: bool) -> None:
 
     `--cluster` gives other constants, for example of another machine or of `dcpm calibrate`.
     """
-    from dataclasses import asdict, replace
+    from dataclasses import replace
 
     from dcp_planner.commands.tables import show_simulation
     from dcp_planner.model.cluster_file import find_cluster
@@ -45,7 +45,12 @@ def simulate(plan: str, cluster: str | None, as_json: bool) -> None:
             )
         made = replace(
             made,
-            cluster=replace(constants, nodes=own.nodes, devices_per_node=own.devices_per_node),
+            cluster=replace(
+                constants,
+                nodes=own.nodes,
+                devices_per_node=own.devices_per_node,
+                devices=own.devices,
+            ),
         )
     timings = measure_trace(run_simulation(made), made.num_devices)
     metrics = measure(made)
@@ -57,7 +62,7 @@ def simulate(plan: str, cluster: str | None, as_json: bool) -> None:
             "schema": "dcp.simulate/1",
             "file": plan,
             "digest": digest(made),
-            "cluster": asdict(made.cluster),
+            "cluster": made.cluster.to_json(),
             "predicted": timings.to_json(),
             "metrics": metrics.to_json(),
         }

@@ -1,7 +1,7 @@
 """Clusters that plans are made for, and the shape of the attention that runs there."""
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, Literal, TypeAlias, TypeGuard, TypeVar, get_args
 
 import numpy as np
 
@@ -86,6 +86,16 @@ MOST_KERNEL_TILE = 1 << 16
 """Tokens of a kernel tile's edge."""
 KERNEL_SCHEDULES = ("list", "persistent", "split")
 """Ways in which blocks of threads get to multiprocessors."""
+MessageOrder: TypeAlias = Literal["any", "fifo", "grouped"]
+MESSAGE_ORDERS: tuple[MessageOrder, ...] = get_args(MessageOrder)
+"""What a transport lets wait for what.
+
+``any``: a message starts when both ends have launched it and both ports are free, lowest first.
+``fifo``: a device sends one message after the other, in the order in which it could; nothing waits
+for the target's port. So gloo does, and a slowed link.
+``grouped``: what a device exchanges in one (division, hop) is a group; inputs and results have a
+communicator each, which runs its groups in order. So NCCL does.
+"""
 MOST_RATIO = 1000.0
 """Times that a device may be faster or slower than the cluster's rates."""
 
@@ -156,6 +166,8 @@ class Cluster:
         cta_keys: what a CTA takes beside its keys (start, state, end), as so many keys more.
         kernel_schedule: how CTAs get to multiprocessors, one of `KERNEL_SCHEDULES`; the module
             `launches` explains them.
+        message_order: what a transport lets wait for what, one of `MESSAGE_ORDERS`.
+        comm_sms: multiprocessors that do not compute while messages of a device are under way.
         devices: for each node the rate of each of its devices, relative to `flops_per_s` and
             `copy_bytes_per_s`; empty: all are 1.
         rails: network port j of a node is on rail ``j % rails``.
@@ -190,6 +202,8 @@ class Cluster:
     sms: int = 1
     cta_keys: int = 0
     kernel_schedule: str = "list"
+    message_order: MessageOrder = "any"
+    comm_sms: int = 0
     devices: tuple[tuple[float, ...], ...] = ()
     rails: int = 1
     nodes_per_leaf: int | None = None
@@ -212,12 +226,9 @@ class Cluster:
         if self.inter_latency_s is not None:
             _check_overhead("inter_latency_s", self.inter_latency_s)
         _check_count("cta_keys", self.cta_keys, MOST_KERNEL_TILE, least=0)
-        if self.kernel_schedule not in KERNEL_SCHEDULES:
-            raise ClusterError(
-                f"Cluster.kernel_schedule: expected one of {', '.join(KERNEL_SCHEDULES)}, got "
-                f"{self.kernel_schedule!r:.60}",
-                "kernel_schedule",
-            )
+        _check_count("comm_sms", self.comm_sms, self.sms - 1, least=0)
+        _check_choice("kernel_schedule", self.kernel_schedule, KERNEL_SCHEDULES)
+        _check_choice("message_order", self.message_order, MESSAGE_ORDERS)
         self._check_devices()
         if self.num_devices > MOST_DEVICES:
             raise ClusterError(
@@ -354,6 +365,7 @@ class Cluster:
 
 LATER_FIELDS = frozenset({
     "devices", "rails", "nodes_per_leaf", "spine_bytes_per_s", "sms", "cta_keys", "kernel_schedule",
+    "message_order", "comm_sms",
 })  # fmt: skip
 """Fields that files name only where they are not the default."""
 
@@ -377,6 +389,13 @@ def _check_count(name: str, value: object, most: int, least: int = 1) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ClusterError(
             f"Cluster.{name}: expected a whole number {least} to {most}, got {value!r}", name
+        )
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ClusterError(
+            f"Cluster.{name}: expected one of {', '.join(choices)}, got {value!r:.60}", name
         )
 
 

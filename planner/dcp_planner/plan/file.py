@@ -18,7 +18,13 @@ from typing import Any, Literal, TypeVar, get_args
 from dcp_dsl import DatasetError
 from dcp_dsl.files import check_writable, replacing
 from dcp_planner.errors import InvariantError, PlanError, PlanFileError
-from dcp_planner.model.cluster import LATER_FIELDS, Cluster, ModelShape, devices_of_json
+from dcp_planner.model.cluster import (
+    LATER_FIELDS,
+    Cluster,
+    MessageOrder,
+    ModelShape,
+    devices_of_json,
+)
 from dcp_planner.model.config import MOST_HEAD_GROUPS
 from dcp_planner.model.placement import PlanWarning, WarningCode
 from dcp_planner.plan.arrow_tables import (
@@ -271,13 +277,8 @@ def _member(values: object, key: str, kind: type) -> Any:  # Any: checked to be 
 
 def _record(cls: type[_Record], values: dict[str, Any]) -> _Record:
     """Build a cluster or a shape from its JSON object; every field, each of its type."""
-    kinds: dict[object, type] = {
-        int: int,
-        float: float,
-        str: str,
-        float | None: float,
-        int | None: int,
-    }
+    kinds: dict[object, type] = {int: int, float: float, str: str, MessageOrder: str}
+    kinds |= {float | None: float, int | None: int}
     given: dict[str, Any] = {}
     for field in fields(cls):
         value = values.get(field.name)

@@ -9,7 +9,13 @@ from dcp_dsl.arrays import Bools, Bytes, Indices, Ints
 from dcp_planner.errors import PlanError
 from dcp_planner.model.workload import DIRECTIONS, Direction
 from dcp_planner.schedule.slots import find_shared_rows
-from dcp_planner.simulation.event_loop import Messages, Steps, launches_of_waits, run_events
+from dcp_planner.simulation.event_loop import (
+    Messages,
+    Steps,
+    launches_of_waits,
+    one_group,
+    run_events,
+)
 from dcp_planner.simulation.simulator import find_feeders
 from dcp_planner.tables.plan import Plan, TransferKind
 from dcp_planner.tables.programs import (
@@ -389,7 +395,8 @@ class _Places:
         own_ports = np.tile(np.arange(len(table)), (2, 1))  # messages do not wait for each other
         no_time = np.zeros(len(table), np.int64)
         steps = Steps.of(programs, self.plan.num_devices, np.zeros(len(programs), np.int64))
-        messages = Messages(table.source, table.target, self.feeder, own_ports, no_time, no_time)
+        ends = table.source, table.target, self.feeder, own_ports
+        messages = Messages(*ends, no_time, no_time, *one_group(len(table)), 0, 1.0)
         *_, at, _ = run_events(steps, messages, len(table), 0)
         stuck = np.flatnonzero(at < steps.row_ptr[1:])
         if stuck.size:

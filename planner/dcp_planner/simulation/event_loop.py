@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dcp_dsl.arrays import Bytes, Indices, Ints
-from dcp_planner.jit import compiled, inner
-from dcp_planner.tables.programs import LAUNCH, WAIT, ProgramTable
+from dcp_planner.jit import IntTable, compiled, inner
+from dcp_planner.tables.programs import ATTENTION, LAUNCH, WAIT, ProgramTable
 
 _RESUME, _LEAVE, _ARRIVE = 0, 1, 2
 _WAITING, _READY, _STARTED = 0, 1, 2
@@ -50,6 +50,12 @@ class Messages(NamedTuple):
         ports: int64 ``[2, X]``, port that it leaves by and port that it enters by.
         busy: int64 ``[X]``, time that it occupies both.
         latency: int64 ``[X]``, between leaving and arriving.
+        group: int64 ``[2, X]``, group of messages that it belongs to at its source and its target.
+        group_ptr: int64 ``[G+1]``, members of each group in `members`.
+        members: int64 ``[2X]``, messages.
+        after: int64 ``[G]``, group that a group follows on its communicator, or -1.
+        is_fifo: whether a port serves first what was ready first, not the lowest number.
+        slowdown: times that attention takes longer while messages of its device are under way.
     """
 
     source: Indices
@@ -58,6 +64,18 @@ class Messages(NamedTuple):
     ports: Ints
     busy: Ints
     latency: Ints
+    group: IntTable
+    group_ptr: Ints
+    members: Ints
+    after: Ints
+    is_fifo: int
+    slowdown: float
+
+
+def one_group(size: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Put so many messages into one group that follows nobody: groups hold nothing back."""
+    both = np.concatenate([np.arange(size)] * 2)
+    return np.zeros((2, size), np.int64), np.array([0, 2 * size]), both, np.array([-1])
 
 
 class _State(NamedTuple):
@@ -78,6 +96,10 @@ class _State(NamedTuple):
         first_fed, next_fed: int64 ``[X]``, lists of the messages that pass each message on.
         progress: uint8 ``[X]``, waiting, ready or started.
         has_arrived: uint8 ``[X]``.
+        ready_number: int64 ``[X]``, order in which messages became ready.
+        still_grouped: int64 ``[G]``, ends of messages of each group that are not done.
+        follower: int64 ``[G]``, group that follows each group, or -1.
+        under_way: int64 ``[R]``, messages that each device has launched and that are not done.
         to_start: int64 ``[X+1]``, messages that an event makes ready.
         times, numbers, codes: int64, a binary heap of events.
     """
@@ -97,6 +119,10 @@ class _State(NamedTuple):
     next_fed: Ints
     progress: Bytes
     has_arrived: Bytes
+    ready_number: Ints
+    still_grouped: Ints
+    follower: Ints
+    under_way: Ints
     to_start: Ints
     times: Ints
     numbers: Ints
@@ -186,6 +212,9 @@ def _initial_state(steps: Steps, messages: Messages, num_ports: int) -> _State:
     fed = np.full((2, num_messages), -1, np.int64)
     flags = np.zeros((2, num_messages), np.uint8)
     events = np.zeros((3, room), np.int64)
+    follower = np.full(len(messages.after), -1, np.int64)
+    follows = np.flatnonzero(messages.after >= 0)
+    follower[messages.after[follows]] = follows
     return _State(
         port_ptr=port_ptr,
         port_list=np.argsort(ports, axis=1, kind="stable"),
@@ -202,11 +231,33 @@ def _initial_state(steps: Steps, messages: Messages, num_ports: int) -> _State:
         next_fed=fed[1],
         progress=flags[0],
         has_arrived=flags[1],
+        ready_number=np.zeros(num_messages, np.int64),
+        still_grouped=np.diff(messages.group_ptr),
+        follower=follower,
+        under_way=np.zeros(len(steps.row_ptr), np.int64),
         to_start=np.zeros(num_messages + 1, np.int64),
         times=events[0],
         numbers=events[1],
         codes=events[2],
     )
+
+
+@inner
+def _is_ready(
+    group: IntTable,
+    after: Ints,
+    still_grouped: Ints,
+    launch_row: IntTable,
+    feeder: Ints,
+    has_arrived: Bytes,
+    x: int,
+) -> int:
+    """Say whether both ends launched a message, their groups' turns came, and its data is there."""
+    for side in range(2):
+        before = after[group[side, x]]
+        if launch_row[side, x] < 0 or (before >= 0 and still_grouped[before] > 0):
+            return 0
+    return 1 if feeder[x] < 0 or has_arrived[feeder[x]] > 0 else 0
 
 
 @compiled
@@ -222,6 +273,9 @@ def _play(steps: Steps, messages: Messages, current: _State, start_ns: int) -> i
     first_fed, next_fed = current.first_fed, current.next_fed
     state, has_arrived, to_start = current.progress, current.has_arrived, current.to_start
     times, numbers, codes = current.times, current.numbers, current.codes
+    group, group_ptr, members = messages.group, messages.group_ptr, messages.members
+    after, still_grouped, follower = messages.after, current.still_grouped, current.follower
+    ready_number, under_way, made_ready = current.ready_number, current.under_way, 0
     num_devices, num_messages = len(row_ptr) - 1, len(source)
     for x in range(num_messages - 1, -1, -1):
         if feeder[x] >= 0:
@@ -243,6 +297,8 @@ def _play(steps: Steps, messages: Messages, current: _State, start_ns: int) -> i
             device = subject
         else:
             side = 0 if what == _LEAVE else 1
+            done = group[side, subject]
+            still_grouped[done] -= 1
             if what == _LEAVE:
                 freed = True
                 is_busy[0, ports[0, subject]] = 0
@@ -251,13 +307,23 @@ def _play(steps: Steps, messages: Messages, current: _State, start_ns: int) -> i
                 has_arrived[subject] = 1
                 x = first_fed[subject]
                 while x >= 0:
-                    if launch_row[0, x] >= 0 and launch_row[1, x] >= 0:
+                    if _is_ready(group, after, still_grouped, launch_row, feeder, has_arrived, x):
                         to_start[starting] = x
                         starting += 1
                     x = next_fed[x]
             row = launch_row[side, subject]
             still_open[row] -= 1
             here = source[subject] if side == 0 else target[subject]
+            under_way[here] -= 1
+            if still_grouped[done] == 0 and follower[done] >= 0:
+                for k in range(group_ptr[follower[done]], group_ptr[follower[done] + 1]):
+                    x = members[k]
+                    if (  # one that the arrival feeds is in line already
+                        _is_ready(group, after, still_grouped, launch_row, feeder, has_arrived, x)
+                        and (what == _LEAVE or feeder[x] != subject)
+                    ):
+                        to_start[starting] = x
+                        starting += 1
             row_at = at[here]
             if (
                 still_open[row] == 0
@@ -284,14 +350,17 @@ def _play(steps: Steps, messages: Messages, current: _State, start_ns: int) -> i
                         x = items[k]
                         side = 0 if source[x] == device else 1
                         still_open[row] += 1
+                        under_way[device] += 1
                         launch_row[side, x] = row
-                        if launch_row[1 - side, x] >= 0 and (
-                            feeder[x] < 0 or has_arrived[feeder[x]]
+                        if _is_ready(
+                            group, after, still_grouped, launch_row, feeder, has_arrived, x
                         ):
                             to_start[starting] = x
                             starting += 1
                 else:
                     ended[row] = now + duration[row]
+                    if under_way[device] > 0 and messages.slowdown > 1.0 and op[row] == ATTENTION:
+                        ended[row] = now + int(np.ceil(duration[row] * messages.slowdown))
                     if duration[row] > 0:
                         at[device] += 1
                         heap_size = _push(
@@ -309,6 +378,8 @@ def _play(steps: Steps, messages: Messages, current: _State, start_ns: int) -> i
         for n in range(starting):
             x = to_start[n]
             state[x] = _READY
+            made_ready += 1
+            ready_number[x] = made_ready
             for side in range(2):
                 ready_at[side, ports[side, x]] += 1
         # New messages first, then what waited for the ports that have become free.
@@ -332,9 +403,12 @@ def _play(steps: Steps, messages: Messages, current: _State, start_ns: int) -> i
                     y = port_list[side, k]
                     if state[y] == _READY:
                         unseen -= 1
-                        if not is_busy[1 - side, ports[1 - side, y]]:
+                        if not is_busy[1 - side, ports[1 - side, y]] and (
+                            x < 0 or ready_number[y] < ready_number[x]
+                        ):
                             x = y
-                            break
+                            if not messages.is_fifo:
+                                break
                     k += 1
                 if x < 0:
                     continue

@@ -4,10 +4,10 @@ The model, per device: one compute lane, which stands still at a `CommWait`; for
 node one port that sends and one that receives, and for links between nodes the two ports of its
 NIC, all independent of each other. A message starts once both ends have launched it, what it passes
 on has arrived, and both ports are free; it occupies both for ``Link.busy_s`` and arrives the link's
-latency later. A free port takes the lowest transfer id that it can serve. Attention takes what its
-blocks of threads take (`KernelWork`), reductions `reduction_seconds`, each after the launch of its
-kernel; copying the own blocks counts as free. Backward starts when the slowest device has finished
-forward. Times are whole nanoseconds, durations rounded up.
+latency later. `MESSAGE_ORDERS` says which one a free port takes, and what else waits. Attention
+takes what its blocks of threads take (`KernelWork`), reductions `reduction_seconds`, each after the
+launch of its kernel; copying the own blocks counts as free. Backward starts when the slowest device
+has finished forward. Times are whole nanoseconds, durations rounded up.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,13 @@ from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.cost_model import reduction_seconds
 from dcp_planner.model.launches import KernelWork
 from dcp_planner.model.workload import Direction
-from dcp_planner.simulation.event_loop import Messages, Steps, launches_of_waits, run_events
+from dcp_planner.simulation.event_loop import (
+    Messages,
+    Steps,
+    launches_of_waits,
+    one_group,
+    run_events,
+)
 from dcp_planner.simulation.event_names import message_names, wait_name
 from dcp_planner.simulation.trace import COLUMNS, EVENT_KINDS, Trace
 from dcp_planner.tables.head_groups import expand_head_groups
@@ -169,10 +175,15 @@ def play(
     latency_ns = _nanoseconds(latency)
     steps = Steps.of(programs, cluster.num_devices, _nanoseconds(duration))
     ports = np.where(link > 0, cluster.num_devices + nics[ends], ends)
-    messages = Messages(
-        transfers.source, transfers.target, find_feeders(transfers), ports, busy_ns, latency_ns
-    )
     num_ports = cluster.num_devices + int(nics[-1]) + 1
+    if cluster.message_order == "fifo":  # one port to send from, and the target's is always free
+        ports[0], ports[1] = transfers.source, num_ports + np.arange(len(transfers))
+        num_ports += len(transfers)
+    messages = Messages(
+        transfers.source, transfers.target, find_feeders(transfers), ports, busy_ns, latency_ns,
+        *_groups(programs, transfers, cluster), int(cluster.message_order == "fifo"),
+        cluster.sms / (cluster.sms - cluster.comm_sms),
+    )  # fmt: skip
     begun, ended, started, at, end_ns = run_events(steps, messages, num_ports, start_ns)
     stuck = np.flatnonzero(at < steps.row_ptr[1:])
     if stuck.size:
@@ -182,6 +193,41 @@ def play(
         )
     left = started + busy_ns
     return Played(programs, begun, ended, started, left, left + latency_ns, int(end_ns))
+
+
+def _groups(
+    programs: ProgramTable, transfers: Transfers, cluster: Cluster
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Find the group of each end of each message, the members of groups, and whom they follow.
+
+    One group of everything where messages do not travel in groups.
+    """
+    size = len(transfers)
+    if cluster.message_order != "grouped" or not size:
+        return one_group(size)
+    is_launch = programs.op == LAUNCH
+    row = np.repeat(np.flatnonzero(is_launch), np.diff(programs.item_ptr)[is_launch])
+    items = programs.items[np.repeat(is_launch, np.diff(programs.item_ptr))]
+    launch = np.full((2, size), -1, np.int64)
+    launch[(programs.device[row] != transfers.source[items]).astype(np.int64), items] = row
+    # A communicator is a device and a kind of message; what it sends in one division and hop is one
+    # group, and its first launch says when its turn is.
+    is_result = np.tile(transfers.kind >= TransferKind.OUT, 2)
+    communicator = np.concatenate([transfers.source, transfers.target]) * 2 + is_result
+    division, hop = np.tile(transfers.division, 2), np.tile(transfers.hop, 2)
+    key = (communicator.astype(np.int64) << 40) + (division.astype(np.int64) << 8) + hop
+    key[launch.ravel() < 0] = -1  # of the other direction: they belong together and hold nobody up
+    communicator = np.where(key < 0, -1, communicator)
+    _, first, group = np.unique(key, return_index=True, return_inverse=True)
+    begins = np.full(len(first), np.iinfo(np.int64).max)
+    np.minimum.at(begins, group, launch.ravel())
+    order = np.lexsort((begins, communicator[first]))
+    after = np.full(len(first), -1, np.int64)
+    follows = np.diff(communicator[first][order]) == 0
+    after[order[1:][follows]] = order[:-1][follows]
+    members = np.argsort(group, kind="stable") % size
+    group_ptr = np.append(0, np.cumsum(np.bincount(group, minlength=len(first))))
+    return group.reshape(2, size), group_ptr, members, after
 
 
 def find_feeders(transfers: Transfers) -> Ints:

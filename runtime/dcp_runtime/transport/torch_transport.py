@@ -130,6 +130,8 @@ class GlooTransport(_GroupTransport):
         limit: hold outgoing messages back as a slower link would.
     """
 
+    message_order = "fifo"
+
     def __init__(
         self, group: dist.ProcessGroup | None, timeout_s: float, limit: LinkLimit | None = None
     ) -> None:
@@ -260,6 +262,8 @@ class NcclTransport(_GroupTransport):
     without anybody watching. The host waits for a batch by asking, so that a peer that is gone is
     named and not waited for forever.
     """
+
+    message_order = "grouped"
 
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
         super().__init__(group, timeout_s)

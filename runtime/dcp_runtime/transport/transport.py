@@ -8,11 +8,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 from torch._C._distributed_c10d import Store  # torch.distributed.Store, with its type
 
 from dcp_planner import Direction
+from dcp_planner.model import MessageOrder
 from dcp_runtime.plans.device_plan import Transfer
 from dcp_runtime.transport.clock import Timeline
 from dcp_runtime.transport.failure_registry import FailureRegistry
@@ -73,7 +75,13 @@ class Parcel:
 
 
 class Transport(ABC):
-    """Carries one rank's messages to the other ranks; all ranks share one store."""
+    """Carries one rank's messages to the other ranks; all ranks share one store.
+
+    Attributes:
+        message_order: what it lets wait for what, as the simulator plays it.
+    """
+
+    message_order: ClassVar[MessageOrder] = "any"
 
     def __init__(self, rank: int, size: int, store: Store, timeout_s: float) -> None:
         self.rank, self.size, self._timeout_s = rank, size, timeout_s

@@ -1,0 +1,109 @@
+"""What waits for what under each order of messages, on programs written by hand and on plans."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dcp_planner import Cluster, ClusterError, ModelShape, PlanConfig, build_plan, predict, simulate
+from dcp_planner.model import MESSAGE_ORDERS
+
+SHAPE = ModelShape(1, 1, 16, 4)
+CLUSTER = Cluster(2, 2, 1e6, inter_bytes_per_s=1e6, latency_s=0.0, flops_per_s=1e15)
+
+
+@pytest.fixture(scope="module")
+def plan(masks):
+    sparsity = masks.pack([masks.causal(512)], 32)
+    return build_plan(
+        sparsity, SHAPE, CLUSTER, PlanConfig(partitioner="static:zigzag", divisions=4)
+    )
+
+
+def played(plan, order):
+    trace = simulate(replace(plan, cluster=replace(plan.cluster, message_order=order)))
+    rows = {}
+    for kind, name in ((3, "send"), (4, "receive")):
+        for e in np.flatnonzero(trace.kind == kind):
+            rows[name, int(trace.transfer[e])] = (int(trace.start_ns[e]), int(trace.end_ns[e]))
+    return trace, rows
+
+
+def group_of(plan, x):
+    table = plan.transfers
+    return bool(table.is_backward[x]), table.kind[x] >= 2, int(table.division[x]), int(table.hop[x])
+
+
+def test_a_group_begins_when_the_one_before_it_is_done_at_both_ends(plan):
+    _, rows = played(plan, "grouped")
+    table = plan.transfers
+    for device in range(4):
+        mine = [x for x in range(len(table)) if device in (table.source[x], table.target[x])]
+        groups = {}
+        for x in mine:
+            end = rows["send" if table.source[x] == device else "receive", x][1]
+            groups.setdefault(group_of(plan, x), []).append((rows["send", x][0], end))
+        channels = {}
+        for key, spans in groups.items():
+            channels.setdefault(key[:2], []).append(
+                (min(a for a, _ in spans), max(b for _, b in spans))
+            )
+        assert any(len(spans) > 1 for spans in channels.values())
+        for spans in channels.values():
+            spans.sort()
+            for (_, end), (begin, _) in itertools.pairwise(spans):
+                assert begin >= end
+
+
+def test_without_groups_messages_overtake_them(plan):
+    """The same check fails where nothing holds messages back: it can tell the two apart."""
+    _, rows = played(plan, "any")
+    table = plan.transfers
+    overtakes = 0
+    for x in range(len(table)):
+        for y in range(len(table)):
+            same = group_of(plan, x)[:2] == group_of(plan, y)[:2]
+            meets = {table.source[x], table.target[x]} & {table.source[y], table.target[y]}
+            if same and meets and group_of(plan, x) < group_of(plan, y):
+                overtakes += rows["send", y][0] < rows["send", x][1]
+    assert overtakes > 0
+
+
+def test_fifo_sends_one_by_one_and_waits_for_no_receiver(plan):
+    _, rows = played(plan, "fifo")
+    table = plan.transfers
+    for device in range(4):
+        sent = sorted(rows["send", x] for x in range(len(table)) if table.source[x] == device)
+        assert all(b[0] >= a[1] for a, b in itertools.pairwise(sent))
+    # Two devices may send to a third at once, which a port of the receiver would forbid.
+    overlaps = sum(
+        rows["receive", x][0] < rows["receive", y][0] < rows["receive", x][1]
+        for x in range(len(table)) for y in range(len(table))
+        if table.target[x] == table.target[y] and x != y
+    )  # fmt: skip
+    assert overlaps > 0
+
+
+def test_messages_take_multiprocessors_from_attention(masks):
+    slow = replace(CLUSTER, flops_per_s=1e8, sms=4)
+    sparsity = masks.pack([masks.causal(512)], 32)
+    plan = build_plan(sparsity, SHAPE, slow, PlanConfig(partitioner="static:zigzag", divisions=4))
+    taken = replace(plan, cluster=replace(slow, comm_sms=2))
+    free = replace(plan, cluster=replace(slow, comm_sms=0))
+    assert predict(free).seconds < predict(taken).seconds < 2 * predict(free).seconds + 1
+    own = [simulate(p) for p in (free, taken)]
+    first = [t.end_ns[(t.kind == 0) & (t.division == 0)].min() for t in own]
+    assert first[1] == pytest.approx(2 * first[0], rel=0.01)  # its inputs are on the way
+
+
+def test_every_order_ends(plan):
+    for order in MESSAGE_ORDERS:
+        assert predict(replace(plan, cluster=replace(CLUSTER, message_order=order))).seconds > 0
+
+
+def test_other_orders_are_refused():
+    with pytest.raises(ClusterError, match=r"expected one of any, fifo, grouped, got 'lifo'"):
+        Cluster(message_order="lifo")
+    with pytest.raises(ClusterError, match=r"Cluster\.comm_sms: expected a whole number 0 to 3"):
+        Cluster(sms=4, comm_sms=4)

@@ -1,0 +1,106 @@
+"""The simulator plays messages as the transports send them: event by event on slowed gloo links."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dcp_dsl import Sample, Spec, block_sparsity
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, preset, simulate
+from dcp_planner.simulation import EVENT_KINDS
+from dcp_runtime.launch.config import RunConfig
+from dcp_runtime.launch.launcher import open_world, run_plan
+from dcp_runtime.transport.limits import LinkLimit
+from dcp_runtime.transport.torch_transport import GlooTransport, NcclTransport
+
+RATE = 2e5
+"""Bytes per second of a slowed link: a message takes 80 ms, far more than a rank's own work."""
+SHAPE = ModelShape(1, 1, 16, 4)
+CLUSTER = Cluster(
+    2, 2, intra_bytes_per_s=RATE, inter_bytes_per_s=RATE, latency_s=0.0, flops_per_s=1e12,
+    message_order=GlooTransport.message_order,
+)  # fmt: skip
+
+
+def forward(trace, kind):
+    chosen = (trace.kind == EVENT_KINDS.index(kind)) & ~trace.is_backward
+    return np.flatnonzero(chosen)
+
+
+def times_of(trace, kind):
+    """End of each message of forward, by (device, transfer), in seconds from the first launch.
+
+    Sends: a thread notes receives in the order in which they were posted, so later than they came.
+    """
+    return {
+        (int(trace.device[e]), int(trace.transfer[e])): trace.end_ns[e] / 1e9
+        for e in forward(trace, kind)
+    }
+
+
+@pytest.fixture(scope="module")
+def traces():
+    mask = Spec.from_text("mask m = causal").mask("m")
+    sparsity = block_sparsity([mask.bind(Sample(length=1024))], 128, 128)
+    config = PlanConfig(partitioner="static:zigzag", divisions=3)
+    plan = build_plan(sparsity, SHAPE, CLUSTER, config)
+    assert plan.transfers.hop.max() > 0  # some messages are passed on
+    with open_world(4) as world:
+        runs = [
+            run_plan(plan, RunConfig(ranks=4, link=LinkLimit(RATE)), world).trace for _ in range(2)
+        ]
+    return plan, runs[1]  # the first one connects
+
+
+def test_messages_leave_in_the_order_and_at_the_times_that_are_predicted(traces):
+    plan, measured = traces
+    predicted = simulate(plan)
+    found, expected = (times_of(trace, "send") for trace in (measured, predicted))
+    assert found.keys() == expected.keys()
+    assert len(found) > 15
+    ready = {
+        (int(predicted.device[e]), int(predicted.transfer[e])): predicted.ready_ns[e] / 1e9
+        for e in forward(predicted, "send")
+    }
+    # What is ready at the same moment may leave in either order; all else in the one predicted.
+    pairs = [
+        (a, b) for a in expected for b in expected
+        if a[0] == b[0] and expected[a] < expected[b] and abs(ready[a] - ready[b]) > 0.02
+    ]  # fmt: skip
+    assert len(pairs) > 20
+    assert all(found[a] < found[b] for a, b in pairs)
+    total = max(expected.values())
+    late = [found[key] - expected[key] for key in expected]
+    assert np.median(np.abs(late)) < 0.05 * total
+    assert max(map(abs, late)) < 0.15 * total
+
+
+def test_ranks_wait_for_what_is_predicted(traces):
+    plan, measured = traces
+    spent = []
+    for trace in (measured, simulate(plan)):
+        waits = {}
+        for e in forward(trace, "wait"):
+            key = int(trace.device[e]), trace.name_of(int(e))
+            waits[key] = waits.get(key, 0.0) + (trace.end_ns[e] - trace.start_ns[e]) / 1e9
+        spent.append(waits)
+    total = max(times_of(simulate(plan), "send").values())
+    for key in spent[0].keys() | spent[1].keys():
+        assert spent[0].get(key, 0.0) == pytest.approx(spent[1].get(key, 0.0), abs=0.15 * total)
+
+
+def test_the_order_of_another_transport_would_not_fit(traces):
+    plan, measured = traces
+    found = times_of(measured, "send")
+    errors = []
+    for order in (GlooTransport.message_order, "any", NcclTransport.message_order):
+        other = replace(plan, cluster=replace(plan.cluster, message_order=order))
+        expected = times_of(simulate(other), "send")
+        errors.append(np.mean([abs(found[key] - expected[key]) for key in found]))
+    assert errors[0] < 0.5 * min(errors[1:])
+
+
+def test_presets_name_the_order_of_their_transport():
+    assert preset("cpu-gloo").message_order == GlooTransport.message_order == "fifo"
+    for name in ("a100-p4de", "h100-dgx", "h200-dgx", "b200-dgx"):
+        assert preset(name).message_order == NcclTransport.message_order == "grouped"
