@@ -72,7 +72,8 @@ def test_messages_leave_in_the_order_and_at_the_times_that_are_predicted(traces)
     total = max(expected.values())
     late = [found[key] - expected[key] for key in expected]
     assert np.median(np.abs(late)) < 0.05 * total
-    assert max(map(abs, late)) < 0.15 * total
+    message = plan.transfers.size_bytes.max() / RATE  # two that are ready at once may change places
+    assert max(map(abs, late)) < message + 0.05 * total
 
 
 def test_ranks_wait_for_what_is_predicted(traces):
