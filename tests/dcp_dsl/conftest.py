@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 
 from dcp_dsl import BlockSparsity, Slabs
 
-collect_ignore = ["reference_oracle"]  # imported by `test_reference`, no test of its own
-
 
 def _paint(slabs: Slabs) -> NDArray[np.bool_]:
     """Paint slabs row by row and fail if two of them overlap or a row of one is empty."""

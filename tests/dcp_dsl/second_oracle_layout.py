@@ -221,9 +221,9 @@ class Frame:
     def find(self, segment: Node) -> list[Instance]:
         match segment:
             case ("first", base, count):
-                return [each for each in self.instances(base) if each.number < count]
+                return numbered([e for e in self.instances(base) if e.number < count])
             case ("last", base, count):
-                return [e for e in self.instances(base) if e.number >= e.count - count]
+                return numbered([e for e in self.instances(base) if e.number >= e.count - count])
             case ("every", size, base):
                 return numbered(self.tiles(size, base))
             case ("file", module, name):

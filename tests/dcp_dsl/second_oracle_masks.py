@@ -156,12 +156,17 @@ class Masks:
         text = f"{draw(2)} {self.sign()} {draw(1)}"
         return f"{text} {self.sign()} {draw(0)}" if self.text.chance(15) else text
 
+    def ends(self, segment: str) -> str:
+        return f"{self.pick(['first', 'last'])}({segment}{self.pick(['', ', 1', ', 2', ', 3'])})"
+
     def asked(self) -> str:
         segment = self.pick(self.segments())
         name, place = segment.name, self.position(1)
         choices = [f"{place} in {name}", f"{place} not in {name}", f"same({name})"]
         if segment.has_numbers:
-            ends = f"{self.pick(['first', 'last'])}({name}{self.pick(['', ', 1', ', 2'])})"
+            ends = self.ends(name)
+            if self.text.chance(20):
+                ends = self.ends(ends)
             other = f"{self.position(1)}.{name}"
             choices += [
                 f"{place} in {ends}",

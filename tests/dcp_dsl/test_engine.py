@@ -1,4 +1,4 @@
-"""The symbolic engine against the dense oracle, on random masks and samples."""
+"""Laws of slabs: one canonical list for each set of pairs, `per` as a frame, causal triangles."""
 
 import importlib.util
 from pathlib import Path
@@ -18,12 +18,11 @@ drawn = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(drawn)
 
 # Each example parses, checks and binds a mask; deadlines would only measure the machine.
-thorough = settings(
-    max_examples=150, deadline=None, derandomize=True,
+brief = settings(
+    max_examples=60, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )  # fmt: skip
-brief = settings(thorough, max_examples=60)
-few = settings(thorough, max_examples=25)
+few = settings(brief, max_examples=30)
 
 
 def bound(text, columns, length):
@@ -36,17 +35,11 @@ def bound(text, columns, length):
     return mask, sample, mask.bind(sample)
 
 
-@thorough
-@given(text=drawn.masks, sample=drawn.samples())
-def test_slabs_equal_the_dense_mask(text, sample, paint):
-    mask, values, slabs = bound(text, *sample)
-    assert np.array_equal(paint(slabs), dense_mask(mask, values))
-
-
 @few
 @given(text=drawn.masks, sample=drawn.samples())
 def test_slabs_are_sorted_and_depend_on_the_set_of_pairs_only(text, sample, paint):
     mask, values, slabs = bound(text, *sample)
+    assert np.array_equal(paint(slabs), dense_mask(mask, values))
     order = np.lexsort((slabs.kv_start, slabs.q_start))
     assert np.array_equal(order, np.arange(len(slabs)))
     twice = Spec.from_text(f"{drawn.LAYOUTS}\nmask m = not (not ({text}) or false)").mask("m")
@@ -62,36 +55,6 @@ def mask_by_rows(dense):
     while len(tree) > 1:  # joined in bunches: nesting and length of a statement are limited
         tree = [" or ".join(f"({t})" for t in tree[i : i + 8]) for i in range(0, len(tree), 8)]
     return Spec.from_text(f"mask m = {tree[0]}").mask("m")
-
-
-@brief
-@given(
-    texts=st.lists(st.tuples(drawn.masks, drawn.samples()), min_size=1, max_size=3),
-    block_q=st.integers(1, 9),
-    block_kv=st.integers(1, 9),
-)
-def test_block_counts_equal_those_of_the_dense_mask(texts, block_q, block_kv, unpack):
-    bounds = [bound(text, *sample) for text, sample in texts]
-    blocks = block_sparsity([slabs for _, _, slabs in bounds], block_q, block_kv)
-    total = sum(values.length for _, values, _ in bounds)
-    dense = np.zeros((total, total), bool)
-    at = 0
-    for mask, values, _ in bounds:
-        dense[at : at + values.length, at : at + values.length] = dense_mask(mask, values)
-        at += values.length
-    rows, cols = len(blocks.q_bounds) - 1, len(blocks.kv_bounds) - 1
-    expected = np.zeros((rows, cols), int)
-    full = np.zeros((rows, cols), bool)
-    for i in range(rows):
-        for j in range(cols):
-            part = dense[
-                blocks.q_bounds[i] : blocks.q_bounds[i + 1],
-                blocks.kv_bounds[j] : blocks.kv_bounds[j + 1],
-            ]
-            expected[i, j], full[i, j] = part.sum(), part.all()
-    assert np.array_equal(unpack(blocks), expected)
-    assert (blocks.pairs > 0).all()
-    assert np.array_equal(blocks.kind == 2, full[blocks.row_idx, blocks.col_idx])
 
 
 @brief

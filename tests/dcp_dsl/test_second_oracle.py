@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dcp_dsl
-from dcp_dsl import DCPError, Form, Mask, Sample, Spec, SpecError, block_sparsity
+from dcp_dsl import DCPError, Form, Mask, Sample, Spec, SpecError, block_sparsity, dense_mask
 
 HERE = Path(__file__).parent
 
@@ -87,6 +87,7 @@ def compare_all(seeds: range, folder: Path) -> tuple[int, int, int]:
             visible += bool(expected.any() and not expected.all())
             try:
                 assert_equal(form, expected, rng)
+                np.testing.assert_array_equal(dense_mask(mask, Sample(columns, n)), expected)
             except AssertionError as error:
                 message = (
                     f"seed {seed}\n{text.imported}\n{text.source}\n{columns}, {n} tokens\n{error}"
