@@ -13,13 +13,13 @@ SEED ?= 1
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
 .PHONY: demo test editor screenshots loss-parity setup setup-dev chromium check mypy pyright format \
-	test-slow test-quick test-flaky test-nightly test-mutations test-python coverage gpu clean
+	compiled test-slow test-quick test-flaky test-nightly test-mutations test-python coverage gpu clean
 
 demo: setup ## run the whole way once, then serve the dashboard; ARGS="--no-serve" to stop before
 	$(BIN)/dcpm demo $(ARGS)
 
 test: setup-dev chromium ## everything that CI runs
-	$(MAKE) check
+	$(MAKE) -j2 check compiled
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 	$(BIN)/python tests/check_wheel.py
 
@@ -28,6 +28,9 @@ check:
 	$(BIN)/ruff check .
 	$(MAKE) -j2 mypy pyright
 	$(BIN)/lint-imports
+
+compiled: ## compile the planner once: the processes of tests would each do it, side by side
+	$(BIN)/python -c "from dcp_dashboard.editing.planning import warm_up; warm_up()"
 
 mypy:
 	$(BIN)/mypy

@@ -1,20 +1,13 @@
 """Documents that show commands: each prints what stands there, and Python examples run."""
 
 import doctest
-import importlib.util
 import re
 from pathlib import Path
 
+import generate_console as console
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-_spec = importlib.util.spec_from_file_location(
-    "generate_console", ROOT / "docs" / "generate_console.py"
-)
-assert _spec is not None
-assert _spec.loader is not None
-console = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(console)
 
 
 @pytest.mark.parametrize("name", console.DOCUMENTS)

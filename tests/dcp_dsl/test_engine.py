@@ -1,21 +1,12 @@
 """Laws of slabs: one canonical list for each set of pairs, `per` as a frame, causal triangles."""
 
-import importlib.util
-from pathlib import Path
-
+import mask_strategies as drawn
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from dcp_dsl import Sample, Spec, SpecError, block_sparsity, dense_mask
-
-_path = Path(__file__).with_name("mask_strategies.py")
-_spec = importlib.util.spec_from_file_location("mask_strategies", _path)
-assert _spec is not None
-assert _spec.loader is not None
-drawn = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(drawn)
 
 # Each example parses, checks and binds a mask; deadlines would only measure the machine.
 brief = settings(

@@ -1,14 +1,12 @@
 """Every form of a mask against the dense oracle: random texts with every construct, all blocks."""
 
-import importlib.util
-import sys
 from collections import Counter
 from itertools import product
-from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
+import random_masks as written
 
 from dcp_dsl import DatasetError, Form, Sample, Slabs, Spec, SpecError, block_sparsity, dense_mask
 from dcp_dsl.forms import (
@@ -21,15 +19,6 @@ from dcp_dsl.forms import (
     subtract,
     unite,
 )
-
-_path = Path(__file__).with_name("random_masks.py")
-_spec = importlib.util.spec_from_file_location("random_masks", _path)
-assert _spec is not None
-assert _spec.loader is not None
-written = importlib.util.module_from_spec(_spec)
-
-sys.modules["random_masks"] = written  # dataclasses look their module up while they are made
-_spec.loader.exec_module(written)
 
 BATCHES, MASKS, SAMPLES = 5, 140, 8
 

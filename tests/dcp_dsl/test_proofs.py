@@ -1,8 +1,6 @@
 """What is proved holds on every sample: proofs against the dense oracle, and what they can show."""
 
-import importlib.util
-from pathlib import Path
-
+import mask_strategies as drawn
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -10,12 +8,6 @@ from hypothesis import HealthCheck, assume, given, settings
 from dcp_dsl import DatasetError, Sample, Spec, SpecError, check_report, dense_mask
 from dcp_dsl.proof.formula import INFINITE, Bound, Var, all_of, any_of, has_case, negate
 from dcp_dsl.proof.proving import never
-
-_spec = importlib.util.spec_from_file_location(
-    "mask_strategies", Path(__file__).parent / "mask_strategies.py"
-)
-drawn = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(drawn)
 
 SPEC = Spec.from_text(drawn.LAYOUTS)
 PER = {"same": np.eye, "behind": lambda n: np.tri(n, k=-1), "before": lambda n: 1 - np.tri(n)}

@@ -1,31 +1,15 @@
 """Compiled masks equal a second oracle, written from docs/language, on random texts and samples."""
 
-import importlib.util
-import sys
 from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
+from second_oracle import dense
+from second_oracle_texts import Text
 
 import dcp_dsl
 from dcp_dsl import DCPError, Form, Mask, Sample, Spec, SpecError, block_sparsity, dense_mask
-
-HERE = Path(__file__).parent
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-load("second_oracle_parser")
-load("second_oracle_layout")
-dense = load("second_oracle").dense
-load("second_oracle_masks")
-Text = load("second_oracle_texts").Text
 
 SAMPLES = 4  # of each text
 

@@ -1,10 +1,10 @@
 """The grammar: all specs parse, the formatter and the parser agree, the library is sound."""
 
-import importlib.util
 import logging
 import sys
 from pathlib import Path
 
+import mask_strategies as drawn
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -20,13 +20,6 @@ TESTS = Path(__file__).parents[1]
 SPECS = sorted((TESTS / "fixtures" / "specs").glob("*.dcpm"))
 LIBRARY = sorted(Path(str(MASKS)).glob("*.dcpm"))
 
-_spec = importlib.util.spec_from_file_location(
-    "mask_strategies", TESTS / "dcp_dsl" / "mask_strategies.py"
-)
-assert _spec is not None
-assert _spec.loader is not None
-drawn = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(drawn)
 
 quick = settings(
     max_examples=120, deadline=None, derandomize=True,

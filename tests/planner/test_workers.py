@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # a worker finds what its owner finds
-
 from dcp_planner.workers import worker as worker_module
 from dcp_planner.workers.frames import FrameBuffer, FrameError, pack_frame
 from dcp_planner.workers.pool import WorkerPool

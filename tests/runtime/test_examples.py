@@ -7,12 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import loss_parity
 import pytest
 import torch
 import torch.distributed as dist
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-import loss_parity
 import train_gpt
 
 from dcp_runtime import DCPExecutor

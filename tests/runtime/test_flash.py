@@ -4,13 +4,12 @@ Stand-ins have the signatures of what they replace: the schema that torch regist
 operators, and that of flash-attn-4 4.0.0b36. They compute segment by segment in float64.
 """
 
-import importlib.util
 import sys
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import test_kernels as kernel_tests
 import torch
 
 from dcp_runtime.errors import RunError
@@ -18,11 +17,6 @@ from dcp_runtime.kernels import flash4
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.flash import FlashKernel
 from dcp_runtime.kernels.flash4 import Flash4Kernel
-
-_path = Path(__file__).with_name("test_kernels.py")
-_spec = importlib.util.spec_from_file_location("kernel_tests", _path)
-kernel_tests = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(kernel_tests)
 
 
 class Segments:

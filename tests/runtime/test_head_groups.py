@@ -1,15 +1,10 @@
 """Plans in head groups on ranks as threads: exact for every grouping of every kind of heads."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
 from loader_options import make_loader
 
 from dcp_dsl import Spec

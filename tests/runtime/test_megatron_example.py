@@ -1,17 +1,12 @@
 """Megatron's attention layer with DCP's core attention computes what it does with dense masks."""
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from loader_options import make_loader
 from megatron_attention import CurrentPlans, DCPCoreAttention
+from torch.utils.checkpoint import checkpoint
 
 from dcp_dsl import Sample, Spec, dense_mask
 from dcp_planner import Cluster, ModelShape

@@ -1,14 +1,10 @@
 """`DCPExecutor` and `DCPAttn` as training loops use them, on loopback worlds."""
 
 import re
-import sys
-from pathlib import Path
 
+import model_scenarios
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-import model_scenarios
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_planner.plan import decode_part, encode_parts

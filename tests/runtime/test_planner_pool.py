@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from loader_options import make_loader
 
 from dcp_dsl import DatasetError, DCPError, Spec

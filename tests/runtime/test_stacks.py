@@ -1,16 +1,12 @@
 """Layers with masks of their own, from a `stack` to the loader's plans: one ownership, exact."""
 
 import json
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
-
-sys.path.insert(0, str(Path(__file__).parent))
 from loader_options import make_loader
+from torch.utils.checkpoint import checkpoint
 
 from dcp_dsl import HeadError, Sample, Spec, dense_mask
 from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, digest
