@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import HashStore, Store
 
+from dcp_runtime.data import shared_plans
 from dcp_runtime.data.shared_plans import PlanExchange
 from dcp_runtime.errors import RunError
 from dcp_runtime.transport.failure_registry import FailureRegistry, Status
@@ -101,6 +102,17 @@ def test_a_plan_that_cannot_be_left_in_the_store_is_said_so(monkeypatch):
     exchange._store = DeadlineStore(store, 10)  # keys with a prefix are written from C++
     with pytest.raises(RunError, match=r"plan of batch 3: Connection reset; the cause is"):
         exchange.publish(3, [b"", b""])
+
+
+def test_a_part_that_was_taken_leaves_the_store(monkeypatch):
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr(shared_plans, "decode_batch", bytes.decode)
+    group = SimpleNamespace(get_group_store=HashStore, rank=lambda: 1, size=lambda: 2)
+    exchange = PlanExchange(group, timeout_s=10)
+    exchange._store = store = HashStore()
+    exchange.publish(3, [b"first", b"second"])
+    assert exchange.take(3) == "second"
+    assert (store.check(["3/0"]), store.check(["3/1"])) == (True, False)
 
 
 def test_its_thread_ends_with_it():
