@@ -202,3 +202,11 @@ def test_the_documented_file_is_a_cluster(tmp_path):
     text = (Path(__file__).resolve().parents[2] / "docs" / "cost-model.md").read_text()
     path = written(tmp_path, text.partition("```toml\n")[2].partition("```")[0])
     assert read_cluster(path).cluster.num_devices == 16
+
+
+@pytest.mark.parametrize("devices", [[], [[1.0, 1.0], [1.0, 0.5]]])
+def test_devices_in_lists_make_the_same_cluster_as_in_tuples(devices):
+    cluster = Cluster(2, 2, devices=devices)
+    same = Cluster(2, 2, devices=tuple(map(tuple, devices)))
+    assert (cluster, hash(cluster)) == (same, hash(same))
+    assert cluster.to_json() == same.to_json()

@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeAlias, TypeGuard, TypeVar, get_args
 
 import numpy as np
 
-from dcp_dsl.arrays import Floats, Indices, Ints
+from dcp_dsl.arrays import Floats, Indices, Ints, settle
 from dcp_planner.errors import ClusterError
 
 MOST_DEVICES = 1 << 16
@@ -230,6 +230,7 @@ class Cluster:
         _check_choice("kernel_schedule", self.kernel_schedule, KERNEL_SCHEDULES)
         _check_choice("message_order", self.message_order, MESSAGE_ORDERS)
         self._check_devices()
+        settle(self, devices=tuple(map(tuple, self.devices)))  # as JSON gives them, too
         if self.num_devices > MOST_DEVICES:
             raise ClusterError(
                 f"expected a cluster of at most {MOST_DEVICES} devices, got {self.nodes} nodes of "
