@@ -29,7 +29,7 @@ check:
 	$(MAKE) -j2 mypy pyright
 	$(BIN)/lint-imports
 
-compiled: ## compile the planner once: the processes of tests would each do it, side by side
+compiled: setup-dev ## compile the planner once: the processes of tests would each do it, side by side
 	$(BIN)/python -c "from dcp_dashboard.editing.planning import warm_up; warm_up()"
 
 mypy:
@@ -42,20 +42,20 @@ format:
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test-slow: setup-dev chromium ## the longer checks, marked `slow`
+test-slow: compiled chromium ## the longer checks, marked `slow`
 	$(BIN)/python -m pytest -m slow
 
-test-quick: setup-dev ## the tests of one package that start no processes: PACKAGE=planner
+test-quick: compiled ## the tests of one package that start no processes: PACKAGE=planner
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile tests/$(PACKAGE) \
 	  -m "not slow and not dist and not browser"
 
-test-flaky: setup-dev ## the tests that wait for others, N times, beside LOAD busy processes: N=10 LOAD=10
+test-flaky: compiled ## the tests that wait for others, N times, beside LOAD busy processes: N=10 LOAD=10
 	$(BIN)/python tests/repeat.py --load $(LOAD) $(N) -- -m "timing and not slow"
 
-test-nightly: setup-dev chromium ## all tests, the slow ones too, on other and on more examples each night
+test-nightly: compiled chromium ## all tests, the slow ones too, on other and on more examples each night
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "" --hypothesis-profile nightly
 
-test-mutations: setup-dev ## break the product COUNT times, drawn by SEED; see what the default tests notice
+test-mutations: compiled ## break the product COUNT times, drawn by SEED; see what the default tests notice
 	mkdir -p .mutations && rm -f .mutations/reach.*
 	PYTHONPATH=tests/mutations REACH_OUT=.mutations/reach \
 	  $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -p reach
@@ -64,7 +64,7 @@ test-mutations: setup-dev ## break the product COUNT times, drawn by SEED; see w
 test-python: ## everything on another Python, in an environment of its own: PYTHON=python3.13
 	$(MAKE) test PYTHON=$(PYTHON) VENV=.venv-$(notdir $(PYTHON))
 
-coverage: setup-dev ## lines that the default tests run, those of other processes too
+coverage: compiled ## lines that the default tests run, those of other processes too
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -q -n $(WORKERS) --dist loadfile
 	$(BIN)/coverage combine -q

@@ -93,8 +93,9 @@ def test_command_without_its_library_says_which_extra_brings_it(
         cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert f"pip install 'dcp-dsl[{extra}]'" in done.stderr
-    assert done.stderr.count("\n") == 1
+    said = [line for line in done.stderr.splitlines() if not line.startswith("compiling")]
+    assert len(said) == 1
+    assert f"pip install 'dcp-dsl[{extra}]'" in said[0]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,17 +11,20 @@ pytestmark = pytest.mark.dist
 BENCHMARKS = Path(__file__).resolve().parents[2] / "planner" / "benchmarks"
 
 
-def run(script, *arguments):
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / script, *map(str, arguments)],
-        capture_output=True, text=True, timeout=250, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture(scope="module")
+def run(start_python, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("printed")
+
+    def run_script(script, *arguments, code=0):
+        fork = start_python(BENCHMARKS / script, *arguments, folder=folder)
+        assert fork.wait(250) == code, fork.err.read_text()
+        return (fork.err if code else fork.out).read_text()
+
+    return run_script
 
 
 @pytest.fixture(scope="module")
-def plan_results(tmp_path_factory):
+def plan_results(run, tmp_path_factory):
     out = tmp_path_factory.mktemp("bench") / "plan.json"
     run(
         "bench_plan.py", "--limit", 1, "--clusters", "2x4", "--block", 4096, "--repeats", 1,
@@ -78,7 +80,7 @@ def test_bench_plan_takes_the_geometric_mean_of_ratios(plan_results):
     assert found["workloads"] == 1
 
 
-def test_bench_plan_prints_its_table(plan_results):
+def test_bench_plan_prints_its_table(run, plan_results):
     table = run("bench_plan.py", "--table", plan_results)
     assert "| static:zigzag |" in table
     assert "| dcp-recorded | 1.60 (1.60) | 1.20 (1.20) | 1.00 | 1.00 |" in table
@@ -86,7 +88,7 @@ def test_bench_plan_prints_its_table(plan_results):
     assert long.count("longalign_like_msl131072_b0_causal") == 3
 
 
-def test_bench_plan_gives_what_kahypar_found_without_our_search(tmp_path):
+def test_bench_plan_gives_what_kahypar_found_without_our_search(run, tmp_path):
     out = tmp_path / "plan.json"
     run(
         "bench_plan.py", "--limit", 1, "--clusters", "1x4", "--block", 8192, "--repeats", 1,
@@ -100,16 +102,12 @@ def test_bench_plan_gives_what_kahypar_found_without_our_search(tmp_path):
     assert math.isclose(found["weighted_bytes_vs_hypergraph_alone"], ratio)
 
 
-def test_bench_plan_refuses_methods_that_do_not_run_here():
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / "bench_plan.py", "--methods", "metis"],
-        capture_output=True, text=True, timeout=250, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "--methods: expected some of" in done.stderr
+def test_bench_plan_refuses_methods_that_do_not_run_here(run):
+    said = run("bench_plan.py", "--methods", "metis", code=2)
+    assert "--methods: expected some of" in said
 
 
-def test_bench_schedule_times_every_stage(tmp_path):
+def test_bench_schedule_times_every_stage(run, tmp_path):
     out = tmp_path / "schedule.json"
     run("bench_schedule.py", "--limit", 8192, "--block", 512, "--repeats", 1, "--json", out)
     document = json.loads(out.read_text())
@@ -120,7 +118,7 @@ def test_bench_schedule_times_every_stage(tmp_path):
     assert "136 tiles" in table
 
 
-def test_bench_heads_compares_groups_with_one(tmp_path):
+def test_bench_heads_compares_groups_with_one(run, tmp_path):
     out = tmp_path / "heads.json"
     arguments = ("--only", "single_131072_lambda", "--clusters", "1x2", "--heads", "2/1")
     run("bench_heads.py", *arguments, "--json", out)
@@ -134,7 +132,7 @@ def test_bench_heads_compares_groups_with_one(tmp_path):
     assert "| 1 group | 1.00 | 1.00, 1.00 | 1.00 | - |" in table
 
 
-def test_bench_scale_plans_the_tokens_it_names(tmp_path):
+def test_bench_scale_plans_the_tokens_it_names(run, tmp_path):
     out = tmp_path / "scale.json"
     run("bench_scale.py", "--limit", 1, "--repeats", 1, "--methods", "static:zigzag", "--json", out)
     rows = json.loads(out.read_text())["rows"]
@@ -144,7 +142,7 @@ def test_bench_scale_plans_the_tokens_it_names(tmp_path):
     assert "| 131k on 64 | documents | static:zigzag |" in run("bench_scale.py", "--table", out)
 
 
-def test_bench_step_prices_every_policy(tmp_path):
+def test_bench_step_prices_every_policy(run, tmp_path):
     out = tmp_path / "step.json"
     run("bench_step.py", "--steps", 1, "--only", "GRPO-like", "--json", out)
     rows = json.loads(out.read_text())["rows"]

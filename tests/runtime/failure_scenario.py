@@ -22,7 +22,7 @@ from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import DCPAttn, DCPExecutor, RunError
 from dcp_runtime.kernels.cpu import CpuKernel
 
-VICTIM, TIMEOUT_S, TOKENS = 1, 3.0, 96
+VICTIM, TIMEOUT_S, TOKENS = 1, 6.0, 96
 ACTIONS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stall": lambda: time.sleep(600),

@@ -82,7 +82,9 @@ def test_library_mask_is_exact_on_every_world(lab, path, ranks, placement, heads
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    "ranks", [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_library_masks_are_verified_on_real_processes(ranks):
     with open_world(ranks, timeout_s=60) as world:
         for path in LIBRARY[ranks::9]:

@@ -92,26 +92,26 @@ def all_gone(pids, within_s=60.0):
 
 
 @pytest.mark.parametrize(
-    ("fault", "point", "says"),
+    ("fault", "point", "ranks", "says"),
     [
-        ("SIGKILL", "start", "was killed by SIGKILL"),
-        ("SIGKILL", "division", "was killed by SIGKILL"),
-        ("SIGINT", "division", "was killed by SIGINT"),
-        ("SIGSTOP", "division", "dead or stalled|no sign of life"),
-        ("BUG", "start", r"exited with 1: ZeroDivisionError: by nought(.|\n)*faulty_worker.py"),
+        ("SIGKILL", "start", 2, "was killed by SIGKILL"),
+        ("SIGKILL", "division", 3, "was killed by SIGKILL"),
+        ("SIGINT", "division", 2, "was killed by SIGINT"),
+        ("SIGSTOP", "division", 2, "dead or stalled|no sign of life"),
+        ("BUG", "start", 2, r"exited with 1: ZeroDivisionError: by nought(.|\n)*faulty_worker.py"),
     ],
 )
-def test_lost_rank_is_named_and_no_process_is_left(lab, monkeypatch, fault, point, says):
+def test_lost_rank_is_named_and_no_process_is_left(lab, monkeypatch, fault, point, ranks, says):
     monkeypatch.syspath_prepend(Path(__file__).parent)
     monkeypatch.setattr("dcp_runtime.launch.world.ENTRY", "faulty_worker:start")
     monkeypatch.setenv("DCP_TEST_FAULT", f"{fault} {point}")
-    plan = plan_of(lab, [lab.masks["causal"](96)])
+    plan = plan_of(lab, [lab.masks["causal"](96)], ranks=ranks)
     # Only a stopped rank is found by a clock; the others must not be found too late on a busy one.
-    with open_world(RANKS, timeout_s=6 if fault == "SIGSTOP" else 60) as world:
-        run_plan(plan, RunConfig(RANKS), world)  # started and connected
+    with open_world(ranks, timeout_s=6 if fault == "SIGSTOP" else 60) as world:
+        run_plan(plan, RunConfig(ranks), world)  # started and connected
         pids = world.pids
         with pytest.raises(RunError, match=says) as caught:
-            run_plan(plan, RunConfig(RANKS, layers=3), world)
+            run_plan(plan, RunConfig(ranks, layers=3), world)
         assert caught.value.rank == 1
         assert "rank 1" in str(caught.value)
         assert ("Traceback" in str(caught.value)) == (fault == "BUG")
