@@ -17,8 +17,7 @@ class DCPError(Exception):
     """An error that a person can mend; its text is the whole message.
 
     Attributes:
-        reason: what is wrong.
-        where: what the message begins with, or empty; a caller may know a better name for it.
+        reason: what is wrong, without `where` in front: a caller may know a better name for that.
 
     >>> str(DCPError("expected a length, got none", "sample"))
     'sample: expected a length, got none'
@@ -27,7 +26,7 @@ class DCPError(Exception):
     exit_code = 2
 
     def __init__(self, reason: str, where: str = "") -> None:
-        self.reason, self.where = reason, where
+        self.reason = reason
         super().__init__(f"{where}: {reason}" if where else reason)
 
 
