@@ -47,7 +47,7 @@ class Emission:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
+class _TransferRows:
     """Transfers in the making, with the span of divisions in which their rows are taken."""
 
     kind: Ints
@@ -60,16 +60,16 @@ class _Rows:
     freed: Ints
 
     @classmethod
-    def joined(cls, parts: "list[_Rows]") -> "_Rows":
+    def joined(cls, parts: "list[_TransferRows]") -> "_TransferRows":
         return cls(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(cls)))
 
-    def sorted(self, num_blocks: int, num_devices: int) -> "_Rows":
+    def sorted(self, num_blocks: int, num_devices: int) -> "_TransferRows":
         """Bring the rows into the order of a plan's table."""
         is_result = self.kind >= TransferKind.OUT
         span = int(self.division.max(initial=0)) + 1
         first = ((is_result * span + self.division) * 256 + self.hop) * num_blocks + self.block
         order = np.lexsort(((self.source * num_devices + self.target) * 8 + self.kind, first))
-        return _Rows(*(getattr(self, f.name)[order] for f in fields(self)))
+        return _TransferRows(*(getattr(self, f.name)[order] for f in fields(self)))
 
 
 def emit(
@@ -88,7 +88,7 @@ def emit(
     under the last division that adds to it at its source or behind it.
     """
     is_backward = direction == "backward"
-    rows = _Rows.joined(
+    rows = _TransferRows.joined(
         [
             part
             for side, need in zip(("q", "kv"), needs, strict=True)
@@ -118,7 +118,7 @@ def emit(
 
 def _rows_of(
     side: str, needs: Needs, division: Indices, is_backward: bool, is_frugal: bool
-) -> list[_Rows]:
+) -> list[_TransferRows]:
     """List inputs and results of one side of the tiles."""
     first, last = _first_and_last(needs, division)
     size = len(needs.block)
@@ -133,7 +133,7 @@ def _rows_of(
     freed = np.where(needs.is_gateway, np.maximum(last + 1, sent_on), last + 1)
     if has_result:
         freed = np.maximum(freed, leaves + out_hop + 2 if is_frugal else forever)
-    inputs = _Rows(
+    inputs = _TransferRows(
         kind=np.full(size, TransferKind.Q if side == "q" else TransferKind.KV, np.int64),
         block=needs.block,
         source=needs.peer,
@@ -149,7 +149,7 @@ def _rows_of(
         TransferKind.DKV
     )  # fmt: skip
     is_held = ~needs.is_routed & (not is_frugal)  # came home, merged at the end
-    results = _Rows(
+    results = _TransferRows(
         kind=np.full(size, kind, np.int64),
         block=needs.block,
         source=needs.device,
@@ -178,7 +178,7 @@ def _reduced(function: np.ufunc, values: Ints, starts: Ints) -> Ints:
 
 
 def _tabulate(
-    rows: _Rows,
+    rows: _TransferRows,
     division: Indices,
     placement: Placement,
     num_devices: int,

@@ -26,8 +26,8 @@ HEARTBEAT_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The place of this process in its world.
+class RankSetup:
+    """What a rank needs to join its world.
 
     Attributes:
         rank, size: its number, and how many there are.
@@ -51,12 +51,12 @@ def start(
     # The first backward of a process loads modules for some 0.3 s, which is no part of a plan.
     x = torch.zeros(1, requires_grad=True)
     torch.autograd.backward(x.exp(), torch.ones(1))
-    place = Place(int(rank), int(size), float(timeout_s), transport, f"/proc/self/fd/{store}")
+    place = RankSetup(int(rank), int(size), float(timeout_s), transport, f"/proc/self/fd/{store}")
     return partial(_answer, place, Progress())
 
 
 def _answer(
-    place: Place,
+    place: RankSetup,
     progress: Progress,
     message: dict[str, Any],  # Any: JSON values
     blob: bytes,
@@ -99,7 +99,7 @@ def _collective(what: str, timeout_s: float) -> Iterator[None]:
 
 
 def _serve(
-    message: dict[str, Any], blob: bytes, place: Place, progress: Progress
+    message: dict[str, Any], blob: bytes, place: RankSetup, progress: Progress
 ) -> tuple[dict[str, Any], bytes]:
     """Run a job; a failure is an answer, too, so that the owner can compare those of all ranks."""
     try:
@@ -128,7 +128,7 @@ def _serve(
         return {"failure": failure}, b""
 
 
-def _join(place: Place) -> None:
+def _join(place: RankSetup) -> None:
     found = torch.cuda.device_count() if dist.is_nccl_available() else 0
     if place.transport == "nccl" and found < place.size:
         raise RunError(

@@ -61,7 +61,7 @@ class Rounding:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class RowErrors:
     """Length, per row, of the error that a blockwise computation is expected to have.
 
     A computation that is cut to pieces keeps two numbers of a row i between them, and eager
@@ -105,7 +105,7 @@ class _Chunk(NamedTuple):
     hidden: Tensor
 
 
-class _Rows(NamedTuple):
+class _HeadRows(NamedTuple):
     """Rows of one query head that see the same keys, and what `exact` found for them."""
 
     q: Tensor
@@ -118,13 +118,13 @@ class _Rows(NamedTuple):
     lse: Tensor
 
 
-def exact(head: HeadTensors, mask: Tensor, rounding: Rounding) -> tuple[HeadResults, Spread]:
+def exact(head: HeadTensors, mask: Tensor, rounding: Rounding) -> tuple[HeadResults, RowErrors]:
     """Compute attention and its gradients in float64, formula by formula.
 
     Args:
         head: tensors of one kv head, any dtype.
         mask: bool ``[n, n]``; rows without keys give zeros.
-        rounding: of the run that is judged; says how large `Spread` is.
+        rounding: of the run that is judged; says how large `RowErrors` is.
     """
     wide = head.to(torch.float64)
     scale = wide.q.shape[-1] ** -0.5
@@ -145,15 +145,15 @@ def exact(head: HeadTensors, mask: Tensor, rounding: Rounding) -> tuple[HeadResu
             dq[g, chunk.rows] = (dscores @ k) * scale
             dk[chunk.keys] += dscores.T @ (q * scale)
             dv[chunk.keys] += weights.T @ dout
-            rows = _Rows(q, k, v, dout, out_rows, weights, dscores, lse)
+            rows = _HeadRows(q, k, v, dout, out_rows, weights, dscores, lse)
             of_rows, of_keys = _squares(rows, scale, rounding)
             q_squares[:, g, chunk.rows] = of_rows
             kv_squares[:, chunk.keys] += of_keys
-    return HeadResults(out, dq, dk, dv), Spread(*q_squares.sqrt(), *kv_squares.sqrt())
+    return HeadResults(out, dq, dk, dv), RowErrors(*q_squares.sqrt(), *kv_squares.sqrt())
 
 
-def _squares(rows: _Rows, scale: float, rounding: Rounding) -> tuple[Tensor, Tensor]:
-    """Return the squares of `Spread`: of out and dq ``[2, rows]``, of dk and dv ``[2, keys]``.
+def _squares(rows: _HeadRows, scale: float, rounding: Rounding) -> tuple[Tensor, Tensor]:
+    """Return the squares of `RowErrors`: of out and dq ``[2, rows]``, of dk and dv ``[2, keys]``.
 
     Overwrites weights and dscores.
     """

@@ -2,9 +2,9 @@
 
 A run is verified if, for each of out, dq, dk and dv, by norm and at the worst element, its error
 against float64 is at most twice that of eager attention in the run's own dtype, plus one rounding
-unit of that dtype, plus what cutting attention into pieces must cost: `Spread`, the expected error
-of a computation that keeps lse and delta of a row between its pieces, times `NORM_DEVIATIONS`
-and `PEAK_DEVIATIONS`. `Spread` is no slack for faults: it is a few units of the tensor itself,
+unit of that dtype, plus what cutting attention into pieces must cost: `RowErrors`, the expected
+error of a computation that keeps lse and delta of a row between its pieces, times `NORM_DEVIATIONS`
+and `PEAK_DEVIATIONS`. `RowErrors` is no slack for faults: it is a few units of the tensor itself,
 except where terms cancel exactly in eager attention, as in a row that sees one key, and only there
 and by as much as delta's rounding leaves.
 
@@ -32,9 +32,9 @@ from dcp_runtime.verify.inputs import Inputs
 MaskSource: TypeAlias = Literal["provenance", "slabs"]
 TENSORS = ("out", "dq", "dk", "dv")
 NORM_DEVIATIONS = 2.0
-"""Of `Spread` that the norm may show: a norm over one row is as uncertain as a single number."""
+"""Of `RowErrors` that the norm may show: a norm over one row is as uncertain as a single number."""
 PEAK_DEVIATIONS = 3.0
-"""Of `Spread` that the worst of many elements may show."""
+"""Of `RowErrors` that the worst of many elements may show."""
 
 
 @dataclass(frozen=True, slots=True)
