@@ -6,7 +6,7 @@ import pytest
 from dcp_dashboard.api.columns import decode
 from dcp_dashboard.api.devices import timeline_payload
 from dcp_dashboard.api.mask import FETCHES, mask_payload
-from dcp_dashboard.api.palette import KIND_COLOURS
+from dcp_dashboard.api.palette import KIND_COLOURS, oklch
 from dcp_planner import LANES, Trace
 
 
@@ -121,3 +121,13 @@ def test_density_is_highest_for_full_tiles_only(small_plan):
     is_full = small_plan.tiles.kind == 2
     assert set(columns["tile_density"][is_full]) == {15}
     assert columns["tile_density"][~is_full].max() < 15
+
+
+def test_colours_are_those_that_css_gives_for_the_same_numbers():
+    # The primaries of sRGB in OKLCH, as CSS Color 4 has them.
+    primaries = (
+        (0.62796, 0.25768, 29.234),
+        (0.86644, 0.29483, 142.495),
+        (0.45201, 0.31321, 264.05),
+    )
+    assert [oklch(*place) for place in primaries] == ["#ff0000", "#00ff00", "#0000ff"]

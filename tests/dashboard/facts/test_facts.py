@@ -7,6 +7,7 @@ import pytest
 
 from dcp_dashboard.api.columns import decode
 from dcp_dashboard.api.mask import MAX_PAIRS, read_window
+from dcp_dashboard.facts.event import event_facts
 from dcp_dashboard.facts.metrics import above_bounds
 from dcp_dashboard.library.folder import DashboardError, open_folder, plan_key
 from dcp_dashboard.library.plans import PlanLibrary
@@ -234,3 +235,14 @@ def test_time_and_bytes_over_their_bounds_lie_between_those_of_the_directions(lo
     for name, found in above_bounds(loaded).items():
         forward, backward = (ratios[f"{direction}_{name}"] for direction in ("forward", "backward"))
         assert 1 <= min(forward, backward) <= found <= max(forward, backward)
+
+
+def test_every_event_of_a_division_names_and_selects_it(loaded):
+    trace = loaded.traces["simulated"]
+    for event in range(0, len(trace), 5):
+        facts = event_facts(loaded, "simulated", event)
+        shown = [part.text for s in facts.sections for row in s.rows for part in row.parts]
+        named = [text for text in shown if text.startswith("division ")]
+        word = "backward" if trace.is_backward[event] else "forward"
+        division = int(trace.division[event])
+        assert named == ([f"division {division} {word}"] if division >= 0 else [])
