@@ -1,5 +1,8 @@
 """Fill in what commands print: every ```console block of the documents, run where its files are.
 
+A line ``<!-- run: dcpm ... -->`` runs a command first and shows nothing: planning prints how long
+it took, which differs each time.
+
 A block holds lines ``$ dcpm ...`` (or ``$ cat FILE``), each followed by what it prints. They run
 in a copy of ``examples/masks``, so a command may write files that the next one reads.
 
@@ -29,9 +32,11 @@ DOCUMENTS = (
     "docs/datasets.md",
     "docs/debugging-masks.md",
     "docs/editors.md",
+    "docs/reading-plans.md",
     "docs/steps.md",
 )
 FILES = ROOT / "examples" / "masks"
+SILENT = re.compile(r"^<!-- run: (dcpm .*) -->$", re.MULTILINE)
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -72,6 +77,8 @@ def filled(text: str) -> str:
         return f"```console\n{shown}\n```"
 
     with example_folder():
+        for command in SILENT.findall(text):
+            printed(command)
         return BLOCK.sub(fill, text)
 
 

@@ -23,7 +23,9 @@ Free = Literal["links", "latency", "launches", "waves", "tiles", "balance", "idl
 FREE: tuple[Free, ...] = get_args(Free)
 
 _CHANGES: Mapping[Free, Callable[[Cluster], Cluster]] = {
-    "links": lambda c: replace(c, intra_bytes_per_s=MOST_RATE, inter_bytes_per_s=MOST_RATE),
+    "links": lambda c: replace(
+        c, intra_bytes_per_s=MOST_RATE, inter_bytes_per_s=MOST_RATE, spine_bytes_per_s=None
+    ),
     "latency": lambda c: replace(c, latency_s=0.0, inter_latency_s=None, message_launch_s=0.0),
     "launches": lambda c: replace(c, kernel_launch_s=0.0),
     "waves": lambda c: replace(c, sms=1, cta_keys=0),

@@ -32,8 +32,8 @@ def show_why(found: Why, tried: Sequence[Suggestion], compared: Explanation | No
 def _show_path(console: Console, lines: Sequence[PathLine]) -> None:
     if not lines:
         return
-    least = sorted((line.share for line in lines), reverse=True)[:MOST_LINES][-1]
-    shown = [line for line in lines if line.share >= least][:MOST_LINES]
+    longest = sorted(lines, key=lambda line: -line.share)[:MOST_LINES]
+    shown = sorted(longest, key=lambda line: line.start_s)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("from", "takes", "share"):
         table.add_column(name, justify="right")

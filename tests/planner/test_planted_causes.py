@@ -1,0 +1,180 @@
+"""Twenty-four plans and runs, each slow for one planted cause: the first finding names it.
+
+Every case is built so that one thing costs most of its time; what that is, is written beside it by
+hand. Blocks and tiles are placed by hand too, so that nothing else goes wrong.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, Trace, simulate
+from dcp_planner.causes import find_causes, find_causes_of_run
+from dcp_planner.model.placement import Placement
+from dcp_planner.model.workload import build_workload
+from dcp_planner.schedule.divisions import Schedule
+from dcp_planner.schedule.emission import assemble
+from dcp_planner.simulation.schedules import make_schedule
+from dcp_planner.simulation.trace import COLUMNS, EVENT_KINDS
+
+SHAPE = ModelShape()
+ONE_NODE = Cluster(1, 4, intra_bytes_per_s=1e14, latency_s=0.0, flops_per_s=1e12)
+TWO_NODES = replace(ONE_NODE, nodes=2, devices_per_node=2, inter_bytes_per_s=1e14)
+"""Machines on which only computing takes time."""
+DOCUMENTS = (256, 256, 256, 256)
+BLOCK = 64
+AWAY = (1, 2, 3, 0)
+"""The device that computes the queries of each document, where its owner does not."""
+
+
+def planned(masks, cluster, documents=DOCUMENTS, owners=(0, 1, 2, 3), computes=None, **choices):
+    """Place whole documents: who owns each, and who computes its queries."""
+    sparsity = masks.pack([masks.causal(n) for n in documents], choices.pop("block", BLOCK))
+    workload = build_workload(sparsity, SHAPE)
+    of_block = workload.block_sequence
+    owner = np.array(owners)[of_block]
+    device = np.array(owners if computes is None else computes)[of_block[workload.compute_q]]
+    if choices.pop("is_split", False):  # rows of blocks in turn, whoever owns them
+        device = workload.compute_q % cluster.num_devices
+    if "devices_of_tiles" in choices:
+        device = choices.pop("devices_of_tiles")(workload)
+    placed = Placement(owner, device)
+    choices = {"divisions": 2, "routing": "direct"} | choices
+    schedule = make_schedule(workload, placed, cluster, PlanConfig(**choices))
+    return assemble(workload, cluster, placed, schedule, "by hand")
+
+
+def late_in_frugal_order(masks):
+    """Keys of the second division are launched only behind the tiles of the first."""
+    dense = np.zeros((16, 16), bool)
+    dense[:, :8] = True
+    workload = build_workload(masks.pack([dense], 4), ModelShape(1, 1, 1, 1))
+    cluster = Cluster(1, 2, intra_bytes_per_s=1e15, latency_s=0, flops_per_s=1e9)
+    divisions = np.array([0] * 4 + [1, 2] * 2)
+    placed = Placement(np.array([0, 0, 1, 1]), np.array([0] * 4 + [1] * 4))
+    schedule = Schedule(divisions, divisions, is_frugal=True)
+    return assemble(workload, cluster, placed, schedule, "by hand")
+
+
+def as_run(trace: Trace) -> Trace:
+    """Write a prediction down as a run records it: messages from their launch on."""
+    columns = {name: getattr(trace, name).astype(np.int64) for name in COLUMNS}
+    is_send = trace.kind == EVENT_KINDS.index("send")
+    launched = dict(zip(trace.transfer[is_send].tolist(), trace.ready_ns[is_send].tolist(),
+                        strict=True))  # fmt: skip
+    is_message = trace.transfer >= 0
+    columns["start_ns"][is_message] = [launched[x] for x in trace.transfer[is_message].tolist()]
+    columns["ready_ns"] = columns["start_ns"]
+    names = [trace.name_of(event) for event in range(len(trace))]
+    return Trace.of_rows("measured", np.column_stack(list(columns.values())), names)
+
+
+def held_up(trace: Trace, device: int) -> Trace:
+    """Let a device begin its last attention late, by as long as the run took."""
+    mine = (trace.device == device) & (trace.kind == EVENT_KINDS.index("attention"))
+    begin, by = int(trace.start_ns[mine].max()), int(trace.end_ns.max())
+    late = by * ((trace.device == device) & (trace.start_ns >= begin))
+    return replace(trace, **{name: getattr(trace, name) + late
+                             for name in ("start_ns", "end_ns", "ready_ns")})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A case: how it is made, and what the first cause has to be.
+
+    `make` gives a plan, or a plan and its run.
+    """
+
+    name: str
+    kind: str
+    where: dict[str, Any]
+    make: Callable[[Any], Plan | tuple[Plan, Trace]]
+
+
+def slow_run(masks):
+    """A run on a machine whose device 2 is slower than the plan knows."""
+    plan = planned(masks, ONE_NODE)
+    slower = replace(plan, cluster=replace(ONE_NODE, devices=((1.0, 1.0, 0.4, 1.0),)))
+    return plan, as_run(simulate(slower))
+
+
+def slow_links_of_run(masks):
+    plan = planned(masks, TWO_NODES, computes=AWAY)
+    return plan, as_run(simulate(replace(plan, cluster=replace(TWO_NODES, inter_bytes_per_s=1e9))))
+
+
+def late_launch(masks):
+    plan = planned(masks, ONE_NODE)
+    return plan, held_up(as_run(simulate(plan)), 1)
+
+
+CASES = [
+    Planted("slow device", "compute", {"device": 3}, lambda m: planned(
+        m, replace(TWO_NODES, devices=((1.0, 1.0), (1.0, 0.4))))),
+    Planted("slow first device", "compute", {"device": 0}, lambda m: planned(
+        m, replace(ONE_NODE, devices=((0.3, 1.0, 1.0, 1.0),)))),
+    Planted("two documents on one device", "compute", {"device": 2}, lambda m: planned(
+        m, ONE_NODE, (256,) * 5, (0, 1, 2, 3, 2))),
+    Planted("a long document that one device owns", "compute", {"device": 0, "sequence": 0},
+            lambda m: planned(m, ONE_NODE, (768, 256, 256, 256))),
+    Planted("a long document at the end", "compute", {"device": 3, "sequence": 3},
+            lambda m: planned(m, TWO_NODES, (256, 256, 256, 640))),
+    Planted("straggling compute in a run", "compute", {"device": 2}, slow_run),
+    Planted("slow network", "links", {}, lambda m: planned(
+        m, replace(TWO_NODES, inter_bytes_per_s=1e9), computes=AWAY)),
+    Planted("slow links inside the node", "links", {}, lambda m: planned(
+        m, replace(ONE_NODE, intra_bytes_per_s=1e9), computes=AWAY)),
+    Planted("one crowded port that sends", "links", {"device": 0, "side": "send"},
+            lambda m: planned(m, replace(TWO_NODES, inter_bytes_per_s=1e9), owners=(0, 0, 0, 0),
+                              is_split=True)),
+    Planted("one crowded NIC that receives", "links", {"device": 3, "side": "receive"},
+            lambda m: planned(
+                m, replace(ONE_NODE, intra_bytes_per_s=5e8), (256,) * 8, (0, 1, 2, 3, 0, 1, 2, 3),
+                devices_of_tiles=lambda w: np.where(
+                    (w.compute_q != w.compute_kv) & (w.block_sequence[w.compute_q] > 3), 3,
+                    w.block_sequence[w.compute_q] % 4))),
+    Planted("oversubscribed spine", "links", {}, lambda m: planned(
+        m, replace(TWO_NODES, rails=2, spine_bytes_per_s=1e9), computes=(3, 2, 1, 0))),
+    Planted("slow links in a run", "links", {}, slow_links_of_run),
+    Planted("far nodes", "latency", {}, lambda m: planned(
+        m, replace(TWO_NODES, inter_latency_s=1e-3), computes=AWAY)),
+    Planted("latency inside the node", "latency", {}, lambda m: planned(
+        m, replace(ONE_NODE, latency_s=5e-4), computes=AWAY)),
+    Planted("dear messages", "latency", {}, lambda m: planned(
+        m, replace(ONE_NODE, message_launch_s=2e-4), computes=AWAY, block=32)),
+    Planted("slow launches", "launches", {"divisions": 1}, lambda m: planned(
+        m, replace(ONE_NODE, kernel_launch_s=1e-3))),
+    Planted("too many divisions", "launches", {"divisions": 12}, lambda m: planned(
+        m, replace(ONE_NODE, kernel_launch_s=3e-5), (512,) * 4, computes=AWAY, block=32,
+        divisions=12)),
+    Planted("late launch in a run", "launches", {}, late_launch),
+    Planted("small tiles", "compute", {"kernel_tile": 256}, lambda m: planned(
+        m, replace(ONE_NODE, kernel_tile=256), block=16)),
+    Planted("too few blocks of threads", "compute", {"sms": 132}, lambda m: planned(
+        m, replace(ONE_NODE, kernel_tile=64, sms=132))),
+    Planted("devices without a document", "idle", {"devices": [2, 3]}, lambda m: planned(
+        m, ONE_NODE, (256, 256), (0, 1))),
+    Planted("all on one device", "idle", {"devices": [0, 2, 3]}, lambda m: planned(
+        m, TWO_NODES, (256, 256), (1, 1))),
+    Planted("limit of memory", "memory", {}, lambda m: planned(
+        m, replace(ONE_NODE, intra_bytes_per_s=1e10, latency_s=1e-4, kernel_launch_s=3e-5),
+        (512,) * 4, computes=AWAY, block=32, divisions="auto", memory_limit_bytes=2_800_000)),
+    Planted("order that launches late", "order", {"device": 1}, late_in_frugal_order),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_the_first_finding_names_the_planted_cause(masks, case):
+    made = case.make(masks)
+    why = find_causes(made) if isinstance(made, Plan) else find_causes_of_run(*made)
+    first = why.diagnosis.causes[0]
+    found = {name: first.where.get(name) for name in case.where}
+    assert (first.kind, found) == (case.kind, case.where)
+    assert first.saves_s > 0.2 * why.diagnosis.seconds
+
+
+def test_there_are_twenty_four():
+    assert len({case.name for case in CASES}) == 24
