@@ -7,6 +7,15 @@ python examples/train_gpt.py --mask shared_question --steps 20 --attention dense
 
 Both print the same losses: with ``dcp`` the batch is spread over the ranks by a plan made for it,
 with ``dense`` one process computes every pair of tokens and hides those the mask forbids.
+
+```
+torchrun --nproc-per-node 4 examples/train_gpt.py --replicas 2 --micro-batches 2
+torchrun --nproc-per-node 4 examples/train_gpt.py --replicas 2 --micro-batches 2 --balance order
+python examples/train_gpt.py --micro-batches 4 --attention dense
+```
+
+These three print the same losses as well: a step sees the same documents, dealt to two replicas by
+work, in the order of finished packs, or all to one process.
 """
 
 import argparse
@@ -20,7 +29,7 @@ import torch
 import torch.distributed as dist
 from documents import read_documents
 from gpt import GPT, Attention, GPTConfig
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
@@ -64,7 +73,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--attention", choices=["dcp", *KEY_ORDERS], default="dcp")
     parser.add_argument("--parallel", choices=["replicate", "fsdp"], default="replicate")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--tokens", type=int, default=2048, help="most tokens of a batch")
+    parser.add_argument(
+        "--tokens", type=int, default=2048, help="most tokens of a replica in a micro-batch"
+    )
+    parser.add_argument("--replicas", type=int, default=1, help="groups of ranks with own batches")
+    parser.add_argument("--micro-batches", type=int, default=1, help="of a replica in a step")
+    parser.add_argument("--balance", choices=["work", "order"], default="work")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
     parser.add_argument("--seed", type=int, default=0)
@@ -85,23 +99,32 @@ def main() -> None:
         dist.init_process_group("gloo")
     else:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    executor = DCPExecutor()
+    mesh = make_mesh(arguments.replicas)
+    executor = DCPExecutor(mesh["cp"])
     documents, masks = read_documents(arguments.tokens), find_masks(arguments)
     loader = None
     try:
-        loader = make_loader(arguments, documents, masks)
+        loader = make_loader(arguments, documents, masks, mesh)
         if arguments.attention == "dcp":
             make_attention = dcp_attention(executor)
         else:
             make_attention = dense_attention(documents, masks, KEY_ORDERS[arguments.attention])
         losses = train(arguments, loader, make_attention)
-        if arguments.losses and executor.rank == 0:
+        if arguments.losses and dist.get_rank() == 0:
             arguments.losses.write_text(json.dumps(losses), encoding="utf-8")
     finally:
         if loader is not None:
             loader.close()
         executor.close()
         dist.destroy_process_group()
+
+
+def make_mesh(replicas: int) -> DeviceMesh:
+    """Return a mesh of replicas (dp) and the ranks of each (cp)."""
+    world = dist.get_world_size()
+    if world % replicas:
+        raise SystemExit(f"--replicas: expected a divisor of the {world} ranks, got {replicas}")
+    return init_device_mesh("cpu", (replicas, world // replicas), mesh_dim_names=("dp", "cp"))
 
 
 def find_masks(arguments: argparse.Namespace) -> Stack:
@@ -112,16 +135,24 @@ def find_masks(arguments: argparse.Namespace) -> Stack:
     return Stack.of(spec.mask(arguments.mask))
 
 
-def make_loader(arguments: argparse.Namespace, documents: list[Row], masks: Stack) -> DCPDataloader:
-    """Pack the documents into batches; the packing does not depend on the number of ranks."""
+def make_loader(
+    arguments: argparse.Namespace, documents: list[Row], masks: Stack, mesh: DeviceMesh
+) -> DCPDataloader:
+    """Pack the documents into global batches, each dealt to the replicas of the mesh."""
     config = GPTConfig()
     element_bytes = DTYPES[arguments.dtype].itemsize
     shape = ModelShape(config.q_heads, config.kv_heads, config.head_dim, element_bytes)
     return DCPDataloader(
         documents,
         masks,
-        Packing(arguments.tokens, shuffle=True, seed=arguments.seed),
-        planning=Planning(shape),
+        Packing(
+            arguments.tokens,
+            shuffle=True,
+            seed=arguments.seed,
+            micro_batches=arguments.micro_batches,
+            balance=arguments.balance,
+        ),
+        planning=Planning(shape, group=mesh),
         look_ahead=LookAhead(processes=arguments.planners),
     )
 
@@ -133,20 +164,25 @@ def train(
     model = make_model(GPTConfig(), arguments.parallel, arguments.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate, foreach=True)
     losses: list[float] = []
+    total = torch.zeros(())
     for local_data, plan in endless(loader):
         attend = make_attention(local_data, plan)
         dtype = DTYPES[arguments.dtype]
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             logits = model(local_data.tokens, local_data.position_ids, attend)
-        # Ranks own different numbers of targets: sum here, divide by those of the whole batch.
+        # Ranks own different numbers of targets: sum here, divide by those of the global batch.
         loss = functional.cross_entropy(logits.float(), local_data.labels, reduction="sum")
         (loss / local_data.num_targets).backward()
+        total += loss.detach()
+        if not local_data.ends_step:
+            continue
         if arguments.parallel == "replicate":
             add_gradients(model)
         optimizer.step()
         optimizer.zero_grad()
-        dist.all_reduce(loss)
-        losses.append(loss.item() / local_data.num_targets)
+        dist.all_reduce(total)
+        losses.append(total.item() / local_data.num_targets)
+        total.zero_()
         if dist.get_rank() == 0:
             print(
                 f"step {len(losses)}: loss {losses[-1]:.4f}, {plan.num_devices} ranks", flush=True

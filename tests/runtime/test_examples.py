@@ -19,6 +19,7 @@ EXAMPLES = Path(train_gpt.__file__).parent
 ARGUMENTS = argparse.Namespace(
     spec=EXAMPLES / "train.dcpm", mask="local_global", attention="dcp", parallel="replicate",
     steps=2, tokens=600, learning_rate=1e-3, dtype="float32", seed=0, planners=0,
+    replicas=1, micro_batches=1, balance="work",
 )  # fmt: skip
 
 
@@ -42,7 +43,7 @@ def test_a_stack_trains_as_dense_masks_do_and_its_masks_matter(monkeypatch):
                 for order, keys in train_gpt.KEY_ORDERS.items()
             }
             for kind, maker in {"dcp": train_gpt.dcp_attention(executor), **makers}.items():
-                loader = train_gpt.make_loader(arguments, documents, masks)
+                loader = train_gpt.make_loader(arguments, documents, masks, train_gpt.make_mesh(1))
                 losses[name, kind] = train_gpt.train(arguments, loader, maker)
                 found[name, kind], gradients[:] = list(gradients), []
                 if name == "shared_question":

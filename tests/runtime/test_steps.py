@@ -219,7 +219,6 @@ def test_a_replica_without_rows_gets_micro_batches_without_tokens():
         ({"width": "per_document", "group": "best"}, RunError, r"expected group='all' and balance"),
         ({"window": 2, "balance": "order"}, RunError, r"Packing.window: 2 global batches are deal"),
         ({"rank": 4}, RunError, r"expected a rank from 0 to 3"),
-        ({"cluster": Cluster(2, 3), "replicas": 3}, RunError, r"2 ranks .* unevenly on nodes of 3"),
         ({"planner": "first"}, RunError, r"which ranks are one of the 2 replicas\? Give Planning"),
     ],
 )
@@ -259,6 +258,17 @@ def test_rows_that_fit_no_mask_are_left_out_on_all_replicas():
     seen = Counter(row for parts in found for d in (parts[0], parts[2]) for row in d[0].rows)
     assert seen == Counter([0, 1, 3, 4, 5])
     assert [loader.screening.counts for loader in loaders] == [{"unfit": 1}] * 4
+
+
+def test_replicas_may_lie_across_nodes_and_on_devices_of_several_rates():
+    """Three replicas of two ranks on two nodes of three, one device half as fast."""
+    cluster = Cluster(2, 3, devices=((1.0, 1.0, 0.5), (1.0, 1.0, 1.0)))
+    options = {"cluster": cluster, "replicas": 3, "micro_batches": 1}
+    loaders = [loader_of([30, 20, 10, 12], rank, **options) for rank in range(6)]
+    ((*parts,),) = run_of(loaders)
+    assert [plan.cluster.nodes for _, plan in parts] == [1, 1, 2, 2, 1, 1]
+    assert parts[2][1].cluster.speed_of_device.tolist() == [0.5, 1.0]
+    assert sum(len(data.tokens) for data, _ in parts) == 72
 
 
 def test_steps_are_grouped_by_their_end():

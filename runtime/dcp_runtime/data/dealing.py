@@ -13,7 +13,6 @@ from dcp_dsl import pack
 from dcp_dsl.arrays import Floats
 from dcp_planner import Cluster, ModelShape
 from dcp_planner.step import Assignment, Documents, StepMesh, StepModel, plan_step
-from dcp_runtime.errors import RunError
 
 Balance: TypeAlias = Literal["work", "order"]
 
@@ -181,21 +180,15 @@ def _order(dealing: Dealing) -> list[int]:
     return [n for step in steps for n in range(step, dealing.micro_batches, dealing.window)]
 
 
-def sub_cluster(cluster: Cluster, width: int) -> Cluster:
-    """Return the cluster of `width` neighbouring devices that begin at a multiple of `width`.
+def sub_cluster(cluster: Cluster, first: int, width: int) -> Cluster:
+    """Return the cluster of the devices ``first`` to ``first + width - 1``, on their nodes.
 
-    Raises:
-        RunError: if such devices lie on nodes unevenly.
-
-    >>> (sub_cluster(Cluster(4, 8), 4).nodes, sub_cluster(Cluster(4, 8), 16).nodes)
-    (1, 2)
+    >>> found = sub_cluster(Cluster(4, 8), 16, 16)
+    >>> found.nodes, found.devices_per_node, sub_cluster(Cluster(2, 3), 2, 2).nodes
+    (2, 8, 2)
     """
-    node = cluster.devices_per_node
-    if node % width == 0:
-        return replace(cluster, nodes=1, devices_per_node=width)
-    if width % node == 0:
-        return replace(cluster, nodes=width // node)
-    raise RunError(
-        f"{width} ranks that share a plan lie unevenly on nodes of {node} devices; make replicas "
-        f"of a divisor or a multiple of {node} ranks"
-    )
+    node = cluster.node_of_device[first : first + width]
+    speed = cluster.speed_of_device[first : first + width]
+    devices = tuple(tuple(speed[node == own].tolist()) for own in np.unique(node))
+    widest = max(map(len, devices))
+    return replace(cluster, nodes=len(devices), devices_per_node=widest, devices=devices)

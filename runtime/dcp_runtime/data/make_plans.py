@@ -102,7 +102,7 @@ def _plan_batch(
     members = [kept[place] for place in mine.documents]
     slots, cycle = _slots(request, members)
     forms = _forms_of([bound[place] for place in mine.documents], slots)
-    plans = _build(request, forms, cycle, sub_cluster(request.cluster, width))
+    plans = _build(request, forms, cycle, sub_cluster(request.cluster, mine.first, width))
     named = tuple(
         replace(plan, provenance=_provenance(request, members, slot))
         for plan, slot in zip(plans, slots, strict=True)
@@ -122,7 +122,7 @@ def _plan_together(
     for share in shares or [Share((), 0, request.dealing.devices)]:
         end = start + len(share.documents)
         forms = _forms_of([bound[p] for p in share.documents], [slot[start:end] for slot in slots])
-        cluster = sub_cluster(request.cluster, share.width)
+        cluster = sub_cluster(request.cluster, share.first, share.width)
         for number, plan in enumerate(_build(request, forms, cycle, cluster)):
             found[number].append((plan, share.first))
         start = end

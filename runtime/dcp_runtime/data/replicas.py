@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from dcp_planner import Cluster, ModelShape
 from dcp_planner.step import StepModel
 from dcp_runtime.data.choices import Packing, Planning
-from dcp_runtime.data.dealing import Dealing, sub_cluster
+from dcp_runtime.data.dealing import Dealing
 from dcp_runtime.errors import RunError
 from dcp_runtime.transport.group_store import process_group
 
@@ -133,17 +133,13 @@ def _of_mesh(mesh: DeviceMesh, replicas: int | None) -> tuple[int, int, int]:
 
 
 def dealing_of(packing: Packing, planning: Planning, replicas: Replicas) -> Dealing:
-    """Return how one global batch is dealt.
-
-    Raises:
-        RunError: if groups of some width lie unevenly on the nodes of the cluster.
-    """
+    """Return how one global batch is dealt."""
     own, devices = replicas.context_ranks, replicas.count * replicas.context_ranks
     widths = {"replica": {own}, "all": {devices}, "best": {own, devices}}[
         packing.group or "replica"
     ]
     is_spread = packing.width == "per_document" and devices > 1
-    dealing = Dealing(
+    return Dealing(
         replicas=replicas.count,
         context_ranks=own,
         micro_batches=packing.micro_batches,
@@ -153,9 +149,6 @@ def dealing_of(packing: Packing, planning: Planning, replicas: Replicas) -> Deal
         balance=packing.balance,
         model=planning.model or _like_attention(planning.shape, replicas.cluster),
     )
-    for width in dealing.widths or (1 << n for n in range(devices.bit_length())):
-        sub_cluster(replicas.cluster, width)
-    return dealing
 
 
 def _like_attention(shape: ModelShape, cluster: Cluster) -> StepModel:
