@@ -12,7 +12,18 @@ from typing import Any, TypeAlias
 import numpy as np
 from torch.utils.data import DataLoader
 
-from dcp_dsl import Attachment, Dataset, DatasetError, Mask, Sample, Spec, Stack, pack
+from dcp_dsl import (
+    Attachment,
+    Dataset,
+    DatasetError,
+    Mask,
+    Sample,
+    Spec,
+    Stack,
+    TokenPaths,
+    pack,
+    token_paths,
+)
 from dcp_runtime.data.choices import Packing, RowRules
 from dcp_runtime.data.dealing import Dealing
 from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows, Tokens
@@ -116,13 +127,28 @@ class RowReader:
             found, sample = self.resolve(index, _with_length(row, len(tokens)))
             stack = Stack.of(found) if isinstance(found, Mask) else found
             masks, cycle = stack.masks, stack.cycle()
-            columns = read_columns(self.rules, row, tokens)
+            columns = read_columns(self.rules, row, tokens, find_paths(masks, sample))
         except DatasetError as error:
             self.screening.leave_out(index, "unfit", f"row {index}: {error}")
             return None
         except RunError as error:
             raise RunError(f"row {index}: {error}") from error
         return PackedSequence(index, tokens[:count], columns.first(count), masks, cycle, sample)
+
+
+def find_paths(masks: Sequence[Mask], sample: Sample) -> TokenPaths | None:
+    """Find positions and targets in the layout with branches that the masks of a row read.
+
+    Raises:
+        DatasetError: if two masks of its layers read different ones.
+    """
+    found = [paths for mask in masks if (paths := token_paths(mask, sample)) is not None]
+    if any((paths.previous != found[0].previous).any() for paths in found):
+        raise DatasetError(
+            "the masks of two layers read layouts with different branches; one layout must say "
+            "which token predicts which"
+        )
+    return found[0] if found else None
 
 
 def _with_length(row: Row, length: int) -> Row:

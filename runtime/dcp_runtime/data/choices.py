@@ -21,6 +21,7 @@ Planner: TypeAlias = Literal["each", "first"]
 Sharing: TypeAlias = Literal["replica", "all", "best"]
 Width: TypeAlias = Literal["group", "per_document"]
 HiddenTargets: TypeAlias = Literal["warn", "leave_out", "keep"]
+SharedTargets: TypeAlias = Literal["once", "per_path"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +118,13 @@ class RowRules:
         hidden_targets: for targets that do not see the token which should predict them, decided
             from the mask: ``"warn"`` leaves them out and says so once; ``"leave_out"`` leaves them
             out; ``"keep"`` trains on them. The loader's `screening` counts those left out.
+        shared_targets: how often a token counts that several paths of a layout with branches
+            share: ``"once"``, or once for each path, ``"per_path"``, as in separate sequences.
         path: where an in-memory data set counts as lying when a spec looks for its ``for ... use``.
 
     Raises:
         DatasetError: if there is no such policy.
-        RunError: if `hidden_targets` or `extra_columns` cannot be what they are.
+        RunError: if `hidden_targets`, `shared_targets` or `extra_columns` cannot be what they are.
     """
 
     policy: RowPolicy = "error"
@@ -131,6 +134,7 @@ class RowRules:
     position_column: str | None = None
     extra_columns: Sequence[str] = ()
     hidden_targets: HiddenTargets = "warn"
+    shared_targets: SharedTargets = "once"
     path: str = ""
 
     def __post_init__(self) -> None:
@@ -140,6 +144,7 @@ class RowRules:
                 f"{self.policy!r}"
             )
         _check_choice("RowRules.hidden_targets", self.hidden_targets, HiddenTargets)
+        _check_choice("RowRules.shared_targets", self.shared_targets, SharedTargets)
         names = self.extra_columns
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise RunError(

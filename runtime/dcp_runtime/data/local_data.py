@@ -28,7 +28,7 @@ class TargetFinder:
     says: bool
 
     def find(self, sequences: Sequence[PackedSequence], hidden: Runs) -> tuple[Ints, ...]:
-        """Return the positions of each sequence's targets; the token before predicts each.
+        """Return the positions of each sequence's targets.
 
         Args:
             sequences: one behind the other; at least one.
@@ -37,11 +37,14 @@ class TargetFinder:
         starts = np.cumsum([0, *(len(sequence.tokens) for sequence in sequences)])
         wanted = np.concatenate([sequence.columns.targets for sequence in sequences])
         counts = wanted != IGNORE_LABEL
-        counts[starts[:-1]] = False  # the first of a sequence
+        own = np.concatenate([sequence.columns.previous for sequence in sequences])
+        counts[own < 0] = False  # the first of a sequence, or of a path
         if self.rules.hidden_targets != "keep":
             sees = np.ones(len(wanted), np.bool_)
             for start, end in hidden:
                 sees[start + 1 : end + 1] = False
+            begin = np.repeat(starts[:-1], np.diff(starts))
+            sees |= own != np.arange(len(own)) - begin - 1  # a branch goes on from elsewhere
             left_out = np.flatnonzero(counts & ~sees)
             if len(left_out):
                 self._record(sequences, left_out, f"{len(left_out)} of the {counts.sum()} targets")
@@ -86,17 +89,20 @@ class LocalData:
     Attributes:
         tokens: int64 ``[T_local]``.
         labels: int64 ``[T_local]``, what each token is to predict: the next token of the same
-            sequence, whichever rank owns it, or its label; -100 where there is no target.
+            sequence, whichever rank owns it, or its label; -100 where there is no target. In front
+            of branches it is the first token of one of them.
         loss_mask: bool ``[T_local]``, where `labels` is a target.
-        position_ids: int64 ``[T_local]``, position within the sequence.
+        position_ids: int64 ``[T_local]``, position within the sequence; on the path of a branch.
         sequence_ids: int64 ``[T_local]``, sequence of the batch.
         rows: rows of the data set in the batch; sequence i of the batch is ``rows[i]``.
         num_targets: targets of the whole global batch: of all its micro-batches, over all ranks and
-            replicas; divide summed losses by it.
+            replicas, shared ones as often as `RowRules.shared_targets` says; divide summed losses
+            by it.
         target_rows: int64 ``[N]``, the targets of this rank one by one: the local token that is to
             predict each. A token may have several targets; `labels` then holds one of them.
         target_ids: int64 ``[N]``, the token id to predict.
-        target_weights: float32 ``[N]``, what `next_token_loss` multiplies the loss of each by; 1.
+        target_weights: float32 ``[N]``, what `next_token_loss` multiplies the loss of each by: 1,
+            or on how many paths a shared target lies.
         extra: `RowRules.extra_columns`, ``[T_local]`` each: bool, int64, or float32.
         target_extra: the same columns, ``[N]`` each, read at the token that is predicted, which
             another rank may own.
@@ -174,13 +180,19 @@ def take_local(
     tokens = np.concatenate([empty, *(sequence.tokens for sequence in sequences)])
     labels = np.full(len(tokens), IGNORE_LABEL, np.int64)
     wanted = np.concatenate([own.targets for own in columns])
-    labels[at - 1] = wanted[at]
+    previous = np.concatenate(
+        [empty, *(own.previous[t] + n for own, t, n in zip(columns, targets, starts, strict=False))]
+    )
+    labels[previous] = wanted[at]
     position_ids = np.concatenate([own.positions for own in columns])
     sequence_ids = np.repeat(np.arange(len(sequences)), lengths)
     place = np.full(len(tokens), -1, np.int64)  # of each packed token among those of the rank
     place[local] = np.arange(len(local))
-    mine = at[place[at - 1] >= 0]
-    mine = mine[np.argsort(place[mine - 1])]
+    is_mine = place[previous] >= 0
+    mine, rows = at[is_mine], place[previous[is_mine]]
+    order = np.argsort(rows, kind="stable")
+    mine, rows = mine[order], rows[order]
+    weights = np.concatenate([own.weights for own in columns])
     extra = {name: join(name, [own.extra[name] for own in columns]) for name in like.columns.extra}
     return LocalData(
         tokens=torch.from_numpy(tokens[local]),
@@ -190,9 +202,9 @@ def take_local(
         sequence_ids=torch.from_numpy(sequence_ids[local]),
         rows=tuple(sequence.row for sequence in sequences),
         num_targets=num_targets,
-        target_rows=torch.from_numpy(place[mine - 1]),
+        target_rows=torch.from_numpy(rows),
         target_ids=torch.from_numpy(wanted[mine]),
-        target_weights=torch.ones(len(mine)),
+        target_weights=torch.from_numpy(weights[mine]),
         extra={name: torch.from_numpy(values[local]) for name, values in extra.items()},
         target_extra={name: torch.from_numpy(values[mine]) for name, values in extra.items()},
     )

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import DatasetError
+from dcp_dsl import DatasetError, TokenPaths
 from dcp_dsl.arrays import Ints
 from dcp_runtime.data.choices import RowRules
 from dcp_runtime.data.rows import Row, Tokens
@@ -25,6 +25,7 @@ UNREAD_MASKS = ("loss_mask", "completion_mask", "assistant_masks", "attention_ma
 """Columns of other tools that leave tokens out; ignored, they would train on prompts or padding."""
 
 Values: TypeAlias = NDArray[np.generic]
+Floats: TypeAlias = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,21 +36,30 @@ class TokenColumns:
         targets: int64 ``[n]``, what the token before should predict at each token; `IGNORE_LABEL`
             where the loss does not count it.
         positions: int64 ``[n]``.
+        previous: int64 ``[n]``, the token that predicts each; -1 for the first of a path.
+        weights: float32 ``[n]``, how much each counts as a target.
         extra: the extra columns, bool, int64 or float32 ``[n]`` each.
     """
 
     targets: Ints
     positions: Ints
+    previous: Ints
+    weights: Floats
     extra: Mapping[str, Values]
 
     def first(self, count: int) -> "TokenColumns":
         """Return the columns of the first tokens."""
         extra = {name: values[:count] for name, values in self.extra.items()}
-        return TokenColumns(self.targets[:count], self.positions[:count], extra)
+        return TokenColumns(
+            self.targets[:count], self.positions[:count], self.previous[:count],
+            self.weights[:count], extra,
+        )  # fmt: skip
 
 
-def read_columns(rules: RowRules, row: Row, tokens: Tokens) -> TokenColumns:
-    """Read the columns that `rules` name."""
+def read_columns(
+    rules: RowRules, row: Row, tokens: Tokens, paths: TokenPaths | None = None
+) -> TokenColumns:
+    """Read the columns that `rules` name; `paths` are those of a layout with branches."""
     length = len(tokens)
     if length and tokens.min() < 0:  # -100 among them would count as a label that is left out
         at = int(tokens.argmin())
@@ -59,7 +69,9 @@ def read_columns(rules: RowRules, row: Row, tokens: Tokens) -> TokenColumns:
         )
     return TokenColumns(
         targets=_targets(rules, row, tokens),
-        positions=_positions(rules.position_column, row, length),
+        positions=_positions(rules.position_column, row, length, paths),
+        previous=np.arange(-1, length - 1) if paths is None else paths.previous,
+        weights=_weights(rules, length, paths),
         extra={name: _extra(name, row, length) for name in rules.extra_columns},
     )
 
@@ -162,9 +174,15 @@ def _check_agreement(
     )
 
 
-def _positions(name: str | None, row: Row, length: int) -> Ints:
+def _weights(rules: RowRules, length: int, paths: TokenPaths | None) -> Floats:
+    if paths is None or rules.shared_targets == "once":
+        return np.ones(length, np.float32)
+    return paths.num_paths.astype(np.float32)
+
+
+def _positions(name: str | None, row: Row, length: int, paths: TokenPaths | None) -> Ints:
     if name is None:
-        return np.arange(length)
+        return np.arange(length) if paths is None else paths.position
     wanted = "positions, integers from 0"
     positions = _integers(_read(name, "the positions", wanted, row, length))
     if positions is None or (positions < 0).any():

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from dcp_dsl.arrays import Ints
 from dcp_runtime.data.batches import PackedSequence
 from dcp_runtime.data.local_data import LocalData, take_local
@@ -87,8 +89,11 @@ class Parts:
         count = len(self.planned.batches) // (self.window.after.step - start.step)
         step, micro_batch = divmod(number, count)
         plan = name_batch(batch.plan, start.epoch, start.step * count + number)
+        own = zip(self.kept, self.targets, self.planned.steps, strict=True)
         num_targets = sum(
-            len(own) for own, at in zip(self.targets, self.planned.steps, strict=True) if at == step
+            int(each.columns.weights[targets].sum(dtype=np.float64))
+            for each, targets, at in own
+            if at == step
         )
         data = take_local(
             [self.kept[member] for member in batch.members],

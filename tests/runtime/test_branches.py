@@ -1,0 +1,172 @@
+"""A batch of prompts with several answers, packed, trains as its separate sequences do."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+sys.path.insert(0, str(Path(__file__).parent))
+from loader_options import make_loader
+
+from dcp_dsl import DatasetError, Sample, Spec, dense_mask, token_paths
+from dcp_planner import Cluster, ModelShape, PlanConfig
+from dcp_runtime import RowRules, RunError, next_token_loss
+
+GRPO = Spec.from_text("""
+segment grp = branch group(prompt[prompt_lens] branch rollout[rollout_lens]*)*
+mask own = paths
+mask near = paths and q.path - k.path < 4
+stack layers = own, near
+""")
+PLAIN = Spec.from_text("mask own = causal  mask near = sliding(4)  stack layers = own, near")
+TREE = Spec.from_text("segment t = branch node[lens]* from parents  mask own = paths")
+OPTIONS = {
+    "token_budget": 256, "block_size": 8, "cluster": Cluster(1, 1),
+    "shape": ModelShape(2, 1, 8, 4), "config": PlanConfig(partitioner="static:zigzag"), "rank": 0,
+}  # fmt: skip
+VOCABULARY, WIDTH = 19, 8
+
+
+class Model(nn.Module):
+    """Two layers of attention under given masks, in float64."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH, dtype=torch.float64)
+        self.positions = nn.Embedding(64, WIDTH, dtype=torch.float64)
+        self.layers = nn.ModuleList(
+            nn.Linear(WIDTH, 3 * WIDTH, dtype=torch.float64) for _ in range(2)
+        )
+        self.head = nn.Linear(WIDTH, VOCABULARY, dtype=torch.float64)
+
+    def forward(self, data, masks):
+        x = self.tokens(data.tokens) + self.positions(data.position_ids)
+        for layer, mask in zip(self.layers, masks, strict=True):
+            q, k, v = layer(x).chunk(3, -1)
+            x = x + functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.head(x)
+
+
+def batch_of(rows, spec, **options):
+    ((data, _),) = make_loader(rows, spec.stack("layers"), **{**OPTIONS, **options})
+    return data
+
+
+def masks_of(rows, spec):
+    """Return the masks of a batch: those of its rows along the diagonal."""
+    stack, found = spec.stack("layers"), []
+    for mask in stack.masks:
+        own = [
+            dense_mask(mask, Sample.of({**row, "len": len(row["tokens"])}, mask)) for row in rows
+        ]
+        found.append(torch.block_diag(*(torch.from_numpy(each).int() for each in own)).bool())
+    return found
+
+
+def trained(rows, spec, loss_of, **options):
+    model = Model()
+    data = batch_of(rows, spec, **options)
+    assert data.sequence_ids.tolist() == [i for i, row in enumerate(rows) for _ in row["tokens"]]
+    loss = loss_of(model(data, masks_of(rows, spec)), data)
+    loss.backward()
+    return loss.detach(), {name: each.grad for name, each in model.named_parameters()}
+
+
+def a_group(seed):
+    """Draw two groups: their packed row, and the rows of their separate sequences."""
+    rng = np.random.default_rng(seed)
+    prompts, rollouts = [5, 3], [[4, 6, 3], [2, 5]]
+    total = sum(prompts) + sum(map(sum, rollouts))
+    packed = {
+        "tokens": rng.integers(0, VOCABULARY, total).tolist(), "prompt_lens": prompts,
+        "rollout_lens": rollouts, "advantages": rng.normal(size=total).round(3).tolist(),
+    }  # fmt: skip
+    separate, at = [], 0
+    for prompt, answers in zip(prompts, rollouts, strict=True):
+        begin, at = list(range(at, at + prompt)), at + prompt
+        for answer in answers:
+            path, at = [*begin, *range(at, at + answer)], at + answer
+            separate.append({c: [packed[c][i] for i in path] for c in ("tokens", "advantages")})
+    return packed, separate
+
+
+def policy_loss(logits, data):
+    log_probs = logits.log_softmax(-1)[data.target_rows, data.target_ids]
+    terms = data.target_extra["advantages"].double() * data.target_weights.double() * log_probs
+    return -terms.sum() / data.num_targets
+
+
+def assert_same(one, other):
+    torch.testing.assert_close(one[0], other[0], rtol=1e-12, atol=1e-12)
+    for name, gradient in one[1].items():
+        torch.testing.assert_close(gradient, other[1][name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss_of", [next_token_loss, policy_loss])
+def test_a_packed_group_has_the_loss_and_gradients_of_its_separate_sequences(loss_of):
+    packed, separate = a_group(1)
+    options = {"extra_columns": ("advantages",), "shared_targets": "per_path"}
+    whole = trained([packed], GRPO, loss_of, **options)
+    parts = trained(separate, PLAIN, loss_of, **options)
+    assert_same(whole, parts)
+
+
+def test_shared_targets_count_once_unless_said_otherwise():
+    packed, separate = a_group(2)
+    options = {"extra_columns": ("advantages",)}
+    once = batch_of([packed], GRPO, **options)
+    assert once.num_targets == len(once.target_ids) == len(packed["tokens"]) - 2
+    assert set(once.target_weights.tolist()) == {1.0}
+    each = batch_of([packed], GRPO, shared_targets="per_path", **options)
+    assert each.num_targets == sum(len(row["tokens"]) - 1 for row in separate)
+    assert sorted(set(each.target_weights.tolist())) == [1.0, 2.0, 3.0]
+
+
+def test_the_last_token_of_a_prompt_predicts_the_first_of_every_answer():
+    packed, _ = a_group(3)
+    data = batch_of([packed], GRPO)
+    predicted = data.target_ids[data.target_rows == 4].tolist()
+    assert predicted == [packed["tokens"][at] for at in (5, 9, 15)]
+    assert data.position_ids.tolist()[5:9] == data.position_ids.tolist()[9:13] == [5, 6, 7, 8]
+    assert 8 not in data.target_rows.tolist()  # the end of an answer predicts nothing
+
+
+def test_targets_of_a_tree_on_several_ranks_are_those_of_one():
+    row = {"tokens": list(range(12)), "lens": [3, 4, 2, 3], "parents": [-1, 0, 0, 1]}
+    mask = TREE.mask("own")
+    paths = token_paths(mask, Sample({"lens": row["lens"], "parents": row["parents"]}, 12))
+    pairs = set()
+    for rank in range(3):
+        options = {**OPTIONS, "cluster": Cluster(devices_per_node=3), "rank": rank, "block_size": 2}
+        ((data, plan),) = make_loader([row], mask, **options)
+        local = plan.local_tokens(rank)
+        assert data.num_targets == 11
+        sources = local[data.target_rows.numpy()].tolist()
+        pairs |= set(zip(sources, data.target_ids.tolist(), strict=True))
+        assert data.position_ids.tolist() == paths.position[local].tolist()
+    assert pairs == {(int(p), t) for t, p in enumerate(paths.previous) if p >= 0}
+
+
+def test_a_row_is_cut_with_its_branches():
+    row = {"tokens": list(range(12)), "lens": [3, 4, 2, 3], "parents": [-1, 0, 0, 1]}
+    options = {**OPTIONS, "token_budget": 8, "policy": "truncate"}
+    ((data, _),) = make_loader([row], TREE.mask("own"), **options)
+    assert data.target_rows.tolist() == [0, 1, 2, 2, 3, 4, 5]
+    assert data.target_ids.tolist() == [1, 2, 3, 7, 4, 5, 6]
+
+
+def test_two_layouts_with_branches_in_one_stack_are_refused():
+    text = "segment a = branch [m]*  segment b = branch [n]*  stack s = paths(a), paths(b)"
+    row = {"tokens": [1, 2, 3], "m": [2, 1], "n": [1, 2]}
+    with pytest.raises(DatasetError, match="layouts with different branches"):
+        list(make_loader([row], Spec.from_text(text).stack("s"), **OPTIONS))
+
+
+def test_a_choice_of_shared_targets_that_is_none_is_refused():
+    with pytest.raises(RunError, match="shared_targets"):
+        RowRules(shared_targets="twice")
