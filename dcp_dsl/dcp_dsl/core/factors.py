@@ -206,9 +206,12 @@ def _cases(held: Mapping[nodes.Mask, Bools], num_tokens: int) -> list[Case]:
     if not held:
         return [({}, np.ones(num_tokens, np.bool_))]
     table = np.column_stack(list(held.values()))
-    code, which = np.unique(table @ (1 << np.arange(len(held))), return_inverse=True)
+    codes = table @ (1 << np.arange(len(held)))
+    code = np.flatnonzero(np.bincount(codes))  # cheaper than sorting them
     bits = [[bool(c >> i & 1) for i in range(len(held))] for c in code.tolist()]
-    return [(dict(zip(held, own, strict=True)), which == i) for i, own in enumerate(bits)]
+    return [
+        (dict(zip(held, own, strict=True)), codes == c) for c, own in zip(code, bits, strict=True)
+    ]
 
 
 def _rectangles(cases: Mapping[int, list[int]]) -> list[tuple[list[int], list[int]]]:

@@ -171,10 +171,12 @@ class Lowering:
         if not own.is_split:
             return Region.rectangles(n, start, end, start, end)
         group = instance_labels(own)
-        order = np.argsort(group, kind="stable")
-        _, first, counts = np.unique(group[order], return_index=True, return_counts=True)
+        ordered = np.sort(group)
+        first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+        counts = np.diff(first, append=len(ordered))
         squares = float((counts.astype(np.float64) ** 2).sum())
         limit_pieces(squares, self.max_jobs, "pairs of stretches of the same id")
+        order = np.argsort(group, kind="stable")
         size = np.repeat(counts, counts)
         left = np.repeat(order, size)
         right = order[expand(np.repeat(first, counts), size)[1]]

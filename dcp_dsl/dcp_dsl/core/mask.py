@@ -80,7 +80,7 @@ class Mask:
         'strided'
         """
         # Loaded on use: some 40 ms that a command which only checks a text need not pay.
-        from dcp_dsl.core.binding import bind_core
+        from dcp_dsl.core.recent import bind_again
 
         missing = sorted(self.columns - sample.columns.keys())
         if missing:
@@ -88,7 +88,8 @@ class Mask:
             raise DatasetError(
                 f"mask `{self.name}` needs the column `{missing[0]}`; the sample has {have}"
             )
-        return bind_core(self.core, sample.columns, sample.length)
+        columns = {name: sample.columns[name] for name in self.columns}
+        return bind_again(self.core, columns, sample.length)
 
 
 def build_mask(expression: ast.Expr, scope: Scope, program: ast.Program) -> Mask:
