@@ -19,7 +19,7 @@ from dcp_dsl.forms.form import (
     paint_ranges,
     ranges_of_tile,
 )
-from dcp_dsl.forms.slabs import Slabs
+from dcp_dsl.forms.slabs import Slabs, slab_entries, sum_blocks
 
 CELLS_AT_ONCE = 2**22  # blocks counted at once, to bound memory
 
@@ -146,6 +146,9 @@ class Columns:
 
     def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
         """Count the visible pairs of every block; see `Form`."""
-        found = self.keys.count_blocks(kv_bounds, q_bounds)
-        order = np.argsort(found.col * len(kv_bounds) + found.row, kind="stable")
-        return BlockCounts.without_slabs(found.col[order], found.row[order], found.pairs[order])
+        if isinstance(self.keys, Slabs):
+            col, row, pairs, *_ = slab_entries(self.keys, kv_bounds, q_bounds)
+        else:
+            found = self.keys.count_blocks(kv_bounds, q_bounds)
+            col, row, pairs = found.row, found.col, found.pairs
+        return sum_blocks(row, col, pairs, (len(q_bounds) - 1, len(kv_bounds) - 1))

@@ -23,9 +23,27 @@ from dcp_dsl.forms.form import (
 )
 from dcp_dsl.symbolic.piecewise import expand
 
+CELLS_AT_ONCE = 2**22  # blocks added up in an array of all of them, which is cheaper than to sort
+
 
 def count_slab_blocks(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
     """Count the pairs of every block that slabs touch; O(slabs + blocks)."""
+    block, col, pairs, slab, begin, counts = slab_entries(slabs, q_bounds, kv_bounds)
+    of_piece = block[begin]
+    is_shared = np.zeros(len(of_piece) + 1, np.bool_)  # alone in its row of blocks: in order
+    np.equal(of_piece[1:], of_piece[:-1], out=is_shared[1:-1])
+    shared = np.flatnonzero(is_shared[1:] | is_shared[:-1])
+    crowd = expand(begin[shared], counts[shared])[1]
+    return merge_blocks(block, col, pairs, slab, len(kv_bounds), crowd=crowd)
+
+
+def slab_entries(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> tuple[Ints, ...]:
+    """Count the pairs of every block that slabs touch, slab by slab.
+
+    Returns:
+        Block row, block column, pairs and slab of each entry, by row; then the first entry and the
+        number of entries of each piece of a slab inside one row of blocks.
+    """
     pieces = cut_at_rows(slabs, q_bounds)
     if (pieces[1][1:] < pieces[1][:-1]).any():
         order = np.argsort(pieces[1], kind="stable")
@@ -53,13 +71,29 @@ def count_slab_blocks(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> BlockC
                 - _pairs_below(border, first[at], low[at], rows[at]))
         for sign, border in ((1, kv_bounds[col[cut] + 1]), (-1, kv_bounds[col[cut]]))
     )  # fmt: skip
-    is_shared = np.zeros(len(block) + 1, np.bool_)  # alone in its row of blocks: already in order
-    np.equal(block[1:], block[:-1], out=is_shared[1:-1])
-    shared = np.flatnonzero(is_shared[1:] | is_shared[:-1])
-    crowd = expand(begin[shared], counts[shared])[1]
-    return merge_blocks(
-        np.repeat(block, counts), col, pairs, slab[piece], len(kv_bounds), crowd=crowd
-    )
+    return np.repeat(block, counts), col, pairs, slab[piece], begin, counts
+
+
+def sum_blocks(row: Ints, col: Ints, pairs: Ints, shape: tuple[int, int]) -> BlockCounts:
+    """Add up entries of the same block, in any order, and leave out the empty ones.
+
+    Args:
+        row: int64 ``[N]``, block row of each entry.
+        col: its block column.
+        pairs: its pairs, also negative ones.
+        shape: block rows and block columns.
+    """
+    key = row * shape[1] + col
+    if shape[0] * shape[1] <= CELLS_AT_ONCE:
+        total = np.bincount(key, pairs, shape[0] * shape[1])  # exact: sums stay below 2**53
+        key = np.flatnonzero(total)
+        counts = total[key].astype(np.int64)
+    else:
+        key, entry = np.unique(key, return_inverse=True)
+        counts = np.zeros(len(key), np.int64)
+        np.add.at(counts, entry, pairs)
+        key, counts = key[counts != 0], counts[counts != 0]
+    return BlockCounts.without_slabs(*np.divmod(key, shape[1]), counts)
 
 
 def cut_at_rows(slabs: "Slabs", q_bounds: Ints) -> tuple[Ints, ...]:

@@ -15,7 +15,7 @@ from dcp_dsl.forms.form import (
     limit_blocks,
     ranges_of_tile,
 )
-from dcp_dsl.forms.slabs import Slabs, count_slab_blocks, cut_at_rows, merge_blocks
+from dcp_dsl.forms.slabs import Slabs, cut_at_rows, slab_entries, sum_blocks
 from dcp_dsl.symbolic.piecewise import expand
 
 
@@ -95,11 +95,7 @@ class Strided(Record):
         found = [(np.empty(0, np.int64),) * 3]
         found += [_count_part(part, self.period, q_bounds, kv_bounds) for part in self.parts]
         row, col, pairs = (np.concatenate(c) for c in zip(*found, strict=True))
-        if len(row) == 0:
-            return BlockCounts.without_slabs(row, col, pairs)
-        merged = merge_blocks(row, col, pairs, np.zeros_like(col), len(kv_bounds))
-        seen = merged.pairs > 0
-        return BlockCounts.without_slabs(merged.row[seen], merged.col[seen], merged.pairs[seen])
+        return sum_blocks(row, col, pairs, (len(q_bounds) - 1, len(kv_bounds) - 1))
 
 
 def _count_part(
@@ -116,10 +112,10 @@ def _count_part(
         pairs += _count_remainder(entries, kv_bounds, period, remainder)
     if is_few:
         return entries.row, entries.col, pairs
-    whole = count_slab_blocks(part.slabs, q_bounds, kv_bounds)
+    whole = slab_entries(part.slabs, q_bounds, kv_bounds)
     return (
-        np.concatenate([whole.row, entries.row]), np.concatenate([whole.col, entries.col]),
-        np.concatenate([whole.pairs, -pairs]),
+        np.concatenate([whole[0], entries.row]), np.concatenate([whole[1], entries.col]),
+        np.concatenate([whole[2], -pairs]),
     )  # fmt: skip
 
 

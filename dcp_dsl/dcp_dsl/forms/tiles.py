@@ -21,6 +21,7 @@ from dcp_dsl.forms.form import (
     ranges_of_tile,
     row_chunks,
 )  # fmt: skip
+from dcp_dsl.forms.slabs import sum_blocks
 from dcp_dsl.symbolic.intervals import Grid
 
 # For every block: whether all of its pairs are visible, and whether any may be.
@@ -150,21 +151,14 @@ class Tiles:
 
     def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
         """Count the visible pairs of every block; see `Form`."""
-        width = len(kv_bounds) - 1
         found = [part.count_blocks(q_bounds, kv_bounds) for part in self.parts]
         if len(found) == 1 and self.parts[0].sign == 1:
             row, col, pairs = found[0]
             seen = pairs > 0
             return BlockCounts.without_slabs(row[seen], col[seen], pairs[seen])
-        parts = [(np.empty(0, np.int64),) * 3]
-        for begin, end in row_chunks(len(q_bounds) - 1, width, BLOCKS_AT_ONCE):
-            counts = np.zeros((end - begin, width), np.int64)
-            for row, col, pairs in found:
-                own = slice(*np.searchsorted(row, [begin, end]))
-                counts[row[own] - begin, col[own]] += pairs[own]
-            row, col = np.nonzero(counts)
-            parts.append((row + begin, col, counts[row, col]))
-        return BlockCounts.without_slabs(*(np.concatenate(c) for c in zip(*parts, strict=True)))
+        none = (np.empty(0, np.int64),) * 3
+        row, col, pairs = (np.concatenate(c) for c in zip(none, *found, strict=True))
+        return sum_blocks(row, col, pairs, (len(q_bounds) - 1, len(kv_bounds) - 1))
 
 
 def ranges_to_check(undecided: Bools) -> tuple[list[int], list[int], list[int]]:
