@@ -189,6 +189,8 @@ def table(document: dict[str, Any]) -> str:
             f"| {row['mask']} | {row['tokens']:,} | {eager} | {compiled:,.0f} | {ours:.2f} | "
             f"{compiled / ours:,.0f}x |"
         )
+    if "torch_note" in document:  # rows that were taken over from another run
+        lines += ["", document["torch_note"]]
     where = document["machine"]
     lines += ["", f"{where['cpu']}, one core, numpy {where['numpy']}, commit {where['commit']}."]
     return "\n".join(lines)
