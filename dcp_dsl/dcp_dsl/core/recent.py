@@ -10,7 +10,7 @@ from threading import Lock
 from typing import TypeAlias
 
 from dcp_dsl.core.binding import bind_core
-from dcp_dsl.core.layout import Column
+from dcp_dsl.core.layout_columns import Column
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.slabs import Slabs
