@@ -53,6 +53,17 @@ def test_the_critical_path_of_a_prediction_has_no_holes(strategies, data):
     assert (path.end_ns <= trace.end_ns[path.event]).all()
 
 
+@pytest.mark.parametrize("order", ["grouped", "fifo"])
+@settings(max_examples=15)
+@given(data=st.data())
+def test_nor_has_it_holes_where_messages_travel_in_order(strategies, order, data):
+    plan = data.draw(strategies.placed_plans())
+    plan = replace(plan, cluster=replace(plan.cluster, message_order=order))
+    trace = simulate(plan)
+    path = critical_path(trace, find_dependencies(plan, trace))
+    assert (path.step != STEPS.index("launches")).all()
+
+
 @settings(max_examples=30)
 @given(st.data())
 def test_every_event_follows_what_ended_before_it(strategies, data):

@@ -6,7 +6,7 @@ edges, for predicted and for measured traces alike:
 - *lane*: a device computes, reduces and waits one thing behind the other;
 - *message*: a wait ends with the messages of its division, a receive with its send, and what a
   device passes on has to arrive first;
-- *launch*: a message leaves once both of its ends have launched it;
+- *launch*: a message leaves once both of its ends have launched it, and what it is sent with;
 - *port*: it stands in line behind another one of the same ports;
 - *barrier*: a predicted backward begins when the last device has finished forward.
 
@@ -23,7 +23,7 @@ from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
 from dcp_planner.simulation.simulator import find_feeders
 from dcp_planner.simulation.trace import LANES, Trace
 from dcp_planner.tables.head_groups import expand_head_groups
-from dcp_planner.tables.plan import Plan
+from dcp_planner.tables.plan import Plan, TransferKind
 
 COMPUTE, SEND, RECEIVE, WAIT = (
     LANES.index(lane) for lane in ("compute", "send", "receive", "wait")
@@ -165,7 +165,7 @@ def find_dependencies(plan: Plan, trace: Trace) -> Dependencies:
         _lanes(trace, main),
         _waits(trace, main),
         _Edges.of(messages.receive, messages.send, Reason.MESSAGE),
-        *_launches(trace, main, messages),
+        *_launches(plan, trace, main, messages),
         _passed_on(plan, trace, messages),
     ]
     if trace.source == "simulated":
@@ -197,8 +197,11 @@ def _division_of(trace: Trace, rows: Ints) -> Ints:
     return np.asarray(side * divisions + trace.division[rows] + 1)
 
 
-def _launches(trace: Trace, main: Ints, messages: _Messages) -> list[_Edges]:
-    """Let a message follow what each of its ends did last before it had launched it."""
+def _launches(plan: Plan, trace: Trace, main: Ints, messages: _Messages) -> list[_Edges]:
+    """Let a message follow what each of its ends did last before it had launched it.
+
+    One that stood in line may have waited for others of its group, so it follows their launches.
+    """
     is_backward = trace.is_backward[messages.send]
     key, wanted = trace.device[main].astype(np.int64), messages.device
     if trace.source == "simulated":
@@ -208,7 +211,25 @@ def _launches(trace: Trace, main: Ints, messages: _Messages) -> list[_Edges]:
         last = _last_until(key, trace.end_ns[main], wanted[side], messages.launched[side])
         before.append(np.where(last >= 0, main[last], -1))
     found = [_Edges.of(messages.send, source, Reason.LAUNCH) for source in before]
-    return [*found, _Edges.of(messages.receive, before[1], Reason.LAUNCH)]
+    if trace.source == "measured":
+        return [*found, _Edges.of(messages.receive, before[1], Reason.LAUNCH)]
+    waiting = np.flatnonzero(messages.started > messages.launched[0])
+    for group in _groups(plan, trace, messages):
+        other = _last_until(
+            group, messages.launched[0], group[waiting], messages.started[waiting]
+        )  # fmt: skip
+        found += [_Edges.of(messages.send[waiting], source[other], Reason.LAUNCH)
+                  for source in before]  # fmt: skip
+    return found
+
+
+def _groups(plan: Plan, trace: Trace, messages: _Messages) -> list[Ints]:
+    """Number what the source, and the target, of each message sends or receives with it."""
+    table, transfer = expand_head_groups(plan).transfers, trace.transfer[messages.send]
+    is_result = table.kind[transfer] >= TransferKind.OUT
+    step = (table.division[transfer].astype(np.int64) << 8) + table.hop[transfer]
+    place = (step * 2 + is_result) * 2 + trace.is_backward[messages.send]
+    return [place * plan.num_devices + device for device in messages.device]
 
 
 def _passed_on(plan: Plan, trace: Trace, messages: _Messages) -> _Edges:
@@ -226,14 +247,22 @@ def _passed_on(plan: Plan, trace: Trace, messages: _Messages) -> _Edges:
 
 
 def _ports(plan: Plan, trace: Trace, messages: _Messages) -> list[_Edges]:
-    """Let a message that stood in line follow those that left its device or its NIC before it."""
+    """Let a message that stood in line follow what its ends sent or received before it.
+
+    It may have waited for its device, for the NIC, or until the group before it had arrived.
+    """
     nic, left = plan.cluster.nic_of_device, trace.end_ns[messages.send]
+    arrived, target = trace.end_ns[messages.receive], messages.device[1]
     waiting = np.flatnonzero(messages.started > messages.launched[0])
     found = []
     for device in messages.device:
-        for port in (device, nic[device]):
-            last = _last_until(port, left, port[waiting], messages.started[waiting])
-            source = np.where(last >= 0, messages.send[last], -1)
+        for port, ended, owner, event in (
+            (device, left, device, messages.send),
+            (nic[device], left, nic[device], messages.send),
+            (device, arrived, target, messages.receive),
+        ):
+            last = _last_until(owner, ended, port[waiting], messages.started[waiting])
+            source = np.where(last >= 0, event[last], -1)
             found.append(_Edges.of(messages.send[waiting], source, Reason.PORT))
     return found
 
