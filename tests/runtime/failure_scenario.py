@@ -30,9 +30,9 @@ ACTIONS = {
 }
 
 
-def join(folder, name, rank, size):
+def join(folder, name, rank, size, timeout_s):
     store = dist.FileStore(str(folder / name), size)
-    timeout = timedelta(seconds=30)
+    timeout = timedelta(seconds=timeout_s)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
 
 
@@ -69,7 +69,8 @@ def run(executor, plan, at_phase):
 def restart(folder, rank):
     """Run on the ranks that are left."""
     dist.destroy_process_group()
-    join(folder, "again", 0 if rank == 0 else 1, 2)
+    # On a busy machine the other rank may learn of the lost one much later.
+    join(folder, "again", 0 if rank == 0 else 1, 2, 200)
     executor = DCPExecutor(timeout_s=60)
     rows, tensors = run(executor, plan_of(2), lambda phase: None)
     qkv = random_qkv(0, TOKENS, 4, 2, 8, torch.float32)
@@ -85,7 +86,7 @@ def main():
     folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     action, wanted = sys.argv[4:]
     torch.set_num_threads(1)
-    join(folder, "store", rank, size)
+    join(folder, "store", rank, size, 30)
 
     def at_phase(phase):
         if rank == VICTIM and phase == wanted:
