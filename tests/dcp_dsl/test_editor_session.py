@@ -93,6 +93,17 @@ def test_only_what_changed_and_what_depends_on_it_is_looked_at(edit, looked):
     assert run == looked
 
 
+def test_versions_that_went_by_are_not_looked_at():
+    session = Session(TEXT, "<text>", "utf-16")
+    settled(session)
+    first = session.document
+    session.update(TEXT + "#")
+    passed = session.document
+    session.update(TEXT + "# ")
+    assert session.good is first
+    assert not passed.is_checked
+
+
 def test_statements_that_move_parse_as_those_of_the_new_text():
     known = {}
     parse_all(TEXT, known=known)

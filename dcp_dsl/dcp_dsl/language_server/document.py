@@ -103,6 +103,11 @@ class Document:
         return (*self.parsed.diagnostics, *problems, *found)
 
     @property
+    def is_checked(self) -> bool:
+        """Whether `problems` have been looked for."""
+        return "problems" in self.__dict__
+
+    @property
     def is_sound(self) -> bool:
         """Whether none of these is an error, so masks can be proved and drawn."""
         return all(found.severity != "error" for found in self.problems)

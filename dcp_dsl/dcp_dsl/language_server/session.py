@@ -34,7 +34,8 @@ class Session:
     def update(self, text: str) -> None:
         """Take a new version of the text."""
         if text != self.document.text:
-            if self.document.is_sound:
+            # A version that went by before it was looked at is not worth looking at now.
+            if self.document.is_checked and self.document.is_sound:
                 self.good = self.document
             self.document = replace(self.document, text=text)
 
