@@ -259,5 +259,5 @@ def test_zigzag_on_a_few_documents_is_slow_for_its_compute_not_for_its_messages(
         cluster, intra_bytes_per_s=MOST_RATE, inter_bytes_per_s=MOST_RATE, latency_s=0.0,
         inter_latency_s=None, message_launch_s=0.0,
     )  # fmt: skip
-    assert predict(replace(zigzag, cluster=fast)).seconds > 0.8 * found.second.seconds
+    assert predict(replace(zigzag, cluster=fast)).seconds > found.first.seconds
     assert found.reason == "balance"

@@ -14,7 +14,8 @@ Free = Literal["links", "latency", "launches", "waves", "tiles", "balance", "idl
 - `links`: messages have no bytes;
 - `latency`: they take no time on their way, and none to be started;
 - `launches`: kernels start at once;
-- `waves`: kernels keep all multiprocessors of a device busy, from the begin to the end;
+- `waves`: kernels keep all multiprocessors of a device busy, from the begin to the end, and
+  messages take none of them;
 - `tiles`: kernels compute visible pairs only, not whole tiles of their own. It follows `waves`,
   which depend on those tiles;
 - `balance`: in each direction all devices that compute do so for equally long;
@@ -28,7 +29,7 @@ _CHANGES: Mapping[Free, Callable[[Cluster], Cluster]] = {
     ),
     "latency": lambda c: replace(c, latency_s=0.0, inter_latency_s=None, message_launch_s=0.0),
     "launches": lambda c: replace(c, kernel_launch_s=0.0),
-    "waves": lambda c: replace(c, sms=1, cta_keys=0),
+    "waves": lambda c: replace(c, sms=1, comm_sms=0, cta_keys=0),
     "tiles": lambda c: replace(c, kernel_tile=1),
 }
 NEEDS: Mapping[Free, frozenset[Free]] = {
