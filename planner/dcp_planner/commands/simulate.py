@@ -27,6 +27,7 @@ def simulate(plan: str, cluster: str | None, as_json: bool) -> None:
     from dcp_planner.plan.file import read_plan
     from dcp_planner.simulation.simulator import simulate as run_simulation
     from dcp_planner.simulation.trace import measure_trace
+    from dcp_planner.tables.memory import measure_memory
     from dcp_planner.tables.metrics import measure
     from dcp_planner.tables.programs import digest
 
@@ -53,7 +54,7 @@ def simulate(plan: str, cluster: str | None, as_json: bool) -> None:
             ),
         )
     timings = measure_trace(run_simulation(made), made.num_devices)
-    metrics = measure(made)
+    metrics, memory = measure(made), measure_memory(made)
     if not as_json:
         show_simulation(made, metrics, timings)
         return
@@ -65,5 +66,10 @@ def simulate(plan: str, cluster: str | None, as_json: bool) -> None:
             "cluster": made.cluster.to_json(),
             "predicted": timings.to_json(),
             "metrics": metrics.to_json(),
+            "memory": {
+                "forward_bytes": memory.forward.tolist(),
+                "backward_bytes": memory.backward.tolist(),
+                "saved_bytes": memory.saved.tolist(),
+            },
         }
     )

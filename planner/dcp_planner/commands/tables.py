@@ -14,6 +14,7 @@ from dcp_planner.report.comparison import Difference
 from dcp_planner.report.figures import Spread, distribution_of, speedups_over
 from dcp_planner.report.static_rivals import PREFIX, Scope, spreads_over_best
 from dcp_planner.simulation.trace import Timings, Trace, measure_trace
+from dcp_planner.tables.memory import measure_memory
 from dcp_planner.tables.metrics import PlanMetrics, measure
 from dcp_planner.tables.plan import Plan
 
@@ -219,11 +220,22 @@ def _summary(plan: Plan, metrics: PlanMetrics, timings: Timings) -> Table:
             "predicted forward, backward",
             f"{time_text(timings.forward_s)} {time_text(timings.backward_s)}",
         ),
+        ("memory of the fullest device", _memory_text(plan)),
         ("exposed wait, mean and worst", f"{time_text(_mean(waits))} {time_text(max(waits))}"),
         ("communication hidden", f"{timings.overlap:.1%}"),
     ):
         table.add_row(name, Text(value))  # a plan file may hold any text: no markup
     return table
+
+
+def _memory_text(plan: Plan) -> str:
+    """Write the peak of one attention layer beside what a device has.
+
+    Broken plans, which may name devices that do not exist, are never shown.
+    """
+    peak, memory = int(measure_memory(plan).peak.max()), plan.cluster.memory_bytes
+    text = f"{_size(peak)} of {memory / 1e9:.1f} GB"
+    return text if peak <= memory else f"{text}: it does not fit"
 
 
 def _devices(metrics: PlanMetrics, timings: Timings) -> Table:

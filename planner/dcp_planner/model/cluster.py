@@ -166,6 +166,9 @@ class Cluster:
         cta_keys: what a CTA takes beside its keys (start, state, end), as so many keys more.
         kernel_schedule: how CTAs get to multiprocessors, one of `KERNEL_SCHEDULES`; the module
             `launches` explains them.
+        pass_s: seconds that the host takes for one direction of a layer before anything runs:
+            checks, buffers, copies of the own blocks, results.
+        host_message_s: seconds that the host takes for each message of a device, at either end.
         message_order: what a transport lets wait for what, one of `MESSAGE_ORDERS`.
         comm_sms: multiprocessors that do not compute while messages of a device are under way.
         devices: for each node the rate of each of its devices, relative to `flops_per_s` and
@@ -202,6 +205,8 @@ class Cluster:
     sms: int = 1
     cta_keys: int = 0
     kernel_schedule: str = "list"
+    pass_s: float = 0.0
+    host_message_s: float = 0.0
     message_order: MessageOrder = "any"
     comm_sms: int = 0
     devices: tuple[tuple[float, ...], ...] = ()
@@ -218,7 +223,13 @@ class Cluster:
             _check_count(name, getattr(self, name), int(most.get(name, MOST_NODES)))
         for name in ("intra_bytes_per_s", "inter_bytes_per_s", "flops_per_s"):
             _check_rate(name, getattr(self, name))
-        for name in ("latency_s", "kernel_launch_s", "message_launch_s"):
+        for name in (
+            "latency_s",
+            "kernel_launch_s",
+            "message_launch_s",
+            "pass_s",
+            "host_message_s",
+        ):
             _check_overhead(name, getattr(self, name))
         for name in ("backward_flops_per_s", "copy_bytes_per_s", "spine_bytes_per_s"):
             if getattr(self, name) is not None:
@@ -366,7 +377,7 @@ class Cluster:
 
 LATER_FIELDS = frozenset({
     "devices", "rails", "nodes_per_leaf", "spine_bytes_per_s", "sms", "cta_keys", "kernel_schedule",
-    "message_order", "comm_sms",
+    "message_order", "comm_sms", "pass_s", "host_message_s",
 })  # fmt: skip
 """Fields that files name only where they are not the default."""
 

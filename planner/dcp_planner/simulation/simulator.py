@@ -6,8 +6,9 @@ NIC, all independent of each other. A message starts once both ends have launche
 on has arrived, and both ports are free; it occupies both for ``Link.busy_s`` and arrives the link's
 latency later. `MESSAGE_ORDERS` says which one a free port takes, and what else waits. Attention
 takes what its blocks of threads take (`KernelWork`), reductions `reduction_seconds`, each after the
-launch of its kernel; copying the own blocks counts as free. Backward starts when the slowest device
-has finished forward. Times are whole nanoseconds, durations rounded up.
+launch of its kernel. A direction begins with what the host does for it (`pass_s`, and
+`host_message_s` for each message). Backward starts when the slowest device has finished forward.
+Times are whole nanoseconds, durations rounded up.
 """
 
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.plan import Plan, TransferKind, Transfers
 from dcp_planner.tables.programs import (
     ATTENTION,
+    COPY,
     LAUNCH,
     REDUCTION,
     WAIT,
@@ -264,6 +266,13 @@ def _durations(
         seconds[reduces] = reduction_seconds(sums, cluster)
     busy = np.append(attends, reduces)
     seconds[busy] = seconds[busy] / speed[programs.device[busy]] + cluster.kernel_launch_s
+    # What the host does for messages is paid when a direction begins: most are launched there.
+    posted = np.bincount(
+        programs.device, np.where(programs.op == LAUNCH, counts, 0), cluster.num_devices
+    )
+    begins = np.flatnonzero(programs.op == COPY)
+    on_host = cluster.pass_s + cluster.host_message_s * posted
+    seconds[begins] = on_host[programs.device[begins]]
     return seconds
 
 
