@@ -49,9 +49,15 @@ def calibrate(device: str, ranks: int, out: str | None, as_json: bool) -> None:
         click.echo(json.dumps({"schema": SCHEMA, "file": out, **found.to_json()}, indent=1))
     elif out is None:
         click.echo(format_cluster(found.cluster, found.sources), nl=False)
-    if found.predicted_s is not None and found.measured_s is not None:
+    for check in found.checks:
         click.echo(
-            f"check: predicted {found.predicted_s * 1e3:.1f} ms, measured "
-            f"{found.measured_s * 1e3:.1f} ms",
+            f"check: {check.plan}: predicted {check.predicted_s * 1e3:.1f} ms, measured "
+            f"{check.measured_s * 1e3:.1f} ms, {check.error:.0%} off",
+            err=True,
+        )
+    if found.is_busy:
+        click.echo(
+            f"this machine is busy: repeated measurements differ by {found.noise:.0%} in the "
+            "median, so the constants are worth little; end what else runs, and repeat",
             err=True,
         )

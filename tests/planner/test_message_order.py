@@ -107,3 +107,4 @@ def test_other_orders_are_refused():
         Cluster(message_order="lifo")
     with pytest.raises(ClusterError, match=r"Cluster\.comm_sms: expected a whole number 0 to 3"):
         Cluster(sms=4, comm_sms=4)
+    assert Cluster(sms=1, comm_sms=16).comm_sms == 16  # a prediction without multiprocessors

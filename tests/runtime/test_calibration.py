@@ -88,10 +88,16 @@ def test_calibrate_writes_a_cluster_that_plans_can_use(calibrated):
 @pytest.mark.dist
 def test_calibrate_says_how_far_its_predictions_are_off(calibrated):
     result, _ = calibrated
-    check = json.loads(result.stdout)["check"]
-    assert check["predicted_s"] > 0
-    assert check["measured_s"] > 0
-    assert "check: predicted" in result.stderr
+    document = json.loads(result.stdout)
+    assert [check["plan"] for check in document["checks"]] == [c[0] for c in calibration.CHECKS]
+    for check in document["checks"]:
+        assert check["predicted_s"] > 0
+        assert check["error"] == pytest.approx(
+            abs(check["predicted_s"] / check["measured_s"] - 1), rel=1e-9
+        )
+        assert f"check: {check['plan']}: predicted" in result.stderr
+    assert document["is_busy"] == (document["noise"] > calibration.MOST_NOISE)
+    assert document["is_busy"] == ("this machine is busy" in result.stderr)
 
 
 def test_calibrate_without_a_cuda_device_says_so():

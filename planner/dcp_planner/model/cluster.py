@@ -170,7 +170,8 @@ class Cluster:
             checks, buffers, copies of the own blocks, results.
         host_message_s: seconds that the host takes for each message of a device, at either end.
         message_order: what a transport lets wait for what, one of `MESSAGE_ORDERS`.
-        comm_sms: multiprocessors that do not compute while messages of a device are under way.
+        comm_sms: multiprocessors that do not compute while messages of a device are under way; no
+            effect on a device of one.
         devices: for each node the rate of each of its devices, relative to `flops_per_s` and
             `copy_bytes_per_s`; empty: all are 1.
         rails: network port j of a node is on rail ``j % rails``.
@@ -237,7 +238,8 @@ class Cluster:
         if self.inter_latency_s is not None:
             _check_overhead("inter_latency_s", self.inter_latency_s)
         _check_count("cta_keys", self.cta_keys, MOST_KERNEL_TILE, least=0)
-        _check_count("comm_sms", self.comm_sms, self.sms - 1, least=0)
+        most = self.sms - 1 if self.sms > 1 else 1 << 14
+        _check_count("comm_sms", self.comm_sms, most, least=0)
         _check_choice("kernel_schedule", self.kernel_schedule, KERNEL_SCHEDULES)
         _check_choice("message_order", self.message_order, MESSAGE_ORDERS)
         self._check_devices()

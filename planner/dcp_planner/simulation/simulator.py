@@ -184,7 +184,7 @@ def play(
     messages = Messages(
         transfers.source, transfers.target, find_feeders(transfers), ports, busy_ns, latency_ns,
         *_groups(programs, transfers, cluster), int(cluster.message_order == "fifo"),
-        cluster.sms / (cluster.sms - cluster.comm_sms),
+        cluster.sms / (cluster.sms - cluster.comm_sms) if cluster.sms > 1 else 1.0,
     )  # fmt: skip
     begun, ended, started, at, end_ns = run_events(steps, messages, num_ports, start_ns)
     stuck = np.flatnonzero(at < steps.row_ptr[1:])

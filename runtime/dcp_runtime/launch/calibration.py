@@ -13,19 +13,30 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import Sample, Spec, block_sparsity
-from dcp_planner import LANES, Cluster, ModelShape, Plan, PlanConfig, build_plan, simulate
+from dcp_planner import (
+    LANES,
+    Cluster,
+    ModelShape,
+    Plan,
+    PlanConfig,
+    Trace,
+    build_plan,
+    simulate,
+)
 from dcp_planner.model import BACKWARD_FLOPS_RATIO, tile_seconds
+from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime.errors import RunError
 from dcp_runtime.launch.config import RunConfig
 from dcp_runtime.launch.launcher import check_torch, open_world, run_plan
 from dcp_runtime.launch.world import ProcessWorld
+from dcp_runtime.transport.torch_transport import GlooTransport, NcclTransport
 
 SHAPE = ModelShape(q_heads=4, kv_heads=2, head_dim=64, dtype_bytes=4)
 """The shape that is measured on CPUs: small, float32, as `dcpm demo` runs it."""
@@ -33,6 +44,8 @@ LENGTHS = (256, 512, 1024, 2048)
 MESSAGE_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
 MESSAGE_COUNTS = (1, 8)
 REPEATS = 5
+MOST_NOISE = 0.2
+"""Relative spread of repeated measurements above which a machine counts as busy."""
 WORLD_TIMEOUT_S = 120.0
 KERNEL_TILE = 256
 """Query rows that the CPU kernel computes at once, keys up to the end of their diagonal."""
@@ -45,23 +58,49 @@ class Calibration:
     Attributes:
         cluster: this machine as one node of `ranks` devices.
         sources: how each constant was measured, by its name.
-        predicted_s, measured_s: forward and backward of a batch that no constant was fitted to;
-            ``None`` if no such run was made.
+        checks: plans that no constant was fitted to, predicted and measured.
+        noise: median spread of repeated measurements of one thing, relative to their median: above
+            `MOST_NOISE` the machine does other work, and the constants are worth little.
     """
 
     cluster: Cluster
     sources: Mapping[str, str]
-    predicted_s: float | None
-    measured_s: float | None
+    checks: tuple["Check", ...]
+    noise: float
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the machine did too much else to be measured."""
+        return self.noise > MOST_NOISE
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object; `Any`: what JSON holds."""
-        values = {name: getattr(self.cluster, name) for name in self.cluster.__slots__}
         return {
-            "cluster": values,
+            "cluster": self.cluster.to_json(),
             "sources": dict(self.sources),
-            "check": {"predicted_s": self.predicted_s, "measured_s": self.measured_s},
+            "checks": [asdict(check) | {"error": check.error} for check in self.checks],
+            "noise": self.noise,
+            "is_busy": self.is_busy,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A plan that no constant was fitted to.
+
+    Attributes:
+        plan: what it is.
+        predicted_s, measured_s: forward and backward; the median of several runs.
+    """
+
+    plan: str
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def error(self) -> float:
+        """How far the prediction is off, relative to the measurement."""
+        return abs(self.predicted_s / self.measured_s - 1)
 
 
 def calibrate_cpu(ranks: int, say: Callable[[str], None]) -> Calibration:
@@ -72,7 +111,7 @@ def calibrate_cpu(ranks: int, say: Callable[[str], None]) -> Calibration:
     with open_world(ranks, WORLD_TIMEOUT_S) as world:
         link = measure_links(world) if ranks > 1 else Line(0.0, 0.0, 0.0)
         say("attention, forward and backward")
-        (forward, backward), launch = _attention_rates(world)
+        (forward, backward), launch, host, noise = _attention_rates(world)
         cluster = Cluster(
             nodes=1,
             devices_per_node=ranks,
@@ -88,10 +127,12 @@ def calibrate_cpu(ranks: int, say: Callable[[str], None]) -> Calibration:
             kernel_launch_s=launch,
             message_launch_s=link.launch_s,
             copy_bytes_per_s=copy_rate,
+            pass_s=host,
+            message_order=GlooTransport.message_order,
         )
-        say("a batch to check the constants with")
-        predicted, measured = _check(cluster, world)
-    return Calibration(cluster, _sources(ranks, "gloo"), predicted, measured)
+        say("plans to check the constants with")
+        checks = _check(cluster, world)
+    return Calibration(cluster, _sources(ranks, "gloo"), checks, noise)
 
 
 def calibrate_cuda(say: Callable[[str], None]) -> Calibration:
@@ -126,8 +167,9 @@ def calibrate_cuda(say: Callable[[str], None]) -> Calibration:
         kernel_launch_s=launch,
         message_launch_s=link.launch_s,
         copy_bytes_per_s=copy_rate,
+        message_order=NcclTransport.message_order,
     )
-    return Calibration(cluster, _sources(count, "nccl"), None, None)
+    return Calibration(cluster, _sources(count, "nccl"), (), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +230,17 @@ def measure_links(world: ProcessWorld) -> Line:
     return fit_messages(slowest)
 
 
-def _attention_rates(world: ProcessWorld) -> tuple[tuple[float, float], float]:
-    """Fit forward and backward rates and one launch to attention of several lengths."""
+def _attention_rates(world: ProcessWorld) -> tuple[tuple[float, float], float, float, float]:
+    """Fit rates of both directions and one launch to attention of several lengths.
+
+    Returns:
+        The rates, the launch, the seconds of a direction beside its attention, and the noise.
+    """
     lengths = [length for length in LENGTHS for _ in range(2)]
     plans = {length: _own_work_plan(world.ranks, length) for length in LENGTHS}
     flops: list[list[float]] = [[], []]
     seconds: list[list[float]] = [[], []]
+    beside: list[float] = []
     for length in (LENGTHS[0], *lengths):  # the first run of a process is slow
         plan = plans[length]
         trace = run_plan(plan, RunConfig(ranks=world.ranks), world).trace
@@ -204,6 +251,7 @@ def _attention_rates(world: ProcessWorld) -> tuple[tuple[float, float], float]:
             flops[side].append(_flops(length, is_backward=side))
             # The slowest rank: where ranks share cores, a lucky one says little about a whole plan.
             seconds[side].append(float(took.max()))
+            beside.append(_beside(trace, is_backward=side))
     fits = [
         fit_nonnegative(
             np.stack([np.ones(len(flops[side]) - 1), np.array(flops[side][1:])], axis=1),
@@ -215,7 +263,30 @@ def _attention_rates(world: ProcessWorld) -> tuple[tuple[float, float], float]:
         raise RunError(
             "attention took no longer for more work; run it again on a machine that is less busy"
         )
-    return (float(1 / fits[0][1]), float(1 / fits[1][1])), float(np.mean([fit[0] for fit in fits]))
+    rates = float(1 / fits[0][1]), float(1 / fits[1][1])
+    launch = float(np.mean([fit[0] for fit in fits]))
+    return rates, launch, statistics.median(beside[2:]), _noise(seconds)
+
+
+def _beside(trace: Trace, *, is_backward: bool) -> float:
+    """Seconds of the slowest rank in a direction that were not attention."""
+    chosen = trace.is_backward == is_backward
+    attends = chosen & (trace.kind == EVENT_KINDS.index("attention"))
+    spans = []
+    for device in np.unique(trace.device[chosen]):
+        own, busy = (rows & (trace.device == device) for rows in (chosen, attends))
+        took = (trace.end_ns[busy] - trace.start_ns[busy]).sum()
+        spans.append(float(trace.end_ns[own].max() - trace.start_ns[own].min() - took) / 1e9)
+    return max(spans)
+
+
+def _noise(seconds: Sequence[Sequence[float]]) -> float:
+    """Compute how far two measurements of the same length lie apart, in the median."""
+    spreads = []
+    for side in seconds:
+        pairs = zip(side[1::2], side[2::2], strict=True)  # each length twice, after the first run
+        spreads += [abs(a - b) / ((a + b) / 2) for a, b in pairs]
+    return statistics.median(spreads)
 
 
 def _flops(length: int, *, is_backward: bool) -> float:
@@ -233,16 +304,27 @@ def _own_work_plan(ranks: int, length: int) -> Plan:
     return build_plan(sparsity, SHAPE, Cluster(1, ranks), config)
 
 
-def _check(cluster: Cluster, world: ProcessWorld) -> tuple[float, float]:
-    """Predict and measure one long document in contiguous pieces: compute and messages."""
-    length = 1024 * world.ranks
-    mask = Spec.from_text("mask m = causal").mask("m").bind(Sample({}, length))
-    sparsity = block_sparsity([mask], 512, 512)
-    config = PlanConfig(partitioner="static:contiguous")
-    plan = build_plan(sparsity, SHAPE, cluster, config)
-    runs = [run_plan(plan, RunConfig(ranks=world.ranks), world) for _ in range(3)]
-    measured = statistics.median(run.forward_s + run.backward_s for run in runs)
-    return simulate(plan).seconds(), measured
+CHECKS = (
+    ("causal, contiguous", "causal", "static:contiguous"),
+    ("causal, zigzag", "causal", "static:zigzag"),
+    ("causal, searched", "causal", "native"),
+    ("sliding window, contiguous", "causal and q - k < 512", "static:contiguous"),
+    ("full, grid", "k.seq == q.seq", "static:grid"),
+)
+"""Name, mask and partitioner of the plans that constants are checked with."""
+
+
+def _check(cluster: Cluster, world: ProcessWorld) -> tuple[Check, ...]:
+    """Predict and measure plans of one long document; the median of three runs, after a first."""
+    length, found = 1024 * world.ranks, []
+    for name, text, partitioner in CHECKS:
+        mask = Spec.from_text(f"mask m = {text}").mask("m").bind(Sample({}, length))
+        config = PlanConfig(partitioner=partitioner, budget="fast")
+        plan = build_plan(block_sparsity([mask], 512, 512), SHAPE, cluster, config)
+        runs = [run_plan(plan, RunConfig(ranks=world.ranks), world) for _ in range(4)][1:]
+        measured = statistics.median(run.forward_s + run.backward_s for run in runs)
+        found.append(Check(name, simulate(plan).seconds(), measured))
+    return tuple(found)
 
 
 def _copy_rate(device: str) -> float:
@@ -323,6 +405,8 @@ def _sources(ranks: int, backend: str) -> dict[str, str]:
         "inter_bytes_per_s": "as inside the node: only one was measured",
         "latency_s": ring,
         "message_launch_s": ring,
+        "pass_s": "a direction of those runs without its attention, slowest rank",
+        "message_order": f"what the {backend} transport does",
         "devices_per_nic": "no network was measured",
         "copy_bytes_per_s": "copy of 64 MiB, read and written",
         "memory_bytes": "physical memory" + (f" over {ranks} ranks" if backend == "gloo" else ""),
