@@ -238,8 +238,8 @@ class Cluster:
         if self.inter_latency_s is not None:
             _check_overhead("inter_latency_s", self.inter_latency_s)
         _check_count("cta_keys", self.cta_keys, MOST_KERNEL_TILE, least=0)
-        most = self.sms - 1 if self.sms > 1 else 1 << 14
-        _check_count("comm_sms", self.comm_sms, most, least=0)
+        most_sms = self.sms - 1 if self.sms > 1 else 1 << 14
+        _check_count("comm_sms", self.comm_sms, most_sms, least=0)
         _check_choice("kernel_schedule", self.kernel_schedule, KERNEL_SCHEDULES)
         _check_choice("message_order", self.message_order, MESSAGE_ORDERS)
         self._check_devices()
