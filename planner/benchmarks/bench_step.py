@@ -29,8 +29,11 @@ from dcp_planner.step.assignment import StepMesh
 from dcp_planner.step.attention import Groups, attention_seconds
 from dcp_planner.step.documents import Documents
 from dcp_planner.step.model import step_model
-from dcp_planner.step.policies import RIVALS, StepProblem, by_work
+from dcp_planner.step.nesting import even
+from dcp_planner.step.plan_step import EVEN_TOKENS
+from dcp_planner.step.problem import StepProblem
 from dcp_planner.step.report import StepReport, StepSetting, compare_policies
+from dcp_planner.step.rivals import RIVALS
 
 SCHEMA = "dcp.bench_step/1"
 BUDGET = 131_072
@@ -181,9 +184,40 @@ def run(name: str, mesh: StepMesh, steps: int) -> Row:
         "speedup": {rival: report.speedup_over(rival) for rival in report.rivals},
         "worst": {rival: _worst(report, rival) for rival in report.rivals},
         "over_balance": report.policies[0].mean("balance"),
+        "bound": statistics.geometric_mean(_bound(step, setting) for step in drawn),
         "max_tokens": report.policies[0].mean("max_tokens"),
+        "even_tokens": _even_tokens(report),
+        "steps": steps,
         "levels": report.levels,
         **({"policies": parts} if mesh == IN_FULL else {}),
+    }
+
+
+def _bound(step: Documents, setting: StepSetting) -> float:
+    """Return the least time over perfect balance that the estimate allows."""
+    problem = StepProblem.of(
+        step, setting.mesh, setting.token_budget, setting.model, setting.cluster
+    )
+    return problem.bound_seconds() * setting.mesh.devices / float(problem.seconds.sum())
+
+
+def _even_tokens(report: StepReport) -> Row:
+    """Return the same figures for the fastest levels whose tokens are even."""
+    levels = [policy.times for policy in report.policies[1:] if not policy.is_rival]
+    rivals = {policy.name: policy.times for policy in report.policies if policy.is_rival}
+    ours = []
+    for times in zip(*levels, strict=True):
+        even = [time for time in times if time.max_tokens <= 1 + EVEN_TOKENS + 1e-9]
+        ours.append(min(even, key=lambda time: time.seconds))
+    ratios = {
+        name: [b.seconds / a.seconds for a, b in zip(ours, theirs, strict=True)]
+        for name, theirs in rivals.items()
+    }
+    return {
+        "speedup": {name: statistics.geometric_mean(found) for name, found in ratios.items()},
+        "worst": min(map(min, ratios.values())),
+        "over_balance": statistics.mean(time.balance for time in ours),
+        "max_tokens": statistics.mean(time.max_tokens for time in ours),
     }
 
 
@@ -204,7 +238,8 @@ def to_table(document: dict[str, Any]) -> str:
     """Return the table of a run (`Any`: JSON)."""
     header = [
         "documents", "mesh", "micro-batches", "stages", "over round-robin", "over the best rival",
-        "worst step", "over balance", "tokens max", "CPU ms",
+        "worst step", "over balance", "at least", "tokens max", "even tokens: over the best rival",
+        "worst step", "over balance", "CPU ms",
     ]  # fmt: skip
     lines = []
     for row in document["rows"]:
@@ -219,7 +254,11 @@ def to_table(document: dict[str, Any]) -> str:
                 f"{shown(row['speedup'][best])} ({best})",
                 shown(min(row["worst"].values())),
                 shown(row["over_balance"]),
+                shown(row["bound"]),
                 shown(row["max_tokens"]),
+                shown(min(row["even_tokens"]["speedup"].values())),
+                shown(row["even_tokens"]["worst"]),
+                shown(row["even_tokens"]["over_balance"]),
                 shown(row["plan_cpu_s"], ".0f", 1e3),
             ]
         )
@@ -238,7 +277,7 @@ def _validate() -> None:
             for seed in range(3):
                 documents = draw_step(DISTRIBUTIONS[name], seed, mesh.replicas)
                 problem = StepProblem.of(documents, mesh, BUDGET, model, cluster)
-                _, _, _, rows = next(iter(by_work(width)(problem).groups()))
+                _, _, _, rows = next(iter(even(width, 0.02)(problem).groups()))
                 own = replace(cluster, nodes=width // 8)
                 tokens = documents.tokens[rows]
                 forms = [mask.compile(Sample({}, int(size))) for size in tokens]

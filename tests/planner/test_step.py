@@ -19,8 +19,10 @@ from dcp_planner.step.dealing import deal
 from dcp_planner.step.documents import Documents
 from dcp_planner.step.iteration import predict_step
 from dcp_planner.step.model import step_model
+from dcp_planner.step.nesting import nested
 from dcp_planner.step.plan_step import levels, plan_step
-from dcp_planner.step.policies import RIVALS, StepProblem, differencing, round_robin
+from dcp_planner.step.problem import StepProblem
+from dcp_planner.step.rivals import RIVALS, differencing, round_robin
 
 LLAMA = step_model("llama-8b")
 BUDGET = 32_768
@@ -42,6 +44,7 @@ def steps(draw: st.DrawFn) -> tuple[Documents, StepMesh]:
 
 
 @given(steps())
+@settings(max_examples=20)
 def test_plan_is_valid_deterministic_and_never_behind_packs_in_turn(
     drawn: tuple[Documents, StepMesh],
 ) -> None:
@@ -62,15 +65,21 @@ def test_plan_is_valid_deterministic_and_never_behind_packs_in_turn(
 
 
 @given(steps())
+@settings(max_examples=20)
 def test_every_policy_runs_each_document_once_inside_the_mesh(
     drawn: tuple[Documents, StepMesh],
 ) -> None:
     documents, mesh = drawn
     cluster = cluster_of(mesh)
     problem = StepProblem.of(documents, mesh, BUDGET, LLAMA, cluster)
-    for policy in (*RIVALS, *levels(mesh)):
-        found = policy.assign(problem)
-        time = predict_step(documents, found, LLAMA, cluster, sharding=policy.sharding)
+    ours = [
+        (assign, "planned")
+        for variants in levels(mesh, len(documents)).values()
+        for assign in variants
+    ]
+    for assign, sharding in (*((r.assign, r.sharding) for r in RIVALS), *ours):
+        found = assign(problem)
+        time = predict_step(documents, found, LLAMA, cluster, sharding=sharding)
         assert len(found.width) == len(documents)
         assert time.waiting_s >= -1e-9
         assert time.max_tokens >= 1 - 1e-9
@@ -134,9 +143,10 @@ def test_dealing_is_near_the_optimum(work: list[int], bins: int) -> None:
         for chosen in product(range(bins), repeat=len(work))
     )
     seconds, tokens = np.array(work, np.float64), np.ones(len(work), np.int64)
-    dealt = deal(seconds, tokens, bins, cap=len(work))
+    one = np.ones(len(work), np.int64)
+    dealt = deal(seconds, tokens, one, (1, bins), cap=len(work))
     parts = differencing(seconds, bins)
-    for found in (dealt, parts):
+    for found in (dealt.first, parts):
         assert np.bincount(found, seconds, bins).max() <= (4 / 3) * best + 1e-9
 
 
@@ -144,8 +154,72 @@ def test_dealing_holds_the_cap_on_tokens() -> None:
     rng = np.random.default_rng(0)
     tokens = rng.integers(100, 3000, 200)
     cap = 1.02 * tokens.sum() / 8
-    bins = deal(tokens.astype(np.float64) ** 2, tokens, 8, cap)
-    assert np.bincount(bins, tokens, 8).max() <= cap
+    one = np.ones(200, np.int64)
+    dealt = deal(tokens.astype(np.float64) ** 2, tokens, one, (2, 4), cap)
+    held = np.zeros((2, 4))
+    np.add.at(held, (dealt.micro_batch, dealt.first), tokens)
+    assert held.max() <= cap
+    assert np.allclose(held, dealt.held)
+
+
+@given(steps(), st.sampled_from([2.0, 1.0, 0.5]), st.sampled_from([None, 0.02]))
+def test_nested_groups_share_devices_in_full_or_not_at_all(
+    drawn: tuple[Documents, StepMesh], share: float, tolerance: float | None
+) -> None:
+    documents, mesh = drawn
+    problem = StepProblem.of(documents, mesh, BUDGET, LLAMA, cluster_of(mesh))
+    found = list(nested(2, share, tolerance)(problem).groups())
+    for batch, first, width, _ in found:
+        for other, start, size, _ in found:
+            inside = max(0, min(first + width, start + size) - max(first, start))
+            assert batch != other or inside in (0, min(width, size))
+
+
+@given(steps())
+@settings(max_examples=20)
+def test_no_plan_is_faster_than_the_bound(drawn: tuple[Documents, StepMesh]) -> None:
+    documents, mesh = drawn
+    cluster = cluster_of(mesh)
+    bound = StepProblem.of(documents, mesh, BUDGET, LLAMA, cluster).bound_seconds()
+    plan = plan_step(documents, mesh, LLAMA, cluster, token_budget=BUDGET)
+    for time in plan.considered.values():
+        if time.max_tokens <= BUDGET / mesh.context_ranks / _mean_tokens(documents, mesh):
+            seconds = time.seconds - time.synchronisation_s - time.bubble_s
+            assert seconds * mesh.stages >= bound * (1 - 1e-6)
+
+
+def _mean_tokens(documents: Documents, mesh: StepMesh) -> float:
+    return float(documents.tokens.sum()) / (mesh.devices * mesh.micro_batches)
+
+
+def test_levels_of_even_tokens_cost_time() -> None:
+    """Tokens that may be uneven are a price that the step is planned with."""
+    rng = np.random.default_rng(5)
+    tokens = np.clip(rng.lognormal(9.5, 1.2, 60), 64, BUDGET).astype(np.int64)
+    documents, mesh = Documents.causal(tokens), StepMesh(4, 4, 4)
+    plan = plan_step(documents, mesh, LLAMA, cluster_of(mesh), token_budget=2 * BUDGET)
+    times = plan.considered.values()
+    even = min((t for t in times if t.max_tokens <= 1.02), key=lambda time: time.seconds)
+    assert plan.time.max_tokens > 1.02
+    assert plan.time.seconds < even.seconds
+
+
+def test_long_documents_are_spread_and_short_ones_stay_together() -> None:
+    """One document needs all nodes; with it in a group of its own, others need no second node."""
+    mesh = StepMesh(4, 4, 1)
+    documents = Documents.causal([60_000] + [2_000] * 64)
+    plan = plan_step(documents, mesh, LLAMA, cluster_of(mesh), token_budget=BUDGET * 2)
+    width = plan.assignment.width
+    assert width[0] > 4 >= width[1:].max()
+    assert "from" in plan.policy
+
+
+def test_documents_longer_than_a_replica_holds_are_planned() -> None:
+    plan = plan_step(
+        Documents.causal([40_000, 3000, 3000]), StepMesh(2, 4), LLAMA, preset("h100-dgx", 2, 4),
+        token_budget=BUDGET,
+    )  # fmt: skip
+    assert plan.assignment.width[0] == 8
 
 
 def test_work_is_dealt_more_evenly_than_packs() -> None:

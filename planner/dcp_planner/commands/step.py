@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from dcp_planner.model.cluster import Cluster
     from dcp_planner.step.documents import Documents
-    from dcp_planner.step.policies import NamedPolicy
+    from dcp_planner.step.problem import NamedPolicy
     from dcp_planner.step.report import StepReport, StepSetting
 
 HOURS_PER_DAY = 24
@@ -153,7 +153,7 @@ def _steps(spec: str, options: dict[str, Any], packs: int) -> "Iterator[Document
 
 
 def _rivals(names: tuple[str, ...]) -> "list[NamedPolicy]":
-    from dcp_planner.step.policies import RIVALS
+    from dcp_planner.step.rivals import RIVALS
 
     known = {policy.name: policy for policy in RIVALS}
     unknown = [name for name in names if name not in (*known, "all")]
@@ -174,7 +174,7 @@ def show_report(report: "StepReport") -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("mean of a step", "time", "linear", "attention", "waiting", "rest", "tokens max"):
         table.add_column(name, justify="left" if name == "mean of a step" else "right")
-    for policy in report.policies:
+    for policy in report.shown:
         parts = [policy.mean(part) for part in ("linear_s", "attention_s", "waiting_s")]
         rest = policy.mean("bubble_s") + policy.mean("synchronisation_s")
         times = [

@@ -76,6 +76,25 @@ def pair_seconds(pairs: Floats, tokens: Floats, shape: ModelShape, cluster: Clus
     return forward + backward
 
 
+def unevenness(width: Floats, cluster: Cluster) -> Floats:
+    """Estimate the time above perfect balance of groups so wide, as a share of compute."""
+    doublings = np.log2(_nodes(width, cluster))
+    return np.where(width > 1, IMBALANCE + IMBALANCE_PER_DOUBLING * doublings, 0.0)
+
+
+def _nodes(width: Floats, cluster: Cluster) -> Floats:
+    """Compute the nodes of groups so wide, at least one."""
+    return np.maximum(width / cluster.devices_per_node, 1.0)
+
+
+def messages_seconds(groups: Groups, shape: ModelShape, cluster: Cluster) -> Floats:
+    """Estimate what messages between nodes add to one layer, forward and backward, ``[G]``."""
+    nodes = _nodes(groups.width, cluster)
+    moved = _bytes(groups, shape, "planned", nodes, is_backward=False)
+    moved = moved + _bytes(groups, shape, "planned", nodes, is_backward=True)
+    return EXPOSED * moved / groups.width / cluster.inter_bytes_per_s
+
+
 def _direction(
     groups: Groups, shape: ModelShape, cluster: Cluster, sharding: Sharding, *, is_backward: bool
 ) -> Floats:
@@ -84,13 +103,11 @@ def _direction(
     )
     compute = groups.sums(busy) / groups.width
     inside = _bytes(groups, shape, sharding, groups.width, is_backward=is_backward)
-    nodes = np.maximum(groups.width / cluster.devices_per_node, 1.0)
+    nodes = _nodes(groups.width, cluster)
     across = _bytes(groups, shape, sharding, nodes, is_backward=is_backward)
     intra_s = inside / groups.width / cluster.intra_bytes_per_s
     inter_s = across / groups.width / cluster.inter_bytes_per_s
-    uneven = IMBALANCE + IMBALANCE_PER_DOUBLING * np.log2(nodes)
-    uneven = np.where(groups.width > 1, uneven, 0.0)
-    overlapped = compute * (1 + uneven) + EXPOSED * inter_s
+    overlapped = compute * (1 + unevenness(groups.width, cluster)) + EXPOSED * inter_s
     return np.maximum(overlapped, np.maximum(intra_s, inter_s)) + cluster.kernel_launch_s
 
 

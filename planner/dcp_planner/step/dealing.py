@@ -1,122 +1,219 @@
-"""Deal documents into bins of equal work, under a cap on the tokens of a bin."""
+"""Deal documents to runs of devices: equal work, under a cap on the tokens of a device.
 
-import heapq
-from collections.abc import Sequence
+A micro-batch is a row of units: groups of devices of one size. A document takes a run of 1, 2, 4,
+... units that starts at a multiple of its own size, so that runs never overlap in part, or all
+units. Its work and its tokens are spread evenly over its run.
+"""
+
+from typing import NamedTuple
 
 import numpy as np
 
 from dcp_dsl.arrays import Floats, Ints
+from dcp_planner.jit import FloatTable, compiled, inlined, inner
+
+LEAST_GAIN = 2e-4
+"""Smallest gain of an exchange, as a share of the fullest unit's work."""
+
+MOST_TRIES = 100_000
+"""Most exchanges that one deal looks at."""
 
 
-def deal(seconds: Floats, tokens: Ints, bins: int, cap: float) -> Ints:
-    """Choose a bin for every document: longest first, into the bin with least work and room.
+class Deal(NamedTuple):
+    """Where documents run, and what each unit holds.
 
-    A document that fits nowhere goes to the bin with the fewest tokens. Then pairs of documents
-    between the fullest bin and others are exchanged while that lowers the larger of the two.
+    Attributes:
+        micro_batch, first: of each document: its micro-batch, the first unit of its run ``[N]``.
+        size, work, tokens: of each document: units of its run, and what each of them gets ``[N]``.
+        load, held: work and tokens of every unit ``[M, U]``.
+    """
+
+    micro_batch: Ints
+    first: Ints
+    size: Ints
+    work: Floats
+    tokens: Floats
+    load: FloatTable
+    held: FloatTable
+
+    def by_tokens(self) -> "Deal":
+        """Exchange the roles of work and tokens."""
+        return self._replace(work=self.tokens, tokens=self.work, load=self.held, held=self.load)
+
+
+class Exchange(NamedTuple):
+    """A document that moves to another run, and one that comes for it (-1: none).
+
+    `gain`: how much further the two runs stay below the fullest units of their micro-batches.
+    """
+
+    gain: float
+    leaves: int
+    comes: int
+    micro_batch: int
+    first: int
+
+
+def deal(
+    work: Floats,
+    tokens: Ints,
+    size: Ints,
+    shape: tuple[int, int],
+    cap: float,
+) -> Deal:
+    """Choose a run of units for every document: wide ones first, then the longest.
+
+    Each goes where the fullest unit of its run has least work among those with room; one that fits
+    nowhere goes where there are fewest tokens. Then documents move or change places, in equal
+    sizes, while that relieves the fullest unit of a micro-batch and makes no other one longer.
 
     Args:
-        seconds: work of each document ``[N]``.
+        work: of each document, summed over its units ``[N]``.
         tokens: of each document ``[N]``.
-        bins: how many.
-        cap: most tokens of a bin.
+        size: units of each document ``[N]``: a power of two, or all.
+        shape: micro-batches, and units of each.
+        cap: most tokens of a unit.
 
     Returns:
-        The bin of each document, int64 ``[N]``. Deterministic. Cost: O(N log bins + exchanges).
+        Where each document runs. Deterministic. Cost: O(N M U + `MOST_TRIES`).
 
-    Source: longest processing time first (Graham 1969), with a second resource.
+    Source: longest processing time first (Graham 1969), with a second resource and exchanges.
 
-    >>> deal(np.array([4.0, 3, 3, 2]), np.array([1, 1, 1, 1]), 2, cap=2).tolist()
+    >>> one = np.ones(4, np.int64)
+    >>> deal(np.array([4.0, 3, 3, 2]), one, one, (1, 2), cap=2).first.tolist()
     [0, 1, 1, 0]
     """
-    bin_of = np.zeros(len(seconds), np.int64)
-    load, held = np.zeros(bins), np.zeros(bins)
-    queue = [(0.0, number) for number in range(bins)]
-    for row in sorted(range(len(seconds)), key=lambda i: (-seconds[i], i)):
-        chosen = _roomy(queue, held, float(tokens[row]), cap)
-        bin_of[row] = chosen
-        load[chosen] += seconds[row]
-        held[chosen] += tokens[row]
-        heapq.heappush(queue, (float(load[chosen]), chosen))
-    _exchange(bin_of, seconds, tokens, load, held, cap)
-    return bin_of
+    count = len(work)
+    size = np.ascontiguousarray(size, np.int64)
+    dealt = Deal(
+        np.zeros(count, np.int64), np.zeros(count, np.int64), size,
+        work / size, tokens / size, np.zeros(shape), np.zeros(shape),
+    )  # fmt: skip
+    _fill(dealt, np.lexsort((np.arange(count), -work, -size)), float(cap))
+    if dealt.held.max(initial=0.0) > cap:  # first the tokens, then the work
+        _relieve(dealt.by_tokens(), np.inf, float(cap), *np.zeros((2, shape[0])))
+    _relieve(dealt, float(cap), 0.0, *np.zeros((2, shape[0])))
+    return dealt
 
 
-def _roomy(queue: list[tuple[float, int]], held: Floats, size: float, cap: float) -> int:
-    """Take the least loaded bin with room out of the queue."""
-    full = []
-    while queue:
-        entry = heapq.heappop(queue)
-        if held[entry[1]] + size <= cap:
-            chosen = entry[1]
-            break
-        full.append(entry)
-    else:
-        chosen = int(np.argmin(held))
-        full = [entry for entry in full if entry[1] != chosen]
-    for entry in full:
-        heapq.heappush(queue, entry)
-    return chosen
+@inlined
+def _most(values: FloatTable, batch: int, first: int, size: int) -> float:
+    """Return the largest value of a run."""
+    most: float = values[batch, first]
+    for unit in range(first + 1, first + size):
+        most = max(most, values[batch, unit])
+    return most
 
 
-def _exchange(
-    bin_of: Ints, seconds: Floats, tokens: Ints, load: Floats, held: Floats, cap: float
-) -> None:
-    """Relieve the fullest bin by moving or swapping one document at a time, in place."""
-    tried: set[int] = set()
-    for _ in range(8 * len(load)):
-        open_bins = [b for b in range(len(load)) if b not in tried]
-        if not open_bins:
-            return
-        fullest = max(open_bins, key=lambda b: (load[b], -b))
-        best = _best_exchange(bin_of, seconds, tokens, load, held, cap, fullest)
-        if best is None:
-            tried.add(fullest)
-            if load[fullest] >= load.max():
-                return  # the longest bin decides: nothing else helps
-            continue
-        here, there, other = best
-        for row, old, new in ((here, fullest, other), (there, other, fullest)):
-            if row >= 0:
-                bin_of[row] = new
-                load[old] -= seconds[row]
-                load[new] += seconds[row]
-                held[old] -= tokens[row]
-                held[new] += tokens[row]
+@inlined
+def _put(deal: Deal, row: int, batch: int, first: int, sign: int) -> None:
+    """Add a document to a run, or take it out with `sign` -1."""
+    for unit in range(first, first + deal.size[row]):
+        deal.load[batch, unit] += sign * deal.work[row]
+        deal.held[batch, unit] += sign * deal.tokens[row]
 
 
-def _best_exchange(
-    bin_of: Ints, seconds: Floats, tokens: Ints, load: Floats, held: Floats, cap: float, full: int
-) -> tuple[int, int, int] | None:
-    """Find the exchange that lowers the larger of two bins most.
+@compiled
+def _fill(deal: Deal, order: Ints, cap: float) -> None:
+    """Place documents one after the other."""
+    for row in order:
+        width = deal.size[row]
+        place, best = (-1, 0), np.inf
+        roomiest, least = (0, 0), np.inf
+        for batch in range(deal.load.shape[0]):
+            for start in range(0, deal.load.shape[1] - width + 1, width):
+                taken = _most(deal.held, batch, start, width)
+                busy = _most(deal.load, batch, start, width)
+                if taken < least:
+                    least, roomiest = taken, (batch, start)
+                if taken + deal.tokens[row] <= cap and busy < best:
+                    best, place = busy, (batch, start)
+        if place[0] < 0:
+            place = roomiest
+        deal.micro_batch[row], deal.first[row] = place
+        _put(deal, row, place[0], place[1], 1)
 
-    Returns:
-        The document that leaves, the document that comes (-1: none), the other bin.
+
+@compiled
+def _relieve(deal: Deal, cap: float, enough: float, tops: Floats, done: Floats) -> None:
+    """Relieve the fullest unit of each micro-batch until it has `enough` or nothing helps.
+
+    `tops` and `done`, one for each micro-batch, are room to work in.
     """
-    mine = np.flatnonzero(bin_of == full)
-    others = np.flatnonzero(bin_of != full)
-    others = np.append(others, np.full(len(load), -1))
-    target = np.append(bin_of[others[: -len(load)]], np.arange(len(load)))
-    back_s = np.where(others >= 0, seconds[others], 0.0)
-    back_t = np.where(others >= 0, tokens[others], 0)
-    best, best_gain = None, load[full] * 1e-9
-    for row in mine.tolist():
-        shift = seconds[row] - back_s
-        larger = np.maximum(load[full] - shift, load[target] + shift)
-        grown = tokens[row] - back_t
-        fits = (held[target] + grown <= cap) & (held[full] - grown <= max(cap, held[full]))
-        gain = np.where(fits & (target != full), load[full] - larger, -np.inf)
-        place = int(np.argmax(gain))
-        if gain[place] > best_gain:
-            best_gain = gain[place]
-            best = (row, int(others[place]), int(target[place]))
+    tries = 0
+    while tries < MOST_TRIES:
+        batch = _most_wasteful(deal, tops, done)
+        if batch < 0:
+            return
+        found = Exchange(tops[batch] * LEAST_GAIN, -1, -1, 0, 0)
+        full = 0
+        while deal.load[batch, full] < tops[batch]:
+            full += 1
+        for row in range(len(deal.size)):
+            start = deal.first[row]
+            inside = start <= full and full < start + deal.size[row]
+            if tops[batch] <= enough or tries >= MOST_TRIES:
+                break
+            if deal.micro_batch[row] == batch and inside:
+                tries += len(deal.size) + deal.load.size // deal.size[row]
+                found = _best_swap(deal, row, cap, tops, _best_move(deal, row, cap, tops, found))
+        if found.leaves < 0:
+            done[batch] = 1.0
+            continue
+        start = deal.first[found.leaves]
+        _put(deal, found.leaves, batch, start, -1)
+        _put(deal, found.leaves, found.micro_batch, found.first, 1)
+        deal.micro_batch[found.leaves], deal.first[found.leaves] = found.micro_batch, found.first
+        if found.comes >= 0:
+            _put(deal, found.comes, found.micro_batch, found.first, -1)
+            _put(deal, found.comes, batch, start, 1)
+            deal.micro_batch[found.comes], deal.first[found.comes] = batch, start
+
+
+@inner
+def _most_wasteful(deal: Deal, tops: Floats, done: Floats) -> int:
+    """Fill `tops`; find the micro-batch, not yet done, that has its own furthest above the mean."""
+    found, most = -1, 0.0
+    for batch in range(len(tops)):
+        tops[batch], total = 0.0, 0.0
+        for unit in range(deal.load.shape[1]):
+            tops[batch] = max(tops[batch], deal.load[batch, unit])
+            total += deal.load[batch, unit]
+        waste = tops[batch] - total / deal.load.shape[1]
+        if done[batch] == 0.0 and waste > max(most, tops[batch] * LEAST_GAIN):
+            found, most = batch, waste
+    return found
+
+
+@inner
+def _best_move(deal: Deal, row: int, cap: float, tops: Floats, best: Exchange) -> Exchange:
+    """Look for a run with room for a document of a fullest unit."""
+    width = deal.size[row]
+    for batch in range(deal.load.shape[0]):
+        for start in range(0, deal.load.shape[1] - width + 1, width):
+            left = tops[batch] - _most(deal.load, batch, start, width) - deal.work[row]
+            gain = min(deal.work[row], left)
+            if batch == deal.micro_batch[row] and start == deal.first[row]:
+                continue
+            if gain > best.gain and _most(deal.held, batch, start, width) + deal.tokens[row] <= cap:
+                best = Exchange(gain, row, -1, batch, start)
     return best
 
 
-def alike(loads: Sequence[float], micro_batches: int) -> Ints:
-    """Order bins so that each micro-batch gets bins of similar work; returns bins ``[M, groups]``.
-
-    >>> alike([3.0, 1.0, 2.0, 4.0], 2).tolist()
-    [[3, 0], [2, 1]]
-    """
-    order = np.lexsort((np.arange(len(loads)), -np.asarray(loads)))
-    return order.reshape(micro_batches, -1)
+@inner
+def _best_swap(deal: Deal, row: int, cap: float, tops: Floats, best: Exchange) -> Exchange:
+    """Look for a document of less work to change places with one of a fullest unit."""
+    width = deal.size[row]
+    filled = _most(deal.held, deal.micro_batch[row], deal.first[row], width)
+    for back in range(len(deal.size)):
+        shift, grown = deal.work[row] - deal.work[back], deal.tokens[row] - deal.tokens[back]
+        if deal.size[back] != width or shift <= best.gain or filled - grown > max(cap, filled):
+            continue
+        batch, start = deal.micro_batch[back], deal.first[back]
+        if batch == deal.micro_batch[row] and start == deal.first[row]:
+            continue
+        gain = min(shift, tops[batch] - _most(deal.load, batch, start, width) - shift)
+        taken = _most(deal.held, batch, start, width)
+        if gain > best.gain and taken + grown <= max(cap, taken):
+            best = Exchange(gain, row, back, batch, start)
+    return best

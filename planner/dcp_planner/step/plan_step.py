@@ -10,13 +10,16 @@ from dcp_planner.step.assignment import Assignment, StepMesh
 from dcp_planner.step.documents import Documents
 from dcp_planner.step.iteration import StepTime, Synchronisation, predict_step
 from dcp_planner.step.model import StepModel
-from dcp_planner.step.policies import (
-    NamedPolicy,
-    StepProblem,
-    alike_packs,
-    by_work,
-    width_by_work,
-)
+from dcp_planner.step.nesting import even, nested
+from dcp_planner.step.problem import Policy, StepProblem
+from dcp_planner.step.rivals import alike_packs
+
+EVEN_TOKENS = 0.02
+"""How far above the mean the tokens of a device may be, as a share, in levels of even tokens."""
+SHARES = (2.0, 1.0, 0.5)
+"""Shares of a micro-batch's mean time that a document may take in nested groups."""
+MOST_PLACES = 10_000_000
+"""Most places that a deal may look at: documents times groups of all micro-batches."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,31 +62,42 @@ class StepPlan:
         return tuple(found[m] for m in sorted(found))
 
 
-def levels(mesh: StepMesh, widths: Sequence[int] | None = None) -> tuple[NamedPolicy, ...]:
-    """Return the levels for a mesh: groups of one replica up to all devices, and by document.
+def levels(
+    mesh: StepMesh,
+    documents: int,
+    widths: Sequence[int] | None = None,
+) -> dict[str, tuple[Policy, ...]]:
+    """Return the levels for a mesh by name, each with its variants.
 
+    Groups of one width, from one device to all, and nested groups from each width on. Both hold as
+    many tokens as the budget allows; those with even tokens at most `EVEN_TOKENS` above the mean.
     With `widths`, only groups of these many devices.
 
     Raises:
         PlanError: if the devices of the mesh do not divide into groups of some width.
     """
-    found = []
-    for width in _widths(mesh) if widths is None else widths:
+    found: dict[str, tuple[Policy, ...]] = {}
+    for width in _widths(mesh, documents) if widths is None else widths:
         if width < 1 or mesh.devices % width:
             raise PlanError(f"widths: expected divisors of {mesh.devices} devices, got {width}")
-        found.append(NamedPolicy(f"groups of {width}", by_work(width)))
-        if width < mesh.devices:
-            uneven = by_work(width, token_tolerance=None)
-            found.append(NamedPolicy(f"groups of {width}, uneven tokens", uneven))
-    return tuple(found) if widths else (*found, NamedPolicy("by document", width_by_work))
+        for cap, suffix in ((None, ""), (EVEN_TOKENS, ", even tokens")):
+            found[f"groups of {width}{suffix}"] = (even(width, cap),)
+            if widths is None and width < mesh.devices:
+                nests = tuple(nested(width, share, cap) for share in SHARES)
+                found[f"groups from {width} on{suffix}"] = nests
+    return found
 
 
-def _widths(mesh: StepMesh) -> list[int]:
-    """Return the devices of a replica, doubled while that divides the mesh, and all devices."""
-    widths = [mesh.context_ranks]
-    while mesh.devices % (2 * widths[-1]) == 0:
-        widths.append(2 * widths[-1])
-    return widths if widths[-1] == mesh.devices else [*widths, mesh.devices]
+def _widths(mesh: StepMesh, documents: int) -> list[int]:
+    """Return the powers of two that divide the devices, and all devices.
+
+    Groups so narrow that documents times groups exceed `MOST_PLACES` are left out.
+    """
+    widths = [1 << power for power in range(mesh.devices.bit_length())]
+    widths = [width for width in widths if mesh.devices % width == 0]
+    places = documents * mesh.micro_batches * mesh.devices
+    widths = [width for width in widths if places // width <= MOST_PLACES]
+    return [*widths, *([] if mesh.devices in widths else [mesh.devices])]
 
 
 def plan_step(
@@ -107,8 +121,8 @@ def plan_step(
         cluster: of all devices of a stage, node after node.
         token_budget: most tokens of a replica in one micro-batch.
         synchronisation: when devices exchange parameters.
-        widths: devices of a group to choose from; ``None``: those of a replica, doubled up to all,
-            and a width for each document.
+        widths: devices of a group to choose from; ``None``: 1, 2, 4, ... up to all, and a width for
+            each document.
 
     Raises:
         PlanError: if the cluster has another number of devices than the mesh, a document is longer
@@ -132,26 +146,26 @@ def plan_step(
     problem = StepProblem.of(documents, mesh, token_budget, model, cluster)
     considered: dict[str, StepTime] = {}
     assignments: dict[str, Assignment] = {}
-    packs = _finished_packs(problem) if widths is None else ()
-    for level in (*levels(mesh, widths), *packs):
-        assignments[level.name] = level.assign(problem)
-        considered[level.name] = predict_step(
-            documents,
-            assignments[level.name],
-            model,
-            cluster,
-            synchronisation=synchronisation,
-            sharding=level.sharding,
-        )
+    packs = _finished_packs(problem) if widths is None else {}
+    for name, variants in (levels(mesh, len(documents), widths) | packs).items():
+        for assign in variants:
+            assignment = assign(problem)
+            time = predict_step(
+                documents, assignment, model, cluster, synchronisation=synchronisation
+            )
+            if name not in considered or time.seconds < considered[name].seconds:
+                considered[name], assignments[name] = time, assignment
     chosen = min(considered, key=lambda name: considered[name].seconds)
     return StepPlan(chosen, assignments[chosen], considered[chosen], considered)
 
 
-def _finished_packs(problem: StepProblem) -> tuple[NamedPolicy, ...]:
+def _finished_packs(problem: StepProblem) -> dict[str, tuple[Policy, ...]]:
     """Return the packs of today's recipes as a level, if they fit the step."""
+    if problem.documents.tokens.max() > problem.token_budget:
+        return {}
     packs = pack(problem.documents.tokens.tolist(), problem.token_budget)
     fits = len(packs) <= problem.mesh.replicas * problem.mesh.micro_batches
-    return (NamedPolicy("packs in order", alike_packs),) if fits else ()
+    return {"packs in order": (alike_packs,)} if fits else {}
 
 
 def check_step(documents: Documents, mesh: StepMesh, cluster: Cluster, token_budget: int) -> None:

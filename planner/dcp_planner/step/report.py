@@ -11,10 +11,12 @@ from dcp_planner.step.documents import Documents
 from dcp_planner.step.iteration import StepTime, Synchronisation, predict_step
 from dcp_planner.step.model import StepModel
 from dcp_planner.step.plan_step import plan_step
-from dcp_planner.step.policies import NamedPolicy, StepProblem
+from dcp_planner.step.problem import NamedPolicy, StepProblem
 
 CHOSEN = "plan_step"
 """Name under which the plan of every step is listed."""
+MOST_SHOWN = 5
+"""Levels of a short table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class StepReport:
     Attributes:
         steps: how many.
         documents: of all steps.
-        policies: `plan_step` first, then its levels, then the others.
+        policies: `plan_step` first, then the levels that every step allows, then the others.
         levels: how often each level was chosen.
     """
 
@@ -72,6 +74,14 @@ class StepReport:
     def rivals(self) -> tuple[str, ...]:
         """Return the names of the policies that `plan_step` does not choose from."""
         return tuple(policy.name for policy in self.policies if policy.is_rival)
+
+    @property
+    def shown(self) -> tuple[PolicyReport, ...]:
+        """Return the policies for a short table: of the levels only the `MOST_SHOWN` fastest."""
+        ours = [policy for policy in self.policies[1:] if not policy.is_rival]
+        fastest = sorted(ours, key=lambda policy: policy.mean("seconds"))[:MOST_SHOWN]
+        rivals = (policy for policy in self.policies if policy.is_rival)
+        return (*self.policies[:1], *fastest, *rivals)
 
     @property
     def chosen(self) -> str:
@@ -126,7 +136,9 @@ def compare_policies(
             times.setdefault(name, []).append(time)
     rivals = {other.name for other in others}
     policies = tuple(
-        PolicyReport(name, tuple(found), is_rival=name in rivals) for name, found in times.items()
+        PolicyReport(name, tuple(found), is_rival=name in rivals)
+        for name, found in times.items()
+        if len(found) == count
     )
     return StepReport(count, documents, policies, levels)
 

@@ -1,96 +1,29 @@
-"""Ways to assign the documents of a step; each is a function of documents, mesh and model.
+"""Published ways to assign the documents of a step, written from their descriptions.
 
-`ours` are the levels that `plan_step` chooses from; the rivals follow published systems and are
-priced by the same simulator. A policy states how its attention shares documents (`Sharding`).
+All are priced by the simulator that prices `plan_step`, messages included. Each states how its
+attention shares documents (`Sharding`).
 """
 
 import heapq
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from dcp_dsl import pack
 from dcp_dsl.arrays import Floats, Ints
-from dcp_planner.model.cluster import Cluster
-from dcp_planner.step.assignment import Assignment, StepMesh
-from dcp_planner.step.attention import Sharding, pair_seconds
-from dcp_planner.step.dealing import alike, deal
-from dcp_planner.step.documents import Documents
-from dcp_planner.step.model import StepModel
-
-TOKEN_TOLERANCE = 0.02
-"""How far above the mean the tokens of a group may be, as a share, before memory decides."""
+from dcp_planner.step.assignment import Assignment
+from dcp_planner.step.problem import NamedPolicy, StepProblem
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepProblem:
-    """The input of a policy.
-
-    Attributes:
-        documents: of the global batch.
-        mesh: devices and micro-batches.
-        token_budget: tokens that a replica can hold in one micro-batch.
-        seconds: of each document on one device: linear part and attention, both directions ``[N]``.
-    """
-
-    documents: Documents
-    mesh: StepMesh
-    token_budget: int
-    seconds: Floats
-
-    @classmethod
-    def of(
-        cls,
-        documents: Documents,
-        mesh: StepMesh,
-        token_budget: int,
-        model: StepModel,
-        cluster: Cluster,
-    ) -> "StepProblem":
-        """Price every document on one device."""
-        tokens = documents.tokens.astype(np.float64)
-        attention = model.layers * pair_seconds(documents.pairs, tokens, model.shape, cluster)
-        return cls(documents, mesh, token_budget, model.linear_seconds(1) * tokens + attention)
-
-    def assign(self, bins: Ints, micro_batch: Ints, group: Ints, width: int) -> Assignment:
-        """Turn the bin of each document, and each bin's place, into an assignment."""
-        return Assignment(
-            self.mesh,
-            micro_batch[bins].astype(np.int32),
-            (group[bins] * width).astype(np.int32),
-            np.full(len(bins), width, np.int32),
-        )
-
-
-Policy = Callable[[StepProblem], Assignment]
-
-
-def by_work(width: int, token_tolerance: float | None = TOKEN_TOLERANCE) -> Policy:
-    """Deal documents by work to groups of `width` devices; alike groups share a micro-batch.
-
-    One group of all devices (``width = mesh.devices``) is one plan per micro-batch: attention runs
-    anywhere, tokens stay even.
-
-    Args:
-        width: devices of a group; divides the devices of the mesh.
-        token_tolerance: how far above the mean a group's tokens may be, as a share; ``None``: as
-            far as the token budget allows.
-    """
-
-    def policy(problem: StepProblem) -> Assignment:
-        mesh = problem.mesh
-        groups = mesh.devices // width
-        bins = mesh.micro_batches * groups
-        tokens = problem.documents.tokens
-        cap = problem.token_budget * width / mesh.context_ranks
-        if token_tolerance is not None:
-            even = (1 + token_tolerance) * float(tokens.sum()) / bins
-            cap = min(cap, max(even, float(tokens.max(initial=1))))
-        dealt = deal(problem.seconds, tokens, bins, cap)
-        return _alike(problem, dealt, bins, width)
-
-    return policy
+def _assign(
+    problem: StepProblem, bins: Ints, micro_batch: Ints, group: Ints, width: int
+) -> Assignment:
+    """Turn the bin of each document, and each bin's place, into an assignment."""
+    return Assignment(
+        problem.mesh,
+        micro_batch[bins].astype(np.int32),
+        (group[bins] * width).astype(np.int32),
+        np.full(len(bins), width, np.int32),
+    )
 
 
 def _alike(problem: StepProblem, bins: Ints, count: int, width: int) -> Assignment:
@@ -99,14 +32,14 @@ def _alike(problem: StepProblem, bins: Ints, count: int, width: int) -> Assignme
     So both sums are small: of the longest bin of every micro-batch, and of each group's bins.
     """
     loads = np.bincount(bins, weights=problem.seconds, minlength=count)
-    order = alike(loads.tolist(), problem.mesh.micro_batches)
+    order = np.argsort(-loads, kind="stable").reshape(problem.mesh.micro_batches, -1)
     micro_batch, group = np.empty(count, np.int64), np.empty(count, np.int64)
     total = np.zeros(order.shape[1])
     for batch, row in enumerate(order):
         least = np.argsort(total, kind="stable")
         micro_batch[row], group[row] = batch, least
         total[least] += loads[row]
-    return problem.assign(bins, micro_batch, group, width)
+    return _assign(problem, bins, micro_batch, group, width)
 
 
 def _in_turn(problem: StepProblem, packs: tuple[tuple[int, ...], ...]) -> Assignment:
@@ -115,8 +48,8 @@ def _in_turn(problem: StepProblem, packs: tuple[tuple[int, ...], ...]) -> Assign
     count = mesh.replicas * mesh.micro_batches
     bins = _bins_of(packs, len(problem.documents)) % count
     numbers = np.arange(count)
-    return problem.assign(
-        bins, numbers // mesh.replicas, numbers % mesh.replicas, mesh.context_ranks
+    return _assign(
+        problem, bins, numbers // mesh.replicas, numbers % mesh.replicas, mesh.context_ranks
     )
 
 
@@ -242,15 +175,6 @@ def _spread(problem: StepProblem, needed: Floats) -> Assignment:
         micro_batch[row], first[row] = batch, run * size
         load[batch, run * size : (run + 1) * size] += problem.seconds[row] / size
     return Assignment(mesh, micro_batch, first, width)
-
-
-@dataclass(frozen=True, slots=True)
-class NamedPolicy:
-    """A policy, how its attention shares documents, and its place in tables."""
-
-    name: str
-    assign: Policy
-    sharding: Sharding = "planned"
 
 
 RIVALS = (

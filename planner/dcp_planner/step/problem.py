@@ -1,0 +1,117 @@
+"""What a policy is given: the documents of a step, and what each costs on how many devices."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dcp_dsl.arrays import Floats
+from dcp_planner.model.cluster import Cluster
+from dcp_planner.step.assignment import Assignment, StepMesh
+from dcp_planner.step.attention import Groups, Sharding, messages_seconds, pair_seconds, unevenness
+from dcp_planner.step.documents import Documents
+from dcp_planner.step.model import StepModel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepProblem:
+    """The input of a policy.
+
+    Attributes:
+        documents: of the global batch.
+        mesh: devices and micro-batches.
+        token_budget: tokens that a replica can hold in one micro-batch.
+        model, cluster: what computes.
+        attention: seconds of each document's pairs on one device, both directions ``[N]``.
+    """
+
+    documents: Documents
+    mesh: StepMesh
+    token_budget: int
+    model: StepModel
+    cluster: Cluster
+    attention: Floats
+
+    @classmethod
+    def of(
+        cls,
+        documents: Documents,
+        mesh: StepMesh,
+        token_budget: int,
+        model: StepModel,
+        cluster: Cluster,
+    ) -> "StepProblem":
+        """Price every document on one device."""
+        tokens = documents.tokens.astype(np.float64)
+        attention = model.layers * pair_seconds(documents.pairs, tokens, model.shape, cluster)
+        return cls(documents, mesh, token_budget, model, cluster, attention)
+
+    @property
+    def linear(self) -> Floats:
+        """Seconds of each document's linear part on one device ``[N]``."""
+        return self.model.linear_seconds(1) * self.documents.tokens.astype(np.float64)
+
+    @property
+    def seconds(self) -> Floats:
+        """Seconds of each document on one device, linear part and attention ``[N]``."""
+        return self.linear + self.attention
+
+    @property
+    def room(self) -> float:
+        """Most tokens of a device in one micro-batch."""
+        return self.token_budget / self.mesh.context_ranks
+
+    @property
+    def mean_tokens(self) -> float:
+        """Tokens of a device in one micro-batch if all hold equally many."""
+        return float(self.documents.tokens.sum()) / (self.mesh.devices * self.mesh.micro_batches)
+
+    def seconds_on(self, width: int) -> Floats:
+        """Estimate the seconds of each document, summed over `width` devices that share it."""
+        wide = np.array([float(width)])
+        busy = self.attention * (1 + unevenness(wide, self.cluster))
+        if width > self.cluster.devices_per_node:
+            count = len(self.documents)
+            alone = Groups(
+                self.documents.tokens.astype(np.float64), self.documents.pairs,
+                np.arange(count), np.full(count, float(width)),
+            )  # fmt: skip
+            moved = messages_seconds(alone, self.model.shape, self.cluster)
+            busy = busy + self.model.layers * width * moved
+        return self.linear + busy
+
+    def bound_seconds(self) -> float:
+        """Return a time that no plan of this estimate beats, without messages; O(N log devices).
+
+        Each document takes at least its work on the fewest devices, a power of two, that may hold
+        its tokens and compute it in that time; all devices together compute no faster than each.
+        """
+        devices = self.mesh.devices
+        widths = np.minimum(2 ** np.arange(devices.bit_length() + 1), devices).astype(np.float64)
+        uneven = 1 + unevenness(widths, self.cluster)[:, None]
+        work = self.linear + self.attention * uneven
+        fits = self.documents.tokens / widths[:, None] <= self.room
+        fits[-1] = True
+
+        def least(limit: float) -> float:
+            able = fits & (work / widths[:, None] <= limit)
+            able[-1] = True
+            return float(np.where(able, work, np.inf).min(0).sum()) / devices
+
+        low, high = float(self.seconds.sum()) / devices, 2 * float(work[-1].sum()) / devices
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (low, middle) if least(middle) <= middle else (middle, high)
+        return high
+
+
+Policy = Callable[[StepProblem], Assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPolicy:
+    """A policy, how its attention shares documents, and its place in tables."""
+
+    name: str
+    assign: Policy
+    sharding: Sharding = "planned"
