@@ -186,7 +186,7 @@ def show_report(report: "StepReport") -> None:
     console.width = max(console.width, 80)
     console.print(f"{report.steps} steps of {report.documents} documents", highlight=False)
     console.print(table)
-    levels = ", ".join(f"{name} {count} times" for name, count in report.levels.items())
+    levels = "; ".join(f"{count} x {name}" for name, count in report.levels.items())
     console.print(f"{CHOSEN} chose: {levels}", highlight=False)
     for name in report.rivals:
         speedup = report.speedup_over(name)

@@ -81,6 +81,8 @@ def levels(
         if width < 1 or mesh.devices % width:
             raise PlanError(f"widths: expected divisors of {mesh.devices} devices, got {width}")
         for cap, suffix in ((None, ""), (EVEN_TOKENS, ", even tokens")):
+            if width == mesh.devices and suffix:
+                continue  # one group holds as many tokens either way
             found[f"groups of {width}{suffix}"] = (even(width, cap),)
             if widths is None and width < mesh.devices:
                 nests = tuple(nested(width, share, cap) for share in SHARES)
