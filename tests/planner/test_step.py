@@ -17,6 +17,7 @@ from dcp_planner.step.attention import Groups, attention_seconds
 from dcp_planner.step.dataset import steps_of_dataset
 from dcp_planner.step.dealing import deal
 from dcp_planner.step.documents import Documents
+from dcp_planner.step.file import read_step, write_step
 from dcp_planner.step.iteration import predict_step
 from dcp_planner.step.model import step_model
 from dcp_planner.step.nesting import nested
@@ -385,3 +386,53 @@ def test_estimated_attention_is_near_that_of_a_plan(window: int | None, nodes: i
     )
     estimate = float(attention_seconds(group, shape, cluster)[0])
     assert 0.75 < predict(plan).seconds / estimate < 1.4
+
+
+def test_a_written_step_is_read_as_it_was_planned(tmp_path) -> None:
+    documents, mesh = Documents.causal([30_000, *[2_000] * 30]), StepMesh(2, 4, 2)
+    plan = plan_step(documents, mesh, LLAMA, cluster_of(mesh), token_budget=BUDGET)
+    path = tmp_path / "a.dcpstep.json"
+    write_step(path, plan, documents)
+    found = read_step(path)
+    assert found.step_s == plan.time.seconds
+    assert sorted(d for group in found.groups for d in group.documents) == list(range(31))
+    for group in found.groups:
+        assert group.tokens == tuple(documents.tokens[list(group.documents)].tolist())
+    linear = sum(group.linear_s * group.width for group in found.groups) / found.devices
+    attention = sum(group.attention_s * group.width for group in found.groups) / found.devices
+    assert linear == pytest.approx(plan.time.linear_s)
+    assert attention == pytest.approx(plan.time.attention_s)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("schema", "dcp.step/2", "expected a step of schema dcp.step/1"),
+        ("replicas", 1 << 40, "replicas: expected a whole number of 1 to 65536"),
+        ("step_s", float("nan"), "step_s: expected a number of 0 or more"),
+        ("groups", [{"first": 9}], "first: expected a whole number of 0 to 7"),
+        ("groups", 5, "groups: expected a list"),
+    ],
+)
+def test_bad_files_of_steps_are_named(tmp_path, name: str, value: object, words: str) -> None:
+    documents, mesh = Documents.causal([3000, 2000]), StepMesh(2, 4)
+    plan = plan_step(documents, mesh, LLAMA, cluster_of(mesh), token_budget=BUDGET)
+    path = tmp_path / "a.dcpstep.json"
+    write_step(path, plan, documents)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    with pytest.raises(PlanError, match="write it again with `dcpm step"):
+        read_step(path)
+    with pytest.raises(PlanError, match=words):
+        read_step(path)
+
+
+def test_command_writes_the_first_step(files: tuple[str, str], tmp_path) -> None:
+    spec, lengths = files
+    out = tmp_path / "first.dcpstep.json"
+    common = (spec, "--lengths", lengths, "--mesh", "2x8", "--tokens", "65536", "--steps", "1")
+    code, text = run(*common, "--out", str(out))
+    assert code == 0, text
+    assert read_step(out).devices == 16
+    code, text = run(*common, "--out", str(tmp_path / "first.json"))
+    assert code != 0
+    assert "ends in .dcpstep.json" in text

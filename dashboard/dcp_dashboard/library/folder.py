@@ -20,8 +20,9 @@ from dcp_dsl import DCPError
 
 SUFFIX = ".dcpplan"
 REPORT_SUFFIX = ".dcpbatches.json"
+STEP_SUFFIX = ".dcpstep.json"
 SPEC_SUFFIX = ".dcpm"
-SUFFIXES = (SUFFIX, REPORT_SUFFIX, SPEC_SUFFIX)
+SUFFIXES = (SUFFIX, REPORT_SUFFIX, STEP_SUFFIX, SPEC_SUFFIX)
 MAX_DEPTH = 8
 MAX_ENTRIES = 50_000
 """Most names that a walk looks at, so that serving a whole disk by mistake ends."""

@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 from dcp_dashboard.library.dataset_report import DatasetReport, read_report
 from dcp_dashboard.library.folder import (
     REPORT_SUFFIX,
+    STEP_SUFFIX,
     SUFFIX,
     DashboardError,
     Folder,
@@ -28,6 +29,7 @@ from dcp_dsl import DCPError
 from dcp_planner import Plan, Provenance, Source, Trace, measure, read_plan, simulate
 from dcp_planner.causes import CLOSE, Why, find_causes, find_causes_of_run
 from dcp_planner.report import BatchFigures, figures_of
+from dcp_planner.step import StepFile, read_step
 
 MAX_FILE_BYTES = 2 * 10**9
 LIMIT_BYTES = 2**30
@@ -197,6 +199,24 @@ class PlanLibrary:
                 f"{self.folder.bounds()}"
             )
         return entry, self._read_report(entry)
+
+    def steps(self) -> list[PlanEntry]:
+        """Return the files of planned steps."""
+        return self.folder.files(STEP_SUFFIX)[0]
+
+    def step(self, key: str) -> tuple[PlanEntry, StepFile]:
+        """Return the planned step with this key, and its file.
+
+        Raises:
+            DCPError: if no file has this key, or the file is no readable step.
+        """
+        entry = self.folder.find(key, STEP_SUFFIX)
+        if entry is None:
+            raise DashboardError(
+                f"expected the key of a {STEP_SUFFIX} file below {self.root}, got {key[:40]!r}; "
+                f"the list shows what is there{self.folder.bounds()}"
+            )
+        return entry, read_step(entry.path)
 
     def version(self, key: str) -> str | None:
         """Return the version of the file with this key, ``None`` if there is no such file.

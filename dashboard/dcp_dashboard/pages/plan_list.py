@@ -58,7 +58,8 @@ def plan_list_page(library: PlanLibrary, query: str) -> Component:
     """Build the list of plans and data sets; `query` is the URL's, see `tables.read_query`."""
     rows, has_all_plans = library.rows()
     session, (reports, has_all_reports) = library.session_rows(), library.reports()
-    if not (rows or session or reports):
+    steps = library.steps()
+    if not (rows or session or reports or steps):
         return empty_page(library.root)
     asked = read_query(query)
     found = [row for row in rows if matches(row, asked.q)]
@@ -79,11 +80,15 @@ def plan_list_page(library: PlanLibrary, query: str) -> Component:
         lines = [_report_row(row) for row in sets]
         shown = table(headings(REPORT_HEADS, (1, 2, 3)), lines, "dcp-reports")
         parts.append(_section("Planned data sets", shown))
+    named = [step for step in steps if has_words(asked.q, (step.relative,))]
+    if named:
+        links = [html.Li(dcc.Link(step.relative, href=f"/step/{step.key}")) for step in named]
+        parts.append(_section("Planned steps", html.Ul(links)))
     if found:
         heads = sortable_heads((NAME, *COLUMNS), asked, "/", "name")
         shown = _table(sort_rows(found, asked), asked, heads)
         parts.append(html.Div(shown, className="dcp-panel dcp-scroll", tabIndex=0))
-    elif not (recent or sets):
+    elif not (recent or sets or named):
         parts.append(html.P("Nothing here matches the search.", className="dcp-message"))
     if not (has_all_plans and has_all_reports):
         parts.append(html.P("The folder holds more than is shown; serve a folder further down."))

@@ -1,6 +1,7 @@
 """The command `dcpm step`."""
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -69,9 +70,14 @@ def _mesh(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, 
     "--against", metavar="all|NAME", multiple=True, default=("round-robin",), show_default=True,
     help="Other policies to price on the same documents; repeat.",
 )  # fmt: skip
+@click.option(
+    "--out",
+    metavar="FILE",
+    help="Write the first step, *.dcpstep.json, for the dashboard.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def step(
-    spec: str, against: tuple[str, ...], as_json: bool, **options: Any
+    spec: str, against: tuple[str, ...], as_json: bool, out: str | None, **options: Any
 ) -> None:  # Any: click's values
     """Plan whole training steps: which documents run where, and how long a step takes.
 
@@ -82,8 +88,15 @@ def step(
     """
     from itertools import islice
 
+    from dcp_dsl.files import check_writable
+    from dcp_planner.errors import PlanFileError
+    from dcp_planner.step.file import SUFFIX, write_step
     from dcp_planner.step.report import compare_policies
 
+    if out is not None:
+        if not out.endswith(SUFFIX):
+            raise click.UsageError(f"--out: expected a name that ends in {SUFFIX}, got {out!r}")
+        check_writable(Path(out), PlanFileError)
     if bool(options["dataset"]) == bool(options["lengths"]):
         raise click.UsageError("expected documents: give either --dataset or --lengths")
     setting = _setting(options)
@@ -96,6 +109,9 @@ def step(
             f"{setting.mesh.micro_batches} micro-batches) of {setting.token_budget} tokens; give "
             "more documents, a smaller --mesh or a smaller --tokens"
         )
+    if out is not None and report.first is not None:
+        write_step(Path(out), report.first[1], report.first[0])
+        say(f"wrote {out}; `dcpm dashboard {Path(out).parent}` shows it")
     if as_json:
         print_json(report.to_json())
     else:

@@ -2,11 +2,12 @@
 
 from dcp_planner.step.assignment import Assignment, StepMesh
 from dcp_planner.step.documents import Documents
+from dcp_planner.step.file import StepFile, StepGroup, read_step, write_step
 from dcp_planner.step.iteration import StepTime, predict_step
 from dcp_planner.step.model import STEP_MODELS, StepModel, step_model
 from dcp_planner.step.plan_step import StepPlan, plan_step
 
 __all__ = [
-    "STEP_MODELS", "Assignment", "Documents", "StepMesh", "StepModel", "StepPlan", "StepTime",
-    "plan_step", "predict_step", "step_model",
+    "STEP_MODELS", "Assignment", "Documents", "StepFile", "StepGroup", "StepMesh", "StepModel",
+    "StepPlan", "StepTime", "plan_step", "predict_step", "read_step", "step_model", "write_step",
 ]  # fmt: skip

@@ -118,6 +118,18 @@ def predict_step(
     )
 
 
+def group_seconds(
+    documents: Documents, assignment: Assignment, model: StepModel, cluster: Cluster
+) -> tuple[tuple[float, float], ...]:
+    """Return the linear part and the attention of each group, in the order of its groups."""
+    starts, members = _grouped(documents, assignment)
+    attention = model.layers * _attention(
+        starts, members, assignment.mesh, model, cluster, "planned"
+    )
+    linear = model.linear_seconds(1) * members.sums(members.tokens) / members.width
+    return tuple(zip(linear.tolist(), attention.tolist(), strict=True))
+
+
 def _attention(
     starts: list[tuple[int, int, int]],
     members: Groups,

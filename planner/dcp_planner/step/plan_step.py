@@ -8,7 +8,7 @@ from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.step.assignment import Assignment, StepMesh
 from dcp_planner.step.documents import Documents
-from dcp_planner.step.iteration import StepTime, Synchronisation, predict_step
+from dcp_planner.step.iteration import StepTime, Synchronisation, group_seconds, predict_step
 from dcp_planner.step.model import StepModel
 from dcp_planner.step.nesting import even, nested
 from dcp_planner.step.problem import Policy, StepProblem
@@ -31,12 +31,14 @@ class StepPlan:
         assignment: micro-batch and devices of every document.
         time: predicted.
         considered: predicted time of every level.
+        group_seconds: linear part and attention of each of the assignment's groups, in order.
     """
 
     policy: str
     assignment: Assignment
     time: StepTime
     considered: dict[str, StepTime]
+    group_seconds: tuple[tuple[float, float], ...]
 
     def batches(self, first: int, width: int) -> tuple[tuple[int, ...], ...]:
         """Return the documents of the group of devices ``first`` to ``first + width - 1``.
@@ -158,7 +160,13 @@ def plan_step(
             if name not in considered or time.seconds < considered[name].seconds:
                 considered[name], assignments[name] = time, assignment
     chosen = min(considered, key=lambda name: considered[name].seconds)
-    return StepPlan(chosen, assignments[chosen], considered[chosen], considered)
+    return StepPlan(
+        chosen,
+        assignments[chosen],
+        considered[chosen],
+        considered,
+        group_seconds(documents, assignments[chosen], model, cluster),
+    )
 
 
 def _finished_packs(problem: StepProblem) -> dict[str, tuple[Policy, ...]]:

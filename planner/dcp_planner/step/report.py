@@ -10,7 +10,7 @@ from dcp_planner.step.assignment import StepMesh
 from dcp_planner.step.documents import Documents
 from dcp_planner.step.iteration import StepTime, Synchronisation, predict_step
 from dcp_planner.step.model import StepModel
-from dcp_planner.step.plan_step import plan_step
+from dcp_planner.step.plan_step import StepPlan, plan_step
 from dcp_planner.step.problem import NamedPolicy, StepProblem
 
 CHOSEN = "plan_step"
@@ -63,12 +63,14 @@ class StepReport:
         documents: of all steps.
         policies: `plan_step` first, then the levels that every step allows, then the others.
         levels: how often each level was chosen.
+        first: the documents of the first step, and its plan; ``None`` if there is no step.
     """
 
     steps: int
     documents: int
     policies: tuple[PolicyReport, ...]
     levels: dict[str, int]
+    first: tuple[Documents, StepPlan] | None = None
 
     @property
     def rivals(self) -> tuple[str, ...]:
@@ -120,6 +122,7 @@ def compare_policies(
     times: dict[str, list[StepTime]] = {}
     levels: dict[str, int] = {}
     count = documents = 0
+    first = None
     for step in steps:
         plan = plan_step(
             step,
@@ -129,6 +132,7 @@ def compare_policies(
             token_budget=setting.token_budget,
             synchronisation=setting.synchronisation,
         )
+        first = first or (step, plan)
         count, documents = count + 1, documents + len(step)
         levels[plan.policy] = levels.get(plan.policy, 0) + 1
         found = {CHOSEN: plan.time, **plan.considered, **_price(step, setting, others)}
@@ -140,7 +144,7 @@ def compare_policies(
         for name, found in times.items()
         if len(found) == count
     )
-    return StepReport(count, documents, policies, levels)
+    return StepReport(count, documents, policies, levels, first)
 
 
 def _price(
