@@ -12,7 +12,6 @@ in the order of the data set, from the first of the step.
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,8 +180,7 @@ def _whole(entry: Mapping[str, Any], name: str, least: int, most: int) -> int:
 
 def _number(entry: Mapping[str, Any], name: str) -> float:
     value = entry.get(name)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= float(value) < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e300:
         raise PlanFileError(f"{name}: expected a number of 0 or more, got {value!r:.40}")
     return float(value)
 
