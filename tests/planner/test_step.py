@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dcp_dsl import Sample, Spec, block_sparsity, load, read_dataset
 from dcp_planner import Cluster, PlanConfig, PlanError, build_plan, predict, preset
 from dcp_planner.commands.step import step as step_command
+from dcp_planner.errors import PlanFileError
 from dcp_planner.step.assignment import Assignment, StepMesh
 from dcp_planner.step.attention import Groups, attention_seconds
 from dcp_planner.step.dataset import steps_of_dataset
@@ -420,9 +421,9 @@ def test_bad_files_of_steps_are_named(tmp_path, name: str, value: object, words:
     path = tmp_path / "a.dcpstep.json"
     write_step(path, plan, documents)
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
-    with pytest.raises(PlanError, match="write it again with `dcpm step"):
+    with pytest.raises(PlanFileError, match="write it again with `dcpm step"):
         read_step(path)
-    with pytest.raises(PlanError, match=words):
+    with pytest.raises(PlanFileError, match=words):
         read_step(path)
 
 
