@@ -13,7 +13,7 @@ Free = Literal["links", "latency", "launches", "waves", "tiles", "balance", "idl
 
 - `links`: messages have no bytes;
 - `latency`: they take no time on their way, and none to be started;
-- `launches`: kernels start at once;
+- `launches`: kernels start at once, and the host takes no time before a direction;
 - `waves`: kernels keep all multiprocessors of a device busy, from the begin to the end, and
   messages take none of them;
 - `tiles`: kernels compute visible pairs only, not whole tiles of their own. It follows `waves`,
@@ -28,7 +28,7 @@ _CHANGES: Mapping[Free, Callable[[Cluster], Cluster]] = {
         c, intra_bytes_per_s=MOST_RATE, inter_bytes_per_s=MOST_RATE, spine_bytes_per_s=None
     ),
     "latency": lambda c: replace(c, latency_s=0.0, inter_latency_s=None, message_launch_s=0.0),
-    "launches": lambda c: replace(c, kernel_launch_s=0.0),
+    "launches": lambda c: replace(c, kernel_launch_s=0.0, pass_s=0.0, host_message_s=0.0),
     "waves": lambda c: replace(c, sms=1, comm_sms=0, cta_keys=0),
     "tiles": lambda c: replace(c, kernel_tile=1),
 }

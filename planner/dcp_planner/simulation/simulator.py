@@ -37,15 +37,15 @@ from dcp_planner.tables.programs import (
     ATTENTION,
     COPY,
     LAUNCH,
+    OPS,
     REDUCTION,
     WAIT,
     ProgramTable,
     tabulate_programs,
 )
 
-_ATTENTION, _REDUCTION, _SEND, _RECEIVE, _WAIT = (
-    EVENT_KINDS.index(kind) for kind in ("attention", "reduction", "send", "receive", "wait")
-)
+_SEND, _RECEIVE, _WAIT = (EVENT_KINDS.index(kind) for kind in ("send", "receive", "wait"))
+_KIND_OF_OP = np.array([EVENT_KINDS.index(op) if op in EVENT_KINDS else -1 for op in OPS])
 _END_OF_TIME_NS = 1 << 62  # 146 years; traces keep int64
 
 
@@ -325,11 +325,11 @@ def _trace_of(parts: list[Played], transfers: Transfers, messages: list[str]) ->
 
 
 def _compute_events(played: Played) -> tuple[Ints, list[str]]:
-    """Attentions, and the reductions that take time."""
+    """Attentions, and the reductions and the work of the host that take time."""
     programs = played.programs
-    is_long = (programs.op == REDUCTION) & (played.ended > played.begun)
+    is_long = np.isin(programs.op, (REDUCTION, COPY)) & (played.ended > played.begun)
     chosen = np.flatnonzero((programs.op == ATTENTION) | is_long)
-    kinds = np.where(programs.op[chosen] == ATTENTION, _ATTENTION, _REDUCTION)
+    kinds = _KIND_OF_OP[programs.op[chosen]]
     return _events_of_steps(played, chosen, kinds), [EVENT_KINDS[kind] for kind in kinds.tolist()]
 
 
@@ -348,7 +348,8 @@ def _events_of_steps(played: Played, rows: Ints, kinds: Ints) -> Ints:
     programs, nothing = played.programs, np.zeros(len(rows), np.int64)
     begun = played.begun[rows]
     return np.column_stack([
-        begun, played.ended[rows], begun, programs.device[rows], kinds, programs.division[rows],
+        begun, played.ended[rows], begun, programs.device[rows], kinds,
+        np.maximum(programs.division[rows], 0),  # a copy belongs to no division: it comes first
         nothing - 1, nothing, nothing - 1,
     ])  # fmt: skip
 
