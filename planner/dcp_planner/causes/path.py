@@ -18,7 +18,8 @@ from dcp_planner.simulation.trace import EVENT_KINDS, Trace
 Step = Literal["computing", "reducing", "links", "latency", "launches"]
 STEPS: tuple[Step, ...] = get_args(Step)
 """What a moment of the critical path is spent on: `links` while a message leaves, `latency` until
-it has arrived, `launches` between two events that follow one another."""
+it has arrived, `launches` before a direction's first kernel (the host, copies of own tokens) and
+between two events that follow one another."""
 
 Account = Literal["computing", "reducing", "links", "latency", "others", "launches", "idle"]
 ACCOUNTS: tuple[Account, ...] = get_args(Account)
@@ -80,6 +81,7 @@ class Accounting(Record):
 def steps_of(trace: Trace) -> Bytes:
     """Find what each event of a trace spends its own time on, index into `STEPS`, uint8 ``[E]``."""
     found = np.where(trace.kind == EVENT_KINDS.index("attention"), _COMPUTING, _REDUCING)
+    found[trace.kind == EVENT_KINDS.index("copy")] = _LAUNCHES
     found[trace.lane == SEND] = _LINKS
     found[trace.lane == RECEIVE] = _LATENCY if trace.source == "simulated" else _LINKS
     return found.astype(np.uint8)
@@ -103,7 +105,10 @@ def account_for(trace: Trace, found: Dependencies, num_devices: int) -> Accounti
     length = trace.end_ns - trace.start_ns
     side, step = trace.is_backward.astype(np.int64), steps_of(trace)
     is_work = trace.lane == 0
-    np.add.at(spent, (side[is_work], trace.device[is_work], step[is_work]), length[is_work])
+    account = np.where(
+        step == _LAUNCHES, ACCOUNTS.index("launches"), step
+    )  # of a device's own work
+    np.add.at(spent, (side[is_work], trace.device[is_work], account[is_work]), length[is_work])
     _blame_waits(trace, found, spent)
     for backward in range(2):
         here = trace.is_backward == bool(backward)
