@@ -13,7 +13,7 @@ from dcp_planner.causes.path import ACCOUNTS, STEPS, Accounting, CriticalPath
 from dcp_planner.model.cost_model import computed_pairs
 from dcp_planner.model.packing import loads_of
 from dcp_planner.simulation.simulator import mean_compute_seconds
-from dcp_planner.simulation.trace import Trace
+from dcp_planner.simulation.trace import EVENT_KINDS, Trace
 from dcp_planner.tables.plan import Plan
 
 _MOSTLY = 0.5
@@ -112,10 +112,15 @@ def _messages_on_path(scene: Scene) -> dict[str, Any]:
 
 def _kernels(scene: Scene) -> dict[str, Any]:
     tiles, trace = scene.plan.tiles, scene.trace
-    kernels = np.bincount(trace.device[trace.lane == COMPUTE], minlength=scene.plan.num_devices)
+    is_start = trace.kind == EVENT_KINDS.index("copy")
+    is_kernel = (trace.lane == COMPUTE) & ~is_start
+    kernels = np.bincount(trace.device[is_kernel], minlength=scene.plan.num_devices)
+    side = 2 * trace.device[is_start] + trace.is_backward[is_start]
+    on_host = np.bincount(side, (trace.end_ns - trace.start_ns)[is_start])
     columns = (tiles.division, tiles.backward_division)
     return {
         "kernels_of_device": int(kernels.max(initial=0)),
+        "host_s": float(on_host.max(initial=0)) / 1e9,
         "divisions": 1 + max(int(column.max(initial=0)) for column in columns),
     }
 

@@ -8,7 +8,7 @@ import numpy as np
 from dcp_planner.causes.diagnosis import Cause, Diagnosis, Why
 from dcp_planner.causes.path import STEPS
 from dcp_planner.causes.words import CONDITIONS, NOUNS, ShareText, TimeText, joined, percent
-from dcp_planner.simulation.trace import LANES, Trace
+from dcp_planner.simulation.trace import EVENT_KINDS, LANES, Trace
 
 LEAST_SHARE = 0.01
 """Causes that save a smaller share of the time get no sentence."""
@@ -114,7 +114,9 @@ def place_text(cause: Cause, seconds: TimeText) -> str:
         case "latency":
             return f"the critical path waits for {where['messages_on_path']} messages to arrive"
         case "launches":
-            return f"a device starts up to {where['kernels_of_device']} kernels"
+            host = where["host_s"]
+            starts = f", and its host works for up to {seconds(host)} before them" if host else ""
+            return f"a device starts up to {where['kernels_of_device']} kernels{starts}"
         case "waves":
             return f"kernels take {where['times_full']:.2f} times as long as their work"
         case "tiles":
@@ -158,6 +160,8 @@ def _step_text(trace: Trace, event: int, step: str) -> str:
         text = f"{name} is on its way from device {peer} to {device}"
     else:
         text = f"{name} on device {device}, division {division}"
-    if step == "launches":
+    if trace.kind[event] == EVENT_KINDS.index("copy"):
+        text = f"device {device} starts work"
+    elif step == "launches":
         text = f"before {text}"
     return f"{text}, {'backward' if trace.is_backward[event] else 'forward'}"
