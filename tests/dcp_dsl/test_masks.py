@@ -256,14 +256,14 @@ def test_positions_can_be_parameters_and_functions_can_be_masks(paint):
     assert np.array_equal(paint(slabs), (k <= q) & (q - k < 3))
 
 
-def test_a_position_from_outside_keeps_its_value_inside_per(paint):
+def test_a_position_from_outside_is_the_same_token_inside_per(paint):
     spec = Spec.from_text(
         "segment doc = [doc_lens]*\nmask low(p: pos) = (p < 2) per doc\nmask a = low(q)\n"
         "mask b = f(q) where f(t) = (t < 2) per doc"
     )
     sample = Sample({"doc_lens": [3, 3]}, 6)
     expected = np.zeros((6, 6), bool)
-    expected[:2, :3] = True
+    expected[:2, :3] = expected[3:5, 3:] = True  # tokens count from the first of their document
     for name in ("a", "b"):
         assert np.array_equal(paint(spec.mask(name).bind(sample)), expected)
         assert np.array_equal(dense_mask(spec.mask(name), sample), expected)

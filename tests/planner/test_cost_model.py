@@ -133,6 +133,6 @@ def test_a_constant_that_makes_no_sense_is_refused_by_name(name, value):
 
 def test_presets_differ_where_their_machines_do():
     a100, h100, h200 = (preset(name, 4, 8) for name in ("a100-p4de", "h100-dgx", "h200-dgx"))
-    assert a100.flops_per_s < h100.flops_per_s == h200.flops_per_s
+    assert a100.flops_per_s < h100.flops_per_s < h200.flops_per_s
     assert h100.memory_bytes < h200.memory_bytes
     assert a100.inter_bytes_per_s < h100.inter_bytes_per_s

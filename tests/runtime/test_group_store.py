@@ -106,7 +106,7 @@ def test_a_plan_that_cannot_be_left_in_the_store_is_said_so(monkeypatch):
 
 def test_a_part_that_was_taken_leaves_the_store(monkeypatch):
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    monkeypatch.setattr(shared_plans, "decode_batch", bytes.decode)
+    monkeypatch.setattr(shared_plans, "decode_reply", bytes.decode)
     group = SimpleNamespace(get_group_store=HashStore, rank=lambda: 1, size=lambda: 2)
     exchange = PlanExchange(group, timeout_s=10)
     exchange._store = store = HashStore()
