@@ -18,8 +18,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import mask_cases
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+import mask_cases
 
 from dcp_dsl import DCPError, Sample, Spec, block_sparsity
 from dcp_dsl.core.binding import bind_core

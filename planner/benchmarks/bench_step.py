@@ -202,13 +202,14 @@ def _bound(step: Documents, setting: StepSetting) -> float:
 
 
 def _even_tokens(report: StepReport) -> Row:
-    """Return the same figures for the fastest levels whose tokens are even."""
+    """Return the same figures for the fastest levels whose tokens are even, or nearest to that."""
     levels = [policy.times for policy in report.policies[1:] if not policy.is_rival]
     rivals = {policy.name: policy.times for policy in report.policies if policy.is_rival}
     ours = []
     for times in zip(*levels, strict=True):
         even = [time for time in times if time.max_tokens <= 1 + EVEN_TOKENS + 1e-9]
-        ours.append(min(even, key=lambda time: time.seconds))
+        nearest = min(times, key=lambda time: time.max_tokens)
+        ours.append(min(even or [nearest], key=lambda time: time.seconds))
     ratios = {
         name: [b.seconds / a.seconds for a, b in zip(ours, theirs, strict=True)]
         for name, theirs in rivals.items()

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -158,4 +159,5 @@ async def session():
 
 
 def test_an_editor_renames_finds_colours_and_types_on():
-    asyncio.run(session())
+    with ThreadPoolExecutor(1) as thread:  # this one may run the loop of a browser's tests
+        thread.submit(asyncio.run, session()).result()

@@ -62,7 +62,8 @@ def token_paths(mask: Mask, sample: Sample) -> TokenPaths | None:
             with branches.
 
     >>> from dcp_dsl import Spec
-    >>> mask = Spec.from_text("segment part = question[n] branch a[lens]*  mask m = paths").mask("m")
+    >>> text = "segment part = question[n] branch a[lens]*  mask m = paths"
+    >>> mask = Spec.from_text(text).mask("m")
     >>> paths = token_paths(mask, Sample({"n": 2, "lens": [2, 1]}, 5))
     >>> paths.position.tolist(), paths.previous.tolist()
     ([0, 1, 2, 3, 2], [-1, 0, 1, 2, 1])

@@ -108,7 +108,8 @@ def _direction(
     intra_s = inside / groups.width / cluster.intra_bytes_per_s
     inter_s = across / groups.width / cluster.inter_bytes_per_s
     overlapped = compute * (1 + unevenness(groups.width, cluster)) + EXPOSED * inter_s
-    return np.maximum(overlapped, np.maximum(intra_s, inter_s)) + cluster.kernel_launch_s
+    once = cluster.kernel_launch_s + cluster.pass_s
+    return np.maximum(overlapped, np.maximum(intra_s, inter_s)) + once
 
 
 def _bytes(
