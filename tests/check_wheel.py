@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def build(folder: Path) -> Path:
-    """Give the wheel that `python -m build` makes from the sdist it made."""
+    """Return the wheel that `python -m build` makes from the sdist it made."""
     subprocess.run(
         [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)],
         check=True,

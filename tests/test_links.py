@@ -21,7 +21,7 @@ def prose(path: Path) -> str:
 
 
 def anchors(path: Path) -> set[str]:
-    """Give the anchors of a page as GitHub makes them of its headings."""
+    """Return the anchors of a page as GitHub makes them of its headings."""
     headings = re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE)
     plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
     return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}

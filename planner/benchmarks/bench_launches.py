@@ -1,4 +1,4 @@
-"""What pricing launches by their CTAs changes, against pricing them by FLOPs alone.
+"""Compare prices of launches by CTAs with prices by FLOPs alone.
 
     python planner/benchmarks/bench_launches.py --json OUT
     python planner/benchmarks/bench_launches.py --table OUT

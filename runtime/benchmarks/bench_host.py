@@ -1,4 +1,4 @@
-"""What the host does for a layer: seconds per direction, per kernel call, per message.
+"""Measure the host's work for a layer: seconds per direction, kernel call and message.
 
     python runtime/benchmarks/bench_host.py --json OUT
     python runtime/benchmarks/bench_host.py --table OUT

@@ -56,7 +56,7 @@ class MaskWriter:
     rng: Random
 
     def pick(self, *choices: str) -> str:
-        """Give one of several texts."""
+        """Return one of several texts."""
         return self.rng.choice(choices)
 
     def position(self, name: str) -> str:
@@ -136,7 +136,7 @@ class MaskWriter:
 
 
 def write_sample(rng: Random, longest: int = 17) -> tuple[dict[str, Any], int]:
-    """Give columns that fill all layouts at once, and the length; parts may be empty."""
+    """Return columns that fill all layouts at once, and the length; parts may be empty."""
     length = rng.randint(0, longest)
 
     def parts(total: int, most: int) -> list[int]:
@@ -180,7 +180,7 @@ def write_sample(rng: Random, longest: int = 17) -> tuple[dict[str, Any], int]:
 
 
 def stretches(rng: Random, length: int, largest: int) -> list[int]:
-    """Give ids that stay for some tokens and come back; -1 is none."""
+    """Return ids that stay for some tokens and come back; -1 is none."""
     found: list[int] = []
     while len(found) < length:
         found += [rng.randint(-1, largest)] * rng.randint(1, 5)

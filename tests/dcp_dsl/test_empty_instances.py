@@ -24,7 +24,7 @@ LAYOUT = (
 
 
 def keys_of(text, columns, length, layout=LAYOUT):
-    """Give the keys that each token sees, the same from the engine and from the oracle."""
+    """Return the keys that each token sees, the same from the engine and from the oracle."""
     mask = Spec.from_text(f"{layout}@ahead @partial mask m = {text}").mask("m")
     sample = Sample({name: columns[name] for name in mask.columns}, length)
     dense = dense_mask(mask, sample)
@@ -215,7 +215,7 @@ def draw(rng):
 
 @cache
 def local_mask(text):
-    """Give a mask with tiles of its own, read once."""
+    """Return a mask with tiles of its own, read once."""
     tiles = "where b = every 3, c = every 2"
     return Spec.from_text(f"{LAYOUT}@ahead @partial mask m = {text} {tiles}").mask("m")
 

@@ -18,7 +18,7 @@ SAME = IDS[:, None] == IDS[None, :]
 
 
 def quoted(hint):
-    """Give the texts that a hint tells to write."""
+    """Return the texts that a hint tells to write."""
     return re.findall(r"`([^`]*)`", hint)
 
 

@@ -19,7 +19,7 @@ soundness = settings(
 
 
 def proved(mask):
-    """Give the relations between query and key in which a mask is proved to have no pair."""
+    """Return the relations between query and key in which a mask is proved to have no pair."""
     return [r for r in PER if never(mask.core, (r,))]
 
 

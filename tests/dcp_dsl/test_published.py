@@ -56,7 +56,7 @@ def natten(q, k, w, h, r):
 
 
 def draw(rng):
-    """Give (call, length, columns, the published rule) of every mask at random sizes."""
+    """Return (call, length, columns, the published rule) of every mask at random sizes."""
     n, c = rng.randint(1, 90), rng.randint(1, 20)
     ids = sorted(runs(rng, n, 4))
     images = np.array(runs(rng, n, 3))

@@ -27,7 +27,7 @@ mask inside = (causal and k in kept) per doc or q in asking
 
 
 def expected(name, c, n):
-    """Give the masks of `TEXT` pair by pair, as their lines say it."""
+    """Return the masks of `TEXT` pair by pair, as their lines say it."""
     q, k = np.arange(n)[:, None], np.arange(n)[None, :]
     causal = k <= q
     asking, kept = np.array(c["fq"])[:, None] == 1, np.array(c["fk"])[None, :] == 1

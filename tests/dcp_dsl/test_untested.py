@@ -15,7 +15,7 @@ KEPT = "token evict\nmask a = causal and q < k.evict\n"
 
 
 def shown_sample(diagnostic):
-    """Give the sample that a message shows."""
+    """Return the sample that a message shows."""
     return json.loads(re.search(r"of the sample (\{.*\})", diagnostic.message)[1])
 
 

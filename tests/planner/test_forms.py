@@ -41,7 +41,7 @@ RNG = np.random.default_rng(0)
 
 
 def cases():
-    """Give the mask and sample of each sequence, and the form that it has."""
+    """Return the mask and sample of each sequence, and the form that it has."""
     n = 150
     evict = (np.arange(n) + RNG.integers(1, 40, n)).tolist()
     ends = [8 * (i // 8 + 1) for i in range(160)]

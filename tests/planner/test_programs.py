@@ -74,7 +74,7 @@ def test_an_input_has_the_first_division_that_needs_it_and_a_result_the_last(str
 
 
 def behind(table, x):
-    """Give the devices that a message brings its block to, or whose partials it takes home."""
+    """Return the devices that a message brings its block to, or whose partials it takes home."""
     same = (
         (table.block == table.block[x])
         & (table.kind == table.kind[x])

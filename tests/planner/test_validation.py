@@ -44,7 +44,7 @@ def with_program(plan: Plan, device: int, instructions: list, direction: str = "
 
 
 def find(plan: Plan, kind: type, where: Callable = lambda step: True) -> tuple[int, int]:
-    """Give (device, position) of the first fitting instruction in forward."""
+    """Return (device, position) of the first fitting instruction in forward."""
     for program in plan.forward:
         for position, step in enumerate(program.instructions):
             if isinstance(step, kind) and where(step):

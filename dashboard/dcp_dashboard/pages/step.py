@@ -27,7 +27,7 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class StepBar:
-    """What neighbouring devices with the same documents do in one micro-batch.
+    """A bar: neighbouring devices that share documents in one micro-batch.
 
     Attributes:
         micro_batch, first, width: the devices ``first`` to ``first + width - 1``.

@@ -100,7 +100,7 @@ def _imported(scope: Scope) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What a step said about a statement, and the work that it took."""
+    """Findings of a step about a statement, and the work that they took."""
 
     around: object
     spent: tuple[int, ...]
@@ -112,7 +112,7 @@ class _Record:
 
 @dataclass(slots=True, eq=False)
 class Memory:
-    """What the steps of earlier versions of a text said."""
+    """Findings about earlier versions of a text, by step and statement."""
 
     _records: dict[_Key, _Record] = field(default_factory=dict)
     _used: dict[_Key, _Record] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Everything that is looked for once a text is free of errors, cut into steps."""
+"""Cut the checks of a text that is free of errors into steps."""
 
 from collections.abc import Iterator
 

@@ -221,7 +221,7 @@ def _rectangles(cases: Mapping[int, list[int]]) -> list[tuple[list[int], list[in
 
 
 class _Rest:
-    """What is left of a mask once some conditions are known, as regions, each found once.
+    """The rest of a mask once some conditions are known, as regions; each is computed once.
 
     Attributes:
         lowering: evaluates what is left.

@@ -16,7 +16,7 @@ from dcp_dsl.syntax import ast
 
 @dataclass(frozen=True, eq=False)
 class TokenPaths(Record):
-    """What each token of a sample of n tokens is on the paths from the roots to the leaves.
+    """Places of the n tokens of a sample on the paths from roots to leaves.
 
     Attributes:
         position: int64 ``[n]``, tokens before it on its path.

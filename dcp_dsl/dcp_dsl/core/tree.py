@@ -39,7 +39,7 @@ class Tree:
 
     @cached_property
     def is_leaf(self) -> Bools:
-        """Whether nothing goes on from a stretch, ``[P]``."""
+        """True for stretches without a successor, ``[P]``."""
         is_leaf = np.ones(len(self.start), np.bool_)
         is_leaf[self.parent[self.parent >= 0]] = False
         return is_leaf

@@ -97,19 +97,19 @@ class Document:
 
     @cached_property
     def problems(self) -> tuple[Diagnostic, ...]:
-        """What is wrong with syntax, imports, names and kinds."""
+        """Errors of syntax, imports, names and kinds."""
         scope, problems = self._scope
         found = check_scope(scope, self.parsed.lost_names)
         return (*self.parsed.diagnostics, *problems, *found)
 
     @property
     def is_checked(self) -> bool:
-        """Whether `problems` have been looked for."""
+        """True once `problems` is complete."""
         return "problems" in self.__dict__
 
     @property
     def is_sound(self) -> bool:
-        """Whether none of these is an error, so masks can be proved and drawn."""
+        """True if no problem is an error, so masks can be proved and drawn."""
         return all(found.severity != "error" for found in self.problems)
 
     @cached_property

@@ -41,7 +41,7 @@ class Session:
 
     @property
     def findings(self) -> tuple[Diagnostic, ...]:
-        """What is known of the present version.
+        """Findings about the present version so far.
 
         Until its proofs are finished, that is what is wrong with syntax, names and kinds, and what
         was decided before about statements that are still there.
@@ -90,7 +90,7 @@ class Checks:
 
     @property
     def is_done(self) -> bool:
-        """Whether no step is left."""
+        """True once all steps have run."""
         return self.taken == len(self.steps)
 
     def advance(self, seconds: float) -> None:

@@ -13,7 +13,7 @@ _OPENING = {")": "(", "]": "[", "}": "{"}
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """How something is called.
+    """The signature of a callable name.
 
     Attributes:
         label: the whole call, such as ``near(window: tokens = 4k)``.

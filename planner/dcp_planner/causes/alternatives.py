@@ -22,7 +22,7 @@ from dcp_planner.tables.plan import Plan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """What a plan was made of; head groups are laid out one behind the other.
+    """The ingredients of a plan; head groups are laid out one behind the other.
 
     Attributes:
         plan: expanded.

@@ -1,4 +1,4 @@
-"""What each event of a trace waited for: the events behind which it could begin.
+"""Find the events that each event of a trace waited for.
 
 A trace says when events began and ended; the plan says what they needed. From both follow the
 edges, for predicted and for measured traces alike:

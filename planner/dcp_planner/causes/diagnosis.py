@@ -1,4 +1,4 @@
-"""What the predicted time of a plan is spent on: each cause, by what the plan would take without.
+"""Divide the predicted time of a plan among causes: each costs what the plan would save without it.
 
 A column of a timeline is no cause: devices that compute little wait for the one that computes much,
 and uneven compute looks like waiting for messages. So every cause is imagined away and the plan
@@ -55,7 +55,7 @@ class Cause:
 
     @property
     def part_s(self) -> float:
-        """What is put down to it: what only several causes together cost counts half for each."""
+        """Its share; a cost that only several causes have together counts half for each."""
         return (self.saves_s + self.saves_last_s) / 2
 
     def to_json(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Why:
-    """Everything that is known about where a plan's time goes.
+    """The full explanation of a plan's time.
 
     Attributes:
         trace: the predicted timeline.

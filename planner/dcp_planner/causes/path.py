@@ -1,4 +1,4 @@
-"""Where the time of a trace went: the critical path, and what every device did at every moment.
+"""Find the critical path of a trace, and account for every moment of every device.
 
 Both follow predecessors backwards in time. From the last event that leads to the chain of events
 that decided the end, the critical path; from the end of a wait it leads to what the device waited
@@ -58,7 +58,7 @@ class CriticalPath(Record):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Accounting(Record):
-    """What the devices did with the time of each direction.
+    """The time of each direction by device and account.
 
     Attributes:
         spent_ns: int64 ``[2, R, 7]``, by direction (forward, backward), device and `ACCOUNTS`; for

@@ -1,4 +1,4 @@
-"""Where a cause shows: the device, port, document or number that a reader should look at."""
+"""Locate a cause: the device, port, document or number that a reader should look at."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

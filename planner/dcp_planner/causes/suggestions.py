@@ -1,4 +1,4 @@
-"""What to try against the causes of a plan's time: each change is planned and predicted."""
+"""Suggest changes against the causes of a plan's time; each is planned and predicted."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -47,7 +47,7 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Start:
-    """What changes start from: a plan, its batch, and how it would be planned again."""
+    """Starting point of changes: a plan, its batch, and a configuration to plan it again."""
 
     plan: Plan
     workload: Workload

@@ -1,4 +1,4 @@
-"""How sentences call causes, the events of a critical path, and shares of time."""
+"""Name causes, events of a critical path and shares of time in sentences."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeAlias

@@ -1,4 +1,4 @@
-"""What `dcpm why` prints for people."""
+"""Write the text of `dcpm why`."""
 
 from collections.abc import Sequence
 

@@ -33,7 +33,7 @@ _PERSISTENT, _SPLIT = (KERNEL_SCHEDULES.index(name) for name in ("persistent", "
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelWork:
-    """What launches of one direction are priced from.
+    """Inputs of the price of one direction's launches.
 
     Attributes:
         seconds: float64 ``[W]``, of each tile, if it had a device to itself that is never idle.

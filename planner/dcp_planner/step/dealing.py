@@ -20,7 +20,7 @@ MOST_TRIES = 100_000
 
 
 class Deal(NamedTuple):
-    """Where documents run, and what each unit holds.
+    """Units of all documents, and the load of each unit.
 
     Attributes:
         micro_batch, first: of each document: its micro-batch, the first unit of its run ``[N]``.

@@ -1,4 +1,4 @@
-"""What a policy is given: the documents of a step, and what each costs on how many devices."""
+"""Define the problem of a step policy: documents, and the cost of each on so many devices."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

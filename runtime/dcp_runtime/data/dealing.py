@@ -19,7 +19,7 @@ Balance: TypeAlias = Literal["work", "order"]
 
 @dataclass(frozen=True, slots=True)
 class Dealing:
-    """How the documents of some global batches become micro-batches of groups of devices.
+    """Deal the documents of global batches to micro-batches and groups of devices.
 
     Attributes:
         replicas, context_ranks: devices; those of replica r begin at ``r * context_ranks``.
@@ -59,7 +59,7 @@ class Dealing:
 
     @property
     def is_trivial(self) -> bool:
-        """Whether all documents meet in one micro-batch on the same devices."""
+        """True if all documents share one micro-batch and the same devices."""
         return self.micro_batches == 1 and self.widths == (self.devices,)
 
     @property

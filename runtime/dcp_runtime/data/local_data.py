@@ -127,7 +127,7 @@ class LocalData:
 
     @property
     def ends_step(self) -> bool:
-        """Whether this micro-batch ends its global batch: then the optimizer takes a step."""
+        """True for the last micro-batch of a global batch: the optimizer steps after it."""
         return self.micro_batch + 1 == self.micro_batches
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> "LocalData":

@@ -54,7 +54,7 @@ class PlanReply:
 
     @property
     def notes(self) -> dict[str, Any]:  # Any: fit for JSON
-        """Everything except the plans; `with_notes` joins both again."""
+        """The reply without its plans; `with_notes` joins both again."""
         batches = [[b.members, b.first, b.cycle, len(b.plans)] for b in self.batches]
         beside = {"left_out": self.left_out, "hidden": self.hidden, "steps": self.steps}
         return {"batches": batches, **beside}

@@ -31,7 +31,7 @@ class Position:
 
     @property
     def is_begun(self) -> bool:
-        """Whether some micro-batch of the epoch is behind."""
+        """True once a micro-batch of the epoch has been yielded."""
         return self.step > 0 or self.micro_batch > 0
 
 

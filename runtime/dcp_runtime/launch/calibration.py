@@ -70,7 +70,7 @@ class Calibration:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the machine did too much else to be measured."""
+        """True if other work on the machine spoiled the measurement."""
         return self.noise > MOST_NOISE
 
     def to_json(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Check:
 
     @property
     def error(self) -> float:
-        """How far the prediction is off, relative to the measurement."""
+        """Error of the prediction, relative to the measurement."""
         return abs(self.predicted_s / self.measured_s - 1)
 
 

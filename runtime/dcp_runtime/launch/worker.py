@@ -27,7 +27,7 @@ HEARTBEAT_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class RankSetup:
-    """What a rank needs to join its world.
+    """Settings that a rank joins its world with.
 
     Attributes:
         rank, size: its number, and how many there are.
