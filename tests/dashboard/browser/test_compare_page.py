@@ -98,7 +98,7 @@ def test_pickers_and_swap_change_the_address(visit, paired):
     picker.fill("contiguous.dcpplan · measured")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
-    page.wait_for_selector("text=The run takes 25 % more time than predicted")
+    page.wait_for_selector("text=/The prediction takes 20.? ?% less time than the run/")
     assert page.url.endswith(f"?a={key}&as=simulated&b={key}&bs=measured")
     page.go_back()
     page.wait_for_selector("#moves")
