@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from dcp_dsl import DatasetError, Sample, Slabs, Spec, block_sparsity
-from dcp_dsl.forms import Columns, PlacedForm, Rows, Strided, StridedPart, Tiles, form_of, items_of
+from dcp_dsl.forms import Parts, PlacedForm, RegionPart, Rows, form_of, items_of
 
 SLABS = Slabs(6, [0, 4], [4, 6], [0, 1], [1, 3], [0, 1], [1, 0])
 ROWS = Rows(6, [0, 1, 1, 3, 3, 3, 4], [0, 1, 3, 5], [2, 2, 6, 6])
-STRIDED = Strided(6, 3, (StridedPart(SLABS, [0, 2]), StridedPart(SLABS, [1])))
-FORMS = [SLABS, ROWS, Columns(SLABS), Columns(ROWS), STRIDED, Strided(6, 2, ())]
-NAMES = ["slabs", "rows", "cols of slabs", "cols of rows", "strided", "strided of nothing"]
+STRIDED = Parts(6, (RegionPart(SLABS, False, 3, [0, 2]), RegionPart(SLABS, False, 3, [1])))
+FORMS = [SLABS, ROWS, Parts.of_keys(SLABS), Parts.of_keys(ROWS), STRIDED]
+NAMES = ["slabs", "rows", "cols of slabs", "cols of rows", "strided"]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=NAMES)
@@ -61,10 +61,22 @@ def test_integers_that_are_no_form_are_refused(kind, items, message):
         form_of(kind, 6, np.array(items, np.int64))
 
 
+def test_a_stride_without_parts_sees_nothing():
+    assert form_of("strided", 6, np.array([2])).num_pairs == 0
+
+
+@pytest.mark.parametrize(
+    "part", [(SLABS, True, 3, [1]), (ROWS, False, 3, [1]), (SLABS, False, 3, [3])]
+)
+def test_remainders_are_those_of_slabs_seen_from_the_queries(part):
+    with pytest.raises(ValueError, match="remainders"):
+        RegionPart(*part)
+
+
 def test_a_form_of_tiles_cannot_be_taken_apart():
     form = Spec.from_text("mask products = causal and q * k % 7 < 3").mask("products")
     tiles = form.compile(Sample(length=20))
-    assert isinstance(tiles, Tiles)
+    assert tiles.form == "tiles"
     with pytest.raises(DatasetError, match="`tiles` on 20 tokens cannot be kept in a file"):
         items_of(tiles)
 
@@ -87,10 +99,10 @@ def test_a_placed_form_is_the_form_at_its_place(form):
 
 def test_blocks_are_cut_where_a_form_changes():
     sink = Slabs(64, [0], [64], [0], [19], [0], [0])  # rows 0 to 63 see keys 0 to 18
-    strided = Strided(64, 2, (StridedPart(sink, [0]),))
+    strided = Parts(64, (RegionPart(sink, False, 2, [0]),))
     for form, cuts_rows, cuts_keys in [
         (sink, False, True),
-        (Columns(sink), True, False),
+        (Parts.of_keys(sink), True, False),
         (strided, False, True),
     ]:
         found = block_sparsity([form], 32, 64, cuts="mask", min_block=4)

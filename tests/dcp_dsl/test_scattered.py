@@ -7,7 +7,7 @@ import pytest
 
 from dcp_dsl import DatasetError, Sample, Spec, SpecError, block_sparsity
 from dcp_dsl.core import factors
-from dcp_dsl.forms import Columns, Rows, as_rows, as_slabs
+from dcp_dsl.forms import Parts, Rows, as_rows, as_slabs
 
 TEXT = """
 segment asking = flags(fq)
@@ -143,7 +143,7 @@ def test_a_refusal_names_the_ranges_that_there_are(call):
     mask = Spec.from_text("").mask(call)
     form = mask.compile(Sample({c: drawn[c].tolist() for c in mask.columns}, n))
     if form.form == "slabs":
-        form = Columns(Rows(n, *_rows_of(form.tile(0, n, 0, n).T)))
+        form = Parts.of_keys(Rows(n, *_rows_of(form.tile(0, n, 0, n).T)))
     dense = form.tile(0, n, 0, n)
     count = ranges_of(dense)
     assert np.array_equal(as_rows(form, count).tile(0, n, 0, n), dense)
@@ -164,7 +164,7 @@ def test_ranges_of_a_mask_seen_from_the_keys_are_found_without_its_pairs():
     for _ in range(100):
         n = int(rng.integers(1, 30))
         dense = rng.random((n, n)) < rng.random()
-        seen = as_rows(Columns(Rows(n, *_rows_of(dense.T))))
+        seen = as_rows(Parts.of_keys(Rows(n, *_rows_of(dense.T))))
         assert np.array_equal(seen.tile(0, n, 0, n), dense)
         assert len(seen.kv_start) == ranges_of(dense)
 

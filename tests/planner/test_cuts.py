@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_dsl import Slabs, block_sparsity
-from dcp_dsl.forms import BlockKind, Columns
+from dcp_dsl.forms import BlockKind, Parts
 from dcp_planner import (
     Cluster,
     ModelShape,
@@ -109,7 +109,7 @@ def test_a_block_of_no_tokens_is_refused():
 
 def test_masks_that_are_no_slabs_are_planned_exactly():
     causal = Slabs(96, [0], [96], [0], [1], [0], [1])
-    forms = [Columns(causal), causal]  # keys see queries, then queries see keys
+    forms = [Parts.of_keys(causal), causal]  # keys see queries, then queries see keys
     for sparsity in (block_sparsity(forms, 16, 16), cut_blocks(forms, 16)):
         plan = build_plan(sparsity, ModelShape(), Cluster(2, 2), PlanConfig("static:zigzag"))
         validate(plan)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_dsl import Sample, Slabs, Spec, dense_mask
-from dcp_dsl.forms import Columns, Rows, Strided, StridedPart, Tiles
+from dcp_dsl.forms import Parts, RegionPart, Rows
 from dcp_runtime.data.successors import hidden_from_next, sees_previous
 
 N = 150  # more than two of the tiles that are looked at together
@@ -84,8 +84,11 @@ def test_rows_and_columns_give_the_same_diagonal(size, seed, density):
     dense = np.random.default_rng(seed).random((size, size)) < density
     wanted = previous_of(dense)
     for form in (
-        slabs_of(dense), rows_of(dense), Columns(slabs_of(dense.T)), Columns(rows_of(dense.T))
-    ):  # fmt: skip
+        slabs_of(dense),
+        rows_of(dense),
+        Parts.of_keys(slabs_of(dense.T)),
+        Parts.of_keys(rows_of(dense.T)),
+    ):
         assert sees_previous(form).tolist() == wanted, form.form
 
 
@@ -104,10 +107,10 @@ def test_slabs_of_every_slope_cross_the_diagonal_where_their_pairs_do(
     for q in range(first, first + rows):
         dense[q, key + a * (q - first) : key + keys + b * (q - first)] = True
     assert sees_previous(slab).tolist() == previous_of(dense)
-    assert sees_previous(Columns(slab)).tolist() == previous_of(dense.T)
-    strided = Strided(n, period, (StridedPart(slab, np.array([1])),))
+    assert sees_previous(Parts.of_keys(slab)).tolist() == previous_of(dense.T)
+    strided = Parts(n, (RegionPart(slab, False, period, np.array([1])),))
     assert sees_previous(strided).tolist() == previous_of(dense)
-    others = Strided(n, period, (StridedPart(slab, np.array([0])),))
+    others = Parts(n, (RegionPart(slab, False, period, np.array([0])),))
     assert not sees_previous(others).any()
 
 
@@ -130,7 +133,7 @@ def test_a_batch_gives_runs_of_tokens_that_are_hidden_in_every_layer():
 def test_a_mask_of_tiles_is_never_painted_whole(monkeypatch):
     mask = SPEC.mask("product")
     form, asked = mask.compile(sample_of(mask)), []
-    tile = Tiles.tile
-    monkeypatch.setattr(Tiles, "tile", lambda *args: asked.append(args[1:]) or tile(*args))
+    tile = Parts.tile
+    monkeypatch.setattr(Parts, "tile", lambda *args: asked.append(args[1:]) or tile(*args))
     sees_previous(form)
     assert sum((q1 - q0) * (k1 - k0) for q0, q1, k0, k1 in asked) < N * N / 2

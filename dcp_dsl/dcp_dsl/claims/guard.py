@@ -20,7 +20,7 @@ from dcp_dsl.elaboration.elaborate import elaborate_segment
 from dcp_dsl.elaboration.reads import column_readers
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.form import Form
-from dcp_dsl.forms.rows import Columns
+from dcp_dsl.forms.parts import keys_of
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.syntax import ast
 
@@ -195,13 +195,13 @@ def _first_pair(bound: Form) -> tuple[int, int] | None:
 
 def _rows_with_pairs(bound: Form) -> NDArray[np.int64]:
     """Return the rows that see anything, by counting blocks of one row and all keys."""
-    if isinstance(bound, Columns):  # each key is seen by a few runs of rows
-        _, starts, ends = bound.keys.row_ranges(0, bound.num_tokens)
+    if (keys := keys_of(bound)) is not None:  # each key is seen by a few runs of rows
+        _, starts, ends = keys.row_ranges(0, bound.num_tokens)
         size = bound.num_tokens + 1
         change = np.bincount(starts, minlength=size) - np.bincount(ends, minlength=size)
         return np.flatnonzero(np.cumsum(change)[:-1])
-    rows, keys = np.arange(bound.num_tokens + 1), np.array([0, bound.num_tokens])
-    found: NDArray[np.int64] = bound.count_blocks(rows, keys).row
+    bounds = np.arange(bound.num_tokens + 1), np.array([0, bound.num_tokens])
+    found: NDArray[np.int64] = bound.count_blocks(*bounds).row
     return found
 
 

@@ -8,10 +8,9 @@ from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.forms.blocks import block_sparsity
 from dcp_dsl.forms.form import Form
-from dcp_dsl.forms.rows import Columns, Rows
+from dcp_dsl.forms.parts import regions_of
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.forms.sparsity import BlockKind
-from dcp_dsl.forms.strided import Strided
 
 SLOPES = {(0, 0): "full", (0, 1): "causal", (1, 0): "inverse causal", (1, 1): "band"}
 """Slopes of a slab's two ends -> the shape a kernel knows: MagiAttention's four types."""
@@ -86,7 +85,7 @@ def report_mask(mask: Mask, sample: Sample, block: int = 128, head_dim: int = 12
         columns=tuple(sorted(mask.columns)),
         tokens=tokens,
         form=form.form,
-        slabs=_count_slabs(form),
+        slabs=sum(len(part.region) for part in regions_of(form)),
         shapes=_shapes(form) if isinstance(form, Slabs) else {},
         pairs=pairs,
         density=pairs / max(1, tokens**2),
@@ -100,19 +99,6 @@ def report_mask(mask: Mask, sample: Sample, block: int = 128, head_dim: int = 12
         flops_per_head=FLOPS_PER_PAIR * head_dim * pairs,
         head_dim=head_dim,
     )
-
-
-def _count_slabs(form: Form) -> int:
-    match form:
-        case Slabs():
-            return len(form)
-        case Columns(keys):
-            return _count_slabs(keys)
-        case Strided(parts=parts):
-            return sum(len(part.slabs) for part in parts)
-        case Rows():
-            return len(form.kv_start)
-    return 0
 
 
 def _widest_row(form: Form) -> int | None:

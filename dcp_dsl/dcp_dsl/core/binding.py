@@ -19,7 +19,7 @@ from dcp_dsl.elaboration.reads import column_readers, laid_statements
 from dcp_dsl.elaboration.text import show
 from dcp_dsl.forms.conversion import slabs_of, to_form
 from dcp_dsl.forms.form import Form
-from dcp_dsl.forms.tiles import DecidedPart, Tiles
+from dcp_dsl.forms.parts import DecidedPart, Parts
 from dcp_dsl.symbolic.intervals import Grid
 from dcp_dsl.symbolic.piecewise import TooManyPieces, limit_pieces
 from dcp_dsl.symbolic.region import Region
@@ -95,7 +95,7 @@ def _bind_tiles(core: nodes.Mask, frame: Frame) -> Form:
     always, ever = decide(Grid(bounds, bounds))
     undecided = int((ever & ~always).sum()) * block**2
     limit_pieces(undecided, MAX_UNDECIDED, "pairs to look at one by one")
-    return Tiles(num_tokens, (DecidedPart(decide, _name(core, frame.columns)),))
+    return Parts(num_tokens, (DecidedPart(decide, _name(core, frame.columns)),))
 
 
 def _name(core: nodes.Mask, columns: Mapping[str, Column]) -> str:

@@ -2,7 +2,7 @@
 
 ``causal and q in asking and k in kept`` has two conditions that read one token each. If both are
 scattered, no region of them is short; but where they hold the rest is `causal`, and where one fails
-it is nothing. The cases become labelled parts of `Tiles`. A condition that query and key have equal
+it is nothing. The cases become labelled parts of `Parts`. A condition that query and key have equal
 labels, as `same(doc)` is for ids that come back, is taken out the same way.
 """
 
@@ -20,7 +20,7 @@ from dcp_dsl.core.predicate import Predicate
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.forms.conversion import slabs_of
 from dcp_dsl.forms.labels import LabelledPart
-from dcp_dsl.forms.tiles import Tiles
+from dcp_dsl.forms.parts import Parts
 from dcp_dsl.symbolic.intervals import Grid
 from dcp_dsl.symbolic.region import Region
 
@@ -74,7 +74,7 @@ class Factors:
         return found
 
 
-def factorise(core: nodes.Mask, frame: Frame) -> Tiles | None:
+def factorise(core: nodes.Mask, frame: Frame) -> Parts | None:
     """Return a mask as labelled parts; None if no condition is scattered, or the rest is not short.
 
     Raises:
@@ -97,7 +97,7 @@ def factorise(core: nodes.Mask, frame: Frame) -> Tiles | None:
 
 def _assemble(
     core: nodes.Mask, frame: Frame, factors: Factors, cases: tuple[list[Case], list[Case]]
-) -> Tiles | None:
+) -> Parts | None:
     """Find what is left of a mask in each case, and put equal ones together."""
     rest = _Rest(Lowering(frame, is_transposed=False))
     by_rests: dict[tuple[int, int], dict[int, list[int]]] = {}
@@ -121,7 +121,7 @@ def _assemble(
                 own = np.where(of_q, labels.of_q, -1), np.where(of_k, labels.of_k, -1)
                 parts += _part(rest.regions[equal], own, 1)
                 parts += _part(rest.regions[unequal], own, -1)
-    return Tiles(frame.num_tokens, tuple(parts))
+    return Parts(frame.num_tokens, tuple(parts))
 
 
 def _part(region: Region, labels: tuple[Ints, Ints], sign: int) -> list[LabelledPart]:

@@ -17,7 +17,7 @@ from dcp_dsl.core.lowering import Lowering, NoForm, instance_labels
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.forms.conversion import to_form
 from dcp_dsl.forms.form import Form
-from dcp_dsl.forms.tiles import Verdict, decide_form
+from dcp_dsl.forms.parts import Verdict, decide_form
 from dcp_dsl.symbolic.classes import num_slabs
 from dcp_dsl.symbolic.intervals import Grid, Interval
 from dcp_dsl.symbolic.piecewise import Piecewise, TooManyPieces

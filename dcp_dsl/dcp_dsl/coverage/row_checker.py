@@ -31,7 +31,6 @@ from dcp_dsl.data.nesting import (
 from dcp_dsl.data.sources import Source, require_column
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.conversion import as_rows
-from dcp_dsl.forms.tiles import Tiles
 from dcp_dsl.specs.attachment import Attachment
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import SpecError
@@ -183,7 +182,7 @@ class RowChecker:
                 sample = Sample(columns, length)
                 for mask in self.attachment.masks if self.must_bind else ():
                     form = mask.compile(sample)
-                    if isinstance(form, Tiles):  # planned as ranges of rows, if they are few
+                    if form.form == "tiles":  # planned as ranges of rows, if they are few
                         as_rows(form)
                 self.guard.check(sample)
                 reason = ""

@@ -2,20 +2,17 @@ from .algebra import compare_masks, implies, intersect, is_empty, is_equal, subt
 from .conversion import as_rows, as_slabs
 from .form import PlacedForm
 from .items import form_of, items_of
-from .rows import Columns, Rows
+from .parts import Parts, RegionPart, keys_of, regions_of
+from .rows import Rows
 from .sparsity import BatchShape, BlockKind
-from .strided import Strided, StridedPart
-from .tiles import Tiles
 
 __all__ = [
     "BatchShape",
     "BlockKind",
-    "Columns",
+    "Parts",
     "PlacedForm",
+    "RegionPart",
     "Rows",
-    "Strided",
-    "StridedPart",
-    "Tiles",
     "as_rows",
     "as_slabs",
     "compare_masks",
@@ -25,6 +22,8 @@ __all__ = [
     "is_empty",
     "is_equal",
     "items_of",
+    "keys_of",
+    "regions_of",
     "subtract",
     "unite",
 ]

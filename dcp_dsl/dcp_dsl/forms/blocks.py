@@ -11,10 +11,9 @@ import numpy as np
 
 from dcp_dsl.arrays import Ints, sealed
 from dcp_dsl.forms.form import BlockCounts, Form
-from dcp_dsl.forms.rows import Columns
+from dcp_dsl.forms.parts import regions_of
 from dcp_dsl.forms.slabs import Slabs, count_slab_blocks
 from dcp_dsl.forms.sparsity import BatchShape, BlockKind, BlockSparsity, place_forms
-from dcp_dsl.forms.strided import Strided
 
 Cuts: TypeAlias = Literal["grid", "mask"]
 
@@ -48,17 +47,13 @@ def breakpoints(form: Form) -> tuple[Ints, Ints]:
     those of their slabs; where every row or key has ranges of its own, there are none.
     """
     none = np.empty((0, 2), np.int64)
-    match form:
-        case Columns(Slabs() as keys):
-            row_cuts, key_cuts = breakpoints(keys)
-            return key_cuts, row_cuts
-        case Strided(parts=parts):
-            found = [(none, none), *(breakpoints(part.slabs) for part in parts)]
-            rows, keys_ = zip(*found, strict=True)
-            return np.concatenate(rows), np.concatenate(keys_)
-        case Slabs():
-            return _breakpoints(form)
-    return none, none
+    found = [(none, none)]
+    for part in regions_of(form):
+        if isinstance(part.region, Slabs):
+            cuts = _breakpoints(part.region)
+            found.append(cuts[::-1] if part.is_transposed else cuts)
+    rows, keys = zip(*found, strict=True)
+    return np.concatenate(rows), np.concatenate(keys)
 
 
 def _breakpoints(form: Slabs) -> tuple[Ints, Ints]:

@@ -7,9 +7,9 @@ import numpy as np
 from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.form import Form, row_chunks
-from dcp_dsl.forms.rows import Columns, Rows
+from dcp_dsl.forms.parts import Parts, RegionPart, keys_of
+from dcp_dsl.forms.rows import Rows
 from dcp_dsl.forms.slabs import Slabs
-from dcp_dsl.forms.strided import Strided, StridedPart
 from dcp_dsl.forms.transposition import as_regions
 from dcp_dsl.symbolic.classes import Classes, MaskValue
 from dcp_dsl.symbolic.piecewise import TooManyPieces, expand
@@ -38,16 +38,16 @@ def to_form(value: MaskValue, *, is_transposed: bool) -> Form:
         size = len(value.q_start)
         is_short = size < MIN_ROWS_SLABS or rows > ROWS_PER_SLAB * size
         inner = slabs_of(value) if is_short else _rows(value)
-    return Columns(inner) if is_transposed else inner
+    return Parts.of_keys(inner) if is_transposed else inner
 
 
-def _strided(value: Classes) -> Strided:
-    parts = []
-    for label, region in enumerate(value.regions):
-        if len(region.q_start):
-            remainders = np.flatnonzero(value.labels == label)
-            parts.append(StridedPart(slabs_of(region), remainders))
-    return Strided(value.num_tokens, value.period, tuple(parts))
+def _strided(value: Classes) -> Parts:
+    parts = (
+        RegionPart(slabs_of(region), False, value.period, np.flatnonzero(value.labels == label))
+        for label, region in enumerate(value.regions)
+        if len(region.q_start)
+    )
+    return Parts(value.num_tokens, tuple(parts))
 
 
 def _rows(region: Region) -> Rows:
@@ -97,7 +97,7 @@ def as_slabs(form: Form, max_slabs: int = MAX_SLABS) -> Slabs:
 
 def _transposed(form: Form) -> Region | None:
     """Return a mask of few slabs seen from the keys as slabs; None if it is none, or too many."""
-    if not (isinstance(form, Columns) and isinstance(form.keys, Slabs)):
+    if not isinstance(keys_of(form), Slabs):
         return None
     try:
         region = as_regions(form, is_transposed=False)
@@ -113,7 +113,7 @@ def as_rows(form: Form, max_ranges: int = MAX_RANGES) -> Rows:
         DatasetError: if there would be more than `max_ranges` ranges, or a mask that is looked at
             pair by pair is too long for that.
 
-    >>> as_rows(Columns(Rows(3, [0, 1, 2, 3], [0, 1, 2], [3, 3, 3]))).kv_end.tolist()
+    >>> as_rows(Parts.of_keys(Rows(3, [0, 1, 2, 3], [0, 1, 2], [3, 3, 3]))).kv_end.tolist()
     [1, 2, 3]
     """
     row, start, end = _row_ranges(form, max_ranges)
@@ -122,18 +122,19 @@ def as_rows(form: Form, max_ranges: int = MAX_RANGES) -> Rows:
 
 def _row_ranges(form: Form, most: int) -> tuple[Ints, Ints, Ints]:
     """List row, first key and end of all key ranges; `DatasetError` if more than `most`."""
-    if isinstance(form, Columns):
-        return _ranges_of_columns(form, most)
-    n = form.num_tokens
-    if isinstance(form, Strided):
-        _limit_ranges(form, _count_strided(form), most)
-    elif not isinstance(form, Slabs | Rows):
-        _guess_ranges(form, most)
-    if not isinstance(form, Slabs | Rows) and n > MAX_TOKENS:
-        raise DatasetError(
-            f"a mask of form `{form.form}` is written as ranges pair by pair, on at most "
-            f"{MAX_TOKENS:_} tokens; got {n:_}"
-        )
+    n, keys = form.num_tokens, keys_of(form)
+    if keys is not None:
+        return _ranges_of_keys(form, keys, most)
+    if not isinstance(form, Slabs | Rows):
+        if form.form == "strided":
+            _limit_ranges(form, _count_strided(form), most)
+        else:
+            _guess_ranges(form, most)
+        if n > MAX_TOKENS:
+            raise DatasetError(
+                f"a mask of form `{form.form}` is written as ranges pair by pair, on at most "
+                f"{MAX_TOKENS:_} tokens; got {n:_}"
+            )
     parts = [(np.empty(0, np.int64),) * 3]
     total = 0
     for begin, end in row_chunks(n, n):
@@ -163,7 +164,7 @@ def _guess_ranges(form: Form, most: int) -> None:
         _limit_ranges(form, count, most, f", judged by {len(rows)} of them")
 
 
-def _count_strided(form: Strided) -> int:
+def _count_strided(form: Form) -> int:
     """Count the key ranges of all rows: pairs whose key before is not visible."""
     whole = as_regions(form, is_transposed=False)
     assert isinstance(whole, Classes), "a strided mask has classes"
@@ -173,14 +174,14 @@ def _count_strided(form: Strided) -> int:
     return form.num_pairs - to_form(whole & moved, is_transposed=False).num_pairs
 
 
-def _ranges_of_columns(form: Columns, most: int) -> tuple[Ints, Ints, Ints]:
+def _ranges_of_keys(form: Form, keys: Form, most: int) -> tuple[Ints, Ints, Ints]:
     """List the key ranges of all rows of a mask seen from the keys, without looking at pairs.
 
     Pairs are numbered key by key. A range begins where the pair of the key before is not visible,
     and ends where that of the next key is not.
     """
     n = form.num_tokens
-    key, start, end = _row_ranges(form.keys, MAX_RANGES)
+    key, start, end = _row_ranges(keys, MAX_RANGES)
     low, high = key * n + start, key * n + end
     begins = _without(low, high, n)
     _limit_ranges(form, int((begins[1] - begins[0]).sum()), most)

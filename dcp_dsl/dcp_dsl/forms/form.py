@@ -1,8 +1,8 @@
-"""The five exact forms of a bound mask: what all of them can do, and a form placed in a batch.
+"""The exact forms of a bound mask: what all of them can do, and a form placed in a batch.
 
-A mask bound to a sample is one of five values, chosen by what describes it shortest: `Slabs`,
-`Columns` (slabs with queries and keys swapped), `Strided` (slabs by the remainder of the distance),
-`Rows` (key ranges of each row), `Tiles` (a predicate with bounds). All are exact.
+A mask bound to a sample is one of three values, chosen by what describes it shortest: `Slabs`,
+`Rows` (key ranges of each row), or `Parts`, a sum of regions seen from the keys (`cols`), of slabs
+by the remainder of the distance (`strided`), or of labelled slabs or a predicate (`tiles`).
 """
 
 from collections.abc import Iterator

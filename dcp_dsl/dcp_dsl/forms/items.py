@@ -13,9 +13,9 @@ import numpy as np
 from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.form import Form
-from dcp_dsl.forms.rows import Columns, Rows
+from dcp_dsl.forms.parts import Parts, RegionPart, keys_of, regions_of
+from dcp_dsl.forms.rows import Rows
 from dcp_dsl.forms.slabs import Slabs
-from dcp_dsl.forms.strided import Strided, StridedPart
 from dcp_dsl.symbolic.classes import MAX_PERIOD
 
 KINDS = ("slabs", "rows", "cols:slabs", "cols:rows", "strided")
@@ -31,20 +31,20 @@ def items_of(form: Form) -> tuple[str, Ints]:
     >>> kind, items.tolist()
     ('slabs', [0, 4, 0, 1, 0, 1])
     """
-    match form:
-        case Slabs():
-            return "slabs", form.table().ravel()
-        case Rows():
-            return "rows", np.concatenate([np.diff(form.row_ptr), form.kv_start, form.kv_end])
-        case Columns():
-            kind, items = items_of(form.keys)
-            return f"cols:{kind}", items
-        case Strided():
-            parts = [np.array([form.period])]
-            for part in form.parts:
-                parts.append(np.array([len(part.remainders), len(part.slabs)]))
-                parts += [part.remainders, part.slabs.table().ravel()]
-            return "strided", np.concatenate(parts)
+    if isinstance(form, Slabs):
+        return "slabs", form.table().ravel()
+    if isinstance(form, Rows):
+        return "rows", np.concatenate([np.diff(form.row_ptr), form.kv_start, form.kv_end])
+    if (keys := keys_of(form)) is not None:
+        kind, items = items_of(keys)
+        return f"cols:{kind}", items
+    if form.form == "strided":
+        own = regions_of(form)
+        parts = [np.array([own[0].period])]
+        for part in own:
+            parts.append(np.array([len(part.remainders), len(part.region)]))
+            parts += [part.remainders, items_of(part.region)[1]]
+        return "strided", np.concatenate(parts)
     raise DatasetError(
         f"a mask of form `{form.form}` on {form.num_tokens:_} tokens cannot be kept in a file: "
         f"expected slabs, rows, cols or strided; use a shorter sample"
@@ -63,9 +63,9 @@ def form_of(kind: str, num_tokens: int, items: Ints) -> Form:
         case "rows":
             return _rows(num_tokens, items)
         case "cols:slabs":
-            return Columns(_slabs(num_tokens, items))
+            return Parts.of_keys(_slabs(num_tokens, items))
         case "cols:rows":
-            return Columns(_rows(num_tokens, items))
+            return Parts.of_keys(_rows(num_tokens, items))
         case "strided":
             return _strided(num_tokens, items)
     raise ValueError(f"form: expected a kind among {', '.join(KINDS)}, got {kind!r:.60}")
@@ -95,7 +95,7 @@ def _rows(num_tokens: int, items: Ints) -> Rows:
     return Rows(num_tokens, np.append(0, np.cumsum(counts)), start, end)
 
 
-def _strided(num_tokens: int, items: Ints) -> Strided:
+def _strided(num_tokens: int, items: Ints) -> Form:
     period, at, parts = int(items[0]) if len(items) else 0, 1, []
     if not 2 <= period <= MAX_PERIOD:
         raise ValueError(f"form `strided`: expected a period of 2 to {MAX_PERIOD}, got {period}")
@@ -106,9 +106,9 @@ def _strided(num_tokens: int, items: Ints) -> Strided:
             raise ValueError(f"form `strided`: expected a part at {at}, got {sizes.tolist()}")
         first, end = at + 2 + int(sizes[0]), at + 2 + int(sizes[0] + 6 * sizes[1])
         slabs = _slabs(num_tokens, items[first:end])
-        parts.append(StridedPart(slabs, items[at + 2 : first]))
+        parts.append(RegionPart(slabs, False, period, items[at + 2 : first]))
         at = end
     every = np.concatenate([np.empty(0, np.int64), *(part.remainders for part in parts)])
     if len(np.unique(every)) != len(every):
         raise ValueError("form `strided`: expected every remainder once, got one twice")
-    return Strided(num_tokens, period, tuple(parts))
+    return Parts(num_tokens, tuple(parts)) if parts else _slabs(num_tokens, items[:0])

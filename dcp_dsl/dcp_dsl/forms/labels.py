@@ -1,4 +1,4 @@
-"""Parts of `Tiles`: slabs of which only pairs of equal labels count, as for flags at random.
+"""Parts of a mask: slabs of which only pairs of equal labels count, as for flags at random.
 
 ``causal and q in asking and k in kept`` falls into a range per token where flags are scattered, but
 it is one triangle in which some rows and some keys count. A block inside a slab holds as many pairs
@@ -7,12 +7,12 @@ as its labels say; only where a slab ends are rows looked at one by one.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from dcp_dsl.arrays import Bools, Floats, Ints, Record
-from dcp_dsl.forms.form import BlockCounts, digest_of
+from dcp_dsl.forms.form import BlockCounts, FormName, digest_of
 from dcp_dsl.forms.slabs import Slabs, count_slab_blocks
 from dcp_dsl.symbolic.piecewise import expand
 
@@ -30,6 +30,8 @@ class LabelledPart(Record):
         k_label: int64 ``[T]``, of each key; -1 is equal to nothing.
         sign: 1 to add the pairs, -1 to take them away.
     """
+
+    form: ClassVar[FormName] = "tiles"
 
     slabs: Slabs
     q_label: Annotated[Ints, "T"]

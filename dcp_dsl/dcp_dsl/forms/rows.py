@@ -1,9 +1,4 @@
-"""Two forms for masks that would be long as slabs: `Rows` and `Columns`.
-
-`Rows` holds key ranges of each row, for masks whose rows have nothing in common. `Columns` holds
-the mask seen from the keys: where a bound depends on the key, as in tree attention or a cache that
-drops keys, the rows fall apart into many pieces while every key is seen by one run of queries.
-"""
+"""Rows, key ranges of each row, for masks whose rows have nothing in common."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -11,15 +6,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from dcp_dsl.arrays import Bools, Ints, Record
-from dcp_dsl.forms.form import (
-    BlockCounts,
-    FormName,
-    RowRanges,
-    digest_of,
-    paint_ranges,
-    ranges_of_tile,
-)
-from dcp_dsl.forms.slabs import Slabs, slab_entries, sum_blocks
+from dcp_dsl.forms.form import BlockCounts, FormName, RowRanges, digest_of, paint_ranges
 
 CELLS_AT_ONCE = 2**22  # blocks counted at once, to bound memory
 
@@ -52,6 +39,9 @@ class Rows(Record):
             )
         if (self.kv_start >= self.kv_end).any() or self.row_ptr[-1] != len(self.kv_start):
             raise ValueError("Rows: expected non-empty ranges, as many as row_ptr says")
+
+    def __len__(self) -> int:
+        return len(self.kv_start)
 
     @property
     def num_pairs(self) -> int:
@@ -102,53 +92,3 @@ class Rows(Record):
         pairs = whole - missing.reshape(rows, width + 1).astype(np.int64)
         row, col = np.nonzero(pairs)
         return row + at, col, pairs[row, col]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Columns:
-    """A mask with queries and keys swapped.
-
-    Attributes:
-        keys: the transposed mask: its rows are keys, its keys are queries.
-
-    >>> causal = Slabs(4, [0], [4], [0], [1], [0], [1])
-    >>> Columns(causal).tile(0, 2, 0, 3).astype(int).tolist()  # seen from the keys, so anticausal
-    [[1, 1, 1], [0, 1, 1]]
-    """
-
-    form: ClassVar[FormName] = "cols"
-
-    keys: Slabs | Rows
-
-    @property
-    def num_tokens(self) -> int:
-        """Rows, and keys, of the mask."""
-        return self.keys.num_tokens
-
-    @property
-    def num_pairs(self) -> int:
-        """Number of visible (query, key) pairs."""
-        return self.keys.num_pairs
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the transposed mask; see `Form`."""
-        inner = np.frombuffer(bytes.fromhex(self.keys.digest), np.uint8).astype(np.int64)
-        return digest_of(self.form, self.num_tokens, inner)
-
-    def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
-        """Return the mask of some queries and keys, bool ``[queries, keys]``."""
-        return self.keys.tile(kv_start, kv_end, q_start, q_end).T
-
-    def row_ranges(self, q_start: int, q_end: int) -> RowRanges:
-        """Return the maximal key ranges of the rows ``[q_start, q_end)``; see `Form`."""
-        return ranges_of_tile(self.tile(q_start, q_end, 0, self.num_tokens))
-
-    def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
-        """Count the visible pairs of every block; see `Form`."""
-        if isinstance(self.keys, Slabs):
-            col, row, pairs, *_ = slab_entries(self.keys, kv_bounds, q_bounds)
-        else:
-            found = self.keys.count_blocks(kv_bounds, q_bounds)
-            col, row, pairs = found.row, found.col, found.pairs
-        return sum_blocks(row, col, pairs, (len(q_bounds) - 1, len(kv_bounds) - 1))

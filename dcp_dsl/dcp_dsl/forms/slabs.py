@@ -44,15 +44,12 @@ def slab_entries(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> tuple[Ints,
         Block row, block column, pairs and slab of each entry, by row; then the first entry and the
         number of entries of each piece of a slab inside one row of blocks.
     """
-    pieces = cut_at_rows(slabs, q_bounds)
+    pieces = cut_at_rows(slabs, q_bounds, kv_bounds)
     if (pieces[1][1:] < pieces[1][:-1]).any():
         order = np.argsort(pieces[1], kind="stable")
         pieces = tuple(column[order] for column in pieces)
-    slab, block, rows, first, last, low, high = pieces
-    touched_from = np.searchsorted(kv_bounds, first, side="right") - 1
-    touched_to = np.searchsorted(kv_bounds, last + high * (rows - 1), side="left")
+    slab, block, _, rows, first, last, low, high, touched_from, touched_to = pieces
     counts = touched_to - touched_from
-    limit_blocks(int(counts.sum()))
     begin = np.cumsum(counts) - counts
     piece = np.repeat(np.arange(len(counts)), counts)
     col = np.arange(len(piece)) - np.repeat(begin - touched_from, counts)
@@ -96,11 +93,12 @@ def sum_blocks(row: Ints, col: Ints, pairs: Ints, shape: tuple[int, int]) -> Blo
     return BlockCounts.without_slabs(*np.divmod(key, shape[1]), counts)
 
 
-def cut_at_rows(slabs: "Slabs", q_bounds: Ints) -> tuple[Ints, ...]:
+def cut_at_rows(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> tuple[Ints, ...]:
     """Cut slabs at the query borders.
 
     Returns:
-        Of each piece: slab, block, rows, first key, end key, slopes of both ends.
+        Of each piece: slab, block row, first row, rows, first key, end key, slopes of both ends,
+        first block column that it touches, end of these.
     """
     low = np.searchsorted(q_bounds, slabs.q_start, side="right") - 1
     high = np.searchsorted(q_bounds, slabs.q_end, side="left")
@@ -114,7 +112,11 @@ def cut_at_rows(slabs: "Slabs", q_bounds: Ints) -> tuple[Ints, ...]:
     down: Ints = begin - q_start
     first = slabs.kv_start[slab] + start_slope * down
     last = slabs.kv_end[slab] + end_slope * down
-    return slab, block, rows, first, last, start_slope, end_slope
+    touched_from = np.searchsorted(kv_bounds, first, side="right") - 1
+    touched_to = np.searchsorted(kv_bounds, last + end_slope * (rows - 1), side="left")
+    limit_blocks(int((touched_to - touched_from).sum()))
+    places = (slab, block, begin, rows)
+    return *places, first, last, start_slope, end_slope, touched_from, touched_to
 
 
 def _pairs_below(border: Ints, end: Ints, slope: Ints, rows: Ints) -> Ints:

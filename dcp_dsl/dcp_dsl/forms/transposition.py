@@ -4,9 +4,9 @@ import numpy as np
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.forms.form import Form
-from dcp_dsl.forms.rows import Columns, Rows
+from dcp_dsl.forms.parts import regions_of
+from dcp_dsl.forms.rows import Rows
 from dcp_dsl.forms.slabs import Slabs
-from dcp_dsl.forms.strided import Strided
 from dcp_dsl.symbolic.classes import Classes, MaskValue
 from dcp_dsl.symbolic.piecewise import expand
 from dcp_dsl.symbolic.region import Region
@@ -57,20 +57,17 @@ def _last_row(key: Ints, kv_start: Ints, low: Ints, rows: Ints) -> tuple[Ints, I
 
 def as_regions(mask: Form, *, is_transposed: bool) -> MaskValue | None:
     """Return a mask as regions with queries (or keys) as their rows; None if it has none."""
-    match mask:
-        case Columns(keys):
-            region = _region(keys)
-            return region if is_transposed else transpose(region)
-        case Slabs() | Rows():
-            region = _region(mask)
-            return transpose(region) if is_transposed else region
-        case Strided(num_tokens, period, parts) if not is_transposed:
-            labels = np.zeros(period, np.int64)
-            for index, part in enumerate(parts):
-                labels[part.remainders] = index + 1
-            regions = (Region.empty(num_tokens), *(_region(part.slabs) for part in parts))
-            return Classes(num_tokens, labels, regions)
-    return None
+    parts = regions_of(mask)
+    if mask.form == "strided" and not is_transposed:
+        labels = np.zeros(parts[0].period, np.int64)
+        for index, part in enumerate(parts):
+            labels[part.remainders] = index + 1
+        regions = (Region.empty(mask.num_tokens), *(_region(part.region) for part in parts))
+        return Classes(mask.num_tokens, labels, regions)
+    if mask.form in ("strided", "tiles") or len(parts) != 1:
+        return None
+    region = _region(parts[0].region)
+    return region if parts[0].is_transposed == is_transposed else transpose(region)
 
 
 def _region(mask: Slabs | Rows) -> Region:

@@ -10,7 +10,7 @@ from itertools import groupby
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.conversion import as_slabs
 from dcp_dsl.forms.form import Form
-from dcp_dsl.forms.rows import Columns
+from dcp_dsl.forms.parts import keys_of
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.pictures.raster import levels, measure_coverage
 from dcp_dsl.pictures.svg import rect
@@ -42,9 +42,10 @@ def draw_shapes(form: Form) -> Iterator[str]:
 
 
 def _slabs_of(form: Form) -> Slabs | None:
-    """Return the slabs of a form, of `Columns` with queries and keys swapped; None if too many."""
-    if isinstance(form, Columns) and isinstance(form.keys, Slabs):
-        slabs = form.keys
+    """Return the slabs of a form, queries and keys swapped if it has them so; None if too many."""
+    keys = keys_of(form)
+    if isinstance(keys, Slabs):
+        slabs = keys
     elif not isinstance(form, Slabs) and form.num_tokens > MAX_CONVERTED:
         return None
     else:
@@ -56,7 +57,7 @@ def _slabs_of(form: Form) -> Slabs | None:
 
 
 def _points(outline: list[tuple[int, int]], form: Form) -> str:
-    is_swapped = isinstance(form, Columns) and isinstance(form.keys, Slabs)
+    is_swapped = isinstance(keys_of(form), Slabs)
     pairs = (f"{q},{k}" if is_swapped else f"{k},{q}" for k, q in outline)
     return f'points="{" ".join(pairs)}"'
 

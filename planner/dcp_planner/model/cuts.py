@@ -13,7 +13,7 @@ import numpy as np
 
 from dcp_dsl import BlockSparsity, Form, Slabs, block_sparsity
 from dcp_dsl.arrays import Floats, Ints
-from dcp_dsl.forms import BlockKind, Columns, PlacedForm, Strided
+from dcp_dsl.forms import BlockKind, PlacedForm, regions_of
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
@@ -257,11 +257,9 @@ def _all_slabs(batch: BlockSparsity) -> Iterator[tuple[Slabs, int]]:
     """
     yield batch.slabs, 0
     for placed in batch.others:
-        match placed.form:
-            case Columns(Slabs() as slabs):
-                yield slabs, placed.q_start
-            case Strided(parts=parts):
-                yield from ((part.slabs, placed.q_start) for part in parts)
+        for part in regions_of(placed.form):
+            if isinstance(part.region, Slabs):
+                yield part.region, placed.q_start
 
 
 def _spread(fixed: Ints, points: Ints, strength: Floats, least: int) -> Ints:

@@ -7,7 +7,7 @@ import numpy as np
 
 from dcp_dsl import BlockSparsity, Form, Slabs
 from dcp_dsl.arrays import Bytes, Indices, Ints, Record, sealed, settle
-from dcp_dsl.forms import PlacedForm, Tiles, as_rows
+from dcp_dsl.forms import PlacedForm, as_rows
 from dcp_planner.model.cluster import ModelShape
 
 Direction: TypeAlias = Literal["forward", "backward"]
@@ -89,12 +89,12 @@ def build_workload(sparsity: BlockSparsity, shape: ModelShape) -> Workload:
 
 
 def as_arrays(form: Form) -> Form:
-    """Convert a form to one that a plan can carry: a predicate (`Tiles`) becomes ranges of rows.
+    """Convert a form to one that a plan can carry: a predicate (`tiles`) becomes ranges of rows.
 
     Raises:
         DatasetError: if these are too many.
     """
-    return as_rows(form) if isinstance(form, Tiles) else form
+    return as_rows(form) if form.form == "tiles" else form
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dcp_dsl import Slabs
 from dcp_dsl.arrays import Bools, Ints
-from dcp_dsl.forms import BlockKind, Columns, PlacedForm, Strided
+from dcp_dsl.forms import BlockKind, regions_of
 from dcp_planner.errors import InvariantError, PlanError
 from dcp_planner.model.config import MOST_HEAD_GROUPS
 from dcp_planner.model.cuts import count_pairs, find_overlap
@@ -196,22 +196,13 @@ def _check_forms(plan: Plan) -> None:
                 f"(queries {spans[0][0]} to {spans[0][1]}, keys {spans[1][0]} to {spans[1][1]})"
             )
         taken.add(placed.q_start)
-        for slabs in _slabs_inside(placed):
-            _check_disjoint(slabs, f"form {number}, slab")
+        for part in regions_of(placed.form):  # ranges of rows are disjoint by the checks of `Rows`
+            if isinstance(part.region, Slabs):
+                _check_disjoint(part.region, f"form {number}, slab")
 
 
 def _rows_between(slabs: Slabs, start: int, end: int) -> bool:
     return bool(((slabs.q_start < end) & (slabs.q_end > start)).any())
-
-
-def _slabs_inside(placed: PlacedForm) -> list[Slabs]:
-    """Return the slabs a form is made of; ranges of rows are disjoint by the checks of `Rows`."""
-    match placed.form:
-        case (Slabs() as slabs) | Columns(Slabs() as slabs):
-            return [slabs]
-        case Strided(parts=parts):
-            return [part.slabs for part in parts]
-    return []
 
 
 def _check_transfers(plan: Plan) -> None:

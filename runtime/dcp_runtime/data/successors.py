@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import Form, Slabs
-from dcp_dsl.forms import Columns, Rows, Strided, Tiles
+from dcp_dsl.forms import Parts, RegionPart, Rows
 
 Bools: TypeAlias = NDArray[np.bool_]
 
@@ -59,17 +59,21 @@ def _diagonal(form: Form, offset: int) -> Bools:
             return _diagonal_of_slabs(form, offset)
         case Rows():
             return _diagonal_of_rows(form, offset)
-        case Columns(keys=keys):  # row r sees key r + d if of the transposed r + d sees r
-            return np.roll(_diagonal(keys, -offset), -offset)
-        case Strided(period=period, parts=parts):
-            found = np.zeros(form.num_tokens, np.bool_)
-            for part in parts:
-                if -offset % period in part.remainders:
-                    found |= _diagonal_of_slabs(part.slabs, offset)
-            return found
-        case Tiles():
-            return _diagonal_of_tiles(form, offset)
+        case Parts(parts=parts):
+            found = [_diagonal_of_part(p, offset) for p in parts if isinstance(p, RegionPart)]
+            if len(found) < len(parts):
+                return _diagonal_of_tiles(form, offset)
+            none = np.zeros(form.num_tokens, np.bool_)
+            return np.asarray(np.logical_or.reduce([none, *found]))
     raise AssertionError(f"no form: {type(form).__name__}")
+
+
+def _diagonal_of_part(part: RegionPart, offset: int) -> Bools:
+    if -offset % part.period not in part.remainders:
+        return np.zeros(part.region.num_tokens, np.bool_)
+    if part.is_transposed:  # row r sees key r + d if of the transposed r + d sees r
+        return np.roll(_diagonal(part.region, -offset), -offset)
+    return _diagonal(part.region, offset)
 
 
 def _diagonal_of_slabs(slabs: Slabs, offset: int) -> Bools:
@@ -99,7 +103,7 @@ def _diagonal_of_rows(rows: Rows, offset: int) -> Bools:
     return found
 
 
-def _diagonal_of_tiles(form: Tiles, offset: int) -> Bools:
+def _diagonal_of_tiles(form: Parts, offset: int) -> Bools:
     count = form.num_tokens
     found = np.zeros(count, np.bool_)
     first, last = max(0, -offset), min(count, count - offset)

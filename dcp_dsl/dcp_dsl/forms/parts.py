@@ -1,0 +1,271 @@
+"""Masks as sums of parts, for what slabs cannot hold, or only many of them.
+
+A part is a region seen from the keys, where a bound depends on the key as in tree attention; slabs
+of which only some remainders of the distance count; slabs of which only pairs of equal labels count
+(`labels`); or a predicate, which decides blocks by bounds, and what these leave open pair by pair.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from typing import Annotated, ClassVar, Protocol, TypeAlias
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from dcp_dsl.arrays import Bools, Ints, Record
+from dcp_dsl.forms.form import (
+    BlockCounts,
+    Form,
+    FormName,
+    RowRanges,
+    digest_of,
+    ranges_of_tile,
+    row_chunks,
+)  # fmt: skip
+from dcp_dsl.forms.remainders import count_remainders
+from dcp_dsl.forms.rows import Rows
+from dcp_dsl.forms.slabs import Slabs, slab_entries, sum_blocks
+from dcp_dsl.symbolic.intervals import Grid
+
+# For every block: whether all of its pairs are visible, and whether any may be.
+Verdict: TypeAlias = tuple[Bools, Bools]
+
+
+BLOCKS_AT_ONCE = 2**18
+PAIRS_AT_ONCE = 2**20
+
+
+def decide_form(form: Form, grid: Grid) -> Verdict:
+    """Decide every block of a grid by an exact form."""
+    q, k = grid.q_bounds, grid.kv_bounds
+    if grid.is_of_pairs:
+        seen = form.tile(int(q[0]), int(q[-1]), int(k[0]), int(k[-1]))
+        return seen, seen
+    borders = [np.unique(np.concatenate([[0], b, [form.num_tokens]])) for b in (q, k)]
+    counts = form.count_blocks(borders[0], borders[1])
+    pairs = np.zeros((len(borders[0]) - 1, len(borders[1]) - 1), np.int64)
+    pairs[counts.row, counts.col] = counts.pairs
+    rows, columns = grid.shape
+    row, column = (int(np.searchsorted(b, v[0])) for b, v in zip(borders, (q, k), strict=True))
+    own = pairs[row : row + rows, column : column + columns]
+    return own == np.diff(q)[:, None] * np.diff(k), own > 0
+
+
+class Part(Protocol):
+    """A set of pairs that adds to a mask, or takes away from it."""
+
+    @property
+    def form(self) -> FormName:
+        """The name of a mask that is made of such parts alone."""
+
+    @property
+    def name(self) -> str:
+        """The same only for equal parts."""
+
+    def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
+        """Return the part's pairs among some queries and keys, bool ``[queries, keys]``."""
+
+    def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return row, column and signed pairs of blocks, in any order."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RegionPart(Record):
+    """A region, seen from the queries or from the keys, of which some distances count.
+
+    Attributes:
+        region: slabs, or ranges of rows.
+        is_transposed: if so, rows of the region are keys and its keys are queries.
+        period: what the distance is divided by; 1 if all pairs count. Slabs seen from the queries
+            alone may have more.
+        remainders: int64 ``[M]``, rising: a pair counts if ``(q - k) % period`` is one of them.
+    """
+
+    region: Slabs | Rows
+    is_transposed: bool = False
+    period: int = 1
+    remainders: Annotated[Ints, "M"] = field(default_factory=lambda: np.zeros(1, np.int64))
+
+    def _check(self) -> None:
+        if (self.remainders < 0).any() or (self.remainders >= self.period).any():
+            raise ValueError(f"RegionPart: remainders of {self.period}, got {self.remainders}")
+        if self.period > 1 and (self.is_transposed or isinstance(self.region, Rows)):
+            raise ValueError("RegionPart: remainders are counted in slabs seen from the queries")
+
+    @property
+    def form(self) -> FormName:
+        """The name of a mask that is made of such parts alone."""
+        if self.period > 1:
+            return "strided"
+        return "cols" if self.is_transposed else self.region.form
+
+    @property
+    def name(self) -> str:
+        """SHA-256 of the region, how it is seen, and the remainders."""
+        how = f"{self.is_transposed} {self.period}"
+        return f"{how} {digest_of(how, len(self.region), self.remainders)} {self.region.digest}"
+
+    def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
+        """Return the part's pairs among some queries and keys, bool ``[queries, keys]``."""
+        if self.is_transposed:
+            return self.region.tile(kv_start, kv_end, q_start, q_end).T
+        seen = self.region.tile(q_start, q_end, kv_start, kv_end)
+        if self.period == 1 or not seen.size:
+            return seen
+        # All pairs of one distance lie on one diagonal: rows are windows that step to the left.
+        remainder = np.arange(q_end - 1 - kv_start, q_start - kv_end, -1) % self.period
+        counts = np.zeros(self.period, np.bool_)
+        counts[self.remainders] = True
+        return seen & sliding_window_view(counts[remainder], kv_end - kv_start)[::-1]
+
+    def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return row, column and signed pairs of the blocks that the region touches."""
+        if self.is_transposed:
+            col, row, pairs = RegionPart(self.region).count_blocks(kv_bounds, q_bounds)
+            return row, col, pairs
+        if isinstance(self.region, Rows):
+            found = self.region.count_blocks(q_bounds, kv_bounds)
+            return found.row, found.col, found.pairs
+        if self.period > 1:
+            which = self.period, self.remainders
+            return count_remainders(self.region, which, q_bounds, kv_bounds)
+        row, col, pairs, *_ = slab_entries(self.region, q_bounds, kv_bounds)
+        return row, col, pairs
+
+
+@dataclass(frozen=True, eq=False)
+class DecidedPart:
+    """The pairs for which a predicate holds: products of positions, comparisons of random numbers.
+
+    Attributes:
+        predicate: decides the blocks of a grid.
+        name: the same only for equal predicates.
+    """
+
+    predicate: Callable[[Grid], Verdict]
+    name: str
+    form: ClassVar[FormName] = "tiles"
+
+    def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
+        """Return the part's pairs among some queries and keys, bool ``[queries, keys]``."""
+        seen = np.zeros((q_end - q_start, kv_end - kv_start), np.bool_)
+        if seen.size:
+            for begin, end in row_chunks(q_end - q_start, kv_end - kv_start, PAIRS_AT_ONCE):
+                grid = Grid.of_pairs((q_start + begin, q_start + end), (kv_start, kv_end))
+                seen[begin:end] = self.predicate(grid)[1]
+        return seen
+
+    def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return row, column and pairs of the blocks that hold some."""
+        width = len(kv_bounds) - 1
+        parts = [(np.empty(0, np.int64),) * 3]
+        for begin, end in row_chunks(len(q_bounds) - 1, width, BLOCKS_AT_ONCE):
+            pairs = self._count_some(q_bounds[begin : end + 1], kv_bounds)
+            row, col = np.nonzero(pairs)
+            parts.append((row + begin, col, pairs[row, col]))
+        row, col, pairs = (np.concatenate(c) for c in zip(*parts, strict=True))
+        return row, col, pairs
+
+    def _count_some(self, q_bounds: Ints, kv_bounds: Ints) -> Ints:
+        always, ever = self.predicate(Grid(q_bounds, kv_bounds))
+        pairs = np.where(always, np.diff(q_bounds)[:, None] * np.diff(kv_bounds), 0)
+        for row, first, last in zip(*ranges_to_check(ever & ~always), strict=True):
+            start, end = kv_bounds[first], kv_bounds[last]
+            seen = self.tile(int(q_bounds[row]), int(q_bounds[row + 1]), int(start), int(end))
+            borders = kv_bounds[first:last] - start
+            counted = np.add.reduceat(seen.sum(axis=0), borders)
+            pairs[row, first:last] = counted
+        return pairs
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """A mask as a sum of parts that know how many pairs a block holds.
+
+    Attributes:
+        num_tokens: rows, and keys, of the mask.
+        parts: they add up to 0 or 1 on every pair.
+
+    >>> causal = Slabs(4, [0], [4], [0], [1], [0], [1])
+    >>> Parts.of_keys(causal).tile(0, 2, 0, 3).astype(int).tolist()  # from the keys: anticausal
+    [[1, 1, 1], [0, 1, 1]]
+    >>> Parts(4, (RegionPart(causal, period=2, remainders=[0]),)).tile(3, 4, 0, 4).tolist()
+    [[False, True, False, True]]
+    """
+
+    num_tokens: int
+    parts: tuple[Part, ...]
+
+    @classmethod
+    def of_keys(cls, region: Slabs | Rows) -> "Parts":
+        """Return the transposed mask of a region: its rows are keys."""
+        return cls(region.num_tokens, (RegionPart(region, is_transposed=True),))
+
+    @property
+    def form(self) -> FormName:
+        """`cols` or `strided` if all parts are of that kind, else `tiles`."""
+        names = {part.form for part in self.parts}
+        return names.pop() if len(names) == 1 else "tiles"
+
+    @cached_property
+    def num_pairs(self) -> int:
+        """Number of visible (query, key) pairs; costs what counting blocks costs."""
+        step = self.num_tokens  # a predicate is decided by blocks, regions have a closed form
+        if self.form == "tiles":
+            step = max(256, -(-self.num_tokens // 512))
+        bounds = np.unique(np.append(np.arange(0, self.num_tokens, step or 1), self.num_tokens))
+        return int(self.count_blocks(bounds, bounds).pairs.sum())
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the parts; see `Form`."""
+        names = " ".join(part.name for part in self.parts)
+        return sha256(f"dcp.mask/1 parts {self.num_tokens} {names}".encode()).hexdigest()
+
+    def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
+        """Return the mask of some queries and keys, bool ``[queries, keys]``."""
+        if len(self.parts) == 1:
+            return self.parts[0].tile(q_start, q_end, kv_start, kv_end)
+        seen = np.zeros((q_end - q_start, kv_end - kv_start), np.bool_)
+        for part in self.parts:  # what is added or taken away differs from what is there
+            seen ^= part.tile(q_start, q_end, kv_start, kv_end)
+        return seen
+
+    def row_ranges(self, q_start: int, q_end: int) -> RowRanges:
+        """Return the maximal key ranges of the rows ``[q_start, q_end)``; see `Form`."""
+        return ranges_of_tile(self.tile(q_start, q_end, 0, self.num_tokens))
+
+    def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
+        """Count the visible pairs of every block; see `Form`."""
+        found = [part.count_blocks(q_bounds, kv_bounds) for part in self.parts]
+        none = (np.empty(0, np.int64),) * 3
+        row, col, pairs = (np.concatenate(c) for c in zip(none, *found, strict=True))
+        return sum_blocks(row, col, pairs, (len(q_bounds) - 1, len(kv_bounds) - 1))
+
+
+def regions_of(form: Form) -> tuple[RegionPart, ...]:
+    """Return the regions that a mask is made of; slabs and rows are one themselves.
+
+    >>> causal = Slabs(4, [0], [4], [0], [1], [0], [1])
+    >>> [regions_of(mask)[0].is_transposed for mask in (causal, Parts.of_keys(causal))]
+    [False, True]
+    """
+    if isinstance(form, Slabs | Rows):
+        return (RegionPart(form),)
+    parts = form.parts if isinstance(form, Parts) else ()
+    return tuple(part for part in parts if isinstance(part, RegionPart))
+
+
+def keys_of(form: Form) -> Slabs | Rows | None:
+    """Return the transposed mask of a form that is one region seen from the keys, else None."""
+    parts = regions_of(form) if form.form == "cols" else ()
+    return parts[0].region if len(parts) == 1 else None
+
+
+def ranges_to_check(undecided: Bools) -> tuple[list[int], list[int], list[int]]:
+    """Return (row, first, end) of the runs of undecided blocks."""
+    row_ptr, starts, ends = ranges_of_tile(undecided)
+    rows = np.repeat(np.arange(len(undecided)), np.diff(row_ptr))
+    return rows.tolist(), starts.tolist(), ends.tolist()
