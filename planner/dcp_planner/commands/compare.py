@@ -8,6 +8,7 @@ import click
 from dcp_planner.commands.output import print_json, say
 
 if TYPE_CHECKING:
+    from dcp_planner.step.model import StepModel
     from dcp_planner.tables.plan import Plan
 
 NO_CAUSE = "Which is faster, and why, is said of two plans of one batch; these compute other pairs."
@@ -23,8 +24,14 @@ NO_CAUSE = "Which is faster, and why, is said of two plans of one batch; these c
     metavar="CONDITION",
     help="Such as 'makespan>+2%' (change) or 'compute_imbalance>1.1' (value of SECOND); repeat.",
 )
+@click.option(
+    "--model", metavar="NAME",
+    help="llama-8b, llama-70b or gemma-3-12b: compare the step of all its layers as well.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def compare(first: str, second: str, conditions: tuple[str, ...], as_json: bool) -> None:
+def compare(
+    first: str, second: str, conditions: tuple[str, ...], model: str | None, as_json: bool
+) -> None:
     """Compare two .dcpplan files, figure by figure, as their clusters predict them.
 
     Of one batch, it also says which plan is faster and why: both are predicted again without each
@@ -37,10 +44,14 @@ def compare(first: str, second: str, conditions: tuple[str, ...], as_json: bool)
     from dcp_planner.plan.file import read_plan
     from dcp_planner.report.comparison import compare_figures, parse_threshold, to_json
     from dcp_planner.report.figures import figures_of
+    from dcp_planner.step.batch_time import STEP, step_differences
 
-    thresholds = [parse_threshold(text) for text in conditions]
+    thresholds = [parse_threshold(text, STEP if model else ()) for text in conditions]
     plans = [read_plan(path).plan for path in (first, second)]
-    differences = compare_figures(*(figures_of(plan) for plan in plans))
+    figures = [figures_of(plan) for plan in plans]
+    differences = compare_figures(*figures)
+    if model is not None:
+        differences += step_differences(_models(model, plans), figures)
     is_same_batch = plans[0].cu_seqlens.tolist() == plans[1].cu_seqlens.tolist()
     notes = _notes(*plans)
     cause = None if unlike_batches(*plans) else explain(*plans)
@@ -66,6 +77,13 @@ def compare(first: str, second: str, conditions: tuple[str, ...], as_json: bool)
     for text in crossed:
         say(f"{text} holds")
     sys.exit(1 if crossed else 0)
+
+
+def _models(name: str, plans: "list[Plan]") -> "list[StepModel]":
+    """Return each plan's share of the model on a device, by its heads."""
+    from dcp_planner.step.model import step_model
+
+    return [step_model(name, plan.cluster.name).with_heads(plan.shape) for plan in plans]
 
 
 def _notes(first: "Plan", second: "Plan") -> list[str]:

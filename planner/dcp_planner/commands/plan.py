@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dcp_planner.batches.planning import PlannedMask, PlanningChoices
     from dcp_planner.batches.report_file import DatasetRun
     from dcp_planner.model.cluster import Cluster, ModelShape
+    from dcp_planner.report.figures import Spread
+    from dcp_planner.step.model import StepModel
 
 MOST_BLOCK = 1 << 32
 MOST_DIVISIONS = 1024
@@ -146,6 +148,10 @@ def _heads(
     metavar="N|auto",
     help="Groups of heads that are placed on their own; auto: as many as are fastest.",
 )  # fmt: skip
+@click.option(
+    "--model", metavar="NAME",
+    help="llama-8b, llama-70b or gemma-3-12b: plan for the shortest step, and print it.",
+)  # fmt: skip
 @_option("--q-heads", default=8, text="Query heads of a device.")
 @_option("--kv-heads", default=2, text="Key/value heads of a device.")
 @_option("--head-dim", default=128, text="Elements per head.")
@@ -167,11 +173,17 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
     """Plan packed batches of SPEC, a .dcpm file, and report what they cost.
 
     A batch comes from a data set or from samples given here. With --out plan and predicted trace
-    are written. A stack gets a plan for each of its masks, over one ownership of tokens, and a file
-    for each.
+    are written. With --model the plan is that of the shortest step, linear part included. A stack
+    gets a plan for each of its masks, over one ownership of tokens, and a file for each.
     """
     from dcp_planner.batches.report_file import DatasetRun, stack_document
-    from dcp_planner.commands.tables import show_batches, show_plan, show_stack, show_use
+    from dcp_planner.commands.tables import (
+        show_batches,
+        show_plan,
+        show_stack,
+        show_step,
+        show_use,
+    )
 
     if bool(options["dataset"]) == bool(options["samples"]):
         raise click.UsageError("expected a batch: give either --dataset or --sample")
@@ -184,10 +196,13 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
     _say_compiled()
     runs, rows = [mask.run for mask in masks], [mask.rows for mask in masks]
     uses = [run.use for run in runs if run.use is not None]
+    times = _step_times(masks, options)
     if as_json:
-        print_json(
+        document = (
             stack_document(runs, rows) if uses else runs[0].document(rows[0], is_complete=True)
         )
+        step = {name: spread.to_json() for name, spread in times.items()}
+        print_json(document | ({"step": {"model": options["model"], **step}} if step else {}))
         return
     for mask in masks:
         if mask.run.use is not None:
@@ -201,6 +216,26 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
             say(f"wrote {report}; `dcpm dashboard {report.parent}` shows it")
     if uses:
         show_stack(uses, rows)
+    if times:
+        show_step(options["model"], times)
+
+
+def _step_times(masks: list[MaskOutput], options: dict[str, Any]) -> "dict[str, Spread]":
+    """Predict the step of each batch, if a model is given; `Any`: click's values."""
+    from dcp_planner.step.batch_time import batch_spreads
+
+    if options["model"] is None:
+        return {}
+    figures = [[row.figures for row in mask.rows] for mask in masks]
+    layers = [mask.run.use.layers if mask.run.use else 1 for mask in masks]
+    return batch_spreads(_model(options, _shape(options)), figures, layers)
+
+
+def _model(options: dict[str, Any], shape: "ModelShape") -> "StepModel":
+    """Return the share of the model of a device with the heads of `shape`."""
+    from dcp_planner.step.model import step_model
+
+    return step_model(options["model"], _cluster(options).name).with_heads(shape)
 
 
 def _say_compiled() -> None:
@@ -313,8 +348,11 @@ def _planning(options: dict[str, Any]) -> "PlanningChoices":
 
     names = {field.name for field in fields(PlanConfig)}
     chosen = {name: v for name, v in options.items() if name in names and v is not None}
+    shape = _shape(options)
+    if options["model"] is not None:
+        chosen["token_seconds"] = _model(options, shape).token_seconds
     return PlanningChoices(
-        shape=_shape(options),
+        shape=shape,
         cluster=_cluster(options),
         config=PlanConfig(**chosen),
         block=None if options["block"] == "auto" else options["block"],
@@ -331,6 +369,10 @@ def _shape(options: dict[str, Any]) -> "ModelShape":
     if options["heads"] and given:
         option = "--" + given[0].replace("_", "-")
         raise click.UsageError(f"--heads says all three numbers; leave {option} away")
+    if options["model"] and not options["heads"] and not given:
+        from dcp_planner.step.model import step_model
+
+        return step_model(options["model"], _cluster(options).name).shape
     q_heads, kv_heads, head_dim = options["heads"] or (options[name] for name in names)
     try:
         return ModelShape(q_heads, kv_heads, head_dim, options["dtype_bytes"])

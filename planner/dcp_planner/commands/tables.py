@@ -146,6 +146,13 @@ def show_stack(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> 
     console.print(table)
 
 
+def show_step(model: str, times: Mapping[str, Spread]) -> None:
+    """Print what one batch takes in a training step to standard output."""
+    parts = [f"{_label(name)} {time_text(spread.median)}" for name, spread in times.items()]
+    line = Text(f"{model}, all layers: {parts[0]} + {parts[1]} = {parts[2]}", style="bold")
+    console_of_tables().print(line, soft_wrap=True)
+
+
 def show_comparison(first: str, second: str, differences: Sequence[Difference], why: str) -> None:
     """Print the figures of two plans side by side, and why one is faster, to standard output."""
     console = console_of_tables()

@@ -1,6 +1,6 @@
 """The choices of one planning run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
@@ -12,6 +12,8 @@ Routing: TypeAlias = Literal["direct", "node"]
 
 MOST_TOLERANCE = 1e6
 """Largest tolerance: one below the number of devices already forbids nothing."""
+TOLERANCES = (0.5, 1.0, 2.0)
+"""Multiples of the token tolerance that are tried where the whole step decides."""
 Budget = Literal["fast", "balanced", "best"]
 BUDGETS: tuple[Budget, ...] = ("fast", "balanced", "best")
 """Budgets of a search, smallest first."""
@@ -37,6 +39,10 @@ class PlanConfig:
         compute_tolerance: how far above the mean the most loaded device may compute, as a share; at
             most `MOST_TOLERANCE`.
         token_tolerance: the same for tokens owned.
+        token_seconds: seconds that a token takes in the rest of a layer, forward and backward
+            (`StepModel.token_seconds`). With more than 0 the whole step decides: plans are made at
+            `TOLERANCES` times the tolerance, and the one is kept whose attention, plus this times
+            the tokens of the fullest device, takes least time. Takes as many times the planning.
         budget: how much the native search may do, in work, not in time: the same input gives the
             same plan on a slow machine.
         seed: of every random choice; the same input and seed give the same plan.
@@ -70,6 +76,7 @@ class PlanConfig:
     candidates: tuple[str, ...] = ()
     kahypar_ini: str | None = None
     head_groups: int | Literal["auto"] = 1
+    token_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if not _is_auto_or_count(self.divisions, 2, MOST_DIVISIONS):
@@ -93,6 +100,8 @@ class PlanConfig:
             ("budget", self.budget in BUDGETS, f"one of {', '.join(BUDGETS)}"),
             ("compute_tolerance", 0 <= self.compute_tolerance <= MOST_TOLERANCE, share),
             ("token_tolerance", 0 <= self.token_tolerance <= MOST_TOLERANCE, share),
+            ("token_seconds", 0 <= self.token_seconds <= MOST_SECONDS,
+             f"0 to {MOST_SECONDS:g} seconds"),
             ("routing", self.routing in get_args(Routing), f"one of {get_args(Routing)}"),
             ("seed", 0 <= self.seed < 2**31, "0 to 2147483647"),
             ("time_limit_s", 0 < self.time_limit_s <= MOST_SECONDS,
@@ -101,6 +110,17 @@ class PlanConfig:
             if not holds:
                 value = getattr(self, name)
                 raise PlanError(f"PlanConfig.{name}: expected {expected}, got {value!r}")
+
+
+def tolerances_of(config: PlanConfig) -> list[PlanConfig]:
+    """List a configuration for each token tolerance that is tried."""
+    if not config.token_seconds:
+        return [config]
+    most = MOST_TOLERANCE
+    return [
+        replace(config, token_tolerance=min(times * config.token_tolerance, most))
+        for times in TOLERANCES
+    ]
 
 
 def _is_auto_or_count(value: object, least: int, most: int) -> bool:

@@ -26,7 +26,7 @@ from dcp_planner.plan.validation import validate
 from dcp_planner.schedule.divisions import Schedule
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.search.native import tiles_placed
-from dcp_planner.search.partitioners import Portfolio, place
+from dcp_planner.search.partitioners import Portfolio, layer_seconds, place
 from dcp_planner.search.repair import find_shortfalls
 from dcp_planner.simulation.schedules import make_schedule, predict_placement
 from dcp_planner.simulation.simulator import predict
@@ -177,7 +177,7 @@ def build_stack(
 
     def seconds(placed: Sequence[Placement]) -> float:
         return sum(
-            count * predict_placement(w, p, cluster, config).seconds
+            count * layer_seconds(p, w, cluster, config)
             for w, p, count in zip(workloads, placed, layers, strict=True)
         )
 
@@ -231,8 +231,11 @@ def _ownerships(
 ) -> list[Indices]:
     """List owners found for all masks together, then for each alone; no ownership twice."""
     found: list[Indices] = []
-    for workload in [_union(workloads, layers), *(workloads if len(workloads) > 1 else ())]:
-        owner = place(workload, cluster, config).device_of_data
+    together = replace(config, token_seconds=sum(layers) * config.token_seconds)
+    tried = [(_union(workloads, layers), together)]
+    tried += [(workload, config) for workload in workloads if len(workloads) > 1]
+    for workload, chosen in tried:
+        owner = place(workload, cluster, chosen).device_of_data
         if not any(np.array_equal(owner, other) for other in found):
             found.append(owner)
     return found

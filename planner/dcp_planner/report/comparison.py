@@ -1,7 +1,7 @@
 """Two plans side by side, and thresholds that a difference must not cross."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,8 +76,12 @@ class Threshold:
         return value > self.bound if self.is_above else value < self.bound
 
 
-def parse_threshold(text: str) -> Threshold:
+def parse_threshold(text: str, more: Sequence[str] = ()) -> Threshold:
     """Read a condition: a figure, ``<`` or ``>``, and a number; with ``%`` it is the change.
+
+    Args:
+        text: as a person wrote it.
+        more: names of figures beside those of `FIGURES`.
 
     Raises:
         PlanError: if it is none.
@@ -91,10 +95,11 @@ def parse_threshold(text: str) -> Threshold:
             f"expected a condition such as makespan>+2% or compute_imbalance>1.1, got {text!r}"
         )
     name, sign, number, percent = match.groups()
-    if name not in FIGURES:
+    known = (*FIGURES, *more)
+    if name not in known:
         raise PlanError(
-            f"unknown figure {name!r} in {text!r}; expected one of {', '.join(FIGURES)}"
-            f"{nearest(name, FIGURES)}"
+            f"unknown figure {name!r} in {text!r}; expected one of {', '.join(known)}"
+            f"{nearest(name, known)}"
         )
     bound = float(number) / 100 if percent else float(number)
     return Threshold(name, sign == ">", bound, bool(percent), text)

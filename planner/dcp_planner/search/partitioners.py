@@ -25,7 +25,7 @@ from dcp_planner.baselines.heads import (
 from dcp_planner.baselines.layouts import STATIC_KINDS, StaticKind, StaticLayout
 from dcp_planner.errors import PlanError, nearest
 from dcp_planner.model.cluster import Cluster, ModelShape
-from dcp_planner.model.config import PlanConfig
+from dcp_planner.model.config import PlanConfig, tolerances_of
 from dcp_planner.model.cost_model import workload_seconds
 from dcp_planner.model.packing import loads_of
 from dcp_planner.model.placement import Partitioner, Placement, caps_of
@@ -91,7 +91,7 @@ def fastest(
         is_over = bool(tokens.max(initial=0) > cap)
         if (is_over, _compute_seconds(workload, found, cluster)) >= least:
             continue  # its computing alone takes longer
-        quality = is_over, predict_placement(workload, found, cluster, config).seconds
+        quality = is_over, layer_seconds(found, workload, cluster, config)
         if quality < least:
             best, least = found, quality
     assert best is not None, "every candidate takes a finite time"
@@ -170,6 +170,8 @@ def place(workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement
     `native`. A static layout is a baseline and stays as it is. Whatever cap is still missed is said
     in ``Placement.warnings``.
 
+    Where tokens have a price, the placement of the shortest step wins, whichever tolerance it had.
+
     Raises:
         PlanError: if the partitioner is unknown, not installed, fails or takes too long.
     """
@@ -179,10 +181,22 @@ def place(workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement
         # Nothing to search for; KaHyPar refuses one part and empty hypergraphs.
         partitioner = PARTITIONERS["static:contiguous"]
     check_installed(partitioner)
-    found = _place(partitioner, workload, cluster, config)
+    placed = [_place(partitioner, workload, cluster, tried) for tried in tolerances_of(config)]
+    found = placed[0]
+    if len(placed) > 1:
+        found = min(placed, key=lambda one: layer_seconds(one, workload, cluster, config))
     return replace(
         found, warnings=found.warnings + find_shortfalls(found, workload, cluster, config)
     )
+
+
+def layer_seconds(
+    found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig
+) -> float:
+    """Predict a layer: its attention, and the fullest device's tokens at their price."""
+    tokens = np.bincount(found.device_of_data, weights=workload.block_tokens)
+    seconds = predict_placement(workload, found, cluster, config).seconds
+    return seconds + config.token_seconds * float(tokens.max(initial=0))
 
 
 def _place(

@@ -130,7 +130,8 @@ def find_shortfalls(
     if work.max(initial=0) > (1 + config.compute_tolerance) * float(pairs.mean()):
         text = _shortfall("tile", work, workload.compute_pairs, config.compute_tolerance)
         warnings.append(PlanWarning("compute_above_tolerance", f"compute: {text}"))
-    if tokens.max(initial=0) > (1 + config.token_tolerance) * float(tokens.mean()):
+    most = (1 + config.token_tolerance) * float(tokens.mean())
+    if not config.token_seconds and tokens.max(initial=0) > most:
         text = _shortfall("block", tokens, workload.block_tokens, config.token_tolerance)
         warnings.append(PlanWarning("tokens_above_tolerance", f"tokens: {text}"))
     return tuple(warnings)

@@ -1,6 +1,6 @@
 """The model that a training step runs: its linear part, its attention, its parameters."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dcp_planner.errors import PlanError, nearest
 from dcp_planner.model.cluster import ModelShape
@@ -35,6 +35,22 @@ class StepModel:
                 raise PlanError(
                     f"StepModel.{name}: expected more than 0, got {getattr(self, name)!r}"
                 )
+
+    @property
+    def token_seconds(self) -> float:
+        """Seconds of the linear part of a token for one attention layer, both directions."""
+        return self.linear_seconds(1) / self.layers
+
+    def with_heads(self, shape: ModelShape) -> "StepModel":
+        """Return what a device runs whose attention has these heads (tensor parallelism).
+
+        It has the same share of the linear part and of the parameters as of the query heads.
+        """
+        share = shape.q_heads / self.shape.q_heads
+        return replace(
+            self, shape=shape, linear_flops=share * self.linear_flops,
+            parameter_bytes=share * self.parameter_bytes,
+        )  # fmt: skip
 
     def linear_seconds(self, tokens: float) -> float:
         """Compute the seconds of the linear part of `tokens` on one device, both directions."""

@@ -1,0 +1,112 @@
+"""The step of a planned batch: attention of all layers, and the tokens of the fullest device."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from dcp_dsl import Sample, Spec, block_sparsity
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, build_stack, measure, predict
+from dcp_planner.commands.compare import compare
+from dcp_planner.commands.plan import plan as plan_command
+from dcp_planner.step.model import step_model
+
+SPEC = Spec.from_text("mask m = causal\nmask w = causal and q - k < 512\nstack s = 3 of w, m")
+CLUSTER, SHAPE = Cluster(2, 4), ModelShape(8, 2)
+
+
+def batch(mask: str, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(rng.lognormal(7.5, 1.0, 12), 64, 12_000).astype(int).tolist()
+    return block_sparsity([SPEC.mask(mask).compile(Sample({}, n)) for n in lengths], 512, 512)
+
+
+def layer(plan, price: float) -> float:
+    return predict(plan).seconds + price * max(measure(plan).owned_tokens)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("price", [1e-9, 1e-6])
+def test_a_priced_plan_has_the_shorter_step(seed: int, price: float) -> None:
+    sparsity = batch("m", seed)
+    config = PlanConfig(budget="fast")
+    default = build_plan(sparsity, SHAPE, CLUSTER, config)
+    priced = build_plan(sparsity, SHAPE, CLUSTER, PlanConfig(budget="fast", token_seconds=price))
+    assert layer(priced, price) <= layer(default, price) * (1 + 1e-9)
+
+
+def test_dear_tokens_are_even_and_cheap_ones_follow_the_attention() -> None:
+    """As the price falls, attention gets shorter and the fullest device fuller."""
+    dear, cheap = (
+        build_plan(batch("m"), SHAPE, CLUSTER, PlanConfig(budget="fast", token_seconds=price))
+        for price in (1e-3, 1e-12)
+    )
+    assert max(measure(dear).owned_tokens) < max(measure(cheap).owned_tokens)
+    assert predict(dear).seconds > predict(cheap).seconds
+    assert not any("tokens" in warning.code for warning in cheap.warnings)
+
+
+def test_masks_of_a_stack_pay_for_their_tokens_together() -> None:
+    price = 1e-6
+    masks = [(batch("w"), 3), (batch("m"), 1)]
+    steps = []
+    for config in (PlanConfig(budget="fast"), PlanConfig(budget="fast", token_seconds=price)):
+        stack = build_stack(masks, SHAPE, CLUSTER, config)
+        tokens = max(measure(stack.plans[0]).owned_tokens)
+        steps.append(stack.seconds() + sum(stack.layers) * price * tokens)
+    assert steps[1] < steps[0]
+
+
+@pytest.fixture
+def spec(tmp_path):
+    path = tmp_path / "s.dcpm"
+    path.write_text("mask m = causal\nmask w = causal and q - k < 512\nstack s = 3 of w, m\n")
+    return str(path)
+
+
+def run(command, *arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(command, list(arguments))
+    return result.exit_code, result.stdout or str(result.exception)
+
+
+SMALL = ("--sample", "len = 9000", "--sample", "len = 3000", "--cluster", "h100-dgx:1x4")
+
+
+def test_plan_prints_attention_and_step(spec: str) -> None:
+    code, text = run(
+        plan_command, spec, "--mask", "s", *SMALL, "--budget", "fast", "--model", "llama-8b",
+        "--json",
+    )  # fmt: skip
+    assert code == 0, text
+    found = json.loads(text)
+    cycle = sum(found["total"][f"predicted_{side}_s"]["mean"] for side in ("forward", "backward"))
+    fullest = found["masks"][0]["batches"][0]["token_imbalance"] * 12_000 / 4
+    step = {name: found["step"][name]["mean"] for name in ("attention_s", "linear_s", "step_s")}
+    assert step["attention_s"] == pytest.approx(32 * cycle / 4)  # 32 layers, in cycles of 4
+    assert step["linear_s"] == pytest.approx(6 * 7.5e9 * fullest / (0.55 * 989e12))
+    assert step["step_s"] == pytest.approx(step["attention_s"] + step["linear_s"])
+    assert found["masks"][0]["shape"]["q_heads"] == 32
+
+
+def test_heads_of_a_device_have_their_share_of_the_model() -> None:
+    whole = step_model("llama-8b")
+    part = whole.with_heads(ModelShape(8, 2))
+    assert part.token_seconds == pytest.approx(whole.token_seconds / 4)
+    assert part.layers == whole.layers
+
+
+def test_compare_prints_and_judges_the_step(spec: str, tmp_path) -> None:
+    paths = [str(tmp_path / f"{name}.dcpplan") for name in ("static", "portfolio")]
+    for path, backend in zip(paths, ("static:documents", "portfolio"), strict=True):
+        code, text = run(
+            plan_command, spec, "--mask", "m", *SMALL, "--backend", backend, "--out", path
+        )
+        assert code == 0, text
+    code, text = run(compare, *paths, "--model", "llama-8b")
+    assert code == 0, text
+    assert {"attention", "linear", "step"} <= {line.split("  ")[0] for line in text.splitlines()}
+    assert run(compare, *paths, "--model", "llama-8b", "--fail-if", "step_s>-1%")[0] == 0
+    assert run(compare, *paths, "--model", "llama-8b", "--fail-if", "step_s<-1%")[0] == 1
+    code, text = run(compare, *paths, "--fail-if", "step_s>1%")
+    assert "unknown figure 'step_s'" in text
