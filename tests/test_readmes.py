@@ -3,6 +3,7 @@
 import doctest
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -284,15 +285,22 @@ def test_sessions_of_a_room_readme_are_true(path: str):
     assert results.failed == 0
 
 
-def test_tables_of_the_documents_are_generated_from_their_json(start_python, tmp_path, monkeypatch):
-    def run(command, **_):
-        _, script, option, results = command
-        fork = start_python(ROOT / script, option, ROOT / results, folder=tmp_path)
-        code = fork.wait(250)
-        return SimpleNamespace(
-            returncode=code, stdout=fork.out.read_text(), stderr=fork.err.read_text()
-        )
+def test_tables_of_the_documents_are_generated_from_their_json(monkeypatch, capsys):
+    """Scripts run in this process: what they share is imported once."""
 
+    def run(command, **_):
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "argv", [str(ROOT / command[1]), *command[2:]])
+            patched.syspath_prepend(str((ROOT / command[1]).parent))
+            try:
+                runpy.run_path(sys.argv[0], run_name="__main__")
+                code = 0
+            except SystemExit as end:
+                code = end.code
+        printed = capsys.readouterr()
+        return SimpleNamespace(returncode=code, stdout=printed.out, stderr=printed.err)
+
+    monkeypatch.chdir(ROOT)
     monkeypatch.setattr(generate_tables, "subprocess", SimpleNamespace(run=run))
     monkeypatch.setattr(sys, "argv", ["generate_tables.py", "--check"])
     generate_tables.main()

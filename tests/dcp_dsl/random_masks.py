@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from dcp_dsl import Mask, Spec, SpecError
+
 LAYOUTS = """
 segment part = question[question_len] answer[answer_lens]*
 segment seq = (text[text_lens] image[image_lens])* tail[..]
@@ -185,3 +187,28 @@ def stretches(rng: Random, length: int, largest: int) -> list[int]:
     while len(found) < length:
         found += [rng.randint(-1, largest)] * rng.randint(1, 5)
     return found[:length]
+
+
+UNSUITED = {"E102", "E103", "E104", "E105", "E107", "E111", "E124"}  # units that do not fit
+
+
+def draw_masks(seed: int, count: int) -> list[tuple[str, Mask]]:
+    """Return random masks whose units fit, with their texts; many share a text of statements."""
+    writer = MaskWriter(Random(seed))
+    found: list[tuple[str, Mask]] = []
+    while len(found) < count:
+        lines = [writer.statement(f"m{i}") for i in range(60)]
+        bad: set[int] = set()
+        try:
+            Spec.from_text(LAYOUTS + "\n".join(lines))
+        except SpecError as error:
+            if {d.code for d in error.diagnostics} - UNSUITED:
+                raise
+            bad = {d.line - LAYOUTS.count("\n") - 1 for d in error.diagnostics}
+        kept = [line for i, line in enumerate(lines) if i not in bad]
+        try:
+            spec = Spec.from_text(LAYOUTS + "\n".join(kept))
+        except SpecError:  # more was wrong than is reported at once
+            continue
+        found += [(line, spec.mask(line.split()[1].split("(")[0])) for line in kept]
+    return found[:count]

@@ -23,31 +23,6 @@ from dcp_dsl.forms import (
 BATCHES, MASKS, SAMPLES = 5, 140, 8
 
 
-UNSUITED = {"E102", "E103", "E104", "E105", "E107", "E111", "E124"}  # units that do not fit
-
-
-def random_masks(seed, count):
-    """Return random masks whose units fit; many share a text, which is parsed twice."""
-    writer = written.MaskWriter(Random(seed))
-    found = []
-    while len(found) < count:
-        lines = [writer.statement(f"m{i}") for i in range(60)]
-        bad: set[int] = set()
-        try:
-            Spec.from_text(written.LAYOUTS + "\n".join(lines))
-        except SpecError as error:
-            if {d.code for d in error.diagnostics} - UNSUITED:
-                raise
-            bad = {d.line - written.LAYOUTS.count("\n") - 1 for d in error.diagnostics}
-        kept = [line for i, line in enumerate(lines) if i not in bad]
-        try:
-            spec = Spec.from_text(written.LAYOUTS + "\n".join(kept))
-        except SpecError:  # more was wrong than is reported at once
-            continue
-        found += [(line, spec.mask(line.split()[1].split("(")[0])) for line in kept]
-    return found[:count]
-
-
 def outcome(run):
     """Return what a call returns, or the kind of refusal."""
     try:
@@ -63,6 +38,9 @@ def check_form(form: Form, dense):
     n = len(dense)
     assert np.array_equal(form.tile(0, n, 0, n), dense)
     assert form.num_pairs == dense.sum()
+    if isinstance(form, Slabs):
+        order = np.lexsort((form.kv_start, form.q_start))
+        assert np.array_equal(order, np.arange(len(form)))
     row_ptr, starts, ends = form.row_ranges(0, n)
     steps = np.diff(dense.astype(np.int8), axis=1, prepend=0, append=0)
     rows, begins = np.nonzero(steps == 1)
@@ -124,7 +102,7 @@ def test_random_masks_equal_the_dense_oracle_in_every_form_and_block(batch):
     rng = Random(1000 + batch)
     forms: Counter[str] = Counter()
     cases = 0
-    for text, mask in random_masks(batch, MASKS):
+    for text, mask in written.draw_masks(batch, MASKS):
         kept = []
         for _ in range(SAMPLES):
             columns, length = written.write_sample(rng)
@@ -227,6 +205,27 @@ def test_equal_masks_have_equal_digests_however_they_are_written():
         forms = [m.compile(Sample({c: sample.columns[c] for c in m.columns}, 30)) for m in (a, b)]
         assert forms[0].digest == forms[1].digest, left
     assert isinstance(spec.mask("causal").compile(Sample(length=9)), Slabs)
+
+
+def test_a_million_tokens_cost_no_memory_per_token():
+    slabs = Spec.from_text("").mask("streaming").bind(Sample(length=1_000_000))
+    assert len(slabs) == 3
+    window, sink, n = 4096, 64, 1_000_000
+    q = np.arange(n, dtype=np.int64)
+    expected = np.minimum(q + 1, window) + np.clip(q + 1 - window, 0, sink)
+    assert slabs.num_pairs == expected.sum()
+
+
+@pytest.mark.parametrize(("block_q", "block_kv"), [(0, 1), (1, 0), (-3, 2)])
+def test_a_block_without_tokens_is_refused(block_q, block_kv):
+    slabs = Spec.from_text("").mask("full").bind(Sample(length=4))
+    with pytest.raises(ValueError, match="at least 1 token"):
+        block_sparsity([slabs], block_q, block_kv)
+
+
+def test_a_batch_of_no_sequences_has_no_blocks():
+    blocks = block_sparsity([], 4, 4)
+    assert (blocks.num_blocks, blocks.batch.num_tokens) == (0, 0)
 
 
 def test_a_sink_is_a_block_of_its_own_when_blocks_are_cut_at_the_mask():

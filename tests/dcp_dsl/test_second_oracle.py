@@ -87,12 +87,12 @@ def assert_engine_equals_oracle(seeds: range, folder: Path):
     assert visible >= cases // 4  # the others see every pair or none
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_2000_random_masks_equal_the_second_oracle(part, tmp_path):
+@pytest.mark.parametrize("part", range(2))
+def test_1000_random_masks_equal_the_second_oracle(part, tmp_path):
     assert_engine_equals_oracle(range(part * 125, part * 125 + 125), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
 def test_20000_random_masks_equal_the_second_oracle(part, tmp_path):
-    assert_engine_equals_oracle(range(1000 + part * 250, 1250 + part * 250), tmp_path)
+    assert_engine_equals_oracle(range(250 + part * 250, 500 + part * 250), tmp_path)

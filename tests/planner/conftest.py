@@ -1,4 +1,4 @@
-"""Block sparsity made by brute force from dense masks: shares nothing with the mask compiler."""
+"""Masks, placements, clusters and plans, drawn and by hand, for the tests of the planner."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from dense_blocks import Dense, slabs_of, sparsity_of
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dcp_dsl import BlockSparsity, Slabs
-from dcp_dsl.forms import BatchShape, BlockKind
+from dcp_dsl import BlockSparsity
 from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, validate
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import Hypergraph, build_workload
@@ -19,42 +19,6 @@ from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule
 from dcp_planner.tables import expand_head_groups
 from dcp_planner.tables.head_groups import possible_groups
-
-Dense = NDArray[np.bool_]
-
-
-def dense_to_slabs(dense: Dense) -> Slabs:
-    rows = []
-    for q, row in enumerate(dense):
-        edges = np.flatnonzero(np.diff(np.concatenate([[0], row.astype(np.int8), [0]])))
-        rows += [(q, q + 1, start, end, 0, 0) for start, end in edges.reshape(-1, 2)]
-    table = np.array(rows, np.int64).reshape(-1, 6)
-    return Slabs(len(dense), *table.T)
-
-
-def dense_to_sparsity(masks: Sequence[Dense], block: int) -> BlockSparsity:
-    """Pack square dense masks one behind the other and cut each into blocks."""
-    batch = BatchShape.of([len(mask) for mask in masks])
-    dense = np.zeros((batch.num_tokens, batch.num_tokens), bool)
-    bounds = [0]
-    for start, mask in zip(batch.cu_seqlens.tolist(), masks, strict=False):
-        dense[start : start + len(mask), start : start + len(mask)] = mask
-        bounds += [start + min(end, len(mask)) for end in range(block, len(mask) + block, block)]
-    row_ptr, col, kind, pairs = [0], [], [], []
-    for q0, q1 in pairwise(bounds):
-        for j, (k0, k1) in enumerate(pairwise(bounds)):
-            part = dense[q0:q1, k0:k1]
-            if part.any():
-                col.append(j)
-                pairs.append(int(part.sum()))
-                kind.append(BlockKind.FULL if part.all() else BlockKind.PARTIAL)
-        row_ptr.append(len(col))
-    return BlockSparsity(
-        batch=batch, block_q=block, block_kv=block,
-        q_bounds=np.array(bounds), kv_bounds=np.array(bounds), row_ptr=np.array(row_ptr),
-        col_idx=np.array(col, np.int32), kind=np.array(kind, np.uint8),
-        pairs=np.array(pairs, np.int64), slabs=dense_to_slabs(dense),
-    )  # fmt: skip
 
 
 def connectivity_cost(graph: Hypergraph, part: NDArray[np.int32]) -> int:
@@ -100,7 +64,7 @@ MASKS: dict[str, list[Dense]] = {
 
 @pytest.fixture(params=sorted(MASKS))
 def sparsity(request: pytest.FixtureRequest) -> BlockSparsity:
-    return dense_to_sparsity(MASKS[request.param], 8)
+    return sparsity_of(MASKS[request.param], 8)
 
 
 @st.composite
@@ -118,7 +82,7 @@ def sparsities(draw: st.DrawFn) -> BlockSparsity:
         else:
             square = np.full((length, length), kind == "full")
             masks.append(causal(length) if kind == "causal" else square)
-    return dense_to_sparsity(masks, draw(st.integers(1, 9)))
+    return sparsity_of(masks, draw(st.integers(1, 9)))
 
 
 @st.composite
@@ -165,8 +129,8 @@ def masks() -> SimpleNamespace:
         sliding_window=sliding_window,
         shared_question=shared_question,
         unseen_row=unseen_row,
-        pack=dense_to_sparsity,
-        slabs=dense_to_slabs,
+        pack=sparsity_of,
+        slabs=slabs_of,
         cost=connectivity_cost,
     )
 
@@ -181,7 +145,7 @@ def strategies() -> SimpleNamespace:
 @pytest.fixture(scope="session")
 def plan() -> Plan:
     """A valid plan with every kind of transfer, on two nodes of two devices."""
-    sparsity = dense_to_sparsity([causal(40), shared_question(5, [9, 9]), causal(3)], 8)
+    sparsity = sparsity_of([causal(40), shared_question(5, [9, 9]), causal(3)], 8)
     workload = build_workload(sparsity, ModelShape())
     cluster = Cluster(nodes=2, devices_per_node=2)
     rng = np.random.default_rng(7)

@@ -88,6 +88,7 @@ def test_bench_plan_prints_its_table(run, plan_results):
     assert long.count("longalign_like_msl131072_b0_causal") == 3
 
 
+@pytest.mark.slow
 def test_bench_plan_gives_what_kahypar_found_without_our_search(run, tmp_path):
     out = tmp_path / "plan.json"
     run(
@@ -107,6 +108,7 @@ def test_bench_plan_refuses_methods_that_do_not_run_here(run):
     assert "--methods: expected some of" in said
 
 
+@pytest.mark.slow
 def test_bench_schedule_times_every_stage(run, tmp_path):
     out = tmp_path / "schedule.json"
     run("bench_schedule.py", "--limit", 8192, "--block", 512, "--repeats", 1, "--json", out)
@@ -118,6 +120,7 @@ def test_bench_schedule_times_every_stage(run, tmp_path):
     assert "136 tiles" in table
 
 
+@pytest.mark.slow
 def test_bench_heads_compares_groups_with_one(run, tmp_path):
     out = tmp_path / "heads.json"
     arguments = ("--only", "single_131072_lambda", "--clusters", "1x2", "--heads", "2/1")
@@ -132,6 +135,7 @@ def test_bench_heads_compares_groups_with_one(run, tmp_path):
     assert "| 1 group | 1.00 | 1.00, 1.00 | 1.00 | - |" in table
 
 
+@pytest.mark.slow
 def test_bench_scale_plans_the_tokens_it_names(run, tmp_path):
     out = tmp_path / "scale.json"
     run("bench_scale.py", "--limit", 1, "--repeats", 1, "--methods", "static:zigzag", "--json", out)
@@ -142,6 +146,7 @@ def test_bench_scale_plans_the_tokens_it_names(run, tmp_path):
     assert "| 131k on 64 | documents | static:zigzag |" in run("bench_scale.py", "--table", out)
 
 
+@pytest.mark.slow
 def test_bench_step_prices_every_policy(run, tmp_path):
     out = tmp_path / "step.json"
     run("bench_step.py", "--steps", 1, "--only", "GRPO-like", "--json", out)

@@ -1,52 +1,18 @@
-"""What the tests share: masks drawn as matrices, slabs from them, dense attention."""
+"""Dense attention, masks as matrices and runs of all ranks, for the tests of the runtime."""
 
+import socket
 from collections.abc import Callable
-from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from dense_blocks import slabs_of, sparsity_of
 
-from dcp_dsl import BlockSparsity, Slabs
-from dcp_dsl.forms import BatchShape, BlockKind
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.transport.loopback import LoopbackWorld
 from dcp_runtime.transport.recorder import Recorder
-
-
-def slabs_of(dense: np.ndarray) -> Slabs:
-    """Every run of visible keys of every row becomes a slab of one row: slow and obvious."""
-    found = []
-    for q, row in enumerate(dense):
-        edges = np.flatnonzero(np.diff(np.concatenate([[0], row.astype(int), [0]])))
-        found += [(q, q + 1, a, b, 0, 0) for a, b in edges.reshape(-1, 2)]
-    table = np.array(found, np.int64).reshape(-1, 6)
-    return Slabs(len(dense), *table.T)
-
-
-def sparsity_of(masks: list[np.ndarray], block: int) -> BlockSparsity:
-    """Pack square masks one behind the other and cut each into blocks."""
-    batch = BatchShape.of([len(m) for m in masks])
-    cu = batch.cu_seqlens.tolist()
-    dense = np.zeros((cu[-1], cu[-1]), bool)
-    bounds = []
-    for mask, start, end in zip(masks, cu[:-1], cu[1:], strict=True):
-        dense[start:end, start:end] = mask
-        bounds += range(start, end, block)
-    bounds.append(cu[-1])
-    row_ptr, col_idx, kind, pairs = [0], [], [], []
-    for a, b in pairwise(bounds):
-        for j, (c, d) in enumerate(pairwise(bounds)):
-            seen = dense[a:b, c:d]
-            if seen.any():
-                col_idx.append(j)
-                pairs.append(int(seen.sum()))
-                kind.append(BlockKind.FULL if seen.all() else BlockKind.PARTIAL)
-        row_ptr.append(len(col_idx))
-    return BlockSparsity(
-        batch, block, block, bounds, bounds, row_ptr, col_idx, kind, pairs, slabs_of(dense)
-    )
 
 
 def attend(
@@ -194,6 +160,33 @@ def lab() -> SimpleNamespace:
         summed_terms=summed_terms,
         dense_of=dense_of,
     )
+
+
+@pytest.fixture(scope="session")
+def start_ranks(start_python) -> Callable[..., list[str]]:
+    """Run a script as torchrun would on one node, the ranks forked; give what each prints."""
+
+    def run(ranks: int, script: Path, folder: Path, *arguments: object) -> list[str]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        forks = [
+            start_python(
+                script, *arguments, folder=folder, RANK=str(rank), LOCAL_RANK=str(rank),
+                WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), OMP_NUM_THREADS="1",
+                MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
+            )
+            for rank in range(ranks)
+        ]  # fmt: skip
+        try:
+            for fork in forks:
+                assert fork.wait(280) == 0, fork.err.read_text()[-6000:]
+        finally:
+            for fork in forks:
+                fork.kill()
+        return [fork.out.read_text() for fork in forks]
+
+    return run
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).parent))
-from conftest import MASKS, assert_as_exact_as_eager, random_qkv, sparsity_of
+from conftest import MASKS, assert_as_exact_as_eager, random_qkv
+from dense_blocks import sparsity_of
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import DCPAttn, DCPExecutor, RunError

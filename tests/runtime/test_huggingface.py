@@ -1,7 +1,5 @@
 """A Hugging Face model under DCP computes what it computes with dense masks, or refuses."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -225,18 +223,10 @@ def test_the_look_back_of_a_plan_is_the_window_that_contains_it(mask, window):
 
 
 @pytest.mark.dist
-def test_two_ranks_give_the_logits_of_one(tmp_path):
+def test_two_ranks_give_the_logits_of_one(tmp_path, start_ranks):
     script = tmp_path / "two_ranks.py"
     script.write_text(TWO_RANKS.replace("HERE", repr(str(Path(__file__)))), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("equal") == 2
+    assert start_ranks(2, script, tmp_path) == ["equal\n"] * 2
 
 
 TWO_RANKS = """

@@ -25,6 +25,7 @@ SPEC = Spec.from_text(
 )
 ROWS = [{"tokens": list(range(sum(n))), "parts": n} for n in ([20, 25], [5], [30, 10], [3, 3, 40])]
 HEADS = (4, 2, 8)
+SLOW = pytest.mark.slow
 
 
 def options(ranks, **more):
@@ -84,7 +85,7 @@ def check_layers(lab, ranks, mask_fn, masks_of, num_layers, attend=DCPAttn.apply
             lab.assert_as_exact_as_eager(whole, q[:tokens], kv[:tokens], dout[:tokens], dense)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), 4])
 def test_every_layer_of_an_attached_stack_runs_its_own_mask_exactly(lab, ranks):
     def mask_of(row, layer):
         return SPEC.mask("own" if layer % 3 == 2 else "band")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from dense_blocks import runs_of, slabs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,29 +46,10 @@ def previous_of(dense):
     return [q > 0 and bool(dense[q][q - 1]) for q in range(len(dense))]
 
 
-def ranges_of(dense):
-    """Return the key ranges of every row, pair by pair."""
-    found = []
-    for q, row in enumerate(dense):
-        start = None
-        for k, seen in enumerate([*row, False]):
-            if seen and start is None:
-                start = k
-            if not seen and start is not None:
-                found.append((q, start, k))
-                start = None
-    return found
-
-
 def rows_of(dense):
-    ranges = ranges_of(dense)
+    ranges = runs_of(dense)
     ptr = [sum(q < row for q, _, _ in ranges) for row in range(len(dense) + 1)]
     return Rows(len(dense), ptr, [a for _, a, _ in ranges], [b for _, _, b in ranges])
-
-
-def slabs_of(dense):
-    table = np.array([(q, q + 1, a, b, 0, 0) for q, a, b in ranges_of(dense)], np.int64)
-    return Slabs(len(dense), *table.reshape(-1, 6).T)
 
 
 @pytest.mark.parametrize("name", SPEC.masks)
