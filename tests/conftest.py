@@ -1,4 +1,4 @@
-"""What all tests share: properties are tried on the same examples in every run, but at night."""
+"""Settings and fixtures of all tests: the same examples in every run, others at night."""
 
 import json
 import os

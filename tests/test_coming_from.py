@@ -1,4 +1,4 @@
-"""What the page for newcomers says about other libraries runs and is true."""
+"""The page for newcomers from other libraries is true, and its code runs."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the documents tell a reader to type does what they say."""
+"""Code and commands of the documents do what the documents say."""
 
 import doctest
 import os

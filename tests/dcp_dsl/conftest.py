@@ -1,4 +1,4 @@
-"""What the tests of this room share: turning slabs and blocks into dense arrays, slowly."""
+"""Slabs and blocks turned into dense arrays, slowly."""
 
 from collections.abc import Callable
 

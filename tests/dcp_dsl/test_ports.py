@@ -69,7 +69,7 @@ def tiled(w, h, tw, th):
 
 
 def tile_windows(canvas, kernel):
-    """Which tile sees which: for each side, `kernel` tiles around, moved inside the canvas."""
+    """Return the tiles that each tile sees: `kernel` around it, moved inside the canvas."""
     seen = np.ones((1, 1), bool)
     for size, width in zip(canvas, kernel, strict=True):
         before, behind = width // 2, width - 1 - width // 2

@@ -1,4 +1,4 @@
-"""What is proved holds on every sample: proofs against the dense oracle, and what they can show."""
+"""Proofs hold on every sample of the dense oracle, and show what they should."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""What `dcpm check` cannot prove: made-up samples, the smallest one shown, warnings, `--strict`."""
+"""Claims that cannot be proved: made-up samples, the smallest one shown, warnings, `--strict`."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def run(tmp_path, text, *options):
 
 
 def both(values, wanted):
-    """Whether two tokens have such a value."""
+    """Ask if two tokens have such a value."""
     return sum(value in wanted for value in values) > 1
 
 

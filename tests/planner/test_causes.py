@@ -58,7 +58,7 @@ def told(found):
 
 
 def saved(found):
-    """What each cause saves alone, and last."""
+    """Return the seconds that each cause saves alone, and last."""
     return {cause.name: (cause.saves_s, cause.saves_last_s) for cause in found.causes}
 
 

@@ -60,14 +60,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-def run_process(folder, *arguments):
-    code = "from dcp_dsl.cli import main; main()"
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=250, check=False
-    )
-
-
 @pytest.fixture
 def run_main(folder, monkeypatch, capsys):
     """Run `dcpm` as a process would, but in this one: starting another costs a second."""
@@ -461,24 +453,24 @@ def test_validate_says_that_a_plan_keeps_every_invariant(pair):
     assert [f["status"] for f in files] == ["valid", "valid"]
 
 
-def test_validate_names_the_broken_invariant_and_where(pair, folder):
+def test_validate_names_the_broken_invariant_and_where(pair, folder, run_main):
     made = read_plan(pair[0]).plan
     device = made.tiles.device.copy()
     device[3] = 77
     broken = dataclasses.replace(made, tiles=dataclasses.replace(made.tiles, device=device))
     write_plan(folder / "broken.dcpplan", broken)
-    done = run_process(folder, "validate", "broken.dcpplan", "contiguous.dcpplan", "--json")
+    done = run_main("validate", "broken.dcpplan", "contiguous.dcpplan", "--json")
     assert done.returncode == 1, done.stderr
     first, second = json.loads(done.stdout)["files"]
     assert first["invariant"] == "every tile's device is 0 to 1"
     assert first["where"] == "tile 3 (device 77)"
     assert second["status"] == "valid"
-    text = run_process(folder, "validate", "broken.dcpplan").stdout
+    text = run_main("validate", "broken.dcpplan").stdout
     assert text == "broken.dcpplan: broken: every tile's device is 0 to 1; at tile 3 (device 77)\n"
 
 
-def test_validate_tells_what_is_no_plan_from_a_broken_one(pair, folder):
-    done = run_process(folder, "validate", "a.dcpm", "gone.dcpplan")
+def test_validate_tells_what_is_no_plan_from_a_broken_one(run_main):
+    done = run_main("validate", "a.dcpm", "gone.dcpplan")
     assert done.returncode == 2
     assert "a.dcpm: expected a whole zip archive" in done.stdout
     assert "zip archive, got: another kind of file; write it again" in done.stdout
@@ -642,8 +634,8 @@ def test_texts_of_a_plan_are_printed_as_they_are(folder):
     assert "warning: less [/y]" in result.stdout
 
 
-def test_simulate_refuses_what_is_no_plan(folder):
-    done = run_process(folder, "simulate", "a.dcpm")
+def test_simulate_refuses_what_is_no_plan(run_main):
+    done = run_main("simulate", "a.dcpm")
     assert done.returncode == 2
     assert done.stderr.startswith("dcpm: plan file a.dcpm: expected a whole zip archive")
 

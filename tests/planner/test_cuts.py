@@ -1,4 +1,4 @@
-"""Where batches are cut, against dense masks."""
+"""Cuts of batches into blocks, against dense masks."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""What events waited for: on any plan, the path has no holes and every moment is accounted for."""
+"""Critical paths: on any plan they have no holes, and every moment is accounted for."""
 
 from dataclasses import replace
 

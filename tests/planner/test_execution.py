@@ -7,7 +7,7 @@ owner must hold exactly the tiles of each of its blocks.
 import random
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_planner.tables import Attention, CommLaunch, CommWait, Copy, Reduction
@@ -46,7 +46,7 @@ class Machine:
         return int(self.plan.blocks.owner[block]) == device
 
     def holds(self, device, kind, block):
-        """Whether the block is the device's own or lies whole where its transfer put it."""
+        """Ask if the block is the device's own or lies whole where its transfer put it."""
         if self.is_local(device, block):
             return True
         here = [x for x in self.arrived if self.into(x, device, kind, block)]
@@ -170,6 +170,7 @@ def check(plan, direction, seed):
         assert found == wanted
 
 
+@settings(max_examples=50)
 @given(st.data(), st.integers(0, 2**16), st.sampled_from(["forward", "backward"]))
 def test_every_owner_ends_with_each_tile_of_its_blocks_exactly_once(
     strategies, data, seed, direction

@@ -50,7 +50,7 @@ def dense_of(slabs):
 
 
 def computed_by_head(plan):
-    """How often each pair is computed for each query head, ``[Hq, T, T]``, and on which device."""
+    """Count how often each pair is computed for each query head, ``[Hq, T, T]``, and where."""
     shape, blocks, seen = plan.shape, plan.blocks, dense_of(plan.slabs)
     times = np.zeros((shape.q_heads, plan.num_tokens, plan.num_tokens), int)
     inputs, each = set(), shape.q_heads // plan.head_groups
@@ -71,7 +71,7 @@ def groups_of(table):
 
 
 def forward_bytes_by_head(plan, inputs):
-    """What has to travel if every head of every block that a device needs comes to it once."""
+    """Count what travels if every head of every block that a device needs comes to it once."""
     shape, tokens, total = plan.shape, plan.blocks.num_tokens, 0
     row = shape.head_dim * shape.dtype_bytes
     for side, _, block, device in inputs:

@@ -1,4 +1,4 @@
-"""What the first plan after an installation has to compile."""
+"""Compiled code: once per installation, kept in a cache, made anew where its source changes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What waits for what under each order of messages, on programs written by hand and on plans."""
+"""Orders of messages, on programs written by hand and on plans."""
 
 import itertools
 from dataclasses import replace

@@ -12,7 +12,7 @@ from dcp_planner import LANES, Trace, to_perfetto
 
 @dataclass
 class Shown:
-    """What Perfetto would show of a file."""
+    """The content of a file as Perfetto would show it."""
 
     processes: dict[int, str] = field(default_factory=dict)
     tracks: list[tuple[int, str]] = field(default_factory=list)
@@ -148,7 +148,7 @@ def random_trace(seed, size=300):
 
 
 def depth(trace, device, lane):
-    """How many events of a lane lie over each other at most, counting instants at their start."""
+    """Count the events of a lane that lie over each other at most, instants at their start."""
     chosen = (trace.device == device) & (trace.lane == lane)
     spans = list(zip(trace.start_ns[chosen], trace.end_ns[chosen], strict=True))
     return max(

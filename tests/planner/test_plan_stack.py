@@ -89,7 +89,7 @@ def _at_queries(sparsity, owner):
 
 
 def _is_overloaded(masks, owner):
-    """Whether computing where the queries are breaks a cap for one of the masks."""
+    """Ask if computing where the queries are breaks a cap for one of the masks."""
     for sparsity, _ in masks:
         load = np.bincount(owner[sparsity.row_idx], weights=sparsity.pairs, minlength=4)
         if load.max() > 1.1 * load.mean():

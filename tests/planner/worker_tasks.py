@@ -1,4 +1,4 @@
-"""What the worker processes of `test_workers` do: each request names a task, or a fault."""
+"""Tasks of the worker processes of `test_workers`: each request names one, or a fault."""
 
 import os
 import signal

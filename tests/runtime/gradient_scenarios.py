@@ -151,7 +151,7 @@ def ratios(found, wanted):
 
 
 def refusals():
-    """What `sum_gradients` says to models that it cannot help."""
+    """Collect the refusals of `sum_gradients`."""
     plain, half, frozen = GPT(CONFIG), GPT(CONFIG), GPT(CONFIG)
     for block in (*half.blocks, *frozen.blocks):
         fully_shard(block)

@@ -1,4 +1,4 @@
-"""How training loops use the executor, on loopback worlds: several ranks in this process.
+"""Training loops that use the executor, on loopback worlds: several ranks in this process.
 
 Each scenario is called on every rank with its transport and cases, each a plan and q, kv, dout, and
 gives what is compared with dense attention: the number of the case, this rank's rows, tensors.

@@ -60,7 +60,7 @@ def rows_of(lengths):
 
 
 def masks_of(name, row):
-    """What layer 0 and layer 1 of a row see."""
+    """Name the masks of layer 0 and layer 1 of a row."""
     if name == "causal":
         return ("causal", "causal")
     if name == "stack":

@@ -223,7 +223,7 @@ MIXED_RL = Spec.from_text("\n".join(MIXED.source.splitlines()[:-1]))
 
 
 def shared_by_hand(prompt, answers):
-    """Who sees whom where several answers follow one question, token by token."""
+    """Make the mask of several answers to one question, token by token."""
     part = [0] * prompt + [n + 1 for n, answer in enumerate(answers) for _ in range(answer)]
     return [
         [k <= q and part[k] in (0, part[q]) for k in range(len(part))] for q in range(len(part))

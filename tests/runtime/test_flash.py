@@ -20,7 +20,7 @@ from dcp_runtime.kernels.flash4 import Flash4Kernel
 
 
 class Segments:
-    """What FlashAttention promises for variable-length calls, in float64."""
+    """Compute in float64 what FlashAttention promises for variable-length calls."""
 
     def __init__(self, qkv, cu_seqlens, longest, scale, *, causal):
         (q, k, v), (cu_q, cu_k) = qkv, cu_seqlens

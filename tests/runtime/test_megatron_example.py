@@ -21,7 +21,7 @@ CONFIG = SimpleNamespace(attention_dropout=0.0, window_size=None, softmax_type="
 
 
 class DenseCoreAttention(torch.nn.Module):
-    """What Megatron's unfused attention computes, on tensors ``[s, b, heads, head_dim]``."""
+    """Megatron's unfused attention on tensors ``[s, b, heads, head_dim]``."""
 
     def __init__(self, scale):
         super().__init__()

@@ -100,7 +100,7 @@ class Work:
 
 
 class StandIn:
-    """What the transport takes of ``torch.distributed``; every thread is a rank."""
+    """The part of ``torch.distributed`` that the transport takes; every thread is a rank."""
 
     isend, irecv = SEND, RECEIVE
     group = SimpleNamespace(WORLD=None)

@@ -61,7 +61,7 @@ def loader_of(lengths, rank, devices=4, **options):
 
 
 def run_of(loaders):
-    """What each device gets, micro-batch after micro-batch."""
+    """Return the batches of each device, micro-batch after micro-batch."""
     return [list(parts) for parts in zip(*loaders, strict=True)]
 
 
@@ -272,7 +272,7 @@ def test_replicas_may_lie_across_nodes_and_on_devices_of_several_rates():
 
 
 def test_steps_are_grouped_by_their_end():
-    """What a training loop does: it steps where the global batch ends."""
+    """A training loop steps where the global batch ends."""
     loader = loader_of([10, 30, 12, 20, 35, 36, 37], 1)
     ends = [data.ends_step for data, _ in loader]
     assert [len(list(own)) for is_end, own in groupby(ends) if is_end] == [1] * (len(ends) // 2)

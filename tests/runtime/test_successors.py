@@ -1,4 +1,4 @@
-"""Which tokens see the one before them: equal to the dense mask, in every form."""
+"""Tokens that see the one before them are those of the dense mask, in every form."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a rank replies when its job fails."""
+"""Replies of a rank whose job fails."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a user starts with torchrun on several nodes: ``torchrun ... torchrun_script.py FOLDER``."""
+"""A script for torchrun on several nodes: ``torchrun ... torchrun_script.py FOLDER``."""
 
 import json
 import sys

@@ -27,7 +27,7 @@ _NODE = TypeVar("_NODE", bound=nodes.Node)
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class PartialNumber:
     """A number, and where it is one: `q.doc` is nothing outside all documents."""
 
     value: Sum
@@ -129,25 +129,25 @@ class Evaluation:
 
     # ---- numbers ----
 
-    def number(self, node: nodes.Number) -> Number:
+    def number(self, node: nodes.Number) -> PartialNumber:
         """Evaluate a number."""
         return self.once(self._number, node)
 
-    def _number(self, node: nodes.Number) -> Number:
+    def _number(self, node: nodes.Number) -> PartialNumber:
         match node:
             case nodes.Const(value):
-                return Number(Sum((), value))
+                return PartialNumber(Sum((), value))
             case nodes.Pos(side):
-                return Number(self.position("t" if self.world.relation == "same" else side))
+                return PartialNumber(self.position("t" if self.world.relation == "same" else side))
             case nodes.Outside(levels, value):
                 return replace(self, frame=self.frame[:-levels]).number(value)
             case nodes.Arithmetic(op, left, right):
                 a, b = self.number(left), self.number(right)
                 result = self.arithmetic(op, a.value, b.value)
-                return Number(result, all_of([a.is_defined, b.is_defined]))
+                return PartialNumber(result, all_of([a.is_defined, b.is_defined]))
             case nodes.Lookup(table, fact, at):
                 return self.look_up(table, fact, self.place(at))
-        return Number(self.unknown(node))
+        return PartialNumber(self.unknown(node))
 
     def unknown(self, node: nodes.Number) -> Sum:
         """Return a number that is the same for all tokens of a frame."""
@@ -224,28 +224,28 @@ class Evaluation:
 
     def look_up(
         self, table: nodes.Segment | nodes.TokenColumn, fact: nodes.Fact, place: Place
-    ) -> Number:
+    ) -> PartialNumber:
         """Evaluate a token column, or a fact about a token's instance."""
         if isinstance(table, nodes.TokenColumn):
-            return Number(self.facts.add(("token", table.column), place))
+            return PartialNumber(self.facts.add(("token", table.column), place))
         if fact == "path":
             assert isinstance(table, nodes.Laid), "checked: a layout has paths"
             family = ("path", self.world.layouts[id(table.statement)], self.frame)
             is_longer = self.along(table.statement) is True
             found = self.facts.add(family, place, (0, INFINITE), step=1 if is_longer else None)
-            return Number(found, self.view(table).inside[place])
+            return PartialNumber(found, self.view(table).inside[place])
         view = self.view(table)
         if fact == "number":
-            return Number(view.numbers[place], view.inside[place])
+            return PartialNumber(view.numbers[place], view.inside[place])
         if fact == "count":
-            return Number(view.count(place, self.facts), view.inside[place])
+            return PartialNumber(view.count(place, self.facts), view.inside[place])
         start = view.border("start", place, self.facts)
         if fact == "start":
-            return Number(start, view.inside[place])
+            return PartialNumber(start, view.inside[place])
         if fact == "pos":
-            return Number(self.position(place).plus(start, -1), view.inside[place])
+            return PartialNumber(self.position(place).plus(start, -1), view.inside[place])
         end = view.border("end", place, self.facts)
-        return Number(end if fact == "end" else end.plus(start, -1), view.inside[place])
+        return PartialNumber(end if fact == "end" else end.plus(start, -1), view.inside[place])
 
     # ---- segments ----
 

@@ -21,7 +21,7 @@ from dcp_planner.tables.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parts:
+class PlanInputs:
     """The ingredients of a plan; head groups are laid out one behind the other.
 
     Attributes:
@@ -36,8 +36,8 @@ class Parts:
     config: PlanConfig
 
     @classmethod
-    def of(cls, plan: Plan) -> "Parts":
-        """Read the parts of a plan from its tables."""
+    def of(cls, plan: Plan) -> "PlanInputs":
+        """Read the inputs of a plan from its tables."""
         plan = expand_head_groups(plan)
         placement = Placement(plan.blocks.owner, plan.tiles.device)
         is_routed = bool((plan.transfers.hop > 0).any())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from dcp_planner.causes.alternatives import Parts
+from dcp_planner.causes.alternatives import PlanInputs
 from dcp_planner.causes.conditions import FREE, NEEDS, Free, costly, seconds_without
 from dcp_planner.causes.dependencies import Dependencies, find_dependencies
 from dcp_planner.causes.path import Accounting, CriticalPath, account_for, critical_path
@@ -239,7 +239,7 @@ def _around(name: Free, every: frozenset[Free]) -> tuple[frozenset[Free], frozen
 
 def _of_schedule(scene: Scene, times: _Times, waits_s: float) -> list[Cause]:
     """Tell whether late launches save memory, and what order costs beside that."""
-    parts = Parts.of(scene.plan)
+    parts = PlanInputs.of(scene.plan)
     sizes = [_buffer_bytes(plan) for plan in (scene.plan, parts.launched_early())]
     if sizes[0] >= sizes[1]:
         return [Cause("order", waits_s, waits_s, place_of("order", scene))]

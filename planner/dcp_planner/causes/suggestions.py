@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dcp_planner.causes.alternatives import Parts, coarser, finer, recut, workload_of
+from dcp_planner.causes.alternatives import PlanInputs, coarser, finer, recut, workload_of
 from dcp_planner.causes.conditions import FREE
 from dcp_planner.causes.diagnosis import Diagnosis, Name
 from dcp_planner.errors import PlanError
@@ -66,7 +66,7 @@ class _Start:
         known = name in PARTITIONERS and PARTITIONERS[name].unavailable() is None
         config = PlanConfig(
             partitioner=name if known else "portfolio", budget="fast",
-            routing=Parts.of(plan).config.routing, head_groups=plan.head_groups,
+            routing=PlanInputs.of(plan).config.routing, head_groups=plan.head_groups,
             memory_limit_bytes=memory_limit_bytes,
         )  # fmt: skip
         return cls(plan, workload, config)
@@ -123,7 +123,7 @@ def worth_saying(found: Sequence[Suggestion], seconds: float) -> tuple[Suggestio
 
 
 def _fewer_divisions(start: _Start) -> tuple[str, str, Plan] | None:
-    parts = Parts.of(start.plan)
+    parts = PlanInputs.of(start.plan)
     divisions = parts.divisions - 1
     if divisions < 2 or start.config.memory_limit_bytes is not None:
         return None
@@ -131,7 +131,7 @@ def _fewer_divisions(start: _Start) -> tuple[str, str, Plan] | None:
 
 
 def _more_divisions(start: _Start) -> tuple[str, str, Plan] | None:
-    parts = Parts.of(start.plan)
+    parts = PlanInputs.of(start.plan)
     divisions = parts.divisions + 1
     if divisions < 3 or start.config.memory_limit_bytes is not None:
         return None  # all is local, or more would not fit
@@ -139,7 +139,7 @@ def _more_divisions(start: _Start) -> tuple[str, str, Plan] | None:
 
 
 def _unlimited(start: _Start) -> tuple[str, str, Plan] | None:
-    return "no limit of memory", "without --memory-limit", Parts.of(start.plan).unlimited()
+    return "no limit of memory", "without --memory-limit", PlanInputs.of(start.plan).unlimited()
 
 
 def _recut(start: _Start, borders: Any, size: str) -> tuple[str, str, Plan] | None:

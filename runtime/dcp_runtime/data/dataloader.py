@@ -37,7 +37,7 @@ from dcp_runtime.data.replicas import Replicas, dealing_of, find_replicas
 from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows
 from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.shared_plans import PlanExchange, SharedPlans
-from dcp_runtime.data.windows import Pack, Parts, Position, Window, without_last
+from dcp_runtime.data.windows import Pack, Position, Window, WindowPlans, without_last
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import BatchPlan
 
@@ -234,7 +234,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 planned = self._plans.take(window.pending, len(waiting))
                 kept = self._kept(window.sequences, planned)
                 targets = self._targets.find(kept, planned.hidden) if kept else ()
-                parts = Parts(window, planned, kept, targets, self._replicas.device)
+                parts = WindowPlans(window, planned, kept, targets, self._replicas.device)
                 for number in range(window.start.micro_batch, len(planned.batches)):
                     self._position = parts.behind(number)
                     yield parts.of(number)

@@ -60,7 +60,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class WindowPlans:
     """This rank's parts of the micro-batches of a window.
 
     Attributes:

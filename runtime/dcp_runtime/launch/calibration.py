@@ -65,7 +65,7 @@ class Calibration:
 
     cluster: Cluster
     sources: Mapping[str, str]
-    checks: tuple["Check", ...]
+    checks: tuple["PredictionCheck", ...]
     noise: float
 
     @property
@@ -85,7 +85,7 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class PredictionCheck:
     """A plan that no constant was fitted to.
 
     Attributes:
@@ -314,7 +314,7 @@ CHECKS = (
 """Name, mask and partitioner of the plans that constants are checked with."""
 
 
-def _check(cluster: Cluster, world: ProcessWorld) -> tuple[Check, ...]:
+def _check(cluster: Cluster, world: ProcessWorld) -> tuple[PredictionCheck, ...]:
     """Predict and measure plans of one long document; the median of three runs, after a first."""
     length, found = 1024 * world.ranks, []
     for name, text, partitioner in CHECKS:
@@ -323,7 +323,7 @@ def _check(cluster: Cluster, world: ProcessWorld) -> tuple[Check, ...]:
         plan = build_plan(block_sparsity([mask], 512, 512), SHAPE, cluster, config)
         runs = [run_plan(plan, RunConfig(ranks=world.ranks), world) for _ in range(4)][1:]
         measured = statistics.median(run.forward_s + run.backward_s for run in runs)
-        found.append(Check(name, simulate(plan).seconds(), measured))
+        found.append(PredictionCheck(name, simulate(plan).seconds(), measured))
     return tuple(found)
 
 

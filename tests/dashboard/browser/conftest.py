@@ -93,7 +93,7 @@ class Visit:
         return self.page.eval_on_selector(f"{selector} .dcp-pixels", READ, points)
 
     def distinct(self, selector: str) -> int:
-        """How many colours a canvas shows."""
+        """Count the colours that a canvas shows."""
         return self.page.eval_on_selector(f"{selector} .dcp-pixels", DISTINCT)
 
     def digest(self, selector: str) -> int:

@@ -41,7 +41,7 @@ def wait_for_title(page, title):
 
 
 def shown_matrix(visit, size):
-    """What the picture shows at the middle of each cell: whether it has the colour of a pair."""
+    """Return for the middle of each cell of the picture if it has the colour of a pair."""
     middles = [((k + 0.5) / size, (q + 0.5) / size) for q in range(size) for k in range(size)]
     colours = visit.colours_at(DRAWN, middles)
     accent = visit.page.evaluate(ACCENT)

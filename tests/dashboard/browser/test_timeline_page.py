@@ -67,7 +67,7 @@ def press_at(visit, x, y, modifier=None):
 
 
 def state(page):
-    """What the URL says once the frame after the last input has written it."""
+    """Return the URL once the frame after the last input has written it."""
     page.evaluate(
         "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
         ".then(() => dcp.state.flush())"

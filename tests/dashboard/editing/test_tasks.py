@@ -1,4 +1,4 @@
-"""What the page asks for, without processes: findings, pictures, figures, and what is refused."""
+"""Tasks of the editor's page, without processes: findings, pictures, figures, refusals."""
 
 import json
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""What the pages say about one selected thing, against the plan's tables read row by row."""
+"""Facts about one selected thing, against the plan's tables read row by row."""
 
 import json
 

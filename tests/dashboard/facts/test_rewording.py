@@ -47,7 +47,7 @@ def plans():
 
 
 def places(facts):
-    """What facts say without their words: values, and where their links lead."""
+    """Return facts without their words: values, and where their links lead."""
     rows = [row for section in facts.sections for row in section.rows]
     links = [[(p.selected, p.time_ns, p.source) for p in row.parts] for row in rows]
     return {k: v for k, v in facts.values.items() if k != "name"}, facts.selected, links

@@ -116,7 +116,7 @@ def send_raw(url, text):
 
 
 def show(url, path):
-    """What the one callback of the pages answers."""
+    """Return the answer of the one callback of the pages."""
     places = [("pathname", path), ("search", "")]
     body = {
         "output": "page.children",
