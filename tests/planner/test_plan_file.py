@@ -248,9 +248,9 @@ CASES = {
     "items": (edited_table("instructions", items=[-5]), "device 0 first copies exactly"),
     "null": (edited_table("tiles", device=None), "table tiles: column device has nulls"),
     "kind": (edited_table("events", kind="up"), "events.kind: expected one of"),
-    "transfer": (edited_table("events", transfer=10**6), "events.transfer: expected -1, or a row"),
+    "transfer": (edited_table("events", transfer=10**6), "events.transfer: expected -1 to"),
     "source": (edited_table("events", source="dreamt"), "events: expected the source 'simulated', got 'dreamt'"),
-    "event end": (edited_table("events", end_ns=-5), "Trace: an event ends before it starts"),
+    "event end": (edited_table("events", start_ns=2**40), "Trace: an event ends before it starts"),
     "sequence": (edited_table("sequences", start=1), "sequences: expected each start"),
 }  # fmt: skip
 

@@ -5,6 +5,7 @@ Reading is confined: a file is named relative to the one that imports it, and no
 folder of the first file is read. Each file keeps its own names; only what is listed comes in.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -14,6 +15,7 @@ from dcp_dsl.syntax.ast import Program
 from dcp_dsl.syntax.diagnostics import Diagnostic, did_you_mean, make_diagnostic
 
 MAX_FILES = 64
+_HELD = Path("/<text>")  # stands for the folder of a text that brings its imports along
 _CHECK_IT = "check that file by itself"
 
 
@@ -22,15 +24,22 @@ class _Reader:
     """Files read so far on behalf of one text."""
 
     root: Path
+    held: Mapping[str, str] | None = None  # instead of files: texts by path below the root
+    texts: dict[str, str] = field(default_factory=dict)
     scopes: dict[Path, Scope] = field(default_factory=dict)
     broken: dict[Path, str] = field(default_factory=dict)
     open_files: list[Path] = field(default_factory=list)
 
 
-def build_scope(program: Program) -> tuple[Scope, tuple[Diagnostic, ...]]:
+def build_scope(
+    program: Program, held: Mapping[str, str] | None = None
+) -> tuple[Scope, tuple[Diagnostic, ...]]:
     """Return the definitions of a text and of its imports, and the errors of the imports.
 
-    Relative paths start at the folder of `program.name`; a text without a file cannot import.
+    Args:
+        program: the text. Relative paths start at the folder of its name; a text without a file
+            cannot import.
+        held: texts of all files that it imports, by path; then none is read.
 
     Returns:
         The scope, and E130-E134.
@@ -38,16 +47,18 @@ def build_scope(program: Program) -> tuple[Scope, tuple[Diagnostic, ...]]:
     imports = _imports(program)
     if not imports:
         return Scope.of(program), ()
-    home = _home(program.name)
+    home = _HELD / "<text>" if held else _home(program.name)
     if home is None:
         why = "a text that is no file cannot import"
         hint = "save it as a .dcpm file beside the one it imports"
         return Scope.of(program), tuple(
             _report(program, "E130", why, each.path.span, hint) for each in imports
         )
-    reader = _Reader(home.parent.resolve())
+    reader = _Reader(home.parent.resolve(), held or None)
     reader.open_files.append(home.resolve())
-    return _resolve(program, reader)
+    scope, problems = _resolve(program, reader)
+    scope.imported.files.update(sorted(reader.texts.items()))
+    return scope, problems
 
 
 def _imports(program: Program) -> list[ast.Import]:
@@ -135,10 +146,13 @@ def _read(
         found.append(_report(program, "E130", f"more than {MAX_FILES} files are imported", span))
         return None
     try:
-        parsed = parse_all(read_text(path), str(path))
-    except SpecFileError as error:
-        found.append(_report(program, "E130", str(error), span))
+        below = path.relative_to(reader.root).as_posix()
+        text = read_text(path) if reader.held is None else reader.held[below]
+        parsed = parse_all(text, str(path))
+    except (SpecFileError, KeyError) as error:
+        found.append(_report(program, "E130", f"cannot be read: {error}", span))
         return None
+    reader.texts[below] = text
     reader.open_files.append(path)
     scope, problems = _resolve(parsed.program, reader)
     reader.open_files.pop()

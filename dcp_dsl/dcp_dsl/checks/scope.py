@@ -12,12 +12,17 @@ from dcp_grammar import MASKS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Imported:
-    """Names that `import` statements bring into a text, each with the scope it is read in."""
+    """Names that `import` statements bring into a text, each with the scope it is read in.
+
+    Attributes:
+        files: texts of all files that were read, by their path below the folder of the text.
+    """
 
     masks: "dict[str, tuple[ast.MaskDef, Scope]]" = field(default_factory=dict)
     stacks: "dict[str, tuple[ast.Stack, Scope]]" = field(default_factory=dict)
     segments: dict[str, ast.Segment] = field(default_factory=dict)
     tokens: dict[str, ast.Token] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

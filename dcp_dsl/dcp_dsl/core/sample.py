@@ -11,6 +11,7 @@ from dcp_dsl.errors import DatasetError
 
 MAX_TOKENS = 2**31 - 1
 MAX_NESTING = 16
+_BEYOND = 2**63
 
 
 class ReadsColumns(Protocol):
@@ -166,11 +167,13 @@ def _plain(
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list | tuple):
-        if all(type(item) is int for item in value):  # the common case, without a call per item
-            return list(value)
+        if all(type(item) is int and -_BEYOND <= item < _BEYOND for item in value):
+            return list(value)  # the common case, without a call per item
         if depth < MAX_NESTING:
             return [_plain(name, item, depth + 1) for item in value]
     if isinstance(value, int) and not isinstance(value, bool):
+        if not -_BEYOND <= value < _BEYOND:
+            raise DatasetError(f"column `{name}`: {value:.6g} does not fit into int64")
         return value
     raise DatasetError(
         f"column `{name}`: expected integers or lists of integers, got {reprlib.repr(value)} "

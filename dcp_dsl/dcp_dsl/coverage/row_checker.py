@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dcp_dsl.arrays import Ints
 from dcp_dsl.checks.columns import layout_columns
 from dcp_dsl.core.layout import natural_length
-from dcp_dsl.core.sample import Sample
+from dcp_dsl.core.sample import MAX_TOKENS, Sample
 from dcp_dsl.coverage.batch_proof import BatchProver
 from dcp_dsl.data.data_file import LENGTH_COLUMNS, TOKEN_COLUMNS
 from dcp_dsl.data.nesting import (
@@ -264,7 +264,7 @@ class _Rows:
         for totals in self.totals.values():
             if totals.takes_rest:
                 self.is_open |= self.lengths < totals.tokens
-        self.is_open |= self.lengths < 0
+        self.is_open |= (self.lengths < 0) | (self.lengths > MAX_TOKENS)
 
     def _add(self, sizes: Ints, is_sure: NDArray[np.bool_]) -> None:
         is_new = is_sure & (self.lengths < 0)
@@ -284,7 +284,7 @@ class _Rows:
 
     def null_reason(self, row: int) -> str:
         name = min(name for name, column in self.flat.items() if column.has_null[row])
-        return f"column `{self.checker._own(name)}` has a missing value"
+        return f"column `{self.checker._own(name)}` has a missing value, or one beyond int64"
 
     def disagreement(self, row: int) -> str:
         said = [f"`{name}` says {sizes[row]}" for name, sizes in self.said.items()]

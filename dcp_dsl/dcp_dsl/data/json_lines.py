@@ -1,5 +1,6 @@
 """Read JSON lines with Arrow, and name the line where that fails."""
 
+import codecs
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,22 +26,35 @@ def read_jsonl(path: Path) -> "pa.Table":
 
     if path.stat().st_size == 0:
         raise DatasetError(f"{path}: the file is empty; expected one JSON object per line")
-    _refuse_deep_lines(path)
+    rows = _check_lines(path)
     # A row can be longer than Arrow's default block of 1 MiB.
     options = pyarrow.json.ReadOptions(block_size=max(2**20, min(path.stat().st_size + 1, 2**30)))
     try:
-        return pyarrow.json.read_json(path, read_options=options)
+        table = pyarrow.json.read_json(path, read_options=options)
     except pa.ArrowException as error:
         _explain_jsonl(path)  # Arrow does not say which line
         raise DatasetError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+    if table.num_rows != rows:  # several values in a line, some of them null
+        _explain_jsonl(path)
+        raise DatasetError(f"{path}: expected {rows} rows, one per line, got {table.num_rows}")
+    return table
 
 
-def _refuse_deep_lines(path: Path) -> None:
-    """Raise for a line that nests so deeply that Arrow's parser would run out of stack and die."""
+def _check_lines(path: Path) -> int:
+    """Count the lines that are not blank, and keep from Arrow's parser what kills the process.
+
+    It dies of a first line that is `null`, and runs out of stack where values nest too deeply.
+    """
+    rows = 0
     opening, closing = np.zeros((2, 256), np.int8)
     opening[[ord("["), ord("{")]], closing[[ord("]"), ord("}")]] = 1, 1
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
+            text = line.removeprefix(codecs.BOM_UTF8 * (number == 1)).strip()
+            rows += bool(text)
+            if text and not (text.startswith(b"{") and text.endswith(b"}")):
+                _explain_jsonl(path)
+                raise DatasetError(f"{path}: line {number}: expected one JSON object")
             if line.count(b"[") + line.count(b"{") <= MAX_JSON_NESTING:
                 continue
             codes = np.frombuffer(line, np.uint8)
@@ -51,6 +65,7 @@ def _refuse_deep_lines(path: Path) -> None:
                     raise DatasetError(f"{path}: line {number} is nested too deeply") from None
                 except ValueError as error:
                     raise DatasetError(f"{path}: line {number} is not JSON: {error}") from None
+    return rows
 
 
 def _explain_jsonl(path: Path) -> None:
@@ -61,7 +76,7 @@ def _explain_jsonl(path: Path) -> None:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line.removeprefix(codecs.BOM_UTF8 * (number == 1)))
             except (ValueError, RecursionError) as error:
                 raise DatasetError(f"{path}: line {number} is not JSON: {error}") from None
             if not isinstance(row, dict):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Bools, Ints
 from dcp_dsl.checks.columns import layout_columns, parent_columns
+from dcp_dsl.core.sample import MAX_TOKENS
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax import ast
 
@@ -25,10 +26,12 @@ class NestedColumn:
     """A column of integers, of lists, or of lists of lists.
 
     Attributes:
-        values: int64, all integers of the batch behind one another; 0 where one is missing.
+        values: int64, all integers of the batch behind one another; 0 where one is missing or
+            does not fit.
         offsets: per level of lists, from the outside; int64 ``[items + 1]``: item i of a level
             holds the items ``offsets[i]:offsets[i + 1]`` of the next. Empty for plain integers.
-        has_null: bool ``[rows]``, rows where the column or anything in it is missing.
+        has_null: bool ``[rows]``, rows where the column or anything in it is missing or does not
+            fit into int64.
     """
 
     values: Ints
@@ -52,10 +55,9 @@ class NestedColumn:
             bounds = offsets[bounds]
         return bounds
 
-    def row_sums(self, values: "NDArray[Any] | None" = None) -> Ints:
-        """Add up per row the integers of the column, or other values of the same size."""
-        chosen = self.values if values is None else values
-        total = np.concatenate([[0], np.cumsum(chosen, dtype=np.int64)])
+    def row_sums(self, values: "NDArray[Any]") -> Ints:
+        """Add up per row a number for each integer of the column."""
+        total = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
         bounds = self.bounds(self.depth)
         sums: Ints = total[bounds[1:]] - total[bounds[:-1]]
         return sums
@@ -140,12 +142,13 @@ def flatten_column(column: Any) -> NestedColumn:  # Any: a ChunkedArray of any t
     if isinstance(array, pa.ChunkedArray):  # what no rows combine to
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
     rows = len(array)
+    array = _fitting(array)
     missing = [_nulls(array)]
     offsets: list[Ints] = []
     while is_list(array.type):
         sizes = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
         offsets.append(np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
-        array = pc.list_flatten(array)
+        array = _fitting(pc.list_flatten(array))
         missing.append(_nulls(array))
     if pa.types.is_null(array.type):
         values = np.zeros(len(array), np.int64)
@@ -153,6 +156,16 @@ def flatten_column(column: Any) -> NestedColumn:  # Any: a ChunkedArray of any t
         filled = array.fill_null(0) if array.null_count else array
         values = filled.cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
     return NestedColumn(values, tuple(offsets), _rows_with(missing, offsets, rows))
+
+
+def _fitting(array: Any) -> Any:  # Any: an Array of any type
+    """Put nulls in the place of integers beyond int64."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_uint64(array.type):
+        return array
+    return pc.if_else(pc.less(array, pa.scalar(2**63, pa.uint64())), array, None)
 
 
 def _nulls(array: Any) -> Bools | None:  # Any: an Array of any type
@@ -237,8 +250,10 @@ def measure_layout(
                 is_certain &= depth == 0
             case ast.Name(name) if name != "len":
                 column = columns[name]
-                tokens += column.row_sums()
-                is_certain &= (column.row_sums(column.values < 0) == 0) & ~column.has_null
+                sizes = np.clip(column.values, -1, MAX_TOKENS + 1)  # a sum of larger ones may wrap
+                tokens += column.row_sums(sizes)
+                is_odd = (sizes < 0) | (sizes > MAX_TOKENS)
+                is_certain &= (column.row_sums(is_odd) == 0) & ~column.has_null
             case ast.Number(value) if depth == 0:
                 tokens += value
             case _:

@@ -1,6 +1,6 @@
 """A .dcpm file as a value: its masks and samples by name, and the masks of data sets."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,10 +92,18 @@ class Spec:
         return f"<Spec {self.name}: {', '.join(self.masks) or 'no masks'}>"
 
     @classmethod
-    def from_text(cls, text: str, name: str = "<text>") -> "Spec":
+    def from_text(
+        cls, text: str, name: str = "<text>", files: Mapping[str, str] | None = None
+    ) -> "Spec":
         """Parse and check a text.
 
         The claims of `check` statements are not tested here; `check` and `dcpm check` do that.
+
+        Args:
+            text: of a .dcpm file.
+            name: its path, from which imports are found, or what stands for it.
+            files: texts of what it imports, by path, as `files` of another spec; then no file is
+                read.
 
         Raises:
             SpecError: with all errors of the text.
@@ -104,7 +112,7 @@ class Spec:
         ('a',)
         """
         parsed = parse_all(text, name)
-        scope, problems = build_scope(parsed.program)
+        scope, problems = build_scope(parsed.program, files)
         found = [*parsed.diagnostics, *problems, *check_scope(scope, parsed.lost_names)]
         errors = tuple(d for d in found if d.severity == "error")
         if errors:
@@ -115,6 +123,11 @@ class Spec:
     def masks(self) -> tuple[str, ...]:
         """Names of the masks defined in the text, in its order."""
         return tuple(self.scope.masks)
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """Texts of the files that the text imports, by their path below its folder."""
+        return self.scope.imported.files
 
     @property
     def samples(self) -> tuple[str, ...]:

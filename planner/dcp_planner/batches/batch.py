@@ -227,8 +227,9 @@ def _compile(
     else:
         cut = block_size(by_mask)
     texts = tuple(sample.to_json() for sample in samples)
+    files = tuple(spec.files.items())
     return tuple(
-        Batch(sparsity, Provenance(spec.source, mask.call, texts, origin), use=use)
+        Batch(sparsity, Provenance(spec.source, mask.call, texts, origin, files), use=use)
         for sparsity, mask, use in zip(cut, stack.masks, _uses(stack), strict=True)
     )
 

@@ -121,9 +121,12 @@ def _read_batches(
 ) -> Iterator[pa.RecordBatch]:
     reader = pa.ipc.MessageReader.open_stream(buffer)
     try:
-        schema = pa.ipc.read_schema(reader.read_next_message())
+        message = reader.read_next_message()
     except StopIteration:
         raise PlanFileError(f"table {name}: expected an Arrow schema, got the end") from None
+    if message.type != "schema":  # Arrow takes the bytes of another kind for a schema and crashes
+        raise PlanFileError(f"table {name}: expected an Arrow schema first, got a {message.type}")
+    schema = pa.ipc.read_schema(message)
     expected = list(kinds.items())
     if [(field.name, field.type) for field in schema] != expected:
         raise PlanFileError(

@@ -16,6 +16,7 @@ from dcp_planner.tables.plan import Blocks, ComputeBlocks, Plan, Provenance, Tra
 from dcp_planner.tables.programs import OPS, ProgramTable, restore_programs, tabulate_programs
 
 _DIRECTIONS = ("forward", "backward")
+_MOST = 2**53  # nanoseconds are 104 days, and exact as float64
 _SLABS = ("q_start", "q_end", "kv_start", "kv_end", "start_slope", "end_slope")
 
 
@@ -100,24 +101,24 @@ def plan_of_columns(
 
 
 def traces_of_columns(
-    events: Columns, sources: Sequence[str], sizes: Sequence[int], transfers: int
+    events: Columns, sources: Sequence[str], sizes: Sequence[int], plan: Plan
 ) -> tuple[Trace, ...]:
     """Cut the `events` table into traces of the given sources and numbers of events.
 
     Raises:
-        ValueError: if the sizes do not add up, a source or kind is unknown, or an event names a
-            transfer that the plan, which has so many `transfers`, does not have.
+        ValueError: if the sizes do not add up, a source or kind is unknown, a number is out of its
+            range, or an event names a device or transfer that the plan does not have.
     """
     if sum(sizes) != len(events["source"]):
         raise ValueError(f"events: expected {sum(sizes)} rows in all traces, got fewer or more")
     ends = np.cumsum(sizes, dtype=np.int64).tolist()
     return tuple(
-        _trace(events, source, slice(end - size, end), transfers)
+        _trace(events, source, slice(end - size, end), plan)
         for source, size, end in zip(sources, sizes, ends, strict=True)
     )
 
 
-def _trace(events: Columns, source: str, part: slice, transfers: int) -> Trace:
+def _trace(events: Columns, source: str, part: slice, plan: Plan) -> Trace:
     others = set(events["source"][part]) - {source}
     if others:
         raise ValueError(f"events: expected the source {source!r}, got {min(others)!r}")
@@ -128,11 +129,22 @@ def _trace(events: Columns, source: str, part: slice, transfers: int) -> Trace:
     if unknown:
         raise ValueError(f"events.kind: expected one of {EVENT_KINDS}, got {min(unknown)!r}")
     numbers = {name: events[name][part] for name in COLUMNS if name != "kind"}
-    if len(kinds) and not -1 <= numbers["transfer"].min() <= numbers["transfer"].max() < transfers:
-        raise ValueError(f"events.transfer: expected -1, or a row of the {transfers} transfers")
+    devices = plan.num_devices
+    ranges = {"device": (0, devices), "peer": (-1, devices), "transfer": (-1, len(plan.transfers))}
+    for column, values in numbers.items():
+        least, end = ranges.get(column, (0, _MOST))
+        if len(values) and not least <= values.min() <= values.max() < end:
+            raise ValueError(
+                f"events.{column}: expected {least} to {end - 1}, got {values.min()} to "
+                f"{values.max()}"
+            )
     name, names = index_names(events["name"][part])
     kind = np.array([EVENT_KINDS.index(kind) for kind in kinds], np.uint8)
-    return Trace(cast("Source", source), kind=kind, name=name, names=names, **numbers)
+    trace = Trace(cast("Source", source), kind=kind, name=name, names=names, **numbers)
+    order = np.lexsort((trace.start_ns, trace.lane, trace.device))
+    if (np.diff(order) < 0).any():
+        raise ValueError("events: expected each trace sorted by (device, lane, start)")
+    return trace
 
 
 def _columns_of_forms(forms: Sequence[PlacedForm]) -> Columns:

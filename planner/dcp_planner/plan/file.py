@@ -40,6 +40,7 @@ from dcp_planner.plan.columns import (
     plan_of_columns,
     traces_of_columns,
 )
+from dcp_planner.plan.origin import check_origin
 from dcp_planner.plan.validation import validate
 from dcp_planner.simulation.trace import Trace
 from dcp_planner.tables.metrics import measure
@@ -100,7 +101,7 @@ def encode_plan(plan: Plan, traces: Sequence[Trace] = (), *, verified: bool | No
         "warnings": [asdict(warning) for warning in plan.warnings],
         "cluster": plan.cluster.to_json(),
         "shape": asdict(plan.shape),
-        "provenance": asdict(plan.provenance) if plan.provenance else None,
+        "provenance": _provenance_json(plan.provenance),
         "metrics": measure(plan).to_json(),
         "tables": {name: _num_rows(name, tables[name]) for name in TABLES if name in tables},
         "traces": [{"source": t.source, "events": len(t)} for t in traces],
@@ -237,14 +238,14 @@ def _read_parts(members: dict[str, bytes], limit_bytes: int) -> PlanFile:
             cluster=_record(Cluster, _member(meta, "cluster", dict)),
             shape=_record(ModelShape, _member(meta, "shape", dict)),
             partitioner=_member(meta, "partitioner", str),
-            provenance=_read_provenance(meta.get("provenance")),
+            provenance=_read_provenance(meta),
             warnings=tuple(_read_warning(item) for item in _member(meta, "warnings", list)),
             head_groups=groups,
         )
         kept = _member(meta, "traces", list)
         sizes = [_member(trace, "events", int) for trace in kept]
         sources = [_member(trace, "source", str) for trace in kept]
-        traces = traces_of_columns(tables["events"], sources, sizes, len(plan.transfers))
+        traces = traces_of_columns(tables["events"], sources, sizes, plan)
         validate(plan)
     except (ValueError, PlanError, DatasetError) as error:
         raise PlanFileError(f"holds no valid plan: {error}; {_AGAIN}") from error
@@ -307,12 +308,19 @@ def _read_warning(values: object) -> PlanWarning:
     return PlanWarning(code, message)
 
 
-def _read_provenance(values: object) -> Provenance | None:
-    if values is None:
+def _provenance_json(source: Provenance | None) -> dict[str, Any] | None:
+    return None if source is None else asdict(source) | {"files": dict(source.files)}
+
+
+def _read_provenance(meta: dict[str, Any]) -> Provenance | None:
+    if meta.get("provenance") is None:
         return None
+    values = _member(meta, "provenance", dict)
     samples = _member(values, "samples", list)
+    files = _member(values, "files", dict) if "files" in values else {}
     texts = {key: _member(values, key, str) for key in ("spec", "mask", "origin")}
-    return Provenance(samples=tuple(str(sample) for sample in samples), **texts)
+    held = tuple((path, _member(files, path, str)) for path in files)
+    return Provenance(samples=tuple(str(sample) for sample in samples), files=held, **texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +333,7 @@ class FileCheck:
         invariant: the sentence that is not true; empty unless broken.
         where: the row that shows it, for example ``tile 3 (q_block 1, kv_block 0)``; may be empty.
         message: everything there is to say; empty if valid.
+        not_compared: why the mask of a valid plan was not compared with the text that made it.
     """
 
     file: str
@@ -332,6 +341,7 @@ class FileCheck:
     invariant: str = ""
     where: str = ""
     message: str = ""
+    not_compared: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -345,16 +355,23 @@ class FileCheck:
     def to_text(self) -> str:
         """Format the result as a line for people."""
         if self.status == "valid":
-            return f"{self.file}: valid"
+            rest = self.not_compared and f"; mask not compared: {self.not_compared}"
+            return f"{self.file}: valid{rest}"
         if self.status == "unreadable":
             return self.message
         return f"{self.file}: broken: {self.invariant}" + (f"; at {self.where}" * bool(self.where))
 
 
 def check_file(path: str) -> FileCheck:
-    """Read a plan file and check its plan; never raises for what the file holds."""
+    """Read a plan file, check its plan, and compare its mask with the text that it names.
+
+    Never raises for what the file holds.
+    """
     try:
-        read_plan(path)
+        plan = read_plan(path).plan
+        return FileCheck(path, "valid", not_compared=check_origin(plan))
+    except PlanError as error:
+        return FileCheck(path, "broken", str(error), message=f"plan file {path}: {error}")
     except PlanFileError as error:
         broken = _cause(error)
         if broken is None:
@@ -362,7 +379,6 @@ def check_file(path: str) -> FileCheck:
         if isinstance(broken, InvariantError):
             return FileCheck(path, "broken", broken.invariant, broken.where, str(error))
         return FileCheck(path, "broken", str(broken), message=str(error))
-    return FileCheck(path, "valid")
 
 
 def _cause(error: BaseException) -> PlanError | None:

@@ -42,6 +42,7 @@ def check_programs(plan: Plan) -> None:
     for direction in DIRECTIONS:
         _check_devices(plan, direction)
         places = _Places(plan, direction, feeder)
+        places.check_form()
         places.check_copies()
         places.check_tiles()
         places.check_launches()
@@ -108,6 +109,26 @@ class _Places:
         """Find the rows and items of all instructions of one kind."""
         chosen = np.flatnonzero(self.op_of_item == op)
         return self.row_of_item[chosen], self.programs.items[chosen].astype(np.int64)
+
+    def check_form(self) -> None:
+        """Only launches and waits have a key, only copies no division, and waits name nothing."""
+        programs = self.programs
+        op, count = programs.op, np.diff(programs.item_ptr)
+        has_key = (op == LAUNCH) | (op == WAIT)
+        for holds, invariant in (
+            (np.where(has_key, programs.key >= 0, programs.key == -1),
+             "keys are at least 0, and -1 where nothing is launched or waited for"),
+            (np.where(op == COPY, programs.division == -1, programs.division >= 0),
+             "divisions are at least 0, and -1 for a copy"),
+            ((op != WAIT) | (count == 0), "a wait has no items"),
+        ):  # fmt: skip
+            if not holds.all():
+                row = int(np.flatnonzero(~holds)[0])
+                raise self.fail(
+                    f"{invariant}: device {programs.device[row]} has key {programs.key[row]}, "
+                    f"division {programs.division[row]} and {count[row]} items at instruction "
+                    f"{programs.position[row]}"
+                )
 
     def check_copies(self) -> None:
         """Every program begins with the copy of exactly the own blocks."""

@@ -202,12 +202,14 @@ class Provenance:
         mask: name or call of the mask, as ``Spec.mask`` takes it.
         samples: one JSON object of columns per sequence, each with ``len``.
         origin: file names or a sentence for people; never used to compute anything.
+        files: path and text of every file that the spec imports.
     """
 
     spec: str
     mask: str
     samples: tuple[str, ...]
     origin: str = ""
+    files: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

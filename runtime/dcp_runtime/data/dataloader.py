@@ -31,7 +31,7 @@ from dcp_runtime.data.local_data import LocalData, TargetFinder
 from dcp_runtime.data.look_ahead import OwnPlans, PendingPlan, PlanningMetrics, PlanSource
 from dcp_runtime.data.make_plans import make_plans
 from dcp_runtime.data.plan_reply import PlanReply
-from dcp_runtime.data.plan_request import PlanRequest, SequenceRequest
+from dcp_runtime.data.plan_request import MaskText, PlanRequest, SequenceRequest
 from dcp_runtime.data.planner_pool import PlannerPool
 from dcp_runtime.data.replicas import Replicas, dealing_of, find_replicas
 from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows
@@ -297,9 +297,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         masks = {(id(m.scope), m.call): m for s in sequences for m in s.masks}
         number = {key: index for index, key in enumerate(masks)}
         request = PlanRequest(
-            masks=tuple(
-                (m.scope.program.text, m.scope.program.name, m.call) for m in masks.values()
-            ),
+            masks=tuple(map(MaskText.of, masks.values())),
             sequences=tuple(_sequence_request(s, number) for s in sequences),
             dealing=self._dealing.over(steps),
             replica=self._replicas.replica,

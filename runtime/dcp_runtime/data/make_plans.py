@@ -27,7 +27,7 @@ from dcp_planner import (
 from dcp_planner.plan import join_plans
 from dcp_runtime.data.dealing import Share, deal_documents, sub_cluster
 from dcp_runtime.data.plan_reply import PlannedBatch, PlanReply
-from dcp_runtime.data.plan_request import PlanRequest, SequenceRequest
+from dcp_runtime.data.plan_request import MaskText, PlanRequest, SequenceRequest
 from dcp_runtime.data.screening import SKIP_HINT
 from dcp_runtime.data.successors import hidden_from_next
 from dcp_runtime.data.truncation import truncate
@@ -44,7 +44,7 @@ Bound: TypeAlias = Mapping[int, Form]
 
 def plan_request(request: PlanRequest) -> PlanReply:
     """Compile the masks of a batch and plan it, from the text alone."""
-    masks = [_mask(*mask) for mask in request.masks]
+    masks = list(map(_mask, request.masks))
     samples = [Sample.from_json(sequence.sample) for sequence in request.sequences]
     return make_plans(request, masks, samples)
 
@@ -189,8 +189,8 @@ def _bind(sequence: SequenceRequest, masks: Sequence[Mask], sample: Sample) -> B
 
 
 @lru_cache(maxsize=64)
-def _mask(spec: str, name: str, call: str) -> Mask:
-    return Spec.from_text(spec, name).mask(call)
+def _mask(mask: MaskText) -> Mask:
+    return Spec.from_text(mask.spec, mask.name, dict(mask.files)).mask(mask.call)
 
 
 def _provenance(request: PlanRequest, members: Sequence[int], slot: Slot) -> Provenance | None:
@@ -199,6 +199,7 @@ def _provenance(request: PlanRequest, members: Sequence[int], slot: Slot) -> Pro
     is_whole = all(Sample.from_json(s.sample).length == s.num_tokens for s in sequences)
     if not is_whole or len(set(slot)) != 1:
         return None
-    spec, _, call = request.masks[slot[0]]
+    mask = request.masks[slot[0]]
     origin = "rows " + ", ".join(str(sequence.row) for sequence in sequences)
-    return Provenance(spec, call, tuple(s.sample for s in sequences), origin)
+    samples = tuple(s.sample for s in sequences)
+    return Provenance(mask.spec, mask.call, samples, origin, mask.files)

@@ -3,10 +3,26 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from dcp_dsl import Mask
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_runtime.data.dealing import Dealing
+
+
+class MaskText(NamedTuple):
+    """A mask as text: that of its spec, whose path, its call, path and text of what is imported."""
+
+    spec: str
+    name: str
+    call: str
+    files: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, mask: Mask) -> "MaskText":
+        """Write down what makes a mask."""
+        program, imported = mask.scope.program, mask.scope.imported
+        return cls(program.text, program.name, mask.call, tuple(imported.files.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +40,7 @@ class PlanRequest:
     """Global batches that are dealt together, to plan for one replica.
 
     Attributes:
-        masks: that their sequences use: text and path of the spec, and the call of each.
+        masks: that their sequences use.
         sequences: in packed order, of all replicas.
         dealing: how they become micro-batches of groups of devices.
         replica: whose micro-batches are planned.
@@ -35,7 +51,7 @@ class PlanRequest:
         config: how to plan.
     """
 
-    masks: tuple[tuple[str, str, str], ...]
+    masks: tuple[MaskText, ...]
     sequences: tuple[SequenceRequest, ...]
     dealing: Dealing
     replica: int
@@ -53,7 +69,10 @@ class PlanRequest:
     def from_json(cls, text: str) -> "PlanRequest":
         """Read what `to_json` wrote."""
         values = json.loads(text)
-        values["masks"] = tuple(map(tuple, values["masks"]))
+        values["masks"] = tuple(
+            MaskText(spec, name, call, tuple((path, text) for path, text in files))
+            for spec, name, call, files in values["masks"]
+        )
         values["sequences"] = tuple(
             SequenceRequest(**{**s, "cycle": tuple(s["cycle"])}) for s in values["sequences"]
         )

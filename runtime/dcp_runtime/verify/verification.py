@@ -204,7 +204,8 @@ def _masks(plan: Plan) -> Iterator[tuple[int, int, Tensor]]:
 
 def _rebuild(provenance: Provenance) -> tuple[Mask, list[Sample]]:
     try:
-        mask = Spec.from_text(provenance.spec, name="<plan>").mask(provenance.mask)
+        spec = Spec.from_text(provenance.spec, "<plan>", dict(provenance.files))
+        mask = spec.mask(provenance.mask)
         return mask, [Sample.from_json(text) for text in provenance.samples]
     except DCPError as error:
         raise RunError(

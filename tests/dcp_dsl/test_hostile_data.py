@@ -1,0 +1,117 @@
+"""Files that once ended the process, or passed for what they are not; see `fixtures/hostile`."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from dcp_dsl import DatasetError, Sample, Spec, load, read_dataset
+from dcp_dsl.commands.check import check
+from dcp_dsl.coverage.dataset_checker import check_dataset
+from dcp_dsl.forms import is_equal
+
+HOSTILE = Path(__file__).parents[1] / "fixtures" / "hostile"
+
+
+def refused(name):
+    """Check a data set of the corpus; return its refused rows with the reasons."""
+    (statement,) = check_dataset(load(HOSTILE / "s.dcpm"), str(HOSTILE / name)).statements
+    return [(row.row, row.reason) for row in statement.refused]
+
+
+def test_a_line_that_is_null_is_refused():  # Arrow's parser dies of it
+    with pytest.raises(DatasetError, match=r"null.jsonl: line 1: expected a JSON object"):
+        read_dataset(HOSTILE / "null.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"len": 1}\nnull\n', "line 2: expected a JSON object, got NoneType"),
+        ('\ufeffnull\n{"len": 1}', "line 1: expected a JSON object, got NoneType"),
+        ('{"len": 1} null {"len": 2}\n', "line 1 is not JSON: Extra data"),
+        ('{"len": 1}\n{"len":\n2}\n', "line 2 is not JSON"),
+        ('{"len": 1}{"len": 2}', "line 1 is not JSON: Extra data"),
+        ('{"len": 1} //', "line 1 is not JSON"),
+    ],
+)
+def test_a_line_is_one_object(tmp_path, text, says):
+    (tmp_path / "a.jsonl").write_text(text)
+    with pytest.raises(DatasetError, match=says):
+        read_dataset(tmp_path / "a.jsonl")
+
+
+def test_blank_lines_and_a_byte_order_mark_are_no_rows(tmp_path):
+    (tmp_path / "a.jsonl").write_text('\ufeff{"len": 1}\n\n  \n{"len": 2}')
+    assert read_dataset(tmp_path / "a.jsonl").lengths.tolist() == [1, 2]
+
+
+def test_lengths_whose_sum_is_beyond_int64_are_refused():
+    ((row, reason),) = refused("wrap.parquet")
+    assert row == 0
+    assert "a part would have 4611686018427387904 tokens, the sample has 10" in reason
+
+
+def test_a_row_of_too_many_tokens_is_named_and_the_others_are_kept():
+    ((row, reason),) = refused("big.parquet")
+    assert row == 100
+    assert "2147483648 tokens" in reason
+
+
+def test_two_columns_of_one_name_are_refused():
+    with pytest.raises(DatasetError, match=r"dup.parquet: two columns have the same name"):
+        read_dataset(HOSTILE / "dup.parquet")
+
+
+@pytest.mark.parametrize("value", [2**63, 2**64 - 1])
+def test_an_integer_beyond_int64_is_not_read_as_a_negative_one(tmp_path, value):
+    rows = {"question_len": pa.array([3, value], pa.uint64()), "answer_lens": [[1], [1]]}
+    pq.write_table(pa.table({**rows, "length": [4, 4]}), tmp_path / "a.parquet")
+    spec = load(HOSTILE / "s.dcpm")
+    (statement,) = check_dataset(spec, str(tmp_path / "a.parquet")).statements
+    assert [row.row for row in statement.refused] == [1]
+    assert "beyond int64" in statement.refused[0].reason
+    dataset = read_dataset(tmp_path / "a.parquet")
+    with pytest.raises(DatasetError, match=r"`question_len`: .* does not fit into int64"):
+        spec.attachment_of(dataset).sample(dataset[1])
+
+
+@pytest.mark.parametrize("name", ["crash1.dcpm", "crash2.dcpm"])
+def test_samples_of_the_wrong_shape_end_in_findings(name):
+    result = CliRunner().invoke(check, [str(HOSTILE / name)])
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert f"{name}:2:6" in result.output
+
+
+def test_a_spec_brings_its_imports_along():
+    spec = load(HOSTILE / "imp.dcpm")
+    assert dict(spec.files) == {"lib.dcpm": (HOSTILE / "lib.dcpm").read_text()}
+    again = Spec.from_text(spec.source, "<plan>", spec.files)
+    sample = Sample({"doc_lens": [3, 4]}, 7)
+    forms = [each.mask("mine").compile(sample) for each in (spec, again)]
+    assert is_equal(*forms)
+    assert dict(again.files) == dict(spec.files)
+
+
+def test_imports_of_a_held_text_are_never_read_from_disk(tmp_path):
+    (tmp_path / "other.dcpm").write_text("mask base = causal")
+    text = 'import base from "other.dcpm"'
+    with pytest.raises(DatasetError.__base__, match=r"other\.dcpm"):
+        Spec.from_text(text, str(tmp_path / "a.dcpm"), {"lib.dcpm": ""})
+    assert Spec.from_text(text, "<plan>", {"other.dcpm": "mask base = causal"}).mask("base")
+    with pytest.raises(DatasetError.__base__, match="lies outside"):
+        Spec.from_text(
+            'import base from "../a.dcpm"', "<plan>", {"../a.dcpm": "mask base = causal"}
+        )
+
+
+def test_sums_of_a_long_column_do_not_wrap(tmp_path):
+    lengths = [2**62, 2**62, 2**62, 2**62 + 5]  # 5 in int64
+    assert int(np.array(lengths).sum()) == 5
+    rows = {"question_len": [0], "answer_lens": [lengths], "length": [5]}
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    (statement,) = check_dataset(load(HOSTILE / "s.dcpm"), str(tmp_path / "a.parquet")).statements
+    assert statement.num_refused == 1

@@ -1,0 +1,199 @@
+"""Plan files of strangers that once ended the process, or were called valid and were not."""
+
+import json
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dcp_dsl import Sample, Slabs, Spec, load
+from dcp_planner import (
+    Cluster,
+    ModelShape,
+    Plan,
+    PlanConfig,
+    PlanFileError,
+    Provenance,
+    build_plan,
+    read_plan,
+    simulate,
+    write_plan,
+)
+from dcp_planner.batches.batch import batch_of_samples
+from dcp_planner.plan.arrow_tables import decode_table
+from dcp_planner.plan.file import check_file
+from dcp_planner.tables.programs import LAUNCH, WAIT, Programs, ProgramTable, tabulate_programs
+
+HOSTILE = Path(__file__).parents[1] / "fixtures" / "hostile"
+SAMPLES = [Sample({"answer_lens": [50, 20, 30], "question_len": 30}, 130)]
+
+
+@pytest.fixture(scope="module")
+def sourced() -> Plan:
+    """A plan of four devices that names its text."""
+    return planned(load(HOSTILE / "s.dcpm"), "sq", SAMPLES)
+
+
+def planned(spec: Spec, mask: str, samples: list[Sample], text: Spec | None = None) -> Plan:
+    """Plan samples under a mask; `text` is the spec that the plan claims to be from."""
+    (batch,) = batch_of_samples(spec, spec.mask(mask), samples, 16)
+    named = text or spec
+    provenance = replace(batch.provenance, spec=named.source, files=tuple(named.files.items()))
+    config = PlanConfig(partitioner="static:zigzag")
+    return build_plan(batch.sparsity, ModelShape(), Cluster(2, 2), config, provenance=provenance)
+
+
+def checked(path, plan, traces=()):
+    write_plan(path, plan, traces)
+    return check_file(str(path))
+
+
+def test_a_table_that_begins_with_no_schema_is_refused():  # Arrow reads it as one and dies
+    with zipfile.ZipFile(HOSTILE / "segfault.dcpplan") as archive:
+        rows = json.loads(archive.read("meta.json"))["tables"]["events"]
+        data = archive.read("events.arrow")
+    with pytest.raises(PlanFileError, match="expected an Arrow schema first, got a unknown"):
+        decode_table("events", data, rows, 1 << 30)
+
+
+def with_key(plan: Plan, row: int, key: int, direction: str = "forward") -> Plan:
+    table = tabulate_programs(plan, direction)
+    keys = table.key.copy()
+    keys[row] = key
+    changed = ProgramTable(**{
+        name: keys if name == "key" else getattr(table, name) for name in table.__slots__
+    })  # fmt: skip
+    return replace(plan, **{direction: Programs(changed, plan.num_devices)})
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_wait_for_what_another_device_launched_is_refused(sourced, tmp_path, direction):
+    table = tabulate_programs(sourced, direction)
+    span, tried = int(table.key.max()) + 2, 0
+    for row in np.flatnonzero(table.op == WAIT).tolist():
+        others = table.device < table.device[row]
+        for launch in np.flatnonzero((table.op == LAUNCH) & others)[-3:].tolist():
+            # The number that the launch had when keys of all devices were counted as one.
+            away = int(table.device[row] - table.device[launch])
+            key = int(table.key[launch]) - away * span
+            found = checked(tmp_path / "x.dcpplan", with_key(sourced, row, key, direction))
+            assert (found.status, found.exit_code) == ("broken", 1)
+            assert "keys are at least 0" in found.message
+            tried += 1
+    assert tried > 8
+
+
+def test_a_negative_key_is_refused_even_if_launched(sourced, tmp_path):
+    table = tabulate_programs(sourced, "forward")
+    own = table.device == 3
+    chosen = own & (table.key == table.key[own].max())
+    plan = sourced
+    for row in np.flatnonzero(chosen).tolist():
+        plan = with_key(plan, row, -7)
+    assert chosen.sum() >= 2
+    assert "keys are at least 0" in checked(tmp_path / "x.dcpplan", plan).message
+
+
+def test_the_mask_of_a_valid_plan_is_that_of_its_text(sourced, tmp_path):
+    found = checked(tmp_path / "x.dcpplan", sourced)
+    assert (found.status, found.not_compared) == ("valid", "")
+    assert found.to_text().endswith("x.dcpplan: valid")
+
+
+@pytest.mark.parametrize(
+    "mask", ["causal", "sq and q - k < 9", "sliding(128) or sq", "sq or causal and q < 9"]
+)
+def test_a_plan_of_another_mask_than_its_text_says_is_refused(sourced, tmp_path, mask):
+    """Slabs, tiles, pairs, transfers and programs all fit each other, only not the text."""
+    spec = load(HOSTILE / "s.dcpm")
+    lie = planned(spec, mask, SAMPLES)
+    same = mask == "sq or causal and q < 9"
+    lie = replace(lie, provenance=replace(lie.provenance, mask="sq"))
+    found = checked(tmp_path / "x.dcpplan", lie)
+    assert found.status == ("valid" if same else "broken")
+    if not same:
+        assert "the mask is `sq` of the plan's text: sequence 0 sees" in found.message
+
+
+def test_samples_of_another_length_are_refused(sourced, tmp_path):
+    source = replace(sourced.provenance, mask="causal", samples=('{"len": 129}',))
+    found = checked(tmp_path / "x.dcpplan", replace(sourced, provenance=source))
+    assert "samples of the plan's text are as long as its sequences" in found.message
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (None, "the plan names no text"),
+        (Provenance("mask m = cau", "m", ('{"len": 130}',)), "gives no mask `m`: "),
+        (Provenance("", "causal", ("{}",)), "gives no mask `causal`: "),
+        (Provenance('import base from "lib.dcpm"', "base", ('{"len": 130}',)), "gives no mask"),
+    ],
+)
+def test_what_was_not_compared_is_said(sourced, tmp_path, source, why):
+    found = checked(tmp_path / "x.dcpplan", replace(sourced, provenance=source))
+    assert found.status == "valid"
+    assert why in found.not_compared
+    assert f"valid; mask not compared: {found.not_compared}" in found.to_text()
+
+
+def test_a_plan_of_a_text_with_imports_brings_them_along(tmp_path):
+    spec = load(HOSTILE / "imp.dcpm")
+    samples = [Sample({"doc_lens": [100, 200]}, 300)]
+    plan = planned(spec, "mine", samples)
+    found = checked(tmp_path / "x.dcpplan", plan)
+    assert (found.status, found.not_compared) == ("valid", "")
+    assert read_plan(tmp_path / "x.dcpplan").plan.provenance == plan.provenance
+    lie = planned(Spec.from_text(spec.source, "<plan>", {
+        "lib.dcpm": spec.files["lib.dcpm"].replace("causal", "sliding(8)")
+    }), "mine", samples, text=spec)  # fmt: skip
+    assert checked(tmp_path / "x.dcpplan", lie).status == "broken"
+
+
+def test_a_mask_in_any_form_and_order_is_compared_by_its_pairs(tmp_path):
+    spec = Spec.from_text("mask dil = sliding(64) and (q - k) % 3 == 0 or q == k")
+    samples = [Sample({}, 90), Sample({}, 40)]
+    plan = planned(spec, "dil", samples)
+    assert checked(tmp_path / "x.dcpplan", plan).to_text().endswith(": valid")
+    turned = planned(spec, "causal", samples)
+    table = turned.slabs.table()[::-1]
+    turned = replace(turned, slabs=Slabs(turned.num_tokens, *table.T))
+    assert checked(tmp_path / "x.dcpplan", turned).to_text().endswith(": valid")
+
+
+EVENTS = {
+    "device": [4, -1, 2**31 - 1],
+    "peer": [4, -2],
+    "division": [-1],
+    "transfer": [10**6, -2],
+    "size_bytes": [-1, 2**62],
+    "ready_ns": [-1, 2**62],
+    "start_ns": [-1, 2**62],
+    "end_ns": [2**62],
+}
+
+
+@pytest.mark.parametrize("column", EVENTS)
+@pytest.mark.parametrize("row", [0, -1])
+def test_events_out_of_range_are_refused(sourced, tmp_path, column, row):
+    trace = simulate(sourced)
+    for value in EVENTS[column]:
+        values = getattr(trace, column).copy()
+        values[row] = value
+        fits = {column: values}
+        if column == "start_ns" and value > 0:
+            fits["end_ns"] = np.maximum(trace.end_ns, values)
+        write_plan(tmp_path / "x.dcpplan", sourced, [replace(trace, **fits)])
+        with pytest.raises(PlanFileError, match=rf"events\.{column}: expected|events\.end_ns"):
+            read_plan(tmp_path / "x.dcpplan")
+
+
+def test_events_out_of_order_are_refused(sourced, tmp_path):
+    trace = simulate(sourced)
+    names = [name for name in trace.__slots__ if name not in ("source", "names", "lane")]
+    turned = replace(trace, **{name: getattr(trace, name)[::-1] for name in names})
+    write_plan(tmp_path / "x.dcpplan", sourced, [turned])
+    with pytest.raises(PlanFileError, match="expected each trace sorted by"):
+        read_plan(tmp_path / "x.dcpplan")
