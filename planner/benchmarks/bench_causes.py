@@ -8,7 +8,6 @@ plan's prediction under four conditions, without dependencies, path, accounting 
 """
 
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import click
 
 sys.path.insert(0, str(Path(__file__).parent))
 from recorded_masks import sequences_of
-from recording import machine, markdown, provenance, shown, write
+from recording import machine, markdown, provenance, stage_lines, stage_rows, write
 
 from dcp_dsl import block_sparsity
 from dcp_planner import ModelShape, PlanConfig, build_plan, preset, simulate
@@ -31,6 +30,7 @@ from dcp_planner.causes import (
     find_dependencies,
 )
 from dcp_planner.causes.conditions import Free, seconds_without
+from dcp_planner.simulation.simulator import PlanModel
 
 SCHEMA = "dcp.bench_causes/1"
 TOKENS = 131_072
@@ -40,7 +40,7 @@ FOUR: tuple[tuple[Free, ...], ...] = (
 
 
 @click.command()
-@click.option("--block", type=click.IntRange(min=128), default=464, show_default=True)
+@click.option("--block", type=click.IntRange(min=128), default=768, show_default=True)
 @click.option("--limit", type=click.IntRange(min=1), help="Tokens, fewer than the usual.")
 @click.option("--repeats", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option("--json", "out", type=click.Path(dir_okay=False), help="File to write.")
@@ -65,7 +65,9 @@ def run(block: int, tokens: int, repeats: int) -> dict[str, Any]:
     trace = simulate(plan)
     found = find_dependencies(plan, trace)
     stages: dict[str, Callable[[], object]] = {
-        "baseline: four predictions": lambda: [seconds_without(plan, free) for free in FOUR],
+        "baseline: four predictions": lambda: [
+            seconds_without(PlanModel.of(plan), free) for free in FOUR
+        ],
         "simulate with timeline": lambda: simulate(plan),
         "dependencies": lambda: find_dependencies(plan, trace),
         "path and accounting": lambda: (
@@ -74,38 +76,20 @@ def run(block: int, tokens: int, repeats: int) -> dict[str, Any]:
         "causes of the trace": lambda: find_causes_of_run(plan, trace),
         "causes of the plan": lambda: find_causes(plan),
     }  # fmt: skip
-    rows = []
-    for name, stage in stages.items():
-        stage()
-        seconds = [_seconds(stage) for _ in range(repeats)]
-        rows.append(
-            {"stage": name, "median_s": statistics.median(seconds), "least_s": min(seconds),
-             "most_s": max(seconds)}
-        )  # fmt: skip
     return {
         "schema": SCHEMA, "machine": machine(), "repeats": repeats,
-        "events": len(trace), "tiles": len(plan.tiles), "rows": rows,
+        "events": len(trace), "tiles": len(plan.tiles),
+        "rows": stage_rows(stages, repeats, time.process_time),
     }  # fmt: skip
-
-
-def _seconds(stage: Callable[[], object]) -> float:
-    start = time.process_time()
-    stage()
-    return time.process_time() - start
 
 
 def to_table(document: dict[str, Any]) -> str:
     """Write the results as a Markdown table (`Any`: JSON)."""
-    rows = [
-        [
-            row["stage"],
-            *(shown(row[f"{name}_s"], ".1f", 1e3) for name in ("median", "least", "most")),
-        ]
-        for row in document["rows"]
-    ]
     what = f"{document['events']:,} events, {document['tiles']:,} tiles"
-    header = ("stage", "median CPU ms", "least", "most")
-    return markdown(header, rows) + "\n" + provenance(document, what)
+    table = markdown(
+        ("stage", "median CPU ms", "least", "most"), stage_lines(document["rows"], ".1f")
+    )
+    return table + "\n" + provenance(document, what)
 
 
 if __name__ == "__main__":

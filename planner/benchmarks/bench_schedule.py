@@ -8,7 +8,6 @@ its own, warm, the median of the repeats. The greedy scheduler of the DCP artifa
 """
 
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import click
 
 sys.path.insert(0, str(Path(__file__).parent))
 from recorded_masks import sequences_of
-from recording import machine, markdown, provenance, shown, write
+from recording import machine, markdown, provenance, shown, stage_lines, stage_rows, write
 
 from dcp_dsl import block_sparsity
 from dcp_planner import ModelShape, PlanConfig, predict, preset, simulate, validate
@@ -71,37 +70,17 @@ def run(block: int, tokens: int, repeats: int) -> dict[str, Any]:
         "simulate with timeline": lambda: simulate(plan),
         "validate": lambda: validate(plan),
     }
-    rows = []
-    for name, stage in stages.items():
-        stage()
-        seconds = [_seconds(stage) for _ in range(repeats)]
-        rows.append(
-            {"stage": name, "median_s": statistics.median(seconds), "least_s": min(seconds),
-             "most_s": max(seconds)}
-        )  # fmt: skip
     return {
         "schema": SCHEMA, "machine": machine(), "repeats": repeats, "seed": 0,
         "tiles": work.num_tiles, "blocks": work.num_blocks, "transfers": len(plan.transfers),
-        "devices": cluster.num_devices, "rows": rows,
+        "devices": cluster.num_devices, "rows": stage_rows(stages, repeats, time.perf_counter),
         "recorded_greedy_s": [ms / 1e3 for ms in RECORDED_MS],
     }  # fmt: skip
 
 
-def _seconds(stage: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    stage()
-    return time.perf_counter() - start
-
-
 def to_table(document: dict[str, Any]) -> str:
     """Return the Markdown table (`Any`: the JSON of a run)."""
-    lines = [
-        [
-            row["stage"],
-            *(shown(row[f"{name}_s"], ".2f", 1e3) for name in ("median", "least", "most")),
-        ]
-        for row in document["rows"]
-    ]
+    lines = stage_lines(document["rows"], ".2f")
     least, most = document["recorded_greedy_s"]
     lines.append(["DCP's greedy, recorded", "-", shown(least, ".0f", 1e3), shown(most, ".0f", 1e3)])
     what = f"{document['tiles']:,} tiles, {document['transfers']:,} transfers, forward and backward"

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -5,11 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_planner import LANES, Cluster, ModelShape, PlanConfig, PlanError, build_plan, simulate
+from dcp_planner import (
+    LANES,
+    Cluster,
+    ModelShape,
+    PlanConfig,
+    PlanError,
+    build_plan,
+    predict,
+    simulate,
+)
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import build_workload
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule
+from dcp_planner.simulation.simulator import PlanModel
 
 TINY = ModelShape(
     q_heads=1, kv_heads=1, head_dim=1, dtype_bytes=1
@@ -150,6 +161,14 @@ def test_waits_and_compute_fill_the_time_of_the_slowest_device(plan):
         spent = np.bincount(trace.device[stands], (trace.end_ns - trace.start_ns)[stands])
         ends = [trace.end_ns[stands & (trace.device == d)].max() for d in range(4)]
         assert spent.tolist() == [end - start for end in ends]
+
+
+def test_a_plan_laid_out_once_is_predicted_at_other_rates_as_if_made_for_them(plan):
+    model = PlanModel.of(plan)
+    for changes in ({}, {"latency_s": 0.0}, {"flops_per_s": 1e10, "sms": 7, "comm_sms": 3}):
+        other = replace(plan.cluster, **changes)
+        assert model.predict(other) == predict(replace(plan, cluster=other))
+    assert model.predict(plan.cluster).seconds == pytest.approx(model.simulate().seconds())
 
 
 def test_the_same_plan_gives_the_same_trace(plan):

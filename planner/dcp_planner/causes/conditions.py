@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from dcp_planner.model.cluster import MOST_RATE, Cluster
-from dcp_planner.simulation.simulator import Evenness, predict
-from dcp_planner.tables.plan import Plan
+from dcp_planner.simulation.simulator import Evenness, PlanModel
 
 Free = Literal["links", "latency", "launches", "waves", "tiles", "balance", "idle"]
 """What can be imagined away.
@@ -63,7 +62,7 @@ def cluster_without(cluster: Cluster, free: Collection[Free]) -> Cluster:
     return cluster
 
 
-def seconds_without(plan: Plan, free: Collection[Free]) -> float:
+def seconds_without(model: PlanModel, free: Collection[Free]) -> float:
     """Predict forward and backward of a plan while some things cost nothing.
 
     Raises:
@@ -72,5 +71,4 @@ def seconds_without(plan: Plan, free: Collection[Free]) -> float:
     evenness: Evenness = "as placed"
     if "balance" in free:
         evenness = "all devices" if "idle" in free else "busy devices"
-    imagined = replace(plan, cluster=cluster_without(plan.cluster, free))
-    return predict(imagined, evenness).seconds
+    return model.predict(cluster_without(model.plan.cluster, free), evenness).seconds

@@ -13,7 +13,7 @@ edges, for predicted and for measured traces alike:
 The edge that ends last is the one that held the event up, its *predecessor*.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Annotated, NamedTuple
 
@@ -72,10 +72,11 @@ class Dependencies(Record):
         )
         holds = end_ns[source] <= begin_ns[target]
         target, source, kind = target[holds], source[holds], kind[holds]
-        order = np.lexsort((kind, end_ns[source], target))
+        moments, reasons = int(end_ns.max(initial=0)) + 1, len(Reason)
+        order = np.argsort((target * moments + end_ns[source]) * reasons + kind, kind="stable")
         target, source, kind = target[order], source[order], kind[order]
-        edge_ptr = np.searchsorted(target, np.arange(len(begin_ns) + 1))
-        has_edge = np.diff(edge_ptr) > 0
+        counts = np.bincount(target, minlength=len(begin_ns))
+        edge_ptr, has_edge = np.append(0, np.cumsum(counts)), counts > 0
         last = edge_ptr[1:][has_edge] - 1
         predecessor = np.full(len(begin_ns), -1, np.int64)
         reason = np.full(len(begin_ns), Reason.NOTHING)
@@ -150,6 +151,16 @@ def find_dependencies(plan: Plan, trace: Trace) -> Dependencies:
         plan: what was executed.
         trace: of that plan, predicted or measured, of one layer or of several.
     """
+    times = np.stack([trace.start_ns, trace.end_ns, trace.ready_ns])
+    moments, ranks = np.unique(times, return_inverse=True)
+    # Only the order of moments matters, and keys made of their ranks are small.
+    start, end, ready = ranks.reshape(times.shape)
+    found = _find_ranked(plan, replace(trace, start_ns=start, end_ns=end, ready_ns=ready))
+    return replace(found, begin_ns=moments[found.begin_ns], end_ns=moments[found.end_ns])
+
+
+def _find_ranked(plan: Plan, trace: Trace) -> Dependencies:
+    """Find dependencies in a trace whose moments are numbers from 0, as few as there are."""
     messages = _Messages.of(trace)
     begin = trace.start_ns.copy()
     begin[trace.lane == WAIT] = trace.end_ns[trace.lane == WAIT]
@@ -295,11 +306,10 @@ def _first_from(key: Ints, time_ns: Ints, wanted: Ints, from_ns: Ints) -> Ints:
 
 def _by_key(key: Ints, time_ns: Ints, wanted: Ints, moment_ns: Ints) -> tuple[Ints, Ints, Ints]:
     """Sort rows by key and time, and write both and what is looked for as single numbers."""
-    times = np.unique(np.concatenate([time_ns, moment_ns]))
-    span = len(times) + 1
-    place = key * span + np.searchsorted(times, time_ns)
+    span = 1 + max(int(times.max(initial=0)) for times in (time_ns, moment_ns))
+    place = key * span + time_ns
     order = np.argsort(place, kind="stable")
-    return order, place[order], wanted * span + np.searchsorted(times, moment_ns)
+    return order, place[order], wanted * span + moment_ns
 
 
 def _checked(order: Ints, found: Ints, key: Ints, wanted: Ints) -> Ints:

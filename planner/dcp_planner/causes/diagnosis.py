@@ -16,7 +16,7 @@ from dcp_planner.causes.dependencies import Dependencies, find_dependencies
 from dcp_planner.causes.path import Accounting, CriticalPath, account_for, critical_path
 from dcp_planner.causes.places import Scene, place_of
 from dcp_planner.causes.replay import REPLAYED, Recording
-from dcp_planner.simulation.simulator import mean_compute_seconds, predict, simulate
+from dcp_planner.simulation.simulator import PlanModel, mean_compute_seconds
 from dcp_planner.simulation.trace import Trace, measure_trace
 from dcp_planner.tables.buffers import accumulator_bytes, receive_buffer_bytes
 from dcp_planner.tables.head_groups import expand_head_groups
@@ -125,10 +125,10 @@ def find_causes(plan: Plan) -> Why:
     Raises:
         PlanError: like `simulate`.
     """
-    scene, found = _seen(plan, simulate(plan))
+    model = PlanModel.of(plan)
+    scene, found = _seen(plan, model.simulate())
     tried = _tried(scene, FREE)
-    flat = scene.plan
-    times = _Times.of(tried, lambda free: seconds_without(flat, free))
+    times = _Times.of(tried, lambda free: seconds_without(model, free))
     work = mean_compute_seconds(scene.ideal)
     causes = [*times.causes(scene), *_of_schedule(scene, times, times.least - work)]
     return _why(scene, found, times, work, causes)
@@ -244,8 +244,9 @@ def _of_schedule(scene: Scene, times: _Times, waits_s: float) -> list[Cause]:
     if sizes[0] >= sizes[1]:
         return [Cause("order", waits_s, waits_s, place_of("order", scene))]
     free = parts.unlimited()
-    saves = times.as_it_is - predict(free).seconds
-    saves_last = times.least - seconds_without(free, times.tried)
+    model = PlanModel.of(free)
+    saves = times.as_it_is - seconds_without(model, ())
+    saves_last = times.least - seconds_without(model, times.tried)
     where = {"buffer_bytes": sizes[0], "unlimited_bytes": _buffer_bytes(free)}
     order = max(0.0, waits_s - saves_last)
     return [

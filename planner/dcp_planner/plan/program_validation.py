@@ -414,11 +414,12 @@ class _Places:
         """Run the programs with messages that take no time; every device must reach its end."""
         programs, table = self.programs, self.plan.transfers
         own_ports = np.tile(np.arange(len(table)), (2, 1))  # messages do not wait for each other
-        no_time = np.zeros(len(table), np.int64)
-        steps = Steps.of(programs, self.plan.num_devices, np.zeros(len(programs), np.int64))
-        ends = table.source, table.target, self.feeder, own_ports
-        messages = Messages(*ends, no_time, no_time, *one_group(len(table)), 0, 1.0)
-        *_, at, _ = run_events(steps, messages, len(table), 0)
+        steps = Steps.of(programs, self.plan.num_devices)
+        messages = Messages.of(
+            (table.source, table.target), self.feeder, (own_ports, len(table)),
+            one_group(len(table)), is_fifo=False,
+        )  # fmt: skip
+        *_, at, _ = run_events(steps, messages, 0)
         stuck = np.flatnonzero(at < steps.row_ptr[1:])
         if stuck.size:
             raise self.fail(f"deadlock: devices {stuck[:8].tolist()} wait for each other")

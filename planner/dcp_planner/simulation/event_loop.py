@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from dcp_dsl.arrays import Bytes, Indices, Ints
-from dcp_planner.jit import IntTable, compiled, inner
+from dcp_planner.jit import IntTable, compiled, inlined
 from dcp_planner.tables.programs import ATTENTION, LAUNCH, WAIT, ProgramTable
 
-_RESUME, _LEAVE, _ARRIVE = 0, 1, 2
-_WAITING, _READY, _STARTED = 0, 1, 2
+_LEAVE, _ARRIVE, _RESUME = 0, 1, 2
+_SIZE, _MADE, _STARTING = 0, 1, 2
 
 
 class Steps(NamedTuple):
@@ -22,7 +22,7 @@ class Steps(NamedTuple):
     Attributes:
         row_ptr: int64 ``[R+1]``, instructions of each device.
         op, item_ptr, items: columns of a `ProgramTable`; only the messages of launches are read.
-        duration: int64 ``[I]``, time on the compute lane.
+        duration: int64 ``[I]``, time on the compute lane; 0 until it is known.
         launch_of: int64 ``[I]``, launch that a wait belongs to, else -1.
     """
 
@@ -34,11 +34,13 @@ class Steps(NamedTuple):
     launch_of: Ints
 
     @classmethod
-    def of(cls, programs: ProgramTable, num_devices: int, duration: Ints) -> "Steps":
+    def of(cls, programs: ProgramTable, num_devices: int) -> "Steps":
         """Take the instructions from a table, and find the launch of each wait."""
         row_ptr = np.searchsorted(programs.device, np.arange(num_devices + 1))
-        op, ptr, items = programs.op, programs.item_ptr, programs.items
-        return cls(row_ptr, op, ptr, items, duration, launches_of_waits(programs))
+        op, ptr, items = programs.op.copy(), programs.item_ptr.copy(), programs.items.copy()
+        return cls(
+            row_ptr, op, ptr, items, np.zeros(len(op), np.int64), launches_of_waits(programs)
+        )
 
 
 class Messages(NamedTuple):
@@ -47,9 +49,10 @@ class Messages(NamedTuple):
     Attributes:
         source, target: int32 ``[X]``.
         feeder: int64 ``[X]``, message that has to arrive before this one can leave, or -1.
-        ports: int64 ``[2, X]``, port that it leaves by and port that it enters by.
-        busy: int64 ``[X]``, time that it occupies both.
-        latency: int64 ``[X]``, between leaving and arriving.
+        ports: int64 ``[2, X]``, port that it leaves by (0) and port that it enters by (1).
+        num_ports: ports of either kind, P.
+        busy: int64 ``[X]``, time that it occupies both; 0 until it is known.
+        latency: int64 ``[X]``, between leaving and arriving; 0 until it is known.
         group: int64 ``[2, X]``, group of messages that it belongs to at its source and its target.
         group_ptr: int64 ``[G+1]``, members of each group in `members`.
         members: int64 ``[2X]``, messages.
@@ -61,7 +64,8 @@ class Messages(NamedTuple):
     source: Indices
     target: Indices
     feeder: Ints
-    ports: Ints
+    ports: IntTable
+    num_ports: int
     busy: Ints
     latency: Ints
     group: IntTable
@@ -71,6 +75,21 @@ class Messages(NamedTuple):
     is_fifo: int
     slowdown: float
 
+    @classmethod
+    def of(
+        cls,
+        ends: tuple[Indices, Indices],
+        feeder: Ints,
+        ports: tuple[Ints, int],
+        groups: tuple[Ints, Ints, Ints, Ints],
+        *,
+        is_fifo: bool,
+    ) -> "Messages":
+        """Take messages whose times are not known yet."""
+        nothing = np.zeros_like(feeder)
+        source, target = (end.copy() for end in ends)
+        return cls(source, target, feeder, *ports, nothing, nothing, *groups, int(is_fifo), 1.0)
+
 
 def one_group(size: int) -> tuple[Ints, Ints, Ints, Ints]:
     """Put so many messages into one group that follows nobody: groups hold nothing back."""
@@ -79,47 +98,42 @@ def one_group(size: int) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 class _State(NamedTuple):
-    """Mutable state of the replay of one direction, and its messages by port.
+    """Mutable state of the replay of one direction.
+
+    Messages that could start but for their ports stand in the queues of both. A queue is a circle:
+    the place behind the messages, ``X + port``, is its begin and its end.
 
     Attributes:
-        port_ptr: int64 ``[2, P+1]``, where each port's messages start in `port_list`; leaving by
-            it (0) and entering by it (1).
-        port_list: int64 ``[2, X]``, messages by port, then by number.
-        head: int64 ``[2, P]``, first message of each port that may not have started.
+        following, before: int64 ``[2, X+P]``, neighbours in the queues of ports to leave by (0)
+            and to enter by (1).
         is_busy: int64 ``[2, P]``, whether a message occupies the port.
-        ready_at: int64 ``[2, P]``, messages that could start but for their ports.
         begun, ended: int64 ``[I]``, of each instruction; -1: not yet.
         at: int64 ``[R]``, instruction that each device is at.
         still_open: int64 ``[I]``, messages of each launch that have not arrived or left.
         started: int64 ``[X]``, of each message; -1: not yet.
         launch_row: int64 ``[2, X]``, launch at the source and at the target; -1: not yet.
         first_fed, next_fed: int64 ``[X]``, lists of the messages that pass each message on.
-        progress: uint8 ``[X]``, waiting, ready or started.
         has_arrived: uint8 ``[X]``.
-        ready_number: int64 ``[X]``, order in which messages became ready.
         still_grouped: int64 ``[G]``, ends of messages of each group that are not done.
         follower: int64 ``[G]``, group that follows each group, or -1.
         under_way: int64 ``[R]``, messages that each device has launched and that are not done.
         to_start: int64 ``[X+1]``, messages that an event makes ready.
         times, numbers, codes: int64, a binary heap of events.
+        counts: int64 ``[3]``, events in the heap, events made so far, messages in `to_start`.
     """
 
-    port_ptr: Ints
-    port_list: Ints
-    head: Ints
-    is_busy: Ints
-    ready_at: Ints
+    following: IntTable
+    before: IntTable
+    is_busy: IntTable
     begun: Ints
     ended: Ints
     at: Ints
     still_open: Ints
     started: Ints
-    launch_row: Ints
+    launch_row: IntTable
     first_fed: Ints
     next_fed: Ints
-    progress: Bytes
     has_arrived: Bytes
-    ready_number: Ints
     still_grouped: Ints
     follower: Ints
     under_way: Ints
@@ -127,43 +141,35 @@ class _State(NamedTuple):
     times: Ints
     numbers: Ints
     codes: Ints
+    counts: Ints
 
+    @classmethod
+    def of(cls, steps: Steps, messages: Messages) -> "_State":
+        """Lay out the state before the first event."""
+        rows, size, ports = len(steps.op), len(messages.source), messages.num_ports
+        devices = len(steps.row_ptr) - 1
+        alone = np.tile(np.arange(size + ports), (2, 1))
+        follower = np.full(len(messages.after), -1, np.int64)
+        follows = np.flatnonzero(messages.after >= 0)
+        follower[messages.after[follows]] = follows
 
-@inner
-def _push(
-    times: Ints, numbers: Ints, codes: Ints, size: int, time_ns: int, number: int, code: int
-) -> int:
-    """Add an event to a binary heap by (time, number); gives its size."""
-    i = size
-    while i > 0:
-        up = (i - 1) >> 1
-        if times[up] < time_ns or (times[up] == time_ns and numbers[up] < number):
-            break
-        times[i], numbers[i], codes[i] = times[up], numbers[up], codes[up]
-        i = up
-    times[i], numbers[i], codes[i] = time_ns, number, code
-    return size + 1
+        def nothing_yet(count: int) -> Ints:
+            return np.full(count, -1, np.int64)
 
+        def none(count: int) -> Ints:
+            return np.zeros(count, np.int64)
 
-@inner
-def _pop(times: Ints, numbers: Ints, codes: Ints, size: int) -> int:
-    """Remove the first event; gives the new size."""
-    size -= 1
-    time_ns, number, code = times[size], numbers[size], codes[size]
-    i = 0
-    while 2 * i + 1 < size:
-        child = 2 * i + 1
-        if child + 1 < size and (
-            times[child + 1] < times[child]
-            or (times[child + 1] == times[child] and numbers[child + 1] < numbers[child])
-        ):
-            child += 1
-        if time_ns < times[child] or (time_ns == times[child] and number < numbers[child]):
-            break
-        times[i], numbers[i], codes[i] = times[child], numbers[child], codes[child]
-        i = child
-    times[i], numbers[i], codes[i] = time_ns, number, code
-    return size
+        events = devices + 2 * size + rows + 8
+        return cls(
+            following=alone, before=alone.copy(), is_busy=np.zeros((2, ports), np.int64),
+            begun=nothing_yet(rows), ended=nothing_yet(rows), at=steps.row_ptr[:-1].copy(),
+            still_open=none(rows), started=nothing_yet(size),
+            launch_row=np.full((2, size), -1, np.int64), first_fed=nothing_yet(size),
+            next_fed=nothing_yet(size), has_arrived=np.zeros(size, np.uint8),
+            still_grouped=np.diff(messages.group_ptr), follower=follower, under_way=none(devices),
+            to_start=none(size + 1), times=none(events), numbers=none(events), codes=none(events),
+            counts=none(3),
+        )  # fmt: skip
 
 
 def launches_of_waits(programs: ProgramTable) -> Ints:
@@ -181,244 +187,218 @@ def launches_of_waits(programs: ProgramTable) -> Ints:
 
 
 def run_events(
-    steps: Steps, messages: Messages, num_ports: int, start_ns: int
+    steps: Steps, messages: Messages, start_ns: int
 ) -> tuple[Ints, Ints, Ints, Ints, int]:
-    """Play one direction to its end; O(E log E), and a scan of a port's waiting messages per start.
+    """Play one direction to its end; O(E log E), and a scan of a port's ready messages per start.
 
     Args:
         steps: what the devices do.
         messages: what they send each other.
-        num_ports: ports of each direction.
         start_ns: when all devices begin.
 
     Returns:
         Begin and end of every instruction ``[I]``, start of every message ``[X]`` (-1 if never),
         the instruction each device is at ``[R]``, the time of the last event.
     """
-    state = _initial_state(steps, messages, num_ports)
+    state = _State.of(steps, messages)
     end_ns = _play(steps, messages, state, start_ns)
     return state.begun, state.ended, state.started, state.at, int(end_ns)
 
 
-def _initial_state(steps: Steps, messages: Messages, num_ports: int) -> _State:
-    """Lay out the state before the first event, and messages by the ports that they use."""
-    num_rows, num_messages, ports = len(steps.op), len(messages.source), messages.ports
-    port_ptr = np.zeros((2, num_ports + 1), np.int64)
-    for side in range(2):
-        port_ptr[side, 1:] = np.cumsum(np.bincount(ports[side], minlength=num_ports))
-    room = len(steps.row_ptr) + 2 * num_messages + num_rows + 8
-    begun_ended = np.full((2, num_rows), -1, np.int64)
-    launch_row = np.full((2, num_messages), -1, np.int64)
-    fed = np.full((2, num_messages), -1, np.int64)
-    flags = np.zeros((2, num_messages), np.uint8)
-    events = np.zeros((3, room), np.int64)
-    follower = np.full(len(messages.after), -1, np.int64)
-    follows = np.flatnonzero(messages.after >= 0)
-    follower[messages.after[follows]] = follows
-    return _State(
-        port_ptr=port_ptr,
-        port_list=np.argsort(ports, axis=1, kind="stable"),
-        head=port_ptr[:, :-1].copy(),
-        is_busy=np.zeros((2, num_ports), np.int64),
-        ready_at=np.zeros((2, num_ports), np.int64),
-        begun=begun_ended[0],
-        ended=begun_ended[1],
-        at=steps.row_ptr[:-1].copy(),
-        still_open=np.zeros(num_rows, np.int64),
-        started=np.full(num_messages, -1, np.int64),
-        launch_row=launch_row,
-        first_fed=fed[0],
-        next_fed=fed[1],
-        progress=flags[0],
-        has_arrived=flags[1],
-        ready_number=np.zeros(num_messages, np.int64),
-        still_grouped=np.diff(messages.group_ptr),
-        follower=follower,
-        under_way=np.zeros(len(steps.row_ptr), np.int64),
-        to_start=np.zeros(num_messages + 1, np.int64),
-        times=events[0],
-        numbers=events[1],
-        codes=events[2],
-    )
+@inlined
+def _push(state: _State, time_ns: int, code: int) -> None:
+    """Add an event to the heap by time, behind those at the same time."""
+    times, numbers, codes = state.times, state.numbers, state.codes
+    i, number = state.counts[_SIZE], state.counts[_MADE]
+    state.counts[_SIZE] += 1
+    state.counts[_MADE] += 1
+    while i > 0:
+        up = (i - 1) >> 1
+        if times[up] <= time_ns:
+            break
+        times[i], numbers[i], codes[i] = times[up], numbers[up], codes[up]
+        i = up
+    times[i], numbers[i], codes[i] = time_ns, number, code
 
 
-@inner
-def _is_ready(
-    group: IntTable,
-    after: Ints,
-    still_grouped: Ints,
-    launch_row: IntTable,
-    feeder: Ints,
-    has_arrived: Bytes,
-    x: int,
-) -> int:
-    """Say whether both ends launched a message, their groups' turns came, and its data is there."""
+@inlined
+def _pop(state: _State) -> None:
+    """Remove the first event from the heap."""
+    times, numbers, codes = state.times, state.numbers, state.codes
+    state.counts[_SIZE] -= 1
+    size = state.counts[_SIZE]
+    time_ns, number, code = times[size], numbers[size], codes[size]
+    i = 0
+    while 2 * i + 1 < size:
+        child = 2 * i + 1
+        if child + 1 < size and (
+            times[child + 1] < times[child]
+            or (times[child + 1] == times[child] and numbers[child + 1] < numbers[child])
+        ):
+            child += 1
+        if time_ns < times[child] or (time_ns == times[child] and number < numbers[child]):
+            break
+        times[i], numbers[i], codes[i] = times[child], numbers[child], codes[child]
+        i = child
+    times[i], numbers[i], codes[i] = time_ns, number, code
+
+
+@inlined
+def _note_if_ready(messages: Messages, state: _State, x: int) -> None:
+    """Note a message if both ends launched it, their groups' turns came, and its data is there."""
+    is_ready = messages.feeder[x] < 0 or state.has_arrived[messages.feeder[x]] > 0
     for side in range(2):
-        before = after[group[side, x]]
-        if launch_row[side, x] < 0 or (before >= 0 and still_grouped[before] > 0):
-            return 0
-    return 1 if feeder[x] < 0 or has_arrived[feeder[x]] > 0 else 0
+        before = messages.after[messages.group[side, x]]
+        if state.launch_row[side, x] < 0 or (before >= 0 and state.still_grouped[before] > 0):
+            is_ready = False
+    if is_ready:
+        state.to_start[state.counts[_STARTING]] = x
+        state.counts[_STARTING] += 1
+
+
+@inlined
+def _finish(messages: Messages, state: _State, side: int, x: int) -> None:
+    """Let a message leave its source (side 0) or reach its target (1); note what that allows."""
+    group = messages.group[side, x]
+    state.still_grouped[group] -= 1
+    if side == _LEAVE:
+        state.is_busy[0, messages.ports[0, x]] = 0
+        state.is_busy[1, messages.ports[1, x]] = 0
+    else:
+        state.has_arrived[x] = 1
+        fed = state.first_fed[x]
+        while fed >= 0:
+            _note_if_ready(messages, state, fed)
+            fed = state.next_fed[fed]
+    next_group = state.follower[group]
+    if state.still_grouped[group] == 0 and next_group >= 0:
+        for k in range(messages.group_ptr[next_group], messages.group_ptr[next_group + 1]):
+            member = messages.members[k]
+            if side == _LEAVE or messages.feeder[member] != x:  # that one is noted already
+                _note_if_ready(messages, state, member)
+
+
+@inlined
+def _freed(steps: Steps, messages: Messages, state: _State, side: int, x: int, now: int) -> int:
+    """Close one end of a message; gives its device if that ends the wait it stands at, else -1."""
+    launch = state.launch_row[side, x]
+    device = np.int64(messages.source[x] if side == _LEAVE else messages.target[x])
+    state.still_open[launch] -= 1
+    state.under_way[device] -= 1
+    row = state.at[device]
+    if (
+        state.still_open[launch] > 0
+        or row >= steps.row_ptr[device + 1]
+        or steps.op[row] != WAIT
+        or steps.launch_of[row] != launch
+        or state.begun[row] < 0
+    ):
+        return -1
+    state.ended[row] = now
+    state.at[device] += 1
+    return device
+
+
+@inlined
+def _launch(steps: Steps, messages: Messages, state: _State, device: int, row: int) -> None:
+    """Launch the messages of an instruction at their end on a device."""
+    for k in range(steps.item_ptr[row], steps.item_ptr[row + 1]):
+        x = steps.items[k]
+        state.still_open[row] += 1
+        state.under_way[device] += 1
+        state.launch_row[0 if messages.source[x] == device else 1, x] = row
+        _note_if_ready(messages, state, x)
+
+
+@inlined
+def _advance(steps: Steps, messages: Messages, state: _State, device: int, now: int) -> None:
+    """Let a device go on until it computes or waits."""
+    while state.at[device] < steps.row_ptr[device + 1]:
+        row = state.at[device]
+        op, launch = steps.op[row], steps.launch_of[row]
+        if state.begun[row] < 0:
+            state.begun[row] = now
+        if op == WAIT and launch >= 0 and state.still_open[launch] > 0:
+            break
+        state.ended[row] = now
+        state.at[device] += 1
+        if op == LAUNCH:
+            _launch(steps, messages, state, device, row)
+        elif op != WAIT and steps.duration[row] > 0:
+            duration = steps.duration[row]
+            if state.under_way[device] > 0 and messages.slowdown > 1.0 and op == ATTENTION:
+                duration = np.int64(np.ceil(duration * messages.slowdown))
+            state.ended[row] = now + duration
+            _push(state, now + duration, 3 * device + _RESUME)
+            break
+
+
+@inlined
+def _enqueue(messages: Messages, state: _State, x: int) -> None:
+    """Put a message into the queues of its ports: by number, or behind all others (fifo)."""
+    size = len(messages.source)
+    for side in range(2):
+        behind = size + messages.ports[side, x]
+        ahead = state.before[side, behind]
+        while x < ahead < size and not messages.is_fifo:
+            behind, ahead = ahead, state.before[side, ahead]
+        state.following[side, ahead] = state.before[side, behind] = x
+        state.before[side, x], state.following[side, x] = ahead, behind
+
+
+@inlined
+def _first_in_line(messages: Messages, state: _State, side: int, x: int) -> int:
+    """Find the first message for a port of one that has left whose other port is free, or -1."""
+    size, port = len(messages.source), messages.ports[side, x]
+    found = state.following[side, size + port]
+    while found < size and state.is_busy[1 - side, messages.ports[1 - side, found]]:
+        found = state.following[side, found]
+    return found if found < size else -1
+
+
+@inlined
+def _start_if_free(messages: Messages, state: _State, x: int, now: int) -> None:
+    """Start a message whose ports are free; -1 is none."""
+    if x < 0 or state.is_busy[0, messages.ports[0, x]] or state.is_busy[1, messages.ports[1, x]]:
+        return
+    state.started[x] = now
+    for side in range(2):
+        state.is_busy[side, messages.ports[side, x]] = 1
+        ahead, behind = state.before[side, x], state.following[side, x]
+        state.following[side, ahead], state.before[side, behind] = behind, ahead
+    for what in (_LEAVE, _ARRIVE):
+        when = now + messages.busy[x] + (messages.latency[x] if what == _ARRIVE else 0)
+        _push(state, when, 3 * x + what)
 
 
 @compiled
-def _play(steps: Steps, messages: Messages, current: _State, start_ns: int) -> int:  # noqa: C901
-    row_ptr, op, item_ptr = steps.row_ptr, steps.op, steps.item_ptr
-    items, duration, launch_of = steps.items, steps.duration, steps.launch_of
-    source, target, feeder = messages.source, messages.target, messages.feeder
-    ports, busy, latency = messages.ports, messages.busy, messages.latency
-    port_ptr, port_list, head = current.port_ptr, current.port_list, current.head
-    is_busy, ready_at = current.is_busy, current.ready_at
-    begun, ended, at, still_open = current.begun, current.ended, current.at, current.still_open
-    started, launch_row = current.started, current.launch_row
-    first_fed, next_fed = current.first_fed, current.next_fed
-    state, has_arrived, to_start = current.progress, current.has_arrived, current.to_start
-    times, numbers, codes = current.times, current.numbers, current.codes
-    group, group_ptr, members = messages.group, messages.group_ptr, messages.members
-    after, still_grouped, follower = messages.after, current.still_grouped, current.follower
-    ready_number, under_way, made_ready = current.ready_number, current.under_way, 0
-    num_devices, num_messages = len(row_ptr) - 1, len(source)
-    for x in range(num_messages - 1, -1, -1):
-        if feeder[x] >= 0:
-            next_fed[x] = first_fed[feeder[x]]
-            first_fed[feeder[x]] = x
-    heap_size, count = 0, 0
-    for device in range(num_devices):
-        heap_size = _push(times, numbers, codes, heap_size, start_ns, count, 3 * device + _RESUME)
-        count += 1
+def _play(steps: Steps, messages: Messages, state: _State, start_ns: int) -> int:
+    """Handle events in time until there are none; gives the time of the last one."""
+    for x in range(len(messages.source) - 1, -1, -1):
+        if messages.feeder[x] >= 0:
+            state.next_fed[x] = state.first_fed[messages.feeder[x]]
+            state.first_fed[messages.feeder[x]] = x
+    for device in range(len(state.at)):
+        _push(state, start_ns, 3 * device + _RESUME)
     end_ns = start_ns
-    while heap_size:
-        now, what, subject = times[0], codes[0] % 3, codes[0] // 3
-        heap_size = _pop(times, numbers, codes, heap_size)
+    while state.counts[_SIZE] > 0:
+        now, what, subject = state.times[0], state.codes[0] % 3, state.codes[0] // 3
+        _pop(state)
         end_ns = max(end_ns, now)
-        starting = 0
-        device = -1
-        freed = False
-        if what == _RESUME:
-            device = subject
-        else:
-            side = 0 if what == _LEAVE else 1
-            done = group[side, subject]
-            still_grouped[done] -= 1
-            if what == _LEAVE:
-                freed = True
-                is_busy[0, ports[0, subject]] = 0
-                is_busy[1, ports[1, subject]] = 0
-            else:
-                has_arrived[subject] = 1
-                x = first_fed[subject]
-                while x >= 0:
-                    if _is_ready(group, after, still_grouped, launch_row, feeder, has_arrived, x):
-                        to_start[starting] = x
-                        starting += 1
-                    x = next_fed[x]
-            row = launch_row[side, subject]
-            still_open[row] -= 1
-            here = source[subject] if side == 0 else target[subject]
-            under_way[here] -= 1
-            if still_grouped[done] == 0 and follower[done] >= 0:
-                for k in range(group_ptr[follower[done]], group_ptr[follower[done] + 1]):
-                    x = members[k]
-                    if (  # one that the arrival feeds is in line already
-                        _is_ready(group, after, still_grouped, launch_row, feeder, has_arrived, x)
-                        and (what == _LEAVE or feeder[x] != subject)
-                    ):
-                        to_start[starting] = x
-                        starting += 1
-            row_at = at[here]
-            if (
-                still_open[row] == 0
-                and row_at < row_ptr[here + 1]
-                and op[row_at] == WAIT
-                and launch_of[row_at] == row
-                and begun[row_at] >= 0
-            ):
-                ended[row_at] = now
-                at[here] += 1
-                device = here
+        state.counts[_STARTING] = 0
+        device = subject
+        if what != _RESUME:
+            _finish(messages, state, what, subject)
+            device = _freed(steps, messages, state, what, subject, now)
         if device >= 0:
-            while at[device] < row_ptr[device + 1]:
-                row = at[device]
-                if begun[row] < 0:
-                    begun[row] = now
-                if op[row] == WAIT:
-                    if launch_of[row] >= 0 and still_open[launch_of[row]] > 0:
-                        break
-                    ended[row] = now
-                elif op[row] == LAUNCH:
-                    ended[row] = now
-                    for k in range(item_ptr[row], item_ptr[row + 1]):
-                        x = items[k]
-                        side = 0 if source[x] == device else 1
-                        still_open[row] += 1
-                        under_way[device] += 1
-                        launch_row[side, x] = row
-                        if _is_ready(
-                            group, after, still_grouped, launch_row, feeder, has_arrived, x
-                        ):
-                            to_start[starting] = x
-                            starting += 1
-                else:
-                    ended[row] = now + duration[row]
-                    if under_way[device] > 0 and messages.slowdown > 1.0 and op[row] == ATTENTION:
-                        ended[row] = now + int(np.ceil(duration[row] * messages.slowdown))
-                    if duration[row] > 0:
-                        at[device] += 1
-                        heap_size = _push(
-                            times,
-                            numbers,
-                            codes,
-                            heap_size,
-                            ended[row],
-                            count,
-                            3 * device + _RESUME,
-                        )
-                        count += 1
-                        break
-                at[device] += 1
+            _advance(steps, messages, state, device, now)
+        starting = state.counts[_STARTING]
         for n in range(starting):
-            x = to_start[n]
-            state[x] = _READY
-            made_ready += 1
-            ready_number[x] = made_ready
-            for side in range(2):
-                ready_at[side, ports[side, x]] += 1
+            _enqueue(messages, state, state.to_start[n])
         # New messages first, then what waited for the ports that have become free.
-        for n in range(starting + 2 * freed):
-            x = -1
-            if n < starting:
-                x = to_start[n]
-                if state[x] != _READY or is_busy[0, ports[0, x]] or is_busy[1, ports[1, x]]:
-                    continue
-            else:
-                side = n - starting
-                port = ports[side, subject]
-                if is_busy[side, port] or ready_at[side, port] == 0:
-                    continue
-                k = head[side, port]
-                while k < port_ptr[side, port + 1] and state[port_list[side, k]] == _STARTED:
-                    k += 1
-                head[side, port] = k
-                unseen = ready_at[side, port]
-                while unseen > 0:
-                    y = port_list[side, k]
-                    if state[y] == _READY:
-                        unseen -= 1
-                        if not is_busy[1 - side, ports[1 - side, y]] and (
-                            x < 0 or ready_number[y] < ready_number[x]
-                        ):
-                            x = y
-                            if not messages.is_fifo:
-                                break
-                    k += 1
-                if x < 0:
-                    continue
-            state[x] = _STARTED
-            started[x] = now
-            for side in range(2):
-                is_busy[side, ports[side, x]] = 1
-                ready_at[side, ports[side, x]] -= 1
-            for what_next in (_LEAVE, _ARRIVE):
-                when = now + busy[x] + (latency[x] if what_next == _ARRIVE else 0)
-                heap_size = _push(times, numbers, codes, heap_size, when, count, 3 * x + what_next)
-                count += 1
-    return end_ns
+        for n in range(starting + (2 if what == _LEAVE else 0)):
+            x = state.to_start[n] if n < starting else -1
+            if n >= starting:
+                x = _first_in_line(messages, state, n - starting, subject)
+            _start_if_free(messages, state, x, now)
+    return int(end_ns)

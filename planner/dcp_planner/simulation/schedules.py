@@ -21,7 +21,7 @@ from dcp_planner.model.workload import DIRECTIONS, Direction, Workload
 from dcp_planner.schedule.divisions import Arrivals, Schedule, cut_divisions
 from dcp_planner.schedule.emission import emit
 from dcp_planner.schedule.routing import Needs, find_needs
-from dcp_planner.simulation.simulator import Prediction, play
+from dcp_planner.simulation.simulator import DirectionModel, Prediction
 from dcp_planner.tables.buffers import buffer_bytes
 from dcp_planner.tables.head_groups import expand_placement
 from dcp_planner.tables.plan import TransferKind, Transfers
@@ -100,7 +100,8 @@ class _Trial:
             direction, self.workload, self.placement, division, self.needs,
             self.cluster.num_devices, is_frugal=is_frugal,
         )  # fmt: skip
-        played = play(emitted.programs, emitted.transfers, self.work[direction], self.cluster)
+        model = DirectionModel.of(emitted.programs, emitted.transfers, self.cluster)
+        played = model.play(self.work[direction], self.cluster)
         return _Cut(division, emitted.transfers, played.arrived, played.end_ns / 1e9)
 
     def memory(self, direction: Direction, cut: _Cut) -> tuple[int, int]:

@@ -11,7 +11,7 @@ launch of its kernel. A direction begins with what the host does for it (`pass_s
 Times are whole nanoseconds, durations rounded up.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -21,18 +21,17 @@ from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.cost_model import reduction_seconds
 from dcp_planner.model.launches import KernelWork
-from dcp_planner.model.workload import Direction
+from dcp_planner.model.workload import DIRECTIONS, Direction
 from dcp_planner.simulation.event_loop import (
     Messages,
     Steps,
-    launches_of_waits,
     one_group,
     run_events,
 )
 from dcp_planner.simulation.event_names import message_names, wait_name
 from dcp_planner.simulation.trace import COLUMNS, EVENT_KINDS, Trace
 from dcp_planner.tables.head_groups import expand_head_groups
-from dcp_planner.tables.plan import Plan, TransferKind, Transfers
+from dcp_planner.tables.plan import Plan, TransferKind, Transfers, columns_of
 from dcp_planner.tables.programs import (
     ATTENTION,
     COPY,
@@ -79,14 +78,7 @@ def simulate(plan: Plan) -> Trace:
     Raises:
         PlanError: for a deadlock, or a run of a century.
     """
-    parts, start_ns, flat = [], 0, expand_head_groups(plan)
-    for direction in ("forward", "backward"):
-        played = _play_direction(flat, direction, start_ns)
-        parts.append(played)
-        start_ns = played.end_ns
-    table = flat.transfers
-    names = message_names(table.kind, table.block, plan.head_groups, len(plan.blocks))
-    return _trace_of(parts, table, names)
+    return PlanModel.of(plan).simulate()
 
 
 def predict(plan: Plan, evenness: Evenness = "as placed") -> Prediction:
@@ -99,24 +91,120 @@ def predict(plan: Plan, evenness: Evenness = "as placed") -> Prediction:
     Raises:
         PlanError: like `simulate`.
     """
-    flat = expand_head_groups(plan)
-    forward, backward = (
-        _play_direction(flat, direction, 0, evenness).end_ns / 1e9
-        for direction in ("forward", "backward")
-    )
-    return Prediction(forward, backward)
+    return PlanModel.of(plan).predict(plan.cluster, evenness)
 
 
 def mean_compute_seconds(plan: Plan) -> float:
     """Compute how long each device would compute, forward and backward, if all did equally long."""
     flat, total = expand_head_groups(plan), 0.0
     speed = flat.cluster.speed_of_device
-    for direction in ("forward", "backward"):
+    for direction in DIRECTIONS:
         programs = tabulate_programs(flat, direction)
-        work = _kernel_work(flat, direction)
+        work = _kernel_work(flat, direction, flat.cluster)
         spent = _durations(programs, flat.transfers, work, flat.cluster)
         total += float((spent * speed[programs.device]).sum() / speed.sum())
     return total
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DirectionModel:
+    """One direction of a plan on its devices and ports, whatever things cost there.
+
+    Attributes:
+        programs: of all devices; their items are rows of `transfers` and of the tiles.
+        transfers: of this direction.
+        rows: int64 ``[X]``, their rows in the plan.
+        link: int64 ``[X]``, class of link of each.
+        steps, messages: for the event loop, without their times.
+    """
+
+    programs: ProgramTable
+    transfers: Transfers
+    rows: Ints
+    link: Ints
+    steps: Steps
+    messages: Messages
+
+    @classmethod
+    def of(
+        cls,
+        programs: ProgramTable,
+        transfers: Transfers,
+        cluster: Cluster,
+        rows: Ints | None = None,
+    ) -> "DirectionModel":
+        """Lay out who sends what through which port, behind what; O(E log E)."""
+        nics, ends = cluster.nic_of_device, np.stack([transfers.source, transfers.target])
+        link = cluster.link_class(transfers.source, transfers.target)
+        ports = np.where(link > 0, cluster.num_devices + nics[ends], ends)
+        num_ports = cluster.num_devices + int(nics[-1]) + 1
+        if cluster.message_order == "fifo":  # one port to send from; the target's is always free
+            ports[0], ports[1] = transfers.source, num_ports + np.arange(len(transfers))
+            num_ports += len(transfers)
+        messages = Messages.of(
+            (transfers.source, transfers.target), find_feeders(transfers), (ports, num_ports),
+            _groups(programs, transfers, cluster), is_fifo=cluster.message_order == "fifo",
+        )  # fmt: skip
+        if rows is None:
+            rows = np.arange(len(transfers))
+        steps = Steps.of(programs, cluster.num_devices)
+        return cls(programs, transfers, rows, link, steps, messages)
+
+    @classmethod
+    def of_plan(cls, plan: Plan, direction: Direction) -> "DirectionModel":
+        """Take one direction out of a plan of one head group."""
+        programs, transfers = tabulate_programs(plan, direction), plan.transfers
+        rows = np.flatnonzero(transfers.is_backward == (direction == "backward"))
+        place = np.full(len(transfers), -1, np.int32)
+        place[rows] = np.arange(len(rows))
+        travels = np.isin(programs.op, (LAUNCH, REDUCTION))[programs.row_of_item()]
+        items = programs.items.copy()
+        items[travels] = place[items[travels]]
+        chosen = {name: column[rows] for name, column in columns_of(transfers).items()}
+        programs = replace(programs, items=items)
+        return cls.of(programs, Transfers(**chosen), plan.cluster, rows)
+
+    def play(
+        self,
+        work: KernelWork,
+        cluster: Cluster,
+        start_ns: int = 0,
+        evenness: Evenness = "as placed",
+    ) -> "Played":
+        """Play the direction at the rates of a cluster with the same devices and ports.
+
+        Args:
+            work: what prices its attention.
+            cluster: the machine.
+            start_ns: when everybody begins.
+            evenness: how compute is imagined to be shared.
+
+        Raises:
+            PlanError: for a deadlock, or a run of a century.
+        """
+        duration = _durations(self.programs, self.transfers, work, cluster)
+        busy, latency = _message_times(self.transfers.size_bytes, self.link, cluster)
+        if evenness != "as placed":
+            duration = _levelled(duration, self.programs.device, cluster, evenness)
+        total = float(duration.sum()) + float(busy.sum()) + float(latency.sum())
+        if not total * 1e9 < _END_OF_TIME_NS - start_ns:
+            raise PlanError(
+                f"expected a predicted time below {_END_OF_TIME_NS / 1e9:.0f} s, got more; give "
+                "the cluster's rates in bytes and FLOPs per second, its latency in seconds"
+            )
+        busy_ns, latency_ns = np.maximum(_nanoseconds(busy), 1), _nanoseconds(latency)
+        slowdown = cluster.sms / (cluster.sms - cluster.comm_sms) if cluster.sms > 1 else 1.0
+        steps = self.steps._replace(duration=_nanoseconds(duration))
+        messages = self.messages._replace(busy=busy_ns, latency=latency_ns, slowdown=slowdown)
+        begun, ended, started, at, end_ns = run_events(steps, messages, start_ns)
+        stuck = np.flatnonzero(at < steps.row_ptr[1:])
+        if stuck.size:
+            raise PlanError(
+                f"deadlock: devices {stuck[:8].tolist()} never get past a CommWait; validate(plan) "
+                "names the transfer"
+            )
+        left = started + busy_ns
+        return Played(self, begun, ended, started, left, left + latency_ns, int(end_ns))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,14 +212,13 @@ class Played:
     """Times of one direction after its end, all in ns.
 
     Attributes:
-        programs: what was played.
-        transfers: int64 ``[X]``, rows of the plan's table, in order.
+        model: what was played.
         begun, ended: int64 ``[I]``, of every instruction.
         started, left, arrived: int64 ``[X]``, of every message.
         end_ns: of the last event.
     """
 
-    programs: ProgramTable
+    model: DirectionModel
     begun: Ints
     ended: Ints
     started: Ints
@@ -140,61 +227,52 @@ class Played:
     end_ns: int
 
 
-def play(
-    programs: ProgramTable,
-    transfers: Transfers,
-    work: KernelWork,
-    cluster: Cluster,
-    start_ns: int = 0,
-    evenness: Evenness = "as placed",
-) -> Played:
-    """Play one direction; the items of `programs` are rows of `transfers` and of the tiles.
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanModel:
+    """A plan that can be predicted at several rates.
 
-    Args:
-        programs: of all devices.
-        transfers: what they send.
-        work: what prices their attention.
-        cluster: the machine.
-        start_ns: when everybody begins.
-        evenness: how compute is imagined to be shared.
-
-    Raises:
-        PlanError: for a deadlock, or a run of a century.
+    Attributes:
+        plan: any plan.
+        flat: the same, of one head group.
+        directions: forward and backward.
     """
-    nics, ends = cluster.nic_of_device, np.stack([transfers.source, transfers.target])
-    link = cluster.link_class(transfers.source, transfers.target)
-    duration = _durations(programs, transfers, work, cluster)
-    busy, latency = _message_times(transfers.size_bytes, link, cluster)
-    if evenness != "as placed":
-        duration = _levelled(duration, programs.device, cluster, evenness)
-    total = float(duration.sum()) + float(busy.sum()) + float(latency.sum())
-    if not total * 1e9 < _END_OF_TIME_NS - start_ns:
-        raise PlanError(
-            f"expected a predicted time below {_END_OF_TIME_NS / 1e9:.0f} s, got more; give the "
-            "cluster's rates in bytes and FLOPs per second, its latency in seconds"
-        )
-    busy_ns = np.maximum(_nanoseconds(busy), 1)
-    latency_ns = _nanoseconds(latency)
-    steps = Steps.of(programs, cluster.num_devices, _nanoseconds(duration))
-    ports = np.where(link > 0, cluster.num_devices + nics[ends], ends)
-    num_ports = cluster.num_devices + int(nics[-1]) + 1
-    if cluster.message_order == "fifo":  # one port to send from, and the target's is always free
-        ports[0], ports[1] = transfers.source, num_ports + np.arange(len(transfers))
-        num_ports += len(transfers)
-    messages = Messages(
-        transfers.source, transfers.target, find_feeders(transfers), ports, busy_ns, latency_ns,
-        *_groups(programs, transfers, cluster), int(cluster.message_order == "fifo"),
-        cluster.sms / (cluster.sms - cluster.comm_sms) if cluster.sms > 1 else 1.0,
-    )  # fmt: skip
-    begun, ended, started, at, end_ns = run_events(steps, messages, num_ports, start_ns)
-    stuck = np.flatnonzero(at < steps.row_ptr[1:])
-    if stuck.size:
-        raise PlanError(
-            f"deadlock: devices {stuck[:8].tolist()} never get past a CommWait; validate(plan) "
-            "names the transfer"
-        )
-    left = started + busy_ns
-    return Played(programs, begun, ended, started, left, left + latency_ns, int(end_ns))
+
+    plan: Plan
+    flat: Plan
+    directions: dict[Direction, DirectionModel]
+
+    @classmethod
+    def of(cls, plan: Plan) -> "PlanModel":
+        """Lay out both directions of any plan."""
+        flat = expand_head_groups(plan)
+        directions = {name: DirectionModel.of_plan(flat, name) for name in DIRECTIONS}
+        return cls(plan, flat, directions)
+
+    def play(
+        self,
+        direction: Direction,
+        cluster: Cluster,
+        start_ns: int = 0,
+        evenness: Evenness = "as placed",
+    ) -> Played:
+        """Play one direction; like `DirectionModel.play`."""
+        work = _kernel_work(self.flat, direction, cluster)
+        return self.directions[direction].play(work, cluster, start_ns, evenness)
+
+    def predict(self, cluster: Cluster, evenness: Evenness = "as placed") -> Prediction:
+        """Predict both directions; like `predict`, at the rates of another cluster."""
+        ends = (self.play(name, cluster, 0, evenness).end_ns / 1e9 for name in DIRECTIONS)
+        return Prediction(*ends)
+
+    def simulate(self) -> Trace:
+        """Predict the timeline; like `simulate`."""
+        parts: list[Played] = []
+        for direction in DIRECTIONS:
+            start_ns = parts[-1].end_ns if parts else 0
+            parts.append(self.play(direction, self.plan.cluster, start_ns))
+        table, plan = self.flat.transfers, self.plan
+        names = message_names(table.kind, table.block, plan.head_groups, len(plan.blocks))
+        return _trace_of(parts, names)
 
 
 def _groups(
@@ -296,29 +374,21 @@ def _nanoseconds(seconds: Floats) -> Ints:
     return np.ceil(seconds * 1e9).astype(np.int64)
 
 
-def _play_direction(
-    plan: Plan, direction: Direction, start_ns: int, evenness: Evenness = "as placed"
-) -> Played:
-    programs, work = tabulate_programs(plan, direction), _kernel_work(plan, direction)
-    return play(programs, plan.transfers, work, plan.cluster, start_ns, evenness)
-
-
-def _kernel_work(plan: Plan, direction: Direction) -> KernelWork:
+def _kernel_work(plan: Plan, direction: Direction, cluster: Cluster) -> KernelWork:
     return KernelWork.of(
         (plan.tiles.q_block, plan.tiles.kv_block, plan.tiles.pairs),
         plan.blocks.num_tokens,
         plan.shape,
-        plan.cluster,
+        cluster,
         is_backward=direction == "backward",
     )
 
 
-def _trace_of(parts: list[Played], transfers: Transfers, messages: list[str]) -> Trace:
+def _trace_of(parts: list[Played], messages: list[str]) -> Trace:
     """Write down what happened, sorted by (device, lane, start)."""
     rows, texts = [], []
     for is_backward, played in zip((False, True), parts, strict=True):
-        for table, names in (_compute_events(played), _waits(played, transfers),
-                             _messages(played, transfers, messages)):  # fmt: skip
+        for table, names in (_compute_events(played), _waits(played), _messages(played, messages)):
             rows.append(np.insert(table, COLUMNS.index("is_backward"), is_backward, axis=1))
             texts += names
     return Trace.of_rows("simulated", np.concatenate(rows), texts)
@@ -326,26 +396,28 @@ def _trace_of(parts: list[Played], transfers: Transfers, messages: list[str]) ->
 
 def _compute_events(played: Played) -> tuple[Ints, list[str]]:
     """Attentions, and the reductions and the work of the host that take time."""
-    programs = played.programs
+    programs = played.model.programs
     is_long = np.isin(programs.op, (REDUCTION, COPY)) & (played.ended > played.begun)
     chosen = np.flatnonzero((programs.op == ATTENTION) | is_long)
     kinds = _KIND_OF_OP[programs.op[chosen]]
     return _events_of_steps(played, chosen, kinds), [EVENT_KINDS[kind] for kind in kinds.tolist()]
 
 
-def _waits(played: Played, transfers: Transfers) -> tuple[Ints, list[str]]:
+def _waits(played: Played) -> tuple[Ints, list[str]]:
     """Waits that a device stood still for."""
-    programs = played.programs
+    programs = played.model.programs
     chosen = np.flatnonzero((programs.op == WAIT) & (played.ended > played.begun))
-    launch = launches_of_waits(programs)[chosen]
-    is_result = transfers.kind[programs.items[programs.item_ptr[launch]]] >= TransferKind.OUT
+    launch = played.model.steps.launch_of[chosen]
+    is_result = (
+        played.model.transfers.kind[programs.items[programs.item_ptr[launch]]] >= TransferKind.OUT
+    )
     divisions = programs.division[chosen].tolist()
     names = [wait_name(d, is_result=r) for d, r in zip(divisions, is_result.tolist(), strict=True)]
     return _events_of_steps(played, chosen, np.full(len(chosen), _WAIT)), names
 
 
 def _events_of_steps(played: Played, rows: Ints, kinds: Ints) -> Ints:
-    programs, nothing = played.programs, np.zeros(len(rows), np.int64)
+    programs, nothing = played.model.programs, np.zeros(len(rows), np.int64)
     begun = played.begun[rows]
     return np.column_stack([
         begun, played.ended[rows], begun, programs.device[rows], kinds,
@@ -354,11 +426,12 @@ def _events_of_steps(played: Played, rows: Ints, kinds: Ints) -> Ints:
     ])  # fmt: skip
 
 
-def _messages(played: Played, transfers: Transfers, messages: list[str]) -> tuple[Ints, list[str]]:
+def _messages(played: Played, messages: list[str]) -> tuple[Ints, list[str]]:
     """Every message twice: as it is sent, and as it is received, a latency later."""
-    x = np.flatnonzero(played.started >= 0)
-    names = [messages[transfer] for transfer in x.tolist()]
-    start, left, ready = played.started[x], played.left[x], _ready_times(played, transfers)[x]
+    x, transfers = np.flatnonzero(played.started >= 0), played.model.transfers
+    row = played.model.rows[x]
+    names = [messages[transfer] for transfer in row.tolist()]
+    start, left, ready = played.started[x], played.left[x], _ready_times(played)[x]
     source, target, latency = (
         transfers.source[x],
         transfers.target[x],
@@ -367,7 +440,7 @@ def _messages(played: Played, transfers: Transfers, messages: list[str]) -> tupl
     both = [
         np.column_stack([
             start + later, left + later, ready + later, device, np.full(len(x), kind),
-            transfers.division[x], peer, transfers.size_bytes[x], x,
+            transfers.division[x], peer, transfers.size_bytes[x], row,
         ])
         for later, device, peer, kind in (
             (0 * latency, source, target, _SEND), (latency, target, source, _RECEIVE)
@@ -376,11 +449,11 @@ def _messages(played: Played, transfers: Transfers, messages: list[str]) -> tupl
     return np.concatenate(both), names * 2
 
 
-def _ready_times(played: Played, transfers: Transfers) -> Ints:
+def _ready_times(played: Played) -> Ints:
     """Find when both ends had launched each message and it had what it passes on, int64 ``[X]``."""
-    programs, ready = played.programs, np.zeros(len(transfers), np.int64)
+    programs, ready = played.model.programs, np.zeros(len(played.started), np.int64)
     row = programs.row_of_item()
     launched = programs.op[row] == LAUNCH
     np.maximum.at(ready, programs.items[launched], played.begun[row[launched]])
-    feeder = find_feeders(transfers)
+    feeder = played.model.messages.feeder
     return np.maximum(ready, np.where(feeder >= 0, played.arrived[feeder], 0))
