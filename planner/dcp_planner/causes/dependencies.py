@@ -20,6 +20,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
+from dcp_planner.jit import IntTable, compiled
 from dcp_planner.simulation.simulator import find_feeders
 from dcp_planner.simulation.trace import LANES, Trace
 from dcp_planner.tables.head_groups import expand_head_groups
@@ -43,7 +44,7 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dependencies(Record):
-    """Edges between the events of a trace, sorted by the event that waits, then by their ends.
+    """Edges between the events of a trace, sorted by the event that waits.
 
     Attributes:
         begin_ns, end_ns: int64 ``[E]``, when an event's own work began and ended: a wait has none,
@@ -51,7 +52,6 @@ class Dependencies(Record):
             send.
         edge_ptr: int64 ``[E+1]``, the edges of event e are ``edge_ptr[e]`` to ``edge_ptr[e+1]``.
         source: int32 ``[N]``, event that has to end first.
-        kind: uint8 ``[N]``, `Reason`.
         predecessor: int32 ``[E]``, the source that ended last, or -1.
         reason: uint8 ``[E]``, `Reason` of that edge.
     """
@@ -60,31 +60,47 @@ class Dependencies(Record):
     end_ns: Annotated[Ints, "E"]
     edge_ptr: Annotated[Ints, "E+1"]
     source: Annotated[Indices, "N"]
-    kind: Annotated[Bytes, "N"]
     predecessor: Annotated[Indices, "E"]
     reason: Annotated[Bytes, "E"]
 
     @classmethod
     def of_edges(cls, begin_ns: Ints, end_ns: Ints, edges: "list[_Edges]") -> "Dependencies":
-        """Sort edges that come in any order, and leave out those that end behind the begin."""
-        target, source, kind = (
-            np.concatenate([np.asarray(edge[n], np.int64) for edge in edges]) for n in range(3)
+        """Sort edges by what waits, and leave out those that end behind its begin; O(E + N)."""
+        target, source = (
+            np.concatenate([np.asarray(edge[n], np.int64) for edge in edges]) for n in range(2)
         )
+        reasons = np.repeat([edge.reason for edge in edges], [len(edge.target) for edge in edges])
         holds = end_ns[source] <= begin_ns[target]
-        target, source, kind = target[holds], source[holds], kind[holds]
-        moments, reasons = int(end_ns.max(initial=0)) + 1, len(Reason)
-        order = np.argsort((target * moments + end_ns[source]) * reasons + kind, kind="stable")
-        target, source, kind = target[order], source[order], kind[order]
-        counts = np.bincount(target, minlength=len(begin_ns))
-        edge_ptr, has_edge = np.append(0, np.cumsum(counts)), counts > 0
-        last = edge_ptr[1:][has_edge] - 1
-        predecessor = np.full(len(begin_ns), -1, np.int64)
-        reason = np.full(len(begin_ns), Reason.NOTHING)
-        predecessor[has_edge], reason[has_edge] = source[last], kind[last]
-        return cls(
-            begin_ns, end_ns, edge_ptr, source.astype(np.int32), kind.astype(np.uint8),
-            predecessor.astype(np.int32), reason.astype(np.uint8),
-        )  # fmt: skip
+        table = np.stack([target, source, reasons])[:, holds]
+        edge_ptr = np.append(0, np.cumsum(np.bincount(table[0], minlength=len(begin_ns))))
+        ordered = np.zeros(len(table[0]), np.int32)
+        predecessor = np.full(len(begin_ns), -1, np.int32)
+        reason = np.full(len(begin_ns), Reason.NOTHING, np.uint8)
+        _sort_edges(table, end_ns, edge_ptr[:-1].copy(), ordered, predecessor, reason)
+        return cls(begin_ns, end_ns, edge_ptr, ordered, predecessor, reason)
+
+
+@compiled
+def _sort_edges(
+    table: IntTable,
+    end_ns: Ints,
+    place: Ints,
+    ordered: Indices,
+    predecessor: Indices,
+    reason: Bytes,
+) -> None:
+    """Write sources to the places of their targets, and find the one of each that ends last.
+
+    The rows of `table` are targets, sources and reasons.
+    """
+    for n in range(table.shape[1]):
+        event, before, why = table[0, n], table[1, n], table[2, n]
+        ordered[place[event]] = before
+        place[event] += 1
+        last = predecessor[event]
+        later = end_ns[before] - end_ns[last] if last >= 0 else 1
+        if later > 0 or (later == 0 and why >= reason[event]):
+            predecessor[event], reason[event] = before, why
 
 
 class _Edges(NamedTuple):
@@ -92,13 +108,13 @@ class _Edges(NamedTuple):
 
     target: Ints
     source: Ints
-    kind: Ints
+    reason: Reason
 
     @classmethod
     def of(cls, target: Ints, source: Ints, reason: Reason) -> "_Edges":
         """Leave out edges without a source (-1)."""
         known = source >= 0
-        return cls(target[known], source[known], np.full(int(known.sum()), reason))
+        return cls(target[known], source[known], reason)
 
 
 class _Messages(NamedTuple):

@@ -14,6 +14,7 @@ from dcp_planner.tables.programs import ATTENTION, LAUNCH, WAIT, ProgramTable
 
 _LEAVE, _ARRIVE, _RESUME = 0, 1, 2
 _SIZE, _MADE, _STARTING = 0, 1, 2
+_CODE_BITS = 32
 
 
 class Steps(NamedTuple):
@@ -118,7 +119,8 @@ class _State(NamedTuple):
         follower: int64 ``[G]``, group that follows each group, or -1.
         under_way: int64 ``[R]``, messages that each device has launched and that are not done.
         to_start: int64 ``[X+1]``, messages that an event makes ready.
-        times, numbers, codes: int64, a binary heap of events.
+        times, codes: int64, a binary heap of events; a code holds the number of the event, which
+            decides between equal times, and in its `_CODE_BITS` what happens to whom.
         counts: int64 ``[3]``, events in the heap, events made so far, messages in `to_start`.
     """
 
@@ -139,7 +141,6 @@ class _State(NamedTuple):
     under_way: Ints
     to_start: Ints
     times: Ints
-    numbers: Ints
     codes: Ints
     counts: Ints
 
@@ -167,7 +168,7 @@ class _State(NamedTuple):
             launch_row=np.full((2, size), -1, np.int64), first_fed=nothing_yet(size),
             next_fed=nothing_yet(size), has_arrived=np.zeros(size, np.uint8),
             still_grouped=np.diff(messages.group_ptr), follower=follower, under_way=none(devices),
-            to_start=none(size + 1), times=none(events), numbers=none(events), codes=none(events),
+            to_start=none(size + 1), times=none(events), codes=none(events),
             counts=none(3),
         )  # fmt: skip
 
@@ -208,39 +209,41 @@ def run_events(
 @inlined
 def _push(state: _State, time_ns: int, code: int) -> None:
     """Add an event to the heap by time, behind those at the same time."""
-    times, numbers, codes = state.times, state.numbers, state.codes
-    i, number = state.counts[_SIZE], state.counts[_MADE]
+    times, codes = state.times, state.codes
+    i, numbered = state.counts[_SIZE], (state.counts[_MADE] << _CODE_BITS) + code
     state.counts[_SIZE] += 1
     state.counts[_MADE] += 1
     while i > 0:
         up = (i - 1) >> 1
         if times[up] <= time_ns:
             break
-        times[i], numbers[i], codes[i] = times[up], numbers[up], codes[up]
+        times[i], codes[i] = times[up], codes[up]
         i = up
-    times[i], numbers[i], codes[i] = time_ns, number, code
+    times[i], codes[i] = time_ns, numbered
 
 
 @inlined
-def _pop(state: _State) -> None:
-    """Remove the first event from the heap."""
-    times, numbers, codes = state.times, state.numbers, state.codes
+def _pop(state: _State) -> int:
+    """Remove the first event from the heap; gives its code."""
+    times, codes = state.times, state.codes
+    found = int(codes[0] & ((1 << _CODE_BITS) - 1))
     state.counts[_SIZE] -= 1
     size = state.counts[_SIZE]
-    time_ns, number, code = times[size], numbers[size], codes[size]
+    time_ns, code = times[size], codes[size]
     i = 0
     while 2 * i + 1 < size:
         child = 2 * i + 1
         if child + 1 < size and (
             times[child + 1] < times[child]
-            or (times[child + 1] == times[child] and numbers[child + 1] < numbers[child])
+            or (times[child + 1] == times[child] and codes[child + 1] < codes[child])
         ):
             child += 1
-        if time_ns < times[child] or (time_ns == times[child] and number < numbers[child]):
+        if time_ns < times[child] or (time_ns == times[child] and code < codes[child]):
             break
-        times[i], numbers[i], codes[i] = times[child], numbers[child], codes[child]
+        times[i], codes[i] = times[child], codes[child]
         i = child
-    times[i], numbers[i], codes[i] = time_ns, number, code
+    times[i], codes[i] = time_ns, code
+    return found
 
 
 @inlined
@@ -282,7 +285,7 @@ def _finish(messages: Messages, state: _State, side: int, x: int) -> None:
 def _freed(steps: Steps, messages: Messages, state: _State, side: int, x: int, now: int) -> int:
     """Close one end of a message; gives its device if that ends the wait it stands at, else -1."""
     launch = state.launch_row[side, x]
-    device = np.int64(messages.source[x] if side == _LEAVE else messages.target[x])
+    device = int(messages.source[x] if side == _LEAVE else messages.target[x])
     state.still_open[launch] -= 1
     state.under_way[device] -= 1
     row = state.at[device]
@@ -382,8 +385,8 @@ def _play(steps: Steps, messages: Messages, state: _State, start_ns: int) -> int
         _push(state, start_ns, 3 * device + _RESUME)
     end_ns = start_ns
     while state.counts[_SIZE] > 0:
-        now, what, subject = state.times[0], state.codes[0] % 3, state.codes[0] // 3
-        _pop(state)
+        now, code = state.times[0], _pop(state)
+        what, subject = code % 3, code // 3
         end_ns = max(end_ns, now)
         state.counts[_STARTING] = 0
         device = subject

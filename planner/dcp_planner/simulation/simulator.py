@@ -12,7 +12,7 @@ Times are whole nanoseconds, durations rounded up.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -160,6 +160,7 @@ class DirectionModel:
         travels = np.isin(programs.op, (LAUNCH, REDUCTION))[programs.row_of_item()]
         items = programs.items.copy()
         items[travels] = place[items[travels]]
+        chosen: dict[str, Any]  # Any: columns of several types
         chosen = {name: column[rows] for name, column in columns_of(transfers).items()}
         programs = replace(programs, items=items)
         return cls.of(programs, Transfers(**chosen), plan.cluster, rows)
