@@ -77,22 +77,18 @@ class DCPCoreAttention(torch.nn.Module):
         super().__init__()
         self._layer, self._plans, self._scale = layer_number - 1, plans, softmax_scale
         dropout = config.attention_dropout if attention_dropout is None else attention_dropout
-        wanted = {
-            "attention_dropout": dropout,
-            "window_size": getattr(config, "window_size", None),
-            "softmax_type": getattr(config, "softmax_type", "vanilla"),
-        }
+        wanted = {"attention_dropout": dropout, "window_size": getattr(config, "window_size", None)}
         for name, plain in (("attention_dropout", 0), ("window_size", None)):
             if wanted[name] != plain:
                 raise RunError(
                     f"layer {layer_number}: expected {name} {plain}, got {wanted[name]}; dropout "
                     "is not computed, and a window belongs into the mask of the plan"
                 )
-        if wanted["softmax_type"] != "vanilla":
-            raise RunError(
-                f"layer {layer_number}: expected softmax_type 'vanilla', got "
-                f"{wanted['softmax_type']!r}; DCP attention adds no sink to the softmax"
-            )
+        self.softmax_offset = None  # of the sinks, a logit per head of this rank
+        if (softmax_type := getattr(config, "softmax_type", "vanilla")) != "vanilla":
+            heads = config.num_attention_heads // config.tensor_model_parallel_size
+            is_learnt = softmax_type == "learnable"  # else "off-by-one"
+            self.softmax_offset = torch.nn.Parameter(torch.zeros(heads), requires_grad=is_learnt)
 
     def forward(
         self,
@@ -132,8 +128,7 @@ class DCPCoreAttention(torch.nn.Module):
                 f"expected query [T_local, 1, Hq, D], one packed batch, got {list(query.shape)}; "
                 "use micro batches of 1"
             )
-        if self._scale is not None:
-            query = query * (self._scale * query.shape[-1] ** 0.5)  # DCPAttn divides by the root
-        kv = torch.stack([key[:, 0], value[:, 0]], dim=1)
-        out = DCPAttn.apply(self._plans.layers.of(self._layer), query[:, 0].contiguous(), kv)
+        q, k, v = (tensor[:, 0] for tensor in (query, key, value))
+        plan = self._plans.layers.of(self._layer)
+        out = DCPAttn.apply(plan, q, (k, v), softmax_scale=self._scale, sinks=self.softmax_offset)
         return out.flatten(1)[:, None]

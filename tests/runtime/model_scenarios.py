@@ -7,6 +7,8 @@ gives what is compared with dense attention: the number of the case, this rank's
 from functools import partial
 
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
 from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans
@@ -106,15 +108,15 @@ def strided(call, q, kv):
     return call(q, kv)
 
 
-def compiled_around(transport, cases, graphs):
-    def backend(graph, inputs):
+def compiled_whole(transport, cases, graphs):
+    def keep(graph, inputs):
         graphs.append(graph)
-        return graph.forward
+        return make_boxed_func(graph.forward)
 
     executor = DCPExecutor(transport=transport)
     found = []
 
-    @torch.compile(backend=backend, fullgraph=False)
+    @torch.compile(backend=aot_autograd(fw_compiler=keep), fullgraph=True)
     def block(prepared, q, kv):
         return DCPAttn.apply(prepared, q * 1.0, kv * 1.0) * 1.0
 

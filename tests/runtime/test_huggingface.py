@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GptOssConfig,
+    LlamaConfig,
+)
 
 from dcp_dsl import Sample, Spec, block_sparsity, dense_mask
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
@@ -39,6 +46,22 @@ def gemma():
         **{**LLAMA, "num_hidden_layers": 3}, head_dim=8, sliding_window=8, query_pre_attn_scalar=5,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     )  # fmt: skip
+
+
+LOCAL_AND_GLOBAL = {
+    **LLAMA, "head_dim": 8, "sliding_window": 8, "initializer_range": 0.4,
+    "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+
+
+def gemma_2():
+    """Scores are capped, and scaled by another number than the head's."""
+    return Gemma2Config(**LOCAL_AND_GLOBAL, attn_logit_softcapping=0.5, query_pre_attn_scalar=5)
+
+
+def gpt_oss():
+    """Every head has a sink, a learned logit."""
+    return GptOssConfig(**LOCAL_AND_GLOBAL, num_local_experts=2, num_experts_per_tok=2)
 
 
 @pytest.fixture
@@ -104,8 +127,9 @@ def test_llama_gives_the_logits_and_gradients_of_dense_masks(executor):
     assert (found[0] - other[0]).norm() > 1e-3 * other[0].norm()  # the mask matters
 
 
-def test_gemma_runs_local_and_global_layers_under_their_own_masks(executor):
-    config = gemma()
+@pytest.mark.parametrize("config_of", [gemma, gemma_2, gpt_oss])
+def test_local_and_global_layers_run_under_their_own_masks(executor, config_of):
+    config = config_of()
     rows = [
         {"tokens": part} for part in inputs()[0][0].split([sample.length for sample in SAMPLES])
     ]

@@ -17,15 +17,19 @@ SPEC = Spec.from_text("mask local = causal and q - k < 6\nstack mixed = local, c
 ROWS = [{"tokens": list(range(n))} for n in (25, 12)]
 TOKENS, WIDTH, Q_HEADS, KV_HEADS, HEAD_DIM = 37, 24, 4, 2, 8
 CLUSTER = Cluster(devices_per_node=2)
-CONFIG = SimpleNamespace(attention_dropout=0.0, window_size=None, softmax_type="vanilla")
+CONFIG = SimpleNamespace(
+    attention_dropout=0.0, window_size=None, softmax_type="vanilla", num_attention_heads=8,
+    tensor_model_parallel_size=2,
+)  # fmt: skip
 
 
 class DenseCoreAttention(torch.nn.Module):
     """Megatron's unfused attention on tensors ``[s, b, heads, head_dim]``."""
 
-    def __init__(self, scale):
+    def __init__(self, scale, has_sinks):
         super().__init__()
         self.scale = scale
+        self.sinks = torch.nn.Parameter(torch.zeros(Q_HEADS)) if has_sinks else None
 
     def forward(
         self, query, key, value, attention_mask, attn_mask_type=None, attention_bias=None,
@@ -34,6 +38,10 @@ class DenseCoreAttention(torch.nn.Module):
         key, value = (x.repeat_interleave(Q_HEADS // KV_HEADS, dim=2) for x in (key, value))
         scores = torch.einsum("qbhd,kbhd->bhqk", query, key) * self.scale
         scores = scores.masked_fill(attention_mask, -torch.inf)  # true hides, as in Megatron
+        if self.sinks is not None:
+            column = self.sinks[None, :, None, None].expand(1, -1, len(query), 1)
+            scores = torch.cat([scores, column], -1)
+            value = torch.cat([value, torch.zeros_like(value[:1])])
         out = torch.einsum("bhqk,kbhd->qbhd", scores.softmax(-1), value)
         return out.reshape(*out.shape[:2], -1)
 
@@ -60,10 +68,10 @@ class SelfAttention(torch.nn.Module):
         return out @ self.to_out
 
 
-def core(layer_number, plans, **more):
+def core(layer_number, plans, config=CONFIG, **more):
     """Build it with the arguments that Megatron gives to a core attention."""
     return DCPCoreAttention(
-        config=CONFIG, layer_number=layer_number, attn_mask_type="causal", attention_type="self",
+        config=config, layer_number=layer_number, attn_mask_type="causal", attention_type="self",
         cp_comm_type="p2p", pg_collection=None, plans=plans, **more,
     )  # fmt: skip
 
@@ -76,8 +84,9 @@ def train(layers, hidden, masks, divisor):
     return hidden.detach(), [p.grad for layer in layers for p in layer.parameters()]
 
 
-@pytest.mark.parametrize("scale", [None, 0.2])
-def test_two_context_parallel_ranks_give_the_step_of_dense_attention(scale):
+@pytest.mark.parametrize(("scale", "softmax"), [(None, "vanilla"), (0.2, "learnable")])
+def test_two_context_parallel_ranks_give_the_step_of_dense_attention(scale, softmax):
+    config = SimpleNamespace(**{**vars(CONFIG), "softmax_type": softmax})
     hidden = torch.randn(TOKENS, 1, WIDTH, generator=torch.Generator().manual_seed(4))
     masks = [
         ~torch.block_diag(*[
@@ -86,12 +95,15 @@ def test_two_context_parallel_ranks_give_the_step_of_dense_attention(scale):
         ]).bool()
         for name in ("local", "causal")
     ]  # fmt: skip
-    dense = [SelfAttention(DenseCoreAttention(scale or HEAD_DIM**-0.5)) for _ in masks]
+    dense = [
+        SelfAttention(DenseCoreAttention(scale or HEAD_DIM**-0.5, softmax == "learnable"))
+        for _ in masks
+    ]
     wanted, wanted_gradients = train(dense, hidden, masks, TOKENS)
 
     def step(transport):
         plans, executor = CurrentPlans(), DCPExecutor(transport=transport)
-        layers = [SelfAttention(core(n, plans, softmax_scale=scale)) for n in (1, 2)]
+        layers = [SelfAttention(core(n, plans, config, softmax_scale=scale)) for n in (1, 2)]
         shape = ModelShape(Q_HEADS, KV_HEADS, HEAD_DIM, 4)
         loader = make_loader(
             ROWS, SPEC.stack("mixed"), shape=shape, rank=transport.rank, cluster=CLUSTER
@@ -137,9 +149,6 @@ def test_what_no_plan_computes_is_refused():
         config = SimpleNamespace(**{**vars(CONFIG), name: value})
         with pytest.raises(RunError, match=f"layer 1: expected {name} "):
             DCPCoreAttention(config, 1, plans=plans)
-    config = SimpleNamespace(**{**vars(CONFIG), "softmax_type": "learnable"})
-    with pytest.raises(RunError, match="expected softmax_type 'vanilla', got 'learnable'"):
-        DCPCoreAttention(config, 1, plans=plans)
     attention = core(1, plans)
     q, kv = torch.zeros(5, 1, 4, 8), torch.zeros(5, 1, 2, 8)
     for name in ("attention_mask", "attention_bias", "packed_seq_params"):

@@ -9,8 +9,9 @@ brings the plans of its batch along::
         layers = LayerPlans.prepare(executor, plan)
         model(local_data.tokens[None], position_ids=local_data.position_ids[None], dcp=layers)
 
-The mask is the plan's. What a model does beside it (a window of its own, padding, soft caps, sinks,
-dropout, a cache) is either part of the plan's mask or refused; nothing is left out silently. Every
+The mask is the plan's; scale, soft caps and sinks are the model's. What else a model does (a window
+of its own, padding, dropout, a cache) is either part of the plan's mask or refused; nothing is left
+out silently. Every
 other implementation refuses the plans: a model takes the implementation from its config at each
 call, and models that share a config share the one that was chosen last.
 
@@ -30,7 +31,7 @@ from dcp_runtime.execute.prepared_plan import PreparedPlan
 
 NAME = "dcp"
 
-_REFUSED_ARGUMENTS = ("softcap", "s_aux", "head_mask", "output_attentions", "position_bias")
+_REFUSED_ARGUMENTS = ("head_mask", "output_attentions", "position_bias")
 """Arguments of an attention function that change its result and that no plan knows."""
 
 
@@ -100,6 +101,8 @@ def attention_forward(  # noqa: PLR0913 - the signature is transformers'
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     dcp: LayerPlans | None = None,
     **others: Any,  # Any: whatever a model passes on
 ) -> tuple[Tensor, None]:
@@ -119,12 +122,8 @@ def attention_forward(  # noqa: PLR0913 - the signature is transformers'
     prepared.batch.is_reached = True  # what follows may refuse the model
     _refuse(where, attention_mask, dropout, others)
     _check_sizes(where, prepared, query, key, sliding_window)
-    head_dim = query.shape[-1]
-    if scaling is not None and scaling != head_dim**-0.5:
-        query = query * (scaling * head_dim**0.5)  # DCPAttn divides by the root of D
-    q = query[0].transpose(0, 1).contiguous()
-    kv = torch.stack([key[0].transpose(0, 1), value[0].transpose(0, 1)], dim=1)
-    out: Tensor = DCPAttn.apply(prepared, q, kv)
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    out = DCPAttn.apply(prepared, q, (k, v), softmax_scale=scaling, softcap=softcap, sinks=s_aux)
     return out[None], None
 
 

@@ -1,19 +1,20 @@
 """`DCPAttn`, the attention of a model over the ranks of a plan, and `LayerPlans`, its plans."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
 from dcp_planner import Plan
 from dcp_planner.plan import PlanPart
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.executor import DCPExecutor
+from dcp_runtime.execute.operator import attention
 from dcp_runtime.execute.prepared_plan import PreparedPlan
+from dcp_runtime.execute.tensor_checks import Keys
 from dcp_runtime.plans.batch_plans import BatchPlan, StackedPlans
 
 
@@ -65,71 +66,75 @@ class DCPAttn:
     """Exact attention under the mask of a prepared plan.
 
     ``out = DCPAttn.apply(prepared, q, kv)`` with what ``executor.prepare(plan)`` or
-    ``layers.of(layer)`` gave, q ``[T_local, Hq, D]``, kv
-    ``[T_local, 2, Hkv, D]`` and out ``[T_local, Hq, D]``, rows in the order of
-    ``plan.local_tokens(rank)``. The softmax scale is ``1 / sqrt(D)``. A token that sees no key gets
-    0 and passes no gradient. Collective: all ranks call it in the same order, and so do their
-    backwards. Layers keep their plan: others may be prepared before their backward.
+    ``layers.of(layer)`` gave, q ``[T_local, Hq, D]``, kv ``[T_local, 2, Hkv, D]``, or k and v apart
+    as ``(k, v)``, and out ``[T_local, Hq, D]``, rows in the order of ``plan.local_tokens(rank)``.
+    A token that sees no key gets 0 and passes no gradient. Collective: all ranks call it in the
+    same order, and so do their backwards. Layers keep their plan: others may be prepared before
+    their backward.
 
     The executor itself stands for its plan where no other can be meant: while one batch at a time
     is prepared, run forward and run backward, without a stack and without activation checkpointing.
     Everywhere else the executor is refused.
 
-    Under autocast, q and kv are cast as torch's own attention casts them, and gradients come back
-    in the dtype of the arguments. ``torch.compile`` breaks the graph here and compiles around it.
+    Under autocast, tensors are cast as torch's own attention casts them, and gradients come back in
+    the dtype of the arguments. ``torch.compile(fullgraph=True)`` keeps a layer with a prepared plan
+    in its graph, and further batches run the same program.
     """
 
     @staticmethod
-    def apply(prepared: PreparedPlan | DCPExecutor, q: Tensor, kv: Tensor) -> Tensor:
+    def apply(
+        prepared: PreparedPlan | DCPExecutor,
+        q: Tensor,
+        kv: Keys,
+        *,
+        softmax_scale: float | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """Compute out of q and kv.
 
+        Args:
+            prepared: plan of the layer.
+            q: ``[T_local, Hq, D]``.
+            kv: ``[T_local, 2, Hkv, D]``, or ``(k, v)`` of ``[T_local, Hkv, D]`` each with any
+                strides: they meet in the buffer where received keys arrive too, without a copy of
+                their own. Where k and v have heads of two sizes (MLA), the plan's `head_dim` is the
+                larger; the smaller is filled up with zeros, and out has the size of v.
+            softmax_scale: factor of the scores; ``None`` for one over the root of q's `head_dim`.
+                The same on all ranks.
+            softcap: scores s become ``softcap * tanh(s / softcap)``, the same in all layers of the
+                plan. Computed by the kernel ``"reference"`` alone so far.
+            sinks: ``[Hq]``, a learned logit per query head that joins the denominator of every
+                token; its gradient is the sum over this rank's tokens.
+
         Raises:
-            RunError: if the tensors do not fit the prepared plan, another rank fails, or an
-                executor is given that may mean several plans.
+            RunError: if the tensors do not fit the prepared plan, another rank fails, an executor
+                is given that may mean several plans, or no kernel can cap scores here.
         """
-        if "torch._dynamo" in sys.modules:  # loading the compiler for its sake would take a second
-            run = torch.compiler.disable(_apply)  # type: ignore[no-untyped-call]
-            return cast(Tensor, run(prepared, q, kv))
-        return _apply(prepared, q, kv)
+        plan = prepared.prepared if isinstance(prepared, DCPExecutor) else prepared
+        if not isinstance(plan, PreparedPlan):
+            raise RunError(
+                "expected a prepared plan, as executor.prepare(plan) or layers.of(layer) gives it, "
+                f"got {type(prepared).__name__}"
+            )
+        k, v = kv if isinstance(kv, tuple) else (kv, None)
+        for x in (q, k, k if v is None else v):
+            if not isinstance(x, Tensor) or x.device.type == "meta":
+                plan.forward(q, kv)  # says on all ranks what is wrong
+        q, k = _cast(q), _cast(k)
+        if v is None:
+            return cast(Tensor, attention(plan.handle, q, k, v, sinks, softmax_scale, softcap)[0])
+        v, v_dim, qk_dim = _cast(v), v.shape[-1], q.shape[-1]
+        if v_dim == qk_dim:
+            return cast(Tensor, attention(plan.handle, q, k, v, sinks, softmax_scale, softcap)[0])
+        scale = qk_dim**-0.5 if softmax_scale is None else softmax_scale
+        q, k, v = (pad(x, (0, max(v_dim, qk_dim) - x.shape[-1])) for x in (q, k, v))
+        return cast(Tensor, attention(plan.handle, q, k, v, sinks, scale, softcap)[0][..., :v_dim])
 
 
-def _apply(given: PreparedPlan | DCPExecutor, q: Tensor, kv: Tensor) -> Tensor:
-    plan = given.prepared if isinstance(given, DCPExecutor) else given
-    if not isinstance(plan, PreparedPlan):
-        raise RunError(
-            "expected a prepared plan, as executor.prepare(plan) or layers.of(layer) gives it, got "
-            f"{type(given).__name__}"
-        )
-    return cast(Tensor, _Attention.apply(plan, q, kv))  # type: ignore[no-untyped-call]
-
-
-class _Attention(torch.autograd.Function):
-    # Any: torch's base class fixes neither the context nor the arguments.
-    @staticmethod
-    def forward(ctx: Any, prepared: PreparedPlan, q: Tensor, kv: Tensor) -> Tensor:
-        """Run the forward program of the prepared plan."""
-        device = q.device.type if isinstance(q, Tensor) else "cpu"
-        if torch.is_autocast_enabled(device):
-            q, kv = (_cast(x, torch.get_autocast_dtype(device)) for x in (q, kv))
-        with torch.autocast(device, enabled=False):
-            out, lse = prepared.forward(q, kv)
-        ctx.prepared, ctx.call = prepared, prepared.batch.open_call()
-        ctx.save_for_backward(q, kv, out, lse)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: Tensor) -> tuple[None, Tensor, Tensor]:
-        """Run the backward program of the plan that forward ran."""
-        q, kv, out, lse = ctx.saved_tensors
-        with torch.autocast(q.device.type, enabled=False):
-            dq, dkv = ctx.prepared.backward(q, kv, out, lse, dout)
-        ctx.call = None
-        return None, dq, dkv  # autograd casts them to what the arguments were
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def _cast(tensor: Tensor) -> Tensor:
     # As autocast does: float64 and non-float tensors are unchanged.
-    if not isinstance(tensor, Tensor) or tensor.dtype == torch.float64:
+    device = tensor.device.type
+    if not torch.is_autocast_enabled(device) or tensor.dtype == torch.float64:
         return tensor
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+    return tensor.to(torch.get_autocast_dtype(device)) if tensor.is_floating_point() else tensor

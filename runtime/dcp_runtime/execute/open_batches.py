@@ -5,11 +5,12 @@ for its backward.
 """
 
 import sys
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import torch
 
 from dcp_runtime.errors import RunError
+from dcp_runtime.execute.handles import OpenCall
 
 _GIVE_THE_PLAN = (
     "give every layer the prepared plan: prepared = executor.prepare(plan), then "
@@ -18,23 +19,17 @@ _GIVE_THE_PLAN = (
 )
 
 
-class OpenCall:
-    """A forward call that awaits its backward. Only the autograd graph holds it."""
-
-
 class PreparedBatch:
     """The plans that were prepared together: one, or those of a stack."""
 
     def __init__(self, name: str, num_plans: int) -> None:
         self.name, self.num_plans = name, num_plans
         self.is_reached = False  # whether a layer ran one of them, or tried to
-        self._calls: WeakSet[OpenCall] = WeakSet()
+        self._calls: WeakValueDictionary[int, OpenCall] = WeakValueDictionary()
 
-    def open_call(self) -> OpenCall:
-        """Return what the graph of a forward call holds until its backward."""
-        call = OpenCall()
-        self._calls.add(call)
-        return call
+    def note_call(self, call: OpenCall) -> None:
+        """Note a forward call that waits for its backward."""
+        self._calls[id(call)] = call
 
     @property
     def is_finished(self) -> bool:

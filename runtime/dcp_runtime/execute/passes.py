@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dcp_planner import Direction, TransferKind
+from dcp_runtime.execute.tensor_checks import Keys
 from dcp_runtime.kernels.kernel import (
     AttentionState,
     Gradients,
@@ -29,20 +30,39 @@ def working_buffer(own: Tensor, receive_rows: int) -> Tensor:
     return own.new_empty(len(own) + receive_rows, *own.shape[1:])
 
 
+def own_rows(buffer: Tensor, count: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the first rows, in memory that holds nothing else: layers keep their results."""
+    rows = buffer[:count]
+    is_whole = rows.nbytes == buffer.untyped_storage().nbytes()
+    return rows.to(dtype or rows.dtype, copy=not is_whole, memory_format=torch.contiguous_format)
+
+
 class Pass(ABC):
     """One call in one direction, with its send and receive buffers.
 
-    `queries` are the tensors of the local tokens that travel with a block of queries.
+    `queries` are the tensors of the local tokens that travel with a block of queries; `scale` is
+    that of the softmax, ``None`` for ``1 / sqrt(D)``.
     """
 
     direction: Direction
 
-    def __init__(self, part: DevicePlan, queries: tuple[Tensor, ...], kv: Tensor) -> None:
+    def __init__(
+        self, part: DevicePlan, queries: tuple[Tensor, ...], kv: Keys, scale: float | None
+    ) -> None:
         self._plan, self._num_local = part.of(self.direction), part.num_local
         received = self._plan.receive_rows
-        self._local = (*queries, kv)
         self._queries = tuple(working_buffer(own, received[TransferKind.Q]) for own in queries)
-        self._kv = working_buffer(kv, received[TransferKind.KV])
+        self._is_packed, rows = isinstance(kv, Tensor), received[TransferKind.KV]
+        keys: tuple[tuple[Tensor, Tensor], ...]
+        if isinstance(kv, Tensor):
+            self._kv = working_buffer(kv, rows)
+            keys = ((self._kv, kv),)
+        else:  # apart: brought together where all keys of the call are
+            k, v = kv
+            self._kv = k.new_empty(len(k) + rows, 2, *k.shape[1:])
+            keys = ((self._kv[:, 0], k), (self._kv[:, 1], v))
+        self._own = (*zip(self._queries, queries, strict=True), *keys)
+        self._scale = self._kv.shape[-1] ** -0.5 if scale is None else scale
         self._partials: tuple[Tensor, ...] = ()  # where partial results arrive
 
     @property
@@ -53,7 +73,7 @@ class Pass(ABC):
 
     def copy(self) -> None:
         """Copy the own blocks into the working buffers."""
-        for buffer, own in zip((*self._queries, self._kv), self._local, strict=True):
+        for buffer, own in self._own:
             if buffer is not own:
                 buffer[: len(own)] = own
 
@@ -100,15 +120,15 @@ class Pass(ABC):
 
 
 class ForwardPass(Pass):
-    """Buffers of a forward call on q ``[T_local, Hq, D]`` and kv.
+    """Buffers of a forward call on q ``[T_local, Hq, D]`` and kv, or k and v.
 
     A partial result travels as lse, in the type of the sums, and out, in that of q.
     """
 
     direction: Direction = "forward"
 
-    def __init__(self, part: DevicePlan, q: Tensor, kv: Tensor) -> None:
-        super().__init__(part, (q,), kv)
+    def __init__(self, part: DevicePlan, q: Tensor, kv: Keys, scale: float | None = None) -> None:
+        super().__init__(part, (q,), kv, scale)
         (self._q,), sums = self._queries, accumulator_dtype(q.dtype)
         self._state = AttentionState.empty(
             len(self._q), q.shape[1], q.shape[2], sums, device=q.device
@@ -121,16 +141,16 @@ class ForwardPass(Pass):
 
     def result(self) -> tuple[Tensor, Tensor]:
         """Return out ``[T_local, Hq, D]`` in the dtype of q and lse ``[T_local, Hq]``."""
-        local = slice(self._num_local)
-        out = self._state.out[local].to(self._q.dtype)
-        # A copy: layers keep their result, which must not keep the rows of remote queries.
-        is_whole = len(self._q) == self._num_local
-        return (out, self._state.lse) if is_whole else (out.clone(), self._state.lse[local].clone())
+        out, lse = self._state.out, self._state.lse
+        return own_rows(out, self._num_local, self._q.dtype), own_rows(lse, self._num_local)
+
+    def add_sinks(self, sinks: Tensor) -> None:
+        """Merge keys of these scores ``[T_local, Hq]`` and value 0, once all others are merged."""
+        self._state.merge(0, sinks.new_zeros(()).expand(*sinks.shape, self._q.shape[-1]), sinks)
 
     def attend(self, kernel: Kernel, table: TileTable) -> None:
         """Merge the tiles of a table into the state."""
-        scale = self._q.shape[-1] ** -0.5
-        kernel.forward(self._q, self._kv, table, scale, self._state)
+        kernel.forward(self._q, self._kv, table, self._scale, self._state)
 
     def reduce(self, transfer: Transfer) -> None:
         """Merge a partial result by log-sum-exp."""
@@ -152,7 +172,7 @@ class ForwardPass(Pass):
 
 
 class BackwardPass(Pass):
-    """Buffers of a backward call on the `QueryRows` of the local tokens and kv.
+    """Buffers of a backward call on the `QueryRows` of the local tokens and kv, or k and v.
 
     Queries travel as lse, delta, q, dout. Gradients are summed in float32 (float64 for float64) and
     travel home in the dtype of q, the size that plans count with.
@@ -160,33 +180,32 @@ class BackwardPass(Pass):
 
     direction: Direction = "backward"
 
-    def __init__(self, part: DevicePlan, rows: QueryRows, kv: Tensor) -> None:
-        super().__init__(part, (rows.lse, rows.delta, rows.q, rows.dout), kv)
+    def __init__(
+        self, part: DevicePlan, rows: QueryRows, kv: Keys, scale: float | None = None
+    ) -> None:
+        super().__init__(part, (rows.lse, rows.delta, rows.q, rows.dout), kv, scale)
         lse, delta, q, dout = self._queries
         self._query_rows = QueryRows(q, dout, lse, delta)
-        sums = accumulator_dtype(kv.dtype)
+        sums = accumulator_dtype(q.dtype)
         self._sums = Gradients(
-            torch.zeros(q.shape, dtype=sums, device=kv.device),
-            torch.zeros(self._kv.shape, dtype=sums, device=kv.device),
+            torch.zeros(q.shape, dtype=sums, device=q.device),
+            torch.zeros(self._kv.shape, dtype=sums, device=q.device),
         )
         received = self._plan.receive_rows
         self._partials = (
             rows.q.new_empty(received[TransferKind.DQ], *rows.q.shape[1:]),
-            kv.new_empty(received[TransferKind.DKV], *kv.shape[1:]),
+            q.new_empty(received[TransferKind.DKV], *self._kv.shape[1:]),
         )
 
-    def result(self) -> tuple[Tensor, Tensor]:
-        """Return dq ``[T_local, Hq, D]`` and dkv ``[T_local, 2, Hkv, D]`` in the dtype of q."""
-        local, dtype = slice(self._num_local), self._kv.dtype
-        dq, dkv = (sums[local].to(dtype) for sums in (self._sums.dq, self._sums.dkv))
-        # Copies: gradients live on and must not keep the rows of remote blocks.
-        is_whole = len(self._kv) == len(self._query_rows.q) == self._num_local
-        return (dq, dkv) if is_whole else (dq.clone(), dkv.clone())
+    def result(self) -> tuple[Tensor, ...]:
+        """Return dq ``[T_local, Hq, D]`` and dkv, or dk and dv, as k and v came; dtype of q."""
+        dkv = (self._sums.dkv,) if self._is_packed else self._sums.dkv.unbind(1)
+        sums = (self._sums.dq, *dkv)
+        return tuple(own_rows(rows, self._num_local, self._kv.dtype) for rows in sums)
 
     def attend(self, kernel: Kernel, table: TileTable) -> None:
         """Add the gradients of the tiles of a table."""
-        scale = self._kv.shape[-1] ** -0.5
-        kernel.backward(self._query_rows, self._kv, table, scale, self._sums)
+        kernel.backward(self._query_rows, self._kv, table, self._scale, self._sums)
 
     def reduce(self, transfer: Transfer) -> None:
         """Add a partial sum."""

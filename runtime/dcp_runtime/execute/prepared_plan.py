@@ -8,12 +8,20 @@ from torch import Tensor
 
 from dcp_planner import Direction
 from dcp_runtime.errors import RunError
+from dcp_runtime.execute.handles import handle_of
 from dcp_runtime.execute.interpreter import Interpreter
 from dcp_runtime.execute.open_batches import PreparedBatch
 from dcp_runtime.execute.passes import BackwardPass, ForwardPass
-from dcp_runtime.execute.tensor_checks import check_gradient, check_result, check_tensors
+from dcp_runtime.execute.tensor_checks import (
+    PLAIN,
+    Keys,
+    Softmax,
+    check_gradient,
+    check_result,
+    check_tensors,
+)
 from dcp_runtime.kernels.choice import choose_kernel
-from dcp_runtime.kernels.kernel import Kernel, QueryRows, TensorKind, accumulator_dtype
+from dcp_runtime.kernels.kernel import Kernel, QueryRows, TensorKind, accumulator_dtype, row_delta
 from dcp_runtime.plans.device_plan import DevicePlan
 from dcp_runtime.plans.look_back import look_back
 from dcp_runtime.transport.agreement import Topic, agree
@@ -38,7 +46,7 @@ class Engine:
         """Check the tensors of a further layer."""
         if str(self.kind) != str(kind):
             raise RunError(
-                f"all layers of a prepared plan share dtype and device: expected "
+                f"all layers of a prepared plan share dtype, device and soft cap: expected "
                 f"{self.kind}, got {kind}; prepare the plan again for other tensors"
             )
 
@@ -67,7 +75,7 @@ class PreparedPlan:
         check_finite: bool,
         before: "PreparedPlan | None",
     ) -> None:
-        self.part, self.batch = part, batch
+        self.part, self.batch, self.handle = part, batch, handle_of(self)
         self.recorder = Recorder(transport.rank)
         if before is not None:
             self.recorder.clock = before.recorder.clock
@@ -86,27 +94,37 @@ class PreparedPlan:
         """The window that contains the mask, in tokens."""
         return look_back(self.part.plan)
 
-    def forward(self, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, kv: Keys, softmax: Softmax = PLAIN) -> tuple[Tensor, Tensor]:
         """Compute out ``[T_local, Hq, D]`` and lse ``[T_local, Hq]`` of this rank's tokens.
 
-        The first layer compares dtype and device with those of the other ranks.
+        The first layer compares dtype, device, scale and soft cap with those of the other ranks.
+        With sinks, lse counts them.
 
         Raises:
             RunError: if the tensors do not fit the plan, or another rank fails.
         """
         self.batch.is_reached = True
-        self._check_tensors(q, kv)
+        self._check_tensors(q, kv, softmax)
         heads = self.part.heads
-        current = ForwardPass(self.part, heads.split_q(q), heads.split_kv(kv))
+        current = ForwardPass(self.part, heads.split_q(q), self._split(kv), softmax.scale)
         self._interpreter().run(current)
+        if softmax.sinks is not None:
+            rows = softmax.sinks.to(accumulator_dtype(q.dtype)).expand(len(q), -1)
+            current.add_sinks(heads.split_q(rows))
         out, lse = (heads.join_q(tensor) for tensor in current.result())
         self._check("forward", out=out)
         return out, lse
 
     def backward(
-        self, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, dout: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Compute dq and dkv of this rank's tokens, from the arguments and results of forward.
+        self,
+        q: Tensor,
+        kv: Keys,
+        out: Tensor,
+        lse: Tensor,
+        dout: Tensor,
+        softmax_scale: float | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Compute dq and dkv, or dk and dv, from the arguments and results of forward.
 
         Raises:
             RunError: if dout does not fit out, or another rank fails.
@@ -116,39 +134,48 @@ class PreparedPlan:
         except RunError as error:
             self._transport.report("backward", 0, error)
             raise
-        sums = accumulator_dtype(q.dtype)
-        delta = (dout.to(sums) * out.to(sums)).sum(-1)
         heads = self.part.heads
-        rows = QueryRows(*(heads.split_q(tensor) for tensor in (q, dout, lse, delta)))
-        current = BackwardPass(self.part, rows, heads.split_kv(kv))
+        tensors = (q, dout, lse, row_delta(out, dout))
+        rows = QueryRows(*(heads.split_q(tensor) for tensor in tensors))
+        current = BackwardPass(self.part, rows, self._split(kv), softmax_scale)
         self._interpreter().run(current)
-        dq, dkv = current.result()
-        dq, dkv = heads.join_q(dq), heads.join_kv(dkv)
-        self._check("backward", dq=dq, dkv=dkv)
-        return dq, dkv
+        dq, *dkv = current.result()
+        results = heads.join_q(dq), *map(heads.join_kv, dkv)
+        names = ("dq", "dkv") if len(dkv) == 1 else ("dq", "dk", "dv")
+        self._check("backward", **dict(zip(names, results, strict=True)))
+        return results
 
-    def _check_tensors(self, q: Tensor, kv: Tensor) -> None:
+    def _split(self, kv: Keys) -> Keys:
+        split = self.part.heads.split_kv
+        return split(kv) if isinstance(kv, Tensor) else (split(kv[0]), split(kv[1]))
+
+    def _check_tensors(self, q: Tensor, kv: Keys, softmax: Softmax = PLAIN) -> None:
         if self._engine is None:
-            propose = partial(self._propose_engine, q, kv)
+            propose = partial(self._propose_engine, q, kv, softmax)
             self._engine = agree(self._transport, (_KIND,), "the first layer", propose)
             self.recorder.clock = make_clock(q.device, self.recorder.clock)
             return
         try:
             check_tensors(self.part, q, kv)
-            self._engine.check(_kind_of(q))
+            softmax.check(q)
+            self._engine.check(_kind_of(q, softmax))
         except RunError as error:
             self._transport.report("forward", 0, error)
             raise
 
-    def _propose_engine(self, q: Tensor, kv: Tensor) -> tuple[Sequence[str], Engine]:
+    def _propose_engine(
+        self, q: Tensor, kv: Keys, softmax: Softmax
+    ) -> tuple[Sequence[str], Engine]:
         check_tensors(self.part, q, kv)
-        kind = _kind_of(q)
-        return (str(kind),), self._choose(kind)
+        softmax.check(q)
+        kind = _kind_of(q, softmax)
+        scaled = "" if softmax.scale is None else f" with softmax_scale {softmax.scale:.9g}"
+        return (f"{kind}{scaled}",), self._choose(kind)
 
     def _choose(self, kind: TensorKind) -> Engine:
         if self._expected is not None and self._expected.kind == kind:
             return self._expected
-        choice = choose_kernel(kind.dtype, kind.device, self._kernel, kind.head_dim)
+        choice = choose_kernel(kind.dtype, kind.device, self._kernel, kind.head_dim, kind.softcap)
         engine = Engine(kind, choice.kernel)
         engine.load(self.part)
         return engine
@@ -173,5 +200,5 @@ class PreparedPlan:
             raise
 
 
-def _kind_of(q: Tensor) -> TensorKind:
-    return TensorKind(q.dtype, q.device, q.shape[-1])
+def _kind_of(q: Tensor, softmax: Softmax) -> TensorKind:
+    return TensorKind(q.dtype, q.device, q.shape[-1], softmax.cap)

@@ -6,6 +6,8 @@ arrives, so that a row that is read too early, or never written, is found as wel
 """
 
 from collections.abc import Sequence
+from math import inf, isfinite
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,30 +17,62 @@ from dcp_runtime.errors import RunError
 from dcp_runtime.plans.device_plan import DevicePlan
 from dcp_runtime.transport.transport import Parcel
 
+Keys: TypeAlias = Tensor | tuple[Tensor, Tensor]
+"""kv ``[T, 2, Hkv, D]``, or k and v ``[T, Hkv, D]`` apart."""
 
-def check_tensors(part: DevicePlan, q: Tensor, kv: Tensor) -> None:
-    """Check q and kv of a forward call. Any strides will do; so will a mixed ``requires_grad``."""
-    for name, value in (("q", q), ("kv", kv)):
+
+class Softmax(NamedTuple):
+    """The choices of a layer's softmax; see `DCPAttn.apply`."""
+
+    scale: float | None = None
+    cap: float | None = None
+    sinks: Tensor | None = None
+
+    def check(self, q: Tensor) -> None:
+        """Check them beside the queries."""
+        if self.scale is not None and not isfinite(self.scale):
+            raise RunError(f"expected a finite softmax_scale, got {self.scale}")
+        if self.cap is not None and not 0 < self.cap < inf:
+            raise RunError(f"expected a soft cap above 0, got {self.cap}")
+        sinks = self.sinks
+        if sinks is not None and (tuple(sinks.shape), sinks.device) != (q.shape[1:2], q.device):
+            raise RunError(
+                f"expected a sink per query head, {list(q.shape[1:2])} on {q.device}, got "
+                f"{list(sinks.shape)} on {sinks.device}"
+            )
+
+
+PLAIN = Softmax()
+
+
+def check_tensors(part: DevicePlan, q: Tensor, kv: Keys) -> None:
+    """Check what a forward call gets. Any strides will do; so will a mixed ``requires_grad``."""
+    shape, tokens = part.heads.shape, part.num_local // part.heads.groups
+    given = {"q": q, **(dict(zip("kv", kv, strict=True)) if isinstance(kv, tuple) else {"kv": kv})}
+    for name, value in given.items():
         if not isinstance(value, Tensor):
             raise RunError(f"expected {name} to be a tensor, got {type(value).__name__}")
-    shape, tokens = part.heads.shape, part.num_local // part.heads.groups
-    want_q = (tokens, shape.q_heads, shape.head_dim)
-    want_kv = (tokens, 2, shape.kv_heads, shape.head_dim)
-    if tuple(q.shape) != want_q or tuple(kv.shape) != want_kv:
+    packed = (2,) if len(given) == 2 else ()
+    want_keys = (tokens, *packed, shape.kv_heads, shape.head_dim)
+    wanted = dict.fromkeys(given, want_keys) | {"q": (tokens, shape.q_heads, shape.head_dim)}
+    last = [*given.values()][-1]
+    if any(tuple(given[name].shape) != wanted[name] for name in given):
         way_out = "take the rows plan.local_tokens(rank) of the packed batch"
-        if (q.ndim, kv.ndim, len(q), len(kv)) == (3, 4, tokens, tokens):
+        if (q.ndim, last.ndim, len(q), len(last)) == (3, len(want_keys), tokens, tokens):
             way_out = (
                 "plan for the heads of your model: Planning(ModelShape("
-                f"q_heads={q.shape[1]}, kv_heads={kv.shape[2]}, head_dim={q.shape[2]}))"
+                f"q_heads={q.shape[1]}, kv_heads={last.shape[-2]}, head_dim={q.shape[2]}))"
             )
         raise RunError(
-            f"rank {part.device} owns {tokens} tokens of this plan: expected q {list(want_q)} and "
-            f"kv {list(want_kv)}, got {list(q.shape)} and {list(kv.shape)}; {way_out}"
+            f"rank {part.device} owns {tokens} tokens of this plan: expected "
+            f"{' and '.join(f'{name} {list(wanted[name])}' for name in given)}, got "
+            f"{' and '.join(str(list(value.shape)) for value in given.values())}; {way_out}"
         )
-    if q.dtype != kv.dtype or q.device != kv.device:
+    if len({(value.dtype, value.device) for value in given.values()}) > 1:
         raise RunError(
-            f"q and kv must share dtype and device, got {q.dtype} on {q.device} and {kv.dtype} on "
-            f"{kv.device}; convert one of them"
+            f"{' and '.join(given)} must share dtype and device, got "
+            f"{' and '.join(f'{value.dtype} on {value.device}' for value in given.values())}; "
+            "convert one of them"
         )
 
 

@@ -18,6 +18,12 @@ KERNELS = ("triton", "flash4", "flash", "cpu", "reference")
 _CPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _SEGMENT_ROWS: dict[str | None, int] = {"triton": 128, "reference": 512}
 _MEMORY = "memory grows with tokens squared; ask for it by kernel='reference'"
+_UNCAPPED = {
+    "triton": "does not cap scores yet",
+    "flash4": "is called without a soft cap",
+    "flash": "torch's operator caps no scores",
+    "cpu": "torch's operator caps no scores",
+}
 _INTERPRETER = ", or set TRITON_INTERPRET=1 to interpret this one, thousands of times slower"
 
 
@@ -54,6 +60,7 @@ def choose_kernel(
     device: torch.device | str = "cpu",
     wanted: str | None = None,
     head_dim: int | None = None,
+    softcap: float | None = None,
 ) -> KernelChoice:
     """Choose the first kernel in order of preference that can compute, or the wanted one.
 
@@ -64,6 +71,7 @@ def choose_kernel(
         device: where the tensors live.
         wanted: a name of `KERNELS`, or ``None`` for the fastest.
         head_dim: size of a head; not looked at if ``None``.
+        softcap: bound of scores; only a kernel that makes scores itself can have one.
 
     Raises:
         RunError: if the wanted kernel, or every kernel, cannot compute this; lists the reasons.
@@ -76,6 +84,8 @@ def choose_kernel(
     asked = None if wanted is None else known_kernel(wanted)
     place = torch.device(device)
     reasons = {name: _refusal(name, dtype, place, head_dim) for name in KERNELS}
+    if softcap is not None:
+        reasons = {name: reason or _UNCAPPED.get(name) for name, reason in reasons.items()}
     if place.type == "cuda" and asked != "reference" and reasons["reference"] is None:
         reasons["reference"] = _MEMORY
     able = [name for name in KERNELS if reasons[name] is None]
@@ -94,15 +104,17 @@ def choose_kernel(
     chosen = asked or able[0]
     better = f"{chosen!r} was asked for" if asked else f"{chosen!r} is preferred"
     refused = tuple((name, reasons[name] or better) for name in KERNELS if name != chosen)
-    return KernelChoice(_make(chosen), refused)
+    return KernelChoice(_make(chosen, softcap), refused)
 
 
-def _make(name: str) -> Kernel:
+def _make(name: str, softcap: float | None) -> Kernel:
+    if name == "reference":
+        return ReferenceKernel(softcap)
     if name == "triton":
         from dcp_runtime.kernels.triton_kernel import TritonKernel  # triton is an extra
 
         return TritonKernel()
-    kernels = (Flash4Kernel, FlashKernel, CpuKernel, ReferenceKernel)
+    kernels = (Flash4Kernel, FlashKernel, CpuKernel)
     return next(kernel for kernel in kernels if kernel.name == name)()
 
 

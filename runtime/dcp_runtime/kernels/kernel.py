@@ -94,6 +94,12 @@ class Gradients:
     dkv: Tensor
 
 
+def row_delta(out: Tensor, dout: Tensor) -> Tensor:
+    """Return the row sums of ``dout * out``, ``[N, Hq]``, in the type of the sums."""
+    sums = accumulator_dtype(out.dtype)
+    return (dout.to(sums) * out.to(sums)).sum(-1)
+
+
 def any_out_with(delta: Tensor, dout: Tensor) -> Tensor:
     """Return an out whose row sums of ``dout * out`` are `delta`.
 
@@ -111,7 +117,7 @@ def any_out_with(delta: Tensor, dout: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorKind:
-    """The kind of tensors that all layers of a prepared plan share.
+    """The kind of tensors, and the soft cap of scores, that all layers of a prepared plan share.
 
     >>> str(TensorKind(torch.float32, torch.device("cpu"), 64))
     'torch.float32 on cpu'
@@ -120,9 +126,11 @@ class TensorKind:
     dtype: torch.dtype
     device: torch.device
     head_dim: int
+    softcap: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.dtype} on {self.device.type}"
+        capped = "" if self.softcap is None else f" with soft cap {self.softcap:g}"
+        return f"{self.dtype} on {self.device.type}{capped}"
 
 
 class Kernel(ABC):

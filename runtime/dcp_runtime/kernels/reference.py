@@ -10,10 +10,18 @@ from dcp_runtime.plans.tile_table import TileTable
 
 
 class ReferenceKernel(Kernel):
-    """Dense attention inside each piece; slow, exact, on any device."""
+    """Dense attention inside each piece; slow, exact, on any device.
+
+    Args:
+        softcap: scores s become ``softcap * tanh(s / softcap)`` before the mask; ``None``: as they
+            are.
+    """
 
     name = "reference"
     segment_rows = 512
+
+    def __init__(self, softcap: float | None = None) -> None:
+        self._softcap = softcap
 
     def forward(
         self, q: Tensor, kv: Tensor, table: TileTable, scale: float, state: AttentionState
@@ -22,7 +30,7 @@ class ReferenceKernel(Kernel):
         for rows, keys, mask in _pieces(table):
             q_rows = q[rows].to(state.out.dtype)
             k, v = _expand(kv[keys], q.shape[1], state.out.dtype)
-            scores = _scores(q_rows, k, mask, scale)
+            scores = self._scores(q_rows, k, scale).masked_fill(~mask, -torch.inf)
             lse = torch.logsumexp(scores, dim=-1)  # -inf for a row without keys
             weights = torch.exp(scores - _finite(lse).unsqueeze(-1))
             out = torch.einsum("hqk,khd->qhd", weights, v)
@@ -37,15 +45,24 @@ class ReferenceKernel(Kernel):
             q, dout = rows.q[row].to(dtype), rows.dout[row].to(dtype)
             k, v = _expand(kv[keys], q.shape[1], dtype)
             lse = _finite(rows.lse[row].to(dtype)).T.unsqueeze(-1)
-            weights = torch.exp(_scores(q, k, mask, scale) - lse)
+            scores = self._scores(q, k, scale)
+            weights = torch.exp(scores.masked_fill(~mask, -torch.inf) - lse)
             dweights = torch.einsum("qhd,khd->hqk", dout, v)
             dscores = weights * (dweights - rows.delta[row].to(dtype).T.unsqueeze(-1)) * scale
+            if self._softcap is not None:  # the derivative of tanh
+                dscores *= 1 - (scores / self._softcap).square()
             gradients.dq[row] += torch.einsum("hqk,khd->qhd", dscores, k)
             dk = torch.einsum("hqk,qhd->khd", dscores, q)
             dv = torch.einsum("hqk,qhd->khd", weights, dout)
             groups = (len(k), kv.shape[2], -1, kv.shape[3])  # query heads that share a kv head
             gradients.dkv[keys, 0] += dk.reshape(groups).sum(2)
             gradients.dkv[keys, 1] += dv.reshape(groups).sum(2)
+
+    def _scores(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
+        scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+        if self._softcap is None:
+            return scores
+        return self._softcap * torch.tanh(scores / self._softcap)
 
 
 def _pieces(table: TileTable) -> Iterator[tuple[slice, slice, Tensor]]:
@@ -60,11 +77,6 @@ def _pieces(table: TileTable) -> Iterator[tuple[slice, slice, Tensor]]:
 def _expand(kv: Tensor, q_heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     repeated = kv.to(dtype).repeat_interleave(q_heads // kv.shape[2], dim=2)
     return repeated[:, 0], repeated[:, 1]
-
-
-def _scores(q: Tensor, k: Tensor, mask: Tensor, scale: float) -> Tensor:
-    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
-    return scores.masked_fill(~mask, -torch.inf)
 
 
 def _finite(lse: Tensor) -> Tensor:

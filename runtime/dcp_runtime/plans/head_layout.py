@@ -41,7 +41,7 @@ class HeadLayout:
         return self._by_group(tensor).transpose(0, 1).flatten(1, 2)
 
     def split_kv(self, kv: Tensor) -> Tensor:
-        """Turn ``[T, 2, Hkv, D]`` into ``[G T, 2, max(1, Hkv / G), D]``.
+        """Turn ``[T, ..., Hkv, D]`` into ``[G T, ..., max(1, Hkv / G), D]``.
 
         KV copies that an earlier group owns are zero.
         """
@@ -49,17 +49,17 @@ class HeadLayout:
             return kv
         if self._sharing == 1:
             each = self.shape.kv_heads // self.groups
-            heads = kv.reshape(len(kv), 2, self.groups, each, kv.shape[-1])
-            return heads.movedim(2, 0).flatten(0, 1)
-        expanded = kv.new_zeros(self.groups, len(kv), 2, 1, kv.shape[-1])
-        expanded[:: self._sharing] = kv.movedim(2, 0).unsqueeze(3)
+            heads = kv.reshape(*kv.shape[:-2], self.groups, each, kv.shape[-1])
+            return heads.movedim(-3, 0).flatten(0, 1)
+        expanded = kv.new_zeros(self.groups, *kv.shape[:-2], 1, kv.shape[-1])
+        expanded[:: self._sharing] = kv.movedim(-2, 0).unsqueeze(-2)
         return expanded.flatten(0, 1)
 
     def join_kv(self, kv: Tensor) -> Tensor:
-        """Turn ``[G T, 2, max(1, Hkv / G), D]`` into ``[T, 2, Hkv, D]``."""
+        """Turn ``[G T, ..., max(1, Hkv / G), D]`` into ``[T, ..., Hkv, D]``."""
         if self.groups == 1:
             return kv
-        return self._by_group(kv)[:: self._sharing].movedim(0, 2).flatten(2, 3)
+        return self._by_group(kv)[:: self._sharing].movedim(0, -3).flatten(-3, -2)
 
     @property
     def _sharing(self) -> int:

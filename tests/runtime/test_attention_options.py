@@ -1,0 +1,189 @@
+"""Layers of other models: a scale, soft caps, sinks, k and v apart, heads of two sizes.
+
+The oracle is dense attention in float64, written out here, with autograd.
+"""
+
+import pytest
+import torch
+
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_runtime import DCPAttn, DCPExecutor, RunError, choose_kernel
+from dcp_runtime.execute.operator import attention
+from dcp_runtime.transport.loopback import LoopbackWorld
+
+NAMES = ("out", "dq", "dk", "dv", "dsinks")
+
+
+def dense(q, k, v, mask, scale, softcap, sinks):
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    scores = scale * torch.einsum("qhd,khd->hqk", q, k)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    weights = torch.exp(scores) * torch.tensor(mask)
+    total = weights.sum(-1, keepdim=True) + torch.exp(sinks)[:, None, None]
+    return torch.einsum("hqk,khd->qhd", weights / total.clamp_min(1e-300), v)
+
+
+def wanted(tensors, dout, mask, scale, softcap):
+    leaves = [x.double().clone().requires_grad_() for x in tensors]
+    out = dense(*leaves[:3], mask, scale, softcap, leaves[3])
+    return dict(
+        zip(NAMES, (out.detach(), *torch.autograd.grad(out, leaves, dout.double())), strict=True)
+    )
+
+
+def draw(tokens, heads, kv_heads, dim, v_dim, dtype):
+    generator = torch.Generator().manual_seed(5)
+    shapes = (tokens, heads, dim), (tokens, kv_heads, dim), (tokens, kv_heads, v_dim), (heads,)
+    made = [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype) for s in shapes]
+    return made, torch.randn((tokens, heads, v_dim), generator=generator).to(dtype)
+
+
+def found(plan, tensors, dout, kernel, packed=False, **options):
+    """Return out and gradients of all ranks, whole."""
+
+    def run(transport):
+        with_sinks = options.get("sinks", True)
+        rows = torch.tensor(plan.local_tokens(transport.rank))
+        q, k, v = (x[rows].requires_grad_() for x in tensors[:3])
+        sinks = tensors[3].clone().requires_grad_()
+        prepared = DCPExecutor(kernel=kernel, transport=transport, check_finite=True).prepare(plan)
+        kv = torch.stack([k, v], 1) if packed else (k, v)
+        given = {**options, "sinks": sinks if with_sinks else None}
+        out = DCPAttn.apply(prepared, q, kv, **given)
+        out.backward(dout[rows])
+        assert not packed or k.grad is not None
+        assert prepared.batch.is_finished
+        return rows, (out.detach(), q.grad, k.grad, v.grad), sinks.grad
+
+    parts = LoopbackWorld(plan.num_devices).run(run)
+    whole = {}
+    for i, name in enumerate(NAMES[:4]):
+        first = parts[0][1][i]
+        whole[name] = torch.full((plan.num_tokens, *first.shape[1:]), torch.nan, dtype=first.dtype)
+        for rows, tensors_of, _ in parts:
+            whole[name][rows] = tensors_of[i]
+    if options.get("sinks", True):
+        whole["dsinks"] = sum(dsinks for *_, dsinks in parts)
+    return whole
+
+
+def make(lab, name="blind_rows", ranks=4, dim=8, heads=(4, 2), groups=1):
+    mask = lab.masks[name](70)
+    config, cluster = PlanConfig("static:zigzag", head_groups=groups), Cluster(1, ranks)
+    return build_plan(
+        lab.sparsity_of([mask], 16), ModelShape(*heads, dim, 4), cluster, config
+    ), mask
+
+
+def assert_close(got, want, tolerance):
+    for name, value in got.items():
+        error = float((value.double() - want[name]).norm() / want[name].norm())
+        assert error < tolerance, (name, error)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kernel", ["cpu", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_scale_sinks_and_keys_apart_are_exact(lab, dtype, kernel, packed, groups):
+    plan, mask = make(lab, groups=groups)
+    tensors, dout = draw(70, 4, 2, 8, 8, dtype)
+    got = found(plan, tensors, dout, kernel, packed, softmax_scale=0.7)
+    want = wanted(tensors, dout, mask, 0.7, None)
+    assert_close(got, want, 1e-12 if dtype == torch.float64 else 2e-2)
+
+
+def test_soft_caps_are_exact_and_go_with_all_else(lab):
+    plan, mask = make(lab)
+    tensors, dout = draw(70, 4, 2, 8, 8, torch.float64)
+    got = found(plan, tensors, dout, None, softmax_scale=2.0, softcap=1.5)
+    assert_close(got, wanted(tensors, dout, mask, 2.0, 1.5), 1e-12)
+
+
+@pytest.mark.parametrize(("dim", "v_dim"), [(24, 16), (16, 24)])
+def test_heads_of_two_sizes_are_exact(lab, dim, v_dim):
+    plan, mask = make(lab, dim=24)
+    tensors, dout = draw(70, 4, 2, dim, v_dim, torch.float64)
+    got = found(plan, tensors, dout, "cpu")
+    assert got["out"].shape == (70, 4, v_dim)
+    assert_close(got, wanted(tensors, dout, mask, dim**-0.5, None), 1e-12)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_keys_apart_give_the_bits_of_packed_ones_and_so_do_sinks_that_weigh_nothing(lab, ranks):
+    plan, _ = make(lab, "streaming", ranks)
+    tensors, dout = draw(70, 4, 2, 8, 8, torch.float32)
+    packed = found(plan, tensors, dout, "cpu", packed=True, sinks=None)
+    apart = found(plan, tensors, dout, "cpu", sinks=None)
+    none = found(plan, [*tensors[:3], torch.full((4,), -torch.inf)], dout, "cpu")
+    assert (none.pop("dsinks") == 0).all()
+    for name, value in packed.items():
+        assert torch.equal(value, apart[name]), name
+        assert torch.equal(value, none[name]), name
+
+
+def test_kernels_that_make_no_scores_refuse_a_soft_cap(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert choose_kernel(torch.float32, softcap=30.0).kernel.name == "reference"
+    with pytest.raises(RunError, match=r"torch's operator caps no scores; use kernel 'reference'"):
+        choose_kernel(torch.float32, wanted="cpu", softcap=30.0)
+    with pytest.raises(RunError, match=r"triton \(does not cap scores yet\), flash4"):
+        choose_kernel(torch.bfloat16, "cuda", softcap=30.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"softcap": 0.0}, r"expected a soft cap above 0, got 0\.0"),
+        ({"softmax_scale": float("nan")}, "expected a finite softmax_scale, got nan"),
+        ({"sinks": torch.zeros(3)}, r"expected a sink per query head, \[4\] on cpu, got \[3\]"),
+    ],
+)
+def test_wrong_options_are_refused_on_all_ranks(lab, options, says):
+    plan, _ = make(lab, ranks=2)
+    (q, k, v, _), _ = draw(70, 4, 2, 8, 8, torch.float32)
+
+    def run(transport):
+        rows = torch.tensor(plan.local_tokens(transport.rank))
+        prepared = DCPExecutor(transport=transport).prepare(plan)
+        with pytest.raises(RunError, match=says):
+            DCPAttn.apply(
+                prepared, q[rows], (k[rows], v[rows]), **(options if transport.rank else {})
+            )
+
+    LoopbackWorld(2).run(run)
+
+
+def test_ranks_with_other_scales_or_keys_too_few_are_told_so(lab):
+    plan, _ = make(lab, ranks=2)
+    (q, k, v, _), _ = draw(70, 4, 2, 8, 8, torch.float32)
+
+    def run(transport):
+        rows = torch.tensor(plan.local_tokens(transport.rank))
+        prepared = DCPExecutor(transport=transport).prepare(plan)
+        with pytest.raises(
+            RunError, match=r"expected .* with softmax_scale 0\.5, got .* with soft"
+        ):
+            DCPAttn.apply(prepared, q[rows], (k[rows], v[rows]), softmax_scale=0.5 + transport.rank)
+        with pytest.raises(RunError, match=r"and v \[\d+, 2, 8\], got"):
+            DCPAttn.apply(prepared, q[rows], (k[rows], v[rows][1:]))
+
+    LoopbackWorld(2).run(run)
+
+
+def test_the_operator_keeps_the_promises_of_its_fake_kernels(lab):
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")  # no call repeats
+    plan, _ = make(lab, ranks=1)
+    (q, k, v, sinks), _ = draw(70, 4, 2, 8, 8, torch.float32)
+
+    def run(transport):
+        prepared = DCPExecutor(transport=transport).prepare(plan)
+        for keys in ((k, v), (torch.stack([k, v], 1), None)):
+            leaves = [x if x is None else x.clone().requires_grad_() for x in (q, *keys, sinks)]
+            torch.library.opcheck(
+                attention, (prepared.handle, *leaves, 0.3, None), test_utils=checks
+            )
+
+    LoopbackWorld(1).run(run)
