@@ -13,7 +13,7 @@ cd "$root"
 test -d gpu/plans || python3 gpu/cases.py
 tar -czf "$out/dcp-source.tar.gz" --exclude=__pycache__ --exclude=node_modules \
   gpu grammar/dcp_grammar dcp_dsl/dcp_dsl planner/dcp_planner runtime/dcp_runtime \
-  tests/runtime/triton_cross_compile.py pyproject.toml
+  runtime/benchmarks/bench_kernels.py pyproject.toml
 wheels=$(mktemp -d)
 trap 'rm -rf "$wheels"' EXIT
 python3 -m pip download -q --only-binary=:all: -c constraints.txt -d "$wheels/wheels" click lark lazy_loader rich

@@ -8,6 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+
+from dcp_planner.plan import decode_part
+from dcp_runtime import DCPExecutor
+from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
 
 GPU = Path(__file__).resolve().parents[2] / "gpu"
 WITHOUT_COMPILERS = """
@@ -50,6 +55,52 @@ def plans(cases, tmp_path_factory):
         patch.setattr(cases, "TIMED", [])
         cases.main()
     return folder
+
+
+@pytest.fixture(scope="module")
+def stages_of_this_gpu(cases, tmp_path_factory):
+    """All small cases, with their plans, on the GPU of this machine."""
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+    import stages
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cases, "PLANS", tmp_path_factory.mktemp("all_plans"))
+        patch.setattr(cases, "TIMED", [])
+        cases.main()
+        yield stages
+
+
+@pytest.mark.gpu
+def test_kernels_are_exact_and_repeatable_on_this_gpu(stages_of_this_gpu):
+    found = stages_of_this_gpu.kernels()
+    ran = [row for row in found["rows"] if "skipped" not in row]
+    assert not found["failed"]
+    assert {row["kernel"] for row in ran} >= {"triton", "flash"}
+    assert all(row["bitwise_repeatable"] for row in ran if row["kernel"] == "triton")
+
+
+@pytest.mark.gpu
+def test_ranks_that_share_this_gpu_agree_with_dense_attention(stages_of_this_gpu):
+    assert not stages_of_this_gpu.ranks()["failed"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_layer_on_this_gpu_never_waits_for_the_device(stages_of_this_gpu, cases, dtype):
+    case = cases.SMALL[-1]
+    q, kv, dout = stages_of_this_gpu.inputs(case, dtype)
+    executor = DCPExecutor(transport=LoopbackTransport(LoopbackWorld(1), 0))
+    prepared = executor.prepare(decode_part(case.parts()[0]))
+    out, lse = prepared.forward(q, kv)  # the first layer compiles and chooses
+    prepared.backward(q, kv, out, lse, dout)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        out, lse = prepared.forward(q, kv)
+        prepared.backward(q, kv, out, lse, dout)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        executor.close()
 
 
 @pytest.fixture

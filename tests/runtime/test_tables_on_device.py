@@ -12,7 +12,7 @@ from dcp_runtime.kernels import triton_kernel
 from dcp_runtime.kernels.choice import KernelChoice
 from dcp_runtime.kernels.cpu import CpuKernel
 from dcp_runtime.kernels.kernel import TensorKind
-from dcp_runtime.kernels.triton_inputs import move_arrays
+from dcp_runtime.kernels.triton_inputs import key_runs, move_arrays, query_runs
 from dcp_runtime.kernels.triton_kernel import TritonKernel
 from dcp_runtime.plans.device_plan import prepare_device
 from dcp_runtime.transport.loopback import LoopbackWorld
@@ -51,16 +51,18 @@ def test_all_tables_of_a_plan_move_in_one_transfer(plan, monkeypatch):
     q = torch.zeros(1, 2, 32)
     kernel.load(part.forward.tables, part.backward.tables, TensorKind(q.dtype, CPU, 32))
     assert len(calls) == 1
-    tables = [kernel._table(table, q) for table in part.forward.tables]
-    tables += [kernel._table(table, q, 32) for table in part.backward.tables]
+    pairs = [("forward", host) for host in part.forward.tables]
+    pairs += [(name, host) for name in ("dq", "dkv") for host in part.backward.tables]
+    tables = [kernel._table(name, host, q) for name, host in pairs]
     assert len(calls) == 1  # nothing was left to move
-    assert len(tables) >= 4
+    assert len(tables) >= 6
     assert len({table.masks[2].untyped_storage().data_ptr() for table in tables}) == 1
-    for table, host in zip(tables, (*part.forward.tables, *part.backward.tables), strict=True):
-        np.testing.assert_array_equal(table.pieces[0].numpy(), host.kv_start)
+    for table, (name, host) in zip(tables, pairs, strict=True):
+        runs = key_runs(host, 32) if name == "dkv" else query_runs(host, 32)
+        for there, here in zip(table.runs, runs, strict=True):
+            np.testing.assert_array_equal(there.numpy(), here)
         np.testing.assert_array_equal(table.masks[1].numpy(), host.row_hi)
         np.testing.assert_array_equal(table.masks[2].numpy(), host.bits)
-        np.testing.assert_array_equal(table.pieces[3].numpy(), host.mask_start)
 
 
 class Loading(CpuKernel):

@@ -1,5 +1,6 @@
 """Our CUDA kernels without a GPU: interpreted on the CPU, and cross-compiled to sm_90."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -9,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dcp_runtime.kernels.triton_inputs import cut_keys
+from dcp_runtime.kernels.triton_inputs import key_runs, query_runs
+from dcp_runtime.plans.tile_pieces import PieceKind
 from dcp_runtime.plans.tile_table import TileTable
 
 HERE = Path(__file__).parent
+BENCHMARK = HERE.parents[1] / "runtime" / "benchmarks" / "bench_kernels.py"
 
 
 def run(*command, **variables):
@@ -38,49 +41,116 @@ def test_interpreted_kernels_pass_their_cases():
     assert "skipped" not in out
 
 
-def test_kernels_compile_for_sm_90_with_bounded_spills(tmp_path):
-    found = json.loads(run(HERE / "triton_cross_compile.py", TRITON_CACHE_DIR=str(tmp_path)))
+def test_loops_over_whole_runs_use_wgmma_alone_and_spill_nothing(tmp_path):
+    out = tmp_path / "kernels.json"
+    run(BENCHMARK, "--json", out, "--arch", "90", "--masks", TRITON_CACHE_DIR=str(tmp_path))
+    found = json.loads(out.read_text())["kernels"]
     assert {entry["kernel"] for entry in found} == {"forward", "dq", "dkv"}
     for entry in found:
         assert entry["shared_bytes"] <= 227 * 1024, entry
-        assert entry["spill_bytes"] <= entry["most_spill_bytes"], entry
+        if entry["dtype"] == "float32":  # no tensor cores at full precision
+            assert not entry["loops"]
+            continue
+        whole, masked = entry["loops"]
+        assert whole["wgmma"] > 0, entry
+        assert whole["mma"] == masked["mma"] == 0, entry
+        assert whole["spills"] == 0, entry
+        # The loops would be alike if whole runs were masked after all.
+        assert whole["instructions"] < masked["instructions"] / 2, entry
 
 
 def random_table(rng, segments, keys):
-    row_ptr, starts, lengths = [0], [], []
+    """A table of adjacent segments of 8 rows, each with disjoint pieces of all kinds."""
+    row_ptr, pieces, ranges, bits = [0], [], [], []
     for _ in range(segments):
-        for _ in range(int(rng.integers(0, 4))):
-            starts.append(int(rng.integers(0, keys - 1)))
-            lengths.append(int(rng.integers(1, keys - starts[-1] + 1)))
-        row_ptr.append(len(starts))
-    count = len(starts)
+        ends = np.sort(rng.choice(np.arange(keys + 1), 2 * rng.integers(0, 4), replace=False))
+        for first, last in ends.reshape(-1, 2).tolist():
+            kind, size = int(rng.integers(0, 3)), last - first
+            start = -1
+            if kind == PieceKind.RANGES:
+                start = 8 * len(ranges)
+                wide = rng.integers(0, 2)
+                low = (
+                    rng.integers(0, size + 1, (4, 8))
+                    if wide
+                    else np.sort(rng.integers(0, 3, (4, 8)) + rng.integers(0, size, (4, 1)), axis=0)
+                )
+                ranges.append(np.minimum(np.sort(low, axis=0), size))
+            if kind == PieceKind.BITS:
+                start = sum(len(b) for b in bits)
+                bits.append(np.packbits(rng.random((8, size)) < 0.7, axis=1).reshape(-1))
+            pieces.append((first, size, kind, start))
+        row_ptr.append(len(pieces))
+    start, size, kind, mask = np.array(pieces, np.int64).reshape(-1, 4).T
+    bounds = np.concatenate([np.zeros((4, 0), int), *ranges], axis=1)
     return TileTable(
-        q_start=np.arange(segments) * 8, q_len=np.full(segments, 8), row_ptr=np.array(row_ptr),
-        kv_start=np.array(starts, int), kv_len=np.array(lengths, int),
-        kind=np.zeros(count, np.uint8), mask_start=np.full(count, -1),
-        row_lo=np.zeros((2, 0), int), row_hi=np.zeros((2, 0), int), bits=np.zeros(0, np.uint8),
-        pairs=8 * sum(lengths),
+        q_start=8 * rng.permutation(segments), q_len=np.full(segments, 8), row_ptr=row_ptr,
+        kv_start=start, kv_len=size, kind=kind.astype(np.uint8), mask_start=mask,
+        row_lo=bounds[::2], row_hi=bounds[1::2],
+        bits=np.concatenate([np.zeros(0, np.uint8), *bits]), pairs=0,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_key_chunks_hold_every_piece_once_per_chunk_that_it_meets(seed):
-    rng = np.random.default_rng(seed)
-    table = random_table(rng, 7, 50)
-    chunks = cut_keys(table, 16)
-    expected = []
-    for segment in range(7):
-        for piece in range(int(table.row_ptr[segment]), int(table.row_ptr[segment + 1])):
-            first, last = (
-                int(table.kv_start[piece]),
-                int(table.kv_start[piece] + table.kv_len[piece]),
-            )
-            expected += [
-                (c, segment, piece) for c in range(4) if first < 16 * c + 16 and last > 16 * c
-            ]
-    found = []
-    for i, row in enumerate(chunks.chunk_row.tolist()):
-        part = slice(int(chunks.chunk_ptr[i]), int(chunks.chunk_ptr[i + 1]))
-        pairs = zip(chunks.segment[part].tolist(), chunks.piece[part].tolist(), strict=True)
-        found += [(row // 16, segment, piece) for segment, piece in pairs]
-    assert found == sorted(expected)
+def counts_of(table, keys):
+    """How often each pair of rows and keys stands in a table."""
+    seen = np.zeros((8 * table.num_segments, keys), int)
+    for segment, piece in pieces_of(table):
+        q, k = table.q_start[segment], table.kv_start[piece]
+        seen[q : q + 8, k : k + table.kv_len[piece]] += table.piece_mask(piece, 8)
+    return seen
+
+
+def pieces_of(table):
+    for segment, span in enumerate(itertools.pairwise(table.row_ptr.tolist())):
+        yield from ((segment, piece) for piece in range(*span))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_runs_of_keys_hold_every_pair_of_a_table_once(seed):
+    table = random_table(np.random.default_rng(seed), 7, 90)
+    runs, seen = query_runs(table, 4), np.zeros((56, 90), int)
+    starts = {(s, int(table.kv_start[p])): p for s, p in pieces_of(table)}
+    for s in range(7):
+        for run in range(runs.row_ptr[s], runs.row_ptr[s + 1]):
+            q, k, keys = runs.q_start[s], runs.kv_start[run], slice(runs.begin[run], runs.end[run])
+            mask = table.piece_mask(starts[s, int(k)], 8)
+            if run < runs.masked_ptr[s]:
+                assert mask[:, keys].all()
+                assert (keys.stop - keys.start) % 4 == 0
+            seen[q : q + 8, k + keys.start : k + keys.stop] += mask[:, keys]
+    np.testing.assert_array_equal(seen, counts_of(table, 90))
+    assert sorted(runs.order) == list(range(7))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_runs_of_queries_hold_every_pair_of_a_table_once(seed):
+    table = random_table(np.random.default_rng(seed), 7, 90)
+    runs, seen = key_runs(table, 8), np.zeros((56, 96), int)
+    starts = {(int(table.q_start[s]), int(table.kv_start[p])): p for s, p in pieces_of(table)}
+    for c, row in enumerate(runs.chunk_row.tolist()):
+        for run in range(runs.chunk_ptr[c], runs.chunk_ptr[c + 1]):
+            q, rows = int(runs.q_start[run]), int(runs.q_len[run])
+            k, size = int(runs.kv_start[run]), int(runs.kv_len[run])
+            if run < runs.masked_ptr[c]:
+                assert (k, size) == (row, 8)
+                seen[q : q + rows, row : row + 8] += 1
+                continue
+            mask = np.zeros((8, 96), int)
+            mask[:, k : k + size] = table.piece_mask(starts[q, k], 8)
+            assert rows == 8
+            seen[q : q + 8, row : row + 8] += mask[:, row : row + 8]
+    np.testing.assert_array_equal(seen[:, :90], counts_of(table, 90))
+    assert sorted(runs.order) == list(range(len(runs.chunk_row)))
+
+
+def test_a_causal_diagonal_and_both_edges_of_a_window_are_cut_off():
+    row = np.arange(8)
+    window = TileTable(
+        q_start=[0], q_len=[8], row_ptr=[0, 1], kv_start=[0], kv_len=[40], kind=np.uint8([1]),
+        mask_start=[0], row_lo=np.array([row, 0 * row]), row_hi=np.array([row + 33, 0 * row]),
+        bits=np.zeros(0, np.uint8), pairs=8 * 33,
+    )  # fmt: skip
+    runs = query_runs(window, 8)
+    spans = list(zip(runs.begin.tolist(), runs.end.tolist(), strict=True))
+    assert spans == [(7, 31), (0, 7), (31, 40)]
+    assert (runs.row_ptr.tolist(), runs.masked_ptr.tolist()) == ([0, 3], [1])

@@ -1,4 +1,7 @@
-"""The arrays that the Triton kernels read: tile tables by keys, moved to the device at once.
+"""The arrays that the Triton kernels read: runs of keys and of queries, moved to a device at once.
+
+Pieces are cut into runs that every row sees whole, and runs with a mask: a causal diagonal or the
+edges of a window are a small part of their piece, and the rest needs no mask arithmetic.
 
 dk and dv of a key gather from all queries that see it. Cutting the key rows at multiples of a chunk
 gives every row to exactly one program, however the pieces overlap, so sums need no atomics.
@@ -12,51 +15,171 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dcp_dsl.arrays import Indices
+from dcp_dsl.arrays import Indices, Ints
+from dcp_runtime.plans.row_ranges import run_numbers
+from dcp_runtime.plans.tile_pieces import MAX_RANGES, PieceKind
 from dcp_runtime.plans.tile_table import TileTable
 
 ALIGNMENT = 16
 """Bytes: every array begins where any type may begin."""
+_BEYOND = np.iinfo(np.int32).max
+"""A number above all chunks."""
 _DTYPES = {"int32": torch.int32, "int64": torch.int64, "uint8": torch.uint8}
 
 
-class KeyChunks(NamedTuple):
-    """C runs of key rows, each with the pieces that meet it.
+class QueryRuns(NamedTuple):
+    """R runs of keys of S segments: what forward and dq loop over.
 
     Attributes:
-        chunk_row: int32 ``[C]``, first row of each chunk, a multiple of the chunk size.
-        chunk_ptr: int32 ``[C+1]``, chunk i has the entries ``chunk_ptr[i]:chunk_ptr[i+1]``.
-        segment, piece: int32 ``[E]``, of the table; ascending within a chunk.
+        order: int32 ``[S]``, segments by falling work: the last programs to start are short.
+        q_start, q_len: int32 ``[S]``, of the table.
+        row_ptr, masked_ptr: int32 ``[S+1]`` and ``[S]``; segment i has the runs
+            ``row_ptr[i]:row_ptr[i+1]``, those from ``masked_ptr[i]`` on with a mask.
+        kv_start: int32 ``[R]``, first key row of the piece that the run is cut from.
+        begin, end: int32 ``[R]``, keys of the run, counted from `kv_start`.
+        kind, mask_start, kv_len: int32, int64, int32 ``[R]``, of the piece.
     """
 
+    order: Indices
+    q_start: Indices
+    q_len: Indices
+    row_ptr: Indices
+    masked_ptr: Indices
+    kv_start: Indices
+    begin: Indices
+    end: Indices
+    kind: Indices
+    mask_start: Ints
+    kv_len: Indices
+
+
+class KeyRuns(NamedTuple):
+    """R runs of queries of C chunks of key rows: what dk and dv loop over.
+
+    Attributes:
+        order: int32 ``[C]``, chunks by falling work.
+        chunk_row: int32 ``[C]``, first row of each chunk, a multiple of the chunk size.
+        chunk_ptr, masked_ptr: int32 ``[C+1]`` and ``[C]``; chunk i has the runs
+            ``chunk_ptr[i]:chunk_ptr[i+1]``, those from ``masked_ptr[i]`` on with a mask.
+        q_start, q_len: int32 ``[R]``, queries of the run; without a mask possibly of several
+            segments.
+        kv_start, kv_len, kind, mask_start: int32 and int64 ``[R]``, of the piece; a run without a
+            mask has the rows of its chunk.
+    """
+
+    order: Indices
     chunk_row: Indices
     chunk_ptr: Indices
-    segment: Indices
-    piece: Indices
+    masked_ptr: Indices
+    q_start: Indices
+    q_len: Indices
+    kv_start: Indices
+    kv_len: Indices
+    kind: Indices
+    mask_start: Ints
 
 
-def cut_keys(table: TileTable, chunk: int) -> KeyChunks:
-    """List, for every run of `chunk` key rows that a table meets, its segments and pieces.
+def whole_keys(table: TileTable) -> tuple[Ints, Ints]:
+    """Return the keys of each piece that all its rows see: starts and ends, int64 ``[2, P]``.
 
-    Cost: O(pieces + entries).
+    They are counted from the piece's first key, ascending and disjoint; an empty interval ends
+    where it starts. Pieces of bits have none. Cost: O(rows of range pieces).
     """
-    first = table.kv_start // chunk
-    count = (table.kv_start + table.kv_len - 1) // chunk - first + 1
-    piece = np.repeat(np.arange(len(first), dtype=np.int32), count)
-    begin = (np.cumsum(count) - count).astype(np.int32)
-    number = np.arange(len(piece), dtype=np.int32) + (first - begin)[piece]
-    # 16 bits hold 2 million keys in chunks of 32, and numpy sorts them by radix, in linear time.
-    is_short = int(number.max(initial=0)) < 1 << 16
-    order = np.argsort(number.astype(np.uint16) if is_short else number, kind="stable")
-    number, piece = number[order], piece[order]
-    begins = np.flatnonzero(np.diff(number, prepend=-1))
-    segment_of = np.repeat(np.arange(table.num_segments, dtype=np.int32), np.diff(table.row_ptr))
-    return KeyChunks(
-        (number[begins] * chunk).astype(np.int32),
-        np.append(begins, len(number)).astype(np.int32),
-        segment_of[piece],
-        piece,
+    low = np.zeros((MAX_RANGES, len(table.kind)), np.int64)
+    high = low.copy()
+    is_full = table.kind == PieceKind.FULL
+    high[0, is_full] = table.kv_len[is_full]
+    pieces = np.flatnonzero(table.kind == PieceKind.RANGES)
+    if len(pieces):
+        rows = np.repeat(table.q_len, np.diff(table.row_ptr))[pieces]
+        begins = np.cumsum(rows) - rows
+        column = np.repeat(table.mask_start[pieces] - begins, rows) + np.arange(rows.sum())
+        low[:, pieces] = np.maximum.reduceat(table.row_lo[:, column], begins, axis=1)
+        high[:, pieces] = np.minimum.reduceat(table.row_hi[:, column], begins, axis=1)
+    # Rows may disagree on which of their ranges is the first.
+    low[1] = np.maximum(low[1], np.maximum(high[0], low[0]))
+    return low, np.maximum(low, high)
+
+
+def query_runs(table: TileTable, step: int) -> QueryRuns:
+    """Cut the pieces of a table into runs that are seen whole, in steps of `step` keys, and others.
+
+    Cost: O(pieces log pieces + rows of range pieces).
+    """
+    low, high = whole_keys(table)
+    high = low + (high - low) // step * step
+    zero, size = np.zeros(len(table.kind), np.int64), table.kv_len.astype(np.int64)
+    empty = low == high
+    low[empty] = high[empty] = 0
+    low[1], high[1] = np.maximum(low[1], high[0]), np.maximum(high[1], high[0])
+    cuts = np.stack([zero, low[0], high[0], low[1], high[1], size], axis=1)
+    piece, part = np.nonzero(np.diff(cuts, axis=1))
+    is_masked = part % 2 == 0
+    segment = np.repeat(np.arange(table.num_segments), np.diff(table.row_ptr))[piece]
+    by = np.argsort(2 * segment + is_masked, kind="stable")
+    piece, part, is_masked, segment = piece[by], part[by], is_masked[by], segment[by]
+    begin, end = cuts[piece, part], cuts[piece, part + 1]
+    ends = np.searchsorted(2 * segment + is_masked, np.arange(2 * table.num_segments), "right")
+    steps = np.bincount(segment, -(-(end - begin) // step), table.num_segments)
+    return QueryRuns(
+        order=_falling(steps * table.q_len),
+        q_start=table.q_start,
+        q_len=table.q_len,
+        row_ptr=np.append(0, ends[1::2]).astype(np.int32),
+        masked_ptr=ends[::2].astype(np.int32),
+        kv_start=table.kv_start[piece],
+        begin=begin.astype(np.int32),
+        end=end.astype(np.int32),
+        kind=table.kind[piece].astype(np.int32),
+        mask_start=table.mask_start[piece],
+        kv_len=table.kv_len[piece],
     )
+
+
+def key_runs(table: TileTable, chunk: int) -> KeyRuns:
+    """List, for every chunk of key rows that a table meets, the queries that see it.
+
+    Neighbours that see all of a chunk become one run. Cost: O(pieces log pieces + entries).
+    """
+    segment = np.repeat(np.arange(table.num_segments), np.diff(table.row_ptr))
+    pieces = np.argsort(table.q_start[segment], kind="stable")
+    first = table.kv_start[pieces] // chunk
+    count = (table.kv_start[pieces] + table.kv_len[pieces] - 1) // chunk - first + 1
+    entry, place = run_numbers(count)
+    number, piece = first[entry] + place, pieces[entry]
+    begin = number * chunk - table.kv_start[piece]
+    low, high = whole_keys(table)
+    is_masked = ~((low[:, piece] <= begin) & (begin + chunk <= high[:, piece])).any(axis=0)
+    key = 2 * number + is_masked
+    # 16 bits hold a million keys in chunks of 32, and numpy sorts them by radix, in linear time.
+    is_short = int(key.max(initial=0)) < 1 << 16
+    order = np.argsort(key.astype(np.uint16) if is_short else key, kind="stable")
+    key, piece = key[order], piece[order]
+    q_start, q_len = table.q_start[segment[piece]], table.q_len[segment[piece]]
+    opens = np.append(True, (np.diff(key) > 0) | (q_start[1:] != (q_start + q_len)[:-1]))
+    opens[1:] |= key[1:] % 2 == 1
+    at = np.flatnonzero(opens[: len(key)])
+    key, piece, q_start = key[at], piece[at], q_start[at]
+    q_len = np.add.reduceat(q_len, at) if len(at) else q_len
+    number, is_masked = key // 2, key % 2 == 1
+    numbers = np.unique(number)
+    kind = np.where(is_masked, table.kind[piece], PieceKind.FULL)
+    return KeyRuns(
+        order=_falling(np.bincount(np.searchsorted(numbers, number), q_len, len(numbers))),
+        chunk_row=(numbers * chunk).astype(np.int32),
+        chunk_ptr=np.searchsorted(number, np.append(numbers, _BEYOND)).astype(np.int32),
+        masked_ptr=np.searchsorted(key, 2 * numbers + 1).astype(np.int32),
+        q_start=q_start,
+        q_len=q_len.astype(np.int32),
+        kv_start=np.where(is_masked, table.kv_start[piece], number * chunk).astype(np.int32),
+        kv_len=np.where(is_masked, table.kv_len[piece], chunk).astype(np.int32),
+        kind=kind.astype(np.int32),
+        mask_start=table.mask_start[piece],
+    )
+
+
+def _falling(work: "NDArray[Any]") -> Indices:  # Any: of integers or floats
+    return np.argsort(-work, kind="stable").astype(np.int32)
 
 
 def move_arrays(

@@ -7,17 +7,16 @@ live.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dcp_runtime.kernels import triton_source
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, Kernel, QueryRows, TensorKind
-from dcp_runtime.kernels.triton_inputs import cut_keys, move_arrays
+from dcp_runtime.kernels.triton_inputs import key_runs, move_arrays, query_runs
 from dcp_runtime.plans.tile_pieces import PieceKind
 from dcp_runtime.plans.tile_table import TileTable
 
@@ -27,7 +26,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """Launch parameters of a kernel; chosen so that sm_90 spills no registers."""
+    """Launch parameters of a kernel; on sm_90 no loop over whole runs spills a register."""
 
     block_m: int
     block_n: int
@@ -36,34 +35,45 @@ class LaunchShape:
 
 
 def launch_shape(
-    kernel: str, dtype: torch.dtype, head_dim: int, *, has_bits: bool = False
+    kernel: str,
+    dtype: torch.dtype,
+    *,
+    has_bits: bool = False,
+    arch: int = 90,
 ) -> LaunchShape:
-    """Return the tile of ``"forward"``, ``"dq"`` or ``"dkv"``.
+    """Return the tile of ``"forward"``, ``"dq"`` or ``"dkv"``; rows of queries times rows of keys.
 
-    >>> launch_shape("forward", torch.bfloat16, 128)
-    LaunchShape(block_m=128, block_n=64, warps=8, stages=2)
+    `arch` is the compute capability times ten.
+
+    >>> launch_shape("forward", torch.bfloat16)
+    LaunchShape(block_m=128, block_n=64, warps=8, stages=3)
     """
     if dtype == torch.float32:  # no tensor cores at full precision: small tiles
         return LaunchShape(32, 32, 8, 1)
-    if kernel == "dkv":  # gathers both dk and dv: 64 rows of 128 spill 56 bytes
-        return LaunchShape(64 if head_dim <= 64 and not has_bits else 32, 64, 8, 2)
-    return LaunchShape(128, 32 if has_bits else 64, 8, 2)
+    if kernel == "dkv":
+        if has_bits:  # their addresses take registers: a chunk of 64 keys leaves enough
+            return LaunchShape(32, 64, 8, 2)
+        # wgmma reads the operands from shared memory; older instructions need registers for them.
+        return LaunchShape(64 if 90 <= arch < 120 else 32, 128, 8, 2)
+    return LaunchShape(128, 32 if has_bits else 64, 8, 3 if kernel == "forward" else 2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _DeviceTable:
-    """A tile table with its masks and its key chunks, on the device."""
+    """A tile table on the device, as one kernel reads it."""
 
-    rows: tuple[Tensor, ...]  # q_start, q_len
-    row_ptr: Tensor
-    pieces: tuple[Tensor, ...]  # kv_start, kv_len, kind, mask_start
-    chunks: tuple[Tensor, ...]  # chunk_row, chunk_ptr, segment, piece; none for forward
+    runs: tuple[Tensor, ...]  # `QueryRuns` or `KeyRuns`
     masks: tuple[Tensor | int, ...]  # row_lo, row_hi, bits, columns; shared by a device's tables
     longest: int
     has_bits: bool
 
-    def grid(self, q: Tensor, shape: LaunchShape) -> tuple[int, int, int]:
-        return len(self.rows[0]), q.shape[1], -(-self.longest // shape.block_m)
+    def grid(self, heads: int, shape: LaunchShape | None = None) -> tuple[int, int]:
+        tiles = 1 if shape is None else -(-self.longest // shape.block_m)
+        return len(self.runs[0]) * heads, tiles
+
+
+_Place: TypeAlias = tuple[str, str, int]
+"""Of a device table: the kernel that reads it, the device, and the keys of a step."""
 
 
 class TritonKernel(Kernel):
@@ -73,88 +83,95 @@ class TritonKernel(Kernel):
     segment_rows = 128
 
     def __init__(self) -> None:
-        self._tables: WeakKeyDictionary[TileTable, dict[tuple[str, int], _DeviceTable]] = (
-            WeakKeyDictionary()
-        )
+        self._tables: WeakKeyDictionary[TileTable, dict[_Place, _DeviceTable]] = WeakKeyDictionary()
 
     def load(
         self, forward: Sequence[TileTable], backward: Sequence[TileTable], kind: TensorKind
     ) -> None:
-        """Move tables and their masks to the device in one transfer."""
-        place, chunk = str(kind.device), launch_shape("dkv", kind.dtype, kind.head_dim).block_n
-        new = [((place, 0), table, _arrays_of(table)) for table in forward]
-        new += [
-            ((place, chunk), table, [*_arrays_of(table), *cut_keys(table, chunk)])
-            for table in backward
-        ]
+        """Cut tables into runs and move them with their masks to the device, in one transfer."""
+        new = [("forward", table) for table in forward]
+        new += [(kernel, table) for table in backward for kernel in ("dq", "dkv")]
         # Tables of a device share their masks, and an id is that of a table that is alive.
-        shared = {id(table.row_lo): table for _, table, _ in new}
+        shared = {id(table.row_lo): table for _, table in new}
         # Any: of different types
-        groups: list[list[NDArray[Any]]] = [[t.row_lo, t.row_hi, t.bits] for t in shared.values()]
-        groups += [arrays for _, _, arrays in new]
+        groups: list[Sequence[NDArray[Any]]] = [
+            [t.row_lo, t.row_hi, t.bits] for t in shared.values()
+        ]
+        groups += [_runs_of(kernel, table, kind) for kernel, table in new]
         moved = iter(move_arrays([array for group in groups for array in group], kind.device))
         there = [tuple(islice(moved, len(group))) for group in groups]
         masks: dict[int, tuple[Tensor | int, ...]] = {
             key: (*m, m[0].shape[1]) for key, m in zip(shared, there, strict=False)
         }
-        for (key, table, _), m in zip(new, there[len(shared) :], strict=True):
+        for (kernel, table), runs in zip(new, there[len(shared) :], strict=True):
             longest = int(table.q_len.max(initial=0))
-            has_bits = bool((table.kind == PieceKind.BITS).any())
-            self._tables.setdefault(table, {})[key] = _DeviceTable(
-                m[:2], m[2], m[3:7], m[7:], masks[id(table.row_lo)], longest, has_bits
+            self._tables.setdefault(table, {})[_place(kernel, table, kind)] = _DeviceTable(
+                runs, masks[id(table.row_lo)], longest, _has_bits(table)
             )
 
     def forward(
         self, q: Tensor, kv: Tensor, table: TileTable, scale: float, state: AttentionState
     ) -> None:
         """Merge softmax(scale · q kᵀ) v over the keys of the table into `state`."""
-        found = self._table(table, q)
         if not table.num_segments:
             return
-        shape = launch_shape("forward", q.dtype, q.shape[2], has_bits=found.has_bits)
-        triton_source.forward_kernel[found.grid(q, shape)](
-            q, kv, state.out, state.lse, *found.rows, found.row_ptr, *found.pieces,
-            *found.masks, scale, q.stride(0), kv.stride(0), kv.stride(1),
-            HAS_BITS=found.has_bits, **_constants(q, kv, shape),
+        found = self._table("forward", table, q)
+        shape = _shape("forward", q, found)
+        triton_source.forward_kernel[found.grid(q.shape[1], shape)](
+            q, kv, state.out, state.lse, *found.runs, *found.masks, scale, q.stride(0),
+            kv.stride(0), kv.stride(1), HAS_BITS=found.has_bits, **_constants(q, kv, shape),
         )  # fmt: skip
 
     def backward(
         self, rows: QueryRows, kv: Tensor, table: TileTable, scale: float, gradients: Gradients
     ) -> None:
         """Add the gradients of the tiles of the table; uses the global lse and delta of `rows`."""
-        q, dout = rows.q, rows.dout.to(rows.q.dtype)
-        chunk = launch_shape("dkv", q.dtype, q.shape[2]).block_n
-        found = self._table(table, q, chunk)
         if not table.num_segments:
             return
-        row_values = (dout, rows.lse, rows.delta)
-        shape = launch_shape("dq", q.dtype, q.shape[2], has_bits=found.has_bits)
+        q, dout = rows.q, rows.dout.to(rows.q.dtype)
+        inputs = (q, kv, dout, rows.lse, rows.delta)
         strides = (q.stride(0), dout.stride(0), kv.stride(0), kv.stride(1))
-        triton_source.dq_kernel[found.grid(q, shape)](
-            q, kv, *row_values, gradients.dq, *found.rows, found.row_ptr, *found.pieces,
-            *found.masks, scale, *strides, HAS_BITS=found.has_bits, **_constants(q, kv, shape),
+        found = self._table("dq", table, q)
+        shape = _shape("dq", q, found)
+        triton_source.dq_kernel[found.grid(q.shape[1], shape)](
+            *inputs, gradients.dq, *found.runs, *found.masks, scale, *strides,
+            HAS_BITS=found.has_bits, **_constants(q, kv, shape),
         )  # fmt: skip
-        shape = launch_shape("dkv", q.dtype, q.shape[2])
-        triton_source.dkv_kernel[(len(found.chunks[0]), kv.shape[2])](
-            q, kv, *row_values, gradients.dkv, *found.chunks, *found.rows, *found.pieces,
-            *found.masks, scale, len(kv), *strides, HAS_BITS=found.has_bits,
-            **_constants(q, kv, shape),
+        found = self._table("dkv", table, q)
+        shape = _shape("dkv", q, found)
+        triton_source.dkv_kernel[found.grid(kv.shape[2])](
+            *inputs, gradients.dkv, *found.runs, *found.masks, scale, len(kv), *strides,
+            HAS_BITS=found.has_bits, **_constants(q, kv, shape),
         )  # fmt: skip
 
-    def _table(self, table: TileTable, q: Tensor, chunk: int = 0) -> _DeviceTable:
+    def _table(self, kernel: str, table: TileTable, q: Tensor) -> _DeviceTable:
         """Return a table on the device of `q`; moved on first use if `load` was not called."""
-        key = str(q.device), chunk
+        kind = TensorKind(q.dtype, q.device, q.shape[2])
+        key = _place(kernel, table, kind)
         if key not in self._tables.get(table, {}):
-            kind = TensorKind(q.dtype, q.device, q.shape[2])
-            self.load(*(([], [table]) if chunk else ([table], [])), kind)
+            self.load(*(([table], []) if kernel == "forward" else ([], [table])), kind)
         return self._tables[table][key]
 
 
-def _arrays_of(table: TileTable) -> "list[NDArray[Any]]":  # Any: of different types
-    return [
-        table.q_start, table.q_len, table.row_ptr, table.kv_start, table.kv_len,
-        table.kind.astype(np.int32), table.mask_start,
-    ]  # fmt: skip
+def _shape(kernel: str, q: Tensor, table: _DeviceTable) -> LaunchShape:
+    major, minor = torch.cuda.get_device_capability(q.device) if q.is_cuda else (9, 0)
+    return launch_shape(kernel, q.dtype, has_bits=table.has_bits, arch=10 * major + minor)
+
+
+def _has_bits(table: TileTable) -> bool:
+    return bool((table.kind == PieceKind.BITS).any())
+
+
+def _place(kernel: str, table: TileTable, kind: TensorKind) -> _Place:
+    shape = launch_shape(kernel, kind.dtype, has_bits=_has_bits(table))
+    return kernel, str(kind.device), shape.block_n
+
+
+def _runs_of(
+    kernel: str, table: TileTable, kind: TensorKind
+) -> "Sequence[NDArray[Any]]":  # Any: of different types
+    *_, block = _place(kernel, table, kind)
+    return key_runs(table, block) if kernel == "dkv" else query_runs(table, block)
 
 
 def _constants(q: Tensor, kv: Tensor, shape: LaunchShape) -> dict[str, int]:

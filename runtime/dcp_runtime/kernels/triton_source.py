@@ -1,12 +1,15 @@
 """The Triton source of the CUDA kernels: forward with carried state, dq, and dk with dv.
 
-One program of `forward_kernel` and `dq_kernel` owns the rows of a segment and a query head, one of
-`dkv_kernel` a run of key rows and a kv head. No two programs add to the same rows: there are no
+A program of `forward_kernel` and `dq_kernel` owns rows of a segment and a query head, a program of
+`dkv_kernel` a chunk of key rows and a kv head. No two programs add to the same rows: there are no
 atomics, and two runs give the same bits. Exponents have base 2 inside; `lse` is natural outside.
 
-Masks come as in `TileTable`: kind 0 sees all keys of the piece, 1 up to two ranges per row, 2 a bit
-per pair. The same source runs in Triton's interpreter on the CPU if that is switched on before this
-module is imported.
+Work comes as runs (`triton_inputs`). Whole runs come first: every row of the program sees every key
+of them, in whole steps, and the loop over them has no mask. The other runs have a mask as in
+`TileTable`: kind 0 sees all keys of the run, 1 up to two ranges per row, 2 a bit per pair.
+
+The scale must be positive. The same source runs in Triton's interpreter on the CPU if that is
+switched on before this module is imported.
 """
 
 # Triton reads these functions' source, so types are annotated its way only.
@@ -22,49 +25,89 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def visible(
-    kind, mask_start, rows, columns, num_rows, num_columns, row_lo, row_hi, mask_columns, bits,
+    kind, mask_start, rows, columns, end, num_columns, row_lo, row_hi, mask_columns, bits,
     HAS_BITS: tl.constexpr,
 ):  # fmt: skip
-    """Return which (row, column) of a piece are visible; rows and columns count within it."""
-    is_row = rows < num_rows
-    seen = is_row[:, None] & (columns >= 0)[None, :] & (columns < num_columns)[None, :]
+    """Return which (row, column) pairs are visible, rows and columns counted within the piece.
+
+    `rows` and `columns` are a column and a row of indices, or the other way round. Columns from
+    `end` on are not seen; rows must be those of the piece, or below 0.
+    """
+    seen = (rows >= 0) & (columns >= 0) & (columns < end)
     if kind == 1:
-        place = mask_start + rows
-        first_lo = tl.load(row_lo + place, mask=is_row, other=0)
-        first_hi = tl.load(row_hi + place, mask=is_row, other=0)
-        second_lo = tl.load(row_lo + mask_columns + place, mask=is_row, other=0)
-        second_hi = tl.load(row_hi + mask_columns + place, mask=is_row, other=0)
-        key = columns[None, :]
-        in_first = (key >= first_lo[:, None]) & (key < first_hi[:, None])
-        in_second = (key >= second_lo[:, None]) & (key < second_hi[:, None])
+        at = mask_start + rows
+        first_lo = tl.load(row_lo + at, mask=rows >= 0, other=0)
+        first_hi = tl.load(row_hi + at, mask=rows >= 0, other=0)
+        second_lo = tl.load(row_lo + mask_columns + at, mask=rows >= 0, other=0)
+        second_hi = tl.load(row_hi + mask_columns + at, mask=rows >= 0, other=0)
+        in_first = (columns >= first_lo) & (columns < first_hi)
+        in_second = (columns >= second_lo) & (columns < second_hi)
         seen = seen & (in_first | in_second)
     # Addresses of bits take a register per pair: tables without any do without them.
     if HAS_BITS and kind == 2:
         width = (num_columns + 7) // 8
-        place = mask_start + rows[:, None] * width + columns[None, :] // 8
-        byte = tl.load(bits + place, mask=seen, other=0).to(tl.int32)
-        seen = seen & (((byte >> (7 - columns[None, :] % 8)) & 1) != 0)
+        byte = tl.load(bits + mask_start + rows * width + columns // 8, mask=seen, other=0)
+        seen = seen & (((byte.to(tl.int32) >> (7 - columns % 8)) & 1) != 0)
     return seen
+
+
+@triton.jit
+def attend_runs(
+    query, acc, top, total, rows, key_at, kv_row, kv_half, first_run, last_run, scale,
+    kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns, bits,
+    DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BITS: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """Continue the online softmax of a tile of queries over runs of keys."""
+    lane, d = tl.arange(0, BLOCK_N), tl.arange(0, DIM_PAD)
+    for run in range(first_run, last_run):
+        origin, begin, end = tl.load(kv_start + run), tl.load(run_from + run), tl.load(run_to + run)
+        for at in range(begin, end, BLOCK_N):
+            tile_at = key_at + (origin + at).to(tl.int64) * kv_row
+            inside = (d < DIM)[None, :]
+            if MASKED:
+                inside = inside & (at + lane < end)[:, None]
+            offset = lane[:, None] * kv_row + d[None, :]
+            keys = tl.load(tile_at + offset, mask=inside, other=0.0)
+            scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+            if MASKED:
+                seen = visible(
+                    tl.load(kind + run), tl.load(mask_start + run), rows[:, None],
+                    (at + lane)[None, :], end, tl.load(kv_len + run), row_lo, row_hi, mask_columns,
+                    bits, HAS_BITS,
+                )  # fmt: skip
+                scores = tl.where(seen, scores, float("-inf"))
+            new_top = tl.maximum(top, tl.max(scores, 1) * scale)
+            # A row without keys so far has top -inf, and -inf - -inf would be NaN.
+            base = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
+            weights = tl.exp2(scores * scale - base[:, None])
+            keep = tl.exp2(top - base)
+            total = total * keep + tl.sum(weights, 1)
+            values = tl.load(tile_at + kv_half + offset, mask=inside, other=0.0)
+            acc = acc * keep[:, None]
+            acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
+            top = new_top
+    return acc, top, total
 
 
 # Sizes that change from batch to batch: a value of each would compile a kernel of its own.
 @triton.jit(do_not_specialize=["mask_columns"])
 def forward_kernel(
-    q, kv, out, lse, q_start, q_len, row_ptr, kv_start, kv_len, kind, mask_start,
-    row_lo, row_hi, bits, mask_columns, scale, q_row, kv_row, kv_half,
+    q, kv, out, lse, order, q_start, q_len, row_ptr, masked_ptr, kv_start, run_from, run_to, kind,
+    mask_start, kv_len, row_lo, row_hi, bits, mask_columns, scale, q_row, kv_row, kv_half,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BITS: tl.constexpr,
 ):  # fmt: skip
-    """Continue the online softmax of rows of a segment, for one head, over its pieces."""
-    segment, head = tl.program_id(0), tl.program_id(1)
+    """Continue the online softmax of rows of a segment, for one head, over its runs of keys."""
+    segment, head = tl.load(order + tl.program_id(0) // HEADS), tl.program_id(0) % HEADS
     num_rows = tl.load(q_len + segment)
-    r, d = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, DIM_PAD)
-    if tl.program_id(2) * BLOCK_M >= num_rows:
+    if tl.program_id(1) * BLOCK_M >= num_rows:
         return
+    r, d = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, DIM_PAD)
     # Wide addresses are scalars, offsets inside a tile are narrow: half the registers.
     start = tl.load(q_start + segment).to(tl.int64)
-    is_row, is_dim = r < num_rows, d < DIM
-    inside = is_row[:, None] & is_dim[None, :]
+    is_row = r < num_rows
+    inside = is_row[:, None] & (d < DIM)[None, :]
     query_at = q + start * q_row + head * DIM
     query = tl.load(query_at + r[:, None] * q_row + d[None, :], mask=inside, other=0.0)
     out_at = out + start * (HEADS * DIM) + head * DIM + r[:, None] * (HEADS * DIM) + d[None, :]
@@ -72,37 +115,20 @@ def forward_kernel(
     acc = tl.load(out_at, mask=inside, other=0.0)
     top = tl.load(lse_at, mask=is_row, other=float("-inf")) * LOG2_E
     total = tl.where(top > float("-inf"), 1.0, 0.0)
-    for piece in range(tl.load(row_ptr + segment), tl.load(row_ptr + segment + 1)):
-        first, size = tl.load(kv_start + piece), tl.load(kv_len + piece)
-        piece_kind, masks_at = tl.load(kind + piece), tl.load(mask_start + piece)
-        for begin in range(0, size, BLOCK_N):
-            lane = tl.arange(0, BLOCK_N)
-            column = begin + lane
-            key_at = kv + (first + begin).to(tl.int64) * kv_row + (head // GROUP) * DIM
-            is_key = column < size
-            keys = tl.load(
-                key_at + lane[None, :] * kv_row + d[:, None],
-                mask=is_dim[:, None] & is_key[None, :], other=0.0,
-            )  # fmt: skip
-            scores = tl.dot(query, keys, input_precision="ieee") * (scale * LOG2_E)
-            seen = visible(
-                piece_kind, masks_at, r, column, num_rows, size, row_lo, row_hi, mask_columns, bits,
-                HAS_BITS,
-            )  # fmt: skip
-            scores = tl.where(seen, scores, float("-inf"))
-            new_top = tl.maximum(top, tl.max(scores, 1))
-            # A row without keys so far has top -inf, and -inf - -inf would be NaN.
-            base = tl.where(new_top == float("-inf"), 0.0, new_top)
-            weights = tl.exp2(scores - base[:, None])
-            keep = tl.exp2(top - base)
-            total = total * keep + tl.sum(weights, 1)
-            values = tl.load(
-                key_at + kv_half + lane[:, None] * kv_row + d[None, :],
-                mask=is_key[:, None] & is_dim[None, :], other=0.0,
-            )  # fmt: skip
-            acc = acc * keep[:, None]
-            acc += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-            top = new_top
+    key_at, scale2 = kv + (head // GROUP) * DIM, scale * LOG2_E
+    rows = tl.where(is_row, r, -1)
+    whole, masked = tl.load(row_ptr + segment), tl.load(masked_ptr + segment)
+    acc, top, total = attend_runs(
+        query, acc, top, total, rows, key_at, kv_row, kv_half, whole, masked, scale2,
+        kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns, bits,
+        DIM, DIM_PAD, BLOCK_N, HAS_BITS, False,
+    )  # fmt: skip
+    acc, top, total = attend_runs(
+        query, acc, top, total, rows, key_at, kv_row, kv_half, masked,
+        tl.load(row_ptr + segment + 1), scale2,
+        kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns, bits,
+        DIM, DIM_PAD, BLOCK_N, HAS_BITS, True,
+    )  # fmt: skip
     is_seen = total > 0
     divisor = tl.where(is_seen, total, 1.0)
     tl.store(out_at, acc / divisor[:, None], mask=inside)
@@ -110,24 +136,58 @@ def forward_kernel(
     tl.store(lse_at, new_lse, mask=is_row)
 
 
+@triton.jit
+def dq_runs(
+    query, upper, acc, row_lse, row_delta, rows, key_at, kv_row, kv_half, first_run, last_run,
+    scale, kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns, bits,
+    DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BITS: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """Add the gradient of a tile of queries over runs of keys."""
+    lane, d = tl.arange(0, BLOCK_N), tl.arange(0, DIM_PAD)
+    for run in range(first_run, last_run):
+        origin, begin, end = tl.load(kv_start + run), tl.load(run_from + run), tl.load(run_to + run)
+        for at in range(begin, end, BLOCK_N):
+            tile_at = key_at + (origin + at).to(tl.int64) * kv_row
+            inside = (d < DIM)[None, :]
+            if MASKED:
+                inside = inside & (at + lane < end)[:, None]
+            offset = lane[:, None] * kv_row + d[None, :]
+            keys = tl.load(tile_at + offset, mask=inside, other=0.0)
+            values = tl.load(tile_at + kv_half + offset, mask=inside, other=0.0)
+            scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+            weights = tl.exp2(scores * scale - row_lse[:, None])
+            if MASKED:
+                seen = visible(
+                    tl.load(kind + run), tl.load(mask_start + run), rows[:, None],
+                    (at + lane)[None, :], end, tl.load(kv_len + run), row_lo, row_hi, mask_columns,
+                    bits, HAS_BITS,
+                )  # fmt: skip
+                weights = tl.where(seen, weights, 0.0)
+            change = tl.dot(upper, tl.trans(values), input_precision="ieee")
+            dscores = weights * (change - row_delta[:, None])
+            acc = tl.dot(dscores.to(keys.dtype), keys, acc, input_precision="ieee")
+    return acc
+
+
 # Sizes that change from batch to batch: a value of each would compile a kernel of its own.
 @triton.jit(do_not_specialize=["mask_columns"])
 def dq_kernel(
-    q, kv, dout, lse, delta, dq, q_start, q_len, row_ptr, kv_start, kv_len, kind, mask_start,
-    row_lo, row_hi, bits, mask_columns, scale, q_row, dout_row, kv_row, kv_half,
+    q, kv, dout, lse, delta, dq, order, q_start, q_len, row_ptr, masked_ptr, kv_start, run_from,
+    run_to, kind, mask_start, kv_len, row_lo, row_hi, bits, mask_columns, scale, q_row, dout_row,
+    kv_row, kv_half,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BITS: tl.constexpr,
 ):  # fmt: skip
     """Add the gradient of rows of a segment, for one query head."""
-    segment, head = tl.program_id(0), tl.program_id(1)
+    segment, head = tl.load(order + tl.program_id(0) // HEADS), tl.program_id(0) % HEADS
     num_rows = tl.load(q_len + segment)
-    r, d = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, DIM_PAD)
-    if tl.program_id(2) * BLOCK_M >= num_rows:
+    if tl.program_id(1) * BLOCK_M >= num_rows:
         return
-    # Wide addresses are scalars, offsets inside a tile are narrow: half the registers.
+    r, d = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, DIM_PAD)
     start = tl.load(q_start + segment).to(tl.int64)
-    is_row, is_dim = r < num_rows, d < DIM
-    inside = is_row[:, None] & is_dim[None, :]
+    is_row = r < num_rows
+    inside = is_row[:, None] & (d < DIM)[None, :]
     query_at = q + start * q_row + head * DIM
     query = tl.load(query_at + r[:, None] * q_row + d[None, :], mask=inside, other=0.0)
     upper_at = dout + start * dout_row + head * DIM
@@ -137,90 +197,122 @@ def dq_kernel(
     row_lse = tl.where(row_lse == float("-inf"), 0.0, row_lse) * LOG2_E
     row_delta = tl.load(delta + values_at + r * HEADS, mask=is_row, other=0.0)
     acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
-    for piece in range(tl.load(row_ptr + segment), tl.load(row_ptr + segment + 1)):
-        first, size = tl.load(kv_start + piece), tl.load(kv_len + piece)
-        piece_kind, masks_at = tl.load(kind + piece), tl.load(mask_start + piece)
-        for begin in range(0, size, BLOCK_N):
-            lane = tl.arange(0, BLOCK_N)
-            column = begin + lane
-            key_at = kv + (first + begin).to(tl.int64) * kv_row + (head // GROUP) * DIM
-            at = (column < size)[:, None] & is_dim[None, :]
-            keys = tl.load(key_at + lane[:, None] * kv_row + d[None, :], mask=at, other=0.0)
-            key_at += kv_half
-            values = tl.load(key_at + lane[:, None] * kv_row + d[None, :], mask=at, other=0.0)
-            scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * (scale * LOG2_E)
-            seen = visible(
-                piece_kind, masks_at, r, column, num_rows, size, row_lo, row_hi, mask_columns, bits,
-                HAS_BITS,
-            )  # fmt: skip
-            weights = tl.where(seen, tl.exp2(scores - row_lse[:, None]), 0.0)
-            change = tl.dot(upper, tl.trans(values), input_precision="ieee")
-            dscores = weights * (change - row_delta[:, None])
-            acc += tl.dot(dscores.to(keys.dtype), keys, input_precision="ieee")
+    key_at, scale2 = kv + (head // GROUP) * DIM, scale * LOG2_E
+    rows = tl.where(is_row, r, -1)
+    whole, masked = tl.load(row_ptr + segment), tl.load(masked_ptr + segment)
+    acc = dq_runs(
+        query, upper, acc, row_lse, row_delta, rows, key_at, kv_row, kv_half, whole, masked, scale2,
+        kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns, bits,
+        DIM, DIM_PAD, BLOCK_N, HAS_BITS, False,
+    )  # fmt: skip
+    acc = dq_runs(
+        query, upper, acc, row_lse, row_delta, rows, key_at, kv_row, kv_half, masked,
+        tl.load(row_ptr + segment + 1), scale2,
+        kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns, bits,
+        DIM, DIM_PAD, BLOCK_N, HAS_BITS, True,
+    )  # fmt: skip
     dq_at = dq + start * (HEADS * DIM) + head * DIM + r[:, None] * (HEADS * DIM) + d[None, :]
     tl.store(dq_at, tl.load(dq_at, mask=inside, other=0.0) + acc * scale, mask=inside)
+
+
+@triton.jit
+def dkv_runs(
+    keys, values, dk, dv, key_row, q, dout, lse, delta, q_row, dout_row, kv_head, first_run,
+    last_run, scale, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo, row_hi,
+    mask_columns, bits,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    BLOCK_M: tl.constexpr, HAS_BITS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Add the gradients of a chunk of keys over runs of queries; tiles are ``[keys, rows]``."""
+    lane, d = tl.arange(0, BLOCK_M), tl.arange(0, DIM_PAD)
+    for run in range(first_run, last_run):
+        start, num_rows = tl.load(run_q + run).to(tl.int64), tl.load(run_rows + run)
+        for member in range(GROUP):
+            head = kv_head * GROUP + member
+            for begin in range(0, num_rows, BLOCK_M):
+                row = start + begin
+                is_row = begin + lane < num_rows
+                inside = is_row[:, None] & (d < DIM)[None, :]
+                query_at = q + row * q_row + head * DIM
+                query = tl.load(
+                    query_at + lane[:, None] * q_row + d[None, :], mask=inside, other=0.0
+                )
+                values_at = row * HEADS + head + lane * HEADS
+                # Rows that are not there weigh exp(-inf).
+                row_lse = tl.load(lse + values_at, mask=is_row, other=float("inf")) * LOG2_E
+                scores = tl.dot(keys, tl.trans(query), input_precision="ieee")
+                if MASKED:
+                    row_lse = tl.where(row_lse == float("-inf"), 0.0, row_lse)
+                weights = tl.exp2(scores * scale - row_lse[None, :])
+                if MASKED:
+                    columns = key_row - tl.load(kv_start + run)
+                    size = tl.load(kv_len + run)
+                    seen = visible(
+                        tl.load(kind + run), tl.load(mask_start + run),
+                        tl.where(is_row, begin + lane, -1)[None, :], columns[:, None], size, size,
+                        row_lo, row_hi, mask_columns, bits, HAS_BITS,
+                    )  # fmt: skip
+                    weights = tl.where(seen, weights, 0.0)
+                upper_at = dout + row * dout_row + head * DIM
+                upper = tl.load(
+                    upper_at + lane[:, None] * dout_row + d[None, :], mask=inside, other=0.0
+                )
+                dv = tl.dot(weights.to(upper.dtype), upper, dv, input_precision="ieee")
+                change = tl.dot(values, tl.trans(upper), input_precision="ieee")
+                row_delta = tl.load(delta + values_at, mask=is_row, other=0.0)
+                dscores = weights * (change - row_delta[None, :])
+                dk = tl.dot(dscores.to(query.dtype), query, dk, input_precision="ieee")
+    return dk, dv
+
+
+@triton.jit
+def used_keys(key_row, first_run, last_run, kv_start, kv_len):
+    """Return which rows of a chunk lie in a run."""
+    is_used = key_row < 0
+    for run in range(first_run, last_run):
+        column = key_row - tl.load(kv_start + run)
+        is_used = is_used | ((column >= 0) & (column < tl.load(kv_len + run)))
+    return is_used
 
 
 # Sizes that change from batch to batch: a value of each would compile a kernel of its own.
 @triton.jit(do_not_specialize=["mask_columns", "num_keys"])
 def dkv_kernel(
-    q, kv, dout, lse, delta, dkv, chunk_row, chunk_ptr, entry_segment, entry_piece,
-    q_start, q_len, kv_start, kv_len, kind, mask_start, row_lo, row_hi, bits, mask_columns,
-    scale, num_keys, q_row, dout_row, kv_row, kv_half,
+    q, kv, dout, lse, delta, dkv, order, chunk_row, chunk_ptr, masked_ptr, run_q, run_rows,
+    kv_start, kv_len, kind, mask_start, row_lo, row_hi, bits, mask_columns, scale, num_keys, q_row,
+    dout_row, kv_row, kv_half,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BITS: tl.constexpr,
 ):  # fmt: skip
-    """Add the gradients of a run of keys and values and one kv head, over all that see them."""
-    chunk, kv_head = tl.program_id(0), tl.program_id(1)
+    """Add the gradients of a chunk of keys and values and one kv head, over all that see them."""
+    KV_HEADS: tl.constexpr = HEADS // GROUP
+    chunk = tl.load(order + tl.program_id(0) // KV_HEADS)
+    kv_head = tl.program_id(0) % KV_HEADS
     d = tl.arange(0, DIM_PAD)
-    is_dim = d < DIM
     first, lane = tl.load(chunk_row + chunk), tl.arange(0, BLOCK_N)
     key_row = first + lane
-    at = (key_row < num_keys)[:, None] & is_dim[None, :]
+    at = (key_row < num_keys)[:, None] & (d < DIM)[None, :]
     key_at = kv + first.to(tl.int64) * kv_row + kv_head * DIM + lane[:, None] * kv_row + d[None, :]
-    keys, values = (
-        tl.load(key_at, mask=at, other=0.0),
-        tl.load(key_at + kv_half, mask=at, other=0.0),
-    )
+    keys = tl.load(key_at, mask=at, other=0.0)
+    values = tl.load(key_at + kv_half, mask=at, other=0.0)
     dk = tl.zeros([BLOCK_N, DIM_PAD], tl.float32)
     dv = tl.zeros([BLOCK_N, DIM_PAD], tl.float32)
-    is_used = key_row < 0
-    for entry in range(tl.load(chunk_ptr + chunk), tl.load(chunk_ptr + chunk + 1)):
-        segment, piece = tl.load(entry_segment + entry), tl.load(entry_piece + entry)
-        num_rows, size = tl.load(q_len + segment), tl.load(kv_len + piece)
-        piece_kind, masks_at = tl.load(kind + piece), tl.load(mask_start + piece)
-        column = key_row - tl.load(kv_start + piece)
-        is_used = is_used | ((column >= 0) & (column < size))
-        start = tl.load(q_start + segment).to(tl.int64)
-        for top_row in range(0, num_rows, BLOCK_M):
-            r = top_row + tl.arange(0, BLOCK_M)
-            is_row = r < num_rows
-            inside = is_row[:, None] & is_dim[None, :]
-            seen = visible(
-                piece_kind, masks_at, r, column, num_rows, size, row_lo, row_hi, mask_columns, bits,
-                HAS_BITS,
-            )  # fmt: skip
-            for member in range(GROUP):
-                head = kv_head * GROUP + member
-                query_at = q + start * q_row + head * DIM
-                query = tl.load(query_at + r[:, None] * q_row + d[None, :], mask=inside, other=0.0)
-                upper_at = dout + start * dout_row + head * DIM
-                upper = tl.load(
-                    upper_at + r[:, None] * dout_row + d[None, :], mask=inside, other=0.0
-                )
-                values_at = start * HEADS + head
-                row_lse = tl.load(lse + values_at + r * HEADS, mask=is_row, other=0.0)
-                row_lse = tl.where(row_lse == float("-inf"), 0.0, row_lse) * LOG2_E
-                row_delta = tl.load(delta + values_at + r * HEADS, mask=is_row, other=0.0)
-                scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * (scale * LOG2_E)
-                weights = tl.where(seen, tl.exp2(scores - row_lse[:, None]), 0.0)
-                dv += tl.dot(tl.trans(weights).to(upper.dtype), upper, input_precision="ieee")
-                change = tl.dot(upper, tl.trans(values), input_precision="ieee")
-                dscores = tl.where(seen, weights * (change - row_delta[:, None]), 0.0)
-                dk += tl.dot(tl.trans(dscores).to(query.dtype), query, input_precision="ieee")
-    # Rows of the chunk in no piece may be on their way to another rank: leave them alone.
-    at = at & is_used[:, None]
-    width = (HEADS // GROUP) * DIM
+    scale2 = scale * LOG2_E
+    whole, masked = tl.load(chunk_ptr + chunk), tl.load(masked_ptr + chunk)
+    last = tl.load(chunk_ptr + chunk + 1)
+    dk, dv = dkv_runs(
+        keys, values, dk, dv, key_row, q, dout, lse, delta, q_row, dout_row, kv_head, whole, masked,
+        scale2, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo, row_hi, mask_columns,
+        bits, HEADS, GROUP, DIM, DIM_PAD, BLOCK_M, HAS_BITS, False,
+    )  # fmt: skip
+    dk, dv = dkv_runs(
+        keys, values, dk, dv, key_row, q, dout, lse, delta, q_row, dout_row, kv_head, masked, last,
+        scale2, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo, row_hi, mask_columns,
+        bits, HEADS, GROUP, DIM, DIM_PAD, BLOCK_M, HAS_BITS, True,
+    )  # fmt: skip
+    # Rows of the chunk in no run may be on their way to another rank: leave them alone.
+    at = at & used_keys(key_row, whole, last, kv_start, kv_len)[:, None]
+    width = KV_HEADS * DIM
     dk_at = dkv + first.to(tl.int64) * (2 * width) + kv_head * DIM
     dk_at += lane[:, None] * (2 * width) + d[None, :]
     tl.store(dk_at, tl.load(dk_at, mask=at, other=0.0) + dk * scale, mask=at)

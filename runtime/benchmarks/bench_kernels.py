@@ -1,0 +1,238 @@
+"""The CUDA kernels without a GPU: instructions, registers and spills of what the compiler makes.
+
+``python runtime/benchmarks/bench_kernels.py [--json OUT]`` cross-compiles the Triton kernels and
+reads their machine code with the disassembler that Triton carries; ``--table JSON`` prints the
+tables of such a document. The loop over masked runs is the baseline in each row: before pieces were
+cut into runs, all pairs but those of full pieces went through such a loop.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+
+from dcp_dsl import Sample, Spec, block_sparsity
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_runtime.kernels import triton_source
+from dcp_runtime.kernels.triton_inputs import query_runs
+from dcp_runtime.kernels.triton_kernel import LaunchShape, TritonKernel, launch_shape
+from dcp_runtime.plans.device_plan import prepare_device
+
+SCHEMA = "dcp.bench_kernels/1"
+POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+TENSORS = ("q", "kv", "dout")
+SUMS = ("out", "lse", "delta", "dq", "dkv")
+STRIDES = ("q_row", "dout_row", "kv_row", "kv_half")
+SPECIAL = {
+    "scale": "fp32",
+    "mask_start": "*i64",
+    "bits": "*u8",
+    "mask_columns": "i32",
+    "num_keys": "i32",
+}
+ARCHS = (80, 89, 90, 100)
+"""Compute capabilities times ten."""
+CASES = [
+    # kernel, dtype, head_dim, whether tables hold bits, compute capability
+    ("forward", torch.bfloat16, 128, False, 90),
+    ("dq", torch.bfloat16, 128, False, 90),
+    ("dkv", torch.bfloat16, 128, False, 90),
+    ("forward", torch.bfloat16, 64, False, 90),
+    ("dkv", torch.bfloat16, 64, False, 90),
+    ("forward", torch.float16, 96, True, 90),
+    ("dq", torch.float16, 96, True, 90),
+    ("dkv", torch.float16, 64, True, 90),
+    ("dq", torch.float32, 64, False, 90),
+    *((kernel, torch.bfloat16, 128, False, arch) for arch in (80, 89, 100)
+      for kernel in ("forward", "dq", "dkv")),
+]  # fmt: skip
+
+MASKS = {"causal": "causal", "StreamingLLM 64 + 1,024": "streaming(64, 1024)"}
+TOKENS, RANKS = 131_072, 8
+
+Json = dict[str, Any]  # Any: a JSON document
+
+
+def main() -> None:
+    """Compile, print tables and write a JSON document, or print the tables of one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--arch", type=int, nargs="+", choices=ARCHS, default=ARCHS)
+    parser.add_argument("--masks", nargs="*", choices=MASKS, default=MASKS)
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    parser.add_argument("--table", type=Path, metavar="JSON")
+    options = parser.parse_args()
+    if options.table:
+        print(to_table(json.loads(options.table.read_text())))
+        return
+    document = measure(options.arch, options.masks)
+    print(to_table(document))
+    if options.json:
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def measure(archs: Sequence[int], masks: Sequence[str]) -> Json:
+    """Compile the cases of some compute capabilities, and cut some masks into runs."""
+    warnings.simplefilter("ignore")  # Triton's own, about defaults of later versions
+    rows = [compile_case(*case) for case in CASES if case[-1] in archs]
+    shares = {name: whole_share(MASKS[name]) for name in masks}
+    return {
+        "schema": SCHEMA,
+        "triton": triton.__version__,
+        "kernels": rows,
+        "tokens": TOKENS,
+        "ranks": RANKS,
+        "whole_share": shares,
+    }
+
+
+def whole_share(mask: str) -> float:
+    """Return the share of passes of forward that need no mask, on one rank of a plan."""
+    slabs = Spec.from_text("").mask(mask).bind(Sample(length=TOKENS))
+    plan = build_plan(
+        block_sparsity([slabs], 2048, 2048), ModelShape(32, 8, 128),
+        Cluster(devices_per_node=RANKS), PlanConfig("static:zigzag"),
+    )  # fmt: skip
+    step = launch_shape("forward", torch.bfloat16).block_n
+    whole = every = 0
+    for table in prepare_device(plan, 0, TritonKernel.segment_rows).forward.tables:
+        runs = query_runs(table, step)
+        passes = np.append(0, np.cumsum(-(-(runs.end - runs.begin) // step)))
+        whole += (passes[runs.masked_ptr] - passes[runs.row_ptr[:-1]]).sum()
+        every += passes[-1]
+    return float(whole / every)
+
+
+def compile_case(kernel: str, dtype: torch.dtype, head_dim: int, has_bits: bool, arch: int) -> Json:
+    """Compile one kernel and count what its loops hold."""
+    shape = launch_shape(kernel, dtype, has_bits=has_bits, arch=arch)
+    compiled = cross_compile(kernel, dtype, head_dim, has_bits, arch, shape)
+    code = disassemble(compiled.asm["cubin"])
+    return {
+        "kernel": kernel, "dtype": str(dtype).removeprefix("torch."), "head_dim": head_dim,
+        "has_bits": has_bits, "arch": arch, "shape": [shape.block_m, shape.block_n],
+        "warps": shape.warps, "stages": shape.stages, "shared_bytes": compiled.metadata.shared,
+        "spill_bytes": spills_of(compiled.asm["ptx"], arch), "loops": loops_of(code),
+    }  # fmt: skip
+
+
+def cross_compile(
+    kernel: str, dtype: torch.dtype, head_dim: int, has_bits: bool, arch: int, shape: LaunchShape
+) -> Any:  # Any: Triton has no types
+    """Compile a kernel as the backend launches it, 8 query heads on 2."""
+    function = getattr(triton_source, f"{kernel}_kernel")
+    constants = {
+        "HEADS": 8, "GROUP": 4, "DIM": head_dim, "DIM_PAD": 1 << (head_dim - 1).bit_length(),
+        "BLOCK_M": shape.block_m, "BLOCK_N": shape.block_n, "HAS_BITS": has_bits,
+    }  # fmt: skip
+    names = function.arg_names
+    signature = {n: "constexpr" if n in constants else _type_of(n, dtype) for n in names}
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, n in enumerate(names)
+        if signature[n].startswith("*") or n in STRIDES
+    }
+    source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": shape.warps, "num_stages": shape.stages}
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+def disassemble(code: bytes) -> str:
+    """Return the machine code of a kernel as text."""
+    tool = Path(triton.__path__[0], "backends", "nvidia", "bin", "nvdisasm")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code)
+        file.flush()
+        done = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def loops_of(code: str) -> list[Json]:
+    """Count the instructions of the innermost loops with matrix products, in program order.
+
+    On sm_80 to sm_90 a kernel has two: the first runs over whole runs, the second over masked ones.
+    """
+    labels = {m[1]: m.start() for m in re.finditer(r"^(\.L_x_\d+):", code, re.MULTILINE)}
+    branches = re.finditer(r"BRA\S*\s+.*?`\((\.L_x_\d+)\)", code)
+    spans = [(labels[m[1]], m.start()) for m in branches if labels.get(m[1], m.end()) < m.start()]
+    products = [span for span in spans if _PRODUCT.search(code, *span)]
+    inner = [s for s in products if not any(_is_inside(other, s) for other in products)]
+    return [
+        {
+            "instructions": len(_INSTRUCTION.findall(code, *span)),
+            "wgmma": code.count("HGMMA", *span),
+            "mma": len(re.findall(r"\bHMMA", code[slice(*span)])),
+            "spills": len(re.findall(r"\b(?:LDL|STL)", code[slice(*span)])),
+        }
+        for span in sorted(inner)
+    ]
+
+
+_PRODUCT = re.compile(r"HGMMA|HMMA")
+_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+\S", re.MULTILINE)
+
+
+def _is_inside(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
+    return inner != outer and outer[0] <= inner[0] and inner[1] <= outer[1]
+
+
+def spills_of(ptx: str, arch: int) -> int:
+    """Return the bytes of registers that a kernel stores to memory, as ptxas counts them."""
+    suffix = "a" if arch >= 90 else ""
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(ptx)
+        done = subprocess.run(
+            [get_ptxas(arch).path, "-v", f"--gpu-name=sm_{arch}{suffix}", source, "-o", target],
+            capture_output=True, text=True, check=True, env=os.environ,
+        )  # fmt: skip
+    return max(int(n) for n in re.findall(r"(\d+) bytes spill stores", done.stderr))
+
+
+def _type_of(name: str, dtype: torch.dtype) -> str:
+    if name in TENSORS:
+        return POINTERS[dtype]
+    if name in SUMS:
+        return "*fp32"
+    return "i32" if name in STRIDES else SPECIAL.get(name, "*i32")
+
+
+def to_table(document: Json) -> str:
+    """Return a document as a Markdown table."""
+    lines = [
+        "| sm | kernel | type, head_dim | rows x keys | shared | spilled "
+        "| instructions per pass, whole | masked | wgmma / mma |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in document["kernels"]:
+        # Without tensor cores there is no loop to count.
+        # Blackwell's products are asynchronous: its loops are cut where they wait.
+        loops = row["loops"] if len(row["loops"]) == 2 else []
+        cells = [str(loop["instructions"]) for loop in loops] or ["-", "-"]
+        products = f"{loops[0]['wgmma']} / {loops[0]['mma']}" if loops else "-"
+        lines.append(
+            f"| {row['arch']} | {row['kernel']}{', bits' if row['has_bits'] else ''} "
+            f"| {row['dtype']}, {row['head_dim']} | {row['shape'][0]} x {row['shape'][1]} "
+            f"| {row['shared_bytes'] / 1024:.0f} KiB | {row['spill_bytes']} B "
+            f"| {' | '.join(cells)} | {products} |"
+        )
+    lines += ["", f"| {document['tokens']:,} tokens, {document['ranks']} ranks | whole passes |"]
+    lines += ["|---|---|"]
+    lines += [f"| {name} | {share:.1%} |" for name, share in document["whole_share"].items()]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
