@@ -56,7 +56,7 @@ def test_blocks_takes_calls_names_of_samples_and_files(tmp_path):
     assert len(set(answers)) == 1
     _, out = run(blocks, "--mask", "sliding(window = 9)", "--len", "4k", "--block", "512", "--json")
     assert json.loads(out)["pairs"] == 9 * 4096 - 36
-    _, text = run(blocks, "--mask", "streaming(64, 1k)", "--len", "8k", "--cuts", "mask")
+    _, text = run(blocks, "--mask", "streaming(64, 1k)", "--len", "8k")
     assert "form slabs" in text
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dcp_dsl import DatasetError, Sample, Slabs, Spec, block_sparsity
+from dcp_dsl import DatasetError, Sample, Slabs, Spec
 from dcp_dsl.forms import Parts, PlacedForm, RegionPart, Rows, form_of, items_of
 
 SLABS = Slabs(6, [0, 4], [4, 6], [0, 1], [1, 3], [0, 1], [1, 0])
@@ -95,17 +95,3 @@ def test_a_placed_form_is_the_form_at_its_place(form):
     counts[found.row, found.col] = found.pairs
     sums = np.add.reduceat(whole[:, :16].astype(int), q_bounds[:-1], 0)
     assert np.array_equal(counts, np.add.reduceat(sums, kv_bounds[:-1], 1))
-
-
-def test_blocks_are_cut_where_a_form_changes():
-    sink = Slabs(64, [0], [64], [0], [19], [0], [0])  # rows 0 to 63 see keys 0 to 18
-    strided = Parts(64, (RegionPart(sink, False, 2, [0]),))
-    for form, cuts_rows, cuts_keys in [
-        (sink, False, True),
-        (Parts.of_keys(sink), True, False),
-        (strided, False, True),
-    ]:
-        found = block_sparsity([form], 32, 64, cuts="mask", min_block=4)
-        assert (19 in found.q_bounds) == cuts_rows
-        assert (19 in found.kv_bounds) == cuts_keys
-        assert found.num_pairs == form.num_pairs

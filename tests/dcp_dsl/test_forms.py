@@ -49,9 +49,9 @@ def check_form(form: Form, dense):
     assert np.array_equal(ends, np.nonzero(steps == -1)[1])
 
 
-def check_blocks(forms, denses, block_q, block_kv, cuts):
+def check_blocks(forms, denses, block_q, block_kv):
     """Compare a block table with brute force, block by block."""
-    blocks = block_sparsity(forms, block_q, block_kv, cuts=cuts)
+    blocks = block_sparsity(forms, block_q, block_kv)
     total = sum(map(len, denses))
     dense = np.zeros((total, total), bool)
     at = 0
@@ -78,21 +78,6 @@ def check_blocks(forms, denses, block_q, block_kv, cuts):
         i, j = rows[block], cols[block]
         part = dense[borders[0][i] : borders[0][i + 1], borders[1][j] : borders[1][j + 1]]
         assert np.array_equal(blocks.tile(block), part), (i, j)
-        check_slabs(blocks, block, part)
-
-
-def check_slabs(blocks, block, part):
-    """The slabs of a block, cut to it, are the mask inside it."""
-    q0 = blocks.q_bounds[blocks.row_idx[block]]
-    k0 = blocks.kv_bounds[blocks.col_idx[block]]
-    if not blocks.has_slabs:
-        return
-    seen = np.zeros(part.shape, bool)
-    for start, end, first, last, low, high in blocks.slabs_of(block).tolist():
-        for q in range(max(start, q0), min(end, q0 + len(part))):
-            a = max(first + low * (q - start) - k0, 0)
-            seen[q - q0, a : max(last + high * (q - start) - k0, a)] = True
-    assert np.array_equal(seen, part)
 
 
 @pytest.mark.parametrize(
@@ -122,12 +107,12 @@ def test_random_masks_equal_the_dense_oracle_in_every_form_and_block(batch):
             kept.append((form, dense))
         for index, (form, dense) in enumerate(kept):
             sizes = rng.randint(1, 9), rng.randint(1, 9)
-            check_blocks([form], [dense], *sizes, "grid")
-            check_blocks([form], [dense], sizes[0], sizes[0], "mask")
+            check_blocks([form], [dense], *sizes)
+            check_blocks([form], [dense], sizes[0], sizes[0])
             cases += 2
             if index % 4 == 3:
                 four = kept[index - 3 : index + 1]
-                check_blocks([f for f, _ in four], [d for _, d in four], *sizes, "grid")
+                check_blocks([f for f, _ in four], [d for _, d in four], *sizes)
     assert cases >= 2000
     assert sum(forms.values()) > 0.8 * MASKS * SAMPLES, "most samples fit"
     assert min(forms[name] for name in ("slabs", "strided", "tiles")) >= 3, forms
@@ -164,8 +149,7 @@ def test_every_form_is_chosen_where_it_is_the_shortest(name):
             assert form.digest == mask.compile(sample).digest
             bound.append((form, dense))
         for sizes in ((16, 16), (23, 41), (500, 500)):
-            check_blocks([f for f, _ in bound], [d for _, d in bound], *sizes, "grid")
-            check_blocks([f for f, _ in bound], [d for _, d in bound], *sizes, "mask")
+            check_blocks([f for f, _ in bound], [d for _, d in bound], *sizes)
 
 
 def test_masks_of_all_forms_are_combined_and_compared_exactly():
@@ -226,30 +210,3 @@ def test_a_block_without_tokens_is_refused(block_q, block_kv):
 def test_a_batch_of_no_sequences_has_no_blocks():
     blocks = block_sparsity([], 4, 4)
     assert (blocks.num_blocks, blocks.batch.num_tokens) == (0, 0)
-
-
-def test_a_sink_is_a_block_of_its_own_when_blocks_are_cut_at_the_mask():
-    slabs = Spec.from_text("").mask("streaming(64, 4k)").bind(Sample(length=20_000))
-    cut = block_sparsity([slabs], 1024, 1024, cuts="mask")
-    assert cut.kv_bounds[:2].tolist() == [0, 64]
-    assert cut.num_pairs == slabs.num_pairs
-    grid = block_sparsity([slabs], 1024, 1024)
-
-    def area(blocks):
-        return (
-            np.diff(blocks.q_bounds)[blocks.row_idx] * np.diff(blocks.kv_bounds)[blocks.col_idx]
-        ).sum()
-
-    assert area(cut) < 0.9 * area(grid), "the sink no longer drags its whole block along"
-
-
-def test_breakpoints_nearer_than_the_smallest_block_are_left_out():
-    mask = Spec.from_text("segment doc = [doc_lens]*").mask("causal per doc")
-    lengths = [1, 2, 3, 500, 7, 600, 1, 1]
-    slabs = mask.bind(Sample({"doc_lens": lengths}, sum(lengths)))
-    # Blocks as long as the sequence: every border is one of the mask's.
-    for min_block, borders in ((2, [0, 3, 6, 506, 513, 1113, 1115]), (8, [0, 513, 1115])):
-        cut = block_sparsity([slabs], 2048, 2048, cuts="mask", min_block=min_block)
-        assert cut.q_bounds.tolist() == borders
-    sizes = np.diff(block_sparsity([slabs], 256, 256, cuts="mask", min_block=8).q_bounds)
-    assert len(sizes) <= -(-sum(lengths) // 256) + len(lengths)

@@ -21,8 +21,6 @@ MAX_LINES = 24
 @mask_options
 @click.option("--block", default="128", show_default=True, metavar="TOKENS",
               help="Tokens per block, of queries and of keys.")  # fmt: skip
-@click.option("--cuts", type=click.Choice(["grid", "mask"]), default="grid", show_default=True,
-              help="mask: blocks begin where the mask changes.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def blocks(
     spec_path: str | None,
@@ -30,7 +28,6 @@ def blocks(
     sample: str | None,
     length: str | None,
     block: str,
-    cuts: str,
     as_json: bool,
 ) -> None:
     """Count the visible pairs of every block of a mask, exactly.
@@ -46,7 +43,7 @@ def blocks(
     chosen = choose_sample(spec, mask, sample, length)
     form = mask.compile(chosen)
     size = read_block(block)
-    found = block_sparsity([form], size, size, cuts="mask" if cuts == "mask" else "grid")
+    found = block_sparsity([form], size, size)
     rows = list(
         zip(found.row_idx.tolist(), found.col_idx.tolist(), found.pairs.tolist(), strict=True)
     )
@@ -55,8 +52,6 @@ def blocks(
             "schema": SCHEMA_BLOCKS, "form": form.form, "tokens": chosen.length, "block": size,
             "pairs": found.num_pairs, "blocks": [list(row) for row in rows],
         }  # fmt: skip
-        if cuts == "mask":
-            document["bounds"] = found.q_bounds.tolist()
         click.echo(json.dumps(document))
         return
     full = int((found.kind == 2).sum())

@@ -8,7 +8,7 @@ by the remainder of the distance (`strided`), or of labelled slabs or a predicat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -25,28 +25,17 @@ FormName: TypeAlias = Literal["slabs", "cols", "strided", "rows", "tiles"]
 RowRanges: TypeAlias = tuple[Ints, Ints, Ints]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockCounts:
+class BlockCounts(NamedTuple):
     """Non-empty blocks of one mask, by row and then by column.
 
     Attributes:
         row, col: int64 ``[B]``.
         pairs: int64 ``[B]``, visible pairs, at least 1.
-        piece_ptr: int64 ``[B+1]``, where the slabs of each block lie in `piece_slab`.
-        piece_slab: int64 ``[P]``, the slabs that touch the block; empty for other forms.
     """
 
     row: Ints
     col: Ints
     pairs: Ints
-    piece_ptr: Ints
-    piece_slab: Ints
-
-    @classmethod
-    def without_slabs(cls, row: Ints, col: Ints, pairs: Ints) -> "BlockCounts":
-        """Return the blocks of a form that has no slabs."""
-        none = np.zeros(len(row) + 1, np.int64)
-        return cls(row, col, pairs, none, np.empty(0, np.int64))
 
 
 class Form(Protocol):
@@ -197,4 +186,4 @@ class PlacedForm:
             own.append(bounds[low : high + 1] - start)
             base.append(low)
         found = self.form.count_blocks(*own)
-        return BlockCounts.without_slabs(found.row + base[0], found.col + base[1], found.pairs)
+        return BlockCounts(found.row + base[0], found.col + base[1], found.pairs)

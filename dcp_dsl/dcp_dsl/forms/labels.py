@@ -12,8 +12,8 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from dcp_dsl.arrays import Bools, Floats, Ints, Record
-from dcp_dsl.forms.form import BlockCounts, FormName, digest_of
-from dcp_dsl.forms.slabs import Slabs, count_slab_blocks
+from dcp_dsl.forms.form import FormName, digest_of
+from dcp_dsl.forms.slabs import Slabs, slab_entries
 from dcp_dsl.symbolic.piecewise import expand
 
 CELLS_AT_ONCE = 2**24  # labels of all blocks held at once
@@ -51,17 +51,17 @@ class LabelledPart(Record):
         return equal & self.slabs.tile(q_start, q_end, kv_start, kv_end)
 
     def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return row, column and signed pairs of the blocks that the slabs touch."""
+        """Return row, column and signed pairs of the blocks that each slab touches."""
         last = len(q_bounds) - 1, len(kv_bounds) - 1
         q_bounds, kv_bounds = self._to_end(q_bounds), self._to_end(kv_bounds)
-        touched = count_slab_blocks(self.slabs, q_bounds, kv_bounds)
-        area = np.diff(q_bounds)[touched.row] * np.diff(kv_bounds)[touched.col]
-        is_full = touched.pairs == area
-        pairs = np.zeros(len(area), np.int64)
-        self._count_full(q_bounds, kv_bounds, (touched.row, touched.col), is_full, pairs)
-        self._count_cut(q_bounds, kv_bounds, touched, np.flatnonzero(~is_full), pairs)
-        kept = (touched.row < last[0]) & (touched.col < last[1])
-        return touched.row[kept], touched.col[kept], self.sign * pairs[kept]
+        row, col, seen, slab, *_ = slab_entries(self.slabs, q_bounds, kv_bounds)
+        is_full = seen == np.diff(q_bounds)[row] * np.diff(kv_bounds)[col]
+        pairs = np.zeros(len(row), np.int64)
+        self._count_full(q_bounds, kv_bounds, (row, col), is_full, pairs)
+        cut = np.flatnonzero(~is_full)
+        pairs[cut] = self._count_cut(q_bounds, kv_bounds, (row[cut], col[cut]), slab[cut])
+        kept = (row < last[0]) & (col < last[1])
+        return row[kept], col[kept], self.sign * pairs[kept]
 
     def _to_end(self, bounds: Ints) -> Ints:
         """Add a block for what lies behind the last border, where a mask was cut short."""
@@ -85,21 +85,20 @@ class LabelledPart(Record):
                 pairs[is_full] += (of_rows @ of_keys.T)[row, col].astype(np.int64)
 
     def _count_cut(
-        self, q_bounds: Ints, kv_bounds: Ints, touched: BlockCounts, blocks: Ints, pairs: Ints
-    ) -> None:
-        """Count the blocks that a slab ends in, row by row."""
-        entries = np.diff(touched.piece_ptr)[blocks]
-        which, entry = expand(touched.piece_ptr[blocks], entries)
-        block, slab = blocks[which], touched.piece_slab[entry]
+        self, q_bounds: Ints, kv_bounds: Ints, place: tuple[Ints, Ints], slab: Ints
+    ) -> Ints:
+        """Count what slabs have of blocks that they end in, row by row, int64 ``[blocks]``."""
+        row, col = place
         most = self.k_label.max(initial=-1)
         labelled = np.flatnonzero((self.q_label >= 0) & (self.q_label <= most))
-        low = np.maximum(q_bounds[touched.row[block]], self.slabs.q_start[slab])
-        high = np.minimum(q_bounds[touched.row[block] + 1], self.slabs.q_end[slab])
+        low = np.maximum(q_bounds[row], self.slabs.q_start[slab])
+        high = np.minimum(q_bounds[row + 1], self.slabs.q_end[slab])
         low, high = np.searchsorted(labelled, low), np.searchsorted(labelled, high)
         rank = _ranks(self.k_label)
         ends = np.cumsum(high - low)
+        counted = [np.empty(0, np.int64)]
         first = 0
-        while first < len(block):
+        while first < len(row):
             done = ends[first - 1] if first else 0
             last = max(first + 1, int(np.searchsorted(ends, done + ROWS_AT_ONCE, side="right")))
             part = slice(first, last)
@@ -108,13 +107,14 @@ class LabelledPart(Record):
             down = query - self.slabs.q_start[own]
             start = self.slabs.kv_start[own] + self.slabs.start_slope[own] * down
             end = self.slabs.kv_end[own] + self.slabs.end_slope[own] * down
-            column = touched.col[block[part][index]]
+            column = col[part][index]
             start = np.maximum(start, kv_bounds[column])
             end = np.maximum(np.minimum(end, kv_bounds[column + 1]), start)
             label = self.q_label[query]
             found = rank(label, end) - rank(label, start)
-            np.add.at(pairs, block[part], np.bincount(index, found, last - first).astype(np.int64))
+            counted.append(np.bincount(index, found, last - first).astype(np.int64))
             first = last
+        return np.concatenate(counted)
 
 
 def _labels_of(label: Ints) -> Ints:

@@ -72,7 +72,7 @@ class Rows(Record):
             for at in range(0, len(q_bounds) - 1, step)
         ]
         columns = [np.concatenate(c) for c in zip(*found, strict=True)] if found else []
-        return BlockCounts.without_slabs(*(columns or [np.empty(0, np.int64)] * 3))
+        return BlockCounts(*(columns or [np.empty(0, np.int64)] * 3))
 
     def _count_some(self, q_bounds: Ints, kv_bounds: Ints, at: int) -> tuple[Ints, Ints, Ints]:
         """Count the blocks of a few block rows with an array of all their blocks."""

@@ -28,13 +28,13 @@ CELLS_AT_ONCE = 2**22  # blocks added up in an array of all of them, which is ch
 
 def count_slab_blocks(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
     """Count the pairs of every block that slabs touch; O(slabs + blocks)."""
-    block, col, pairs, slab, begin, counts = slab_entries(slabs, q_bounds, kv_bounds)
+    block, col, pairs, _, begin, counts = slab_entries(slabs, q_bounds, kv_bounds)
     of_piece = block[begin]
     is_shared = np.zeros(len(of_piece) + 1, np.bool_)  # alone in its row of blocks: in order
     np.equal(of_piece[1:], of_piece[:-1], out=is_shared[1:-1])
     shared = np.flatnonzero(is_shared[1:] | is_shared[:-1])
     crowd = expand(begin[shared], counts[shared])[1]
-    return merge_blocks(block, col, pairs, slab, len(kv_bounds), crowd=crowd)
+    return _merge_blocks(block, col, pairs, len(kv_bounds), crowd)
 
 
 def slab_entries(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> tuple[Ints, ...]:
@@ -90,7 +90,7 @@ def sum_blocks(row: Ints, col: Ints, pairs: Ints, shape: tuple[int, int]) -> Blo
         counts = np.zeros(len(key), np.int64)
         np.add.at(counts, entry, pairs)
         key, counts = key[counts != 0], counts[counts != 0]
-    return BlockCounts.without_slabs(*np.divmod(key, shape[1]), counts)
+    return BlockCounts(*np.divmod(key, shape[1]), counts)
 
 
 def cut_at_rows(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> tuple[Ints, ...]:
@@ -129,36 +129,29 @@ def _pairs_below(border: Ints, end: Ints, slope: Ints, rows: Ints) -> Ints:
     return below
 
 
-def merge_blocks(
-    row: Ints, col: Ints, pairs: Ints, slab: Ints, base: int, *, crowd: Ints | None = None
-) -> BlockCounts:
+def _merge_blocks(row: Ints, col: Ints, pairs: Ints, base: int, crowd: Ints) -> BlockCounts:
     """Add up the entries of the same block and sort by (row, col), in place.
 
     Args:
-        row: int64 ``[N]``, like the next three.
+        row: int64 ``[N]``, like the next two.
         col: key block of each entry.
         pairs: its pairs.
-        slab: where they come from.
         base: more than every column.
-        crowd: the entries that may be out of order, all those of their rows; by default any.
+        crowd: the entries that may be out of order, all those of their rows.
     """
-    if crowd is None:
-        crowd = np.arange(len(row))
     key = row[crowd] * base + col[crowd]
     order = np.argsort(key, kind="stable")
     key, moved = key[order], crowd[order]
-    row[crowd], col[crowd], slab[crowd] = row[moved], col[moved], slab[moved]
+    row[crowd], col[crowd], pairs[crowd] = row[moved], col[moved], pairs[moved]
     begin = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])[: len(key)])
     if len(begin) == len(key):
-        pairs[crowd] = pairs[moved]
-        return BlockCounts(row, col, pairs, np.arange(len(row) + 1), slab)
+        return BlockCounts(row, col, pairs)
     first = crowd[begin]
-    pairs[first] = np.add.reduceat(pairs[moved], begin)
+    pairs[first] = np.add.reduceat(pairs[crowd], begin)
     kept = np.ones(len(row), np.bool_)
     kept[crowd] = False
     kept[first] = True
-    row, col, pairs = (np.compress(kept, column) for column in (row, col, pairs))
-    return BlockCounts(row, col, pairs, np.append(np.flatnonzero(kept), len(slab)), slab)
+    return BlockCounts(*(np.compress(kept, column) for column in (row, col, pairs)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,7 @@ Positions are tokens of one packed batch, sequence after sequence; ranges are ha
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
 
@@ -14,10 +14,6 @@ from numpy.typing import NDArray
 from dcp_dsl.arrays import Bytes, Indices, Ints, Record
 from dcp_dsl.forms.form import Form, PlacedForm
 from dcp_dsl.forms.slabs import Slabs
-
-
-def _no_indices() -> Ints:
-    return np.empty(0, np.int64)
 
 
 class BlockKind(IntEnum):
@@ -86,8 +82,6 @@ class BlockSparsity(Record):
         pairs: int64 ``[B]``, visible pairs, at least 1.
         slabs: the exact masks of the sequences that are slabs, in the coordinates of the batch.
         forms: the exact mask of each sequence, in its own coordinates.
-        slab_ptr: int64 ``[B+1]``, where the slabs of each block lie in `slab_idx`.
-        slab_idx: int64 ``[P]``, the slabs that touch each block, as indices into `slabs`.
 
     To rebuild the matrix of pair counts::
 
@@ -106,8 +100,6 @@ class BlockSparsity(Record):
     pairs: Annotated[Ints, "B"]
     slabs: Slabs
     forms: tuple[Form, ...] = ()
-    slab_ptr: Annotated[Ints, "M"] = field(default_factory=_no_indices)
-    slab_idx: Annotated[Ints, "P"] = field(default_factory=_no_indices)
 
     def _check(self) -> None:
         if self.row_ptr[-1] != self.num_blocks:
@@ -140,24 +132,6 @@ class BlockSparsity(Record):
     def others(self) -> tuple[PlacedForm, ...]:
         """The masks of the sequences that are no slabs: with `slabs`, the mask of the batch."""
         return place_forms(self.forms, self.batch) if self.forms else ()
-
-    @property
-    def has_slabs(self) -> bool:
-        """True if `slabs` holds the whole mask: every sequence is in that form."""
-        return all(isinstance(form, Slabs) for form in self.forms)
-
-    def slabs_of(self, block: int) -> NDArray[np.int64]:
-        """Return the slabs that touch a block, int64 ``[M, 6]`` as `Slabs.table` has them; O(M)."""
-        own = self.slab_idx[self.slab_ptr[block] : self.slab_ptr[block + 1]]
-        return np.column_stack(
-            [
-                column[own]
-                for column in (
-                    self.slabs.q_start, self.slabs.q_end, self.slabs.kv_start, self.slabs.kv_end,
-                    self.slabs.start_slope, self.slabs.end_slope,
-                )
-            ]
-        ).astype(np.int64)  # fmt: skip
 
     def tile(self, block: int) -> NDArray[np.bool_]:
         """Return the exact mask inside a block, bool ``[queries, keys]``, whatever its form."""
