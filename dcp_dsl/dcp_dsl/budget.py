@@ -22,11 +22,6 @@ class Budget:
 
     left: int
 
-    @property
-    def is_spent(self) -> bool:
-        """True if a step was refused."""
-        return self.left < 0
-
     def spend(self, steps: int) -> None:
         """Use steps up.
 

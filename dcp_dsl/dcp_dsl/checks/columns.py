@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.walk import walk
+from dcp_dsl.syntax.walk import walk, walk_parts
 
 
 @lru_cache(1024)
@@ -33,3 +33,20 @@ def layout_columns(layout: ast.Layout | ast.Group) -> tuple[str, ...]:
     """Return the columns that a layout, or a group of one, reads; in the order of the text."""
     names = (node.text for node in walk(layout.parts) if isinstance(node, ast.Name))
     return tuple(dict.fromkeys(name for name in names if name != "len"))
+
+
+def column_depths(layout: ast.Layout) -> dict[str, int]:
+    """Return the depth of the lists of each column of a layout.
+
+    >>> from dcp_dsl.syntax.parser import parse
+    >>> layout = parse("segment p = doc(head[h] body[b]*)* tail[t]").statements[0].source
+    >>> column_depths(layout)
+    {'h': 1, 'b': 2, 't': 0}
+    """
+    found: dict[str, int] = {}
+    for part, _, depth, _ in walk_parts(layout.parts):
+        if isinstance(part, ast.Leaf) and part.length is not None:
+            found |= dict.fromkeys(layout_columns(ast.Layout((part,))), depth + part.is_repeated)
+        if part.parents is not None:
+            found[part.parents.text] = depth + 1
+    return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.walk import walk_parts
 
 KindName: TypeAlias = Literal["pos", "tokens", "int", "index", "mask", "segment", "unknown"]
 
@@ -140,19 +141,8 @@ def parent_of(name: str, statement: ast.Segment) -> str:
         case ast.Every(_, parent) if parent is not None:
             return parent.text
         case ast.Layout(parts) if name != statement.name.text:
-            return _group_around(name, parts)
-    return ""
-
-
-def _group_around(name: str, parts: tuple[ast.Leaf | ast.Group, ...]) -> str:
-    pending = [(part, "") for part in parts]
-    while pending:
-        part, around = pending.pop()
-        own = "" if part.name is None else part.name.text
-        if own == name:
-            return around
-        if isinstance(part, ast.Group):
-            pending += [(inner, own or around) for inner in part.parts]
+            placed = (p for p in walk_parts(parts) if p.part.name is not None)
+            return next((p.around[0] for p in placed if p.part.name == ast.Ident(name)), "")
     return ""
 
 

@@ -7,6 +7,7 @@ from functools import cache
 from dcp_dsl.checks.columns import has_branches
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program
+from dcp_dsl.syntax.walk import Parts, walk_parts
 from dcp_grammar import MASKS
 
 
@@ -124,13 +125,9 @@ def segment_names(segment: ast.Segment) -> Iterator[ast.Ident]:
             yield from names
 
 
-def part_names(parts: tuple[ast.Leaf | ast.Group, ...]) -> Iterator[ast.Ident]:
+def part_names(parts: Parts) -> Iterator[ast.Ident]:
     """Yield the names inside a layout, from left to right."""
-    for part in parts:
-        if part.name is not None:
-            yield part.name
-        if isinstance(part, ast.Group):
-            yield from part_names(part.parts)
+    return (placed.part.name for placed in walk_parts(parts) if placed.part.name is not None)
 
 
 @cache

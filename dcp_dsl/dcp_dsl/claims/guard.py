@@ -136,9 +136,7 @@ def check_layouts(mask: Mask, sample: Sample) -> None:
     Raises:
         DatasetError: naming the segment and its columns.
     """
-    missing = sorted(mask.columns - sample.columns.keys())
-    if missing:
-        raise DatasetError(f"mask `{mask.name}` needs the column `{missing[0]}`")
+    mask.require(sample)
     for statement in mask.segments:
         if isinstance(statement.source, ast.Layout):
             bind_layout(statement, statement.source, sample.columns, sample.length)

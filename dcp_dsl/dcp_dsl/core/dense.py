@@ -40,9 +40,7 @@ def dense_mask(mask: Mask, sample: Sample, *, budget: Budget | None = None) -> B
     >>> dense_mask(band, Sample(length=3)).astype(int).tolist()
     [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     """
-    missing = sorted(mask.columns - sample.columns.keys())
-    if missing:
-        raise DatasetError(f"mask `{mask.name}` needs the column `{missing[0]}`")
+    mask.require(sample)
     length = sample.length
     if length > MAX_TOKENS:
         raise DatasetError(

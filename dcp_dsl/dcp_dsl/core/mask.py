@@ -49,6 +49,15 @@ class Mask:
         """The segment statements that the mask reads."""
         return laid_statements(self.core)
 
+    def require(self, sample: Sample) -> None:
+        """Raise a `DatasetError` if a sample lacks a column of the mask."""
+        missing = sorted(self.columns - sample.columns.keys())
+        if missing:
+            have = ", ".join(f"`{c}`" for c in sorted(sample.columns)) or "no columns"
+            raise DatasetError(
+                f"mask `{self.name}` needs the column `{missing[0]}`; the sample has {have}"
+            )
+
     def bind(self, sample: Sample) -> Slabs:
         """Return the exact mask of one sample as slabs.
 
@@ -82,12 +91,7 @@ class Mask:
         # Loaded on use: some 40 ms that a command which only checks a text need not pay.
         from dcp_dsl.core.recent import bind_again
 
-        missing = sorted(self.columns - sample.columns.keys())
-        if missing:
-            have = ", ".join(f"`{c}`" for c in sorted(sample.columns)) or "no columns"
-            raise DatasetError(
-                f"mask `{self.name}` needs the column `{missing[0]}`; the sample has {have}"
-            )
+        self.require(sample)
         columns = {name: sample.columns[name] for name in self.columns}
         return bind_again(self.core, columns, sample.length)
 

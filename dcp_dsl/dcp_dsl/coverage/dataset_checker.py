@@ -1,6 +1,6 @@
 """Check a whole data set against the `for` statements of a spec, file by file, in batches."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ from dcp_dsl.coverage.report import DatasetCoverage, Distribution, StatementCove
 from dcp_dsl.coverage.row_checker import RefusedRow, RowChecker
 from dcp_dsl.data.sources import Source, find_sources
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.specs.attachment import Attachment, matches
+from dcp_dsl.specs.attachment import Attachment, match_files
 from dcp_dsl.specs.spec import Spec
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import SpecError
@@ -37,9 +37,8 @@ def check_dataset(spec: Spec, path: str, progress: Progress | None = None) -> Da
     sources = find_sources(path)
     taken: dict[int, list[Source]] = {}
     unmatched = []
-    statements = [s for s in spec.scope.program.statements if isinstance(s, ast.Attach)]
-    for source in sources:
-        found = _find(statements, source)
+    statements, numbers = match_files(spec.scope, [(s.name, s.columns) for s in sources])
+    for source, found in zip(sources, numbers, strict=True):
         if found is None:
             unmatched.append((source.name, source.num_rows, tuple(source.columns)))
         else:
@@ -58,16 +57,6 @@ def count_rows(path: str) -> int:
 
 def _ignore(_: int) -> None:
     pass
-
-
-def _find(statements: Iterable[ast.Attach], source: Source) -> int | None:
-    """Return the index of the first statement that matches a source, as `Spec.attachment` does."""
-    for index, statement in enumerate(statements):
-        if matches(statement.pattern.text, source.name) and all(
-            column.text in source.columns for column in statement.having
-        ):
-            return index
-    return None
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Ints
-from dcp_dsl.checks.columns import layout_columns
+from dcp_dsl.checks.columns import column_depths, layout_columns
 from dcp_dsl.core.layout import natural_length
 from dcp_dsl.core.sample import MAX_TOKENS, Sample
 from dcp_dsl.coverage.batch_proof import BatchProver
@@ -23,7 +23,6 @@ from dcp_dsl.data.nesting import (
     LayoutTotals,
     NestedColumn,
     column_depth,
-    column_depths,
     flatten_column,
     measure_layout,
     require_depth,

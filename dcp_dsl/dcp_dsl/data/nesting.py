@@ -5,7 +5,7 @@ lists of a repeated group with different sizes, arithmetic); the layout binder l
 by row.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from dcp_dsl.checks.columns import layout_columns, parent_columns
 from dcp_dsl.core.sample import MAX_TOKENS
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.walk import walk_parts
 
 _SHAPES = {0: "one integer per row", 1: "a list of integers per row", 2: "lists of lists per row"}
 
@@ -200,36 +201,6 @@ class LayoutTotals:
     is_certain: Bools
 
 
-def column_depths(layout: ast.Layout) -> dict[str, int]:
-    """Return the depth of the lists of each column of a layout.
-
-    >>> from dcp_dsl.syntax.parser import parse
-    >>> layout = parse("segment p = doc(head[h] body[b]*)* tail[t]").statements[0].source
-    >>> column_depths(layout)
-    {'h': 1, 'b': 2, 't': 0}
-    """
-    found = {
-        name: depth
-        for leaf, depth in _leaves(layout.parts, 0)
-        if leaf.length is not None
-        for name in layout_columns(ast.Layout((leaf,)))
-    }
-    for group, depth in _groups(layout.parts):
-        if group.parents is not None:
-            found[group.parents.text] = depth + 1
-    return found
-
-
-def _leaves(parts: tuple[ast.Leaf | ast.Group, ...], depth: int) -> Iterator[tuple[ast.Leaf, int]]:
-    """Yield the leaves of a layout with the nesting of the lists they read."""
-    for part in parts:
-        inner = depth + part.is_repeated
-        if isinstance(part, ast.Group):
-            yield from _leaves(part.parts, inner)
-        else:
-            yield part, inner
-
-
 def measure_layout(
     layout: ast.Layout, columns: Mapping[str, NestedColumn], num_rows: int
 ) -> LayoutTotals:
@@ -243,8 +214,14 @@ def measure_layout(
     tokens = np.zeros(num_rows, np.int64)
     is_certain = np.ones(num_rows, np.bool_)
     takes_rest = False
-    for leaf, depth in _leaves(layout.parts, 0):
-        match leaf.length:
+    for part, _, outside, _ in walk_parts(layout.parts):
+        depth = outside + part.is_repeated
+        if isinstance(part, ast.Group):
+            if part.is_repeated:
+                group_columns = [columns[name] for name in layout_columns(part)]
+                is_certain &= _have_equal_sizes(group_columns, outside, num_rows)
+            continue
+        match part.length:
             case None:
                 takes_rest = True
                 is_certain &= depth == 0
@@ -258,23 +235,9 @@ def measure_layout(
                 tokens += value
             case _:
                 is_certain[:] = False
-    for group, depth in _groups(layout.parts):
-        group_columns = [columns[name] for name in layout_columns(group)]
-        is_certain &= _have_equal_sizes(group_columns, depth, num_rows)
     if parent_columns(layout):  # of a tree that is not looked at here
         is_certain[:] = False
     return LayoutTotals(tokens, takes_rest, is_certain)
-
-
-def _groups(
-    parts: tuple[ast.Leaf | ast.Group, ...], depth: int = 0
-) -> Iterator[tuple[ast.Group, int]]:
-    """Yield every repeated group with the nesting of its repetitions."""
-    for part in parts:
-        if isinstance(part, ast.Group):
-            if part.is_repeated:
-                yield part, depth
-            yield from _groups(part.parts, depth + part.is_repeated)
 
 
 def _have_equal_sizes(columns: list[NestedColumn], level: int, num_rows: int) -> Bools:

@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 
 from dcp_dsl.arrays import Ints
-from dcp_dsl.checks.columns import reads_length
+from dcp_dsl.checks.columns import column_depths, reads_length
 from dcp_dsl.core.layout import natural_length
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.data.data_file import DataFile, join_names
 from dcp_dsl.data.nesting import (
     NestedColumn,
-    column_depths,
     flatten_column,
     measure_layout,
     require_depth,

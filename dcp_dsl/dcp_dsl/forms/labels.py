@@ -13,7 +13,7 @@ import numpy as np
 
 from dcp_dsl.arrays import Bools, Floats, Ints, Record
 from dcp_dsl.forms.form import FormName, digest_of
-from dcp_dsl.forms.slabs import Slabs, slab_entries
+from dcp_dsl.forms.slabs import Slabs, cut_at_rows, slab_entries
 from dcp_dsl.symbolic.piecewise import expand
 
 CELLS_AT_ONCE = 2**24  # labels of all blocks held at once
@@ -54,7 +54,8 @@ class LabelledPart(Record):
         """Return row, column and signed pairs of the blocks that each slab touches."""
         last = len(q_bounds) - 1, len(kv_bounds) - 1
         q_bounds, kv_bounds = self._to_end(q_bounds), self._to_end(kv_bounds)
-        row, col, seen, slab, *_ = slab_entries(self.slabs, q_bounds, kv_bounds)
+        pieces = cut_at_rows(self.slabs, q_bounds, kv_bounds)
+        row, col, seen, slab, *_ = slab_entries(pieces, kv_bounds)
         is_full = seen == np.diff(q_bounds)[row] * np.diff(kv_bounds)[col]
         pairs = np.zeros(len(row), np.int64)
         self._count_full(q_bounds, kv_bounds, (row, col), is_full, pairs)

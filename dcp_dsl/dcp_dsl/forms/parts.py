@@ -26,7 +26,7 @@ from dcp_dsl.forms.form import (
 )  # fmt: skip
 from dcp_dsl.forms.remainders import count_remainders
 from dcp_dsl.forms.rows import Rows
-from dcp_dsl.forms.slabs import Slabs, slab_entries, sum_blocks
+from dcp_dsl.forms.slabs import Slabs, cut_at_rows, slab_entries, sum_blocks
 from dcp_dsl.symbolic.intervals import Grid
 
 # For every block: whether all of its pairs are visible, and whether any may be.
@@ -131,7 +131,7 @@ class RegionPart(Record):
         if self.period > 1:
             which = self.period, self.remainders
             return count_remainders(self.region, which, q_bounds, kv_bounds)
-        row, col, pairs, *_ = slab_entries(self.region, q_bounds, kv_bounds)
+        row, col, pairs, *_ = slab_entries(cut_at_rows(self.region, q_bounds, kv_bounds), kv_bounds)
         return row, col, pairs
 
 
@@ -239,10 +239,13 @@ class Parts:
 
     def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
         """Count the visible pairs of every block; see `Form`."""
+        shape = len(q_bounds) - 1, len(kv_bounds) - 1
         found = [part.count_blocks(q_bounds, kv_bounds) for part in self.parts]
+        if len(found) == 1:  # without a copy
+            return sum_blocks(*found[0], shape)
         none = (np.empty(0, np.int64),) * 3
         row, col, pairs = (np.concatenate(c) for c in zip(none, *found, strict=True))
-        return sum_blocks(row, col, pairs, (len(q_bounds) - 1, len(kv_bounds) - 1))
+        return sum_blocks(row, col, pairs, shape)
 
 
 def regions_of(form: Form) -> tuple[RegionPart, ...]:

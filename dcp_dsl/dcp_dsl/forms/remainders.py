@@ -25,10 +25,9 @@ def count_remainders(
     is_few = 2 * len(remainders) <= period
     if not is_few:  # count all pairs, take the other remainders away
         remainders = np.setdiff1d(np.arange(period), remainders)
-    _, row, *pieces, begin, end = cut_at_rows(slabs, q_bounds, kv_bounds)
-    piece, col = expand(begin, end - begin)
-    row = row[piece]
-    q, rows, first, last, low, high = (column[piece] for column in pieces)
+    pieces = cut_at_rows(slabs, q_bounds, kv_bounds)
+    piece, col = expand(pieces[-2], pieces[-1] - pieces[-2])
+    row, q, rows, first, last, low, high = (column[piece] for column in pieces[1:-2])
     pairs = np.zeros(len(col), np.int64)
     for remainder in remainders.tolist():
         offset = remainder - 1 - q
@@ -38,7 +37,7 @@ def count_remainders(
                 pairs += sign * side * below
     if is_few:
         return row, col, pairs
-    every = slab_entries(slabs, q_bounds, kv_bounds)
+    every = slab_entries(pieces, kv_bounds)
     found = zip(every[:3], (row, col, -pairs), strict=True)
     return tuple(np.concatenate(columns) for columns in found)  # type: ignore[return-value]
 

@@ -28,7 +28,11 @@ CELLS_AT_ONCE = 2**22  # blocks added up in an array of all of them, which is ch
 
 def count_slab_blocks(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
     """Count the pairs of every block that slabs touch; O(slabs + blocks)."""
-    block, col, pairs, _, begin, counts = slab_entries(slabs, q_bounds, kv_bounds)
+    pieces = cut_at_rows(slabs, q_bounds, kv_bounds)
+    if (pieces[1][1:] < pieces[1][:-1]).any():
+        order = np.argsort(pieces[1], kind="stable")
+        pieces = tuple(column[order] for column in pieces)
+    block, col, pairs, _, begin, counts = slab_entries(pieces, kv_bounds)
     of_piece = block[begin]
     is_shared = np.zeros(len(of_piece) + 1, np.bool_)  # alone in its row of blocks: in order
     np.equal(of_piece[1:], of_piece[:-1], out=is_shared[1:-1])
@@ -37,17 +41,17 @@ def count_slab_blocks(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> BlockC
     return _merge_blocks(block, col, pairs, len(kv_bounds), crowd)
 
 
-def slab_entries(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> tuple[Ints, ...]:
+def slab_entries(pieces: tuple[Ints, ...], kv_bounds: Ints) -> tuple[Ints, ...]:
     """Count the pairs of every block that slabs touch, slab by slab.
 
+    Args:
+        pieces: of slabs, from `cut_at_rows`.
+        kv_bounds: the borders of key blocks that they were cut with.
+
     Returns:
-        Block row, block column, pairs and slab of each entry, by row; then the first entry and the
-        number of entries of each piece of a slab inside one row of blocks.
+        Block row, block column, pairs and slab of each entry; then the first entry and the number
+        of entries of each piece.
     """
-    pieces = cut_at_rows(slabs, q_bounds, kv_bounds)
-    if (pieces[1][1:] < pieces[1][:-1]).any():
-        order = np.argsort(pieces[1], kind="stable")
-        pieces = tuple(column[order] for column in pieces)
     slab, block, _, rows, first, last, low, high, touched_from, touched_to = pieces
     counts = touched_to - touched_from
     begin = np.cumsum(counts) - counts

@@ -8,6 +8,7 @@ start and end), half-open, positions within the sequence.
 import numpy as np
 
 from dcp_dsl.errors import ExchangeError
+from dcp_dsl.forms.form import ranges_of_tile
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.export import Export
 from dcp_dsl.interchange.runs import LineRuns, merge_runs, row_runs, slabs_of_rows
@@ -29,12 +30,7 @@ def to_dense(slabs: Slabs) -> Export:
             f"{MAX_TOKENS:_} tokens, use a block format such as `flex` or `magi`",
             "X304",
         )
-    runs = row_runs(slabs)
-    steps = np.zeros((n, n + 1), np.int8)
-    steps[runs.line, runs.lo] += 1  # runs of a row neither overlap nor touch: no place twice
-    steps[runs.line, runs.hi] -= 1
-    mask = np.cumsum(steps, axis=1, dtype=np.int8)[:, :n].astype(bool)
-    return Export("dense", n, {"mask": mask})
+    return Export("dense", n, {"mask": slabs.tile(0, n, 0, n)})
 
 
 def from_dense(export: Export) -> Slabs:
@@ -43,9 +39,8 @@ def from_dense(export: Export) -> Slabs:
     mask = export.integers("mask", n, n)
     if not ((mask == 0) | (mask == 1)).all():
         raise ExchangeError("dense: expected booleans or 0 and 1 in `mask`")
-    steps = np.diff(mask, axis=1, prepend=0, append=0)
-    line, lo = np.nonzero(steps == 1)
-    return slabs_of_rows(LineRuns(n, line, lo, np.nonzero(steps == -1)[1]))
+    row_ptr, lo, hi = ranges_of_tile(mask == 1)
+    return slabs_of_rows(LineRuns(n, np.repeat(np.arange(n), np.diff(row_ptr)), lo, hi))
 
 
 def to_dcp(slabs: Slabs) -> Export:

@@ -10,7 +10,7 @@ from dcp_dsl.errors import DCPError
 from dcp_dsl.language_server.document import Document
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.tokens import RESERVED
-from dcp_dsl.syntax.walk import walk
+from dcp_dsl.syntax.walk import walk, walk_parts
 
 Space: TypeAlias = Literal["statement", "sample", "column", "local"]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -189,8 +189,9 @@ class _Reader:
             case ast.Layout(parts=parts):
                 for name in part_names(parts):
                     self.define(name)
-                for leaf in _leaves(parts):
-                    self.lengths(leaf.length)
+                for placed in walk_parts(parts):
+                    if isinstance(placed.part, ast.Leaf):
+                        self.lengths(placed.part.length)
             case ast.Columns(column=column, names=names):
                 self.column(column)
                 for name in names:
@@ -259,14 +260,6 @@ class _Reader:
         if argument.name is not None and found is not None:
             owner = found.span.start
             self.add(argument.name, Symbol("local", argument.name.text, owner))
-
-
-def _leaves(parts: tuple[ast.Leaf | ast.Group, ...]) -> Iterator[ast.Leaf]:
-    for part in parts:
-        if isinstance(part, ast.Group):
-            yield from _leaves(part.parts)
-        else:
-            yield part
 
 
 def _nodes(root: object) -> Iterator[object]:

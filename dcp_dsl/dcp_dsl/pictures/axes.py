@@ -1,7 +1,7 @@
 """Find which tokens are of which kind: the coloured stripes along both axes of a picture."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dcp_dsl.checks.columns import layout_columns
@@ -9,6 +9,7 @@ from dcp_dsl.core.layout import bind_layout
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.walk import walk_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +45,13 @@ def find_stripes(mask: Mask, sample: Sample) -> tuple[Stripe, ...]:
 
 def _lay_out(segment: ast.Segment, layout: ast.Layout, sample: Sample) -> tuple[Stripe, ...]:
     instances, _ = bind_layout(segment, layout, sample.columns, sample.length)
-    leaves = dict.fromkeys(_leaf_names(layout.parts)) or {segment.name.text: None}
+    leaves = [p.part for p in walk_parts(layout.parts) if isinstance(p.part, ast.Leaf)]
+    names = dict.fromkeys(leaf.name.text for leaf in leaves if leaf.name is not None)
     found = []
-    for name in leaves:
+    for name in names or [segment.name.text]:
         spans = zip(instances[name].start.tolist(), instances[name].end.tolist(), strict=True)
         found += [Stripe(name, a, b, i) for i, (a, b) in enumerate(spans) if b > a]
     return tuple(sorted(found, key=lambda stripe: stripe.start))
-
-
-def _leaf_names(parts: tuple[ast.Leaf | ast.Group, ...]) -> Iterator[str]:
-    for part in parts:
-        if isinstance(part, ast.Group):
-            yield from _leaf_names(part.parts)
-        elif part.name is not None:
-            yield part.name.text
 
 
 def condense(stripes: Sequence[Stripe], num_tokens: int, limit: int) -> tuple[Stripe, ...]:

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 
-from dcp_dsl.checks.columns import layout_columns, parent_columns
+from dcp_dsl.checks.columns import column_depths, parent_columns
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.core.layout_columns import Column
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.core.sample_statement import declared_sample, layout_lengths
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.walk import mentioned_names
 
 MAX_TOKENS = 4096  # a longer sample is no example
@@ -42,7 +41,7 @@ def _made_up(mask: Mask) -> Iterator[Sample]:
     scopes = read_scopes(mask.expression, mask.scope)
     layouts = [pair for scope in scopes for pair in scope.layouts()]
     for _, layout in layouts:
-        _collect_shapes(layout.parts, 0, shapes)
+        shapes |= column_depths(layout)
     if mask.columns <= shapes.keys():
         columns = {column: _lengths(shapes[column], 3) for column in sorted(mask.columns)}
         for name in {name for _, layout in layouts for name in parent_columns(layout)}:
@@ -54,20 +53,6 @@ def _made_up(mask: Mask) -> Iterator[Sample]:
             return
         for length in found.values() or (PLAIN_TOKENS,):
             yield Sample(columns, length)
-
-
-def _collect_shapes(
-    parts: tuple[ast.Leaf | ast.Group, ...], depth: int, shapes: dict[str, int]
-) -> None:
-    """Note how deeply the lists of every column are nested."""
-    for part in parts:
-        if isinstance(part, ast.Group):
-            _collect_shapes(part.parts, depth + part.is_repeated, shapes)
-            if part.parents is not None:
-                shapes[part.parents.text] = depth + 1
-        elif part.length is not None:
-            for name in layout_columns(ast.Layout((part,))):
-                shapes[name] = depth + part.is_repeated
 
 
 def _lengths(depth: int, size: int) -> Column:

@@ -11,6 +11,7 @@ from itertools import product
 from typing import Literal, TypeAlias
 
 from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.walk import Parts, walk_parts
 
 MAX_WORLDS = 4096
 
@@ -65,27 +66,23 @@ def count_worlds(statements: list[ast.Segment]) -> int:
     """Count the worlds there are at most, without making them."""
     total = 1
     for statement in dict.fromkeys(statements):
-        leaves = sum(1 for _ in _leaves(_parts(statement.source), ()))
+        leaves = len(_leaves(statement.source))
         total *= leaves * leaves * 4
     return total
 
 
-def _parts(source: ast.SegmentSource) -> tuple[ast.Leaf | ast.Group, ...]:
+def _parts(source: ast.SegmentSource) -> Parts:
     assert isinstance(source, ast.Layout), "only layouts are placed"
     return source.parts
 
 
-def _leaves(parts: tuple[ast.Leaf | ast.Group, ...], above: Path) -> Iterator[Path]:
-    for index, part in enumerate(parts):
-        if isinstance(part, ast.Group):
-            yield from _leaves(part.parts, (*above, index))
-        else:
-            yield (*above, index)
+def _leaves(source: ast.SegmentSource) -> list[Path]:
+    return [p.path for p in walk_parts(_parts(source)) if isinstance(p.part, ast.Leaf)]
 
 
 def _placings(source: ast.SegmentSource, relation: Relation) -> Iterator[Placing]:
     parts = _parts(source)
-    leaves = list(_leaves(parts, ()))
+    leaves = _leaves(source)
     if relation == "same":
         yield from (Placing(leaf, leaf, len(leaf)) for leaf in leaves)
         return
@@ -101,7 +98,7 @@ def _fits(
     q: Path,
     k: Path,
     shared: int,
-    parts: tuple[ast.Leaf | ast.Group, ...],
+    parts: Parts,
     relation: Relation,
 ) -> bool:
     """Return whether tokens that share only `shared` levels can lie in this relation."""
@@ -112,7 +109,7 @@ def _fits(
     return (q[shared] < k[shared]) == (relation == "before")
 
 
-def node_at(parts: tuple[ast.Leaf | ast.Group, ...], path: Path) -> ast.Leaf | ast.Group:
+def node_at(parts: Parts, path: Path) -> ast.Leaf | ast.Group:
     """Return the part of a layout at a path."""
     node = parts[path[0]]
     for index in path[1:]:
@@ -140,18 +137,9 @@ def find_level(statement: ast.Segment, name: str) -> Level:
     """Return where a name of a layout stands."""
     if name == statement.name.text:
         return Level((), 1, 0)
-    pending: list[tuple[tuple[ast.Leaf | ast.Group, ...], Path, int]] = [
-        (_parts(statement.source), (), 0)
-    ]
-    while pending:
-        parts, above, parent = pending.pop()
-        for index, part in enumerate(parts):
-            path = (*above, index)
-            if part.name is not None and part.name.text == name:
-                return Level(path, len(path), parent)
-            if isinstance(part, ast.Group):
-                inner = len(path) if part.name is not None else parent
-                pending.append((part.parts, path, inner))
+    for part, path, _, (_, parent) in walk_parts(_parts(statement.source)):
+        if part.name is not None and part.name.text == name:
+            return Level(path, len(path), parent)
     raise AssertionError(f"checked: {name} is a name of the layout")
 
 

@@ -104,24 +104,15 @@ class Attachment:
         return Guard.of(self.masks)
 
 
-def attach(scope: Scope, dataset_path: str | Path, columns: Collection[str]) -> Attachment:
-    """Find the mask or stack that the first matching `for` statement attaches to a data set.
-
-    Raises:
-        DatasetError: if no statement matches, or the data set lacks a column the mask needs.
-    """
-    return attach_files(scope, [(str(dataset_path), columns)])[0]
-
-
 def attach_files(
     scope: Scope, files: Sequence[tuple[str, Collection[str]]]
 ) -> tuple[Attachment, ...]:
-    """Return a function from the name and columns of a file to its attachment.
+    """Return the attachment of each file, given by name and columns.
 
     Raises:
         DatasetError: if a file matches no statement or lacks a column the mask needs.
     """
-    statements, found = _match(scope, files)
+    statements, found = match_files(scope, files)
     missed = [file for number, file in zip(found, files, strict=True) if number is None]
     if missed:
         raise DatasetError(_say_unmatched(scope, statements, missed))
@@ -141,7 +132,7 @@ def attach_alike(
     Raises:
         DatasetError: if files match different statements or none, or lack a column the mask needs.
     """
-    statements, found = _match(scope, files)
+    statements, found = match_files(scope, files)
     by_statement: dict[int | None, list[str]] = {}
     for number, (name, _) in zip(found, files, strict=True):
         by_statement.setdefault(number, []).append(Path(name).as_posix())
@@ -150,14 +141,20 @@ def attach_alike(
     return attach_files(scope, files)[0]
 
 
-def _match(
+def match_files(
     scope: Scope, files: Sequence[tuple[str, Collection[str]]]
 ) -> tuple[list[ast.Attach], list[int | None]]:
     """Return the statements, and for each file the number of the first that matches."""
     statements = [s for s in scope.program.statements if isinstance(s, ast.Attach)]
-    return statements, [
-        _first_match(statements, Path(name).as_posix(), columns) for name, columns in files
-    ]
+
+    def first(path: str, columns: Collection[str]) -> int | None:
+        for number, statement in enumerate(statements):
+            asked = (column.text in columns for column in statement.having)
+            if matches(statement.pattern.text, path) and all(asked):
+                return number
+        return None
+
+    return statements, [first(Path(name).as_posix(), columns) for name, columns in files]
 
 
 def _say_unmatched(
@@ -173,17 +170,6 @@ def _say_unmatched(
         f"{scope.program.name}: no `for` statement matches the data set {path}{more} with the "
         f'columns {", ".join(sorted(columns))}; tried {tried}; add `for "*" use causal`'
     )
-
-
-def _first_match(
-    statements: Sequence[ast.Attach], path: str, columns: Collection[str]
-) -> int | None:
-    for number, statement in enumerate(statements):
-        if matches(statement.pattern.text, path) and all(
-            c.text in columns for c in statement.having
-        ):
-            return number
-    return None
 
 
 def _say_different(

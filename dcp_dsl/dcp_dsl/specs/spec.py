@@ -15,7 +15,7 @@ from dcp_dsl.core.sample import Sample
 from dcp_dsl.core.sample_statement import declared_sample
 from dcp_dsl.core.stack import Stack, build_stack
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.specs.attachment import Attachment, attach, attach_alike, attach_files
+from dcp_dsl.specs.attachment import Attachment, attach_alike, attach_files
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import Diagnostic, MaskCallError, SpecError, did_you_mean
 from dcp_dsl.syntax.parser import parse_all, parse_expression
@@ -45,9 +45,7 @@ def check_report(text: str, name: str = "<text>") -> Report:
         text: of a .dcpm file.
         name: its path, from which imports are found, or what stands for it.
     """
-    parsed = parse_all(text, name)
-    scope, problems = build_scope(parsed.program)
-    found = [*parsed.diagnostics, *problems, *check_scope(scope, parsed.lost_names)]
+    scope, found = _read(text, name)
     verdicts: tuple[Verdict, ...] = ()
     if not any(d.severity == "error" for d in found):
         # numpy's half of the room; syntax errors do not need it
@@ -61,6 +59,15 @@ def check_report(text: str, name: str = "<text>") -> Report:
         verdicts = tuple(testing.verdicts)
     diagnostics = tuple(sorted(found, key=lambda d: (d.line, d.column, d.code)))
     return Report(diagnostics, verdicts)
+
+
+def _read(
+    text: str, name: str, files: Mapping[str, str] | None = None
+) -> tuple[Scope, list[Diagnostic]]:
+    """Return the definitions of a text, and its errors of syntax, imports, names and kinds."""
+    parsed = parse_all(text, name)
+    scope, problems = build_scope(parsed.program, files)
+    return scope, [*parsed.diagnostics, *problems, *check_scope(scope, parsed.lost_names)]
 
 
 def load(path: str | Path) -> "Spec":
@@ -111,9 +118,7 @@ class Spec:
         >>> Spec.from_text("mask a = causal").masks
         ('a',)
         """
-        parsed = parse_all(text, name)
-        scope, problems = build_scope(parsed.program, files)
-        found = [*parsed.diagnostics, *problems, *check_scope(scope, parsed.lost_names)]
+        scope, found = _read(text, name, files)
         errors = tuple(d for d in found if d.severity == "error")
         if errors:
             raise SpecError(tuple(sorted(errors, key=lambda d: (d.line, d.column))))
@@ -222,7 +227,7 @@ class Spec:
         Raises:
             DatasetError: if no statement matches, or the data set lacks a column the mask needs.
         """
-        return attach(self.scope, dataset_path, columns)
+        return attach_files(self.scope, [(str(dataset_path), columns)])[0]
 
     def attachments_of(self, dataset: "Dataset") -> "tuple[Attachment, ...]":
         """Return the attachment of each file of a data set, in the order of its `files`.

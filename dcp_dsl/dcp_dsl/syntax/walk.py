@@ -1,9 +1,40 @@
-"""Walk a syntax tree: all nodes below a node, all names it mentions."""
+"""Walk a syntax tree: all nodes below a node, all names it mentions, all parts of a layout."""
 
 from collections.abc import Iterator
 from functools import cache
+from typing import NamedTuple, TypeAlias
 
 from dcp_dsl.syntax import ast
+
+Parts: TypeAlias = tuple[ast.Leaf | ast.Group, ...]
+
+
+class PlacedPart(NamedTuple):
+    """A part of a layout and where it stands.
+
+    Attributes:
+        part: the part.
+        path: index of the part at each level, from the outside in; its own is the last.
+        depth: repeated groups around it.
+        around: the nearest group around it that has a name, and its level; "" and 0 without one.
+    """
+
+    part: ast.Leaf | ast.Group
+    path: tuple[int, ...]
+    depth: int
+    around: tuple[str, int]
+
+
+def walk_parts(
+    parts: Parts, path: tuple[int, ...] = (), depth: int = 0, around: tuple[str, int] = ("", 0)
+) -> Iterator[PlacedPart]:
+    """Yield the parts of a layout from left to right, each group before the parts inside."""
+    for index, part in enumerate(parts):
+        at = (*path, index)
+        yield PlacedPart(part, at, depth, around)
+        if isinstance(part, ast.Group):
+            own = around if part.name is None else (part.name.text, len(at))
+            yield from walk_parts(part.parts, at, depth + part.is_repeated, own)
 
 
 def walk(node: object) -> Iterator[object]:
