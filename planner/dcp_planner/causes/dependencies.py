@@ -117,7 +117,7 @@ class _Edges(NamedTuple):
         return cls(target[known], source[known], reason)
 
 
-class _Messages(NamedTuple):
+class PairedMessages(NamedTuple):
     """Messages of which both ends are in the trace, ``[M]``.
 
     Attributes:
@@ -134,7 +134,7 @@ class _Messages(NamedTuple):
     device: Ints
 
     @classmethod
-    def of(cls, trace: Trace) -> "_Messages":
+    def of(cls, trace: Trace) -> "PairedMessages":
         """Pair sends and receives: the n-th send of a transfer belongs to its n-th receive."""
         send, receive = (np.flatnonzero(trace.lane == lane) for lane in (SEND, RECEIVE))
         place = [_occurrences(trace, rows) for rows in (send, receive)]
@@ -177,7 +177,7 @@ def find_dependencies(plan: Plan, trace: Trace) -> Dependencies:
 
 def _find_ranked(plan: Plan, trace: Trace) -> Dependencies:
     """Find dependencies in a trace whose moments are numbers from 0, as few as there are."""
-    messages = _Messages.of(trace)
+    messages = PairedMessages.of(trace)
     begin = trace.start_ns.copy()
     begin[trace.lane == WAIT] = trace.end_ns[trace.lane == WAIT]
     ends = trace.end_ns.copy()
@@ -224,7 +224,7 @@ def _division_of(trace: Trace, rows: Ints) -> Ints:
     return np.asarray(side * divisions + trace.division[rows] + 1)
 
 
-def _launches(plan: Plan, trace: Trace, main: Ints, messages: _Messages) -> list[_Edges]:
+def _launches(plan: Plan, trace: Trace, main: Ints, messages: PairedMessages) -> list[_Edges]:
     """Let a message follow what each of its ends did last before it had launched it.
 
     One that stood in line may have waited for others of its group, so it follows their launches.
@@ -250,7 +250,7 @@ def _launches(plan: Plan, trace: Trace, main: Ints, messages: _Messages) -> list
     return found
 
 
-def _groups(plan: Plan, trace: Trace, messages: _Messages) -> list[Ints]:
+def _groups(plan: Plan, trace: Trace, messages: PairedMessages) -> list[Ints]:
     """Number what the source, and the target, of each message sends or receives with it."""
     table, transfer = expand_head_groups(plan).transfers, trace.transfer[messages.send]
     is_result = table.kind[transfer] >= TransferKind.OUT
@@ -259,7 +259,7 @@ def _groups(plan: Plan, trace: Trace, messages: _Messages) -> list[Ints]:
     return [place * plan.num_devices + device for device in messages.device]
 
 
-def _passed_on(plan: Plan, trace: Trace, messages: _Messages) -> _Edges:
+def _passed_on(plan: Plan, trace: Trace, messages: PairedMessages) -> _Edges:
     """Let an input that is passed on follow its arrival."""
     feeder = find_feeders(expand_head_groups(plan).transfers)
     transfer = trace.transfer[messages.send]
@@ -273,7 +273,7 @@ def _passed_on(plan: Plan, trace: Trace, messages: _Messages) -> _Edges:
     return _Edges.of(messages.send[sends], found, Reason.MESSAGE)
 
 
-def _ports(plan: Plan, trace: Trace, messages: _Messages) -> list[_Edges]:
+def _ports(plan: Plan, trace: Trace, messages: PairedMessages) -> list[_Edges]:
     """Let a message that stood in line follow what its ends sent or received before it.
 
     It may have waited for its device, for the NIC, or until the group before it had arrived.
@@ -294,7 +294,7 @@ def _ports(plan: Plan, trace: Trace, messages: _Messages) -> list[_Edges]:
     return found
 
 
-def _barrier(trace: Trace, main: Ints, messages: _Messages) -> _Edges:
+def _barrier(trace: Trace, main: Ints, messages: PairedMessages) -> _Edges:
     """Let what comes first on each device in backward follow the last event of forward."""
     forward = np.flatnonzero(~trace.is_backward)
     if not len(forward):

@@ -1,10 +1,14 @@
 """The command `dcpm simulate`."""
 
 import re
+from typing import TYPE_CHECKING
 
 import click
 
 from dcp_planner.commands.output import print_json, say
+
+if TYPE_CHECKING:
+    from dcp_planner.simulation.trace import Trace
 
 
 @click.command()
@@ -14,15 +18,24 @@ from dcp_planner.commands.output import print_json, say
     metavar="NxD|PRESET|FILE",
     help="Constants to predict with, on the plan's own nodes and devices.  [default: the plan's]",
 )
+@click.option(
+    "--measured",
+    type=click.Path(),
+    metavar="TRACE",
+    help="A run of PLAN, as `dcpm run PLAN --trace TRACE` writes it, to compare with.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def simulate(plan: str, cluster: str | None, as_json: bool) -> None:
+def simulate(plan: str, cluster: str | None, measured: str | None, as_json: bool) -> None:
     """Predict how long PLAN, a .dcpplan file, takes on its cluster, device by device.
 
     `--cluster` gives other constants, for example of another machine or of `dcpm calibrate`.
+    `--measured` shows predicted and measured times by class of work, which constant of the cluster
+    explains each difference, and what to set it to.
     """
     from dataclasses import replace
 
-    from dcp_planner.commands.tables import show_simulation
+    from dcp_planner.causes.constants import compare_with_run
+    from dcp_planner.commands.tables import show_run, show_simulation
     from dcp_planner.model.cluster_file import find_cluster
     from dcp_planner.plan.file import read_plan
     from dcp_planner.simulation.simulator import simulate as run_simulation
@@ -53,10 +66,14 @@ def simulate(plan: str, cluster: str | None, as_json: bool) -> None:
                 devices=own.devices,
             ),
         )
+    run = None if measured is None else compare_with_run(made, _read_run(measured, plan))
     timings = measure_trace(run_simulation(made), made.num_devices)
     metrics, memory = measure(made), measure_memory(made)
     if not as_json:
-        show_simulation(made, metrics, timings)
+        if run is None:
+            show_simulation(made, metrics, timings)
+        else:
+            show_run(run)
         return
     print_json(
         {
@@ -71,5 +88,25 @@ def simulate(plan: str, cluster: str | None, as_json: bool) -> None:
                 "backward_bytes": memory.backward.tolist(),
                 "saved_bytes": memory.saved.tolist(),
             },
+            **({} if run is None else {"measured": run.to_json()}),
         }
     )
+
+
+def _read_run(path: str, plan: str) -> "Trace":
+    """Read the measured trace of a plan file.
+
+    Raises:
+        PlanError: if it is of another plan, or there is none.
+    """
+    from dcp_planner.errors import PlanError
+    from dcp_planner.plan.file import read_plan
+    from dcp_planner.tables.programs import digest
+
+    found = read_plan(path)
+    if digest(found.plan) != digest(read_plan(plan).plan):
+        raise PlanError(f"{path} is a run of another plan; record one: dcpm run {plan} --trace OUT")
+    for trace in found.traces:
+        if trace.source == "measured":
+            return trace
+    raise PlanError(f"{path} holds no run; record one: dcpm run {plan} --trace {path}")

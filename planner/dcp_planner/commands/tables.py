@@ -10,6 +10,7 @@ from rich.text import Text
 from dcp_planner.batches.batch import StackUse
 from dcp_planner.batches.planning import BatchRow
 from dcp_planner.batches.report_file import stack_speedups, stack_totals
+from dcp_planner.causes.constants import ClassTime, RunComparison
 from dcp_planner.report.comparison import Difference
 from dcp_planner.report.figures import Spread, distribution_of, speedups_over
 from dcp_planner.report.static_rivals import PREFIX, Scope, spreads_over_best
@@ -191,6 +192,34 @@ def show_simulation(plan: Plan, metrics: PlanMetrics, timings: Timings) -> None:
     console.print(_summary(plan, metrics, timings))
     console.print(_devices(metrics, timings))
     _print_warnings(console, metrics)
+
+
+def show_run(run: RunComparison) -> None:
+    """Print predicted and measured times by class of work, and constants, to standard output."""
+    console = console_of_tables()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("class of work", "pieces", "predicted", "measured", "ratio", "constant"):
+        table.add_column(name, justify="left" if name in ("class of work", "constant") else "right")
+    values = dict[str, ClassTime]()
+    for one in run.classes:
+        ratio = f"{one.measured_s / one.predicted_s:.2f}" if one.predicted_s else "-"
+        times = time_text(one.predicted_s), time_text(one.measured_s)
+        constant = one.constant or ("none alone" if one.differs else "")
+        table.add_row(one.name, f"{one.pieces:,}", *times, ratio, constant)
+        if one.constant:
+            values.setdefault(one.constant, one)
+    console.print(table)
+    console.print(
+        f"predicted {time_text(run.predicted_s)}, measured {time_text(run.measured_s)}, predicted "
+        f"with these constants {time_text(run.fitted_s)}",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    for name, one in values.items():
+        console.print(
+            f"{name} = {one.set_to:.3g} (now {one.now:.3g}) explains {one.explains:.0%} of the "
+            f"difference of {one.name}",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 def _print_warnings(console: Console, metrics: PlanMetrics) -> None:

@@ -227,6 +227,15 @@ class Played:
     arrived: Ints
     end_ns: int
 
+    def ready_ns(self) -> Ints:
+        """Find when both ends had launched each message and it had what it passes on, ``[X]``."""
+        programs, ready = self.model.programs, np.zeros(len(self.started), np.int64)
+        row = programs.row_of_item()
+        launched = programs.op[row] == LAUNCH
+        np.maximum.at(ready, programs.items[launched], self.begun[row[launched]])
+        feeder = self.model.messages.feeder
+        return np.maximum(ready, np.where(feeder >= 0, self.arrived[feeder], 0))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanModel:
@@ -432,7 +441,7 @@ def _messages(played: Played, messages: list[str]) -> tuple[Ints, list[str]]:
     x, transfers = np.flatnonzero(played.started >= 0), played.model.transfers
     row = played.model.rows[x]
     names = [messages[transfer] for transfer in row.tolist()]
-    start, left, ready = played.started[x], played.left[x], _ready_times(played)[x]
+    start, left, ready = played.started[x], played.left[x], played.ready_ns()[x]
     source, target, latency = (
         transfers.source[x],
         transfers.target[x],
@@ -448,13 +457,3 @@ def _messages(played: Played, messages: list[str]) -> tuple[Ints, list[str]]:
         )
     ]  # fmt: skip
     return np.concatenate(both), names * 2
-
-
-def _ready_times(played: Played) -> Ints:
-    """Find when both ends had launched each message and it had what it passes on, int64 ``[X]``."""
-    programs, ready = played.model.programs, np.zeros(len(played.started), np.int64)
-    row = programs.row_of_item()
-    launched = programs.op[row] == LAUNCH
-    np.maximum.at(ready, programs.items[launched], played.begun[row[launched]])
-    feeder = played.model.messages.feeder
-    return np.maximum(ready, np.where(feeder >= 0, played.arrived[feeder], 0))

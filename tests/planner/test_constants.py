@@ -1,0 +1,110 @@
+"""The constant behind a run: runs are predictions of a cluster with one constant changed."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from dcp_planner import (
+    LANES,
+    PlanConfig,
+    PlanError,
+    Trace,
+    build_plan,
+    find_cluster,
+    simulate,
+    write_plan,
+)
+from dcp_planner.causes.constants import compare_with_run
+from dcp_planner.commands.simulate import simulate as simulate_command
+from dcp_planner.model.cluster import ModelShape
+from dcp_planner.simulation.trace import EVENT_KINDS
+
+PLANTED = [
+    ("flops_per_s", 0.5, "attention forward"),
+    ("backward_flops_per_s", 2.0, "attention backward"),
+    ("kernel_launch_s", 8.0, "attention forward"),
+    ("kernel_launch_s", 8.0, "attention backward"),
+    ("copy_bytes_per_s", 0.05, "reductions"),
+    ("pass_s", 3.0, "host"),
+    ("host_message_s", 5.0, "host"),
+    ("inter_bytes_per_s", 0.4, "messages between nodes, larger"),
+    ("intra_bytes_per_s", 0.1, "messages inside nodes, up to 1 MiB"),
+    ("inter_latency_s", 20.0, "messages between nodes, larger"),
+]
+
+
+def as_recorded(trace):
+    """The trace that ranks would have recorded: a message begins when it is launched."""
+    sent = np.isin(trace.lane, [LANES.index("send"), LANES.index("receive")])
+    start = np.where(sent, trace.ready_ns, trace.start_ns)
+    start[trace.lane == LANES.index("receive")] -= _latency(trace)
+    rows = np.column_stack([
+        start, trace.end_ns, start, trace.device, trace.kind, trace.is_backward, trace.division,
+        trace.peer, trace.size_bytes, trace.transfer,
+    ])  # fmt: skip
+    return Trace.of_rows("measured", rows, [trace.name_of(i) for i in range(len(trace))])
+
+
+def _latency(trace):
+    """How much later each receive begins than its send."""
+    sends = np.flatnonzero(trace.kind == EVENT_KINDS.index("send"))
+    receives = np.flatnonzero(trace.kind == EVENT_KINDS.index("receive"))
+    by = {int(trace.transfer[i]): trace.ready_ns[i] for i in sends}
+    return np.array([trace.ready_ns[i] - by[int(trace.transfer[i])] for i in receives])
+
+
+@pytest.fixture(scope="module")
+def plan(masks):
+    sparsity = masks.pack([masks.causal(n) for n in (9_000, 5_000, 2_300, 20_000)], 1024)
+    config = PlanConfig(partitioner="native", budget="fast")
+    return build_plan(sparsity, ModelShape(8, 2, 128, 2), find_cluster("a100-p4de:2x4"), config)
+
+
+@pytest.mark.parametrize(("constant", "factor", "shown_by"), PLANTED)
+def test_the_constant_that_was_changed_is_named_with_its_value(plan, constant, factor, shown_by):
+    true = getattr(plan.cluster, constant) * factor
+    run = as_recorded(simulate(replace(plan, cluster=replace(plan.cluster, **{constant: true}))))
+    found = compare_with_run(plan, run)
+    shown = {one.name: one for one in found.classes}[shown_by]
+    assert shown.constant == constant
+    assert shown.set_to == pytest.approx(true, rel=0.1)
+    assert {one.constant for one in found.classes} == {None, constant}
+    assert found.fitted_s == pytest.approx(found.measured_s, rel=0.03)
+
+
+def test_a_run_as_predicted_needs_no_constant(plan):
+    found = compare_with_run(plan, as_recorded(simulate(plan)))
+    assert {one.constant for one in found.classes} == {None}
+    assert found.cluster == plan.cluster
+    assert found.predicted_s == found.fitted_s == pytest.approx(found.measured_s)
+    assert sum(one.pieces for one in found.classes if "messages" in one.name) == len(plan.transfers)
+
+
+def test_the_command_prints_the_constant_and_refuses_runs_of_other_plans(plan, tmp_path):
+    file, trace = str(tmp_path / "a.dcpplan"), str(tmp_path / "run.dcpplan")
+    slow = replace(plan, cluster=replace(plan.cluster, flops_per_s=plan.cluster.flops_per_s / 4))
+    write_plan(file, plan, [])
+    write_plan(trace, plan, [as_recorded(simulate(slow))])
+    asked = [file, "--measured", trace]
+    printed = CliRunner().invoke(simulate_command, asked).stdout
+    assert "flops_per_s = 5.6" in printed
+    measured = json.loads(CliRunner().invoke(simulate_command, [*asked, "--json"]).stdout)[
+        "measured"
+    ]
+    assert measured["fitted_cluster"]["flops_per_s"] == pytest.approx(
+        slow.cluster.flops_per_s, rel=0.1
+    )
+    write_plan(trace, slow, [as_recorded(simulate(slow))])
+    assert "another plan" in str(CliRunner().invoke(simulate_command, asked).exception)
+    assert "holds no run" in str(
+        CliRunner().invoke(simulate_command, [file, "--measured", file]).exception
+    )
+
+
+def test_the_trace_of_another_plan_is_refused(plan):
+    empty = Trace.of_rows("measured", np.zeros((0, 10), np.int64), [])
+    with pytest.raises(PlanError, match="no whole direction"):
+        compare_with_run(plan, empty)
