@@ -38,6 +38,7 @@ SUMS = ("out", "lse", "delta", "dq", "dkv")
 STRIDES = ("q_row", "dout_row", "kv_row", "kv_half")
 SPECIAL = {
     "scale": "fp32",
+    "softcap": "fp32",
     "mask_start": "*i64",
     "bits": "*u8",
     "mask_columns": "i32",
@@ -135,7 +136,7 @@ def cross_compile(
     function = getattr(triton_source, f"{kernel}_kernel")
     constants = {
         "HEADS": 8, "GROUP": 4, "DIM": head_dim, "DIM_PAD": 1 << (head_dim - 1).bit_length(),
-        "BLOCK_M": shape.block_m, "BLOCK_N": shape.block_n, "HAS_BITS": has_bits,
+        "BLOCK_M": shape.block_m, "BLOCK_N": shape.block_n, "HAS_BITS": has_bits, "CAPPED": False,
     }  # fmt: skip
     names = function.arg_names
     signature = {n: "constexpr" if n in constants else _type_of(n, dtype) for n in names}

@@ -14,6 +14,7 @@ import torch
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import choose_kernel
+from dcp_runtime.kernels.reference import ReferenceKernel
 from dcp_runtime.kernels.triton_kernel import TritonKernel
 
 _path = Path(__file__).with_name("test_kernels.py")
@@ -41,6 +42,18 @@ def test_kernels_are_as_exact_as_eager_attention(lab, case):
     qkv = lab.random_qkv(1, sum(lengths), q_heads, kv_heads, dim, dtype)
     got = kernel_tests.run_kernel(TritonKernel(), sparsity, qkv, 2, 2, rows)
     lab.assert_as_exact_as_eager(got, *qkv, kernel_tests.dense_of(sparsity))
+
+
+@pytest.mark.parametrize("mask", ["causal", "scattered"])
+def test_soft_caps_are_those_of_the_reference_kernel(lab, mask):
+    sparsity = lab.sparsity_of([lab.masks[mask](70)], 40)
+    qkv = lab.random_qkv(7, 70, 4, 2, 32, torch.float32)
+    qkv[0].mul_(5)  # scores far beyond the cap
+    kernels = TritonKernel(1.5), ReferenceKernel(1.5), TritonKernel()
+    got, expected, uncapped = (kernel_tests.run_kernel(k, sparsity, qkv, 3, 2, 32) for k in kernels)
+    for name in ("out", "lse", "dq", "dkv"):
+        torch.testing.assert_close(got[name], expected[name], rtol=1e-5, atol=2e-6)
+        assert (uncapped[name] - expected[name]).abs().max() > 0.1
 
 
 def test_two_runs_give_the_same_bits(lab):

@@ -6,7 +6,7 @@ arrives, so that a row that is read too early, or never written, is found as wel
 """
 
 from collections.abc import Sequence
-from math import inf, isfinite
+from math import inf
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -30,8 +30,8 @@ class Softmax(NamedTuple):
 
     def check(self, q: Tensor) -> None:
         """Check them beside the queries."""
-        if self.scale is not None and not isfinite(self.scale):
-            raise RunError(f"expected a finite softmax_scale, got {self.scale}")
+        if self.scale is not None and not 0 < self.scale < inf:
+            raise RunError(f"expected a softmax_scale above 0, got {self.scale}")
         if self.cap is not None and not 0 < self.cap < inf:
             raise RunError(f"expected a soft cap above 0, got {self.cap}")
         sinks = self.sinks

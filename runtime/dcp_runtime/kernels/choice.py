@@ -19,7 +19,6 @@ _CPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _SEGMENT_ROWS: dict[str | None, int] = {"triton": 128, "reference": 512}
 _MEMORY = "memory grows with tokens squared; ask for it by kernel='reference'"
 _UNCAPPED = {
-    "triton": "does not cap scores yet",
     "flash4": "is called without a soft cap",
     "flash": "torch's operator caps no scores",
     "cpu": "torch's operator caps no scores",
@@ -113,7 +112,7 @@ def _make(name: str, softcap: float | None) -> Kernel:
     if name == "triton":
         from dcp_runtime.kernels.triton_kernel import TritonKernel  # triton is an extra
 
-        return TritonKernel()
+        return TritonKernel(softcap)
     kernels = (Flash4Kernel, FlashKernel, CpuKernel)
     return next(kernel for kernel in kernels if kernel.name == name)()
 

@@ -77,12 +77,17 @@ _Place: TypeAlias = tuple[str, str, int]
 
 
 class TritonKernel(Kernel):
-    """Tiled attention on CUDA; also on the CPU where Triton interprets its kernels."""
+    """Tiled attention on CUDA; also on the CPU where Triton interprets its kernels.
+
+    Args:
+        softcap: scores s become ``softcap * tanh(s / softcap)``; ``None``: as they are.
+    """
 
     name = "triton"
     segment_rows = 128
 
-    def __init__(self) -> None:
+    def __init__(self, softcap: float | None = None) -> None:
+        self._softcap = softcap
         self._tables: WeakKeyDictionary[TileTable, dict[_Place, _DeviceTable]] = WeakKeyDictionary()
 
     def load(
@@ -118,8 +123,8 @@ class TritonKernel(Kernel):
         found = self._table("forward", table, q)
         shape = _shape("forward", q, found)
         triton_source.forward_kernel[found.grid(q.shape[1], shape)](
-            q, kv, state.out, state.lse, *found.runs, *found.masks, scale, q.stride(0),
-            kv.stride(0), kv.stride(1), HAS_BITS=found.has_bits, **_constants(q, kv, shape),
+            q, kv, state.out, state.lse, *found.runs, *found.masks, scale, self._softcap or 1.0,
+            q.stride(0), kv.stride(0), kv.stride(1), **self._constants(q, kv, found, shape),
         )  # fmt: skip
 
     def backward(
@@ -134,15 +139,27 @@ class TritonKernel(Kernel):
         found = self._table("dq", table, q)
         shape = _shape("dq", q, found)
         triton_source.dq_kernel[found.grid(q.shape[1], shape)](
-            *inputs, gradients.dq, *found.runs, *found.masks, scale, *strides,
-            HAS_BITS=found.has_bits, **_constants(q, kv, shape),
+            *inputs, gradients.dq, *found.runs, *found.masks, scale, self._softcap or 1.0, *strides,
+            **self._constants(q, kv, found, shape),
         )  # fmt: skip
         found = self._table("dkv", table, q)
         shape = _shape("dkv", q, found)
         triton_source.dkv_kernel[found.grid(kv.shape[2])](
-            *inputs, gradients.dkv, *found.runs, *found.masks, scale, len(kv), *strides,
-            HAS_BITS=found.has_bits, **_constants(q, kv, shape),
+            *inputs, gradients.dkv, *found.runs, *found.masks, scale, self._softcap or 1.0,
+            len(kv), *strides, **self._constants(q, kv, found, shape),
         )  # fmt: skip
+
+    def _constants(
+        self, q: Tensor, kv: Tensor, table: _DeviceTable, shape: LaunchShape
+    ) -> dict[str, int]:
+        heads, dim = q.shape[1:]
+        return {
+            "HEADS": heads, "GROUP": heads // kv.shape[2], "DIM": dim,
+            "DIM_PAD": 1 << (dim - 1).bit_length(), "BLOCK_M": shape.block_m,
+            "BLOCK_N": shape.block_n, "HAS_BITS": table.has_bits,
+            "CAPPED": self._softcap is not None, "num_warps": shape.warps,
+            "num_stages": shape.stages,
+        }  # fmt: skip
 
     def _table(self, kernel: str, table: TileTable, q: Tensor) -> _DeviceTable:
         """Return a table on the device of `q`; moved on first use if `load` was not called."""
@@ -172,12 +189,3 @@ def _runs_of(
 ) -> "Sequence[NDArray[Any]]":  # Any: of different types
     *_, block = _place(kernel, table, kind)
     return key_runs(table, block) if kernel == "dkv" else query_runs(table, block)
-
-
-def _constants(q: Tensor, kv: Tensor, shape: LaunchShape) -> dict[str, int]:
-    heads, dim = q.shape[1:]
-    return {
-        "HEADS": heads, "GROUP": heads // kv.shape[2], "DIM": dim,
-        "DIM_PAD": 1 << (dim - 1).bit_length(), "BLOCK_M": shape.block_m, "BLOCK_N": shape.block_n,
-        "num_warps": shape.warps, "num_stages": shape.stages,
-    }  # fmt: skip

@@ -8,8 +8,8 @@ Work comes as runs (`triton_inputs`). Whole runs come first: every row of the pr
 of them, in whole steps, and the loop over them has no mask. The other runs have a mask as in
 `TileTable`: kind 0 sees all keys of the run, 1 up to two ranges per row, 2 a bit per pair.
 
-The scale must be positive. The same source runs in Triton's interpreter on the CPU if that is
-switched on before this module is imported.
+The scale must be positive. A soft cap c makes c * tanh(score / c) of a score. The same source runs
+in Triton's interpreter on the CPU if that is switched on before this module is imported.
 """
 
 # Triton reads these functions' source, so types are annotated its way only.
@@ -52,11 +52,17 @@ def visible(
 
 
 @triton.jit
+def squashed(scores, squash):
+    """Return tanh(scores * squash), which a soft cap multiplies."""
+    return 1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.0 * squash * LOG2_E)))
+
+
+@triton.jit
 def attend_runs(
-    query, acc, top, total, rows, key_at, kv_row, kv_half, first_run, last_run, scale,
+    query, acc, top, total, rows, key_at, kv_row, kv_half, first_run, last_run, scale, squash,
     kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns, bits,
     DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BITS: tl.constexpr,
-    MASKED: tl.constexpr,
+    CAPPED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Continue the online softmax of a tile of queries over runs of keys."""
     lane, d = tl.arange(0, BLOCK_N), tl.arange(0, DIM_PAD)
@@ -70,6 +76,8 @@ def attend_runs(
             offset = lane[:, None] * kv_row + d[None, :]
             keys = tl.load(tile_at + offset, mask=inside, other=0.0)
             scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+            if CAPPED:
+                scores = squashed(scores, squash)
             if MASKED:
                 seen = visible(
                     tl.load(kind + run), tl.load(mask_start + run), rows[:, None],
@@ -94,9 +102,9 @@ def attend_runs(
 @triton.jit(do_not_specialize=["mask_columns"])
 def forward_kernel(
     q, kv, out, lse, order, q_start, q_len, row_ptr, masked_ptr, kv_start, run_from, run_to, kind,
-    mask_start, kv_len, row_lo, row_hi, bits, mask_columns, scale, q_row, kv_row, kv_half,
+    mask_start, kv_len, row_lo, row_hi, bits, mask_columns, scale, softcap, q_row, kv_row, kv_half,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BITS: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Continue the online softmax of rows of a segment, for one head, over its runs of keys."""
     segment, head = tl.load(order + tl.program_id(0) // HEADS), tl.program_id(0) % HEADS
@@ -115,19 +123,20 @@ def forward_kernel(
     acc = tl.load(out_at, mask=inside, other=0.0)
     top = tl.load(lse_at, mask=is_row, other=float("-inf")) * LOG2_E
     total = tl.where(top > float("-inf"), 1.0, 0.0)
-    key_at, scale2 = kv + (head // GROUP) * DIM, scale * LOG2_E
+    key_at = kv + (head // GROUP) * DIM
+    scale2, squash = (softcap if CAPPED else scale) * LOG2_E, scale / softcap
     rows = tl.where(is_row, r, -1)
     whole, masked = tl.load(row_ptr + segment), tl.load(masked_ptr + segment)
     acc, top, total = attend_runs(
-        query, acc, top, total, rows, key_at, kv_row, kv_half, whole, masked, scale2,
+        query, acc, top, total, rows, key_at, kv_row, kv_half, whole, masked, scale2, squash,
         kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns, bits,
-        DIM, DIM_PAD, BLOCK_N, HAS_BITS, False,
+        DIM, DIM_PAD, BLOCK_N, HAS_BITS, CAPPED, False,
     )  # fmt: skip
     acc, top, total = attend_runs(
         query, acc, top, total, rows, key_at, kv_row, kv_half, masked,
-        tl.load(row_ptr + segment + 1), scale2,
+        tl.load(row_ptr + segment + 1), scale2, squash,
         kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns, bits,
-        DIM, DIM_PAD, BLOCK_N, HAS_BITS, True,
+        DIM, DIM_PAD, BLOCK_N, HAS_BITS, CAPPED, True,
     )  # fmt: skip
     is_seen = total > 0
     divisor = tl.where(is_seen, total, 1.0)
@@ -139,9 +148,10 @@ def forward_kernel(
 @triton.jit
 def dq_runs(
     query, upper, acc, row_lse, row_delta, rows, key_at, kv_row, kv_half, first_run, last_run,
-    scale, kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns, bits,
+    scale, squash, kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi,
+    mask_columns, bits,
     DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BITS: tl.constexpr,
-    MASKED: tl.constexpr,
+    CAPPED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add the gradient of a tile of queries over runs of keys."""
     lane, d = tl.arange(0, BLOCK_N), tl.arange(0, DIM_PAD)
@@ -156,6 +166,8 @@ def dq_runs(
             keys = tl.load(tile_at + offset, mask=inside, other=0.0)
             values = tl.load(tile_at + kv_half + offset, mask=inside, other=0.0)
             scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+            if CAPPED:
+                scores = squashed(scores, squash)
             weights = tl.exp2(scores * scale - row_lse[:, None])
             if MASKED:
                 seen = visible(
@@ -166,6 +178,8 @@ def dq_runs(
                 weights = tl.where(seen, weights, 0.0)
             change = tl.dot(upper, tl.trans(values), input_precision="ieee")
             dscores = weights * (change - row_delta[:, None])
+            if CAPPED:
+                dscores = dscores * (1.0 - scores * scores)
             acc = tl.dot(dscores.to(keys.dtype), keys, acc, input_precision="ieee")
     return acc
 
@@ -174,10 +188,10 @@ def dq_runs(
 @triton.jit(do_not_specialize=["mask_columns"])
 def dq_kernel(
     q, kv, dout, lse, delta, dq, order, q_start, q_len, row_ptr, masked_ptr, kv_start, run_from,
-    run_to, kind, mask_start, kv_len, row_lo, row_hi, bits, mask_columns, scale, q_row, dout_row,
-    kv_row, kv_half,
+    run_to, kind, mask_start, kv_len, row_lo, row_hi, bits, mask_columns, scale, softcap, q_row,
+    dout_row, kv_row, kv_half,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BITS: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Add the gradient of rows of a segment, for one query head."""
     segment, head = tl.load(order + tl.program_id(0) // HEADS), tl.program_id(0) % HEADS
@@ -197,19 +211,21 @@ def dq_kernel(
     row_lse = tl.where(row_lse == float("-inf"), 0.0, row_lse) * LOG2_E
     row_delta = tl.load(delta + values_at + r * HEADS, mask=is_row, other=0.0)
     acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
-    key_at, scale2 = kv + (head // GROUP) * DIM, scale * LOG2_E
+    key_at = kv + (head // GROUP) * DIM
+    scale2, squash = (softcap if CAPPED else scale) * LOG2_E, scale / softcap
     rows = tl.where(is_row, r, -1)
     whole, masked = tl.load(row_ptr + segment), tl.load(masked_ptr + segment)
     acc = dq_runs(
         query, upper, acc, row_lse, row_delta, rows, key_at, kv_row, kv_half, whole, masked, scale2,
-        kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns, bits,
-        DIM, DIM_PAD, BLOCK_N, HAS_BITS, False,
+        squash, kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns,
+        bits,
+        DIM, DIM_PAD, BLOCK_N, HAS_BITS, CAPPED, False,
     )  # fmt: skip
     acc = dq_runs(
         query, upper, acc, row_lse, row_delta, rows, key_at, kv_row, kv_half, masked,
-        tl.load(row_ptr + segment + 1), scale2,
+        tl.load(row_ptr + segment + 1), scale2, squash,
         kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns, bits,
-        DIM, DIM_PAD, BLOCK_N, HAS_BITS, True,
+        DIM, DIM_PAD, BLOCK_N, HAS_BITS, CAPPED, True,
     )  # fmt: skip
     dq_at = dq + start * (HEADS * DIM) + head * DIM + r[:, None] * (HEADS * DIM) + d[None, :]
     tl.store(dq_at, tl.load(dq_at, mask=inside, other=0.0) + acc * scale, mask=inside)
@@ -218,10 +234,10 @@ def dq_kernel(
 @triton.jit
 def dkv_runs(
     keys, values, dk, dv, key_row, q, dout, lse, delta, q_row, dout_row, kv_head, first_run,
-    last_run, scale, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo, row_hi,
+    last_run, scale, squash, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo, row_hi,
     mask_columns, bits,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    BLOCK_M: tl.constexpr, HAS_BITS: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK_M: tl.constexpr, HAS_BITS: tl.constexpr, CAPPED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add the gradients of a chunk of keys over runs of queries; tiles are ``[keys, rows]``."""
     lane, d = tl.arange(0, BLOCK_M), tl.arange(0, DIM_PAD)
@@ -241,6 +257,8 @@ def dkv_runs(
                 # Rows that are not there weigh exp(-inf).
                 row_lse = tl.load(lse + values_at, mask=is_row, other=float("inf")) * LOG2_E
                 scores = tl.dot(keys, tl.trans(query), input_precision="ieee")
+                if CAPPED:
+                    scores = squashed(scores, squash)
                 if MASKED:
                     row_lse = tl.where(row_lse == float("-inf"), 0.0, row_lse)
                 weights = tl.exp2(scores * scale - row_lse[None, :])
@@ -261,6 +279,8 @@ def dkv_runs(
                 change = tl.dot(values, tl.trans(upper), input_precision="ieee")
                 row_delta = tl.load(delta + values_at, mask=is_row, other=0.0)
                 dscores = weights * (change - row_delta[None, :])
+                if CAPPED:
+                    dscores = dscores * (1.0 - scores * scores)
                 dk = tl.dot(dscores.to(query.dtype), query, dk, input_precision="ieee")
     return dk, dv
 
@@ -279,10 +299,10 @@ def used_keys(key_row, first_run, last_run, kv_start, kv_len):
 @triton.jit(do_not_specialize=["mask_columns", "num_keys"])
 def dkv_kernel(
     q, kv, dout, lse, delta, dkv, order, chunk_row, chunk_ptr, masked_ptr, run_q, run_rows,
-    kv_start, kv_len, kind, mask_start, row_lo, row_hi, bits, mask_columns, scale, num_keys, q_row,
-    dout_row, kv_row, kv_half,
+    kv_start, kv_len, kind, mask_start, row_lo, row_hi, bits, mask_columns, scale, softcap,
+    num_keys, q_row, dout_row, kv_row, kv_half,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BITS: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Add the gradients of a chunk of keys and values and one kv head, over all that see them."""
     KV_HEADS: tl.constexpr = HEADS // GROUP
@@ -297,18 +317,18 @@ def dkv_kernel(
     values = tl.load(key_at + kv_half, mask=at, other=0.0)
     dk = tl.zeros([BLOCK_N, DIM_PAD], tl.float32)
     dv = tl.zeros([BLOCK_N, DIM_PAD], tl.float32)
-    scale2 = scale * LOG2_E
+    scale2, squash = (softcap if CAPPED else scale) * LOG2_E, scale / softcap
     whole, masked = tl.load(chunk_ptr + chunk), tl.load(masked_ptr + chunk)
     last = tl.load(chunk_ptr + chunk + 1)
     dk, dv = dkv_runs(
         keys, values, dk, dv, key_row, q, dout, lse, delta, q_row, dout_row, kv_head, whole, masked,
-        scale2, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo, row_hi, mask_columns,
-        bits, HEADS, GROUP, DIM, DIM_PAD, BLOCK_M, HAS_BITS, False,
+        scale2, squash, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo, row_hi,
+        mask_columns, bits, HEADS, GROUP, DIM, DIM_PAD, BLOCK_M, HAS_BITS, CAPPED, False,
     )  # fmt: skip
     dk, dv = dkv_runs(
         keys, values, dk, dv, key_row, q, dout, lse, delta, q_row, dout_row, kv_head, masked, last,
-        scale2, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo, row_hi, mask_columns,
-        bits, HEADS, GROUP, DIM, DIM_PAD, BLOCK_M, HAS_BITS, True,
+        scale2, squash, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo, row_hi,
+        mask_columns, bits, HEADS, GROUP, DIM, DIM_PAD, BLOCK_M, HAS_BITS, CAPPED, True,
     )  # fmt: skip
     # Rows of the chunk in no run may be on their way to another rank: leave them alone.
     at = at & used_keys(key_row, whole, last, kv_start, kv_len)[:, None]
