@@ -235,6 +235,40 @@ def test_a_rank_that_skipped_a_batch_is_named_at_once_on_all(mask, prepare):
     assert said == [(SKIPPED, 1, 1), (SKIPPED, 1, 2), (SKIPPED, 1, 1)]
 
 
+def test_a_rank_that_skipped_a_plan_made_by_hand_is_named_at_once_by_its_step():
+    by_hand = [decode_part(part) for part in encode_parts(plans()[0])]
+    says = "rank 1 has another batch .* than rank 0 in prepare: expected step 1, got step 2"
+
+    def run(transport):
+        rank = transport.rank
+        with DCPExecutor(transport=transport) as executor:
+            attend(executor.prepare(by_hand[rank], step=0), by_hand[rank], rank)
+            with pytest.raises(RunError, match=says):
+                executor.prepare(by_hand[rank], step=2 if rank == 1 else 1)
+
+    LoopbackWorld(RANKS, timeout_s=60).run(run)
+
+
+def prepare_and_fail(executor, plan):
+    with executor:
+        executor.prepare(plan)
+        fail()
+
+
+def test_executors_and_loaders_close_where_their_block_ends():
+    def work(executor, batches):
+        with pytest.raises(RunError, match=UNRUN.format("epoch 0, batch 3")), executor:
+            executor.prepare(batches[3])
+        with pytest.raises(ValueError, match="the model failed"):
+            prepare_and_fail(executor, batches[2])
+
+    on_ranks(work)
+    with load(0, processes=1) as loader:
+        next(iter(loader))
+        pool = loader._plans.pool
+    assert pool.is_closed
+
+
 def test_ranks_in_step_agree_over_epochs_and_resumed_loaders():
     def run(transport):
         executor = DCPExecutor(transport=transport)

@@ -1,6 +1,9 @@
 """Transports, failure registries and store barriers when a rank fails, one step at a time."""
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -151,3 +154,14 @@ def test_barriers_leave_nothing_behind():
 
     world.run(work)
     assert world.store.num_keys() <= 4  # of the last two
+
+
+@pytest.mark.dist
+def test_a_rank_that_ends_while_a_message_is_under_way_keeps_its_exit_code(tmp_path):
+    script = Path(__file__).with_name("exit_scenario.py")
+    command = [sys.executable, str(script), str(tmp_path / "store")]
+    with subprocess.Popen([*command, "1"]):
+        done = subprocess.run(
+            [*command, "0"], capture_output=True, text=True, timeout=200, check=False
+        )
+    assert done.returncode == 7, done.stderr

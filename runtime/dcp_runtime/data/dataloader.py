@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
@@ -208,6 +208,14 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 "saved where LocalData.ends_step"
             )
         self._next = Position(*map(int, numbers))  # type: ignore[arg-type]  # checked above
+
+    def __enter__(self) -> Self:
+        """Return the loader, which closes where the block ends."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
 
     def close(self) -> None:
         """End the planner processes, if there are any; they also end with the loader itself."""

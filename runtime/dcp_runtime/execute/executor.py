@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Self
 
 import torch.distributed as dist
 
@@ -74,12 +75,20 @@ class DCPExecutor:
         self._batches = OpenBatches()
         self._micro_batches = micro_batches
 
+    def __enter__(self) -> Self:
+        """Return the executor, which closes where the block ends."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it; an error that is under way stays the one that is seen."""
+        self.close()
+
     @property
     def rank(self) -> int:
         """This rank within the group."""
         return self._transport.rank
 
-    def prepare(self, plan: Plan | PlanPart) -> PreparedPlan:
+    def prepare(self, plan: Plan | PlanPart, step: int | None = None) -> PreparedPlan:
         """Make the plan of a batch, or this rank's part of one, ready for the layers that run it.
 
         Collective: compares digests, so that no rank runs another plan than the others, and the
@@ -87,12 +96,17 @@ class DCPExecutor:
         to where the layers of the plan before had their tensors; those of the first plan follow
         with its first layer.
 
+        Args:
+            plan: of the batch, or this rank's part of it.
+            step: number of the batch where no `DCPDataloader` gave the plan: a rank that skipped
+                one is named at once, also where all plans are equal.
+
         Raises:
             RunError: if it is no plan, for another number of devices than the group has ranks, or
                 not the one that the other ranks have; names the rank that differs. Also if no layer
                 ran the plan that was prepared before.
         """
-        return self._prepare((plan,), batch_name(plan))[0]
+        return self._prepare((plan,), batch_name(plan) if step is None else f"step {step}")[0]
 
     def prepare_stack(self, stack: StackedPlans) -> tuple[PreparedPlan, ...]:
         """Make the plans of one batch ready, as `prepare` does; for `LayerPlans`.
