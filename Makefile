@@ -13,7 +13,7 @@ SEED ?= 1
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
 .PHONY: demo test editor screenshots loss-parity setup setup-dev chromium check mypy pyright format \
-	compiled test-slow test-quick test-flaky test-nightly test-mutations test-python coverage gpu clean
+	compiled test-slow test-quick test-flaky test-nightly test-mutations test-python coverage fuzz gpu clean
 
 demo: setup ## run the whole way once, then serve the dashboard; ARGS="--no-serve" to stop before
 	$(BIN)/dcpm demo $(ARGS)
@@ -51,6 +51,10 @@ test-quick: compiled ## the tests of one package that start no processes: PACKAG
 
 test-flaky: compiled ## the tests that wait for others, N times, beside LOAD busy processes: N=10 LOAD=10
 	$(BIN)/python tests/repeat.py --load $(LOAD) $(N) -- -m "timing and not slow"
+
+MINUTES ?= 10
+fuzz: compiled ## damage plan tables, JSON lines and Parquet files at random and read them: MINUTES=10
+	$(BIN)/python tests/fuzz/file_fuzz.py --minutes $(MINUTES) $(ARGS)
 
 test-nightly: compiled chromium ## all tests, the slow ones too, on other and on more examples each night
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "" --hypothesis-profile nightly

@@ -6,7 +6,7 @@ from .core.sample import Sample
 from .core.stack import HeadError, Stack
 from .data.dataset import Dataset, read_dataset
 from .data.packing import pack
-from .errors import DatasetError, DCPError, ExchangeError
+from .errors import DatasetError, DCPError, ExchangeError, printable
 from .forms.blocks import block_sparsity
 from .forms.form import Form
 from .forms.slabs import Slabs
@@ -54,6 +54,7 @@ __all__ = [
     "load",
     "pack",
     "preview",
+    "printable",
     "read_dataset",
     "sample_from_argument",
     "token_paths",

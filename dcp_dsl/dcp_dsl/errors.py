@@ -12,9 +12,23 @@ The command line prints a `DCPError` as one message and exits with `exit_code`; 
 a bug.
 """
 
+import re
+
+# C0 and C1 but tabs and ends of lines, and what turns the direction of writing round.
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
+
+
+def printable(text: str) -> str:
+    r"""Spell out the characters that a terminal would obey, as escapes of Python.
+
+    >>> printable("a\x1b[31mb\n")
+    'a\\x1b[31mb\n'
+    """
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
 
 class DCPError(Exception):
-    """An error that a person can mend; its text is the whole message.
+    """An error that a person can mend; its text is the whole message, without control characters.
 
     Attributes:
         reason: what is wrong, without `where` in front: a caller may know a better name for that.
@@ -27,7 +41,7 @@ class DCPError(Exception):
 
     def __init__(self, reason: str, where: str = "") -> None:
         self.reason = reason
-        super().__init__(f"{where}: {reason}" if where else reason)
+        super().__init__(printable(f"{where}: {reason}" if where else reason))
 
 
 class DatasetError(DCPError):

@@ -79,6 +79,12 @@ def test_an_integer_beyond_int64_is_not_read_as_a_negative_one(tmp_path, value):
         spec.attachment_of(dataset).sample(dataset[1])
 
 
+@pytest.mark.parametrize("path", ["", " ", "hf:", "hf::train", "hf:/"])
+def test_a_path_that_names_nothing_is_refused(path):
+    with pytest.raises(DatasetError, match="expected the path or hf:NAME of a data set, got"):
+        read_dataset(path)
+
+
 @pytest.mark.parametrize("name", ["crash1.dcpm", "crash2.dcpm"])
 def test_samples_of_the_wrong_shape_end_in_findings(name):
     result = CliRunner().invoke(check, [str(HOSTILE / name)])
@@ -115,3 +121,30 @@ def test_sums_of_a_long_column_do_not_wrap(tmp_path):
     pq.write_table(pa.table(rows), tmp_path / "a.parquet")
     (statement,) = check_dataset(load(HOSTILE / "s.dcpm"), str(tmp_path / "a.parquet")).statements
     assert statement.num_refused == 1
+
+
+@pytest.mark.parametrize("name", ["length", "tokens"])
+@pytest.mark.parametrize("column", [[2.5, 3.0], ["2", "3"], [True, False], [None, None]])
+def test_a_column_that_can_hold_no_lengths_is_refused_by_name(tmp_path, name, column):
+    rows = {"question_len": [1, 2], "answer_lens": [[1], [1]], name: column}
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    (statement,) = check_dataset(load(HOSTILE / "s.dcpm"), str(tmp_path / "a.parquet")).statements
+    assert f"expected column `{name}` to hold" in statement.problems[0]
+    with pytest.raises(DatasetError, match=f"expected column `{name}` to hold"):
+        _ = read_dataset(tmp_path / "a.parquet").lengths
+
+
+@pytest.mark.parametrize("length", [-1, -5, 2**31, 2**63, 2**64 - 1])
+def test_a_stated_length_out_of_range_refuses_its_row(tmp_path, length):
+    kind = pa.uint64() if length > 2**62 else pa.int64()
+    rows = {
+        "question_len": [1, 1],
+        "answer_lens": [[1], [1]],
+        "length": pa.array([length, 2], kind),
+    }
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    (statement,) = check_dataset(load(HOSTILE / "s.dcpm"), str(tmp_path / "a.parquet")).statements
+    assert [row.row for row in statement.refused] == [0]
+    spec, dataset = load(HOSTILE / "s.dcpm"), read_dataset(tmp_path / "a.parquet")
+    with pytest.raises(DatasetError, match=r"expected a length between|does not fit into int64"):
+        spec.attachment_of(dataset).sample(dataset[0])

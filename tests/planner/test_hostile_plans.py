@@ -1,14 +1,17 @@
 """Plan files of strangers that once ended the process, or were called valid and were not."""
 
+import dataclasses
 import json
+import re
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from dcp_dsl import Sample, Slabs, Spec, load
+from dcp_dsl import DCPError, Sample, Slabs, Spec, load
 from dcp_planner import (
     Cluster,
     ModelShape,
@@ -22,6 +25,10 @@ from dcp_planner import (
     write_plan,
 )
 from dcp_planner.batches.batch import batch_of_samples
+from dcp_planner.commands.simulate import simulate as simulate_command
+from dcp_planner.commands.validate import validate
+from dcp_planner.commands.why import why
+from dcp_planner.model.placement import PlanWarning
 from dcp_planner.plan.arrow_tables import decode_table
 from dcp_planner.plan.file import check_file
 from dcp_planner.tables.programs import LAUNCH, WAIT, Programs, ProgramTable, tabulate_programs
@@ -197,3 +204,51 @@ def test_events_out_of_order_are_refused(sourced, tmp_path):
     write_plan(tmp_path / "x.dcpplan", sourced, [turned])
     with pytest.raises(PlanFileError, match="expected each trace sorted by"):
         read_plan(tmp_path / "x.dcpplan")
+
+
+ESCAPE = (
+    "\x1b]0;PWNED\x07\x1b[31mRED\x1b[0m\u202e[bold red]rich[/bold red][/nope]<!--<script>\r\x9b2J"
+)
+
+
+@pytest.fixture
+def escaping(sourced, tmp_path):
+    """A file with sequences that a terminal obeys in every text that is for people."""
+    plan = replace(
+        sourced,
+        partitioner=ESCAPE,
+        cluster=replace(sourced.cluster, name=ESCAPE, source=ESCAPE),
+        provenance=Provenance(ESCAPE, ESCAPE, (ESCAPE,), ESCAPE, ((ESCAPE, ESCAPE),)),
+        warnings=(PlanWarning("placed_by_layout", ESCAPE),),
+    )
+    trace = simulate(plan)
+    trace = replace(trace, names=tuple(ESCAPE + name for name in trace.names))
+    write_plan(tmp_path / "x.dcpplan", plan, [trace])
+    return tmp_path / "x.dcpplan"
+
+
+def test_no_text_of_a_file_holds_what_a_terminal_obeys(escaping):
+    found = read_plan(escaping)
+    texts = json.dumps([
+        found.meta, found.plan.partitioner, found.plan.cluster.to_json(),
+        [warning.message for warning in found.plan.warnings], found.traces[0].names,
+        dataclasses.asdict(found.plan.provenance),
+    ], ensure_ascii=False)  # fmt: skip
+    told = [json.loads(f'"{part}"') for part in re.findall(r'"((?:[^"\\]|\\.)*)"', texts)]
+    assert sum(r"\x1b]0;PWNED\x07" in text for text in told) > 10
+    assert not [text for text in told if not text.replace("\n", "").isprintable()]
+
+
+@pytest.mark.parametrize("command", [validate, simulate_command, why])
+def test_commands_print_nothing_that_a_terminal_obeys(escaping, command):
+    result = CliRunner().invoke(command, [str(escaping)])
+    assert result.exit_code == 0, result.output
+    assert result.output
+    assert result.output.replace("\n", "").isprintable()
+
+
+def test_messages_hold_nothing_that_a_terminal_obeys(tmp_path):
+    path = tmp_path / "a\x1b[31m\x9b.dcpplan"
+    path.write_bytes(b"PK")
+    assert check_file(str(path)).to_text().isprintable()
+    assert str(DCPError("a\x1b[31m\nb\r", "\x07")) == "\\x07: a\\x1b[31m\nb\\r"

@@ -9,9 +9,11 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
+from dcp_dsl import Slabs, block_sparsity
 from dcp_dsl.cli import dcpm
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, read_plan, write_plan
 from dcp_runtime import RunError
+from dcp_runtime.launch import launcher
 
 
 @pytest.fixture
@@ -41,7 +43,6 @@ def test_run_prints_one_document_and_writes_the_trace(plan_file, tmp_path):
 
 
 def test_failed_verification_is_exit_status_1_with_the_numbers(plan_file, monkeypatch):
-    import dcp_runtime.launch.launcher as launcher
     from dcp_runtime.verify.verification import TensorError
 
     plan = read_plan(plan_file).plan
@@ -119,8 +120,6 @@ def test_numbers_out_of_range_are_refused(plan_file, option):
 
 
 def test_missing_torch_names_the_extra(plan_file, monkeypatch):
-    import dcp_runtime.launch.launcher as launcher
-
     monkeypatch.setattr(launcher, "find_spec", lambda _: None)
     result = CliRunner().invoke(dcpm, ["run", str(plan_file)])
     assert isinstance(result.exception, RunError)
@@ -147,9 +146,32 @@ def test_many_processes_start_only_when_asked_for_by_number(lab, tmp_path):
     assert "say --ranks 24" in str(result.exception)
 
 
-def test_wrong_number_of_ranks_is_refused_before_anything_starts(plan_file, monkeypatch):
-    import dcp_runtime.launch.launcher as launcher
+@pytest.mark.parametrize("tokens", [2**31 - 1, 60])
+def test_a_small_file_of_many_tokens_is_refused_before_anything_is_allocated(
+    lab, tmp_path, monkeypatch, tokens
+):
+    mask = Slabs(tokens, [0], [tokens], [0], [1], [0], [1])
+    block = 2**28 if tokens > 60 else 16
+    sparsity = block_sparsity([mask], block, block)
+    config = PlanConfig(partitioner="static:contiguous")
+    plan = build_plan(sparsity, ModelShape(2, 1, 8, 4), Cluster(1, 2), config)
+    if tokens == 60:  # a receive buffer has as many rows as its largest slot says
+        assert len(plan.transfers)
+        slot = plan.transfers.slot.copy()
+        slot[0] = 2**31 - 64
+        plan = replace(plan, transfers=replace(plan.transfers, slot=slot))
+    write_plan(tmp_path / "long.dcpplan", plan)
+    assert (tmp_path / "long.dcpplan").stat().st_size < 40_000
+    monkeypatch.setattr(launcher, "open_world", lambda *_: pytest.fail("started"))
+    real = os.sysconf
+    pages = {"SC_PHYS_PAGES": 16 * 2**30 // real("SC_PAGE_SIZE")}
+    monkeypatch.setattr(os, "sysconf", lambda name: pages.get(name) or real(name))
+    result = CliRunner().invoke(dcpm, ["run", str(tmp_path / "long.dcpplan")])
+    assert isinstance(result.exception, RunError), result.output
+    assert "expected a plan that this machine's" in str(result.exception)
 
+
+def test_wrong_number_of_ranks_is_refused_before_anything_starts(plan_file, monkeypatch):
     monkeypatch.setattr(launcher, "run_plan", lambda *_: pytest.fail("started"))
     with pytest.raises(
         RunError, match="the plan is for 2 devices, 3 ranks were asked for"

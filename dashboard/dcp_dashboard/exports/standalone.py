@@ -137,8 +137,8 @@ def standalone_page(loaded: LoadedPlan) -> str:
         body = body.replace(f'data-url="{escape(address)}"', f'data-url="{url}"')
     body = re.sub(r' data-pairs="[^"]*"', "", body)  # single pairs are the server's to tell
     scripts = "\n".join(f"<script>{_inline(name)}</script>" for name in SCRIPTS)
-    # "</" would end the element that holds the text.
-    bundle = json.dumps({"facts": _facts(loaded)}, separators=(",", ":")).replace("</", "<\\/")
+    # "</script" would end the element that holds the text, "<!--<script" keep it from ending.
+    bundle = json.dumps({"facts": _facts(loaded)}, separators=(",", ":")).replace("<", "\\u003c")
     return PAGE.format(
         title=escape(f"{loaded.summary.mask} · {loaded.entry.relative}"),
         style=f"body {{ font-family: {FONT}; }}\n"

@@ -18,12 +18,13 @@ from dcp_dsl.checks.columns import column_depths, layout_columns
 from dcp_dsl.core.layout import natural_length
 from dcp_dsl.core.sample import MAX_TOKENS, Sample
 from dcp_dsl.coverage.batch_proof import BatchProver
-from dcp_dsl.data.data_file import LENGTH_COLUMNS, TOKEN_COLUMNS
+from dcp_dsl.data.data_file import LENGTH_COLUMNS, TOKEN_COLUMNS, require_lengths
 from dcp_dsl.data.nesting import (
     LayoutTotals,
     NestedColumn,
     column_depth,
     flatten_column,
+    is_list,
     measure_layout,
     require_depth,
 )
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_REMEMBERED = 100_000
+UNKNOWN = np.iinfo(np.int64).min
+"""The length of a row where nothing says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,9 @@ class RowChecker:
 
     def _check_types(self) -> None:
         """Refuse a source with columns that the layouts cannot read."""
+        for name in (*LENGTH_COLUMNS, *TOKEN_COLUMNS):
+            if name in self.source.columns:
+                require_lengths(self.source.name, name, self.source.columns[name])
         for segment in self.segments:
             assert isinstance(segment.source, ast.Layout), "chosen so"
             for column, depth in column_depths(segment.source).items():
@@ -172,7 +178,7 @@ class RowChecker:
         """Look at one row alone; give its length or raise."""
         columns = rows.columns_of(row)
         length = int(rows.lengths[row])
-        if length < 0:
+        if length == UNKNOWN:
             length = self._natural_length(columns)
         key = repr((columns, length)).encode()
         reason = self.known.get(key)
@@ -251,11 +257,11 @@ class _Rows:
 
     def _compare(self) -> None:
         """Find the length of each row, and the rows with contradictory lengths."""
-        self.lengths = np.full(self.num_rows, -1, np.int64)
+        self.lengths = np.full(self.num_rows, UNKNOWN, np.int64)
         self.disagrees = np.zeros(self.num_rows, np.bool_)
         self.is_open = np.zeros(self.num_rows, np.bool_)
         for sizes in self.said.values():
-            self._add(sizes, sizes >= 0)
+            self._add(sizes, sizes != UNKNOWN)
         for totals in self.totals.values():
             if not totals.takes_rest:
                 self._add(totals.tokens, totals.is_certain)
@@ -266,7 +272,7 @@ class _Rows:
         self.is_open |= (self.lengths < 0) | (self.lengths > MAX_TOKENS)
 
     def _add(self, sizes: Ints, is_sure: NDArray[np.bool_]) -> None:
-        is_new = is_sure & (self.lengths < 0)
+        is_new = is_sure & (self.lengths == UNKNOWN)
         self.disagrees |= is_sure & ~is_new & (self.lengths != sizes)
         self.lengths[is_new] = sizes[is_new]
 
@@ -296,7 +302,7 @@ class _Rows:
 
 
 def _stored_lengths(batch: "pa.Table") -> Iterator[tuple[str, Ints]]:
-    """Yield the lengths in the columns for lengths and tokens; -1 where a row has none."""
+    """Yield the lengths in the columns for lengths and tokens; `UNKNOWN` where a row has none."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -305,9 +311,12 @@ def _stored_lengths(batch: "pa.Table") -> Iterator[tuple[str, Ints]]:
             continue
         column: Any = batch.column(name)  # Any: the stubs know no common type of lists
         if name in TOKEN_COLUMNS:
-            is_bytes = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
-            column = pc.binary_length(column) if is_bytes else pc.list_value_length(column)
-        yield name, column.fill_null(-1).to_numpy().astype(np.int64)
+            column = (pc.list_value_length if is_list(column.type) else pc.binary_length)(column)
+        elif pa.types.is_uint64(column.type):
+            column = pc.min_element_wise(
+                column, pa.scalar(2**63 - 1, pa.uint64()), skip_nulls=False
+            )
+        yield name, column.cast(pa.int64()).fill_null(UNKNOWN).to_numpy()
 
 
 def _one_line(error: Exception) -> str:

@@ -115,30 +115,21 @@ class DataFile:
         import pyarrow as pa
 
         column = self.table.column(name)
-        if not pa.types.is_integer(column.type):
-            raise DatasetError(
-                f"{self.name}: expected column `{name}` to hold integers, got {column.type}"
-            )
+        require_lengths(self.name, name, column.type)
         self._no_nulls(name)
-        return column.to_numpy().astype(np.int64)
+        try:
+            return column.cast(pa.int64()).to_numpy()
+        except pa.ArrowInvalid as error:  # an unsigned one
+            raise DatasetError(f"{self.name}, column `{name}`: {error}") from None
 
     def _token_counts(self, name: str) -> Ints:
-        import pyarrow as pa
         import pyarrow.compute as pc
 
         column = self.table.column(name)
-        kind = column.type
+        require_lengths(self.name, name, column.type)
         self._no_nulls(name)
-        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-            counts = pc.binary_length(column)
-        elif is_list(kind):
-            counts = pc.list_value_length(column)
-        else:
-            raise DatasetError(
-                f"{self.name}: expected column `{name}` to hold lists of integers or bytes, got "
-                f"{kind}"
-            )
-        lengths: Ints = counts.to_numpy().astype(np.int64)
+        counts = pc.list_value_length if is_list(column.type) else pc.binary_length
+        lengths: Ints = counts(column).to_numpy().astype(np.int64)
         return lengths
 
     def _no_nulls(self, name: str) -> None:
@@ -146,6 +137,23 @@ class DataFile:
         if column.null_count:
             row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
             raise DatasetError(f"{self.where(row)} has no value in column `{name}`")
+
+
+def require_lengths(source: str, name: str, kind: Any) -> None:  # Any: a pyarrow type
+    """Refuse a column of lengths or tokens that has none.
+
+    Raises:
+        DatasetError: naming the file and the column.
+    """
+    import pyarrow as pa
+
+    if name in LENGTH_COLUMNS:
+        is_right, expected = pa.types.is_integer(kind), "integers"
+    else:
+        is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+        is_right, expected = is_bytes or is_list(kind), "lists of integers or bytes"
+    if not is_right:
+        raise DatasetError(f"{source}: expected column `{name}` to hold {expected}, got {kind}")
 
 
 def join_names(names: Collection[str]) -> str:

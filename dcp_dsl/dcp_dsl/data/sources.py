@@ -95,8 +95,12 @@ def find_sources(path: str) -> tuple[Source, ...]:
     Raises:
         DatasetError: if there is nothing to read, or `datasets` is needed and not installed.
     """
+    is_hub = path.startswith(HUB)
+    name = path.removeprefix(HUB).partition(":")[0].strip("/") if is_hub else path
+    if not name.strip():  # an empty path would be the current folder
+        raise DatasetError(f"expected the path or hf:NAME of a data set, got {path!r}")
     # `os.path` answers False for impossible names, which `Path` refuses.
-    if path.startswith(HUB) or any(os.path.isfile(os.path.join(path, name)) for name in _MARKS):
+    if is_hub or any(os.path.isfile(os.path.join(path, name)) for name in _MARKS):
         return tuple(_load_splits(path))
     try:
         return tuple(map(_open, _find_files(Path(path))))

@@ -5,7 +5,7 @@ from typing import cast, get_args
 
 import numpy as np
 
-from dcp_dsl import Slabs
+from dcp_dsl import Slabs, printable
 from dcp_dsl.arrays import Indices
 from dcp_dsl.forms import PlacedForm, form_of, items_of
 from dcp_planner.model.cluster import Cluster, ModelShape
@@ -138,7 +138,7 @@ def _trace(events: Columns, source: str, part: slice, plan: Plan) -> Trace:
                 f"events.{column}: expected {least} to {end - 1}, got {values.min()} to "
                 f"{values.max()}"
             )
-    name, names = index_names(events["name"][part])
+    name, names = index_names(list(map(printable, events["name"][part])))
     kind = np.array([EVENT_KINDS.index(kind) for kind in kinds], np.uint8)
     trace = Trace(cast("Source", source), kind=kind, name=name, names=names, **numbers)
     order = np.lexsort((trace.start_ns, trace.lane, trace.device))

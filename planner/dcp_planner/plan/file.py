@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from dcp_dsl import DatasetError
+from dcp_dsl import DatasetError, printable
 from dcp_dsl.files import check_writable, replacing
 from dcp_planner.errors import InvariantError, PlanError, PlanFileError
 from dcp_planner.model.cluster import (
@@ -258,12 +258,23 @@ def _read_parts(members: dict[str, bytes], limit_bytes: int) -> PlanFile:
 
 def _read_meta(data: bytes) -> dict[str, Any]:
     try:
-        meta = json.loads(data)
+        meta = json.loads(data, object_pairs_hook=_printable)
     except (ValueError, RecursionError) as error:
         raise PlanFileError(f"{_META}: expected JSON, got: {error}; {_AGAIN}") from error
     if not isinstance(meta, dict):
         raise PlanFileError(f"{_META}: expected a JSON object, got {type(meta).__name__}")
     return meta
+
+
+def _printable(pairs: list[tuple[str, Any]]) -> dict[str, Any]:  # Any: JSON values
+    """Spell out control characters in the texts of an object, and of the lists in it."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, list):
+            return list(map(clean, value))
+        return printable(value) if isinstance(value, str) else value
+
+    return {printable(name): clean(value) for name, value in pairs}
 
 
 def _member(values: object, key: str, kind: type) -> Any:  # Any: checked to be a `kind`
@@ -356,10 +367,11 @@ class FileCheck:
         """Format the result as a line for people."""
         if self.status == "valid":
             rest = self.not_compared and f"; mask not compared: {self.not_compared}"
-            return f"{self.file}: valid{rest}"
+            return printable(f"{self.file}: valid{rest}")
         if self.status == "unreadable":
             return self.message
-        return f"{self.file}: broken: {self.invariant}" + (f"; at {self.where}" * bool(self.where))
+        where = f"; at {self.where}" * bool(self.where)
+        return printable(f"{self.file}: broken: {self.invariant}{where}")
 
 
 def check_file(path: str) -> FileCheck:

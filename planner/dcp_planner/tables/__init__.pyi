@@ -1,5 +1,6 @@
 from .buffers import accumulator_bytes, receive_buffer_bytes
 from .head_groups import expand_head_groups
+from .memory import measure_memory
 from .metrics import PlanMetrics
 from .plan import (
     Attention,
@@ -24,5 +25,6 @@ __all__ = [
     "Reduction",
     "accumulator_bytes",
     "expand_head_groups",
+    "measure_memory",
     "receive_buffer_bytes",
 ]

@@ -1,6 +1,7 @@
 """`run_plan`: executes a plan on processes of this machine, on random tensors, and verifies it."""
 
 import io
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from dcp_planner import LANES, Plan, Trace
 from dcp_planner.plan import decode_plan, encode_plan
+from dcp_planner.tables import measure_memory
 from dcp_runtime.errors import RunError
 from dcp_runtime.launch.config import RunConfig, TransportName
 from dcp_runtime.launch.world import ProcessWorld
@@ -91,6 +93,22 @@ def check_ranks(plan: Plan, ranks: int) -> None:
         )
 
 
+def check_memory(plan: Plan, config: RunConfig) -> None:
+    """Refuse a plan whose tensors are larger than this machine: a small file can name many tokens.
+
+    All ranks share the machine's memory, and inputs are drawn in float64, tensor by tensor.
+    """
+    wider = max(1.0, int(config.dtype[-2:]) / 8 / plan.shape.dtype_bytes)
+    held = float(measure_memory(plan).peak.sum()) * config.layers * wider
+    drawn = 8.0 * plan.num_tokens * plan.shape.q_heads * plan.shape.head_dim
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if config.device == "cpu" and held + drawn > there:
+        raise RunError(
+            f"expected a plan that this machine's {there / 1e9:.0f} GB hold, got one that needs "
+            f"{(held + drawn) / 1e9:.0f} GB on {config.ranks} ranks; run fewer tokens"
+        )
+
+
 def run_plan(plan: Plan, config: RunConfig, world: ProcessWorld | None = None) -> RunResult:
     """Execute a plan, forward and backward, on real processes with seeded random tensors.
 
@@ -107,6 +125,7 @@ def run_plan(plan: Plan, config: RunConfig, world: ProcessWorld | None = None) -
             died, stalled or failed; every process has ended then.
     """
     check_ranks(plan, config.ranks)
+    check_memory(plan, config)
     longest = int(np.diff(plan.cu_seqlens).max(initial=0))
     if config.verify and longest > MAX_DENSE_TOKENS:
         raise RunError(

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 from xml.etree import ElementTree
 
@@ -16,6 +17,7 @@ from PIL import Image
 from dcp_dashboard.api.palette import KIND_COLOURS, device_colours
 from dcp_dashboard.commands import view
 from dcp_dashboard.exports import pictures as mask_svg_module
+from dcp_dashboard.exports import standalone
 from dcp_dashboard.exports.pictures import (
     covered,
     mask_pixels,
@@ -157,6 +159,15 @@ def test_a_page_of_its_own_names_no_address_but_its_data(loaded):
     assert addresses
     assert all(each.startswith("data:application/octet-stream;base64,") for each in addresses)
     assert "</script" not in re.sub(r"</script>\n", "", text)
+
+
+def test_the_data_of_a_page_cannot_end_or_open_its_script(loaded, monkeypatch):
+    hostile = {"/api": "</script><!--<script>\u2028&"}
+    monkeypatch.setattr(standalone, "_facts", lambda _: hostile)
+    text = standalone_page(loaded)
+    ((bundle),) = re.findall(r'id="dcp-bundle">(.*)</script>', text)
+    assert "<" not in bundle
+    assert json.loads(bundle) == {"facts": hostile}
 
 
 def test_view_writes_what_is_asked_for_and_nothing_else(served_folder, tmp_path):

@@ -1,0 +1,281 @@
+"""Damage foreign files at random and read them: nothing may end the process but its own end.
+
+`make fuzz MINUTES=n` runs every kind for its share of the time; `--count` runs a fixed number. Each
+kind is read by a child, so that a signal is counted and named by its seed, which alone makes the
+file again: `python tests/fuzz/file_fuzz.py --kind arrow --seed 17 --count 1 --keep FILE`.
+"""
+
+import argparse
+import json
+import mmap
+import os
+import random
+import resource
+import signal
+import struct
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dcp_dsl import DatasetError, Sample, Spec, load, read_dataset
+from dcp_dsl.coverage.dataset_checker import check_dataset
+from dcp_planner import Cluster, ModelShape, PlanConfig, PlanFileError, build_plan, simulate
+from dcp_planner.batches.batch import batch_of_samples
+from dcp_planner.plan.arrow_tables import TABLES, decode_table, encode_table
+from dcp_planner.plan.columns import columns_of_plan, columns_of_traces
+
+HOSTILE = Path(__file__).parents[1] / "fixtures" / "hostile"
+CHUNK = 500  # files that one child reads
+HANG_S = 20
+MEMORY_BYTES = 6 << 30
+ODD = (0, 1, -1, 2, 7, 8, 127, 255, 2**16, 2**31 - 1, -(2**31), 2**32, 2**62, 2**63 - 1, -(2**63))
+Case = tuple[str, bytes, Callable[[Path], None]]
+
+
+def damage(data: bytes, rng: random.Random) -> bytes:
+    """Change a few places: bytes, numbers, cuts, repeats."""
+    found = bytearray(data)
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
+        at = rng.randrange(max(1, len(found)))
+        match rng.randrange(7):
+            case 0 | 1 | 2:
+                found[at : at + 1] = bytes([rng.randrange(256)])
+            case 3:
+                width, kind = rng.choice(((2, "<H"), (4, "<I"), (8, "<Q")))
+                at -= at % width
+                found[at : at + width] = struct.pack(kind, rng.choice(ODD) % 256**width)
+            case 4:
+                del found[at : at + rng.randrange(1, 9)]
+            case 5:
+                found[at:at] = found[at : at + rng.randrange(1, 17)]
+            case _:
+                other = rng.randrange(len(found) + 1)
+                size = rng.randrange(1, 65)
+                found[at : at + size] = found[other : other + size]
+    return bytes(found)
+
+
+def tables() -> list[tuple[str, int, bytes]]:
+    """Name, rows and bytes of every table of two plans, one of them with other forms."""
+    found = []
+    texts = "segment d = [lens]*  mask m = causal and same(d)", "mask m = sliding(9) and (q-k)%3==0"
+    for text, columns in zip(texts, ({"lens": [30, 9]}, {}), strict=True):
+        spec = Spec.from_text(text)
+        (batch,) = batch_of_samples(spec, spec.mask("m"), [Sample(columns, 39)], 8)
+        config = PlanConfig(partitioner="static:zigzag")
+        plan = build_plan(batch.sparsity, ModelShape(), Cluster(2, 2), config)
+        made = columns_of_plan(plan) | {"events": columns_of_traces((simulate(plan),))}
+        for name, table in made.items():
+            rows = len(table[next(iter(TABLES[name]))])
+            found.append((name, rows, encode_table(name, table)))
+    return found
+
+
+def arrow_cases() -> Callable[[random.Random], Case]:
+    """Tables of plan files."""
+    known = tables()
+
+    def draw(rng: random.Random) -> Case:
+        name, rows, data = rng.choice(known)
+
+        def read(path: Path) -> None:
+            decode_table(name, path.read_bytes(), rows, 1 << 28)
+
+        return f"{name}.arrow", damage(data, rng), read
+
+    return draw
+
+
+def touch(path: Path) -> None:
+    """Read a data set as the loader does: lengths and all rows."""
+    dataset = read_dataset(path)
+    for row in range(len(dataset)):
+        dataset[row]
+    _ = dataset.lengths
+
+
+WORDS = (
+    b"null", b"{}", b"[]", b'{"len": 1}', b"1e999", b"NaN", b"-", b'"\\ud800"', b"\xff", b"\0",
+    b"[[", b"]", b"{", b"}", b",", b":", b"\n", b"\r", b'"', b"18446744073709551616", b"true",
+)  # fmt: skip
+
+
+def jsonl_cases() -> Callable[[random.Random], Case]:
+    """JSON lines, damaged by bytes and by words of JSON."""
+    rows = [{"len": 3, "a": [1, 2], "t": "x", "n": {"b": [[1], []]}, "f": 0.5, "z": None}] * 6
+
+    def draw(rng: random.Random) -> Case:
+        data = "\n".join(map(json.dumps, rows[: rng.randrange(1, 6)])).encode()
+        for _ in range(rng.randrange(4)):
+            at = rng.randrange(len(data) + 1)
+            data = data[:at] + rng.choice(WORDS) + data[at + rng.choice((0, 0, 1, 4, 30)) :]
+        return "a.jsonl", damage(data, rng) if rng.random() < 0.5 and data else data, touch
+
+    return draw
+
+
+def parquet_cases() -> Callable[[random.Random], Case]:
+    """Parquet files of several types, encodings and codecs."""
+    columns = {
+        "len": pa.array([3, 2, 1], pa.int32()),
+        "a": pa.array([[1, 2], [], [3]], pa.list_(pa.int16())),
+        "n": pa.array([[[1], []], [], [[2, 3]]], pa.list_(pa.large_list(pa.int64()))),
+        "tokens": pa.array([[1, 2, 3], [4, 5], [6]], pa.list_(pa.uint32())),
+        "t": pa.array(["x", None, "yy"]),
+        "d": pa.array([1, None, 3], pa.timestamp("us")),
+    }
+    files = []
+    for options in ({}, {"compression": "zstd"}, {"use_dictionary": False, "version": "1.0"}):
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table(columns), sink, **options)
+        files.append(sink.getvalue().to_pybytes())
+
+    def draw(rng: random.Random) -> Case:
+        return "a.parquet", damage(rng.choice(files), rng), touch
+
+    return draw
+
+
+class Disagreement(Exception):
+    """A row that the checker takes and the loader does not, or the other way round."""
+
+
+def decide_alone(attachment: object, row: dict[str, object]) -> str:
+    """Give the reason why the loader and its guard refuse a row; empty if they take it."""
+    try:
+        sample = attachment.sample(row)
+        for mask in attachment.masks:
+            mask.compile(sample)
+        attachment.guard().check(sample)
+    except DatasetError as error:
+        return str(error)
+    return ""
+
+
+def row_cases() -> Callable[[random.Random], Case]:
+    """Rows whose columns are a little, or very, wrong: the checker against row by row."""
+    spec = load(HOSTILE / "s.dcpm")
+    sizes = (*(0, 1, 2, 3) * 6, *ODD)
+    kinds = (pa.int64(), pa.uint64(), pa.int64(), pa.int64(), pa.uint64())
+
+    def draw(rng: random.Random) -> Case:
+        rows = []
+        for _ in range(20):
+            row = {
+                "question_len": rng.choice((*sizes, None)),
+                "answer_lens": [rng.choice(sizes) for _ in range(rng.randrange(4))],
+            }
+            total = (row["question_len"] or 0) + sum(row["answer_lens"])
+            length = rng.choice((total,) * 8 + (total + 1, -1, 2**31, 2**64 - 1, 0))
+            rows.append({**row, "length": length})
+        kind = dict(zip(rows[0], rng.sample(kinds, 3), strict=True))
+        fits = [r for r in rows if all(_fits(v, kind[n]) for n, v in r.items())]
+        kind["answer_lens"] = pa.list_(kind["answer_lens"])
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_pylist(fits, schema=pa.schema(list(kind.items()))), sink)
+
+        def compare(path: Path) -> None:
+            refused = {
+                row.row: row.reason
+                for statement in check_dataset(spec, str(path)).statements
+                for row in statement.refused
+            }
+            dataset = read_dataset(path)
+            attachment = spec.attachment_of(dataset)
+            for number in range(len(dataset)):
+                alone = decide_alone(attachment, dataset[number])
+                if bool(alone) != (number in refused):
+                    checker = refused.get(number, "taken")
+                    raise Disagreement(f"{dataset[number]}: {checker!r}, alone {alone!r}")
+
+        return "a.parquet", sink.getvalue().to_pybytes(), compare
+
+    return draw
+
+
+def _fits(value: object, kind: pa.DataType) -> bool:
+    values = value if isinstance(value, list) else [value]
+    least, end = (0, 2**64) if pa.types.is_uint64(kind) else (-(2**63), 2**63)
+    return all(v is None or least <= v < end for v in values)
+
+
+KINDS = {"arrow": arrow_cases, "jsonl": jsonl_cases, "parquet": parquet_cases, "rows": row_cases}
+
+
+def run_chunk(kind: str, draw: Callable, first: int, count: int, board: mmap.mmap) -> None:
+    """Read files in this child; the board says which one is being read, and how they ended."""
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with tempfile.TemporaryDirectory(dir=os.environ.get("FUZZ_DIR")) as folder:
+        for seed in range(first, first + count):
+            board[:8] = struct.pack("<q", seed)
+            name, data, read = draw(random.Random(f"{kind} {seed}"))
+            path = Path(folder, name)
+            path.write_bytes(data)
+            signal.alarm(HANG_S)
+            try:
+                read(path)
+                place = 8
+            except (DatasetError, PlanFileError):
+                place = 16
+            except BaseException:
+                print(f"{kind} {seed}: {traceback.format_exc()}", file=sys.stderr, flush=True)
+                place = 24
+            signal.alarm(0)
+            told = struct.unpack("<q", board[place : place + 8])[0]
+            board[place : place + 8] = struct.pack("<q", told + 1)
+
+
+def run(kind: str, first: int, count: int, seconds: float) -> Counter[str]:
+    """Read files until the count or the time is reached."""
+    draw, board, found = KINDS[kind](), mmap.mmap(-1, 32), Counter[str]()
+    seed, end = first, time.monotonic() + seconds
+    while seed < first + count and time.monotonic() < end:
+        size = min(CHUNK, first + count - seed)
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                run_chunk(kind, draw, seed, size, board)
+                status = 0
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(pid, 0)
+        at = struct.unpack("<q", board[:8])[0]
+        if os.WIFSIGNALED(status):
+            print(f"{kind} {at}: signal {os.WTERMSIG(status)}", file=sys.stderr, flush=True)
+            found["signals"] += 1
+        seed = at + 1
+    read, refused, errors = struct.unpack("<qqq", board[8:32])
+    return Counter(read=read, refused=refused, errors=errors, signals=found["signals"])
+
+
+def main() -> None:
+    """Run, print the counts as JSON, and end with status 1 after any finding."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kind", choices=sorted(KINDS), action="append")
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--count", type=int, default=sys.maxsize, help="files of each kind")
+    parser.add_argument("--seed", type=int, default=0, help="of the first file")
+    parser.add_argument("--keep", type=Path, help="write the first file here and read nothing")
+    options = parser.parse_args()
+    kinds = options.kind or sorted(KINDS)
+    if options.keep:
+        rng = random.Random(f"{kinds[0]} {options.seed}")
+        options.keep.write_bytes(KINDS[kinds[0]]()(rng)[1])
+        return
+    share = 60 * options.minutes / len(kinds)
+    found = {kind: run(kind, options.seed, options.count, share) for kind in kinds}
+    print(json.dumps(found))
+    sys.exit(any(counts["signals"] or counts["errors"] for counts in found.values()))
+
+
+if __name__ == "__main__":
+    main()
