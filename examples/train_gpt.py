@@ -81,6 +81,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--balance", choices=["work", "order"], default="work")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--planners", type=int, help="processes that plan ahead")
     parser.add_argument("--losses", type=Path, help="write the loss of every step as JSON")
@@ -95,11 +96,12 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Train, and print the loss per token of every step."""
     arguments = parse_arguments()
+    backend = take_device(arguments.device)
     if "RANK" in os.environ:  # torchrun sets it
-        dist.init_process_group("gloo")
+        dist.init_process_group(backend)
     else:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    mesh = make_mesh(arguments.replicas)
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    mesh = make_mesh(arguments.replicas, arguments.device)
     executor = DCPExecutor(mesh["cp"])
     documents, masks = read_documents(arguments.tokens), find_masks(arguments)
     loader = None
@@ -119,12 +121,27 @@ def main() -> None:
         dist.destroy_process_group()
 
 
-def make_mesh(replicas: int) -> DeviceMesh:
+def take_device(kind: str) -> str:
+    """Take this process's GPU, if GPUs are wanted, and return the backends of the process group."""
+    if kind == "cpu":
+        return "gloo"
+    number, known = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if number >= known:
+        raise SystemExit(
+            f"--device cuda: process {number} of this machine needs a GPU of its own, and torch "
+            f"sees {known}; "
+            + (f"start at most {known} processes" if known else "use --device cpu")
+        )
+    torch.cuda.set_device(number)
+    return "cpu:gloo,cuda:nccl"  # the loader agrees on batches through tensors on the CPU
+
+
+def make_mesh(replicas: int, device: str = "cpu") -> DeviceMesh:
     """Return a mesh of replicas (dp) and the ranks of each (cp)."""
     world = dist.get_world_size()
     if world % replicas:
         raise SystemExit(f"--replicas: expected a divisor of the {world} ranks, got {replicas}")
-    return init_device_mesh("cpu", (replicas, world // replicas), mesh_dim_names=("dp", "cp"))
+    return init_device_mesh(device, (replicas, world // replicas), mesh_dim_names=("dp", "cp"))
 
 
 def find_masks(arguments: argparse.Namespace) -> Stack:
@@ -161,14 +178,16 @@ def train(
     arguments: argparse.Namespace, loader: DCPDataloader, make_attention: AttentionOfBatch
 ) -> list[float]:
     """Return the loss per token of every step."""
-    model = make_model(GPTConfig(), arguments.parallel, arguments.seed)
+    device = torch.device(arguments.device)
+    model = make_model(GPTConfig(), arguments.parallel, arguments.seed, device=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate, foreach=True)
     losses: list[float] = []
-    total = torch.zeros(())
-    for local_data, plan in endless(loader):
+    total = torch.zeros((), device=device)
+    for data_on_host, plan in endless(loader):
+        local_data = data_on_host.to(device)
         attend = make_attention(local_data, plan)
         dtype = DTYPES[arguments.dtype]
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             logits = model(local_data.tokens, local_data.position_ids, attend)
         # Ranks own different numbers of targets: sum here, divide by those of the global batch.
         loss = functional.cross_entropy(logits.float(), local_data.labels, reduction="sum")
@@ -193,11 +212,15 @@ def train(
 
 
 def make_model(
-    config: GPTConfig, parallel: str, seed: int = 0, mesh: DeviceMesh | None = None
+    config: GPTConfig,
+    parallel: str,
+    seed: int = 0,
+    mesh: DeviceMesh | None = None,
+    device: torch.device | str = "cpu",
 ) -> GPT:
     """Return the same model on every rank, or its shards on the ranks of a mesh (``None``: all)."""
     torch.manual_seed(seed)
-    model = GPT(config)
+    model = GPT(config).to(device)
     if parallel == "fsdp":
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
@@ -253,7 +276,7 @@ def dense_attention(
                 keys = order(len(kv_rows))
                 out = functional.scaled_dot_product_attention(
                     *(x.transpose(0, 1)[None] for x in (q_rows, *kv_rows[keys].unbind(1))),
-                    attn_mask=visible[:, keys],
+                    attn_mask=visible[:, keys].to(q.device),
                     enable_gqa=True,
                 )
                 parts.append(out[0].transpose(0, 1))

@@ -19,8 +19,24 @@ EXAMPLES = Path(train_gpt.__file__).parent
 ARGUMENTS = argparse.Namespace(
     spec=EXAMPLES / "train.dcpm", mask="local_global", attention="dcp", parallel="replicate",
     steps=2, tokens=600, learning_rate=1e-3, dtype="float32", seed=0, planners=0,
-    replicas=1, micro_batches=1, balance="work",
+    replicas=1, micro_batches=1, balance="work", device="cpu",
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gpus", "way_out"), [(0, "use --device cpu"), (2, "start at most 2 processes")]
+)
+def test_a_process_without_a_gpu_of_its_own_is_told(monkeypatch, gpus, way_out):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv("LOCAL_RANK", str(gpus))
+    with pytest.raises(SystemExit, match=rf"process {gpus} .* sees {gpus}; {way_out}"):
+        train_gpt.take_device("cuda")
+    if gpus:
+        taken = []
+        monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        assert train_gpt.take_device("cuda") == "cpu:gloo,cuda:nccl"
+        assert taken == [1]
 
 
 def test_a_stack_trains_as_dense_masks_do_and_its_masks_matter(monkeypatch):
