@@ -116,11 +116,14 @@ def test_fetches_are_what_the_tile_lacks_at_its_device(small_plan):
     assert {"nothing", "keys and values"} <= set(expected)
 
 
-def test_density_is_highest_for_full_tiles_only(small_plan):
+def test_density_is_the_visible_share_in_sixteen_steps(small_plan):
     _, columns = decode(mask_payload(small_plan))
-    is_full = small_plan.tiles.kind == 2
-    assert set(columns["tile_density"][is_full]) == {15}
-    assert columns["tile_density"][~is_full].max() < 15
+    tiles, tokens = small_plan.tiles, small_plan.blocks.num_tokens.tolist()
+    places = zip(tiles.q_block.tolist(), tiles.kv_block.tolist(), strict=True)
+    areas = [tokens[q] * tokens[kv] for q, kv in places]
+    wanted = [15 * p // area for p, area in zip(tiles.pairs.tolist(), areas, strict=True)]
+    assert columns["tile_density"].tolist() == wanted
+    assert set(wanted) == {7, 15}
 
 
 def test_colours_are_those_that_css_gives_for_the_same_numbers():

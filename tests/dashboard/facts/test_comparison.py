@@ -99,7 +99,29 @@ def test_totals_of_different_batches_are_not_judged_but_rates_are(library):
     assert "2 nodes of 2" in limits
     assert "tiles are not compared" in limits
     assert compare_devices(comparison) == ()
-    assert "different batches" in explain(comparison).text
+
+
+@pytest.mark.parametrize(("slow_by", "times_more"), [(1, "19"), (10, "1.93")])
+def test_plans_of_different_batches_are_told_by_their_rates(
+    tmp_path, small_plan, large_plan, slow_by, times_more
+):
+    """Rates by hand: pairs over seconds and devices."""
+    seconds, rates = {}, {}
+    for name, plan, factor in (("small", small_plan, 1), ("large", large_plan, slow_by)):
+        trace = simulate(plan)
+        times = {"start_ns": trace.start_ns * factor, "end_ns": trace.end_ns * factor}
+        write_plan(tmp_path / f"{name}.dcpplan", plan, (replace(trace, **times),))
+        ends, starts = times["end_ns"].tolist(), times["start_ns"].tolist()
+        seconds[name] = (max(ends) - min(starts)) / 1e9
+        rates[name] = sum(plan.tiles.pairs.tolist()) / seconds[name] / plan.num_devices
+    found = rates["large"] / rates["small"]
+    assert times_more == (f"{found:.0f}" if slow_by == 1 else f"{found:.2f}")
+    for a, b, faster, slower in (("small", "large", "B", "A"), ("large", "small", "A", "B")):
+        text = explain(compared(PlanLibrary(tmp_path), a, b)).text
+        assert text == (
+            f"A takes {duration(seconds[a])}, B {duration(seconds[b])}, for different batches; per "
+            f"second and device, {faster} computes {times_more} times the pairs of {slower}."
+        )
 
 
 def test_the_same_batch_in_other_blocks_is_judged_but_tiles_are_not_compared(library):

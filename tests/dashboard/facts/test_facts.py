@@ -9,6 +9,7 @@ from dcp_dashboard.api.columns import decode
 from dcp_dashboard.api.mask import MAX_PAIRS, read_window
 from dcp_dashboard.facts.event import event_facts
 from dcp_dashboard.facts.metrics import above_bounds
+from dcp_dashboard.facts.quantities import duration, percent
 from dcp_dashboard.library.folder import DashboardError, open_folder, plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.web.app import create_app
@@ -89,6 +90,21 @@ def test_a_device_says_what_it_waits_for(client, small_plan, small_trace):
         text = " ".join(value for label, value in words(facts) if label.startswith("waits"))
         assert "for device" in text
         assert any(link.startswith("division.") for link in links(facts))
+
+
+def test_a_device_says_how_long_it_computes_and_waits(client, small_trace):
+    length = (small_trace.end_ns - small_trace.start_ns).tolist()
+    total = max(small_trace.end_ns.tolist())
+    rows = list(zip(small_trace.device.tolist(), small_trace.lane.tolist(), length, strict=True))
+    for device in range(4):
+        said = words(ask(client, f"device/{device}"))
+        for label, lane in (("Computing", "compute"), ("Waiting", "wait")):
+            spent = sum(n for d, x, n in rows if (d, LANES[x]) == (device, lane))
+            wanted = f"{duration(spent / 1e9)}, {percent(spent / total)}"
+            assert (label, wanted) in said
+        ends = zip(small_trace.device.tolist(), small_trace.end_ns.tolist(), strict=True)
+        done = max(end for d, end in ends if d == device)
+        assert ("Done at", f"{duration(done / 1e9)} of {duration(total / 1e9)}") in said
 
 
 def test_a_pair_says_both_ways(client, small_plan):
