@@ -28,19 +28,20 @@ check shared total on tiny
 class Editor:
     """A client that speaks the protocol, message by message."""
 
-    def __init__(self, root, **initialize):
+    def __init__(self, root, code="", capabilities=None, **initialize):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from dcp_dsl.cli import main; main()", "lsp"],
+            [sys.executable, "-c", f"{code}from dcp_dsl.cli import main; main()", "lsp"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=root,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )  # fmt: skip
         self.received = queue.Queue()
         self.number = 0
-        self.notes = []
+        self.notes, self.progress = [], []
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
         self.abilities = self.ask("initialize", {
-            "processId": os.getpid(), "rootUri": root.as_uri(), "capabilities": {}, **initialize,
+            "processId": os.getpid(), "rootUri": root.as_uri(),
+            "capabilities": capabilities or {}, **initialize,
         })["capabilities"]  # fmt: skip
         self.tell("initialized", {})
 
@@ -53,7 +54,11 @@ class Editor:
                     size = int(line.split(b":")[1])
             if size is None:
                 return
-            self.received.put(json.loads(stream.read(size)))
+            message = json.loads(stream.read(size))
+            if "method" in message and "id" in message:
+                self.send({"id": message["id"], "result": None})
+            else:
+                self.received.put(message)
 
     def send(self, message):
         data = json.dumps({"jsonrpc": "2.0", **message}).encode()
@@ -63,20 +68,23 @@ class Editor:
     def tell(self, method, params):
         self.send({"method": method, "params": params})
 
-    def ask(self, method, params):
+    def ask(self, method, params, error=None):
         self.number += 1
         self.send({"id": self.number, "method": method, "params": params})
         while True:
             message = self.received.get(timeout=250)
             if message.get("id") == self.number:
-                assert "error" not in message, message
-                return message["result"]
+                assert ("error" in message) == (error is not None), message
+                assert error is None or error in message["error"]["message"]
+                return message.get("result")
             self.notes.append(message)
 
     def diagnostics(self, uri, version=None):
         """Wait for the next diagnostics of a version of a document; of none once it is closed."""
         while True:
             message = self.notes.pop(0) if self.notes else self.received.get(timeout=250)
+            if message.get("method") == "$/progress":
+                self.progress.append(message["params"]["value"])
             if (message.get("method") == "textDocument/publishDiagnostics"
                     and message["params"]["uri"] == uri
                     and message["params"].get("version") == version):  # fmt: skip
@@ -87,13 +95,19 @@ class Editor:
         self.tell("textDocument/didOpen", {"textDocument": document})
         return self.diagnostics(uri, 1)
 
-    def at(self, method, uri, text, word, **more):
+    def put(self, uri, version, text):
+        """Replace the whole text."""
+        document = {"uri": uri, "version": version}
+        changes = {"textDocument": document, "contentChanges": [{"text": text}]}
+        self.tell("textDocument/didChange", changes)
+
+    def at(self, method, uri, text, word, error=None, **more):
         """Ask about the first place of a word; `|` in it is the place itself."""
         offset = text.index(word.replace("|", "")) + max(0, word.find("|"))
         line = text.count("\n", 0, offset)
         column = len(text[:offset].split("\n")[-1].encode("utf-16-le")) // 2
         place = {"textDocument": {"uri": uri}, "position": {"line": line, "character": column}}
-        return self.ask(f"textDocument/{method}", {**place, **more})
+        return self.ask(f"textDocument/{method}", {**place, **more}, error)
 
     def close(self):
         self.ask("shutdown", None)
@@ -294,6 +308,63 @@ def test_definitions_are_found_in_the_text_the_library_and_imports(editor, opene
 def test_symbols_list_the_statements(editor, opened):
     symbols = editor.ask("textDocument/documentSymbol", {"textDocument": {"uri": opened}})
     assert [s["name"] for s in symbols] == ["part", "shared", "tiny"]
+
+
+def test_names_are_found_and_renamed_and_calls_have_signatures(editor, opened):
+    context = {"includeDeclaration": False}
+    found = editor.at("references", opened, TEXT, "sh|ared(w", context=context)
+    places = [f["range"]["start"] for f in found]
+    assert places == [{"line": 4, "character": 6}]
+    edit = editor.at("rename", opened, TEXT, "sh|ared(w", newName="close")
+    edits = [(e["range"]["start"]["line"], e["newText"]) for e in edit["changes"][opened]]
+    assert edits == [(2, "close"), (4, "close")]
+    says = "already means something"
+    editor.at("rename", opened, TEXT, "sh|ared(w", error=says, newName="part")
+    place = editor.at("prepareRename", opened, TEXT, "sh|ared(w")
+    assert (place["start"]["character"], place["end"]["character"]) == (5, 11)
+    said = editor.at("signatureHelp", opened, TEXT, "same(|answer")
+    assert said["signatures"][0]["label"] == "same(S)"
+
+
+def test_words_are_coloured_by_what_they_mean(editor, opened):
+    asked = {"textDocument": {"uri": opened}}
+    data = editor.ask("textDocument/semanticTokens/full", asked)["data"]
+    types = editor.abilities["semanticTokensProvider"]["legend"]["tokenTypes"]
+    lines, line, column, shown = TEXT.split("\n"), 0, 0, []
+    for row, at, width, kind, bits in zip(*[iter(data)] * 5, strict=True):
+        line, column = line + row, at if row else column + at
+        shown.append((lines[line][column : column + width], types[kind], bits))
+    assert shown[:4] == [
+        ("part", "class", 1), ("question", "class", 1), ("question_len", "property", 0),
+        ("answer", "class", 1),
+    ]  # fmt: skip
+    assert {("causal", "function", 2), ("w", "parameter", 1), ("tiny", "enumMember", 0)} <= {*shown}
+
+
+AT_ONCE = """
+import dcp_dsl.language_server.server as server
+server.PROGRESS_AFTER_S = server.SLICE_S = 0
+"""
+
+
+def test_typing_on_keeps_the_last_good_picture_and_tells_progress(tmp_path):
+    client = Editor(tmp_path, AT_ONCE, {"window": {"workDoneProgress": True}})
+    uri = (tmp_path / "typed.dcpm").as_uri()
+    assert client.open(uri, TEXT) == []
+    broken = TEXT.replace("causal and", "causal and (")
+    for version, text, codes in (
+        (2, broken, ["E006"]), (3, TEXT.replace("causal and ", ""), ["E120"]), (4, TEXT, [])
+    ):  # fmt: skip
+        client.put(uri, version, text)
+        while [d["code"] for d in client.diagnostics(uri, version)] != codes:
+            pass
+        if text == broken:
+            value = client.at("hover", uri, TEXT, "sh|ared(w")["contents"]["value"]
+            assert "│" in value, "drawn as before the error"
+    assert {value["kind"] for value in client.progress} == {"begin", "report", "end"}
+    shares = [value["percentage"] for value in client.progress if value["kind"] != "end"]
+    assert all(0 < share <= 100 for share in shares)
+    client.close()
 
 
 def test_documents_that_are_no_files_and_odd_texts_are_served(editor):
