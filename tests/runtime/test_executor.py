@@ -9,13 +9,8 @@ RANKS = 3
 SCRIPT = Path(__file__).with_name("executor_scenarios.py")
 SCENARIOS = (
     "missing_process_group_is_explained",
-    "two_layers_before_backward",
-    "heads_in_groups",
-    "another_plan_before_backward",
-    "activation_checkpointing",
     "gathered_timeline_holds_all_ranks",
     "wrong_world_size_is_refused",
-    "unknown_kernel_is_refused",
     "what_is_no_plan_tensor_or_timeout_is_refused",
     "a_rank_outside_the_group_is_refused",
     "error_on_one_rank_is_named_on_all",
