@@ -148,6 +148,11 @@ def test_the_verdict_of_a_mask_that_is_not_tested_says_why():
     ]  # fmt: skip
 
 
+def test_a_sample_of_other_masks_does_not_hide_those_behind_it():
+    (found,) = check(f"{KEPT}sample other(len = 4)\nsample own(evict = [1, 1])\n")
+    assert found.code == "E121"
+
+
 def test_a_mask_that_takes_too_long_to_test_is_a_warning(monkeypatch):
     monkeypatch.setattr("dcp_dsl.claims.testing.MAX_STEPS", 2**16)
     (found,) = check(f"{KEPT}sample s(evict = [4, 4, 4])")

@@ -37,6 +37,7 @@ from dcp_planner.commands.validate import validate as validate_command
 from dcp_planner.commands.why import why as why_command
 from dcp_planner.model.placement import PlanWarning
 from dcp_planner.plan import encode_parts
+from dcp_planner.tables import receive_buffer_bytes
 
 SPEC = """dcpm 1
 mask local(width: tokens = 8) = causal and q - k < width
@@ -131,6 +132,7 @@ def test_a_batch_in_json_is_what_its_plan_shows(folder):
     sent = [int(table.size_bytes[table.source == d].sum()) for d in (0, 1)]
     received = [int(table.size_bytes[table.target == d].sum()) for d in (0, 1)]
     assert (batch["max_send_bytes"], batch["max_recv_bytes"]) == (max(sent), max(received))
+    assert batch["peak_buffer_bytes"] == receive_buffer_bytes(made).max()
     work = [int(made.tiles.pairs[made.tiles.device == d].sum()) for d in (0, 1)]
     assert batch["compute_imbalance"] == pytest.approx(max(work) / (sum(work) / 2))
     trace = simulate(made)

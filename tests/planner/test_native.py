@@ -15,7 +15,7 @@ from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_planner.model.packing import Caps
 from dcp_planner.model.workload import build_workload
 from dcp_planner.search.effort import EFFORTS
-from dcp_planner.search.multilevel import SearchSetting, device_tree, prices_of, search
+from dcp_planner.search.multilevel import SearchSetting, _cost, device_tree, prices_of, search
 from dcp_planner.search.partition_state import bytes_of, excess_of, fill
 from dcp_planner.search.partitioners import place
 from dcp_planner.search.problem import Split, coarsen, problem_of, restrict, state_of_split
@@ -106,6 +106,7 @@ def test_the_cost_of_a_state_is_what_sets_count(strategies, data):
     over = state._replace(limits=np.array([[2.0], [3.0]]), prices=np.array([5.0, 7.0]))
     beyond = [5 * max(w - 2, 0) + 7 * max(n - 3, 0) for w, n in state.loads.T]
     assert excess_of(over) == sum(beyond)
+    assert _cost(over) == counted() + sum(beyond)
     before = bytes_of(state)
     descend(state, 3, 0.0, 4)
     assert bytes_of(state) == counted() <= before

@@ -16,6 +16,7 @@ from dcp_planner import (
     validate,
 )
 from dcp_planner.baselines.layouts import STATIC_KINDS
+from dcp_planner.model.config import MOST_TOLERANCE, tolerances_of
 from dcp_planner.model.packing import loads_of
 from dcp_planner.model.placement import caps_of
 from dcp_planner.model.workload import build_workload
@@ -92,3 +93,11 @@ def test_the_same_seed_gives_the_same_placement(packed):
     first, second = (place(workload, Cluster(2, 3), PlanConfig(seed=3)) for _ in range(2))
     assert np.array_equal(first.device_of_data, second.device_of_data)
     assert np.array_equal(first.device_of_compute, second.device_of_compute)
+
+
+def test_tolerances_are_tried_around_the_one_given_and_none_beyond_the_most():
+    plain = PlanConfig(token_tolerance=0.25)
+    assert tolerances_of(plain) == [plain]
+    for given_, tried in ((0.25, [0.125, 0.25, 0.5]), (MOST_TOLERANCE, [5e5, 1e6, 1e6])):
+        configs = tolerances_of(PlanConfig(token_tolerance=given_, token_seconds=1e-9))
+        assert [config.token_tolerance for config in configs] == tried

@@ -6,6 +6,7 @@ import pytest
 from dcp_planner import Cluster, ModelShape, PlanConfig, Trace, measure, simulate
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import build_workload
+from dcp_planner.report.figures import figures_of
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule
 from dcp_planner.simulation.trace import measure_trace
@@ -37,6 +38,13 @@ def test_bytes_of_a_plan_by_hand(by_hand):
         64,
         64 + 96,
     )  # kv 1 and q 2; kv 0; kv 0, out
+
+
+def test_the_figures_of_a_batch_name_its_fullest_buffer(by_hand):
+    found = measure(by_hand)
+    peaks = (*found.forward.peak_buffer_bytes, *found.backward.peak_buffer_bytes)
+    assert figures_of(by_hand).peak_buffer_bytes == sorted(peaks)[-1]
+    assert len({*found.backward.peak_buffer_bytes}) > 1
 
 
 def test_balance_and_density_of_a_plan_by_hand(by_hand):

@@ -114,6 +114,18 @@ def test_time_of_a_step_by_hand() -> None:
     assert time.waiting_s == pytest.approx((alone - linear[1] - attention(1000)) / 2)
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_bubble_is_as_long_as_the_longest_micro_batch(order: tuple[int, int]) -> None:
+    mesh, cluster = StepMesh(1, 1, 2, stages=2), Cluster(1, 1)
+    documents = Documents.causal([(4000, 1000)[i] for i in order])
+    zero, one = np.zeros(2, np.int32), np.ones(2, np.int32)
+    both = Assignment(mesh, np.array([0, 1], np.int32), zero, one)
+    alone = Assignment(StepMesh(1, 1), zero[:1], zero[:1], one[:1])
+    longest = predict_step(Documents.causal([4000]), alone, LLAMA, cluster)
+    found = predict_step(documents, both, LLAMA, cluster)
+    assert found.bubble_s == pytest.approx((longest.linear_s + longest.attention_s) / 2)
+
+
 def test_a_wide_group_waits_for_its_last_device_only_without_synchronisation() -> None:
     mesh, cluster = StepMesh(4, 1, 2), Cluster(1, 4)
     documents = Documents.causal([8000, 1000, 1000, 1000, 4000])
@@ -151,6 +163,16 @@ def test_dealing_is_near_the_optimum(work: list[int], bins: int) -> None:
     parts = differencing(seconds, bins)
     for found in (dealt.first, parts):
         assert np.bincount(found, seconds, bins).max() <= (4 / 3) * best + 1e-9
+
+
+def test_sums_of_a_dealing_are_those_of_its_documents() -> None:
+    """Bins full of tokens: only documents that change places relieve the fullest one."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        work, one = rng.random(12) ** 3, np.ones(12, np.int64)
+        dealt = deal(work, one, one, (1, 3), cap=4)
+        assert np.allclose(dealt.load, np.bincount(dealt.first, work, 3))
+        assert np.bincount(dealt.first, minlength=3).tolist() == dealt.held[0].tolist() == [4] * 3
 
 
 def test_dealing_holds_the_cap_on_tokens() -> None:
