@@ -217,10 +217,28 @@ def to_tables(document: dict[str, Any]) -> str:
     return "\n".join(
         [
             markdown(header, lines), "",
-            markdown(("bars", "number", "predicted / bar", "median error", "worst"), errors),
+            markdown(("bars", "number", "predicted / bar", "median error", "worst"), errors), "",
+            bar_table(settings), "",
             provenance(document, f"Mean of {document['batches']} batches, forward and backward"),
         ]
     )  # fmt: skip
+
+
+def bar_table(settings: dict[tuple[str, str, str], list[Row]]) -> str:
+    """Return every bar in ms with the error of its prediction, by setting and method."""
+    sides = [(name, side) for name in BAR_OF for side in ("forward", "backward")]
+    header = ("bar in ms, error", *(f"{BAR_OF[name]} {side}" for name, side in sides))
+    lines = []
+    for (dataset, scale, mask), rows in settings.items():
+        by_method = {row["method"]: row for row in rows}
+        cells = [_bar_cell(by_method.get(name), side) for name, side in sides]
+        lines.append([f"{dataset} x {scale}, {mask}", *cells])
+    return markdown(header, lines)
+
+
+def _bar_cell(row: Row | None, side: str) -> str:
+    bar = row[f"bar_{side}_s"] if row else None
+    return f"{bar * 1e3:.1f}, {row[f'{side}_s'] / bar - 1:+.0%}" if row and bar else "-"
 
 
 def _setting_line(key: tuple[str, str, str], rows: list[Row]) -> list[str]:
