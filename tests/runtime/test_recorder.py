@@ -2,11 +2,17 @@
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_planner.simulation import EVENT_KINDS
+from dcp_runtime import DCPExecutor, RunError
+from dcp_runtime.execute.open_batches import TRACED_BATCHES
+from dcp_runtime.transport.loopback import LoopbackWorld
 from dcp_runtime.transport.recorder import Event, HostClock, Recorder, StreamClock, make_clock
 
 
@@ -117,3 +123,29 @@ def test_on_cuda_events_that_can_be_timed_are_used(stream, monkeypatch):
     assert clock.read_ns(clock.now()) - clock._first_ns == 7_000_000
     assert asked == [{"enable_timing": True}] * 2
     assert make_clock(torch.device("cuda", 1), clock) is clock
+
+
+def test_the_first_batches_are_recorded_and_then_every_so_many(lab):
+    mask = lab.masks["causal"](20)
+    config, cluster = PlanConfig("static:contiguous"), Cluster(devices_per_node=1)
+    plan = build_plan(lab.sparsity_of([mask], 8), ModelShape(2, 1, 4, 4), cluster, config)
+    q, kv, _ = lab.random_qkv(0, 20, 2, 1, 4, torch.float32)
+
+    def recorded(transport, **options):
+        executor, found = DCPExecutor(transport=transport, **options), []
+        for number in range(TRACED_BATCHES + 5):
+            prepared = executor.prepare(plan)
+            prepared.forward(q, kv)
+            if prepared.recorder.events:
+                found.append(number)
+                assert len(executor.trace()) == len(prepared.recorder.events)
+            else:
+                with pytest.raises(RunError, match=f"of prepared batch {number + 1}: the first 16"):
+                    executor.trace()
+        return found
+
+    first = list(range(TRACED_BATCHES))
+    assert LoopbackWorld(1).run(recorded) == [first]
+    assert LoopbackWorld(1).run(partial(recorded, trace_every=3)) == [[*first, 18]]
+    with pytest.raises(RunError, match="expected trace_every to be at least 1, got -1"):
+        LoopbackWorld(1).run(partial(recorded, trace_every=-1))

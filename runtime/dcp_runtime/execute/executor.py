@@ -9,7 +9,7 @@ import torch.distributed as dist
 from dcp_planner import Plan, Trace
 from dcp_planner.plan import PlanPart
 from dcp_runtime.errors import RunError
-from dcp_runtime.execute.open_batches import OpenBatches
+from dcp_runtime.execute.open_batches import TRACED_BATCHES, OpenBatches
 from dcp_runtime.execute.prepared_plan import PreparedPlan
 from dcp_runtime.kernels.choice import known_kernel, segment_rows
 from dcp_runtime.plans.batch_plans import StackedPlans, batch_name, digest_of
@@ -18,7 +18,7 @@ from dcp_runtime.transport.agreement import Topic, agree
 from dcp_runtime.transport.clock import Timeline
 from dcp_runtime.transport.group_store import Group, process_group
 from dcp_runtime.transport.limits import check_timeout
-from dcp_runtime.transport.recorder import make_trace
+from dcp_runtime.transport.recorder import Recorder, make_trace
 from dcp_runtime.transport.torch_transport import make_transport
 from dcp_runtime.transport.transport import Transport
 
@@ -48,10 +48,13 @@ class DCPExecutor:
         transport: moves messages instead of one of the group's own.
         micro_batches: how many batches may be prepared before a layer runs the first of them: the
             micro-batches of a pipeline's step.
+        trace_every: record the events of every so many batches, from the first; ``None`` for the
+            first 16 batches alone, which are recorded in any case.
 
     Raises:
         RunError: if ``torch.distributed`` is not initialised, this rank is none of the group's, the
-            timeout is not above 0 and at most a day, or `micro_batches` is no count.
+            timeout is not above 0 and at most a day, or `micro_batches` or `trace_every` is no
+            count.
     """
 
     def __init__(
@@ -63,16 +66,18 @@ class DCPExecutor:
         check_finite: bool = False,
         transport: Transport | None = None,
         micro_batches: int = 1,
+        trace_every: int | None = None,
     ) -> None:
         check_timeout(timeout_s)
-        if not isinstance(micro_batches, int) or micro_batches < 1:
-            raise RunError(f"expected micro_batches to be at least 1, got {micro_batches!r}")
+        for name, count in (("micro_batches", micro_batches), ("trace_every", trace_every or 1)):
+            if not isinstance(count, int) or count < 1:
+                raise RunError(f"expected {name} to be at least 1, got {count!r}")
         if kernel is not None:
             known_kernel(kernel)  # a misspelt name fails here, not in forward
         self._kernel, self._check_finite = kernel, check_finite
         self._transport = transport or make_transport(_group_of(group), timeout_s)
         self._prepared: PreparedPlan | None = None
-        self._batches = OpenBatches()
+        self._batches = OpenBatches(trace_every)
         self._micro_batches = micro_batches
 
     def __enter__(self) -> Self:
@@ -187,15 +192,31 @@ class DCPExecutor:
         return self._prepared
 
     def trace(self) -> Trace:
-        """Return what this rank did since `prepare`; times count from its own first event."""
-        return make_trace(*self._latest().recorder.table())
+        """Return what this rank did since `prepare`; times count from its own first event.
+
+        Raises:
+            RunError: if the batch prepared last is not recorded.
+        """
+        return make_trace(*self._recorder().table())
 
     def gather_timeline(self) -> Timeline | None:
         """Gather what all ranks did since `prepare`, on one clock.
 
         Collective; ``None`` on every rank but 0.
+
+        Raises:
+            RunError: if the batch prepared last is not recorded.
         """
-        return self._transport.gather_timeline(self._latest().recorder)
+        return self._transport.gather_timeline(self._recorder())
+
+    def _recorder(self) -> Recorder:
+        latest = self._latest()
+        if not latest.recorder.is_on:
+            raise RunError(
+                f"nothing is recorded of {latest.batch.name}: the first {TRACED_BATCHES} batches "
+                "are, and those that DCPExecutor(trace_every=...) asks for"
+            )
+        return latest.recorder
 
     def close(self) -> None:
         """End the threads that watch messages; the executor cannot run after that.

@@ -80,12 +80,20 @@ class Interpreter:
                 self._timed(current, "reduction", instruction.division, reduce)
 
     def _timed(
-        self, current: Pass, kind: EventKind, division: int, work: Callable[[], None]
+        self,
+        current: Pass,
+        kind: EventKind,
+        division: int,
+        work: Callable[[], None],
+        name: str | None = None,
     ) -> None:
+        if not self.recorder.is_on:
+            return work()
         clock, is_backward = self.recorder.clock, current.direction == "backward"
         start = clock.now()
         work()
-        self.recorder.add(Event(kind, start, clock.now(), is_backward, division, kind))
+        self.recorder.add(Event(kind, start, clock.now(), is_backward, division, name or kind))
+        return None
 
     def _launch(self, current: Pass, launch: CommLaunch, flight: _Flight) -> None:
         parcels = []
@@ -108,14 +116,12 @@ class Interpreter:
         parcels = flight.by_key.pop(wait.key, [])
         if not parcels:
             return
-        clock, is_backward = self.recorder.clock, current.direction == "backward"
-        start = clock.now()
-        self.transport.wait(parcels, current.direction)
-        end = clock.now()
+        arrive = partial(self.transport.wait, parcels, current.direction)
         name = wait_name(wait.division, is_result=parcels[0].transfer.kind.is_result)
-        self.recorder.add(Event("wait", start, end, is_backward, wait.division, name))
+        self._timed(current, "wait", wait.division, arrive, name)
         for parcel in parcels:
-            self._record(parcel, is_backward=is_backward)
+            if self.recorder.is_on:
+                self._record(parcel, is_backward=current.direction == "backward")
             if self.guard and not parcel.transfer.is_send:
                 check_arrived(parcel, current.direction)
 

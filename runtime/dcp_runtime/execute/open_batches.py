@@ -19,11 +19,15 @@ _GIVE_THE_PLAN = (
 )
 
 
+TRACED_BATCHES = 16
+"""Batches whose events are recorded in any case, the first of an executor."""
+
+
 class PreparedBatch:
     """The plans that were prepared together: one, or those of a stack."""
 
-    def __init__(self, name: str, num_plans: int) -> None:
-        self.name, self.num_plans = name, num_plans
+    def __init__(self, name: str, num_plans: int, *, is_traced: bool) -> None:
+        self.name, self.num_plans, self.is_traced = name, num_plans, is_traced
         self.is_reached = False  # whether a layer ran one of them, or tried to
         self._calls: WeakValueDictionary[int, OpenCall] = WeakValueDictionary()
 
@@ -45,14 +49,17 @@ class PreparedBatch:
 class OpenBatches:
     """The batches of one executor that are not finished, and the latest."""
 
-    def __init__(self) -> None:
-        self._count = 0
+    def __init__(self, trace_every: int | None) -> None:
+        self._count, self._trace_every = 0, trace_every
         self._batches: list[PreparedBatch] = []
 
     def add(self, name: str, num_plans: int) -> PreparedBatch:
         """Note a batch that was prepared."""
+        every = self._trace_every
+        is_traced = self._count < TRACED_BATCHES or (every and self._count % every == 0)
         self._count += 1
-        batch = PreparedBatch(name or f"prepared batch {self._count}", num_plans)
+        name = name or f"prepared batch {self._count}"
+        batch = PreparedBatch(name, num_plans, is_traced=bool(is_traced))
         self._batches = [b for b in self._batches if not b.is_finished]
         self._batches.append(batch)
         return batch

@@ -210,7 +210,7 @@ class BackwardPass(Pass):
     def reduce(self, transfer: Transfer) -> None:
         """Add a partial sum."""
         (partial,) = self._partial(transfer)
-        self._sum(transfer)[self._rows(transfer)] += partial
+        self._sum(transfer)[self._rows(transfer)].add_(partial)  # += would copy it back, too
 
     def _result(self, transfer: Transfer) -> tuple[Tensor, ...]:
         return (self._sum(transfer)[self._rows(transfer)].to(self._kv.dtype),)

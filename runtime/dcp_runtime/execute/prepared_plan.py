@@ -76,7 +76,7 @@ class PreparedPlan:
         before: "PreparedPlan | None",
     ) -> None:
         self.part, self.batch, self.handle = part, batch, handle_of(self)
-        self.recorder = Recorder(transport.rank)
+        self.recorder = Recorder(transport.rank, is_on=batch.is_traced)
         if before is not None:
             self.recorder.clock = before.recorder.clock
         self._transport = transport

@@ -80,7 +80,7 @@ class CpuKernel(Kernel):
                 attn_mask=call.bias,
                 scale=scale,
             )
-            gradients.dq[call.rows] += dq[0].transpose(0, 1)
+            gradients.dq[call.rows].add_(dq[0].transpose(0, 1))  # += would copy it back, too
             _scatter_add(gradients.dkv, call.runs, dk[0].transpose(0, 1), dv[0].transpose(0, 1))
 
 
@@ -99,8 +99,8 @@ def _scatter_add(dkv: Tensor, runs: tuple[slice, ...], dk: Tensor, dv: Tensor) -
     at = 0
     for run in runs:
         size = run.stop - run.start
-        dkv[run, 0] += dk[at : at + size]
-        dkv[run, 1] += dv[at : at + size]
+        dkv[run, 0].add_(dk[at : at + size])
+        dkv[run, 1].add_(dv[at : at + size])
         at += size
 
 

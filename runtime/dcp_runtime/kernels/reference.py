@@ -51,12 +51,12 @@ class ReferenceKernel(Kernel):
             dscores = weights * (dweights - rows.delta[row].to(dtype).T.unsqueeze(-1)) * scale
             if self._softcap is not None:  # the derivative of tanh
                 dscores *= 1 - (scores / self._softcap).square()
-            gradients.dq[row] += torch.einsum("hqk,khd->qhd", dscores, k)
+            gradients.dq[row].add_(torch.einsum("hqk,khd->qhd", dscores, k))
             dk = torch.einsum("hqk,qhd->khd", dscores, q)
             dv = torch.einsum("hqk,qhd->khd", weights, dout)
             groups = (len(k), kv.shape[2], -1, kv.shape[3])  # query heads that share a kv head
-            gradients.dkv[keys, 0] += dk.reshape(groups).sum(2)
-            gradients.dkv[keys, 1] += dv.reshape(groups).sum(2)
+            gradients.dkv[keys, 0].add_(dk.reshape(groups).sum(2))
+            gradients.dkv[keys, 1].add_(dv.reshape(groups).sum(2))
 
     def _scores(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
         scores = torch.einsum("qhd,khd->hqk", q, k) * scale

@@ -126,6 +126,7 @@ class Recorder:
 
     Attributes:
         device: the rank.
+        is_on: whether events are kept; what the rank does now is known in any case.
         events: the last `MAX_EVENTS` events, in the order of their ends.
         doing: what the rank does now; ``None`` between calls.
         steps: instructions begun so far: a watcher sees by it whether the rank moves.
@@ -133,6 +134,7 @@ class Recorder:
     """
 
     device: int
+    is_on: bool = True
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
     doing: Activity | None = None
     steps: int = 0
