@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.core.layout import bind_layout
@@ -19,8 +18,8 @@ from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.elaborate import elaborate_segment
 from dcp_dsl.elaboration.reads import column_readers
 from dcp_dsl.errors import DatasetError
+from dcp_dsl.forms.algebra import first_pair, rows_with_pairs
 from dcp_dsl.forms.form import Form
-from dcp_dsl.forms.parts import keys_of
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.syntax import ast
 
@@ -78,7 +77,7 @@ class MaskRule:
             pair = _first_ahead(bound)
         else:
             leaks = self.leaks or leaking_pairs(self.mask, (), self.mask.scope)
-            pair = _first_pair(leaks.compile(sample))
+            pair = first_pair(leaks.compile(sample))
         if pair is not None:
             raise DatasetError(
                 f"mask `{self.mask.name}`: token {pair[0]} sees the later token {pair[1]}"
@@ -168,7 +167,7 @@ def _first_empty(bound: Form) -> int | None:
         gaps = np.flatnonzero(np.append(bound.q_start, bound.num_tokens) > covered)
         return int(covered[gaps[0]]) if len(gaps) else None
     is_seeing = np.zeros(bound.num_tokens, np.bool_)
-    is_seeing[_rows_with_pairs(bound)] = True
+    is_seeing[rows_with_pairs(bound)] = True
     return None if is_seeing.all() else int(is_seeing.argmin())
 
 
@@ -180,27 +179,6 @@ def _first_ahead(bound: Slabs) -> tuple[int, int] | None:
         return None
     row, first = int(bound.q_start[ahead[0]]), int(bound.kv_start[ahead[0]])
     return row, max(first, row + 1)
-
-
-def _first_pair(bound: Form) -> tuple[int, int] | None:
-    """Return the first pair of a mask."""
-    if not bound.num_pairs:
-        return None
-    row = int(_rows_with_pairs(bound).min())
-    _, starts, _ = bound.row_ranges(row, row + 1)
-    return row, int(starts[0])
-
-
-def _rows_with_pairs(bound: Form) -> NDArray[np.int64]:
-    """Return the rows that see anything, by counting blocks of one row and all keys."""
-    if (keys := keys_of(bound)) is not None:  # each key is seen by a few runs of rows
-        _, starts, ends = keys.row_ranges(0, bound.num_tokens)
-        size = bound.num_tokens + 1
-        change = np.bincount(starts, minlength=size) - np.bincount(ends, minlength=size)
-        return np.flatnonzero(np.cumsum(change)[:-1])
-    bounds = np.arange(bound.num_tokens + 1), np.array([0, bound.num_tokens])
-    found: NDArray[np.int64] = bound.count_blocks(*bounds).row
-    return found
 
 
 def _told(mask: Mask, sample: Sample) -> str:

@@ -1,7 +1,8 @@
 """The report on a text: its diagnostics, and its statements as proved, tested or failed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from dcp_dsl.syntax.diagnostics import Diagnostic
 
@@ -49,10 +50,12 @@ class Report:
 
     def summary(self) -> str:
         """Count in one line the statements proved, tested, failed and not tested."""
-        count = len(self.verdicts)
-        parts = []
-        for outcome in ("proved", "tested", "failed", "untested"):
-            number = sum(verdict.outcome == outcome for verdict in self.verdicts)
-            if number:
-                parts.append(f"{number} {outcome}")
-        return f"{count} statement{'' if count == 1 else 's'}: {', '.join(parts) or 'none'}"
+        return count_outcomes(self.verdicts, "statement") or "0 statements: none"
+
+
+def count_outcomes(verdicts: Sequence[Verdict], noun: str) -> str:
+    """Count how many were proved, tested, failed and not tested; empty without any."""
+    outcomes = [verdict.outcome for verdict in verdicts]
+    counts = [f"{outcomes.count(o)} {o}" for o in get_args(Outcome) if o in outcomes]
+    count = f"{len(outcomes)} {noun}{'' if len(outcomes) == 1 else 's'}"
+    return f"{count}: {', '.join(counts)}" if outcomes else ""

@@ -234,15 +234,9 @@ def _list_verdicts(checked: _Checked, *, to_stderr: bool) -> None:
 
 def _count_verdicts(checked: _Checked) -> str:
     """Count the claims by how they were decided; empty without any."""
-    outcomes = [v.outcome for verdicts in checked.verdicts.values() for v in verdicts]
-    if not outcomes:
-        return ""
-    counts = [
-        f"{outcomes.count(outcome)} {outcome}"
-        for outcome in ("proved", "tested", "failed", "untested")
-        if outcome in outcomes
-    ]
-    return f"{len(outcomes)} claim{'s' if len(outcomes) != 1 else ''}: {', '.join(counts)}"
+    from dcp_dsl.claims.report import count_outcomes
+
+    return count_outcomes([v for found in checked.verdicts.values() for v in found], "claim")
 
 
 def _sarif(checked: _Checked) -> dict[str, object]:

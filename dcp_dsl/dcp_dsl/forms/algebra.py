@@ -15,6 +15,7 @@ from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.conversion import to_form
 from dcp_dsl.forms.form import Form, ranges_of_tile, row_chunks
+from dcp_dsl.forms.parts import keys_of
 from dcp_dsl.forms.rows import Rows
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.forms.transposition import as_regions
@@ -103,13 +104,22 @@ def compare_masks(left: Form, right: Form) -> MaskComparison:
 
 def first_pair(mask: Form) -> tuple[int, int] | None:
     """Return the first visible pair in reading order, None if there is none."""
-    if isinstance(mask, Slabs):
-        return (int(mask.q_start[0]), int(mask.kv_start[0])) if len(mask) else None
-    for begin, end in row_chunks(mask.num_tokens, mask.num_tokens):
-        row_ptr, starts, _ = mask.row_ranges(begin, end)
-        if len(starts):
-            return begin + int(np.searchsorted(row_ptr, 0, side="right")) - 1, int(starts[0])
-    return None
+    rows = mask.q_start if isinstance(mask, Slabs) else rows_with_pairs(mask)
+    if not len(rows):
+        return None
+    row = int(rows.min())
+    return row, int(mask.row_ranges(row, row + 1)[1][0])
+
+
+def rows_with_pairs(mask: Form) -> Ints:
+    """Return the rows that see anything, by counting blocks of one row and all keys."""
+    if (keys := keys_of(mask)) is not None:  # each key is seen by a few runs of rows
+        _, starts, ends = keys.row_ranges(0, mask.num_tokens)
+        size = mask.num_tokens + 1
+        change = np.bincount(starts, minlength=size) - np.bincount(ends, minlength=size)
+        return np.flatnonzero(np.cumsum(change)[:-1])
+    bounds = np.arange(mask.num_tokens + 1), np.array([0, mask.num_tokens])
+    return mask.count_blocks(*bounds).row
 
 
 def _combine(left: Form, right: Form, operation: Operation) -> Form:
