@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from dcp_dashboard.api.columns import encode, narrow
 from dcp_dashboard.api.palette import KIND_COLOURS
-from dcp_dashboard.facts.metrics import ROWS, device_columns
+from dcp_dashboard.facts.metrics import ROWS, chart_columns
 from dcp_dashboard.facts.traces import track_order
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
@@ -97,7 +97,7 @@ def time_unit_ns(span_ns: int) -> int:
 
 def devices_payload(loaded: LoadedPlan) -> bytes:
     """Pack the loads of all devices and the traffic between them; O(R^2)."""
-    loads = device_columns(loaded)
+    loads = chart_columns(loaded)
     rows = []
     for name, label, meaning, unit, kind in ROWS:
         if name not in loads:

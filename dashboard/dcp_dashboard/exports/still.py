@@ -13,7 +13,7 @@ from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.metrics import (
     ROWS,
     above_bounds,
-    device_columns,
+    chart_columns,
     metric_cards,
     plan_caption,
 )
@@ -162,7 +162,7 @@ def _draw_mask(sheet: Sheet, loaded: LoadedPlan, colours: ThemeColours) -> None:
 def _draw_balance(sheet: Sheet, loaded: LoadedPlan, colours: ThemeColours) -> None:
     left, top = MARGIN + GUTTER + SIDE + 40, MARGIN + HEAD
     width = WIDTH - MARGIN - left
-    loads = device_columns(loaded)
+    loads = chart_columns(loaded)
     rows = [row for row in ROWS if row[0] in loads]
     step = SIDE / len(rows)
     for place, (name, label, _meaning, unit, kind) in enumerate(rows):

@@ -76,11 +76,13 @@ def wait_row(wait: Wait, source: Source, *, is_own: bool) -> DetailRow:
 
 def _device_load_rows(loaded: LoadedPlan, device: int) -> list[DetailRow]:
     totals, plan, q = loaded.totals, loaded.plan, quantities
-    mean = totals.pairs.mean()
-    above = q.ratio(totals.pairs[device] / mean) if mean else "0"
+    share = float(totals.pairs.mean() * plan.cluster.work_of_device[device])
+    above = q.ratio(totals.pairs[device] / share) if share else "0"
+    speed = plan.cluster.speed_of_device[device]
+    rate = "" if speed == 1 else f", {q.percent(speed)} of the rate"
     blocks = int((plan.blocks.owner == device).sum())
     return [
-        row("Node", str(plan.cluster.node_of_device[device])),
+        row("Node", f"{plan.cluster.node_of_device[device]}{rate}"),
         row("Owns", f"{q.counted(totals.tokens[device], 'token')} in {q.counted(blocks, 'block')}"),
         row("Computes", f"{q.count(totals.pairs[device])} pairs in "
             f"{q.counted(int(totals.tiles[device]), 'tile')}, {above} {TIMES} mean"),
@@ -149,7 +151,8 @@ def division_facts(
         sections,
         {
             "division": division, "direction": direction, "tiles": int(chosen.sum()),
-            "pairs": round(pairs.sum()), "max_over_mean": imbalance(pairs),
+            "pairs": round(pairs.sum()),
+            "max_over_mean": imbalance(pairs / loaded.plan.cluster.work_of_device),
         },
     )  # fmt: skip
 
@@ -167,13 +170,14 @@ def _division_load_rows(
         & (table.division == division)
         & (table.kind < TransferKind.OUT)
     )
-    busiest = int(pairs.argmax())
+    load = pairs / loaded.plan.cluster.work_of_device
+    busiest = int(load.argmax())
     tiles = q.counted(num_tiles, "tile")
     devices = q.counted(int((pairs > 0).sum()), "device")
     size = q.size(int(table.size_bytes[arrives].sum()))
     return [
         row("Computes", f"{q.count(pairs.sum())} pairs in {tiles} on {devices}"),
-        row("Balance", f"max/mean {q.ratio(imbalance(pairs))}, most on ",
+        row("Balance", f"max/mean {q.ratio(imbalance(load))}, most on ",
             DetailLink(f"device {busiest}", division_selection(division, direction, busiest))),
         row("Needs", f"{size} in {q.counted(int(arrives.sum()), 'message')}"),
     ]  # fmt: skip

@@ -43,7 +43,8 @@ DEFINITIONS = (
 )  # fmt: skip
 
 ROWS = (
-    ("pairs", "Compute", "Visible pairs that the device computes", "count", "attention"),
+    ("pairs", "Compute", "Visible pairs that the device computes, over its rate where rates differ",
+     "count", "attention"),
     ("tokens", "Tokens", "Tokens that the device owns", "count", "neutral"),
     ("sent", "Bytes sent", "Bytes that leave the device", "bytes", "send"),
     ("received", "Bytes received", "Bytes that arrive at the device", "bytes", "receive"),
@@ -130,3 +131,9 @@ def device_columns(loaded: LoadedPlan) -> dict[str, NDArray[np.float64]]:
     for source, trace in loaded.traces.items():
         floats[f"wait_{source}"] = trace.lane_seconds("wait", size)
     return floats
+
+
+def chart_columns(loaded: LoadedPlan) -> dict[str, NDArray[np.float64]]:
+    """Return `device_columns` for bars: compute over the rate, so that equal bars last equally."""
+    columns = device_columns(loaded)
+    return columns | {"pairs": columns["pairs"] / loaded.plan.cluster.work_of_device}

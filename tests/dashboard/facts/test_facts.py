@@ -1,6 +1,7 @@
 """Facts about one selected thing, against the plan's tables read row by row."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from dcp_dashboard.facts.quantities import duration, percent
 from dcp_dashboard.library.folder import DashboardError, open_folder, plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.web.app import create_app
-from dcp_planner import LANES, TransferKind
+from dcp_planner import LANES, TransferKind, write_plan
 from dcp_planner.report import bound_ratios
 
 KEY = plan_key("small.dcpplan")
@@ -229,6 +230,20 @@ def test_loads_of_the_devices_are_those_of_the_plan(client, small_plan):
     matrix[columns["source"], columns["target"]] = columns["bytes"]
     assert matrix.sum() == table.size_bytes.sum()
     assert matrix[0, 1] == table.size_bytes[(table.source == 0) & (table.target == 1)].sum()
+
+
+def test_bars_of_unequal_devices_are_as_long_as_they_compute(small_plan, tmp_path):
+    cluster = replace(small_plan.cluster, devices=((1, 0.5), (1, 1)))
+    unequal = replace(small_plan, cluster=cluster)
+    write_plan(tmp_path / "small.dcpplan", unequal, [])
+    client = create_app(str(tmp_path)).server.test_client()
+    share = np.array([1, 0.5, 1, 1]) / 0.875
+    pairs = np.bincount(unequal.tiles.device, unequal.tiles.pairs, 4)
+    columns = decode(client.get(f"/api/plan/{KEY}/devices").data)[1]
+    assert columns["pairs"] == pytest.approx(pairs / share)
+    told = dict(words(ask(client, "device/1")))
+    assert told["Node"] == "0, 50\u00a0% of the rate"
+    assert f"{pairs[1] / share[1] / pairs.mean():.2f}" in told["Computes"]
 
 
 def test_a_wait_names_the_division_on_its_device_and_the_device_in_its_division(client):
