@@ -1,7 +1,9 @@
 """Whole training steps: `plan_step` beside published ways to deal documents to devices.
 
     python planner/benchmarks/bench_step.py --json OUT        # --table OUT prints the table
-    python planner/benchmarks/bench_step.py --validate        # estimates beside simulated plans
+    python planner/benchmarks/bench_step.py --validate --json OUT   # estimates beside plans
+
+A file that exists keeps the settings that a run leaves out, so that several runs fill it.
 
 Global batches are drawn by `DISTRIBUTIONS` until packs of 131,072 tokens fill every replica and
 micro-batch. The model is llama-8b on H100s; pipeline runs share a mesh of 64 devices per stage. All
@@ -21,7 +23,7 @@ import click
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from recording import Row, machine, markdown, provenance, shown, write
+from recording import Row, machine, markdown, shown, write
 
 from dcp_dsl import Sample, Spec, block_sparsity
 from dcp_planner import PlanConfig, build_plan, predict, preset
@@ -30,9 +32,9 @@ from dcp_planner.step.attention import Groups, attention_seconds
 from dcp_planner.step.documents import Documents
 from dcp_planner.step.model import step_model
 from dcp_planner.step.nesting import even
-from dcp_planner.step.plan_step import EVEN_TOKENS
+from dcp_planner.step.plan_step import choose_level
 from dcp_planner.step.problem import StepProblem
-from dcp_planner.step.report import StepReport, StepSetting, compare_policies
+from dcp_planner.step.report import PolicyReport, StepReport, StepSetting, compare_policies
 from dcp_planner.step.rivals import RIVALS
 
 SCHEMA = "dcp.bench_step/1"
@@ -146,21 +148,40 @@ def main(
     if table is not None:
         click.echo(to_table(json.loads(Path(table).read_text())))
         return
+    document = _started(out)
     if validate:
-        _validate()
-        return
-    document: dict[str, Any] = {
-        "schema": SCHEMA, "machine": machine(), "steps": steps, "rows": [],
-    }  # fmt: skip
-    for name in only or DISTRIBUTIONS:
+        document["estimate"] = _validate()
+    for name in () if validate else only or DISTRIBUTIONS:
         for replicas, ranks in MESHES:
             for micro_batches, stages in ((1, 1), (4, 1), (8, 4)):
-                mesh = StepMesh(replicas, ranks, micro_batches, stages)
-                document["rows"].append(run(name, mesh, steps))
-                click.echo(_line(document["rows"][-1]), err=True)
+                row = run(name, StepMesh(replicas, ranks, micro_batches, stages), steps)
+                document["rows"] = _put(document["rows"], row)
+                click.echo(_line(row), err=True)
                 if out is not None:
                     write(Path(out), document)
+    if out is not None:
+        write(Path(out), document)
     click.echo(to_table(document))
+
+
+def _started(out: str | None) -> dict[str, Any]:
+    """Return the document that a run adds to (`Any`: JSON)."""
+    if out is not None and Path(out).exists():
+        return dict(json.loads(Path(out).read_text())) | {"machine": machine()}
+    return {"schema": SCHEMA, "machine": machine(), "rows": [], "estimate": None}
+
+
+def _put(rows: list[Row], row: Row) -> list[Row]:
+    """Put a row into its place, instead of an older one of the same setting."""
+    names = list(DISTRIBUTIONS)
+
+    def key(one: Row) -> tuple[int, int, int]:
+        meshes = [f"{replicas}x{ranks}" for replicas, ranks in MESHES]
+        return (
+            names.index(one["distribution"]), meshes.index(one["mesh"]), one["micro_batches"]
+        )  # fmt: skip
+
+    return sorted([*(old for old in rows if key(old) != key(row)), row], key=key)
 
 
 def run(name: str, mesh: StepMesh, steps: int) -> Row:
@@ -186,8 +207,11 @@ def run(name: str, mesh: StepMesh, steps: int) -> Row:
         "over_balance": report.policies[0].mean("balance"),
         "bound": statistics.geometric_mean(_bound(step, setting) for step in drawn),
         "max_tokens": report.policies[0].mean("max_tokens"),
-        "even_tokens": _even_tokens(report),
+        "most_tokens": max(time.max_tokens for time in report.policies[0].times),
+        "time_alone": _time_alone(report, drawn, setting),
+        "step_s": report.policies[0].mean("seconds"),
         "steps": steps,
+        "commit": machine()["commit"],
         "levels": report.levels,
         **({"policies": parts} if mesh == IN_FULL else {}),
     }
@@ -201,25 +225,17 @@ def _bound(step: Documents, setting: StepSetting) -> float:
     return problem.bound_seconds() * setting.mesh.devices / float(problem.seconds.sum())
 
 
-def _even_tokens(report: StepReport) -> Row:
-    """Return the same figures for the fastest levels whose tokens are even, or nearest to that."""
-    levels = [policy.times for policy in report.policies[1:] if not policy.is_rival]
-    rivals = {policy.name: policy.times for policy in report.policies if policy.is_rival}
-    ours = []
-    for times in zip(*levels, strict=True):
-        even = [time for time in times if time.max_tokens <= 1 + EVEN_TOKENS + 1e-9]
-        nearest = min(times, key=lambda time: time.max_tokens)
-        ours.append(min(even or [nearest], key=lambda time: time.seconds))
-    ratios = {
-        name: [b.seconds / a.seconds for a, b in zip(ours, theirs, strict=True)]
-        for name, theirs in rivals.items()
-    }
-    return {
-        "speedup": {name: statistics.geometric_mean(found) for name, found in ratios.items()},
-        "worst": min(map(min, ratios.values())),
-        "over_balance": statistics.mean(time.balance for time in ours),
-        "max_tokens": statistics.mean(time.max_tokens for time in ours),
-    }
+def _time_alone(report: StepReport, drawn: list[Documents], setting: StepSetting) -> Row:
+    """Return the means of plans that time alone chooses: what even tokens cost."""
+    levels = {p.name: p.times for p in report.policies[1:] if not p.is_rival}
+    chosen = []
+    for place, documents in enumerate(drawn):
+        considered = {name: times[place] for name, times in levels.items()}
+        problem = StepProblem.of(
+            documents, setting.mesh, setting.token_budget, setting.model, setting.cluster
+        )
+        chosen.append(considered[choose_level(considered, problem.most_tokens, even_price=0.0)])
+    return PolicyReport("time alone", tuple(chosen)).to_json()
 
 
 def _worst(report: StepReport, rival: str) -> float:
@@ -238,9 +254,9 @@ def _line(row: Row) -> str:
 def to_table(document: dict[str, Any]) -> str:
     """Return the table of a run (`Any`: JSON)."""
     header = [
-        "documents", "mesh", "micro-batches", "stages", "over round-robin", "over the best rival",
-        "worst step", "over balance", "at least", "tokens max", "even tokens: over the best rival",
-        "worst step", "over balance", "CPU ms",
+        "documents", "steps", "mesh", "micro-batches", "stages", "over round-robin",
+        "over the best rival", "worst step", "over balance", "at least", "tokens max", "worst step", "time alone: time",
+        "tokens max", "CPU ms",
     ]  # fmt: skip
     lines = []
     for row in document["rows"]:
@@ -248,6 +264,7 @@ def to_table(document: dict[str, Any]) -> str:
         lines.append(
             [
                 row["distribution"],
+                str(row["steps"]),
                 row["mesh"],
                 str(row["micro_batches"]),
                 str(row["stages"]),
@@ -257,44 +274,79 @@ def to_table(document: dict[str, Any]) -> str:
                 shown(row["over_balance"]),
                 shown(row["bound"]),
                 shown(row["max_tokens"]),
-                shown(min(row["even_tokens"]["speedup"].values())),
-                shown(row["even_tokens"]["worst"]),
-                shown(row["even_tokens"]["over_balance"]),
+                shown(row["most_tokens"]),
+                shown(row["time_alone"]["step_s"] / row["step_s"]),
+                shown(row["time_alone"]["max_tokens"]),
                 shown(row["plan_cpu_s"], ".0f", 1e3),
             ]
         )
-    note = f"{document['steps']} steps each; geometric means of predicted times"
-    return markdown(header, lines) + "\n" + provenance(document, note)
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in document["rows"]))
+    note = (
+        f"Geometric means of predicted times; {document['machine']['processor']}; rows of {commits}"
+    )
+    return f"{markdown(header, lines)}\n\n{note}.\n{_estimate_text(document['estimate'])}"
 
 
-def _validate() -> None:
-    """Print estimate and simulated time of the first group of some steps."""
+def _estimate_text(estimate: dict[str, Any] | None) -> str:
+    """Say how far the estimate is from simulated plans (`Any`: JSON)."""
+    if estimate is None:
+        return ""
+    told = [
+        f"{name} ({found['plans']} plans): half within {found['half']:.1%}, nine of ten within "
+        f"{found['nine_of_ten']:.1%}, worst {found['worst']:.1%} off"
+        for name, found in estimate["errors"].items()
+    ]
+    return f"Estimates of attention beside simulated plans, {'; '.join(told)}.\n"
+
+
+FITTED = ("LongAlign-like", "LDC-like"), range(3)
+"""Distributions and seeds of the plans to which the constants of the estimate were fitted."""
+
+
+def _validate() -> dict[str, Any]:
+    """Compare estimates with simulated plans: those of the fit, and others (`Any`: JSON)."""
+    rows = [
+        _estimated(name, width, seed)
+        for names, seeds in (FITTED, (FITTED[0], range(3, 6)), (("SFT-like",), range(2)))
+        for name in names
+        for width in (8, 16, 32, 64)
+        for seed in seeds
+    ]
+    errors = {}
+    for label, is_fitted in (("fitted", True), ("held out", False)):
+        own = [row for row in rows if row["is_fitted"] == is_fitted]
+        off = np.abs([row["plan_s"] / row["estimate_s"] - 1 for row in own])
+        half, most = np.quantile(off, (0.5, 0.9)).tolist()
+        errors[label] = {
+            "plans": len(own), "half": half, "nine_of_ten": most, "worst": float(off.max())
+        }  # fmt: skip
+    return {"errors": errors, "rows": rows}
+
+
+def _estimated(name: str, width: int, seed: int) -> Row:
+    """Estimate the first group of a step, and simulate its plan."""
     model, cluster = step_model("llama-8b"), preset("h100-dgx", nodes=8)
     config = PlanConfig("native", budget="fast", compute_tolerance=0.03, token_tolerance=0.05)
     mask = Spec.from_text("mask m = causal").mask("m")
-    lines, mesh = [], StepMesh(8, 8)
-    for name in ("LongAlign-like", "LDC-like"):
-        for width in (8, 16, 32, 64):
-            for seed in range(3):
-                documents = draw_step(DISTRIBUTIONS[name], seed, mesh.replicas)
-                problem = StepProblem.of(documents, mesh, BUDGET, model, cluster)
-                _, _, _, rows = next(iter(even(width, 0.02)(problem).groups()))
-                own = replace(cluster, nodes=width // 8)
-                tokens = documents.tokens[rows]
-                forms = [mask.compile(Sample({}, int(size))) for size in tokens]
-                block = 1024 if width < 64 else 2048
-                plan = build_plan(block_sparsity(forms, block, block), model.shape, own, config)
-                group = Groups(
-                    tokens.astype(np.float64), documents.pairs[rows],
-                    np.zeros(len(rows), np.int64), np.array([float(width)]),
-                )  # fmt: skip
-                estimate = float(attention_seconds(group, model.shape, own)[0])
-                real = predict(plan).seconds
-                lines.append(
-                    [name, str(width), shown(estimate, ".1f", 1e3), shown(real, ".1f", 1e3),
-                     shown(real / estimate)]
-                )  # fmt: skip
-    click.echo(markdown(["documents", "devices", "estimate ms", "plan ms", "ratio"], lines))
+    mesh = StepMesh(8, 8)
+    documents = draw_step(DISTRIBUTIONS[name], seed, mesh.replicas)
+    problem = StepProblem.of(documents, mesh, BUDGET, model, cluster)
+    _, _, _, rows = next(iter(even(width, 0.02)(problem).groups()))
+    own = replace(cluster, nodes=width // 8)
+    tokens = documents.tokens[rows]
+    forms = [mask.compile(Sample({}, int(size))) for size in tokens]
+    block = 1024 if width < 64 else 2048
+    plan = build_plan(block_sparsity(forms, block, block), model.shape, own, config)
+    group = Groups(
+        tokens.astype(np.float64), documents.pairs[rows],
+        np.zeros(len(rows), np.int64), np.array([float(width)]),
+    )  # fmt: skip
+    return {
+        "distribution": name, "devices": width, "seed": seed,
+        "is_fitted": name in FITTED[0] and seed in FITTED[1],
+        "estimate_s": float(attention_seconds(group, model.shape, own)[0]),
+        "plan_s": predict(plan).seconds,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -67,6 +67,10 @@ def _mesh(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, 
     show_default=True, help="When devices exchange parameters: FSDP or ZeRO-1.",
 )  # fmt: skip
 @click.option(
+    "--even-price", type=click.FloatRange(0, 1), default=0.05, show_default=True, metavar="SHARE",
+    help="Of a step's time that even tokens may cost; 0: time alone decides.",
+)  # fmt: skip
+@click.option(
     "--against", metavar="all|NAME", multiple=True, default=("round-robin",), show_default=True,
     help="Other policies to price on the same documents; repeat.",
 )  # fmt: skip
@@ -133,6 +137,7 @@ def _setting(options: dict[str, Any]) -> "StepSetting":
         cluster=cluster,
         token_budget=options["tokens"],
         synchronisation=options["synchronise"],
+        even_price=options["even_price"],
     )
 
 

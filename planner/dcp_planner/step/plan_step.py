@@ -15,9 +15,13 @@ from dcp_planner.step.problem import Policy, StepProblem
 from dcp_planner.step.rivals import alike_packs
 
 EVEN_TOKENS = 0.02
-"""How far above the mean the tokens of a device may be, as a share, in levels of even tokens."""
-SHARES = (2.0, 1.0, 0.5)
+"""How far above the mean the tokens of a device may be, as a share, if they count as even."""
+EVEN_PRICE = 0.05
+"""Share of a step's time that even tokens may cost."""
+SHARES = (2.0, 1.0, 0.7, 0.5)
 """Shares of a micro-batch's mean time that a document may take in nested groups."""
+PACKS = "packs in order"
+"""Name of the level of finished packs."""
 MOST_PLACES = 10_000_000
 """Most places that a deal may look at: documents times groups of all micro-batches."""
 
@@ -104,7 +108,7 @@ def _widths(mesh: StepMesh, documents: int) -> list[int]:
     return [*widths, *([] if mesh.devices in widths else [mesh.devices])]
 
 
-def plan_step(
+def plan_step(  # noqa: PLR0913 - all but three have defaults or names
     documents: Documents,
     mesh: StepMesh,
     model: StepModel,
@@ -113,6 +117,7 @@ def plan_step(
     token_budget: int,
     synchronisation: Synchronisation = "micro_batch",
     widths: Sequence[int] | None = None,
+    even_price: float = EVEN_PRICE,
 ) -> StepPlan:
     """Assign the documents of one global batch to micro-batches and devices.
 
@@ -127,6 +132,8 @@ def plan_step(
         synchronisation: when devices exchange parameters.
         widths: devices of a group to choose from; ``None``: 1, 2, 4, ... up to all, and a width for
             each document.
+        even_price: share of the time of the fastest plan that one with even tokens, which needs
+            less memory, may take more; 0: time alone decides.
 
     Raises:
         PlanError: if the cluster has another number of devices than the mesh, a document is longer
@@ -148,6 +155,7 @@ def plan_step(
     """
     check_step(documents, mesh, cluster, token_budget)
     problem = StepProblem.of(documents, mesh, token_budget, model, cluster)
+    most = problem.most_tokens
     considered: dict[str, StepTime] = {}
     assignments: dict[str, Assignment] = {}
     packs = _finished_packs(problem) if widths is None else {}
@@ -157,9 +165,9 @@ def plan_step(
             time = predict_step(
                 documents, assignment, model, cluster, synchronisation=synchronisation
             )
-            if name not in considered or time.seconds < considered[name].seconds:
+            if name not in considered or _rank(time, most) < _rank(considered[name], most):
                 considered[name], assignments[name] = time, assignment
-    chosen = min(considered, key=lambda name: considered[name].seconds)
+    chosen = choose_level(considered, most, even_price)
     return StepPlan(
         chosen,
         assignments[chosen],
@@ -169,13 +177,35 @@ def plan_step(
     )
 
 
+def _rank(time: StepTime, most: float) -> tuple[bool, float]:
+    """Order plans: first those that hold the token budget, `most` times the mean; then by time."""
+    return time.max_tokens > most, time.seconds
+
+
+def choose_level(considered: dict[str, StepTime], most: float, even_price: float) -> str:
+    """Choose the fastest level, or a slower one with even tokens if these cost little enough.
+
+    Even tokens never cost more than what the packs of today's recipes take.
+    """
+    fastest = min(considered, key=lambda name: _rank(considered[name], most))
+    limit = (1 + even_price) * considered[fastest].seconds
+    if PACKS in considered:
+        limit = min(limit, considered[PACKS].seconds)
+    even = {
+        name: time.seconds
+        for name, time in considered.items()
+        if time.max_tokens <= min(1 + EVEN_TOKENS + 1e-9, most) and time.seconds <= limit
+    }
+    return min(even, key=lambda name: even[name], default=fastest)
+
+
 def _finished_packs(problem: StepProblem) -> dict[str, tuple[Policy, ...]]:
     """Return the packs of today's recipes as a level, if they fit the step."""
     if problem.documents.tokens.max() > problem.token_budget:
         return {}
     packs = pack(problem.documents.tokens.tolist(), problem.token_budget)
     fits = len(packs) <= problem.mesh.replicas * problem.mesh.micro_batches
-    return {"packs in order": (alike_packs,)} if fits else {}
+    return {PACKS: (alike_packs,)} if fits else {}
 
 
 def check_step(documents: Documents, mesh: StepMesh, cluster: Cluster, token_budget: int) -> None:

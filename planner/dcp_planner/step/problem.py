@@ -66,6 +66,11 @@ class StepProblem:
         """Tokens of a device in one micro-batch if all hold equally many."""
         return float(self.documents.tokens.sum()) / (self.mesh.devices * self.mesh.micro_batches)
 
+    @property
+    def most_tokens(self) -> float:
+        """Most tokens of a device over that mean, as the token budget allows."""
+        return self.room / self.mean_tokens * (1 + 1e-9)
+
     def seconds_on(self, width: int) -> Floats:
         """Estimate the seconds of each document, summed over `width` devices that share it."""
         wide = np.array([float(width)])

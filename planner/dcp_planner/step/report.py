@@ -10,7 +10,7 @@ from dcp_planner.step.assignment import StepMesh
 from dcp_planner.step.documents import Documents
 from dcp_planner.step.iteration import StepTime, Synchronisation, predict_step
 from dcp_planner.step.model import StepModel
-from dcp_planner.step.plan_step import StepPlan, plan_step
+from dcp_planner.step.plan_step import EVEN_PRICE, StepPlan, plan_step
 from dcp_planner.step.problem import NamedPolicy, StepProblem
 
 CHOSEN = "plan_step"
@@ -28,6 +28,7 @@ class StepSetting:
     cluster: Cluster
     token_budget: int
     synchronisation: Synchronisation = "micro_batch"
+    even_price: float = EVEN_PRICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,7 @@ def compare_policies(
             setting.cluster,
             token_budget=setting.token_budget,
             synchronisation=setting.synchronisation,
+            even_price=setting.even_price,
         )
         first = first or (step, plan)
         count, documents = count + 1, documents + len(step)
