@@ -43,6 +43,8 @@ LONGEST = 131_072
 MESHES = ((8, 8), (4, 16), (16, 4), (2, 32))
 IN_FULL = StepMesh(8, 8, micro_batches=4)
 """The mesh whose results hold the parts of every policy's time, for the picture in docs."""
+COMMIT = machine()["commit"]
+"""The commit that runs, whatever is checked out meanwhile."""
 Draw = Callable[[np.random.Generator, int], Documents]
 
 
@@ -211,7 +213,7 @@ def run(name: str, mesh: StepMesh, steps: int) -> Row:
         "time_alone": _time_alone(report, drawn, setting),
         "step_s": report.policies[0].mean("seconds"),
         "steps": steps,
-        "commit": machine()["commit"],
+        "commit": COMMIT,
         "levels": report.levels,
         **({"policies": parts} if mesh == IN_FULL else {}),
     }
@@ -255,8 +257,8 @@ def to_table(document: dict[str, Any]) -> str:
     """Return the table of a run (`Any`: JSON)."""
     header = [
         "documents", "steps", "mesh", "micro-batches", "stages", "over round-robin",
-        "over the best rival", "worst step", "over balance", "at least", "tokens max", "worst step", "time alone: time",
-        "tokens max", "CPU ms",
+        "over the best rival", "worst step", "over balance", "at least", "tokens max",
+        "worst step", "time alone: time", "tokens max", "CPU ms",
     ]  # fmt: skip
     lines = []
     for row in document["rows"]:

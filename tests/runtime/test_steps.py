@@ -10,13 +10,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 from loader_options import make_loader
 
 from dcp_dsl import DatasetError, Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig, digest
-from dcp_runtime import RunError
+from dcp_runtime import Packing, Planning, RunError
+from dcp_runtime.data.replicas import find_replicas
 
 SPEC = Spec.from_text(
     "segment s = part[parts]*\n"
@@ -185,6 +189,44 @@ def test_a_window_moves_rows_between_neighbouring_global_batches(caplog):
     assert [data.rows for data, _ in (parts[0] for parts in found)] != alone
     seen = Counter(row for parts in found for d in (parts[0], parts[2]) for row in d[0].rows)
     assert seen == Counter(range(len(lengths)))
+
+
+def test_the_log_says_once_that_work_cannot_be_dealt_within_the_budget(caplog):
+    """Four packs of 40 tokens that only fit as they are; twice, and on ranks that are no first."""
+    lengths = [11, 9, 4, 16, 1, 39, 32, 8, 20, 15, 5] * 2
+    for rank in (0, 2):
+        caplog.clear()
+        with caplog.at_level("WARNING", logger="dcp_runtime"):
+            batches = list(loader_of(lengths, rank))
+        assert len(batches) == 4
+        texts = [record.getMessage() for record in caplog.records]
+        assert len(texts) == (rank == 0)
+        assert all("41 tokens in a micro-batch, more than token_budget=40" in t for t in texts)
+
+
+@pytest.fixture
+def four_ranks():
+    """A world of four ranks without the other three: nothing is sent."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "names", "options", "says"),
+    [
+        ([[0, 1]], ("dp", "cp"), {}, r"mesh of all 4 ranks, got one of 1 x 2 = 2; start 2 ranks"),
+        ([[0, 1], [2, 3]], ("dp", "tp"), {}, r"a dim 'cp', whose ranks .*, got the dims dp, tp"),
+        ([[0, 1], [2, 3]], None, {}, r"named dims, got 2 dims without names"),
+        ([[0, 1], [2, 3]], ("dp", "cp"), {"replicas": 4}, r"expected 2, as the dims dp, cp of"),
+    ],
+)
+@pytest.mark.usefixtures("four_ranks")
+def test_meshes_that_name_no_replicas_are_refused(ranks, names, options, says):
+    mesh = DeviceMesh("cpu", ranks, mesh_dim_names=names)
+    packing = Packing(BUDGET, **options)
+    with pytest.raises(RunError, match=says):
+        find_replicas(packing, Planning(ModelShape(2, 1, 8, 4), group=mesh))
 
 
 def test_a_replica_without_rows_gets_micro_batches_without_tokens():

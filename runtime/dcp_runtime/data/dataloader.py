@@ -114,7 +114,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         self._position = Position()  # behind the micro-batch that was yielded last
         self._next: Position | None = None  # where the next iteration begins, if somebody said it
         self._iterations = 0
-        self._is_under_way = False
+        self._is_under_way = self._has_overflown = False
         self._usable: tuple[list[int], list[int]] | None = None
         if isinstance(self._rows, IndexedRows):
             self._usable = self._screened()
@@ -240,6 +240,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                     break
                 window = waiting.popleft()
                 planned = self._plans.take(window.pending, len(waiting))
+                self._say_overflow(planned.overflow)
                 kept = self._kept(window.sequences, planned)
                 targets = self._targets.find(kept, planned.hidden) if kept else ()
                 parts = WindowPlans(window, planned, kept, targets, self._replicas.device)
@@ -252,6 +253,20 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         finally:
             if iteration == self._iterations:
                 self._is_under_way = False
+
+    def _say_overflow(self, tokens: int) -> None:
+        """Say once that a global batch was not dealt by work."""
+        if not tokens or self._has_overflown:
+            return
+        self._has_overflown = True
+        if self._replicas.device == 0:
+            logger.warning(
+                "packs are dealt in turn: by work, a replica would get %d tokens in a micro-batch, "
+                "more than token_budget=%d; a larger budget, or shorter or more rows in a pack, "
+                "let them be dealt by work",
+                tokens,
+                self._packing.token_budget,
+            )
 
     def _check_newest(self, iteration: int) -> None:
         if iteration != self._iterations:

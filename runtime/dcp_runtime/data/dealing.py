@@ -3,9 +3,10 @@
 This module loads no torch: planner processes need it.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -95,9 +96,23 @@ class Share:
     width: int
 
 
+class Dealt(NamedTuple):
+    """Documents as they were dealt.
+
+    Attributes:
+        micro_batches: for each its shares, by their first device; a group without documents has
+            none.
+        overflow: tokens that dealing by work would have given a replica, above its budget, so that
+            packs were dealt in turn; 0: as was asked.
+    """
+
+    micro_batches: list[list[Share]]
+    overflow: int = 0
+
+
 def deal_documents(
     dealing: Dealing, tokens: Sequence[int], pairs: Callable[[], Floats], cluster: Cluster
-) -> list[list[Share]]:
+) -> Dealt:
     """Choose micro-batch and devices of every document.
 
     Args:
@@ -107,44 +122,45 @@ def deal_documents(
         cluster: of all devices.
 
     Returns:
-        For every micro-batch its shares, by their first device; a group without documents has none.
         The micro-batches of a global batch are neighbours. Deterministic.
     """
     if dealing.is_trivial:
-        return [[Share(tuple(range(len(tokens))), 0, dealing.devices)]]
+        return Dealt([[Share(tuple(range(len(tokens))), 0, dealing.devices)]])
+    overflow = 0
     if dealing.balance == "order" or len(tokens) < dealing.micro_batches:
         assignment = _in_turn(dealing, tokens)
     else:
         assignment = _by_work(dealing, tokens, pairs(), cluster)
+        overflow = _overflow(dealing, tokens, assignment)
+        if overflow:
+            assignment = _in_turn(dealing, tokens)
     found: list[list[Share]] = [[] for _ in range(dealing.micro_batches)]
     for micro_batch, first, width, documents in assignment.groups():
         found[micro_batch].append(Share(tuple(documents.tolist()), first, width))
-    return [found[number] for number in _order(dealing)]
+    return Dealt([found[number] for number in _order(dealing)], overflow)
 
 
 def _by_work(
     dealing: Dealing, tokens: Sequence[int], pairs: Floats, cluster: Cluster
 ) -> Assignment:
-    """Deal by predicted time; packs in turn fit where no dealing by work holds the budget."""
-    documents = Documents(np.asarray(tokens, np.int64), pairs)
-    plan = plan_step(
-        documents,
+    """Deal by predicted time."""
+    return plan_step(
+        Documents(np.asarray(tokens, np.int64), pairs),
         _mesh(dealing),
         dealing.model,
         cluster,
         token_budget=dealing.token_budget,
         widths=dealing.widths or None,
-    )
-    fits = _holds_budget(dealing, documents, plan.assignment)
-    return plan.assignment if fits else _in_turn(dealing, tokens)
+    ).assignment
 
 
-def _holds_budget(dealing: Dealing, documents: Documents, assignment: Assignment) -> bool:
-    """Check the tokens of every device in every micro-batch, shares of wide documents included."""
-    held = np.zeros((dealing.micro_batches, dealing.devices))
+def _overflow(dealing: Dealing, tokens: Sequence[int], assignment: Assignment) -> int:
+    """Return the tokens of the fullest replica, by its fullest device; 0 if the budget holds."""
+    held, lengths = np.zeros((dealing.micro_batches, dealing.devices)), np.asarray(tokens)
     for micro_batch, first, width, rows in assignment.groups():
-        held[micro_batch, first : first + width] += documents.tokens[rows].sum() / width
-    return bool(held.max() * dealing.context_ranks <= dealing.token_budget * (1 + 1e-9))
+        held[micro_batch, first : first + width] += lengths[rows].sum() / width
+    most = float(held.max()) * dealing.context_ranks
+    return math.ceil(most) if most > dealing.token_budget * (1 + 1e-9) else 0
 
 
 def _in_turn(dealing: Dealing, tokens: Sequence[int]) -> Assignment:

@@ -63,7 +63,7 @@ def make_plans(request: PlanRequest, masks: Sequence[Mask], samples: Sequence[Sa
             kept.append(number)
     if not kept:
         return PlanReply((), tuple(left_out))
-    micro_batches = deal_documents(
+    micro_batches, overflow = deal_documents(
         request.dealing,
         [request.sequences[number].num_tokens for number in kept],
         partial(_mean_pairs, request, kept, bound),
@@ -75,7 +75,7 @@ def make_plans(request: PlanRequest, masks: Sequence[Mask], samples: Sequence[Sa
         for share in shares:
             steps[list(share.documents)] = number * request.dealing.window // len(micro_batches)
     hidden = hidden_from_next([list(of.values()) for of in bound])
-    return PlanReply(batches, tuple(left_out), hidden, tuple(steps.tolist()))
+    return PlanReply(batches, tuple(left_out), hidden, tuple(steps.tolist()), overflow)
 
 
 def _mean_pairs(request: PlanRequest, kept: Sequence[int], bound: Sequence[Bound]) -> Floats:

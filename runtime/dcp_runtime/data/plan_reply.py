@@ -45,19 +45,21 @@ class PlanReply:
         hidden: runs of tokens of all kept sequences, one behind the other, that the next token of
             their sequence does not see in any layer.
         steps: of each kept sequence the number of its global batch.
+        overflow: as of `Dealt`.
     """
 
     batches: tuple[PlannedBatch, ...]
     left_out: tuple[tuple[int, str], ...] = ()
     hidden: Runs = ()
     steps: tuple[int, ...] = ()
+    overflow: int = 0
 
     @property
     def notes(self) -> dict[str, Any]:  # Any: fit for JSON
         """The reply without its plans; `with_notes` joins both again."""
         batches = [[b.members, b.first, b.cycle, len(b.plans)] for b in self.batches]
-        beside = {"left_out": self.left_out, "hidden": self.hidden, "steps": self.steps}
-        return {"batches": batches, **beside}
+        beside = ("left_out", "hidden", "steps", "overflow")
+        return {"batches": batches} | {name: getattr(self, name) for name in beside}
 
     @classmethod
     def with_notes(cls, plans: Sequence[Plan | PlanPart], notes: Mapping[str, Any]) -> "PlanReply":
@@ -68,7 +70,7 @@ class PlanReply:
             found.append(PlannedBatch(tuple(members), int(first), own, tuple(cycle)))
         left_out = tuple((int(number), str(text)) for number, text in notes["left_out"])
         hidden = tuple((int(start), int(end)) for start, end in notes["hidden"])
-        return cls(tuple(found), left_out, hidden, tuple(notes["steps"]))
+        return cls(tuple(found), left_out, hidden, tuple(notes["steps"]), notes["overflow"])
 
 
 def encode_reply(reply: PlanReply, devices: range) -> list[bytes]:
