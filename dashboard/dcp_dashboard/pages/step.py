@@ -126,7 +126,7 @@ def documents_text(bar: StepBar) -> str:
 
 def step_figure(bars: list[StepBar]) -> go.Figure:
     """Draw one bar for each run of devices and micro-batch."""
-    labels = [f"micro-batch {bar.micro_batch} · {bar.devices}" for bar in bars]
+    labels = [f"{bar.micro_batch} · {bar.devices}" for bar in bars]
     texts = [
         f"<b>devices {bar.devices}</b>, waiting {duration(bar.waiting_s)}<br>{documents_text(bar)}"
         for bar in bars
@@ -140,10 +140,10 @@ def step_figure(bars: list[StepBar]) -> go.Figure:
         )  # fmt: skip
     figure.update_layout(
         template=TEMPLATE, barmode="stack", height=90 + 20 * len(bars),
-        margin={"l": 130, "r": 10, "t": 30, "b": 40},
-        legend={"orientation": "h", "y": 1, "yanchor": "bottom"},
+        margin={"l": 80, "r": 10, "t": 30, "b": 40},
+        legend={"orientation": "h", "traceorder": "normal", "y": 1, "yanchor": "bottom"},
         xaxis={"title": "seconds", "showgrid": True, "gridcolor": NEUTRAL},
-        yaxis={"autorange": "reversed", "showgrid": False},
+        yaxis={"title": "micro-batch · devices", "autorange": "reversed", "showgrid": False},
     )  # fmt: skip
     return figure
 

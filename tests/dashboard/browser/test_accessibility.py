@@ -42,6 +42,7 @@ STOPS = [
     Stop(f"compare?a={PLAN}&b={OTHER}", ".main-svg"),
     Stop("compare", "main h1"),
     Stop(f"dataset/{plan_key('report.dcpbatches.json')}", "#speedups .main-svg"),
+    Stop(f"step/{plan_key('a.dcpstep.json')}", "#step .main-svg"),
     Stop("help", "main h1"),
     Stop("no/such/page", "main h1"),
     Stop(f"plan/{plan_key('cut.dcpplan')}", "main h1"),
@@ -49,8 +50,8 @@ STOPS = [
 
 
 @pytest.fixture
-def folder(tmp_path, paired_folder):
-    """Two plans of one batch, a file cut short and a report."""
+def folder(tmp_path, paired_folder, small_step):
+    """Two plans of one batch, a file cut short, a report and a step."""
     for name in ("zigzag.dcpplan", "contiguous.dcpplan"):
         shutil.copy(paired_folder / name, tmp_path / name)
     (tmp_path / "cut.dcpplan").write_bytes((tmp_path / "zigzag.dcpplan").read_bytes()[:5000])

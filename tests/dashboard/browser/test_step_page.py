@@ -1,0 +1,38 @@
+"""The page of a planned training step, as a person sees it."""
+
+import pytest
+
+from dcp_dashboard import start_server
+from dcp_dashboard.library.folder import plan_key
+
+STEP = f"step/{plan_key('a.dcpstep.json')}"
+
+
+@pytest.fixture
+def page(visit, small_step):
+    with start_server(small_step.parent) as server:
+        visit.base = server.url
+        page = visit.open(STEP)
+        page.wait_for_selector("#step .bars .point")
+        yield page
+        visit.page.goto("about:blank")
+
+
+def test_bars_and_legend_have_one_order_and_hovering_names_documents(page):
+    assert page.locator("#step .legendtext").all_text_contents() == [
+        "linear part", "attention", "waiting",
+    ]  # fmt: skip
+    page.locator("#step .bars .point").first.hover(force=True)  # the layer above takes the pointer
+    text = page.locator("#step .hoverlayer").text_content()
+    assert "devices 0" in text
+    assert "60,000 tokens on 8 devices" in text
+
+
+def test_a_narrow_window_leaves_bars_room_and_scrolls_only_the_table(page):
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.reload()
+    page.wait_for_selector("#step .bars .point")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    plot = page.locator("#step .plot").first.bounding_box()
+    assert plot["width"] > 390 / 2
+    assert page.locator(".dcp-scroll").last.evaluate("(box) => box.scrollWidth > box.clientWidth")
