@@ -33,6 +33,6 @@ def test_a_narrow_window_leaves_bars_room_and_scrolls_only_the_table(page):
     page.reload()
     page.wait_for_selector("#step .bars .point")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    plot = page.locator("#step .plot").first.bounding_box()
+    plot = page.locator("#step .nsewdrag").first.bounding_box()
     assert plot["width"] > 390 / 2
     assert page.locator(".dcp-scroll").last.evaluate("(box) => box.scrollWidth > box.clientWidth")
