@@ -1,5 +1,6 @@
 """Plans made ahead in processes of their own: the same plans, whatever happens to a process."""
 
+import errno
 import gc
 import os
 import signal
@@ -14,9 +15,10 @@ import pytest
 from loader_options import make_loader
 
 from dcp_dsl import DatasetError, DCPError, Spec
-from dcp_planner import Cluster, ModelShape, PlanConfig, digest
+from dcp_planner import Cluster, ModelShape, PlanConfig, PlanFileError, digest
 from dcp_planner.workers import WorkerLost
 from dcp_runtime import LookAhead, RunError
+from dcp_runtime.data import planner_pool
 from dcp_runtime.data.make_plans import plan_request
 from dcp_runtime.data.plan_request import PlanRequest
 from dcp_runtime.data.planner_pool import MOST_FAILED_STARTS, PlannerPool
@@ -104,6 +106,35 @@ def test_a_killed_process_is_replaced_and_its_batch_planned_here():
         assert found == own
         assert loader.metrics.lost >= 1
     finally:
+        loader.close()
+
+
+@pytest.mark.parametrize("fault", ["damaged answer", "no thread", "too many open files"])
+def test_whatever_keeps_a_planner_from_answering_its_batch_is_planned_here(monkeypatch, fault):
+    own = [digest(plan) for _, plan in make_loader(ROWS[:3], SPEC, **OPTIONS)]
+
+    def fail(error):
+        def failing(*_, **__):
+            raise error
+
+        return failing
+
+    match fault:
+        case "damaged answer":
+            monkeypatch.setattr(planner_pool, "decode_plan", fail(PlanFileError("damaged")))
+        case "no thread":
+            no_thread = RuntimeError("can't start new thread")
+            monkeypatch.setattr("dcp_planner.workers.pool.threading.Thread.start", fail(no_thread))
+        case _:
+            full = OSError(errno.EMFILE, "Too many open files")
+            monkeypatch.setattr("dcp_planner.workers.process.socket.socketpair", fail(full))
+    loader = make_loader(ROWS[:3], SPEC, processes=1, ahead=2, **OPTIONS)
+    try:
+        with pytest.warns(RuntimeWarning, match=r"planned again here|this process plans"):
+            assert [digest(plan) for _, plan in loader] == own
+        assert loader.metrics.lost >= 1
+    finally:
+        monkeypatch.undo()
         loader.close()
 
 

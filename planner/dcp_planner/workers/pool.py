@@ -46,8 +46,8 @@ class WorkerPool:
         with self._starting:
             for worker in self.workers[len(self._threads) :]:
                 thread = threading.Thread(target=_serve, args=(self._tasks, worker), daemon=True)
-                self._threads.append(thread)
                 thread.start()
+                self._threads.append(thread)
         future: Future[_T] = Future()
         self._tasks.put((task, future))
         return future

@@ -9,11 +9,11 @@ from concurrent.futures import Future
 from itertools import accumulate, pairwise
 from typing import Any, Literal, TypeVar
 
-from dcp_dsl import DatasetError
+from dcp_dsl import DatasetError, DCPError
 from dcp_planner import Plan
 from dcp_planner.compile_clock import stopwatch
 from dcp_planner.plan import decode_plan, encode_plan
-from dcp_planner.workers import TaskError, Worker, WorkerPool, WorkerProgram
+from dcp_planner.workers import TaskError, Worker, WorkerLost, WorkerPool, WorkerProgram
 from dcp_runtime.data.make_plans import plan_request
 from dcp_runtime.data.plan_reply import PlanReply, encode_reply
 from dcp_runtime.data.plan_request import PlanRequest
@@ -71,10 +71,19 @@ class PlannerPool:
             except TaskError as error:
                 refused = DatasetError if "DatasetError" in error.kinds else RunError
                 raise refused(str(error)) from error
-            ends = pairwise([0, *accumulate(answer["sizes"])])
-            return read([blob[start:end] for start, end in ends], answer), answer["seconds"]
+            try:
+                ends = pairwise([0, *accumulate(answer["sizes"])])
+                return read([blob[start:end] for start, end in ends], answer), answer["seconds"]
+            except (DCPError, KeyError, TypeError, ValueError) as error:
+                worker.end()
+                raise WorkerLost(f"the planner's answer cannot be read: {error}") from error
 
-        return self._pool.submit(plan)
+        try:
+            return self._pool.submit(plan)
+        except RuntimeError as error:  # no thread can be started
+            lost: Future[tuple[_T, float]] = Future()
+            lost.set_exception(WorkerLost(f"the planner cannot be asked: {error}"))
+            return lost
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
