@@ -46,6 +46,31 @@ def check_private(folder: Path) -> None:
         raise PermissionError(f"{folder.parent}: others can replace what lies here (no sticky bit)")
 
 
+def check_unshared(folder: Path) -> None:
+    """Check that nobody can write code into a folder but its owner and this process's group.
+
+    Raises:
+        PermissionError: if others can, or can replace the folder.
+    """
+    for place, may_stick in ((folder, False), (folder.parent, True)):
+        found = place.stat()
+        is_open = found.st_mode & stat.S_IWOTH or (
+            found.st_mode & stat.S_IWGRP and found.st_gid != os.getegid()
+        )
+        if is_open and not (may_stick and found.st_mode & stat.S_ISVTX):
+            raise PermissionError(f"{place}: others can write compiled code here")
+
+
+def unshared(locator: Any) -> Any:
+    """Have one of numba's locators pass over folders that others can write to."""
+
+    def ensure_cache_path(self: Any) -> None:
+        locator.ensure_cache_path(self)
+        check_unshared(Path(self.get_cache_path()))
+
+    return type(locator.__name__, (locator,), {"ensure_cache_path": ensure_cache_path})
+
+
 # Any: numba's caches have no types.
 class PrivateFolderLocator(caching._SourceFileBackedLocatorMixin, caching._CacheLocator):
     """Keeps the compiled functions of a file in the private folder."""

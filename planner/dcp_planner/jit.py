@@ -18,7 +18,7 @@ from numba.core.caching import FunctionCache
 from numba.extending import is_jitted
 
 from dcp_dsl.arrays import Floats, Indices, Ints
-from dcp_planner.compile_cache import PrivateFolderLocator
+from dcp_planner.compile_cache import PrivateFolderLocator, unshared
 from dcp_planner.compile_clock import COMPILE_CLOCK
 
 IntTable: TypeAlias = Annotated[Ints, 2]
@@ -99,9 +99,9 @@ _Impl: Any = FunctionCache._impl_class  # Any: numba's caches have no types
 
 
 class _CacheImpl(_Impl):  # type: ignore[misc]
-    """Finds a folder for compiled code: numba's own, then one for temporary files."""
+    """Finds a folder for compiled code: numba's own, or a private one if others can write there."""
 
-    _locator_classes = (*_Impl._locator_classes, PrivateFolderLocator)
+    _locator_classes = (*map(unshared, _Impl._locator_classes), PrivateFolderLocator)
 
 
 class _Cache(FunctionCache):

@@ -162,6 +162,20 @@ def test_a_folder_that_others_can_change_is_not_private(tmp_path, monkeypatch):
         check_private(folder)
 
 
+def test_a_cache_that_others_can_write_is_not_used(tmp_path):
+    cache = tmp_path / "cache"
+    places = {"NUMBA_CACHE_DIR": cache}
+    compile_kernel(tmp_path, **places)
+    assert compile_kernel(tmp_path, **places)[0] == ["False", "False", "True", "1"]
+    (leaf,) = {path.parent for path in cache.rglob("*.nbi")}
+    leaf.chmod(0o777)
+    there = {path: path.stat().st_mtime_ns for path in leaf.iterdir()}
+    assert compile_kernel(tmp_path, **places)[0] == ["True", "True", "True", "0"]
+    assert {path: path.stat().st_mtime_ns for path in leaf.iterdir()} == there
+    # Kept in another folder.
+    assert compile_kernel(tmp_path, **places)[0] == ["False", "False", "True", "1"]
+
+
 def uncached():
     """A function that numba has nowhere to keep."""
     made = {}
