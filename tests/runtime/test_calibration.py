@@ -6,8 +6,9 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_planner import Cluster, find_cluster
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, find_cluster, simulate
 from dcp_planner.model.cost_model import link_seconds
+from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime import RunError
 from dcp_runtime.commands_calibrate import calibrate
 from dcp_runtime.launch import calibration
@@ -55,6 +56,26 @@ def test_a_term_that_would_be_negative_is_left_out():
 
 def test_a_link_that_nobody_measured_is_no_bottleneck():
     assert Line(0.0, 0.0, 0.0).rate == 1e12
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_the_time_beside_attention_is_that_of_the_slowest_rank(lab, is_backward):
+    sparsity = lab.sparsity_of([lab.masks["causal"](64)], 16)
+    cluster = Cluster(1, 2, flops_per_s=1e12, latency_s=1e-3)
+    plan = build_plan(sparsity, ModelShape(2, 1, 8, 4), cluster, PlanConfig("static:contiguous"))
+    trace = simulate(plan)
+    rows = [
+        (int(start), int(end), EVENT_KINDS[kind] == "attention")
+        for start, end, kind in zip(trace.start_ns, trace.end_ns, trace.kind, strict=True)
+    ]
+    beside = []
+    for device in range(2):
+        at = np.flatnonzero((trace.device == device) & (trace.is_backward == is_backward))
+        own = [rows[i] for i in at.tolist()]
+        attention = sum(end - start for start, end, attends in own if attends)
+        beside.append(max(end for _, end, _ in own) - min(s for s, _, _ in own) - attention)
+    assert calibration._beside(trace, is_backward=is_backward) == pytest.approx(max(beside) / 1e9)
+    assert max(beside) > min(beside)
 
 
 @pytest.fixture(scope="module")

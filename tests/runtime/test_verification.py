@@ -12,7 +12,7 @@ from dcp_runtime.errors import RunError
 from dcp_runtime.verify import dense_attention
 from dcp_runtime.verify.dense_attention import HeadTensors, Rounding, eager, exact
 from dcp_runtime.verify.inputs import Inputs, random_inputs
-from dcp_runtime.verify.verification import _Measure, _Tally, verify
+from dcp_runtime.verify.verification import _Measure, _rounding_of, _Tally, verify
 
 ROUNDING = Rounding(tensor=1e-7, sums=1e-7)
 SPEC = "mask band(w: tokens = 20) = causal and q - k < w"
@@ -97,6 +97,19 @@ def test_the_bound_is_for_the_norm_and_for_the_worst_element(norm, peak):
         spread=_Measure(1.0, 1.0),
     )
     assert tally.finish("out", ROUNDING).ok == (norm < 1 and peak < 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tensor", "sums"),
+    [
+        (torch.float32, 2**-23, 2**-23),
+        (torch.bfloat16, 2**-7, 2**-23),
+        (torch.float64, 2**-48, 2**-48),  # sixteen units: the reference rounds as much
+    ],
+    ids=str,
+)
+def test_only_a_run_in_float64_has_room_for_the_rounding_of_the_reference(dtype, tensor, sums):
+    assert _rounding_of(dtype) == Rounding(tensor, sums)
 
 
 def test_a_mask_that_is_off_by_one_key_is_found(lab):
