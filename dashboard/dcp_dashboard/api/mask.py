@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dashboard.api.columns import encode, narrow
-from dcp_dashboard.api.palette import NEUTRAL, device_colours, oklch, ramp, tints
+from dcp_dashboard.api.palette import NEUTRAL, cluster_colours, oklch, ramp, tints
 from dcp_dashboard.facts.moves import CHANGES, common_groups, find_moves
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.summary import group_labels, head_labels
@@ -46,7 +46,7 @@ Columns = dict[str, NDArray[np.generic]]
 
 def mask_payload(plan: Plan) -> bytes:
     """Pack blocks and tiles for the mask canvas; O(D + W)."""
-    colours = device_colours(plan.cluster.nodes, plan.cluster.devices_per_node)
+    colours = cluster_colours(plan.cluster)
     header = _header(plan, plan.num_devices, colours, mask_modes(plan))
     blocks, tiles = plan.blocks, plan.tiles
     columns: Columns = {
@@ -83,7 +83,7 @@ def _header(plan: Plan, num_devices: int, colours: list[str], modes: list[Any]) 
 
 def mask_modes(plan: Plan) -> list[dict[str, Any]]:  # Any: JSON values
     """Return the ways to colour the mask: column, palette by value, and legend."""
-    colours = device_colours(plan.cluster.nodes, plan.cluster.devices_per_node)
+    colours = cluster_colours(plan.cluster)
     of_devices = _legend((f"device {i}" for i in range(len(colours))), colours)
     divisions = ramp(int(plan.tiles.division.max(initial=0)) + 1)
     of_divisions = _legend((f"division {i}" for i in range(len(divisions))), divisions)
@@ -187,7 +187,7 @@ def moves_payload(first: Plan, second: Plan) -> bytes:
 def moves_modes(first: Plan, second: Plan) -> list[dict[str, Any]]:  # Any: JSON values
     """Return the ways to colour the moves: by change, or by the device on either side."""
     largest = max((first, second), key=lambda plan: plan.num_devices)
-    colours = device_colours(largest.cluster.nodes, largest.cluster.devices_per_node)
+    colours = cluster_colours(largest.cluster)
     nodes = _node_legend(largest, colours)
     changes = _legend(CHANGES, CHANGE_COLOURS)
     palette = [*colours, NEUTRAL]

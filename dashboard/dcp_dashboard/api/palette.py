@@ -6,6 +6,10 @@ its devices are steps of lightness; with one node the hue runs along with the li
 
 import math
 
+import numpy as np
+
+from dcp_planner import Cluster
+
 KIND_COLOURS = {
     "attention": "#0072b2",
     "reduction": "#56b4e9",
@@ -80,3 +84,11 @@ def _encode_channel(linear: float) -> int:
     clipped = min(1.0, max(0.0, linear))
     encoded = 12.92 * clipped if clipped <= 0.0031308 else 1.055 * clipped ** (1 / 2.4) - 0.055
     return round(255 * encoded)
+
+
+def cluster_colours(cluster: Cluster) -> list[str]:
+    """Return the colour of every device of a cluster, whose nodes may differ in size."""
+    node, per_node = cluster.node_of_device, cluster.devices_per_node
+    place = np.arange(cluster.num_devices) - cluster.node_ptr[node]
+    colours = device_colours(cluster.nodes, per_node)
+    return [colours[slot] for slot in (node * per_node + place).tolist()]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dcp_dashboard.api.palette import device_colours
+from dcp_dashboard.api.palette import cluster_colours
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import caption_of_first_group, tiles_of_group
@@ -181,9 +181,7 @@ def mask_svg(loaded: LoadedPlan) -> str:
     owners = zip(plan.blocks.owner.tolist(), start.tolist(), end.tolist(), strict=True)
     stripes = [Stripe(names[owner], low, high, 0) for owner, low, high in owners]
     note = caption_of_first_group(plan) or f"{plan.num_tokens:,} tokens, tiles by device"
-    colours = dict(
-        zip(names, device_colours(plan.cluster.nodes, plan.cluster.devices_per_node), strict=True)
-    )
+    colours = dict(zip(names, cluster_colours(plan.cluster), strict=True))
     frame = PictureFrame(loaded.summary.mask, note, note, plan.num_tokens, stripes, colours)
     return write_svg(frame, ['<g shape-rendering="crispEdges">', *shapes, "</g>"], zoom=2)
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from PIL import Image, ImageDraw, ImageFont
 
-from dcp_dashboard.api.palette import KIND_COLOURS, NEUTRAL, device_colours
+from dcp_dashboard.api.palette import KIND_COLOURS, NEUTRAL, cluster_colours
 from dcp_dashboard.exports.pictures import Pixels, mask_pixels, timeline_pixels
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.metrics import (
@@ -142,7 +142,7 @@ def _draw_head(sheet: Sheet, loaded: LoadedPlan, colours: ThemeColours) -> None:
 
 def _draw_mask(sheet: Sheet, loaded: LoadedPlan, colours: ThemeColours) -> None:
     plan, top, left = loaded.plan, MARGIN + HEAD, MARGIN + GUTTER
-    devices = device_colours(plan.cluster.nodes, plan.cluster.devices_per_node)
+    devices = cluster_colours(plan.cluster)
     sheet.paste((left, top), mask_pixels(plan, SIDE * sheet.scale, devices, colours.canvas))
     blocks, unit = plan.blocks, SIDE / max(1, plan.num_tokens)
     for start, end, owner in zip(blocks.start, blocks.end, blocks.owner, strict=True):

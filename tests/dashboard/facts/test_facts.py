@@ -8,13 +8,14 @@ import pytest
 
 from dcp_dashboard.api.columns import decode
 from dcp_dashboard.api.mask import MAX_PAIRS, read_window
+from dcp_dashboard.api.palette import cluster_colours
 from dcp_dashboard.facts.event import event_facts
 from dcp_dashboard.facts.metrics import above_bounds
 from dcp_dashboard.facts.quantities import duration, percent
 from dcp_dashboard.library.folder import DashboardError, open_folder, plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.web.app import create_app
-from dcp_planner import LANES, TransferKind, write_plan
+from dcp_planner import LANES, Cluster, TransferKind, write_plan
 from dcp_planner.report import bound_ratios
 
 KEY = plan_key("small.dcpplan")
@@ -244,6 +245,12 @@ def test_bars_of_unequal_devices_are_as_long_as_they_compute(small_plan, tmp_pat
     told = dict(words(ask(client, "device/1")))
     assert told["Node"] == "0, 50\u00a0% of the rate"
     assert f"{pairs[1] / share[1] / pairs.mean():.2f}" in told["Computes"]
+
+
+def test_devices_of_unequal_nodes_keep_the_colours_of_their_nodes():
+    unequal = Cluster(2, 2, devices=((1,), (1, 1)))
+    first, _, *second = cluster_colours(Cluster(2, 2))
+    assert cluster_colours(unequal) == [first, *second]
 
 
 def test_a_wait_names_the_division_on_its_device_and_the_device_in_its_division(client):
