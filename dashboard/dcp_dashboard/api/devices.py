@@ -3,7 +3,7 @@
 Both are payloads of the wire format in `api.columns`.
 
 `dcp.timeline/1`: one row per event, sorted by (device, lane, start). Header: `source`,
-`num_devices`, `devices_per_node`, `base_ns`, `unit_ns`, `longest_ns`, `kinds` and `colours` (by
+`num_devices`, `node_starts`, `base_ns`, `unit_ns`, `longest_ns`, `kinds` and `colours` (by
 code), `names` (distinct texts). Columns: `start`, `end` (u4, in `unit_ns` after `base_ns`),
 `device`, `lane` (index into `dcp_planner.LANES`), `kind` (index into `kinds`), `backward` (0 or 1),
 `division`, `peer` (-1: none), `bytes`, `name` (index into `names`); `transfer` and `block`, rows of
@@ -11,7 +11,7 @@ the plan that a message belongs to (-1: none).
 `unit_ns` is 1 up to 4.29 s, then a power of ten. `longest_ns` is the length of the longest trace of
 the plan: the axis that all share.
 
-`dcp.devices/1`. Header: `num_devices`, `devices_per_node`, `rows`: the quantities of the balance
+`dcp.devices/1`. Header: `num_devices`, `node_starts`, `rows`: the quantities of the balance
 chart, each `{"id", "label", "meaning", "unit", "kind", "ratio", "mean"}`; unit is "count", "bytes"
 or "seconds", kind names the colour, ratio is max/mean. Columns: one of type f8 per row, by its id,
 a value per device; and the traffic: `source`, `target`, `bytes`, one row for every two devices
@@ -57,7 +57,7 @@ def timeline_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
     header = {
         "source": trace.source,
         "num_devices": plan.num_devices,
-        "devices_per_node": plan.cluster.devices_per_node,
+        "node_starts": plan.cluster.node_ptr.tolist(),
         "base_ns": base,
         "unit_ns": unit,
         "longest_ns": max(span, longest_ns),
@@ -119,7 +119,7 @@ def devices_payload(loaded: LoadedPlan) -> bytes:
     }
     header = {
         "num_devices": loaded.plan.num_devices,
-        "devices_per_node": loaded.plan.cluster.devices_per_node,
+        "node_starts": loaded.plan.cluster.node_ptr.tolist(),
         "rows": rows,
     }
     return encode("dcp.devices/1", header, columns)

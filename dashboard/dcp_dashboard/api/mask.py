@@ -3,7 +3,7 @@
 All are payloads of the wire format in `api.columns`.
 
 `dcp.mask/1`: one row per block and one per tile. Header: `num_tokens`, `num_devices`,
-`devices_per_node`, `cu_seqlens`, `device_colours`, and `modes`, the ways to colour a tile, each
+`cu_seqlens`, `device_colours`, and `modes`, the ways to colour a tile, each
 `{"id", "label", "column", "palette", "legend"}`: a tile has the colour `palette[column[tile]]`.
 Columns: `block_start`, `block_end`, `block_owner`; `tile_q`, `tile_kv` (blocks), `tile_kind`,
 `tile_pairs`, `tile_device`, `tile_division`, `tile_backward_division`, `tile_fetch`,
@@ -74,7 +74,6 @@ def _header(plan: Plan, num_devices: int, colours: list[str], modes: list[Any]) 
     return {
         "num_tokens": plan.num_tokens,
         "num_devices": num_devices,
-        "devices_per_node": plan.cluster.devices_per_node,
         "cu_seqlens": plan.cu_seqlens.tolist(),
         "device_colours": colours,
         "modes": modes,

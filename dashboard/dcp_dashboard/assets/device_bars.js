@@ -56,7 +56,7 @@ window.dcp.Balance = (() => {
       head.append(title, claim);
       const svg = drawing(`0 0 ${this.size} ${HEIGHT}`, "dcp-bars");
       const scale = HEIGHT / Math.max(values[most], 1e-12);
-      for (let border = this.header.devices_per_node; border < this.size; border += this.header.devices_per_node) {
+      for (const border of this.header.node_starts.slice(1, -1)) {
         svg.append(line(border, border, 0, HEIGHT, "dcp-bars-node"));
       }
       const bars = Array.from(values, (value, device) => {

@@ -33,8 +33,8 @@ window.dcp.Timeline = (() => {
       });
       [{ header: this.header }] = this.traces;
       this.devices = this.header.num_devices;
-      this.perNode = this.header.devices_per_node;
-      this.nodes = Math.ceil(this.devices / this.perNode);
+      this.nodeStarts = this.header.node_starts; // the first device of each node, then the number of devices
+      this.nodes = this.nodeStarts.length - 1;
       this.gutter = GUTTER + (this.nodes > 1 ? NODES : 0);
       this.time = new view.Range(Math.max(1, Number(host.dataset.until || this.header.longest_ns)), 20);
       this.scroll = new view.Range(1, 1);
@@ -76,12 +76,12 @@ window.dcp.Timeline = (() => {
       const above = this.page ? this.host.getBoundingClientRect().top + window.scrollY : 0;
       const room = this.page ? Math.max(320, window.innerHeight - above - AXIS - 28) : 576;
       const sources = this.sources.length;
-      const { devices, perNode } = this;
+      const { nodeStarts } = this;
       this.open = window.dcp.rows.openNodes(this.page && this.state.open,
-        { devices, perNode, sources, room: this.page ? room : 900 });
+        { nodeStarts, sources, room: this.page ? room : 900 });
       const isMixed = this.open.size < this.nodes;
       this.layout = window.dcp.rows.layout({
-        devices, perNode, sources, room, open: this.open,
+        nodeStarts, sources, room, open: this.open,
         least: this.page && !isMixed ? window.dcp.rows.THIN : LEAST_HIGH,
       });
       const height = this.page ? Math.min(room, this.layout.total) : this.layout.total;

@@ -34,7 +34,7 @@ window.dcp.timelineMarks = (() => {
     for (const row of timeline.rowsInView()) {
       const y = top + row.y - timeline.scroll.start;
       const [device] = row.devices;
-      const isNode = device % timeline.perNode === 0 && row.source === 0;
+      const isNode = device === timeline.nodeStarts[row.node] && row.source === 0;
       pen.fillStyle = isNode && row.y ? timeline.muted : timeline.line;
       if (row.source === 0) pen.fillRect(isNode ? 0 : left, y, isNode ? left + width : width, 1);
       pen.fillStyle = timeline.muted;
@@ -139,8 +139,8 @@ window.dcp.timelineMarks = (() => {
   function describe(timeline, { row, trace, event: e, isNodes, time }) {
     if (e !== undefined) return describeEvent(trace, e);
     const opens = timeline.open.has(row.node) ? "closes" : "opens";
-    const lines = [`Node ${row.node}: devices ${row.node * timeline.perNode} to `
-      + `${Math.min(timeline.devices, (row.node + 1) * timeline.perNode) - 1}`];
+    const [first, past] = timeline.nodeStarts.slice(row.node, row.node + 2);
+    const lines = [`Node ${row.node}: devices ${first} to ${past - 1}`];
     if (trace && !isNodes) lines.push(...describeNode(timeline, row, trace, time));
     if (timeline.page) lines.push(`A click ${opens} its devices.`);
     return lines;

@@ -17,8 +17,9 @@ window.dcp.rows = (() => {
   const HIGH = 56;
 
   // "all", "none" or "0,3" -> the nodes whose devices have rows; without a text all, unless that makes them thin.
-  function openNodes(text, { devices, perNode, sources, room }) {
-    const nodes = Math.ceil(devices / perNode);
+  function openNodes(text, { nodeStarts, sources, room }) {
+    const nodes = nodeStarts.length - 1;
+    const devices = nodeStarts[nodes];
     if (text === "none") return new Set();
     if (text && text !== "all") return new Set(text.split(",").map(Number).filter((n) => n >= 0 && n < nodes));
     const all = new Set(Array.from({ length: nodes }, (_, node) => node));
@@ -31,17 +32,17 @@ window.dcp.rows = (() => {
   }
 
   // Rows from top to bottom: {source, node, devices: [first, past), isNode, y, height}, y in CSS pixels.
-  function layout({ devices, perNode, sources, room, least, open }) {
+  function layout({ nodeStarts, sources, room, least, open }) {
     const rows = [];
-    for (let node = 0; node * perNode < devices; node++) {
-      const past = Math.min(devices, (node + 1) * perNode);
+    for (let node = 0; node + 1 < nodeStarts.length; node++) {
+      const [first, past] = nodeStarts.slice(node, node + 2);
       if (!open.has(node)) {
         for (let source = 0; source < sources; source++) {
-          rows.push({ source, node, devices: [node * perNode, past], isNode: true });
+          rows.push({ source, node, devices: [first, past], isNode: true });
         }
         continue;
       }
-      for (let device = node * perNode; device < past; device++) {
+      for (let device = first; device < past; device++) {
         for (let source = 0; source < sources; source++) {
           rows.push({ source, node, devices: [device, device + 1], isNode: false });
         }
@@ -52,6 +53,9 @@ window.dcp.rows = (() => {
     return { rows, height, total: height * rows.length };
   }
 
+  // The node of a device: the last one that starts at it or before.
+  const nodeOf = (nodeStarts, device) => nodeStarts.findLastIndex((start) => start <= device);
+
   // Top and bottom of a lane of a row, in CSS pixels from the row's top.
   const band = (row, lane) => BANDS[lane].map((share) => share * row.height);
 
@@ -61,5 +65,5 @@ window.dcp.rows = (() => {
     return [share < 0.77 ? LANES.send : LANES.receive];
   }
 
-  return { BANDS, DRAWN, THIN, openNodes, textOf, layout, band, lanesAt };
+  return { BANDS, DRAWN, THIN, openNodes, textOf, layout, nodeOf, band, lanesAt };
 })();

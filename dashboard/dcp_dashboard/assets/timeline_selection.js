@@ -185,7 +185,7 @@ window.dcp.timelineSelection = (() => {
 
   function toggleSelected(timeline) {
     const { sel } = timeline.state;
-    if (sel && sel.device !== undefined) timeline.toggle(Math.floor(sel.device / timeline.perNode));
+    if (sel && sel.device !== undefined) timeline.toggle(window.dcp.rows.nodeOf(timeline.nodeStarts, sel.device));
     else if (timeline.page) window.dcp.state.set({ open: timeline.open.size ? "none" : "all" });
   }
 

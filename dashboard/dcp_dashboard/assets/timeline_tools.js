@@ -119,7 +119,7 @@ window.dcp = window.dcp || {};
       if (!hits) return;
       this.hit = this.hit < 0 && by < 0 ? hits - 1 : (this.hit + by + hits) % hits;
       const { trace, e } = this.hitAt(this.hit);
-      const node = Math.floor(trace.columns.device[e] / this.timeline.perNode);
+      const node = window.dcp.rows.nodeOf(this.timeline.nodeStarts, trace.columns.device[e]);
       if (!this.timeline.open.has(node)) this.timeline.toggle(node);
       window.dcp.timelineSelection.show(this.timeline, trace, e);
       this.count();

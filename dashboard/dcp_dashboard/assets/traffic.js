@@ -42,14 +42,17 @@ window.dcp.Traffic = (() => {
     get matrix() {
       const name = this.isByNode ? "node" : "device";
       if (!this.matrices.has(name)) {
-        const per = this.isByNode ? this.header.devices_per_node : 1;
-        const size = Math.ceil(this.header.num_devices / per);
+        // The row of each device: its node's, or its own.
+        const starts = this.header.node_starts;
+        const row = Array.from({ length: this.header.num_devices },
+          (_, device) => (this.isByNode ? window.dcp.rows.nodeOf(starts, device) : device));
+        const size = this.isByNode ? starts.length - 1 : row.length;
         const bytes = new Float64Array(size * size);
         const { source, target, bytes: moved } = this.columns;
-        for (let i = 0; i < moved.length; i++) bytes[Math.floor(source[i] / per) * size + Math.floor(target[i] / per)] += moved[i];
+        for (let i = 0; i < moved.length; i++) bytes[row[source[i]] * size + row[target[i]]] += moved[i];
         let most = 0;
         for (const value of bytes) if (value > most) most = value;
-        this.matrices.set(name, { size, bytes, most, per });
+        this.matrices.set(name, { size, bytes, most, row });
       }
       return this.matrices.get(name);
     }
@@ -86,7 +89,7 @@ window.dcp.Traffic = (() => {
     drawMarks() {
       const pen = this.layers.pen();
       const { left, top, width } = this.layers.area;
-      const { size, most, per } = this.matrix;
+      const { size, most } = this.matrix;
       const cell = width / size;
       const ink = view.themeColour("--muted");
       pen.fillStyle = ink;
@@ -100,12 +103,11 @@ window.dcp.Traffic = (() => {
       pen.translate(9, top + width / 2);
       pen.rotate(-Math.PI / 2);
       pen.textAlign = "center";
-      pen.fillText(per > 1 ? "from node" : "from device", 0, 0);
+      pen.fillText(this.isByNode ? "from node" : "from device", 0, 0);
       pen.restore();
-      const nodes = per > 1 ? 1 : this.header.devices_per_node;
       pen.fillStyle = ink;
       pen.globalAlpha = 0.5;
-      for (let i = nodes; i < size && per === 1; i += nodes) {
+      for (const i of this.isByNode ? [] : this.header.node_starts.slice(1, -1)) {
         pen.fillRect(Math.round(left + i * cell) - 1, top, 1, width);
         pen.fillRect(left, Math.round(top + i * cell) - 1, width, 1);
       }
@@ -136,8 +138,8 @@ window.dcp.Traffic = (() => {
       const sel = window.dcp.state.get().sel;
       if (sel?.device === undefined) return;
       const { left, top, width } = this.layers.area;
-      const { per } = this.matrix;
-      const [row, column] = [sel.device, sel.peer].map((device) => (device === undefined ? undefined : Math.floor(device / per)));
+      const rows = this.matrix.row;
+      const [row, column] = [sel.device, sel.peer].map((device) => (device === undefined ? undefined : rows[device]));
       pen.strokeStyle = view.themeColour("--ink");
       pen.lineWidth = 1.5;
       if (column === undefined) {
@@ -167,14 +169,14 @@ window.dcp.Traffic = (() => {
       if (!at) { this.leave(); return; }
       const [row, column] = at;
       const { left, top, width } = this.layers.area;
-      const { size, bytes, per } = this.matrix;
+      const { size, bytes } = this.matrix;
       const cell = width / size;
       const moved = bytes[row * size + column];
-      const name = per > 1 ? "node" : "device";
+      const name = this.isByNode ? "node" : "device";
       const box = this.layers.marks.getBoundingClientRect();
       this.layers.outline({ x: left + column * cell, y: top + row * cell, width: cell, height: cell });
       this.tooltip.show(event.clientX - box.left, event.clientY - box.top, [
-        row === column && per === 1 ? `${name} ${row}` : `${name} ${row} sends ${name} ${column}`,
+        row === column && !this.isByNode ? `${name} ${row}` : `${name} ${row} sends ${name} ${column}`,
         moved ? view.size(moved) : "nothing",
       ], this.layers);
     }
@@ -185,7 +187,7 @@ window.dcp.Traffic = (() => {
     }
 
     choose([row, column]) {
-      if (this.matrix.per > 1) return; // a node is no selection
+      if (this.isByNode) return; // a node is no selection
       const sel = row === column ? { type: "device", device: row } : { type: "device", device: row, peer: column };
       window.dcp.state.set({ sel });
     }

@@ -142,7 +142,7 @@ class Comparison:
     def has_same_devices(self) -> bool:
         """Return whether both sides have as many nodes of as many devices."""
         a, b = (side.loaded.plan.cluster for side in (self.first, self.second))
-        return (a.nodes, a.devices_per_node) == (b.nodes, b.devices_per_node)
+        return np.array_equal(a.node_ptr, b.node_ptr)
 
     @cached_property
     def has_same_blocks(self) -> bool:

@@ -70,9 +70,9 @@ def _margins(left: int, right: int, top: int, bottom: int) -> dict[str, Any]:
     return {"template": TEMPLATE, "margin": {"l": left, "r": right, "t": top, "b": bottom}}
 
 
-def node_borders(num_devices: int, devices_per_node: int) -> list[float]:
+def node_borders(node_ptr: NDArray[np.int64]) -> list[float]:
     """Return the positions between the last device of a node and the first of the next."""
-    return [at - 0.5 for at in range(devices_per_node, num_devices, devices_per_node)]
+    return [at - 0.5 for at in node_ptr[1:-1].tolist()]
 
 
 def device_axis(num_devices: int) -> dict[str, Any]:  # Any: plotly takes texts and numbers
@@ -81,7 +81,7 @@ def device_axis(num_devices: int) -> dict[str, Any]:  # Any: plotly takes texts 
     return {"range": [-0.5, num_devices - 0.5], "dtick": step, "tick0": 0, "showgrid": False}
 
 
-def deltas_figure(deltas: Sequence[Deltas], devices_per_node: int) -> go.Figure:
+def deltas_figure(deltas: Sequence[Deltas], node_ptr: NDArray[np.int64]) -> go.Figure:
     """Draw B minus A per device, one row for each quantity; up is more in B."""
     figure = make_subplots(
         rows=len(deltas), cols=1, shared_xaxes=True, vertical_spacing=0.4 / len(deltas)
@@ -97,7 +97,7 @@ def deltas_figure(deltas: Sequence[Deltas], devices_per_node: int) -> go.Figure:
         lines += [
             {"x0": x, "x1": x, "y0": 0, "y1": 1, "xref": f"x{axis}", "yref": f"y{axis} domain",
              "line": BORDER}
-            for x in node_borders(size, devices_per_node)
+            for x in node_borders(node_ptr)
         ]  # fmt: skip
     figure.update_layout(shapes=lines, **_margins(56, 8, 22, 34))
     figure.update_xaxes(**device_axis(size))
@@ -139,7 +139,7 @@ def _annotate(figure: go.Figure, axis: str, text: str, side: str, shift: int = 1
 
 
 def traffic_difference_figure(
-    first: NDArray[np.int64], second: NDArray[np.int64], devices_per_node: int
+    first: NDArray[np.int64], second: NDArray[np.int64], node_ptr: NDArray[np.int64]
 ) -> go.Figure:
     """Draw how many bytes more or less each device (row) sends to each other device in B.
 
@@ -170,7 +170,7 @@ def traffic_difference_figure(
     shapes = [
         span | {f"{axis}0": at, f"{axis}1": at, "line": BORDER}
         for axis in ("x", "y")
-        for at in node_borders(len(change), devices_per_node)
+        for at in node_borders(node_ptr)
     ]
     axis = device_axis(len(change)) | {"constrain": "domain"}
     upward = axis | {"range": axis["range"][::-1], "scaleanchor": "x"}

@@ -184,8 +184,8 @@ def compare_charts(comparison: Comparison) -> tuple[Component, Component]:
     if not deltas:
         return html.Div(), html.Div()
     a, b = (side.loaded.totals.traffic_bytes for side in (comparison.first, comparison.second))
-    per_node = comparison.first.loaded.plan.cluster.devices_per_node
-    chart = graph("deltas", deltas_figure(deltas, per_node))
+    node_ptr = comparison.first.loaded.plan.cluster.node_ptr
+    chart = graph("deltas", deltas_figure(deltas, node_ptr))
     if comparison.is_same_plan:
         return chart, html.Div()
-    return chart, graph("traffic-difference", traffic_difference_figure(a, b, per_node))
+    return chart, graph("traffic-difference", traffic_difference_figure(a, b, node_ptr))

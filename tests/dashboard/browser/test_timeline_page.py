@@ -11,7 +11,17 @@ from dcp_dashboard import start_server
 from dcp_dashboard.api.palette import KIND_COLOURS
 from dcp_dashboard.facts.traces import EventFilter, matching
 from dcp_dashboard.library.folder import plan_key
-from dcp_planner import LANES, Trace, write_plan
+from dcp_dsl import Sample, Spec, block_sparsity
+from dcp_planner import (
+    LANES,
+    Cluster,
+    ModelShape,
+    PlanConfig,
+    Trace,
+    build_plan,
+    simulate,
+    write_plan,
+)
 from dcp_planner.simulation import EVENT_KINDS as KINDS
 
 READ = """(canvas, points) => {
@@ -335,6 +345,29 @@ def test_nodes_close_where_rows_would_be_thin_and_open_by_click(visit):
     assert rows > 11 * 14 - 1
     page.keyboard.press("o")
     assert state(page)["open"] == "none"
+
+
+@pytest.mark.parametrize("visit", ["fresh"], indirect=True)  # it asks a server of its own
+def test_nodes_of_unequal_size_have_their_own_devices(visit, tmp_path):
+    sparsity = block_sparsity(
+        [Spec.from_text("").mask("causal").bind(Sample(length=1024))], 128, 128
+    )
+    cluster = Cluster(2, 3, devices=((1,), (1, 1, 1)))
+    plan = build_plan(sparsity, ModelShape(4, 2, 64), cluster, PlanConfig("native"))
+    write_plan(tmp_path / "unequal.dcpplan", plan, [simulate(plan)])
+    with start_server(tmp_path) as running:
+        visit.base = running.url
+        open_timeline(visit, "?open=none", name="unequal.dcpplan")
+        assert visit.hover_at(HOST, 0.5, 0.2).startswith("Node 0: devices 0 to 0")
+        assert visit.hover_at(HOST, 0.5, 0.7).startswith("Node 1: devices 1 to 3")
+        page = visit.open_plan("unequal.dcpplan")
+        page.wait_for_selector("#traffic[data-state=drawn]")
+        page.click("#traffic-level >> text=Nodes")
+        # The one device of node 0 has nobody there to send to.
+        alone = visit.hover_at("#traffic", 0.25, 0.25)
+        assert alone.startswith("node 0 sends node 0")
+        assert "nothing" in alone
+        assert "nothing" not in visit.hover_at("#traffic", 0.75, 0.75)
 
 
 @pytest.mark.parametrize("visit", ["dark"], indirect=True)
