@@ -98,9 +98,9 @@ def test_work_beyond_the_budget_is_refused(monkeypatch):
 )  # fmt: skip
 @pytest.mark.parametrize("value", [2**51, 2**63 - 1, 2**63, -(2**63), 2**80])
 def test_a_number_beyond_the_range_is_refused(text, value):
-    sample = Sample({"c": value, "t": [value, 1, 1]}, 3)
-    with pytest.raises((DatasetError, SpecError), match="beyond"):
-        Spec.from_text(text).mask("a").bind(sample)
+    mask = Spec.from_text(text).mask("a")
+    with pytest.raises((DatasetError, SpecError), match=r"beyond|does not fit into int64"):
+        mask.bind(Sample({"c": value, "t": [value, 1, 1]}, 3))
 
 
 def test_a_slope_that_overflows_is_refused_instead_of_wrapping_round():
