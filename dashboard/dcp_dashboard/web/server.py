@@ -71,6 +71,8 @@ class RunningServer:
     def _close_sockets(self) -> None:
         from waitress import wasyncore
 
+        for channel in list(self._waitress.active_channels.values()):
+            channel.handle_close()  # answers that nobody read are in temporary files
         wasyncore.close_all(self._sockets, ignore_all=True)  # then the loop ends
 
 

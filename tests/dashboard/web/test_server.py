@@ -1,3 +1,4 @@
+import gc
 import json
 import logging
 import os
@@ -5,8 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
+import warnings
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
@@ -38,6 +41,24 @@ def test_a_started_server_answers_until_it_is_closed(served_folder):
     server.close()
     with pytest.raises(urllib.error.URLError):
         get(server.url)
+
+
+def test_answers_that_nobody_read_leave_no_file_open(served_folder):
+    server = start_server(served_folder)
+    asked = b"GET /assets/codemirror.bundle.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with closing(socket.create_connection(server._waitress.socket.getsockname())) as client:
+        client.sendall(40 * asked)  # more than sockets hold: waitress keeps the rest in a file
+        channels = server._waitress.active_channels
+        limit_s = time.monotonic() + 20
+        while not any(c.total_outbufs_len > 2**21 for c in list(channels.values())):
+            assert time.monotonic() < limit_s
+            time.sleep(0.01)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always", ResourceWarning)
+            server.close()
+            del server, channels
+            gc.collect()
+    assert [str(w.message) for w in found if "unclosed file" in str(w.message)] == []
 
 
 def test_requests_that_wait_for_a_thread_are_no_news(served_folder, caplog):
