@@ -39,6 +39,9 @@ class RunningServer:
 
     def close(self) -> None:
         """Stop serving and free the port."""
+        dispatcher = self._waitress.task_dispatcher
+        # An answer that is cut off now is no news; this logger belongs to this server alone.
+        dispatcher.logger = logging.Logger("dcp_dashboard.ending", logging.CRITICAL)
         if self._thread is None:
             self._close_sockets()
         else:
@@ -48,9 +51,6 @@ class RunningServer:
                 self._waitress.trigger.pull_trigger(self._close_sockets)
             self._thread.join(timeout=5)
         self._end_workers()  # first, since requests wait for them
-        dispatcher = self._waitress.task_dispatcher
-        # An answer that is cut off now is no news; this logger belongs to this server alone.
-        dispatcher.logger = logging.Logger("dcp_dashboard.ending", logging.CRITICAL)
         dispatcher.shutdown(timeout=END_LIMIT_S)
 
     def __enter__(self) -> "RunningServer":
