@@ -20,6 +20,8 @@ PORTS_TRIED = 50
 THREADS = 8
 END_LIMIT_S = 1.0
 """Time that requests in progress get once the server ends."""
+_ENDING = logging.Logger("dcp_dashboard.ending", logging.CRITICAL)
+"""Of servers that end: an answer that is cut off then is no news."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -40,8 +42,7 @@ class RunningServer:
     def close(self) -> None:
         """Stop serving and free the port."""
         dispatcher = self._waitress.task_dispatcher
-        # An answer that is cut off now is no news; this logger belongs to this server alone.
-        dispatcher.logger = logging.Logger("dcp_dashboard.ending", logging.CRITICAL)
+        dispatcher.logger = _ENDING
         if self._thread is None:
             self._close_sockets()
         else:
@@ -72,6 +73,7 @@ class RunningServer:
         from waitress import wasyncore
 
         for channel in list(self._waitress.active_channels.values()):
+            channel.logger = _ENDING
             channel.handle_close()  # answers that nobody read are in temporary files
         wasyncore.close_all(self._sockets, ignore_all=True)  # then the loop ends
 
