@@ -7,10 +7,11 @@ A block holds lines ``$ dcpm ...`` (or ``$ cat FILE``), each followed by what it
 in a copy of ``examples/masks``, so a command may write files that the next one reads.
 
 ```
-python docs/generate_console.py            # --check: fail if a document is not in step
+python docs/generate_console.py [--check]
 ```
 """
 
+import argparse
 import os
 import re
 import shlex
@@ -37,6 +38,9 @@ DOCUMENTS = (
 )
 FILES = ROOT / "examples" / "masks"
 SILENT = re.compile(r"^<!-- run: (dcpm .*) -->$", re.MULTILINE)
+COMPILING = re.compile(
+    r"^compiling the planner.*\n", re.MULTILINE
+)  # once, on a machine's first run
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -60,7 +64,7 @@ def printed(command: str) -> str:
         return Path(words[1]).read_text(encoding="utf-8").rstrip("\n")
     assert words[0] == "dcpm", f"expected a dcpm command, got {command}"
     result = CliRunner(env={"COLUMNS": "80"}).invoke(dcpm, words[1:], prog_name="dcpm")
-    shown = result.stdout + result.stderr
+    shown = result.stdout + COMPILING.sub("", result.stderr)
     if isinstance(result.exception, DCPError):
         shown += f"dcpm: {result.exception}"
     elif result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -83,7 +87,10 @@ def filled(text: str) -> str:
 
 
 def main() -> None:
-    """Rewrite the documents, or with ``--check`` only compare."""
+    """Rewrite the documents, or only compare them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if one is stale")
+    is_check = parser.parse_args().check
     stale = []
     for name in DOCUMENTS:
         path = ROOT / name
@@ -91,10 +98,10 @@ def main() -> None:
         now = filled(text)
         if now != text:
             stale.append(name)
-            if "--check" not in sys.argv[1:]:
+            if not is_check:
                 path.write_text(now, encoding="utf-8")
     print(", ".join(stale) or "all in step")
-    sys.exit(int(bool(stale) and "--check" in sys.argv[1:]))
+    sys.exit(int(bool(stale) and is_check))
 
 
 if __name__ == "__main__":

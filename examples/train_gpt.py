@@ -60,7 +60,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 Row: TypeAlias = dict[str, Any]
 AttentionOfBatch: TypeAlias = Callable[[LocalData, BatchPlan], Attention]
-"""Gives the attention of one batch."""
+"""Returns the attention of one batch."""
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -148,7 +148,7 @@ class Disagreement(Exception):
 
 
 def decide_alone(attachment: object, row: dict[str, object]) -> str:
-    """Give the reason why the loader and its guard refuse a row; empty if they take it."""
+    """Return the reason why the loader and its guard refuse a row; empty if they take it."""
     try:
         sample = attachment.sample(row)
         for mask in attachment.masks:

@@ -37,7 +37,7 @@ PLANTED = [
 
 
 def as_recorded(trace):
-    """The trace that ranks would have recorded: a message begins when it is launched."""
+    """Return the trace that ranks would have recorded: a message begins when it is launched."""
     sent = np.isin(trace.lane, [LANES.index("send"), LANES.index("receive")])
     start = np.where(sent, trace.ready_ns, trace.start_ns)
     start[trace.lane == LANES.index("receive")] -= _latency(trace)
@@ -49,7 +49,7 @@ def as_recorded(trace):
 
 
 def _latency(trace):
-    """How much later each receive begins than its send."""
+    """Return the time from the begin of each send to that of its receive."""
     sends = np.flatnonzero(trace.kind == EVENT_KINDS.index("send"))
     receives = np.flatnonzero(trace.kind == EVENT_KINDS.index("receive"))
     by = {int(trace.transfer[i]): trace.ready_ns[i] for i in sends}

@@ -42,7 +42,7 @@ def sample_of(mask):
 
 
 def previous_of(dense):
-    """Say token by token whether it sees the one before it."""
+    """Ask token by token if it sees the one before it."""
     return [q > 0 and bool(dense[q][q - 1]) for q in range(len(dense))]
 
 

@@ -92,7 +92,7 @@ def random_table(rng, segments, keys):
 
 
 def counts_of(table, keys):
-    """How often each pair of rows and keys stands in a table."""
+    """Count how often each pair of rows and keys stands in a table."""
     seen = np.zeros((8 * table.num_segments, keys), int)
     for segment, piece in pieces_of(table):
         q, k = table.q_start[segment], table.kv_start[piece]

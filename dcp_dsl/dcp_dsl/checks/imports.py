@@ -15,7 +15,7 @@ from dcp_dsl.syntax.ast import Program
 from dcp_dsl.syntax.diagnostics import Diagnostic, did_you_mean, make_diagnostic
 
 MAX_FILES = 64
-_HELD = Path("/<text>")  # stands for the folder of a text that brings its imports along
+_NO_FOLDER = Path("/<text>")  # stands for the folder of a text that comes with its imports
 _CHECK_IT = "check that file by itself"
 
 
@@ -24,7 +24,7 @@ class _Reader:
     """Files read so far on behalf of one text."""
 
     root: Path
-    held: Mapping[str, str] | None = None  # instead of files: texts by path below the root
+    given: Mapping[str, str] | None = None  # instead of files: texts by path below the root
     texts: dict[str, str] = field(default_factory=dict)
     scopes: dict[Path, Scope] = field(default_factory=dict)
     broken: dict[Path, str] = field(default_factory=dict)
@@ -32,14 +32,14 @@ class _Reader:
 
 
 def build_scope(
-    program: Program, held: Mapping[str, str] | None = None
+    program: Program, files: Mapping[str, str] | None = None
 ) -> tuple[Scope, tuple[Diagnostic, ...]]:
     """Return the definitions of a text and of its imports, and the errors of the imports.
 
     Args:
         program: the text. Relative paths start at the folder of its name; a text without a file
             cannot import.
-        held: texts of all files that it imports, by path; then none is read.
+        files: texts of all files that it imports, by path; then none is read.
 
     Returns:
         The scope, and E130-E134.
@@ -47,14 +47,14 @@ def build_scope(
     imports = _imports(program)
     if not imports:
         return Scope.of(program), ()
-    home = _HELD / "<text>" if held else _home(program.name)
+    home = _home(program.name) if files is None else _NO_FOLDER / "<text>"
     if home is None:
         why = "a text that is no file cannot import"
         hint = "save it as a .dcpm file beside the one it imports"
         return Scope.of(program), tuple(
             _report(program, "E130", why, each.path.span, hint) for each in imports
         )
-    reader = _Reader(home.parent.resolve(), held or None)
+    reader = _Reader(home.parent.resolve(), files)
     reader.open_files.append(home.resolve())
     scope, problems = _resolve(program, reader)
     scope.imported.files.update(sorted(reader.texts.items()))
@@ -147,10 +147,12 @@ def _read(
         return None
     try:
         below = path.relative_to(reader.root).as_posix()
-        text = read_text(path) if reader.held is None else reader.held[below]
+        text = read_text(path) if reader.given is None else reader.given[below]
         parsed = parse_all(text, str(path))
     except (SpecFileError, KeyError) as error:
-        found.append(_report(program, "E130", f"cannot be read: {error}", span))
+        is_missing = isinstance(error, KeyError)
+        why = f"the text of {error} was not given" if is_missing else str(error)
+        found.append(_report(program, "E130", why, span))
         return None
     reader.texts[below] = text
     reader.open_files.append(path)

@@ -141,8 +141,8 @@ def parent_of(name: str, statement: ast.Segment) -> str:
         case ast.Every(_, parent) if parent is not None:
             return parent.text
         case ast.Layout(parts) if name != statement.name.text:
-            placed = (p for p in walk_parts(parts) if p.part.name is not None)
-            return next((p.around[0] for p in placed if p.part.name == ast.Ident(name)), "")
+            wanted = ast.Ident(name)
+            return next((p.around[0] for p in walk_parts(parts) if p.part.name == wanted), "")
     return ""
 
 

@@ -7,7 +7,7 @@ from functools import cache
 from dcp_dsl.checks.columns import has_branches
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program
-from dcp_dsl.syntax.walk import Parts, walk_parts
+from dcp_dsl.syntax.walk import LayoutParts, walk_parts
 from dcp_grammar import MASKS
 
 
@@ -125,7 +125,7 @@ def segment_names(segment: ast.Segment) -> Iterator[ast.Ident]:
             yield from names
 
 
-def part_names(parts: Parts) -> Iterator[ast.Ident]:
+def part_names(parts: LayoutParts) -> Iterator[ast.Ident]:
     """Yield the names inside a layout, from left to right."""
     return (placed.part.name for placed in walk_parts(parts) if placed.part.name is not None)
 

@@ -100,7 +100,7 @@ def find_sources(path: str) -> tuple[Source, ...]:
     if not name.strip():  # an empty path would be the current folder
         raise DatasetError(f"expected the path or hf:NAME of a data set, got {path!r}")
     # `os.path` answers False for impossible names, which `Path` refuses.
-    if is_hub or any(os.path.isfile(os.path.join(path, name)) for name in _MARKS):
+    if is_hub or any(os.path.isfile(os.path.join(path, mark)) for mark in _MARKS):
         return tuple(_load_splits(path))
     try:
         return tuple(map(_open, _find_files(Path(path))))

@@ -37,9 +37,10 @@ def count_remainders(
                 pairs += sign * side * below
     if is_few:
         return row, col, pairs
-    every = slab_entries(pieces, kv_bounds)
-    found = zip(every[:3], (row, col, -pairs), strict=True)
-    return tuple(np.concatenate(columns) for columns in found)  # type: ignore[return-value]
+    all_row, all_col, all_pairs, *_ = slab_entries(pieces, kv_bounds)
+    parts = (all_row, row), (all_col, col), (all_pairs, -pairs)
+    row, col, pairs = (np.concatenate(columns) for columns in parts)
+    return row, col, pairs
 
 
 def _keys_below(

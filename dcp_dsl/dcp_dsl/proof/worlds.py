@@ -11,7 +11,7 @@ from itertools import product
 from typing import Literal, TypeAlias
 
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.walk import Parts, walk_parts
+from dcp_dsl.syntax.walk import LayoutParts, walk_parts
 
 MAX_WORLDS = 4096
 
@@ -71,7 +71,7 @@ def count_worlds(statements: list[ast.Segment]) -> int:
     return total
 
 
-def _parts(source: ast.SegmentSource) -> Parts:
+def _parts(source: ast.SegmentSource) -> LayoutParts:
     assert isinstance(source, ast.Layout), "only layouts are placed"
     return source.parts
 
@@ -98,7 +98,7 @@ def _fits(
     q: Path,
     k: Path,
     shared: int,
-    parts: Parts,
+    parts: LayoutParts,
     relation: Relation,
 ) -> bool:
     """Return whether tokens that share only `shared` levels can lie in this relation."""
@@ -109,7 +109,7 @@ def _fits(
     return (q[shared] < k[shared]) == (relation == "before")
 
 
-def node_at(parts: Parts, path: Path) -> ast.Leaf | ast.Group:
+def node_at(parts: LayoutParts, path: Path) -> ast.Leaf | ast.Group:
     """Return the part of a layout at a path."""
     node = parts[path[0]]
     for index in path[1:]:

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 from dcp_dsl.syntax import ast
 
-Parts: TypeAlias = tuple[ast.Leaf | ast.Group, ...]
+LayoutParts: TypeAlias = tuple[ast.Leaf | ast.Group, ...]
 
 
 class PlacedPart(NamedTuple):
@@ -26,7 +26,10 @@ class PlacedPart(NamedTuple):
 
 
 def walk_parts(
-    parts: Parts, path: tuple[int, ...] = (), depth: int = 0, around: tuple[str, int] = ("", 0)
+    parts: LayoutParts,
+    path: tuple[int, ...] = (),
+    depth: int = 0,
+    around: tuple[str, int] = ("", 0),
 ) -> Iterator[PlacedPart]:
     """Yield the parts of a layout from left to right, each group before the parts inside."""
     for index, part in enumerate(parts):

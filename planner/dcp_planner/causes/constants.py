@@ -279,9 +279,8 @@ class _Pieces:
             why = found[name] if differs else _Explanation()
             values = 0.0, 0.0
             if why.constant:
-                values = tuple(  # type: ignore[assignment]  # of two
-                    _value(why.constant, cost) for cost in (_cost(cluster, why.constant), why.cost)
-                )
+                now = _value(why.constant, _cost(cluster, why.constant))
+                values = now, _value(why.constant, why.cost)
             for text, here in self._by_size(rows):
                 listed.append(ClassTime(
                     name + text, len(here), float(predicted[here].sum()),

@@ -116,11 +116,8 @@ def tolerances_of(config: PlanConfig) -> list[PlanConfig]:
     """List a configuration for each token tolerance that is tried."""
     if not config.token_seconds:
         return [config]
-    most = MOST_TOLERANCE
-    return [
-        replace(config, token_tolerance=min(times * config.token_tolerance, most))
-        for times in TOLERANCES
-    ]
+    tried = (min(times * config.token_tolerance, MOST_TOLERANCE) for times in TOLERANCES)
+    return [replace(config, token_tolerance=tolerance) for tolerance in tried]
 
 
 def _is_auto_or_count(value: object, least: int, most: int) -> bool:

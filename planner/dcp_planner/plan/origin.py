@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 
 from dcp_dsl import DCPError, Form, Sample, Slabs, Spec
+from dcp_dsl.arrays import Ints
 from dcp_dsl.forms import compare_masks, is_equal
 from dcp_planner.errors import PlanError
 from dcp_planner.tables.plan import Plan
@@ -31,10 +32,12 @@ def check_origin(plan: Plan) -> str:
     except DCPError as error:
         return f"its text gives no mask `{source.mask}`: {error}"
     spans = list(pairwise(plan.cu_seqlens.tolist()))
+    table = plan.slabs.table()
+    table = table[np.argsort(table[:, 0], kind="stable")]
     if [form.num_tokens for form in expected] != [end - start for start, end in spans]:
         raise PlanError("the samples of the plan's text are as long as its sequences")
     for number, (span, form) in enumerate(zip(spans, expected, strict=True)):
-        own = _form_of(plan, *span)
+        own = _form_of(plan, table, *span)
         if is_equal(own, form):
             continue
         found = compare_masks(own, form)
@@ -46,13 +49,12 @@ def check_origin(plan: Plan) -> str:
     return ""
 
 
-def _form_of(plan: Plan, start: int, end: int) -> Form:
-    """Return the mask of one sequence, whose slabs are its own."""
+def _form_of(plan: Plan, table: Ints, start: int, end: int) -> Form:
+    """Return the mask of one sequence; `table` holds the slabs of all, by their first row."""
     for placed in plan.forms:
         if placed.q_start == start:
             return placed.form
-    table = plan.slabs.table()
-    first, last = np.searchsorted(np.sort(table[:, 0]), (start, end))
-    own = table[np.argsort(table[:, 0], kind="stable")[first:last]]
+    first, last = np.searchsorted(table[:, 0], (start, end))
+    own = table[first:last].copy()
     own[:, :4] -= start
     return Slabs(end - start, *own.T)

@@ -11,9 +11,8 @@ brings the plans of its batch along::
 
 The mask is the plan's; scale, soft caps and sinks are the model's. What else a model does (a window
 of its own, padding, dropout, a cache) is either part of the plan's mask or refused; nothing is left
-out silently. Every
-other implementation refuses the plans: a model takes the implementation from its config at each
-call, and models that share a config share the one that was chosen last.
+out silently. Every other implementation refuses the plans: a model takes the implementation from
+its config at each call, and models that share a config share the one that was chosen last.
 
 Source: transformers' ``AttentionInterface`` and ``AttentionMaskInterface`` (version 5).
 """

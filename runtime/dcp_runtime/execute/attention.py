@@ -103,7 +103,7 @@ class DCPAttn:
             softmax_scale: factor of the scores; ``None`` for one over the root of q's `head_dim`.
                 The same on all ranks.
             softcap: scores s become ``softcap * tanh(s / softcap)``, the same in all layers of the
-                plan. Computed by the kernel ``"reference"`` alone so far.
+                plan. Computed by the kernels ``"triton"`` and ``"reference"``.
             sinks: ``[Hq]``, a learned logit per query head that joins the denominator of every
                 token; its gradient is the sum over this rank's tokens.
 
@@ -121,15 +121,14 @@ class DCPAttn:
         for x in (q, k, k if v is None else v):
             if not isinstance(x, Tensor) or x.device.type == "meta":
                 plan.forward(q, kv)  # says on all ranks what is wrong
-        q, k = _cast(q), _cast(k)
-        if v is None:
-            return cast(Tensor, attention(plan.handle, q, k, v, sinks, softmax_scale, softcap)[0])
-        v, v_dim, qk_dim = _cast(v), v.shape[-1], q.shape[-1]
-        if v_dim == qk_dim:
-            return cast(Tensor, attention(plan.handle, q, k, v, sinks, softmax_scale, softcap)[0])
-        scale = qk_dim**-0.5 if softmax_scale is None else softmax_scale
-        q, k, v = (pad(x, (0, max(v_dim, qk_dim) - x.shape[-1])) for x in (q, k, v))
-        return cast(Tensor, attention(plan.handle, q, k, v, sinks, scale, softcap)[0][..., :v_dim])
+        q, k, v = _cast(q), _cast(k), None if v is None else _cast(v)
+        qk_dim, v_dim = q.shape[-1], q.shape[-1] if v is None else v.shape[-1]
+        scale = softmax_scale
+        if v is not None and v_dim != qk_dim:
+            scale = qk_dim**-0.5 if scale is None else scale
+            q, k, v = (pad(x, (0, max(v_dim, qk_dim) - x.shape[-1])) for x in (q, k, v))
+        out = cast(Tensor, attention(plan.handle, q, k, v, sinks, scale, softcap)[0])
+        return out if out.shape[-1] == v_dim else out[..., :v_dim]
 
 
 def _cast(tensor: Tensor) -> Tensor:

@@ -88,12 +88,12 @@ class Interpreter:
         name: str | None = None,
     ) -> None:
         if not self.recorder.is_on:
-            return work()
+            work()
+            return
         clock, is_backward = self.recorder.clock, current.direction == "backward"
         start = clock.now()
         work()
         self.recorder.add(Event(kind, start, clock.now(), is_backward, division, name or kind))
-        return None
 
     def _launch(self, current: Pass, launch: CommLaunch, flight: _Flight) -> None:
         parcels = []

@@ -1,0 +1,109 @@
+"""Draw the pictures of the documents from results of the planner's benchmarks.
+
+```
+python docs/make_pictures.py          # writes docs/step.svg and docs/residuals.svg
+```
+
+`step.svg` shows where the time of a training step goes, by policy; `residuals.svg` predicted over
+published times of attention, the residuals of the cost model.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("svg")
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "planner/benchmarks/results"
+PARTS = {
+    "linear_s": ("linear part", "#4c78a8"),
+    "attention_s": ("attention", "#72b7b2"),
+    "waiting_s": ("waiting for slower devices", "#e45756"),
+    "bubble_s": ("pipeline fill and drain", "#bab0ac"),
+}
+POLICIES = ("round-robin", "megatron:dp_balanced", "wlb-llm", "distca", "plan_step")
+METHODS = {
+    "RFA_ring": ("ring", "#4c78a8"),
+    "RFA_zigzag": ("zigzag ring", "#72b7b2"),
+    "TE": ("TransformerEngine", "#f58518"),
+    "dcp-like": ("DCP", "#e45756"),
+}
+Row = dict[str, Any]  # Any: JSON
+
+
+def draw_step(rows: list[Row]) -> Figure:
+    """Draw the LDC-like steps on 8 replicas of 8 devices, four micro-batches."""
+    row = next(
+        row
+        for row in rows
+        if (row["distribution"], row["mesh"], row["micro_batches"]) == ("LDC-like", "8x8", 4)
+    )
+    figure, axes = plt.subplots(figsize=(9, 2.8), layout="constrained")
+    for place, name in enumerate(reversed(POLICIES)):
+        left = 0.0
+        for part, (label, colour) in PARTS.items():
+            seconds = row["policies"][name][part]
+            axes.barh(
+                place, seconds, left=left, color=colour, height=0.62,
+                label=label if place == 0 and seconds > 1e-6 else None,
+            )  # fmt: skip
+            left += seconds
+        axes.text(left, place, f" {left:.1f} s", va="center")
+    axes.set_yticks(range(len(POLICIES)), reversed(POLICIES))
+    axes.set_xlabel("predicted seconds of a step, mean")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.12)
+    figure.legend(loc="outside upper center", ncols=len(PARTS), frameon=False)
+    return figure
+
+
+def draw_residuals(rows: list[Row]) -> Figure:
+    """Draw a point for each bar of the DCP paper, forward and backward."""
+    figure, both = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", sharey=True)
+    for axes, is_causal in zip(both, (True, False), strict=True):
+        for method, (label, colour) in METHODS.items():
+            points = [
+                (1e3 * row[f"bar_{side}_s"], row[f"{side}_s"] / row[f"bar_{side}_s"])
+                for row in rows
+                if row["method"] == method and (row["mask"] == "causal") == is_causal
+                for side in ("forward", "backward")
+                if row[f"bar_{side}_s"]
+            ]
+            if points:
+                axes.scatter(*zip(*points, strict=True), s=14, color=colour, label=label)
+        axes.set(xscale="log", yscale="log", xlabel="milliseconds in the paper")
+        axes.set_xticks([5, 10, 20, 50, 100], ["5", "10", "20", "50", "100"])
+        axes.minorticks_off()
+        axes.set_title("causal mask" if is_causal else "sparse masks")
+        axes.axhline(1, color="#888", linewidth=0.8)
+        axes.spines[["top", "right"]].set_visible(False)
+    both[0].set_ylabel("predicted over published")
+    both[0].set_yticks([0.25, 0.5, 1, 2, 4, 8], ["1/4", "1/2", "1", "2", "4", "8"])
+    figure.legend(*both[0].get_legend_handles_labels(), loc="outside upper center", ncols=4,
+                  frameon=False)  # fmt: skip
+    return figure
+
+
+PICTURES: dict[str, tuple[str, Callable[[list[Row]], Figure]]] = {
+    "step": ("step.json", draw_step),
+    "residuals": ("paper.json", draw_residuals),
+}
+"""Results and drawing of each picture, by its name."""
+
+
+def main() -> None:
+    """Write all pictures."""
+    for name, (results, draw) in PICTURES.items():
+        mpl.rcParams["svg.hashsalt"] = name  # the same file each time
+        rows = json.loads((RESULTS / results).read_text())["rows"]
+        draw(rows).savefig(ROOT / f"docs/{name}.svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
