@@ -33,8 +33,8 @@ from dcp_planner.step.documents import Documents
 from dcp_planner.step.model import step_model
 from dcp_planner.step.nesting import even
 from dcp_planner.step.plan_step import choose_level
-from dcp_planner.step.problem import StepProblem
-from dcp_planner.step.report import PolicyReport, StepReport, StepSetting, compare_policies
+from dcp_planner.step.problem import StepProblem, StepSetting
+from dcp_planner.step.report import PolicyReport, StepReport, compare_policies
 from dcp_planner.step.rivals import RIVALS
 
 SCHEMA = "dcp.bench_step/1"
@@ -221,9 +221,7 @@ def run(name: str, mesh: StepMesh, steps: int) -> Row:
 
 def _bound(step: Documents, setting: StepSetting) -> float:
     """Return the least time over perfect balance that the estimate allows."""
-    problem = StepProblem.of(
-        step, setting.mesh, setting.token_budget, setting.model, setting.cluster
-    )
+    problem = StepProblem.of(step, setting)
     return problem.bound_seconds() * setting.mesh.devices / float(problem.seconds.sum())
 
 
@@ -233,9 +231,7 @@ def _time_alone(report: StepReport, drawn: list[Documents], setting: StepSetting
     chosen = []
     for place, documents in enumerate(drawn):
         considered = {name: times[place] for name, times in levels.items()}
-        problem = StepProblem.of(
-            documents, setting.mesh, setting.token_budget, setting.model, setting.cluster
-        )
+        problem = StepProblem.of(documents, setting)
         chosen.append(considered[choose_level(considered, problem.most_tokens, even_price=0.0)])
     return PolicyReport("time alone", tuple(chosen)).to_json()
 
@@ -336,7 +332,7 @@ def _estimated(name: str, width: int, seed: int) -> Row:
     mask = Spec.from_text("mask m = causal").mask("m")
     mesh = StepMesh(8, 8)
     documents = draw_step(DISTRIBUTIONS[name], seed, mesh.replicas)
-    problem = StepProblem.of(documents, mesh, BUDGET, model, cluster)
+    problem = StepProblem.of(documents, StepSetting(mesh, model, cluster, BUDGET))
     _, _, _, rows = next(iter(even(width, 0.02)(problem).groups()))
     own = replace(cluster, nodes=width // 8)
     tokens = documents.tokens[rows]

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from dcp_planner.step.iteration import StepTime, predict_step
 from dcp_planner.step.model import step_model
 from dcp_planner.step.nesting import nested
 from dcp_planner.step.plan_step import PACKS, choose_level, levels, plan_step
-from dcp_planner.step.problem import StepProblem
+from dcp_planner.step.problem import StepProblem, StepSetting
 from dcp_planner.step.rivals import RIVALS, differencing, round_robin
 
 LLAMA = step_model("llama-8b")
@@ -33,6 +34,10 @@ BUDGET = 32_768
 
 def cluster_of(mesh: StepMesh) -> Cluster:
     return preset("h100-dgx", mesh.devices // 4, 4)
+
+
+def setting_of(mesh: StepMesh, token_budget: int = BUDGET, **more: Any) -> StepSetting:
+    return StepSetting(mesh, LLAMA, cluster_of(mesh), token_budget, **more)
 
 
 @st.composite
@@ -53,15 +58,15 @@ def test_plan_is_valid_deterministic_and_never_behind_packs_in_turn(
 ) -> None:
     documents, mesh = drawn
     cluster = cluster_of(mesh)
-    plan = plan_step(documents, mesh, LLAMA, cluster, token_budget=BUDGET)
+    plan = plan_step(documents, setting_of(mesh))
     rows = np.concatenate([rows for *_, rows in plan.assignment.groups()])
     assert sorted(rows.tolist()) == list(range(len(documents)))
-    again = plan_step(documents, mesh, LLAMA, cluster, token_budget=BUDGET)
+    again = plan_step(documents, setting_of(mesh))
     for name in ("micro_batch", "first", "width"):
         assert np.array_equal(getattr(plan.assignment, name), getattr(again.assignment, name))
     assert plan.time == plan.considered[plan.policy]
     assert plan.time.balance >= 0.999
-    problem = StepProblem.of(documents, mesh, BUDGET, LLAMA, cluster)
+    problem = StepProblem.of(documents, setting_of(mesh))
     _check_choice(plan.time, list(plan.considered.values()), problem.most_tokens)
     if "packs in order" in plan.considered:
         packs = predict_step(documents, round_robin(problem), LLAMA, cluster)
@@ -86,7 +91,7 @@ def test_every_policy_runs_each_document_once_inside_the_mesh(
 ) -> None:
     documents, mesh = drawn
     cluster = cluster_of(mesh)
-    problem = StepProblem.of(documents, mesh, BUDGET, LLAMA, cluster)
+    problem = StepProblem.of(documents, setting_of(mesh))
     ours = [
         (assign, "planned")
         for variants in levels(mesh, len(documents)).values()
@@ -204,7 +209,7 @@ def test_nested_groups_share_devices_in_full_or_not_at_all(
     drawn: tuple[Documents, StepMesh], share: float, tolerance: float | None
 ) -> None:
     documents, mesh = drawn
-    problem = StepProblem.of(documents, mesh, BUDGET, LLAMA, cluster_of(mesh))
+    problem = StepProblem.of(documents, setting_of(mesh))
     found = list(nested(2, share, tolerance)(problem).groups())
     for batch, first, width, _ in found:
         for other, start, size, _ in found:
@@ -216,9 +221,8 @@ def test_nested_groups_share_devices_in_full_or_not_at_all(
 @settings(max_examples=20)
 def test_no_plan_is_faster_than_the_bound(drawn: tuple[Documents, StepMesh]) -> None:
     documents, mesh = drawn
-    cluster = cluster_of(mesh)
-    bound = StepProblem.of(documents, mesh, BUDGET, LLAMA, cluster).bound_seconds()
-    plan = plan_step(documents, mesh, LLAMA, cluster, token_budget=BUDGET)
+    bound = StepProblem.of(documents, setting_of(mesh)).bound_seconds()
+    plan = plan_step(documents, setting_of(mesh))
     for time in plan.considered.values():
         if time.max_tokens <= BUDGET / mesh.context_ranks / _mean_tokens(documents, mesh):
             seconds = time.seconds - time.synchronisation_s - time.bubble_s
@@ -234,9 +238,7 @@ def test_even_tokens_are_taken_as_long_as_their_price_allows() -> None:
     tokens = np.clip(rng.lognormal(9.5, 1.2, 60), 64, BUDGET).astype(np.int64)
     documents, mesh = Documents.causal(tokens), StepMesh(4, 4, 4)
     even, fast = (
-        plan_step(
-            documents, mesh, LLAMA, cluster_of(mesh), token_budget=2 * BUDGET, even_price=price
-        ).time
+        plan_step(documents, setting_of(mesh, 2 * BUDGET, even_price=price)).time
         for price in (0.05, 0.0)
     )
     assert even.max_tokens <= 1.02 + 1e-9 < fast.max_tokens
@@ -267,17 +269,14 @@ def test_long_documents_are_spread_and_short_ones_stay_together() -> None:
     """One document needs all nodes; with it in a group of its own, others need no second node."""
     mesh = StepMesh(4, 4, 1)
     documents = Documents.causal([60_000] + [2_000] * 64)
-    plan = plan_step(documents, mesh, LLAMA, cluster_of(mesh), token_budget=BUDGET * 2)
+    plan = plan_step(documents, setting_of(mesh, 2 * BUDGET))
     width = plan.assignment.width
     assert width[0] > 4 >= width[1:].max()
     assert "from" in plan.policy
 
 
 def test_documents_longer_than_a_replica_holds_are_planned() -> None:
-    plan = plan_step(
-        Documents.causal([40_000, 3000, 3000]), StepMesh(2, 4), LLAMA, preset("h100-dgx", 2, 4),
-        token_budget=BUDGET,
-    )  # fmt: skip
+    plan = plan_step(Documents.causal([40_000, 3000, 3000]), setting_of(StepMesh(2, 4)))
     assert plan.assignment.width[0] == 8
 
 
@@ -286,8 +285,8 @@ def test_work_is_dealt_more_evenly_than_packs() -> None:
     tokens = np.clip(rng.lognormal(8.5, 1.2, 200), 64, BUDGET).astype(np.int64)
     documents, mesh = Documents.causal(tokens), StepMesh(4, 4, 8)
     cluster = cluster_of(mesh)
-    ours = plan_step(documents, mesh, LLAMA, cluster, token_budget=BUDGET).time
-    problem = StepProblem.of(documents, mesh, BUDGET, LLAMA, cluster)
+    ours = plan_step(documents, setting_of(mesh)).time
+    problem = StepProblem.of(documents, setting_of(mesh))
     packs = predict_step(documents, round_robin(problem), LLAMA, cluster)
     assert packs.seconds > 1.2 * ours.seconds
 
@@ -377,13 +376,13 @@ def test_bad_lengths_are_named(files: tuple[str, str], tmp_path, text: str, word
 
 
 def test_steps_that_cannot_run_are_refused() -> None:
-    mesh, cluster = StepMesh(2, 4), preset("h100-dgx", 2, 4)
+    wrong = replace(setting_of(StepMesh(2, 4)), mesh=StepMesh(3, 4))
     with pytest.raises(PlanError, match="hold 2000 in one micro-batch; raise the token"):
-        plan_step(Documents.causal([5000]), mesh, LLAMA, cluster, token_budget=1000)
+        plan_step(Documents.causal([5000]), setting_of(StepMesh(2, 4), 1000))
     with pytest.raises(PlanError, match="1 documents for 2 micro-batches; use at most 1"):
-        plan_step(Documents.causal([5]), StepMesh(2, 4, 2), LLAMA, cluster, token_budget=1000)
+        plan_step(Documents.causal([5]), setting_of(StepMesh(2, 4, 2)))
     with pytest.raises(PlanError, match="cluster's 8 devices, got 3 replicas of 4"):
-        plan_step(Documents.causal([5]), StepMesh(3, 4), LLAMA, cluster, token_budget=1000)
+        plan_step(Documents.causal([5]), wrong)
     with pytest.raises(PlanError, match="document 1: expected at least 1 token"):
         Documents.causal([5, 0])
 
@@ -393,11 +392,8 @@ def test_replicas_that_meet_once_a_step_get_equal_sums() -> None:
     rng = np.random.default_rng(3)
     tokens = np.clip(rng.lognormal(8.0, 1.3, 90), 64, BUDGET).astype(np.int64)
     documents, mesh = Documents.causal(tokens), StepMesh(4, 4, 8)
-    cluster = cluster_of(mesh)
     times = [
-        plan_step(
-            documents, mesh, LLAMA, cluster, token_budget=BUDGET, synchronisation=kind
-        ).considered["packs in order"]
+        plan_step(documents, setting_of(mesh, synchronisation=kind)).considered["packs in order"]
         for kind in ("step", "micro_batch")
     ]
     assert times[0].waiting_s < 0.5 * times[1].waiting_s
@@ -448,7 +444,7 @@ def test_estimated_attention_is_near_that_of_a_plan(window: int | None, nodes: i
 
 def test_a_written_step_is_read_as_it_was_planned(tmp_path) -> None:
     documents, mesh = Documents.causal([30_000, *[2_000] * 30]), StepMesh(2, 4, 2)
-    plan = plan_step(documents, mesh, LLAMA, cluster_of(mesh), token_budget=BUDGET)
+    plan = plan_step(documents, setting_of(mesh))
     path = tmp_path / "a.dcpstep.json"
     write_step(path, plan, documents)
     found = read_step(path)
@@ -474,7 +470,7 @@ def test_a_written_step_is_read_as_it_was_planned(tmp_path) -> None:
 )
 def test_bad_files_of_steps_are_named(tmp_path, name: str, value: object, words: str) -> None:
     documents, mesh = Documents.causal([3000, 2000]), StepMesh(2, 4)
-    plan = plan_step(documents, mesh, LLAMA, cluster_of(mesh), token_budget=BUDGET)
+    plan = plan_step(documents, setting_of(mesh))
     path = tmp_path / "a.dcpstep.json"
     write_step(path, plan, documents)
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))

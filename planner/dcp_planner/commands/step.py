@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from dcp_planner.model.cluster import Cluster
     from dcp_planner.step.documents import Documents
-    from dcp_planner.step.problem import NamedPolicy
-    from dcp_planner.step.report import StepReport, StepSetting
+    from dcp_planner.step.problem import NamedPolicy, StepSetting
+    from dcp_planner.step.report import StepReport
 
 HOURS_PER_DAY = 24
 
@@ -126,7 +126,7 @@ def _setting(options: dict[str, Any]) -> "StepSetting":
     """Read mesh, model and machine of the command line; `Any`: click's values."""
     from dcp_planner.step.assignment import StepMesh
     from dcp_planner.step.model import step_model
-    from dcp_planner.step.report import StepSetting
+    from dcp_planner.step.problem import StepSetting
 
     replicas, ranks = options["mesh"]
     mesh = StepMesh(replicas, ranks, options["micro_batches"], options["stages"])

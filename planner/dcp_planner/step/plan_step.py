@@ -5,19 +5,15 @@ from dataclasses import dataclass
 
 from dcp_dsl import pack
 from dcp_planner.errors import PlanError
-from dcp_planner.model.cluster import Cluster
 from dcp_planner.step.assignment import Assignment, StepMesh
 from dcp_planner.step.documents import Documents
-from dcp_planner.step.iteration import StepTime, Synchronisation, group_seconds, predict_step
-from dcp_planner.step.model import StepModel
+from dcp_planner.step.iteration import StepTime, group_seconds, predict_step
 from dcp_planner.step.nesting import even, nested
-from dcp_planner.step.problem import Policy, StepProblem
+from dcp_planner.step.problem import Policy, StepProblem, StepSetting
 from dcp_planner.step.rivals import alike_packs
 
 EVEN_TOKENS = 0.02
 """How far above the mean the tokens of a device may be, as a share, if they count as even."""
-EVEN_PRICE = 0.05
-"""Share of a step's time that even tokens may cost."""
 SHARES = (2.0, 1.0, 0.7, 0.5)
 """Shares of a micro-batch's mean time that a document may take in nested groups."""
 PACKS = "packs in order"
@@ -108,32 +104,14 @@ def _widths(mesh: StepMesh, documents: int) -> list[int]:
     return [*widths, *([] if mesh.devices in widths else [mesh.devices])]
 
 
-def plan_step(  # noqa: PLR0913 - all but three have defaults or names
-    documents: Documents,
-    mesh: StepMesh,
-    model: StepModel,
-    cluster: Cluster,
-    *,
-    token_budget: int,
-    synchronisation: Synchronisation = "micro_batch",
-    widths: Sequence[int] | None = None,
-    even_price: float = EVEN_PRICE,
-) -> StepPlan:
+def plan_step(documents: Documents, setting: StepSetting) -> StepPlan:
     """Assign the documents of one global batch to micro-batches and devices.
 
     Documents move only inside the global batch, so that the sum of its gradients stays as it is.
 
     Args:
         documents: of the global batch, with the pairs of their own masks.
-        mesh: replicas, context ranks, micro-batches, pipeline stages.
-        model: the linear part and the attention shape.
-        cluster: of all devices of a stage, node after node.
-        token_budget: most tokens of a replica in one micro-batch.
-        synchronisation: when devices exchange parameters.
-        widths: devices of a group to choose from; ``None``: 1, 2, 4, ... up to all, and a width for
-            each document.
-        even_price: share of the time of the fastest plan that one with even tokens, which needs
-            less memory, may take more; 0: time alone decides.
+        setting: devices, model and token budget.
 
     Raises:
         PlanError: if the cluster has another number of devices than the mesh, a document is longer
@@ -142,32 +120,28 @@ def plan_step(  # noqa: PLR0913 - all but three have defaults or names
     >>> from dcp_planner import Cluster
     >>> from dcp_planner.step.model import step_model
     >>> documents = Documents.causal([8000, 1000, 7000, 2000])
-    >>> plan = plan_step(
-    ...     documents,
-    ...     StepMesh(2, 1),
-    ...     step_model("llama-8b"),
-    ...     Cluster(1, 2),
-    ...     token_budget=10_000,
-    ...     widths=(1,),
-    ... )
+    >>> mesh, model = StepMesh(replicas=2, context_ranks=1), step_model("llama-8b")
+    >>> setting = StepSetting(mesh, model, Cluster(1, 2), token_budget=10_000, widths=(1,))
+    >>> plan = plan_step(documents, setting)
     >>> plan.batches(first=0, width=1), plan.batches(first=1, width=1)
     (((0, 1),), ((2, 3),))
     """
-    check_step(documents, mesh, cluster, token_budget)
-    problem = StepProblem.of(documents, mesh, token_budget, model, cluster)
+    check_step(documents, setting)
+    model, cluster, widths = setting.model, setting.cluster, setting.widths
+    problem = StepProblem.of(documents, setting)
     most = problem.most_tokens
     considered: dict[str, StepTime] = {}
     assignments: dict[str, Assignment] = {}
     packs = _finished_packs(problem) if widths is None else {}
-    for name, variants in (levels(mesh, len(documents), widths) | packs).items():
+    for name, variants in (levels(setting.mesh, len(documents), widths) | packs).items():
         for assign in variants:
             assignment = assign(problem)
             time = predict_step(
-                documents, assignment, model, cluster, synchronisation=synchronisation
+                documents, assignment, model, cluster, synchronisation=setting.synchronisation
             )
             if name not in considered or _rank(time, most) < _rank(considered[name], most):
                 considered[name], assignments[name] = time, assignment
-    chosen = choose_level(considered, most, even_price)
+    chosen = choose_level(considered, most, setting.even_price)
     return StepPlan(
         chosen,
         assignments[chosen],
@@ -208,15 +182,16 @@ def _finished_packs(problem: StepProblem) -> dict[str, tuple[Policy, ...]]:
     return {PACKS: (alike_packs,)} if fits else {}
 
 
-def check_step(documents: Documents, mesh: StepMesh, cluster: Cluster, token_budget: int) -> None:
+def check_step(documents: Documents, setting: StepSetting) -> None:
     """Refuse a step that cannot be run.
 
     Raises:
         PlanError: as `plan_step` says.
     """
-    if cluster.num_devices != mesh.devices:
+    mesh, token_budget = setting.mesh, setting.token_budget
+    if setting.cluster.num_devices != mesh.devices:
         raise PlanError(
-            f"expected a mesh of the cluster's {cluster.num_devices} devices, got "
+            f"expected a mesh of the cluster's {setting.cluster.num_devices} devices, got "
             f"{mesh.replicas} replicas of {mesh.context_ranks} context ranks = {mesh.devices}"
         )
     if len(documents) < mesh.micro_batches:

@@ -10,7 +10,33 @@ from dcp_planner.model.cluster import Cluster
 from dcp_planner.step.assignment import Assignment, StepMesh
 from dcp_planner.step.attention import Groups, Sharding, messages_seconds, pair_seconds, unevenness
 from dcp_planner.step.documents import Documents
+from dcp_planner.step.iteration import Synchronisation
 from dcp_planner.step.model import StepModel
+
+
+@dataclass(frozen=True, slots=True)
+class StepSetting:
+    """Settings of a step, without its documents.
+
+    Attributes:
+        mesh: replicas, context ranks, micro-batches, pipeline stages.
+        model: the linear part and the attention shape.
+        cluster: of all devices of a stage, node after node.
+        token_budget: most tokens of a replica in one micro-batch.
+        synchronisation: when devices exchange parameters.
+        even_price: share of the time of the fastest plan that one with even tokens, which needs
+            less memory, may take more; 0: time alone decides.
+        widths: devices of a group to choose from; ``None``: 1, 2, 4, ... up to all, and a width for
+            each document.
+    """
+
+    mesh: StepMesh
+    model: StepModel
+    cluster: Cluster
+    token_budget: int
+    synchronisation: Synchronisation = "micro_batch"
+    even_price: float = 0.05
+    widths: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,18 +59,12 @@ class StepProblem:
     attention: Floats
 
     @classmethod
-    def of(
-        cls,
-        documents: Documents,
-        mesh: StepMesh,
-        token_budget: int,
-        model: StepModel,
-        cluster: Cluster,
-    ) -> "StepProblem":
+    def of(cls, documents: Documents, setting: StepSetting) -> "StepProblem":
         """Price every document on one device."""
-        tokens = documents.tokens.astype(np.float64)
+        tokens, model = documents.tokens.astype(np.float64), setting.model
+        cluster = setting.cluster
         attention = model.layers * pair_seconds(documents.pairs, tokens, model.shape, cluster)
-        return cls(documents, mesh, token_budget, model, cluster, attention)
+        return cls(documents, setting.mesh, setting.token_budget, model, cluster, attention)
 
     @property
     def linear(self) -> Floats:

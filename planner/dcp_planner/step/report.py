@@ -5,30 +5,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcp_planner.model.cluster import Cluster
-from dcp_planner.step.assignment import StepMesh
 from dcp_planner.step.documents import Documents
-from dcp_planner.step.iteration import StepTime, Synchronisation, predict_step
-from dcp_planner.step.model import StepModel
-from dcp_planner.step.plan_step import EVEN_PRICE, StepPlan, plan_step
-from dcp_planner.step.problem import NamedPolicy, StepProblem
+from dcp_planner.step.iteration import StepTime, predict_step
+from dcp_planner.step.plan_step import StepPlan, plan_step
+from dcp_planner.step.problem import NamedPolicy, StepProblem, StepSetting
 
 CHOSEN = "plan_step"
 """Name under which the plan of every step is listed."""
 MOST_SHOWN = 5
 """Levels of a short table."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepSetting:
-    """Settings of a step, without its documents."""
-
-    mesh: StepMesh
-    model: StepModel
-    cluster: Cluster
-    token_budget: int
-    synchronisation: Synchronisation = "micro_batch"
-    even_price: float = EVEN_PRICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +110,7 @@ def compare_policies(
     count = documents = 0
     first = None
     for step in steps:
-        plan = plan_step(
-            step,
-            setting.mesh,
-            setting.model,
-            setting.cluster,
-            token_budget=setting.token_budget,
-            synchronisation=setting.synchronisation,
-            even_price=setting.even_price,
-        )
+        plan = plan_step(step, setting)
         first = first or (step, plan)
         count, documents = count + 1, documents + len(step)
         levels[plan.policy] = levels.get(plan.policy, 0) + 1
@@ -152,9 +129,7 @@ def compare_policies(
 def _price(
     step: Documents, setting: StepSetting, others: Sequence[NamedPolicy]
 ) -> dict[str, StepTime]:
-    problem = StepProblem.of(
-        step, setting.mesh, setting.token_budget, setting.model, setting.cluster
-    )
+    problem = StepProblem.of(step, setting)
     return {
         other.name: predict_step(
             step,

@@ -13,7 +13,7 @@ import numpy as np
 from dcp_dsl import pack
 from dcp_dsl.arrays import Floats
 from dcp_planner import Cluster, ModelShape
-from dcp_planner.step import Assignment, Documents, StepMesh, StepModel, plan_step
+from dcp_planner.step import Assignment, Documents, StepMesh, StepModel, StepSetting, plan_step
 
 Balance: TypeAlias = Literal["work", "order"]
 
@@ -144,14 +144,10 @@ def _by_work(
     dealing: Dealing, tokens: Sequence[int], pairs: Floats, cluster: Cluster
 ) -> Assignment:
     """Deal by predicted time."""
-    return plan_step(
-        Documents(np.asarray(tokens, np.int64), pairs),
-        _mesh(dealing),
-        dealing.model,
-        cluster,
-        token_budget=dealing.token_budget,
-        widths=dealing.widths or None,
-    ).assignment
+    setting = StepSetting(
+        _mesh(dealing), dealing.model, cluster, dealing.token_budget, widths=dealing.widths or None
+    )
+    return plan_step(Documents(np.asarray(tokens, np.int64), pairs), setting).assignment
 
 
 def _overflow(dealing: Dealing, tokens: Sequence[int], assignment: Assignment) -> int:

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from dcp_dashboard import RunningServer, start_server
 from dcp_dashboard.library.folder import plan_key
 from dcp_planner import preset
-from dcp_planner.step import Documents, StepMesh, plan_step, step_model, write_step
+from dcp_planner.step import Documents, StepMesh, StepSetting, plan_step, step_model, write_step
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [
@@ -122,7 +122,7 @@ def small_step(tmp_path) -> Path:
     """A planned step whose documents lie on two nodes, on one, and on single devices."""
     documents = Documents.causal([60_000, 20_000, *[3_000] * 60])
     model, cluster = step_model("llama-8b"), preset("h100-dgx", 2, 4)
-    plan = plan_step(documents, StepMesh(2, 4, 2), model, cluster, token_budget=80_000)
+    plan = plan_step(documents, StepSetting(StepMesh(2, 4, 2), model, cluster, token_budget=80_000))
     path = tmp_path / "a.dcpstep.json"
     write_step(path, plan, documents)
     return path
