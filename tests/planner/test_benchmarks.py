@@ -153,7 +153,7 @@ def test_bench_step_prices_every_policy(run, tmp_path):
     rows = json.loads(out.read_text())["rows"]
     assert len(rows) == 12
     assert {len(row["speedup"]) for row in rows} == {8}
-    assert "| GRPO-like | 8x8 | 4 | 1 |" in run("bench_step.py", "--table", out)
+    assert "| GRPO-like | 1 | 8x8 | 4 | 1 |" in run("bench_step.py", "--table", out)
 
 
 @pytest.fixture(scope="module")
