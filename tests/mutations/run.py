@@ -52,7 +52,7 @@ def main() -> None:
         def judge(mutant: Mutant) -> None:
             tree = copies.get()
             started = time.monotonic()
-            fate = _judge(mutant, tree, reach, options.whole)
+            fate = _judge(mutant, tree, reach, options)
             copies.put(tree)
             row = {"fate": fate, "seconds": round(time.monotonic() - started, 1), **asdict(mutant)}
             rows.append(row)
@@ -74,6 +74,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", type=int, nargs="*", help="places in the drawn list, from 0")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time")
     parser.add_argument("--whole", action="store_true", help="survivors meet the whole package")
+    parser.add_argument("--limit", type=float, default=float("inf"), metavar="SECONDS",
+                        help="for one mutant; one that takes longer counts as alive")  # fmt: skip
     parser.add_argument("--reach", type=Path, default=Path(".mutations/reach"))
     parser.add_argument("--out", type=Path, default=Path(".mutations/result.json"))
     return parser.parse_args()
@@ -106,17 +108,18 @@ def _copy_tree(target: Path) -> Path:
     return target
 
 
-def _judge(mutant: Mutant, tree: Path, reach: Reach, is_whole: bool) -> str:
+def _judge(mutant: Mutant, tree: Path, reach: Reach, options: argparse.Namespace) -> str:
     file = tree / mutant.path
     text, times = file.read_bytes(), file.stat()
     file.write_bytes(mutant.apply(text))
     try:
         related = _related(mutant, reach)
-        fate = _run(tree, related, sum(reach[t][0] for t in related))
-        if fate == "survived" and is_whole:
+        until = time.monotonic() + options.limit
+        fate = _run(tree, related, sum(reach[t][0] for t in related), until)
+        if fate == "survived" and options.whole:
             package = f"tests/{Path(mutant.path).parts[0]}/"
             rest = [t for t in reach if t.startswith(package) and t not in set(related)]
-            fate = _run(tree, rest, sum(reach[t][0] for t in rest))
+            fate = _run(tree, rest, sum(reach[t][0] for t in rest), until)
     finally:
         file.write_bytes(text)
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # numba asks for the time
@@ -141,8 +144,12 @@ def _related(mutant: Mutant, reach: Reach) -> list[str]:
     return sorted(related, key=lambda t: (cost[t.split("::")[0]], t.split("::")[0]))
 
 
-def _run(tree: Path, tests: list[str], seconds: float) -> str:
-    """Run tests on a broken tree until one fails; say what became of the mutant."""
+def _run(tree: Path, tests: list[str], seconds: float, until: float = float("inf")) -> str:
+    """Run tests on a broken tree until one fails; return what became of the mutant.
+
+    Ten times the seconds that the tests take are a timeout, which kills it; if `until` comes before
+    that, nothing was found out.
+    """
     if not tests:
         return "survived"
     (tree / ".chosen").write_text(json.dumps(tests))
@@ -159,9 +166,10 @@ def _run(tree: Path, tests: list[str], seconds: float) -> str:
         stdout=(tree / ".log").open("wb"), stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
-        code = process.wait(timeout=120 + 10 * seconds)
+        allowed, left = 120 + 10 * seconds, max(1.0, until - time.monotonic())
+        code = process.wait(timeout=min(allowed, left))
     except subprocess.TimeoutExpired:
-        return "timeout"
+        return "timeout" if allowed <= left else "unfinished"
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -171,11 +179,11 @@ def _run(tree: Path, tests: list[str], seconds: float) -> str:
 
 def _print_table(rows: list[dict[str, object]]) -> None:
     fates = Counter((str(row["path"]).split("/")[0], str(row["fate"])) for row in rows)
-    print(f"{'package':10} {'killed':>7} {'timeout':>8} {'survived':>9}")
+    names = ("killed", "timeout", "survived", "unfinished")
+    print(f"{'package':10}" + "".join(f"{name:>11}" for name in names))
     for package in PACKAGES:
-        killed, late, alive = (fates[package, f] for f in ("killed", "timeout", "survived"))
-        print(f"{package:10} {killed:7} {late:8} {alive:9}")
-    alive = sum(n for (_, fate), n in fates.items() if fate == "survived")
+        print(f"{package:10}" + "".join(f"{fates[package, name]:11}" for name in names))
+    alive = sum(n for (_, fate), n in fates.items() if fate in ("survived", "unfinished"))
     print(f"{len(rows) - alive} of {len(rows)} killed")
 
 
