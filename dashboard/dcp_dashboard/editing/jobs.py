@@ -92,7 +92,10 @@ class Jobs:
         thread = threading.Thread(
             target=self._run, args=(job, request, limit_s, name), name="dcp-plan", daemon=True
         )
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # too many threads: it must not wait for ever
+            self._fail(job, f"{error}; try again when other plans are done")
         return job
 
     def find(self, number: str) -> Job:

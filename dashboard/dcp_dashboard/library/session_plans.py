@@ -5,14 +5,11 @@ bounded number is kept; the plan used longest ago goes first.
 """
 
 import hashlib
-import shutil
-import tempfile
 import threading
-import weakref
 from collections import OrderedDict
-from pathlib import Path
 
-from dcp_dashboard.library.folder import PlanEntry
+from dcp_dashboard.library.folder import DashboardError, PlanEntry
+from dcp_dashboard.library.session_folder import SessionFolder
 
 MAX_PLANS = 32
 MAX_TOTAL_BYTES = 10**9
@@ -33,23 +30,27 @@ class SessionPlans:
         self._max_plans, self._max_total_bytes = max_plans, max_total_bytes
         self._entries: OrderedDict[str, PlanEntry] = OrderedDict()
         self._lock = threading.Lock()
-        self._folder: Path | None = None
+        self._folder: SessionFolder | None = None
 
     def add(self, content: bytes, name: str) -> PlanEntry:
         """Keep the unchecked bytes of a plan file; the same bytes have the same key.
 
         `name` is shown to people and never used as a path. `PlanLibrary.keep` also reads the file.
+
+        Raises:
+            DashboardError: if they cannot be kept.
         """
         key = hashlib.blake2b(content, digest_size=8, person=b"dcpm session").hexdigest()
         with self._lock:
-            if self._folder is None:
-                self._folder = Path(tempfile.mkdtemp(prefix="dcpm-session-"))
-                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-            path = self._folder / f"{key}.dcpplan"
-            path.write_bytes(content)
-            status = path.stat()
-            shown = "".join(c for c in name if c.isprintable())[-MAX_NAME:] or path.name
-            entry = PlanEntry(key, shown, path, status.st_size, status.st_mtime_ns)
+            shown = "".join(c for c in name if c.isprintable())[-MAX_NAME:] or f"{key}.dcpplan"
+            try:
+                entry = self._written(key, shown, content)
+            except OSError as error:
+                raise DashboardError(
+                    f"expected room for {len(content):,} bytes in a folder for temporary files, "
+                    f"got: {error.strerror or error}; make room, or set TMPDIR, and try again",
+                    shown,
+                ) from error
             self._entries[key] = entry
             self._entries.move_to_end(key)
             # A plan that is too large alone stays: its reader refuses it.
@@ -79,8 +80,20 @@ class SessionPlans:
         with self._lock:
             self._entries.clear()
             if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder.close()
                 self._folder = None
+
+    def _written(self, key: str, shown: str, content: bytes) -> PlanEntry:
+        if self._folder is None or not self._folder.is_there:
+            self._folder = SessionFolder()
+        path = self._folder.path / f"{key}.dcpplan"
+        try:
+            path.write_bytes(content)
+            status = path.stat()
+        except OSError:
+            path.unlink(missing_ok=True)  # a part of a file takes room
+            raise
+        return PlanEntry(key, shown, path, status.st_size, status.st_mtime_ns)
 
     def _is_full(self) -> bool:
         total = sum(entry.size_bytes for entry in self._entries.values())

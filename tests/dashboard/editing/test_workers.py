@@ -76,6 +76,18 @@ def test_a_finished_job_is_the_plan_that_the_planner_makes(planner, tmp_path):
     library.session.close()
 
 
+def test_a_job_that_gets_no_thread_fails_and_keeps_no_other_waiting(tmp_path, monkeypatch):
+    def fail(_):
+        raise RuntimeError("can't start new thread")
+
+    jobs = Jobs(PlanLibrary(tmp_path), make_worker("plan"))
+    with monkeypatch.context() as patched:
+        patched.setattr("threading.Thread.start", fail)
+        for _ in range(9):
+            job = jobs.start({}, 60, "edited/m")
+            assert (job.state, job.message[:22]) == ("failed", "can't start new thread")
+
+
 SLOW = {
     "task": "plan", "text": "mask m = causal", "sample": "4194304", "block": 2048, "nodes": 8,
     "devices_per_node": 8, "method": "native", "budget": "best",

@@ -1,5 +1,11 @@
 """Plans of the session: found like those of the folder, bounded, gone afterwards."""
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from dcp_dashboard.library.plans import PlanLibrary
@@ -28,7 +34,7 @@ def test_bytes_that_are_no_plan_are_refused_by_name_and_not_kept(tmp_path):
     library = PlanLibrary(tmp_path)
     with pytest.raises(DCPError, match=r"^evil\.dcpplan: expected a whole zip archive") as caught:
         library.keep(b"PK\x03\x04 cut", "evil.dcpplan\n")
-    assert "dcpm-session" not in str(caught.value)
+    assert "dcpm-plans" not in str(caught.value)
     assert library.session.entries() == ()
 
 
@@ -57,7 +63,62 @@ def test_the_store_is_bounded_in_bytes_too():
 def test_a_name_is_never_a_path(name, tmp_path):
     store = SessionPlans()
     entry = store.add(b"bytes", name)
-    assert entry.path.parent.name.startswith("dcpm-session-")
+    assert entry.path.parent.name.startswith("dcpm-plans-")
     assert len(entry.relative) <= 80
     assert entry.relative.isprintable()
     store.close()
+
+
+def test_where_a_plan_cannot_be_kept_it_is_said_and_the_next_one_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    store = SessionPlans()
+    with pytest.raises(DCPError, match=r"mine: expected room for 5 bytes .*No such file"):
+        store.add(b"bytes", "mine")
+    assert store.entries() == ()
+    (tmp_path / "gone").mkdir()
+    path = store.add(b"bytes", "mine").path
+    shutil.rmtree(path.parent)
+    assert store.add(b"bytes", "mine").path.read_bytes() == b"bytes"
+    store.close()
+    assert list(tmp_path.rglob("*")) == [tmp_path / "gone"]
+
+
+KILLED = """
+import os, signal, sys
+from dcp_dashboard.library.session_plans import SessionPlans
+store = SessionPlans()
+print(store.add(b"bytes", "a").path.parent, flush=True)
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.dist
+def test_the_folder_of_a_killed_server_goes_with_the_next_and_that_of_a_living_one_stays(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    environment = {
+        **os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path),
+    }  # fmt: skip
+
+    def start(how):
+        return subprocess.Popen(
+            [sys.executable, "-c", KILLED, how],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+
+    with start("waiting") as living:
+        lives = Path(living.stdout.readline().strip())
+        with start("killed") as killed:
+            left = Path(killed.stdout.readline().strip())
+        assert left.is_dir()
+        other = tmp_path / "dcpm-plans-somebody"
+        other.symlink_to(tmp_path)
+        store = SessionPlans()
+        own = store.add(b"bytes", "a").path.parent
+        assert sorted(tmp_path.iterdir()) == sorted((lives, own, other))
+        store.close()
+        living.stdin.close()
+    assert list(tmp_path.iterdir()) == [other]

@@ -1,0 +1,86 @@
+"""A part of the fault matrix, and that the campaign finds what is wrong."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.dist
+
+
+def run(*command: str) -> tuple[int, dict, str]:
+    """Run the campaign; give its exit status, its report and what it told."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True, text=True, timeout=3600, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
+    )  # fmt: skip
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+def test_a_full_disk_a_lost_folder_and_a_kill_abort_nothing_and_tear_no_file():
+    places, faults = ("plan write", "exchange", "upload"), ("ENOSPC", "rmdir", "SIGKILL")
+    chosen = [f"--place={place}" for place in places] + [f"--fault={fault}" for fault in faults]
+    status, report, told = run(str(HERE / "fault_matrix.py"), "--first=0", *chosen)
+    assert status == 0, told
+    cells = {(place, fault) for place, found in report["cells"].items() for fault in found}
+    assert cells == {(place, fault) for place in places for fault in faults}
+
+
+WRONG = """
+import places
+from dcp_dsl import DCPError
+
+class InPlace(places.PlanWrite):
+    name = "in place"
+    def act(self, armed):
+        data = self.target.read_bytes()
+        with armed():
+            try:
+                with open(self.target, "wb", buffering=0) as file:
+                    file.write(data)
+            except OSError:
+                return "refused"
+        return "written"
+
+class Aborted(places.Exchange):
+    name = "aborted"
+    points = (0,)
+    def act(self, armed):
+        import socket
+        one, other = socket.socketpair()
+        with armed():
+            one.send(b"x")
+        return "all batches"
+
+places.PLACES.clear()
+places.PLACES.update({place.name: place for place in (InPlace, Aborted)})
+import fault_matrix
+fault_matrix.main()
+"""
+
+
+def test_torn_files_and_aborted_runs_are_found(tmp_path):
+    script = tmp_path / "wrong.py"
+    script.write_text(WRONG)
+    status, report, _ = run(str(script), "--fault=EIO", "--fault=SIGKILL", "--first=2")
+    assert status == 1
+    found = report["cells"]
+    # Opened but not written: torn. Refused before it was opened: not.
+    assert found["in place"]["EIO"]["DEFECT"] >= 1
+    assert found["in place"]["EIO"]["refused"] >= 1
+    assert found["in place"]["SIGKILL"]["DEFECT"] >= 1
+    assert found["aborted"]["EIO"]["DEFECT"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_no_fault_at_any_place_aborts_a_run_loses_a_batch_or_tears_a_file():
+    status, report, told = run(str(HERE / "fault_matrix.py"))
+    assert status == 0, told
+    assert report["cases"] > 300
