@@ -1,3 +1,4 @@
+from .adapters.context_parallel import DCPLoadBalancer
 from .adapters.flex_mask import flex_block_mask, flex_mask_mod
 from .adapters.fsdp import sum_gradients
 from .adapters.huggingface import register_dcp
@@ -22,6 +23,7 @@ __all__ = [
     "DCPAttn",
     "DCPDataloader",
     "DCPExecutor",
+    "DCPLoadBalancer",
     "KernelChoice",
     "LayerPlans",
     "LocalData",

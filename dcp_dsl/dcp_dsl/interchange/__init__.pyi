@@ -1,15 +1,17 @@
-from .block_sparse import MaskMod, build_block_tables, build_mask_mod
+from .block_sparse import BlockTables, MaskMod, build_block_tables, build_mask_mod, list_blocks
 from .export import Export, ExportConfig, read_export, write_export
 from .runs import find_difference
 from .varlen import varlen_calls
 
 __all__ = [
+    "BlockTables",
     "Export",
     "ExportConfig",
     "MaskMod",
     "build_block_tables",
     "build_mask_mod",
     "find_difference",
+    "list_blocks",
     "read_export",
     "varlen_calls",
     "write_export",

@@ -71,12 +71,25 @@ def build_block_tables(
     is_full = (blocks.kind == BlockKind.FULL) & is_whole
     order = np.lexsort((row, col))
     return (
-        _tables(row, col, is_full, (num_q, num_kv)),
-        _tables(col[order], row[order], is_full[order], (num_kv, num_q)),
+        list_blocks(row, col, is_full, (num_q, num_kv)),
+        list_blocks(col[order], row[order], is_full[order], (num_kv, num_q)),
     )
 
 
-def _tables(line: Ints, item: Ints, is_full: Bools, shape: tuple[int, int]) -> BlockTables:
+def list_blocks(line: Ints, item: Ints, is_full: Bools, shape: tuple[int, int]) -> BlockTables:
+    """Return the items of every line, partial and full ones apart.
+
+    Args:
+        line: int64 ``[B]``, block row; rising.
+        item: int64 ``[B]``, block column; rising in a row.
+        is_full: bool ``[B]``.
+        shape: lines and items.
+
+    >>> row, col, is_full = np.array([[0, 1, 1], [0, 0, 1], [0, 1, 0]])
+    >>> found = list_blocks(row, col, is_full > 0, (2, 2))
+    >>> found.partial_num.tolist(), found.full_num.tolist()
+    ([1, 1], [0, 1])
+    """
     found = []
     for chosen in (~is_full, is_full):
         num = np.bincount(line[chosen], minlength=shape[0])

@@ -4,16 +4,23 @@
 from exact block sparsity, and the function only serves the kernel inside partial blocks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from dcp_dsl import Form
 from dcp_dsl.forms import as_slabs
-from dcp_dsl.interchange import ExportConfig, MaskMod, build_block_tables, build_mask_mod
+from dcp_dsl.interchange import (
+    BlockTables,
+    ExportConfig,
+    MaskMod,
+    build_block_tables,
+    build_mask_mod,
+)
 
 FlexMaskMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -41,13 +48,34 @@ def flex_block_mask(
     """
     chosen, slabs = config or ExportConfig(), as_slabs(mask)
     tables, _ = build_block_tables(slabs, chosen.block_q, chosen.block_kv)
-    arrays = (tables.partial_num, tables.partial_idx, tables.full_num, tables.full_idx)
-    num, idx, full_num, full_idx = (_tensor(array[None, None], device) for array in arrays)
+    block, lengths = (chosen.block_q, chosen.block_kv), (slabs.num_tokens, slabs.num_tokens)
+    return block_mask_of([tables], block, flex_mask_mod(slabs, device), lengths, device)
+
+
+def block_mask_of(
+    rows: Sequence[BlockTables],
+    block: tuple[int, int],
+    mask_mod: FlexMaskMod,
+    lengths: tuple[int, int],
+    device: torch.device | str,
+) -> BlockMask:
+    """Return the `BlockMask` of tables, one for each row of the batch.
+
+    Args:
+        rows: the key blocks of every query block.
+        block: tokens of a query block and of a key block.
+        mask_mod: the predicate inside partial blocks.
+        lengths: queries and keys.
+        device: where the tables are to live.
+    """
+    names = ("partial_num", "partial_idx", "full_num", "full_idx")
+    arrays = [np.stack([getattr(tables, name) for tables in rows])[:, None] for name in names]
+    num, idx, full_num, full_idx = (_tensor(array, device) for array in arrays)
     return BlockMask.from_kv_blocks(
         num, idx, full_num, full_idx,
-        BLOCK_SIZE=(chosen.block_q, chosen.block_kv),
-        mask_mod=flex_mask_mod(slabs, device),
-        seq_lengths=(slabs.num_tokens, slabs.num_tokens),
+        BLOCK_SIZE=block,
+        mask_mod=mask_mod,
+        seq_lengths=lengths,
     )  # fmt: skip
 
 
