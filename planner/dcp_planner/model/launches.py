@@ -19,11 +19,12 @@ heads that share a CTA.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from dcp_dsl.arrays import Floats, Indices, Ints
-from dcp_planner.jit import compiled
+from dcp_planner.jit import compiled, inlined
 from dcp_planner.model.cluster import BACKWARD_FLOPS_RATIO, KERNEL_SCHEDULES, Cluster, ModelShape
 from dcp_planner.model.cost_model import tile_seconds
 
@@ -101,94 +102,122 @@ class KernelWork:
             items: int32 ``[N]``, tiles.
         """
         taken = np.zeros(len(rows))
-        blocks = len(self.ctas)
-        load, touched = np.zeros(blocks), np.zeros(blocks + 1, np.int64)
-        times, counts = np.zeros(self.sms + 2), np.zeros(self.sms + 2, np.int64)
+        blocks, slots = len(self.ctas), self.sms + 2
+        scratch = _Scratch(
+            np.zeros(blocks), np.zeros(blocks + 1, np.int64),
+            np.zeros(slots), np.zeros(slots, np.int64),
+        )  # fmt: skip
         for block_of_tile, share in self.sides:
-            _add_launches(
-                rows, item_ptr, items, block_of_tile, self.seconds, self.ctas, self.merge_s,
-                share, self.cta_s * share, self.sms, self.schedule, load, touched, times, counts,
-                taken,
+            kernel = _Kernel(
+                block_of_tile, self.seconds * share, self.ctas, self.merge_s, self.cta_s * share,
+                self.sms, self.schedule,
             )  # fmt: skip
+            _add_launches(kernel, rows, item_ptr, items, scratch, taken)
         return taken
 
 
-@compiled
-def _add_launches(  # noqa: C901, PLR0913 - a compiled kernel
-    rows: Ints,
-    item_ptr: Ints,
-    items: Indices,
-    block_of_tile: Indices,
-    seconds: Floats,
-    ctas: Ints,
-    merge_s: Floats,
-    share: float,
-    cta_s: float,
-    sms: int,
-    schedule: int,
-    load: Floats,
-    touched: Ints,
-    times: Floats,
-    counts: Ints,
-    taken: Floats,
-) -> None:
-    """Add the time of one kernel of each launch; `load` is 0 before and after.
+class _Kernel(NamedTuple):
+    """One kernel of a direction.
 
-    Multiprocessors that become free at the same time are kept as one entry of `times`, rising, with
-    their number in `counts`: CTAs of a block are equally long, so there are few such moments.
+    Attributes:
+        block_of_tile: int32 ``[W]``, block whose CTAs compute each tile.
+        seconds: float64 ``[W]``, of each tile in this kernel.
+        ctas, merge_s, cta_s, sms, schedule: as in `KernelWork`, `cta_s` of this kernel.
     """
+
+    block_of_tile: Indices
+    seconds: Floats
+    ctas: Ints
+    merge_s: Floats
+    cta_s: float
+    sms: int
+    schedule: int
+
+
+class _Scratch(NamedTuple):
+    """Memory for one launch at a time.
+
+    Multiprocessors that become free at the same time are one entry of `times`, rising, with their
+    number in `counts`: CTAs of a block are equally long, so there are few such moments.
+
+    Attributes:
+        load: float64 ``[D]``, seconds of each block's tiles; 0 between launches.
+        touched: int64 ``[D+1]``, blocks of the launch, in the order of its tiles.
+        times: float64 ``[sms+2]``, rising.
+        counts: int64 ``[sms+2]``.
+    """
+
+    load: Floats
+    touched: Ints
+    times: Floats
+    counts: Ints
+
+
+@compiled
+def _add_launches(
+    kernel: _Kernel, rows: Ints, item_ptr: Ints, items: Indices, scratch: _Scratch, taken: Floats
+) -> None:
+    """Add the time of one kernel of each launch."""
+    load, touched, sms = scratch.load, scratch.touched, kernel.sms
     for n in range(len(rows)):
         row, known, total, longest, merged = rows[n], 0, 0.0, 0.0, 0.0
         for x in range(item_ptr[row], item_ptr[row + 1]):
-            block = block_of_tile[items[x]]
+            block = kernel.block_of_tile[items[x]]
             if load[block] == 0.0:
                 touched[known] = block
                 known += 1
-            load[block] += seconds[items[x]] * share + 1e-300  # a tile may cost nothing
+            load[block] += kernel.seconds[items[x]] + 1e-300  # a tile may cost nothing
         for i in range(known):
             block = touched[i]
-            each = load[block] * sms / ctas[block] + cta_s
-            total += each * ctas[block]
+            each = load[block] * sms / kernel.ctas[block] + kernel.cta_s
+            total += each * kernel.ctas[block]
             longest = max(longest, each)
-            merged += merge_s[block]
+            merged += kernel.merge_s[block]
         if sms == 1:
             taken[n] += total
-        elif schedule == _PERSISTENT:
+        elif kernel.schedule == _PERSISTENT:
             taken[n] += max(total / sms, longest)
-        elif schedule == _SPLIT:
+        elif kernel.schedule == _SPLIT:
             taken[n] += total / sms
             if longest > total / sms:
                 taken[n] += merged
         else:
-            end, offset = 1, 0.0
-            times[0], counts[0] = 0.0, sms
-            for i in range(known):
-                block = touched[i]
-                each = load[block] * sms / ctas[block] + cta_s
-                left = ctas[block]
-                while left > 0:
-                    if left >= sms and times[end - 1] - times[0] <= each:
-                        offset += (left // sms) * each  # one for every multiprocessor, in turn
-                        left -= (left // sms) * sms
-                        continue
-                    moved = min(left, counts[0])
-                    when = times[0] + each
-                    left -= moved
-                    counts[0] -= moved
-                    if counts[0] == 0:  # leave the place free
-                        for k in range(end - 1):
-                            times[k], counts[k] = times[k + 1], counts[k + 1]
-                        end -= 1
-                    at = end
-                    while at > 0 and times[at - 1] > when:
-                        at -= 1
-                    if at > 0 and times[at - 1] == when:
-                        counts[at - 1] += moved
-                    else:
-                        for k in range(end, at, -1):
-                            times[k], counts[k] = times[k - 1], counts[k - 1]
-                        times[at], counts[at] = when, moved
-                        end += 1
-            taken[n] += times[end - 1] + offset
+            taken[n] += _list_seconds(scratch, known, kernel.ctas, kernel.cta_s, sms)
         for i in range(known):
             load[touched[i]] = 0.0
+
+
+@inlined
+def _list_seconds(scratch: _Scratch, known: int, ctas: Ints, cta_s: float, sms: int) -> float:
+    """Start the CTAs of the first `known` touched blocks in order; returns when the last ends."""
+    times, counts = scratch.times, scratch.counts
+    end, offset = 1, 0.0
+    times[0], counts[0] = 0.0, sms
+    for i in range(known):
+        block = scratch.touched[i]
+        each = scratch.load[block] * sms / ctas[block] + cta_s
+        left = ctas[block]
+        while left > 0:
+            if left >= sms and times[end - 1] - times[0] <= each:
+                offset += (left // sms) * each  # one for every multiprocessor, in turn
+                left -= (left // sms) * sms
+                continue
+            moved = min(left, counts[0])
+            when = times[0] + each
+            left -= moved
+            counts[0] -= moved
+            if counts[0] == 0:  # leave the place free
+                for k in range(end - 1):
+                    times[k], counts[k] = times[k + 1], counts[k + 1]
+                end -= 1
+            at = end
+            while at > 0 and times[at - 1] > when:
+                at -= 1
+            if at > 0 and times[at - 1] == when:
+                counts[at - 1] += moved
+            else:
+                for k in range(end, at, -1):
+                    times[k], counts[k] = times[k - 1], counts[k - 1]
+                times[at], counts[at] = when, moved
+                end += 1
+    return float(times[end - 1] + offset)
