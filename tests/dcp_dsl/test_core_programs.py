@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from dcp_dsl import DatasetError, Sample, Spec, SpecError, dense_mask
 from dcp_dsl.cli import dcpm
-from dcp_dsl.elaboration.text import show
+from dcp_dsl.elaboration.text import show_mask
 
 TEXT = """
 segment part = question[question_len] answer[answer_lens]*
@@ -49,7 +49,7 @@ mask shorter(w: tokens) = short(w) per doc
 )  # fmt: skip
 def test_a_mask_is_written_out(body, program):
     spec = Spec.from_text(f"{TEXT}\nmask m = {body}")
-    assert show(spec.mask("m").core) == program
+    assert show_mask(spec.mask("m").core) == program
 
 
 def test_a_mask_given_as_an_argument_is_elaborated_once_and_shared():
@@ -59,7 +59,7 @@ def test_a_mask_given_as_an_argument_is_elaborated_once_and_shared():
 
 def test_a_binding_is_read_in_the_coordinates_of_its_use_and_a_length_in_those_of_the_call():
     text = TEXT + "mask m = (near_end and short(n)) per tile where near_end = q == len - 1, n = len"
-    assert show(Spec.from_text(text).mask("m").core) == (
+    assert show_mask(Spec.from_text(text).mask("m").core) == (
         "frame every(4)\n  and\n    q == len - 1\n    frame doc\n      q - k < out(1, len)"
     )
 

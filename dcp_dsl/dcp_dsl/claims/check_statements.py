@@ -18,7 +18,7 @@ from dcp_dsl.claims.testing import (
     Testing,
     Tried,
     first_empty_row,
-    first_pair,
+    first_wrong_pair,
     search_fault,
 )
 from dcp_dsl.core.mask import Mask, read_mask
@@ -89,7 +89,7 @@ def _check_claim(check: ast.Check, testing: Testing) -> None:
         return
     try:
         testing.budget.spend(STEPS_PER_STATEMENT * len(testing.scope.program.statements))
-        find = first_empty_row if check.claim == "total" else first_pair
+        find = first_empty_row if check.claim == "total" else first_wrong_pair
         tried = search_fault(mask, find, testing, asked=check.sample)
     except OverBudget:
         tried = Tried(None, 0, "W291", *TOO_LONG)

@@ -28,10 +28,10 @@ FEW_TOKENS = 3
 UNNAMED_IDS = 3  # ids 0 to 2 are enough for tokens of one, two and three segments
 MAX_LITERALS = 16  # numbers of the mask that values are taken from
 MAX_LITERAL = 2**20  # an id or a threshold; larger numbers say nothing about values
-Source: TypeAlias = Literal["spans", "positions", "flags", "ids", "token", "row"]
+ColumnUse: TypeAlias = Literal["spans", "positions", "flags", "ids", "token", "row"]
 # What says most about a column comes first; one column may be read in several ways.
-_ORDER: tuple[Source, ...] = ("spans", "positions", "flags", "ids", "token", "row")
-_OPEN: tuple[Source, ...] = ("token", "row")  # any integer: only the data knows which make sense
+_ORDER: tuple[ColumnUse, ...] = ("spans", "positions", "flags", "ids", "token", "row")
+_OPEN: tuple[ColumnUse, ...] = ("token", "row")  # any integer: only the data knows which make sense
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def _draw_parents(
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnKind:
+class ColumnContents:
     """The contents of a column, as far as the text says them.
 
     Attributes:
@@ -123,7 +123,7 @@ class ColumnKind:
         most: how many different ids it has; 0 for other columns.
     """
 
-    source: Source
+    source: ColumnUse
     most: int = 0
 
     @property
@@ -137,9 +137,9 @@ class ColumnKind:
         return self.source not in ("spans", "row")
 
 
-def column_kinds(core: nodes.Mask) -> dict[str, ColumnKind]:
+def column_kinds(core: nodes.Mask) -> dict[str, ColumnContents]:
     """Describe the columns that a mask reads, but for those of layouts."""
-    found: dict[str, ColumnKind] = {}
+    found: dict[str, ColumnContents] = {}
     lengths: set[str] = set()
     for column, reader in column_readers(core):
         if isinstance(reader, ast.Layout):
@@ -151,22 +151,22 @@ def column_kinds(core: nodes.Mask) -> dict[str, ColumnKind]:
     return {column: kind for column, kind in found.items() if column not in lengths}
 
 
-def _kind(reader: Reader) -> ColumnKind:
+def _kind(reader: Reader) -> ColumnContents:
     match reader:
         case ast.Columns(kind=kind, names=names):
             source = next(known for known in _ORDER if known == kind.text)
-            return ColumnKind(source, (len(names) or UNNAMED_IDS) if source == "ids" else 0)
+            return ColumnContents(source, (len(names) or UNNAMED_IDS) if source == "ids" else 0)
         case nodes.TokenColumn():
-            return ColumnKind("token")
-    return ColumnKind("row")
+            return ColumnContents("token")
+    return ColumnContents("row")
 
 
-def _rank(kind: ColumnKind) -> tuple[int, int]:
+def _rank(kind: ColumnContents) -> tuple[int, int]:
     return _ORDER.index(kind.source), kind.most
 
 
 def complete_samples(
-    bases: Iterable[Sample], kinds: Mapping[str, ColumnKind], core: nodes.Mask
+    bases: Iterable[Sample], kinds: Mapping[str, ColumnContents], core: nodes.Mask
 ) -> Iterator[Sample]:
     """Yield each sample several times with the columns that it lacks; always the same values.
 
@@ -199,7 +199,7 @@ def _literals(core: nodes.Mask) -> list[int]:
 
 
 def _draw(
-    kind: ColumnKind, length: int, literals: list[int], rng: Random, *, is_uniform: bool
+    kind: ColumnContents, length: int, literals: list[int], rng: Random, *, is_uniform: bool
 ) -> Column:
     """Return the values of a column for a sample of this length."""
     match kind.source:

@@ -19,7 +19,7 @@ from dcp_dsl.claims.testing import (
     Testing,
     Tried,
     first_empty_row,
-    first_pair,
+    first_wrong_pair,
     search_fault,
 )
 from dcp_dsl.core.mask import Mask, find_definition, read_mask, with_columns
@@ -178,7 +178,7 @@ def _check_ahead(subject: _Subject, testing: Testing) -> None:
         testing.decide(what, "proved", subject.span)
         return
     claim = _Claim(
-        what, f"whether a token sees a later one{where}", first_pair,
+        what, f"whether a token sees a later one{where}", first_wrong_pair,
         "E120", f"a token sees a later one{where}",
         "add `causal and`, or mark the mask `@ahead` or `@ahead(segment)` if it is meant",
         "add `causal and`",
@@ -204,7 +204,7 @@ def _check_branches(subject: _Subject, testing: Testing) -> None:
         testing.decide(what, "proved", subject.span)
         return
     claim = _Claim(
-        what, "whether a token sees another branch", first_pair,
+        what, "whether a token sees another branch", first_wrong_pair,
         "W209", "a token sees another branch",
         "add `paths and`, or state what is meant without `paths` and `.path`", "add `paths and`",
     )  # fmt: skip

@@ -107,7 +107,7 @@ def first_empty_row(seen: NDArray[np.bool_], sample: Sample) -> Failure | None:
     return Failure(sample, int(blind[0]), None) if len(blind) else None
 
 
-def first_pair(wrong: NDArray[np.bool_], sample: Sample) -> Failure | None:
+def first_wrong_pair(wrong: NDArray[np.bool_], sample: Sample) -> Failure | None:
     """Return the first pair of a dense mask."""
     pairs = np.argwhere(wrong)
     return Failure(sample, *pairs[0].tolist()) if len(pairs) else None

@@ -79,10 +79,10 @@ def explain(  # noqa: PLR0913  # one parameter for each option
         )
     spec = load_spec(topic)
     if as_core:
-        from dcp_dsl.elaboration.text import show
+        from dcp_dsl.elaboration.text import show_mask
 
         for used, mask in choose_masks(spec, call):
-            click.echo("\n".join(filter(None, (used, show(mask.core)))))
+            click.echo("\n".join(filter(None, (used, show_mask(mask.core)))))
         return
     for index, (used, mask) in enumerate(choose_masks(spec, call)):
         chosen = choose_sample(spec, mask, sample, length)

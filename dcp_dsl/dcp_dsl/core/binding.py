@@ -16,7 +16,7 @@ from dcp_dsl.core.lowering import Lowering, NoForm
 from dcp_dsl.core.predicate import Predicate
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.reads import column_readers, laid_statements
-from dcp_dsl.elaboration.text import show
+from dcp_dsl.elaboration.text import show_mask
 from dcp_dsl.forms.conversion import slabs_of, to_form
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.parts import DecidedPart, Parts
@@ -105,4 +105,4 @@ def _name(core: nodes.Mask, columns: Mapping[str, Column]) -> str:
     tokens = sorted(
         {f"{n.name} {n.column}" for n in nodes.walk(core) if isinstance(n, nodes.TokenColumn)}
     )
-    return "\n".join([show(core), *statements, *tokens, *(f"{c} {columns[c]}" for c in used)])
+    return "\n".join([show_mask(core), *statements, *tokens, *(f"{c} {columns[c]}" for c in used)])

@@ -98,7 +98,7 @@ class Lowering:
                 return self.conjunction(items)
             case nodes.Or(items):
                 return reduce(or_, [self.mask(item) for item in items])
-            case nodes.Frame(segment, body):
+            case nodes.Per(segment, body):
                 return self.per(segment, body)
             case nodes.Compare():
                 return self.comparison(node)

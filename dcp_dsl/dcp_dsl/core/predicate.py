@@ -17,15 +17,15 @@ from dcp_dsl.core.lowering import Lowering, NoForm, instance_labels
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.forms.conversion import to_form
 from dcp_dsl.forms.form import Form
-from dcp_dsl.forms.parts import Verdict, decide_form
+from dcp_dsl.forms.parts import BlockDecision, decide_form
 from dcp_dsl.symbolic.classes import num_slabs
 from dcp_dsl.symbolic.intervals import Grid, Interval
 from dcp_dsl.symbolic.piecewise import Piecewise, TooManyPieces
 from dcp_dsl.symbolic.terms import NotSeparable, Number
 
 MAX_SLABS = 2**12  # of a part: bounds decide blocks sooner than more slabs
-Decide: TypeAlias = Callable[[Grid], Verdict]
-Bound: TypeAlias = Callable[[Grid], Interval]
+Decide: TypeAlias = Callable[[Grid], BlockDecision]
+Enclosure: TypeAlias = Callable[[Grid], Interval]
 
 
 class Predicate:
@@ -43,14 +43,14 @@ class Predicate:
         self.frame, self.is_symbolic, self.outer = frame, is_symbolic, outer
         self.lowering = Lowering(frame, is_transposed=False)
         self.masks: dict[nodes.Mask, Decide] = {}
-        self.numbers: dict[nodes.Number, Bound] = {}
+        self.numbers: dict[nodes.Number, Enclosure] = {}
 
     @classmethod
     def of(cls, core: nodes.Mask, frame: Frame, *, is_symbolic: bool) -> Decide:
         """Return what decides a mask on a whole sample, an entry for each block of a grid."""
         decide = cls(frame, is_symbolic=is_symbolic).mask(core)
 
-        def on(grid: Grid) -> Verdict:
+        def on(grid: Grid) -> BlockDecision:
             always, ever = decide(grid)
             return np.broadcast_to(always, grid.shape), np.broadcast_to(ever, grid.shape)
 
@@ -87,7 +87,7 @@ class Predicate:
                 return _inverted(self.mask(item))
             case nodes.And(items) | nodes.Or(items):
                 return _joined(list(map(self.mask, items)), is_and=isinstance(node, nodes.And))
-            case nodes.Frame(segment, body):
+            case nodes.Per(segment, body):
                 return self._per(self.frame.cells_of(segment), body)
             case nodes.Compare(op, left, right):
                 return _compared(op, self.number(left), self.number(right))
@@ -117,14 +117,14 @@ class Predicate:
 
     # ---- numbers ----
 
-    def number(self, node: nodes.Number) -> Bound:
+    def number(self, node: nodes.Number) -> Enclosure:
         """Return what bounds a number: its symbolic form, or its parts."""
         if node not in self.numbers:
             bound = self._plain(node) or self._pieces(node)
             self.numbers[node] = lambda grid: grid.once((node, self), bound)
         return self.numbers[node]
 
-    def _plain(self, node: nodes.Number) -> Bound | None:
+    def _plain(self, node: nodes.Number) -> Enclosure | None:
         """Return what bounds a number that has a symbolic form."""
         if isinstance(node, nodes.Pos):
             return _of_token(self.frame.position(), node.side)
@@ -137,7 +137,7 @@ class Predicate:
             return None
         return lambda grid: grid.bound(number)
 
-    def _pieces(self, node: nodes.Number) -> Bound:
+    def _pieces(self, node: nodes.Number) -> Enclosure:
         match node:
             case nodes.Arithmetic(op, left, right):
                 if op in ("//", "%") and nodes.is_fixed(right):
@@ -154,7 +154,7 @@ class Predicate:
                 return self._look_up(self.frame.table(table, fact), at)
         raise AssertionError(f"no number on a sample: {type(node).__name__}")
 
-    def _look_up(self, function: Piecewise, at: nodes.Number) -> Bound:
+    def _look_up(self, function: Piecewise, at: nodes.Number) -> Enclosure:
         """Return what bounds a function of the token that a number points at."""
         if isinstance(at, nodes.Pos):
             return _of_token(function, at.side)
@@ -171,23 +171,23 @@ class Predicate:
         return bound
 
 
-def _constant(value: int) -> Bound:
+def _constant(value: int) -> Enclosure:
     return lambda grid: Interval.constant(value)
 
 
-def _of_token(function: Piecewise, side: nodes.Side) -> Bound:
+def _of_token(function: Piecewise, side: nodes.Side) -> Enclosure:
     """Return what bounds a function of the query, or of the key."""
     if side == "q":
         return lambda grid: grid.of_q(function)
     return lambda grid: grid.of_k(function)
 
 
-def _compared(op: str, left: Bound, right: Bound) -> Decide:
+def _compared(op: str, left: Enclosure, right: Enclosure) -> Decide:
     return lambda grid: left(grid).compare(op, right(grid))
 
 
-def _defined(number: Bound) -> Decide:
-    def decide(grid: Grid) -> Verdict:
+def _defined(number: Enclosure) -> Decide:
+    def decide(grid: Grid) -> BlockDecision:
         found = number(grid)
         return found.surely, found.possibly
 
@@ -195,7 +195,7 @@ def _defined(number: Bound) -> Decide:
 
 
 def _inverted(inner: Decide) -> Decide:
-    def decide(grid: Grid) -> Verdict:
+    def decide(grid: Grid) -> BlockDecision:
         always, ever = inner(grid)
         never = ~ever
         return never, never if always is ever else ~always
@@ -206,7 +206,7 @@ def _inverted(inner: Decide) -> Decide:
 def _joined(items: Sequence[Decide], *, is_and: bool) -> Decide:
     join = np.logical_and if is_and else np.logical_or
 
-    def decide(grid: Grid) -> Verdict:
+    def decide(grid: Grid) -> BlockDecision:
         verdicts = [item(grid) for item in items]
         ever = reduce(join, (b for _, b in verdicts))
         if all(a is b for a, b in verdicts):

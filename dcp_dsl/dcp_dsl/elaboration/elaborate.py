@@ -25,9 +25,9 @@ def elaborate(value: ast.Expr, scope: Scope, program: ast.Program | None = None)
         program: the text that its spans point into; by default that of the scope.
 
     >>> from dcp_dsl import Spec
-    >>> from dcp_dsl.elaboration.text import show
+    >>> from dcp_dsl.elaboration.text import show_mask
     >>> mask = Spec.from_text("mask near(w: tokens = 4) = causal and q - k < w").mask("near(2)")
-    >>> print(show(mask.core))
+    >>> print(show_mask(mask.core))
     and
       k <= q
       q - k < 2
@@ -92,7 +92,7 @@ class _Elaborator:
                 return nodes.And((self.mask(left, env), rest), place=place)
             case ast.Per(inner, segment):
                 cells = self.segment(segment, env)
-                return nodes.Frame(cells, _Elaborator(self.depth + 1).mask(inner, env), place=place)
+                return nodes.Per(cells, _Elaborator(self.depth + 1).mask(inner, env), place=place)
             case ast.Rules(rules):
                 return _any_of([self.rule(rule, env) for rule in rules], place)
         return self.atom(value, env)

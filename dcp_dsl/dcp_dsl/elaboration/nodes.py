@@ -1,7 +1,7 @@
 """The nodes of core programs: masks, numbers and segments without names, calls and parameters.
 
 A node means the same wherever it stands in a frame: positions, `len`, counts and borders are those
-of the frame around it, which is the whole sample or the instances of a `Frame` node. Nodes may be
+of the frame around it, which is the whole sample or the instances of a `Per` node. Nodes may be
 shared, so results are kept by node: nodes are equal only to themselves.
 """
 
@@ -203,14 +203,14 @@ class Or(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Frame(Node):
+class Per(Node):
     """A mask inside every instance of a segment, in coordinates that start there."""
 
     segment: "Segment"
     body: "Mask"
 
 
-Mask: TypeAlias = Truth | Compare | Within | Same | Along | Not | And | Or | Frame | Free
+Mask: TypeAlias = Truth | Compare | Within | Same | Along | Not | And | Or | Per | Free
 
 AHEAD = Compare("<", Pos("q"), Pos("k"))  # the pairs of a query and a later key
 
@@ -260,7 +260,7 @@ def children(node: Node) -> tuple[Node, ...]:
             return (inner,)
         case And(items) | Or(items):
             return items
-        case Frame(segment, body):
+        case Per(segment, body):
             return body, segment
         case Tiles(size, parent):
             return (size,) if parent is None else (size, parent)

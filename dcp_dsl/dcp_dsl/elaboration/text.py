@@ -8,7 +8,7 @@ from dcp_dsl.syntax.unparse import format_number
 _LEVELS = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
 
 
-def show(node: nodes.Mask) -> str:
+def show_mask(node: nodes.Mask) -> str:
     """Return a core program as text.
 
     `frame S` stands for the instances of S, with coordinates of their own; `out(n, x)` is the
@@ -24,7 +24,7 @@ def _lines(node: nodes.Mask, indent: str) -> Iterator[str]:
             head = type(node).__name__.lower()
         case nodes.Not(item):
             head, items = "not", (item,)
-        case nodes.Frame(segment, body):
+        case nodes.Per(segment, body):
             head, items = f"frame {show_segment(segment)}", (body,)
         case _:
             head = _atom(node)

@@ -22,7 +22,7 @@ from dcp_dsl.forms.transposition import as_regions
 from dcp_dsl.symbolic.piecewise import TooManyPieces
 
 MAX_TOKENS = 2**15  # for looking at pairs: a billion of them, in bunches
-Operation: TypeAlias = Literal["and", "or", "minus"]
+SetOperation: TypeAlias = Literal["and", "or", "minus"]
 _SYMBOLIC = {"and": and_, "or": or_, "minus": sub}
 
 
@@ -122,7 +122,7 @@ def rows_with_pairs(mask: Form) -> Ints:
     return mask.count_blocks(*bounds).row
 
 
-def _combine(left: Form, right: Form, operation: Operation) -> Form:
+def _combine(left: Form, right: Form, operation: SetOperation) -> Form:
     if left.num_tokens != right.num_tokens:
         raise DatasetError(
             f"expected masks of as many tokens, got {left.num_tokens:_} and {right.num_tokens:_}"
@@ -137,7 +137,7 @@ def _combine(left: Form, right: Form, operation: Operation) -> Form:
     return _combine_pairs(left, right, operation)
 
 
-def _combine_pairs(left: Form, right: Form, operation: Operation) -> Form:
+def _combine_pairs(left: Form, right: Form, operation: SetOperation) -> Form:
     """Combine two masks pair by pair, some rows at a time."""
     n = left.num_tokens
     if n > MAX_TOKENS:

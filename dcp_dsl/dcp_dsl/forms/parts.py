@@ -30,14 +30,14 @@ from dcp_dsl.forms.slabs import Slabs, cut_at_rows, slab_entries, sum_blocks
 from dcp_dsl.symbolic.intervals import Grid
 
 # For every block: whether all of its pairs are visible, and whether any may be.
-Verdict: TypeAlias = tuple[Bools, Bools]
+BlockDecision: TypeAlias = tuple[Bools, Bools]
 
 
 BLOCKS_AT_ONCE = 2**18
 PAIRS_AT_ONCE = 2**20
 
 
-def decide_form(form: Form, grid: Grid) -> Verdict:
+def decide_form(form: Form, grid: Grid) -> BlockDecision:
     """Decide every block of a grid by an exact form."""
     q, k = grid.q_bounds, grid.kv_bounds
     if grid.is_of_pairs:
@@ -144,7 +144,7 @@ class DecidedPart:
         name: the same only for equal predicates.
     """
 
-    predicate: Callable[[Grid], Verdict]
+    predicate: Callable[[Grid], BlockDecision]
     name: str
     form: ClassVar[FormName] = "tiles"
 

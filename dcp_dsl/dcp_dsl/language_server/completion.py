@@ -12,7 +12,7 @@ from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.tokens import STATEMENT_KEYWORDS, RawToken
 from dcp_grammar import WORDS, Role
 
-Kind: TypeAlias = Literal[
+CompletionKind: TypeAlias = Literal[
     "keyword", "mask", "segment", "sample", "column", "parameter", "function", "attribute", "type"
 ]
 
@@ -36,7 +36,7 @@ class Proposal:
     """
 
     text: str
-    kind: Kind
+    kind: CompletionKind
     detail: str = ""
 
 
@@ -135,7 +135,9 @@ def _words(*roles: Role) -> Iterator[Proposal]:
     for word in WORDS:
         if word.role in roles:
             is_call = word.role in ("function", "source")
-            kind: Kind = "function" if is_call else "type" if word.role == "type" else "keyword"
+            kind: CompletionKind = (
+                "function" if is_call else "type" if word.role == "type" else "keyword"
+            )
             yield Proposal(word.text, kind, word.meaning)
 
 

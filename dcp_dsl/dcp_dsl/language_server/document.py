@@ -162,7 +162,7 @@ class Definition:
     scope: Scope
 
 
-def find_definition(document: Document, offset: int) -> Definition | None:
+def definition_at(document: Document, offset: int) -> Definition | None:
     """Return the definition of the name at a place, or None."""
     token = document.token_at(offset)
     if token is None or token.kind != "name":

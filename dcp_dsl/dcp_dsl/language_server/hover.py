@@ -7,7 +7,7 @@ from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.memory import Meanings
 from dcp_dsl.core.mask import build_mask
 from dcp_dsl.errors import DatasetError, DCPError
-from dcp_dsl.language_server.document import Definition, Document, find_definition, find_name
+from dcp_dsl.language_server.document import Definition, Document, definition_at, find_name
 from dcp_dsl.pictures.picture import Picture, preview
 from dcp_dsl.specs.spec import Spec
 from dcp_dsl.syntax import ast
@@ -49,7 +49,7 @@ def describe(
     token = document.token_at(offset)
     if token is None or token.kind != "name" or document.in_comment(offset):
         return None
-    found = find_definition(document, offset)
+    found = definition_at(document, offset)
     if found is None and good is not None:
         found = find_name(good, token.text)
     if found is not None:

@@ -17,7 +17,7 @@ from pygls.lsp.server import LanguageServer
 
 from dcp_dsl.language_server.colours import MODIFIERS, TYPES, coloured
 from dcp_dsl.language_server.completion import complete
-from dcp_dsl.language_server.document import Document, find_definition
+from dcp_dsl.language_server.document import Document, definition_at
 from dcp_dsl.language_server.hover import describe
 from dcp_dsl.language_server.names import RenameError, references, rename, symbol_at
 from dcp_dsl.language_server.session import Checks, Session
@@ -222,7 +222,7 @@ def _serve_questions(server: MaskServer) -> None:
     @server.feature(lsp.TEXT_DOCUMENT_DEFINITION)
     def definition(params: lsp.DefinitionParams) -> lsp.Location | None:
         document, at = server.place(params)
-        found = find_definition(document, at)
+        found = definition_at(document, at)
         if found is None:
             return None
         uri = params.text_document.uri if found.path is None else Path(found.path).as_uri()

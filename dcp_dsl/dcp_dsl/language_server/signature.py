@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dcp_dsl.language_server.document import Document, find_definition
+from dcp_dsl.language_server.document import Document, definition_at
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.tokens import RawToken
 from dcp_dsl.syntax.unparse import unparse
@@ -37,7 +37,7 @@ def signature_at(document: Document, offset: int) -> Signature | None:
     if opened is None:
         return None
     name, arguments = before[opened - 1], before[opened + 1 :]
-    found = find_definition(document, name.span.start)
+    found = definition_at(document, name.span.start)
     label, parameters, detail = _described(name.text, None if found is None else found.node)
     if not label:
         return None

@@ -17,7 +17,7 @@ from dcp_dsl.proof.formula import (
     any_of,
     negate,
 )
-from dcp_dsl.proof.numbers import Facts, Place, Sum
+from dcp_dsl.proof.numbers import Facts, Sum, TokenRef
 from dcp_dsl.proof.segments import View, divide, view_columns, view_layout, view_tiles
 from dcp_dsl.proof.worlds import World, find_level, is_along
 from dcp_dsl.syntax import ast
@@ -78,7 +78,7 @@ class Evaluation:
                     return all_of(self.mask(item) for item in items)
                 case nodes.Or(items):
                     return any_of(self.mask(item) for item in items)
-                case nodes.Frame(segment, body):
+                case nodes.Per(segment, body):
                     view = self.view(segment)
                     if view.same is False:
                         return False
@@ -113,7 +113,7 @@ class Evaluation:
             return Var(("along", self.world.layouts[id(statement)]))
         return found
 
-    def place(self, at: nodes.Number) -> Place:
+    def place(self, at: nodes.Number) -> TokenRef:
         """Return the token that a number points at.
 
         Raises:
@@ -166,7 +166,7 @@ class Evaluation:
                 return self.facts.add(("parameter", name), "", (lowest, INFINITE))
         raise AssertionError(f"no number: {type(node).__name__}")
 
-    def position(self, place: Place) -> Sum:
+    def position(self, place: TokenRef) -> Sum:
         """Return the position of a token in the present coordinates."""
         return self.facts.add(("position", self.frame), place, (0, INFINITE), step=1)
 
@@ -223,7 +223,7 @@ class Evaluation:
         return self.facts.add(family, next(iter(places), ""), values)
 
     def look_up(
-        self, table: nodes.Segment | nodes.TokenColumn, fact: nodes.Fact, place: Place
+        self, table: nodes.Segment | nodes.TokenColumn, fact: nodes.Fact, place: TokenRef
     ) -> PartialNumber:
         """Evaluate a token column, or a fact about a token's instance."""
         if isinstance(table, nodes.TokenColumn):

@@ -17,10 +17,10 @@ from dcp_dsl.proof.formula import (
 )
 from dcp_dsl.proof.worlds import Relation
 
-Place: TypeAlias = Literal["q", "k", "t", ""]  # t: query and key at once; "": of no token
+TokenRef: TypeAlias = Literal["q", "k", "t", ""]  # t: query and key at once; "": of no token
 
 _ANY: Range = (-INFINITE, INFINITE)
-_TOKENS: tuple[Place, ...] = ("q", "k")
+_TOKENS: tuple[TokenRef, ...] = ("q", "k")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Unknown:
     """
 
     family: Hashable
-    place: Place
+    place: TokenRef
 
 
 def _order(term: tuple[Unknown, int]) -> int:
@@ -72,7 +72,7 @@ class Sum:
         """Return the function of a token that it is, without the token."""
         return tuple((u.family, factor) for u, factor in self.terms), self.constant
 
-    def places(self) -> set[Place]:
+    def places(self) -> set[TokenRef]:
         """Return the tokens it depends on."""
         return {u.place for u, _ in self.terms if u.place}
 
@@ -96,7 +96,7 @@ class Facts:
     bounds: dict[Hashable, Range] = field(default_factory=dict)
 
     def add(
-        self, family: Hashable, place: Place, values: Range = _ANY, *, step: int | None = None
+        self, family: Hashable, place: TokenRef, values: Range = _ANY, *, step: int | None = None
     ) -> Sum:
         """Return an unknown as a sum and record its bounds.
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.symbolic.piecewise import limit_pieces, sorted_unique
-from dcp_dsl.symbolic.shortcuts import intersect, is_single
-from dcp_dsl.symbolic.shortcuts import sweep as sweep_few
+from dcp_dsl.symbolic.shortcuts import intersect_single, is_single, sweep_few
 
 MAX_CELLS = 2**19
 GLUED_AT_ONCE = 2**13
@@ -140,7 +139,7 @@ class Region:
         if sum(sizes) <= FEW:
             return _few(self.num_tokens, columns, [1] * sizes[0] + [2] * sizes[1], truth)
         if truth is _AND and is_single(self.columns()) and is_single(other.columns()):
-            return _glue_later(self.num_tokens, intersect(self.columns(), other.columns()))
+            return _glue_later(self.num_tokens, intersect_single(self.columns(), other.columns()))
         weight = np.repeat(np.array([1, 2]), sizes)
         return _sweep(self.num_tokens, columns, weight, truth)
 

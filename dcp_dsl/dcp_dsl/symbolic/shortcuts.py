@@ -15,10 +15,10 @@ from dcp_dsl.arrays import Ints
 from dcp_dsl.symbolic.piecewise import overlaps, sorted_unique
 
 Slab: TypeAlias = tuple[int, int, int, int, int, int]  # columns as in `Slabs`
-Interval: TypeAlias = tuple[int, int, int, int]  # start, end, and the slopes of both
+KeyRange: TypeAlias = tuple[int, int, int, int]  # start, end, and the slopes of both
 
 
-def sweep(slabs: Sequence[Slab], weights: Sequence[int], truth: Sequence[bool]) -> list[Slab]:
+def sweep_few(slabs: Sequence[Slab], weights: Sequence[int], truth: Sequence[bool]) -> list[Slab]:
     """Return maximal slabs of what is visible: where `truth` holds for the sum of weights there.
 
     Args:
@@ -27,7 +27,7 @@ def sweep(slabs: Sequence[Slab], weights: Sequence[int], truth: Sequence[bool]) 
         truth: for each sum of weights.
 
     >>> causal, window = (0, 4, 0, 1, 0, 1), (0, 4, 0, 4, 1, 0)
-    >>> sweep([causal, window], [1, 2], [False, False, False, True])
+    >>> sweep_few([causal, window], [1, 2], [False, False, False, True])
     [(0, 4, 0, 1, 1, 1)]
     """
     kept = [
@@ -72,7 +72,7 @@ def _meetings(lines: Sequence[tuple[int, int, int]], begin: int, end: int) -> li
 
 def _intervals(
     lines: Sequence[tuple[int, int, int]], down: int, is_tall: bool, truth: Sequence[bool]
-) -> list[Interval]:
+) -> list[KeyRange]:
     """Return the visible intervals of the rows from `down` on; a single row has slope 0."""
     events: dict[tuple[int, int], int] = {}
     for value, slope, change in lines:
@@ -91,7 +91,7 @@ def _intervals(
 
 
 def _glue(
-    growing: list[Slab], row: int, next_row: int, found: list[Interval], done: list[Slab]
+    growing: list[Slab], row: int, next_row: int, found: list[KeyRange], done: list[Slab]
 ) -> list[Slab]:
     """Extend slabs from the rows above by the keys visible on ``[row, next_row)``.
 
@@ -128,7 +128,7 @@ def is_single(columns: tuple[Ints, ...]) -> bool:
     return bool((columns[0][1:] >= columns[1][:-1]).all())
 
 
-def intersect(left: tuple[Ints, ...], right: tuple[Ints, ...]) -> tuple[Ints, ...]:
+def intersect_single(left: tuple[Ints, ...], right: tuple[Ints, ...]) -> tuple[Ints, ...]:
     """Return the pairs in both, as slabs that never share a row and are empty on none.
 
     Args:

@@ -16,7 +16,7 @@ MAX_DEPTH = 64
 COLUMN_KINDS = ("spans", "ids", "flags", "positions")
 
 Built: TypeAlias = Any  # Any: a node, a word, None or a tuple of them; each rule knows its own
-Rule: TypeAlias = Callable[[Sequence[Built], Span], Built]
+Builder: TypeAlias = Callable[[Sequence[Built], Span], Built]
 
 
 class BuildError(Exception):
@@ -87,7 +87,9 @@ def integer(word: ParsedWord) -> int:
 # ---- rules ---------------------------------------------------------------------------------------
 
 
-def _node(make: Callable[..., ast.Node], *readers: Callable[[Built], Built], **fixed: bool) -> Rule:
+def _node(
+    make: Callable[..., ast.Node], *readers: Callable[[Built], Built], **fixed: bool
+) -> Builder:
     """Return the rule that makes a node out of its children, with a reader for each."""
 
     def build(children: Sequence[Built], span: Span) -> ast.Node:
@@ -97,7 +99,7 @@ def _node(make: Callable[..., ast.Node], *readers: Callable[[Built], Built], **f
     return build
 
 
-def _list_node(make: Callable[..., ast.Node], *readers: Callable[[Built], Built]) -> Rule:
+def _list_node(make: Callable[..., ast.Node], *readers: Callable[[Built], Built]) -> Builder:
     """Return the rule that makes a node whose last field holds all children without a reader."""
 
     def build(children: Sequence[Built], span: Span) -> ast.Node:
@@ -166,7 +168,7 @@ def _import(children: Sequence[Built], span: Span) -> ast.Import:
     return ast.Import(_names(names, span), _string(path), span=span)
 
 
-def _part(make: Callable[..., ast.Node], read: Callable[[Built], Built]) -> Rule:
+def _part(make: Callable[..., ast.Node], read: Callable[[Built], Built]) -> Builder:
     """Return the rule of a part of a layout, whose content is read in a way of its own."""
 
     def build(children: Sequence[Built], span: Span) -> ast.Node:
@@ -239,7 +241,7 @@ def _claim(children: Sequence[Built], span: Span) -> tuple[str, ast.Expr | None]
     return children[0].text, children[1] if len(children) > 1 else None
 
 
-_RULES: Mapping[str, Rule] = {
+_RULES: Mapping[str, Builder] = {
     # expressions
     "or_": _list_node(ast.Or),
     "and_": _and,

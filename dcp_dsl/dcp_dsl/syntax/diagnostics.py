@@ -250,10 +250,10 @@ class FixedText:
     remaining: tuple[Diagnostic, ...]
 
 
-Checker = Callable[[str, str], tuple[Diagnostic, ...]]
+CheckText = Callable[[str, str], tuple[Diagnostic, ...]]
 
 
-def fix_text(text: str, name: str, check: Checker) -> FixedText:
+def fix_text(text: str, name: str, check: CheckText) -> FixedText:
     """Mend a text pass by pass until no finding carries a fix.
 
     A pass after which the same codes are found as often as before is taken back. Mending may
